@@ -1,0 +1,54 @@
+# `make` prints what there is.
+export PATH := $(CURDIR)/.venv/bin:$(PATH)
+export PYSPARK_PYTHON := $(CURDIR)/.venv/bin/python
+export PYSPARK_DRIVER_PYTHON := $(PYSPARK_PYTHON)
+export SPARK_LOCAL_IP := 127.0.0.1
+# A lock is for all machines: no address of a registry gets into it.
+UV_COMPILE := uv pip compile --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
+	--no-emit-find-links --no-header
+CHECKED := $(wildcard include tests dags plugins spark_jobs)
+
+.DEFAULT_GOAL := help
+.PHONY: help setup test test-unit check format demo up down bench lock clean
+
+help: ## print the targets
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1	\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 20
+
+setup: ## the virtual environment and the JARs; nothing to do when they are there
+	@scripts/setup.sh
+
+demo: setup ## the main job on a real broker, Airflow, Spark and Delta, cleaned up afterwards
+	@ackline demo
+
+up: setup ## the demo, left running; prints the page's address and the login
+	@ackline demo --keep
+
+down: setup ## stop what `make up` left running
+	@ackline dev down
+
+test: setup ## all tests, quick ones first
+	@pytest
+
+test-unit: setup ## the tests without a broker, Spark or Airflow
+	@pytest tests/unit
+
+check: setup ## ruff and mypy
+	@ruff check $(CHECKED)
+	@ruff format --check $(CHECKED)
+	@mypy $(CHECKED)
+
+format: setup ## let ruff lay out the code
+	@ruff check --fix --select I $(CHECKED)
+	@ruff format $(CHECKED)
+
+bench: setup ## throughput, as ratios
+	@python -m tests.bench.run
+
+lock: setup ## compile requirements.in and ivy.xml into requirements.lock and jars.lock, as new as they allow
+	$(UV_COMPILE) --upgrade --output-file requirements.lock --quiet requirements.in
+	python -m ackline.spark.jars lock
+
+clean: ## remove the virtual environment and all caches in the tree; the JARs' cache stays
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist spark-warehouse metastore_db derby.log
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+	find . -name '*.egg-info' -type d -prune -exec rm -rf {} +

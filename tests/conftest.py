@@ -1,0 +1,57 @@
+"""What all tests share: an environment that touches nothing of the user's, and one broker a session."""
+
+import os
+import sys
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Protocol
+
+import pytest
+
+from ackline.testing.broker import Broker
+
+# What the user's shell says to Airflow or to Ackline is not for the tests; where the JARs are is.
+for _name in list(os.environ):
+    if _name.startswith(("AIRFLOW", "ACKLINE_")) and _name not in ("ACKLINE_JARS", "ACKLINE_IVY_SETTINGS"):
+        del os.environ[_name]
+_airflow_home = TemporaryDirectory(prefix="ackline-airflow-")
+# Airflow makes its home when it is first imported.
+os.environ["AIRFLOW_HOME"] = _airflow_home.name
+os.environ["AIRFLOW__CORE__LOAD_EXAMPLES"] = "False"
+os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
+os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
+
+
+class MakeTopic(Protocol):
+    """Makes a topic that nobody else has, and says its name."""
+
+    def __call__(self, partitions: int = 1, config: Mapping[str, str] | None = None) -> str: ...
+
+
+@pytest.fixture(scope="session")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
+    """A real broker. A topic is compacted within two seconds, if its own settings want it compacted."""
+    settings = {"log.cleaner.backoff.ms": "500", "log.retention.check.interval.ms": "500"}
+    with Broker(tmp_path_factory.mktemp("broker"), config=settings) as broker:
+        yield broker
+
+
+@pytest.fixture
+def topic(broker: Broker) -> MakeTopic:
+    """A factory of topics."""
+
+    def make(partitions: int = 1, config: Mapping[str, str] | None = None) -> str:
+        name = f"topic-{uuid.uuid4().hex[:12]}"
+        broker.create_topic(name, partitions, config)
+        return name
+
+    return make
+
+
+@pytest.fixture
+def group() -> Callable[[], str]:
+    """A factory of names for consumer groups that nobody else uses."""
+    return lambda: f"group-{uuid.uuid4().hex[:12]}"

@@ -1,0 +1,279 @@
+"""Set-up: what is pinned, what a missing prerequisite says, and what a second or an interrupted set-up does."""
+
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from ackline.errors import ConfigError
+from ackline.spark import jars
+
+ROOT = Path(__file__).parents[2]
+TOOLS = ("bash", "awk", "cat", "dirname", "env", "flock", "head", "mkdir", "rm", "sed", "sha256sum")
+# Stands for a Python of the machine: says who it is, and notes what else it is asked to do.
+PYTHON = """#!/bin/sh
+case "$*" in
+    *"print(sys.executable)"*) {allows} && echo "$0" ;;
+    *) echo "$0 $*" >>"{calls}"; exit 7 ;;
+esac
+"""
+JAVA = """#!/bin/sh
+echo 'openjdk version "{version}" 2025-04-15' >&2
+"""
+
+
+class Machine:
+    """A tree with the set-up's files, and a PATH on which nothing is found but what was put there."""
+
+    def __init__(self, folder: Path) -> None:
+        self.tree = folder / "tree"
+        self.bin = folder / "bin"
+        self._calls = folder / "calls"
+        self.bin.mkdir()
+        (self.tree / "scripts").mkdir(parents=True)
+        for name in ("scripts/setup.sh", "requirements.lock", "pyproject.toml"):
+            shutil.copy(ROOT / name, self.tree / name)
+        for name in TOOLS:
+            if found := shutil.which(name):
+                (self.bin / name).symlink_to(found)
+        self.install("git", "#!/bin/sh\n")
+        self.install("java", JAVA.format(version="17.0.15"))
+        self.install_python("python3")
+
+    def install(self, name: str, script: str) -> None:
+        (self.bin / name).write_text(script)
+        (self.bin / name).chmod(0o755)
+
+    def install_python(self, name: str, allows: str = "true") -> None:
+        self.install(name, PYTHON.format(allows=allows, calls=self._calls))
+
+    def finish_setup(self) -> None:
+        """An environment as a whole set-up leaves it, in which every command succeeds."""
+        (self.tree / ".venv/bin").mkdir(parents=True)
+        python = self.tree / ".venv/bin/python"
+        python.write_text(f'#!/bin/sh\necho "$*" >>"{self._calls}"\n')
+        python.chmod(0o755)
+        for stamp, source in (("locked", "requirements.lock"), ("project", "pyproject.toml")):
+            digest = hashlib.sha256((self.tree / source).read_bytes()).hexdigest()
+            (self.tree / ".venv" / stamp).write_text(f"{self.tree} {digest}  -\n")
+
+    def setup(self, *first_on_path: Path) -> subprocess.CompletedProcess[str]:
+        path = os.pathsep.join(str(folder) for folder in (*first_on_path, self.bin))
+        environment = {"PATH": path, "HOME": str(self.tree)}
+        return subprocess.run(
+            [self.tree / "scripts/setup.sh"],
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    @property
+    def calls(self) -> list[str]:
+        return self._calls.read_text().splitlines() if self._calls.exists() else []
+
+    def made_an_environment(self) -> bool:
+        return any(call.endswith("-m venv --clear .venv") for call in self.calls)
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    return Machine(tmp_path)
+
+
+def refusal(machine: Machine) -> str:
+    done = machine.setup()
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr.count("\n") == 1
+    assert not machine.calls
+    return done.stderr
+
+
+@pytest.mark.parametrize(
+    ("missing", "advice"),
+    [("git", "apt install git"), ("java", "apt install openjdk-17"), ("python3", "apt install python3")],
+)
+def test_a_missing_prerequisite_is_one_line_that_says_what_to_install(
+    machine: Machine, missing: str, advice: str
+) -> None:
+    (machine.bin / missing).unlink()
+    assert advice in refusal(machine)
+
+
+@pytest.mark.parametrize("version", ["1.8.0_402", "11.0.2", "16"])
+def test_a_java_that_is_too_old_is_named(machine: Machine, version: str) -> None:
+    machine.install("java", JAVA.format(version=version))
+    assert "Java 17 or later" in refusal(machine)
+
+
+def test_a_python_that_is_too_old_is_named(machine: Machine) -> None:
+    machine.install_python("python3", allows="false")
+    assert "Python 3.11 to 3.14" in refusal(machine)
+
+
+def test_a_python_without_the_venv_module_is_named(machine: Machine) -> None:
+    machine.install_python("python3", allows='case "$*" in *venv*) false;; esac')
+    assert "apt install python3-venv" in refusal(machine)
+
+
+def test_a_newer_python_beside_one_that_is_too_old_is_used(machine: Machine) -> None:
+    machine.install_python("python3", allows="false")
+    machine.install_python("python3.12")
+    machine.setup()
+    assert machine.calls == [f"{machine.bin / 'python3.12'} -m venv --clear .venv"]
+
+
+def test_nothing_is_done_or_said_when_all_is_there(machine: Machine) -> None:
+    machine.finish_setup()
+    began = time.monotonic()
+    done = machine.setup()
+    assert time.monotonic() - began < 1
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert machine.calls == ["-c ", "-m ackline.spark.jars fetch"]
+
+
+@pytest.mark.parametrize("broken", ["locked", "bin/python"])
+def test_an_interrupted_setup_is_done_again_from_the_start(machine: Machine, broken: str) -> None:
+    machine.finish_setup()
+    (machine.tree / ".venv" / broken).unlink()
+    machine.setup()
+    assert machine.made_an_environment()
+
+
+def test_the_environment_is_not_made_by_its_own_python(machine: Machine) -> None:
+    own = machine.tree / ".venv/bin"
+    own.mkdir(parents=True)
+    shutil.copy(machine.bin / "python3", own / "python3")
+    machine.setup(own)
+    assert machine.calls == [f"{machine.bin / 'python3'} -m venv --clear .venv"]
+
+
+def test_a_changed_lock_makes_a_new_environment(machine: Machine) -> None:
+    machine.finish_setup()
+    (machine.tree / "requirements.lock").write_text("# another\n")
+    machine.setup()
+    assert machine.made_an_environment()
+
+
+def test_a_tree_that_was_moved_gets_a_new_environment(machine: Machine) -> None:
+    machine.finish_setup()
+    machine.tree = machine.tree.rename(machine.tree.with_name("moved"))
+    machine.setup()
+    assert machine.made_an_environment()
+
+
+def test_a_changed_project_file_is_installed_into_the_environment_that_is_there(machine: Machine) -> None:
+    machine.finish_setup()
+    (machine.tree / "pyproject.toml").write_text("# another\n")
+    assert machine.setup().returncode == 0
+    assert not machine.made_an_environment()
+    assert any("--no-deps --no-build-isolation --editable ." in call for call in machine.calls)
+
+
+@pytest.mark.parametrize(("checks", "tests", "status"), [(0, 0, 0), (1, 0, 2), (0, 1, 2)])
+def test_the_whole_run_fails_with_checks_or_tests_and_closes_with_the_tests_line(
+    tmp_path: Path, checks: int, tests: int, status: int
+) -> None:
+    (tmp_path / ".ci").mkdir()
+    shutil.copy(ROOT / ".ci/run", tmp_path / ".ci/run")
+    (tmp_path / "Makefile").write_text(
+        f"setup:\ncheck: ; @echo checked; exit {checks}\ntest: ; @echo closing line; exit {tests}\n"
+    )
+    done = subprocess.run(
+        [tmp_path / ".ci/run"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
+    )
+    assert done.returncode == status
+    assert done.stdout.splitlines()[-1] == "closing line"
+
+
+def test_make_alone_prints_the_targets() -> None:
+    listed = subprocess.run(["make", "-C", ROOT, "--no-print-directory"], capture_output=True, text=True, check=True)
+    targets = {line.split()[1] for line in listed.stdout.splitlines()}
+    assert targets >= {"setup", "test", "test-unit", "check", "demo", "up", "down", "bench", "lock", "clean", "help"}
+
+
+def test_each_requirement_is_locked_at_its_version_with_hashes() -> None:
+    lock = (ROOT / "requirements.lock").read_text()
+    locked = dict(re.findall(r"^([\w.-]+)==(\S+)", lock, re.MULTILINE))
+    wanted = re.findall(r"^([\w.-]+)(?:\[\w+])?==(\S+)$", (ROOT / "requirements.in").read_text(), re.MULTILINE)
+    assert len(wanted) > 15
+    assert {name.lower(): version for name, version in wanted}.items() <= locked.items()
+    entries = re.split(r"\n(?=[\w.-]+==)", lock)
+    assert all("--hash=sha256:" in entry for entry in entries)
+
+
+@pytest.mark.parametrize(
+    "file",
+    ["requirements.in", "requirements.lock", "include/ackline/spark/ivy.xml", "include/ackline/spark/ivysettings.xml"],
+)
+def test_no_address_of_a_registry_is_in_the_tree(file: str) -> None:
+    assert "://" not in (ROOT / file).read_text()
+
+
+def test_jars_are_locked_once_each_and_spark_gets_none_that_it_has() -> None:
+    locked = jars.locked()
+    assert len({jar.file for jar in locked}) == len(locked)
+    assert all(re.fullmatch("[0-9a-f]{64}", jar.sha256) for jar in locked)
+    assert {jar.module for jar in locked} >= {"delta-spark_4.2_2.13", "spark-sql-kafka-0-10_2.13", "kafka_2.13"}
+    for jar in locked:
+        assert jar.configuration == "broker" or jar.module.startswith(jars.WANTED_BY_SPARK)
+
+
+def test_missing_jars_are_an_error_that_says_what_to_do(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("ACKLINE_JARS", str(tmp_path))
+    for ask in (jars.jar_folder, jars.spark_jars, jars.kafka_source_jars, jars.broker_classpath):
+        with pytest.raises(ConfigError, match="make setup"):
+            ask()
+
+
+def test_only_the_kafka_source_is_given_to_a_session_without_delta() -> None:
+    source = jars.kafka_source_jars()
+    assert {path.name.startswith(jars.KAFKA_SOURCE) for path in source} == {True}
+    assert set(source) < set(jars.spark_jars())
+
+
+def test_a_damaged_jar_is_fetched_again_and_the_others_stay(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    whole = jars.jar_folder()
+    folder = tmp_path / "jars"
+    shutil.copytree(whole, folder, copy_function=os.symlink, ignore=shutil.ignore_patterns(".*"))
+    victim = jars.locked()[0]
+    (folder / victim.file).unlink()
+    (folder / victim.file).write_bytes(b"half a download")
+    (folder / ".fetching-abandoned").mkdir()
+    monkeypatch.setenv("ACKLINE_JARS", str(folder))
+    asked: list[str] = []
+
+    def stands_for_the_repository(cache: Path, *arguments: str) -> None:
+        asked.append(Path(arguments[arguments.index("-ivy") + 1]).read_text())
+        target = cache.parent / victim.file
+        target.parent.mkdir(parents=True)
+        shutil.copy(whole / victim.file, target)
+
+    monkeypatch.setattr(jars, "_ivy", stands_for_the_repository)
+    assert jars.fetch() == 1
+    assert jars.damaged(folder, jars.locked()) == []
+    assert [text.count("<dependency ") for text in asked] == [1]
+    assert not list(folder.glob(".fetching-*"))
+    assert jars.fetch() == 0
+
+
+def test_a_jar_that_is_not_what_the_lock_says_is_thrown_away(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("ACKLINE_JARS", str(tmp_path))
+
+    def stands_for_a_false_repository(cache: Path, *arguments: str) -> None:
+        for jar in jars.locked():
+            target = cache.parent / jar.file
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(b"something else")
+
+    monkeypatch.setattr(jars, "_ivy", stands_for_a_false_repository)
+    assert jars.main(["fetch"]) == 1
+    assert not list(tmp_path.rglob("*.jar"))
+    assert jars.main(["verify"]) == 2
