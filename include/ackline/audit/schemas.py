@@ -1,0 +1,108 @@
+"""The columns of the three tables. They are append-only, and partitioned by pipeline and the plan's date."""
+
+import pyarrow as pa
+
+PARTITION_BY = ["pipeline", "plan_date"]
+TIME = pa.timestamp("us", "UTC")
+
+_TURN = [
+    pa.field("pipeline", pa.string()),
+    pa.field("plan_date", pa.date32()),
+    pa.field("lane", pa.string()),
+    pa.field("epoch", pa.int32()),
+    pa.field("turn", pa.int64()),
+    pa.field("run_id", pa.string()),
+]
+
+OUTCOMES = pa.schema(
+    [
+        *_TURN,
+        pa.field("topic", pa.string()),
+        pa.field("partition", pa.int32()),
+        pa.field("offset", pa.int64()),
+        pa.field("end_offset", pa.int64()),
+        pa.field("attempt", pa.int32()),
+        pa.field("outcome", pa.string()),
+        pa.field("error_class", pa.string()),
+        pa.field("error_message", pa.string()),
+        pa.field("record_timestamp", TIME),
+        pa.field("handled_at", TIME),
+    ]
+)
+"""The audit table: one attempt at a record, or a decision on a record or range (attempt 0)."""
+
+RETRIES = pa.list_(
+    pa.struct(
+        [
+            pa.field("start_offset", pa.int64()),
+            pa.field("end_offset", pa.int64()),
+            pa.field("attempt", pa.int32()),
+        ]
+    )
+)
+
+PLANS = pa.schema(
+    [
+        *_TURN,
+        pa.field("kind", pa.string()),
+        pa.field("topic", pa.string()),
+        pa.field("partition", pa.int32()),
+        pa.field("topic_id", pa.string()),
+        pa.field("start_offset", pa.int64()),
+        pa.field("end_offset", pa.int64()),
+        pa.field("retries", RETRIES),
+        pa.field("floor", pa.int64()),
+        pa.field("complete_to", pa.int64()),
+        pa.field("log_start", pa.int64()),
+        pa.field("log_end", pa.int64()),
+        pa.field("isolation", pa.string()),
+        pa.field("why", pa.string()),
+        pa.field("committed", pa.int64()),
+        pa.field("committed_metadata", pa.string()),
+        pa.field("seen", pa.int64()),
+        pa.field("settings", pa.string()),
+        pa.field("planned_at", TIME),
+        pa.field("actor", pa.string()),
+        pa.field("reason", pa.string()),
+    ]
+)
+"""What a turn is to read of each topic-partition, and why one gets nothing."""
+
+PENDING = pa.list_(
+    pa.struct(
+        [
+            pa.field("start_offset", pa.int64()),
+            pa.field("end_offset", pa.int64()),
+            pa.field("kind", pa.string()),
+            pa.field("attempts", pa.int32()),
+            pa.field("due", TIME),
+            pa.field("error_class", pa.string()),
+        ]
+    )
+)
+
+SETTLEMENTS = pa.schema(
+    [
+        *_TURN,
+        pa.field("kind", pa.string()),
+        pa.field("topic", pa.string()),
+        pa.field("partition", pa.int32()),
+        pa.field("topic_id", pa.string()),
+        pa.field("old_floor", pa.int64()),
+        pa.field("new_floor", pa.int64()),
+        pa.field("complete_to", pa.int64()),
+        pa.field("pending", PENDING),
+        pa.field("counts", pa.map_(pa.string(), pa.int64())),
+        pa.field("gaps", pa.int64()),
+        pa.field("seen", pa.int64()),
+        pa.field("held", pa.int64()),
+        pa.field("held_metadata", pa.string()),
+        pa.field("evidence", pa.string()),
+        pa.field("actor", pa.string()),
+        pa.field("reason", pa.string()),
+        pa.field("settled_at", TIME),
+    ]
+)
+"""The state of each topic-partition after a turn: everything that the next turn starts from."""
+
+TABLES = {"plans": PLANS, "outcomes": OUTCOMES, "settlements": SETTLEMENTS}

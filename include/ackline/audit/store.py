@@ -1,0 +1,203 @@
+"""The ledger store: what was planned, proved and settled, by turn.
+
+Plan n, outcomes n, decisions n and settlement n of a lane and epoch are one fenced commit each. Every method that
+stores returns whether it won the number; who lost goes on with what the winner stored, and reads it here.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.dataset as ds
+from deltalake import DeltaTable
+from deltalake.exceptions import DeltaError
+from deltalake.transaction import AddAction
+
+from ackline.audit.rows import decision_rows, plan_date, plan_of, plan_rows, settlement_of, settlement_rows
+from ackline.audit.table import AuditTable, matching
+from ackline.errors import LedgerError
+from ackline.ledger import OutcomeRow, Settlement, TurnId
+from ackline.offsets import TopicPartition
+from ackline.outcome import Outcome
+from ackline.planning import Plan
+
+
+@dataclass(frozen=True, slots=True)
+class TurnOutcomes:
+    """The outcomes of one turn: every row that did not succeed at once, and counts of all rows.
+
+    `attempted_fresh` is how many offsets of the fresh range held a record; the rest of the range are gaps.
+    """
+
+    rows: Mapping[TopicPartition, Sequence[OutcomeRow]]
+    counts: Mapping[TopicPartition, Mapping[str, int]]
+    attempted_fresh: Mapping[TopicPartition, int]
+
+
+class LedgerStore:
+    """The tables of one pipeline's lane below an audit root."""
+
+    def __init__(self, root: str, pipeline: str, lane: str) -> None:
+        self.root = root
+        self.pipeline = pipeline
+        self.lane = lane
+        self.plans = AuditTable(root, "plans")
+        self.outcomes = AuditTable(root, "outcomes")
+        self.settlements = AuditTable(root, "settlements")
+
+    def ledger_id(self) -> str:
+        """The id of the ledger, by which commits of another one are told apart: the settlements table's own; "" where
+        there is no ledger yet."""
+        table = self.settlements.open()
+        return "" if table is None else str(table.metadata().id)
+
+    def newest(self) -> Settlement | None:
+        """The settlement with the highest number of the newest epoch, or None where the lane has no ledger yet."""
+        table = self.settlements.open()
+        epoch, n = -1, None
+        while table is not None:
+            later = table.transaction_version(self._application(epoch + 1, "settlement"))
+            if later is None:
+                break
+            epoch, n = epoch + 1, later
+        return None if n is None else self.settlement(TurnId(self.pipeline, self.lane, epoch, n))
+
+    def settlement(self, turn: TurnId) -> Settlement:
+        """A stored settlement. Raises LedgerError where there is none."""
+        return settlement_of(self._rows(self.settlements, turn, "settlement"))
+
+    def open_plan(self, newest: Settlement) -> Plan | None:
+        """The plan that is stored and not settled; a lane has at most one. None also where `newest` is not the newest.
+
+        Raises LedgerError where a settlement between the two is missing.
+        """
+        turn = newest.turn
+        n = self.plans.version_of(self._application(turn.epoch, "plan"))
+        if n is None or n <= turn.n:
+            return None
+        if n != turn.n + 1:
+            now = self.newest()
+            if now is not None and (now.turn.epoch, now.turn.n) > (turn.epoch, turn.n):
+                return None  # others went on since `newest` was read; its number is taken, so nothing can be stored
+            raise LedgerError(
+                f"plan {n} is stored, but only turn {turn.n} is settled: a commit of the tables is missing"
+            )
+        return self.plan(turn._replace(n=n))
+
+    def plan(self, turn: TurnId) -> Plan:
+        """A stored plan. Raises LedgerError where there is none."""
+        return plan_of(self._rows(self.plans, turn, "plan"))
+
+    def store_plan(self, plan: Plan) -> bool:
+        """Store a plan; False where its number is taken."""
+        return self.plans.append(plan_rows(plan), self._application(plan.turn.epoch, "plan"), plan.turn.n)
+
+    def has_outcomes(self, turn: TurnId) -> bool:
+        """Whether outcomes n are stored: the only proof that replay happened."""
+        return (self.outcomes.version_of(self._application(turn.epoch, "outcomes")) or 0) >= turn.n
+
+    def store_outcomes(self, turn: TurnId, files: Sequence[AddAction]) -> bool:
+        """Make files of outcomes visible, all or none, zero of them too; False where the number is taken."""
+        return self.outcomes.append(files, self._application(turn.epoch, "outcomes"), turn.n)
+
+    def has_decisions(self, turn: TurnId) -> bool:
+        """Whether decisions n are stored."""
+        return (self.outcomes.version_of(self._application(turn.epoch, "decisions")) or 0) >= turn.n
+
+    def store_decisions(
+        self, plan: Plan, run_id: str, decisions: Mapping[TopicPartition, Iterable[OutcomeRow]]
+    ) -> bool:
+        """Store settle's decisions, zero of them too; False where the number is taken."""
+        rows = decision_rows(plan.turn, plan_date(plan.planned_at), run_id, decisions)
+        return self.outcomes.append(rows, self._application(plan.turn.epoch, "decisions"), plan.turn.n)
+
+    def store_settlement(self, settlement: Settlement, plan: Plan | None = None) -> bool:
+        """Store a settlement (a first genesis has no plan); False where its number is taken."""
+        day = plan_date(plan.planned_at if plan else settlement.settled_at)
+        application = self._application(settlement.turn.epoch, "settlement")
+        return self.settlements.append(settlement_rows(settlement, day), application, settlement.turn.n)
+
+    def outcomes_of(self, turn: TurnId) -> TurnOutcomes:
+        """Outcomes and decisions of a turn.
+
+        Files in which every record succeeded at its first attempt are counted by their statistics and not opened, so
+        the cost is that of what did not succeed.
+        """
+        table = self.outcomes.open()
+        if table is None:
+            return TurnOutcomes({}, {}, {})
+        counted = _counted(pa.table(table.get_add_actions(flatten=True)), turn)
+        counts: dict[TopicPartition, Counter[str]] = {}
+        fresh: Counter[TopicPartition] = Counter()
+        for row in counted.values():
+            at = TopicPartition(row["min.topic"], row["min.partition"])
+            counts.setdefault(at, Counter())[row["min.outcome"]] += row["num_records"]
+            fresh[at] += row["num_records"]
+        found: dict[TopicPartition, list[OutcomeRow]] = {}
+        try:
+            # From the same version as the counts: a compaction in between would have rows counted twice.
+            for at, one in self._opened(table, turn, counted):
+                found.setdefault(at, []).append(one)
+                counts.setdefault(at, Counter())[one.outcome.value] += 1
+                fresh[at] += one.attempt == 1
+        except (DeltaError, OSError, pa.ArrowException) as error:
+            raise self.outcomes.unreadable(error) from error
+        return TurnOutcomes(found, counts, fresh)
+
+    def _opened(
+        self, table: DeltaTable, turn: TurnId, counted: Mapping[str, Any]
+    ) -> Iterable[tuple[TopicPartition, OutcomeRow]]:
+        where = self._where(turn)
+        dataset = table.to_pyarrow_dataset(file_pruning_predicate=where)
+        fragments = [f for f in dataset.get_fragments() if f.path.rsplit("/", 1)[-1] not in counted]
+        columns = [
+            "topic",
+            "partition",
+            "offset",
+            "end_offset",
+            "attempt",
+            "outcome",
+            "error_class",
+            "handled_at",
+        ]
+        rest = ds.FileSystemDataset(fragments, dataset.schema, dataset.format, dataset.filesystem)
+        mine = (ds.field("lane") == turn.lane) & (ds.field("epoch") == turn.epoch) & (ds.field("turn") == turn.n)
+        for batch in rest.to_batches(columns=columns, filter=mine & (ds.field("pipeline") == turn.pipeline)):
+            for topic, partition, offset, end, attempt, outcome, error_class, handled_at in zip(
+                *(batch.column(name).to_pylist() for name in columns), strict=True
+            ):
+                at = TopicPartition(topic, partition)
+                time = handled_at.astimezone(UTC)
+                yield at, OutcomeRow(offset, attempt, Outcome(outcome), time, error_class, end)
+
+    def _rows(self, table: AuditTable, turn: TurnId, what: str) -> pa.Table:
+        rows = table.read(self._where(turn))
+        if not rows.num_rows:
+            raise LedgerError(f"{what} of {turn} is in the log of the table {table.uri}, but its rows are not there")
+        return rows
+
+    def _where(self, turn: TurnId) -> str:
+        return matching(pipeline=turn.pipeline, lane=turn.lane, epoch=turn.epoch, turn=turn.n)
+
+    def _application(self, epoch: int, kind: str) -> str:
+        return f"ackline/{self.pipeline}/{self.lane}/{epoch}/{kind}"
+
+
+def _counted(files: pa.Table, turn: TurnId) -> dict[str, dict[str, Any]]:
+    """Statistics of the files of a turn that need not be opened, by file name."""
+    if not files.num_rows or "min.turn" not in files.column_names:
+        return {}
+    same = pc.equal(files["partition.pipeline"], turn.pipeline)
+    for name, value in (("lane", turn.lane), ("epoch", turn.epoch), ("turn", turn.n), ("attempt", 1)):
+        for bound in ("min", "max"):
+            same = pc.and_kleene(same, pc.equal(files[f"{bound}.{name}"], value))
+    for name in ("topic", "partition", "outcome"):
+        same = pc.and_kleene(same, pc.equal(files[f"min.{name}"], files[f"max.{name}"]))
+    same = pc.and_kleene(same, pc.is_in(files["min.outcome"], pa.array([Outcome.ACKED, Outcome.SKIPPED])))
+    wanted = ["path", "num_records", "min.topic", "min.partition", "min.outcome"]
+    rows = files.filter(pc.fill_null(same, False)).select(wanted).to_pylist()
+    return {row["path"].rsplit("/", 1)[-1]: row for row in rows}

@@ -1,0 +1,145 @@
+"""One Delta table, with the only two things the ledger does to it: a fenced append, and a pruned read.
+
+A fenced append carries a Delta transaction id (application, version) and is refused when that number is taken: Kafka's
+missing compare-and-set. delta-rs does not check that by itself (a repeat is written again), so the number is read and
+written on one handle: a rival that commits in between makes ours fail as a concurrent transaction.
+"""
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.dataset as ds
+from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
+from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
+from deltalake.transaction import AddAction
+from filelock import FileLock
+
+from ackline.audit.schemas import PARTITION_BY, TABLES
+from ackline.errors import FatalError
+
+CHECKPOINT_EVERY = 20
+"""Commits between checkpoints: without one, opening 500 commits takes 115 ms, with one 5."""
+
+
+class AuditTable:
+    """A table `name` of `schemas.TABLES` below an audit root (a path or an object-store URI)."""
+
+    def __init__(self, root: str, name: str) -> None:
+        self.uri = f"{root.rstrip('/')}/{name}"
+        self.name = name
+        self._root = None if "://" in root else Path(root)
+
+    def open(self) -> DeltaTable | None:
+        """The newest version, or None where the table is not there yet. Raises FatalError where it can't be read."""
+        try:
+            return DeltaTable(self.uri)
+        except TableNotFoundError:
+            return None
+        except (DeltaError, OSError) as error:
+            raise self.unreadable(error) from error
+
+    def create(self) -> DeltaTable:
+        """The table, made where it is missing; of two who make it at once, both get the same one."""
+        with self._guard():
+            found = self.open()
+            if found is not None:
+                return found
+            try:
+                return DeltaTable.create(
+                    self.uri,
+                    schema=TABLES[self.name],
+                    mode="ignore",
+                    partition_by=PARTITION_BY,
+                    configuration={
+                        "delta.appendOnly": "true",
+                        "delta.checkpointInterval": str(CHECKPOINT_EVERY),
+                    },
+                )
+            except (DeltaError, OSError) as error:
+                raise self.unreadable(error) from error
+
+    def version_of(self, application: str) -> int | None:
+        """The highest number that was committed under a transaction id, or None."""
+        table = self.open()
+        return None if table is None else table.transaction_version(application)
+
+    def append(self, rows: pa.Table | Sequence[AddAction], application: str, number: int) -> bool:
+        """Append rows, or files already written, as `number` of `application`, zero of them too.
+
+        Returns False, having stored nothing, when the number is taken. Durable when it returns True. Raises FatalError
+        where the store refuses (a full disk): then nothing is visible.
+        """
+        self.create()
+        with self._guard():
+            table = self.open()
+            assert table is not None
+            last = table.transaction_version(application)
+            if last is not None and last >= number:
+                return False
+            fence = CommitProperties(app_transactions=[Transaction(application, number)])
+            try:
+                if isinstance(rows, pa.Table) and rows.num_rows:
+                    write_deltalake(table, rows, mode="append", commit_properties=fence)
+                else:  # write_deltalake makes no commit for zero rows; zero rows are a proof like any other
+                    files = [] if isinstance(rows, pa.Table) else list(rows)
+                    table.create_write_transaction(
+                        files, "append", table.schema(), PARTITION_BY, commit_properties=fence
+                    )
+            except CommitFailedError:
+                last = self.version_of(application)
+                if last is not None and last >= number:
+                    return False
+                raise
+            except (DeltaError, OSError) as error:
+                raise self.unreadable(error) from error
+        return True
+
+    def read(self, where: str, columns: Sequence[str] | None = None, table: DeltaTable | None = None) -> pa.Table:
+        """The rows for which the SQL predicate holds; opens only the files whose statistics allow it."""
+        table = table or self.open()
+        if table is None:
+            wanted = TABLES[self.name]
+            return wanted.empty_table() if columns is None else wanted.empty_table().select(list(columns))
+        try:
+            dataset = table.to_pyarrow_dataset(file_pruning_predicate=where)
+            return dataset.to_table(columns=list(columns) if columns else None, filter=_expression(where))
+        except (DeltaError, OSError, pa.ArrowException) as error:
+            raise self.unreadable(error) from error
+
+    @contextlib.contextmanager
+    def _guard(self) -> Iterator[None]:
+        """An operating-system lock on a local table: neither Delta writer promises to be safe there by itself."""
+        if self._root is None:
+            yield
+            return
+        folder = self._root / ".locks"
+        folder.mkdir(parents=True, exist_ok=True)
+        with FileLock(folder / f"{self.name}.lock"):
+            yield
+
+    def unreadable(self, error: BaseException) -> FatalError:
+        """The error for a table whose log or files can't be read or written."""
+        return FatalError(f"the table {self.name} at {self.uri} can't be used: {' '.join(str(error).split())[:300]}")
+
+
+def _expression(where: str) -> Any:
+    """The same predicate for Arrow: a conjunction of `column = value` with quoted texts and bare integers."""
+    expression = None
+    for part in where.split(" AND "):
+        name, _, value = part.partition(" = ")
+        one = ds.field(name) == (value[1:-1] if value.startswith("'") else int(value))
+        expression = one if expression is None else expression & one
+    return expression
+
+
+def matching(**values: str | int) -> str:
+    """A conjunction `column = value AND …` for `AuditTable.read`; texts hold no quote (they are checked names)."""
+    parts = []
+    for name, value in values.items():
+        if isinstance(value, str) and ("'" in value or " AND " in value):
+            raise ValueError(f"not a name: {value!r}")
+        parts.append(f"{name} = '{value}'" if isinstance(value, str) else f"{name} = {value}")
+    return " AND ".join(parts)

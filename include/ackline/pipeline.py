@@ -1,0 +1,345 @@
+"""The pipeline file: YAML from outside, checked once, here, before anything is touched.
+
+Every refusal names the file, the line, the key and the reason. pydantic does the checking; this module says what is
+allowed and turns its errors into sentences.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from croniter import croniter
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    PlainSerializer,
+    PlainValidator,
+    Tag,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
+
+from ackline import yaml_file
+from ackline.backoff import RetryPolicy
+from ackline.errors import ConfigError
+
+PRESETS = ("@hourly", "@daily", "@weekly", "@monthly", "@yearly")
+_UNITS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86400}
+_PART = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
+_NAME = re.compile(r"""^name:\s*["']?([^"'#\s]+)""", re.MULTILINE)
+_TOPIC = re.compile(r"[a-zA-Z0-9._-]{1,249}")
+
+
+def parse_duration(text: object) -> timedelta:
+    """`90s`, `1h30m`, `250ms`, `0s` as a timedelta; raises ValueError for anything else, a bare number included."""
+    if isinstance(text, timedelta):
+        return text
+    parts = _PART.findall(text) if isinstance(text, str) else []
+    if not parts or "".join(number + unit for number, unit in parts) != text:
+        raise ValueError(f"write a duration with its unit, such as 500ms, 30s, 5m or 1h30m, not {text!r}")
+    try:
+        return timedelta(seconds=sum(float(number) * _UNITS[unit] for number, unit in parts))
+    except OverflowError:
+        raise ValueError(f"{text} is longer than a calendar") from None
+
+
+def _duration_text(duration: timedelta) -> str:
+    milliseconds = duration // timedelta(milliseconds=1)
+    return f"{milliseconds}ms" if milliseconds % 1000 else f"{milliseconds // 1000}s"
+
+
+Duration = Annotated[timedelta, BeforeValidator(parse_duration), PlainSerializer(_duration_text)]
+
+
+def _topic_name(name: str) -> str:
+    if not _TOPIC.fullmatch(name) or name in (".", ".."):
+        raise ValueError(f"{name!r} is no topic name: Kafka takes 1 to 249 of the characters a-z A-Z 0-9 . _ -")
+    return name
+
+
+TopicName = Annotated[str, BeforeValidator(lambda value: _topic_name(value) if isinstance(value, str) else value)]
+
+
+def _property(value: object) -> object:
+    if not isinstance(value, (str, int, float)):
+        raise ValueError("not valid: give text, a number or a boolean")
+    return value
+
+
+PropertyValue = Annotated[str | int | float | bool, PlainValidator(_property)]
+
+
+class _Block(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+Numbers = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
+
+
+class KafkaBlock(_Block):
+    """Where to read: the broker, the group whose offsets are committed, the topics."""
+
+    connection: str | None = Field(None, min_length=1)
+    bootstrap_servers: str | None = Field(None, min_length=1)
+    group_id: str = Field(min_length=1, max_length=255)
+    topics: list[TopicName] | None = Field(None, min_length=1)
+    pattern: str | None = Field(None, min_length=1)
+    partitions: dict[TopicName, Numbers] | None = Field(None, min_length=1)
+    isolation: Literal["read_committed", "read_uncommitted"] = "read_committed"
+    properties: dict[str, PropertyValue] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _one_of_each(self) -> "KafkaBlock":
+        if (self.connection is None) == (self.bootstrap_servers is None):
+            raise ValueError("name either `connection` (an Airflow connection) or `bootstrap_servers`")
+        if sum(given is not None for given in (self.topics, self.pattern, self.partitions)) != 1:
+            raise ValueError("name exactly one of `topics`, `pattern` and `partitions`")
+        return self
+
+    @field_validator("topics")
+    @classmethod
+    def _no_topic_twice(cls, topics: list[str] | None) -> list[str] | None:
+        if topics is not None and len(set(topics)) < len(topics):
+            raise ValueError("a topic is named twice")
+        return topics
+
+    @field_validator("pattern")
+    @classmethod
+    def _compiles(cls, pattern: str | None) -> str | None:
+        try:
+            re.compile(pattern or "")
+        except re.error as error:
+            raise ValueError(f"not a regular expression: {error}") from None
+        return pattern
+
+    @field_validator("properties")
+    @classmethod
+    def _harmless(cls, properties: dict[str, Any]) -> dict[str, Any]:
+        from ackline.kafka.config import refused  # the list of what breaks the rules is kept with the adapter
+
+        for name, reason in refused(properties).items():
+            raise ValueError(f"`{name}` is refused: {reason}")
+        return properties
+
+    def wants(self, topic: str, partition: int) -> bool:
+        """Whether a partition is subscribed to."""
+        if self.partitions is not None:
+            return partition in self.partitions.get(topic, [])
+        return self.wants_topic(topic)
+
+    def wants_topic(self, topic: str) -> bool:
+        """Whether a topic is subscribed to, at least in part; a pattern must match the whole name."""
+        if self.pattern is not None:
+            return re.fullmatch(self.pattern, topic) is not None
+        return topic in (self.topics if self.topics is not None else self.partitions or {})
+
+    @property
+    def named_topics(self) -> tuple[str, ...] | None:
+        """The topics named in the file, or None where a pattern finds them."""
+        return None if self.pattern is not None else tuple(self.topics or self.partitions or ())
+
+
+class RetryBlock(_Block):
+    """The backoff, as in `ackline.backoff`."""
+
+    initial_delay: Duration = timedelta(0)
+    period: Duration = timedelta(minutes=1)
+    multiplier: Annotated[float, Field(ge=1, le=1000)] = 2.0
+    max_delay: Duration = timedelta(hours=1)
+    max_retries: int = Field(5, ge=0, le=2**31 - 2)
+
+    def policy(self) -> RetryPolicy:
+        """The same as a value of the pure core."""
+        return RetryPolicy(self.initial_delay, self.period, self.multiplier, self.max_delay, self.max_retries)
+
+
+class DeadLetterBlock(_Block):
+    """Where records go that are given up."""
+
+    topic: TopicName
+
+
+_BLOCK = "block"
+_DEAD_LETTER = "write `dead_letter: {topic: NAME}`, or `dead_letter: none` to keep no copy in Kafka"
+
+
+def _dead_letter_kind(value: object) -> str | None:
+    if value == "none":
+        return "none"
+    return _BLOCK if isinstance(value, (dict, DeadLetterBlock)) else None
+
+
+DeadLetter = Annotated[
+    Annotated[DeadLetterBlock, Tag(_BLOCK)] | Annotated[Literal["none"], Tag("none")],
+    Discriminator(
+        _dead_letter_kind,
+        custom_error_type="dead_letter",
+        custom_error_message=_DEAD_LETTER.replace("{", "{{").replace("}", "}}"),
+    ),
+]
+
+
+class Pipeline(_Block):
+    """One pipeline file, valid. Defaults are those of the README's table of settings."""
+
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,199}$")
+    kafka: KafkaBlock
+    handler: str = Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_][\w.]*$")
+    guarantee: Literal["at_least_once"] = "at_least_once"
+    start: Literal["earliest", "latest", "uncommitted_earliest", "uncommitted_latest"] = "uncommitted_earliest"
+    max_uncommitted: int = Field(10_000_000, ge=1)
+    max_records_per_run: int = Field(5_000_000, ge=1)
+    retry: RetryBlock = RetryBlock()
+    dead_letter: DeadLetter
+    tombstones: Literal["skip", "deliver"] = "skip"
+    schedule: str | None = None
+
+    @field_validator("schedule")
+    @classmethod
+    def _is_cron(cls, schedule: str | None) -> str | None:
+        preset = schedule in PRESETS
+        if schedule is not None and not preset and (len(schedule.split()) != 5 or not croniter.is_valid(schedule)):
+            raise ValueError(f"{schedule!r} is no cron expression of five fields, nor one of {', '.join(PRESETS)}")
+        return schedule
+
+    @field_validator("dead_letter")
+    @classmethod
+    def _elsewhere(
+        cls, dead_letter: DeadLetterBlock | Literal["none"], info: ValidationInfo
+    ) -> DeadLetterBlock | Literal["none"]:
+        kafka = info.data.get("kafka")
+        if isinstance(kafka, KafkaBlock) and dead_letter != "none" and kafka.wants_topic(dead_letter.topic):
+            raise ValueError("its topic is one of the topics read: dead letters would be read again for ever")
+        return dead_letter
+
+    @property
+    def dead_letter_topic(self) -> str | None:
+        """The topic for records given up, or None where the file says `none`."""
+        return None if isinstance(self.dead_letter, str) else self.dead_letter.topic
+
+    def settings(self) -> dict[str, Any]:
+        """The settings in force, for plan and log: Kafka properties by name only, their values may be secret."""
+        settings = self.model_dump(mode="json")
+        settings["kafka"]["properties"] = sorted(self.kafka.properties)
+        return settings
+
+
+def load(path: Path) -> Pipeline:
+    """The pipeline of one file. Raises ConfigError naming file, line, key and reason."""
+    node, data = yaml_file.read(path)
+    if not isinstance(data, dict):
+        raise ConfigError(f"{path}: a pipeline file is a mapping of keys to values, such as `name: orders`", file=path)
+    try:
+        return Pipeline.model_validate(data)
+    except ValidationError as error:
+        problems = [_sentence(path, node, problem) for problem in error.errors(include_url=False)]
+        raise ConfigError("\n".join(p for p, _ in problems), file=path, key=problems[0][1]) from None
+
+
+def _sentence(path: Path, node: yaml.Node | None, problem: Mapping[str, Any]) -> tuple[str, str]:
+    place = tuple(part for part in problem["loc"] if part != "[key]")
+    if place[:2] == ("dead_letter", _BLOCK):
+        place = ("dead_letter", *place[2:])
+    key = ".".join(str(part) for part in place) or "(whole file)"
+    reason = problem["msg"].removeprefix("Value error, ")
+    match problem["type"]:
+        case "extra_forbidden":
+            reason = "unknown key"
+        case "missing":
+            reason = f"missing: {_DEAD_LETTER}" if place == ("dead_letter",) else "missing"
+        case "literal_error" if isinstance(problem["input"], (str, int, float)):
+            reason = f"{reason}, not {problem['input']!r}"
+    return f"{path}:{yaml_file.line_of(node, place)}: {key}: {reason}", key
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A folder of pipeline files: those that hold, by name, and what is wrong with the others, by file."""
+
+    pipelines: Mapping[str, Pipeline]
+    broken: Mapping[Path, ConfigError]
+
+
+def load_folder(folder: Path) -> Loaded:
+    """Every `*.yaml` and `*.yml` of a folder; one broken file leaves the others as they are.
+
+    Two files with the same name, or with the same group and a topic in common, are both refused: which of them owned
+    the group's offsets would be left to chance.
+    """
+    found: dict[Path, Pipeline] = {}
+    broken: dict[Path, ConfigError] = {}
+    for path in sorted(p for p in folder.glob("*") if p.suffix in (".yaml", ".yml") and not p.is_dir()):
+        try:
+            found[path] = load(path)
+        except ConfigError as error:
+            broken[path] = error
+    for path, other, reason, key in _conflicts(found):
+        line = yaml_file.line_of(yaml_file.read(path)[0], key.split("."))
+        broken[path] = ConfigError(f"{path}:{line}: {key}: {reason} as {other.name}", file=path, key=key)
+    return Loaded({p.name: p for path, p in found.items() if path not in broken}, broken)
+
+
+def _conflicts(found: Mapping[Path, Pipeline]) -> Iterator[tuple[Path, Path, str, str]]:
+    for path, one in found.items():
+        for other_path, other in found.items():
+            if path == other_path:
+                continue
+            if one.name == other.name:
+                yield path, other_path, f"the same name {one.name}", "name"
+            elif one.kafka.group_id == other.kafka.group_id and _share_a_topic(one.kafka, other.kafka):
+                yield (
+                    path,
+                    other_path,
+                    f"the same group {one.kafka.group_id} and a common topic",
+                    "kafka.group_id",
+                )
+
+
+def _share_a_topic(one: KafkaBlock, other: KafkaBlock) -> bool:
+    if one.named_topics is None and other.named_topics is None:
+        return True  # two patterns: whether they ever meet can't be told from here
+    if one.named_topics is None:
+        return _share_a_topic(other, one)
+    return any(other.wants_topic(topic) for topic in one.named_topics)
+
+
+def find(folder: Path, name: str) -> Pipeline:
+    """The pipeline `name` of a folder. Raises ConfigError, with what is wrong or which names there are."""
+    if not folder.is_dir():
+        raise ConfigError(
+            f"no folder of pipeline files at {folder}: set ACKLINE_PIPELINES, or start from the project's root"
+        )
+    loaded = load_folder(folder)
+    if name in loaded.pipelines:
+        return loaded.pipelines[name]
+    for path, error in loaded.broken.items():
+        if name in (path.stem, _first_name(path)):
+            raise error
+    there = ", ".join(sorted(loaded.pipelines)) or "none"
+    raise ConfigError(f"no pipeline named {name} in {folder}; there: {there}")
+
+
+def _first_name(path: Path) -> str:
+    """The name that a broken file seems to give its pipeline, or an empty one."""
+    try:
+        found = _NAME.search(path.read_text(encoding="utf-8", errors="replace"))
+    except OSError:
+        return ""
+    return found[1] if found else ""
+
+
+def parse_time(text: str) -> datetime:
+    """An ISO 8601 time with its zone, as UTC-comparable; raises ValueError where the zone is missing."""
+    time = datetime.fromisoformat(text)
+    if time.tzinfo is None:
+        raise ValueError(f"{text} has no time zone: write 2026-01-31T12:00:00Z or +01:00")
+    return time

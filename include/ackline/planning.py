@@ -1,0 +1,194 @@
+"""What the next turn reads: a pure function of the states, the log's bounds and the limits.
+
+Fresh offsets stop at the window (`floor + max_uncommitted`), due retries never do, so that a full window can't stop the
+retries that would empty it (Storm's STORM-2343).
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, NamedTuple
+
+from ackline.errors import TopicChanged
+from ackline.ledger import Committed, PartitionState, PendingKind, TurnId, TurnKind
+from ackline.offsets import OffsetRange, Run, Runs, TopicPartition, count, join
+
+
+class LogBounds(NamedTuple):
+    """The readable log `[start, end)`; `end` is the last stable offset under read_committed."""
+
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How much a turn may take on: offsets above the floor, and offsets in all."""
+
+    max_uncommitted: int
+    max_records_per_run: int
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionView:
+    """What plan sees of a partition. `log` is None where it has no leader; `subscribed` False parks it."""
+
+    topic_id: str
+    state: PartitionState
+    log: LogBounds | None
+    held: Committed | None = None
+    seen: int | None = None
+    subscribed: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedPartition:
+    """One row of `plans`: the fresh range, the due retries (value: number of the attempt to be made), and, where it
+    gets nothing, why."""
+
+    topic_id: str
+    fresh: OffsetRange
+    retries: Runs[int]
+    floor: int
+    complete_to: int
+    log: LogBounds
+    why: str | None = None
+    held: Committed | None = None
+    seen: int | None = None
+
+    @property
+    def empty(self) -> bool:
+        """Whether nothing is to be read here."""
+        return not self.fresh and not self.retries
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One turn, planned: stored, it holds until it is settled, whoever carries it out."""
+
+    turn: TurnId
+    kind: TurnKind
+    run_id: str
+    planned_at: datetime
+    partitions: Mapping[TopicPartition, PlannedPartition]
+    isolation: str
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    actor: str = ""
+    reason: str = ""
+
+    @property
+    def empty(self) -> bool:
+        """Whether nothing is to be read, so that no Spark is needed."""
+        return all(p.empty for p in self.partitions.values())
+
+
+NO_LEADER = "no leader"
+PARKED = "no longer subscribed"
+WINDOW_FULL = "window full"
+WAITING = "retries not yet due"
+RUN_FULL = "max_records_per_run reached"
+CAUGHT_UP = "nothing new"
+
+
+def plan_partitions(
+    views: Mapping[TopicPartition, PartitionView], limits: Limits, now: datetime
+) -> dict[TopicPartition, PlannedPartition]:
+    """What each partition gets in the next turn.
+
+    Of `max_records_per_run`, due retries come first, the longest due before others, and fresh offsets get at least a
+    tenth, shared evenly. Raises TopicChanged where the ledger is ahead of the log: that is no "caught up" (S42).
+    """
+    room = {at: _room(at, view, limits) for at, view in views.items()}
+    due = sorted(_due(views, now))
+    demand = sum(len(r) for r in room.values())
+    total = limits.max_records_per_run
+    reserved = min(demand, max(total // 10, 1)) if total > 1 else 0
+    retries = _take_due(due, total - reserved)
+    shares = _share({at: len(r) for at, r in room.items()}, total - sum(count(r) for r in retries.values()))
+    planned = {}
+    for at, view in views.items():
+        fresh = OffsetRange(room[at].start, room[at].start + shares[at])
+        why = None if fresh or at in retries else _why(view, room[at], now)
+        planned[at] = PlannedPartition(
+            view.topic_id,
+            fresh,
+            retries.get(at, ()),
+            view.state.floor,
+            view.state.complete_to,
+            view.log or LogBounds(view.state.complete_to, view.state.complete_to),
+            why,
+            view.held,
+            view.seen,
+        )
+    return planned
+
+
+def _room(at: TopicPartition, view: PartitionView, limits: Limits) -> OffsetRange:
+    """The fresh offsets that the window lets in; starts above `complete_to` where retention was quicker."""
+    complete_to = view.state.complete_to
+    if view.log is None or not view.subscribed:
+        return OffsetRange(complete_to, complete_to)
+    if view.log.end < complete_to:
+        raise TopicChanged(
+            f"{at}: the log ends at {view.log.end}, below {complete_to}, up to which it was read: the "
+            f"topic was truncated or recreated. Nothing was read; see what happened to it, then "
+            f"start anew under another pipeline name",
+            topic=at.topic,
+            partition=at.partition,
+            offset=view.log.end,
+        )
+    start = max(complete_to, view.log.start)
+    return OffsetRange(start, max(start, min(view.log.end, view.state.floor + limits.max_uncommitted)))
+
+
+class _Due(NamedTuple):
+    due: datetime
+    at: TopicPartition
+    start: int
+    end: int
+    attempts: int
+
+
+def _due(views: Mapping[TopicPartition, PartitionView], now: datetime) -> Iterable[_Due]:
+    for at, view in views.items():
+        if view.log is None or not view.subscribed:
+            continue
+        for run in view.state.pending:
+            state = run.value
+            if state.kind is PendingKind.RETRY and state.due is not None and state.due <= now:
+                yield _Due(state.due, at, run.start, run.end, state.attempts)
+
+
+def _take_due(due: Sequence[_Due], limit: int) -> dict[TopicPartition, Runs[int]]:
+    taken: dict[TopicPartition, list[Run[int]]] = {}
+    for one in due:
+        if limit <= 0:
+            break
+        end = min(one.end, one.start + limit)
+        limit -= end - one.start
+        taken.setdefault(one.at, []).append(Run(one.start, end, one.attempts + 1))
+    return {at: join(sorted(runs, key=lambda run: run.start)) for at, runs in taken.items()}
+
+
+def _share(wanted: Mapping[TopicPartition, int], total: int) -> dict[TopicPartition, int]:
+    """Shares of `total`: equal, but what one does not want the others get."""
+    shares = {}
+    left = len(wanted)
+    for at in sorted(wanted, key=lambda at: (wanted[at], at)):
+        shares[at] = min(wanted[at], -(-max(total, 0) // left))
+        total -= shares[at]
+        left -= 1
+    return shares
+
+
+def _why(view: PartitionView, room: OffsetRange, now: datetime) -> str:
+    if not view.subscribed:
+        return PARKED
+    if view.log is None:
+        return NO_LEADER
+    retries = [run.value.due or now for run in view.state.pending if run.value.kind is PendingKind.RETRY]
+    if any(due <= now for due in retries):
+        return RUN_FULL
+    if view.log.end <= view.state.complete_to:
+        return WAITING if retries else CAUGHT_UP
+    return RUN_FULL if room else WINDOW_FULL

@@ -1,0 +1,144 @@
+"""A lane without Kafka, Spark or tables: a poll plans, handles in memory and folds, as the three steps do.
+
+Its log is a pair of bounds and, for logs with gaps, the set of offsets that hold a record.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from random import Random
+from typing import NamedTuple
+
+from ackline.backoff import RetryPolicy
+from ackline.ledger import OutcomeRow, PartitionState, PendingKind, fold
+from ackline.offsets import Run, TopicPartition
+from ackline.outcome import ErrorClass, Outcome
+from ackline.planning import Limits, LogBounds, PartitionView, PlannedPartition, plan_partitions
+from tests.unit.strategies import NOON
+
+ONE = TopicPartition("orders", 0)
+AT_ONCE = RetryPolicy(initial_delay=timedelta(0), period=timedelta(0), max_retries=100)
+WIDE = Limits(max_uncommitted=10_000_000, max_records_per_run=5_000_000)
+
+
+class Call(NamedTuple):
+    """One call of the handler."""
+
+    at: TopicPartition
+    offset: int
+    attempt: int
+
+
+Handle = Callable[[Call], Outcome]
+
+
+def acks(_: Call) -> Outcome:
+    """A handler that succeeds."""
+    return Outcome.ACKED
+
+
+def fails(*offsets: int, times: int = 1_000) -> Handle:
+    """A handler that fails at these offsets, so many times each."""
+    return lambda call: Outcome.FAILED if call.offset in offsets and call.attempt <= times else Outcome.ACKED
+
+
+@dataclass
+class Poll:
+    """What a poll planned and did; `rows` are all its outcomes and decisions."""
+
+    planned: Mapping[TopicPartition, PlannedPartition]
+    calls: list[Call] = field(default_factory=list)
+    rows: dict[TopicPartition, list[OutcomeRow]] = field(default_factory=dict)
+
+    @property
+    def offsets(self) -> list[int]:
+        """The offsets handled, in order."""
+        return [call.offset for call in self.calls]
+
+
+@dataclass
+class Lane:
+    """States by partition, the log they are read from, and the clock. `confirms`: the dead-letter topic answers."""
+
+    logs: dict[TopicPartition, LogBounds]
+    policy: RetryPolicy = AT_ONCE
+    limits: Limits = WIDE
+    gaps: set[tuple[TopicPartition, int]] = field(default_factory=set)
+    states: dict[TopicPartition, PartitionState] = field(default_factory=dict)
+    now: datetime = NOON
+    confirms: bool = True
+    dead: list[tuple[TopicPartition, int]] = field(default_factory=list)
+    shuffle: Random | None = None
+
+    def __post_init__(self) -> None:
+        for at, log in self.logs.items():
+            self.states.setdefault(at, PartitionState(log.start))
+
+    @classmethod
+    def of(cls, records: int, policy: RetryPolicy = AT_ONCE, limits: Limits = WIDE) -> "Lane":
+        """One partition with offsets 0 to `records` - 1."""
+        return cls({ONE: LogBounds(0, records)}, policy, limits)
+
+    @property
+    def floor(self) -> int:
+        """The floor of the one partition."""
+        return self.states[ONE].floor
+
+    def wait(self, seconds: float) -> None:
+        """Let time pass."""
+        self.now += timedelta(seconds=seconds)
+
+    def poll(self, handle: Handle = acks) -> Poll:
+        """One run: plan, handle each record, fold, confirm dead letters and fold these too."""
+        views = {at: PartitionView(f"id-{at.topic}", state, self.logs[at]) for at, state in self.states.items()}
+        poll = Poll(plan_partitions(views, self.limits, self.now))
+        for at, planned in sorted(poll.planned.items()):
+            poll.rows[at] = self._handled(at, planned, handle, poll.calls)
+            self.states[at] = self._settled(at, planned, poll.rows[at])
+        return poll
+
+    def _handled(
+        self, at: TopicPartition, planned: PlannedPartition, handle: Handle, calls: list[Call]
+    ) -> list[OutcomeRow]:
+        rows = []
+        passed = self.states[at].complete_to
+        if passed < planned.fresh.start:
+            rows.append(OutcomeRow(passed, 0, Outcome.EXPIRED, self.now, None, planned.fresh.start))
+        fresh = Run(planned.fresh.start, planned.fresh.end, 1)
+        for run in (*planned.retries, fresh):
+            for offset in range(run.start, run.end):
+                row = self._row(Call(at, offset, run.value), handle, calls)
+                if row is not None:
+                    rows.append(row)
+        if self.shuffle:
+            self.shuffle.shuffle(rows)
+        return rows
+
+    def _row(self, call: Call, handle: Handle, calls: list[Call]) -> OutcomeRow | None:
+        if call.offset < self.logs[call.at].start:
+            return OutcomeRow(call.offset, 0, Outcome.EXPIRED, self.now)
+        if (call.at, call.offset) in self.gaps:
+            return OutcomeRow(call.offset, 0, Outcome.COMPACTED, self.now) if call.attempt > 1 else None
+        calls.append(call)
+        said = handle(call)
+        outcome = Outcome.FAILED if said is Outcome.DEAD else said
+        error = ErrorClass.DEAD.value if said is Outcome.DEAD else "ValueError" if outcome is Outcome.FAILED else None
+        return OutcomeRow(call.offset, call.attempt, outcome, self.now, error)
+
+    def _settled(self, at: TopicPartition, planned: PlannedPartition, rows: list[OutcomeRow]) -> PartitionState:
+        before = self.states[at]
+        state = fold(before, planned.fresh, planned.retries, rows, self.policy)
+        for run in state.pending if self.confirms else ():
+            if run.value.kind is PendingKind.DEAD_LETTER:
+                for offset in range(run.start, run.end):
+                    self.dead.append((at, offset))
+                    rows.append(OutcomeRow(offset, 0, Outcome.DEAD, self.now, run.value.error_class))
+        return fold(before, planned.fresh, planned.retries, rows, self.policy)
+
+    def expire(self, start: int, at: TopicPartition = ONE) -> None:
+        """Retention: the log now starts here."""
+        self.logs[at] = self.logs[at]._replace(start=start)
+
+    def grow(self, end: int, at: TopicPartition = ONE) -> None:
+        """The log now ends here."""
+        self.logs[at] = self.logs[at]._replace(end=end)

@@ -1,0 +1,209 @@
+"""What docker-compose.yaml, its Dockerfile and .env.example name exists in this project, and nothing is left open."""
+
+import importlib.util
+import json
+import re
+import sys
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[2]
+COMPOSE_TEXT = (ROOT / "docker-compose.yaml").read_text()
+COMPOSE: dict[str, Any] = yaml.safe_load(COMPOSE_TEXT)
+SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
+DOCKERFILE = (ROOT / "Dockerfile").read_text().replace("\\\n", " ")
+LOCK = (ROOT / "requirements.lock").read_text()
+HOME = "/opt/ackline"
+"""Where the image keeps the project."""
+
+
+def package(name: str) -> Path:
+    """The folder of an installed package, which is not imported for that."""
+    spec = importlib.util.find_spec(name)
+    assert spec is not None
+    assert spec.origin is not None
+    return Path(spec.origin).parent
+
+
+def environments() -> Iterator[tuple[str, str, str]]:
+    """Each variable that a service sets: service, name, value."""
+    for name, service in SERVICES.items():
+        for variable, value in service.get("environment", {}).items():
+            yield name, variable, str(value)
+
+
+def commands() -> Iterator[tuple[str, list[str]]]:
+    """Each command of a service of our own image and of its Dockerfile, as words; a script by its lines."""
+    own = [(name, s["command"]) for name, s in SERVICES.items() if s["image"].startswith("ackline:")]
+    own += [
+        (name, s["healthcheck"]["test"][1:])
+        for name, s in SERVICES.items()
+        if s["image"].startswith("ackline:") and "healthcheck" in s
+    ]
+    for name, command in own:
+        if command[:2] == ["bash", "-euc"]:
+            for line in command[2].replace("\\\n", " ").splitlines():
+                yield name, line.split()
+        else:
+            yield name, command
+    for step in re.findall(r"^RUN (.*)$", DOCKERFILE, re.MULTILINE):
+        for part in step.split("&&"):
+            yield "Dockerfile", part.split()
+
+
+def pipelines() -> list[dict[str, Any]]:
+    return [yaml.safe_load(file.read_text()) for file in sorted((ROOT / "include/pipelines").glob("*.yaml"))]
+
+
+def test_it_is_the_stack_broker_airflow_with_postgres_spark_master_and_worker() -> None:
+    airflow = {"airflow-init", "airflow-api-server", "airflow-scheduler", "airflow-dag-processor"}
+    assert set(SERVICES) == {"kafka", "topics", "postgres", "spark-master", "spark-worker", *airflow}
+    for name, service in SERVICES.items():
+        for needed, how in service.get("depends_on", {}).items():
+            assert needed in SERVICES, name
+            if how["condition"] == "service_healthy":
+                assert "healthcheck" in SERVICES[needed]
+
+
+def test_every_published_port_is_on_loopback() -> None:
+    ports = [port for service in SERVICES.values() for port in service.get("ports", [])]
+    assert len(ports) == 3
+    for port in ports:
+        assert re.fullmatch(r"127\.0\.0\.1:\d+:\d+", port)
+    assert not any(key in service for service in SERVICES.values() for key in ("network_mode", "privileged"))
+
+
+def test_every_image_has_a_version_and_those_are_the_projects() -> None:
+    images = {service["image"] for service in SERVICES.values()} | set(
+        re.findall(r"^FROM (\S+)", DOCKERFILE, re.MULTILINE)
+    )
+    for image in images:
+        assert re.fullmatch(r"[\w./-]+:\d+\.\d+[\w.-]*", image), image
+    version = re.search(r'^version = "(.*)"', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
+    broker = re.search(r"org\.apache\.kafka:kafka_2\.13:(\S+)", (ROOT / "include/ackline/spark/jars.lock").read_text())
+    assert version is not None
+    assert broker is not None
+    assert {f"ackline:{version[1]}", f"apache/kafka:{broker[1]}"} <= images
+
+
+def test_no_password_is_written_down_and_none_has_a_default() -> None:
+    secret = re.compile(r"PASSWORD$|SECRET|FERNET|_KEY$|TOKEN")
+    given = [(variable, value) for _, variable, value in environments() if secret.search(variable)]
+    assert len(given) > 5
+    for variable, value in given:
+        assert re.fullmatch(r"\$\{\w+:\?[^}]+\}", value), variable
+    for _, variable, value in environments():
+        for login in re.findall(r"://([^/@]*)@", value):
+            assert re.fullmatch(r"airflow:\$\{\w+:\?[^}]+\}", login), variable
+    assert re.findall(r"\$\{\w+(?!\w|:\?)", COMPOSE_TEXT) == []
+
+
+def test_the_example_environment_names_the_variables_and_no_others_and_leaves_them_empty() -> None:
+    lines = [line for line in (ROOT / ".env.example").read_text().splitlines() if line and line[0] != "#"]
+    example = dict(line.split("=", 1) for line in lines)
+    assert set(example) == set(re.findall(r"(?<!\$)\$\{(\w+)", COMPOSE_TEXT))
+    assert set(example.values()) == {""}
+    assert "/.env" in (ROOT / ".gitignore").read_text().splitlines()
+
+
+def test_every_path_of_the_project_exists() -> None:
+    volumes = [volume for service in SERVICES.values() for volume in service.get("volumes", [])]
+    for source, target, *_ in (volume.split(":") for volume in volumes):
+        if not source.startswith("."):
+            assert source in COMPOSE["volumes"]
+            continue
+        assert (ROOT / source).is_dir(), source
+        assert target == f"{HOME}/{source.removeprefix('./')}"
+    copied = [words.split()[:-1] for words in re.findall(r"^COPY (.*)$", DOCKERFILE, re.MULTILINE)]
+    kept = (ROOT / ".dockerignore").read_text()
+    for source in (source for sources in copied for source in sources):
+        assert (ROOT / source).exists(), source
+        assert f"!{source.split('/')[0]}\n" in kept
+    for path in re.findall(rf"{HOME}/([\w./-]+)", COMPOSE_TEXT + DOCKERFILE):
+        assert (ROOT / path).exists(), path
+
+
+def test_every_other_folder_is_made_in_the_image_so_that_its_volume_is_writable() -> None:
+    made = re.search(r"mkdir -p ([^&]*)", DOCKERFILE)
+    assert made is not None
+    for path in set(re.findall(r"(/opt/[\w-]+)", COMPOSE_TEXT + DOCKERFILE)) - {"/opt/kafka"}:
+        assert path in made[1].split(), path
+
+
+def test_every_module_and_program_that_a_command_names_exists() -> None:
+    system = {"apt-get", "rm", "useradd", "mkdir", "chown", "awk", "printf", "umask"}
+    programs = Path(sys.executable).parent
+    for where, words in commands():
+        program = words[0]
+        assert program in system or (programs / program).exists(), f"{where}: {program}"
+        if "-m" in words:
+            assert importlib.util.find_spec(words[words.index("-m") + 1]), f"{where}: {' '.join(words)}"
+
+
+def test_every_airflow_command_and_setting_is_one_of_this_airflow() -> None:
+    known = (package("airflow") / "cli/cli_config.py").read_text()
+    for where, words in commands():
+        for word in words[1:] if words[0] == "airflow" else ():
+            assert f'name="{word}"' in known, f"{where}: {' '.join(words)}"
+    settings = yaml.safe_load((package("airflow") / "config_templates/config.yml").read_text())
+    for _, variable, _ in environments():
+        if variable.startswith("AIRFLOW__"):
+            section, option = variable.removeprefix("AIRFLOW__").lower().split("__")
+            assert option in settings[section]["options"], variable
+
+
+def test_the_spark_daemons_are_classes_of_this_pyspark() -> None:
+    jar = next((package("pyspark") / "jars").glob("spark-core_*.jar"))
+    classes = {word for _, words in commands() for word in words if word.startswith("org.apache.spark.")}
+    assert len(classes) == 2
+    with zipfile.ZipFile(jar) as content:
+        assert {name.replace(".", "/") + ".class" for name in classes} <= set(content.namelist())
+
+
+def test_every_variable_of_ours_is_read_by_the_project() -> None:
+    sources = "".join(
+        file.read_text() for folder in ("include", "dags", "plugins") for file in (ROOT / folder).rglob("*.py")
+    )
+    ours = {variable for _, variable, _ in environments() if variable.startswith("ACKLINE_")}
+    ours |= set(re.findall(r"(ACKLINE_\w+)=", DOCKERFILE))
+    assert ours == {"ACKLINE_AUDIT", "ACKLINE_JARS", "ACKLINE_PIPELINES"}
+    for variable in ours:
+        assert variable in sources, variable
+
+
+def test_the_connections_are_those_of_the_pipelines_and_of_the_stack() -> None:
+    scheduler = SERVICES["airflow-scheduler"]["environment"]
+    for pipeline in pipelines():
+        kafka = json.loads(scheduler[f"AIRFLOW_CONN_{pipeline['kafka']['connection'].upper()}"])
+        host, _, port = kafka["extra"]["bootstrap.servers"].partition(":")
+        assert kafka["conn_type"] == host == "kafka"
+        assert f"://{host}:{port}" in SERVICES[host]["environment"]["KAFKA_ADVERTISED_LISTENERS"]
+    spark = json.loads(scheduler["AIRFLOW_CONN_SPARK_DEFAULT"])
+    assert (spark["conn_type"], spark["host"]) == ("spark", "spark://spark-master:7077")
+    assert spark["host"] in SERVICES["spark-worker"]["command"]
+
+
+def test_the_topics_of_the_pipelines_are_made() -> None:
+    made = re.search(r"for topic in (.*);", SERVICES["topics"]["command"][2])
+    assert made is not None
+    for pipeline in pipelines():
+        assert {*pipeline["kafka"]["topics"], pipeline["dead_letter"]["topic"]} <= set(made[1].split())
+
+
+@pytest.mark.parametrize("service", ["airflow-api-server", "airflow-scheduler", "spark-worker"])
+def test_the_tables_are_on_one_volume_wherever_they_are_written_or_read(service: str) -> None:
+    audit = SERVICES["airflow-scheduler"]["environment"]["ACKLINE_AUDIT"]
+    assert f"audit:{audit}" in SERVICES[service]["volumes"]
+
+
+def test_what_the_image_installs_is_pinned_by_hash() -> None:
+    installs = [words for where, words in commands() if where == "Dockerfile" and words[:2] == ["pip", "install"]]
+    assert len(installs) == 4
+    for words in installs:
+        assert "--require-hashes" in words or "--editable" in words
+    assert re.search(r"^setuptools==", LOCK, re.MULTILINE)

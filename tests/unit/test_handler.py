@@ -1,0 +1,123 @@
+"""Handlers are found by name, and what could ack a record unhandled is refused before anything is read."""
+
+import sys
+import textwrap
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from ackline import Dead, Record, Skip
+from ackline.errors import ConfigError
+from ackline.handler import Tier, arrow_handler, column_handler, load_handler, tier_of
+
+Write = Callable[[str], str]
+
+
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
+    """Writes a module and says its name."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    def write(text: str) -> str:
+        name = f"handler_{tmp_path.name}_{len(list(tmp_path.glob('*.py')))}"
+        (tmp_path / f"{name}.py").write_text(textwrap.dedent(text))
+        monkeypatch.setitem(sys.modules, name, None)  # so that the module is forgotten after the test
+        monkeypatch.delitem(sys.modules, name)
+        return name
+
+    return write
+
+
+@pytest.mark.parametrize(
+    "definition",
+    [
+        "def handle(record): ...",
+        "def handle(record, dry_run=False): ...",
+        "def handle(*records): ...",
+        "handle = lambda record: None",
+        "import functools\ndef f(a, record): ...\nhandle = functools.partial(f, 1)",
+        "class Handle:\n    def __call__(self, record): ...\nhandle = Handle()",
+        "handle = print",
+    ],
+)
+def test_a_callable_of_one_argument_is_a_handler(module: Write, definition: str) -> None:
+    name = module(definition)
+    assert load_handler(f"{name}:handle") is getattr(sys.modules[name], "handle")  # noqa: B009 - a module has no such type
+
+
+def test_a_handler_may_lie_in_a_class(module: Write) -> None:
+    name = module("class Shop:\n    @staticmethod\n    def handle(record): return 5")
+    assert load_handler(f"{name}:Shop.handle")(object()) == 5
+
+
+@pytest.mark.parametrize(
+    ("definition", "reason"),
+    [
+        ("other = 1", "does not import: AttributeError"),
+        ("handle = 'text'", "is not a function"),
+        ("handle = None", "is not a function"),
+        ("def handle(): ...", "does not take exactly one argument"),
+        ("def handle(a, b): ...", "does not take exactly one argument"),
+        ("def handle(*, record): ...", "does not take exactly one argument"),
+        ("async def handle(record): ...", "asynchronous or a generator"),
+        ("def handle(record):\n    yield 1", "asynchronous or a generator"),
+        ("async def handle(record):\n    yield 1", "asynchronous or a generator"),
+        (
+            "import functools\nasync def f(a, record): ...\nhandle = functools.partial(f, 1)",
+            "asynchronous or a generator",
+        ),
+        ("class Handle:\n    async def __call__(self, record): ...\nhandle = Handle()", "asynchronous or a generator"),
+        ("class Handle:\n    def __call__(self, record):\n        yield 1\nhandle = Handle()", "asynchronous or a generator"),
+        ("import not_there_at_all", "does not import: ModuleNotFoundError"),
+        ("raise RuntimeError('no licence')", "does not import: RuntimeError: no licence"),
+        ("def handle(record)", "does not import: SyntaxError"),
+        ("import sys\nsys.exit(0)", "does not import: SystemExit"),
+    ],
+)  # fmt: skip
+def test_what_is_no_handler_is_refused_with_its_name_and_the_reason(
+    module: Write, definition: str, reason: str
+) -> None:
+    path = f"{module(definition)}:handle"
+    with pytest.raises(ConfigError, match=reason) as caught:
+        load_handler(path)
+    assert str(caught.value).startswith(f"handler {path} ")
+    assert (caught.value.key, caught.value.exit_status) == ("handler", 2)
+
+
+@pytest.mark.parametrize("path", ["", ":", "nowhere", "nowhere:", ":handle", "no.where:handle", ".relative:handle"])
+def test_a_name_that_leads_nowhere_is_a_configuration_error(path: str) -> None:
+    with pytest.raises(ConfigError, match="does not import"):
+        load_handler(path)
+
+
+def test_the_tier_is_declared_by_a_decorator() -> None:
+    @arrow_handler
+    def batch(batch: object) -> None: ...
+
+    @column_handler
+    def column(frame: object) -> None: ...
+
+    def record(record: Record) -> None: ...
+
+    assert [tier_of(one) for one in (batch, column, record, print)] == [
+        Tier.ARROW,
+        Tier.COLUMN,
+        Tier.RECORD,
+        Tier.RECORD,
+    ]
+    assert batch.__name__ == "batch"
+
+
+def test_a_record_can_not_be_changed_by_its_handler() -> None:
+    record = Record("orders", 0, 5, datetime(2026, 3, 1, tzinfo=UTC), b"k", b"v", (("h", None), ("h", b"1")), 2)
+    with pytest.raises(AttributeError):
+        record.offset = 6  # type: ignore[misc]
+    assert not hasattr(record, "__dict__")
+
+
+def test_skip_and_dead_are_ordinary_exceptions_of_their_own() -> None:
+    assert not issubclass(Skip, Dead)
+    assert not issubclass(Dead, Skip)
+    assert str(Skip("seen before")) == "seen before"

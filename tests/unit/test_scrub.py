@@ -1,0 +1,80 @@
+"""An error message that is kept says what went wrong, and nothing of the record (I13)."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ackline.outcome import MESSAGE_LIMIT
+from ackline.scrub import MASK, scrub
+
+ORDER = json.dumps({"customer": "Zoé Müller", "card": "4111 1111 1111 1111", "iban": "DE02", "note": "a\tb"}).encode()
+
+
+@pytest.mark.parametrize(
+    ("message", "kept"),
+    [
+        ("no such column: price", "no such column: price"),
+        ("Expecting value: line 1 column 1 (char 0)", "Expecting value: line 1 column 1 (char 0)"),
+        ("customer Müller is unknown", f"{MASK} {MASK} is unknown"),
+        ("bad card 1111", f"bad {MASK} {MASK}"),
+        ("field 'iban' holds 'DE02'", f"field '{MASK}' holds '{MASK}'"),
+        ("KeyError: 'quantity'", "KeyError: 'quantity'"),
+    ],
+)
+def test_what_a_message_shares_with_its_record_is_masked(message: str, kept: str) -> None:
+    assert scrub(message, [b"key-1", ORDER]) == kept
+
+
+@pytest.mark.parametrize("quote", [repr, str, lambda value: value.decode(), lambda value: str(json.loads(value))])
+def test_a_quoted_payload_leaves_no_word_of_it(quote: object) -> None:
+    value = json.dumps({"name": "Zoé Überfluss", "canary": "c4n4ry-secret-31337", "deep": {"x": ["hidden words"]}})
+    kept = scrub(f"can't book {quote(value.encode())}", [value.encode()])  # type: ignore[operator]
+    for word in ("Zoé", "fluss", "c4n4ry", "secret", "31337", "hidden", "words"):
+        assert word.casefold() not in kept.casefold()
+    assert kept.startswith("can't book")
+
+
+def test_a_value_glued_to_other_letters_is_found() -> None:
+    assert "hushhush" not in scrub("badhushhushsuffix and key_hushhush", [b"hushhush"])
+
+
+def test_key_and_header_values_are_masked_like_the_value() -> None:
+    assert scrub("tenant acme9 of user77123", [b"acme9", None, b"user77123"]) == f"tenant {MASK} of {MASK}"
+
+
+@pytest.mark.parametrize(
+    ("message", "lost"),
+    [
+        ("login failed: password=hunter2 refused", "hunter2"),
+        ("Authorization: Bearer abc.def.ghi", "abc.def"),
+        ("sasl.jaas.config=xyz9", "xyz9"),
+        ("https://joe:pw1@example.com/x", "pw1"),
+        ('{"api_key": "k-123456"}', "k-123456"),
+    ],
+)
+def test_values_of_secret_looking_settings_are_masked(message: str, lost: str) -> None:
+    assert lost not in scrub(message, [])
+
+
+def test_control_characters_and_lines_are_one_line_of_text() -> None:
+    assert scrub("a\x00b\nc\x1b[31m\ud800d", []) == "a b c [31m d"
+
+
+@given(st.text(), st.lists(st.one_of(st.none(), st.binary(max_size=50), st.text(max_size=50)), max_size=3))
+def test_any_text_gives_a_short_printable_line(message: str, payload: list[bytes | str | None]) -> None:
+    kept = scrub(message, payload)
+    assert len(kept) <= MESSAGE_LIMIT
+    assert kept.encode() is not None
+    assert not any(ord(c) < 32 for c in kept)
+
+
+@given(st.from_regex(r"[a-z]{4,30}", fullmatch=True), st.text(alphabet="xyz '\"_-:.", max_size=20))
+def test_a_word_of_the_record_is_nowhere_in_the_message(word: str, around: str) -> None:
+    assert word not in scrub(f"{around} {word} {around}", [f'{{"name": "{word}"}}'.encode()])
+
+
+def test_a_message_as_long_as_its_50_mb_payload_is_no_burden() -> None:
+    payload = b"confidential " * 4_000_000
+    assert "confidential" not in scrub(payload.decode(), [payload])

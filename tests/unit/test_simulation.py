@@ -1,0 +1,160 @@
+"""Many turns of a lane in a world that misbehaves, checked after each turn against the naive ledger.
+
+The world: gaps, a log that grows and expires, handlers that fail, a dead-letter topic that does not answer, and a
+clock that stands, steps and leaps. Afterwards the faults stop, and the floor must reach the end (I12).
+"""
+
+from collections import Counter
+from dataclasses import dataclass, field
+from datetime import timedelta
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ackline.backoff import RetryPolicy
+from ackline.ledger import PartitionState, PendingKind
+from ackline.offsets import TopicPartition
+from ackline.outcome import Outcome
+from ackline.planning import Limits, LogBounds
+from tests.unit.lane import Call, Handle, Lane, Poll, acks
+from tests.unit.naive_ledger import NaiveLedger
+from tests.unit.strategies import NOON, REPEATABLE
+
+PARTITIONS = [TopicPartition("orders", 0), TopicPartition("orders", 1), TopicPartition("payments", 0)]
+
+
+@dataclass
+class World:
+    """A lane, the naive ledgers beside it, and what the handlers were called with."""
+
+    random: Random
+    lane: Lane = field(init=False)
+    naive: dict[TopicPartition, NaiveLedger] = field(default_factory=dict)
+    starts: dict[TopicPartition, int] = field(default_factory=dict)
+    calls: Counter[Call] = field(default_factory=Counter)
+
+    def __post_init__(self) -> None:
+        pick = self.random.randint
+        logs = {at: LogBounds(start, start + pick(0, 8)) for at in PARTITIONS[: pick(1, 3)] for start in [pick(0, 3)]}
+        seconds = [timedelta(seconds=pick(0, 20)) for _ in range(3)]
+        policy = RetryPolicy(seconds[0], seconds[1], 2.0, seconds[2], pick(0, 3))
+        self.lane = Lane(logs, policy, Limits(pick(1, 12), pick(1, 12)), shuffle=self.random)
+        for at, log in logs.items():
+            self.starts[at] = log.start
+            self.naive[at] = NaiveLedger(log.start)
+            self._lay(at, log.start, log.end)
+
+    def _lay(self, at: TopicPartition, start: int, end: int) -> None:
+        self.lane.gaps |= {(at, offset) for offset in range(start, end) if self.random.random() < 0.2}
+
+    def handler(self) -> Handle:
+        """Fails at random; the answer to one call is always the same."""
+        answers: dict[Call, Outcome] = {}
+        said = [Outcome.ACKED, Outcome.ACKED, Outcome.FAILED, Outcome.SKIPPED, Outcome.DEAD, Outcome.DROPPED]
+        return lambda call: answers.setdefault(call, self.random.choice(said))
+
+    def happen(self) -> None:
+        """Time passes, the logs grow, expire and are compacted, the dead-letter topic answers or not."""
+        self.lane.wait(self.random.choice([0, 1, 7, 30, 3_600]))
+        self.lane.confirms = self.random.random() < 0.6
+        for at, log in self.lane.logs.items():
+            end = log.end + self.random.choice([0, 0, 1, 6])
+            self._lay(at, log.end, end)
+            self.lane.grow(end, at)
+            if self.random.random() < 0.15:
+                self.lane.expire(self.random.randint(log.start, end), at)
+            if self.random.random() < 0.15 and log.end:
+                self.lane.gaps.add((at, self.random.randint(0, log.end)))
+
+    def turn(self, handle: Handle) -> Poll:
+        """One poll, its checks, and the same for the naive ledger."""
+        before = dict(self.lane.states)
+        due = {at: ledger.due(self.lane.now) for at, ledger in self.naive.items()}
+        poll = self.lane.poll(handle)
+        self.calls.update(poll.calls)
+        read = sum(len(one.fresh) + sum(map(len, one.retries)) for one in poll.planned.values())
+        assert read <= self.lane.limits.max_records_per_run
+        for at, planned in poll.planned.items():
+            retries = {o: run.value for run in planned.retries for o in range(run.start, run.end)}
+            assert retries.keys() <= due[at], "I5: a retry before its due time"
+            window = max(before[at].floor + self.lane.limits.max_uncommitted, planned.fresh.start)
+            assert planned.fresh.end <= window, "I8: fresh offsets beyond the window"
+            self.naive[at].turn(planned.fresh, retries, poll.rows[at], self.lane.policy)
+            assert self.naive[at].agrees_with(self.lane.states[at])
+            self._check(at, before[at], poll)
+        return poll
+
+    def _check(self, at: TopicPartition, before: PartitionState, poll: Poll) -> None:
+        state, ledger = self.lane.states[at], self.naive[at]
+        assert before.floor <= state.floor <= state.complete_to, "I3: a floor went back"
+        handled = {call.offset for call in self.calls if call.at == at}
+        for offset in range(self.starts[at], state.complete_to):
+            ends = ledger.ends.get(offset, [])
+            if offset in ledger.pending:
+                assert not ends, "I4: settled and pending"
+            elif not ends:  # what ended without a word was acked at its first attempt, or never a record
+                assert (Call(at, offset, 1) in self.calls) or (at, offset) in self.lane.gaps, "I2, I4: lost"
+            assert len(ends) <= 1, "two terminal outcomes"
+        assert not any(call.attempt > self.lane.policy.max_retries + 1 for call in poll.calls), "I5: too many attempts"
+        assert all(self.calls[call] == 1 for call in poll.calls), "an attempt was made twice"
+        assert all(offset < state.complete_to for offset in handled)
+
+    def recover(self) -> int:
+        """The runs it takes to the end of the log after the faults have stopped."""
+        self.lane.confirms = True
+        for runs in range(500):
+            if all(state.floor == self.lane.logs[at].end for at, state in self.lane.states.items()):
+                return runs
+            self.lane.wait(20)  # longer than any delay of the policy
+            self.turn(acks)
+        pytest.fail("I12: the floor does not reach the end")
+
+
+@settings(REPEATABLE, max_examples=150)
+@given(st.randoms(use_true_random=False))
+def test_i1_to_i5_i8_and_i12_hold_in_a_world_that_misbehaves(random: Random) -> None:
+    world = World(random)
+    for _ in range(random.randint(1, 6)):
+        world.turn(world.handler())
+        world.happen()
+    world.recover()
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_they_hold_over_many_turns(seed: int) -> None:
+    world = World(Random(seed))
+    for _ in range(60):
+        world.turn(world.handler())
+        world.happen()
+
+    runs = world.recover()
+    left = sum(log.end for log in world.lane.logs.values())
+    # Each run settles something, or passes over what retention took: far fewer runs than offsets.
+    assert runs <= left + 10
+
+
+def test_a_clock_that_leaps_an_hour_stalls_nothing() -> None:
+    world = World(Random(7))
+    world.turn(world.handler())
+    world.lane.now = NOON + timedelta(hours=1)
+    world.recover()
+    assert not any(state.pending for state in world.lane.states.values())
+
+
+def test_each_kind_of_pending_and_each_end_occurs_in_these_worlds() -> None:
+    kinds: set[PendingKind] = set()
+    ends: set[Outcome] = set()
+    for seed in range(10):
+        world = World(Random(seed))
+        for _ in range(30):
+            world.turn(world.handler())
+            world.happen()
+            kinds |= {run.value.kind for state in world.lane.states.values() for run in state.pending}
+        ends |= {end for ledger in world.naive.values() for each in ledger.ends.values() for end in each}
+
+    assert kinds == {PendingKind.RETRY, PendingKind.DEAD_LETTER}
+    assert ends == {
+        Outcome.ACKED, Outcome.SKIPPED, Outcome.DROPPED, Outcome.DEAD, Outcome.EXPIRED, Outcome.COMPACTED,
+    }  # fmt: skip
