@@ -1,0 +1,218 @@
+"""The commands. Each opens the parts of a pipeline, calls a step, and shows what came of it."""
+
+import json
+import os
+import sys
+from typing import Annotated, Any
+
+import typer
+
+from ackline.cli import dev, show
+from ackline.cli.options import Json, Name, Now, opened, pipeline_named, range_of
+from ackline.errors import AcklineError
+
+app = typer.Typer(
+    name="ackline",
+    help="Replay Kafka in bounded batches without losing track of a single record.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",
+)
+app.add_typer(dev.app, name="dev")
+
+
+def main() -> None:
+    """Entry point: exit status 0, 1 for a run that failed, 2 for bad usage or configuration; no traceback, unless
+    ACKLINE_DEBUG is set."""
+    try:
+        app()
+    except AcklineError as error:
+        _say(str(error))
+        sys.exit(error.exit_status)
+    except SystemExit as ended:
+        if ended.code == INTERRUPTED:
+            _say("stopped. Nothing is lost: the next run goes on with the open turn.")
+        raise
+    except Exception as error:
+        if os.environ.get("ACKLINE_DEBUG"):
+            raise
+        _say(f"{type(error).__name__}: {error} (ACKLINE_DEBUG=1 shows where)")
+        sys.exit(1)
+
+
+INTERRUPTED = 130
+"""Exit status after Ctrl-C, as shells have it."""
+
+
+def _say(text: str) -> None:
+    print(f"ackline: {text}", file=sys.stderr)
+
+
+@app.command()
+def run(name: Name, as_json: Json = False, now: Now = None) -> None:
+    """Plan, replay and settle: one run of a pipeline.
+
+    A run where records failed still succeeds: they wait for their retry. Run it again when they are due.
+
+    Examples: `ackline run orders`, `ackline run orders --json | tail -1`
+    """
+    from ackline.spark.session import open_session
+    from ackline.steps import run as runs
+
+    with opened(name, now) as parts, show.progress(as_json) as on_progress:
+        ran = runs.run(parts, open_session, None, on_progress)
+        store = parts.store
+    if as_json:
+        print(json.dumps(show.run_json(ran, store)))
+        return
+    out = show.console()
+    for topic in ran.missing:
+        out.print(f"The topic {topic} does not exist (yet); it will be read from its start once it does.")
+    for reason in ran.voided:
+        out.print(f"A turn was void: {reason}")
+    for one in ran.plans:
+        out.print(show.turn_table(one, store.settlement(one.turn), ran.settled.committed if ran.settled else {}))
+    out.print(
+        f"{ran.calls:,} handler calls; "
+        + (", ".join(f"{n:,} {word}" for word, n in sorted(ran.outcomes.items())) or "no outcomes")
+    )
+
+
+@app.command()
+def plan(name: Name, as_json: Json = False, now: Now = None) -> None:
+    """Print what a run would do now; stores nothing.
+
+    Example: `ackline plan orders`
+    """
+    from ackline.steps.plan import preview
+
+    with opened(name, now) as parts:
+        found = preview(parts)
+    if as_json:
+        body = (
+            show.plan_json(found.plan, found.adopted)
+            if found.plan
+            else {"pipeline": name, "turn": None, "partitions": []}
+        )
+        print(json.dumps({**body, "missing_topics": list(found.missing)}))
+        return
+    out = show.console()
+    for topic in found.missing:
+        out.print(f"The topic {topic} does not exist (yet).")
+    if found.plan:
+        out.print(show.plan_table(found.plan, found.adopted, stored=False))
+
+
+@app.command()
+def status(name: Name, as_json: Json = False, now: Now = None) -> None:
+    """Where each partition stands: log, committed offset, floor, pending, lag, read live from the broker.
+
+    Example: `ackline status orders --json`
+    """
+    from ackline.steps.status import status as status_of
+
+    with opened(name, now) as parts:
+        found = status_of(parts)
+    if as_json:
+        print(json.dumps({"pipeline": name, "partitions": [show.status_json(one) for one in found]}))
+    else:
+        show.console().print(show.status_table(name, found))
+
+
+SHOWN = 50
+"""Rows that `ackline audit` prints for a person who gave no --limit."""
+
+
+@app.command()
+def audit(
+    name: Name,
+    topic: Annotated[str | None, typer.Option(help="Only this topic.")] = None,
+    partition: Annotated[int | None, typer.Option(help="Only this partition.", min=0)] = None,
+    offsets: Annotated[str | None, typer.Option(help="Only offsets A:B, B exclusive; or a single one.")] = None,
+    outcome: Annotated[str | None, typer.Option(help="Only this outcome, e.g. failed.")] = None,
+    run_id: Annotated[str | None, typer.Option("--run", help="Only rows that this run wrote.")] = None,
+    turn: Annotated[int | None, typer.Option(help="Only this turn.", min=0)] = None,
+    limit: Annotated[int | None, typer.Option(help="At most so many rows.", min=0)] = None,
+    everything: Annotated[
+        bool, typer.Option("--all", help="Also rows that do not count (open or void turns).")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """What happened to each record: the effective rows of the audit table.
+
+    Examples: `ackline audit orders --offsets 1041`, `ackline audit orders --outcome dead --json`
+    """
+    from ackline.audit.queries import AuditFilter, audit_rows, json_rows
+    from ackline.errors import ConfigError
+    from ackline.outcome import Outcome
+    from ackline.steps.parts import audit_root
+
+    pipeline_named(name)
+    if outcome is not None and outcome not in list(Outcome):
+        raise ConfigError(f"--outcome {outcome}: one of {', '.join(Outcome)}", key="--outcome")
+    shown = limit if limit is not None or as_json else SHOWN + 1
+    asked = AuditFilter(topic, partition, range_of(offsets), outcome, run_id, turn, shown, everything)
+    rows = list(json_rows(audit_rows(audit_root(), name, asked)))
+    if as_json:
+        print("[" + ",\n".join(json.dumps(row) for row in rows) + "]")
+        return
+    _print_rows(rows, limit)
+
+
+def _print_rows(rows: list[dict[str, Any]], limit: int | None) -> None:
+    columns = [
+        "topic",
+        "partition",
+        "offset",
+        "end_offset",
+        "attempt",
+        "outcome",
+        "turn",
+        "error_class",
+        "error_message",
+        "handled_at",
+    ]
+    out = show.console()
+    cut = len(rows) if limit is not None else SHOWN
+    out.print(show.table(None, columns, ([row[name] for name in columns] for row in rows[:cut])))
+    if not rows:
+        out.print("No rows.")
+    if len(rows) > cut:
+        out.print("… more; see them all with --limit N or --json.")
+
+
+@app.command()
+def doctor(
+    name: Annotated[str | None, typer.Argument(help="Also check this pipeline against its broker.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Check what a run needs: Java, JARs, pipeline files, handler, broker, topics, group, tables.
+
+    Examples: `ackline doctor`, `ackline doctor orders`
+    """
+    from ackline.cli.doctor import examine
+
+    found = list(examine(name))
+    if as_json:
+        print(json.dumps([{"check": one.name, "ok": one.ok, "detail": one.detail} for one in found]))
+    else:
+        out = show.console()
+        for one in found:
+            out.print(f"{'[green]ok  [/]' if one.ok else '[red]FAIL[/]'} {one.name}: ", end="")
+            out.print(one.detail, markup=False)
+    if not all(one.ok for one in found):
+        sys.exit(1)
+
+
+@app.command()
+def demo(
+    keep: Annotated[bool, typer.Option(help="Leave broker and Airflow running at the end.")] = False,
+) -> None:
+    """The main job on a broker, Spark and an Airflow of its own: 20,000 orders until all is settled, then proved.
+
+    Examples: `ackline demo`, `ackline demo --keep` and afterwards `ackline dev down`
+    """
+    from ackline.testing.demo import main as demo_main
+
+    sys.exit(demo_main(keep))

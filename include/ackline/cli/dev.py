@@ -1,0 +1,69 @@
+"""`ackline dev`: a real broker on this machine for trying things out."""
+
+import json
+import sys
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(help="A local broker to try things on.", no_args_is_help=True, pretty_exceptions_enable=False)
+
+
+@app.command()
+def up(
+    port: Annotated[
+        int | None, typer.Option(help="The broker's port; a free one if not given.", min=1, max=65535)
+    ] = None,
+) -> None:
+    """Start a broker that stays up; pipelines whose connection is defined nowhere else read from it.
+
+    Example: `ackline dev up --port 9092`
+    """
+    from ackline.testing.stack import dev_up
+
+    bootstrap = dev_up(port)
+    print(f"A broker is up at {bootstrap}. Stop it with: ackline dev down")
+
+
+@app.command()
+def down() -> None:
+    """Stop what `ackline dev up` or `ackline demo --keep` left running.
+
+    Example: `ackline dev down`
+    """
+    from ackline.testing.stack import dev_down
+
+    print("Stopped." if dev_down() else "Nothing was running.")
+
+
+@app.command()
+def status(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
+    """Say what is running; exit status 1 where nothing is.
+
+    Example: `ackline dev status`
+    """
+    from ackline.testing.stack import dev_status
+
+    found = dev_status()
+    if as_json:
+        print(json.dumps(found))
+    elif found:
+        for name, value in found.items():
+            print(f"{name}: {value}")
+    else:
+        print("Nothing is running.")
+    sys.exit(0 if found else 1)
+
+
+@app.command()
+def produce(
+    topic: Annotated[str, typer.Argument(help="The topic; made with 4 partitions where it is missing.")] = "orders",
+    count: Annotated[int, typer.Option(help="How many orders.", min=1)] = 1000,
+) -> None:
+    """Produce believable orders to the local broker, some of which fail; also makes TOPIC.dead where it is missing.
+
+    Example: `ackline dev produce orders --count 5000`
+    """
+    from ackline.testing.stack import dev_produce
+
+    print(dev_produce(topic, count))

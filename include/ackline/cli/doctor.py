@@ -1,0 +1,106 @@
+"""`ackline doctor`: each thing that a run needs, looked at one by one."""
+
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from ackline.cli.connection import connection_of
+from ackline.cli.options import pipeline_named
+from ackline.errors import AcklineError, FatalError
+from ackline.handler import load_handler, tier_of
+from ackline.pipeline import Pipeline, load_folder
+from ackline.steps.parts import audit_root, new_run_id, open_parts, pipelines_folder
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that was looked at: `detail` says what was found, or what to do."""
+
+    name: str
+    ok: bool
+    detail: str
+
+
+def examine(name: str | None) -> Iterator[Finding]:
+    """Look at the machine and the project, and at pipeline `name` with its broker where one is given."""
+    yield _look("python", lambda: f"{sys.version.split()[0]}")
+    yield _look("java", _java)
+    yield _look("jars", _jars)
+    yield _look("audit tables", _audit)
+    yield from _files()
+    if name is None:
+        return
+    try:
+        pipeline = pipeline_named(name)
+    except AcklineError as error:
+        yield Finding(f"pipeline {name}", False, str(error))
+        return
+    yield _look("handler", lambda: f"{pipeline.handler} ({tier_of(load_handler(pipeline.handler))} tier)")
+    yield from _broker(pipeline)
+
+
+def _look(name: str, what: Callable[[], str]) -> Finding:
+    try:
+        return Finding(name, True, what())
+    except (AcklineError, OSError, subprocess.SubprocessError) as error:
+        return Finding(name, False, str(error))
+
+
+def _java() -> str:
+    if shutil.which("java") is None:
+        raise FatalError("not found: install Java 17 or later, e.g. the package openjdk-17-jre-headless")
+    said = subprocess.run(["java", "-version"], capture_output=True, text=True, timeout=30).stderr
+    found = re.search(r'version "(\d+)', said)
+    if not found or int(found[1]) < 17:
+        raise FatalError(f"too old ({said.splitlines()[0] if said else 'silent'}): install Java 17 or later")
+    return said.splitlines()[0]
+
+
+def _jars() -> str:
+    from ackline.spark.jars import kafka_source_jars
+
+    jars = kafka_source_jars()
+    return f"{len(jars)} for Spark's Kafka source in {jars[0].parent}"
+
+
+def _audit() -> str:
+    root = audit_root()
+    if "://" not in root:
+        Path(root).mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=root):
+            pass
+    return root
+
+
+def _files() -> Iterator[Finding]:
+    folder = pipelines_folder()
+    loaded = load_folder(folder)
+    yield Finding("pipelines", bool(loaded.pipelines), f"{', '.join(loaded.pipelines) or 'none'} in {folder}")
+    for error in loaded.broken.values():
+        yield Finding("pipeline file", False, str(error))
+
+
+def _broker(pipeline: Pipeline) -> Iterator[Finding]:
+    try:
+        connection = connection_of(pipeline)
+        with open_parts(pipeline, connection, run_id=new_run_id("doctor"), actor="doctor") as parts:
+            yield Finding("broker", True, f"reachable, cluster {parts.cluster.reachable()}")
+            wanted = [*(pipeline.kafka.named_topics or ()), *filter(None, [pipeline.dead_letter_topic])]
+            topics = parts.cluster.topics(wanted)
+            for topic in wanted:
+                found = topics.get(topic)
+                yield Finding(
+                    f"topic {topic}",
+                    found is not None,
+                    f"{len(found.partitions)} partitions" if found else "missing",
+                )
+            members = parts.group.members()
+            detail = f"live members: {', '.join(members)}; nothing can be committed" if members else "no live members"
+            yield Finding(f"group {pipeline.kafka.group_id}", not members, detail)
+    except AcklineError as error:
+        yield Finding("broker", False, str(error))

@@ -1,0 +1,73 @@
+"""Arguments that several commands share, and how text from the command line becomes values."""
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime
+from typing import Annotated
+
+import typer
+
+from ackline.cli.connection import connection_of
+from ackline.errors import ConfigError
+from ackline.handler import load_handler
+from ackline.offsets import OffsetRange
+from ackline.pipeline import Pipeline, find, parse_time
+from ackline.steps.parts import Parts, new_run_id, open_parts, pipelines_folder
+
+Name = Annotated[str, typer.Argument(help="The pipeline: the `name` in its file.", show_default=False)]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON for a program instead of tables.")]
+Now = Annotated[
+    str | None,
+    typer.Option(
+        "--now", help="Go by this time instead of the clock's, e.g. 2026-01-31T12:00:00Z.", show_default=False
+    ),
+]
+
+
+def time_of(now: str | None) -> datetime | None:
+    """`--now` as an aware time. Raises ConfigError for text that is none, or has no zone."""
+    try:
+        return None if now is None else parse_time(now)
+    except ValueError as error:
+        raise ConfigError(f"--now: {error}", key="--now") from None
+
+
+def range_of(text: str | None) -> OffsetRange | None:
+    """`A:B`, `A:`, `:B` or a single `A` as a range. Raises ConfigError for anything else."""
+    if text is None:
+        return None
+    try:
+        start, colon, end = text.partition(":")
+        first = int(start or 0)
+        return OffsetRange(first, int(end) if end else first + 1 if not colon else 2**63 - 1)
+    except ValueError as error:
+        raise ConfigError(
+            f"--offsets {text}: write A:B with 0 <= A <= B, B exclusive ({error})", key="--offsets"
+        ) from None
+
+
+def pipeline_named(name: str) -> Pipeline:
+    """The pipeline, with the folder of its handlers importable: the one that holds the pipelines folder."""
+    folder = pipelines_folder()
+    pipeline = find(folder, name)
+    include = str(folder.resolve().parent)
+    if include not in sys.path:
+        sys.path.insert(0, include)
+    # Spark's Python workers are processes of their own and import the handler for themselves.
+    os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys([include, *filter(None, [os.environ.get("PYTHONPATH")])]))
+    return pipeline
+
+
+@contextmanager
+def opened(name: str, now: str | None = None, run_id: str | None = None) -> Iterator[Parts]:
+    """The parts of a pipeline for one command. Its handler is imported first, so that nothing is planned in vain."""
+    time = time_of(now)
+    pipeline = pipeline_named(name)
+    load_handler(pipeline.handler)
+    actor = os.environ.get("USER", "")
+    with open_parts(
+        pipeline, connection_of(pipeline), run_id=run_id or new_run_id("cli"), actor=actor, now=time
+    ) as parts:
+        yield parts

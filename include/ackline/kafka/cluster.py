@@ -1,0 +1,204 @@
+"""What the brokers know of topics and logs: ids, partitions, leaders, bounds, and the time of a record."""
+
+import time
+from collections.abc import Iterable, Mapping
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeout
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from types import TracebackType
+from typing import Any, Self
+
+from confluent_kafka import Consumer, IsolationLevel, KafkaError, KafkaException, TopicCollection
+from confluent_kafka import TopicPartition as ClientPartition
+from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]
+
+from ackline.errors import AcklineError, ConfigError, FatalError, TransientError
+from ackline.kafka import clients
+from ackline.kafka.config import brokers
+from ackline.kafka.failures import MISSING, LastError, error_of, failure
+from ackline.offsets import TopicPartition
+
+REQUEST = 30.0
+"""Seconds a request to the cluster may take."""
+REACHABLE = 5.0
+"""Seconds within which `Cluster.reachable` answers."""
+
+_NO_LEADER = MISSING | {"LEADER_NOT_AVAILABLE"}
+
+
+@dataclass(frozen=True, slots=True)
+class TopicInfo:
+    """A topic: its id, new whenever it is deleted and created again, and for each partition whether it has a
+    leader."""
+
+    topic_id: str
+    partitions: Mapping[int, bool]
+
+
+@dataclass(frozen=True, slots=True)
+class LogBounds:
+    """Offsets `[start, end)` that may be read: from the log start to the last stable offset under
+    read_committed, else to the high watermark. `leader_epoch` is None where the broker gives none."""
+
+    start: int
+    end: int
+    leader_epoch: int | None
+
+
+class Cluster:
+    """One connection to a cluster, for questions. Made without a network; close it, or use it as a context
+    manager."""
+
+    def __init__(self, config: Mapping[str, object], isolation: str) -> None:
+        self._config = config
+        self._isolation = isolation
+        self._last = LastError()
+        self._admin = clients.admin(config, error_cb=self._last)
+        self._reader: Consumer | None = None
+        self._connected = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Give the connections back."""
+        if self._reader is not None:
+            self._reader.close()
+            self._reader = None
+
+    def reachable(self) -> str:
+        """The cluster's id; raises TransientError within `REACHABLE` seconds where no broker answers."""
+        doing = "asking the brokers who they are"
+        answer = self._admin.describe_cluster(request_timeout=REACHABLE)
+        cluster_id = str(self._result(answer, doing, REACHABLE).cluster_id)
+        self._connected = True
+        return cluster_id
+
+    def topics(self, names: Iterable[str]) -> dict[str, TopicInfo]:
+        """The topics that exist of those named, in one request. Raises ConfigError for names Kafka
+        refuses."""
+        asked = sorted(set(names))
+        if not asked:
+            return {}
+        answers = self._admin.describe_topics(TopicCollection(asked), request_timeout=REQUEST)
+        found: dict[str, TopicInfo] = {}
+        for name, answer in answers.items():
+            described = self._result(answer, f"describing topic {name}", REQUEST, absent=MISSING)
+            if described is not None:
+                leaders = {p.id: p.leader is not None and p.leader.id >= 0 for p in described.partitions}
+                found[name] = TopicInfo(str(described.topic_id), dict(sorted(leaders.items())))
+        return found
+
+    def names(self) -> list[str]:
+        """The names of all topics but Kafka's own, sorted; for subscriptions by pattern."""
+        with clients.mapped("listing the topics", self._config, self._last):
+            topics = self._admin.list_topics(timeout=REQUEST).topics
+        return sorted(name for name in topics if name not in ("__consumer_offsets", "__transaction_state"))
+
+    def bounds(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, LogBounds]:
+        """The bounds of each partition, in two requests to each leader however many partitions there are.
+
+        Raises FatalError for a partition that does not exist, TransientError for one without a leader.
+        """
+        asked = sorted(set(partitions))
+        if not asked:
+            return {}
+        starts = self._offsets(asked, OffsetSpec.earliest())  # type: ignore[no-untyped-call]
+        ends = self._offsets(asked, OffsetSpec.latest())  # type: ignore[no-untyped-call]
+        bounds: dict[TopicPartition, LogBounds] = {}
+        for tp in asked:
+            start, end, epoch = int(starts[tp].offset), int(ends[tp].offset), ends[tp].leader_epoch
+            known = epoch if epoch is not None and epoch >= 0 else None
+            bounds[tp] = LogBounds(start, max(start, end), known)
+        return bounds
+
+    def record_time(self, at: TopicPartition, offset: int, *, timeout: float = 5.0) -> datetime | None:
+        """When the first record at or after `offset` was stamped; None where there is none, or no answer in
+        time."""
+        return self.record_times({at: offset}, timeout=timeout).get(at)
+
+    def record_times(
+        self, offsets: Mapping[TopicPartition, int], *, timeout: float = 5.0
+    ) -> dict[TopicPartition, datetime]:
+        """`record_time` of many partitions at once, in one pass of a few kilobytes each; absent where it is
+        None."""
+        if self._reader is None:
+            self._reader = clients.consumer(self._config, "ackline-times", self._isolation, **clients.SPARSE)
+        reader, waiting = self._reader, dict(offsets)
+        times: dict[TopicPartition, datetime] = {}
+        deadline = time.monotonic() + timeout
+        with clients.mapped("reading the time of a record", self._config, self._last):
+            reader.assign([ClientPartition(tp.topic, tp.partition, offset) for tp, offset in waiting.items()])
+            while waiting and (left := deadline - time.monotonic()) > 0:
+                message = reader.poll(left)
+                if message is None:
+                    continue
+                tp = TopicPartition(str(message.topic()), int(message.partition() or 0))
+                kind, milliseconds = message.timestamp()
+                if waiting.pop(tp, None) is not None:
+                    reader.incremental_unassign([ClientPartition(*tp)])
+                    if message.error() is None and kind and milliseconds >= 0:
+                        times[tp] = datetime.fromtimestamp(milliseconds / 1000, UTC)
+            reader.unassign()
+        return times
+
+    def _offsets(self, asked: Iterable[TopicPartition], spec: OffsetSpec) -> dict[TopicPartition, Any]:
+        if not self._connected:
+            self.reachable()  # list_offsets on a client without a connection may wait 1 to 3 s before it tries again
+        level = IsolationLevel[self._isolation.upper()]
+        doing = "reading the log bounds"
+        with clients.mapped(doing, self._config, self._last):
+            answers = self._admin.list_offsets(
+                {ClientPartition(*tp): spec for tp in asked}, isolation_level=level, request_timeout=REQUEST
+            )
+        found: dict[TopicPartition, Any] = {}
+        for tp, answer in answers.items():
+            at = TopicPartition(tp.topic, tp.partition)
+            found[at] = self._result(answer, doing, REQUEST, at, absent=_NO_LEADER)
+            if found[at] is None:
+                raise self._leaderless(at)
+        return found
+
+    def _leaderless(self, at: TopicPartition) -> AcklineError:
+        """Why no leader is known: list_offsets says the same of a missing topic and of a broker that is away."""
+        self._connected = False
+        self.reachable()
+        info = self.topics([at.topic]).get(at.topic)
+        here = brokers(self._config)
+        if info is None or at.partition not in info.partitions:
+            return FatalError(
+                f"{at} does not exist at {here}; check the topic's name and its partitions, or create it",
+                topic=at.topic, partition=at.partition,
+            )  # fmt: skip
+        return TransientError(
+            f"{at} has no leader at {here}; check that its brokers are up, then run this again",
+            topic=at.topic, partition=at.partition,
+        )  # fmt: skip
+
+    def _result(
+        self, answer: "Future[Any]", doing: str, timeout: float, at: TopicPartition | None = None,
+        absent: frozenset[str] = frozenset(),
+    ) -> Any:  # fmt: skip
+        """The answer to an admin request; None where its error is one of `absent`."""
+        try:
+            return answer.result(timeout + 1)
+        except KafkaException as raised:
+            error = error_of(raised)
+            if error is not None and error.name() in absent:
+                return None
+            raise self._failed(error, doing, at) from raised
+        except FutureTimeout as raised:
+            raise self._failed(None, doing, at) from raised
+
+    def _failed(self, error: KafkaError | None, doing: str, at: TopicPartition | None) -> AcklineError:
+        self._admin.poll(0)  # serves the error callback: a refused login shows there, the request only times out
+        known = error if error is not None else KafkaError(KafkaError._TIMED_OUT)
+        if known.name() == "TOPIC_EXCEPTION":
+            return ConfigError(f"{doing}: Kafka does not allow this name")
+        return failure(known, doing, self._config, at, last=self._last)

@@ -1,0 +1,102 @@
+"""Which wanted offsets of a partition are answered, and what an event of the log proves about the others;
+pure."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from confluent_kafka import Message
+
+from ackline.offsets import TopicPartition
+from ackline.outcome import Outcome
+
+READ_ON = 48
+"""Up to so many offsets ahead a reader reads on: it passes no more records than a seek would fetch on
+average."""
+DENSE = 50_000
+"""Offsets a close stretch must span to be read for throughput; what that fetches too much is little beside
+it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A wanted record."""
+
+    message: Message
+    topic_partition: TopicPartition
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Gone:
+    """A wanted offset that provably holds no record (any more): `outcome` is EXPIRED or COMPACTED."""
+
+    topic_partition: TopicPartition
+    offset: int
+    outcome: Outcome
+
+
+@dataclass(slots=True)
+class Cursor:
+    """One partition's ascending wanted offsets: `wanted[:at]` are answered, `wanted[at:stop]` are read at
+    present.
+
+    `position` is the next offset that the reader will be given, as far as it can know.
+    """
+
+    partition: TopicPartition
+    wanted: Sequence[int]
+    at: int = 0
+    stop: int = 0
+    position: int = 0
+
+    @property
+    def next(self) -> int:
+        """The lowest offset without an answer."""
+        return self.wanted[self.at]
+
+    @property
+    def finished(self) -> bool:
+        """Whether the present stretch is answered."""
+        return self.at >= self.stop
+
+    @property
+    def answered(self) -> bool:
+        """Whether everything is."""
+        return self.at >= len(self.wanted)
+
+    @property
+    def far(self) -> bool:
+        """Whether the next wanted offset is better sought than read on to."""
+        return self.next - self.position > READ_ON
+
+    def aim(self) -> bool:
+        """Set `stop` to the end of the next stretch, offsets that one client reads best; True where they are
+        dense."""
+        start, after, dense = self.at, self._cluster_end(self.at), self._is_dense(self.at)
+        while not dense and after < len(self.wanted) and not self._is_dense(after):
+            after = self._cluster_end(after)
+        self.position, self.stop = self.wanted[start], after
+        return dense
+
+    def record(self, message: Message, offset: int) -> Iterator[Found | Gone]:
+        """The log's next record, at `offset`: wanted ones below it are proved gone."""
+        self.position = offset + 1
+        yield from self.gone_below(offset, Outcome.COMPACTED)
+        if not self.finished and self.next == offset:
+            self.at += 1
+            yield Found(message, self.partition, offset)
+
+    def gone_below(self, offset: int, outcome: Outcome) -> Iterator[Gone]:
+        """Answer every wanted offset below `offset` with `outcome`."""
+        while not self.finished and self.next < offset:
+            self.at += 1
+            yield Gone(self.partition, self.wanted[self.at - 1], outcome)
+
+    def _cluster_end(self, at: int) -> int:
+        end = at + 1
+        while end < len(self.wanted) and self.wanted[end] - self.wanted[end - 1] <= READ_ON:
+            end += 1
+        return end
+
+    def _is_dense(self, at: int) -> bool:
+        return self.wanted[self._cluster_end(at) - 1] - self.wanted[at] >= DENSE

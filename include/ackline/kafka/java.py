@@ -1,0 +1,171 @@
+"""The same connection for Java's Kafka client, which Spark's source uses.
+
+A property either has a counterpart, or is known to make no difference to what is read or how safely, or is an
+error: nobody is connected differently without being told.
+"""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from ackline.errors import ConfigError
+
+_SAME = frozenset({
+    "bootstrap.servers", "client.id", "client.rack", "client.dns.lookup", "metadata.max.age.ms",
+    "reconnect.backoff.ms", "reconnect.backoff.max.ms", "retry.backoff.ms", "retry.backoff.max.ms",
+    "socket.connection.setup.timeout.ms", "fetch.min.bytes", "fetch.max.bytes", "max.partition.fetch.bytes",
+    "check.crcs", "enable.metrics.push", "metadata.recovery.strategy", "metadata.recovery.rebootstrap.trigger.ms",
+})  # fmt: skip
+
+_RENAMED: Mapping[str, str] = {
+    "socket.timeout.ms": "request.timeout.ms",
+    "fetch.wait.max.ms": "fetch.max.wait.ms",
+    "fetch.message.max.bytes": "max.partition.fetch.bytes",
+    "connections.max.idle.ms": "connections.max.idle.ms",
+    "socket.send.buffer.bytes": "send.buffer.bytes",
+    "socket.receive.buffer.bytes": "receive.buffer.bytes",
+}
+_ZERO_IS_MINUS_ONE = frozenset({"connections.max.idle.ms", "socket.send.buffer.bytes", "socket.receive.buffer.bytes"})
+
+DROPPED = frozenset({
+    # about a group's members or its position, which neither client has to do with
+    "group.id", "group.instance.id", "group.protocol", "group.protocol.type", "group.remote.assignor",
+    "session.timeout.ms", "heartbeat.interval.ms", "max.poll.interval.ms", "partition.assignment.strategy",
+    "coordinator.query.interval.ms", "enable.auto.commit", "auto.commit.enable", "auto.commit.interval.ms",
+    "enable.auto.offset.store", "auto.offset.reset", "enable.partition.eof", "isolation.level",
+    "allow.auto.create.topics",
+    # librdkafka's own queues, threads, sockets and logs
+    "queued.min.messages", "queued.max.messages.kbytes", "fetch.error.backoff.ms", "fetch.queue.backoff.ms",
+    "consume.callback.max.messages", "message.copy.max.bytes", "receive.message.max.bytes", "message.max.bytes",
+    "max.in.flight", "max.in.flight.requests.per.connection", "statistics.interval.ms", "log_level", "log.queue",
+    "log.thread.name", "log.connection.close", "debug", "enable.random.seed", "internal.termination.signal",
+    "socket.keepalive.enable", "socket.nagle.disable", "socket.max.fails", "socket.blocking.max.ms",
+    "broker.address.family", "broker.address.ttl", "builtin.features", "enabled_events",
+    "topic.metadata.refresh.interval.ms", "topic.metadata.refresh.fast.interval.ms",
+    "topic.metadata.refresh.fast.cnt", "topic.metadata.refresh.sparse", "topic.metadata.propagation.max.ms",
+    "reconnect.backoff.jitter.ms", "api.version.request", "api.version.request.timeout.ms",
+    "api.version.fallback.ms", "broker.version.fallback",
+})  # fmt: skip
+"""Without a counterpart, and without a difference to what is read or how it is secured."""
+
+_MECHANISMS: Mapping[str, str] = {
+    "PLAIN": "org.apache.kafka.common.security.plain.PlainLoginModule",
+    "SCRAM-SHA-256": "org.apache.kafka.common.security.scram.ScramLoginModule",
+    "SCRAM-SHA-512": "org.apache.kafka.common.security.scram.ScramLoginModule",
+}
+
+_SSL = frozenset({
+    "ssl.ca.location", "ssl.ca.pem", "ssl.certificate.location", "ssl.certificate.pem", "ssl.key.location",
+    "ssl.key.pem", "ssl.key.password", "ssl.keystore.location", "ssl.keystore.password",
+    "ssl.endpoint.identification.algorithm", "enable.ssl.certificate.verification",
+})  # fmt: skip
+_SASL = frozenset({"sasl.mechanism", "sasl.mechanisms", "sasl.username", "sasl.password"})
+
+
+def java_properties(config: Mapping[str, object]) -> dict[str, str]:
+    """`config` (librdkafka's names) for Java's client, without the `kafka.` that Spark puts before each name.
+
+    Holds secrets: certificates and passwords stand in it as text. Properties in `DROPPED` are left out.
+    Raises ConfigError, naming the property, for anything else that has no counterpart, and for files that
+    can't be read.
+    """
+    given = {name: _text(value) for name, value in config.items() if value is not None}
+    protocol = given.get("security.protocol", "plaintext").upper()
+    java = {"security.protocol": protocol}
+    for name, value in given.items():
+        if name in _SAME:
+            java[name] = value
+        elif name in _RENAMED:
+            java[_RENAMED[name]] = "-1" if name in _ZERO_IS_MINUS_ONE and value == "0" else value
+        elif name not in DROPPED | _SSL | _SASL | {"security.protocol", "metadata.broker.list"}:
+            raise _no_counterpart(name, "Spark reads with Java's Kafka client, which has no such setting")
+    java.setdefault("bootstrap.servers", given.get("metadata.broker.list", ""))
+    if "SSL" in protocol.split("_"):
+        java |= _trust(given) | _identity(given)
+    if protocol.startswith("SASL"):
+        java |= _login(given)
+    return java
+
+
+def _text(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _no_counterpart(name: str, why: str) -> ConfigError:
+    return ConfigError(f"Kafka property `{name}` can't be used: {why}", key=name)
+
+
+def _login(given: Mapping[str, str]) -> dict[str, str]:
+    name = "sasl.mechanisms" if "sasl.mechanisms" in given else "sasl.mechanism"
+    mechanism = given.get(name, "GSSAPI").upper()
+    if mechanism not in _MECHANISMS:
+        known = ", ".join(_MECHANISMS)
+        raise _no_counterpart(name, f"{mechanism} is not translated for Spark's Java client; {known} are")
+    for needed in ("sasl.username", "sasl.password"):
+        if needed not in given:
+            raise ConfigError(f"`{needed}` is missing, and {mechanism} needs it", key=needed)
+    login = " ".join(f"{part}={_quoted(given[f'sasl.{part}'])}" for part in ("username", "password"))
+    return {"sasl.mechanism": mechanism, "sasl.jaas.config": f"{_MECHANISMS[mechanism]} required {login};"}
+
+
+def _quoted(text: str) -> str:
+    """As Java's StreamTokenizer reads a quoted word: only a backslash escapes, a line end would close the
+    quotes."""
+    escaped = {"\\": "\\\\", '"': '\\"', "\n": "\\n", "\r": "\\r"}
+    return '"' + "".join(escaped.get(letter, letter) for letter in text) + '"'
+
+
+def _trust(given: Mapping[str, str]) -> dict[str, str]:
+    java: dict[str, str] = {}
+    if given.get("enable.ssl.certificate.verification", "true").lower() not in ("true", "t", "1"):
+        raise _no_counterpart("enable.ssl.certificate.verification", "Java's client always verifies certificates; "
+                              "name the authority in `ssl.ca.location`")  # fmt: skip
+    algorithm = given.get("ssl.endpoint.identification.algorithm", "https").lower()
+    if algorithm not in ("https", "none"):
+        raise _no_counterpart("ssl.endpoint.identification.algorithm", f"it is https or none, not {algorithm}")
+    java["ssl.endpoint.identification.algorithm"] = "" if algorithm == "none" else "https"
+    authority = _pem(given, "ssl.ca") if given.get("ssl.ca.location") != "probe" else None
+    if authority is not None:
+        java |= {"ssl.truststore.type": "PEM", "ssl.truststore.certificates": authority}
+    return java
+
+
+def _identity(given: Mapping[str, str]) -> dict[str, str]:
+    """The client's own certificate, where it has one."""
+    if "ssl.keystore.location" in given:
+        java = {"ssl.keystore.type": "PKCS12", "ssl.keystore.location": given["ssl.keystore.location"]}
+        if "ssl.keystore.password" in given:
+            java["ssl.keystore.password"] = given["ssl.keystore.password"]
+        return java
+    certificate, key = _pem(given, "ssl.certificate"), _pem(given, "ssl.key", _pkcs8)
+    if (certificate is None) != (key is None):
+        missing = "ssl.key.location" if key is None else "ssl.certificate.location"
+        raise ConfigError(f"`{missing}` is missing: a client certificate needs its key, and a key its certificate",
+                          key=missing)  # fmt: skip
+    if certificate is None or key is None:
+        return {}
+    java = {"ssl.keystore.type": "PEM", "ssl.keystore.certificate.chain": certificate, "ssl.keystore.key": key}
+    return java | ({"ssl.key.password": given["ssl.key.password"]} if "ssl.key.password" in given else {})
+
+
+def _pkcs8(name: str, pem: str) -> None:
+    if "-----BEGIN PRIVATE KEY-----" not in pem and "-----BEGIN ENCRYPTED PRIVATE KEY-----" not in pem:
+        raise _no_counterpart(name, "Java's client reads PKCS#8 keys only; convert it with `openssl pkcs8 -topk8`")
+
+
+def _pem(given: Mapping[str, str], what: str, check: Callable[[str, str], None] | None = None) -> str | None:
+    """The PEM text of `what`, written in the property or in the file it names; None where neither is
+    given."""
+    name = f"{what}.pem"
+    pem = given.get(name)
+    if pem is None:
+        name = f"{what}.location"
+        if name not in given:
+            return None
+        try:
+            pem = Path(given[name]).read_text(encoding="ascii")
+        except (OSError, UnicodeDecodeError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "it is not PEM text"
+            raise ConfigError(f"`{name}` ({given[name]}) can't be read: {reason}", key=name) from error
+    if check is not None:
+        check(name, pem)
+    return pem

@@ -1,0 +1,224 @@
+"""Running a handler on rows: each row gets exactly one outcome, whatever the handler does.
+
+One function a tier, with the same semantics (design.md, "A handler"). A handler may raise anything, `sys.exit`
+included, or answer rubbish: that is the outcome of its record, or batch, and of no other.
+"""
+
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ackline.handler import Dead, Handler, Skip, Tier
+from ackline.outcome import ErrorClass, Outcome
+from ackline.scrub import scrub
+from ackline.spark.rows import Int64s, Rows
+
+Clock = Callable[[], int]
+"""Microseconds since 1970, rounded up to a millisecond: an outcome is never stamped before it was there."""
+
+# The words of a handler's answer. "dead" is stored as a failure that settle does not retry.
+WORDS = pa.array(["acked", "failed", "skipped", "dead"])
+_RESERVED = frozenset(word.value for word in ErrorClass)
+_CLASS_LIMIT = 120
+# Acked records share the time of their small group; reading the clock for each would cost a tenth of the whole.
+_GROUP = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Unacked:
+    """What became of a row that was not acked; `row` is its place in its `Rows`."""
+
+    row: int
+    outcome: Outcome
+    error_class: str | None
+    error_message: str | None
+    handled_at: int
+
+
+@dataclass(slots=True)
+class Answers:
+    """The outcomes of all rows: those named in `unacked`, in the order of the rows; every other row is acked.
+
+    `handled_at` holds a time for each row, in microseconds since 1970.
+    """
+
+    handled_at: Int64s
+    unacked: list[Unacked] = field(default_factory=list)
+    calls: int = 0
+
+
+def answer(handler: Handler, tier: Tier, rows: Rows, now: Clock, deliver_tombstones: bool) -> Answers:
+    """What the handler makes of `rows`. Tombstones it does not want are skipped without it."""
+    answer_rows = _answer_records if tier is Tier.RECORD else _answer_batch
+    if deliver_tombstones or not rows.values.null_count:
+        return answer_rows(handler, rows, now)
+    delivered = rows.values.is_valid().to_numpy(zero_copy_only=False)
+    places = np.flatnonzero(delivered)
+    asked = answer_rows(handler, rows.where(delivered), now) if len(places) else Answers(np.empty(0, np.int64))
+    at = now()
+    handled_at = np.full(len(rows), at, dtype=np.int64)
+    handled_at[places] = asked.handled_at
+    unacked = [_moved(one, int(places[one.row])) for one in asked.unacked]
+    unacked += [tombstone(int(row), at) for row in np.flatnonzero(~delivered)]
+    return Answers(handled_at, sorted(unacked, key=lambda one: one.row), asked.calls)
+
+
+def tombstone(row: int, at: int) -> Unacked:
+    """A record without a value that the handler did not see."""
+    return Unacked(row, Outcome.SKIPPED, ErrorClass.TOMBSTONE, None, at)
+
+
+def _moved(one: Unacked, row: int) -> Unacked:
+    return Unacked(row, one.outcome, one.error_class, one.error_message, one.handled_at)
+
+
+def _answer_records(handler: Handler, rows: Rows, now: Clock) -> Answers:
+    """The record tier: one call a record."""
+    count = len(rows)
+    numbered = enumerate(rows.records())
+    unacked: list[Unacked] = []
+    times: list[int] = []
+    for _ in range(0, count, _GROUP):
+        for row, record in islice(numbered, _GROUP):
+            try:
+                result = handler(record)
+                if result is not None:
+                    _refuse_unfinished(result)
+            except BaseException as error:  # sys.exit too is the outcome of this record alone
+                unacked.append(raised(error, row, rows, now()))
+        times.append(now())
+    handled_at = np.repeat(np.array(times, dtype=np.int64), _GROUP)[:count]
+    return Answers(handled_at, unacked, count)
+
+
+def _refuse_unfinished(result: Any) -> None:
+    """Raise for an answer that stands for work not done yet: acking it would ack an unhandled record."""
+    if inspect.iscoroutine(result) or inspect.isgenerator(result):
+        result.close()
+    elif not (inspect.isawaitable(result) or inspect.isasyncgen(result)):
+        return
+    raise _InvalidOutcome("the handler returned a coroutine, future or generator: its work was not done")
+
+
+class _InvalidOutcome(Exception):
+    """An answer that is none; stored as ErrorClass.INVALID_OUTCOME."""
+
+
+def raised(error: BaseException, row: int, rows: Rows, at: int) -> Unacked:
+    """The outcome of a row whose handling raised `error`."""
+    if isinstance(error, Skip):
+        return Unacked(row, Outcome.SKIPPED, ErrorClass.SKIP, _message(error, rows, row), at)
+    name = ErrorClass.DEAD.value if isinstance(error, Dead) else class_of(error)
+    return Unacked(row, Outcome.FAILED, name, _message(error, rows, row), at)
+
+
+def class_of(error: BaseException) -> str:
+    """The name of an exception's type, with its module where it could be taken for a word of ours."""
+    if isinstance(error, _InvalidOutcome):
+        return ErrorClass.INVALID_OUTCOME
+    kind = type(error)
+    return plain_class(kind.__name__, kind.__module__)
+
+
+def plain_class(name: str, module: str) -> str:
+    """`name` as a value of `error_class` that means nothing to Ackline."""
+    full = f"{module}.{name}" if name in _RESERVED else name
+    return "".join(c for c in full if c.isalnum() or c in "._")[:_CLASS_LIMIT] or "Exception"
+
+
+def _message(error: BaseException, rows: Rows, row: int) -> str | None:
+    try:
+        text = str(error)
+    except BaseException:  # a broken __str__ is the error of its own record
+        return None
+    return scrub(text, rows.payload(row)) or None
+
+
+def _answer_batch(handler: Handler, rows: Rows, now: Clock) -> Answers:
+    """The Arrow tier: one call a batch; what it can't say properly, it failed to handle."""
+    try:
+        answered = handler(rows.to_arrow())
+        _refuse_unfinished(answered)
+        outcomes, classes, messages = _read_answer(answered, rows)
+    except BaseException as error:  # sys.exit too is the outcome of this batch alone
+        at = now()
+        text = _batch_message(error, rows)
+        failed = [Unacked(row, Outcome.FAILED, _batch_class(error), text, at) for row in range(len(rows))]
+        return Answers(np.full(len(rows), at, np.int64), failed, len(rows))
+    at = now()
+    module = str(getattr(handler, "__module__", "handler"))
+    others = np.flatnonzero(pc.not_equal(outcomes, "acked").to_numpy(zero_copy_only=False))
+    unacked = [
+        spoken(row, outcomes[row].as_py(), _text(classes, row), _text(messages, row), rows, at, module)
+        for row in others.tolist()
+    ]
+    return Answers(np.full(len(rows), at, np.int64), unacked, len(rows))
+
+
+def spoken(
+    row: int, word: str, error_class: str | None, message: str | None, rows: Rows | None, at: int, module: str
+) -> Unacked:
+    """The outcome of a row for which a handler said "failed", "skipped" or "dead"."""
+    text = scrub(message, rows.payload(row)) or None if message and rows is not None else None
+    if word == "skipped":
+        return Unacked(row, Outcome.SKIPPED, ErrorClass.SKIP, text, at)
+    if word == "dead":
+        return Unacked(row, Outcome.FAILED, ErrorClass.DEAD, text, at)
+    named = plain_class(scrub(error_class, rows.payload(row)), module) if error_class and rows is not None else None
+    return Unacked(row, Outcome.FAILED, named, text, at)
+
+
+def _text(column: pa.Array | None, row: int) -> str | None:
+    return None if column is None else column[row].as_py()
+
+
+def _batch_class(error: BaseException) -> str:
+    # `Dead` of a whole batch would bury neighbours: they failed, and are tried again.
+    return f"{type(error).__module__}.{type(error).__name__}" if isinstance(error, Dead | Skip) else class_of(error)
+
+
+def _batch_message(error: BaseException, rows: Rows) -> str | None:
+    try:
+        text = str(error)
+    except BaseException:  # a broken __str__ is the error of its own record
+        return None
+    return scrub(text, (part for row in range(len(rows)) for part in rows.payload(row))) or None
+
+
+def _read_answer(answered: Any, rows: Rows) -> tuple[pa.Array, pa.Array | None, pa.Array | None]:
+    """Outcome, error class and error message columns. Raises for an answer that is not one outcome a row."""
+    classes: pa.Array | None = None
+    messages: pa.Array | None = None
+    if isinstance(answered, pa.Table | pa.RecordBatch):
+        named = {name: _strings(answered.column(name)) for name in answered.schema.names if name != "offset"}
+        if "offset" in answered.schema.names and answered.column("offset").to_pylist() != rows.offsets.tolist():
+            raise _InvalidOutcome("the answer is about other offsets than it was given")
+        if "outcome" not in named:
+            raise _InvalidOutcome("the answer has no column `outcome`")
+        outcomes, classes, messages = named["outcome"], named.get("error_class"), named.get("error_message")
+    else:
+        outcomes = _strings(answered)
+    if len(outcomes) != len(rows):
+        raise _InvalidOutcome(f"{len(outcomes)} outcomes for {len(rows)} records")
+    if outcomes.null_count or not pc.all(pc.is_in(outcomes, WORDS)).as_py():
+        raise _InvalidOutcome("an outcome is not one of acked, failed, skipped, dead")
+    return outcomes, classes, messages
+
+
+def _strings(column: Any) -> pa.Array:
+    if isinstance(column, pa.ChunkedArray):
+        column = column.combine_chunks()
+    if isinstance(column, pa.Array):
+        return column.cast(pa.string())
+    if isinstance(column, str | bytes | dict) or not isinstance(column, Sequence | np.ndarray):
+        raise _InvalidOutcome(f"the answer is a {type(column).__name__}, not a sequence of outcomes")
+    try:
+        return pa.array([str(word) if isinstance(word, str) else word for word in column], pa.string())
+    except (pa.ArrowInvalid, pa.ArrowTypeError, TypeError) as error:
+        raise _InvalidOutcome("an outcome is not one of acked, failed, skipped, dead") from error

@@ -1,0 +1,167 @@
+"""One replay as one Spark job: one lineage and one action, over fresh ranges and due retries.
+
+A second action would read, and call the handler, again. The tasks write files of outcomes; this returns their names,
+and the outcomes count once the caller has committed them.
+"""
+
+import uuid
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import date, datetime
+from typing import Any
+
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+
+from ackline.errors import FatalError
+from ackline.handler import Handler, Tier, load_handler, tier_of
+from ackline.offsets import OffsetRange, Runs, TopicPartition, count
+from ackline.outcome import Outcome
+from ackline.spark.column import NOTED_DDL, as_records, with_outcomes
+from ackline.spark.exact import chunks
+from ackline.spark.failure import of_spark
+from ackline.spark.file_stats import WrittenFile
+from ackline.spark.outcome_files import Turn
+from ackline.spark.progress import Progress, watched
+from ackline.spark.read import for_python, fresh_records, source_options
+from ackline.spark.tasks import MANIFEST_DDL, Kafka, Work, handle_fresh, handle_retries, read_retries, store_column
+
+__all__ = ["ReplayJob", "ReplayResult", "WrittenFile", "run_replay"]
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayJob:
+    """What a plan wants read and handled.
+
+    `retries` holds runs whose value is the number of the attempt to be made. `kafka` holds librdkafka's properties,
+    without a group. `on_failure` is the outcome of a failure: FAILED, or DROPPED under a guarantee that never retries.
+    `outcomes_root` is the outcomes table's own path or URI. `now` fixes the clock of all outcomes.
+    """
+
+    pipeline: str
+    lane: str
+    epoch: int
+    turn: int
+    run_id: str
+    plan_date: date
+    fresh: Mapping[TopicPartition, OffsetRange]
+    retries: Mapping[TopicPartition, Runs[int]]
+    handler: str
+    isolation: str
+    kafka: Mapping[str, str]
+    deliver_tombstones: bool
+    on_failure: Outcome
+    outcomes_root: str
+    now: datetime | None
+
+
+@dataclass(slots=True)
+class ReplayResult:
+    """What a replay did. `calls` counts records given to the handler; `fetched_for_retries` those the broker sent."""
+
+    files: tuple[WrittenFile, ...]
+    counts: Mapping[TopicPartition, Mapping[Outcome, int]]
+    calls: int
+    fetched_for_retries: int
+
+
+def run_replay(spark: SparkSession, job: ReplayJob, on_progress: Progress | None = None) -> ReplayResult:
+    """Read the job's ranges and retries, each record once, let the handler answer, and write the outcomes' files.
+
+    `on_progress` is given (tasks done, tasks) from another thread. Raises RangeGone where the log no longer holds a
+    range, TransientError for trouble with brokers or workers, ConfigError for a handler or property that can't be
+    used, FatalError otherwise. No message quotes a record.
+    """
+    handler = load_handler(job.handler)
+    fresh = {place: one for place, one in job.fresh.items() if len(one)}
+    retries = {place: runs for place, runs in job.retries.items() if count(runs)}
+    if not fresh and not retries:
+        return ReplayResult((), {}, 0, 0)
+    try:
+        with watched(spark.sparkContext, f"ackline-{uuid.uuid4()}", on_progress):
+            rows = _manifest(spark, job, handler, fresh, retries).collect()
+    except (PySparkException, Py4JError) as error:
+        raise of_spark(error) from None
+    result = _result(rows)
+    _check(result, fresh, retries)
+    return result
+
+
+def _manifest(
+    spark: SparkSession,
+    job: ReplayJob,
+    handler: Handler,
+    fresh: Mapping[TopicPartition, OffsetRange],
+    retries: Mapping[TopicPartition, Runs[int]],
+) -> DataFrame:
+    """The one lineage: rows that name the files which the tasks write."""
+    topics = {place.topic for place in [*fresh, *retries]}
+    work = _work(job, tier_of(handler), topics.pop() if len(topics) == 1 else None)
+    kafka = Kafka(dict(job.kafka), job.isolation)
+    sources = [fresh_records(spark, fresh, source_options(job.kafka, job.isolation))] if fresh else []
+    if work.tier is Tier.COLUMN:
+        records = [as_records(source) for source in sources]
+        if retries:
+            wanted, numbers = _chunks(spark, retries)
+            records.append(numbers.mapInArrow(read_retries(kafka, wanted), NOTED_DDL))
+        outcomes = with_outcomes(_union(records), handler, job.handler, job.deliver_tombstones, work.topic is None)
+        return outcomes.mapInArrow(store_column(work), MANIFEST_DDL)
+    parts = [for_python(one, work.topic is None).mapInArrow(handle_fresh(work), MANIFEST_DDL) for one in sources]
+    if retries:
+        wanted, numbers = _chunks(spark, retries)
+        parts.append(numbers.mapInArrow(handle_retries(work, kafka, wanted), MANIFEST_DDL))
+    return _union(parts)
+
+
+def _work(job: ReplayJob, tier: Tier, topic: str | None) -> Work:
+    turn = Turn(job.outcomes_root, job.pipeline, job.plan_date, job.lane, job.epoch, job.turn, job.run_id)
+    return Work(turn, job.handler, tier, topic, job.deliver_tombstones, job.on_failure, job.now)
+
+
+def _chunks(spark: SparkSession, retries: Mapping[TopicPartition, Runs[int]]) -> tuple[Any, DataFrame]:
+    """The parts that tasks read, as a broadcast list, and a DataFrame with one row, the part's number, a task."""
+    parts = chunks(retries, spark.sparkContext.defaultParallelism)
+    return spark.sparkContext.broadcast(parts), spark.range(0, len(parts), 1, len(parts))
+
+
+def _union(parts: list[DataFrame]) -> DataFrame:
+    whole, *others = parts
+    for part in others:
+        whole = whole.union(part)
+    return whole
+
+
+def _result(rows: Iterable[Any]) -> ReplayResult:
+    files: list[WrittenFile] = []
+    counts: dict[TopicPartition, dict[Outcome, int]] = {}
+    calls = fetched = 0
+    for row in rows:
+        if row.path is None:
+            calls, fetched = calls + row.calls, fetched + row.fetched
+            continue
+        outcome = Outcome(row.outcome)
+        files.append(
+            WrittenFile(
+                row.path, row.size, row.rows, row.topic, row.partition, outcome, row.stats, row.modification_time
+            )
+        )
+        of_place = counts.setdefault(TopicPartition(row.topic, row.partition), {})
+        of_place[outcome] = of_place.get(outcome, 0) + row.rows
+    return ReplayResult(tuple(files), counts, calls, fetched)
+
+
+def _check(
+    result: ReplayResult, fresh: Mapping[TopicPartition, OffsetRange], retries: Mapping[TopicPartition, Runs[int]]
+) -> None:
+    """Raise FatalError for more outcomes than records could be, or fewer than there are retries."""
+    for place in {*fresh, *retries, *result.counts}:
+        found = sum(result.counts.get(place, {}).values())
+        least = count(retries.get(place, ()))
+        most = least + (len(fresh[place]) if place in fresh else 0)
+        if not least <= found <= most:
+            raise FatalError(
+                f"{place}: {found} outcomes for {least} to {most} records; nothing was stored",
+                topic=place.topic,
+                partition=place.partition,
+            )

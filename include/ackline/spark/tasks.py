@@ -1,0 +1,299 @@
+"""What runs in Spark's Python workers: records in, files of outcomes out, and a few rows that name the files.
+
+Fresh records come from Spark's Kafka source, retries are read here exactly; both meet the same handler and the same
+files. A task that fails leaves files that nothing names.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from functools import lru_cache
+from itertools import pairwise
+from time import time_ns
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ackline.errors import FatalError
+from ackline.handler import Handler, Tier, load_handler
+from ackline.offsets import TopicPartition
+from ackline.outcome import ErrorClass, Outcome
+from ackline.spark.exact import GoneRows, Wanted, exact_rows
+from ackline.spark.handle import WORDS, Answers, Clock, Unacked, answer, spoken, tombstone
+from ackline.spark.outcome_files import Chunk, OutcomeFiles, Turn
+from ackline.spark.rows import EPOCH, RECORD_COLUMNS, Int64s, Rows, from_spark
+
+MANIFEST = pa.schema(
+    [
+        ("path", pa.string()),
+        ("size", pa.int64()),
+        ("rows", pa.int64()),
+        ("topic", pa.string()),
+        ("partition", pa.int32()),
+        ("outcome", pa.string()),
+        ("stats", pa.string()),
+        ("modification_time", pa.int64()),
+        ("calls", pa.int64()),
+        ("fetched", pa.int64()),
+    ]
+)
+"""What a task returns: a row a file, and one without a path for its counts."""
+MANIFEST_DDL = (
+    "path string, size long, rows long, topic string, partition int, outcome string, stats string, "
+    "modification_time long, calls long, fetched long"
+)
+# In the column tier a row may stand for something else than a record; its column `note` then says for what.
+NOTED = RECORD_COLUMNS.append(pa.field("note", pa.string()))
+FETCHED = "fetched"
+TOMBSTONE = "tombstone"
+
+Batches = Iterator[pa.RecordBatch]
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What every task of a job has to know. Holds no secret."""
+
+    turn: Turn
+    handler: str
+    tier: Tier
+    topic: str | None
+    deliver_tombstones: bool
+    on_failure: Outcome
+    now: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class Kafka:
+    """How a task reads retries; holds secrets, so it travels only inside a task's own function."""
+
+    config: dict[str, str]
+    isolation: str
+
+
+def handle_fresh(work: Work) -> Callable[[Batches], Batches]:
+    """A task over what Spark's Kafka source reads."""
+
+    def task(batches: Batches) -> Batches:
+        with Handling(work) as handling:
+            for batch in batches:
+                if batch.num_rows:
+                    handling.handle(from_spark(batch, work.topic))
+            yield handling.manifest()
+
+    return task
+
+
+def handle_retries(work: Work, kafka: Kafka, chunks: Any) -> Callable[[Batches], Batches]:
+    """A task a chunk of retries; `chunks` is the broadcast list that the task's one row, `id`, points into."""
+
+    def task(batches: Batches) -> Batches:
+        with Handling(work) as handling:
+            for wanted in _mine(batches, chunks):
+                for rows in exact_rows(wanted, kafka.config, kafka.isolation, handling.count_fetched):
+                    if isinstance(rows, GoneRows):
+                        handling.gone(rows)
+                    else:
+                        handling.handle(rows)
+            yield handling.manifest()
+
+    return task
+
+
+def read_retries(kafka: Kafka, chunks: Any) -> Callable[[Batches], Batches]:
+    """Retries as rows of `NOTED`, for a handler that stays in the JVM."""
+
+    def task(batches: Batches) -> Batches:
+        fetched: list[int] = []
+        for wanted in _mine(batches, chunks):
+            for rows in exact_rows(wanted, kafka.config, kafka.isolation, fetched.append):
+                if isinstance(rows, GoneRows):
+                    yield _noted(rows.place, rows.offsets, rows.outcome)
+                else:
+                    yield _with_note(rows.to_arrow())
+        yield _noted(TopicPartition("", -1), [sum(fetched)], FETCHED)
+
+    return task
+
+
+def store_column(work: Work) -> Callable[[Batches], Batches]:
+    """A task over rows whose outcome the JVM has computed."""
+
+    def task(batches: Batches) -> Batches:
+        with Handling(work) as handling:
+            for batch in batches:
+                for place, part in _by_place(batch, work.topic):
+                    handling.store_column(place, part)
+            yield handling.manifest()
+
+    return task
+
+
+def _mine(batches: Batches, chunks: Any) -> Iterator[Wanted]:
+    for batch in batches:
+        for number in batch.column("id").to_pylist():
+            yield chunks.value[number]
+
+
+class Handling:
+    """One task: the handler, the files, the counts. On an error the files are removed."""
+
+    def __init__(self, work: Work) -> None:
+        self._work = work
+        self._handler = _handler(work.handler) if work.tier is not Tier.COLUMN else None
+        self._clock = _clock(work.now)
+        self._files = OutcomeFiles(work.turn)
+        self._last: dict[TopicPartition, int] = {}
+        self._calls = 0
+        self._fetched = 0
+
+    def __enter__(self) -> "Handling":
+        return self
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        if kind is not None:
+            self._files.discard()
+
+    def count_fetched(self, records: int) -> None:
+        """Records that the broker delivered for retries."""
+        self._fetched += records
+
+    def handle(self, rows: Rows) -> None:
+        """Let the handler answer, and keep the outcomes."""
+        assert self._handler is not None
+        answers = answer(self._handler, self._work.tier, rows, self._clock, self._work.deliver_tombstones)
+        self._calls += answers.calls
+        self._store(rows.place, rows.offsets, rows.timestamps, rows.attempts, answers)
+
+    def gone(self, rows: GoneRows) -> None:
+        """Retries that the log does not hold any more: attempt 0, for no handler was called."""
+        count = len(rows.offsets)
+        self._in_order(rows.place, np.array(rows.offsets, dtype=np.int64))
+        chunk = Chunk(
+            np.array(rows.offsets, dtype=np.int64),
+            np.full(count, -1, dtype=np.int64),
+            np.zeros(count, dtype=np.int32),
+            np.full(count, self._clock(), dtype=np.int64),
+        )
+        self._files.add(rows.place, rows.outcome, chunk)
+
+    def store_column(self, place: TopicPartition, batch: pa.RecordBatch) -> None:
+        """Rows of one topic-partition with the column handler's `outcome`, or a `note` instead."""
+        notes = batch.column("note")
+        if notes.null_count == batch.num_rows:
+            return self._store_spoken(place, batch)
+        words = notes.to_pylist()
+        for note in dict.fromkeys(words):
+            part = batch.filter(pa.array([word == note for word in words]))
+            offsets = part.column("offset").to_pylist()
+            if note == FETCHED:
+                self._fetched += sum(offsets)
+            elif note in (Outcome.EXPIRED, Outcome.COMPACTED):
+                self.gone(GoneRows(place, offsets, Outcome(note)))
+        handled = [word is None or word == TOMBSTONE for word in words]
+        if any(handled):
+            self._store_spoken(place, batch.filter(pa.array(handled)))
+        return None
+
+    def _store_spoken(self, place: TopicPartition, batch: pa.RecordBatch) -> None:
+        outcomes, notes, at = batch.column("outcome"), batch.column("note"), self._clock()
+        known = pc.fill_null(pc.is_in(outcomes, WORDS), False)
+        plain = pc.and_(pc.and_(known, notes.is_null()), pc.fill_null(pc.equal(outcomes, "acked"), False))
+        unacked = []
+        for row in np.flatnonzero(~plain.to_numpy(zero_copy_only=False)).tolist():
+            if notes[row].is_valid:
+                unacked.append(tombstone(row, at))
+            elif known[row].as_py():
+                unacked.append(spoken(row, outcomes[row].as_py(), None, None, None, at, self._work.handler))
+            else:
+                unacked.append(Unacked(row, Outcome.FAILED, ErrorClass.INVALID_OUTCOME, _NO_WORD, at))
+        self._calls += notes.null_count
+        handled_at = np.full(batch.num_rows, at, dtype=np.int64)
+        times = batch.column("timestamp").cast(pa.int64()).fill_null(-1).to_numpy(zero_copy_only=False)
+        attempts = batch.column("attempt").to_numpy()
+        self._store(place, batch.column("offset").to_numpy(), times, attempts, Answers(handled_at, unacked))
+
+    def _store(
+        self, place: TopicPartition, offsets: Int64s, timestamps: Int64s, attempts: Any, answers: Answers
+    ) -> None:
+        self._in_order(place, offsets)
+        if not answers.unacked:
+            self._files.add(place, Outcome.ACKED, Chunk(offsets, timestamps, attempts, answers.handled_at))
+            return
+        acked = np.ones(len(offsets), dtype=np.bool_)
+        others: dict[Outcome, list[Unacked]] = defaultdict(list)
+        for one in answers.unacked:
+            acked[one.row] = False
+            others[self._work.on_failure if one.outcome is Outcome.FAILED else one.outcome].append(one)
+        chunk = Chunk(offsets[acked], timestamps[acked], attempts[acked], answers.handled_at[acked])
+        self._files.add(place, Outcome.ACKED, chunk)
+        for outcome, ones in others.items():
+            at = np.array([one.row for one in ones])
+            times = np.array([one.handled_at for one in ones], dtype=np.int64)
+            classes, messages = [one.error_class for one in ones], [one.error_message for one in ones]
+            chunk = Chunk(offsets[at], timestamps[at], attempts[at], times, classes, messages)
+            self._files.add(place, outcome, chunk)
+
+    def _in_order(self, place: TopicPartition, offsets: Int64s) -> None:
+        """That no row came twice. Raises FatalError: a column handler that multiplies or sorts rows, say."""
+        last = self._last.get(place, -1)
+        if not len(offsets):
+            return
+        if offsets[0] <= last or (len(offsets) > 1 and int(np.diff(offsets).min()) <= 0):
+            raise FatalError(f"{place}: records came twice or out of order after offset {last}")
+        self._last[place] = int(offsets[-1])
+
+    def manifest(self) -> pa.RecordBatch:
+        """Close the files; rows of `MANIFEST`."""
+        rows: list[dict[str, Any]] = [
+            {name: getattr(file, name) for name in MANIFEST.names[:8]} | {"outcome": file.outcome.value}
+            for file in self._files.close()
+        ]
+        rows.append({"calls": self._calls, "fetched": self._fetched})
+        return pa.RecordBatch.from_pylist(rows, schema=MANIFEST)
+
+
+_NO_WORD = "the outcome is null, or not one of acked, failed, skipped, dead"
+
+
+@lru_cache(maxsize=8)
+def _handler(path: str) -> Handler:
+    return load_handler(path)
+
+
+def _clock(now: datetime | None) -> Clock:
+    if now is None:
+        return lambda: -(-time_ns() // 1_000_000) * 1000
+    since = now - EPOCH
+    fixed = -(-(since.days * 86_400_000_000 + since.seconds * 1_000_000 + since.microseconds) // 1000) * 1000
+    return lambda: fixed
+
+
+def _by_place(batch: pa.RecordBatch, topic: str | None) -> Iterable[tuple[TopicPartition, pa.RecordBatch]]:
+    """Stretches of a batch that are of one topic-partition."""
+    if not batch.num_rows:
+        return
+    partitions = batch.column("partition").to_numpy()
+    changes = partitions[1:] != partitions[:-1]
+    topics = None
+    if topic is None:
+        topics = batch.column("topic").dictionary_encode()
+        codes = topics.indices.to_numpy()
+        changes |= codes[1:] != codes[:-1]
+    bounds = [0, *(np.flatnonzero(changes) + 1).tolist(), batch.num_rows]
+    for start, end in pairwise(bounds):
+        name = topic if topics is None else topics[start].as_py()
+        yield TopicPartition(str(name), int(partitions[start])), batch.slice(start, end - start)
+
+
+def _with_note(batch: pa.RecordBatch) -> pa.RecordBatch:
+    columns = [*batch.columns, pa.nulls(batch.num_rows, pa.string())]
+    return pa.RecordBatch.from_arrays(columns, schema=NOTED)
+
+
+def _noted(place: TopicPartition, offsets: Sequence[int], note: str) -> pa.RecordBatch:
+    row = {"topic": place.topic, "partition": place.partition, "attempt": 0, "note": str(note)}
+    return pa.RecordBatch.from_pylist([{**row, "offset": offset} for offset in offsets], schema=NOTED)

@@ -1,0 +1,117 @@
+"""What the steps work on: a pipeline's adapters, opened together."""
+
+import contextlib
+import os
+import secrets
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import ackline
+from ackline.audit.store import LedgerStore
+from ackline.errors import ConfigError
+from ackline.kafka.cluster import Cluster
+from ackline.kafka.config import client_config
+from ackline.kafka.dead_letters import DeadLetters
+from ackline.kafka.exact import ExactReader
+from ackline.kafka.group import Group
+from ackline.ledger import LIVE
+from ackline.pipeline import Pipeline
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from ackline.spark.job import ReplayJob, ReplayResult
+
+Clock = Callable[[], datetime]
+Progress = Callable[[int, int], None]
+"""Called with (done, all) tasks while Spark works."""
+
+
+def _on_spark(spark: "Callable[[], SparkSession]", job: "ReplayJob", on_progress: Progress | None) -> "ReplayResult":
+    from ackline.spark.job import run_replay  # not at import: the command and the DAGs live without pyspark
+
+    return run_replay(spark(), job, on_progress)
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """One pipeline, opened for one run. `fixed_now` is the time of the whole run where the user has set one."""
+
+    pipeline: Pipeline
+    store: LedgerStore
+    cluster: Cluster
+    group: Group
+    kafka: Mapping[str, Any]
+    run_id: str
+    actor: str
+    fixed_now: datetime | None = None
+    clock: Clock = lambda: datetime.now(UTC)
+    run_job: "Callable[[Callable[[], SparkSession], ReplayJob, Progress | None], ReplayResult]" = _on_spark
+
+    def reader(self) -> ExactReader:
+        """A reader of scattered offsets, under the pipeline's isolation."""
+        return ExactReader(self.kafka, self.pipeline.kafka.isolation)
+
+    def letters(self, topic: str) -> DeadLetters:
+        """A sender to the dead-letter topic."""
+        return DeadLetters(self.kafka, topic)
+
+    def now(self) -> datetime:
+        """The time that this run goes by, aware UTC."""
+        return self.fixed_now or self.clock()
+
+
+def project_root() -> Path:
+    """The folder that relative settings start from: the project's where the package lies in its include/, else the
+    working directory."""
+    include = Path(ackline.__file__).parents[1]
+    return include.parent if include.name == "include" else Path.cwd()
+
+
+def pipelines_folder() -> Path:
+    """The folder of pipeline files: ACKLINE_PIPELINES, or include/pipelines of the project."""
+    return project_root() / os.environ.get("ACKLINE_PIPELINES", "include/pipelines")
+
+
+def audit_root() -> str:
+    """Where the tables are: ACKLINE_AUDIT, a path or an object-store URI, or .ackline/audit of the project."""
+    given = os.environ.get("ACKLINE_AUDIT", ".ackline/audit")
+    if given.startswith("file://"):
+        given = given.removeprefix("file://")
+    return given if "://" in given else str(project_root() / given)
+
+
+def new_run_id(origin: str) -> str:
+    """A name for a run that nobody named, such as `cli__2026-01-31T12:00:00Z__4f2a`."""
+    return f"{origin}__{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}__{secrets.token_hex(2)}"
+
+
+@contextlib.contextmanager
+def open_parts(
+    pipeline: Pipeline,
+    connection: Mapping[str, Any] | None = None,
+    *,
+    run_id: str,
+    actor: str,
+    now: datetime | None = None,
+    audit: str | None = None,
+) -> Iterator[Parts]:
+    """The parts of a pipeline, closed at the end.
+
+    `connection` holds the properties of the Kafka connection that the pipeline names; it is not needed where the file
+    names bootstrap servers itself. Raises ConfigError where it is missing.
+    """
+    if pipeline.kafka.bootstrap_servers is not None:
+        connection = {"bootstrap.servers": pipeline.kafka.bootstrap_servers}
+    if not connection or not connection.get("bootstrap.servers"):
+        raise ConfigError(f"the Kafka connection {pipeline.kafka.connection} names no bootstrap.servers")
+    config = client_config({**connection, **pipeline.kafka.properties})
+    store = LedgerStore(audit or audit_root(), pipeline.name, LIVE)
+    with (
+        contextlib.closing(Cluster(config, pipeline.kafka.isolation)) as cluster,
+        contextlib.closing(Group(config, pipeline.kafka.group_id)) as group,
+    ):
+        yield Parts(pipeline, store, cluster, group, config, run_id, actor, now)

@@ -1,0 +1,266 @@
+"""plan: what the next turn reads, stored before anything is read.
+
+Its writes, in order: the first genesis (settlement 0), or for partitions seen later a genesis turn; then plan n. Killed
+before a write, nothing happened; killed after it, the next run finds it: a lane that has started, or an open plan,
+which is adopted. Nothing else decides what is read, so no two runs can plan the same offsets side by side.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime
+
+from ackline import planning
+from ackline.errors import ConfigError, FatalError, LedgerError, TopicChanged
+from ackline.ledger import (
+    CommitMark,
+    Committed,
+    PartitionState,
+    SettledPartition,
+    Settlement,
+    TurnId,
+    TurnKind,
+    answered,
+    check_held,
+    is_ours,
+)
+from ackline.offsets import OffsetRange, TopicPartition
+from ackline.planning import Limits, LogBounds, PartitionView, Plan, PlannedPartition
+from ackline.steps.parts import Parts
+from ackline.steps.settle import settle_turn
+
+_RACES = 20
+"""How often a number may be lost to another run before something is wrong with the tables."""
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What Kafka shows of the subscription: topic ids, readable bounds (None without a leader), commits."""
+
+    topic_ids: Mapping[str, str]
+    bounds: Mapping[TopicPartition, LogBounds | None]
+    held: Mapping[TopicPartition, Committed]
+    missing: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """The turn to carry out; `plan` is None where no subscribed topic exists yet. `missing` names those that don't."""
+
+    plan: Plan | None
+    adopted: bool
+    missing: tuple[str, ...] = ()
+
+
+def plan(parts: Parts) -> Planned:
+    """The lane's open plan, or else a new one, stored.
+
+    Raises ConfigError where the dead-letter topic is missing or the fixed clock is behind the last turn; TopicChanged
+    and GroupMoved where the lane can't go on as it is.
+    """
+    for _ in range(_RACES):
+        newest = parts.store.newest()
+        open_plan = parts.store.open_plan(newest) if newest else None
+        if newest and open_plan and open_plan.kind is not TurnKind.RUN:
+            settle_turn(parts, open_plan, newest)  # a genesis that was stored and not settled: finish it first
+        elif open_plan:
+            _check_clock(parts, open_plan.planned_at)
+            return Planned(open_plan, adopted=True)
+        else:
+            done = _take_turn(parts, newest)
+            if done:
+                return done
+    raise LedgerError(f"{_RACES} times another run took the turn that this one was about to take; are runs looping?")
+
+
+def preview(parts: Parts) -> Planned:
+    """What `plan` would store, without storing anything: a new lane is shown from where it would start."""
+    _check_dead_letter_topic(parts)
+    newest = parts.store.newest()
+    open_plan = parts.store.open_plan(newest) if newest else None
+    if open_plan:
+        return Planned(open_plan, adopted=True)
+    look = look_at_kafka(parts, newest)
+    lane = preview_lane(parts, newest, look)
+    if not lane:
+        return Planned(None, adopted=False, missing=look.missing)
+    turn = newest.turn if newest else _first_turn(parts)
+    started = Settlement(turn, TurnKind.GENESIS, parts.run_id, parts.now(), lane)
+    return Planned(_new_plan(parts, started, look), adopted=False, missing=look.missing)
+
+
+def preview_lane(parts: Parts, newest: Settlement | None, look: Look) -> dict[TopicPartition, SettledPartition]:
+    """The lane's partitions, and those that would join it now, from where they would start."""
+    return {**(newest.partitions if newest else {}), **_genesis(parts, newest, look)}
+
+
+def _take_turn(parts: Parts, newest: Settlement | None) -> Planned | None:
+    """One try at storing what comes next; None where that was a genesis, or another run was quicker."""
+    _check_clock(parts, newest.settled_at if newest else None)
+    _check_dead_letter_topic(parts)
+    look = look_at_kafka(parts, newest)
+    genesis = _genesis(parts, newest, look)
+    if genesis and newest is None:
+        first = Settlement(
+            _first_turn(parts), TurnKind.GENESIS, parts.run_id, parts.now(), genesis, parts.actor, "first run"
+        )
+        parts.store.store_settlement(first)
+        return None
+    if newest is None:
+        return Planned(None, adopted=False, missing=look.missing)
+    new_plan = _genesis_plan(parts, newest, genesis) if genesis else _new_plan(parts, newest, look)
+    stored = parts.store.store_plan(new_plan)
+    return Planned(new_plan, adopted=False, missing=look.missing) if stored and not genesis else None
+
+
+def look_at_kafka(parts: Parts, newest: Settlement | None) -> Look:
+    """The subscription as the broker shows it now; the number of requests does not depend on how far behind it is."""
+    block = parts.pipeline.kafka
+    known = {at.topic for at in newest.partitions} if newest else set()
+    names = parts.cluster.names() if block.named_topics is None else block.named_topics
+    topics = parts.cluster.topics(sorted({*(name for name in names if block.wants_topic(name)), *known}))
+    leaders = {
+        TopicPartition(name, number): leader
+        for name, info in topics.items()
+        for number, leader in info.partitions.items()
+    }
+    found = parts.cluster.bounds([at for at, leader in leaders.items() if leader])
+    bounds = {at: LogBounds(found[at].start, found[at].end) if at in found else None for at in leaders}
+    held = parts.group.committed(leaders)
+    missing = tuple(name for name in block.named_topics or () if name not in topics)
+    return Look({name: info.topic_id for name, info in topics.items()}, bounds, held, missing)
+
+
+def _check_clock(parts: Parts, last: datetime | None) -> None:
+    if parts.fixed_now and last and parts.fixed_now < last:
+        raise ConfigError(
+            f"--now {parts.fixed_now.isoformat()} is before the last turn, of {last.isoformat()}", key="--now"
+        )
+
+
+def _check_dead_letter_topic(parts: Parts) -> None:
+    topic = parts.pipeline.dead_letter_topic
+    if topic is not None and topic not in parts.cluster.topics([topic]):
+        raise ConfigError(
+            f"the dead-letter topic {topic} of pipeline {parts.pipeline.name} does not exist: create it, or write "
+            f"`dead_letter: none`. Nothing was planned",
+            key="dead_letter.topic",
+        )
+
+
+# ---- where a lane starts ------------------------------------------------------------------------------------------
+
+
+def _first_turn(parts: Parts) -> TurnId:
+    return TurnId(parts.pipeline.name, parts.store.lane, 0, 0)
+
+
+def _genesis(parts: Parts, newest: Settlement | None, look: Look) -> dict[TopicPartition, SettledPartition]:
+    """Where each partition that the lane has not seen starts, decided once and for all."""
+    known = newest.partitions if newest else {}
+    known_topics = {at.topic for at in known}
+    started = {}
+    for at, log in sorted(look.bounds.items()):
+        if at in known or log is None or not parts.pipeline.kafka.wants(*at):
+            continue
+        held = look.held.get(at)
+        if at.topic in known_topics:
+            offset, evidence = log.start, "new partition: log start"
+        else:
+            offset, evidence = _start(parts, held, log)
+        if offset > log.end:
+            raise FatalError(
+                f"{at}: the group {parts.pipeline.kafka.group_id} holds offset {offset}, beyond the log end {log.end}: "
+                f"the topic was truncated or recreated. Move the group to where the pipeline shall start",
+                topic=at.topic,
+                partition=at.partition,
+                offset=offset,
+            )
+        ours = held is not None and is_ours(held, parts.pipeline.name) and _of_this_ledger(parts, held)
+        seen = None if held is None or ours else held.offset
+        state = PartitionState(offset)
+        started[at] = SettledPartition(look.topic_ids[at.topic], offset, state, seen=seen, held=held, evidence=evidence)
+    return started
+
+
+def _start(parts: Parts, held: Committed | None, log: LogBounds) -> tuple[int, str]:
+    """The first offset of a partition without a ledger: our own commit first, then as `start` says (S30)."""
+    start = parts.pipeline.start
+    if held is not None and is_ours(held, parts.pipeline.name):
+        return held.offset, "this pipeline's own commit"
+    if held is not None and start.startswith("uncommitted_"):
+        return held.offset, "the group's commit"
+    return (log.start, "log start") if start.endswith("earliest") else (log.end, "log end")
+
+
+def _of_this_ledger(parts: Parts, held: Committed) -> bool:
+    mark = CommitMark.decode(held.metadata)
+    return mark is not None and mark.ledger == parts.store.ledger_id()
+
+
+def _genesis_plan(parts: Parts, newest: Settlement, genesis: Mapping[TopicPartition, SettledPartition]) -> Plan:
+    """The turn in which partitions join a lane that has begun: a plan that holds the whole act."""
+    partitions = {
+        at: PlannedPartition(
+            one.topic_id,
+            OffsetRange(one.state.complete_to, one.state.complete_to),
+            (),
+            one.state.floor,
+            one.state.complete_to,
+            LogBounds(one.state.complete_to, one.state.complete_to),
+            one.evidence,
+            one.held,
+            one.seen,
+        )
+        for at, one in genesis.items()
+    }
+    return replace(_plan(parts, newest, partitions), kind=TurnKind.GENESIS, reason="new partitions")
+
+
+# ---- a new plan ---------------------------------------------------------------------------------------------------
+
+
+def _new_plan(parts: Parts, newest: Settlement, look: Look) -> Plan:
+    pipeline = parts.pipeline
+    mark = CommitMark(parts.store.ledger_id(), pipeline.name, newest.turn.epoch, newest.turn.n)
+    views = {}
+    for at, one in newest.partitions.items():
+        subscribed = pipeline.kafka.wants(*at)
+        held = look.held.get(at)
+        if subscribed:
+            _check_topic(at, one.topic_id, look.topic_ids.get(at.topic), at in look.bounds)
+            check_held(at, held, mark, one.seen)
+        views[at] = PartitionView(
+            one.topic_id,
+            one.state,
+            look.bounds.get(at),
+            held,
+            answered(held, one.seen, mark),
+            subscribed,
+        )
+    limits = Limits(pipeline.max_uncommitted, pipeline.max_records_per_run)
+    return _plan(parts, newest, planning.plan_partitions(views, limits, parts.now()))
+
+
+def _plan(parts: Parts, newest: Settlement, partitions: Mapping[TopicPartition, PlannedPartition]) -> Plan:
+    return Plan(
+        newest.turn._replace(n=newest.turn.n + 1),
+        TurnKind.RUN,
+        parts.run_id,
+        parts.now(),
+        partitions,
+        parts.pipeline.kafka.isolation,
+        parts.pipeline.settings(),
+        parts.actor,
+    )
+
+
+def _check_topic(at: TopicPartition, known_id: str, found_id: str | None, exists: bool) -> None:
+    if found_id == known_id and exists:
+        return
+    what = "is gone" if found_id is None or not exists else "was deleted and created again (its topic id is another)"
+    raise TopicChanged(
+        f"{at} {what}. Nothing was read; offsets of the old topic mean nothing in a new one. Start anew under another "
+        f"pipeline name, or take the topic out of the file",
+        topic=at.topic,
+        partition=at.partition,
+    )

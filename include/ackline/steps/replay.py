@@ -1,0 +1,149 @@
+"""replay: read exactly what the open plan says, handle it, and make the outcomes visible in one fenced commit.
+
+Its one write is outcomes n. Killed before it, files that no log entry names are invisible and the range is replayed;
+killed after it, a repeat finds the number taken. That commit, written for zero rows too, is the only proof that the
+range was handled whole: neither an exit status nor the state of a task is.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from deltalake.transaction import AddAction
+
+from ackline.audit.rows import plan_date
+from ackline.errors import ConfigError, RangeGone, TopicChanged
+from ackline.ledger import Settlement
+from ackline.outcome import Outcome
+from ackline.planning import Plan
+from ackline.steps.parts import Parts, Progress
+from ackline.steps.settle import void_turn
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from ackline.spark.job import ReplayJob, ReplayResult
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """What this process did: handler calls made, records fetched for each retry; `void` says why nothing counts."""
+
+    plan: Plan | None
+    calls: int = 0
+    fetched_for_retries: int = 0
+    void: str | None = None
+
+
+def replay(parts: Parts, spark: "Callable[[], SparkSession]", on_progress: Progress | None = None) -> Replayed:
+    """Carry out the lane's open plan, if its outcomes are not stored yet. Spark is started only where there is
+    something to read.
+
+    A plan that can't be carried out any more (its range is gone from the log) is closed by a void settlement, and
+    planned again by the next turn. Raises TopicChanged, TransientError, FatalError.
+    """
+    newest = parts.store.newest()
+    plan = parts.store.open_plan(newest) if newest else None
+    if newest is None or plan is None or parts.store.has_outcomes(plan.turn):
+        return Replayed(plan)
+    if plan.empty:
+        parts.store.store_outcomes(plan.turn, [])
+        return Replayed(plan)
+    try:
+        check_ranges(parts, plan)
+        result = _run(parts, plan, spark, on_progress)
+        check_ranges(parts, plan, after=True)  # a topic recreated under the reader must not pass for the old one
+    except RangeGone as error:
+        return Replayed(plan, void=_void(parts, plan, newest, error))
+    except TopicChanged as error:
+        _void(parts, plan, newest, error)
+        raise
+    parts.store.store_outcomes(plan.turn, add_actions(plan, result))
+    return Replayed(plan, result.calls, result.fetched_for_retries)
+
+
+def _void(parts: Parts, plan: Plan, newest: Settlement, error: Exception) -> str:
+    # If another run has stored these outcomes meanwhile, the range was handled after all: settle it, don't void it.
+    if not parts.store.has_outcomes(plan.turn):
+        void_turn(parts, plan, newest, str(error))
+    return str(error)
+
+
+def check_ranges(parts: Parts, plan: Plan, after: bool = False) -> None:
+    """That every planned range is in the log, of the topic that was planned.
+
+    Asked before reading because Spark waits two minutes for offsets that never come; the topic ids again afterwards.
+    Raises RangeGone or TopicChanged.
+    """
+    wanted = {at: one for at, one in plan.partitions.items() if not one.empty}
+    topics = parts.cluster.topics(sorted({at.topic for at in wanted}))
+    for at, one in wanted.items():
+        found = topics.get(at.topic)
+        if found is None or found.topic_id != one.topic_id or at.partition not in found.partitions:
+            raise TopicChanged(
+                f"{at} was deleted or created again while {plan.turn} was under way; the turn is void, nothing "
+                f"of it counts",
+                topic=at.topic,
+                partition=at.partition,
+            )
+    if after:
+        return
+    bounds = parts.cluster.bounds([at for at, one in wanted.items() if one.fresh])
+    for at, log in bounds.items():
+        fresh = wanted[at].fresh
+        if log.end < fresh.end:
+            raise TopicChanged(
+                f"{at} ends at {log.end}, below the planned end {fresh.end}: it was truncated or recreated; "
+                f"the turn is void",
+                topic=at.topic,
+                partition=at.partition,
+                offset=log.end,
+            )
+        if log.start > fresh.start:
+            raise RangeGone(
+                f"{at}: the log starts at {log.start}, above the planned start {fresh.start}; the turn is void",
+                topic=at.topic,
+                partition=at.partition,
+                offset=fresh.start,
+            )
+
+
+def _run(parts: Parts, plan: Plan, spark: "Callable[[], SparkSession]", on_progress: Progress | None) -> "ReplayResult":
+    parts.store.outcomes.create()
+    return parts.run_job(spark, job_of(parts, plan), on_progress)
+
+
+def job_of(parts: Parts, plan: Plan) -> "ReplayJob":
+    """The plan as the Spark adapter takes it."""
+    from ackline.spark.job import ReplayJob
+
+    turn = plan.turn
+    code = [name for name, value in parts.kafka.items() if callable(value)]
+    if code:
+        raise ConfigError(f"the Kafka connection has a callback ({', '.join(code)}); Spark's executors can't call it")
+    return ReplayJob(
+        pipeline=turn.pipeline,
+        lane=turn.lane,
+        epoch=turn.epoch,
+        turn=turn.n,
+        run_id=parts.run_id,
+        plan_date=plan_date(plan.planned_at),
+        fresh={at: one.fresh for at, one in plan.partitions.items() if one.fresh},
+        retries={at: one.retries for at, one in plan.partitions.items() if one.retries},
+        handler=parts.pipeline.handler,
+        isolation=plan.isolation,
+        kafka={name: str(value) for name, value in parts.kafka.items()},
+        deliver_tombstones=parts.pipeline.tombstones == "deliver",
+        on_failure=Outcome.FAILED,
+        outcomes_root=parts.store.outcomes.uri,
+        now=parts.fixed_now,
+    )
+
+
+def add_actions(plan: Plan, result: "ReplayResult") -> list[AddAction]:
+    """The files that the tasks have written, as entries of the Delta log."""
+    values: Mapping[str, str | None] = {
+        "pipeline": plan.turn.pipeline,
+        "plan_date": plan_date(plan.planned_at).isoformat(),
+    }
+    return [AddAction(f.path, f.size, values, f.modification_time, True, f.stats) for f in result.files]
