@@ -58,7 +58,7 @@ recent_java || need "Java 17 or later: install it (Debian, Ubuntu: apt install o
 
 # A folder that was moved counts too: the environment's scripts hold its name.
 lock="$PWD $(sha256sum <requirements.lock)"
-project="$PWD $(sha256sum <pyproject.toml)"
+project="$PWD $(awk '/^\[/ { on = /^\[(build-system|project|tool\.setuptools)/ } on' pyproject.toml | sha256sum)"
 if ! there locked "$lock" || ! there project "$project" || ! .venv/bin/python -c '' 2>/dev/null; then
     mkdir -p .ackline
     exec 9>.ackline/setup.lock

@@ -287,7 +287,7 @@ def check_held(at: TopicPartition, held: Committed | None, newest: CommitMark, s
     one foreign value that a genesis or act has seen and answered. Raises NewerCommit or GroupMoved.
     """
     mark = CommitMark.decode(held.metadata) if held else None
-    if held is None or (held.offset == seen and not _of_same_ledger(mark, newest)):
+    if held is None or (held.offset == seen and not of_ledger(held, newest.pipeline, newest.ledger)):
         return
     where = f"{at}: the group holds offset {held.offset}"
     if mark is None or mark.pipeline != newest.pipeline:
@@ -312,9 +312,10 @@ def check_held(at: TopicPartition, held: Committed | None, newest: CommitMark, s
 def answered(held: Committed | None, seen: int | None, newest: CommitMark) -> int | None:
     """The foreign value that may still be overwritten after a plan found `held`: none once it was a commit of this
     ledger. A commit of a ledger that was lost is foreign: a genesis starts from it and answers it."""
+    return None if of_ledger(held, newest.pipeline, newest.ledger) else seen
+
+
+def of_ledger(held: Committed | None, pipeline: str, ledger: str) -> bool:
+    """Whether a commit was made by this pipeline from this ledger."""
     mark = CommitMark.decode(held.metadata) if held else None
-    return None if _of_same_ledger(mark, newest) else seen
-
-
-def _of_same_ledger(mark: CommitMark | None, newest: CommitMark) -> bool:
-    return mark is not None and (mark.pipeline, mark.ledger) == (newest.pipeline, newest.ledger)
+    return mark is not None and (mark.pipeline, mark.ledger) == (pipeline, ledger)

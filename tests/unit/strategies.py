@@ -1,6 +1,7 @@
 """Hypothesis strategies for the pure core, and the settings under which every run of a property is the same."""
 
 from datetime import UTC, datetime, timedelta
+from itertools import pairwise
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -14,7 +15,7 @@ NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
 HIGHEST = 60
 """Offsets of the range algebra's properties lie in `[0, HIGHEST)`: small, so that ranges meet often."""
 
-REPEATABLE = settings(derandomize=True, database=None, deadline=None, max_examples=200)
+REPEATABLE = settings(derandomize=True, database=None, deadline=None, max_examples=120)
 """The same examples on every machine, whatever was found before."""
 
 
@@ -28,7 +29,7 @@ def loose_runs(draw: st.DrawFn, values: int = 3) -> list[Run[int]]:
     """Sorted, disjoint runs as an algorithm may leave them: empty ones, and touching ones of equal value."""
     cuts = sorted(draw(st.lists(st.integers(0, HIGHEST), max_size=14)))
     found = []
-    for start, end in zip(cuts, cuts[1:], strict=False):
+    for start, end in pairwise(cuts):
         value = draw(st.integers(-1, values - 1))  # -1 leaves a hole
         if value >= 0:
             found.append(Run(start, end, value))

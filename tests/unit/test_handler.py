@@ -69,7 +69,10 @@ def test_a_handler_may_lie_in_a_class(module: Write) -> None:
             "asynchronous or a generator",
         ),
         ("class Handle:\n    async def __call__(self, record): ...\nhandle = Handle()", "asynchronous or a generator"),
-        ("class Handle:\n    def __call__(self, record):\n        yield 1\nhandle = Handle()", "asynchronous or a generator"),
+        (
+            "class Handle:\n    def __call__(self, record):\n        yield 1\nhandle = Handle()",
+            "asynchronous or a generator",
+        ),
         ("import not_there_at_all", "does not import: ModuleNotFoundError"),
         ("raise RuntimeError('no licence')", "does not import: RuntimeError: no licence"),
         ("def handle(record)", "does not import: SyntaxError"),

@@ -15,6 +15,7 @@ from tests.unit.strategies import NOON, after
 
 MINUTE = RetryPolicy(initial_delay=timedelta(seconds=60), max_retries=100)
 NEVER = RetryPolicy(max_retries=0)
+DEAD_LETTER = Run(4, 5, Pending(PendingKind.DEAD_LETTER, 1, None, None))
 
 
 def row(
@@ -300,7 +301,7 @@ def test_offsets_between_the_states_end_and_the_fresh_range_must_be_decided() ->
     [
         (PartitionState(10), OffsetRange(10, 12), (Run(4, 5, 2),)),
         (PartitionState(10, (retry(4, 5, attempts=2),)), OffsetRange(10, 12), (Run(4, 5, 2),)),
-        (PartitionState(10, (Run(4, 5, Pending(PendingKind.DEAD_LETTER, 1, None, None)),)), OffsetRange(10, 12), (Run(4, 5, 2),)),
+        (PartitionState(10, (DEAD_LETTER,)), OffsetRange(10, 12), (Run(4, 5, 2),)),
         (PartitionState(10), OffsetRange(8, 12), ()),
     ],
     ids=["of a settled offset", "of an attempt made", "of a dead letter", "fresh below complete_to"],

@@ -1,6 +1,7 @@
 """The range algebra says of runs what a dict would say offset by offset."""
 
 import time
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -17,7 +18,7 @@ def test_join_says_the_same_in_the_fewest_runs(runs: list[Run[int]]) -> None:
 
     assert spread(joined) == spread(runs)
     assert all(run.start < run.end for run in joined)
-    for one, following in zip(joined, joined[1:], strict=False):
+    for one, following in pairwise(joined):
         assert one.end < following.start or one.value != following.value
 
 

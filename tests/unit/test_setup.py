@@ -58,8 +58,11 @@ class Machine:
         python = self.tree / ".venv/bin/python"
         python.write_text(f'#!/bin/sh\necho "$*" >>"{self._calls}"\n')
         python.chmod(0o755)
-        for stamp, source in (("locked", "requirements.lock"), ("project", "pyproject.toml")):
-            digest = hashlib.sha256((self.tree / source).read_bytes()).hexdigest()
+        sections = re.split(r"^(?=\[)", (self.tree / "pyproject.toml").read_text(), flags=re.MULTILINE)
+        project = "".join(s for s in sections if s.startswith(("[build-system", "[project", "[tool.setuptools")))
+        lock = (self.tree / "requirements.lock").read_text()
+        for stamp, source in (("locked", lock), ("project", project)):
+            digest = hashlib.sha256(source.encode()).hexdigest()
             (self.tree / ".venv" / stamp).write_text(f"{self.tree} {digest}  -\n")
 
     def setup(self, *first_on_path: Path) -> subprocess.CompletedProcess[str]:
@@ -169,9 +172,18 @@ def test_a_tree_that_was_moved_gets_a_new_environment(machine: Machine) -> None:
     assert machine.made_an_environment()
 
 
-def test_a_changed_project_file_is_installed_into_the_environment_that_is_there(machine: Machine) -> None:
+def test_another_setting_of_a_tool_changes_nothing(machine: Machine) -> None:
     machine.finish_setup()
-    (machine.tree / "pyproject.toml").write_text("# another\n")
+    with (machine.tree / "pyproject.toml").open("a") as file:
+        file.write("\n[tool.another]\nsetting = 1\n")
+    assert machine.setup().returncode == 0
+    assert machine.calls == ["-c ", "-m ackline.spark.jars fetch"]
+
+
+def test_a_changed_project_is_installed_into_the_environment_that_is_there(machine: Machine) -> None:
+    machine.finish_setup()
+    with (machine.tree / "pyproject.toml").open("a") as file:
+        file.write('\n[project.urls]\nhome = "elsewhere"\n')
     assert machine.setup().returncode == 0
     assert not machine.made_an_environment()
     assert any("--no-deps --no-build-isolation --editable ." in call for call in machine.calls)

@@ -112,7 +112,7 @@ class World:
         pytest.fail("I12: the floor does not reach the end")
 
 
-@settings(REPEATABLE, max_examples=150)
+@settings(REPEATABLE, max_examples=100)
 @given(st.randoms(use_true_random=False))
 def test_i1_to_i5_i8_and_i12_hold_in_a_world_that_misbehaves(random: Random) -> None:
     world = World(random)

@@ -146,7 +146,7 @@ def audit(
     from ackline.audit.queries import AuditFilter, audit_rows, json_rows
     from ackline.errors import ConfigError
     from ackline.outcome import Outcome
-    from ackline.steps.parts import audit_root
+    from ackline.places import audit_root
 
     pipeline_named(name)
     if outcome is not None and outcome not in list(Outcome):

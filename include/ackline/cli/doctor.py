@@ -14,7 +14,8 @@ from ackline.cli.options import pipeline_named
 from ackline.errors import AcklineError, FatalError
 from ackline.handler import load_handler, tier_of
 from ackline.pipeline import Pipeline, load_folder
-from ackline.steps.parts import audit_root, new_run_id, open_parts, pipelines_folder
+from ackline.places import audit_root, pipelines_folder
+from ackline.steps.parts import new_run_id, open_parts
 
 
 @dataclass(frozen=True, slots=True)

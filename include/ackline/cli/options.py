@@ -1,7 +1,6 @@
 """Arguments that several commands share, and how text from the command line becomes values."""
 
 import os
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime
@@ -14,7 +13,8 @@ from ackline.errors import ConfigError
 from ackline.handler import load_handler
 from ackline.offsets import OffsetRange
 from ackline.pipeline import Pipeline, find, parse_time
-from ackline.steps.parts import Parts, new_run_id, open_parts, pipelines_folder
+from ackline.places import make_handlers_importable, pipelines_folder
+from ackline.steps.parts import Parts, new_run_id, open_parts
 
 Name = Annotated[str, typer.Argument(help="The pipeline: the `name` in its file.", show_default=False)]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for a program instead of tables.")]
@@ -50,13 +50,8 @@ def range_of(text: str | None) -> OffsetRange | None:
 
 def pipeline_named(name: str) -> Pipeline:
     """The pipeline, with the folder of its handlers importable: the one that holds the pipelines folder."""
-    folder = pipelines_folder()
-    pipeline = find(folder, name)
-    include = str(folder.resolve().parent)
-    if include not in sys.path:
-        sys.path.insert(0, include)
-    # Spark's Python workers are processes of their own and import the handler for themselves.
-    os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys([include, *filter(None, [os.environ.get("PYTHONPATH")])]))
+    pipeline = find(pipelines_folder(), name)
+    make_handlers_importable()
     return pipeline
 
 

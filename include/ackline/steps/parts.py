@@ -1,15 +1,12 @@
 """What the steps work on: a pipeline's adapters, opened together."""
 
 import contextlib
-import os
 import secrets
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import ackline
 from ackline.audit.store import LedgerStore
 from ackline.errors import ConfigError
 from ackline.kafka.cluster import Cluster
@@ -19,6 +16,7 @@ from ackline.kafka.exact import ExactReader
 from ackline.kafka.group import Group
 from ackline.ledger import LIVE
 from ackline.pipeline import Pipeline
+from ackline.places import audit_root
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -62,26 +60,6 @@ class Parts:
     def now(self) -> datetime:
         """The time that this run goes by, aware UTC."""
         return self.fixed_now or self.clock()
-
-
-def project_root() -> Path:
-    """The folder that relative settings start from: the project's where the package lies in its include/, else the
-    working directory."""
-    include = Path(ackline.__file__).parents[1]
-    return include.parent if include.name == "include" else Path.cwd()
-
-
-def pipelines_folder() -> Path:
-    """The folder of pipeline files: ACKLINE_PIPELINES, or include/pipelines of the project."""
-    return project_root() / os.environ.get("ACKLINE_PIPELINES", "include/pipelines")
-
-
-def audit_root() -> str:
-    """Where the tables are: ACKLINE_AUDIT, a path or an object-store URI, or .ackline/audit of the project."""
-    given = os.environ.get("ACKLINE_AUDIT", ".ackline/audit")
-    if given.startswith("file://"):
-        given = given.removeprefix("file://")
-    return given if "://" in given else str(project_root() / given)
 
 
 def new_run_id(origin: str) -> str:

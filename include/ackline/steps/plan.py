@@ -22,6 +22,7 @@ from ackline.ledger import (
     answered,
     check_held,
     is_ours,
+    of_ledger,
 )
 from ackline.offsets import OffsetRange, TopicPartition
 from ackline.planning import Limits, LogBounds, PartitionView, Plan, PlannedPartition
@@ -175,7 +176,7 @@ def _genesis(parts: Parts, newest: Settlement | None, look: Look) -> dict[TopicP
                 partition=at.partition,
                 offset=offset,
             )
-        ours = held is not None and is_ours(held, parts.pipeline.name) and _of_this_ledger(parts, held)
+        ours = of_ledger(held, parts.pipeline.name, parts.store.ledger_id())
         seen = None if held is None or ours else held.offset
         state = PartitionState(offset)
         started[at] = SettledPartition(look.topic_ids[at.topic], offset, state, seen=seen, held=held, evidence=evidence)
@@ -190,11 +191,6 @@ def _start(parts: Parts, held: Committed | None, log: LogBounds) -> tuple[int, s
     if held is not None and start.startswith("uncommitted_"):
         return held.offset, "the group's commit"
     return (log.start, "log start") if start.endswith("earliest") else (log.end, "log end")
-
-
-def _of_this_ledger(parts: Parts, held: Committed) -> bool:
-    mark = CommitMark.decode(held.metadata)
-    return mark is not None and mark.ledger == parts.store.ledger_id()
 
 
 def _genesis_plan(parts: Parts, newest: Settlement, genesis: Mapping[TopicPartition, SettledPartition]) -> Plan:

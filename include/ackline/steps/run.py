@@ -5,12 +5,13 @@ that finds an open turn finishes it, whoever began it.
 """
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from ackline.errors import RangeGone
 from ackline.ledger import Settlement, TurnKind
+from ackline.outcome import Outcome
 from ackline.planning import Plan
 from ackline.steps.parts import Parts, Progress
 from ackline.steps.plan import plan
@@ -77,8 +78,7 @@ def replay_on(parts: Parts, spark: "Callable[[], SparkSession]", on_progress: Pr
             return replace(replayed, calls=calls)
         if open_plan is not None:
             found = parts.store.outcomes_of(open_plan.turn)
-            met = any(found.attempted_fresh.values()) or any(found.counts.values())
-            if met or not more_in_log(open_plan):
+            if any(met_records(one) for one in found.counts.values()) or not more_in_log(open_plan):
                 return replace(replayed, calls=calls)
             settle_turn(parts, open_plan, newest)
         plan(parts)
@@ -88,8 +88,13 @@ def goes_on(done: Plan, settlement: Settlement) -> bool:
     """Whether the run takes another turn: its last one was void, or met no record while the log has more."""
     if settlement.kind is TurnKind.VOID:
         return True
-    met = any(one.counts for one in settlement.partitions.values())
+    met = any(met_records(one.counts) for one in settlement.partitions.values())
     return not met and more_in_log(done)
+
+
+def met_records(counts: Mapping[str, int]) -> bool:
+    """Whether outcomes speak of a record that was there: ranges that retention took first are no work done."""
+    return any(counts.get(word) for word in (Outcome.ACKED, Outcome.FAILED, Outcome.SKIPPED, Outcome.DROPPED))
 
 
 def more_in_log(done: Plan) -> bool:

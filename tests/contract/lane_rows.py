@@ -1,0 +1,65 @@
+"""Plans, settlements and files of outcomes for the tests of the store."""
+
+import json
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from deltalake.transaction import AddAction
+
+from ackline.audit.rows import turn_columns
+from ackline.audit.schemas import OUTCOMES
+from ackline.audit.store import LedgerStore
+from ackline.ledger import PartitionState, SettledPartition, Settlement, TurnId, TurnKind
+from ackline.offsets import OffsetRange, TopicPartition
+from ackline.planning import LogBounds, Plan, PlannedPartition
+
+AT = TopicPartition("orders", 0)
+TWO = TopicPartition("orders", 1)
+NOON = datetime(2026, 3, 1, 12, 0, 0, 123_456, tzinfo=UTC)
+DAY = NOON.date()
+
+
+def turn(n: int, epoch: int = 0, pipeline: str = "orders") -> TurnId:
+    return TurnId(pipeline, "live", epoch, n)
+
+
+def plan(n: int, run_id: str = "run", epoch: int = 0, pipeline: str = "orders") -> Plan:
+    planned = PlannedPartition("id", OffsetRange(0, 10), (), 0, 0, LogBounds(0, 10))
+    return Plan(turn(n, epoch, pipeline), TurnKind.RUN, run_id, NOON, {AT: planned}, "read_committed", {"a": 1})
+
+
+def settlement(n: int, run_id: str = "run", epoch: int = 0, pipeline: str = "orders") -> Settlement:
+    kind = TurnKind.RUN if n else TurnKind.GENESIS
+    return Settlement(turn(n, epoch, pipeline), kind, run_id, NOON, {AT: SettledPartition("id", 0, PartitionState(n))})
+
+
+def written(store: LedgerStore, of: TurnId, rows: list[tuple[int, int, str]], at: TopicPartition = AT) -> AddAction:
+    """A file of outcomes (offset, attempt, outcome) as a Spark task leaves it: on disk, in no log, with statistics."""
+    values = [
+        {**turn_columns(of, DAY, "run"), "topic": at.topic, "partition": at.partition, "offset": offset,
+         "attempt": attempt, "outcome": outcome, "handled_at": NOON}
+        for offset, attempt, outcome in rows
+    ]  # fmt: skip
+    table = pa.Table.from_pylist(values, schema=OUTCOMES).drop_columns(["pipeline", "plan_date"])
+    folder = f"pipeline={of.pipeline}/plan_date={DAY.isoformat()}"
+    name = f"{folder}/part-{of.n}-{at.partition}-{time.monotonic_ns()}.parquet"
+    path = Path(store.outcomes.uri) / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(table, path)
+    bounds = {
+        column: (min(found), max(found))
+        for column in ("lane", "epoch", "turn", "topic", "partition", "offset", "attempt", "outcome")
+        if (found := table[column].to_pylist())
+    }
+    stats = {
+        "numRecords": len(rows),
+        "minValues": {column: low for column, (low, _) in bounds.items()},
+        "maxValues": {column: high for column, (_, high) in bounds.items()},
+        "nullCount": dict.fromkeys(bounds, 0),
+    }
+    partition: dict[str, str | None] = {"pipeline": of.pipeline, "plan_date": DAY.isoformat()}
+    size, modified = path.stat().st_size, int(path.stat().st_mtime * 1000)
+    return AddAction(name, size, partition, modified, True, json.dumps(stats))

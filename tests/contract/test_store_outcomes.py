@@ -1,0 +1,200 @@
+"""Reading a turn's outcomes, and ledgers that are old or large: statistics, checkpoints, compaction, size."""
+
+import time
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from deltalake import DeltaTable
+
+from ackline.audit.store import LedgerStore
+from ackline.audit.table import CHECKPOINT_EVERY, AuditTable
+from ackline.errors import FatalError
+from ackline.ledger import (
+    OutcomeRow,
+    PartitionState,
+    Pending,
+    PendingKind,
+    SettledPartition,
+    Settlement,
+    TurnKind,
+)
+from ackline.offsets import Run, TopicPartition
+from ackline.outcome import Outcome
+from tests.contract.lane_rows import AT, NOON, TWO, plan, settlement, turn, written
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> str:
+    """An audit root that is not there yet."""
+    return str(tmp_path / "audit")
+
+
+@pytest.fixture
+def store(root: str) -> LedgerStore:
+    """The store of a lane that has not begun."""
+    return LedgerStore(root, "orders", "live")
+
+
+# ---- outcomes of a turn -------------------------------------------------------------------------------------------
+
+
+def test_outcomes_and_decisions_of_a_turn_come_together(store: LedgerStore) -> None:
+    files = [
+        written(store, turn(1), [(offset, 1, "acked") for offset in range(5)]),
+        written(store, turn(1), [(5, 1, "failed"), (6, 1, "acked"), (2, 2, "acked")]),
+        written(store, turn(1), [(0, 1, "skipped")], TWO),
+    ]
+    store.store_outcomes(turn(1), files)
+    store.store_decisions(plan(1), "run", {AT: [OutcomeRow(7, 0, Outcome.EXPIRED, NOON, None, 9)]})
+    store.store_outcomes(turn(2), [written(store, turn(2), [(100, 1, "failed")])])
+
+    found = store.outcomes_of(turn(1))
+    assert found.counts == {AT: {"acked": 7, "failed": 1, "expired": 1}, TWO: {"skipped": 1}}
+    assert found.attempted_fresh == {AT: 7, TWO: 1}
+    assert sorted(found.rows[AT]) == sorted([
+        OutcomeRow(5, 1, Outcome.FAILED, NOON),
+        OutcomeRow(6, 1, Outcome.ACKED, NOON),
+        OutcomeRow(2, 2, Outcome.ACKED, NOON),
+        OutcomeRow(7, 0, Outcome.EXPIRED, NOON, None, 9),
+    ])  # fmt: skip
+
+
+def test_files_where_all_succeeded_at_once_are_counted_without_being_opened(store: LedgerStore) -> None:
+    acked = written(store, turn(1), [(offset, 1, "acked") for offset in range(1_000)])
+    store.store_outcomes(turn(1), [acked, written(store, turn(1), [(1_000, 1, "failed")])])
+    path = Path(store.outcomes.uri) / acked.path
+
+    path.write_bytes(b"not parquet")
+    assert store.outcomes_of(turn(1)).counts == {AT: {"acked": 1_000, "failed": 1}}
+    path.unlink()
+    assert store.outcomes_of(turn(1)).attempted_fresh == {AT: 1_001}
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [[(0, 1, "acked"), (1, 1, "skipped")], [(0, 1, "acked"), (1, 2, "acked")], [(0, 2, "acked"), (1, 2, "acked")]],
+    ids=["two outcomes", "two attempts", "second attempts"],
+)
+def test_every_other_file_is_opened(store: LedgerStore, rows: list[tuple[int, int, str]]) -> None:
+    store.store_outcomes(turn(1), [written(store, turn(1), rows)])
+    assert len(store.outcomes_of(turn(1)).rows[AT]) == 2
+
+
+@pytest.mark.parametrize("length", [33, 65, 249])
+def test_a_long_topic_name_is_not_cut_by_the_statistics(store: LedgerStore, length: int) -> None:
+    at = TopicPartition("x" * (length - 1) + "a", 0)
+    rows = [OutcomeRow(0, 1, Outcome.ACKED, NOON), OutcomeRow(1, 1, Outcome.ACKED, NOON)]
+    store.store_decisions(plan(1), "run", {at: rows})
+    assert store.outcomes_of(turn(1)).counts == {at: {"acked": 2}}
+
+
+def test_a_file_that_must_be_opened_and_can_not_be_is_a_clear_error(store: LedgerStore) -> None:
+    failed = written(store, turn(1), [(0, 1, "failed")])
+    store.store_outcomes(turn(1), [failed])
+    (Path(store.outcomes.uri) / failed.path).write_bytes(b"not parquet")
+    with pytest.raises(FatalError, match=r"the table outcomes at .* can't be used"):
+        store.outcomes_of(turn(1))
+
+
+def test_a_log_that_can_not_be_read_is_a_clear_error(store: LedgerStore) -> None:
+    store.store_settlement(settlement(0))
+    for entry in Path(store.settlements.uri, "_delta_log").glob("*.json"):
+        entry.write_text("{rubbish")
+    with pytest.raises(FatalError, match=r"the table settlements at .* can't be used"):
+        store.newest()
+
+
+# ---- age and size -------------------------------------------------------------------------------------------------
+
+
+def test_fences_and_states_survive_checkpoints(store: LedgerStore) -> None:
+    last = 2 * CHECKPOINT_EVERY + 5
+    store.store_settlement(settlement(0))
+    for n in range(1, last + 1):
+        assert store.store_settlement(settlement(n))
+    assert list(Path(store.settlements.uri, "_delta_log").glob("*.checkpoint.parquet"))
+
+    again = LedgerStore(store.root, "orders", "live")
+    assert again.newest() == settlement(last)
+    assert not again.store_settlement(settlement(last, "late"))
+    assert not again.store_settlement(settlement(0, "late"))
+    assert again.settlement(turn(3)) == settlement(3)
+
+
+def test_compaction_moves_files_and_changes_nothing(store: LedgerStore) -> None:
+    store.store_settlement(settlement(0))
+    for n in (1, 2, 3):
+        files = [written(store, turn(n), [(offset, 1, "acked")]) for offset in range(5)]
+        store.store_outcomes(turn(n), [*files, written(store, turn(n), [(9, 1, "failed")])])
+    before = [store.outcomes_of(turn(n)) for n in (1, 2, 3)]
+
+    for table in (store.outcomes, store.settlements):
+        DeltaTable(table.uri).optimize.compact()
+    assert DeltaTable(store.outcomes.uri).get_add_actions().num_rows == 1  # all turns in one file
+    after = [store.outcomes_of(turn(n)) for n in (1, 2, 3)]
+    assert [(one.counts, one.attempted_fresh) for one in after] == [(b.counts, b.attempted_fresh) for b in before]
+    assert not store.store_outcomes(turn(3), [])
+    assert store.newest() == settlement(0)
+
+
+class CompactedBetween(AuditTable):
+    """A table that somebody compacts after each look at it."""
+
+    def open(self) -> DeltaTable | None:
+        """The newest version, which is not the newest any more when it is used."""
+        table = super().open()
+        if table is not None:
+            DeltaTable(self.uri).optimize.compact()
+        return table
+
+
+def test_fault_33_compaction_while_outcomes_are_read_counts_nothing_twice(root: str, store: LedgerStore) -> None:
+    store.store_outcomes(turn(1), [written(store, turn(1), [(offset, 1, "acked")]) for offset in range(5)])
+    store.outcomes = CompactedBetween(root, "outcomes")
+    found = store.outcomes_of(turn(1))
+    assert (found.counts, found.attempted_fresh) == ({AT: {"acked": 5}}, {AT: 5})
+
+
+def test_a_hundred_thousand_pending_offsets_are_stored_and_read_in_seconds(store: LedgerStore) -> None:
+    pending = tuple(
+        Run(offset * 2, offset * 2 + 1, Pending(PendingKind.RETRY, 1, NOON + timedelta(seconds=offset), "ValueError"))
+        for offset in range(100_000)
+    )
+    whole = Settlement(
+        turn(0), TurnKind.GENESIS, "r", NOON, {AT: SettledPartition("id", 0, PartitionState(200_000, pending))}
+    )
+    began = time.perf_counter()
+    store.store_settlement(whole)
+    assert store.newest() == whole
+    assert time.perf_counter() - began < 20
+
+
+def test_outcomes_of_a_turn_with_a_hundred_thousand_failures_are_read_in_seconds(store: LedgerStore) -> None:
+    store.store_outcomes(turn(1), [written(store, turn(1), [(offset, 1, "failed") for offset in range(100_000)])])
+    began = time.perf_counter()
+    assert len(store.outcomes_of(turn(1)).rows[AT]) == 100_000
+    assert time.perf_counter() - began < 20
+
+
+def test_the_tables_are_append_only(store: LedgerStore) -> None:
+    store.store_settlement(settlement(0))
+    table = DeltaTable(store.settlements.uri)
+    assert table.metadata().configuration["delta.appendOnly"] == "true"
+    with pytest.raises(Exception, match=r"(?i)append.?only"):
+        table.delete("turn = 0")
+    assert store.newest() == settlement(0)
+
+
+def test_the_ledger_id_is_the_settlements_tables_own_and_stays(root: str, store: LedgerStore, tmp_path: Path) -> None:
+    assert store.ledger_id() == ""
+    assert not Path(root).exists(), "asking makes no table"
+
+    store.store_settlement(settlement(0))
+    ledger = store.ledger_id()
+    store.store_settlement(settlement(1), plan(1))
+    assert ledger == store.ledger_id() == LedgerStore(root, "payments", "live").ledger_id()
+    assert ledger == str(DeltaTable(store.settlements.uri).metadata().id)
+    other = LedgerStore(str(tmp_path / "other"), "orders", "live")
+    other.store_settlement(settlement(0))
+    assert other.ledger_id() not in ("", ledger)
