@@ -73,6 +73,7 @@ class OutcomeRow(NamedTuple):
     handled_at: datetime
     error_class: str | None = None
     end_offset: int | None = None
+    reason: str | None = None
 
     @property
     def end(self) -> int:
@@ -206,6 +207,13 @@ class TurnKind(StrEnum):
 
     RUN = "run"
     GENESIS = "genesis"
+    """Partitions join the lane."""
+    SKIP = "skip"
+    """Everything below a given offset is settled unhandled; what is pending there, too."""
+    RESET = "reset"
+    """The lane begins a new epoch at given offsets, with nothing pending."""
+    PAUSE = "pause"
+    RESUME = "resume"
     VOID = "void"
 
 
@@ -229,6 +237,7 @@ class SettledPartition:
     seen: int | None = None
     held: Committed | None = None
     evidence: str = ""
+    paused: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -196,6 +196,7 @@ class Pipeline(_Block):
     handler: str = Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_][\w.]*$")
     guarantee: Literal["at_least_once"] = "at_least_once"
     start: Literal["earliest", "latest", "uncommitted_earliest", "uncommitted_latest"] = "uncommitted_earliest"
+    on_external_reset: Literal["fail", "follow", "restore"] = "fail"
     max_uncommitted: int = Field(10_000_000, ge=1)
     max_records_per_run: int = Field(5_000_000, ge=1)
     retry: RetryBlock = RetryBlock()

@@ -31,7 +31,8 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class PartitionView:
-    """What plan sees of a partition. `log` is None where it has no leader; `subscribed` False parks it."""
+    """What plan sees of a partition. `log` is None where it has no leader; `subscribed` False parks it; an operator may
+    have `paused` it."""
 
     topic_id: str
     state: PartitionState
@@ -39,6 +40,12 @@ class PartitionView:
     held: Committed | None = None
     seen: int | None = None
     subscribed: bool = True
+    paused: bool = False
+
+    @property
+    def readable(self) -> bool:
+        """Whether anything may be read here now."""
+        return self.log is not None and self.subscribed and not self.paused
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +91,7 @@ class Plan:
 
 NO_LEADER = "no leader"
 PARKED = "no longer subscribed"
+PAUSED = "paused"
 WINDOW_FULL = "window full"
 WAITING = "retries not yet due"
 RUN_FULL = "max_records_per_run reached"
@@ -126,7 +134,7 @@ def plan_partitions(
 def _room(at: TopicPartition, view: PartitionView, limits: Limits) -> OffsetRange:
     """The fresh offsets that the window lets in; starts above `complete_to` where retention was quicker."""
     complete_to = view.state.complete_to
-    if view.log is None or not view.subscribed:
+    if view.log is None or not view.readable:
         return OffsetRange(complete_to, complete_to)
     if view.log.end < complete_to:
         raise TopicChanged(
@@ -151,7 +159,7 @@ class _Due(NamedTuple):
 
 def _due(views: Mapping[TopicPartition, PartitionView], now: datetime) -> Iterable[_Due]:
     for at, view in views.items():
-        if view.log is None or not view.subscribed:
+        if not view.readable:
             continue
         for run in view.state.pending:
             state = run.value
@@ -184,6 +192,8 @@ def _share(wanted: Mapping[TopicPartition, int], total: int) -> dict[TopicPartit
 def _why(view: PartitionView, room: OffsetRange, now: datetime) -> str:
     if not view.subscribed:
         return PARKED
+    if view.paused:
+        return PAUSED
     if view.log is None:
         return NO_LEADER
     retries = [run.value.due or now for run in view.state.pending if run.value.kind is PendingKind.RETRY]

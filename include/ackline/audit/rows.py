@@ -20,6 +20,7 @@ from ackline.ledger import (
     TurnKind,
 )
 from ackline.offsets import OffsetRange, Run, Runs, TopicPartition, V, join
+from ackline.outcome import MESSAGE_LIMIT
 from ackline.planning import LogBounds, Plan, PlannedPartition
 
 
@@ -130,6 +131,7 @@ def settlement_rows(settlement: Settlement, day: date) -> pa.Table:
             "held": one.held.offset if one.held else None,
             "held_metadata": one.held.metadata if one.held else None,
             "evidence": one.evidence,
+            "paused": one.paused,
         }
         for at, one in sorted(settlement.partitions.items())
     ]
@@ -155,6 +157,7 @@ def settlement_of(rows: pa.Table) -> Settlement:
             row["seen"],
             _committed(row["held"], row["held_metadata"]),
             row["evidence"],
+            row["paused"],
         )
     return Settlement(
         _turn(first),
@@ -181,6 +184,7 @@ def decision_rows(
             "attempt": row.attempt,
             "outcome": row.outcome.value,
             "error_class": row.error_class,
+            "error_message": row.reason[:MESSAGE_LIMIT] if row.reason else None,
             "handled_at": row.handled_at,
         }
         for at, found in sorted(decisions.items())

@@ -98,6 +98,7 @@ SETTLEMENTS = pa.schema(
         pa.field("held", pa.int64()),
         pa.field("held_metadata", pa.string()),
         pa.field("evidence", pa.string()),
+        pa.field("paused", pa.bool_()),
         pa.field("actor", pa.string()),
         pa.field("reason", pa.string()),
         pa.field("settled_at", TIME),

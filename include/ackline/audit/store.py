@@ -6,7 +6,7 @@ stores returns whether it won the number; who lost goes on with what the winner 
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC
 from typing import Any
 
@@ -20,7 +20,7 @@ from deltalake.transaction import AddAction
 from ackline.audit.rows import decision_rows, plan_date, plan_of, plan_rows, settlement_of, settlement_rows
 from ackline.audit.table import AuditTable, matching
 from ackline.errors import LedgerError
-from ackline.ledger import OutcomeRow, Settlement, TurnId
+from ackline.ledger import OutcomeRow, PartitionState, Settlement, TurnId, TurnKind
 from ackline.offsets import TopicPartition
 from ackline.outcome import Outcome
 from ackline.planning import Plan
@@ -64,7 +64,21 @@ class LedgerStore:
             if later is None:
                 break
             epoch, n = epoch + 1, later
-        return None if n is None else self.settlement(TurnId(self.pipeline, self.lane, epoch, n))
+        if n is None:
+            return None
+        newest = self.settlement(TurnId(self.pipeline, self.lane, epoch, n))
+        return self._begun(newest) if newest.kind is TurnKind.RESET else newest
+
+    def _begun(self, reset: Settlement) -> Settlement:
+        """Where the epoch starts that a reset has opened: its turn 0 is that reset, not a row of its own."""
+        targets = self.plan(reset.turn).partitions
+        partitions = {
+            at: replace(one, old_floor=to, state=PartitionState(to), counts={}, gaps=0)
+            for at, one in reset.partitions.items()
+            for to in [targets[at].fresh.start if at in targets else one.state.floor]
+        }
+        turn = reset.turn._replace(epoch=reset.turn.epoch + 1, n=0)
+        return replace(reset, turn=turn, kind=TurnKind.GENESIS, partitions=partitions)
 
     def settlement(self, turn: TurnId) -> Settlement:
         """A stored settlement. Raises LedgerError where there is none."""

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ackline.cli import dev, show
+from ackline.cli import acts, dev, show
 from ackline.cli.options import Json, Name, Now, opened, pipeline_named, range_of
 from ackline.errors import AcklineError
 
@@ -19,7 +19,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
 )
-app.add_typer(dev.app, name="dev")
 
 
 def main() -> None:
@@ -64,7 +63,7 @@ def run(name: Name, as_json: Json = False, now: Now = None) -> None:
         ran = runs.run(parts, open_session, None, on_progress)
         store = parts.store
     if as_json:
-        print(json.dumps(show.run_json(ran, store)))
+        show.print_json(show.run_json(ran, store))
         return
     out = show.console()
     for topic in ran.missing:
@@ -95,7 +94,7 @@ def plan(name: Name, as_json: Json = False, now: Now = None) -> None:
             if found.plan
             else {"pipeline": name, "turn": None, "partitions": []}
         )
-        print(json.dumps({**body, "missing_topics": list(found.missing)}))
+        show.print_json({**body, "missing_topics": list(found.missing)})
         return
     out = show.console()
     for topic in found.missing:
@@ -115,7 +114,7 @@ def status(name: Name, as_json: Json = False, now: Now = None) -> None:
     with opened(name, now) as parts:
         found = status_of(parts)
     if as_json:
-        print(json.dumps({"pipeline": name, "partitions": [show.status_json(one) for one in found]}))
+        show.print_json({"pipeline": name, "partitions": [show.status_json(one) for one in found]})
     else:
         show.console().print(show.status_table(name, found))
 
@@ -195,7 +194,7 @@ def doctor(
 
     found = list(examine(name))
     if as_json:
-        print(json.dumps([{"check": one.name, "ok": one.ok, "detail": one.detail} for one in found]))
+        show.print_json([{"check": one.name, "ok": one.ok, "detail": one.detail} for one in found])
     else:
         out = show.console()
         for one in found:
@@ -216,3 +215,7 @@ def demo(
     from ackline.testing.demo import main as demo_main
 
     sys.exit(demo_main(keep))
+
+
+acts.add_to(app)
+app.add_typer(dev.app, name="dev")

@@ -1,5 +1,6 @@
 """Tables and progress for a person; plain text where the output is no terminal."""
 
+import json
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -24,6 +25,11 @@ def console(stderr: bool = False) -> Console:
     return Console(
         stderr=stderr, width=None if stream.isatty() else 200, highlight=False, soft_wrap=not stream.isatty()
     )
+
+
+def print_json(value: object) -> None:
+    """One line of JSON."""
+    print(json.dumps(value))
 
 
 def table(title: str | None, columns: Iterable[str], rows: Iterable[Iterable[Any]]) -> Table:

@@ -81,15 +81,12 @@ class _Form:
 
     alone: bool = False
     value: bool = True
-    timestamp: bool = True
     kept: bool = True
 
     def after(self, refusal: str) -> "_Form | None":
         """The next form to try; None when nothing is left to leave out."""
         if not self.alone:
             return replace(self, alone=True)
-        if refusal == "INVALID_TIMESTAMP":
-            return replace(self, timestamp=False) if self.timestamp else None
         if self.value:
             return replace(self, value=False)
         return replace(self, kept=False) if self.kept else None
@@ -192,12 +189,12 @@ class DeadLetters:
         headers: list[tuple[str, str | bytes | None]] = [*kept, *posting.letter.headers]
         if not form.value:
             headers.append((PAYLOAD_HEADER, f"omitted: {posting.refusal}".encode()))
-        kind, milliseconds = message.timestamp()
-        stamp = milliseconds if form.timestamp and kind and milliseconds > 0 else 0  # 0: now
         while True:
             try:
+                # Stamped now, not with the record's own time (that is in a header): by that, retention of the
+                # dead-letter topic would take an old record's letter at once.
                 client.produce(
-                    self.topic, message.value() if form.value else None, key, headers=headers, timestamp=stamp,
+                    self.topic, message.value() if form.value else None, key, headers=headers,
                     on_delivery=self._callback(posting),
                 )  # fmt: skip
                 return

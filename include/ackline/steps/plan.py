@@ -6,11 +6,11 @@ which is adopted. Nothing else decides what is read, so no two runs can plan the
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
 
 from ackline import planning
-from ackline.errors import ConfigError, FatalError, LedgerError, TopicChanged
+from ackline.errors import ConfigError, FatalError, GroupMoved, LedgerError, TopicChanged
 from ackline.ledger import (
     CommitMark,
     Committed,
@@ -24,10 +24,12 @@ from ackline.ledger import (
     is_ours,
     of_ledger,
 )
-from ackline.offsets import OffsetRange, TopicPartition
-from ackline.planning import Limits, LogBounds, PartitionView, Plan, PlannedPartition
+from ackline.offsets import TopicPartition
+from ackline.pipeline import KafkaBlock
+from ackline.planning import Limits, LogBounds, PartitionView, Plan
+from ackline.steps.acts import follow, genesis_plan, new_plan
 from ackline.steps.parts import Parts
-from ackline.steps.settle import settle_turn
+from ackline.steps.settle import mark_of, may_restore, settle_turn
 
 _RACES = 20
 """How often a number may be lost to another run before something is wrong with the tables."""
@@ -62,7 +64,7 @@ def plan(parts: Parts) -> Planned:
         newest = parts.store.newest()
         open_plan = parts.store.open_plan(newest) if newest else None
         if newest and open_plan and open_plan.kind is not TurnKind.RUN:
-            settle_turn(parts, open_plan, newest)  # a genesis that was stored and not settled: finish it first
+            settle_turn(parts, open_plan, newest)  # an act needs no replay: whoever finds it open finishes it
         elif open_plan:
             _check_clock(parts, open_plan.planned_at)
             return Planned(open_plan, adopted=True)
@@ -108,9 +110,10 @@ def _take_turn(parts: Parts, newest: Settlement | None) -> Planned | None:
         return None
     if newest is None:
         return Planned(None, adopted=False, missing=look.missing)
-    new_plan = _genesis_plan(parts, newest, genesis) if genesis else _new_plan(parts, newest, look)
-    stored = parts.store.store_plan(new_plan)
-    return Planned(new_plan, adopted=False, missing=look.missing) if stored and not genesis else None
+    plan = genesis_plan(parts, newest, genesis) if genesis else _new_plan(parts, newest, look)
+    if not parts.store.store_plan(plan) or plan.kind is not TurnKind.RUN:
+        return None  # another run was quicker; or it is an act, which is settled before the lane goes on
+    return Planned(plan, adopted=False, missing=look.missing)
 
 
 def look_at_kafka(parts: Parts, newest: Settlement | None) -> Look:
@@ -159,6 +162,7 @@ def _genesis(parts: Parts, newest: Settlement | None, look: Look) -> dict[TopicP
     """Where each partition that the lane has not seen starts, decided once and for all."""
     known = newest.partitions if newest else {}
     known_topics = {at.topic for at in known}
+    before = _subscribed_before(parts, newest)
     started = {}
     for at, log in sorted(look.bounds.items()):
         if at in known or log is None or not parts.pipeline.kafka.wants(*at):
@@ -166,6 +170,8 @@ def _genesis(parts: Parts, newest: Settlement | None, look: Look) -> dict[TopicP
         held = look.held.get(at)
         if at.topic in known_topics:
             offset, evidence = log.start, "new partition: log start"
+        elif before is not None and before.wants(*at) and held is None:
+            offset, evidence = log.start, "the topic was missing at the last turn: log start"
         else:
             offset, evidence = _start(parts, held, log)
         if offset > log.end:
@@ -193,61 +199,50 @@ def _start(parts: Parts, held: Committed | None, log: LogBounds) -> tuple[int, s
     return (log.start, "log start") if start.endswith("earliest") else (log.end, "log end")
 
 
-def _genesis_plan(parts: Parts, newest: Settlement, genesis: Mapping[TopicPartition, SettledPartition]) -> Plan:
-    """The turn in which partitions join a lane that has begun: a plan that holds the whole act."""
-    partitions = {
-        at: PlannedPartition(
-            one.topic_id,
-            OffsetRange(one.state.complete_to, one.state.complete_to),
-            (),
-            one.state.floor,
-            one.state.complete_to,
-            LogBounds(one.state.complete_to, one.state.complete_to),
-            one.evidence,
-            one.held,
-            one.seen,
-        )
-        for at, one in genesis.items()
-    }
-    return replace(_plan(parts, newest, partitions), kind=TurnKind.GENESIS, reason="new partitions")
+def _subscribed_before(parts: Parts, newest: Settlement | None) -> KafkaBlock | None:
+    """The subscription of the last turn: a topic in it that the lane does not know was not there then (S32, S54)."""
+    if newest is None:
+        return None
+    if newest.turn.n == 0:
+        return parts.pipeline.kafka
+    settings = parts.store.plan(newest.turn).settings["kafka"]
+    return KafkaBlock.model_validate({**settings, "properties": {}})
 
 
 # ---- a new plan ---------------------------------------------------------------------------------------------------
 
 
 def _new_plan(parts: Parts, newest: Settlement, look: Look) -> Plan:
+    """The plan of a run; or, where somebody has moved the group and the file says `follow`, of the act that follows."""
     pipeline = parts.pipeline
-    mark = CommitMark(parts.store.ledger_id(), pipeline.name, newest.turn.epoch, newest.turn.n)
-    views = {}
+    mark = mark_of(parts, newest)
+    views: dict[TopicPartition, PartitionView] = {}
+    moves: dict[TopicPartition, Committed] = {}
     for at, one in newest.partitions.items():
-        subscribed = pipeline.kafka.wants(*at)
-        held = look.held.get(at)
+        held, subscribed = look.held.get(at), pipeline.kafka.wants(*at)
         if subscribed:
             _check_topic(at, one.topic_id, look.topic_ids.get(at.topic), at in look.bounds)
-            check_held(at, held, mark, one.seen)
-        views[at] = PartitionView(
-            one.topic_id,
-            one.state,
-            look.bounds.get(at),
-            held,
-            answered(held, one.seen, mark),
-            subscribed,
-        )
+            if _is_moved(parts, at, held, mark, one.seen) and held is not None:
+                moves[at] = held
+        seen = answered(held, one.seen, mark)
+        views[at] = PartitionView(one.topic_id, one.state, look.bounds.get(at), held, seen, subscribed, one.paused)
+    if moves:
+        return follow(parts, newest, moves)
     limits = Limits(pipeline.max_uncommitted, pipeline.max_records_per_run)
-    return _plan(parts, newest, planning.plan_partitions(views, limits, parts.now()))
+    return new_plan(parts, newest, TurnKind.RUN, planning.plan_partitions(views, limits, parts.now()))
 
 
-def _plan(parts: Parts, newest: Settlement, partitions: Mapping[TopicPartition, PlannedPartition]) -> Plan:
-    return Plan(
-        newest.turn._replace(n=newest.turn.n + 1),
-        TurnKind.RUN,
-        parts.run_id,
-        parts.now(),
-        partitions,
-        parts.pipeline.kafka.isolation,
-        parts.pipeline.settings(),
-        parts.actor,
-    )
+def _is_moved(parts: Parts, at: TopicPartition, held: Committed | None, mark: CommitMark, seen: int | None) -> bool:
+    """Whether the group was moved and is to be followed; False where our floor may be committed over what it holds."""
+    if may_restore(parts, held, mark):
+        return False
+    try:
+        check_held(at, held, mark, seen)
+    except GroupMoved:
+        if parts.pipeline.on_external_reset == "follow":
+            return True
+        raise
+    return False
 
 
 def _check_topic(at: TopicPartition, known_id: str, found_id: str | None, exists: bool) -> None:

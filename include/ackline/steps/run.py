@@ -53,7 +53,7 @@ def run(
         if on_plan:
             on_plan(planned.plan, planned.adopted)
         replayed = replay(parts, spark, on_progress)
-        ran.settled = settle(parts)
+        ran.settled = settle(parts, planned.plan.turn)
         settlement = parts.store.settlement(planned.plan.turn)
         _note(ran, planned.plan, replayed, settlement)
         if not goes_on(planned.plan, settlement):

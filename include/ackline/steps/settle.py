@@ -11,10 +11,10 @@ Its writes, in this order, and why:
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ackline.audit.store import TurnOutcomes
-from ackline.errors import NoProof
+from ackline.errors import GroupMoved, NoProof
 from ackline.kafka.dead_letters import Letter
 from ackline.kafka.exact import Found, Gone
 from ackline.ledger import (
@@ -26,14 +26,16 @@ from ackline.ledger import (
     PendingKind,
     SettledPartition,
     Settlement,
+    TurnId,
     TurnKind,
     check_held,
     fold,
+    is_ours,
 )
-from ackline.offsets import TopicPartition
+from ackline.offsets import OffsetRange, Run, TopicPartition, join
 from ackline.outcome import Outcome
 from ackline.pipeline import RetryBlock
-from ackline.planning import NO_LEADER, PARKED, Plan, PlannedPartition
+from ackline.planning import NO_LEADER, PARKED, PAUSED, Plan, PlannedPartition
 from ackline.steps.parts import Parts
 
 Decisions = dict[TopicPartition, list[OutcomeRow]]
@@ -47,17 +49,24 @@ class Settled:
     committed: Mapping[TopicPartition, Committed]
 
 
-def settle(parts: Parts) -> Settled:
+def settle(parts: Parts, turn: TurnId | None = None) -> Settled:
     """Settle the lane's open turn, if there is one, and commit the newest floor.
+
+    With `turn`, only that one: where another run has settled it meanwhile and gone on, the next is that run's to prove.
 
     Raises NoProof where the turn's outcomes are not stored; GroupBusy, GroupMoved and NewerCommit where the commit may
     not be made: the settlement is stored by then, and a later run commits it.
     """
     newest = parts.store.newest()
     plan = parts.store.open_plan(newest) if newest else None
-    if newest and plan:
+    if newest and plan and turn in (None, plan.turn):
         settle_turn(parts, plan, newest)
-    return commit_newest(parts)
+    try:
+        return commit_newest(parts)
+    except GroupMoved:
+        if parts.pipeline.on_external_reset != "follow":
+            raise
+        return Settled(parts.store.newest(), {})  # the next run's plan takes the turn that follows
 
 
 def settle_turn(parts: Parts, plan: Plan, before: Settlement) -> None:
@@ -84,6 +93,7 @@ def settle_turn(parts: Parts, plan: Plan, before: Settlement) -> None:
             plan.partitions[at].seen if at in plan.partitions else before.partitions[at].seen,
             held.get(at),
             _evidence(plan),
+            _paused(at, plan, before),
         )
         for at, state in states.items()
     }
@@ -96,7 +106,7 @@ def settle_turn(parts: Parts, plan: Plan, before: Settlement) -> None:
 def void_turn(parts: Parts, plan: Plan, before: Settlement, reason: str) -> None:
     """Close a plan that can't be carried out: no state changes and none of its rows counts."""
     partitions = {
-        at: SettledPartition(one.topic_id, one.state.floor, one.state, seen=one.seen, held=one.held, evidence="void")
+        at: replace(one, old_floor=one.state.floor, counts={}, gaps=0, evidence="void")
         for at, one in before.partitions.items()
     }
     parts.store.store_settlement(
@@ -113,14 +123,25 @@ def commit_newest(parts: Parts) -> Settled:
     if newest is None:
         return Settled(None, {})
     there = _existing(parts, {at: one.topic_id for at, one in newest.partitions.items()})
-    mark = CommitMark(parts.store.ledger_id(), parts.pipeline.name, newest.turn.epoch, newest.turn.n)
+    mark = mark_of(parts, newest)
     held = parts.group.committed(there)
     for at in there:
-        check_held(at, held.get(at), mark, newest.partitions[at].seen)
+        if not may_restore(parts, held.get(at), mark):
+            check_held(at, held.get(at), mark, newest.partitions[at].seen)
     floors = {at: Committed(newest.partitions[at].state.floor, mark.encode()) for at in there}
     if floors:
         parts.group.commit(floors)
     return Settled(newest, floors)
+
+
+def mark_of(parts: Parts, newest: Settlement) -> CommitMark:
+    """The metadata of a commit of the newest settlement."""
+    return CommitMark(parts.store.ledger_id(), parts.pipeline.name, newest.turn.epoch, newest.turn.n)
+
+
+def may_restore(parts: Parts, held: Committed | None, mark: CommitMark) -> bool:
+    """Whether the file says that a foreign commit is to be overwritten. One of ours from elsewhere never is."""
+    return parts.pipeline.on_external_reset == "restore" and held is not None and not is_ours(held, mark.pipeline)
 
 
 def _existing(parts: Parts, topic_ids: Mapping[TopicPartition, str]) -> list[TopicPartition]:
@@ -142,12 +163,22 @@ def _fold(plan: Plan, before: Settlement, found: TurnOutcomes) -> dict[TopicPart
     states = {at: one.state for at, one in before.partitions.items()}
     for at, planned in plan.partitions.items():
         state = states.get(at, PartitionState(planned.complete_to))
-        states[at] = fold(state, planned.fresh, planned.retries, found.rows.get(at, ()), policy)
+        if plan.kind in (TurnKind.RUN, TurnKind.GENESIS):
+            states[at] = fold(state, planned.fresh, planned.retries, found.rows.get(at, ()), policy)
+        elif plan.kind is TurnKind.SKIP:
+            to = max(state.complete_to, planned.fresh.end)
+            states[at] = fold(state, OffsetRange(to, to), (), found.rows.get(at, ()), policy)
     return dict(sorted(states.items()))
 
 
 def _gaps(planned: PlannedPartition | None, attempted: int) -> int:
     return len(planned.fresh) - attempted if planned else 0
+
+
+def _paused(at: TopicPartition, plan: Plan, before: Settlement) -> bool:
+    if at in plan.partitions and plan.kind in (TurnKind.PAUSE, TurnKind.RESUME):
+        return plan.kind is TurnKind.PAUSE
+    return at in before.partitions and before.partitions[at].paused
 
 
 def _topic_id(at: TopicPartition, plan: Plan, before: Settlement) -> str:
@@ -165,6 +196,8 @@ def _evidence(plan: Plan) -> str:
 
 def _decide(parts: Parts, plan: Plan, before: Settlement, found: TurnOutcomes) -> Decisions:
     """What becomes of records beside their attempts: lost to retention, or dead once the broker has the dead letter."""
+    if plan.kind is not TurnKind.RUN:
+        return _skipped(parts, plan, before) if plan.kind is TurnKind.SKIP else {}
     decisions: Decisions = {}
     rows = {at: list(one) for at, one in found.rows.items()}
     for at, planned in plan.partitions.items():
@@ -177,10 +210,27 @@ def _decide(parts: Parts, plan: Plan, before: Settlement, found: TurnOutcomes) -
     readable = {
         at: state
         for at, state in states.items()
-        if at in plan.partitions and plan.partitions[at].why not in (PARKED, NO_LEADER)
+        if at in plan.partitions and plan.partitions[at].why not in (PARKED, PAUSED, NO_LEADER)
     }
     for at, row in _buried(parts, plan, readable):
         decisions.setdefault(at, []).append(row)
+    return decisions
+
+
+def _skipped(parts: Parts, plan: Plan, before: Settlement) -> Decisions:
+    """What a skip settles unhandled: what is pending below its target, and what was not read yet, by ranges.
+
+    Offsets between them that were acked keep the one outcome they have.
+    """
+    decisions: Decisions = {}
+    for at, planned in plan.partitions.items():
+        state, to = before.partitions[at].state, planned.fresh.end
+        pending = [Run(run.start, min(run.end, to), None) for run in state.pending if run.start < to]
+        unread = [Run(state.complete_to, to, None)] if state.complete_to < to else []
+        decisions[at] = [
+            OutcomeRow(run.start, 0, Outcome.SKIPPED, parts.now(), None, run.end, plan.reason)
+            for run in join([*pending, *unread])
+        ]
     return decisions
 
 
@@ -188,7 +238,9 @@ def _buried(
     parts: Parts, plan: Plan, states: Mapping[TopicPartition, PartitionState]
 ) -> Iterator[tuple[TopicPartition, OutcomeRow]]:
     """A decision for each pending dead letter that is settled now; one the broker did not confirm stays pending."""
-    wanted = {at: dead for at, state in states.items() if (dead := _dead_letters(state))}
+    # At the offset of a topic that was created again lies a stranger: its dead letters stay pending.
+    there = _existing(parts, {at: plan.partitions[at].topic_id for at in states})
+    wanted = {at: dead for at in there if (dead := _dead_letters(states[at]))}
     topic = parts.pipeline.dead_letter_topic
     if topic is None:
         for at, dead in wanted.items():

@@ -1,0 +1,116 @@
+"""Operators' acts: turns that handle nothing and change what is known, each planned, stored and settled like any other.
+
+An act takes number n among the plans, as a plan that holds the whole act: `start_offset` and `end_offset` of its rows
+are where it moves a partition to. While a turn is open an act is refused, so that it never runs beside a replay.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+from ackline.errors import ConfigError, FatalError, LedgerError
+from ackline.ledger import Committed, SettledPartition, Settlement, TurnKind, answered, of_ledger
+from ackline.offsets import OffsetRange, TopicPartition
+from ackline.planning import LogBounds, Plan, PlannedPartition
+from ackline.steps.parts import Parts
+from ackline.steps.settle import Settled, commit_newest, mark_of, settle_turn
+
+Targets = Mapping[TopicPartition, int]
+Choose = Callable[[Settlement], Targets]
+"""Where an act moves each partition, given the lane as it is when the act takes its turn."""
+
+
+def act(parts: Parts, kind: TurnKind, choose: Choose, reason: str) -> Settled:
+    """Carry out an act on the live lane and commit what follows from it.
+
+    `choose` is asked again whenever another run has taken the number. Raises FatalError while a turn is open,
+    ConfigError for a lane that has not begun, for partitions it does not have, and for targets outside the log.
+    """
+    for _ in range(20):
+        newest = parts.store.newest()
+        if newest is None:
+            raise ConfigError(f"{parts.pipeline.name} has not run yet: there is nothing to {kind}")
+        open_plan = parts.store.open_plan(newest)
+        if open_plan is not None:
+            raise FatalError(
+                f"{open_plan.turn} is open: let it end (`ackline run {parts.pipeline.name}`), then {kind} again"
+            )
+        plan = act_plan(parts, newest, kind, choose(newest), reason)
+        if parts.store.store_plan(plan):
+            settle_turn(parts, plan, newest)
+            return commit_newest(parts)
+    raise LedgerError("20 times another run took the turn that this act was about to take; are runs looping?")
+
+
+def act_plan(parts: Parts, newest: Settlement, kind: TurnKind, targets: Targets, reason: str) -> Plan:
+    """The plan of an act: a row for each partition that it moves, with the foreign commit that it answers."""
+    unknown = [str(at) for at in targets if at not in newest.partitions]
+    if unknown:
+        raise ConfigError(f"{', '.join(unknown)}: not a partition of {parts.pipeline.name}")
+    bounds = parts.cluster.bounds(list(targets)) if kind in (TurnKind.SKIP, TurnKind.RESET) else {}
+    held = parts.group.committed(list(targets))
+    partitions = {}
+    for at, to in targets.items():
+        one = newest.partitions[at]
+        log = LogBounds(bounds[at].start, bounds[at].end) if at in bounds else LogBounds(to, to)
+        if not log.start <= to <= log.end:
+            raise ConfigError(f"{at}: offset {to} is outside the log [{log.start}, {log.end})")
+        partitions[at] = moved(parts, newest, one, held.get(at), to, log)
+    return new_plan(parts, newest, kind, partitions, reason)
+
+
+def moved(
+    parts: Parts, newest: Settlement, one: SettledPartition, held: Committed | None, to: int, log: LogBounds
+) -> PlannedPartition:
+    """A row of an act. What the group holds is answered by it, if it is not ours."""
+    mark = mark_of(parts, newest)
+    foreign = held is not None and not of_ledger(held, mark.pipeline, mark.ledger)
+    seen = held.offset if held is not None and foreign else answered(held, one.seen, mark)
+    at = OffsetRange(to, to)
+    return PlannedPartition(one.topic_id, at, (), one.state.floor, one.state.complete_to, log, None, held, seen)
+
+
+def new_plan(
+    parts: Parts,
+    newest: Settlement,
+    kind: TurnKind,
+    partitions: Mapping[TopicPartition, PlannedPartition],
+    reason: str = "",
+) -> Plan:
+    """A plan for the turn after `newest`, with the settings in force."""
+    return Plan(
+        newest.turn._replace(n=newest.turn.n + 1),
+        kind,
+        parts.run_id,
+        parts.now(),
+        partitions,
+        parts.pipeline.kafka.isolation,
+        parts.pipeline.settings(),
+        parts.actor,
+        reason,
+    )
+
+
+def follow(parts: Parts, newest: Settlement, moves: Mapping[TopicPartition, Committed]) -> Plan:
+    """The act that follows a group which somebody has moved (S36).
+
+    Forward only: the ranges passed are skipped. Backward anywhere: a new epoch, from there; partitions that were not
+    moved start it at their floor.
+    """
+    back = {at for at, held in moves.items() if held.offset < newest.partitions[at].state.floor}
+    reason = f"the group was moved from outside: {', '.join(f'{at} to {held.offset}' for at, held in moves.items())}"
+    targets = {at: held.offset for at, held in moves.items()}
+    if back:
+        stay = {at: one.state.floor for at, one in newest.partitions.items() if at not in targets}
+        return act_plan(parts, newest, TurnKind.RESET, {**stay, **targets}, reason)
+    return act_plan(parts, newest, TurnKind.SKIP, targets, reason)
+
+
+def genesis_plan(parts: Parts, newest: Settlement, genesis: Mapping[TopicPartition, SettledPartition]) -> Plan:
+    """The turn in which partitions join a lane that has begun."""
+    partitions = {}
+    for at, one in genesis.items():
+        start = one.state.complete_to
+        bounds = LogBounds(start, start)
+        row = PlannedPartition(one.topic_id, OffsetRange(start, start), (), start, start, bounds, one.evidence)
+        partitions[at] = replace(row, held=one.held, seen=one.seen)
+    return new_plan(parts, newest, TurnKind.GENESIS, partitions, "new partitions")
