@@ -91,7 +91,9 @@ def dev_produce(topic: str, count: int) -> str:
             up.create_topic(name, partitions)
     # Other orders each time: the seed is how many records there are.
     seed = sum(log_ends(up.bootstrap, topic).values())
-    counts = events.produce(up.bootstrap, topic, events.orders(count, seed))
+    # Quiet: that the broker's coordinator is still loading is no news, the client tries again.
+    client = {"bootstrap.servers": up.bootstrap, "log_level": 3}
+    counts = events.produce(client, topic, events.orders(count, seed))
     kinds = ", ".join(f"{number:,} {kind}" for kind, number in counts.by_kind.items() if number)
     return f"produced {counts.records:,} records to {topic} at {up.bootstrap}: {kinds}"
 

@@ -1,0 +1,57 @@
+"""What the tasks say of a turn: offsets and counts. No payload, no key, no secret; logged and kept as XCom."""
+
+from typing import Any
+
+from ackline.offsets import count
+from ackline.steps.plan import Planned
+from ackline.steps.settle import Settled
+
+
+def planned_summary(planned: Planned) -> dict[str, Any]:
+    """The turn and, for each partition, the fresh range, how many retries, and why where it gets nothing."""
+    plan = planned.plan
+    if plan is None:
+        return {"turn": None, "missing": list(planned.missing)}
+    partitions = [
+        {
+            "topic": at.topic,
+            "partition": at.partition,
+            "start": one.fresh.start,
+            "end": one.fresh.end,
+            "retries": count(one.retries),
+            "why": one.why,
+        }
+        for at, one in sorted(plan.partitions.items())
+    ]
+    return {
+        "turn": plan.turn.n,
+        "epoch": plan.turn.epoch,
+        "adopted": planned.adopted,
+        "missing": list(planned.missing),
+        "partitions": partitions,
+    }
+
+
+def settled_summary(settled: Settled) -> dict[str, Any]:
+    """The newest turn and, for each partition, where it stands and what the group holds, read back."""
+    settlement = settled.settlement
+    if settlement is None:
+        return {"turn": None}
+    partitions = [
+        {
+            "topic": at.topic,
+            "partition": at.partition,
+            "floor": one.state.floor,
+            "complete_to": one.state.complete_to,
+            "pending": {kind.value: pending for kind, pending in one.state.pending_by_kind().items()},
+            "outcomes": dict(one.counts),
+            "committed": settled.committed[at].offset if at in settled.committed else None,
+        }
+        for at, one in sorted(settlement.partitions.items())
+    ]
+    return {
+        "turn": settlement.turn.n,
+        "epoch": settlement.turn.epoch,
+        "kind": settlement.kind.value,
+        "partitions": partitions,
+    }

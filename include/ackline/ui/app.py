@@ -1,0 +1,80 @@
+"""The routes. Airflow serves a plugin's application to anybody, so each route here asks who it is, and for its DAG.
+
+GET alone: a request that changes something would need a defence against forged ones.
+"""
+
+from collections.abc import Awaitable, Callable
+from typing import Annotated
+
+from airflow.api_fastapi.app import get_auth_manager
+from airflow.api_fastapi.auth.managers.models.resource_details import AccessView
+from airflow.api_fastapi.core_api.security import GetUserDep, requires_access_view
+from fastapi import Depends, FastAPI, HTTPException, Query, Request, Response
+from fastapi.responses import HTMLResponse
+
+from ackline.airflow.links import DAG_PREFIX
+from ackline.audit.queries import AuditFilter
+from ackline.errors import AcklineError
+from ackline.offsets import OffsetRange
+from ackline.ui import look, pages
+
+HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; form-action 'self'; "
+    "frame-ancestors 'self'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+
+# Without the pages that FastAPI adds by itself, which would be open.
+app = FastAPI(
+    title="Ackline",
+    docs_url=None,
+    redoc_url=None,
+    openapi_url=None,
+    default_response_class=HTMLResponse,
+    dependencies=[Depends(requires_access_view(AccessView.WEBSITE))],
+)
+
+
+@app.middleware("http")
+async def _guarded(request: Request, call_next: Callable[[Request], Awaitable[Response]]) -> Response:
+    answer = await call_next(request)
+    answer.headers.update(HEADERS)
+    return answer
+
+
+@app.exception_handler(AcklineError)
+async def _failed(request: Request, error: AcklineError) -> HTMLResponse:
+    return HTMLResponse(pages.problem(str(error)), status_code=500)
+
+
+def _readable(user: GetUserDep) -> set[str]:
+    """The pipelines whose DAG the user may read."""
+    dags = get_auth_manager().get_authorized_dag_ids(user=user, method="GET")
+    return {dag.removeprefix(DAG_PREFIX) for dag in dags if dag.startswith(DAG_PREFIX)}
+
+
+Readable = Annotated[set[str], Depends(_readable)]
+
+
+@app.get("/")
+def index(readable: Readable) -> str:
+    """Every pipeline that the user may see."""
+    return pages.index(look.lanes(readable))
+
+
+@app.get("/pipelines/{name}")
+def pipeline(
+    name: str,
+    readable: Readable,
+    topic: Annotated[str | None, Query(max_length=249)] = None,
+    partition: Annotated[int | None, Query(ge=0, lt=2**31)] = None,
+    offset: Annotated[int | None, Query(ge=0, lt=2**62)] = None,
+) -> str:
+    """One pipeline: its partitions, its last turns, and what happened to a record."""
+    if name not in readable:
+        raise HTTPException(404, "no such pipeline, or none that you may see")
+    offsets = None if offset is None else OffsetRange(offset, offset + 1)
+    asked = AuditFilter(topic=topic or None, partition=partition, offsets=offsets, limit=look.MOST_ROWS)
+    return pages.pipeline(look.lane(name), look.turns(name), asked, look.audit(name, asked))

@@ -1,0 +1,27 @@
+"""What the DAG tests share."""
+
+import uuid
+from collections.abc import Callable
+
+import pytest
+
+from ackline.testing.broker import Broker
+from tests.dags.project import AirflowCommand, Project
+
+
+@pytest.fixture
+def project(broker: Broker, tmp_path_factory: pytest.TempPathFactory) -> Project:
+    """A project of its own against the session's broker."""
+    return Project(tmp_path_factory.mktemp("project"), broker.bootstrap)
+
+
+@pytest.fixture(scope="session")
+def airflow(tmp_path_factory: pytest.TempPathFactory) -> AirflowCommand:
+    """An Airflow that runs DAGs as `airflow dags test` does."""
+    return AirflowCommand(tmp_path_factory.mktemp("airflow"))
+
+
+@pytest.fixture
+def name() -> Callable[[], str]:
+    """A factory of pipeline names that nobody else uses: Airflow's database is shared."""
+    return lambda: f"p{uuid.uuid4().hex[:8]}"

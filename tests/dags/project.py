@@ -1,0 +1,187 @@
+"""A project of its own for a test: pipeline files and handlers in a folder, and what Airflow is told about them."""
+
+import contextlib
+import json
+import os
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+from confluent_kafka import Consumer, Producer, TopicPartition
+
+from ackline.audit.queries import AuditFilter, audit_rows
+from ackline.testing import journal
+
+ROOT = Path(__file__).parents[2]
+CANARY = "canary-7Qx1-never-shown"
+"""The password of the Kafka connection. The broker does not ask for it; it must not be seen anywhere."""
+
+SLOW_HANDLER = """
+import pathlib, time
+
+def handle(record):
+    pathlib.Path(__file__).with_name("handling").touch()
+    time.sleep(600)
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Project:
+    """A folder with `include/pipelines`, handlers beside it, a journal and an audit root, against one broker."""
+
+    folder: Path
+    bootstrap: str
+
+    @property
+    def include(self) -> Path:
+        """Where handlers are imported from."""
+        return self.folder / "include"
+
+    @property
+    def pipelines(self) -> Path:
+        """The folder of pipeline files."""
+        return self.include / "pipelines"
+
+    @property
+    def audit(self) -> str:
+        """The audit root."""
+        return str(self.folder / "audit")
+
+    def write(self, name: str, topic: str, handler: str = "ackline.testing.journal:handle", **more: object) -> Path:
+        """A pipeline file for a topic; its group is `NAME-group`."""
+        self.pipelines.mkdir(parents=True, exist_ok=True)
+        kafka = {"connection": "kafka_default", "group_id": f"{name}-group", "topics": [topic]}
+        retry = {"initial_delay": "0s", "period": "1s", "max_retries": 2}
+        content = {"name": name, "kafka": kafka, "handler": handler, "retry": retry, "dead_letter": "none", **more}
+        path = self.pipelines / f"{name}.yaml"
+        path.write_text(yaml.safe_dump(content))
+        return path
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What an Airflow that works on this project needs in its environment."""
+        extra = {"bootstrap.servers": self.bootstrap, "security.protocol": "PLAINTEXT", "sasl.password": CANARY}
+        return {
+            "AIRFLOW_CONN_KAFKA_DEFAULT": json.dumps({"conn_type": "kafka", "extra": extra}),
+            "ACKLINE_PIPELINES": str(self.pipelines),
+            "ACKLINE_AUDIT": self.audit,
+            journal.JOURNAL: str(self.folder / "journal"),
+        }
+
+    def calls(self) -> list[journal.Call]:
+        """The handler calls so far."""
+        return journal.read(self.folder / "journal")
+
+    def outcomes(self, pipeline: str) -> list[tuple[int, int, str]]:
+        """(offset, attempt, outcome) of each effective row."""
+        rows = audit_rows(self.audit, pipeline, AuditFilter())
+        return sorted((row["offset"], row["attempt"], row["outcome"]) for row in rows)
+
+    def committed(self, pipeline: str, topic: str, partition: int = 0) -> int | None:
+        """What the broker holds for the pipeline's group."""
+        consumer = Consumer({"bootstrap.servers": self.bootstrap, "group.id": f"{pipeline}-group"})
+        try:
+            offset = consumer.committed([TopicPartition(topic, partition)], timeout=30)[0].offset
+        finally:
+            consumer.close()
+        return offset if offset >= 0 else None
+
+
+def produce(bootstrap: str, topic: str, *orders: Mapping[str, object]) -> None:
+    """Produce what the journal's handler obeys, one record each, to partition 0."""
+    producer = Producer({"bootstrap.servers": bootstrap})
+    for order in orders:
+        producer.produce(topic, json.dumps(order).encode(), partition=0)
+    assert producer.flush(30) == 0
+
+
+class AirflowCommand:
+    """An Airflow without servers: `airflow dags test`, which is `dag.test`, in a process of its own."""
+
+    def __init__(self, home: Path) -> None:
+        self.home = home
+        self._done("db", "migrate", env={})
+
+    def test(self, project: Project, dag_id: str, *options: str) -> "DagTest":
+        """Run the DAG once; whatever becomes of it."""
+        done = self._done("dags", "test", dag_id, *options, env=project.environment, check=False)
+        return DagTest(self, dag_id, done.returncode, done.stdout)
+
+    def query(self, sql: str, *arguments: str) -> list[Any]:
+        """Rows of Airflow's database."""
+        # Closed again at once: what is left open spoils SQLite's locks for whoever else opens the file in this process.
+        with contextlib.closing(sqlite3.connect(f"file:{self.home / 'airflow.db'}?mode=ro", uri=True)) as database:
+            return database.execute(sql, arguments).fetchall()
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """The environment of its processes."""
+        return {
+            **os.environ,
+            "AIRFLOW_HOME": str(self.home),
+            "AIRFLOW__CORE__DAGS_FOLDER": str(ROOT / "dags"),
+            "AIRFLOW__CORE__PLUGINS_FOLDER": str(ROOT / "plugins"),
+            "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
+            "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": f"sqlite:///{self.home / 'airflow.db'}",
+            "AIRFLOW__DATABASE__LOAD_DEFAULT_CONNECTIONS": "False",
+        }
+
+    def _done(self, *arguments: str, env: Mapping[str, str], check: bool = True) -> "subprocess.CompletedProcess[str]":
+        return subprocess.run(
+            [sys.executable, "-m", "airflow", *arguments],
+            env={**self.environment, **env},
+            cwd=self.home,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=check,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class DagTest:
+    """One `airflow dags test`: its exit status and everything it printed."""
+
+    airflow: AirflowCommand
+    dag_id: str
+    status: int
+    printed: str
+
+    @property
+    def states(self) -> dict[str, str]:
+        """The state of each task."""
+        sql = "select task_id, state from task_instance where dag_id = ?"
+        return dict(self.airflow.query(sql, self.dag_id))
+
+    @property
+    def attempts(self) -> dict[str, int]:
+        """How often each task was tried."""
+        sql = "select task_id, try_number from task_instance where dag_id = ?"
+        return dict(self.airflow.query(sql, self.dag_id))
+
+    def returned(self, task_id: str) -> Any:
+        """What a task returned, from XCom."""
+        sql = "select value from xcom where dag_id = ? and task_id = ? and key = 'return_value'"
+        found = json.loads(self.airflow.query(sql, self.dag_id, task_id)[-1][0])
+        return json.loads(found) if isinstance(found, str) else found
+
+
+def processes() -> Iterator[tuple[int, str, str]]:
+    """(pid, command line, environment) of each process that may be read."""
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            argv, env = ((folder / name).read_bytes().replace(b"\0", b" ").decode() for name in ("cmdline", "environ"))
+        except (OSError, UnicodeDecodeError):
+            continue
+        yield int(folder.name), argv, env
+
+
+def drivers(pipeline: str) -> dict[int, tuple[str, str]]:
+    """The processes of a pipeline's Spark driver: the JVM and the Python in it, with argv and environment."""
+    return {pid: (argv, env) for pid, argv, env in processes() if f"replay.py {pipeline} " in argv}

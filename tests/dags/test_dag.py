@@ -1,0 +1,129 @@
+"""The DAG through Airflow itself: `dag.test` against a real broker, Spark and Delta."""
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from ackline.audit.schemas import TABLES
+from tests.conftest import MakeTopic
+from tests.dags.project import CANARY, AirflowCommand, Project, drivers, processes, produce
+
+
+@contextmanager
+def watched(pipeline: str) -> Iterator[dict[int, tuple[str, str]]]:
+    """Argv and environment of each driver process of a pipeline while it runs; any process that shows the canary."""
+    seen: dict[int, tuple[str, str]] = {}
+    done = threading.Event()
+
+    def watch() -> None:
+        while not done.wait(0.1):
+            seen.update(drivers(pipeline))
+            seen.update({pid: (argv, env) for pid, argv, env in processes() if CANARY in argv})
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    try:
+        yield seen
+    finally:
+        done.set()
+        thread.join()
+
+
+def test_a_run_handles_each_record_and_commits_the_floor_and_shows_no_secret(
+    project: Project, airflow: AirflowCommand, topic: MakeTopic, name: Callable[[], str]
+) -> None:
+    """I1, I2, I13: offsets 1 and 3 fail and hold the floor; the connection's password is seen by nobody."""
+    pipeline, source = name(), topic()
+    project.write(pipeline, source)
+    produce(project.bootstrap, source, {}, {"fail": 1}, {"skip": True}, {"fail": -1}, {})
+
+    with watched(pipeline) as seen:
+        done = airflow.test(project, f"replay__{pipeline}")
+
+    assert (done.status, done.states) == (0, dict.fromkeys(("plan", "replay", "settle"), "success")), done.printed
+    assert project.outcomes(pipeline) == [
+        (0, 1, "acked"), (1, 1, "failed"), (2, 1, "skipped"), (3, 1, "failed"), (4, 1, "acked"),
+    ]  # fmt: skip
+    assert project.committed(pipeline, source) == 1
+    assert [(call.offset, call.attempt) for call in sorted(project.calls(), key=lambda call: call.offset)] == [
+        (offset, 1) for offset in range(5)
+    ]
+    _check_summaries(done.returned("plan"), done.returned("settle"), source)
+    assert len(seen) >= 2, "the JVM and the Python in it were not found"
+    assert not [argv for argv, _ in seen.values() if CANARY in argv]
+    assert not [env for _, env in seen.values() if "AIRFLOW_CONN" in env or "AIRFLOW__" in env]
+    assert CANARY not in done.printed
+    _check_files_show_no_secret(airflow.home, Path(project.audit))
+
+
+def _check_summaries(planned: dict[str, object], settled: dict[str, object], source: str) -> None:
+    at = {"topic": source, "partition": 0}
+    assert planned["turn"] == 1
+    assert planned["partitions"] == [{**at, "start": 0, "end": 5, "retries": 0, "why": None}]
+    assert (settled["turn"], settled["kind"]) == (1, "run")
+    assert settled["partitions"] == [
+        {
+            **at, "floor": 1, "complete_to": 5, "committed": 1, "outcomes": {"acked": 2, "failed": 2, "skipped": 1},
+            "pending": {"retry": 2, "dead_letter": 0, "in_flight": 0},
+        }
+    ]  # fmt: skip
+
+
+def _check_files_show_no_secret(*folders: Path) -> None:
+    """Airflow's database with its XComs, its logs, and the tables."""
+    files = [file for folder in folders for file in folder.rglob("*") if file.is_file()]
+    assert {"airflow.db"} | set(TABLES) <= {file.name for file in files} | {file.parts[-3] for file in files} | {
+        part for file in files for part in file.parts
+    }
+    assert not [file for file in files if CANARY.encode() in file.read_bytes()]
+
+
+def test_s8_replay_marked_successful_by_hand_settles_and_commits_nothing(
+    project: Project, airflow: AirflowCommand, topic: MakeTopic, name: Callable[[], str]
+) -> None:
+    """The state of a task proves nothing; the turn stays open, and the next run carries it out."""
+    pipeline, source = name(), topic()
+    project.write(pipeline, source)
+    produce(project.bootstrap, source, {}, {})
+
+    by_hand = airflow.test(project, f"replay__{pipeline}", "--mark-success-pattern", "replay")
+
+    assert by_hand.states == {"plan": "success", "replay": "success", "settle": "failed"}
+    assert by_hand.attempts["settle"] == 1, "what is fatal is not tried again"
+    assert "has no stored outcomes" in by_hand.printed
+    assert (project.calls(), project.outcomes(pipeline), project.committed(pipeline, source)) == ([], [], None)
+
+    done = airflow.test(project, f"replay__{pipeline}")
+
+    assert done.returned("plan")["adopted"] is True
+    assert (project.outcomes(pipeline), project.committed(pipeline, source)) == ([(0, 1, "acked"), (1, 1, "acked")], 2)
+
+
+def test_a_run_with_nothing_to_read_starts_no_spark_and_commits_again(
+    project: Project, airflow: AirflowCommand, topic: MakeTopic, name: Callable[[], str]
+) -> None:
+    """An idle partition is committed anew, so that Kafka does not forget its offset."""
+    pipeline, source = name(), topic()
+    project.write(pipeline, source)
+
+    done = airflow.test(project, f"replay__{pipeline}")
+
+    assert done.status == 0, done.printed
+    assert "Spark-Submit cmd" not in done.printed
+    assert project.committed(pipeline, source) == 0
+
+
+def test_a_connection_that_is_not_defined_fails_at_once_and_is_named(
+    project: Project, airflow: AirflowCommand, topic: MakeTopic, name: Callable[[], str]
+) -> None:
+    """A configuration error is not tried again."""
+    pipeline, source = name(), topic()
+    kafka = {"connection": "kafka_elsewhere", "group_id": f"{pipeline}-group", "topics": [source]}
+    project.write(pipeline, source, kafka=kafka)
+
+    done = airflow.test(project, f"replay__{pipeline}")
+
+    assert (done.states["plan"], done.attempts["plan"]) == ("failed", 1)
+    assert "the Airflow connection kafka_elsewhere, which pipeline" in done.printed
+    assert not Path(project.audit).exists()

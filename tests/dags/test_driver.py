@@ -1,0 +1,142 @@
+"""The Spark driver's exit status, and that it ends with its task: without Airflow, as spark-submit would start it."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from airflow.sdk.exceptions import AirflowFailException
+
+from ackline.airflow.driver import KAFKA_CONFIG, TASK, status_of, unexpected
+from ackline.airflow.operators import driver_environment, verdict
+from ackline.airflow.watch import ProcessId
+from ackline.errors import AcklineError, ConfigError, GroupMoved, LedgerError, NoProof, TransientError
+from ackline.pipeline import load
+from ackline.steps.parts import open_parts
+from ackline.steps.plan import plan
+from ackline.testing.processes import wait_until
+from tests.conftest import MakeTopic
+from tests.dags.project import CANARY, ROOT, Project, produce
+
+WATCHING = """
+import subprocess, sys, time
+from ackline.airflow.watch import ProcessId, end_with
+task = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+end_with(ProcessId.of(task.pid))
+print(task.pid, flush=True)
+time.sleep(600)
+"""
+
+
+def run_driver(project: Project, pipeline: str, connection: str | None) -> "subprocess.CompletedProcess[str]":
+    """spark_jobs/replay.py by itself, with this Kafka connection as JSON."""
+    environment = {**os.environ, **project.environment, **({KAFKA_CONFIG: connection} if connection else {})}
+    command = [sys.executable, str(ROOT / "spark_jobs" / "replay.py"), pipeline, "--run-id=manual__1"]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=120)
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (TransientError("away"), 1),
+        (ConfigError("wrong"), 2),
+        (NoProof("no"), 3),
+        (GroupMoved("no"), 3),
+        (LedgerError("no"), 3),
+    ],
+)
+def test_the_exit_status_tells_what_may_be_tried_again(error: AcklineError, status: int) -> None:
+    """1 is tried again; 2 is the user's to mend, 3 needs somebody to look."""
+    assert status_of(error) == status
+
+
+def test_airflow_tries_again_only_what_is_transient() -> None:
+    """For the steps inside the task; the driver's exit status says the same of replay."""
+    with pytest.raises(TransientError), verdict():
+        raise TransientError("away")
+    for error in (ConfigError("wrong"), NoProof("no")):
+        with pytest.raises(AirflowFailException), verdict():
+            raise error
+
+
+def test_an_error_that_is_not_ours_is_told_without_its_text() -> None:
+    """I13: Spark quotes what a handler was given."""
+    payload = json.dumps({"name": CANARY})
+    try:
+        raise ValueError(payload)
+    except ValueError as error:
+        told = unexpected(error)
+
+    assert told.endswith("ackline: unexpected builtins.ValueError")
+    assert CANARY not in told
+
+
+def test_a_pipeline_that_is_not_there_is_a_broken_configuration(project: Project) -> None:
+    """One line on standard error, no traceback."""
+    project.write("orders", "orders")
+    done = run_driver(project, "other", "null")
+
+    assert (done.returncode, len(done.stderr.splitlines())) == (2, 1), done.stderr
+    assert done.stderr.startswith("ackline: no pipeline named other")
+
+
+def test_a_broker_that_is_away_is_transient_and_its_password_is_not_told(
+    project: Project, topic: MakeTopic, name: Callable[[], str]
+) -> None:
+    """The driver has the connection from its environment, nowhere else."""
+    pipeline, source = name(), topic()
+    produce(project.bootstrap, source, {})
+    file = project.write(pipeline, source)
+    here = {"bootstrap.servers": project.bootstrap}
+    with open_parts(load(file), here, run_id="manual__1", actor="test", audit=project.audit) as parts:
+        plan(parts)
+    done = run_driver(project, pipeline, json.dumps({"bootstrap.servers": "127.0.0.1:1", "sasl.password": CANARY}))
+
+    assert done.returncode == 1, done.stderr
+    assert "127.0.0.1:1" in done.stderr
+    assert CANARY not in done.stdout + done.stderr
+
+
+def test_the_driver_has_nothing_of_airflows_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """I13: Airflow's own secrets are none of its business; what a handler may need is kept."""
+    for variable in ("AIRFLOW__CORE__FERNET_KEY", "AIRFLOW_CONN_OTHER", "__AIRFLOW_SUPERVISOR_FD"):
+        monkeypatch.setenv(variable, CANARY)
+    monkeypatch.setenv("AWS_REGION", "eu-central-1")
+    environment = driver_environment({"bootstrap.servers": "b:1"})
+
+    assert CANARY not in environment.values()
+    assert environment["AWS_REGION"] == "eu-central-1"
+    assert environment[KAFKA_CONFIG] == '{"bootstrap.servers": "b:1"}'
+    assert ProcessId.decode(environment[TASK]) == ProcessId.of(os.getpid())
+
+
+@pytest.mark.parametrize("gone", ["task", "parent"])
+def test_the_driver_ends_when_its_task_or_its_parent_is_gone(tmp_path: Path, gone: str) -> None:
+    """Its parent, the JVM, is ended with it."""
+    # A shell stands for the JVM: it starts the driver and waits for it.
+    script = tmp_path / "driver.py"
+    script.write_text(WATCHING)
+    jvm = subprocess.Popen(
+        ["bash", "-c", f"'{sys.executable}' '{script}' & echo $!; wait"], stdout=subprocess.PIPE, text=True
+    )
+    assert jvm.stdout is not None
+    driver, task = (ProcessId.of(int(jvm.stdout.readline())) for _ in range(2))
+    assert driver is not None
+    assert task is not None
+    try:
+        os.kill(task.pid if gone == "task" else jvm.pid, signal.SIGKILL)
+        assert jvm.wait(20) != 0
+        assert ended(driver)
+    finally:
+        for process in (driver, task):
+            if process.alive():
+                os.kill(process.pid, signal.SIGKILL)
+
+
+def ended(process: ProcessId, seconds: float = 20) -> bool:
+    """Whether the process is gone within this time."""
+    return wait_until(lambda: not process.alive(), seconds)

@@ -1,0 +1,165 @@
+"""Parsing DAG files: cheap, silent on the network, and whole whatever one pipeline file says."""
+
+import json
+import subprocess
+import sys
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from airflow.sdk import DAG, Asset, CronDataIntervalTimetable
+
+from ackline.airflow.dags import make_dags
+from tests.dags.project import ROOT, Project
+
+PARSE = """
+import airflow.sdk, airflow.configuration, json, runpy, sys, time
+opened = []
+sys.addaudithook(lambda event, args: event.startswith("socket.") and opened.append(event))
+begun = time.perf_counter()
+dags = [name for file in sys.argv[1:] for name in runpy.run_path(file) if name.startswith("replay__")]
+seconds = time.perf_counter() - begun
+heavy = sorted({"pyspark", "py4j", "deltalake", "confluent_kafka", "pyarrow", "pandas"} & set(sys.modules))
+print(json.dumps({"dags": dags, "seconds": seconds, "heavy": heavy, "opened": opened}))
+"""
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Project:
+    """A project without a broker."""
+    project = Project(tmp_path, "127.0.0.1:1")
+    for name, value in project.environment.items():
+        monkeypatch.setenv(name, value)
+    return project
+
+
+def parsed() -> dict[str, Any]:
+    """What parsing both DAG files in a fresh process came to."""
+    files = [str(ROOT / "dags" / name) for name in ("replay.py", "broken_pipelines.py")]
+    done = subprocess.run([sys.executable, "-c", PARSE, *files], capture_output=True, text=True, check=True)
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def dag(project: Project, name: str) -> DAG:
+    """One DAG of the project."""
+    return make_dags(project.pipelines, "dags/replay.py").dags[f"replay__{name}"]
+
+
+def test_parsing_opens_no_socket_loads_nothing_heavy_and_is_quick(here: Project) -> None:
+    """The best of some tries, as a machine may be busy; the limit is 0.3 s beyond importing Airflow."""
+    here.write("orders", "orders", schedule="*/10 * * * *")
+    seconds = []
+    for _ in range(5):
+        found = parsed()
+        assert (found["dags"], found["heavy"], found["opened"]) == (["replay__orders"], [], [])
+        seconds.append(found["seconds"])
+        if found["seconds"] < 0.3:
+            break
+    assert min(seconds) < 0.3
+
+
+def test_a_dag_has_the_three_tasks_in_order_and_one_run_at_a_time(here: Project) -> None:
+    """The shape that everything else relies on."""
+    here.write("orders", "orders", schedule="*/10 * * * *")
+    made = dag(here, "orders")
+
+    assert [(task.task_id, task.downstream_task_ids) for task in made.topological_sort()] == [  # type: ignore[no-untyped-call]
+        ("plan", {"replay"}),
+        ("replay", {"settle"}),
+        ("settle", set()),
+    ]
+    assert (made.max_active_runs, made.catchup) == (1, False)
+    assert made.timetable == CronDataIntervalTimetable("*/10 * * * *", timezone="UTC")
+    assert made.tags == {"ackline", "replay"}
+
+
+def test_tasks_are_tried_again_with_a_growing_delay(here: Project) -> None:
+    """What is transient passes; `verdict` takes care of what is not."""
+    here.write("orders", "orders")
+    for task in dag(here, "orders").tasks:
+        assert task.retries == 4
+        assert (task.retry_delay, task.retry_exponential_backoff) == (timedelta(seconds=30), 2.0)
+
+
+def test_settle_announces_the_audit_table(here: Project) -> None:
+    """Other DAGs may be scheduled on it."""
+    here.write("orders", "orders")
+    outlets = dag(here, "orders").get_task("settle").outlets
+
+    assert [outlet.uri for outlet in outlets if isinstance(outlet, Asset)] == [
+        f"file://{here.audit}/outcomes/pipeline=orders"
+    ]
+
+
+def test_a_pipeline_without_a_schedule_is_not_scheduled(here: Project) -> None:
+    """It runs when somebody triggers it."""
+    here.write("orders", "orders")
+
+    assert dag(here, "orders").schedule is None
+
+
+def test_the_page_of_a_dag_says_what_it_does_and_no_value_of_a_property(here: Project) -> None:
+    """A property of a client may be a secret."""
+    kafka = {
+        "connection": "kafka_default",
+        "group_id": "a|`b`",
+        "topics": ["orders"],
+        "properties": {"ssl.key.password": "hush"},
+    }
+    here.write("orders", "orders", kafka=kafka)
+    made = dag(here, "orders")
+
+    assert made.doc_md is not None
+    for said in (
+        "orders",
+        "kafka_default",
+        "a\\|'b'",
+        "ackline.testing.journal:handle",
+        "at_least_once",
+        "ssl.key.password",
+    ):
+        assert said in made.doc_md
+    assert "hush" not in made.doc_md
+
+
+@pytest.mark.parametrize(
+    ("text", "reasons"),
+    [
+        ("name: broken\nguarantee: exactly_once\n", ["broken.yaml:2: guarantee:"]),
+        ("name: [broken\n", ["broken.yaml", "not YAML"]),
+        ("", ["broken.yaml", "a pipeline file is a mapping"]),
+    ],
+)
+def test_a_broken_file_leaves_the_others_and_is_reported_by_file_and_key(
+    here: Project, text: str, reasons: list[str]
+) -> None:
+    """The file that makes DAGs does not raise; the one beside it does, and makes none."""
+    here.write("orders", "orders")
+    (here.pipelines / "broken.yaml").write_text(text)
+    made = make_dags(here.pipelines, "dags/replay.py")
+
+    assert list(made.dags) == ["replay__orders"]
+    assert [reason in "\n".join(made.broken.values()) for reason in reasons] == [True] * len(reasons)
+    with pytest.raises(subprocess.CalledProcessError) as raised:
+        parsed()
+    assert [reason in raised.value.stderr for reason in reasons] == [True] * len(reasons)
+
+
+def test_a_schedule_that_no_calendar_meets_is_a_broken_file(here: Project) -> None:
+    """Five fields may still be nonsense."""
+    here.write("orders", "orders")
+    here.write("odd", "odd", schedule="61 * * * *")
+    made = make_dags(here.pipelines, "dags/replay.py")
+
+    assert list(made.dags) == ["replay__orders"]
+    assert "odd" in "".join(made.broken.values())
+
+
+def test_no_folder_of_pipeline_files_is_reported_not_raised(here: Project) -> None:
+    """A wrong ACKLINE_PIPELINES shows as an import error, too."""
+    made = make_dags(here.pipelines, "dags/replay.py")
+
+    assert not made.dags
+    assert "ACKLINE_PIPELINES" in made.broken[here.pipelines]

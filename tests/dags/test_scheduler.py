@@ -1,0 +1,108 @@
+"""The DAG under the real scheduler: an Airflow of servers, as the demo and a user have it."""
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from ackline.airflow.watch import ProcessId
+from ackline.testing.airflow_stack import AirflowStack
+from ackline.testing.broker import Broker
+from ackline.testing.processes import wait_until
+from tests.conftest import MakeTopic
+from tests.dags.project import CANARY, ROOT, SLOW_HANDLER, Project, drivers, produce
+
+SECONDS = 120.0
+
+
+@pytest.fixture(scope="module")
+def scheduled(broker: Broker, tmp_path_factory: pytest.TempPathFactory) -> Project:
+    """The project that the scheduler works on; a file of it is broken."""
+    project = Project(tmp_path_factory.mktemp("scheduled"), broker.bootstrap)
+    project.pipelines.mkdir(parents=True)
+    (project.pipelines / "broken.yaml").write_text("name: broken\nguarantee: exactly_once\n")
+    (project.include / "slow_handler.py").write_text(SLOW_HANDLER)
+    return project
+
+
+@pytest.fixture(scope="module")
+def airflow(scheduled: Project, tmp_path_factory: pytest.TempPathFactory) -> Iterator[AirflowStack]:
+    """A real Airflow on the project's dags/ and plugins/."""
+    stack = AirflowStack(
+        tmp_path_factory.mktemp("airflow-stack"),
+        dags_folder=ROOT / "dags",
+        plugins_folder=ROOT / "plugins",
+        env=scheduled.environment,
+    )
+    with stack:
+        yield stack
+
+
+def test_the_scheduler_runs_a_pipeline_beside_a_broken_one_which_it_names(
+    scheduled: Project, airflow: AirflowStack, topic: MakeTopic, name: Callable[[], str]
+) -> None:
+    """The whole way: plan, spark-submit, settle, commit; the broken file is an import error with file and key."""
+    pipeline, source = name(), topic()
+    produce(scheduled.bootstrap, source, {}, {"fail": 1}, {})
+    scheduled.write(pipeline, source)
+    dag = f"replay__{pipeline}"
+    airflow.unpause(dag)
+    run = airflow.trigger(dag)
+
+    assert airflow.wait(dag, run, SECONDS) == "success"
+    assert scheduled.outcomes(pipeline) == [(0, 1, "acked"), (1, 1, "failed"), (2, 1, "acked")]
+    assert scheduled.committed(pipeline, source) == 1
+    log = airflow.log(dag, run, "replay")
+    assert "Spark-Submit cmd" in log
+    assert CANARY not in log
+    ((file, reason),) = airflow.import_errors().items()
+    assert file.endswith("broken_pipelines.py")
+    assert "broken.yaml:2: guarantee:" in reason
+
+
+@pytest.mark.parametrize("how", ["its process is killed", "a user marks it as failed"])
+def test_a_replay_task_that_is_killed_leaves_no_spark_behind(
+    scheduled: Project, airflow: AirflowStack, topic: MakeTopic, name: Callable[[], str], how: str
+) -> None:
+    """Neither the JVM nor the Python driver in it nor its workers; nothing is stored or committed."""
+    pipeline, source = name(), topic()
+    produce(scheduled.bootstrap, source, {})
+    handling = scheduled.include / "handling"
+    handling.unlink(missing_ok=True)
+    scheduled.write(pipeline, source, handler="slow_handler:handle")
+    dag = f"replay__{pipeline}"
+    airflow.unpause(dag)
+    run = airflow.trigger(dag)
+    assert wait_until(handling.exists, SECONDS), airflow.log(dag, run, "replay")
+    spark = _spark(pipeline)
+    assert len(spark) >= 3
+
+    if how == "its process is killed":
+        os.kill(_task_of(pipeline), signal.SIGKILL)
+    else:
+        path = f"/dags/{dag}/dagRuns/{run}/taskInstances/replay"
+        airflow.call("PATCH", path, {"new_state": "failed"})
+
+    assert wait_until(lambda: not any(process.alive() for process in spark), 60)
+    assert (scheduled.outcomes(pipeline), scheduled.committed(pipeline, source)) == ([], None)
+
+
+def _spark(pipeline: str) -> list[ProcessId]:
+    """The JVM, the driver and every process below them."""
+    pids = {
+        pid
+        for one in drivers(pipeline)
+        for pid in [one, *(c.pid for c in psutil.Process(one).children(recursive=True))]
+    }
+    return [process for pid in pids if (process := ProcessId.of(pid))]
+
+
+def _task_of(pipeline: str) -> int:
+    """The Airflow task's process: the parent of the JVM."""
+    jvm = min(drivers(pipeline), key=lambda pid: psutil.Process(pid).create_time())
+    parent = psutil.Process(jvm).ppid()
+    assert Path(f"/proc/{parent}/exe").resolve().name.startswith("python")
+    return parent

@@ -1,0 +1,126 @@
+"""The audit page, served by a real Airflow: nobody sees it without a login, and nothing on it runs."""
+
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+from confluent_kafka import TopicPartition
+from confluent_kafka.admin import AdminClient
+
+from ackline.audit.queries import AuditFilter
+from ackline.pipeline import load
+from ackline.steps.parts import open_parts
+from ackline.steps.run import run
+from ackline.testing.airflow_stack import AirflowStack
+from ackline.testing.broker import Broker
+from ackline.ui import pages
+from ackline.ui.look import Lane
+from tests.conftest import MakeTopic
+from tests.dags.project import ROOT, Project, produce
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+@pytest.fixture(scope="module")
+def project(broker: Broker, tmp_path_factory: pytest.TempPathFactory) -> Project:
+    """The project whose page is served."""
+    project = Project(tmp_path_factory.mktemp("project"), broker.bootstrap)
+    project.pipelines.mkdir(parents=True)
+    return project
+
+
+@pytest.fixture(scope="module")
+def airflow(project: Project, tmp_path_factory: pytest.TempPathFactory) -> Iterator[AirflowStack]:
+    """A real Airflow with the project's plugins."""
+    home = tmp_path_factory.mktemp("airflow-page")
+    with AirflowStack(
+        home, dags_folder=ROOT / "dags", plugins_folder=ROOT / "plugins", env=project.environment
+    ) as stack:
+        yield stack
+
+
+def get(airflow: AirflowStack, path: str, token: str | None = None, method: str = "GET") -> tuple[int, str]:
+    """Status and body of one request."""
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    request = urllib.request.Request(airflow.url + path, headers=headers, method=method)
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with opener.open(request, timeout=30) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
+
+
+def test_nobody_sees_a_page_without_a_login(airflow: AirflowStack) -> None:
+    """Airflow serves a plugin's routes to anybody, unless they ask for themselves."""
+    for path in (
+        "/ackline/",
+        "/ackline/pipelines/orders",
+        "/ackline/pipelines/orders?topic=orders&partition=0&offset=1",
+    ):
+        assert get(airflow, path)[0] in (401, 403), path
+    for path in ("/ackline/docs", "/ackline/redoc", "/ackline/openapi.json"):
+        assert get(airflow, path)[0] in (401, 403, 404), path
+
+
+def test_the_page_shows_where_a_pipeline_stands_and_what_became_of_a_record(
+    airflow: AirflowStack, project: Project, topic: MakeTopic
+) -> None:
+    """Retention takes records 0 to 2 before they are read: expired, as the page says; nothing can be changed."""
+    source = topic()
+    file = project.write("orders", source)
+    here = {"bootstrap.servers": project.bootstrap}
+
+    def turn() -> None:
+        with open_parts(load(file), here, run_id="manual__1", actor="test", audit=project.audit) as parts:
+            run(parts, _no_spark)
+
+    turn()
+    produce(project.bootstrap, source, {}, {}, {})
+    admin = AdminClient({"bootstrap.servers": project.bootstrap})
+    for deleted in admin.delete_records([TopicPartition(source, 0, 3)]).values():
+        deleted.result(30)
+    turn()
+    airflow.wait_for_dag("replay__orders")
+
+    for token in (airflow.token(), airflow.viewer.token()):
+        status, body = get(airflow, "/ackline/", token)
+        assert (status, "orders" in body, source in body) == (200, True, True)
+        status, body = get(airflow, f"/ackline/pipelines/orders?topic={source}&partition=0&offset=1", token)
+        assert status == 200
+        assert "<td>expired</td>" in body
+        assert get(airflow, "/ackline/pipelines/nothing", token)[0] == 404
+        assert get(airflow, "/ackline/pipelines/orders", token, "POST")[0] == 405
+
+
+def _no_spark() -> "SparkSession":
+    raise AssertionError("nothing is there to be read")
+
+
+def test_a_task_links_to_the_page_of_its_pipeline(
+    airflow: AirflowStack, project: Project, topic: MakeTopic, name: Callable[[], str]
+) -> None:
+    """A button on each of the three tasks."""
+    pipeline = name()
+    project.write(pipeline, topic())
+    dag = f"replay__{pipeline}"
+    airflow.unpause(dag)
+    run_id = airflow.trigger(dag)
+    assert airflow.wait(dag, run_id, 120) == "success"
+
+    for task in ("plan", "replay", "settle"):
+        links = airflow.call("GET", f"/dags/{dag}/dagRuns/{run_id}/taskInstances/{task}/links")
+        assert links["extra_links"] == {"Audit": f"/ackline/pipelines/{pipeline}"}
+
+
+def test_what_comes_from_outside_is_shown_as_text() -> None:
+    """An exception's class or a run's id may be anything."""
+    hostile = "<script>alert(1)</script>\"'"
+    row = dict.fromkeys(pages.AUDIT, hostile)
+    page = pages.pipeline(Lane(hostile, None), [], AuditFilter(topic=hostile, partition=0), [row])
+
+    assert "<script>" not in page
+    assert 'value="&lt;script&gt;' in page
