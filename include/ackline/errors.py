@@ -58,6 +58,14 @@ class NoProof(FatalError):
     """A turn is to be settled whose outcomes are not stored: nothing proves that its range was handled (S8)."""
 
 
+class TooManyFailures(FatalError):
+    """More of a turn's new records failed than the breaker allows; the turn is void, nothing of it counts (S46)."""
+
+
+class TooFarBehind(FatalError):
+    """A partition is further behind than `max_offset_behind` allows, and the policy is to fail (S45)."""
+
+
 class GroupBusy(FatalError):
     """The consumer group has live members, so Kafka accepts no commit from outside (S37)."""
 

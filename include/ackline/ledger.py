@@ -12,7 +12,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import NamedTuple
 
-from ackline.backoff import RetryPolicy
+from ackline.backoff import Backoff
 from ackline.errors import GroupMoved, LedgerError, NewerCommit
 from ackline.offsets import OffsetRange, Run, Runs, TopicPartition, merge, subtract
 from ackline.outcome import ErrorClass, Outcome
@@ -86,7 +86,8 @@ def fold(
     fresh: OffsetRange,
     retries: Runs[int],
     rows: Iterable[OutcomeRow],
-    policy: RetryPolicy,
+    policy: Backoff,
+    seed: str = "",
 ) -> PartitionState:
     """The state after a turn over `fresh` and `retries` (value: number of the attempt made).
 
@@ -101,7 +102,7 @@ def fold(
     decisions: list[OutcomeRow] = []
     for row in rows:
         (attempts if row.attempt else decisions).append(row)
-    touched = _attempted(fresh, retries, attempts, policy)
+    touched = _attempted(fresh, retries, attempts, policy, seed)
     holes = _decided(decisions, touched)
     for run in subtract(retries, holes):
         for offset in range(run.start, run.end):
@@ -130,7 +131,7 @@ def _check_start(state: PartitionState, fresh: OffsetRange, retries: Runs[int]) 
 
 
 def _attempted(
-    fresh: OffsetRange, retries: Runs[int], attempts: Iterable[OutcomeRow], policy: RetryPolicy
+    fresh: OffsetRange, retries: Runs[int], attempts: Iterable[OutcomeRow], policy: Backoff, seed: str
 ) -> dict[int, Pending | None]:
     """Each attempted offset with what it is pending as, or None where it is settled."""
     planned = {offset: run.value for run in retries for offset in range(run.start, run.end)}
@@ -143,7 +144,7 @@ def _attempted(
             )
         if row.offset in touched:
             raise LedgerError(f"two attempts at offset {row.offset} in one turn", offset=row.offset)
-        touched[row.offset] = None if row.outcome.terminal else failed(row, policy)
+        touched[row.offset] = None if row.outcome.terminal else failed(row, policy, seed)
     return touched
 
 
@@ -160,11 +161,17 @@ def _decided(decisions: Iterable[OutcomeRow], touched: dict[int, Pending | None]
     return _joined(holes)
 
 
-def failed(row: OutcomeRow, policy: RetryPolicy) -> Pending:
-    """The pending state of a failed attempt: a retry with its due time, or a dead letter when there is no next."""
-    if row.error_class == ErrorClass.DEAD or policy.exhausted(row.attempt):
+def failed(row: OutcomeRow, policy: Backoff, seed: str = "") -> Pending:
+    """The pending state of a failed attempt: a retry with its due time, or a dead letter when there is no next.
+
+    `seed` names the partition (lane, epoch, topic, partition), so that jitter is the same whenever this is asked again.
+    """
+    due = None
+    if row.error_class != ErrorClass.DEAD:
+        due = policy.next_attempt(row.attempt, row.handled_at, row.error_class, f"{seed}/{row.offset}/{row.attempt}")
+    if due is None:
         return Pending(PendingKind.DEAD_LETTER, row.attempt, None, row.error_class)
-    return Pending(PendingKind.RETRY, row.attempt, policy.due(row.handled_at, row.attempt), row.error_class)
+    return Pending(PendingKind.RETRY, row.attempt, due, row.error_class)
 
 
 def _joined(holes: Iterable[OffsetRange]) -> list[OffsetRange]:

@@ -7,19 +7,16 @@ allowed and turns its errors into sentences.
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
 from croniter import croniter
 from pydantic import (
-    BaseModel,
     BeforeValidator,
-    ConfigDict,
     Discriminator,
     Field,
-    PlainSerializer,
     PlainValidator,
     Tag,
     ValidationError,
@@ -29,35 +26,12 @@ from pydantic import (
 )
 
 from ackline import yaml_file
-from ackline.backoff import RetryPolicy
 from ackline.errors import ConfigError
+from ackline.retry import MAPPING, Block, RetryBlock
 
 PRESETS = ("@hourly", "@daily", "@weekly", "@monthly", "@yearly")
-_UNITS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86400}
-_PART = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
 _NAME = re.compile(r"""^name:\s*["']?([^"'#\s]+)""", re.MULTILINE)
 _TOPIC = re.compile(r"[a-zA-Z0-9._-]{1,249}")
-
-
-def parse_duration(text: object) -> timedelta:
-    """`90s`, `1h30m`, `250ms`, `0s` as a timedelta; raises ValueError for anything else, a bare number included."""
-    if isinstance(text, timedelta):
-        return text
-    parts = _PART.findall(text) if isinstance(text, str) else []
-    if not parts or "".join(number + unit for number, unit in parts) != text:
-        raise ValueError(f"write a duration with its unit, such as 500ms, 30s, 5m or 1h30m, not {text!r}")
-    try:
-        return timedelta(seconds=sum(float(number) * _UNITS[unit] for number, unit in parts))
-    except OverflowError:
-        raise ValueError(f"{text} is longer than a calendar") from None
-
-
-def _duration_text(duration: timedelta) -> str:
-    milliseconds = duration // timedelta(milliseconds=1)
-    return f"{milliseconds}ms" if milliseconds % 1000 else f"{milliseconds // 1000}s"
-
-
-Duration = Annotated[timedelta, BeforeValidator(parse_duration), PlainSerializer(_duration_text)]
 
 
 def _topic_name(name: str) -> str:
@@ -78,14 +52,10 @@ def _property(value: object) -> object:
 PropertyValue = Annotated[str | int | float | bool, PlainValidator(_property)]
 
 
-class _Block(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
-
-
 Numbers = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
 
 
-class KafkaBlock(_Block):
+class KafkaBlock(Block):
     """Where to read: the broker, the group whose offsets are committed, the topics."""
 
     connection: str | None = Field(None, min_length=1)
@@ -148,61 +118,84 @@ class KafkaBlock(_Block):
         return None if self.pattern is not None else tuple(self.topics or self.partitions or ())
 
 
-class RetryBlock(_Block):
-    """The backoff, as in `ackline.backoff`."""
-
-    initial_delay: Duration = timedelta(0)
-    period: Duration = timedelta(minutes=1)
-    multiplier: Annotated[float, Field(ge=1, le=1000)] = 2.0
-    max_delay: Duration = timedelta(hours=1)
-    max_retries: int = Field(5, ge=0, le=2**31 - 2)
-
-    def policy(self) -> RetryPolicy:
-        """The same as a value of the pure core."""
-        return RetryPolicy(self.initial_delay, self.period, self.multiplier, self.max_delay, self.max_retries)
-
-
-class DeadLetterBlock(_Block):
+class DeadLetterBlock(Block):
     """Where records go that are given up."""
 
     topic: TopicName
 
 
-_BLOCK = "block"
 _DEAD_LETTER = "write `dead_letter: {topic: NAME}`, or `dead_letter: none` to keep no copy in Kafka"
 
 
 def _dead_letter_kind(value: object) -> str | None:
     if value == "none":
         return "none"
-    return _BLOCK if isinstance(value, (dict, DeadLetterBlock)) else None
+    return MAPPING if isinstance(value, (dict, DeadLetterBlock)) else None
 
 
 DeadLetter = Annotated[
-    Annotated[DeadLetterBlock, Tag(_BLOCK)] | Annotated[Literal["none"], Tag("none")],
+    Annotated[DeadLetterBlock, Tag(MAPPING)] | Annotated[Literal["none"], Tag("none")],
     Discriminator(
         _dead_letter_kind,
         custom_error_type="dead_letter",
-        custom_error_message=_DEAD_LETTER.replace("{", "{{").replace("}", "}}"),
+        custom_error_message=_DEAD_LETTER,
     ),
 ]
 
 
-class Pipeline(_Block):
+class BreakerBlock(Block):
+    """How many of a turn's new records may fail before a bad deploy is assumed."""
+
+    failure_ratio: Annotated[float, Field(gt=0, le=1)]
+    min_records: int = Field(100, ge=1)
+
+
+class BehindBlock(Block):
+    """How far behind the log's end a partition may be, and what is done where it is further."""
+
+    offsets: int = Field(ge=1)
+    policy: Literal["skip", "fail"]
+
+
+def _time(value: object) -> object:
+    if isinstance(value, str):
+        value = datetime.fromisoformat(value)
+    if isinstance(value, datetime) and value.tzinfo is None:
+        raise ValueError("has no time zone: write 2026-01-31T12:00:00Z or +01:00")
+    return value
+
+
+Start = Literal[
+    "earliest", "latest", "timestamp", "uncommitted_earliest", "uncommitted_latest", "uncommitted_timestamp"
+]
+
+
+class Pipeline(Block):
     """One pipeline file, valid. Defaults are those of the README's table of settings."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,199}$")
     kafka: KafkaBlock
     handler: str = Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_][\w.]*$")
     guarantee: Literal["at_least_once"] = "at_least_once"
-    start: Literal["earliest", "latest", "uncommitted_earliest", "uncommitted_latest"] = "uncommitted_earliest"
+    start: Start = "uncommitted_earliest"
+    start_timestamp: Annotated[datetime, BeforeValidator(_time)] | None = None
     on_external_reset: Literal["fail", "follow", "restore"] = "fail"
     max_uncommitted: int = Field(10_000_000, ge=1)
     max_records_per_run: int = Field(5_000_000, ge=1)
+    max_offset_behind: BehindBlock | None = None
+    breaker: BreakerBlock | None = None
     retry: RetryBlock = RetryBlock()
     dead_letter: DeadLetter
     tombstones: Literal["skip", "deliver"] = "skip"
     schedule: str | None = None
+
+    @model_validator(mode="after")
+    def _timestamp_with_its_start(self) -> "Pipeline":
+        if self.start.endswith("timestamp") != (self.start_timestamp is not None):
+            raise ValueError(
+                "`start: timestamp` or `uncommitted_timestamp` goes with `start_timestamp`, and only they do"
+            )
+        return self
 
     @field_validator("schedule")
     @classmethod
@@ -229,7 +222,7 @@ class Pipeline(_Block):
 
     def settings(self) -> dict[str, Any]:
         """The settings in force, for plan and log: Kafka properties by name only, their values may be secret."""
-        settings = self.model_dump(mode="json")
+        settings = self.model_dump(mode="json", by_alias=True)
         settings["kafka"]["properties"] = sorted(self.kafka.properties)
         return settings
 
@@ -247,9 +240,7 @@ def load(path: Path) -> Pipeline:
 
 
 def _sentence(path: Path, node: yaml.Node | None, problem: Mapping[str, Any]) -> tuple[str, str]:
-    place = tuple(part for part in problem["loc"] if part != "[key]")
-    if place[:2] == ("dead_letter", _BLOCK):
-        place = ("dead_letter", *place[2:])
+    place = tuple(part for part in problem["loc"] if part not in ("[key]", MAPPING))
     key = ".".join(str(part) for part in place) or "(whole file)"
     reason = problem["msg"].removeprefix("Value error, ")
     match problem["type"]:

@@ -56,13 +56,13 @@ def pipeline_named(name: str) -> Pipeline:
 
 
 @contextmanager
-def opened(name: str, now: str | None = None, run_id: str | None = None) -> Iterator[Parts]:
+def opened(name: str, now: str | None = None, no_breaker: bool = False) -> Iterator[Parts]:
     """The parts of a pipeline for one command. Its handler is imported first, so that nothing is planned in vain."""
     time = time_of(now)
     pipeline = pipeline_named(name)
     load_handler(pipeline.handler)
     actor = os.environ.get("USER", "")
-    with open_parts(
-        pipeline, connection_of(pipeline), run_id=run_id or new_run_id("cli"), actor=actor, now=time
-    ) as parts:
+    connection = connection_of(pipeline)
+    run_id = new_run_id("cli")
+    with open_parts(pipeline, connection, run_id=run_id, actor=actor, now=time, no_breaker=no_breaker) as parts:
         yield parts

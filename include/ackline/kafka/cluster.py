@@ -1,7 +1,7 @@
 """What the brokers know of topics and logs: ids, partitions, leaders, bounds, and the time of a record."""
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass
@@ -24,7 +24,19 @@ REQUEST = 30.0
 REACHABLE = 5.0
 """Seconds within which `Cluster.reachable` answers."""
 
+SETTLING = 10.0
+"""Seconds for which leaders may be moving before that is an error."""
+
+_BETWEEN = 0.2
 _NO_LEADER = MISSING | {"LEADER_NOT_AVAILABLE"}
+_MOVED = frozenset({"NOT_LEADER_FOR_PARTITION", "FENCED_LEADER_EPOCH", "UNKNOWN_LEADER_EPOCH", "OFFSET_NOT_AVAILABLE",
+                    "REPLICA_NOT_AVAILABLE"})  # fmt: skip
+_ANSWERS = frozenset({"_PARTITION_EOF", "_AUTO_OFFSET_RESET", "OFFSET_OUT_OF_RANGE"})
+_Offsets = dict[TopicPartition, Any]
+
+
+class _LeaderMoved(TransientError):
+    """What this client knows of leaders is out of date, or nobody leads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,19 +116,27 @@ class Cluster:
     def bounds(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, LogBounds]:
         """The bounds of each partition, in two requests to each leader however many partitions there are.
 
-        Raises FatalError for a partition that does not exist, TransientError for one without a leader.
+        Waits for leaders that are moving. Raises FatalError for a partition that does not exist, TransientError for
+        one that stays without a leader and where no broker answers.
         """
         asked = sorted(set(partitions))
         if not asked:
             return {}
-        starts = self._offsets(asked, OffsetSpec.earliest())  # type: ignore[no-untyped-call]
-        ends = self._offsets(asked, OffsetSpec.latest())  # type: ignore[no-untyped-call]
+        starts, ends = self._starts_and_ends(asked)
         bounds: dict[TopicPartition, LogBounds] = {}
         for tp in asked:
             start, end, epoch = int(starts[tp].offset), int(ends[tp].offset), ends[tp].leader_epoch
             known = epoch if epoch is not None and epoch >= 0 else None
             bounds[tp] = LogBounds(start, max(start, end), known)
         return bounds
+
+    def offsets_at(self, partitions: Iterable[TopicPartition], time: datetime) -> dict[TopicPartition, int | None]:
+        """The first offset of each partition whose record is stamped at or after `time`; None where there is none."""
+        asked = sorted(set(partitions))
+        if not asked:
+            return {}
+        found = self._offsets(asked, OffsetSpec.for_timestamp(int(time.timestamp() * 1000)))
+        return {tp: int(found[tp].offset) if int(found[tp].offset) >= 0 else None for tp in asked}
 
     def record_time(self, at: TopicPartition, offset: int, *, timeout: float = 5.0) -> datetime | None:
         """When the first record at or after `offset` was stamped; None where there is none, or no answer in
@@ -139,16 +159,31 @@ class Cluster:
                 message = reader.poll(left)
                 if message is None:
                     continue
-                tp = TopicPartition(str(message.topic()), int(message.partition() or 0))
+                tp, error = TopicPartition(str(message.topic()), int(message.partition() or 0)), message.error()
+                if tp not in waiting or (error is not None and error.name() not in _ANSWERS):
+                    continue
+                del waiting[tp]
+                reader.incremental_unassign([ClientPartition(*tp)])
                 kind, milliseconds = message.timestamp()
-                if waiting.pop(tp, None) is not None:
-                    reader.incremental_unassign([ClientPartition(*tp)])
-                    if message.error() is None and kind and milliseconds >= 0:
-                        times[tp] = datetime.fromtimestamp(milliseconds / 1000, UTC)
+                if error is None and kind and milliseconds >= 0:
+                    times[tp] = datetime.fromtimestamp(milliseconds / 1000, UTC)
             reader.unassign()
         return times
 
-    def _offsets(self, asked: Iterable[TopicPartition], spec: OffsetSpec) -> dict[TopicPartition, Any]:
+    def _starts_and_ends(self, asked: Sequence[TopicPartition]) -> tuple[_Offsets, _Offsets]:
+        """Starts first: an end read later is never below its start."""
+        deadline = time.monotonic() + SETTLING
+        while True:
+            try:
+                starts = self._offsets(asked, OffsetSpec.earliest())  # type: ignore[no-untyped-call]
+                return starts, self._offsets(asked, OffsetSpec.latest())  # type: ignore[no-untyped-call]
+            except _LeaderMoved:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(_BETWEEN)
+                self._renew()
+
+    def _offsets(self, asked: Iterable[TopicPartition], spec: OffsetSpec) -> _Offsets:
         if not self._connected:
             self.reachable()  # list_offsets on a client without a connection may wait 1 to 3 s before it tries again
         level = IsolationLevel[self._isolation.upper()]
@@ -157,7 +192,7 @@ class Cluster:
             answers = self._admin.list_offsets(
                 {ClientPartition(*tp): spec for tp in asked}, isolation_level=level, request_timeout=REQUEST
             )
-        found: dict[TopicPartition, Any] = {}
+        found: _Offsets = {}
         for tp, answer in answers.items():
             at = TopicPartition(tp.topic, tp.partition)
             found[at] = self._result(answer, doing, REQUEST, at, absent=_NO_LEADER)
@@ -165,9 +200,13 @@ class Cluster:
                 raise self._leaderless(at)
         return found
 
+    def _renew(self) -> None:
+        """Start with a new client: this one keeps asking the leaders it knows."""
+        self._admin, self._connected = clients.admin(self._config, error_cb=self._last), False
+
     def _leaderless(self, at: TopicPartition) -> AcklineError:
         """Why no leader is known: list_offsets says the same of a missing topic and of a broker that is away."""
-        self._connected = False
+        self._renew()
         self.reachable()
         info = self.topics([at.topic]).get(at.topic)
         here = brokers(self._config)
@@ -176,7 +215,7 @@ class Cluster:
                 f"{at} does not exist at {here}; check the topic's name and its partitions, or create it",
                 topic=at.topic, partition=at.partition,
             )  # fmt: skip
-        return TransientError(
+        return _LeaderMoved(
             f"{at} has no leader at {here}; check that its brokers are up, then run this again",
             topic=at.topic, partition=at.partition,
         )  # fmt: skip
@@ -192,7 +231,10 @@ class Cluster:
             error = error_of(raised)
             if error is not None and error.name() in absent:
                 return None
-            raise self._failed(error, doing, at) from raised
+            failed = self._failed(error, doing, at)
+            if error is not None and error.name() in _MOVED:
+                raise _LeaderMoved(str(failed), topic=failed.topic, partition=failed.partition) from raised
+            raise failed from raised
         except FutureTimeout as raised:
             raise self._failed(None, doing, at) from raised
 

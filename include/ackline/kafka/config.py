@@ -117,9 +117,9 @@ def client_config(properties: Mapping[str, object]) -> dict[str, object]:
     """
     config: dict[str, object] = {}
     for name, value in properties.items():
-        if value is None or (name in _REASONS and _REASONS[name] is not _BROKER):
+        if value is None or name in PRODUCER_ONLY or (name in _REASONS and _REASONS[name] is not _BROKER):
             continue
-        if callable(value):
+        if callable(value) or name.endswith("_cb"):
             if name in _CALLBACKS_KEPT:
                 config[name] = value
         elif isinstance(value, str | int | float):

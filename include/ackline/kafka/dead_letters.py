@@ -1,7 +1,8 @@
 """Dead letters: records that will not be tried again, copied to a topic where somebody can look at them.
 
 A letter counts only once the broker has acknowledged it (acks=all); every other one stays pending and is sent
-again by a later run. After a crash the same record may lie there twice, but never not at all.
+again by a later run. After a crash the same record may lie there twice, but never not at all. A letter keeps its record's
+timestamp, so the retention of the topic counts from the record's own time, not from when it was sent.
 """
 
 import time
@@ -153,9 +154,7 @@ class DeadLetters:
             window.append(posting)
             held += posting.size
             self._post(posting)
-            while window and (
-                window[0].answer or len(window) >= _LETTERS_ON_THE_WAY or held >= _BYTES_ON_THE_WAY
-            ):
+            while window and (window[0].answer or len(window) >= _LETTERS_ON_THE_WAY or held >= _BYTES_ON_THE_WAY):
                 held -= window[0].size
                 yield self._answer(window.popleft())
         while window:

@@ -89,7 +89,7 @@ class Fetcher:
     def read(self, cursors: Sequence[Cursor]) -> Iterator[Found | Gone]:
         """Answer the present stretch of each of `cursors`, each in its order."""
         active: dict[tuple[str | None, int | None], Cursor] = {cursor.partition: cursor for cursor in cursors}
-        patience = _Patience(self._timeout, self.meter)
+        patience = Patience(self._timeout, self.meter)
         self._trouble = None
         self._client.assign([_start(cursor) for cursor in cursors])
         try:
@@ -103,7 +103,7 @@ class Fetcher:
         finally:
             self._client.unassign()
 
-    def _take(self, patience: "_Patience") -> list[Message]:
+    def _take(self, patience: "Patience") -> list[Message]:
         started = time.monotonic()
         messages = self._client.consume(1, _WAIT)
         patience.waited(time.monotonic() - started, any(message.error() is None for message in messages))
@@ -132,9 +132,7 @@ class Fetcher:
         else:
             self._note(error, cursor)
 
-    def _move(
-        self, active: dict[tuple[str | None, int | None], Cursor], messages: Sequence[Message]
-    ) -> None:
+    def _move(self, active: dict[tuple[str | None, int | None], Cursor], messages: Sequence[Message]) -> None:
         """Leave the partitions that are answered, and seek where the next wanted offset is far."""
         for key in {(message.topic(), message.partition()) for message in messages}:
             cursor = active.get(key)
@@ -196,7 +194,7 @@ class Fetcher:
         )  # fmt: skip
 
 
-class _Patience:
+class Patience:
     """Time since something last came: a record, or a step through records that are not handed out."""
 
     def __init__(self, timeout: float, meter: Meter) -> None:
@@ -206,10 +204,12 @@ class _Patience:
         self._positions = 0
 
     def waited(self, seconds: float, record: bool) -> None:
+        """So long was waited; whether a record came of it."""
         self._quiet = 0.0 if record else self._quiet + seconds
 
     @property
     def over(self) -> bool:
+        """Whether it has lasted long enough, without the client having moved since this was last asked."""
         if self._quiet <= self._timeout:
             return False
         before, self._positions = self._positions, self._meter.positions

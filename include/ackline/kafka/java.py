@@ -136,20 +136,23 @@ def _identity(given: Mapping[str, str]) -> dict[str, str]:
         if "ssl.keystore.password" in given:
             java["ssl.keystore.password"] = given["ssl.keystore.password"]
         return java
-    certificate, key = _pem(given, "ssl.certificate"), _pem(given, "ssl.key", _pkcs8)
+    certificate, key = _pem(given, "ssl.certificate"), _pem(given, "ssl.key", _readable_key)
     if (certificate is None) != (key is None):
         missing = "ssl.key.location" if key is None else "ssl.certificate.location"
         raise ConfigError(f"`{missing}` is missing: a client certificate needs its key, and a key its certificate",
                           key=missing)  # fmt: skip
     if certificate is None or key is None:
         return {}
-    java = {"ssl.keystore.type": "PEM", "ssl.keystore.certificate.chain": certificate, "ssl.keystore.key": key}
-    return java | ({"ssl.key.password": given["ssl.key.password"]} if "ssl.key.password" in given else {})
+    return {"ssl.keystore.type": "PEM", "ssl.keystore.certificate.chain": certificate, "ssl.keystore.key": key}
 
 
-def _pkcs8(name: str, pem: str) -> None:
-    if "-----BEGIN PRIVATE KEY-----" not in pem and "-----BEGIN ENCRYPTED PRIVATE KEY-----" not in pem:
-        raise _no_counterpart(name, "Java's client reads PKCS#8 keys only; convert it with `openssl pkcs8 -topk8`")
+def _readable_key(name: str, pem: str) -> None:
+    """Java's client reads PKCS#8 alone, and of encrypted keys only kinds that no tool writes any more."""
+    if "-----BEGIN PRIVATE KEY-----" not in pem:
+        raise _no_counterpart(
+            name, "Java's client reads only unencrypted PKCS#8 keys (`openssl pkcs8 -topk8 -nocrypt`); "
+            "for an encrypted one use a PKCS#12 file in `ssl.keystore.location`",
+        )  # fmt: skip
 
 
 def _pem(given: Mapping[str, str], what: str, check: Callable[[str, str], None] | None = None) -> str | None:

@@ -15,6 +15,7 @@ from ackline.kafka.dead_letters import DeadLetters
 from ackline.kafka.exact import ExactReader
 from ackline.kafka.group import Group
 from ackline.ledger import LIVE
+from ackline.offsets import TopicPartition
 from ackline.pipeline import Pipeline
 from ackline.places import audit_root
 
@@ -46,8 +47,18 @@ class Parts:
     run_id: str
     actor: str
     fixed_now: datetime | None = None
+    no_breaker: bool = False
     clock: Clock = lambda: datetime.now(UTC)
     run_job: "Callable[[Callable[[], SparkSession], ReplayJob, Progress | None], ReplayResult]" = _on_spark
+
+    def existing(self, topic_ids: Mapping[TopicPartition, str]) -> list[TopicPartition]:
+        """Partitions that the broker still has, under the same topic id: elsewhere our offsets mean nothing."""
+        topics = self.cluster.topics(sorted({at.topic for at in topic_ids}))
+        return [
+            at
+            for at, known in topic_ids.items()
+            if at.topic in topics and topics[at.topic].topic_id == known and at.partition in topics[at.topic].partitions
+        ]
 
     def reader(self) -> ExactReader:
         """A reader of scattered offsets, under the pipeline's isolation."""
@@ -76,6 +87,7 @@ def open_parts(
     actor: str,
     now: datetime | None = None,
     audit: str | None = None,
+    no_breaker: bool = False,
 ) -> Iterator[Parts]:
     """The parts of a pipeline, closed at the end.
 
@@ -86,10 +98,11 @@ def open_parts(
         connection = {"bootstrap.servers": pipeline.kafka.bootstrap_servers}
     if not connection or not connection.get("bootstrap.servers"):
         raise ConfigError(f"the Kafka connection {pipeline.kafka.connection} names no bootstrap.servers")
+    pipeline.retry.policy()  # a class that does not import is told before anything is planned
     config = client_config({**connection, **pipeline.kafka.properties})
     store = LedgerStore(audit or audit_root(), pipeline.name, LIVE)
     with (
         contextlib.closing(Cluster(config, pipeline.kafka.isolation)) as cluster,
         contextlib.closing(Group(config, pipeline.kafka.group_id)) as group,
     ):
-        yield Parts(pipeline, store, cluster, group, config, run_id, actor, now)
+        yield Parts(pipeline, store, cluster, group, config, run_id, actor, now, no_breaker)

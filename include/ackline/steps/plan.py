@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from ackline import planning
-from ackline.errors import ConfigError, FatalError, GroupMoved, LedgerError, TopicChanged
+from ackline.errors import ConfigError, FatalError, GroupMoved, LedgerError, TooFarBehind, TopicChanged
 from ackline.ledger import (
     CommitMark,
     Committed,
@@ -27,7 +27,7 @@ from ackline.ledger import (
 from ackline.offsets import TopicPartition
 from ackline.pipeline import KafkaBlock
 from ackline.planning import Limits, LogBounds, PartitionView, Plan
-from ackline.steps.acts import follow, genesis_plan, new_plan
+from ackline.steps.acts import act_plan, follow, genesis_plan, new_plan
 from ackline.steps.parts import Parts
 from ackline.steps.settle import mark_of, may_restore, settle_turn
 
@@ -173,7 +173,7 @@ def _genesis(parts: Parts, newest: Settlement | None, look: Look) -> dict[TopicP
         elif before is not None and before.wants(*at) and held is None:
             offset, evidence = log.start, "the topic was missing at the last turn: log start"
         else:
-            offset, evidence = _start(parts, held, log)
+            offset, evidence = _start(parts, at, held, log)
         if offset > log.end:
             raise FatalError(
                 f"{at}: the group {parts.pipeline.kafka.group_id} holds offset {offset}, beyond the log end {log.end}: "
@@ -189,13 +189,22 @@ def _genesis(parts: Parts, newest: Settlement | None, look: Look) -> dict[TopicP
     return started
 
 
-def _start(parts: Parts, held: Committed | None, log: LogBounds) -> tuple[int, str]:
+def _start(parts: Parts, at: TopicPartition, held: Committed | None, log: LogBounds) -> tuple[int, str]:
     """The first offset of a partition without a ledger: our own commit first, then as `start` says (S30)."""
     start = parts.pipeline.start
     if held is not None and is_ours(held, parts.pipeline.name):
         return held.offset, "this pipeline's own commit"
     if held is not None and start.startswith("uncommitted_"):
         return held.offset, "the group's commit"
+    if parts.pipeline.start_timestamp is not None:
+        found = parts.cluster.offsets_at([at], parts.pipeline.start_timestamp)[at]
+        time = parts.pipeline.start_timestamp.isoformat()
+        # None: no record at or after it; then the end, as for `latest` (S34)
+        return (
+            (log.end, f"log end, nothing since {time}")
+            if found is None
+            else (min(found, log.end), f"first since {time}")
+        )
     return (log.start, "log start") if start.endswith("earliest") else (log.end, "log end")
 
 
@@ -228,8 +237,34 @@ def _new_plan(parts: Parts, newest: Settlement, look: Look) -> Plan:
         views[at] = PartitionView(one.topic_id, one.state, look.bounds.get(at), held, seen, subscribed, one.paused)
     if moves:
         return follow(parts, newest, moves)
+    behind = _too_far_behind(parts, views)
+    if behind:
+        reason = f"more than max_offset_behind {pipeline.max_offset_behind and pipeline.max_offset_behind.offsets}"
+        return act_plan(parts, newest, TurnKind.SKIP, behind, reason)
     limits = Limits(pipeline.max_uncommitted, pipeline.max_records_per_run)
     return new_plan(parts, newest, TurnKind.RUN, planning.plan_partitions(views, limits, parts.now()))
+
+
+def _too_far_behind(parts: Parts, views: Mapping[TopicPartition, PartitionView]) -> dict[TopicPartition, int]:
+    """Where partitions too far behind are skipped to (S45). Raises TooFarBehind where the policy is to fail."""
+    limit = parts.pipeline.max_offset_behind
+    if limit is None:
+        return {}
+    found = {}
+    for at, view in views.items():
+        if not view.readable or view.log is None or view.log.end - view.state.floor <= limit.offsets:
+            continue
+        if limit.policy == "fail":
+            behind = view.log.end - view.state.floor
+            raise TooFarBehind(
+                f"{at}: the floor {view.state.floor} is {behind} offsets behind the log's end, more than "
+                f"max_offset_behind ({limit.offsets}); raise it, skip, or let the policy be `skip`",
+                topic=at.topic,
+                partition=at.partition,
+                offset=view.state.floor,
+            )
+        found[at] = view.log.end - limit.offsets
+    return found
 
 
 def _is_moved(parts: Parts, at: TopicPartition, held: Committed | None, mark: CommitMark, seen: int | None) -> bool:

@@ -10,35 +10,26 @@ Its writes, in this order, and why:
    moving the group back. Killed before it, any later run commits.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from ackline.audit.store import TurnOutcomes
-from ackline.errors import GroupMoved, NoProof
-from ackline.kafka.dead_letters import Letter
-from ackline.kafka.exact import Found, Gone
+from ackline.errors import GroupMoved, NoProof, TooManyFailures
 from ackline.ledger import (
     CommitMark,
     Committed,
-    OutcomeRow,
-    PartitionState,
-    Pending,
-    PendingKind,
     SettledPartition,
     Settlement,
     TurnId,
     TurnKind,
     check_held,
-    fold,
     is_ours,
 )
-from ackline.offsets import OffsetRange, Run, TopicPartition, join
+from ackline.offsets import TopicPartition
 from ackline.outcome import Outcome
-from ackline.pipeline import RetryBlock
-from ackline.planning import NO_LEADER, PARKED, PAUSED, Plan, PlannedPartition
+from ackline.planning import Plan, PlannedPartition
+from ackline.steps.decide import decide, states_after
 from ackline.steps.parts import Parts
-
-Decisions = dict[TopicPartition, list[OutcomeRow]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,11 +69,12 @@ def settle_turn(parts: Parts, plan: Plan, before: Settlement) -> None:
         )
     found = parts.store.outcomes_of(plan.turn)
     if not parts.store.has_decisions(plan.turn):
-        decisions = _decide(parts, plan, before, found)
+        _check_breaker(parts, plan, before, found)
+        decisions = decide(parts, plan, before, found)
         parts.store.store_decisions(plan, parts.run_id, decisions)
         found = parts.store.outcomes_of(plan.turn)  # those that are stored count, ours or a rival's
-    states = _fold(plan, before, found)
-    held = parts.group.committed(_existing(parts, {at: _topic_id(at, plan, before) for at in states}))
+    states = states_after(plan, before, found)
+    held = parts.group.committed(parts.existing({at: _topic_id(at, plan, before) for at in states}))
     partitions = {
         at: SettledPartition(
             _topic_id(at, plan, before),
@@ -100,6 +92,26 @@ def settle_turn(parts: Parts, plan: Plan, before: Settlement) -> None:
     parts.store.store_settlement(
         Settlement(plan.turn, plan.kind, parts.run_id, parts.now(), partitions, parts.actor, plan.reason),
         plan,
+    )
+
+
+def _check_breaker(parts: Parts, plan: Plan, before: Settlement, found: TurnOutcomes) -> None:
+    """Close the turn as void and raise TooManyFailures where too many of its new records failed (S46).
+
+    Only first attempts count, so that a turn of poisonous retries never trips it.
+    """
+    breaker = parts.pipeline.breaker
+    if breaker is None or parts.no_breaker or plan.kind is not TurnKind.RUN:
+        return
+    tried = sum(found.attempted_fresh.values())
+    bad = sum(row.attempt == 1 and row.outcome is Outcome.FAILED for rows in found.rows.values() for row in rows)
+    if tried < breaker.min_records or bad <= breaker.failure_ratio * tried:
+        return
+    reason = f"too many failures: {bad} of {tried} new records failed, the breaker allows {breaker.failure_ratio:.0%}"
+    void_turn(parts, plan, before, reason)
+    raise TooManyFailures(
+        f"{reason}. {plan.turn} is void: nothing of it was settled, dead-lettered or committed. Mend the handler and "
+        f"run again, or let it through with --no-breaker"
     )
 
 
@@ -122,7 +134,7 @@ def commit_newest(parts: Parts) -> Settled:
     newest = parts.store.newest()
     if newest is None:
         return Settled(None, {})
-    there = _existing(parts, {at: one.topic_id for at, one in newest.partitions.items()})
+    there = parts.existing({at: one.topic_id for at, one in newest.partitions.items()})
     mark = mark_of(parts, newest)
     held = parts.group.committed(there)
     for at in there:
@@ -144,33 +156,6 @@ def may_restore(parts: Parts, held: Committed | None, mark: CommitMark) -> bool:
     return parts.pipeline.on_external_reset == "restore" and held is not None and not is_ours(held, mark.pipeline)
 
 
-def _existing(parts: Parts, topic_ids: Mapping[TopicPartition, str]) -> list[TopicPartition]:
-    """Partitions that the broker still has, under the same topic id: elsewhere our offsets mean nothing."""
-    topics = parts.cluster.topics(sorted({at.topic for at in topic_ids}))
-    return [
-        at
-        for at, known in topic_ids.items()
-        if at.topic in topics and topics[at.topic].topic_id == known and at.partition in topics[at.topic].partitions
-    ]
-
-
-# ---- folding ------------------------------------------------------------------------------------------------------
-
-
-def _fold(plan: Plan, before: Settlement, found: TurnOutcomes) -> dict[TopicPartition, PartitionState]:
-    """Every partition's state after the turn, by the settings that the plan was made with."""
-    policy = RetryBlock.model_validate(plan.settings["retry"]).policy()
-    states = {at: one.state for at, one in before.partitions.items()}
-    for at, planned in plan.partitions.items():
-        state = states.get(at, PartitionState(planned.complete_to))
-        if plan.kind in (TurnKind.RUN, TurnKind.GENESIS):
-            states[at] = fold(state, planned.fresh, planned.retries, found.rows.get(at, ()), policy)
-        elif plan.kind is TurnKind.SKIP:
-            to = max(state.complete_to, planned.fresh.end)
-            states[at] = fold(state, OffsetRange(to, to), (), found.rows.get(at, ()), policy)
-    return dict(sorted(states.items()))
-
-
 def _gaps(planned: PlannedPartition | None, attempted: int) -> int:
     return len(planned.fresh) - attempted if planned else 0
 
@@ -189,105 +174,3 @@ def _evidence(plan: Plan) -> str:
     if plan.kind is TurnKind.RUN:
         return f"outcomes {plan.turn.n} and decisions {plan.turn.n} of run {plan.run_id}"
     return plan.reason
-
-
-# ---- deciding -----------------------------------------------------------------------------------------------------
-
-
-def _decide(parts: Parts, plan: Plan, before: Settlement, found: TurnOutcomes) -> Decisions:
-    """What becomes of records beside their attempts: lost to retention, or dead once the broker has the dead letter."""
-    if plan.kind is not TurnKind.RUN:
-        return _skipped(parts, plan, before) if plan.kind is TurnKind.SKIP else {}
-    decisions: Decisions = {}
-    rows = {at: list(one) for at, one in found.rows.items()}
-    for at, planned in plan.partitions.items():
-        passed = before.partitions[at].state.complete_to if at in before.partitions else planned.complete_to
-        if passed < planned.fresh.start:
-            expired = OutcomeRow(passed, 0, Outcome.EXPIRED, parts.now(), None, planned.fresh.start)
-            decisions.setdefault(at, []).append(expired)
-            rows.setdefault(at, []).append(expired)
-    states = _fold(plan, before, TurnOutcomes(rows, {}, {}))
-    readable = {
-        at: state
-        for at, state in states.items()
-        if at in plan.partitions and plan.partitions[at].why not in (PARKED, PAUSED, NO_LEADER)
-    }
-    for at, row in _buried(parts, plan, readable):
-        decisions.setdefault(at, []).append(row)
-    return decisions
-
-
-def _skipped(parts: Parts, plan: Plan, before: Settlement) -> Decisions:
-    """What a skip settles unhandled: what is pending below its target, and what was not read yet, by ranges.
-
-    Offsets between them that were acked keep the one outcome they have.
-    """
-    decisions: Decisions = {}
-    for at, planned in plan.partitions.items():
-        state, to = before.partitions[at].state, planned.fresh.end
-        pending = [Run(run.start, min(run.end, to), None) for run in state.pending if run.start < to]
-        unread = [Run(state.complete_to, to, None)] if state.complete_to < to else []
-        decisions[at] = [
-            OutcomeRow(run.start, 0, Outcome.SKIPPED, parts.now(), None, run.end, plan.reason)
-            for run in join([*pending, *unread])
-        ]
-    return decisions
-
-
-def _buried(
-    parts: Parts, plan: Plan, states: Mapping[TopicPartition, PartitionState]
-) -> Iterator[tuple[TopicPartition, OutcomeRow]]:
-    """A decision for each pending dead letter that is settled now; one the broker did not confirm stays pending."""
-    # At the offset of a topic that was created again lies a stranger: its dead letters stay pending.
-    there = _existing(parts, {at: plan.partitions[at].topic_id for at in states})
-    wanted = {at: dead for at in there if (dead := _dead_letters(states[at]))}
-    topic = parts.pipeline.dead_letter_topic
-    if topic is None:
-        for at, dead in wanted.items():
-            for offset, pending in dead.items():
-                yield at, OutcomeRow(offset, 0, Outcome.DEAD, parts.now(), pending.error_class)
-    elif wanted:
-        gone: list[Gone] = []
-        with parts.letters(topic) as letters:
-            for sent in letters.send(_letters(parts, plan, wanted, gone)):
-                source = sent.letter.source
-                if sent.confirmed and isinstance(source, Found):
-                    at, offset = source.topic_partition, source.offset
-                    yield at, OutcomeRow(offset, 0, Outcome.DEAD, parts.now(), wanted[at][offset].error_class)
-        for one in gone:
-            yield one.topic_partition, OutcomeRow(one.offset, 0, one.outcome, parts.now())
-
-
-def _letters(
-    parts: Parts, plan: Plan, wanted: Mapping[TopicPartition, Mapping[int, Pending]], gone: list[Gone]
-) -> Iterator[Letter]:
-    """Each record to be buried, read again from its topic; what is no longer there is noted in `gone`."""
-    for found in parts.reader().read({at: list(dead) for at, dead in wanted.items()}):
-        if isinstance(found, Gone):
-            gone.append(found)
-            continue
-        at = found.topic_partition
-        why = wanted[at][found.offset]
-        _, timestamp = found.message.timestamp()
-        said = {
-            "pipeline": plan.turn.pipeline,
-            "lane": plan.turn.lane,
-            "epoch": plan.turn.epoch,
-            "topic": at.topic,
-            "partition": at.partition,
-            "offset": found.offset,
-            "timestamp": timestamp,
-            "attempts": why.attempts,
-            "error_class": why.error_class or "",
-            "turn": plan.turn.n,
-        }
-        yield Letter(found, [(f"ackline.{name}", str(value).encode()) for name, value in said.items()])
-
-
-def _dead_letters(state: PartitionState) -> dict[int, Pending]:
-    return {
-        offset: run.value
-        for run in state.pending
-        if run.value.kind is PendingKind.DEAD_LETTER
-        for offset in range(run.start, run.end)
-    }

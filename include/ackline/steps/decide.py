@@ -1,0 +1,133 @@
+"""What settle decides beside the attempts: what retention took first, what an operator skips, and what is dead.
+
+A record is `dead` only once its dead letter was acknowledged by all replicas (I6), or where the file says that there is
+none to be written.
+"""
+
+from collections.abc import Iterator, Mapping
+
+from ackline.audit.store import TurnOutcomes
+from ackline.kafka.dead_letters import Letter
+from ackline.kafka.exact import Found, Gone
+from ackline.ledger import OutcomeRow, PartitionState, Pending, PendingKind, Settlement, TurnKind, fold
+from ackline.offsets import OffsetRange, Run, TopicPartition, join
+from ackline.outcome import Outcome
+from ackline.planning import NO_LEADER, PARKED, PAUSED, Plan
+from ackline.retry import RetryBlock
+from ackline.steps.parts import Parts
+
+Decisions = dict[TopicPartition, list[OutcomeRow]]
+
+
+def states_after(plan: Plan, before: Settlement, found: TurnOutcomes) -> dict[TopicPartition, PartitionState]:
+    """Every partition's state after the turn, by the settings that the plan was made with."""
+    policy = RetryBlock.model_validate(plan.settings["retry"]).policy()
+    states = {at: one.state for at, one in before.partitions.items()}
+    for at, planned in plan.partitions.items():
+        state = states.get(at, PartitionState(planned.complete_to))
+        if plan.kind in (TurnKind.RUN, TurnKind.GENESIS):
+            seed = f"{plan.turn.lane}/{plan.turn.epoch}/{at.topic}/{at.partition}"
+            states[at] = fold(state, planned.fresh, planned.retries, found.rows.get(at, ()), policy, seed)
+        elif plan.kind is TurnKind.SKIP:
+            to = max(state.complete_to, planned.fresh.end)
+            states[at] = fold(state, OffsetRange(to, to), (), found.rows.get(at, ()), policy)
+    return dict(sorted(states.items()))
+
+
+def decide(parts: Parts, plan: Plan, before: Settlement, found: TurnOutcomes) -> Decisions:
+    """What becomes of records beside their attempts: lost to retention, or dead once the broker has the dead letter."""
+    if plan.kind is not TurnKind.RUN:
+        return _skipped(parts, plan, before) if plan.kind is TurnKind.SKIP else {}
+    decisions: Decisions = {}
+    rows = {at: list(one) for at, one in found.rows.items()}
+    for at, planned in plan.partitions.items():
+        passed = before.partitions[at].state.complete_to if at in before.partitions else planned.complete_to
+        if passed < planned.fresh.start:
+            expired = OutcomeRow(passed, 0, Outcome.EXPIRED, parts.now(), None, planned.fresh.start)
+            decisions.setdefault(at, []).append(expired)
+            rows.setdefault(at, []).append(expired)
+    states = states_after(plan, before, TurnOutcomes(rows, {}, {}))
+    readable = {
+        at: state
+        for at, state in states.items()
+        if at in plan.partitions and plan.partitions[at].why not in (PARKED, PAUSED, NO_LEADER)
+    }
+    for at, row in _buried(parts, plan, readable):
+        decisions.setdefault(at, []).append(row)
+    return decisions
+
+
+def _skipped(parts: Parts, plan: Plan, before: Settlement) -> Decisions:
+    """What a skip settles unhandled: what is pending below its target, and what was not read yet, by ranges.
+
+    Offsets between them that were acked keep the one outcome they have.
+    """
+    decisions: Decisions = {}
+    for at, planned in plan.partitions.items():
+        state, to = before.partitions[at].state, planned.fresh.end
+        pending = [Run(run.start, min(run.end, to), None) for run in state.pending if run.start < to]
+        unread = [Run(state.complete_to, to, None)] if state.complete_to < to else []
+        decisions[at] = [
+            OutcomeRow(run.start, 0, Outcome.SKIPPED, parts.now(), None, run.end, plan.reason)
+            for run in join([*pending, *unread])
+        ]
+    return decisions
+
+
+def _buried(
+    parts: Parts, plan: Plan, states: Mapping[TopicPartition, PartitionState]
+) -> Iterator[tuple[TopicPartition, OutcomeRow]]:
+    """A decision for each pending dead letter that is settled now; one the broker did not confirm stays pending."""
+    # At the offset of a topic that was created again lies a stranger: its dead letters stay pending.
+    there = parts.existing({at: plan.partitions[at].topic_id for at in states})
+    wanted = {at: dead for at in there if (dead := _dead_letters(states[at]))}
+    topic = parts.pipeline.dead_letter_topic
+    if topic is None:
+        for at, dead in wanted.items():
+            for offset, pending in dead.items():
+                yield at, OutcomeRow(offset, 0, Outcome.DEAD, parts.now(), pending.error_class)
+    elif wanted:
+        gone: list[Gone] = []
+        with parts.letters(topic) as letters:
+            for sent in letters.send(_letters(parts, plan, wanted, gone)):
+                source = sent.letter.source
+                if sent.confirmed and isinstance(source, Found):
+                    at, offset = source.topic_partition, source.offset
+                    yield at, OutcomeRow(offset, 0, Outcome.DEAD, parts.now(), wanted[at][offset].error_class)
+        for one in gone:
+            yield one.topic_partition, OutcomeRow(one.offset, 0, one.outcome, parts.now())
+
+
+def _letters(
+    parts: Parts, plan: Plan, wanted: Mapping[TopicPartition, Mapping[int, Pending]], gone: list[Gone]
+) -> Iterator[Letter]:
+    """Each record to be buried, read again from its topic; what is no longer there is noted in `gone`."""
+    for found in parts.reader().read({at: list(dead) for at, dead in wanted.items()}):
+        if isinstance(found, Gone):
+            gone.append(found)
+            continue
+        at = found.topic_partition
+        why = wanted[at][found.offset]
+        _, timestamp = found.message.timestamp()
+        said = {
+            "pipeline": plan.turn.pipeline,
+            "lane": plan.turn.lane,
+            "epoch": plan.turn.epoch,
+            "topic": at.topic,
+            "partition": at.partition,
+            "offset": found.offset,
+            "timestamp": timestamp,
+            "attempts": why.attempts,
+            "error_class": why.error_class or "",
+            "turn": plan.turn.n,
+        }
+        yield Letter(found, [(f"ackline.{name}", str(value).encode()) for name, value in said.items()])
+
+
+def _dead_letters(state: PartitionState) -> dict[int, Pending]:
+    return {
+        offset: run.value
+        for run in state.pending
+        if run.value.kind is PendingKind.DEAD_LETTER
+        for offset in range(run.start, run.end)
+    }
