@@ -1,13 +1,14 @@
 """What the brokers know of topics and logs: ids, partitions, leaders, bounds, and the time of a record."""
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from math import ceil
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from confluent_kafka import Consumer, IsolationLevel, KafkaError, KafkaException, TopicCollection
 from confluent_kafka import TopicPartition as ClientPartition
@@ -32,7 +33,10 @@ _NO_LEADER = MISSING | {"LEADER_NOT_AVAILABLE"}
 _MOVED = frozenset({"NOT_LEADER_FOR_PARTITION", "FENCED_LEADER_EPOCH", "UNKNOWN_LEADER_EPOCH", "OFFSET_NOT_AVAILABLE",
                     "REPLICA_NOT_AVAILABLE"})  # fmt: skip
 _ANSWERS = frozenset({"_PARTITION_EOF", "_AUTO_OFFSET_RESET", "OFFSET_OUT_OF_RANGE"})
+_EARLIEST: OffsetSpec = OffsetSpec.earliest()  # type: ignore[no-untyped-call]
+_LATEST: OffsetSpec = OffsetSpec.latest()  # type: ignore[no-untyped-call]
 _Offsets = dict[TopicPartition, Any]
+T = TypeVar("T")
 
 
 class _LeaderMoved(TransientError):
@@ -122,7 +126,8 @@ class Cluster:
         asked = sorted(set(partitions))
         if not asked:
             return {}
-        starts, ends = self._starts_and_ends(asked)
+        # Starts first: an end read later is never below its start.
+        starts, ends = self._with_leaders(lambda: (self._offsets(asked, _EARLIEST), self._offsets(asked, _LATEST)))
         bounds: dict[TopicPartition, LogBounds] = {}
         for tp in asked:
             start, end, epoch = int(starts[tp].offset), int(ends[tp].offset), ends[tp].leader_epoch
@@ -131,11 +136,15 @@ class Cluster:
         return bounds
 
     def offsets_at(self, partitions: Iterable[TopicPartition], time: datetime) -> dict[TopicPartition, int | None]:
-        """The first offset of each partition whose record is stamped at or after `time`; None where there is none."""
+        """The first offset of each partition whose record is stamped at or after `time`; None where there is none.
+
+        Raises as `bounds` does.
+        """
         asked = sorted(set(partitions))
         if not asked:
             return {}
-        found = self._offsets(asked, OffsetSpec.for_timestamp(int(time.timestamp() * 1000)))
+        milliseconds = max(0, ceil(time.timestamp() * 1000))  # below 0 Kafka means something else than a time
+        found = self._with_leaders(lambda: self._offsets(asked, OffsetSpec.for_timestamp(milliseconds)))
         return {tp: int(found[tp].offset) if int(found[tp].offset) >= 0 else None for tp in asked}
 
     def record_time(self, at: TopicPartition, offset: int, *, timeout: float = 5.0) -> datetime | None:
@@ -170,13 +179,12 @@ class Cluster:
             reader.unassign()
         return times
 
-    def _starts_and_ends(self, asked: Sequence[TopicPartition]) -> tuple[_Offsets, _Offsets]:
-        """Starts first: an end read later is never below its start."""
+    def _with_leaders(self, ask: Callable[[], T]) -> T:
+        """`ask`, again and again while leaders are moving, for as long as `SETTLING`."""
         deadline = time.monotonic() + SETTLING
         while True:
             try:
-                starts = self._offsets(asked, OffsetSpec.earliest())  # type: ignore[no-untyped-call]
-                return starts, self._offsets(asked, OffsetSpec.latest())  # type: ignore[no-untyped-call]
+                return ask()
             except _LeaderMoved:
                 if time.monotonic() > deadline:
                     raise

@@ -1,8 +1,7 @@
 """Dead letters: records that will not be tried again, copied to a topic where somebody can look at them.
 
 A letter counts only once the broker has acknowledged it (acks=all); every other one stays pending and is sent
-again by a later run. After a crash the same record may lie there twice, but never not at all. A letter keeps its record's
-timestamp, so the retention of the topic counts from the record's own time, not from when it was sent.
+again by a later run. After a crash the same record may lie there twice, but never not at all.
 """
 
 import time
@@ -40,7 +39,7 @@ _SETTINGS: Mapping[str, object] = {
 _TIMED_OUT = "_MSG_TIMED_OUT"
 _REFUSED = frozenset({
     "MSG_SIZE_TOO_LARGE", "RECORD_LIST_TOO_LARGE", "INVALID_RECORD", "INVALID_MSG", "INVALID_MSG_SIZE",
-    "INVALID_TIMESTAMP", "POLICY_VIOLATION",
+    "POLICY_VIOLATION",
 })  # fmt: skip
 """Refusals of a record for what it is: sending the same again would not help."""
 

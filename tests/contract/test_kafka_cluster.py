@@ -1,0 +1,174 @@
+"""What the brokers say of topics and logs, and what is said when they say nothing."""
+
+import time
+import uuid
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from confluent_kafka.admin import AdminClient
+
+from ackline.errors import ConfigError, FatalError, TransientError
+from ackline.kafka.cluster import Cluster, LogBounds
+from ackline.kafka.config import client_config
+from ackline.offsets import TopicPartition
+from ackline.testing.broker import Broker
+from ackline.testing.ports import free_ports
+from ackline.testing.processes import wait_until
+from tests.conftest import MakeTopic
+from tests.contract.kafka_log import aborted, config, delete_before, fill, producer, put, transaction
+
+
+def test_topics_that_are_missing_are_missing_from_the_answer_s32(broker: Broker, topic: MakeTopic) -> None:
+    name = topic(partitions=3)
+    with Cluster(config(broker), "read_committed") as cluster:
+        found = cluster.topics([name, "nowhere", name])
+        assert cluster.topics([]) == {}
+        assert name in cluster.names()
+        assert "__consumer_offsets" not in cluster.names()
+    assert list(found) == [name]
+    assert found[name].partitions == {0: True, 1: True, 2: True}
+
+
+def test_a_topic_created_again_has_another_id_s42(broker: Broker, topic: MakeTopic) -> None:
+    name, admin = topic(), AdminClient({"bootstrap.servers": broker.bootstrap})
+    with Cluster(config(broker), "read_committed") as cluster:
+        before = cluster.topics([name])[name].topic_id
+        assert cluster.topics([name])[name].topic_id == before
+        admin.delete_topics([name])[name].result(30)
+        assert wait_until(lambda: name not in cluster.topics([name]), 30)
+        broker.create_topic(name)
+        assert wait_until(lambda: name in cluster.topics([name]), 30)
+        assert cluster.topics([name])[name].topic_id != before
+
+
+def test_a_name_that_kafka_refuses_is_a_configuration_error(broker: Broker) -> None:
+    with Cluster(config(broker), "read_committed") as cluster, pytest.raises(ConfigError, match="not a name!"):
+        cluster.topics(["not a name!"])
+
+
+def test_bounds_are_the_log_start_and_the_last_stable_offset_s43(broker: Broker, topic: MakeTopic) -> None:
+    name = topic(partitions=2)
+    fill(broker, name, 100)
+    delete_before(broker, name, 30)
+    aborted(broker, name, [b"x"])  # and a marker: 102
+    tp, empty = TopicPartition(name, 0), TopicPartition(name, 1)
+    with (
+        transaction(broker, f"open-{uuid.uuid4()}") as client,
+        Cluster(config(broker), "read_committed") as committed,
+        Cluster(config(broker), "read_uncommitted") as uncommitted,
+    ):
+        client.produce(name, b"y", partition=0)
+        assert client.flush(30) == 0
+        put(broker, name, [(None, b"z")])
+        assert committed.bounds([tp, empty]) == {tp: LogBounds(30, 102, 0), empty: LogBounds(0, 0, 0)}
+        assert uncommitted.bounds([tp, tp]) == {tp: LogBounds(30, 104, 0)}
+        client.commit_transaction(30)
+        assert wait_until(lambda: committed.bounds([tp])[tp].end == 105, 30)
+        assert committed.bounds([]) == {}
+
+
+def test_bounds_of_many_partitions_take_as_many_requests_as_of_one(broker: Broker, topic: MakeTopic) -> None:
+    name = topic(partitions=60)
+    with Cluster(config(broker), "read_committed") as cluster:
+        cluster.bounds([TopicPartition(name, 0)])
+        started = time.monotonic()
+        for _ in range(10):
+            assert len(cluster.bounds(TopicPartition(name, p) for p in range(60))) == 60
+        assert time.monotonic() - started < 2
+
+
+@pytest.mark.parametrize("partition", [0, 7])
+def test_bounds_of_what_does_not_exist_are_a_fatal_error(broker: Broker, topic: MakeTopic, partition: int) -> None:
+    name = topic() if partition else "nowhere"
+    cluster = Cluster(config(broker), "read_committed")
+    with cluster, pytest.raises(FatalError, match="does not exist") as raised:
+        cluster.bounds([TopicPartition(name, partition)])
+    assert (raised.value.topic, raised.value.partition) == (name, partition)
+
+
+def test_a_broker_that_is_away_is_a_transient_error_within_seconds() -> None:
+    away = f"127.0.0.1:{free_ports(1)[0]}"
+    with Cluster(client_config({"bootstrap.servers": away}), "read_committed") as cluster:
+        started = time.monotonic()
+        with pytest.raises(TransientError, match=rf"Connection refused.*{away}.*run this again"):
+            cluster.reachable()
+        assert time.monotonic() - started < 6.5
+        with pytest.raises(TransientError, match=away):
+            cluster.bounds([TopicPartition("any", 0)])
+
+
+def test_a_broker_that_goes_away_later_is_transient_too_not_a_missing_topic(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    """The client then says of every partition that it has no leader, as it does of a topic that never was."""
+    with Broker(tmp_path_factory.mktemp("going")) as going:
+        going.create_topic("here")
+        tp = TopicPartition("here", 0)
+        with Cluster(config(going), "read_committed") as cluster:
+            assert cluster.bounds([tp])[tp].end == 0
+            going.kill()
+            for _ in range(2):
+                with pytest.raises(TransientError, match=going.bootstrap):
+                    cluster.bounds([tp])
+            going.start()
+            assert cluster.bounds([tp])[tp].end == 0
+
+
+def test_a_login_that_is_refused_is_fatal_and_says_nothing_secret(broker: Broker) -> None:
+    login = {"security.protocol": "SASL_PLAINTEXT", "sasl.mechanism": "PLAIN", "sasl.username": "me"}
+    with (
+        Cluster({**config(broker), **login, "sasl.password": "hunter2"}, "read_committed") as cluster,
+        pytest.raises(FatalError, match=r"_AUTHENTICATION.*check security\.protocol") as raised,
+    ):
+        cluster.reachable()
+    assert "hunter2" not in str(raised.value)
+
+
+def test_a_property_that_the_client_does_not_know_is_a_configuration_error(broker: Broker) -> None:
+    with pytest.raises(ConfigError, match=r"max\.poll\.interval"):
+        Cluster({**config(broker), "max.poll.interval": 5}, "read_committed")
+
+
+def test_a_cluster_is_known_by_its_id(broker: Broker) -> None:
+    with Cluster(config(broker), "read_committed") as one, Cluster(config(broker), "read_committed") as other:
+        assert one.reachable() == other.reachable() != ""
+
+
+def test_the_time_of_a_record_is_that_of_the_first_at_or_after_the_offset(broker: Broker, topic: MakeTopic) -> None:
+    name = topic(2, {"retention.ms": "-1"})
+    client = producer(broker)
+    for second in (10, 20, 30):
+        client.produce(name, b"x", partition=0, timestamp=1_700_000_000_000 + second * 1000 + 7)
+    assert client.flush(30) == 0
+    delete_before(broker, name, 1)
+    tp, empty = TopicPartition(name, 0), TopicPartition(name, 1)
+    with Cluster(config(broker), "read_committed") as cluster:
+        at = datetime.fromtimestamp(1_700_000_020.007, UTC)
+        assert cluster.record_time(tp, 1) == at
+        assert cluster.record_time(tp, 2) == datetime.fromtimestamp(1_700_000_030.007, UTC)
+        assert cluster.record_time(tp, 3) is None
+        assert cluster.record_time(tp, 0) is None  # expired: nothing is known of its time
+        assert cluster.record_time(tp, 99) is None
+        started = time.monotonic()
+        assert cluster.record_times({tp: 1, empty: 0}) == {tp: at}
+        assert time.monotonic() - started < 2
+
+
+def test_the_offset_at_a_time_is_that_of_the_first_record_stamped_then_or_later_s34(
+    broker: Broker, topic: MakeTopic
+) -> None:
+    name = topic(2, {"retention.ms": "-1"})
+    client, start = producer(broker), datetime(2024, 5, 1, tzinfo=UTC)
+    for second in (10, 20, 30):
+        client.produce(name, b"x", partition=0, timestamp=int(start.timestamp() * 1000) + second * 1000)
+    assert client.flush(30) == 0
+    tp, empty = TopicPartition(name, 0), TopicPartition(name, 1)
+    with Cluster(config(broker), "read_committed") as cluster:
+
+        def offset_at(seconds: float) -> int | None:
+            return cluster.offsets_at([tp], start + timedelta(seconds=seconds))[tp]
+
+        assert [offset_at(at) for at in (0, 10, 10.0005, 15, 20, 29.9999, 30)] == [0, 0, 1, 1, 1, 2, 2]
+        assert offset_at(30.0001) is None
+        assert cluster.offsets_at([tp, empty], datetime(1960, 1, 1, tzinfo=UTC)) == {tp: 0, empty: None}
+        assert cluster.offsets_at([], start) == {}
