@@ -7,7 +7,7 @@ allowed and turns its errors into sentences.
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -27,7 +27,7 @@ from pydantic import (
 
 from ackline import yaml_file
 from ackline.errors import ConfigError
-from ackline.retry import MAPPING, Block, RetryBlock
+from ackline.retry import MAPPING, Block, Duration, RetryBlock
 
 PRESETS = ("@hourly", "@daily", "@weekly", "@monthly", "@yearly")
 _NAME = re.compile(r"""^name:\s*["']?([^"'#\s]+)""", re.MULTILINE)
@@ -176,7 +176,8 @@ class Pipeline(Block):
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,199}$")
     kafka: KafkaBlock
     handler: str = Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_][\w.]*$")
-    guarantee: Literal["at_least_once"] = "at_least_once"
+    guarantee: Literal["at_least_once", "at_most_once", "no_guarantee"] = "at_least_once"
+    lost_after: Duration = timedelta(hours=1)
     start: Start = "uncommitted_earliest"
     start_timestamp: Annotated[datetime, BeforeValidator(_time)] | None = None
     on_external_reset: Literal["fail", "follow", "restore"] = "fail"

@@ -2,9 +2,10 @@
 
 import importlib
 import re
+from collections.abc import Mapping
 from dataclasses import replace
 from datetime import timedelta
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     BaseModel,
@@ -48,6 +49,13 @@ Duration = Annotated[timedelta, BeforeValidator(parse_duration), PlainSerializer
 
 class Block(BaseModel):
     """A part of a pipeline file: unknown keys and wrong types are refused."""
+
+    @classmethod
+    def stored(cls, settings: Mapping[str, Any]) -> Self:
+        """The block of a stored plan, which an older or newer version may have written: keys unknown here are passed
+        over."""
+        known = {field.alias or name for name, field in cls.model_fields.items()}
+        return cls.model_validate({key: value for key, value in settings.items() if key in known})
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 

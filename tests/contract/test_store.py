@@ -196,7 +196,7 @@ class WithoutLock(AuditTable):
     rival: Callable[[], object] | None = None
 
     @contextlib.contextmanager
-    def _guard(self) -> Iterator[None]:
+    def guard(self) -> Iterator[None]:
         yield
 
     def open(self) -> DeltaTable | None:

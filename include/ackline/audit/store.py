@@ -7,7 +7,7 @@ stores returns whether it won the number; who lost goes on with what the winner 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC
+from datetime import UTC, datetime
 from typing import Any
 
 import pyarrow as pa
@@ -82,7 +82,10 @@ class LedgerStore:
 
     def settlement(self, turn: TurnId) -> Settlement:
         """A stored settlement. Raises LedgerError where there is none."""
-        return settlement_of(self._rows(self.settlements, turn, "settlement"))
+        rows = self.settlements.read(self._where(turn))
+        if not rows.num_rows and turn.n == 0:  # a first run that found no topic: the lane has begun, with no partition
+            return Settlement(turn, TurnKind.GENESIS, "", datetime.min.replace(tzinfo=UTC), {})
+        return settlement_of(self._some(rows, self.settlements, turn, "settlement"))
 
     def open_plan(self, newest: Settlement) -> Plan | None:
         """The plan that is stored and not settled; a lane has at most one. None also where `newest` is not the newest.
@@ -104,7 +107,7 @@ class LedgerStore:
 
     def plan(self, turn: TurnId) -> Plan:
         """A stored plan. Raises LedgerError where there is none."""
-        return plan_of(self._rows(self.plans, turn, "plan"))
+        return plan_of(self._some(self.plans.read(self._where(turn)), self.plans, turn, "plan"))
 
     def store_plan(self, plan: Plan) -> bool:
         """Store a plan; False where its number is taken."""
@@ -128,6 +131,23 @@ class LedgerStore:
         """Store settle's decisions, zero of them too; False where the number is taken."""
         rows = decision_rows(plan.turn, plan_date(plan.planned_at), run_id, decisions)
         return self.outcomes.append(rows, self._application(plan.turn.epoch, "decisions"), plan.turn.n)
+
+    def has_claim(self, turn: TurnId) -> bool:
+        """Whether claim n is stored: at most once, the floor is the end of plan n then."""
+        return (self.plans.version_of(self._application(turn.epoch, "claim")) or 0) >= turn.n
+
+    def store_claim(self, plan: Plan) -> bool:
+        """Claim a plan; it holds no row, for the plan says all. False where it is claimed already."""
+        return self.plans.append([], self._application(plan.turn.epoch, "claim"), plan.turn.n)
+
+    def store_start(self, plan: Plan) -> bool:
+        """Mark a claimed plan as started; False where somebody has started it."""
+        return self.plans.append([], self._application(plan.turn.epoch, "start"), plan.turn.n)
+
+    def store_lost(self, plan: Plan, run_id: str, rows: Mapping[TopicPartition, Iterable[OutcomeRow]]) -> bool:
+        """Store what is lost of a claimed plan as its outcomes; False where outcomes n are stored."""
+        table = decision_rows(plan.turn, plan_date(plan.planned_at), run_id, rows)
+        return self.outcomes.append(table, self._application(plan.turn.epoch, "outcomes"), plan.turn.n)
 
     def store_settlement(self, settlement: Settlement, plan: Plan | None = None) -> bool:
         """Store a settlement (a first genesis has no plan); False where its number is taken."""
@@ -188,8 +208,7 @@ class LedgerStore:
                 time = handled_at.astimezone(UTC)
                 yield at, OutcomeRow(offset, attempt, Outcome(outcome), time, error_class, end)
 
-    def _rows(self, table: AuditTable, turn: TurnId, what: str) -> pa.Table:
-        rows = table.read(self._where(turn))
+    def _some(self, rows: pa.Table, table: AuditTable, turn: TurnId, what: str) -> pa.Table:
         if not rows.num_rows:
             raise LedgerError(f"{what} of {turn} is in the log of the table {table.uri}, but its rows are not there")
         return rows
@@ -211,7 +230,9 @@ def _counted(files: pa.Table, turn: TurnId) -> dict[str, dict[str, Any]]:
             same = pc.and_kleene(same, pc.equal(files[f"{bound}.{name}"], value))
     for name in ("topic", "partition", "outcome"):
         same = pc.and_kleene(same, pc.equal(files[f"min.{name}"], files[f"max.{name}"]))
-    same = pc.and_kleene(same, pc.is_in(files["min.outcome"], pa.array([Outcome.ACKED, Outcome.SKIPPED])))
+    same = pc.and_kleene(
+        same, pc.is_in(files["min.outcome"], pa.array([Outcome.ACKED, Outcome.SKIPPED, Outcome.DROPPED]))
+    )
     wanted = ["path", "num_records", "min.topic", "min.partition", "min.outcome"]
     rows = files.filter(pc.fill_null(same, False)).select(wanted).to_pylist()
     return {row["path"].rsplit("/", 1)[-1]: row for row in rows}

@@ -43,7 +43,7 @@ class AuditTable:
 
     def create(self) -> DeltaTable:
         """The table, made where it is missing; of two who make it at once, both get the same one."""
-        with self._guard():
+        with self.guard():
             found = self.open()
             if found is not None:
                 return found
@@ -73,7 +73,7 @@ class AuditTable:
         where the store refuses (a full disk): then nothing is visible.
         """
         self.create()
-        with self._guard():
+        with self.guard():
             table = self.open()
             assert table is not None
             last = table.transaction_version(application)
@@ -97,20 +97,23 @@ class AuditTable:
                 raise self.unreadable(error) from error
         return True
 
-    def read(self, where: str, columns: Sequence[str] | None = None, table: DeltaTable | None = None) -> pa.Table:
-        """The rows for which the SQL predicate holds; opens only the files whose statistics allow it."""
+    def read(
+        self, where: str | None, columns: Sequence[str] | None = None, table: DeltaTable | None = None
+    ) -> pa.Table:
+        """The rows for which the SQL predicate holds, all without one; opens only the files whose statistics allow it."""
         table = table or self.open()
         if table is None:
             wanted = TABLES[self.name]
             return wanted.empty_table() if columns is None else wanted.empty_table().select(list(columns))
         try:
             dataset = table.to_pyarrow_dataset(file_pruning_predicate=where)
-            return dataset.to_table(columns=list(columns) if columns else None, filter=_expression(where))
+            chosen = None if where is None else _expression(where)
+            return dataset.to_table(columns=list(columns) if columns else None, filter=chosen)
         except (DeltaError, OSError, pa.ArrowException) as error:
             raise self.unreadable(error) from error
 
     @contextlib.contextmanager
-    def _guard(self) -> Iterator[None]:
+    def guard(self) -> Iterator[None]:
         """An operating-system lock on a local table: neither Delta writer promises to be safe there by itself."""
         if self._root is None:
             yield

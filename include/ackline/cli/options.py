@@ -40,6 +40,8 @@ def range_of(text: str | None) -> OffsetRange | None:
         return None
     try:
         start, colon, end = text.partition(":")
+        if not start and not end:
+            raise ValueError("empty")
         first = int(start or 0)
         return OffsetRange(first, int(end) if end else first + 1 if not colon else 2**63 - 1)
     except ValueError as error:

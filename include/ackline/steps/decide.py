@@ -21,7 +21,7 @@ Decisions = dict[TopicPartition, list[OutcomeRow]]
 
 def states_after(plan: Plan, before: Settlement, found: TurnOutcomes) -> dict[TopicPartition, PartitionState]:
     """Every partition's state after the turn, by the settings that the plan was made with."""
-    policy = RetryBlock.model_validate(plan.settings["retry"]).policy()
+    policy = RetryBlock.stored(plan.settings["retry"]).policy()
     states = {at: one.state for at, one in before.partitions.items()}
     for at, planned in plan.partitions.items():
         state = states.get(at, PartitionState(planned.complete_to))
@@ -102,26 +102,31 @@ def _letters(
     parts: Parts, plan: Plan, wanted: Mapping[TopicPartition, Mapping[int, Pending]], gone: list[Gone]
 ) -> Iterator[Letter]:
     """Each record to be buried, read again from its topic; what is no longer there is noted in `gone`."""
-    for found in parts.reader().read({at: list(dead) for at, dead in wanted.items()}):
-        if isinstance(found, Gone):
-            gone.append(found)
-            continue
-        at = found.topic_partition
-        why = wanted[at][found.offset]
-        _, timestamp = found.message.timestamp()
-        said = {
-            "pipeline": plan.turn.pipeline,
-            "lane": plan.turn.lane,
-            "epoch": plan.turn.epoch,
-            "topic": at.topic,
-            "partition": at.partition,
-            "offset": found.offset,
-            "timestamp": timestamp,
-            "attempts": why.attempts,
-            "error_class": why.error_class or "",
-            "turn": plan.turn.n,
-        }
-        yield Letter(found, [(f"ackline.{name}", str(value).encode()) for name, value in said.items()])
+    with parts.reader() as reader:
+        for found in reader.read({at: list(dead) for at, dead in wanted.items()}):
+            if isinstance(found, Gone):
+                gone.append(found)
+            else:
+                yield _letter(plan, found, wanted[found.topic_partition][found.offset])
+
+
+def _letter(plan: Plan, found: Found, why: Pending) -> Letter:
+    """A record with the headers that say where it comes from and why it is dead."""
+    at = found.topic_partition
+    _, timestamp = found.message.timestamp()
+    said = {
+        "pipeline": plan.turn.pipeline,
+        "lane": plan.turn.lane,
+        "epoch": plan.turn.epoch,
+        "topic": at.topic,
+        "partition": at.partition,
+        "offset": found.offset,
+        "timestamp": timestamp,
+        "attempts": why.attempts,
+        "error_class": why.error_class or "",
+        "turn": plan.turn.n,
+    }
+    return Letter(found, [(f"ackline.{name}", str(value).encode()) for name, value in said.items()])
 
 
 def _dead_letters(state: PartitionState) -> dict[int, Pending]:

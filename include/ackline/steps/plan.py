@@ -102,13 +102,13 @@ def _take_turn(parts: Parts, newest: Settlement | None) -> Planned | None:
     _check_dead_letter_topic(parts)
     look = look_at_kafka(parts, newest)
     genesis = _genesis(parts, newest, look)
-    if genesis and newest is None:
-        first = Settlement(
-            _first_turn(parts), TurnKind.GENESIS, parts.run_id, parts.now(), genesis, parts.actor, "first run"
-        )
+    if newest is None:
+        # Also where no topic is there yet: one that is created later is then known to have been missing (S32).
+        turn, why = _first_turn(parts), "first run"
+        first = Settlement(turn, TurnKind.GENESIS, parts.run_id, parts.now(), genesis, parts.actor, why)
         parts.store.store_settlement(first)
         return None
-    if newest is None:
+    if not newest.partitions and not genesis:
         return Planned(None, adopted=False, missing=look.missing)
     plan = genesis_plan(parts, newest, genesis) if genesis else _new_plan(parts, newest, look)
     if not parts.store.store_plan(plan) or plan.kind is not TurnKind.RUN:
@@ -118,6 +118,7 @@ def _take_turn(parts: Parts, newest: Settlement | None) -> Planned | None:
 
 def look_at_kafka(parts: Parts, newest: Settlement | None) -> Look:
     """The subscription as the broker shows it now; the number of requests does not depend on how far behind it is."""
+    parts.cluster.reachable()  # says within seconds, and by name, that a broker is away
     block = parts.pipeline.kafka
     known = {at.topic for at in newest.partitions} if newest else set()
     names = parts.cluster.names() if block.named_topics is None else block.named_topics
@@ -215,7 +216,7 @@ def _subscribed_before(parts: Parts, newest: Settlement | None) -> KafkaBlock | 
     if newest.turn.n == 0:
         return parts.pipeline.kafka
     settings = parts.store.plan(newest.turn).settings["kafka"]
-    return KafkaBlock.model_validate({**settings, "properties": {}})
+    return KafkaBlock.stored({**settings, "properties": {}})
 
 
 # ---- a new plan ---------------------------------------------------------------------------------------------------
@@ -224,6 +225,7 @@ def _subscribed_before(parts: Parts, newest: Settlement | None) -> KafkaBlock | 
 def _new_plan(parts: Parts, newest: Settlement, look: Look) -> Plan:
     """The plan of a run; or, where somebody has moved the group and the file says `follow`, of the act that follows."""
     pipeline = parts.pipeline
+    _check_change(parts, newest)
     mark = mark_of(parts, newest)
     views: dict[TopicPartition, PartitionView] = {}
     moves: dict[TopicPartition, Committed] = {}
@@ -241,8 +243,27 @@ def _new_plan(parts: Parts, newest: Settlement, look: Look) -> Plan:
     if behind:
         reason = f"more than max_offset_behind {pipeline.max_offset_behind and pipeline.max_offset_behind.offsets}"
         return act_plan(parts, newest, TurnKind.SKIP, behind, reason)
-    limits = Limits(pipeline.max_uncommitted, pipeline.max_records_per_run)
+    retries = pipeline.guarantee == "at_least_once"  # without them nothing is pending, so there is no window
+    limits = Limits(pipeline.max_uncommitted if retries else 2**62, pipeline.max_records_per_run)
     return new_plan(parts, newest, TurnKind.RUN, planning.plan_partitions(views, limits, parts.now()))
+
+
+def _check_change(parts: Parts, newest: Settlement) -> None:
+    """Raise ConfigError where guarantee or isolation changed while something is pending, promised under the old."""
+    if newest.turn.n == 0 or not any(one.state.pending for one in newest.partitions.values()):
+        return
+    before = parts.store.plan(newest.turn).settings
+    now = parts.pipeline.settings()
+    for key, old, new in (
+        ("guarantee", before["guarantee"], now["guarantee"]),
+        ("kafka.isolation", before["kafka"]["isolation"], now["kafka"]["isolation"]),
+    ):
+        if old != new:
+            raise ConfigError(
+                f"{key} was changed from {old} to {new} while records are pending; change it back until nothing is, or "
+                f"begin a new epoch with `ackline reset {parts.pipeline.name} --to floor`",
+                key=key,
+            )
 
 
 def _too_far_behind(parts: Parts, views: Mapping[TopicPartition, PartitionView]) -> dict[TopicPartition, int]:

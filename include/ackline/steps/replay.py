@@ -16,6 +16,7 @@ from ackline.errors import ConfigError, RangeGone, TopicChanged
 from ackline.ledger import Settlement
 from ackline.outcome import Outcome
 from ackline.planning import Plan
+from ackline.steps.claim import claim, lose, refuse_retries, start
 from ackline.steps.parts import Parts, Progress
 from ackline.steps.settle import void_turn
 
@@ -49,17 +50,30 @@ def replay(parts: Parts, spark: "Callable[[], SparkSession]", on_progress: Progr
     if plan.empty:
         parts.store.store_outcomes(plan.turn, [])
         return Replayed(plan)
+    once = parts.pipeline.guarantee == "at_most_once"
+    if once and not _hand_out(parts, plan, newest):
+        return Replayed(plan)
     try:
         check_ranges(parts, plan)
         result = _run(parts, plan, spark, on_progress)
         check_ranges(parts, plan, after=True)  # a topic recreated under the reader must not pass for the old one
-    except RangeGone as error:
-        return Replayed(plan, void=_void(parts, plan, newest, error))
-    except TopicChanged as error:
-        _void(parts, plan, newest, error)
-        raise
+    except (RangeGone, TopicChanged) as error:
+        if once:  # a claimed turn is never void: the group has moved over it
+            lose(parts, plan, str(error))
+            return Replayed(plan)
+        void = _void(parts, plan, newest, error)
+        if isinstance(error, TopicChanged):
+            raise
+        return Replayed(plan, void=void)
     parts.store.store_outcomes(plan.turn, add_actions(plan, result))
     return Replayed(plan, result.calls, result.fetched_for_retries)
+
+
+def _hand_out(parts: Parts, plan: Plan, newest: Settlement) -> bool:
+    """At most once: claim, commit, start. Whether this process may call the handler."""
+    refuse_retries(plan)
+    claim(parts, plan, newest)
+    return start(parts, plan)
 
 
 def _void(parts: Parts, plan: Plan, newest: Settlement, error: Exception) -> str:
@@ -134,7 +148,7 @@ def job_of(parts: Parts, plan: Plan) -> "ReplayJob":
         isolation=plan.isolation,
         kafka={name: str(value) for name, value in parts.kafka.items()},
         deliver_tombstones=parts.pipeline.tombstones == "deliver",
-        on_failure=Outcome.FAILED,
+        on_failure=Outcome.FAILED if parts.pipeline.guarantee == "at_least_once" else Outcome.DROPPED,
         outcomes_root=parts.store.outcomes.uri,
         now=parts.fixed_now,
     )

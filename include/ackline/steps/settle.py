@@ -127,23 +127,43 @@ def void_turn(parts: Parts, plan: Plan, before: Settlement, reason: str) -> None
 
 
 def commit_newest(parts: Parts) -> Settled:
-    """Commit the floors of the newest settlement, whoever stored it, and read them back.
+    """Commit the floors of the newest settlement or claim, whoever stored it, and read them back.
 
     Every partition is committed again, idle and parked ones too: Kafka forgets offsets that nobody commits.
     """
     newest = parts.store.newest()
     if newest is None:
         return Settled(None, {})
-    there = parts.existing({at: one.topic_id for at, one in newest.partitions.items()})
+    mark, floors = _floors(parts, newest)
+    there = check_commit(parts, newest)
+    committed = {at: Committed(floors[at], mark.encode()) for at in there}
+    if committed:
+        parts.group.commit(committed)
+    return Settled(newest, committed)
+
+
+def _floors(parts: Parts, newest: Settlement) -> tuple[CommitMark, dict[TopicPartition, int]]:
+    """What is to be committed: the floors of the newest settlement, or the ends of the plan that is claimed."""
     mark = mark_of(parts, newest)
+    floors = {at: one.state.floor for at, one in newest.partitions.items()}
+    if parts.pipeline.guarantee != "at_most_once":
+        return mark, floors
+    plan = parts.store.open_plan(newest)
+    if plan is None or not parts.store.has_claim(plan.turn):
+        return mark, floors
+    ends = {at: one.fresh.end for at, one in plan.partitions.items() if one.fresh}
+    return replace(mark, n=plan.turn.n), {**floors, **ends}
+
+
+def check_commit(parts: Parts, newest: Settlement) -> list[TopicPartition]:
+    """The partitions that may be committed now. Raises GroupMoved, NewerCommit or GroupBusy where none may be."""
+    there = parts.existing({at: one.topic_id for at, one in newest.partitions.items()})
+    mark, _ = _floors(parts, newest)
     held = parts.group.committed(there)
     for at in there:
         if not may_restore(parts, held.get(at), mark):
             check_held(at, held.get(at), mark, newest.partitions[at].seen)
-    floors = {at: Committed(newest.partitions[at].state.floor, mark.encode()) for at in there}
-    if floors:
-        parts.group.commit(floors)
-    return Settled(newest, floors)
+    return there
 
 
 def mark_of(parts: Parts, newest: Settlement) -> CommitMark:

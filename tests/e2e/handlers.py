@@ -1,0 +1,33 @@
+"""Handlers of the end-to-end tests that the journal handler can't play."""
+
+from contextlib import suppress
+
+import pyarrow as pa
+
+from ackline.handler import Record, arrow_handler
+from ackline.testing import journal
+
+
+def blabs(record: Record) -> None:
+    """Says all it knows of a record in its exception, as careless code does."""
+    with suppress(ValueError):
+        journal.handle(record)
+    key, headers = (record.key or b"").decode(), dict(record.headers)
+    raise RuntimeError(f"can't handle {record.value!r} with key {key} and {headers}: password={key}")
+
+
+@arrow_handler
+def scattered(batch: pa.RecordBatch) -> list[str]:
+    """Every hundredth record fails once."""
+    return _fails_once(batch, 100)
+
+
+@arrow_handler
+def every_other(batch: pa.RecordBatch) -> list[str]:
+    """Every other record fails once, so that no two pending offsets are neighbours."""
+    return _fails_once(batch, 2)
+
+
+def _fails_once(batch: pa.RecordBatch, nth: int) -> list[str]:
+    attempts = zip(batch.column("offset").to_pylist(), batch.column("attempt").to_pylist(), strict=True)
+    return ["failed" if attempt == 1 and offset % nth == 0 else "acked" for offset, attempt in attempts]
