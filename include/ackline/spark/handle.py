@@ -81,16 +81,17 @@ def _moved(one: Unacked, row: int) -> Unacked:
 def _answer_records(handler: Handler, rows: Rows, now: Clock) -> Answers:
     """The record tier: one call a record."""
     count = len(rows)
-    numbered = enumerate(rows.records())
+    records = rows.records()
     unacked: list[Unacked] = []
     times: list[int] = []
     for _ in range(0, count, _GROUP):
-        for row, record in islice(numbered, _GROUP):
+        for record in islice(records, _GROUP):
             try:
                 result = handler(record)
                 if result is not None:
                     _refuse_unfinished(result)
             except BaseException as error:  # sys.exit too is the outcome of this record alone
+                row = int(np.searchsorted(rows.offsets, record.offset))
                 unacked.append(raised(error, row, rows, now()))
         times.append(now())
     handled_at = np.repeat(np.array(times, dtype=np.int64), _GROUP)[:count]

@@ -36,7 +36,8 @@ class ReplayJob:
 
     `retries` holds runs whose value is the number of the attempt to be made. `kafka` holds librdkafka's properties,
     without a group. `on_failure` is the outcome of a failure: FAILED, or DROPPED under a guarantee that never retries.
-    `outcomes_root` is the outcomes table's own path or URI. `now` fixes the clock of all outcomes.
+    `outcomes_root` is the outcomes table's own path or URI. `now` fixes the clock of all outcomes. `once`: a task that
+    failed is not tried again, for its records may have been handled.
     """
 
     pipeline: str
@@ -54,6 +55,7 @@ class ReplayJob:
     on_failure: Outcome
     outcomes_root: str
     now: datetime | None
+    once: bool = False
 
 
 @dataclass(slots=True)
@@ -116,7 +118,7 @@ def _manifest(
 
 def _work(job: ReplayJob, tier: Tier, topic: str | None) -> Work:
     turn = Turn(job.outcomes_root, job.pipeline, job.plan_date, job.lane, job.epoch, job.turn, job.run_id)
-    return Work(turn, job.handler, tier, topic, job.deliver_tombstones, job.on_failure, job.now)
+    return Work(turn, job.handler, tier, topic, job.deliver_tombstones, job.on_failure, job.now, job.once)
 
 
 def _chunks(spark: SparkSession, retries: Mapping[TopicPartition, Runs[int]]) -> tuple[Any, DataFrame]:

@@ -46,6 +46,12 @@ FILE_COLUMNS = pa.schema(
 )
 """The table's columns without those of its partitions, which are in the path."""
 
+# The writer takes a dictionary as it is; of plain texts it would have to find out that they are all the same.
+_CONSTANT = ("lane", "run_id", "topic", "outcome")
+_WRITTEN = pa.schema(
+    [(f.name, pa.dictionary(pa.int32(), pa.string()) if f.name in _CONSTANT else f.type) for f in FILE_COLUMNS]
+)
+
 _FLUSH_ROWS = 250_000
 _FLUSH_ERRORS = 20_000  # with messages of up to 200 characters
 
@@ -149,29 +155,30 @@ class _File:
         columns = _Columns.of(self._pending)
         self._pending, self._pending_rows = [], 0
         if self._writer is None:
-            self._writer = self._target.open(FILE_COLUMNS)
+            self._writer = self._target.open(_WRITTEN)
         self.stats.add(columns.offsets, columns.attempts, columns.handled_at, columns.timestamps, columns.nulls)
         self._writer.write_batch(self._batch(columns), row_group_size=len(columns.offsets))
 
     def _batch(self, columns: "_Columns") -> pa.RecordBatch:
         turn, place, count = self.turn, self.place, len(columns.offsets)
+        same = np.zeros(count, dtype=np.int32)
         arrays = [
-            pa.repeat(turn.lane, count),
+            _constant(turn.lane, same),
             pa.repeat(pa.scalar(turn.epoch, pa.int32()), count),
             pa.repeat(pa.scalar(turn.turn, pa.int64()), count),
-            pa.repeat(turn.run_id, count),
-            pa.repeat(place.topic, count),
+            _constant(turn.run_id, same),
+            _constant(place.topic, same),
             pa.repeat(pa.scalar(place.partition, pa.int32()), count),
             pa.array(columns.offsets),
             pa.nulls(count, pa.int64()),
             pa.array(columns.attempts),
-            pa.repeat(self.outcome.value, count),
+            _constant(self.outcome.value, same),
             columns.classes,
             columns.messages,
             timestamp_column(columns.timestamps),
             pa.array(columns.handled_at).cast(TIMESTAMP),
         ]
-        return pa.RecordBatch.from_arrays(arrays, schema=FILE_COLUMNS)
+        return pa.RecordBatch.from_arrays(arrays, schema=_WRITTEN)
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,6 +218,10 @@ def _texts(columns: Sequence[tuple[Sequence[str | None] | None, int]]) -> pa.Arr
     return pa.concat_arrays(
         [pa.nulls(count, pa.string()) if texts is None else pa.array(texts, pa.string()) for texts, count in columns]
     )
+
+
+def _constant(text: str, same: npt.NDArray[np.int32]) -> pa.Array:
+    return pa.DictionaryArray.from_arrays(pa.array(same), pa.array([text], pa.string()))
 
 
 class _Target:

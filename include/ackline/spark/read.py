@@ -72,7 +72,7 @@ def for_python(records: DataFrame, with_topic: bool) -> DataFrame:
     A topic that all share is left out; headers go as JSON, since Spark moves nested columns to Python very slowly.
     """
     topic = ["topic"] if with_topic else []
-    headers = F.to_json("headers").alias("headers")
+    headers = F.when(F.col("headers").isNotNull(), F.to_json("headers")).alias("headers")
     return records.select(*topic, "partition", "offset", "timestamp", "key", "value", headers)
 
 

@@ -144,10 +144,13 @@ def timestamp_column(microseconds: Int64s) -> pa.Array:
 
 
 def _datetimes(microseconds: Int64s) -> list[datetime | None]:
-    times: list[datetime | None] = list(map(EPOCH.__add__, microseconds.view("timedelta64[us]").tolist()))
-    for row in np.flatnonzero(microseconds < 0):
-        times[row] = None
-    return times
+    # Neighbours often have the same millisecond: a time is made once for each stretch.
+    starts = np.flatnonzero(np.diff(microseconds, prepend=-2))
+    times = np.empty(len(starts), dtype=object)
+    times[:] = list(map(EPOCH.__add__, microseconds[starts].view("timedelta64[us]").tolist()))
+    times[microseconds[starts] < 0] = None
+    repeated: list[datetime | None] = np.repeat(times, np.diff(starts, append=len(microseconds))).tolist()
+    return repeated
 
 
 def from_spark(batch: pa.RecordBatch, topic: str | None) -> Rows:

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyspark import TaskContext
 
 from ackline.errors import FatalError
 from ackline.handler import Handler, Tier, load_handler
@@ -64,6 +65,7 @@ class Work:
     deliver_tombstones: bool
     on_failure: Outcome
     now: datetime | None
+    once: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +144,8 @@ class Handling:
     """One task: the handler, the files, the counts. On an error the files are removed."""
 
     def __init__(self, work: Work) -> None:
+        if work.once:
+            _refuse_repetition()
         self._work = work
         self._handler = _handler(work.handler) if work.tier is not Tier.COLUMN else None
         self._clock = _clock(work.now)
@@ -254,6 +258,13 @@ class Handling:
         ]
         rows.append({"calls": self._calls, "fetched": self._fetched})
         return pa.RecordBatch.from_pylist(rows, schema=MANIFEST)
+
+
+def _refuse_repetition() -> None:
+    """At most once: raise FatalError in a task that is not the first attempt at its records."""
+    context = TaskContext.get()
+    if context is not None and context.attemptNumber():
+        raise FatalError("a task was tried again under at_most_once; its records may have been handled, so it refuses")
 
 
 _NO_WORD = "the outcome is null, or not one of acked, failed, skipped, dead"

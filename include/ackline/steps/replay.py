@@ -151,6 +151,7 @@ def job_of(parts: Parts, plan: Plan) -> "ReplayJob":
         on_failure=Outcome.FAILED if parts.pipeline.guarantee == "at_least_once" else Outcome.DROPPED,
         outcomes_root=parts.store.outcomes.uri,
         now=parts.fixed_now,
+        once=parts.pipeline.guarantee == "at_most_once",
     )
 
 

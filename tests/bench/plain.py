@@ -1,0 +1,75 @@
+"""The other side: what one would write without Spark and without a ledger, a consumer and a Delta writer in a loop."""
+
+import json
+import uuid
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from multiprocessing.pool import Pool
+from typing import Any
+
+import pyarrow as pa
+from confluent_kafka import Consumer, TopicPartition
+from deltalake import DeltaTable, write_deltalake
+
+from ackline.audit.schemas import OUTCOMES, PARTITION_BY
+from ackline.offsets import TopicPartition as At
+from tests.bench.topic import ISOLATION, Subject
+
+ROWS_A_COMMIT = 100_000
+
+
+def plain_loop(pool: Pool, processes: int, subject: Subject) -> int:
+    """The loop in each process of `pool`, which are up already, as the session is: the same columns, a row a record."""
+    root = str(subject.folder / f"plain-{uuid.uuid4().hex[:8]}")
+    DeltaTable.create(root, OUTCOMES, partition_by=PARTITION_BY)
+    shares = [list(subject.ranges.items())[number::processes] for number in range(processes)]
+    work = [(subject.bootstrap, [(at, one.end) for at, one in share], root) for share in shares]
+    return sum(pool.starmap(_consume, work, chunksize=1))
+
+
+def _consume(bootstrap: str, share: Sequence[tuple[At, int]], root: str) -> int:
+    consumer = Consumer({
+        "bootstrap.servers": bootstrap, "group.id": "plain", "enable.auto.commit": False,
+        "auto.offset.reset": "error", "isolation.level": ISOLATION, "check.crcs": False,
+        "fetch.message.max.bytes": 16 << 20, "fetch.max.bytes": 64 << 20,
+    })  # fmt: skip
+    consumer.assign([TopicPartition(at.topic, at.partition, 0) for at, _ in share])
+    wanted = sum(end for _, end in share)
+    rows: list[tuple[Any, ...]] = []
+    handled = 0
+    while handled < wanted:
+        for message in consumer.consume(10_000, 1.0):
+            if message.error() is not None:
+                raise SystemExit(str(message.error()))
+            json.loads(message.value() or b"")
+            rows.append((message.topic(), message.partition(), message.offset(), message.timestamp()[1] * 1000))
+            handled += 1
+        if len(rows) >= ROWS_A_COMMIT or handled == wanted:
+            write_deltalake(root, _table(rows), mode="append")
+            rows.clear()
+    consumer.close()
+    return handled
+
+
+def _table(rows: Sequence[tuple[Any, ...]]) -> pa.Table:
+    topics, partitions, offsets, timestamps = zip(*rows, strict=True)
+    count, now = len(rows), datetime.now(UTC)
+    values = {
+        "pipeline": pa.repeat("plain", count),
+        "plan_date": pa.repeat(pa.scalar(now.date()), count),
+        "lane": pa.repeat("live", count),
+        "epoch": pa.repeat(pa.scalar(0, pa.int32()), count),
+        "turn": pa.repeat(pa.scalar(1, pa.int64()), count),
+        "run_id": pa.repeat("plain", count),
+        "topic": pa.array(topics, pa.string()),
+        "partition": pa.array(partitions, pa.int32()),
+        "offset": pa.array(offsets, pa.int64()),
+        "end_offset": pa.nulls(count, pa.int64()),
+        "attempt": pa.repeat(pa.scalar(1, pa.int32()), count),
+        "outcome": pa.repeat("acked", count),
+        "error_class": pa.nulls(count, pa.string()),
+        "error_message": pa.nulls(count, pa.string()),
+        "record_timestamp": pa.array(timestamps, pa.timestamp("us", "UTC")),
+        "handled_at": pa.repeat(pa.scalar(now, pa.timestamp("us", "UTC")), count),
+    }
+    return pa.table(values, schema=OUTCOMES)

@@ -1,0 +1,145 @@
+"""`make bench`: what proof costs. One table of ratios, each from interleaved pairs, on one topic of JSON records.
+
+Both sides read with the same Kafka client settings and call `json.loads` for each record. Ratios carry over from one
+machine to another; the times beside them do not.
+"""
+
+import argparse
+import multiprocessing
+import os
+import statistics
+import sys
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from multiprocessing.pool import Pool
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from pyspark.sql import SparkSession
+from rich.console import Console
+from rich.table import Table
+
+from ackline.spark.session import open_session
+from ackline.testing.broker import Broker
+from tests.bench.plain import plain_loop
+from tests.bench.sides import ackline_run, noop_sink
+from tests.bench.topic import Subject, produce
+
+PARTITIONS = 4
+PROCESSES = 2
+
+
+@dataclass(slots=True)
+class Side:
+    """One thing that is measured. `run` does it once and returns how many records it has handled."""
+
+    name: str
+    run: Callable[[], int]
+    seconds: list[float] = field(default_factory=list)
+
+    def measure(self, records: int) -> None:
+        """Do it once more. Raises SystemExit where records are missing: a fast side that loses some proves nothing."""
+        start = time.perf_counter()
+        handled = self.run()
+        self.seconds.append(time.perf_counter() - start)
+        if handled != records:
+            sys.exit(f"{self.name} handled {handled} of {records} records")
+
+
+@dataclass(frozen=True, slots=True)
+class Ratio:
+    """A ratio of two sides, pair by pair, and what it should be."""
+
+    name: str
+    values: list[float]
+    aim: str
+    met: bool
+
+    @property
+    def median(self) -> float:
+        """The middle of the pairs."""
+        return statistics.median(self.values)
+
+
+def ratios(run: Side, noop: Side, loop: Side) -> list[Ratio]:
+    """What the aims are about: the time beside the noop sink, the throughput beside the plain loop."""
+    beside_noop = [a / b for a, b in zip(run.seconds, noop.seconds, strict=True)]
+    beside_loop = [b / a for a, b in zip(run.seconds, loop.seconds, strict=True)]
+    return [
+        Ratio("time of ackline run / of noop sink", beside_noop, "≤ 1.4", statistics.median(beside_noop) <= 1.4),
+        Ratio("throughput of ackline run / of plain loop", beside_loop, "≥ 1.2", statistics.median(beside_loop) >= 1.2),
+    ]
+
+
+def main() -> None:
+    """Measure, and print the table."""
+    options = arguments()
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    console = Console()
+    with TemporaryDirectory(prefix="ackline-bench-") as folder, Broker(Path(folder) / "broker", heap_mb=1024) as broker:
+        topic = f"bench-{uuid.uuid4().hex[:8]}"
+        broker.create_topic(topic, PARTITIONS)
+        produce(broker.bootstrap, topic, options.records, PARTITIONS)
+        spark = open_session("ackline-bench")
+        pool = multiprocessing.get_context("spawn").Pool(PROCESSES)
+        try:
+            subject = Subject(broker.bootstrap, topic, PARTITIONS, options.records, Path(folder))
+            sides = measure(spark, pool, subject, options.pairs, options.warm_up, console)
+        finally:
+            pool.terminate()
+            pool.join()
+            spark.stop()
+    show(console, options.records, sides)
+
+
+def arguments() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="python -m tests.bench.run", description=__doc__)
+    parser.add_argument("--records", type=int, default=2_000_000, help="records of about 190 bytes (default: 2000000)")
+    parser.add_argument("--pairs", type=int, default=7, help="interleaved rounds (default: 7)")
+    parser.add_argument("--warm-up", type=int, default=2, help="rounds that do not count (default: 2)")
+    return parser.parse_args()
+
+
+def measure(
+    spark: SparkSession, pool: Pool, subject: Subject, pairs: int, warm_up: int, console: Console
+) -> list[Side]:
+    """Every side once a round, in an order that turns, so that no side always follows the same one."""
+    sides = [
+        Side("ackline run", lambda: ackline_run(spark, subject)),
+        Side("noop sink", lambda: noop_sink(spark, subject)),
+        Side(f"plain loop, {PROCESSES} processes", lambda: plain_loop(pool, PROCESSES, subject)),
+    ]
+    for number in range(warm_up + pairs):
+        turn = number % len(sides)
+        for side in sides[turn:] + sides[:turn]:
+            side.measure(subject.records)
+        if number < warm_up:
+            for side in sides:
+                side.seconds.clear()
+            console.print(f"warm-up {number + 1} of {warm_up}", style="dim")
+        else:
+            times = ", ".join(f"{side.name} {side.seconds[-1]:.2f} s" for side in sides)
+            console.print(f"pair {number + 1 - warm_up} of {pairs}: {times}", style="dim")
+    return sides
+
+
+def show(console: Console, records: int, sides: list[Side]) -> None:
+    """The table."""
+    table = Table(title=f"{records:,} JSON records, {len(sides[0].seconds)} interleaved pairs")
+    for name in ("ratio", "median", "spread", "aim", ""):
+        table.add_column(name)
+    for ratio in ratios(*sides):
+        spread = f"{min(ratio.values):.2f} – {max(ratio.values):.2f}"
+        table.add_row(ratio.name, f"{ratio.median:.2f}", spread, ratio.aim, "met" if ratio.met else "missed")
+    for side in sides:
+        rates = sorted(records / seconds / 1000 for seconds in side.seconds)
+        middle = f"{statistics.median(rates):.0f}"
+        table.add_row(f"{side.name}, thousand records/s", middle, f"{rates[0]:.0f} – {rates[-1]:.0f}", "", "")
+    console.print(table)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,62 @@
+"""Spark's sides of the comparison. Each function handles all records of the topic once and says how many those were."""
+
+import json
+import uuid
+from collections.abc import Iterable, Iterator
+
+import pyarrow as pa
+import yaml
+from pyspark.sql import SparkSession
+
+from ackline import Record
+from ackline.pipeline import load
+from ackline.spark.read import fresh_records, source_options
+from ackline.steps import run as run_step
+from ackline.steps.parts import open_parts
+from tests.bench.topic import ISOLATION, Subject
+
+
+def handle(record: Record) -> None:
+    """The handler."""
+    json.loads(record.value)
+
+
+def ackline_run(spark: SparkSession, subject: Subject) -> int:
+    """The whole `ackline run`, in this process: plan, replay, settle, and the group's commit."""
+    name = f"bench-{uuid.uuid4().hex[:8]}"
+    settings = {
+        "name": name,
+        "kafka": {
+            "bootstrap_servers": subject.bootstrap,
+            "group_id": name,
+            "topics": [subject.topic],
+            "isolation": ISOLATION,
+        },
+        "handler": f"{__name__}:handle",
+        "dead_letter": "none",
+        "start": "earliest",
+        "max_records_per_run": subject.records,
+    }
+    file = subject.folder / f"{name}.yaml"
+    file.write_text(yaml.safe_dump(settings))
+    with open_parts(load(file), run_id=name, actor="bench", audit=str(subject.folder / name)) as parts:
+        ran = run_step.run(parts, lambda: spark)
+    return ran.outcomes["acked"]
+
+
+def noop_sink(spark: SparkSession, subject: Subject) -> int:
+    """The handler on what Spark's Kafka source reads, and nothing kept of it."""
+
+    handled = spark.sparkContext.accumulator(0)
+
+    def task(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for value in batch.column("value").to_pylist():
+                json.loads(value)
+            handled.add(batch.num_rows)
+            yield pa.RecordBatch.from_pydict({"handled": [batch.num_rows]})
+
+    options = source_options({"bootstrap.servers": subject.bootstrap}, ISOLATION)
+    records = fresh_records(spark, subject.ranges, options).select("value")
+    records.mapInArrow(task, "handled long").write.format("noop").mode("overwrite").save()
+    return int(handled.value)

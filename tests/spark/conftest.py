@@ -1,0 +1,35 @@
+"""One Spark session for the tests here, and a bench that runs jobs over topics and reads back what they stored."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+from pyspark.sql import SparkSession
+
+from ackline.spark.session import open_session
+from ackline.testing import journal
+from ackline.testing.broker import Broker
+from tests.spark.bench import Bench
+
+# Python workers take their environment from the process that starts them, and live longer than a test: one journal,
+# whose calls are told apart by topic.
+_folder = TemporaryDirectory(prefix="ackline-journal-")
+_journal = str(Path(_folder.name) / "journal")
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[SparkSession]:
+    """A session on two cores."""
+    os.environ.setdefault("ACKLINE_SPARK_MASTER", "local[2]")
+    session = open_session("ackline-tests")
+    yield session
+    session.stop()
+
+
+@pytest.fixture
+def bench(spark: SparkSession, broker: Broker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
+    """Runs jobs and commits their files to an outcomes table of this test alone."""
+    spark.sparkContext.environment[journal.JOURNAL] = _journal
+    return Bench(spark, broker, tmp_path / "audit", Path(_journal))

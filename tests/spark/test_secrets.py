@@ -1,0 +1,85 @@
+"""No secret of the connection and nothing of a payload gets into Spark's settings, plans, event log or output (I13)."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from ackline.testing.broker import Broker
+from tests.conftest import MakeTopic
+from tests.contract.kafka_log import put
+
+SECRET = "canary-of-the-connection"
+PAYLOAD = "canary-of-the-payload"
+
+SCRIPT = """
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from ackline.errors import AcklineError
+from ackline.offsets import TopicPartition
+from ackline.spark import job as spark_job
+from ackline.spark.session import open_session
+from tests.spark.bench import Bench
+
+bootstrap, topic, root, secret = sys.argv[1:]
+bench = Bench(open_session(), SimpleNamespace(bootstrap=bootstrap), Path(root), Path("none"))
+place = TopicPartition(topic, 0)
+kept = spark_job._union
+
+def union(parts):
+    whole = kept(parts)
+    whole.explain(extended=True)
+    return whole
+
+spark_job._union = union
+for handler in ("by_word", "column_words", "column_raises"):
+    # Any property of the connection takes the way of a password; this one a plain broker does not mind.
+    job = bench.job(handler, {place: (0, 2)}, {place: {2: 2}}, kafka={"client.id": secret})
+    try:
+        bench.run(job)
+        print(bench.rows(job))
+    except AcklineError as error:
+        print("refused:", type(error).__name__, error)
+print(bench.spark.sparkContext.getConf().getAll())
+bench.spark.stop()
+"""
+
+
+def test_neither_secret_nor_payload_shows_anywhere(broker: Broker, topic: MakeTopic, tmp_path: Path) -> None:
+    """Canary: searched for in the event log, the plans, the settings, the output of the job, and the table."""
+    name = topic()
+    put(broker, name, [(PAYLOAD.encode(), b"ok"), (None, PAYLOAD.encode()), (PAYLOAD.encode(), b"fail")])
+    events = tmp_path / "events"
+    events.mkdir()
+    log_events = {"enabled": "true", "compress": "false", "dir": events.as_uri()}
+    settings = " ".join(f"--conf spark.eventLog.{name}={value}" for name, value in log_events.items())
+    environment = os.environ | {
+        "ACKLINE_SPARK_MASTER": "local[2]",
+        "PYSPARK_SUBMIT_ARGS": f"{settings} pyspark-shell",
+        "PYTHONPATH": str(Path(__file__).parents[2]),
+    }
+    table = tmp_path / "audit"
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, broker.bootstrap, name, str(table), SECRET],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "refused: FatalError" in done.stdout
+    assert "'outcome': 'failed'" in done.stdout
+    logs = [path.read_bytes() for path in events.rglob("*") if path.is_file()]
+    assert logs
+    assert any(b"SparkListenerSQLExecutionStart" in log for log in logs)
+    files = [path.read_bytes() for path in table.rglob("*") if path.is_file()]
+    for canary in (SECRET.encode(), PAYLOAD.encode()):
+        where = {"output": done.stdout, "errors": done.stderr}
+        assert not [name for name, text in where.items() if canary in text.encode()]
+        assert not any(canary in file for file in files)
+    # What an expression itself raises with raise_error goes into the event log of whoever has one; nothing else does.
+    lines = [line for log in logs for line in log.splitlines() if b"USER_RAISED_EXCEPTION" not in line]
+    assert not any(SECRET.encode() in log for log in logs)
+    assert not any(PAYLOAD.encode() in line for line in lines)

@@ -1,0 +1,144 @@
+"""The three tiers on real Spark: the same records, the same outcomes."""
+
+from datetime import UTC, datetime
+
+import pytest
+
+from ackline.errors import ConfigError
+from ackline.offsets import TopicPartition
+from ackline.outcome import Outcome
+from tests.conftest import MakeTopic
+from tests.contract.kafka_log import put
+from tests.spark.bench import Bench
+
+WORDS = [b"acked", b"failed", b"skipped", b"dead", None, b"nonsense"]
+MEANT = [
+    (0, "acked", None),
+    (1, "failed", None),
+    (2, "skipped", "Skip"),
+    (3, "failed", "Dead"),
+    (4, "skipped", "Tombstone"),
+]
+
+
+def test_a_record_handler_settles_each_record_by_itself(bench: Bench, topic: MakeTopic) -> None:
+    name = topic()
+    words = [b"ok", b"fail", b"skip", b"dead", b"exit", b"interrupt", b"generator", None, b"ok"]
+    put(bench.broker, name, [(b"customer-1", word) for word in words])
+    job = bench.job("by_word", {TopicPartition(name, 0): (0, 9)})
+    result = bench.run(job)
+    assert bench.outcomes(job) == [
+        (0, "acked", None),
+        (1, "failed", "ValueError"),
+        (2, "skipped", "Skip"),
+        (3, "failed", "Dead"),
+        (4, "failed", "SystemExit"),
+        (5, "failed", "KeyboardInterrupt"),
+        (6, "failed", "InvalidOutcome"),
+        (7, "skipped", "Tombstone"),
+        (8, "acked", None),
+    ]
+    assert result.calls == 8
+    assert result.counts == {
+        TopicPartition(name, 0): {Outcome.ACKED: 2, Outcome.FAILED: 5, Outcome.SKIPPED: 2},
+    }
+    assert not any("customer" in (row["error_message"] or "") for row in bench.rows(job))
+
+
+@pytest.mark.parametrize("handler", ["arrow_words", "column_words"])
+def test_a_batch_or_an_expression_says_the_outcome_of_each_row(bench: Bench, topic: MakeTopic, handler: str) -> None:
+    name = topic()
+    put(bench.broker, name, [(None, word) for word in WORDS[:5]])
+    job = bench.job(handler, {TopicPartition(name, 0): (0, 5)})
+    result = bench.run(job)
+    assert bench.outcomes(job) == MEANT
+    assert result.calls == 4
+
+
+def test_a_word_that_is_none_fails_its_row_of_an_expression_and_its_batch_of_arrow(
+    bench: Bench, topic: MakeTopic
+) -> None:
+    """Fault 13."""
+    name = topic()
+    put(bench.broker, name, [(None, word) for word in WORDS])
+    place = TopicPartition(name, 0)
+    column = bench.job("column_words", {place: (0, 6)})
+    bench.run(column)
+    assert bench.outcomes(column) == [*MEANT, (5, "failed", "InvalidOutcome")]
+    arrow = bench.job("arrow_words", {place: (0, 6)})
+    bench.run(arrow)
+    refused: list[tuple[int, str, str | None]] = [(offset, "failed", "InvalidOutcome") for offset in range(6)]
+    refused[4] = MEANT[4]
+    assert bench.outcomes(arrow) == refused
+    short = bench.job("arrow_short", {place: (0, 3)})
+    bench.run(short)
+    assert bench.outcomes(short) == refused[:3]
+
+
+def test_a_bad_cast_fails_its_own_row_only(bench: Bench, topic: MakeTopic) -> None:
+    name = topic()
+    put(bench.broker, name, [(None, b"1"), (None, b"one"), (None, b"\xff"), (None, b"2")])
+    job = bench.job("column_numbers", {TopicPartition(name, 0): (0, 4)})
+    bench.run(job)
+    assert [outcome for _, outcome, _ in bench.outcomes(job)] == ["acked", "failed", "failed", "acked"]
+
+
+@pytest.mark.parametrize("handler", ["column_explodes", "column_not_a_column"])
+def test_a_column_handler_can_only_add_a_column(bench: Bench, topic: MakeTopic, handler: str) -> None:
+    name = topic()
+    put(bench.broker, name, [(None, b"a")])
+    with pytest.raises(ConfigError, match=handler):
+        bench.run(bench.job(handler, {TopicPartition(name, 0): (0, 1)}))
+
+
+@pytest.mark.parametrize("handler", ["loads", "arrow_words", "column_words"])
+def test_tombstones_are_delivered_on_demand(bench: Bench, topic: MakeTopic, handler: str) -> None:
+    name = topic()
+    put(bench.broker, name, [(b"k", None)])
+    job = bench.job(handler, {TopicPartition(name, 0): (0, 1)}, deliver_tombstones=True)
+    assert bench.run(job).calls == 1
+    assert bench.outcomes(job)[0][1] == ("acked" if handler == "arrow_words" else "failed")
+
+
+@pytest.mark.parametrize("handler", ["by_word", "arrow_words", "column_words"])
+def test_retries_meet_the_same_handler_with_their_own_attempt(bench: Bench, topic: MakeTopic, handler: str) -> None:
+    """S19, S22: fresh ranges and retries of several partitions and topics in one job."""
+    first, second = topic(2), topic()
+    fail, good = (b"fail", b"ok") if handler == "by_word" else (b"failed", b"acked")
+    for name, partition in ((first, 0), (first, 1), (second, 0)):
+        put(bench.broker, name, [(None, value) for value in [good, fail, good, fail, good]], partition)
+    a, b, c = TopicPartition(first, 0), TopicPartition(first, 1), TopicPartition(second, 0)
+    job = bench.job(handler, {a: (2, 5), c: (0, 5)}, {a: {1: 4}, b: {0: 2, 3: 3, 4: 2}})
+    result = bench.run(job)
+    rows = [(row["topic"], row["partition"], row["offset"], row["attempt"], row["outcome"]) for row in bench.rows(job)]
+    wanted = [
+        (first, 0, 1, 4, "failed"),
+        (first, 0, 2, 1, "acked"),
+        (first, 0, 3, 1, "failed"),
+        (first, 0, 4, 1, "acked"),
+        (first, 1, 0, 2, "acked"),
+        (first, 1, 3, 3, "failed"),
+        (first, 1, 4, 2, "acked"),
+        *[(second, 0, offset, 1, "failed" if offset % 2 else "acked") for offset in range(5)],
+    ]
+    assert sorted(rows) == sorted(wanted)
+    assert result.calls == 12
+    assert 4 <= result.fetched_for_retries <= 10
+
+
+def test_failures_are_dropped_under_a_guarantee_that_never_retries(bench: Bench, topic: MakeTopic) -> None:
+    """S51."""
+    name = topic()
+    put(bench.broker, name, [(None, b"ok"), (None, b"fail"), (None, b"skip")])
+    job = bench.job("by_word", {TopicPartition(name, 0): (0, 3)}, on_failure=Outcome.DROPPED)
+    bench.run(job)
+    assert [outcome for _, outcome, _ in bench.outcomes(job)] == ["acked", "dropped", "skipped"]
+
+
+def test_a_fixed_clock_is_the_time_of_every_outcome(bench: Bench, topic: MakeTopic) -> None:
+    name = topic()
+    put(bench.broker, name, [(None, b"ok"), (None, b"fail"), (None, None)])
+    now = datetime(2030, 1, 2, 3, 4, 5, 678000, tzinfo=UTC)
+    job = bench.job("by_word", {TopicPartition(name, 0): (0, 3)}, now=now)
+    bench.run(job)
+    assert {row["handled_at"] for row in bench.rows(job)} == {now}
