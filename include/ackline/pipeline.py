@@ -27,6 +27,7 @@ from pydantic import (
 
 from ackline import yaml_file
 from ackline.errors import ConfigError
+from ackline.properties import refused
 from ackline.retry import MAPPING, Block, Duration, RetryBlock
 
 PRESETS = ("@hourly", "@daily", "@weekly", "@monthly", "@yearly")
@@ -94,8 +95,6 @@ class KafkaBlock(Block):
     @field_validator("properties")
     @classmethod
     def _harmless(cls, properties: dict[str, Any]) -> dict[str, Any]:
-        from ackline.kafka.config import refused  # the list of what breaks the rules is kept with the adapter
-
         for name, reason in refused(properties).items():
             raise ValueError(f"`{name}` is refused: {reason}")
         return properties

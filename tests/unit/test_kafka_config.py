@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from ackline.errors import ConfigError
-from ackline.kafka.config import REQUIRED, client_config, java_properties, refused, scrubbed
+from ackline.kafka.config import REQUIRED, client_config, java_properties, scrubbed
 from ackline.kafka.java import DROPPED
+from ackline.properties import refused
 
 BROKER = {"bootstrap.servers": "127.0.0.1:9092"}
 

@@ -14,8 +14,9 @@ from confluent_kafka import Consumer, KafkaException, Producer
 from confluent_kafka.admin import AdminClient
 
 from ackline.errors import AcklineError, ConfigError
-from ackline.kafka.config import CONSUMER_ONLY, PRODUCER_ONLY, brokers
+from ackline.kafka.config import CONSUMER_ONLY, brokers
 from ackline.kafka.failures import LastError, error_of, failure
+from ackline.properties import PRODUCER_ONLY
 
 log = logging.getLogger("ackline.kafka.client")
 

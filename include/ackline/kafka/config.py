@@ -10,8 +10,9 @@ from collections.abc import Mapping
 
 from ackline.errors import ConfigError
 from ackline.kafka.java import java_properties
+from ackline.properties import BROKER, PRODUCER_ONLY, REASONS
 
-__all__ = ["REQUIRED", "brokers", "client_config", "java_properties", "refused", "scrubbed"]
+__all__ = ["REQUIRED", "brokers", "client_config", "java_properties", "scrubbed"]
 
 REQUIRED: Mapping[str, object] = {
     "enable.auto.commit": False,
@@ -21,51 +22,6 @@ REQUIRED: Mapping[str, object] = {
     "allow.auto.create.topics": False,
 }
 """What every consumer of ours has, whatever the connection says."""
-
-_POSITION = "Ackline alone moves offsets, and only up to the floor"
-_GROUP = "the group is the pipeline file's `group_id`, and no client of Ackline joins it"
-_BYTES = "records reach the handler as they are in the log"
-_CODE = "it would run code or hide records between Kafka and Ackline"
-_BROKER = "the broker is named by `connection` or `bootstrap_servers`"
-_PRODUCER = "dead letters are always sent idempotently with acks=all"
-
-_REASONS: Mapping[str, str] = {
-    "group.id": _GROUP,
-    "group.instance.id": _GROUP,
-    "group.protocol": _GROUP,
-    "group.protocol.type": _GROUP,
-    "group.remote.assignor": _GROUP,
-    "partition.assignment.strategy": _GROUP,
-    "enable.auto.commit": _POSITION,
-    "auto.commit.enable": _POSITION,
-    "auto.commit.interval.ms": _POSITION,
-    "enable.auto.offset.store": _POSITION,
-    "offset.store.method": _POSITION,
-    "offset.store.path": _POSITION,
-    "offset.store.sync.interval.ms": _POSITION,
-    "auto.offset.reset": "where a pipeline starts is `start`; nothing may jump over records later",
-    "enable.partition.eof": "exact reads need it on, as proof that a record is gone",
-    "isolation.level": "it is `isolation` in the pipeline file",
-    "allow.auto.create.topics": "a topic that is missing is reported, not created",
-    "topic.blacklist": "it would make topics look missing",
-    "plugin.library.paths": _CODE,
-    "interceptors": _CODE,
-    "interceptor.classes": _CODE,
-    "key.deserializer": _BYTES,
-    "value.deserializer": _BYTES,
-    "key.serializer": _BYTES,
-    "value.serializer": _BYTES,
-    "debug": "it floods the log and shows what is on the wire",
-    "bootstrap.servers": _BROKER,
-    "metadata.broker.list": _BROKER,
-    "acks": _PRODUCER,
-    "request.required.acks": _PRODUCER,
-    "enable.idempotence": _PRODUCER,
-    "enable.gapless.guarantee": _PRODUCER,
-    "transactional.id": _PRODUCER,
-    "transaction.timeout.ms": _PRODUCER,
-    "message.max.bytes": "the broker decides which records are too large",
-}
 
 CONSUMER_ONLY = frozenset({
     "auto.commit.enable", "auto.commit.interval.ms", "auto.offset.reset", "check.crcs",
@@ -79,32 +35,7 @@ CONSUMER_ONLY = frozenset({
 })  # fmt: skip
 """Properties that only a consumer takes; a producer or admin client would warn about them."""
 
-PRODUCER_ONLY = frozenset({
-    "acks", "batch.num.messages", "batch.size", "compression.codec", "compression.level", "compression.type",
-    "delivery.report.only.error", "delivery.timeout.ms", "enable.gapless.guarantee", "enable.idempotence",
-    "linger.ms", "message.send.max.retries", "message.timeout.ms", "partitioner",
-    "queue.buffering.backpressure.threshold", "queue.buffering.max.kbytes", "queue.buffering.max.messages",
-    "queue.buffering.max.ms", "queuing.strategy", "request.required.acks", "request.timeout.ms", "retries",
-    "sticky.partitioning.linger.ms", "transaction.timeout.ms", "transactional.id",
-})  # fmt: skip
-"""Properties that only a producer takes."""
-
 _CALLBACKS_KEPT = frozenset({"oauth_cb"})  # a login, not an observer: MSK and GCP connections need it
-
-
-def refused(properties: Mapping[str, object]) -> dict[str, str]:
-    """The properties a pipeline file may not set, each with the reason; empty when all is well.
-
-    The same names in an Airflow connection are no error: it is shared with others who need them. They are
-    dropped there (`client_config`).
-    """
-    reasons = {name: _REASONS[name] for name in properties if name in _REASONS}
-    for name in properties:
-        if name.endswith("_cb"):
-            reasons[name] = "a callback is code, not a property"
-        elif name in PRODUCER_ONLY and name not in reasons:
-            reasons[name] = "it is a producer's property; this is how records are read"
-    return reasons
 
 
 def client_config(properties: Mapping[str, object]) -> dict[str, object]:
@@ -117,7 +48,7 @@ def client_config(properties: Mapping[str, object]) -> dict[str, object]:
     """
     config: dict[str, object] = {}
     for name, value in properties.items():
-        if value is None or name in PRODUCER_ONLY or (name in _REASONS and _REASONS[name] is not _BROKER):
+        if value is None or name in PRODUCER_ONLY or (name in REASONS and REASONS[name] is not BROKER):
             continue
         if callable(value) or name.endswith("_cb"):
             if name in _CALLBACKS_KEPT:

@@ -1,0 +1,76 @@
+"""Kafka client properties that would break the rules, each with the reason. Pure: pipeline files are checked with it.
+
+How a client is configured from the others is `ackline.kafka.config`'s business.
+"""
+
+from collections.abc import Mapping
+
+_POSITION = "Ackline alone moves offsets, and only up to the floor"
+_GROUP = "the group is the pipeline file's `group_id`, and no client of Ackline joins it"
+_BYTES = "records reach the handler as they are in the log"
+_CODE = "it would run code or hide records between Kafka and Ackline"
+BROKER = "the broker is named by `connection` or `bootstrap_servers`"
+_PRODUCER = "dead letters are always sent idempotently with acks=all"
+
+REASONS: Mapping[str, str] = {
+    "group.id": _GROUP,
+    "group.instance.id": _GROUP,
+    "group.protocol": _GROUP,
+    "group.protocol.type": _GROUP,
+    "group.remote.assignor": _GROUP,
+    "partition.assignment.strategy": _GROUP,
+    "enable.auto.commit": _POSITION,
+    "auto.commit.enable": _POSITION,
+    "auto.commit.interval.ms": _POSITION,
+    "enable.auto.offset.store": _POSITION,
+    "offset.store.method": _POSITION,
+    "offset.store.path": _POSITION,
+    "offset.store.sync.interval.ms": _POSITION,
+    "auto.offset.reset": "where a pipeline starts is `start`; nothing may jump over records later",
+    "enable.partition.eof": "exact reads need it on, as proof that a record is gone",
+    "isolation.level": "it is `isolation` in the pipeline file",
+    "allow.auto.create.topics": "a topic that is missing is reported, not created",
+    "topic.blacklist": "it would make topics look missing",
+    "plugin.library.paths": _CODE,
+    "interceptors": _CODE,
+    "interceptor.classes": _CODE,
+    "key.deserializer": _BYTES,
+    "value.deserializer": _BYTES,
+    "key.serializer": _BYTES,
+    "value.serializer": _BYTES,
+    "debug": "it floods the log and shows what is on the wire",
+    "bootstrap.servers": BROKER,
+    "metadata.broker.list": BROKER,
+    "acks": _PRODUCER,
+    "request.required.acks": _PRODUCER,
+    "enable.idempotence": _PRODUCER,
+    "enable.gapless.guarantee": _PRODUCER,
+    "transactional.id": _PRODUCER,
+    "transaction.timeout.ms": _PRODUCER,
+    "message.max.bytes": "the broker decides which records are too large",
+}
+
+PRODUCER_ONLY = frozenset({
+    "acks", "batch.num.messages", "batch.size", "compression.codec", "compression.level", "compression.type",
+    "delivery.report.only.error", "delivery.timeout.ms", "enable.gapless.guarantee", "enable.idempotence",
+    "linger.ms", "message.send.max.retries", "message.timeout.ms", "partitioner",
+    "queue.buffering.backpressure.threshold", "queue.buffering.max.kbytes", "queue.buffering.max.messages",
+    "queue.buffering.max.ms", "queuing.strategy", "request.required.acks", "request.timeout.ms", "retries",
+    "sticky.partitioning.linger.ms", "transaction.timeout.ms", "transactional.id",
+})  # fmt: skip
+"""Properties that only a producer takes."""
+
+
+def refused(properties: Mapping[str, object]) -> dict[str, str]:
+    """The properties a pipeline file may not set, each with the reason; empty when all is well.
+
+    The same names in an Airflow connection are no error: it is shared with others who need them. They are
+    dropped there (`client_config`).
+    """
+    reasons = {name: REASONS[name] for name in properties if name in REASONS}
+    for name in properties:
+        if name.endswith("_cb"):
+            reasons[name] = "a callback is code, not a property"
+        elif name in PRODUCER_ONLY and name not in reasons:
+            reasons[name] = "it is a producer's property; this is how records are read"
+    return reasons
