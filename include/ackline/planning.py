@@ -41,6 +41,8 @@ class PartitionView:
     seen: int | None = None
     subscribed: bool = True
     paused: bool = False
+    waits_since: datetime | None = None
+    """The time of the first unread record, where it is known: who waits longest is served first."""
 
     @property
     def readable(self) -> bool:
@@ -104,7 +106,9 @@ def plan_partitions(
     """What each partition gets in the next turn.
 
     Of `max_records_per_run`, due retries come first, the longest due before others, and fresh offsets get at least a
-    tenth, shared evenly. Raises TopicChanged where the ledger is ahead of the log: that is no "caught up" (S42).
+    tenth. Of those one half is shared evenly, so that none starves, and the other goes to the partitions that are
+    furthest behind in time; where their times are not known, all is shared evenly. Raises TopicChanged where the ledger
+    is ahead of the log: that is no "caught up" (S42).
     """
     room = {at: _room(at, view, limits) for at, view in views.items()}
     due = sorted(_due(views, now))
@@ -112,7 +116,9 @@ def plan_partitions(
     total = limits.max_records_per_run
     reserved = min(demand, max(total // 10, 1)) if total > 1 else 0
     retries = _take_due(due, total - reserved)
-    shares = _share({at: len(r) for at, r in room.items()}, total - sum(count(r) for r in retries.values()))
+    wanted = {at: len(r) for at, r in room.items()}
+    since = {at: view.waits_since for at, view in views.items() if view.waits_since is not None}
+    shares = _serve(wanted, since, total - sum(count(r) for r in retries.values()))
     planned = {}
     for at, view in views.items():
         fresh = OffsetRange(room[at].start, room[at].start + shares[at])
@@ -176,6 +182,19 @@ def _take_due(due: Sequence[_Due], limit: int) -> dict[TopicPartition, Runs[int]
         limit -= end - one.start
         taken.setdefault(one.at, []).append(Run(one.start, end, one.attempts + 1))
     return {at: join(sorted(runs, key=lambda run: run.start)) for at, runs in taken.items()}
+
+
+def _serve(
+    wanted: Mapping[TopicPartition, int], since: Mapping[TopicPartition, datetime], total: int
+) -> dict[TopicPartition, int]:
+    shares = _share(wanted, total // 2 if since else total)
+    left = total - sum(shares.values())
+    for at in sorted(since, key=lambda at: (since[at], at)):
+        more = min(left, wanted[at] - shares[at])
+        shares[at] += more
+        left -= more
+    rest = _share({at: wanted[at] - shares[at] for at in wanted}, left)
+    return {at: shares[at] + rest[at] for at in wanted}
 
 
 def _share(wanted: Mapping[TopicPartition, int], total: int) -> dict[TopicPartition, int]:

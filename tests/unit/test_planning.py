@@ -279,3 +279,14 @@ def naive_room(seen: PartitionView, limits: Limits) -> range:
 
 def test_the_limits_of_the_defaults_do_not_bind_a_small_topic() -> None:
     assert plan_partitions({ONE: view(0, 1_000)}, WIDE, NOON)[ONE].fresh == OffsetRange(0, 1_000)
+
+
+def test_the_partition_furthest_behind_in_time_is_served_first_and_none_starves() -> None:
+    views = {
+        TopicPartition("t", number): PartitionView(
+            "id", PartitionState(0), LogBounds(0, 1000), waits_since=NOON - timedelta(hours=hours)
+        )
+        for number, hours in enumerate((1, 9, 5))
+    }
+    planned = plan_partitions(views, Limits(10_000, 120), NOON)
+    assert [len(planned[TopicPartition("t", number)].fresh) for number in range(3)] == [20, 80, 20]

@@ -6,7 +6,7 @@ which is adopted. Nothing else decides what is read, so no two runs can plan the
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 
 from ackline import planning
@@ -245,7 +245,24 @@ def _new_plan(parts: Parts, newest: Settlement, look: Look) -> Plan:
         return act_plan(parts, newest, TurnKind.SKIP, behind, reason)
     retries = pipeline.guarantee == "at_least_once"  # without them nothing is pending, so there is no window
     limits = Limits(pipeline.max_uncommitted if retries else 2**62, pipeline.max_records_per_run)
+    views = _with_times(parts, views, limits)
     return new_plan(parts, newest, TurnKind.RUN, planning.plan_partitions(views, limits, parts.now()))
+
+
+def _with_times(
+    parts: Parts, views: dict[TopicPartition, PartitionView], limits: Limits
+) -> dict[TopicPartition, PartitionView]:
+    """The views with the time of each first unread record, where a run can't take all there is and has to choose."""
+    unread = {
+        at: max(view.state.complete_to, view.log.start)
+        for at, view in views.items()
+        if view.readable and view.log is not None and view.log.end > view.state.complete_to
+    }
+    there_is = sum(view.log.end - unread[at] for at, view in views.items() if at in unread and view.log is not None)
+    if len(unread) < 2 or there_is <= limits.max_records_per_run:
+        return views
+    times = parts.cluster.record_times(unread)
+    return {at: replace(view, waits_since=times.get(at)) for at, view in views.items()}
 
 
 def _check_change(parts: Parts, newest: Settlement) -> None:
