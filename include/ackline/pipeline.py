@@ -187,6 +187,7 @@ class Pipeline(Block):
     retry: RetryBlock = RetryBlock()
     dead_letter: DeadLetter
     tombstones: Literal["skip", "deliver"] = "skip"
+    listener: Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_][\w.]*$")] | None = None
     schedule: str | None = None
 
     @model_validator(mode="after")

@@ -3,7 +3,7 @@
 import contextlib
 import secrets
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,7 @@ from ackline.kafka.dead_letters import DeadLetters
 from ackline.kafka.exact import ExactReader
 from ackline.kafka.group import Group
 from ackline.ledger import LIVE
+from ackline.listener import Listener, load_listener, tell
 from ackline.offsets import TopicPartition
 from ackline.pipeline import Pipeline
 from ackline.places import audit_root
@@ -48,8 +49,13 @@ class Parts:
     actor: str
     fixed_now: datetime | None = None
     no_breaker: bool = False
+    listener: Listener = field(default_factory=Listener)
     clock: Clock = lambda: datetime.now(UTC)
     run_job: "Callable[[Callable[[], SparkSession], ReplayJob, Progress | None], ReplayResult]" = _on_spark
+
+    def tell(self, event: str, *said: Any) -> None:
+        """Tell the listener of an event that is durable."""
+        tell(self.listener, event, *said)
 
     def existing(self, topic_ids: Mapping[TopicPartition, str]) -> list[TopicPartition]:
         """Partitions that the broker still has, under the same topic id: elsewhere our offsets mean nothing."""
@@ -99,10 +105,16 @@ def open_parts(
     if not connection or not connection.get("bootstrap.servers"):
         raise ConfigError(f"the Kafka connection {pipeline.kafka.connection} names no bootstrap.servers")
     pipeline.retry.policy()  # a class that does not import is told before anything is planned
+    listener = load_listener(pipeline.listener)
     config = client_config({**connection, **pipeline.kafka.properties})
     store = LedgerStore(audit or audit_root(), pipeline.name, LIVE)
     with (
         contextlib.closing(Cluster(config, pipeline.kafka.isolation)) as cluster,
         contextlib.closing(Group(config, pipeline.kafka.group_id)) as group,
     ):
-        yield Parts(pipeline, store, cluster, group, config, run_id, actor, now, no_breaker)
+        parts = Parts(pipeline, store, cluster, group, config, run_id, actor, now, no_breaker, listener)
+        parts.tell("open", pipeline.name, run_id)
+        try:
+            yield parts
+        finally:
+            parts.tell("close")

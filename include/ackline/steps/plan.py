@@ -106,13 +106,15 @@ def _take_turn(parts: Parts, newest: Settlement | None) -> Planned | None:
         # Also where no topic is there yet: one that is created later is then known to have been missing (S32).
         turn, why = _first_turn(parts), "first run"
         first = Settlement(turn, TurnKind.GENESIS, parts.run_id, parts.now(), genesis, parts.actor, why)
-        parts.store.store_settlement(first)
+        if parts.store.store_settlement(first):
+            parts.tell("partitions_changed", genesis)
         return None
     if not newest.partitions and not genesis:
         return Planned(None, adopted=False, missing=look.missing)
     plan = genesis_plan(parts, newest, genesis) if genesis else _new_plan(parts, newest, look)
     if not parts.store.store_plan(plan) or plan.kind is not TurnKind.RUN:
         return None  # another run was quicker; or it is an act, which is settled before the lane goes on
+    parts.tell("planned", plan)
     return Planned(plan, adopted=False, missing=look.missing)
 
 

@@ -65,7 +65,8 @@ def replay(parts: Parts, spark: "Callable[[], SparkSession]", on_progress: Progr
         if isinstance(error, TopicChanged):
             raise
         return Replayed(plan, void=void)
-    parts.store.store_outcomes(plan.turn, add_actions(plan, result))
+    if parts.store.store_outcomes(plan.turn, add_actions(plan, result)):
+        parts.tell("handled", plan.turn, result.counts)
     return Replayed(plan, result.calls, result.fetched_for_retries)
 
 

@@ -29,6 +29,7 @@ from ackline.offsets import TopicPartition
 from ackline.outcome import Outcome
 from ackline.planning import Plan, PlannedPartition
 from ackline.steps.decide import decide, states_after
+from ackline.steps.events import tell_settled
 from ackline.steps.parts import Parts
 
 
@@ -89,10 +90,10 @@ def settle_turn(parts: Parts, plan: Plan, before: Settlement) -> None:
         )
         for at, state in states.items()
     }
-    parts.store.store_settlement(
-        Settlement(plan.turn, plan.kind, parts.run_id, parts.now(), partitions, parts.actor, plan.reason),
-        plan,
-    )
+    now = parts.now()
+    settlement = Settlement(plan.turn, plan.kind, parts.run_id, now, partitions, parts.actor, plan.reason)
+    if parts.store.store_settlement(settlement, plan):
+        tell_settled(parts, plan, settlement, found)
 
 
 def _check_breaker(parts: Parts, plan: Plan, before: Settlement, found: TurnOutcomes) -> None:
@@ -139,6 +140,7 @@ def commit_newest(parts: Parts) -> Settled:
     committed = {at: Committed(floors[at], mark.encode()) for at in there}
     if committed:
         parts.group.commit(committed)
+        parts.tell("committed", committed)
     return Settled(newest, committed)
 
 

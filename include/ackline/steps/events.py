@@ -1,0 +1,41 @@
+"""What a settlement has made final, as events for the listener: by kind, and in batches."""
+
+import bisect
+from collections.abc import Callable
+from typing import Any
+
+from ackline.audit.store import TurnOutcomes
+from ackline.ledger import OutcomeRow, Settlement, TurnKind
+from ackline.offsets import TopicPartition
+from ackline.outcome import Outcome
+from ackline.planning import Plan
+from ackline.steps.parts import Parts
+
+
+def tell_settled(parts: Parts, plan: Plan, settlement: Settlement, found: TurnOutcomes) -> None:
+    """Tell the listener of a settlement that this process has stored; who lost its number tells nothing."""
+
+    def waits(at: TopicPartition, row: OutcomeRow) -> bool:
+        return row.outcome is Outcome.FAILED and is_pending(settlement, at, row.offset)
+
+    if plan.kind is TurnKind.GENESIS:
+        parts.tell("partitions_changed", {at: settlement.partitions[at] for at in plan.partitions})
+    acked = {at: counts[Outcome.ACKED] for at, counts in found.counts.items() if counts.get(Outcome.ACKED)}
+    if acked:
+        parts.tell("acked", plan.turn, acked)
+    of_kind: list[tuple[str, Callable[[TopicPartition, OutcomeRow], bool], Callable[[OutcomeRow], Any]]] = [
+        ("retry", waits, lambda row: row.offset),
+        ("dead", lambda _, row: row.outcome is Outcome.DEAD, lambda row: row.offset),
+        ("expired", lambda _, row: row.outcome is Outcome.EXPIRED, lambda row: (row.offset, row.end)),
+    ]
+    for event, belongs, say in of_kind:
+        said = {at: [say(row) for row in rows if belongs(at, row)] for at, rows in found.rows.items()}
+        if any(said.values()):
+            parts.tell(event, plan.turn, {at: one for at, one in said.items() if one})
+
+
+def is_pending(settlement: Settlement, at: TopicPartition, offset: int) -> bool:
+    """Whether an offset is pending after a settlement."""
+    runs = settlement.partitions[at].state.pending
+    after = bisect.bisect_right(runs, offset, key=lambda run: run.start)
+    return after > 0 and offset < runs[after - 1].end
