@@ -1,5 +1,6 @@
 """What all tests share: an environment that touches nothing of the user's, and one broker a session."""
 
+import logging
 import os
 import sys
 import uuid
@@ -23,6 +24,8 @@ os.environ["AIRFLOW__CORE__LOAD_EXAMPLES"] = "False"
 os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
 os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
 os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
+# It logs while the interpreter ends, to a standard error that pytest has closed, and would have the last word.
+logging.getLogger("py4j").setLevel(logging.WARNING)
 
 
 class MakeTopic(Protocol):
