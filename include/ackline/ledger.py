@@ -309,7 +309,8 @@ def check_held(at: TopicPartition, held: Committed | None, newest: CommitMark, s
     if mark is None or mark.pipeline != newest.pipeline:
         raise GroupMoved(
             f"{where}, which is neither this pipeline's commit nor known to it: somebody moved the group. Nothing was "
-            f"committed. Put the group back, or start anew from there with an own group",
+            f"committed. Say in the file what to do about it: `on_external_reset: follow` to go on from there, or "
+            f"`restore` to put the group back to the floor",
             topic=at.topic,
             partition=at.partition,
             offset=held.offset,

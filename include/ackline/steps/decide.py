@@ -88,14 +88,18 @@ def _buried(
                 yield at, OutcomeRow(offset, 0, Outcome.DEAD, parts.now(), pending.error_class)
     elif wanted:
         gone: list[Gone] = []
+        decided: list[tuple[TopicPartition, OutcomeRow]] = []
         with parts.letters(topic) as letters:
             for sent in letters.send(_letters(parts, plan, wanted, gone)):
                 source = sent.letter.source
                 if sent.confirmed and isinstance(source, Found):
                     at, offset = source.topic_partition, source.offset
-                    yield at, OutcomeRow(offset, 0, Outcome.DEAD, parts.now(), wanted[at][offset].error_class)
-        for one in gone:
-            yield one.topic_partition, OutcomeRow(one.offset, 0, one.outcome, parts.now())
+                    row = OutcomeRow(offset, 0, Outcome.DEAD, parts.now(), wanted[at][offset].error_class)
+                    decided.append((at, row))
+        decided += [(one.topic_partition, OutcomeRow(one.offset, 0, one.outcome, parts.now())) for one in gone]
+        # Asked again after reading: what was read while a topic was created again settles nothing of the old one.
+        same = set(parts.existing({at: plan.partitions[at].topic_id for at in wanted}))
+        yield from ((at, row) for at, row in decided if at in same)
 
 
 def _letters(

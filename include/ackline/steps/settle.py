@@ -117,10 +117,16 @@ def _check_breaker(parts: Parts, plan: Plan, before: Settlement, found: TurnOutc
 
 
 def void_turn(parts: Parts, plan: Plan, before: Settlement, reason: str) -> None:
-    """Close a plan that can't be carried out: no state changes and none of its rows counts."""
+    """Close a plan that can't be carried out: no state changes and none of its rows counts.
+
+    What the plan found of the group stays found: a foreign value is answered only until a commit of ours was met.
+    """
+    seen = {
+        at: plan.partitions[at].seen if at in plan.partitions else one.seen for at, one in before.partitions.items()
+    }
     partitions = {
-        at: replace(one, old_floor=one.state.floor, counts={}, gaps=0, evidence="void")
-        for at, one in before.partitions.items()
+        at: replace(one, old_floor=one.state.floor, counts={}, gaps=0, evidence="void", seen=seen[at])
+        for at, one in known.items()
     }
     parts.store.store_settlement(
         Settlement(plan.turn, TurnKind.VOID, parts.run_id, parts.now(), partitions, parts.actor, reason), plan

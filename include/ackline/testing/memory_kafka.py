@@ -1,0 +1,205 @@
+"""The Kafka adapters in memory: cluster, group, exact reader and dead letters of a `World`."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import datetime, timedelta
+
+from confluent_kafka import OFFSET_INVALID, Message
+from confluent_kafka import TopicPartition as ClientPartition
+
+from ackline.errors import FatalError, TransientError
+from ackline.kafka.cluster import Cluster, LogBounds, TopicInfo
+from ackline.kafka.dead_letters import DeadLetters, Letter, Sent
+from ackline.kafka.exact import ExactReader, Found, Gone
+from ackline.kafka.fetching import beyond_end
+from ackline.kafka.group import Group
+from ackline.ledger import Committed
+from ackline.offsets import TopicPartition
+from ackline.outcome import Outcome
+from ackline.testing.memory import AFTER, BEFORE, EPOCH, READ, GroupCommit, Hook, Posted, World, no_hook, take
+
+CREATE_TIME = 1
+"""Kafka's kind of timestamp: the producer's."""
+
+
+class MemoryCluster(Cluster):
+    """A cluster of a world, asked under one isolation."""
+
+    def __init__(self, world: World, isolation: str, hook: Hook = no_hook) -> None:
+        self.world, self.isolation, self._hook = world, isolation, hook
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+    def reachable(self) -> str:
+        """The cluster's id."""
+        return "memory"
+
+    def topics(self, names: Iterable[str]) -> dict[str, TopicInfo]:
+        """The topics that exist of those named."""
+        self._hook("topics", READ)
+        found = {name: self.world.topics[name] for name in sorted(set(names)) if name in self.world.topics}
+        return {
+            name: TopicInfo(topic.topic_id, {number: log.has_leader for number, log in sorted(topic.logs.items())})
+            for name, topic in found.items()
+        }
+
+    def names(self) -> list[str]:
+        """The names of all topics, sorted."""
+        self._hook("names", READ)
+        return sorted(self.world.topics)
+
+    def bounds(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, LogBounds]:
+        """The bounds of each partition. Raises FatalError for one that does not exist, TransientError for one without
+        a leader."""
+        self._hook("bounds", READ)
+        return {at: self._bounds(at) for at in sorted(set(partitions))}
+
+    def _bounds(self, at: TopicPartition) -> LogBounds:
+        log = self.world.log(at)
+        if log is None:
+            raise FatalError(f"{at} does not exist", topic=at.topic, partition=at.partition)
+        if not log.has_leader:
+            raise TransientError(f"{at} has no leader", topic=at.topic, partition=at.partition)
+        return LogBounds(log.start, log.readable_end(self.isolation), None)
+
+    def record_times(
+        self, offsets: Mapping[TopicPartition, int], *, timeout: float = 5.0
+    ) -> dict[TopicPartition, datetime]:
+        """When the first record at or after each offset was stamped; absent where there is none."""
+        self._hook("times", READ)
+        times = {}
+        for at, first in offsets.items():
+            log = self.world.log(at)
+            found = (log.record(o, self.isolation) for o in range(first, log.end)) if log else ()
+            record = next((one for one in found if one is not None), None)
+            if record is not None:
+                times[at] = EPOCH + timedelta(milliseconds=record.timestamp)
+        return times
+
+
+class MemoryGroup(Group):
+    """A group of a world: the real adapter, whose three requests are answered from the world."""
+
+    def __init__(self, world: World, group_id: str, by: str = "", hook: Hook = no_hook) -> None:
+        self.world, self.group_id, self._by, self._hook = world, group_id, by, hook
+        self._config: Mapping[str, object] = {"bootstrap.servers": "memory"}
+        self._patience = 0.0
+        self._seen: dict[TopicPartition, Committed | None] = {}
+        self._seen_at = 0
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+    def _read(self, asked: Iterable[TopicPartition]) -> list[ClientPartition]:
+        self._hook("held", READ)
+        self._seen_at = len(self.world.history)
+        answer = []
+        for at in asked:
+            held = self._seen[at] = self.world.held.get((self.group_id, at))
+            if held is None:
+                answer.append(ClientPartition(*at, OFFSET_INVALID))
+            else:
+                answer.append(ClientPartition(*at, held.offset, metadata=held.metadata))
+        return answer
+
+    def _described(self) -> list[str]:
+        self._hook("members", READ)
+        return sorted(self.world.members)
+
+    def _alter(self, offsets: Mapping[TopicPartition, Committed]) -> None:
+        self._hook("commit", BEFORE)
+        fault = take(self.world.faults.commits)
+        if self.world.members:
+            raise self._busy(self.world.members)
+        if fault == "refused":
+            raise TransientError("committing offsets: the coordinator is away")
+        missing = [at for at in offsets if self.world.log(at) is None]
+        stored = {at: wanted for at, wanted in offsets.items() if at not in missing}
+        knew = self.world.known.get(self._by, (-1, -1))
+        self.world.history.append(GroupCommit(stored, self._by, knew, dict(self._seen), self._seen_at))
+        self.world.held.update({(self.group_id, at): wanted for at, wanted in stored.items()})
+        self._hook("commit", AFTER)
+        if fault == "unanswered":
+            raise TransientError("committing offsets: _TIMED_OUT")
+        for at in missing:
+            said = f"committing offsets of {at}: UNKNOWN_TOPIC_OR_PART"
+            raise FatalError(said, topic=at.topic, partition=at.partition)
+
+
+class MemoryReader(ExactReader):
+    """Reads given offsets of a world's log."""
+
+    def __init__(self, world: World, isolation: str, hook: Hook = no_hook) -> None:
+        self.world, self.isolation, self._hook = world, isolation, hook
+        self._count = 0
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+    @property
+    def delivered(self) -> int:
+        """Records read so far."""
+        return self._count
+
+    @property
+    def received_bytes(self) -> int:
+        """Not measured."""
+        return 0
+
+    def read(self, wanted: Mapping[TopicPartition, Sequence[int]]) -> Iterator[Found | Gone]:
+        """Answer each offset once, in order within its partition; raises as the real reader does."""
+        places = {at: offsets for at, offsets in sorted(wanted.items()) if offsets}
+        bounds = MemoryCluster(self.world, self.isolation, self._hook).bounds(places)
+        for at, offsets in places.items():
+            if list(offsets) != sorted(set(offsets)) or offsets[0] < 0:
+                raise ValueError(f"offsets of {at} are not ascending")
+            if offsets[-1] >= bounds[at].end:
+                raise beyond_end(at, offsets[-1], bounds[at].end)
+        for at, offsets in places.items():
+            for offset in offsets:
+                self._hook("fetch", READ)
+                yield self._answer(at, offset)
+
+    def _answer(self, at: TopicPartition, offset: int) -> Found | Gone:
+        log = self.world.log(at)
+        if log is None or not log.has_leader:
+            raise TransientError(f"{at}: no record came", topic=at.topic, partition=at.partition, offset=offset)
+        if offset < log.start:
+            return Gone(at, offset, Outcome.EXPIRED)
+        record = log.record(offset, self.isolation)
+        if record is None:
+            return Gone(at, offset, Outcome.COMPACTED)
+        self._count += 1
+        message = Message(
+            topic=at.topic, partition=at.partition, offset=offset, key=record.key, value=record.value,
+            headers=list(record.headers), timestamp=(CREATE_TIME, record.timestamp),
+        )  # fmt: skip
+        return Found(message, at, offset)
+
+
+class MemoryLetters(DeadLetters):
+    """A sender to a world's dead-letter topic; everything is on its way before the first answer comes."""
+
+    def __init__(self, world: World, topic: str, hook: Hook = no_hook) -> None:
+        self.world, self.topic, self._hook = world, topic, hook
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+    def send(self, letters: Iterable[Letter]) -> Iterator[Sent]:
+        """Send each letter and say, in their order, what became of it."""
+        sent = [self._sent(letter) for letter in letters]
+        yield from sent
+
+    def _sent(self, letter: Letter) -> Sent:
+        self._hook("letter", BEFORE)
+        fault = take(self.world.faults.letters)
+        if fault in ("lost", "refused") or self.topic not in self.world.topics:
+            return Sent(letter, False, "_MSG_TIMED_OUT" if fault == "lost" else "TOPIC_AUTHORIZATION_FAILED")
+        message, omitted = letter.message, fault == "large"
+        said = {name: value.decode() for name, value in letter.headers}
+        confirmed = fault != "unanswered"
+        value = None if omitted else message.value()
+        self.world.history.append(Posted(value, message.key(), said, omitted, confirmed))
+        self._hook("letter", AFTER)
+        return Sent(letter, confirmed, None if confirmed else "_MSG_TIMED_OUT", omitted and confirmed)

@@ -1,0 +1,163 @@
+"""A pipeline's parts over a `World`: what the three steps need, with a reader of the world's log in place of Spark."""
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+from ackline.errors import FatalError, RangeGone, TransientError
+from ackline.handler import Dead, Record, Skip
+from ackline.kafka.dead_letters import DeadLetters
+from ackline.kafka.exact import ExactReader, Gone
+from ackline.ledger import LIVE, OutcomeRow, TurnId
+from ackline.offsets import OffsetRange, Runs, TopicPartition
+from ackline.outcome import ErrorClass, Outcome
+from ackline.pipeline import Pipeline
+from ackline.spark.file_stats import WrittenFile
+from ackline.spark.handle import class_of
+from ackline.steps.parts import Parts, Progress
+from ackline.testing.memory import EPOCH, READ, HandlerCall, Hook, LogRecord, World, no_hook, take
+from ackline.testing.memory_kafka import MemoryCluster, MemoryGroup, MemoryLetters, MemoryReader
+from ackline.testing.memory_store import MemoryStore, OutcomesFile
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from ackline.spark.job import ReplayJob, ReplayResult
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryParts(Parts):
+    """One pipeline, opened in a world for one process."""
+
+    world: World | None = None
+    hook: Hook = no_hook
+
+    def reader(self) -> ExactReader:
+        """A reader of scattered offsets."""
+        assert self.world is not None
+        return MemoryReader(self.world, self.pipeline.kafka.isolation, self.hook)
+
+    def letters(self, topic: str) -> DeadLetters:
+        """A sender to the dead-letter topic."""
+        assert self.world is not None
+        return MemoryLetters(self.world, topic, self.hook)
+
+
+def memory_parts(
+    world: World, pipeline: Pipeline, run_id: str, hook: Hook = no_hook, fixed_now: datetime | None = None
+) -> MemoryParts:
+    """The parts of a pipeline in a world, for the process `run_id`."""
+
+    def run_job(_: "Callable[[], SparkSession]", job: "ReplayJob", on_progress: Progress | None) -> "ReplayResult":
+        return MemoryJob(world, job, hook).run()
+
+    isolation = pipeline.kafka.isolation
+    return MemoryParts(
+        pipeline=pipeline,
+        store=MemoryStore(world, pipeline.name, LIVE, run_id, hook),
+        cluster=MemoryCluster(world, isolation, hook),
+        group=MemoryGroup(world, pipeline.kafka.group_id, run_id, hook),
+        kafka={"bootstrap.servers": "memory"},
+        run_id=run_id,
+        actor="test",
+        fixed_now=fixed_now,
+        clock=world.clock,
+        run_job=run_job,
+        world=world,
+        hook=hook,
+    )
+
+
+def no_session() -> Any:
+    """In place of the function that opens a Spark session: a job in memory never asks for one."""
+    raise AssertionError("no Spark is needed here")
+
+
+class MemoryJob:
+    """One replay: each record once through the world's handler; the files count once a commit names them."""
+
+    def __init__(self, world: World, job: "ReplayJob", hook: Hook) -> None:
+        self._world, self._job, self._hook = world, job, hook
+        self._turn = TurnId(job.pipeline, job.lane, job.epoch, job.turn)
+        self._calls = 0
+
+    def run(self) -> "ReplayResult":
+        """What `ackline.spark.job.run_replay` does. Raises RangeGone where the log no longer holds a range."""
+        from ackline.spark.job import ReplayResult  # not at import: pyspark comes with it
+
+        rows: dict[tuple[TopicPartition, Outcome, bool], list[OutcomeRow]] = {}
+        for at, planned in sorted(self._job.fresh.items()):
+            for row in self._fresh(at, planned):
+                rows.setdefault((at, row.outcome, False), []).append(row)
+        for at, row in self._retries():
+            rows.setdefault((at, row.outcome, True), []).append(row)
+        if take(self._world.faults.jobs):
+            raise TransientError("Spark did not get through; the same step may succeed later")
+        files = tuple(self._file(at, outcome, found) for (at, outcome, _), found in rows.items())
+        counts: dict[TopicPartition, dict[Outcome, int]] = {}
+        for (at, outcome, _), found in rows.items():
+            counts.setdefault(at, {}).setdefault(outcome, 0)
+            counts[at][outcome] += len(found)
+        return ReplayResult(files, counts, self._calls, sum(len(runs) for runs in self._job.retries.values()))
+
+    def _fresh(self, at: TopicPartition, planned: OffsetRange) -> Iterator[OutcomeRow]:
+        for offset in range(planned.start, planned.end):
+            self._hook("poll", READ)
+            log = self._world.log(at)
+            if log is None or not log.has_leader:
+                raise TransientError("Spark did not get through (UnknownTopicOrPartitionException)")
+            if offset < log.start:
+                raise RangeGone("the log no longer holds the planned range: retention or deletion was faster")
+            if offset >= log.readable_end(self._job.isolation):
+                raise FatalError("the Spark job failed (TimeoutException)")
+            record = log.record(offset, self._job.isolation)
+            if record is not None:
+                yield self._handled(at, record, 1)
+
+    def _retries(self) -> Iterator[tuple[TopicPartition, OutcomeRow]]:
+        attempts = {at: _spread(runs) for at, runs in sorted(self._job.retries.items())}
+        wanted = {at: sorted(numbers) for at, numbers in attempts.items()}
+        reader = MemoryReader(self._world, self._job.isolation, self._hook)
+        for found in reader.read(wanted) if wanted else ():
+            at = found.topic_partition
+            if isinstance(found, Gone):
+                yield at, OutcomeRow(found.offset, 0, found.outcome, self._now())
+                continue
+            log = self._world.log(at)
+            assert log is not None
+            yield at, self._handled(at, log.written[found.offset], attempts[at][found.offset])
+
+    def _handled(self, at: TopicPartition, record: LogRecord, attempt: int) -> OutcomeRow:
+        if record.value is None and not self._job.deliver_tombstones:
+            return OutcomeRow(record.offset, attempt, Outcome.SKIPPED, self._now(), ErrorClass.TOMBSTONE)
+        topic = self._world.topics[at.topic]
+        end = topic.logs[at.partition].readable_end(self._job.isolation)
+        self._calls += 1
+        by, turn = self._job.run_id, self._job.turn
+        self._world.history.append(HandlerCall(by, turn, at, topic.topic_id, record.offset, attempt, end))
+        time = EPOCH + timedelta(milliseconds=record.timestamp)
+        seen = Record(*at, record.offset, time, record.key, record.value, record.headers, attempt)
+        try:
+            self._world.handle(seen)
+        except Skip:
+            return OutcomeRow(record.offset, attempt, Outcome.SKIPPED, self._now(), ErrorClass.SKIP)
+        except Exception as error:
+            name = ErrorClass.DEAD.value if isinstance(error, Dead) else class_of(error)
+            return OutcomeRow(record.offset, attempt, self._job.on_failure, self._now(), name)
+        return OutcomeRow(record.offset, attempt, Outcome.ACKED, self._now())
+
+    def _now(self) -> datetime:
+        """Rounded up to a millisecond, as outcomes are."""
+        since = (self._job.now or self._world.now) - EPOCH
+        return EPOCH + timedelta(milliseconds=math.ceil(since / timedelta(milliseconds=1)))
+
+    def _file(self, at: TopicPartition, outcome: Outcome, rows: list[OutcomeRow]) -> WrittenFile:
+        path = self._world.new_id("file")
+        self._world.tables.files[path] = OutcomesFile(self._turn, {at: tuple(rows)})
+        return WrittenFile(path, 1, len(rows), *at, outcome, "{}", 0)
+
+
+def _spread(runs: Runs[int]) -> dict[int, int]:
+    return {offset: run.value for run in runs for offset in range(run.start, run.end)}

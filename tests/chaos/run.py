@@ -1,0 +1,73 @@
+"""Drive the machine for a number of steps.
+
+    python -m tests.chaos.run --steps 100000 [--seed N]
+
+Prints its seed; the same seed and steps do the same again. Where an invariant does not hold, the shortest sequence of
+events that was found to break it is printed, and the exit status is 1.
+"""
+
+import argparse
+import random
+import sys
+import time
+import traceback
+
+from hypothesis import HealthCheck, Phase, Verbosity, seed, settings
+from hypothesis.stateful import run_state_machine_as_test
+
+from tests.chaos.machine import Turmoil
+
+STEPS_A_WORLD = 50
+WORLDS_A_BATCH = 100
+
+
+def explore(steps: int, first_seed: int, *, shrink: bool = True) -> int:
+    """Take at least so many steps, in worlds of `STEPS_A_WORLD` each; returns how many. Raises Violation, after looking
+    for the shortest way to it if asked to `shrink`."""
+    taken = batch = 0
+    while taken < steps:
+
+        class Batch(Turmoil):
+            steps = 0
+
+        worlds = min(WORLDS_A_BATCH, -(-(steps - taken) // STEPS_A_WORLD))
+        run_state_machine_as_test(seed(first_seed + batch)(Batch), settings=_settings(worlds, shrink))
+        taken, batch = taken + Batch.steps, batch + 1
+    return taken
+
+
+def _settings(worlds: int, shrink: bool) -> settings:
+    return settings(
+        max_examples=worlds,
+        stateful_step_count=STEPS_A_WORLD,
+        phases=(Phase.generate, Phase.shrink) if shrink else (Phase.generate,),
+        database=None,
+        deadline=None,
+        derandomize=False,
+        report_multiple_bugs=False,
+        print_blob=False,
+        verbosity=Verbosity.normal if shrink else Verbosity.quiet,
+        suppress_health_check=list(HealthCheck),
+    )
+
+
+def main(arguments: list[str]) -> int:
+    """The command."""
+    parser = argparse.ArgumentParser(description="Runs that stop, die and come back late, in a world that misbehaves.")
+    parser.add_argument("--steps", type=int, default=100_000)
+    parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(2**31))
+    asked = parser.parse_args(arguments)
+    print(f"seed {asked.seed}", flush=True)
+    began = time.monotonic()
+    try:
+        taken = explore(asked.steps, asked.seed)
+    except Exception as error:
+        traceback.print_exception(error)
+        print(f"seed {asked.seed}: {error}", file=sys.stderr)
+        return 1
+    print(f"{taken} steps in {time.monotonic() - began:.0f} s: every invariant held")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,358 @@
+"""What the parts in memory promise, asked of them and of the real ones alike, so that the stand-ins can't drift.
+
+The store is also real Delta here, the group, the cluster and the exact reader a real broker.
+"""
+
+import threading
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Protocol
+
+import pytest
+from confluent_kafka import Consumer
+from deltalake.transaction import AddAction
+
+from ackline.audit.store import LedgerStore
+from ackline.errors import FatalError, GroupBusy, LedgerError
+from ackline.kafka.cluster import Cluster
+from ackline.kafka.cursor import Gone
+from ackline.kafka.exact import ExactReader
+from ackline.kafka.group import Group
+from ackline.ledger import (
+    LIVE,
+    Committed,
+    OutcomeRow,
+    PartitionState,
+    Pending,
+    PendingKind,
+    SettledPartition,
+    Settlement,
+    TurnId,
+    TurnKind,
+)
+from ackline.offsets import OffsetRange, Run, TopicPartition
+from ackline.outcome import Outcome
+from ackline.planning import LogBounds, Plan, PlannedPartition
+from ackline.testing.broker import Broker
+from ackline.testing.memory import World
+from ackline.testing.memory_kafka import MemoryCluster, MemoryGroup, MemoryReader
+from ackline.testing.memory_store import MemoryStore, OutcomesFile
+from tests.conftest import MakeTopic
+from tests.contract import kafka_log, lane_rows
+from tests.contract.lane_rows import AT, NOON, TWO, plan, settlement, turn
+
+# ---- the ledger store ---------------------------------------------------------------------------------------------
+
+Rows = list[tuple[int, int, str]]
+
+
+@dataclass(frozen=True)
+class Tables:
+    """Tables of either kind: stores of as many processes as one likes, and files as tasks leave them."""
+
+    store: Callable[[], LedgerStore]
+    written: Callable[[TurnId, Rows, TopicPartition], Any]
+
+
+def in_memory() -> Tables:
+    world = World(NOON)
+
+    def written(of: TurnId, rows: Rows, at: TopicPartition) -> Any:
+        path = world.new_id("file")
+        found = tuple(OutcomeRow(offset, attempt, Outcome(word), NOON) for offset, attempt, word in rows)
+        world.tables.files[path] = OutcomesFile(of, {at: found})
+        return AddAction(path, 1, {}, 0, True, "{}")
+
+    return Tables(lambda: MemoryStore(world, "orders", LIVE), written)
+
+
+def on_disk(root: Path) -> Tables:
+    def store() -> LedgerStore:
+        return LedgerStore(str(root), "orders", LIVE)
+
+    return Tables(store, lambda of, rows, at: lane_rows.written(store(), of, rows, at))
+
+
+@pytest.fixture(params=["memory", "delta"])
+def tables(request: pytest.FixtureRequest, tmp_path: Path) -> Tables:
+    """Tables that are not there yet."""
+    return in_memory() if request.param == "memory" else on_disk(tmp_path / "audit")
+
+
+def test_a_lane_that_has_not_begun_has_nothing(tables: Tables) -> None:
+    store = tables.store()
+    assert (store.newest(), store.ledger_id()) == (None, "")
+    assert not store.has_outcomes(turn(1))
+    assert not store.has_decisions(turn(1))
+    found = store.outcomes_of(turn(1))
+    assert (found.rows, found.counts, found.attempted_fresh) == ({}, {}, {})
+    for read in (store.plan, store.settlement):
+        with pytest.raises(LedgerError):
+            read(turn(1))
+
+
+def test_s32_a_lane_may_begin_without_a_partition(tables: Tables) -> None:
+    store = tables.store()
+    assert store.store_settlement(Settlement(turn(0), TurnKind.GENESIS, "run", NOON, {}))
+    newest = tables.store().newest()
+    assert newest is not None
+    assert (newest.turn, newest.kind, newest.partitions) == (turn(0), TurnKind.GENESIS, {})
+    assert store.open_plan(newest) is None
+    assert not store.store_settlement(settlement(0))
+
+
+def test_i11_a_number_is_given_once_whoever_asks(tables: Tables) -> None:
+    one, two = tables.store(), tables.store()
+    assert one.store_settlement(settlement(0))
+    assert one.store_plan(plan(1, "one"))
+    assert two.open_plan(settlement(0)) == plan(1, "one")
+    assert not two.store_plan(plan(1, "two"))
+    assert two.store_outcomes(turn(1), [tables.written(turn(1), [(3, 1, "failed")], AT)])
+    assert not one.store_outcomes(turn(1), [tables.written(turn(1), [(3, 1, "acked")], AT)])
+    assert one.store_decisions(plan(1), "one", {})
+    assert not two.store_decisions(plan(1), "two", {AT: [OutcomeRow(3, 0, Outcome.DEAD, NOON)]})
+    assert two.store_settlement(settlement(1, "two"), plan(1))
+    assert not one.store_settlement(settlement(1, "one"), plan(1))
+    assert not one.store_settlement(settlement(0, "one"))
+    newest = one.newest()
+    assert newest is not None
+    assert (newest.run_id, one.open_plan(newest)) == ("two", None)
+    assert one.outcomes_of(turn(1)).counts == {AT: {"failed": 1}}
+    assert one.ledger_id() == two.ledger_id() != ""
+
+
+def test_zero_rows_are_a_proof_and_a_later_number_proves_no_gap(tables: Tables) -> None:
+    store = tables.store()
+    assert store.store_outcomes(turn(2), [])
+    assert not store.store_outcomes(turn(1), [])
+    assert store.has_outcomes(turn(2))
+    assert not store.has_outcomes(turn(3))
+    assert not store.has_decisions(turn(2))
+
+
+def test_s53_who_looked_before_others_went_on_finds_no_plan(tables: Tables) -> None:
+    one, late = tables.store(), tables.store()
+    one.store_settlement(settlement(0))
+    before = late.newest()
+    assert before is not None
+    one.store_plan(plan(2))
+    with pytest.raises(LedgerError, match="a commit of the tables is missing"):
+        late.open_plan(before)
+    one.store_settlement(settlement(1), plan(1))
+    assert late.open_plan(before) is None
+
+
+def test_a_plan_reads_back_as_it_was_stored(tables: Tables) -> None:
+    retries = (Run(2, 3, 2), Run(3, 5, 2), Run(7, 8, 3))
+    rows = {
+        TWO: PlannedPartition("id", OffsetRange(4, 4), (), 4, 4, LogBounds(0, 4), "nothing new", None, 9),
+        AT: PlannedPartition("id", OffsetRange(10, 20), retries, 2, 10, LogBounds(1, 30), held=Committed(2, "é")),
+    }
+    one = Plan(turn(1), TurnKind.RUN, "run", NOON, rows, "read_committed", {"a": {"b": [1]}}, "somebody", "why")
+    store = tables.store()
+    store.store_plan(one)
+    found = store.plan(turn(1))
+    assert found.partitions[AT].retries == (Run(2, 5, 2), Run(7, 8, 3))
+    assert list(found.partitions) == [AT, TWO]
+    assert found.partitions[TWO] == rows[TWO]
+    assert (found.settings, found.actor, found.reason) == (one.settings, one.actor, one.reason)
+
+
+def test_a_settlement_reads_back_as_it_was_stored(tables: Tables) -> None:
+    due = NOON + timedelta(milliseconds=1)
+    pending = (
+        Run(3, 5, Pending(PendingKind.RETRY, 1, due, "ValueError")),
+        Run(5, 6, Pending(PendingKind.DEAD_LETTER, 4, None, "Dead")),
+    )
+    state = PartitionState(9, pending)
+    rows = {AT: SettledPartition("id", 1, state, {"acked": 4}, 2, None, Committed(1, "{}"), "outcomes")}
+    one = Settlement(turn(1), TurnKind.RUN, "run", NOON, rows, "somebody", "why")
+    store = tables.store()
+    store.store_settlement(one, plan(1))
+    assert store.settlement(turn(1)) == one
+
+
+def test_a_turns_outcomes_are_counted_and_those_that_did_not_succeed_at_once_are_read(tables: Tables) -> None:
+    store = tables.store()
+    store.store_outcomes(
+        turn(1),
+        [
+            tables.written(turn(1), [(offset, 1, "acked") for offset in range(5)], AT),
+            tables.written(turn(1), [(5, 1, "failed")], AT),
+            tables.written(turn(1), [(2, 2, "acked")], TWO),
+            tables.written(turn(1), [(9, 1, "skipped")], TWO),
+        ],
+    )
+    decided = OutcomeRow(7, 0, Outcome.EXPIRED, NOON, None, 9)
+    store.store_decisions(plan(1), "run", {AT: [decided]})
+    store.store_outcomes(turn(2), [tables.written(turn(2), [(100, 1, "failed")], AT)])
+    found = store.outcomes_of(turn(1))
+    assert found.counts == {AT: {"acked": 5, "failed": 1, "expired": 1}, TWO: {"acked": 1, "skipped": 1}}
+    assert found.attempted_fresh == {AT: 6, TWO: 1}
+    assert sorted(found.rows[AT]) == [OutcomeRow(5, 1, Outcome.FAILED, NOON), decided]
+    assert list(found.rows[TWO]) == [OutcomeRow(2, 2, Outcome.ACKED, NOON)]
+
+
+# ---- the group, the cluster, the exact reader -----------------------------------------------------------------------
+
+
+class Log(Protocol):
+    """One partition of a topic, and a group, of either kind."""
+
+    at: TopicPartition
+
+    def group(self) -> AbstractContextManager[Group]: ...
+    def cluster(self) -> AbstractContextManager[Cluster]: ...
+    def reader(self) -> AbstractContextManager[ExactReader]: ...
+    def produce(self, values: Sequence[bytes]) -> None: ...
+    def abort(self, values: Sequence[bytes]) -> None: ...
+    def expire(self, before: int) -> None: ...
+    def member(self) -> AbstractContextManager[object]: ...
+
+
+class LogInMemory:
+    """A world's."""
+
+    def __init__(self) -> None:
+        self.at = TopicPartition("orders", 0)
+        self._world = World(NOON)
+        self._log = self._world.create_topic("orders").logs[0]
+
+    def group(self) -> AbstractContextManager[Group]:
+        return nullcontext(MemoryGroup(self._world, "group"))
+
+    def cluster(self) -> AbstractContextManager[Cluster]:
+        return nullcontext(MemoryCluster(self._world, "read_committed"))
+
+    def reader(self) -> AbstractContextManager[ExactReader]:
+        return nullcontext(MemoryReader(self._world, "read_committed"))
+
+    def produce(self, values: Sequence[bytes]) -> None:
+        for value in values:
+            self._log.append(value, NOON)
+
+    def abort(self, values: Sequence[bytes]) -> None:
+        for value in values:
+            self._log.append(value, NOON, open_=True)
+        self._log.decide(commit=False)
+
+    def expire(self, before: int) -> None:
+        self._log.expire(before)
+
+    @contextmanager
+    def member(self) -> Iterator[object]:
+        self._world.members.append("contract (127.0.0.1)")
+        yield None
+        self._world.members.clear()
+
+
+class LogOfABroker:
+    """The suite's broker's."""
+
+    def __init__(self, broker: Broker, topic: str) -> None:
+        self.at = TopicPartition(topic, 0)
+        self._broker, self._group = broker, f"group-{uuid.uuid4().hex[:10]}"
+
+    def group(self) -> AbstractContextManager[Group]:
+        return Group(kafka_log.config(self._broker), self._group)
+
+    def cluster(self) -> AbstractContextManager[Cluster]:
+        return Cluster(kafka_log.config(self._broker), "read_committed")
+
+    def reader(self) -> AbstractContextManager[ExactReader]:
+        return ExactReader(kafka_log.config(self._broker), "read_committed")
+
+    def produce(self, values: Sequence[bytes]) -> None:
+        kafka_log.put(self._broker, self.at.topic, [(None, value) for value in values])
+
+    def abort(self, values: Sequence[bytes]) -> None:
+        kafka_log.aborted(self._broker, self.at.topic, values)
+
+    def expire(self, before: int) -> None:
+        kafka_log.delete_before(self._broker, self.at.topic, before)
+
+    @contextmanager
+    def member(self) -> Iterator[object]:
+        consumer = Consumer(
+            {"bootstrap.servers": self._broker.bootstrap, "group.id": self._group, "client.id": "contract"}
+        )
+        joined = threading.Event()
+        consumer.subscribe([self.at.topic], on_assign=lambda *_: joined.set())
+        try:
+            for _ in range(600):
+                consumer.poll(0.1)
+                if joined.is_set():
+                    break
+            assert joined.is_set()
+            yield None
+        finally:
+            consumer.close()
+
+
+@pytest.fixture(params=["memory", "broker"])
+def log(request: pytest.FixtureRequest) -> Log:
+    """A log without records, and a group that does not exist yet."""
+    if request.param == "memory":
+        return LogInMemory()
+    make: MakeTopic = request.getfixturevalue("topic")
+    return LogOfABroker(request.getfixturevalue("broker"), make())
+
+
+def test_s31_what_was_committed_is_read_back_and_offset_0_is_not_unset(log: Log) -> None:
+    with log.group() as one, log.group() as two:
+        assert one.committed([log.at]) == {}
+        one.commit({log.at: Committed(0, '{"n": 1}')})
+        assert two.committed([log.at]) == {log.at: Committed(0, '{"n": 1}')}
+        two.commit({log.at: Committed(5, "")})
+        assert one.committed([log.at]) == {log.at: Committed(5, "")}
+
+
+def test_what_is_not_there_has_no_commit_and_takes_none(log: Log) -> None:
+    nowhere = TopicPartition("nowhere", 0)
+    with log.group() as group:
+        assert group.committed([nowhere]) == {}
+        for offsets in ({nowhere: Committed(1, "")}, {log.at: Committed(-1, "")}):
+            with pytest.raises(FatalError):
+                group.commit(offsets)
+
+
+def test_s37_a_live_member_is_named_and_nothing_is_committed(log: Log) -> None:
+    with log.group() as group:
+        with log.member():
+            assert len(group.members()) == 1
+            with pytest.raises(GroupBusy, match="contract"):
+                group.commit({log.at: Committed(1, "")})
+        assert group.committed([log.at]) == {}
+        group.commit({log.at: Committed(1, "")})
+
+
+def test_s40_s41_s43_each_wanted_offset_is_found_or_provably_gone(log: Log) -> None:
+    log.produce([b"%d" % n for n in range(4)])
+    log.abort([b"x", b"y"])
+    log.produce([b"last"])
+    log.expire(2)
+    with log.cluster() as cluster, log.reader() as reader:
+        bounds = cluster.bounds([log.at])[log.at]
+        assert (bounds.start, bounds.end) == (2, 8)
+        found = {one.offset: one for one in reader.read({log.at: [0, 1, 2, 3, 4, 6, 7]})}
+        gone = {offset: one.outcome for offset, one in found.items() if isinstance(one, Gone)}
+        assert gone == dict.fromkeys((0, 1), Outcome.EXPIRED) | dict.fromkeys((4, 6), Outcome.COMPACTED)
+        values = {offset: one.message.value() for offset, one in found.items() if not isinstance(one, Gone)}
+        assert values == {2: b"2", 3: b"3", 7: b"last"}
+        with pytest.raises(FatalError, match="the log ends at 8"):
+            list(reader.read({log.at: [8]}))
+
+
+def test_a_topic_is_known_by_its_id_and_its_partitions_by_their_leaders(log: Log) -> None:
+    with log.cluster() as cluster:
+        found = cluster.topics([log.at.topic, "nowhere"])
+        assert list(found) == [log.at.topic]
+        assert found[log.at.topic].topic_id
+        assert dict(found[log.at.topic].partitions) == {0: True}
+        assert log.at.topic in cluster.names()
+        with pytest.raises(FatalError):
+            cluster.bounds([TopicPartition("nowhere", 0)])
