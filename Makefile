@@ -9,7 +9,7 @@ UV_COMPILE := uv pip compile --universal --python-version 3.11 --generate-hashes
 CHECKED := $(wildcard include tests dags plugins spark_jobs)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test test-unit check format demo up down bench lock clean
+.PHONY: help setup test test-unit check format demo up down bench chaos lock clean
 
 help: ## print the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1	\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 20
@@ -41,8 +41,12 @@ format: setup ## let ruff lay out the code
 	@ruff check --fix --select I $(CHECKED)
 	@ruff format $(CHECKED)
 
-bench: setup ## throughput, as ratios
+bench: setup ## throughput, as ratios; then what old ledgers and large turns cost
 	@python -m tests.bench.run
+	@python -m tests.bench.turns
+
+chaos: setup ## 100,000 steps of runs that stop, die and come back late; `make chaos STEPS=N SEED=N`
+	@python -m tests.chaos.run --steps $(or $(STEPS),100000) $(if $(SEED),--seed $(SEED))
 
 lock: setup ## compile requirements.in and ivy.xml into requirements.lock and jars.lock, as new as they allow
 	$(UV_COMPILE) --upgrade --output-file requirements.lock --quiet requirements.in

@@ -214,10 +214,7 @@ def test_without_a_lock_the_fence_alone_refuses_the_slower_of_two(root: str, num
     slow.create()
     rows = AuditTable(root, "settlements").read("turn = 0")
 
-    def rival() -> None:
-        slow.rival = lambda: quick.append(rows, "app", number)  # at the second look, the one that is written on
-
-    slow.rival = rival
+    slow.rival = lambda: quick.append(rows, "app", number)
     assert not slow.append(rows, "app", number)
     assert slow.version_of("app") == number
     assert not slow.append(rows, "app", number)
@@ -228,10 +225,7 @@ def test_without_a_lock_another_pipelines_commit_in_between_is_no_conflict(root:
     slow.create()
     rows = AuditTable(root, "settlements").read("turn = 0")
 
-    def rival() -> None:
-        slow.rival = lambda: quick.append(rows, "another", 1)
-
-    slow.rival = rival
+    slow.rival = lambda: quick.append(rows, "another", 1)
     assert slow.append(rows, "app", 1)
     assert (slow.version_of("app"), slow.version_of("another")) == (1, 1)
 

@@ -21,6 +21,18 @@ ROOT = Path(__file__).parents[2]
 CANARY = "canary-7Qx1-never-shown"
 """The password of the Kafka connection. The broker does not ask for it; it must not be seen anywhere."""
 
+PARSE = """
+import airflow.configuration, airflow.sdk, json, runpy, sys, time
+opened = []
+sys.addaudithook(lambda event, args: event.startswith("socket.") and opened.append(event))
+begun = time.perf_counter()
+made = [value for file in sys.argv[1:] for value in runpy.run_path(file).values()]
+seconds = time.perf_counter() - begun
+dags = [value.dag_id for value in made if isinstance(value, airflow.sdk.DAG)]
+heavy = sorted({"pyspark", "py4j", "deltalake", "confluent_kafka", "pyarrow", "pandas"} & set(sys.modules))
+print(json.dumps({"dags": dags, "seconds": seconds, "heavy": heavy, "opened": opened}))
+"""
+
 SLOW_HANDLER = """
 import pathlib, time
 
@@ -90,6 +102,15 @@ class Project:
         finally:
             consumer.close()
         return offset if offset >= 0 else None
+
+
+def parsed(*names: str) -> dict[str, Any]:
+    """What parsing these files of dags/ in a fresh process came to: ids of the DAGs, heavy modules loaded, sockets
+    opened, and seconds beyond importing Airflow."""
+    files = [str(ROOT / "dags" / name) for name in names]
+    done = subprocess.run([sys.executable, "-c", PARSE, *files], capture_output=True, text=True, check=True)
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
 
 
 def produce(bootstrap: str, topic: str, *orders: Mapping[str, object]) -> None:

@@ -1,28 +1,16 @@
 """Parsing DAG files: cheap, silent on the network, and whole whatever one pipeline file says."""
 
-import json
 import subprocess
-import sys
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 import pytest
 from airflow.sdk import DAG, Asset, CronDataIntervalTimetable
 
 from ackline.airflow.dags import make_dags
-from tests.dags.project import ROOT, Project
+from tests.dags.project import Project, parsed
 
-PARSE = """
-import airflow.sdk, airflow.configuration, json, runpy, sys, time
-opened = []
-sys.addaudithook(lambda event, args: event.startswith("socket.") and opened.append(event))
-begun = time.perf_counter()
-dags = [name for file in sys.argv[1:] for name in runpy.run_path(file) if name.startswith("replay__")]
-seconds = time.perf_counter() - begun
-heavy = sorted({"pyspark", "py4j", "deltalake", "confluent_kafka", "pyarrow", "pandas"} & set(sys.modules))
-print(json.dumps({"dags": dags, "seconds": seconds, "heavy": heavy, "opened": opened}))
-"""
+FILES = ("replay.py", "broken_pipelines.py")
 
 
 @pytest.fixture
@@ -32,14 +20,6 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Project:
     for name, value in project.environment.items():
         monkeypatch.setenv(name, value)
     return project
-
-
-def parsed() -> dict[str, Any]:
-    """What parsing both DAG files in a fresh process came to."""
-    files = [str(ROOT / "dags" / name) for name in ("replay.py", "broken_pipelines.py")]
-    done = subprocess.run([sys.executable, "-c", PARSE, *files], capture_output=True, text=True, check=True)
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
 
 
 def dag(project: Project, name: str) -> DAG:
@@ -52,7 +32,7 @@ def test_parsing_opens_no_socket_loads_nothing_heavy_and_is_quick(here: Project)
     here.write("orders", "orders", schedule="*/10 * * * *")
     seconds = []
     for _ in range(5):
-        found = parsed()
+        found = parsed(*FILES)
         assert (found["dags"], found["heavy"], found["opened"]) == (["replay__orders"], [], [])
         seconds.append(found["seconds"])
         if found["seconds"] < 0.3:
@@ -143,7 +123,7 @@ def test_a_broken_file_leaves_the_others_and_is_reported_by_file_and_key(
     assert list(made.dags) == ["replay__orders"]
     assert [reason in "\n".join(made.broken.values()) for reason in reasons] == [True] * len(reasons)
     with pytest.raises(subprocess.CalledProcessError) as raised:
-        parsed()
+        parsed(*FILES)
     assert [reason in raised.value.stderr for reason in reasons] == [True] * len(reasons)
 
 

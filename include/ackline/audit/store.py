@@ -57,12 +57,8 @@ class LedgerStore:
 
     def newest(self) -> Settlement | None:
         """The settlement with the highest number of the newest epoch, or None where the lane has no ledger yet."""
-        table = self.settlements.open()
         epoch, n = -1, None
-        while table is not None:
-            later = table.transaction_version(self._application(epoch + 1, "settlement"))
-            if later is None:
-                break
+        while (later := self.settlements.version_of(self._application(epoch + 1, "settlement"))) is not None:
             epoch, n = epoch + 1, later
         if n is None:
             return None
@@ -164,15 +160,15 @@ class LedgerStore:
         table = self.outcomes.open()
         if table is None:
             return TurnOutcomes({}, {}, {})
-        counted = _counted(pa.table(table.get_add_actions(flatten=True)), turn)
         counts: dict[TopicPartition, Counter[str]] = {}
         fresh: Counter[TopicPartition] = Counter()
-        for row in counted.values():
-            at = TopicPartition(row["min.topic"], row["min.partition"])
-            counts.setdefault(at, Counter())[row["min.outcome"]] += row["num_records"]
-            fresh[at] += row["num_records"]
         found: dict[TopicPartition, list[OutcomeRow]] = {}
         try:
+            counted = _counted(pa.table(table.get_add_actions(flatten=True)), turn)
+            for row in counted.values():
+                at = TopicPartition(row["min.topic"], row["min.partition"])
+                counts.setdefault(at, Counter())[row["min.outcome"]] += row["num_records"]
+                fresh[at] += row["num_records"]
             # From the same version as the counts: a compaction in between would have rows counted twice.
             for at, one in self._opened(table, turn, counted):
                 found.setdefault(at, []).append(one)

@@ -6,6 +6,7 @@ written on one handle: a rival that commits in between makes ours fail as a conc
 """
 
 import contextlib
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,11 @@ from ackline.errors import FatalError
 
 CHECKPOINT_EVERY = 20
 """Commits between checkpoints: without one, opening 500 commits takes 115 ms, with one 5."""
+LOG_RETENTION = "interval 1 days"
+"""How long Delta keeps entries of the log that a checkpoint has summed up: each commit lists them all. No data goes
+with them, and no transaction id."""
+RELOAD_AFTER = 60.0
+"""Seconds for which a handle is brought forward instead of loaded."""
 
 
 class AuditTable:
@@ -31,40 +37,60 @@ class AuditTable:
         self.uri = f"{root.rstrip('/')}/{name}"
         self.name = name
         self._root = None if "://" in root else Path(root)
+        self._loaded: DeltaTable | None = None
+        self._loaded_at = 0.0
 
     def open(self) -> DeltaTable | None:
-        """The newest version, or None where the table is not there yet. Raises FatalError where it can't be read."""
+        """The newest version, or None where the table is not there yet. Raises FatalError where it can't be read.
+
+        A handle holds still until this is asked again: it is loaded once, then brought forward by what was committed
+        since, and loaded anew after RELOAD_AFTER, before what it knows of the log has expired.
+        """
         try:
-            return DeltaTable(self.uri)
+            if self._loaded is None or not self._brought_forward(self._loaded):
+                self._loaded, self._loaded_at = DeltaTable(self.uri), time.monotonic()
         except TableNotFoundError:
             return None
         except (DeltaError, OSError) as error:
             raise self.unreadable(error) from error
+        return self._loaded
+
+    def _brought_forward(self, table: DeltaTable) -> bool:
+        self._loaded = None
+        if time.monotonic() - self._loaded_at < RELOAD_AFTER:
+            with contextlib.suppress(DeltaError, OSError):
+                table.update_incremental()
+                self._loaded = table
+        return self._loaded is not None
 
     def create(self) -> DeltaTable:
         """The table, made where it is missing; of two who make it at once, both get the same one."""
         with self.guard():
-            found = self.open()
-            if found is not None:
-                return found
-            try:
-                return DeltaTable.create(
-                    self.uri,
-                    schema=TABLES[self.name],
-                    mode="ignore",
-                    partition_by=PARTITION_BY,
-                    configuration={
-                        "delta.appendOnly": "true",
-                        "delta.checkpointInterval": str(CHECKPOINT_EVERY),
-                    },
-                )
-            except (DeltaError, OSError) as error:
-                raise self.unreadable(error) from error
+            return self.open() or self._made()
+
+    def _made(self) -> DeltaTable:
+        try:
+            return DeltaTable.create(
+                self.uri,
+                schema=TABLES[self.name],
+                mode="ignore",
+                partition_by=PARTITION_BY,
+                configuration={
+                    "delta.appendOnly": "true",
+                    "delta.checkpointInterval": str(CHECKPOINT_EVERY),
+                    "delta.logRetentionDuration": LOG_RETENTION,
+                },
+            )
+        except (DeltaError, OSError) as error:
+            raise self.unreadable(error) from error
 
     def version_of(self, application: str) -> int | None:
         """The highest number that was committed under a transaction id, or None."""
         table = self.open()
-        return None if table is None else table.transaction_version(application)
+        try:
+            return None if table is None else table.transaction_version(application)
+        except (DeltaError, OSError) as error:  # it is read from the log when it is asked for
+            raise self.unreadable(error) from error
 
     def append(self, rows: pa.Table | Sequence[AddAction], application: str, number: int) -> bool:
         """Append rows, or files already written, as `number` of `application`, zero of them too.
@@ -72,35 +98,35 @@ class AuditTable:
         Returns False, having stored nothing, when the number is taken. Durable when it returns True. Raises FatalError
         where the store refuses (a full disk): then nothing is visible.
         """
-        self.create()
-        with self.guard():
-            table = self.open()
-            assert table is not None
-            last = table.transaction_version(application)
-            if last is not None and last >= number:
-                return False
-            fence = CommitProperties(app_transactions=[Transaction(application, number)])
-            try:
-                if isinstance(rows, pa.Table) and rows.num_rows:
-                    write_deltalake(table, rows, mode="append", commit_properties=fence)
-                else:  # write_deltalake makes no commit for zero rows; zero rows are a proof like any other
-                    files = [] if isinstance(rows, pa.Table) else list(rows)
-                    table.create_write_transaction(
-                        files, "append", table.schema(), PARTITION_BY, commit_properties=fence
-                    )
-            except CommitFailedError:
-                last = self.version_of(application)
-                if last is not None and last >= number:
-                    return False
-                raise
-            except (DeltaError, OSError) as error:
-                raise self.unreadable(error) from error
-        return True
+        fence = CommitProperties(app_transactions=[Transaction(application, number)])
+        for last in (False, False, False, True):
+            with self.guard():
+                try:
+                    table = self.open() or self._made()
+                    if _is_taken(table.transaction_version(application), number):
+                        return False
+                    self._commit(table, rows, fence)
+                    return True
+                except CommitFailedError:  # a rival took the number; or began a compaction, which hurts nobody
+                    if _is_taken(self.version_of(application), number):
+                        return False
+                    if last:
+                        raise
+                except (DeltaError, OSError) as error:
+                    raise self.unreadable(error) from error
+        raise AssertionError("the last try returns or raises")
+
+    def _commit(self, table: DeltaTable, rows: pa.Table | Sequence[AddAction], fence: CommitProperties) -> None:
+        if isinstance(rows, pa.Table) and rows.num_rows:
+            write_deltalake(table, rows, mode="append", commit_properties=fence)
+        else:  # write_deltalake makes no commit for zero rows; zero rows are a proof like any other
+            files = [] if isinstance(rows, pa.Table) else list(rows)
+            table.create_write_transaction(files, "append", table.schema(), PARTITION_BY, commit_properties=fence)
 
     def read(
         self, where: str | None, columns: Sequence[str] | None = None, table: DeltaTable | None = None
     ) -> pa.Table:
-        """The rows for which the SQL predicate holds, all without one; opens only the files whose statistics allow it."""
+        """The rows for which the SQL predicate holds, or all rows; opens only the files whose statistics allow it."""
         table = table or self.open()
         if table is None:
             wanted = TABLES[self.name]
@@ -111,6 +137,11 @@ class AuditTable:
             return dataset.to_table(columns=list(columns) if columns else None, filter=chosen)
         except (DeltaError, OSError, pa.ArrowException) as error:
             raise self.unreadable(error) from error
+
+    @property
+    def guarded(self) -> bool:
+        """Whether `guard` keeps others out: on an object store there is no lock to be had."""
+        return self._root is not None
 
     @contextlib.contextmanager
     def guard(self) -> Iterator[None]:
@@ -126,6 +157,10 @@ class AuditTable:
     def unreadable(self, error: BaseException) -> FatalError:
         """The error for a table whose log or files can't be read or written."""
         return FatalError(f"the table {self.name} at {self.uri} can't be used: {' '.join(str(error).split())[:300]}")
+
+
+def _is_taken(last: int | None, number: int) -> bool:
+    return last is not None and last >= number
 
 
 def _expression(where: str) -> Any:

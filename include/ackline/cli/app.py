@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ackline.cli import acts, dev, show
+from ackline.cli import acts, dev, maintain, show
 from ackline.cli.options import Json, Name, Now, opened, pipeline_named, range_of
 from ackline.errors import AcklineError
 
@@ -225,4 +225,5 @@ def demo(
 
 
 acts.add_to(app)
+maintain.add_to(app)
 app.add_typer(dev.app, name="dev")

@@ -1,0 +1,5 @@
+"""The DAG `ackline_maintenance`, which keeps the tables of all pipelines quick."""
+
+from ackline.airflow.maintenance import maintenance_dag
+
+maintenance = maintenance_dag(__file__)

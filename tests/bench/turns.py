@@ -1,0 +1,115 @@
+"""`make bench`, second part: what plan and settle cost in an old ledger, and after a large turn.
+
+The steps, the ledger's tables and the files of outcomes are the real ones. Kafka is in memory, and in place of Spark
+the outcomes are injected, in files as its tasks write them, so that what is timed is the ledger alone.
+"""
+
+import argparse
+import statistics
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from rich.console import Console
+from rich.table import Table
+
+from ackline.audit.maintenance import maintain
+from tests.bench.injected import Lane
+from tests.bench.watched import Seen, settle_watched
+
+PARTITIONS = 4
+RECORDS = 1_000
+"""Records of a partition in each of the many turns; one of them fails, and succeeds when it is tried again."""
+EARLY, LATE = range(6, 16), range(491, 501)
+TURNS_A_DAY = 144
+"""Maintenance runs once in so many turns: daily, beside a pipeline that runs every ten minutes."""
+AIM = 1.3
+LARGE = (200_000, 2_000_000)
+"""Records of a large turn, of which LARGE_FAILED fail in each: what settle keeps must not grow with the rest."""
+LARGE_FAILED = 2_000
+
+
+@dataclass(slots=True)
+class Times:
+    """Seconds of both steps together, by turn, and of each run of maintenance by the turn after which it ran."""
+
+    steps: dict[int, float] = field(default_factory=dict)
+    maintenance: dict[int, float] = field(default_factory=dict)
+
+    def median(self, turns: range) -> float:
+        """The middle of some turns."""
+        return statistics.median(self.steps[n] for n in turns)
+
+
+def main() -> None:
+    """Measure both, and print the tables."""
+    parser = argparse.ArgumentParser(prog="python -m tests.bench.turns", description=__doc__)
+    parser.add_argument("--every", type=int, default=TURNS_A_DAY, help="turns between two runs of maintenance; 0: none")
+    options = parser.parse_args()
+    console = Console()
+    with TemporaryDirectory(prefix="ackline-bench-") as folder:
+        show_many(console, many_turns(Path(folder), options.every), options.every)
+    show_large(console, [large_turn(records) for records in LARGE])
+
+
+def many_turns(folder: Path, every: int) -> Times:
+    """LATE.stop - 1 turns, one after the other, with the parts opened anew for each step, as tasks do."""
+    lane, times = Lane(folder, PARTITIONS, LATE.stop), Times()
+    for n in range(1, LATE.stop):
+        started = time.time()
+        lane.grow(RECORDS)
+        begun = time.perf_counter()
+        plan = lane.plan()
+        planned = time.perf_counter()
+        lane.inject(plan, failed=1)
+        injected = time.perf_counter()
+        lane.settle()
+        times.steps[n] = time.perf_counter() - injected + planned - begun
+        if every and n % every == 0:
+            begun = time.perf_counter()
+            maintain(lane.root)
+            times.maintenance[n] = time.perf_counter() - begun
+        lane.age(started)
+    return times
+
+
+def large_turn(records: int) -> Seen:
+    """A single turn, settled in a process of its own."""
+    with TemporaryDirectory(prefix="ackline-bench-") as folder:
+        lane = Lane(Path(folder), PARTITIONS)
+        lane.grow(records // PARTITIONS)
+        lane.inject(lane.plan(), failed=LARGE_FAILED // PARTITIONS)
+        return settle_watched(lane)
+
+
+def show_many(console: Console, times: Times, every: int) -> None:
+    """The first table."""
+    often = f"maintenance every {every} turns" if every else "no maintenance"
+    table = Table(title=f"plan + settle in {len(times.steps)} turns of {PARTITIONS * RECORDS:,} records, {often}")
+    for name in ("turns", "median ms", "spread"):
+        table.add_column(name)
+    for turns in (EARLY, LATE):
+        found = sorted(times.steps[n] * 1000 for n in turns)
+        middle = f"{times.median(turns) * 1000:.0f}"
+        table.add_row(f"{turns.start}–{turns.stop - 1}", middle, f"{found[0]:.0f} – {found[-1]:.0f}")
+    ratio = times.median(LATE) / times.median(EARLY)
+    table.add_row("ratio", f"{ratio:.2f}", f"aim ≤ {AIM}: {'met' if ratio <= AIM else 'missed'}")
+    console.print(table)
+    runs = ", ".join(f"{seconds * 1000:.0f} ms after turn {n}" for n, seconds in times.maintenance.items())
+    console.print(f"maintenance took {runs or 'no time'}", style="dim")
+
+
+def show_large(console: Console, seen: list[Seen]) -> None:
+    """The second."""
+    table = Table(title=f"settle after one turn, {LARGE_FAILED:,} of whose records failed")
+    for name in ("records", "files", "files opened", "rows materialised", "seconds", "peak memory, MiB more"):
+        table.add_column(name, justify="right")
+    for one in seen:
+        cells = (one.records, one.files, one.opened, one.rows)
+        table.add_row(*(f"{cell:,}" for cell in cells), f"{one.seconds:.2f}", f"{one.peak / 2**20:.0f}")
+    console.print(table)
+
+
+if __name__ == "__main__":
+    main()
