@@ -121,9 +121,8 @@ def void_turn(parts: Parts, plan: Plan, before: Settlement, reason: str) -> None
 
     What the plan found of the group stays found: a foreign value is answered only until a commit of ours was met.
     """
-    seen = {
-        at: plan.partitions[at].seen if at in plan.partitions else one.seen for at, one in before.partitions.items()
-    }
+    known = before.partitions
+    seen = {at: plan.partitions[at].seen if at in plan.partitions else one.seen for at, one in known.items()}
     partitions = {
         at: replace(one, old_floor=one.state.floor, counts={}, gaps=0, evidence="void", seen=seen[at])
         for at, one in known.items()
