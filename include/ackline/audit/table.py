@@ -22,7 +22,7 @@ from ackline.audit.schemas import PARTITION_BY, TABLES
 from ackline.errors import FatalError
 
 CHECKPOINT_EVERY = 10
-"""Commits between checkpoints: each one since the last adds half a millisecond to opening, and writing one takes four."""
+"""Commits between checkpoints: each since the last adds half a millisecond to opening, and writing one takes four."""
 LOG_RETENTION = "interval 1 days"
 """How long Delta keeps entries of the log that a checkpoint has summed up: each commit lists them all. No data goes
 with them, and no transaction id."""
