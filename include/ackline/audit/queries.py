@@ -33,10 +33,11 @@ COLUMNS = [name for name in OUTCOMES.names if name != "plan_date"]
 
 def audit_rows(root: str, pipeline: str, asked: AuditFilter) -> list[dict[str, Any]]:
     """Rows of `outcomes` by topic, partition, offset and turn; each says under `effective` whether it counts."""
-    outcomes = AuditTable(root, "outcomes").open()
-    if outcomes is None:
+    outcomes = AuditTable(root, "outcomes")
+    version = outcomes.open()
+    if version is None:
         return []
-    dataset = outcomes.to_pyarrow_dataset(file_pruning_predicate=_pruning(pipeline, asked))
+    dataset = outcomes.dataset(version, _pruning(pipeline, asked))
     scanned = dataset.to_table(columns=COLUMNS, filter=_wanted(pipeline, asked))
     found = _effective(scanned, root, pipeline, asked.everything)
     order = ["topic", "partition", "offset", "lane", "epoch", "turn", "attempt"]

@@ -182,7 +182,7 @@ class LedgerStore:
         self, table: DeltaTable, turn: TurnId, counted: Mapping[str, Any]
     ) -> Iterable[tuple[TopicPartition, OutcomeRow]]:
         where = self._where(turn)
-        dataset = table.to_pyarrow_dataset(file_pruning_predicate=where)
+        dataset = self.outcomes.dataset(table, where)
         fragments = [f for f in dataset.get_fragments() if f.path.rsplit("/", 1)[-1] not in counted]
         columns = [
             "topic",

@@ -13,6 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.dataset as ds
+import pyarrow.fs as pafs
 from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 from deltalake.transaction import AddAction
@@ -132,11 +133,20 @@ class AuditTable:
             wanted = TABLES[self.name]
             return wanted.empty_table() if columns is None else wanted.empty_table().select(list(columns))
         try:
-            dataset = table.to_pyarrow_dataset(file_pruning_predicate=where)
+            dataset = self.dataset(table, where)
             chosen = None if where is None else _expression(where)
             return dataset.to_table(columns=list(columns) if columns else None, filter=chosen)
         except (DeltaError, OSError, pa.ArrowException) as error:
             raise self.unreadable(error) from error
+
+    def dataset(self, table: DeltaTable, where: str | None) -> ds.Dataset:
+        """The files whose statistics allow rows for which the SQL predicate holds; they are not opened yet.
+
+        Local ones are read by Arrow itself: through delta-rs's Python file system, threads of Arrow that end after the
+        interpreter abort the process once all is done (apache/arrow#34314).
+        """
+        local = None if self._root is None else pafs.SubTreeFileSystem(self.uri, pafs.LocalFileSystem())
+        return table.to_pyarrow_dataset(filesystem=local, file_pruning_predicate=where)
 
     @property
     def guarded(self) -> bool:
