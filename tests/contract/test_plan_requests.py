@@ -1,0 +1,63 @@
+"""What planning asks of the broker, and how much it can take on at once."""
+
+from datetime import timedelta
+
+import pytest
+
+from ackline.pipeline import Pipeline
+from ackline.steps.plan import plan
+from ackline.steps.run import run
+from ackline.testing.memory import EPOCH, World
+from ackline.testing.memory_parts import memory_parts, no_session
+
+NOON = EPOCH + timedelta(days=20_000)
+
+
+def pipeline(**given: object) -> Pipeline:
+    """A pipeline over two topics, one of which is behind in all tests."""
+    kafka = {"bootstrap_servers": "memory", "group_id": "g", "topics": ["orders", "payments"]}
+    return Pipeline.model_validate(
+        {"name": "p", "kafka": kafka, "handler": "handlers.any:handle", "dead_letter": "none", **given}
+    )
+
+
+def asked_while_planning(behind: int, limit: int) -> list[str]:
+    """Every request of the planning of one turn, over a log that is `behind` records ahead of the ledger."""
+    world = World(NOON)
+    for name in ("orders", "payments"):
+        world.create_topic(name, 3)
+    started = memory_parts(world, pipeline(max_records_per_run=limit), "first")
+    run(started, no_session)
+    for at in world.partitions():
+        log = world.log(at)
+        assert log is not None
+        for _ in range(behind):
+            log.append(b"{}", NOON)
+    asked: list[str] = []
+    plan(memory_parts(world, pipeline(max_records_per_run=limit), "second", lambda what, _: asked.append(what)))
+    return asked
+
+
+@pytest.mark.parametrize("limit", [5_000_000, 1])
+def test_the_requests_of_planning_do_not_depend_on_how_far_behind_it_is(limit: int) -> None:
+    """Storm's spout asks for offset after offset; a plan is bounds, commits and topics, once each."""
+    assert asked_while_planning(1, limit) == asked_while_planning(2_000, limit)
+
+
+def test_thousands_of_retries_with_the_same_due_time_are_one_plan_and_none_comes_early() -> None:
+    """S18: not a second before it, and all of them at it."""
+    world = World(NOON)
+    log = world.create_topic("orders").logs[0]
+    world.create_topic("payments")
+    for _ in range(5_000):
+        log.append(b'{"fail": 1}', NOON)
+    waiting = pipeline(retry={"initial_delay": "1h"})
+    assert run(memory_parts(world, waiting, "first"), no_session).calls == 5_000
+    world.now += timedelta(hours=1) - timedelta(milliseconds=1)
+    assert run(memory_parts(world, waiting, "early"), no_session).calls == 0
+    world.now += timedelta(milliseconds=1)
+    due = run(memory_parts(world, waiting, "due"), no_session)
+    assert due.calls == 5_000
+    assert due.outcomes == {"acked": 5_000}
+    [planned] = due.plans
+    assert len([one for at in planned.partitions.values() for one in at.retries]) == 1, "equal neighbours are one run"
