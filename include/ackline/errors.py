@@ -66,6 +66,10 @@ class TooFarBehind(FatalError):
     """A partition is further behind than `max_offset_behind` allows, and the policy is to fail (S45)."""
 
 
+class RetentionPassed(FatalError):
+    """Retention took records that were not settled, and `on_expired` is `fail`."""
+
+
 class GroupBusy(FatalError):
     """The consumer group has live members, so Kafka accepts no commit from outside (S37)."""
 

@@ -182,11 +182,13 @@ class Pipeline(Block):
     on_external_reset: Literal["fail", "follow", "restore"] = "fail"
     max_uncommitted: int = Field(10_000_000, ge=1)
     max_records_per_run: int = Field(5_000_000, ge=1)
+    max_rate: int | None = Field(None, ge=1)
     max_offset_behind: BehindBlock | None = None
     breaker: BreakerBlock | None = None
     retry: RetryBlock = RetryBlock()
     dead_letter: DeadLetter
     tombstones: Literal["skip", "deliver"] = "skip"
+    on_expired: Literal["record", "fail"] = "record"
     listener: Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_][\w.]*$")] | None = None
     schedule: str | None = None
 

@@ -28,6 +28,7 @@ from ackline.offsets import TopicPartition
 from ackline.pipeline import KafkaBlock
 from ackline.planning import Limits, LogBounds, PartitionView, Plan
 from ackline.steps.acts import act_plan, follow, genesis_plan, new_plan
+from ackline.steps.expired import refuse_lost
 from ackline.steps.parts import Parts
 from ackline.steps.settle import mark_of, may_restore, settle_turn
 
@@ -241,6 +242,7 @@ def _new_plan(parts: Parts, newest: Settlement, look: Look) -> Plan:
         views[at] = PartitionView(one.topic_id, one.state, look.bounds.get(at), held, seen, subscribed, one.paused)
     if moves:
         return follow(parts, newest, moves)
+    refuse_lost(parts, views)
     behind = _too_far_behind(parts, views)
     if behind:
         reason = f"more than max_offset_behind {pipeline.max_offset_behind and pipeline.max_offset_behind.offsets}"
@@ -286,16 +288,21 @@ def _check_change(parts: Parts, newest: Settlement) -> None:
 
 
 def _too_far_behind(parts: Parts, views: Mapping[TopicPartition, PartitionView]) -> dict[TopicPartition, int]:
-    """Where partitions too far behind are skipped to (S45). Raises TooFarBehind where the policy is to fail."""
+    """Where partitions too far behind are skipped to (S45). Raises TooFarBehind where the policy is to fail.
+
+    What retention took is `expired`, whatever the policy, and does not count: a skip stays inside the log.
+    """
     limit = parts.pipeline.max_offset_behind
     if limit is None:
         return {}
     found = {}
     for at, view in views.items():
-        if not view.readable or view.log is None or view.log.end - view.state.floor <= limit.offsets:
+        if not view.readable or view.log is None:
+            continue
+        behind = view.log.end - max(view.state.floor, view.log.start)
+        if behind <= limit.offsets:
             continue
         if limit.policy == "fail":
-            behind = view.log.end - view.state.floor
             raise TooFarBehind(
                 f"{at}: the floor {view.state.floor} is {behind} offsets behind the log's end, more than "
                 f"max_offset_behind ({limit.offsets}); raise it, skip, or let the policy be `skip`",

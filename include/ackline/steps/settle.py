@@ -10,7 +10,7 @@ Its writes, in this order, and why:
    moving the group back. Killed before it, any later run commits.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ackline.audit.store import TurnOutcomes
@@ -18,6 +18,7 @@ from ackline.errors import GroupMoved, NoProof, TooManyFailures
 from ackline.ledger import (
     CommitMark,
     Committed,
+    OutcomeRow,
     SettledPartition,
     Settlement,
     TurnId,
@@ -30,6 +31,7 @@ from ackline.outcome import Outcome
 from ackline.planning import Plan, PlannedPartition
 from ackline.steps.decide import decide, states_after
 from ackline.steps.events import tell_settled
+from ackline.steps.expired import expired_of
 from ackline.steps.parts import Parts
 
 
@@ -71,7 +73,9 @@ def settle_turn(parts: Parts, plan: Plan, before: Settlement) -> None:
     found = parts.store.outcomes_of(plan.turn)
     if not parts.store.has_decisions(plan.turn):
         _check_breaker(parts, plan, before, found)
+        _check_expired(parts, plan, before, found.rows)  # before any dead letter is sent
         decisions = decide(parts, plan, before, found)
+        _check_expired(parts, plan, before, decisions)
         parts.store.store_decisions(plan, parts.run_id, decisions)
         found = parts.store.outcomes_of(plan.turn)  # those that are stored count, ours or a rival's
     states = states_after(plan, before, found)
@@ -114,6 +118,19 @@ def _check_breaker(parts: Parts, plan: Plan, before: Settlement, found: TurnOutc
         f"{reason}. {plan.turn} is void: nothing of it was settled, dead-lettered or committed. Mend the handler and "
         f"run again, or let it through with --no-breaker"
     )
+
+
+def _check_expired(
+    parts: Parts, plan: Plan, before: Settlement, rows: Mapping[TopicPartition, Sequence[OutcomeRow]]
+) -> None:
+    """Close the turn as void and raise RetentionPassed where `rows` have what `on_expired` says not to settle.
+
+    Dead letters that decisions were made of are sent again by the turn that settles their records.
+    """
+    error = expired_of(parts, plan, rows)
+    if error is not None:
+        void_turn(parts, plan, before, str(error))
+        raise error
 
 
 def void_turn(parts: Parts, plan: Plan, before: Settlement, reason: str) -> None:
