@@ -6,7 +6,7 @@ and the outcomes count once the caller has committed them.
 
 import uuid
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import date, datetime
 from typing import Any
 
@@ -23,8 +23,9 @@ from ackline.spark.exact import chunks
 from ackline.spark.failure import of_spark
 from ackline.spark.file_stats import WrittenFile
 from ackline.spark.outcome_files import Turn
+from ackline.spark.pace import share
 from ackline.spark.progress import Progress, watched
-from ackline.spark.read import for_python, fresh_records, source_options
+from ackline.spark.read import for_python, fresh_records, source_options, tasks_for
 from ackline.spark.tasks import MANIFEST_DDL, Kafka, Work, handle_fresh, handle_retries, read_retries, store_column
 
 __all__ = ["ReplayJob", "ReplayResult", "WrittenFile", "run_replay"]
@@ -37,7 +38,8 @@ class ReplayJob:
     `retries` holds runs whose value is the number of the attempt to be made. `kafka` holds librdkafka's properties,
     without a group. `on_failure` is the outcome of a failure: FAILED, or DROPPED under a guarantee that never retries.
     `outcomes_root` is the outcomes table's own path or URI. `now` fixes the clock of all outcomes. `once`: a task that
-    failed is not tried again, for its records may have been handled.
+    failed is not tried again, for its records may have been handled. `max_rate`: records a second that the handler is
+    given at most, by all tasks together.
     """
 
     pipeline: str
@@ -56,6 +58,7 @@ class ReplayJob:
     outcomes_root: str
     now: datetime | None
     once: bool = False
+    max_rate: int | None = None
 
 
 @dataclass(slots=True)
@@ -100,6 +103,8 @@ def _manifest(
     """The one lineage: rows that name the files which the tasks write."""
     topics = {place.topic for place in [*fresh, *retries]}
     work = _work(job, tier_of(handler), topics.pop() if len(topics) == 1 else None)
+    if job.max_rate is not None:
+        work = replace(work, rate=_share(spark, job.max_rate, fresh, retries))
     kafka = Kafka(dict(job.kafka), job.isolation)
     sources = [fresh_records(spark, fresh, source_options(job.kafka, job.isolation))] if fresh else []
     if work.tier is Tier.COLUMN:
@@ -119,6 +124,24 @@ def _manifest(
 def _work(job: ReplayJob, tier: Tier, topic: str | None) -> Work:
     turn = Turn(job.outcomes_root, job.pipeline, job.plan_date, job.lane, job.epoch, job.turn, job.run_id)
     return Work(turn, job.handler, tier, topic, job.deliver_tombstones, job.on_failure, job.now, job.once)
+
+
+def _share(
+    spark: SparkSession,
+    max_rate: int,
+    fresh: Mapping[TopicPartition, OffsetRange],
+    retries: Mapping[TopicPartition, Runs[int]],
+) -> float:
+    """Each task's part of `max_rate`.
+
+    How many run at once is known on this machine alone: a cluster's executors come and go, so there all are taken to.
+    """
+    context = spark.sparkContext
+    cores = context.defaultParallelism
+    # The source may round the parts of each range up.
+    split = tasks_for(fresh, cores) + len(fresh) if fresh else 0
+    local = str(context.master).split("[")[0] == "local" and not context.getConf().contains("spark.default.parallelism")
+    return share(max_rate, split + len(chunks(retries, cores)), cores if local else None)
 
 
 def _chunks(spark: SparkSession, retries: Mapping[TopicPartition, Runs[int]]) -> tuple[Any, DataFrame]:

@@ -74,6 +74,14 @@ class Rows:
             self.attempts[wanted],
         )
 
+    def slice(self, start: int, count: int) -> "Rows":
+        """So many rows from `start` on, or what there is of them."""
+        if not start and count >= len(self):
+            return self
+        wanted = np.zeros(len(self), dtype=np.bool_)
+        wanted[start : start + count] = True
+        return self.where(wanted)
+
     def records(self) -> Iterator[Record]:
         """Each row as the record that a handler gets, made when it is asked for."""
         columns = zip(

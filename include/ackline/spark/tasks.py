@@ -25,6 +25,7 @@ from ackline.outcome import ErrorClass, Outcome
 from ackline.spark.exact import GoneRows, Wanted, exact_rows
 from ackline.spark.handle import WORDS, Answers, Clock, Unacked, answer, spoken, tombstone
 from ackline.spark.outcome_files import Chunk, OutcomeFiles, Turn
+from ackline.spark.pace import Pace
 from ackline.spark.rows import EPOCH, RECORD_COLUMNS, Int64s, Rows, from_spark
 
 MANIFEST = pa.schema(
@@ -66,6 +67,8 @@ class Work:
     on_failure: Outcome
     now: datetime | None
     once: bool = False
+    rate: float | None = None
+    """Records a second that this task may handle."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +156,7 @@ class Handling:
         self._last: dict[TopicPartition, int] = {}
         self._calls = 0
         self._fetched = 0
+        self._pace = Pace(work.rate) if work.rate else None
 
     def __enter__(self) -> "Handling":
         return self
@@ -166,7 +170,14 @@ class Handling:
         self._fetched += records
 
     def handle(self, rows: Rows) -> None:
-        """Let the handler answer, and keep the outcomes."""
+        """Let the handler answer, and keep the outcomes; no faster than it may."""
+        if self._pace is None:
+            return self._handle(rows)
+        for part in self._pace.portions(rows, self._work.tier, self._work.deliver_tombstones):
+            self._handle(part)
+        return None
+
+    def _handle(self, rows: Rows) -> None:
         assert self._handler is not None
         answers = answer(self._handler, self._work.tier, rows, self._clock, self._work.deliver_tombstones)
         self._calls += answers.calls
@@ -187,6 +198,8 @@ class Handling:
     def store_column(self, place: TopicPartition, batch: pa.RecordBatch) -> None:
         """Rows of one topic-partition with the column handler's `outcome`, or a `note` instead."""
         notes = batch.column("note")
+        if self._pace is not None:
+            self._pace.take(notes.null_count)
         if notes.null_count == batch.num_rows:
             return self._store_spoken(place, batch)
         words = notes.to_pylist()

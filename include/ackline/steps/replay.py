@@ -153,6 +153,7 @@ def job_of(parts: Parts, plan: Plan) -> "ReplayJob":
         outcomes_root=parts.store.outcomes.uri,
         now=parts.fixed_now,
         once=parts.pipeline.guarantee == "at_most_once",
+        max_rate=parts.pipeline.max_rate,
     )
 
 
