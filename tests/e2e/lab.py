@@ -281,7 +281,7 @@ class Lab:
 
     def judge(self, settled: bool = False) -> None:
         """Fail where an invariant does not hold. `settled`: nothing may be left to do either."""
-        if not settled and not DeltaTable.is_deltatable(f"{self.audit}/outcomes"):  # killed, or refused, before that
+        if not settled and not DeltaTable.is_deltatable(f"{self.audit}/settlements"):  # killed, or refused, before that
             assert self.name not in (self.held() or (0, ""))[1]
             return
         found = self.violations(settled)

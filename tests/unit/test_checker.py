@@ -337,8 +337,36 @@ def test_the_same_is_found_in_real_delta_tables(tmp_path: Path) -> None:
 
 
 def test_a_table_that_is_not_there_is_said_and_is_not_a_verdict(tmp_path: Path) -> None:
-    with pytest.raises(checker.Unreadable, match="table outcomes"):
-        checker.read_table(str(tmp_path), "outcomes", "orders", "live")
+    with pytest.raises(checker.Unreadable, match="table settlements"):
+        checker.read_table(str(tmp_path), "settlements", "orders", "live")
+
+
+@pytest.mark.parametrize("name", ["plans", "outcomes"])
+def test_a_table_that_can_not_be_read_is_not_a_verdict_either(tmp_path: Path, name: str) -> None:
+    log = tmp_path / name / "_delta_log"
+    log.mkdir(parents=True)
+    (log / f"{0:020}.json").write_text("torn")
+    with pytest.raises(checker.Unreadable, match=f"table {name}"):
+        checker.read_table(str(tmp_path), name, "orders", "live")
+
+
+def without_tables(history: History, tmp_path: Path, *names: str) -> Report:
+    """What is found where these tables were never made, or are lost."""
+    tables = {name: checker.read_table(str(tmp_path), name, "orders", "live")[0] for name in names}
+    return judge(replace(history.evidence(), **tables), max_retries=1)
+
+
+def test_a_lane_that_has_only_begun_has_neither_plans_nor_outcomes_and_passes(tmp_path: Path) -> None:
+    begun = History(committed=0, turn=0, letters=[], calls=[])
+    begun.settlements = begun.settlements[:1]
+    report = without_tables(begun, tmp_path, "plans", "outcomes")
+    assert (report.violations, report.totals["records"], report.totals["acked"]) == ([], 9, 0)
+
+
+def test_outcomes_that_were_lost_convict_a_lane_that_went_on(tmp_path: Path) -> None:
+    found = without_tables(History(), tmp_path, "outcomes").violations
+    assert "I2 orders[0] offset 0: is below the committed offset, but has no terminal outcome" in found
+    assert "I4 orders[0] offset 0: is neither settled nor pending, but below complete_to" in found
 
 
 def test_it_shares_no_code_with_the_product_and_runs_by_path() -> None:
