@@ -203,6 +203,16 @@ def test_rows_for_records_that_compaction_has_removed_since_are_fine_and_aborted
     ]
 
 
+def test_a_genesis_turn_for_a_new_partition_does_not_move_the_start_of_the_others() -> None:
+    """It has a row of every partition; what lies below these is judged as before."""
+    history = History(turn=3)
+    history.plans.append(plan(3, 0, 0, kind="genesis", partition=1))
+    history.settlements.append(settlement(3, 10, 10, 10, kind="genesis"))
+    assert history.judged().violations == []
+    history.outcomes = [r for r in history.outcomes if r["offset"] != 8]
+    assert "I4 orders[0] offset 8: is neither settled nor pending, but below complete_to" in history.judged().violations
+
+
 def test_a_reset_opens_an_epoch_that_is_judged_by_itself() -> None:
     history = History(epoch=1, turn=1)
     history.plans += [plan(3, 8, 8, kind="reset"), plan(1, 8, 10, epoch=1)]

@@ -304,12 +304,11 @@ class Judge:
         starts: dict[tuple[int, Place], int] = {}
         for plan in plans.filter(pc.equal(plans["kind"], "reset")).to_pylist():
             starts[plan["epoch"] + 1, (plan["topic"], plan["partition"])] = plan["end_offset"]
-        for (epoch, place), chain in self.chains.items():
-            for row in chain:
-                if row.kind == "genesis":
-                    starts[epoch, place] = row.complete_to
-                elif row.kind == "reset":
-                    starts.setdefault((epoch + 1, place), row.floor)
+        for kind, later in (("reset", 1), ("genesis", 0)):
+            for (epoch, place), chain in self.chains.items():
+                for row in chain:  # the first counts: a genesis turn, for a partition that is new, has rows of all
+                    if row.kind == kind:
+                        starts.setdefault((epoch + later, place), row.floor)
         return starts
 
     def run(self) -> Report:
