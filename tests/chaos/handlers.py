@@ -1,8 +1,11 @@
-"""A handler for faults that need time to strike in."""
+"""Handlers for faults: one that takes its time, so that there is time to strike in, and some that answer rubbish."""
 
 import time
+from typing import Any
 
-from ackline.handler import Record
+import pyarrow as pa
+
+from ackline.handler import Record, arrow_handler
 from ackline.testing import journal
 
 
@@ -10,3 +13,28 @@ def slow(record: Record) -> None:
     """The journal handler, at most five records a second."""
     journal.handle(record)
     time.sleep(0.2)
+
+
+@arrow_handler
+def one_too_few(batch: pa.RecordBatch) -> list[str]:
+    """An outcome for all rows but one."""
+    return ["acked"] * (batch.num_rows - 1)
+
+
+@arrow_handler
+def one_too_many(batch: pa.RecordBatch) -> list[str]:
+    """An outcome for a row that is not there."""
+    return ["acked"] * (batch.num_rows + 1)
+
+
+@arrow_handler
+def nulls(batch: pa.RecordBatch) -> list[str | None]:
+    """No outcome for the first row."""
+    return [None, *["acked"] * (batch.num_rows - 1)]
+
+
+@arrow_handler
+def foreign_offsets(batch: pa.RecordBatch) -> Any:
+    """Outcomes for offsets that it was not given."""
+    offsets = [offset + 1_000 for offset in batch.column("offset").to_pylist()]
+    return pa.table({"offset": offsets, "outcome": ["acked"] * batch.num_rows})
