@@ -234,17 +234,20 @@ class Committed(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class SettledPartition:
     """One row of `settlements`. `seen` is the foreign committed value that this lane has answered; `held` what Kafka
-    held when the turn was settled."""
+    held when the turn was settled. `gaps` None: not known. `figures` and `totals` (`ackline.figures`) are None in rows
+    of a version that kept none."""
 
     topic_id: str
     old_floor: int
     state: PartitionState
     counts: Mapping[str, int] = field(default_factory=dict)
-    gaps: int = 0
+    gaps: int | None = 0
     seen: int | None = None
     held: Committed | None = None
     evidence: str = ""
     paused: bool = False
+    figures: Mapping[str, float] | None = None
+    totals: Mapping[str, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -176,6 +176,7 @@ class Pipeline(Block):
     kafka: KafkaBlock
     handler: str = Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_][\w.]*$")
     guarantee: Literal["at_least_once", "at_most_once", "no_guarantee"] = "at_least_once"
+    record_outcomes: bool = True
     lost_after: Duration = timedelta(hours=1)
     start: Start = "uncommitted_earliest"
     start_timestamp: Annotated[datetime, BeforeValidator(_time)] | None = None
@@ -199,6 +200,16 @@ class Pipeline(Block):
                 "`start: timestamp` or `uncommitted_timestamp` goes with `start_timestamp`, and only they do"
             )
         return self
+
+    @field_validator("record_outcomes")
+    @classmethod
+    def _rows_where_they_are_needed(cls, record_outcomes: bool, info: ValidationInfo) -> bool:
+        if not record_outcomes and info.data.get("guarantee") == "at_least_once":
+            raise ValueError(
+                "only at_most_once and no_guarantee can do without rows of outcomes: under at_least_once they are what "
+                "says which records failed, and are to be tried again"
+            )
+        return record_outcomes
 
     @field_validator("schedule")
     @classmethod

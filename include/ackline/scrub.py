@@ -38,7 +38,7 @@ def scrub(message: str, payload: Iterable[bytes | str | None]) -> str:
     What a handler computed from a payload (a hash, another encoding) can't be recognized.
     """
     text = _CONTROL.sub(" ", message[:_LOOKED_AT])
-    text = _USER_INFO.sub(MASK + "@", _SECRET.sub(rf"\1\2{MASK}", text))
+    text = _without_secrets(text)
     known = "\n".join(_variants(payload))
     if known:
         text = _QUOTED.sub(lambda found: _quoted(found, known), text)
@@ -47,6 +47,16 @@ def scrub(message: str, payload: Iterable[bytes | str | None]) -> str:
         text = _BEFORE.sub(lambda found: _short(found.group(1), known), text)
         text = _AFTER.sub(lambda found: found.group(1) + _short(found.group(2), known), text)
     return " ".join(text.split())[:MESSAGE_LIMIT]
+
+
+def scrub_setting(key: str, value: str) -> str:
+    """`KEY=VALUE` with the value masked where the key looks like a secret's, and with no secret inside the value."""
+    secret = _SECRET.fullmatch(f"{key}=_") or key.endswith("user.info")
+    return f"{key}={MASK}" if secret else f"{key}={_without_secrets(value)}"
+
+
+def _without_secrets(text: str) -> str:
+    return _USER_INFO.sub(MASK + "@", _SECRET.sub(rf"\1\2{MASK}", text))
 
 
 def _variants(payload: Iterable[bytes | str | None]) -> list[str]:

@@ -18,6 +18,7 @@ from deltalake.transaction import AddAction
 
 from ackline.audit.store import LedgerStore
 from ackline.errors import FatalError, GroupBusy, LedgerError
+from ackline.figures import Fetches, Report
 from ackline.kafka.cluster import Cluster
 from ackline.kafka.cursor import Gone
 from ackline.kafka.exact import ExactReader
@@ -123,6 +124,32 @@ def test_i11_a_number_is_given_once_whoever_asks(tables: Tables) -> None:
     assert (newest.run_id, one.open_plan(newest)) == ("two", None)
     assert one.outcomes_of(turn(1)).counts == {AT: {"failed": 1}}
     assert one.ledger_id() == two.ledger_id() != ""
+
+
+def test_a_report_goes_with_the_outcomes_of_who_won_and_is_there_for_all(tables: Tables) -> None:
+    one, two = tables.store(), tables.store()
+    assert one.report_of(turn(1)) is None
+    report = Report({AT: {"acked": 3}, TWO: {"dropped": 1}}, {AT: Fetches(2, 0.5, 0.25), TWO: Fetches()}, False)
+    assert one.store_outcomes(turn(1), [], report)
+    assert not two.store_outcomes(turn(1), [], Report())
+    assert two.store_decisions(plan(1), "run", {})
+    assert (one.report_of(turn(1)), two.report_of(turn(1))) == (report, report)
+    assert two.store_outcomes(turn(2), [])
+    assert one.report_of(turn(2)) is None
+    assert one.report_of(turn(1, epoch=1)) is None
+    assert one.store_lost(plan(3), "run", {AT: [OutcomeRow(0, 0, Outcome.LOST, NOON, None, 3)]})
+    assert one.report_of(turn(3)) == Report()
+
+
+def test_figures_and_totals_come_back_and_may_be_missing(tables: Tables) -> None:
+    store, state = tables.store(), PartitionState(5)
+    rows = {
+        AT: SettledPartition("id", 0, state, gaps=None, figures={"lag": 3.0, "due": 0.0}, totals={"acked": 2}),
+        TWO: SettledPartition("id", 0, state, figures={}, totals={}),
+        TopicPartition("payments", 0): SettledPartition("id", 0, state),
+    }
+    assert store.store_settlement(Settlement(turn(0), TurnKind.GENESIS, "run", NOON, rows))
+    assert tables.store().settlement(turn(0)).partitions == rows
 
 
 def test_zero_rows_are_a_proof_and_a_later_number_proves_no_gap(tables: Tables) -> None:

@@ -1,5 +1,6 @@
 """Reading a turn's outcomes, and ledgers that are old or large: statistics, checkpoints, compaction, size."""
 
+import os
 import time
 from datetime import timedelta
 from pathlib import Path
@@ -7,9 +8,12 @@ from pathlib import Path
 import pytest
 from deltalake import DeltaTable
 
+from ackline.audit import table as audit_table
+from ackline.audit.maintenance import maintain
 from ackline.audit.store import LedgerStore
 from ackline.audit.table import CHECKPOINT_EVERY, AuditTable
 from ackline.errors import FatalError
+from ackline.figures import Report
 from ackline.ledger import (
     OutcomeRow,
     PartitionState,
@@ -198,3 +202,36 @@ def test_the_ledger_id_is_the_settlements_tables_own_and_stays(root: str, store:
     other = LedgerStore(str(tmp_path / "other"), "orders", "live")
     other.store_settlement(settlement(0))
     assert other.ledger_id() not in ("", ledger)
+
+
+# ---- what the tasks said of a turn ----------------------------------------------------------------------------------
+
+
+def test_a_report_is_found_behind_the_commits_of_others(root: str, store: LedgerStore) -> None:
+    """The table is shared: other pipelines commit between a turn's outcomes and its settlement."""
+    store.store_outcomes(turn(1), [], Report({AT: {"acked": 1}}))
+    other = LedgerStore(root, "payments", "live")
+    for n in range(1, 20):
+        other.store_outcomes(turn(n, pipeline="payments"), [], Report({AT: {"acked": n}}))
+    found = store.report_of(turn(1))
+    assert found is not None
+    assert found.counts == {AT: {"acked": 1}}
+
+
+def test_a_report_too_far_behind_or_forgotten_by_the_log_is_none_and_no_error(
+    store: LedgerStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for n in (1, 2, 3):
+        store.store_outcomes(turn(n), [], Report({AT: {"acked": n}}))
+    with monkeypatch.context() as patched:
+        patched.setattr(audit_table, "_LOOKED_THROUGH", (1, 2))
+        assert store.report_of(turn(1)) is None
+        assert store.report_of(turn(2)) is not None
+    log = Path(store.outcomes.uri) / "_delta_log"
+    old = time.time() - timedelta(days=3).total_seconds()
+    for entry in log.glob("*.json"):
+        os.utime(entry, (old, old))
+    maintain(store.root)
+    assert not list(log.glob("*01.json"))
+    assert LedgerStore(store.root, "orders", "live").report_of(turn(1)) is None
+    assert store.has_outcomes(turn(3))

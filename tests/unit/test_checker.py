@@ -33,7 +33,7 @@ SCHEMAS = {
     "plans": pa.schema([
         *KEY, ("kind", pa.string()), ("topic", pa.string()), ("partition", pa.int32()),
         ("topic_id", pa.string()),
-        ("start_offset", pa.int64()), ("end_offset", pa.int64()),
+        ("start_offset", pa.int64()), ("end_offset", pa.int64()), ("settings", pa.string()),
     ]),
     "settlements": pa.schema([
         *KEY, ("kind", pa.string()), ("topic", pa.string()), ("partition", pa.int32()),

@@ -132,6 +132,8 @@ def settlement_rows(settlement: Settlement, day: date) -> pa.Table:
             "held_metadata": one.held.metadata if one.held else None,
             "evidence": one.evidence,
             "paused": one.paused,
+            "figures": None if one.figures is None else list(one.figures.items()),
+            "totals": None if one.totals is None else list(one.totals.items()),
         }
         for at, one in sorted(settlement.partitions.items())
     ]
@@ -158,6 +160,8 @@ def settlement_of(rows: pa.Table) -> Settlement:
             _committed(row["held"], row["held_metadata"]),
             row["evidence"],
             row["paused"],
+            figures=_map(row.get("figures")),
+            totals=_map(row.get("totals")),
         )
     return Settlement(
         _turn(first),
@@ -217,6 +221,10 @@ def _tuples(structs: pa.StructArray | None) -> Iterable[tuple[Any, ...]]:
 
 def _turn(row: Mapping[str, Any]) -> TurnId:
     return TurnId(row["pipeline"], row["lane"], row["epoch"], row["turn"])
+
+
+def _map(items: Iterable[tuple[str, Any]] | None) -> dict[str, Any] | None:
+    return None if items is None else dict(items)
 
 
 def _committed(offset: int | None, metadata: str | None) -> Committed | None:

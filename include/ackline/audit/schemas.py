@@ -102,6 +102,8 @@ SETTLEMENTS = pa.schema(
         pa.field("actor", pa.string()),
         pa.field("reason", pa.string()),
         pa.field("settled_at", TIME),
+        pa.field("figures", pa.map_(pa.string(), pa.float64())),
+        pa.field("totals", pa.map_(pa.string(), pa.int64())),
     ]
 )
 """The state of each topic-partition after a turn: everything that the next turn starts from."""

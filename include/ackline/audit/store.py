@@ -20,6 +20,7 @@ from deltalake.transaction import AddAction
 from ackline.audit.rows import decision_rows, plan_date, plan_of, plan_rows, settlement_of, settlement_rows
 from ackline.audit.table import AuditTable, matching
 from ackline.errors import LedgerError
+from ackline.figures import Report
 from ackline.ledger import OutcomeRow, PartitionState, Settlement, TurnId, TurnKind
 from ackline.offsets import TopicPartition
 from ackline.outcome import Outcome
@@ -30,12 +31,14 @@ from ackline.planning import Plan
 class TurnOutcomes:
     """The outcomes of one turn: every row that did not succeed at once, and counts of all rows.
 
-    `attempted_fresh` is how many offsets of the fresh range held a record; the rest of the range are gaps.
+    `attempted_fresh` is how many offsets of the fresh range held a record; the rest of the range are gaps. Where it is
+    not `complete`, outcomes were not kept as rows, and how many there were is not known any more.
     """
 
     rows: Mapping[TopicPartition, Sequence[OutcomeRow]]
     counts: Mapping[TopicPartition, Mapping[str, int]]
     attempted_fresh: Mapping[TopicPartition, int]
+    complete: bool = True
 
 
 class LedgerStore:
@@ -69,7 +72,7 @@ class LedgerStore:
         """Where the epoch starts that a reset has opened: its turn 0 is that reset, not a row of its own."""
         targets = self.plan(reset.turn).partitions
         partitions = {
-            at: replace(one, old_floor=to, state=PartitionState(to), counts={}, gaps=0)
+            at: replace(one, old_floor=to, state=PartitionState(to), counts={}, gaps=0, figures=None, totals=None)
             for at, one in reset.partitions.items()
             for to in [targets[at].fresh.start if at in targets else one.state.floor]
         }
@@ -113,9 +116,18 @@ class LedgerStore:
         """Whether outcomes n are stored: the only proof that replay happened."""
         return (self.outcomes.version_of(self._application(turn.epoch, "outcomes")) or 0) >= turn.n
 
-    def store_outcomes(self, turn: TurnId, files: Sequence[AddAction]) -> bool:
-        """Make files of outcomes visible, all or none, zero of them too; False where the number is taken."""
-        return self.outcomes.append(files, self._application(turn.epoch, "outcomes"), turn.n)
+    def store_outcomes(self, turn: TurnId, files: Sequence[AddAction], report: Report | None = None) -> bool:
+        """Make files of outcomes visible, all or none, zero of them too; False where the number is taken.
+
+        The tasks' report goes with the same commit, so that it is there for whoever settles, or not at all.
+        """
+        note = report.encode() if report else None
+        return self.outcomes.append(files, self._application(turn.epoch, "outcomes"), turn.n, note)
+
+    def report_of(self, turn: TurnId) -> Report | None:
+        """What the tasks of a turn said of it; None where that is not known (any more)."""
+        note = self.outcomes.note_of(self._application(turn.epoch, "outcomes"), turn.n)
+        return Report.decode(note) if note else None
 
     def has_decisions(self, turn: TurnId) -> bool:
         """Whether decisions n are stored."""
@@ -143,7 +155,8 @@ class LedgerStore:
     def store_lost(self, plan: Plan, run_id: str, rows: Mapping[TopicPartition, Iterable[OutcomeRow]]) -> bool:
         """Store what is lost of a claimed plan as its outcomes; False where outcomes n are stored."""
         table = decision_rows(plan.turn, plan_date(plan.planned_at), run_id, rows)
-        return self.outcomes.append(table, self._application(plan.turn.epoch, "outcomes"), plan.turn.n)
+        note = Report().encode()  # that these rows are all there is to know
+        return self.outcomes.append(table, self._application(plan.turn.epoch, "outcomes"), plan.turn.n, note)
 
     def store_settlement(self, settlement: Settlement, plan: Plan | None = None) -> bool:
         """Store a settlement (a first genesis has no plan); False where its number is taken."""

@@ -29,6 +29,10 @@ LOG_RETENTION = "interval 1 days"
 with them, and no transaction id."""
 RELOAD_AFTER = 60.0
 """Seconds for which a handle is brought forward instead of loaded."""
+_COMMIT, _NOTE = "ackline.commit", "ackline.note"
+_LOOKED_THROUGH = (8, 64, 512)
+"""How many of the newest commits are looked through for a note, from what is nearly always enough to what is too far:
+a bound that does not grow with the log."""
 
 
 class AuditTable:
@@ -93,13 +97,17 @@ class AuditTable:
         except (DeltaError, OSError) as error:  # it is read from the log when it is asked for
             raise self.unreadable(error) from error
 
-    def append(self, rows: pa.Table | Sequence[AddAction], application: str, number: int) -> bool:
+    def append(
+        self, rows: pa.Table | Sequence[AddAction], application: str, number: int, note: str | None = None
+    ) -> bool:
         """Append rows, or files already written, as `number` of `application`, zero of them too.
 
+        A `note` goes with the commit and is found again by `note_of`.
         Returns False, having stored nothing, when the number is taken. Durable when it returns True. Raises FatalError
         where the store refuses (a full disk): then nothing is visible.
         """
-        fence = CommitProperties(app_transactions=[Transaction(application, number)])
+        said = None if note is None else {_COMMIT: f"{application}/{number}", _NOTE: note}
+        fence = CommitProperties(app_transactions=[Transaction(application, number)], custom_metadata=said)
         for last in (False, False, False, True):
             with self.guard():
                 try:
@@ -116,6 +124,24 @@ class AuditTable:
                 except (DeltaError, OSError) as error:
                     raise self.unreadable(error) from error
         raise AssertionError("the last try returns or raises")
+
+    def note_of(self, application: str, number: int) -> str | None:
+        """The note that `number` of `application` was committed with; None where there is none, or it can't be found
+        any more: Delta's log forgets what was said of a commit, unlike the commit."""
+        table, wanted = self.open(), f"{application}/{number}"
+        if table is None:
+            return None
+        for limit in _LOOKED_THROUGH:
+            try:
+                commits = table.history(limit)
+            except (DeltaError, OSError, ValueError):
+                return None
+            for commit in commits:
+                if commit.get(_COMMIT) == wanted:
+                    return str(commit.get(_NOTE))
+            if len(commits) < limit:
+                return None
+        return None
 
     def _commit(self, table: DeltaTable, rows: pa.Table | Sequence[AddAction], fence: CommitProperties) -> None:
         if isinstance(rows, pa.Table) and rows.num_rows:

@@ -65,8 +65,10 @@ def run(
     """
     from ackline.spark.session import open_session
     from ackline.steps import run as runs
+    from ackline.steps.settings import in_force
 
     with opened(name, now, no_breaker) as parts, show.progress(as_json) as on_progress:
+        print(f"settings in force: {in_force(parts)}", file=sys.stderr)
         ran = runs.run(parts, open_session, None, on_progress)
         store = parts.store
     if as_json:
@@ -117,11 +119,13 @@ def status(name: Name, as_json: Json = False, now: Now = None) -> None:
     Example: `ackline status orders --json`
     """
     from ackline.steps.status import status as status_of
+    from ackline.steps.status import topics_of
 
     with opened(name, now) as parts:
         found = status_of(parts)
     if as_json:
-        show.print_json({"pipeline": name, "partitions": [show.status_json(one) for one in found]})
+        topics = [show.topic_json(one) for one in topics_of(found)]
+        show.print_json({"pipeline": name, "partitions": [show.status_json(one) for one in found], "topics": topics})
     else:
         show.console().print(show.status_table(name, found))
 
@@ -150,9 +154,12 @@ def audit(
     Examples: `ackline audit orders --offsets 1041`, `ackline audit orders --outcome dead --json`
     """
     from ackline.audit.queries import AuditFilter, audit_rows, json_rows
+    from ackline.audit.store import LedgerStore
     from ackline.errors import ConfigError
+    from ackline.ledger import LIVE
     from ackline.outcome import Outcome
     from ackline.places import audit_root
+    from ackline.steps.settings import rows_are_off
 
     pipeline_named(name)
     if outcome is not None and outcome not in list(Outcome):
@@ -160,6 +167,8 @@ def audit(
     shown = limit if limit is not None or as_json else SHOWN + 1
     asked = AuditFilter(topic, partition, range_of(offsets), outcome, run_id, turn, shown, everything)
     rows = list(json_rows(audit_rows(audit_root(), name, asked)))
+    if not rows and rows_are_off(LedgerStore(audit_root(), name, LIVE)):
+        _say("the newest turn kept no rows (`record_outcomes: false`); its counts are in `ackline status`")
     if as_json:
         print("[" + ",\n".join(json.dumps(row) for row in rows) + "]")
         return

@@ -16,7 +16,7 @@ from ackline.offsets import TopicPartition, count
 from ackline.planning import Plan
 from ackline.steps.parts import Progress as OnProgress
 from ackline.steps.run import Ran
-from ackline.steps.status import PartitionStatus
+from ackline.steps.status import PartitionStatus, TopicStatus
 
 
 def console(stderr: bool = False) -> Console:
@@ -165,6 +165,33 @@ def status_json(one: PartitionStatus) -> dict[str, Any]:
         "next_due": one.next_due.isoformat() if one.next_due else None,
         "lag": one.lag,
         "lag_seconds": one.lag_seconds,
+        "read": one.read,
+        "due": one.due,
+        "oldest_pending_offset": one.oldest_pending_offset,
+        "oldest_pending_at": one.oldest_pending_at.isoformat() if one.oldest_pending_at else None,
+        **one.totals,
+        "fetch_seconds_mean": one.fetch_seconds_mean,
+        "fetch_seconds_max": one.fetch_seconds_max,
+    }
+
+
+def topic_json(one: TopicStatus) -> dict[str, Any]:
+    """A topic, the same way."""
+    return {
+        "topic": one.topic,
+        "partitions": one.partitions,
+        "log_start": one.log_start,
+        "log_end": one.log_end,
+        "committed": one.committed,
+        "floor": one.floor,
+        "read": one.read,
+        "pending": {kind.value: number for kind, number in one.pending.items()},
+        "due": one.due,
+        "oldest_pending_at": one.oldest_pending_at.isoformat() if one.oldest_pending_at else None,
+        "lag": one.lag,
+        "lag_seconds": one.lag_seconds,
+        **one.totals,
+        "fetch_seconds_max": one.fetch_seconds_max,
     }
 
 
@@ -178,9 +205,12 @@ def status_table(pipeline: str, partitions: Iterable[PartitionStatus]) -> Table:
         "complete to",
         "retry",
         "dead letter",
+        "due",
         "next due",
         "lag",
         "seconds",
+        "acked",
+        "dead",
     ]
     rows = (
         [
@@ -190,9 +220,12 @@ def status_table(pipeline: str, partitions: Iterable[PartitionStatus]) -> Table:
             one.floor,
             one.complete_to,
             *(number for kind, number in one.pending.items() if kind != "in_flight"),
+            one.due,
             one.next_due.isoformat(timespec="seconds") if one.next_due else None,
             one.lag,
             one.lag_seconds,
+            one.totals["acked"],
+            one.totals["dead"],
         ]
         for one in partitions
     )

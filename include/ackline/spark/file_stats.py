@@ -16,7 +16,8 @@ from ackline.spark.rows import EPOCH, Int64s
 class WrittenFile:
     """A file of outcomes, as an `AddAction` of the Delta log wants it.
 
-    `path` is relative to the table's root; `modification_time` in milliseconds; `stats` is Delta's JSON.
+    `path` is relative to the table's root, "" where rows were counted and not written; `modification_time` in
+    milliseconds; `stats` is Delta's JSON.
     """
 
     path: str

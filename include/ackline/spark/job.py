@@ -6,7 +6,7 @@ and the outcomes count once the caller has committed them.
 
 import uuid
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import date, datetime
 from typing import Any
 
@@ -15,6 +15,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from ackline.errors import FatalError
+from ackline.figures import Fetches
 from ackline.handler import Handler, Tier, load_handler, tier_of
 from ackline.offsets import OffsetRange, Runs, TopicPartition, count
 from ackline.outcome import Outcome
@@ -39,7 +40,7 @@ class ReplayJob:
     without a group. `on_failure` is the outcome of a failure: FAILED, or DROPPED under a guarantee that never retries.
     `outcomes_root` is the outcomes table's own path or URI. `now` fixes the clock of all outcomes. `once`: a task that
     failed is not tried again, for its records may have been handled. `max_rate`: records a second that the handler is
-    given at most, by all tasks together.
+    given at most, by all tasks together. `record_outcomes`: each outcome becomes a row; else they are only counted.
     """
 
     pipeline: str
@@ -59,16 +60,19 @@ class ReplayJob:
     now: datetime | None
     once: bool = False
     max_rate: int | None = None
+    record_outcomes: bool = True
 
 
 @dataclass(slots=True)
 class ReplayResult:
-    """What a replay did. `calls` counts records given to the handler; `fetched_for_retries` those the broker sent."""
+    """What a replay did. `calls` counts records given to the handler; `fetched_for_retries` those the broker sent;
+    `fetches` are the tasks' waits for records."""
 
     files: tuple[WrittenFile, ...]
     counts: Mapping[TopicPartition, Mapping[Outcome, int]]
     calls: int
     fetched_for_retries: int
+    fetches: Mapping[TopicPartition, Fetches] = field(default_factory=dict)
 
 
 def run_replay(spark: SparkSession, job: ReplayJob, on_progress: Progress | None = None) -> ReplayResult:
@@ -123,7 +127,8 @@ def _manifest(
 
 def _work(job: ReplayJob, tier: Tier, topic: str | None) -> Work:
     turn = Turn(job.outcomes_root, job.pipeline, job.plan_date, job.lane, job.epoch, job.turn, job.run_id)
-    return Work(turn, job.handler, tier, topic, job.deliver_tombstones, job.on_failure, job.now, job.once)
+    tombstones, rows = job.deliver_tombstones, job.record_outcomes
+    return Work(turn, job.handler, tier, topic, tombstones, job.on_failure, job.now, job.once, record_outcomes=rows)
 
 
 def _share(
@@ -160,20 +165,22 @@ def _union(parts: list[DataFrame]) -> DataFrame:
 def _result(rows: Iterable[Any]) -> ReplayResult:
     files: list[WrittenFile] = []
     counts: dict[TopicPartition, dict[Outcome, int]] = {}
+    fetches: dict[TopicPartition, Fetches] = {}
     calls = fetched = 0
     for row in rows:
-        if row.path is None:
+        if row.topic is None:
             calls, fetched = calls + row.calls, fetched + row.fetched
             continue
+        at = TopicPartition(row.topic, row.partition)
+        if row.outcome is None:
+            fetches[at] = fetches.get(at, Fetches()) + Fetches(row.fetches, row.fetch_seconds, row.fetch_seconds_max)
+            continue
         outcome = Outcome(row.outcome)
-        files.append(
-            WrittenFile(
-                row.path, row.size, row.rows, row.topic, row.partition, outcome, row.stats, row.modification_time
-            )
-        )
-        of_place = counts.setdefault(TopicPartition(row.topic, row.partition), {})
+        if row.path is not None:
+            files.append(WrittenFile(row.path, row.size, row.rows, *at, outcome, row.stats, row.modification_time))
+        of_place = counts.setdefault(at, {})
         of_place[outcome] = of_place.get(outcome, 0) + row.rows
-    return ReplayResult(tuple(files), counts, calls, fetched)
+    return ReplayResult(tuple(files), counts, calls, fetched, fetches)
 
 
 def _check(

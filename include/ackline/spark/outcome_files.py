@@ -8,6 +8,7 @@ task that failed, or ran twice, never are. Spark's own writer, a row at a time, 
 import contextlib
 import os
 import uuid
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import date
@@ -110,6 +111,22 @@ class OutcomeFiles:
         """Remove what was begun, as far as that is possible: nothing refers to it."""
         for file in self._files.values():
             file.discard()
+
+
+class OutcomeCounts(OutcomeFiles):
+    """In place of files, where outcomes are not kept as rows: how many there were of each."""
+
+    def __init__(self, turn: Turn) -> None:
+        super().__init__(turn)
+        self._counts: Counter[tuple[TopicPartition, Outcome]] = Counter()
+
+    def add(self, place: TopicPartition, outcome: Outcome, chunk: Chunk) -> None:
+        """Count rows."""
+        self._counts[place, outcome] += len(chunk.offsets)
+
+    def close(self) -> list[WrittenFile]:
+        """The counts, as files without a path: nothing is written."""
+        return [WrittenFile("", 0, rows, *at, outcome, "", 0) for (at, outcome), rows in self._counts.items() if rows]
 
 
 @dataclass(slots=True)

@@ -19,12 +19,13 @@ import pyarrow.compute as pc
 from pyspark import TaskContext
 
 from ackline.errors import FatalError
+from ackline.figures import Fetches, waited
 from ackline.handler import Handler, Tier, load_handler
 from ackline.offsets import TopicPartition
 from ackline.outcome import ErrorClass, Outcome
 from ackline.spark.exact import GoneRows, Wanted, exact_rows
 from ackline.spark.handle import WORDS, Answers, Clock, Unacked, answer, spoken, tombstone
-from ackline.spark.outcome_files import Chunk, OutcomeFiles, Turn
+from ackline.spark.outcome_files import Chunk, OutcomeCounts, OutcomeFiles, Turn
 from ackline.spark.pace import Pace
 from ackline.spark.rows import EPOCH, RECORD_COLUMNS, Int64s, Rows, from_spark
 
@@ -40,12 +41,15 @@ MANIFEST = pa.schema(
         ("modification_time", pa.int64()),
         ("calls", pa.int64()),
         ("fetched", pa.int64()),
+        ("fetches", pa.int64()),
+        ("fetch_seconds", pa.float64()),
+        ("fetch_seconds_max", pa.float64()),
     ]
 )
-"""What a task returns: a row a file, and one without a path for its counts."""
+"""What a task returns: a row a file; without a path one for its counts, and one a partition that it waited for."""
 MANIFEST_DDL = (
     "path string, size long, rows long, topic string, partition int, outcome string, stats string, "
-    "modification_time long, calls long, fetched long"
+    "modification_time long, calls long, fetched long, fetches long, fetch_seconds double, fetch_seconds_max double"
 )
 # In the column tier a row may stand for something else than a record; its column `note` then says for what.
 NOTED = RECORD_COLUMNS.append(pa.field("note", pa.string()))
@@ -69,6 +73,7 @@ class Work:
     once: bool = False
     rate: float | None = None
     """Records a second that this task may handle."""
+    record_outcomes: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,9 +89,11 @@ def handle_fresh(work: Work) -> Callable[[Batches], Batches]:
 
     def task(batches: Batches) -> Batches:
         with Handling(work) as handling:
-            for batch in batches:
+            for batch, wait in waited(batches):
                 if batch.num_rows:
-                    handling.handle(from_spark(batch, work.topic))
+                    rows = from_spark(batch, work.topic)
+                    handling.count_wait(rows.place, wait)
+                    handling.handle(rows)
             yield handling.manifest()
 
     return task
@@ -98,7 +105,8 @@ def handle_retries(work: Work, kafka: Kafka, chunks: Any) -> Callable[[Batches],
     def task(batches: Batches) -> Batches:
         with Handling(work) as handling:
             for wanted in _mine(batches, chunks):
-                for rows in exact_rows(wanted, kafka.config, kafka.isolation, handling.count_fetched):
+                for rows, wait in waited(exact_rows(wanted, kafka.config, kafka.isolation, handling.count_fetched)):
+                    handling.count_wait(rows.place, wait)
                     if isinstance(rows, GoneRows):
                         handling.gone(rows)
                     else:
@@ -129,9 +137,11 @@ def store_column(work: Work) -> Callable[[Batches], Batches]:
 
     def task(batches: Batches) -> Batches:
         with Handling(work) as handling:
-            for batch in batches:
+            for batch, wait in waited(batches):
                 for place, part in _by_place(batch, work.topic):
+                    handling.count_wait(place, wait)
                     handling.store_column(place, part)
+                    wait = Fetches()  # it was one wait, for the batch as a whole: the first partition in it has it
             yield handling.manifest()
 
     return task
@@ -152,7 +162,8 @@ class Handling:
         self._work = work
         self._handler = _handler(work.handler) if work.tier is not Tier.COLUMN else None
         self._clock = _clock(work.now)
-        self._files = OutcomeFiles(work.turn)
+        self._files = OutcomeFiles(work.turn) if work.record_outcomes else OutcomeCounts(work.turn)
+        self._waits: dict[TopicPartition, Fetches] = {}
         self._last: dict[TopicPartition, int] = {}
         self._calls = 0
         self._fetched = 0
@@ -168,6 +179,11 @@ class Handling:
     def count_fetched(self, records: int) -> None:
         """Records that the broker delivered for retries."""
         self._fetched += records
+
+    def count_wait(self, place: TopicPartition, wait: Fetches) -> None:
+        """How long a batch of records took to come."""
+        if wait.count and place.partition >= 0:  # a row that stands for no record has no partition
+            self._waits[place] = self._waits.get(place, Fetches()) + wait
 
     def handle(self, rows: Rows) -> None:
         """Let the handler answer, and keep the outcomes; no faster than it may."""
@@ -266,9 +282,13 @@ class Handling:
     def manifest(self) -> pa.RecordBatch:
         """Close the files; rows of `MANIFEST`."""
         rows: list[dict[str, Any]] = [
-            {name: getattr(file, name) for name in MANIFEST.names[:8]} | {"outcome": file.outcome.value}
+            {name: getattr(file, name) for name in MANIFEST.names[:8]}
+            | {"path": file.path or None, "outcome": file.outcome.value}
             for file in self._files.close()
         ]
+        for place, waits in self._waits.items():
+            numbers = {"fetches": waits.count, "fetch_seconds": waits.seconds, "fetch_seconds_max": waits.longest}
+            rows.append({"topic": place.topic, "partition": place.partition, **numbers})
         rows.append({"calls": self._calls, "fetched": self._fetched})
         return pa.RecordBatch.from_pylist(rows, schema=MANIFEST)
 

@@ -13,10 +13,12 @@ from deltalake.transaction import AddAction
 
 from ackline.audit.rows import plan_date
 from ackline.errors import ConfigError, RangeGone, TopicChanged
+from ackline.figures import Report
 from ackline.ledger import Settlement
 from ackline.outcome import Outcome
 from ackline.planning import Plan
 from ackline.steps.claim import claim, lose, refuse_retries, start
+from ackline.steps.figures import keeps_rows
 from ackline.steps.parts import Parts, Progress
 from ackline.steps.settle import void_turn
 
@@ -65,7 +67,7 @@ def replay(parts: Parts, spark: "Callable[[], SparkSession]", on_progress: Progr
         if isinstance(error, TopicChanged):
             raise
         return Replayed(plan, void=void)
-    if parts.store.store_outcomes(plan.turn, add_actions(plan, result)):
+    if parts.store.store_outcomes(plan.turn, add_actions(plan, result), report(parts, plan, result)):
         parts.tell("handled", plan.turn, result.counts)
     return Replayed(plan, result.calls, result.fetched_for_retries)
 
@@ -154,7 +156,14 @@ def job_of(parts: Parts, plan: Plan) -> "ReplayJob":
         now=parts.fixed_now,
         once=parts.pipeline.guarantee == "at_most_once",
         max_rate=parts.pipeline.max_rate,
+        record_outcomes=keeps_rows(parts, plan),
     )
+
+
+def report(parts: Parts, plan: Plan, result: "ReplayResult") -> Report:
+    """What the tasks say of the turn, to be stored with its outcomes."""
+    counts = {at: {outcome.value: rows for outcome, rows in one.items()} for at, one in result.counts.items()}
+    return Report(counts, result.fetches, keeps_rows(parts, plan))
 
 
 def add_actions(plan: Plan, result: "ReplayResult") -> list[AddAction]:

@@ -13,6 +13,7 @@ from ackline.errors import RangeGone
 from ackline.ledger import Settlement, TurnKind
 from ackline.outcome import Outcome
 from ackline.planning import Plan
+from ackline.steps.figures import outcomes_of, report_of
 from ackline.steps.parts import Parts, Progress
 from ackline.steps.plan import plan
 from ackline.steps.replay import Replayed, replay
@@ -77,7 +78,7 @@ def replay_on(parts: Parts, spark: "Callable[[], SparkSession]", on_progress: Pr
         if newest is None or replayed.plan is None:
             return replace(replayed, calls=calls)
         if open_plan is not None:
-            found = parts.store.outcomes_of(open_plan.turn)
+            found = outcomes_of(parts, open_plan, report_of(parts, open_plan))
             if any(met_records(one) for one in found.counts.values()) or not more_in_log(open_plan):
                 return replace(replayed, calls=calls)
             settle_turn(parts, open_plan, newest)

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 
 from ackline.audit.store import TurnOutcomes
 from ackline.errors import GroupMoved, NoProof, TooManyFailures
+from ackline.figures import last_fetch
 from ackline.ledger import (
     CommitMark,
     Committed,
@@ -28,19 +29,22 @@ from ackline.ledger import (
 )
 from ackline.offsets import TopicPartition
 from ackline.outcome import Outcome
-from ackline.planning import Plan, PlannedPartition
+from ackline.planning import Plan
 from ackline.steps.decide import decide, states_after
 from ackline.steps.events import tell_settled
 from ackline.steps.expired import expired_of
+from ackline.steps.figures import gaps_of, outcomes_of, report_of, with_figures
 from ackline.steps.parts import Parts
 
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """The newest settlement, and what the broker holds after the commit, read back."""
+    """The newest settlement, and what the broker holds after the commit, read back; `stored` is the settlement that
+    this process has stored, which nobody else can say of the same turn."""
 
     settlement: Settlement | None
     committed: Mapping[TopicPartition, Committed]
+    stored: Settlement | None = None
 
 
 def settle(parts: Parts, turn: TurnId | None = None) -> Settled:
@@ -53,31 +57,34 @@ def settle(parts: Parts, turn: TurnId | None = None) -> Settled:
     """
     newest = parts.store.newest()
     plan = parts.store.open_plan(newest) if newest else None
-    if newest and plan and turn in (None, plan.turn):
-        settle_turn(parts, plan, newest)
+    stored = settle_turn(parts, plan, newest) if newest and plan and turn in (None, plan.turn) else None
     try:
-        return commit_newest(parts)
+        return replace(commit_newest(parts), stored=stored)
     except GroupMoved:
         if parts.pipeline.on_external_reset != "follow":
             raise
-        return Settled(parts.store.newest(), {})  # the next run's plan takes the turn that follows
+        return Settled(parts.store.newest(), {}, stored)  # the next run's plan takes the turn that follows
 
 
-def settle_turn(parts: Parts, plan: Plan, before: Settlement) -> None:
-    """Store decisions n and settlement n of an open plan; `before` is settlement n - 1."""
+def settle_turn(parts: Parts, plan: Plan, before: Settlement) -> Settlement | None:
+    """Store decisions n and settlement n of an open plan; `before` is settlement n - 1.
+
+    Returns what was stored; None where another process was quicker, or no settlement that counts was to be stored.
+    """
     if plan.kind is TurnKind.RUN and not parts.store.has_outcomes(plan.turn):
         raise NoProof(
             f"{plan.turn} has no stored outcomes, so nothing proves that it was handled; a task marked as successful "
             f"proves nothing. Run replay again"
         )
-    found = parts.store.outcomes_of(plan.turn)
+    report = report_of(parts, plan)
+    found = outcomes_of(parts, plan, report)
     if not parts.store.has_decisions(plan.turn):
         _check_breaker(parts, plan, before, found)
         _check_expired(parts, plan, before, found.rows)  # before any dead letter is sent
         decisions = decide(parts, plan, before, found)
         _check_expired(parts, plan, before, decisions)
         parts.store.store_decisions(plan, parts.run_id, decisions)
-        found = parts.store.outcomes_of(plan.turn)  # those that are stored count, ours or a rival's
+        found = outcomes_of(parts, plan, report)  # those that are stored count, ours or a rival's
     states = states_after(plan, before, found)
     held = parts.group.committed(parts.existing({at: _topic_id(at, plan, before) for at in states}))
     partitions = {
@@ -86,7 +93,7 @@ def settle_turn(parts: Parts, plan: Plan, before: Settlement) -> None:
             before.partitions[at].state.floor if at in before.partitions else state.floor,
             state,
             found.counts.get(at, {}),
-            _gaps(plan.partitions.get(at), found.attempted_fresh.get(at, 0)),
+            gaps_of(plan, at, found),
             plan.partitions[at].seen if at in plan.partitions else before.partitions[at].seen,
             held.get(at),
             _evidence(plan),
@@ -94,10 +101,13 @@ def settle_turn(parts: Parts, plan: Plan, before: Settlement) -> None:
         )
         for at, state in states.items()
     }
+    partitions = with_figures(parts, plan, before, partitions, found, report)
     now = parts.now()
     settlement = Settlement(plan.turn, plan.kind, parts.run_id, now, partitions, parts.actor, plan.reason)
-    if parts.store.store_settlement(settlement, plan):
-        tell_settled(parts, plan, settlement, found)
+    if not parts.store.store_settlement(settlement, plan):
+        return None
+    tell_settled(parts, plan, settlement, found)
+    return settlement
 
 
 def _check_breaker(parts: Parts, plan: Plan, before: Settlement, found: TurnOutcomes) -> None:
@@ -141,7 +151,15 @@ def void_turn(parts: Parts, plan: Plan, before: Settlement, reason: str) -> None
     known = before.partitions
     seen = {at: plan.partitions[at].seen if at in plan.partitions else one.seen for at, one in known.items()}
     partitions = {
-        at: replace(one, old_floor=one.state.floor, counts={}, gaps=0, evidence="void", seen=seen[at])
+        at: replace(
+            one,
+            old_floor=one.state.floor,
+            counts={},
+            gaps=0,
+            evidence="void",
+            seen=seen[at],
+            figures=last_fetch(one.figures),
+        )
         for at, one in known.items()
     }
     parts.store.store_settlement(
@@ -198,10 +216,6 @@ def mark_of(parts: Parts, newest: Settlement) -> CommitMark:
 def may_restore(parts: Parts, held: Committed | None, mark: CommitMark) -> bool:
     """Whether the file says that a foreign commit is to be overwritten. One of ours from elsewhere never is."""
     return parts.pipeline.on_external_reset == "restore" and held is not None and not is_ours(held, mark.pipeline)
-
-
-def _gaps(planned: PlannedPartition | None, attempted: int) -> int:
-    return len(planned.fresh) - attempted if planned else 0
 
 
 def _paused(at: TopicPartition, plan: Plan, before: Settlement) -> bool:

@@ -1,19 +1,28 @@
 """Where a pipeline stands: the newest settlement beside what the broker says now."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from typing import TypeVar
 
+from ackline.figures import FETCH_MAX, FETCH_MEAN, TOTALS, due_retries, oldest_pending
 from ackline.ledger import PendingKind, SettledPartition
 from ackline.offsets import TopicPartition
 from ackline.steps.parts import Parts
 from ackline.steps.plan import look_at_kafka, preview_lane
 
+N = TypeVar("N", int, float)
+
 
 @dataclass(frozen=True, slots=True)
 class PartitionStatus:
     """One partition; lag is `log_end - floor`, `lag_seconds` the age of the record at the floor (0 where there is no
-    lag, None where the broker has no time for it)."""
+    lag, None where the broker has no time for it).
+
+    `read` is the end of what was read and handled whole; `due` counts retries that are due now; `oldest_pending_at` is
+    the time of that record; `totals` are the effective rows of the epoch by outcome, and `retries`; fetch seconds are
+    those of the last turn that read from the partition.
+    """
 
     lane: str
     epoch: int
@@ -28,6 +37,33 @@ class PartitionStatus:
     next_due: datetime | None
     lag: int | None
     lag_seconds: float | None
+    read: int
+    due: int
+    oldest_pending_offset: int | None
+    oldest_pending_at: datetime | None
+    totals: Mapping[str, int]
+    fetch_seconds_mean: float | None
+    fetch_seconds_max: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class TopicStatus:
+    """All partitions of a topic: sums, and the worst of what can't be added up. None where no partition knows it."""
+
+    topic: str
+    partitions: int
+    log_start: int | None
+    log_end: int | None
+    committed: int | None
+    floor: int
+    read: int
+    pending: Mapping[PendingKind, int]
+    due: int
+    oldest_pending_at: datetime | None
+    lag: int | None
+    lag_seconds: float | None
+    totals: Mapping[str, int]
+    fetch_seconds_max: float | None
 
 
 def status(parts: Parts) -> list[PartitionStatus]:
@@ -45,6 +81,7 @@ def status(parts: Parts) -> list[PartitionStatus]:
     for at, one in sorted(lane.items()):
         log = look.bounds.get(at)
         held = look.held.get(at)
+        oldest, figures = oldest_pending(one.state), one.figures or {}
         found.append(
             PartitionStatus(
                 parts.store.lane,
@@ -60,9 +97,48 @@ def status(parts: Parts) -> list[PartitionStatus]:
                 one.state.next_due,
                 log.end - one.state.floor if log else None,
                 _lag_seconds(parts, at, one, behind, times),
+                one.state.complete_to,
+                due_retries(one.state, parts.now()),
+                oldest,
+                times.get(at) if oldest is not None else None,
+                {word: (one.totals or {}).get(word, 0) for word in TOTALS},
+                figures.get(FETCH_MEAN),
+                figures.get(FETCH_MAX),
             )
         )
     return found
+
+
+def topics_of(partitions: Iterable[PartitionStatus]) -> list[TopicStatus]:
+    """The same by topic, sorted."""
+    by_topic: dict[str, list[PartitionStatus]] = {}
+    for one in partitions:
+        by_topic.setdefault(one.topic, []).append(one)
+    return [_topic(topic, ones) for topic, ones in sorted(by_topic.items())]
+
+
+def _topic(topic: str, ones: list[PartitionStatus]) -> TopicStatus:
+    return TopicStatus(
+        topic,
+        len(ones),
+        _of_known(sum, (one.log_start for one in ones)),
+        _of_known(sum, (one.log_end for one in ones)),
+        _of_known(sum, (one.committed for one in ones)),
+        sum(one.floor for one in ones),
+        sum(one.read for one in ones),
+        {kind: sum(one.pending[kind] for one in ones) for kind in PendingKind},
+        sum(one.due for one in ones),
+        min((one.oldest_pending_at for one in ones if one.oldest_pending_at is not None), default=None),
+        _of_known(sum, (one.lag for one in ones)),
+        _of_known(max, (one.lag_seconds for one in ones)),
+        {word: sum(one.totals[word] for one in ones) for word in TOTALS},
+        _of_known(max, (one.fetch_seconds_max for one in ones)),
+    )
+
+
+def _of_known(fold: Callable[[list[N]], N], values: Iterable[N | None]) -> N | None:
+    known = [value for value in values if value is not None]
+    return fold(known) if known else None
 
 
 def _lag_seconds(

@@ -52,7 +52,7 @@ Place = tuple[str, int]
 
 TERMINAL = ("acked", "skipped", "dropped", "dead", "expired", "compacted", "lost")
 OUTCOMES = (*TERMINAL, "failed", "in_flight")
-FAILED, DEAD = OUTCOMES.index("failed"), OUTCOMES.index("dead")
+FAILED, DEAD, LOST = OUTCOMES.index("failed"), OUTCOMES.index("dead"), OUTCOMES.index("lost")
 SHOWN = 3
 """Offsets named in full for one kind of violation in one partition; the rest are counted."""
 PATIENCE = 30.0
@@ -182,10 +182,25 @@ class Settlement:
     floor: int
     complete_to: int
     pending: Pending
+    counts: Mapping[str, int] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Unkept:
+    """Ranges of turns that kept no rows (`record_outcomes: false`): all that is said of them is counts."""
+
+    turn: Ints
+    start: Ints
+    end: Ints
+
+    def holding(self, offsets: Ints) -> Ints:
+        """How many of the ranges hold each of `offsets`."""
+        return covering(offsets, self.start, self.end)
 
 
 NOTHING: Ints = np.empty(0, np.int64)
 NO_ROWS = Rows(NOTHING, NOTHING, NOTHING, NOTHING, NOTHING, NOTHING, NOTHING == 0, NOTHING == 0)
+NO_RANGES = Unkept(NOTHING, NOTHING, NOTHING)
 Chains = dict[tuple[int, Place], list[Settlement]]
 
 
@@ -242,8 +257,9 @@ def split_settlements(table: pa.Table) -> Chains:
         here = bounds[i] + np.argsort(start[bounds[i] : bounds[i + 1]], kind="stable")
         pending = Pending(start[here], end[here], attempts[here], due[here], retry[here])
         settlement = Settlement(
-            row["turn"], row["kind"], row["old_floor"], row["new_floor"], row["complete_to"], pending
-        )
+            row["turn"], row["kind"], row["old_floor"], row["new_floor"], row["complete_to"], pending,
+            dict(row["counts"]) if row.get("counts") is not None and row.get("gaps") is not None else None,
+        )  # fmt: skip
         chains.setdefault((row["epoch"], (row["topic"], row["partition"])), []).append(settlement)
     for chain in chains.values():
         chain.sort(key=lambda settlement: settlement.turn)
@@ -296,6 +312,7 @@ class Judge:
         self.rows = split_rows(effective(evidence, evidence.outcomes), topics)
         self.chains = split_settlements(evidence.settlements)
         self.starts = self.lane_starts()
+        self.unkept = self.without_rows()
         self.epoch = max((epoch for epoch, _ in self.starts), default=0)
 
     def lane_starts(self) -> dict[tuple[int, Place], int]:
@@ -311,6 +328,24 @@ class Judge:
                         starts.setdefault((epoch + later, place), row.floor)
         return starts
 
+    def without_rows(self) -> dict[tuple[int, Place], Unkept]:
+        """What was read by turns whose plans say that no rows are kept, and which kept none."""
+        plans = effective(self.evidence, self.evidence.plans)
+        if "settings" not in plans.column_names:
+            return {}
+        kept = {
+            (epoch, int(turn))
+            for (epoch, _), rows in self.rows.items()
+            for turn in np.unique(rows.turn[(rows.attempt >= 1) | (rows.outcome == LOST)])
+        }
+        found: dict[tuple[int, Place], list[tuple[int, int, int]]] = {}
+        for plan in plans.filter(pc.equal(plans["kind"], "run")).to_pylist():
+            off = json.loads(plan["settings"] or "{}").get("record_outcomes") is False
+            if off and plan["start_offset"] < plan["end_offset"] and (plan["epoch"], plan["turn"]) not in kept:
+                place = plan["epoch"], (plan["topic"], plan["partition"])
+                found.setdefault(place, []).append((plan["turn"], plan["start_offset"], plan["end_offset"]))
+        return {place: Unkept(*np.array(sorted(ranges), dtype=np.int64).T) for place, ranges in found.items()}
+
     def run(self) -> Report:
         self.turns()
         for epoch, place in sorted(self.chains.keys() | self.rows.keys()):
@@ -319,6 +354,7 @@ class Judge:
             self.repeats(place, rows)
             self.attempts(place, rows, chain)
             self.accounts(place, epoch, rows, chain)
+            self.counted(place, epoch, chain)
             self.unread(place, rows)
         for place, log in self.evidence.logs.items():
             self.commit(place, log)
@@ -425,12 +461,27 @@ class Judge:
         given = between(log.offsets, start, last.complete_to) if log else np.empty(0, np.int64)
         offsets = np.union1d(given, ends.offset)
         settled = covering(offsets, ends.offset, ends.end)
+        settled = settled + self.unkept.get((epoch, place), NO_RANGES).holding(offsets)
         waiting = covering(offsets, last.pending.start, last.pending.end)
         self.found.add("I9", "has more than one terminal outcome", place, offsets[settled > 1])
         self.found.add("I4", "is settled, and pending as well", place, offsets[(settled > 0) & (waiting > 0)])
         self.found.add("I4", "is pending more than once", place, offsets[waiting > 1])
         neither = np.isin(offsets, given) & (settled == 0) & (waiting == 0)
         self.found.add("I4", "is neither settled nor pending, but below complete_to", place, offsets[neither])
+
+    def counted(self, place: Place, epoch: int, chain: list[Settlement]) -> None:
+        """I4: where no rows were kept, as many outcomes were counted as there are records."""
+        unkept, log = self.unkept.get((epoch, place), NO_RANGES), self.evidence.logs.get(place)
+        said = {row.turn: row.counts for row in chain}
+        for turn, start, end in zip(unkept.turn, unkept.start, unkept.end, strict=True):
+            counts = said.get(int(turn))
+            if log is None or counts is None or log.start > start:
+                continue  # no longer known, or no longer there
+            outcomes = sum(counts.get(word, 0) for word in ("acked", "skipped", "dropped"))
+            records = len(between(log.offsets, int(start), int(end)))
+            if outcomes < records or (log.hidden is None and outcomes > records):
+                what = f"turn {turn} counted {outcomes} outcomes of [{start}, {end}), which holds {records} records"
+                self.found.say("I4", what, place)
 
     def unread(self, place: Place, rows: Rows) -> None:
         """I14: no handler was given what no consumer is: beyond the last stable offset, or aborted."""
@@ -462,6 +513,7 @@ class Judge:
             rows = self.rows.get((epoch, place))
             given = between(log.offsets, start, log.committed)
             lost = given if rows is None else given[covering(given, rows.terminal.offset, rows.terminal.end) == 0]
+            lost = lost[self.unkept.get((epoch, place), NO_RANGES).holding(lost) == 0]
             self.found.add("I2", "is below the committed offset, but has no terminal outcome", place, lost)
 
     def end(self, place: Place, log: Log) -> None:
@@ -533,6 +585,8 @@ class Judge:
             self.found.add("I2", "has an outcome of an attempt that no handler was called for", place, uncalled)
             if self.settled:
                 uncounted = np.setdiff1d(called, known) >> 16
+                for (_, at), unkept in self.unkept.items():
+                    uncounted = uncounted[unkept.holding(uncounted) == 0] if at == place else uncounted
                 what = "a handler was called, but no outcome of that attempt counts"
                 self.found.add("I4", what, place, uncounted)
             if self.max_retries is not None:
@@ -560,6 +614,10 @@ class Judge:
                 counts["attempts"] += int((rows.attempt >= 1).sum())
                 for code, word in enumerate((*TERMINAL, "failed")):
                     counts[word] += int((rows.end - rows.offset)[rows.outcome == code].sum())
+            without = set(self.unkept.get((self.epoch, place), NO_RANGES).turn.tolist())
+            for row in chain or ():
+                for word in ("acked", "skipped", "dropped") if row.turn in without else ():
+                    counts[word] += (row.counts or {}).get(word, 0)
         letters = [
             (letter.partition, letter.offset)
             for letter in self.letters() if letter.topic == topic and letter.epoch == self.epoch
@@ -604,8 +662,8 @@ def judge(evidence: Evidence, *, max_retries: int | None = None, settled: bool =
 Config = dict[str, Any]
 COLUMNS = {
     "settlements": ["lane", "epoch", "turn", "kind", "topic", "partition", "old_floor", "new_floor",
-                    "complete_to", "pending"],
-    "plans": ["lane", "epoch", "turn", "kind", "topic", "partition", "end_offset"],
+                    "complete_to", "pending", "counts", "gaps"],
+    "plans": ["lane", "epoch", "turn", "kind", "topic", "partition", "start_offset", "end_offset", "settings"],
     "outcomes": ["lane", "epoch", "turn", "topic", "partition", "offset", "end_offset", "attempt", "outcome",
                  "error_class", "handled_at"],
 }  # fmt: skip

@@ -178,6 +178,8 @@ class MemoryTables:
     plans: dict[Any, Any] = field(default_factory=dict)
     settlements: dict[Any, Any] = field(default_factory=dict)
     outcomes: dict[Any, list[Any]] = field(default_factory=dict)
+    notes: dict[tuple[str, int], str] = field(default_factory=dict)
+    """What was said with a commit, by application and number."""
     files: dict[str, Any] = field(default_factory=dict)
     """Files that tasks have written; those in no commit are invisible."""
 

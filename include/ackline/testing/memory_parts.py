@@ -7,6 +7,7 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from ackline.errors import FatalError, RangeGone, TransientError
+from ackline.figures import Fetches
 from ackline.handler import Dead, Record, Skip
 from ackline.kafka.dead_letters import DeadLetters
 from ackline.kafka.exact import ExactReader, Gone
@@ -95,12 +96,15 @@ class MemoryJob:
             rows.setdefault((at, row.outcome, True), []).append(row)
         if take(self._world.faults.jobs):
             raise TransientError("Spark did not get through; the same step may succeed later")
-        files = tuple(self._file(at, outcome, found) for (at, outcome, _), found in rows.items())
+        kept = rows.items() if self._job.record_outcomes else ()
+        files = tuple(self._file(at, outcome, found) for (at, outcome, _), found in kept)
         counts: dict[TopicPartition, dict[Outcome, int]] = {}
         for (at, outcome, _), found in rows.items():
             counts.setdefault(at, {}).setdefault(outcome, 0)
             counts[at][outcome] += len(found)
-        return ReplayResult(files, counts, self._calls, sum(len(runs) for runs in self._job.retries.values()))
+        fetches = {at: Fetches(1) for at in counts}  # nobody waits
+        fetched = sum(len(runs) for runs in self._job.retries.values())
+        return ReplayResult(files, counts, self._calls, fetched, fetches)
 
     def _fresh(self, at: TopicPartition, planned: OffsetRange) -> Iterator[OutcomeRow]:
         for offset in range(planned.start, planned.end):

@@ -78,13 +78,20 @@ class MemoryTable(AuditTable):
             self.world.tables.numbers[self.name] = {}
         return cast("DeltaTable", _Version(self.world, self))
 
-    def append(self, rows: "pa.Table | Sequence[AddAction]", application: str, number: int) -> bool:
+    def append(
+        self, rows: "pa.Table | Sequence[AddAction]", application: str, number: int, note: str | None = None
+    ) -> bool:
         """Append rows of `outcomes`, or files that tasks have written; False where the number is taken."""
         if isinstance(rows, pa.Table):
-            return self.put(_files(rows.to_pylist()), application, number)
-        return self.put([self.world.tables.files[file.path] for file in rows], application, number)
+            return self.put(_files(rows.to_pylist()), application, number, note)
+        return self.put([self.world.tables.files[file.path] for file in rows], application, number, note)
 
-    def put(self, value: Any, application: str, number: int) -> bool:
+    def note_of(self, application: str, number: int) -> str | None:
+        """The note that a number was committed with."""
+        self.hook("note", READ)
+        return self.world.tables.notes.get((application, number))
+
+    def put(self, value: Any, application: str, number: int, note: str | None = None) -> bool:
         """Append a value as `number` of `application`; False where the number is taken. Raises FatalError where the
         world's tables refuse, or don't say that they have stored it."""
         kind = application.rsplit("/", 1)[-1]
@@ -99,6 +106,8 @@ class MemoryTable(AuditTable):
             numbers = self.world.tables.numbers[self.name]
             numbers[application] = max(number, numbers.get(application, number))
             self._keep(value)
+            if note is not None:
+                self.world.tables.notes[application, number] = note
             self.world.history.append(TableCommit(self.name, application, number, value, self.by))
         self.hook(kind, AFTER)
         if fault == "unanswered":
