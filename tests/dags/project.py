@@ -128,9 +128,10 @@ class AirflowCommand:
         self.home = home
         self._done("db", "migrate", env={})
 
-    def test(self, project: Project, dag_id: str, *options: str) -> "DagTest":
-        """Run the DAG once; whatever becomes of it."""
-        done = self._done("dags", "test", dag_id, *options, env=project.environment, check=False)
+    def test(self, project: Project, dag_id: str, *options: str, env: Mapping[str, str] | None = None) -> "DagTest":
+        """Run the DAG once, with more in its environment perhaps; whatever becomes of it."""
+        more = {**project.environment, **(env or {})}
+        done = self._done("dags", "test", dag_id, *options, env=more, check=False)
         return DagTest(self, dag_id, done.returncode, done.stdout)
 
     def query(self, sql: str, *arguments: str) -> list[Any]:

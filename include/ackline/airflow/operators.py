@@ -70,10 +70,12 @@ class PlanOperator(BaseOperator):
             from ackline.handler import load_handler
             from ackline.kafka.java import java_properties
             from ackline.steps.plan import plan
+            from ackline.steps.settings import in_force
 
             make_handlers_importable()
             load_handler(self.pipeline.handler)
             with opened(self.pipeline, context) as parts:
+                self.log.info("settings in force: %s", in_force(parts))
                 java_properties(parts.kafka)  # refuses what Spark's client could not be told
                 summary = planned_summary(plan(parts))
         self.log.info("planned: %s", summary)
@@ -92,11 +94,14 @@ class SettleOperator(BaseOperator):
     def execute(self, context: Context) -> dict[str, Any]:
         """Run the step. What replay stored decides, not the state of its task."""
         with verdict():
+            from ackline.airflow.metrics import publish
             from ackline.airflow.summary import settled_summary
             from ackline.steps.settle import settle
 
             with opened(self.pipeline, context) as parts:
-                summary = settled_summary(settle(parts))
+                settled = settle(parts)
+                publish(parts, settled)
+                summary = settled_summary(settled)
         self.log.info("settled: %s", summary)
         return summary
 
@@ -134,8 +139,10 @@ class ReplayOperator(SparkSubmitOperator):
     def _done_without_spark(self, context: Context) -> bool:
         """Whether no Spark is needed: no turn is open, its outcomes are stored already, or it reads nothing."""
         from ackline.steps.replay import replay
+        from ackline.steps.settings import in_force
 
         with opened(self.pipeline, context) as parts:
+            self.log.info("settings in force: %s", in_force(parts))
             newest = parts.store.newest()
             plan = parts.store.open_plan(newest) if newest else None
             if plan is not None and not plan.empty and not parts.store.has_outcomes(plan.turn):

@@ -1,0 +1,209 @@
+"""Figures through Airflow's own metrics: a real OpenTelemetry receiver, stable names and tags, no count twice."""
+
+import gzip
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+from airflow.sdk.observability import stats
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
+
+from ackline.airflow.metrics import COUNTED, publish
+from ackline.offsets import TopicPartition
+from ackline.pipeline import Pipeline
+from ackline.steps.plan import plan
+from ackline.steps.replay import replay
+from ackline.steps.settle import settle
+from ackline.testing.memory import World
+from ackline.testing.memory_parts import MemoryParts, memory_parts, no_session
+from tests.conftest import MakeTopic
+from tests.dags.project import CANARY, AirflowCommand, Project, produce
+from tests.unit.strategies import NOON
+
+Points = dict[str, list[tuple[dict[str, str], float]]]
+"""What was received: by name, each point's tags and value."""
+
+GAUGES = {
+    "log_start", "log_end", "records", "committed", "floor", "read", "lag", "lag_seconds", "due", "pending.retry",
+    "pending.dead_letter", "pending.in_flight", "oldest_pending_seconds", "fetch_seconds_max",
+    *(f"total.{word}" for word in COUNTED),
+}  # fmt: skip
+"""Of partitions and of topics alike."""
+
+
+@contextmanager
+def receiver() -> Iterator[tuple[int, Points]]:
+    """An OTLP receiver over HTTP: its port, and what it has received."""
+    points: Points = {}
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            text = gzip.decompress(body) if self.headers.get("Content-Encoding") == "gzip" else body
+            keep(ExportMetricsServiceRequest.FromString(text), points)
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield server.server_port, points
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def keep(request: Any, points: Points) -> None:
+    """The newest value of each point."""
+    for metric in (m for r in request.resource_metrics for scope in r.scope_metrics for m in scope.metrics):
+        for point in [*metric.gauge.data_points, *metric.sum.data_points]:
+            tags = {one.key: one.value.string_value for one in point.attributes}
+            value = point.as_double if point.HasField("as_double") else float(point.as_int)
+            kept = [one for one in points.get(metric.name, []) if one[0] != tags]
+            points[metric.name] = [*kept, (tags, value)]
+
+
+def test_a_run_sends_its_figures_through_airflow_and_logs_the_settings_in_force(
+    project: Project, airflow: AirflowCommand, topic: MakeTopic, name: Callable[[], str]
+) -> None:
+    """Over HTTP to a real receiver. The connection's password is in no line of the log (I13)."""
+    pipeline, source = name(), topic(2)
+    project.write(pipeline, source)
+    produce(project.bootstrap, source, {}, {"fail": 1}, {"skip": True}, {"fail": -1}, {})
+    with receiver() as (port, points):
+        env = {
+            "AIRFLOW__METRICS__OTEL_ON": "True",
+            "OTEL_EXPORTER_OTLP_ENDPOINT": f"http://127.0.0.1:{port}",
+            "OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf",
+            "NO_PROXY": "127.0.0.1",
+            "no_proxy": "127.0.0.1",
+        }
+        done = airflow.test(project, f"replay__{pipeline}", env=env)
+
+    assert done.status == 0, done.printed
+    said = {
+        metric: {tuple(tags.values()): value for tags, value in found if tags.get("pipeline") == pipeline}
+        for metric, found in points.items()
+    }
+    one, two, whole = (pipeline, source, "0"), (pipeline, source, "1"), (pipeline, source)
+    assert said["airflow.ackline.partition.lag"] == {one: 4, two: 0}
+    assert said["airflow.ackline.partition.acked"] == {one: 2}
+    assert said["airflow.ackline.partition.failed"] == {one: 2}
+    assert said["airflow.ackline.partition.pending.retry"] == {one: 2, two: 0}
+    assert said["airflow.ackline.topic.committed"] == {whole: 1}
+    assert said["airflow.ackline.partition.fetch_seconds_mean"][one] > 0
+    assert done.printed.count("settings in force: ") == 2, "by plan and by replay"
+    assert CANARY not in done.printed
+
+
+# ---- names, tags, counts --------------------------------------------------------------------------------------------
+
+
+class Sent(list[tuple[str, str, float, tuple[tuple[str, str], ...]]]):
+    """What was sent: kind, name, value, tags."""
+
+    def named(self, kind: str) -> dict[str, set[tuple[str, ...]]]:
+        """The tags' names of each name."""
+        found: dict[str, set[tuple[str, ...]]] = {}
+        for one, name, _, tags in self:
+            if one == kind:
+                found.setdefault(name, set()).add(tuple(key for key, _ in tags))
+        return found
+
+    def sums(self, kind: str) -> dict[str, float]:
+        """Of each name, all values together."""
+        names = {name for one, name, _, _ in self if one == kind}
+        return {name: sum(v for k, n, v, _ in self if (k, n) == (kind, name)) for name in names}
+
+
+@pytest.fixture
+def sent(monkeypatch: pytest.MonkeyPatch) -> Sent:
+    """In place of a back end."""
+    found = Sent()
+
+    def keeping(kind: str) -> Callable[..., None]:
+        return lambda name, value, tags: found.append((kind, name, value, tuple(tags.items())))
+
+    for kind in ("gauge", "incr"):
+        monkeypatch.setattr(stats, kind, keeping(kind))
+    return found
+
+
+@pytest.fixture
+def world() -> World:
+    """Two partitions; of the first's records one fails once and one fails for good."""
+    world = World(NOON)
+    world.create_topic("orders", 2)
+    log = world.log(TopicPartition("orders", 0))
+    assert log is not None
+    for value in (b"{}", b'{"fail": 1}', b'{"fail": -1}', b"{}"):
+        log.append(value, NOON)
+    return world
+
+
+def parts_of(world: World) -> MemoryParts:
+    kafka = {"bootstrap_servers": "memory:1", "group_id": "g", "topics": ["orders"]}
+    settings = {"name": "orders", "kafka": kafka, "handler": "a:b", "dead_letter": "none", "start": "earliest"}
+    retry = {"initial_delay": "1m", "max_retries": 1}
+    return memory_parts(world, Pipeline.model_validate({**settings, "retry": retry}), "run")
+
+
+def turn(world: World) -> None:
+    """plan, replay, settle and publish, as the DAG's tasks do."""
+    plan(parts_of(world))
+    replay(parts_of(world), no_session)
+    parts = parts_of(world)
+    publish(parts, settle(parts))
+
+
+def test_names_and_tags_are_these(world: World, sent: Sent) -> None:
+    turn(world)
+    by_partition, by_topic = ("pipeline", "topic", "partition"), ("pipeline", "topic")
+    partition = {f"ackline.partition.{name}": {by_partition} for name in {*GAUGES, "fetch_seconds_mean"}}
+    topics = {f"ackline.topic.{name}": {by_topic} for name in {*GAUGES, "partitions"}}
+    assert sent.named("gauge") == partition | topics
+    assert sent.named("incr") == {
+        f"ackline.{of}.{word}": {tags}
+        for of, tags in (("partition", by_partition), ("topic", by_topic))
+        for word in ("acked", "failed")
+    }
+
+
+def test_counts_are_added_once_however_often_and_by_whomever_a_turn_is_settled(world: World, sent: Sent) -> None:
+    plan(parts_of(world))
+    replay(parts_of(world), no_session)
+    for _ in range(3):
+        parts = parts_of(world)
+        publish(parts, settle(parts))
+    assert sent.sums("incr")["ackline.partition.acked"] == sent.sums("incr")["ackline.topic.acked"] == 2
+    assert len([name for _, name, _, _ in sent if name == "ackline.topic.floor"]) == 3, "gauges always"
+    world.now += timedelta(minutes=1)
+    turn(world)
+    assert sent.sums("incr") == {
+        f"ackline.{of}.{word}": value
+        for of in ("partition", "topic")
+        for word, value in (("acked", 3), ("failed", 3), ("dead", 1), ("retries", 2))
+    }
+    assert [value for _, name, value, _ in sent if name == "ackline.topic.total.acked"] == [2, 2, 2, 3]
+
+
+def test_a_back_end_that_fails_breaks_nothing_and_its_text_is_not_logged(
+    world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def failing(*_: object, **__: object) -> None:
+        raise OSError("http://user:canary@collector")
+
+    for kind in ("gauge", "incr"):
+        monkeypatch.setattr(stats, kind, failing)
+    turn(world)
+    assert "no metrics of orders" in caplog.text
+    assert "canary" not in caplog.text
