@@ -29,7 +29,7 @@ Points = dict[str, list[tuple[dict[str, str], float]]]
 
 GAUGES = {
     "log_start", "log_end", "records", "committed", "floor", "read", "lag", "lag_seconds", "due", "pending.retry",
-    "pending.dead_letter", "pending.in_flight", "oldest_pending_seconds", "fetch_seconds_max",
+    "pending.dead_letter", "pending.in_flight", "oldest_pending_seconds", "fetches", "fetch_seconds_max",
     *(f"total.{word}" for word in COUNTED),
 }  # fmt: skip
 """Of partitions and of topics alike."""

@@ -10,7 +10,9 @@ from tests.e2e.fixtures import MakeLab
 from tests.e2e.lab import Lab
 
 STATUS = ["lane", "epoch", "topic", "partition", "log_start", "log_end", "committed", "floor", "complete_to", "pending",
-          "next_due", "lag", "lag_seconds"]  # fmt: skip
+          "next_due", "lag", "lag_seconds", "read", "due", "oldest_pending_offset", "oldest_pending_at", "acked",
+          "failed", "skipped", "dropped", "dead", "expired", "compacted", "lost", "retries", "fetches",
+          "fetch_seconds_mean", "fetch_seconds_max"]  # fmt: skip
 AUDIT = {"pipeline", "lane", "epoch", "turn", "run_id", "topic", "partition", "offset", "end_offset", "attempt",
          "outcome", "error_class", "error_message", "record_timestamp", "handled_at"}  # fmt: skip
 
@@ -38,6 +40,7 @@ def test_run_ends_with_one_line_of_json_and_the_other_commands_agree_with_it(lab
 
     done = one.command("run", one.name, "--json", "--now", one.now.isoformat())
     assert done.returncode == 0, done.stderr
+    assert f"settings in force: name={one.name} " in done.stderr
     said = json.loads(done.stdout.splitlines()[-1])
     assert {"turn", "records", "outcomes", "partitions"} <= said.keys()
     assert (said["turn"], said["records"]) == (1, 6)

@@ -50,6 +50,8 @@ REFUSED = [
     ("negative duration", [], "retry: {period: -5s}\n", 8, "retry.period", "duration with its unit"),
     ("a word", [], "start: Earliest\n", 8, "start", "not 'Earliest'"),
     ("not yet", [], "guarantee: exactly_once\n", 8, "guarantee", "not 'exactly_once'"),
+    ("no rows", [], "record_outcomes: false\n", 8, "record_outcomes", "only at_most_once and no_guarantee"),
+    ("rows as text", [], "record_outcomes: 'no'\n", 8, "record_outcomes", "valid boolean"),
     ("isolation", [("  topics:", "  isolation: dirty\n  topics:")], "", 5, "kafka.isolation", "not 'dirty'"),
     ("pipeline name", [("name: orders", "name: a/b")], "", 1, "name", "pattern"),
     ("pipeline name with a quote", [("name: orders", 'name: "o\'rders"')], "", 1, "name", "pattern"),

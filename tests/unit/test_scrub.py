@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ackline.outcome import MESSAGE_LIMIT
-from ackline.scrub import MASK, scrub
+from ackline.scrub import MASK, scrub, scrub_setting
 
 ORDER = json.dumps({"customer": "Zoé Müller", "card": "4111 1111 1111 1111", "iban": "DE02", "note": "a\tb"}).encode()
 
@@ -78,3 +78,19 @@ def test_a_word_of_the_record_is_nowhere_in_the_message(word: str, around: str) 
 def test_a_message_as_long_as_its_50_mb_payload_is_no_burden() -> None:
     payload = b"confidential " * 4_000_000
     assert "confidential" not in scrub(payload.decode(), [payload])
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "shown"),
+    [
+        ("max_uncommitted", "10", "10"),
+        ("kafka.group_id", "orders-replay", "orders-replay"),
+        ("decode.key", "utf8", "utf8"),
+        ("registry.password", "two words", "***"),
+        ("registry.basic.auth.user.info", "me:canary", "***"),
+        ("registry.url", "https://me:canary@registry", "https://***@registry"),
+        ("handler_option", "token=canary", "token=***"),
+    ],
+)
+def test_a_setting_is_shown_without_what_may_be_secret(key: str, value: str, shown: str) -> None:
+    assert scrub_setting(key, value) == f"{key}={shown}"

@@ -87,6 +87,7 @@ def _numbers(one: PartitionStatus | TopicStatus, now: datetime) -> Iterator[tupl
         # Gauges keep what they were told last: nothing pending has to be said, too.
         "oldest_pending_seconds": age if any(one.pending.values()) else 0.0,
         **{f"total.{word}": number for word, number in one.totals.items()},
+        "fetches": one.fetches,
         "fetch_seconds_max": one.fetch_seconds_max,
     }
     if isinstance(one, PartitionStatus):

@@ -170,6 +170,7 @@ def status_json(one: PartitionStatus) -> dict[str, Any]:
         "oldest_pending_offset": one.oldest_pending_offset,
         "oldest_pending_at": one.oldest_pending_at.isoformat() if one.oldest_pending_at else None,
         **one.totals,
+        "fetches": one.fetches,
         "fetch_seconds_mean": one.fetch_seconds_mean,
         "fetch_seconds_max": one.fetch_seconds_max,
     }
@@ -191,6 +192,7 @@ def topic_json(one: TopicStatus) -> dict[str, Any]:
         "lag": one.lag,
         "lag_seconds": one.lag_seconds,
         **one.totals,
+        "fetches": one.fetches,
         "fetch_seconds_max": one.fetch_seconds_max,
     }
 

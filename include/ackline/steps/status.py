@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TypeVar
 
-from ackline.figures import FETCH_MAX, FETCH_MEAN, TOTALS, due_retries, oldest_pending
+from ackline.figures import FETCH_MAX, FETCH_MEAN, FETCHES, TOTALS, due_retries, oldest_pending
 from ackline.ledger import PendingKind, SettledPartition
 from ackline.offsets import TopicPartition
 from ackline.steps.parts import Parts
@@ -20,8 +20,8 @@ class PartitionStatus:
     lag, None where the broker has no time for it).
 
     `read` is the end of what was read and handled whole; `due` counts retries that are due now; `oldest_pending_at` is
-    the time of that record; `totals` are the effective rows of the epoch by outcome, and `retries`; fetch seconds are
-    those of the last turn that read from the partition.
+    the time of the record at the lowest pending offset; `totals` are the effective rows of the epoch by outcome, and
+    `retries`; fetches are those of the last turn that read from the partition.
     """
 
     lane: str
@@ -42,6 +42,7 @@ class PartitionStatus:
     oldest_pending_offset: int | None
     oldest_pending_at: datetime | None
     totals: Mapping[str, int]
+    fetches: int | None
     fetch_seconds_mean: float | None
     fetch_seconds_max: float | None
 
@@ -63,6 +64,7 @@ class TopicStatus:
     lag: int | None
     lag_seconds: float | None
     totals: Mapping[str, int]
+    fetches: int | None
     fetch_seconds_max: float | None
 
 
@@ -102,6 +104,7 @@ def status(parts: Parts) -> list[PartitionStatus]:
                 oldest,
                 times.get(at) if oldest is not None else None,
                 {word: (one.totals or {}).get(word, 0) for word in TOTALS},
+                int(figures[FETCHES]) if FETCHES in figures else None,
                 figures.get(FETCH_MEAN),
                 figures.get(FETCH_MAX),
             )
@@ -132,6 +135,7 @@ def _topic(topic: str, ones: list[PartitionStatus]) -> TopicStatus:
         _of_known(sum, (one.lag for one in ones)),
         _of_known(max, (one.lag_seconds for one in ones)),
         {word: sum(one.totals[word] for one in ones) for word in TOTALS},
+        _of_known(sum, (one.fetches for one in ones)),
         _of_known(max, (one.fetch_seconds_max for one in ones)),
     )
 
