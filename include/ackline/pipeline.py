@@ -5,7 +5,7 @@ allowed and turns its errors into sentences.
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -26,6 +26,7 @@ from pydantic import (
 )
 
 from ackline import yaml_file
+from ackline.conflicts import conflicts
 from ackline.errors import ConfigError
 from ackline.properties import refused
 from ackline.retry import MAPPING, Block, Duration, RetryBlock
@@ -279,7 +280,7 @@ def load_folder(folder: Path) -> Loaded:
     """Every `*.yaml` and `*.yml` of a folder; one broken file leaves the others as they are.
 
     Two files with the same name, or with the same group and a topic in common, are both refused: which of them owned
-    the group's offsets would be left to chance.
+    the group's offsets would be left to chance. So are those whose dead letters would come round to them again.
     """
     found: dict[Path, Pipeline] = {}
     broken: dict[Path, ConfigError] = {}
@@ -288,34 +289,10 @@ def load_folder(folder: Path) -> Loaded:
             found[path] = load(path)
         except ConfigError as error:
             broken[path] = error
-    for path, other, reason, key in _conflicts(found):
+    for path, _, key, reason in conflicts(found):
         line = yaml_file.line_of(yaml_file.read(path)[0], key.split("."))
-        broken[path] = ConfigError(f"{path}:{line}: {key}: {reason} as {other.name}", file=path, key=key)
+        broken[path] = ConfigError(f"{path}:{line}: {key}: {reason}", file=path, key=key)
     return Loaded({p.name: p for path, p in found.items() if path not in broken}, broken)
-
-
-def _conflicts(found: Mapping[Path, Pipeline]) -> Iterator[tuple[Path, Path, str, str]]:
-    for path, one in found.items():
-        for other_path, other in found.items():
-            if path == other_path:
-                continue
-            if one.name == other.name:
-                yield path, other_path, f"the same name {one.name}", "name"
-            elif one.kafka.group_id == other.kafka.group_id and _share_a_topic(one.kafka, other.kafka):
-                yield (
-                    path,
-                    other_path,
-                    f"the same group {one.kafka.group_id} and a common topic",
-                    "kafka.group_id",
-                )
-
-
-def _share_a_topic(one: KafkaBlock, other: KafkaBlock) -> bool:
-    if one.named_topics is None and other.named_topics is None:
-        return True  # two patterns: whether they ever meet can't be told from here
-    if one.named_topics is None:
-        return _share_a_topic(other, one)
-    return any(other.wants_topic(topic) for topic in one.named_topics)
 
 
 def find(folder: Path, name: str) -> Pipeline:

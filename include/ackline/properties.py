@@ -61,11 +61,37 @@ PRODUCER_ONLY = frozenset({
 """Properties that only a producer takes."""
 
 
+_AGREED = {
+    "enable.auto.commit": "false",
+    "auto.commit.enable": "false",
+    "enable.auto.offset.store": "false",
+    "enable.partition.eof": "true",
+    "auto.offset.reset": "error",
+    "allow.auto.create.topics": "false",
+    "enable.idempotence": "true",
+    "acks": "all",
+    "request.required.acks": "all",
+}
+"""What Ackline does anyway: a connection that says so is followed."""
+
+
+def ignored(properties: Mapping[str, object], group_id: str, isolation: str) -> dict[str, str]:
+    """The properties of a shared connection that are not followed, each with the reason; those that say what is done
+    anyway are none."""
+    agreed = {**_AGREED, "group.id": group_id, "isolation.level": isolation}
+    return {
+        name: REASONS[name]
+        for name, value in sorted(properties.items())
+        if name in REASONS and REASONS[name] is not BROKER and value is not None
+        if str(value).lower() != agreed.get(name, "").lower()
+    }
+
+
 def refused(properties: Mapping[str, object]) -> dict[str, str]:
     """The properties a pipeline file may not set, each with the reason; empty when all is well.
 
     The same names in an Airflow connection are no error: it is shared with others who need them. They are
-    dropped there (`client_config`).
+    dropped there (`client_config`), and said (`ignored`).
     """
     reasons = {name: REASONS[name] for name in properties if name in REASONS}
     for name in properties:

@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from confluent_kafka.admin import AdminClient
 
+from ackline.cautions import TopicPolicy
 from ackline.errors import ConfigError, FatalError, TransientError
 from ackline.kafka.cluster import Cluster, LogBounds
 from ackline.kafka.config import client_config
@@ -27,6 +28,21 @@ def test_topics_that_are_missing_are_missing_from_the_answer_s32(broker: Broker,
         assert "__consumer_offsets" not in cluster.names()
     assert list(found) == [name]
     assert found[name].partitions == {0: True, 1: True, 2: True}
+
+
+def test_how_topics_forget_is_asked_in_one_request(broker: Broker, topic: MakeTopic) -> None:
+    minute = {"retention.ms": "60000"}
+    both, compact = {**minute, "cleanup.policy": "compact,delete"}, {**minute, "cleanup.policy": "compact"}
+    names = [topic(), topic(config=both), topic(config=compact), topic(config={"retention.ms": "-1"})]
+    with Cluster(config(broker), "read_committed") as cluster:
+        found = cluster.policies([*names, "nowhere"])
+        assert cluster.policies([]) == {}
+    assert found == {
+        names[0]: TopicPolicy(timedelta(days=7)),
+        names[1]: TopicPolicy(timedelta(minutes=1), compacted=True),
+        names[2]: TopicPolicy(None, compacted=True),
+        names[3]: TopicPolicy(None),
+    }
 
 
 def test_a_topic_created_again_has_another_id_s42(broker: Broker, topic: MakeTopic) -> None:

@@ -105,12 +105,13 @@ def test_a_run_with_nothing_to_read_starts_no_spark_and_commits_again(
 ) -> None:
     """An idle partition is committed anew, so that Kafka does not forget its offset."""
     pipeline, source = name(), topic()
-    project.write(pipeline, source)
+    project.write(pipeline, source, retry={"max_retries": 1000})
 
     done = airflow.test(project, f"replay__{pipeline}")
 
     assert done.status == 0, done.printed
     assert "Spark-Submit cmd" not in done.printed
+    assert f"and the topic {source} keeps it for 7 d" in done.printed, "the log of the task warns"
     assert project.committed(pipeline, source) == 0
 
 

@@ -69,6 +69,25 @@ def test_two_files_that_would_share_a_groups_offsets_are_both_refused(
         assert other.name in str(error)
 
 
+def test_dead_letters_that_come_round_again_are_refused_by_the_files_that_pass_them_on(
+    write: Write, tmp_path: Path
+) -> None:
+    """orders → orders.dead → second.dead → orders: what fails everywhere would be read for ever."""
+    redrive = [("name: orders", "name: b"), ("orders-replay", "b"), ("[orders]", "[orders.dead]")]
+    one, two = write(), write(*redrive, ("{topic: orders.dead}", "{topic: second.dead}"), name="b.yaml")
+    assert load_folder(tmp_path).broken == {}
+    third = write(("name: orders", "name: c"), ("orders-replay", "c"), ("topics: [orders]", "pattern: 'sec.*'"),
+                  ("{topic: orders.dead}", "{topic: orders}"), name="c.yaml")  # fmt: skip
+    beside = write(*OTHER, name="d.yaml")
+
+    loaded = load_folder(tmp_path)
+    assert set(loaded.broken) == {one, two, third}
+    assert loaded.pipelines == {"payments": load(beside)}
+    assert loaded.broken[one].key == "dead_letter"
+    assert str(loaded.broken[one]).startswith(f"{one}:7: dead_letter: its dead letters come back")
+    assert "by way of c.yaml" in str(loaded.broken[one])
+
+
 @pytest.mark.parametrize(
     "changes",
     [

@@ -69,6 +69,7 @@ class PlanOperator(BaseOperator):
             from ackline.airflow.summary import planned_summary
             from ackline.handler import load_handler
             from ackline.kafka.java import java_properties
+            from ackline.steps.caution import warnings
             from ackline.steps.plan import plan
             from ackline.steps.settings import in_force
 
@@ -77,7 +78,11 @@ class PlanOperator(BaseOperator):
             with opened(self.pipeline, context) as parts:
                 self.log.info("settings in force: %s", in_force(parts))
                 java_properties(parts.kafka)  # refuses what Spark's client could not be told
-                summary = planned_summary(plan(parts))
+                planned = plan(parts)
+                topics = {at.topic for at in planned.plan.partitions} if planned.plan else set()
+                for text in warnings(parts, topics):
+                    self.log.warning("%s", text)
+                summary = planned_summary(planned)
         self.log.info("planned: %s", summary)
         return summary
 

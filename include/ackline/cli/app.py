@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
@@ -10,6 +11,8 @@ import typer
 from ackline.cli import acts, dev, maintain, show
 from ackline.cli.options import Json, Name, Now, opened, pipeline_named, range_of
 from ackline.errors import AcklineError
+from ackline.planning import Plan
+from ackline.steps.parts import Parts
 
 app = typer.Typer(
     name="ackline",
@@ -48,6 +51,20 @@ def _say(text: str) -> None:
     print(f"ackline: {text}", file=sys.stderr)
 
 
+def _warner(parts: Parts) -> Callable[[Plan, bool], None]:
+    """Says on standard error, at the first plan, what should be known of the settings."""
+    from ackline.steps.caution import warnings
+
+    told: set[str] = set()
+
+    def warn(plan: Plan, _adopted: bool) -> None:
+        for text in [] if told else warnings(parts, {at.topic for at in plan.partitions}):
+            _say(f"warning: {text}")
+        told.add("once")
+
+    return warn
+
+
 @app.command()
 def run(
     name: Name,
@@ -69,7 +86,7 @@ def run(
 
     with opened(name, now, no_breaker) as parts, show.progress(as_json) as on_progress:
         print(f"settings in force: {in_force(parts)}", file=sys.stderr)
-        ran = runs.run(parts, open_session, None, on_progress)
+        ran = runs.run(parts, open_session, _warner(parts), on_progress)
         store = parts.store
     if as_json:
         show.print_json(show.run_json(ran, store))
@@ -97,6 +114,8 @@ def plan(name: Name, as_json: Json = False, now: Now = None) -> None:
 
     with opened(name, now) as parts:
         found = preview(parts)
+        if found.plan:
+            _warner(parts)(found.plan, found.adopted)
     if as_json:
         body = (
             show.plan_json(found.plan, found.adopted)

@@ -5,7 +5,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,7 +15,8 @@ from ackline.errors import AcklineError, FatalError
 from ackline.handler import load_handler, tier_of
 from ackline.pipeline import Pipeline, load_folder
 from ackline.places import audit_root, pipelines_folder
-from ackline.steps.parts import new_run_id, open_parts
+from ackline.steps.caution import of_topics
+from ackline.steps.parts import Parts, new_run_id, open_parts
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +101,20 @@ def _broker(pipeline: Pipeline) -> Iterator[Finding]:
                     found is not None,
                     f"{len(found.partitions)} partitions" if found else "missing",
                 )
+            yield from _cautions(parts, wanted)
             members = parts.group.members()
             detail = f"live members: {', '.join(members)}; nothing can be committed" if members else "no live members"
             yield Finding(f"group {pipeline.kafka.group_id}", not members, detail)
     except AcklineError as error:
         yield Finding("broker", False, str(error))
+
+
+def _cautions(parts: Parts, topics: Iterable[str]) -> Iterator[Finding]:
+    """What should be known of the settings; no reason to fail."""
+    found = list(parts.cautions)
+    try:
+        found += of_topics(parts, topics)
+    except AcklineError as error:
+        found.append(f"retention and cleanup of the topics are not known: {error}")
+    for text in found:
+        yield Finding("settings", True, f"warning: {text}")

@@ -12,8 +12,9 @@ from typing import Any, Self, TypeVar
 
 from confluent_kafka import Consumer, IsolationLevel, KafkaError, KafkaException, TopicCollection
 from confluent_kafka import TopicPartition as ClientPartition
-from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]
+from confluent_kafka.admin import ConfigResource, OffsetSpec, ResourceType  # type: ignore[attr-defined]
 
+from ackline.cautions import TopicPolicy
 from ackline.errors import AcklineError, ConfigError, FatalError, TransientError
 from ackline.kafka import clients
 from ackline.kafka.config import brokers
@@ -109,6 +110,22 @@ class Cluster:
             if described is not None:
                 leaders = {p.id: p.leader is not None and p.leader.id >= 0 for p in described.partitions}
                 found[name] = TopicInfo(str(described.topic_id), dict(sorted(leaders.items())))
+        return found
+
+    def policies(self, names: Iterable[str]) -> dict[str, TopicPolicy]:
+        """How each topic that exists of those named forgets records, in one request.
+
+        Raises FatalError where this user may not ask (DescribeConfigs), TransientError where nobody answers in time.
+        """
+        asked = [ConfigResource(ResourceType.TOPIC, name) for name in sorted(set(names))]
+        if not asked:
+            return {}
+        found: dict[str, TopicPolicy] = {}
+        for resource, answer in self._admin.describe_configs(asked, request_timeout=REACHABLE).items():
+            doing = f"asking for the settings of topic {resource.name}"
+            settings = self._result(answer, doing, REACHABLE, absent=MISSING)
+            if settings is not None:
+                found[resource.name] = TopicPolicy.of({name: entry.value for name, entry in settings.items()})
         return found
 
     def names(self) -> list[str]:

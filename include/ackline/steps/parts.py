@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from ackline.audit.store import LedgerStore
+from ackline.cautions import of_connection, of_settings
 from ackline.errors import ConfigError
 from ackline.kafka.cluster import Cluster
 from ackline.kafka.config import client_config
@@ -50,6 +51,8 @@ class Parts:
     fixed_now: datetime | None = None
     no_breaker: bool = False
     listener: Listener = field(default_factory=Listener)
+    cautions: tuple[str, ...] = ()
+    """What the file and the connection alone say a user should know."""
     clock: Clock = lambda: datetime.now(UTC)
     run_job: "Callable[[Callable[[], SparkSession], ReplayJob, Progress | None], ReplayResult]" = _on_spark
 
@@ -107,12 +110,13 @@ def open_parts(
     pipeline.retry.policy()  # a class that does not import is told before anything is planned
     listener = load_listener(pipeline.listener)
     config = client_config({**connection, **pipeline.kafka.properties})
+    said = (*of_settings(pipeline), *of_connection(pipeline, connection))
     store = LedgerStore(audit or audit_root(), pipeline.name, LIVE)
     with (
         contextlib.closing(Cluster(config, pipeline.kafka.isolation)) as cluster,
         contextlib.closing(Group(config, pipeline.kafka.group_id)) as group,
     ):
-        parts = Parts(pipeline, store, cluster, group, config, run_id, actor, now, no_breaker, listener)
+        parts = Parts(pipeline, store, cluster, group, config, run_id, actor, now, no_breaker, listener, said)
         parts.tell("open", pipeline.name, run_id)
         try:
             yield parts

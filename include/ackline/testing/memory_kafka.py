@@ -6,6 +6,7 @@ from datetime import datetime, timedelta
 from confluent_kafka import OFFSET_INVALID, Message
 from confluent_kafka import TopicPartition as ClientPartition
 
+from ackline.cautions import TopicPolicy
 from ackline.errors import FatalError, TransientError
 from ackline.kafka.cluster import Cluster, LogBounds, TopicInfo
 from ackline.kafka.dead_letters import DeadLetters, Letter, Sent
@@ -42,6 +43,10 @@ class MemoryCluster(Cluster):
             name: TopicInfo(topic.topic_id, {number: log.has_leader for number, log in sorted(topic.logs.items())})
             for name, topic in found.items()
         }
+
+    def policies(self, names: Iterable[str]) -> dict[str, TopicPolicy]:
+        """A world has no settings of topics: it forgets when it is told to."""
+        return {}
 
     def names(self) -> list[str]:
         """The names of all topics, sorted."""
