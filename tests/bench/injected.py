@@ -9,6 +9,7 @@ import numpy as np
 
 from ackline.audit.rows import plan_date
 from ackline.audit.store import LedgerStore
+from ackline.figures import Fetches
 from ackline.ledger import LIVE
 from ackline.offsets import TopicPartition
 from ackline.outcome import Outcome
@@ -19,7 +20,7 @@ from ackline.spark.job import ReplayResult
 from ackline.spark.outcome_files import Chunk, OutcomeFiles, Turn
 from ackline.steps.parts import Parts
 from ackline.steps.plan import plan
-from ackline.steps.replay import add_actions
+from ackline.steps.replay import add_actions, report
 from ackline.steps.settle import settle
 from ackline.testing.memory import EPOCH, World
 from ackline.testing.memory_parts import memory_parts
@@ -82,7 +83,12 @@ class Lane:
         store = self.parts().store
         store.outcomes.create()
         files = self._fresh(store, turn, failed) + self._retries(store, turn)
-        assert store.store_outcomes(turn.turn, add_actions(turn, ReplayResult(tuple(files), {}, 0, 0)))
+        counts: dict[TopicPartition, dict[Outcome, int]] = {}
+        for file in files:
+            of_place = counts.setdefault(TopicPartition(file.topic, file.partition), {})
+            of_place[file.outcome] = of_place.get(file.outcome, 0) + file.rows
+        result = ReplayResult(tuple(files), counts, 0, 0, dict.fromkeys(counts, Fetches(10, 1.0, 0.5)))
+        assert store.store_outcomes(turn.turn, add_actions(turn, result), report(self.parts(), turn, result))
 
     def settle(self) -> None:
         """The step."""

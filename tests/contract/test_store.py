@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from deltalake import DeltaTable
 
+from ackline.audit.rows import settlement_of, settlement_rows
 from ackline.audit.store import LedgerStore
 from ackline.audit.table import AuditTable
 from ackline.errors import LedgerError
@@ -275,3 +276,8 @@ def test_the_partition_column_of_all_that_a_plan_brings_about_is_the_plans_day(s
     )
     for table in (store.plans, store.outcomes, store.settlements):
         assert set(table.read("turn = 1")["plan_date"].to_pylist()) == {date(2026, 3, 1)}
+
+
+def test_settlements_of_a_version_that_kept_no_figures_are_read() -> None:
+    rows = settlement_rows(settlement(1), NOON.date())
+    assert settlement_of(rows.drop_columns(["figures", "totals"])) == settlement(1)

@@ -14,7 +14,7 @@ from ackline.pipeline import Pipeline
 from ackline.steps import acts
 from ackline.steps.plan import plan
 from ackline.steps.replay import replay
-from ackline.steps.run import run
+from ackline.steps.run import replay_on, run
 from ackline.steps.settings import in_force, rows_are_off
 from ackline.steps.settle import settle
 from ackline.testing.memory import MemoryLog, World
@@ -135,7 +135,7 @@ def test_a_run_without_rows_goes_on_past_gaps_until_it_meets_a_record(world: Wor
     assert [one.turn.n for one in done.plans] == [1, 2]
     assert done.outcomes == {"acked": 1}
     plan(parts_of(world, max_records_per_run=3, **OFF))
-    replay(parts_of(world, **OFF), no_session)
+    replay_on(parts_of(world, **OFF), no_session)
     settle(parts_of(world, **OFF))
     assert settled(world).counts == {"dropped": 1}
     assert settled(world).gaps == 2
