@@ -1,4 +1,4 @@
-"""The steps killed at any line, and run again (S52, fault 23): what they write at the end is what they write undisturbed.
+"""The steps killed at any line, and run again (S52, fault 23): in the end they have written the same.
 
 On the in-memory parts, where a kill costs milliseconds; tests/chaos/test_kills.py kills real processes at each write.
 """
@@ -125,7 +125,7 @@ def test_s52_killed_at_any_line_and_run_again_nothing_is_lost_and_no_outcome_is_
 
 
 def test_s50_killed_at_any_line_at_most_once_hands_nothing_out_twice() -> None:
-    """Fault 37: wherever it ends, each record is handled once or lost, and the group has moved before the first call."""
+    """Fault 37: wherever it ends, each record is handled once or lost; the group moves before the first call."""
     line = 0
     while True:
         line += 1
