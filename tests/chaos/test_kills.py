@@ -53,9 +53,12 @@ def test_undisturbed_one_run_settles_all(lab: MakeLab) -> None:
 def test_killed_at_a_write_and_run_again_the_result_is_that_of_the_twin(
     lab: MakeLab, step: str, when: str, write: str
 ) -> None:
-    """I9, I11. What the kill left behind is judged too, before anybody mends it."""
+    """Faults 1, 3, 4, 23, 29; I9, I11. What the kill left behind is judged too, before anybody mends it."""
     one = prepared(lab, step)
     victims.kill(one, step, write, when)
+    if (when, write) == ("before", "outcomes"):  # fault 31: data files are there, no log entry names them
+        assert list(Path(one.audit, "outcomes").glob("pipeline=*/**/*.parquet"))
+        assert one.table("outcomes") == []
     one.judge()
     one.run()
     assert one.rows() == UNDISTURBED

@@ -2,11 +2,13 @@
 
 Its one argument is JSON: `file`, `audit` and `now` say what to work on, `step` what to do, and `write`, `when` and
 `what` where it is struck. `kill` is SIGKILL to itself; `hold` prints "held" and goes on when a line comes on standard
-input, as if nothing had been. An AcklineError is exit status 1.
+input, as if nothing had been. `largest` is how many bytes a file may have, as on a disk that is full. An
+AcklineError is exit status 1.
 """
 
 import json
 import os
+import resource
 import signal
 import sys
 from collections.abc import Callable
@@ -26,6 +28,8 @@ from ackline.steps.parts import open_parts
 WRITES: dict[str, tuple[type, str]] = {
     "genesis": (LedgerStore, "store_settlement"),
     "plan": (LedgerStore, "store_plan"),
+    "claim": (LedgerStore, "store_claim"),
+    "start": (LedgerStore, "store_start"),
     "outcomes": (LedgerStore, "store_outcomes"),
     "letters": (DeadLetters, "send"),
     "decisions": (LedgerStore, "store_decisions"),
@@ -71,6 +75,8 @@ def main(order: dict[str, str]) -> int:
     """Carry out the step."""
     if "write" in order:
         arm(order["write"], order["when"], order["what"])
+    if "largest" in order:  # Python ignores the signal that comes with the error
+        resource.setrlimit(resource.RLIMIT_FSIZE, (int(order["largest"]), resource.RLIM_INFINITY))
     now = datetime.fromisoformat(order["now"])
     pipeline = load(Path(order["file"]))
     try:

@@ -13,7 +13,9 @@ from tests.e2e.lab import ROOT, Lab
 SECONDS = 120
 
 
-def start(one: Lab, step: str, write: str = "", when: str = "before", what: str = "kill") -> subprocess.Popen[str]:
+def start(
+    one: Lab, step: str, write: str = "", when: str = "before", what: str = "kill", largest: int | None = None
+) -> subprocess.Popen[str]:
     """A process that carries out `step`, and is struck at `write` where one is named."""
     one.judged = False
     order = {
@@ -22,6 +24,7 @@ def start(one: Lab, step: str, write: str = "", when: str = "before", what: str 
         "now": one.now.isoformat(),
         "step": step,
     } | ({"write": write, "when": when, "what": what} if write else {})
+    order |= {"largest": str(largest)} if largest is not None else {}
     return subprocess.Popen(
         [sys.executable, "-m", "tests.chaos.victim", json.dumps(order)],
         cwd=ROOT,

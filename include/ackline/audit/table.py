@@ -6,6 +6,7 @@ written on one handle: a rival that commits in between makes ours fail as a conc
 """
 
 import contextlib
+import re
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -33,6 +34,8 @@ _COMMIT, _NOTE = "ackline.commit", "ackline.note"
 _LOOKED_THROUGH = (8, 64, 512)
 """How many of the newest commits are looked through for a note, from what is nearly always enough to what is too far:
 a bound that does not grow with the log."""
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+"""delta-rs paints its errors, whoever reads them."""
 
 
 class AuditTable:
@@ -192,7 +195,8 @@ class AuditTable:
 
     def unreadable(self, error: BaseException) -> FatalError:
         """The error for a table whose log or files can't be read or written."""
-        return FatalError(f"the table {self.name} at {self.uri} can't be used: {' '.join(str(error).split())[:300]}")
+        why = " ".join(_COLOURS.sub("", str(error)).split())[:300]
+        return FatalError(f"the table {self.name} at {self.uri} can't be used: {why}")
 
 
 def _is_taken(last: int | None, number: int) -> bool:
