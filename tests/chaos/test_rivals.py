@@ -1,6 +1,8 @@
 """Two runs at once, and processes that sleep while others go on (S7, S53; faults 2, 5, 24, 25; I3, I11)."""
 
 import json
+import os
+import signal
 import threading
 from collections import Counter
 from collections.abc import Mapping
@@ -12,6 +14,7 @@ from ackline.kafka.group import Group
 from ackline.ledger import Committed
 from ackline.offsets import TopicPartition
 from ackline.steps import plan, replay, run, settle
+from ackline.testing.processes import wait_until
 from tests.chaos import victims
 from tests.e2e.fixtures import MakeLab
 from tests.e2e.lab import Lab, Row, all_of
@@ -129,6 +132,28 @@ def test_s7_a_process_that_sleeps_through_two_turns_changes_nothing(lab: MakeLab
     one.run()
     assert one.committed() == 6
     assert one.rows() == rows
+    one.judge(settled=True)
+
+
+def test_s7_a_driver_that_is_paused_and_resumed_beside_its_retry_adds_nothing(lab: MakeLab) -> None:
+    """Fault 5: suspended in the middle of its batch, past any heartbeat; its task is tried again meanwhile."""
+    one = lab(handler="tests.chaos.handlers:slow")
+    one.records(8, {1: {"fail": 1}})
+    one.plan()
+    with victims.ended(victims.start(one, "replay")) as paused:
+        assert wait_until(lambda: len(one.calls()) >= 3, victims.SECONDS), paused.poll()
+        os.killpg(paused.pid, signal.SIGSTOP)
+        one.define(handler="ackline.testing.journal:handle")
+        one.run()
+        one.run()
+        rows = one.rows()
+        assert one.committed() == 8
+        os.killpg(paused.pid, signal.SIGCONT)
+        said = paused.communicate(timeout=victims.SECONDS)[1]
+        assert paused.returncode == 0, said
+    assert one.rows() == rows
+    assert len(one.table("outcomes")) == 9
+    assert one.run().calls == 0
     one.judge(settled=True)
 
 
