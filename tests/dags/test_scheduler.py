@@ -61,6 +61,19 @@ def test_the_scheduler_runs_a_pipeline_beside_a_broken_one_which_it_names(
     ((file, reason),) = airflow.import_errors().items()
     assert file.endswith("broken_pipelines.py")
     assert "broken.yaml:2: guarantee:" in reason
+    _cleared(scheduled, airflow, pipeline, source, run)
+
+
+def _cleared(scheduled: Project, airflow: AirflowStack, pipeline: str, source: str, run: str) -> None:
+    """S53, fault 35: a run that is cleared by hand takes a turn of its own, and repeats nothing that was acked."""
+    dag = f"replay__{pipeline}"
+    airflow.clear(dag, run)
+    assert airflow.wait(dag, run, SECONDS) == "success"
+    wanted = [(0, 1, "acked"), (1, 1, "failed"), (1, 2, "acked"), (2, 1, "acked")]
+    assert scheduled.outcomes(pipeline) == wanted
+    assert scheduled.committed(pipeline, source) == 3
+    calls = [(call.offset, call.attempt) for call in scheduled.calls() if call.topic == source]
+    assert sorted(calls) == [(0, 1), (1, 1), (1, 2), (2, 1)]
 
 
 @pytest.mark.parametrize("how", ["its process is killed", "a user marks it as failed"])

@@ -18,6 +18,15 @@ def do(one: Lab, kind: TurnKind, to: int | None = None) -> None:
         act(parts, kind, choose, "a test's reason")
 
 
+def audited(one: Lab) -> list[str]:
+    """The kinds of the turns that were no runs; each is one plan and one settlement, which say who and why."""
+    plans = [row for row in one.table("plans") if row["kind"] not in ("run", "genesis")]
+    settled = [row for row in one.table("settlements") if row["kind"] not in ("run", "genesis")]
+    assert [row["turn"] for row in plans] == [row["turn"] for row in settled]
+    assert all(row["actor"] == "test" and row["reason"] for row in settled)
+    return [row["kind"] for row in plans]
+
+
 def test_s36_a_group_moved_back_is_followed_into_a_new_epoch(lab: MakeLab) -> None:
     one = lab(on_external_reset="follow")
     one.records(6)
@@ -28,6 +37,8 @@ def test_s36_a_group_moved_back_is_followed_into_a_new_epoch(lab: MakeLab) -> No
     assert one.offsets() == [2, 3, 4, 5]
     assert one.committed() == 6
     assert one.settlement().turn.epoch == 1
+    assert one.table("plans")[-1]["kind"] == "run"
+    assert audited(one) == ["reset"]
 
 
 def test_s36_a_group_moved_forward_is_followed_and_the_range_is_recorded_as_skipped(lab: MakeLab) -> None:
@@ -39,6 +50,7 @@ def test_s36_a_group_moved_forward_is_followed_and_the_range_is_recorded_as_skip
     assert one.offsets() == [0, 1, 5]
     assert one.rows() == [*all_of("acked", [0, 1]), Row(2, 0, "skipped", 5), Row(5, 1, "acked")]
     assert one.committed() == 6
+    assert audited(one) == ["skip"]
 
 
 def test_s36_each_move_is_followed_once(lab: MakeLab) -> None:

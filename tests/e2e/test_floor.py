@@ -37,6 +37,21 @@ def test_s1_gaps_inside_a_proved_range_are_settled_and_a_failure_holds_the_floor
     one.judge(settled=True)
 
 
+def test_s2_s4_the_floor_of_a_log_that_starts_at_5_waits_for_the_lowest(lab: MakeLab) -> None:
+    """Of 5 and 6 the first fails: the floor is 5, then 7. Then 7 alone is acked of 7 to 9: it is 8, then 10."""
+    one = lab()
+    one.records(7, {5: FAILS_ONCE})
+    one.expire(5)
+    one.run()
+    assert (one.offsets(), one.committed()) == ([5, 6], 5)
+    one.records(3, fails([1, 2], 1))
+    one.run()
+    assert (one.handled(), one.committed()) == ([(5, 2), (7, 1), (8, 1), (9, 1)], 8)
+    one.run()
+    assert (one.handled(), one.committed()) == ([(8, 2), (9, 2)], 10)
+    one.judge(settled=True)
+
+
 def test_s6_a_range_that_ends_in_aborted_records_and_markers_is_settled_to_its_end(lab: MakeLab) -> None:
     one = lab()
     one.records(2)

@@ -7,6 +7,7 @@ from confluent_kafka import Consumer
 
 from ackline.errors import GroupBusy, GroupMoved, NewerCommit
 from ackline.testing.processes import wait_until
+from tests.chaos import victims
 from tests.e2e import wire
 from tests.e2e.fixtures import MakeLab
 
@@ -59,8 +60,12 @@ def test_s36_a_foreign_value_seen_at_the_genesis_is_overwritten_after_a_crash(la
     one.commit(2, "the former owner's")
     one.plan()
     one.replay()
-    one.run()
+    victims.kill(one, "settle", "commit", "before")
+    assert one.held() == (2, "the former owner's")
+    one.judge()
+    assert one.run().calls == 0
     assert one.committed() == 4
+    assert one.settlement().turn.epoch == 0
     one.judge(settled=True)
 
 
@@ -91,6 +96,7 @@ def test_a_commit_newer_than_the_ledger_is_refused(lab: MakeLab) -> None:
 
 
 def test_s37_with_a_live_member_nothing_is_committed_and_the_next_run_commits(lab: MakeLab) -> None:
+    """Fault 21."""
     one = lab()
     one.records(3)
     member = Consumer({"bootstrap.servers": one.broker.bootstrap, "group.id": one.group, "client.id": "intruder"})

@@ -29,6 +29,7 @@ def test_an_error_class_has_its_own_delay(lab: MakeLab) -> None:
     ("timestamp", None, 2), ("timestamp", 1, 2), ("uncommitted_timestamp", 1, 1), ("uncommitted_timestamp", None, 2),
 ])  # fmt: skip
 def test_s30_a_timestamp_to_start_from(lab: MakeLab, start: str, committed: int | None, first: int) -> None:
+    """S34: it lies between two records, and the second of them is the first that is read. Then the ledger wins."""
     one = lab(start=start, start_timestamp=datetime.now(UTC) + timedelta(hours=1))
     one.produce({"n": 0}, {"n": 1})
     boundary = datetime.now(UTC).replace(microsecond=0) + timedelta(seconds=1)  # a whole millisecond, as Kafka has them
@@ -40,6 +41,12 @@ def test_s30_a_timestamp_to_start_from(lab: MakeLab, start: str, committed: int 
         one.commit(committed)
     one.run()
     assert one.offsets() == list(range(first, 4))
+    one.define(start="latest", start_timestamp=None)
+    one.forget_commit()
+    one.records(1)
+    one.run()
+    assert one.offsets() == [4]
+    one.judge(settled=True)
 
 
 def test_s34_a_timestamp_after_the_last_record_starts_at_the_end(lab: MakeLab) -> None:

@@ -8,7 +8,7 @@ import pytest
 from ackline.errors import FatalError
 from tests.e2e import wire
 from tests.e2e.fixtures import MakeLab
-from tests.e2e.lab import Lab
+from tests.e2e.lab import Lab, Row
 
 LATEST = ("latest", "uncommitted_latest")
 
@@ -26,6 +26,7 @@ LATEST = ("latest", "uncommitted_latest")
         ("uncommitted_latest", None, 8),
         ("uncommitted_latest", 5, 5),
         ("uncommitted_latest", 2, 2),
+        ("uncommitted_latest", 0, 0),
     ],
 )
 def test_s30_without_a_ledger_the_start_is_what_the_file_says(
@@ -40,6 +41,7 @@ def test_s30_without_a_ledger_the_start_is_what_the_file_says(
         one.commit(held, "somebody's")
     one.run()
     assert one.offsets() == list(range(max(expected, 2), 8))
+    assert [row for row in one.rows() if row.end] == ([Row(expected, 0, "expired", 2)] if expected < 2 else [])
     assert one.committed() == 8
     one.define(start="earliest" if start in LATEST else "latest")
     one.forget_commit()
@@ -47,6 +49,23 @@ def test_s30_without_a_ledger_the_start_is_what_the_file_says(
     one.run()
     assert one.offsets() == [8, 9]
     one.judge(settled=True)
+
+
+@pytest.mark.parametrize("start", ["uncommitted_earliest", "uncommitted_latest", "timestamp", "uncommitted_timestamp"])
+def test_s30_a_commit_with_this_pipeline_s_metadata_comes_before_the_start(lab: MakeLab, start: str) -> None:
+    """Whatever the file says, and whichever ledger wrote it: that one is lost. Then the new ledger wins."""
+    stamp = {} if "timestamp" not in start else {"start_timestamp": "2001-01-01T00:00:00+00:00"}
+    one = lab(start=start, **stamp)
+    one.records(4)
+    one.commit(3, json.dumps({"ledger": "lost", "pipeline": one.name, "epoch": 2, "n": 41}))
+    one.run()
+    assert one.offsets() == [3]
+    one.records(1)
+    one.define(start="earliest", start_timestamp=None)
+    one.forget_commit()
+    one.run()
+    assert one.offsets() == [4]
+    assert one.committed() == 5
 
 
 @pytest.mark.parametrize("start", ["earliest", "latest"])
@@ -160,12 +179,15 @@ def _explicit(lab: MakeLab) -> Lab:
     return one
 
 
-def test_s33_each_of_eleven_partitions_is_read_exactly_once(lab: MakeLab) -> None:
+def test_s33_each_of_eleven_partitions_is_read_exactly_once_by_three_workers(lab: MakeLab) -> None:
     one = lab(partitions=11)
     for partition in range(11):
         one.records(3, partition=partition)
-    assert one.run().calls == 33
-    assert len({(c.partition, c.offset) for c in one.calls()}) == 33
+    done = one.command("run", one.name, "--json", env={"ACKLINE_SPARK_MASTER": "local[3]"})
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout.splitlines()[-1])["records"] == 33
+    assert len({(c.partition, c.offset) for c in one.calls()}) == len(one.calls()) == 33
+    assert 1 <= len({c.pid for c in one.calls()}) <= 3
     one.judge(settled=True)
 
 
@@ -184,13 +206,18 @@ def test_partitions_no_longer_subscribed_are_parked_committed_again_and_not_read
 
 
 def test_s35_a_commit_that_vanished_is_made_again_and_nothing_is_read_twice(lab: MakeLab) -> None:
-    one = lab()
+    one = lab(partitions=2)
     one.records(4)
     one.run()
     one.forget_commit()
     assert one.committed() is None
     assert one.run().calls == 0
     assert one.committed() == 4
+    one.records(1)
+    one.run()
+    idle = one.held(1)  # a partition that has never held a record is committed again by every run
+    assert idle is not None
+    assert (idle[0], json.loads(idle[1])["n"]) == (0, 3)
     one.judge(settled=True)
 
 

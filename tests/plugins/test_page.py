@@ -1,8 +1,10 @@
 """The audit page, served by a real Airflow: nobody sees it without a login, and nothing on it runs."""
 
+import re
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -42,6 +44,9 @@ def airflow(project: Project, tmp_path_factory: pytest.TempPathFactory) -> Itera
         yield stack
 
 
+UI = Path(pages.__file__).parent
+
+
 def get(airflow: AirflowStack, path: str, token: str | None = None, method: str = "GET") -> tuple[int, str]:
     """Status and body of one request."""
     headers = {"Authorization": f"Bearer {token}"} if token else {}
@@ -56,12 +61,13 @@ def get(airflow: AirflowStack, path: str, token: str | None = None, method: str 
 
 def test_nobody_sees_a_page_without_a_login(airflow: AirflowStack) -> None:
     """Airflow serves a plugin's routes to anybody, unless they ask for themselves."""
-    for path in (
-        "/ackline/",
-        "/ackline/pipelines/orders",
-        "/ackline/pipelines/orders?topic=orders&partition=0&offset=1",
-    ):
-        assert get(airflow, path)[0] in (401, 403), path
+    pages_there_are = re.findall(
+        r'^@app\.(?!middleware|exception)\w+\("([^"]*)', (UI / "app.py").read_text(), re.MULTILINE
+    )
+    assert set(pages_there_are) >= {"/", "/pipelines/{name}"}
+    for page in pages_there_are:
+        for path in (page.format(name="orders"), f"{page.format(name='orders')}?topic=orders&partition=0&offset=1"):
+            assert get(airflow, f"/ackline{path}")[0] in (401, 403), path
     for path in ("/ackline/docs", "/ackline/redoc", "/ackline/openapi.json"):
         assert get(airflow, path)[0] in (401, 403, 404), path
 
