@@ -29,6 +29,8 @@ class ErrorClass(StrEnum):
     DEAD = "Dead"
     TOMBSTONE = "Tombstone"
     INVALID_OUTCOME = "InvalidOutcome"
+    TIMEOUT = "Timeout"
+    WORKER_LOST = "WorkerLost"
 
 
 MESSAGE_LIMIT = 200

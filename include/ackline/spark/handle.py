@@ -7,8 +7,9 @@ included, or answer rubbish: that is the outcome of its record, or batch, and of
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -53,9 +54,24 @@ class Answers:
     calls: int = 0
 
 
-def answer(handler: Handler, tier: Tier, rows: Rows, now: Clock, deliver_tombstones: bool) -> Answers:
+class Watch(Protocol):
+    """Who must know of each call before it is made, and of each failure as soon as it is known, should the handler not
+    come back (`ackline.spark.isolated`)."""
+
+    def over(self, handler: Handler, tier: Tier) -> Handler:
+        """The handler, each call of it noted before it is made."""
+
+    def told(self, offset: int, one: Unacked) -> None:
+        """What became of the record at `offset`, which was not acked."""
+
+
+def answer(
+    handler: Handler, tier: Tier, rows: Rows, now: Clock, deliver_tombstones: bool, watch: Watch | None = None
+) -> Answers:
     """What the handler makes of `rows`. Tombstones it does not want are skipped without it."""
-    answer_rows = _answer_records if tier is Tier.RECORD else _answer_batch
+    if watch is not None:
+        handler = watch.over(handler, tier)
+    answer_rows = partial(_answer_records, watch=watch) if tier is Tier.RECORD else _answer_batch
     if deliver_tombstones or not rows.values.null_count:
         return answer_rows(handler, rows, now)
     delivered = rows.values.is_valid().to_numpy(zero_copy_only=False)
@@ -78,7 +94,7 @@ def _moved(one: Unacked, row: int) -> Unacked:
     return Unacked(row, one.outcome, one.error_class, one.error_message, one.handled_at)
 
 
-def _answer_records(handler: Handler, rows: Rows, now: Clock) -> Answers:
+def _answer_records(handler: Handler, rows: Rows, now: Clock, watch: Watch | None) -> Answers:
     """The record tier: one call a record."""
     count = len(rows)
     records = rows.records()
@@ -93,6 +109,8 @@ def _answer_records(handler: Handler, rows: Rows, now: Clock) -> Answers:
             except BaseException as error:  # sys.exit too is the outcome of this record alone
                 row = int(np.searchsorted(rows.offsets, record.offset))
                 unacked.append(raised(error, row, rows, now()))
+                if watch is not None:
+                    watch.told(record.offset, unacked[-1])
         times.append(now())
     handled_at = np.repeat(np.array(times, dtype=np.int64), _GROUP)[:count]
     return Answers(handled_at, unacked, count)

@@ -24,7 +24,8 @@ from ackline.handler import Handler, Tier, load_handler
 from ackline.offsets import TopicPartition
 from ackline.outcome import ErrorClass, Outcome
 from ackline.spark.exact import GoneRows, Wanted, exact_rows
-from ackline.spark.handle import WORDS, Answers, Clock, Unacked, answer, spoken, tombstone
+from ackline.spark.handle import WORDS, Answers, Clock, Unacked, Watch, answer, spoken, tombstone
+from ackline.spark.isolated import Isolated
 from ackline.spark.outcome_files import Chunk, OutcomeCounts, OutcomeFiles, Turn
 from ackline.spark.pace import Pace
 from ackline.spark.rows import EPOCH, RECORD_COLUMNS, Int64s, Rows, from_spark
@@ -74,6 +75,9 @@ class Work:
     rate: float | None = None
     """Records a second that this task may handle."""
     record_outcomes: bool = True
+    isolated: bool = False
+    record_timeout: float | None = None
+    """Seconds that a call of the handler may take."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +164,6 @@ class Handling:
         if work.once:
             _refuse_repetition()
         self._work = work
-        self._handler = _handler(work.handler) if work.tier is not Tier.COLUMN else None
         self._clock = _clock(work.now)
         self._files = OutcomeFiles(work.turn) if work.record_outcomes else OutcomeCounts(work.turn)
         self._waits: dict[TopicPartition, Fetches] = {}
@@ -168,11 +171,14 @@ class Handling:
         self._calls = 0
         self._fetched = 0
         self._pace = Pace(work.rate) if work.rate else None
+        self._answer = _answer_of(work, self._clock) if work.tier is not Tier.COLUMN else None
 
     def __enter__(self) -> "Handling":
         return self
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
+        if isinstance(self._answer, Isolated):
+            self._answer.close()
         if kind is not None:
             self._files.discard()
 
@@ -194,8 +200,8 @@ class Handling:
         return None
 
     def _handle(self, rows: Rows) -> None:
-        assert self._handler is not None
-        answers = answer(self._handler, self._work.tier, rows, self._clock, self._work.deliver_tombstones)
+        assert self._answer is not None
+        answers = self._answer(rows)
         self._calls += answers.calls
         self._store(rows.place, rows.offsets, rows.timestamps, rows.attempts, answers)
 
@@ -301,6 +307,19 @@ def _refuse_repetition() -> None:
 
 
 _NO_WORD = "the outcome is null, or not one of acked, failed, skipped, dead"
+
+
+Answering = Callable[[Rows], Answers]
+
+
+def answering(work: Work, watch: Watch | None = None) -> Answering:
+    """How rows are answered in the process in which this is called, be that a task's or the handler's own."""
+    handler, clock = _handler(work.handler), _clock(work.now)
+    return lambda rows: answer(handler, work.tier, rows, clock, work.deliver_tombstones, watch)
+
+
+def _answer_of(work: Work, clock: Clock) -> Answering:
+    return Isolated(work, clock) if work.isolated else answering(work)
 
 
 @lru_cache(maxsize=8)
