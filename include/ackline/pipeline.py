@@ -187,6 +187,8 @@ class Pipeline(Block):
     max_rate: int | None = Field(None, ge=1)
     max_offset_behind: BehindBlock | None = None
     breaker: BreakerBlock | None = None
+    isolation: Literal["none", "process"] = "none"
+    record_timeout: Duration | None = None
     retry: RetryBlock = RetryBlock()
     dead_letter: DeadLetter
     tombstones: Literal["skip", "deliver"] = "skip"
@@ -212,6 +214,13 @@ class Pipeline(Block):
             )
         return record_outcomes
 
+    @field_validator("record_timeout")
+    @classmethod
+    def _ends(cls, limit: timedelta | None) -> timedelta | None:
+        if limit is not None and not timedelta(milliseconds=1) <= limit <= timedelta(days=1):
+            raise ValueError("a limit for one call is between 1ms and 1d")
+        return limit
+
     @field_validator("schedule")
     @classmethod
     def _is_cron(cls, schedule: str | None) -> str | None:
@@ -234,6 +243,11 @@ class Pipeline(Block):
     def dead_letter_topic(self) -> str | None:
         """The topic for records given up, or None where the file says `none`."""
         return None if isinstance(self.dead_letter, str) else self.dead_letter.topic
+
+    @property
+    def isolated(self) -> bool:
+        """Whether the handler is to run in processes of its own: only there a time limit can be kept."""
+        return self.isolation == "process" or self.record_timeout is not None
 
     def settings(self) -> dict[str, Any]:
         """The settings in force, for plan and log: Kafka properties by name only, their values may be secret."""

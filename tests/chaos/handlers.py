@@ -1,5 +1,8 @@
-"""Handlers for faults: one that takes its time, so that there is time to strike in, and some that answer rubbish."""
+"""Handlers for faults: one that takes its time, some that answer rubbish, and one that kills or hangs its process."""
 
+import json
+import os
+import signal
 import time
 from typing import Any
 
@@ -38,3 +41,22 @@ def foreign_offsets(batch: pa.RecordBatch) -> Any:
     """Outcomes for offsets that it was not given."""
     offsets = [offset + 1_000 for offset in batch.column("offset").to_pylist()]
     return pa.table({"offset": offsets, "outcome": ["acked"] * batch.num_rows})
+
+
+def deadly(record: Record) -> None:
+    """The journal handler; `{"kill": n}` and `{"hang": n}` kill or hang its process up to attempt n (−1: always)."""
+    journal.handle(record)
+    orders = json.loads(record.value) if record.value else {}
+    for order, deed in (("kill", _kill), ("hang", _hang)):
+        times = orders.get(order, 0)
+        if times < 0 or record.attempt <= times:
+            deed()
+
+
+def _kill() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _hang() -> None:
+    while True:
+        time.sleep(60)

@@ -161,6 +161,19 @@ def test_zero_rows_are_a_proof_and_a_later_number_proves_no_gap(tables: Tables) 
     assert not store.has_decisions(turn(2))
 
 
+def test_starts_of_a_plan_are_counted_whoever_makes_them(tables: Tables) -> None:
+    one, two = tables.store(), tables.store()
+    one.store_settlement(settlement(0))
+    one.store_plan(plan(1))
+    assert [store.store_try(plan(1)) for store in (one, two, one, two, two)] == [1, 2, 3, 4, 4]
+    assert two.open_plan(settlement(0)) == plan(1)
+    assert not one.has_outcomes(turn(1))
+    assert one.store_settlement(settlement(1), plan(1))
+    assert [two.store_try(plan(2)), one.store_try(plan(2))] == [1, 2]
+    assert one.store_try(plan(1)) == 4
+    assert tables.store().store_try(plan(2)) == 3
+
+
 def test_s53_who_looked_before_others_went_on_finds_no_plan(tables: Tables) -> None:
     one, late = tables.store(), tables.store()
     one.store_settlement(settlement(0))

@@ -49,6 +49,7 @@ class Bench:
         on_failure: Outcome = Outcome.FAILED,
         now: datetime | None = None,
         once: bool = False,
+        **more: Any,
     ) -> ReplayJob:
         """A job of the next turn. `handler` is a function of `tests.spark.handlers`, or named with its module."""
         self._turn += 1
@@ -69,6 +70,7 @@ class Bench:
             outcomes_root=self.table.uri,
             now=now,
             once=once,
+            **more,
         )
 
     def run(self, job: ReplayJob) -> ReplayResult:

@@ -1,5 +1,6 @@
 """Handlers of the tests here, in all three tiers."""
 
+import ctypes
 import json
 import os
 import signal
@@ -123,6 +124,25 @@ def dies_once(record: Record) -> None:
     if record.offset == 700 and not died.exists():
         died.touch()
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+def by_deed(record: Record) -> None:
+    """Kills or hangs its process."""
+    word = record.value.decode()
+    if word == "segfault":
+        ctypes.string_at(0)
+    if word == "hang":
+        ctypes.PyDLL(None).sleep(600)
+    if word == "fail":
+        raise ValueError(f"can't digest {record.value!r} of {record.key!r}")
+
+
+@arrow_handler
+def arrow_by_deed(batch: pa.RecordBatch) -> list[str]:
+    """The same for a batch."""
+    for row in batch.to_pylist():
+        by_deed(Record(**row))
+    return ["acked"] * batch.num_rows
 
 
 @column_handler

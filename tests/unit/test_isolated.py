@@ -50,7 +50,7 @@ def work_of(handler: str, limit: float | None = None, once: bool = False, delive
     path = handler if ":" in handler else f"tests.unit.killers:{handler}"
     tier = Tier.ARROW if handler == "arrow" else Tier.RECORD
     turn = Turn("", "orders", date(2024, 5, 6), "live", 0, 1, "run")
-    return Work(turn, path, tier, None, deliver, Outcome.FAILED, None, once, True, limit)
+    return Work(turn, path, tier, None, deliver, Outcome.FAILED, None, once=once, isolated=True, record_timeout=limit)
 
 
 @pytest.fixture

@@ -55,6 +55,14 @@ def test_dead_letters_may_be_given_up_in_writing(write: Write) -> None:
     assert load(write(("{topic: orders.dead}", "none"))).dead_letter_topic is None
 
 
+def test_a_time_limit_needs_a_process_of_its_own(write: Write) -> None:
+    """Only a killed process stops a call that hangs in C."""
+    assert not load(write()).isolated
+    assert load(write(more="isolation: process\n")).isolated
+    limited = load(write(more="record_timeout: 1m30s\n"))
+    assert (limited.isolated, limited.settings()["record_timeout"]) == (True, "90s")
+
+
 def test_s33_explicit_partitions_want_only_those(write: Write) -> None:
     kafka = load(write(("topics: [orders]", "partitions: {orders: [0, 2]}"))).kafka
     assert [kafka.wants("orders", n) for n in range(4)] == [True, False, True, False]

@@ -26,6 +26,9 @@ from ackline.offsets import TopicPartition
 from ackline.outcome import Outcome
 from ackline.planning import Plan
 
+TRIES_COUNTED = 3
+"""Starts of a plan that are told apart."""
+
 
 @dataclass(frozen=True, slots=True)
 class TurnOutcomes:
@@ -151,6 +154,16 @@ class LedgerStore:
     def store_start(self, plan: Plan) -> bool:
         """Mark a claimed plan as started; False where somebody has started it."""
         return self.plans.append([], self._application(plan.turn.epoch, "start"), plan.turn.n)
+
+    def store_try(self, plan: Plan) -> int:
+        """Count a start of a plan; how many there have been, this one included, TRIES_COUNTED + 1 for any number above.
+
+        Each is a commit without rows of a number of its own, so that starts at the same time are counted apart.
+        """
+        for number in range(1, TRIES_COUNTED + 1):
+            if self.plans.append([], self._application(plan.turn.epoch, f"try-{number}"), plan.turn.n):
+                return number
+        return TRIES_COUNTED + 1
 
     def store_lost(self, plan: Plan, run_id: str, rows: Mapping[TopicPartition, Iterable[OutcomeRow]]) -> bool:
         """Store what is lost of a claimed plan as its outcomes; False where outcomes n are stored."""

@@ -4,6 +4,7 @@ A second action would read, and call the handler, again. The tasks write files o
 and the outcomes count once the caller has committed them.
 """
 
+import logging
 import uuid
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -14,7 +15,7 @@ from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
-from ackline.errors import FatalError
+from ackline.errors import ConfigError, FatalError
 from ackline.figures import Fetches
 from ackline.handler import Handler, Tier, load_handler, tier_of
 from ackline.offsets import OffsetRange, Runs, TopicPartition, count
@@ -31,6 +32,8 @@ from ackline.spark.tasks import MANIFEST_DDL, Kafka, Work, handle_fresh, handle_
 
 __all__ = ["ReplayJob", "ReplayResult", "WrittenFile", "run_replay"]
 
+log = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True, slots=True)
 class ReplayJob:
@@ -41,6 +44,8 @@ class ReplayJob:
     `outcomes_root` is the outcomes table's own path or URI. `now` fixes the clock of all outcomes. `once`: a task that
     failed is not tried again, for its records may have been handled. `max_rate`: records a second that the handler is
     given at most, by all tasks together. `record_outcomes`: each outcome becomes a row; else they are only counted.
+    `isolated`: the handler runs in processes of its own, and where `because` says why, that was not asked for.
+    `record_timeout`, in seconds, needs that.
     """
 
     pipeline: str
@@ -61,6 +66,9 @@ class ReplayJob:
     once: bool = False
     max_rate: int | None = None
     record_outcomes: bool = True
+    isolated: bool = False
+    because: str = ""
+    record_timeout: float | None = None
 
 
 @dataclass(slots=True)
@@ -83,6 +91,7 @@ def run_replay(spark: SparkSession, job: ReplayJob, on_progress: Progress | None
     used, FatalError otherwise. No message quotes a record.
     """
     handler = load_handler(job.handler)
+    _check_isolation(job, tier_of(handler))
     fresh = {place: one for place, one in job.fresh.items() if len(one)}
     retries = {place: runs for place, runs in job.retries.items() if count(runs)}
     if not fresh and not retries:
@@ -95,6 +104,18 @@ def run_replay(spark: SparkSession, job: ReplayJob, on_progress: Progress | None
     result = _result(rows)
     _check(result, fresh, retries)
     return result
+
+
+def _check_isolation(job: ReplayJob, tier: Tier) -> None:
+    """Say why a handler is isolated that did not ask for it. Raises ConfigError for one that can't be."""
+    if tier is Tier.COLUMN and job.isolated and not job.because:
+        raise ConfigError(
+            f"handler {job.handler} is a column handler: it runs inside Spark's JVM, where neither "
+            f"`isolation: process` nor `record_timeout` can help; take them out, or write a record or Arrow handler",
+            key="isolation",
+        )
+    if tier is not Tier.COLUMN and job.because:
+        log.warning("%s, turn %d: %s; the handler runs in a process of its own", job.pipeline, job.turn, job.because)
 
 
 def _manifest(
@@ -127,8 +148,19 @@ def _manifest(
 
 def _work(job: ReplayJob, tier: Tier, topic: str | None) -> Work:
     turn = Turn(job.outcomes_root, job.pipeline, job.plan_date, job.lane, job.epoch, job.turn, job.run_id)
-    tombstones, rows = job.deliver_tombstones, job.record_outcomes
-    return Work(turn, job.handler, tier, topic, tombstones, job.on_failure, job.now, job.once, record_outcomes=rows)
+    return Work(
+        turn,
+        job.handler,
+        tier,
+        topic,
+        job.deliver_tombstones,
+        job.on_failure,
+        job.now,
+        job.once,
+        record_outcomes=job.record_outcomes,
+        isolated=job.isolated,
+        record_timeout=job.record_timeout,
+    )
 
 
 def _share(

@@ -1,8 +1,8 @@
 """replay: read exactly what the open plan says, handle it, and make the outcomes visible in one fenced commit.
 
-Its one write is outcomes n. Killed before it, files that no log entry names are invisible and the range is replayed;
-killed after it, a repeat finds the number taken. That commit, written for zero rows too, is the only proof that the
-range was handled whole: neither an exit status nor the state of a task is.
+Its one write that counts is outcomes n. Killed before it, files that no log entry names are invisible and the range is
+replayed; killed after it, a repeat finds the number taken. That commit, written for zero rows too, is the only proof
+that the range was handled whole: neither an exit status nor the state of a task is.
 """
 
 from collections.abc import Callable, Mapping
@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING
 from deltalake.transaction import AddAction
 
 from ackline.audit.rows import plan_date
+from ackline.audit.store import TRIES_COUNTED
 from ackline.errors import ConfigError, RangeGone, TopicChanged
 from ackline.figures import Report
 from ackline.ledger import Settlement
-from ackline.outcome import Outcome
+from ackline.offsets import OffsetRange, count, subtract
+from ackline.outcome import ErrorClass, Outcome
 from ackline.planning import Plan
 from ackline.steps.claim import claim, lose, refuse_retries, start
 from ackline.steps.figures import keeps_rows
@@ -26,6 +28,10 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from ackline.spark.job import ReplayJob, ReplayResult
+
+
+# What of a record's last attempt says that its next one would take the task down as well.
+_ISOLATES = (ErrorClass.WORKER_LOST, ErrorClass.TIMEOUT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +63,9 @@ def replay(parts: Parts, spark: "Callable[[], SparkSession]", on_progress: Progr
         return Replayed(plan)
     try:
         check_ranges(parts, plan)
-        result = _run(parts, plan, spark, on_progress)
+        # Counted before Spark is started: a start that takes this process with it must have been one.
+        because = _because(parts, plan, newest)
+        result = _run(parts, plan, spark, on_progress, because)
         check_ranges(parts, plan, after=True)  # a topic recreated under the reader must not pass for the old one
     except (RangeGone, TopicChanged) as error:
         if once:  # a claimed turn is never void: the group has moved over it
@@ -125,13 +133,36 @@ def check_ranges(parts: Parts, plan: Plan, after: bool = False) -> None:
             )
 
 
-def _run(parts: Parts, plan: Plan, spark: "Callable[[], SparkSession]", on_progress: Progress | None) -> "ReplayResult":
+def _run(
+    parts: Parts,
+    plan: Plan,
+    spark: "Callable[[], SparkSession]",
+    on_progress: Progress | None,
+    because: str = "",
+) -> "ReplayResult":
     parts.store.outcomes.create()
-    return parts.run_job(spark, job_of(parts, plan), on_progress)
+    return parts.run_job(spark, job_of(parts, plan, because), on_progress)
 
 
-def job_of(parts: Parts, plan: Plan) -> "ReplayJob":
-    """The plan as the Spark adapter takes it."""
+def _because(parts: Parts, plan: Plan, newest: Settlement) -> str:
+    """Why the handler is to be isolated although its pipeline does not ask for it; empty where it is not.
+
+    A claimed plan is started once and never again, so there is nothing to count.
+    """
+    if parts.pipeline.guarantee == "at_most_once":
+        return ""
+    if parts.store.store_try(plan) > TRIES_COUNTED:
+        return f"started {TRIES_COUNTED} times without outcomes"
+    for at, one in plan.partitions.items():
+        pending = newest.partitions[at].state.pending if at in newest.partitions else ()
+        killers = [OffsetRange(run.start, run.end) for run in pending if run.value.error_class in _ISOLATES]
+        if count(subtract(one.retries, killers)) < count(one.retries):
+            return "it tries a record again that has killed or hung its process"
+    return ""
+
+
+def job_of(parts: Parts, plan: Plan, because: str = "") -> "ReplayJob":
+    """The plan as the Spark adapter takes it; `because` says why the handler is isolated unasked."""
     from ackline.spark.job import ReplayJob
 
     turn = plan.turn
@@ -157,6 +188,9 @@ def job_of(parts: Parts, plan: Plan) -> "ReplayJob":
         once=parts.pipeline.guarantee == "at_most_once",
         max_rate=parts.pipeline.max_rate,
         record_outcomes=keeps_rows(parts, plan),
+        isolated=parts.pipeline.isolated or bool(because),
+        because="" if parts.pipeline.isolated else because,
+        record_timeout=parts.pipeline.record_timeout.total_seconds() if parts.pipeline.record_timeout else None,
     )
 
 
