@@ -63,13 +63,16 @@ class Ratio:
         return statistics.median(self.values)
 
 
-def ratios(run: Side, noop: Side, loop: Side) -> list[Ratio]:
-    """What the aims are about: the time beside the noop sink, the throughput beside the plain loop."""
+def ratios(run: Side, noop: Side, loop: Side, isolated: Side) -> list[Ratio]:
+    """What the aims are about: the time beside the noop sink, the throughput beside the plain loop, and what is left of
+    it when the handler runs in processes of its own."""
     beside_noop = [a / b for a, b in zip(run.seconds, noop.seconds, strict=True)]
     beside_loop = [b / a for a, b in zip(run.seconds, loop.seconds, strict=True)]
+    left = [b / a for a, b in zip(isolated.seconds, run.seconds, strict=True)]
     return [
         Ratio("time of ackline run / of noop sink", beside_noop, "≤ 1.4", statistics.median(beside_noop) <= 1.4),
         Ratio("throughput of ackline run / of plain loop", beside_loop, "≥ 1.2", statistics.median(beside_loop) >= 1.2),
+        Ratio("throughput isolated, with a time limit / not", left, "≥ 0.33", statistics.median(left) >= 1 / 3),
     ]
 
 
@@ -111,6 +114,7 @@ def measure(
         Side("ackline run", lambda: ackline_run(spark, subject)),
         Side("noop sink", lambda: noop_sink(spark, subject)),
         Side(f"plain loop, {PROCESSES} processes", lambda: plain_loop(pool, PROCESSES, subject)),
+        Side("ackline run, isolated", lambda: ackline_run(spark, subject, record_timeout="30s")),
     ]
     for number in range(warm_up + pairs):
         turn = number % len(sides)

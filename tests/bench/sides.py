@@ -21,8 +21,8 @@ def handle(record: Record) -> None:
     json.loads(record.value)
 
 
-def ackline_run(spark: SparkSession, subject: Subject) -> int:
-    """The whole `ackline run`, in this process: plan, replay, settle, and the group's commit."""
+def ackline_run(spark: SparkSession, subject: Subject, **more: str) -> int:
+    """The whole `ackline run`, in this process: plan, replay, settle, and the group's commit. `more` are settings."""
     name = f"bench-{uuid.uuid4().hex[:8]}"
     settings = {
         "name": name,
@@ -36,6 +36,7 @@ def ackline_run(spark: SparkSession, subject: Subject) -> int:
         "dead_letter": "none",
         "start": "earliest",
         "max_records_per_run": subject.records,
+        **more,
     }
     file = subject.folder / f"{name}.yaml"
     file.write_text(yaml.safe_dump(settings))
