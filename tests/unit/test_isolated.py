@@ -18,7 +18,9 @@ from ackline.errors import ConfigError, FatalError
 from ackline.handler import Tier, load_handler, tier_of
 from ackline.offsets import TopicPartition
 from ackline.outcome import Outcome
+from ackline.spark.call_log import Head
 from ackline.spark.handle import Answers, answer
+from ackline.spark.handler_process import HandlerProcess
 from ackline.spark.isolated import Isolated
 from ackline.spark.outcome_files import Turn
 from ackline.spark.rows import Rows
@@ -213,6 +215,14 @@ def test_records_that_do_not_return_fail_after_the_limit(isolated: MakeIsolated,
     assert answers.unacked[0].error_message == "the handler did not return within 0.4 s"
     assert calls(folder) == list(range(100, 114, 2))
     assert 1.6 <= time.monotonic() - start < 20
+
+
+def test_a_call_that_came_back_before_it_was_ended_is_not_ended(
+    isolated: MakeIsolated, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between seeing a call overdue and ending it, it may return; the next one is not to blame."""
+    monkeypatch.setattr(HandlerProcess, "_late", lambda *_: Head(1, 1))
+    assert asked(isolated("tests.unit.killers:tenth", limit=0.05), [b"a"] * 3) == ["acked"] * 3
 
 
 def test_the_limit_is_for_a_record_not_for_a_batch(isolated: MakeIsolated) -> None:
