@@ -23,6 +23,7 @@ H = TypeVar("H", bound=Handler)
 class Record:
     """One Kafka record as a handler sees it.
 
+    `key` and `value` are what the pipeline file's `decode` makes of them, bytes by default; None stays None.
     `timestamp` is aware UTC, or None where Kafka has none. `attempt` counts from 1. `headers` keep their order and may
     repeat a name.
     """
@@ -82,8 +83,8 @@ def tier_of(handler: Handler) -> Tier:
     return Tier(getattr(handler, _TIER, Tier.RECORD))
 
 
-def load_handler(path: str) -> Handler:
-    """The function named by `module:function`.
+def load_handler(path: str, key: str = "handler") -> Handler:
+    """The function named by `module:function`, a handler or whatever else the pipeline file names at `key`.
 
     Raises ConfigError where it does not import, is not callable, takes no single argument, or is asynchronous or a
     generator: calling such a function runs none of its body, and every record would be acked unhandled.
@@ -94,15 +95,15 @@ def load_handler(path: str) -> Handler:
         for part in name.split("."):
             found = getattr(found, part)
     except (Exception, SystemExit) as error:  # a script without a guard exits, with status 0 even
-        raise ConfigError(f"handler {path} does not import: {type(error).__name__}: {error}", key="handler") from error
+        raise ConfigError(f"{key} {path} does not import: {type(error).__name__}: {error}", key=key) from error
     if not callable(found):
-        raise ConfigError(f"handler {path} is not a function", key="handler")
+        raise ConfigError(f"{key} {path} is not a function", key=key)
     if _is_deferred(found) or _is_deferred(getattr(found, "__call__", None)):  # noqa: B004 - the method itself is asked
-        raise ConfigError(f"handler {path} is asynchronous or a generator; write a plain function", key="handler")
+        raise ConfigError(f"{key} {path} is asynchronous or a generator; write a plain function", key=key)
     try:
         inspect.signature(found).bind(object())
     except TypeError as error:
-        raise ConfigError(f"handler {path} does not take exactly one argument: {error}", key="handler") from error
+        raise ConfigError(f"{key} {path} does not take exactly one argument: {error}", key=key) from error
     except ValueError:
         pass  # a builtin without a signature: its first call tells
     return found

@@ -31,6 +31,8 @@ class ErrorClass(StrEnum):
     INVALID_OUTCOME = "InvalidOutcome"
     TIMEOUT = "Timeout"
     WORKER_LOST = "WorkerLost"
+    UNDECODABLE = "Undecodable"
+    UNMATCHED = "Unmatched"
 
 
 MESSAGE_LIMIT = 200

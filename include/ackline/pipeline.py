@@ -30,6 +30,20 @@ from ackline.conflicts import conflicts
 from ackline.errors import ConfigError
 from ackline.properties import refused
 from ackline.retry import MAPPING, Block, Duration, RetryBlock
+from ackline.translation import (
+    OWN,
+    DecodeBlock,
+    FunctionPath,
+    RegistryBlock,
+    RegistryChoice,
+    StreamBlock,
+    Translation,
+    check_topics,
+    refusal,
+    refuse_without_registry,
+    refused_place,
+    stream_of,
+)
 
 PRESETS = ("@hourly", "@daily", "@weekly", "@monthly", "@yearly")
 _NAME = re.compile(r"""^name:\s*["']?([^"'#\s]+)""", re.MULTILINE)
@@ -175,7 +189,11 @@ class Pipeline(Block):
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,199}$")
     kafka: KafkaBlock
-    handler: str = Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_][\w.]*$")
+    handler: FunctionPath | None = None
+    filter: FunctionPath | None = None
+    schema_registry: RegistryChoice | None = None
+    decode: DecodeBlock = DecodeBlock()
+    streams: list[StreamBlock] | None = Field(None, min_length=1, validate_default=True)
     guarantee: Literal["at_least_once", "at_most_once", "no_guarantee"] = "at_least_once"
     record_outcomes: bool = True
     lost_after: Duration = timedelta(hours=1)
@@ -229,6 +247,41 @@ class Pipeline(Block):
             raise ValueError(f"{schedule!r} is no cron expression of five fields, nor one of {', '.join(PRESETS)}")
         return schedule
 
+    @field_validator("schema_registry")
+    @classmethod
+    def _named_somewhere(cls, registry: RegistryBlock | str | None, info: ValidationInfo) -> RegistryBlock | str | None:
+        kafka = info.data.get("kafka")
+        if registry == "connection" and isinstance(kafka, KafkaBlock) and kafka.connection is None:
+            raise ValueError("`connection` needs a `kafka.connection`; beside bootstrap_servers write {url: URL}")
+        return registry
+
+    @field_validator("decode")
+    @classmethod
+    def _with_registry(cls, decode: DecodeBlock, info: ValidationInfo) -> DecodeBlock:
+        if info.data.get("schema_registry", ...) is None:
+            refuse_without_registry(decode, ("decode",))
+        return decode
+
+    @field_validator("streams")
+    @classmethod
+    def _each_with_a_fate(cls, streams: list[StreamBlock] | None, info: ValidationInfo) -> list[StreamBlock] | None:
+        """That every record has somewhere to go, and every stream something to get."""
+        if streams is None:
+            if info.data.get("handler", ...) is None:
+                raise refusal("missing", ("handler",))
+            return None
+        kafka = info.data.get("kafka")
+        if isinstance(kafka, KafkaBlock):
+            check_topics(streams, kafka.wants_topic, kafka.named_topics)
+        if info.data.get("schema_registry", ...) is None:
+            for number, stream in enumerate(streams):
+                refuse_without_registry(stream.decode, ("streams", number, "decode"))
+        if info.data.get("filter") is not None and info.data.get("handler", ...) is None:
+            raise refusal(
+                "it is the filter of `handler`, and there is none; a stream has a filter of its own", ("filter",)
+            )
+        return streams
+
     @field_validator("dead_letter")
     @classmethod
     def _elsewhere(
@@ -248,6 +301,28 @@ class Pipeline(Block):
     def isolated(self) -> bool:
         """Whether the handler is to run in processes of its own: only there a time limit can be kept."""
         return self.isolation == "process" or self.record_timeout is not None
+
+    @property
+    def translation(self) -> Translation | None:
+        """The streams, without the registry's settings; None where all records go to `handler` as they are."""
+        own = [] if self.handler is None else [stream_of(OWN, self.handler, self.filter, self.decode, self.decode)]
+        named = [
+            stream_of(one.name, one.handler, one.filter, one.decode, self.decode, one.topics, one.pattern)
+            for one in self.streams or ()
+        ]
+        streams = (*named, *own)
+        plain = not named and self.filter is None and {streams[0].key, streams[0].value} == {"bytes"}
+        return None if plain else Translation(streams)
+
+    @property
+    def handlers(self) -> tuple[str, ...]:
+        """The functions that records go to, in the order in which their streams are asked."""
+        return tuple(dict.fromkeys([*(one.handler for one in self.streams or ()), *filter(None, [self.handler])]))
+
+    @property
+    def registry_url(self) -> str | None:
+        """The schema registry's address, where the file names it."""
+        return self.schema_registry.url if isinstance(self.schema_registry, RegistryBlock) else None
 
     def settings(self) -> dict[str, Any]:
         """The settings in force, for plan and log: Kafka properties by name only, their values may be secret."""
@@ -269,7 +344,7 @@ def load(path: Path) -> Pipeline:
 
 
 def _sentence(path: Path, node: yaml.Node | None, problem: Mapping[str, Any]) -> tuple[str, str]:
-    place = tuple(part for part in problem["loc"] if part not in ("[key]", MAPPING))
+    place = tuple(part for part in refused_place(problem) if part not in ("[key]", MAPPING))
     key = ".".join(str(part) for part in place) or "(whole file)"
     reason = problem["msg"].removeprefix("Value error, ")
     match problem["type"]:

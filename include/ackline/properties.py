@@ -95,7 +95,9 @@ def refused(properties: Mapping[str, object]) -> dict[str, str]:
     """
     reasons = {name: REASONS[name] for name in properties if name in REASONS}
     for name in properties:
-        if name.endswith("_cb"):
+        if name.startswith("schema.registry."):
+            reasons[name] = "it belongs into the Kafka connection's extra; the address may also be in `schema_registry`"
+        elif name.endswith("_cb"):
             reasons[name] = "a callback is code, not a property"
         elif name in PRODUCER_ONLY and name not in reasons:
             reasons[name] = "it is a producer's property; this is how records are read"

@@ -31,3 +31,8 @@ def every_other(batch: pa.RecordBatch) -> list[str]:
 def _fails_once(batch: pa.RecordBatch, nth: int) -> list[str]:
     attempts = zip(batch.column("offset").to_pylist(), batch.column("attempt").to_pylist(), strict=True)
     return ["failed" if attempt == 1 and offset % nth == 0 else "acked" for offset, attempt in attempts]
+
+
+def even(record: Record) -> bool:
+    """A filter of decoded values."""
+    return bool(record.value["n"] % 2 == 0)

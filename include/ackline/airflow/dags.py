@@ -64,7 +64,7 @@ def replay_dag(pipeline: Pipeline, file: str) -> DAG:
         catchup=False,
         max_active_runs=1,
         default_args=RETRIES,
-        description=f"Replays {subscription(pipeline)} through {pipeline.handler}",
+        description=f"Replays {subscription(pipeline)} through {', '.join(pipeline.handlers)}",
         doc_md=documentation(pipeline),
         tags={"ackline", "replay"},
         auto_register=False,
@@ -111,7 +111,7 @@ def documentation(pipeline: Pipeline) -> str:
         "from": broker,
         "commits for group": kafka.group_id,
         "Kafka properties": ", ".join(sorted(kafka.properties)) or "none",
-        "handler": pipeline.handler,
+        "handler": ", ".join(pipeline.handlers),
         "guarantee": pipeline.guarantee,
         "starts at": pipeline.start,
         "retries": f"{retry.max_retries}; first after {_seconds(retry.initial_delay)}, then {_seconds(retry.period)} × "

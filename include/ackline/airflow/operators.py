@@ -67,14 +67,14 @@ class PlanOperator(BaseOperator):
         """Run the step. The handler is imported first, so that nothing is planned in vain."""
         with verdict():
             from ackline.airflow.summary import planned_summary
-            from ackline.handler import load_handler
             from ackline.kafka.java import java_properties
             from ackline.steps.caution import warnings
             from ackline.steps.plan import plan
             from ackline.steps.settings import in_force
+            from ackline.translation import check_code
 
             make_handlers_importable()
-            load_handler(self.pipeline.handler)
+            check_code(self.pipeline.handler, self.pipeline.translation)
             with opened(self.pipeline, context) as parts:
                 self.log.info("settings in force: %s", in_force(parts))
                 java_properties(parts.kafka)  # refuses what Spark's client could not be told

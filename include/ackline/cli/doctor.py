@@ -7,16 +7,19 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from ackline.cli.connection import connection_of
 from ackline.cli.options import pipeline_named
 from ackline.errors import AcklineError, FatalError
 from ackline.handler import load_handler, tier_of
+from ackline.kafka.registry import check_registry
 from ackline.pipeline import Pipeline, load_folder
 from ackline.places import audit_root, pipelines_folder
 from ackline.steps.caution import of_topics
 from ackline.steps.parts import Parts, new_run_id, open_parts
+from ackline.translation import Stream, Translation, load_code
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +45,7 @@ def examine(name: str | None) -> Iterator[Finding]:
     except AcklineError as error:
         yield Finding(f"pipeline {name}", False, str(error))
         return
-    yield _look("handler", lambda: f"{pipeline.handler} ({tier_of(load_handler(pipeline.handler))} tier)")
+    yield from _code(pipeline)
     yield from _broker(pipeline)
 
 
@@ -87,10 +90,33 @@ def _files() -> Iterator[Finding]:
         yield Finding("pipeline file", False, str(error))
 
 
+def _code(pipeline: Pipeline) -> Iterator[Finding]:
+    translation = pipeline.translation
+    if translation is None:
+        path = str(pipeline.handler)
+        yield _look("handler", lambda: f"{path} ({tier_of(load_handler(path))} tier)")
+        return
+    for one in translation.streams:
+        yield _look(f"stream {one.name}" if one.name else "handler", partial(_stream, one))
+
+
+def _registry(translation: Translation) -> str:
+    check_registry(translation)
+    return f"reachable, {dict(translation.registry)['url']}"
+
+
+def _stream(one: Stream) -> str:
+    topics = ", ".join(one.topics) if one.topics else one.pattern or "all topics"
+    wanted = f" where {one.filter}" if one.filter else ""
+    return f"{topics}{wanted}, key {one.key}, value {one.value} -> {one.handler} ({load_code(one).tier} tier)"
+
+
 def _broker(pipeline: Pipeline) -> Iterator[Finding]:
     try:
         connection = connection_of(pipeline)
         with open_parts(pipeline, connection, run_id=new_run_id("doctor"), actor="doctor") as parts:
+            if parts.translation is not None and parts.translation.needs_registry:
+                yield _look("schema registry", partial(_registry, parts.translation))
             yield Finding("broker", True, f"reachable, cluster {parts.cluster.reachable()}")
             wanted = [*(pipeline.kafka.named_topics or ()), *filter(None, [pipeline.dead_letter_topic])]
             topics = parts.cluster.topics(wanted)

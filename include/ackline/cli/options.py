@@ -10,11 +10,11 @@ import typer
 
 from ackline.cli.connection import connection_of
 from ackline.errors import ConfigError
-from ackline.handler import load_handler
 from ackline.offsets import OffsetRange
 from ackline.pipeline import Pipeline, find, parse_time
 from ackline.places import make_handlers_importable, pipelines_folder
 from ackline.steps.parts import Parts, new_run_id, open_parts
+from ackline.translation import check_code
 
 Name = Annotated[str, typer.Argument(help="The pipeline: the `name` in its file.", show_default=False)]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for a program instead of tables.")]
@@ -62,7 +62,7 @@ def opened(name: str, now: str | None = None, no_breaker: bool = False) -> Itera
     """The parts of a pipeline for one command. Its handler is imported first, so that nothing is planned in vain."""
     time = time_of(now)
     pipeline = pipeline_named(name)
-    load_handler(pipeline.handler)
+    check_code(pipeline.handler, pipeline.translation)
     actor = os.environ.get("USER", "")
     connection = connection_of(pipeline)
     run_id = new_run_id("cli")

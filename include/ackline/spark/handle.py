@@ -5,7 +5,7 @@ included, or answer rubbish: that is the outcome of its record, or batch, and of
 """
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ackline.errors import AcklineError
 from ackline.handler import Dead, Handler, Skip, Tier
 from ackline.outcome import ErrorClass, Outcome
 from ackline.scrub import scrub
@@ -65,18 +66,38 @@ class Watch(Protocol):
         """What became of the record at `offset`, which was not acked."""
 
 
+class Routed:
+    """What answers whole `Rows` by itself, where handlers are several: the streams of `ackline.spark.streams`."""
+
+    def answer(self, rows: Rows, now: Clock, watch: Watch | None = None) -> Answers:
+        """What becomes of each row."""
+        raise NotImplementedError
+
+
 def answer(
-    handler: Handler, tier: Tier, rows: Rows, now: Clock, deliver_tombstones: bool, watch: Watch | None = None
+    handler: Handler | Routed,
+    tier: Tier,
+    rows: Rows,
+    now: Clock,
+    deliver_tombstones: bool,
+    watch: Watch | None = None,
 ) -> Answers:
-    """What the handler makes of `rows`. Tombstones it does not want are skipped without it."""
-    if watch is not None:
-        handler = watch.over(handler, tier)
-    answer_rows = partial(_answer_records, watch=watch) if tier is Tier.RECORD else _answer_batch
+    """What the handler makes of `rows`. Tombstones it does not want are skipped without it.
+
+    Raises an AcklineError only for what keeps a record from being handled through no fault of its own.
+    """
+    answer_rows: Callable[[Rows, Clock], Answers]
+    if isinstance(handler, Routed):
+        answer_rows = partial(handler.answer, watch=watch)
+    elif tier is Tier.RECORD:
+        answer_rows = partial(answer_records, _noted(handler, tier, watch), watch=watch)
+    else:
+        answer_rows = partial(answer_batch, _noted(handler, tier, watch))
     if deliver_tombstones or not rows.values.null_count:
-        return answer_rows(handler, rows, now)
+        return answer_rows(rows, now)
     delivered = rows.values.is_valid().to_numpy(zero_copy_only=False)
     places = np.flatnonzero(delivered)
-    asked = answer_rows(handler, rows.where(delivered), now) if len(places) else Answers(np.empty(0, np.int64))
+    asked = answer_rows(rows.where(delivered), now) if len(places) else Answers(np.empty(0, np.int64))
     at = now()
     handled_at = np.full(len(rows), at, dtype=np.int64)
     handled_at[places] = asked.handled_at
@@ -94,8 +115,21 @@ def _moved(one: Unacked, row: int) -> Unacked:
     return Unacked(row, one.outcome, one.error_class, one.error_message, one.handled_at)
 
 
-def _answer_records(handler: Handler, rows: Rows, now: Clock, watch: Watch | None) -> Answers:
-    """The record tier: one call a record."""
+def _noted(handler: Handler, tier: Tier, watch: Watch | None) -> Handler:
+    return handler if watch is None else watch.over(handler, tier)
+
+
+def answer_records(
+    handler: Handler,
+    rows: Rows,
+    now: Clock,
+    payload: Callable[[int], Iterable[bytes | str | None]] | None = None,
+    watch: Watch | None = None,
+) -> Answers:
+    """The record tier: one call a record.
+
+    `payload` says what of a row must not show in an error message, where the handler sees more than its bytes.
+    """
     count = len(rows)
     records = rows.records()
     unacked: list[Unacked] = []
@@ -105,10 +139,12 @@ def _answer_records(handler: Handler, rows: Rows, now: Clock, watch: Watch | Non
             try:
                 result = handler(record)
                 if result is not None:
-                    _refuse_unfinished(result)
+                    refuse_unfinished(result)
+            except Unanswerable as stop:
+                raise stop.error from None
             except BaseException as error:  # sys.exit too is the outcome of this record alone
                 row = int(np.searchsorted(rows.offsets, record.offset))
-                unacked.append(raised(error, row, rows, now()))
+                unacked.append(raised(error, row, rows, now(), payload))
                 if watch is not None:
                     watch.told(record.offset, unacked[-1])
         times.append(now())
@@ -116,30 +152,57 @@ def _answer_records(handler: Handler, rows: Rows, now: Clock, watch: Watch | Non
     return Answers(handled_at, unacked, count)
 
 
-def _refuse_unfinished(result: Any) -> None:
+def refuse_unfinished(result: Any) -> None:
     """Raise for an answer that stands for work not done yet: acking it would ack an unhandled record."""
     if inspect.iscoroutine(result) or inspect.isgenerator(result):
         result.close()
     elif not (inspect.isawaitable(result) or inspect.isasyncgen(result)):
         return
-    raise _InvalidOutcome("the handler returned a coroutine, future or generator: its work was not done")
+    raise InvalidOutcome("the handler returned a coroutine, future or generator: its work was not done")
 
 
-class _InvalidOutcome(Exception):
+class InvalidOutcome(Exception):
     """An answer that is none; stored as ErrorClass.INVALID_OUTCOME."""
 
 
-def raised(error: BaseException, row: int, rows: Rows, at: int) -> Unacked:
+class Undecoded(Exception):
+    """Key or value is not what it should be decoded as; stored as ErrorClass.UNDECODABLE with this text, as it is."""
+
+
+class Unmatched(Exception):
+    """No stream and no filter wants the record; stored as ErrorClass.UNMATCHED."""
+
+
+class Unanswerable(BaseException):
+    """`error` keeps a record from being handled through no fault of its own: the task ends with it."""
+
+    def __init__(self, error: AcklineError) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+def raised(
+    error: BaseException,
+    row: int,
+    rows: Rows,
+    at: int,
+    payload: Callable[[int], Iterable[bytes | str | None]] | None = None,
+) -> Unacked:
     """The outcome of a row whose handling raised `error`."""
+    if isinstance(error, Unmatched):
+        return Unacked(row, Outcome.SKIPPED, ErrorClass.UNMATCHED, None, at)
+    if isinstance(error, Undecoded):
+        return Unacked(row, Outcome.FAILED, ErrorClass.UNDECODABLE, scrub(str(error), ()), at)
+    text = _message(error, (payload or rows.payload)(row))
     if isinstance(error, Skip):
-        return Unacked(row, Outcome.SKIPPED, ErrorClass.SKIP, _message(error, rows, row), at)
+        return Unacked(row, Outcome.SKIPPED, ErrorClass.SKIP, text, at)
     name = ErrorClass.DEAD.value if isinstance(error, Dead) else class_of(error)
-    return Unacked(row, Outcome.FAILED, name, _message(error, rows, row), at)
+    return Unacked(row, Outcome.FAILED, name, text, at)
 
 
 def class_of(error: BaseException) -> str:
     """The name of an exception's type, with its module where it could be taken for a word of ours."""
-    if isinstance(error, _InvalidOutcome):
+    if isinstance(error, InvalidOutcome):
         return ErrorClass.INVALID_OUTCOME
     kind = type(error)
     return plain_class(kind.__name__, kind.__module__)
@@ -151,23 +214,23 @@ def plain_class(name: str, module: str) -> str:
     return "".join(c for c in full if c.isalnum() or c in "._")[:_CLASS_LIMIT] or "Exception"
 
 
-def _message(error: BaseException, rows: Rows, row: int) -> str | None:
+def _message(error: BaseException, payload: Iterable[bytes | str | None]) -> str | None:
     try:
         text = str(error)
     except BaseException:  # a broken __str__ is the error of its own record
         return None
-    return scrub(text, rows.payload(row)) or None
+    return scrub(text, payload) or None
 
 
-def _answer_batch(handler: Handler, rows: Rows, now: Clock) -> Answers:
+def answer_batch(handler: Handler, rows: Rows, now: Clock) -> Answers:
     """The Arrow tier: one call a batch; what it can't say properly, it failed to handle."""
     try:
         answered = handler(rows.to_arrow())
-        _refuse_unfinished(answered)
+        refuse_unfinished(answered)
         outcomes, classes, messages = _read_answer(answered, rows)
     except BaseException as error:  # sys.exit too is the outcome of this batch alone
         at = now()
-        text = _batch_message(error, rows)
+        text = _message(error, (part for row in range(len(rows)) for part in rows.payload(row)))
         failed = [Unacked(row, Outcome.FAILED, _batch_class(error), text, at) for row in range(len(rows))]
         return Answers(np.full(len(rows), at, np.int64), failed, len(rows))
     at = now()
@@ -202,14 +265,6 @@ def _batch_class(error: BaseException) -> str:
     return f"{type(error).__module__}.{type(error).__name__}" if isinstance(error, Dead | Skip) else class_of(error)
 
 
-def _batch_message(error: BaseException, rows: Rows) -> str | None:
-    try:
-        text = str(error)
-    except BaseException:  # a broken __str__ is the error of its own record
-        return None
-    return scrub(text, (part for row in range(len(rows)) for part in rows.payload(row))) or None
-
-
 def _read_answer(answered: Any, rows: Rows) -> tuple[pa.Array, pa.Array | None, pa.Array | None]:
     """Outcome, error class and error message columns. Raises for an answer that is not one outcome a row."""
     classes: pa.Array | None = None
@@ -217,16 +272,16 @@ def _read_answer(answered: Any, rows: Rows) -> tuple[pa.Array, pa.Array | None, 
     if isinstance(answered, pa.Table | pa.RecordBatch):
         named = {name: _strings(answered.column(name)) for name in answered.schema.names if name != "offset"}
         if "offset" in answered.schema.names and answered.column("offset").to_pylist() != rows.offsets.tolist():
-            raise _InvalidOutcome("the answer is about other offsets than it was given")
+            raise InvalidOutcome("the answer is about other offsets than it was given")
         if "outcome" not in named:
-            raise _InvalidOutcome("the answer has no column `outcome`")
+            raise InvalidOutcome("the answer has no column `outcome`")
         outcomes, classes, messages = named["outcome"], named.get("error_class"), named.get("error_message")
     else:
         outcomes = _strings(answered)
     if len(outcomes) != len(rows):
-        raise _InvalidOutcome(f"{len(outcomes)} outcomes for {len(rows)} records")
+        raise InvalidOutcome(f"{len(outcomes)} outcomes for {len(rows)} records")
     if outcomes.null_count or not pc.all(pc.is_in(outcomes, WORDS)).as_py():
-        raise _InvalidOutcome("an outcome is not one of acked, failed, skipped, dead")
+        raise InvalidOutcome("an outcome is not one of acked, failed, skipped, dead")
     return outcomes, classes, messages
 
 
@@ -236,8 +291,8 @@ def _strings(column: Any) -> pa.Array:
     if isinstance(column, pa.Array):
         return column.cast(pa.string())
     if isinstance(column, str | bytes | dict) or not isinstance(column, Sequence | np.ndarray):
-        raise _InvalidOutcome(f"the answer is a {type(column).__name__}, not a sequence of outcomes")
+        raise InvalidOutcome(f"the answer is a {type(column).__name__}, not a sequence of outcomes")
     try:
         return pa.array([str(word) if isinstance(word, str) else word for word in column], pa.string())
     except (pa.ArrowInvalid, pa.ArrowTypeError, TypeError) as error:
-        raise _InvalidOutcome("an outcome is not one of acked, failed, skipped, dead") from error
+        raise InvalidOutcome("an outcome is not one of acked, failed, skipped, dead") from error

@@ -17,7 +17,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from ackline.errors import ConfigError, FatalError
 from ackline.figures import Fetches
-from ackline.handler import Handler, Tier, load_handler, tier_of
+from ackline.handler import Handler, Tier, tier_of
 from ackline.offsets import OffsetRange, Runs, TopicPartition, count
 from ackline.outcome import Outcome
 from ackline.spark.column import NOTED_DDL, as_records, with_outcomes
@@ -28,7 +28,9 @@ from ackline.spark.outcome_files import Turn
 from ackline.spark.pace import share
 from ackline.spark.progress import Progress, watched
 from ackline.spark.read import for_python, fresh_records, source_options, tasks_for
+from ackline.spark.streams import Streams, load_answering
 from ackline.spark.tasks import MANIFEST_DDL, Kafka, Work, handle_fresh, handle_retries, read_retries, store_column
+from ackline.translation import Translation
 
 __all__ = ["ReplayJob", "ReplayResult", "WrittenFile", "run_replay"]
 
@@ -46,6 +48,7 @@ class ReplayJob:
     given at most, by all tasks together. `record_outcomes`: each outcome becomes a row; else they are only counted.
     `isolated`: the handler runs in processes of its own, and where `because` says why, that was not asked for.
     `record_timeout`, in seconds, needs that.
+    `translation` holds the streams where records are decoded, filtered or shared out; `handler` means nothing then.
     """
 
     pipeline: str
@@ -56,7 +59,7 @@ class ReplayJob:
     plan_date: date
     fresh: Mapping[TopicPartition, OffsetRange]
     retries: Mapping[TopicPartition, Runs[int]]
-    handler: str
+    handler: str | None
     isolation: str
     kafka: Mapping[str, str]
     deliver_tombstones: bool
@@ -69,6 +72,7 @@ class ReplayJob:
     isolated: bool = False
     because: str = ""
     record_timeout: float | None = None
+    translation: Translation | None = None
 
 
 @dataclass(slots=True)
@@ -90,8 +94,8 @@ def run_replay(spark: SparkSession, job: ReplayJob, on_progress: Progress | None
     range, TransientError for trouble with brokers or workers, ConfigError for a handler or property that can't be
     used, FatalError otherwise. No message quotes a record.
     """
-    handler = load_handler(job.handler)
-    _check_isolation(job, tier_of(handler))
+    handler = load_answering(job.handler, job.translation)
+    job = _isolated(job, handler)
     fresh = {place: one for place, one in job.fresh.items() if len(one)}
     retries = {place: runs for place, runs in job.retries.items() if count(runs)}
     if not fresh and not retries:
@@ -106,38 +110,60 @@ def run_replay(spark: SparkSession, job: ReplayJob, on_progress: Progress | None
     return result
 
 
-def _check_isolation(job: ReplayJob, tier: Tier) -> None:
-    """Say why a handler is isolated that did not ask for it. Raises ConfigError for one that can't be."""
-    if tier is Tier.COLUMN and job.isolated and not job.because:
-        raise ConfigError(
-            f"handler {job.handler} is a column handler: it runs inside Spark's JVM, where neither "
-            f"`isolation: process` nor `record_timeout` can help; take them out, or write a record or Arrow handler",
-            key="isolation",
-        )
-    if tier is not Tier.COLUMN and job.because:
-        log.warning("%s, turn %d: %s; the handler runs in a process of its own", job.pipeline, job.turn, job.because)
+def _isolated(job: ReplayJob, handler: Handler | Streams) -> ReplayJob:
+    """The job, not isolated where that was not asked for and can't be; says why where it is without being asked.
+
+    Raises ConfigError where it was asked for and can't be.
+    """
+    if not job.isolated:
+        return job
+    why = _why_not_isolated(job, handler)
+    if why is None:
+        if job.because:
+            log.warning("%s, turn %d: %s; a process of its own runs the handler", job.pipeline, job.turn, job.because)
+        return job
+    if job.because:
+        return replace(job, isolated=False)
+    raise ConfigError(
+        f"{why}, where neither `isolation: process` nor `record_timeout` can help; take them out, or write a handler "
+        f"of records",
+        key="isolation",
+    )
+
+
+def _why_not_isolated(job: ReplayJob, handler: Handler | Streams) -> str | None:
+    if isinstance(handler, Streams):
+        # A batch that is made of what several filters let through is no call of its own in the log of calls.
+        return "a stream has an Arrow handler, which is called in the midst of others" if handler.has_batches else None
+    if tier_of(handler) is Tier.COLUMN:
+        return f"handler {job.handler} is a column handler: it runs inside Spark's JVM"
+    return None
 
 
 def _manifest(
     spark: SparkSession,
     job: ReplayJob,
-    handler: Handler,
+    handler: Handler | Streams,
     fresh: Mapping[TopicPartition, OffsetRange],
     retries: Mapping[TopicPartition, Runs[int]],
 ) -> DataFrame:
     """The one lineage: rows that name the files which the tasks write."""
     topics = {place.topic for place in [*fresh, *retries]}
-    work = _work(job, tier_of(handler), topics.pop() if len(topics) == 1 else None)
+    work = _work(
+        job,
+        Tier.RECORD if isinstance(handler, Streams) else tier_of(handler),
+        topics.pop() if len(topics) == 1 else None,
+    )
     if job.max_rate is not None:
         work = replace(work, rate=_share(spark, job.max_rate, fresh, retries))
     kafka = Kafka(dict(job.kafka), job.isolation)
     sources = [fresh_records(spark, fresh, source_options(job.kafka, job.isolation))] if fresh else []
-    if work.tier is Tier.COLUMN:
+    if work.tier is Tier.COLUMN and not isinstance(handler, Streams):
         records = [as_records(source) for source in sources]
         if retries:
             wanted, numbers = _chunks(spark, retries)
             records.append(numbers.mapInArrow(read_retries(kafka, wanted), NOTED_DDL))
-        outcomes = with_outcomes(_union(records), handler, job.handler, job.deliver_tombstones, work.topic is None)
+        outcomes = with_outcomes(_union(records), handler, str(job.handler), job.deliver_tombstones, work.topic is None)
         return outcomes.mapInArrow(store_column(work), MANIFEST_DDL)
     parts = [for_python(one, work.topic is None).mapInArrow(handle_fresh(work), MANIFEST_DDL) for one in sources]
     if retries:
@@ -160,6 +186,7 @@ def _work(job: ReplayJob, tier: Tier, topic: str | None) -> Work:
         record_outcomes=job.record_outcomes,
         isolated=job.isolated,
         record_timeout=job.record_timeout,
+        translation=job.translation,
     )
 
 

@@ -82,6 +82,27 @@ class Rows:
         wanted[start : start + count] = True
         return self.where(wanted)
 
+    def take(self, rows: Sequence[int]) -> "Rows":
+        """These rows, named by their places, in this order."""
+        mask = np.zeros(len(self), dtype=np.bool_)
+        mask[list(rows)] = True
+        return self.where(mask)
+
+    def record(self, row: int) -> Record:
+        """One row as the record that a handler gets, made anew."""
+        at = slice(row, row + 1)
+        headers = None if self.headers is None else self.headers[at]
+        one = Rows(
+            self.place,
+            self.offsets[at],
+            self.timestamps[at],
+            self.keys[at],
+            self.values[at],
+            headers,
+            self.attempts[at],
+        )
+        return next(one.records())
+
     def records(self) -> Iterator[Record]:
         """Each row as the record that a handler gets, made when it is asked for."""
         columns = zip(
@@ -124,7 +145,11 @@ class Rows:
             headers,
             pa.array(self.attempts),
         ]
-        return pa.RecordBatch.from_arrays(columns, schema=RECORD_COLUMNS)
+        schema = RECORD_COLUMNS
+        for name, column in (("key", self.keys), ("value", self.values)):
+            if pa.types.is_string(column.type):  # decoded
+                schema = schema.set(schema.get_field_index(name), pa.field(name, pa.string()))
+        return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
 class _Blank:

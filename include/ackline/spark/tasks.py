@@ -20,7 +20,7 @@ from pyspark import TaskContext
 
 from ackline.errors import FatalError
 from ackline.figures import Fetches, waited
-from ackline.handler import Handler, Tier, load_handler
+from ackline.handler import Handler, Tier
 from ackline.offsets import TopicPartition
 from ackline.outcome import ErrorClass, Outcome
 from ackline.spark.exact import GoneRows, Wanted, exact_rows
@@ -29,6 +29,8 @@ from ackline.spark.isolated import Isolated
 from ackline.spark.outcome_files import Chunk, OutcomeCounts, OutcomeFiles, Turn
 from ackline.spark.pace import Pace
 from ackline.spark.rows import EPOCH, RECORD_COLUMNS, Int64s, Rows, from_spark
+from ackline.spark.streams import Streams, load_answering
+from ackline.translation import Translation
 
 MANIFEST = pa.schema(
     [
@@ -62,10 +64,10 @@ Batches = Iterator[pa.RecordBatch]
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What every task of a job has to know. Holds no secret."""
+    """What every task of a job has to know. Holds no secret but what `translation` may know of a registry."""
 
     turn: Turn
-    handler: str
+    handler: str | None
     tier: Tier
     topic: str | None
     deliver_tombstones: bool
@@ -78,6 +80,7 @@ class Work:
     isolated: bool = False
     record_timeout: float | None = None
     """Seconds that a call of the handler may take."""
+    translation: Translation | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,7 +249,7 @@ class Handling:
             if notes[row].is_valid:
                 unacked.append(tombstone(row, at))
             elif known[row].as_py():
-                unacked.append(spoken(row, outcomes[row].as_py(), None, None, None, at, self._work.handler))
+                unacked.append(spoken(row, outcomes[row].as_py(), None, None, None, at, str(self._work.handler)))
             else:
                 unacked.append(Unacked(row, Outcome.FAILED, ErrorClass.INVALID_OUTCOME, _NO_WORD, at))
         self._calls += notes.null_count
@@ -314,7 +317,7 @@ Answering = Callable[[Rows], Answers]
 
 def answering(work: Work, watch: Watch | None = None) -> Answering:
     """How rows are answered in the process in which this is called, be that a task's or the handler's own."""
-    handler, clock = _handler(work.handler), _clock(work.now)
+    handler, clock = _answering(work.handler, work.translation), _clock(work.now)
     return lambda rows: answer(handler, work.tier, rows, clock, work.deliver_tombstones, watch)
 
 
@@ -323,8 +326,8 @@ def _answer_of(work: Work, clock: Clock) -> Answering:
 
 
 @lru_cache(maxsize=8)
-def _handler(path: str) -> Handler:
-    return load_handler(path)
+def _answering(handler: str | None, translation: Translation | None) -> Handler | Streams:
+    return load_answering(handler, translation)
 
 
 def _clock(now: datetime | None) -> Clock:

@@ -3,7 +3,7 @@
 import contextlib
 import secrets
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -15,11 +15,13 @@ from ackline.kafka.config import client_config
 from ackline.kafka.dead_letters import DeadLetters
 from ackline.kafka.exact import ExactReader
 from ackline.kafka.group import Group
+from ackline.kafka.registry import Registry, registry_config, without_registry
 from ackline.ledger import LIVE
 from ackline.listener import Listener, load_listener, tell
 from ackline.offsets import TopicPartition
 from ackline.pipeline import Pipeline
 from ackline.places import audit_root
+from ackline.translation import Translation
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -55,6 +57,7 @@ class Parts:
     """What the file and the connection alone say a user should know."""
     clock: Clock = lambda: datetime.now(UTC)
     run_job: "Callable[[Callable[[], SparkSession], ReplayJob, Progress | None], ReplayResult]" = _on_spark
+    translation: Translation | None = None
 
     def tell(self, event: str, *said: Any) -> None:
         """Tell the listener of an event that is durable."""
@@ -87,6 +90,19 @@ def new_run_id(origin: str) -> str:
     return f"{origin}__{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}__{secrets.token_hex(2)}"
 
 
+def translation_of(pipeline: Pipeline, connection: Mapping[str, Any]) -> Translation | None:
+    """The pipeline's streams with the schema registry's settings; None where records go to the one handler as they are.
+
+    Raises ConfigError where a registry is needed and can't be used by what file and connection say.
+    """
+    translation = pipeline.translation
+    if translation is None or not translation.needs_registry:
+        return translation
+    config = registry_config(pipeline.registry_url, connection)
+    Registry(dict(config)).close()  # settings that don't hold are told now
+    return replace(translation, registry=config)
+
+
 @contextlib.contextmanager
 def open_parts(
     pipeline: Pipeline,
@@ -109,14 +125,28 @@ def open_parts(
         raise ConfigError(f"the Kafka connection {pipeline.kafka.connection} names no bootstrap.servers")
     pipeline.retry.policy()  # a class that does not import is told before anything is planned
     listener = load_listener(pipeline.listener)
-    config = client_config({**connection, **pipeline.kafka.properties})
+    config = client_config({**without_registry(connection), **pipeline.kafka.properties})
+    translation = translation_of(pipeline, connection)
     said = (*of_settings(pipeline), *of_connection(pipeline, connection))
     store = LedgerStore(audit or audit_root(), pipeline.name, LIVE)
     with (
         contextlib.closing(Cluster(config, pipeline.kafka.isolation)) as cluster,
         contextlib.closing(Group(config, pipeline.kafka.group_id)) as group,
     ):
-        parts = Parts(pipeline, store, cluster, group, config, run_id, actor, now, no_breaker, listener, said)
+        parts = Parts(
+            pipeline,
+            store,
+            cluster,
+            group,
+            config,
+            run_id,
+            actor,
+            now,
+            no_breaker,
+            listener,
+            said,
+            translation=translation,
+        )
         parts.tell("open", pipeline.name, run_id)
         try:
             yield parts

@@ -15,6 +15,7 @@ from ackline.audit.rows import plan_date
 from ackline.audit.store import TRIES_COUNTED
 from ackline.errors import ConfigError, RangeGone, TopicChanged
 from ackline.figures import Report
+from ackline.kafka.registry import check_registry
 from ackline.ledger import Settlement
 from ackline.offsets import OffsetRange, count, subtract
 from ackline.outcome import ErrorClass, Outcome
@@ -49,7 +50,7 @@ def replay(parts: Parts, spark: "Callable[[], SparkSession]", on_progress: Progr
     something to read.
 
     A plan that can't be carried out any more (its range is gone from the log) is closed by a void settlement, and
-    planned again by the next turn. Raises TopicChanged, TransientError, FatalError.
+    planned again by the next turn. Raises TopicChanged, ConfigError, TransientError, FatalError.
     """
     newest = parts.store.newest()
     plan = parts.store.open_plan(newest) if newest else None
@@ -58,6 +59,7 @@ def replay(parts: Parts, spark: "Callable[[], SparkSession]", on_progress: Progr
     if plan.empty:
         parts.store.store_outcomes(plan.turn, [])
         return Replayed(plan)
+    check_registry(parts.translation)  # at most once, what is handed out and not decoded would be lost
     once = parts.pipeline.guarantee == "at_most_once"
     if once and not _hand_out(parts, plan, newest):
         return Replayed(plan)
@@ -191,6 +193,7 @@ def job_of(parts: Parts, plan: Plan, because: str = "") -> "ReplayJob":
         isolated=parts.pipeline.isolated or bool(because),
         because="" if parts.pipeline.isolated else because,
         record_timeout=parts.pipeline.record_timeout.total_seconds() if parts.pipeline.record_timeout else None,
+        translation=parts.translation,
     )
 
 

@@ -137,7 +137,7 @@ class Rows:
     """Effective rows of `outcomes` of one partition in one epoch, sorted by offset, attempt and turn.
 
     `end` is `offset + 1` for a row of one record. `never`: the handler raised Dead; `uncalled`: a tombstone,
-    which no handler saw.
+    or what was not decoded or is of no stream, which no handler saw.
     """
 
     turn: Ints
@@ -230,9 +230,9 @@ def turn_keys(table: pa.Table) -> Ints:
 def split_rows(table: pa.Table, topics: Sequence[str]) -> dict[tuple[int, Place], Rows]:
     epoch, turn, offset, attempt = (ints(table[name]) for name in ("epoch", "turn", "offset", "attempt"))
     topic, partition, end = codes(table["topic"], topics), ints(table["partition"]), ints(table["end_offset"])
-    error = codes(table["error_class"], ("Dead", "Tombstone"))
+    error = codes(table["error_class"], ("Dead", "Tombstone", "Undecodable", "Unmatched"))
     rows = Rows(turn, offset, np.where(end < 0, offset + 1, end), attempt, codes(table["outcome"], OUTCOMES),
-                ints(table["handled_at"]), error == 0, error == 1)  # fmt: skip
+                ints(table["handled_at"]), error == 0, error >= 1)  # fmt: skip
     order = np.lexsort((turn, attempt, offset, partition, topic, epoch))
     key = np.stack([epoch[order], topic[order], partition[order]])
     cuts = np.flatnonzero((np.diff(key, axis=1) != 0).any(axis=0)) + 1

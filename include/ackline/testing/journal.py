@@ -2,9 +2,10 @@
 
 Named in a pipeline file as `ackline.testing.journal:handle`. The journal is the file named by the
 environment variable ACKLINE_JOURNAL; a line is one call, appended in one write, so that calls of many
-processes, some of which are killed, never mix. The value is JSON: `{"fail": n}` raises on attempts up to n
-(−1: on all), `{"skip": true}` and `{"dead": true}` raise Skip and Dead, `{"exit": true}` leaves the
-interpreter; anything else is acked, and what is not JSON raises, as it would in a real handler.
+processes, some of which are killed, never mix. The value is JSON, or what was decoded from it:
+`{"fail": n}` raises on attempts up to n (−1: on all), `{"skip": true}` and `{"dead": true}` raise Skip
+and Dead, `{"exit": true}` leaves the interpreter; anything else is acked, and what is not JSON raises, as
+it would in a real handler.
 """
 
 import json
@@ -39,7 +40,8 @@ def handle(record: Record) -> None:
     finally:
         os.close(descriptor)
     if record.value is not None:
-        _obey(json.loads(record.value), record.attempt)
+        decoded = not isinstance(record.value, str | bytes)
+        _obey(record.value if decoded else json.loads(record.value), record.attempt)
 
 
 def _obey(orders: object, attempt: int) -> None:

@@ -1,0 +1,96 @@
+"""A schema registry for the tests: the few answers of the real one's HTTP interface that a client asks for."""
+
+import base64
+import json
+import re
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+from confluent_kafka.schema_registry import SchemaRegistryClient
+from confluent_kafka.schema_registry.avro import AvroSerializer
+from confluent_kafka.schema_registry.json_schema import JSONSerializer
+from confluent_kafka.serialization import MessageField, SerializationContext
+
+
+class StubRegistry:
+    """What the server knows, and how it behaves. `login`: asked for where it is set. `broken`: the status of every
+    answer where it is set. `asked`: how often a schema was fetched."""
+
+    def __init__(self) -> None:
+        self.schemas: list[dict[str, Any]] = []
+        self.login: str | None = None
+        self.broken: int | None = None
+        self.asked = 0
+        self.url = ""
+
+    def answer(self, method: str, path: str, body: Any, login: str) -> tuple[int, Any]:
+        """Status and JSON."""
+        if self.broken is not None:
+            return self.broken, {"error_code": self.broken, "message": "broken"}
+        if self.login is not None and login != "Basic " + base64.b64encode(self.login.encode()).decode():
+            return 401, {"error_code": 401, "message": "Unauthorized"}
+        if method == "POST" and re.match(r"/subjects/[^/]+(/versions)?$", path):
+            if body not in self.schemas:
+                self.schemas.append(body)
+            number = self.schemas.index(body) + 1
+            return 200, {"id": number, "version": number, "subject": path.split("/")[2], **body}
+        fetched = re.match(r"/schemas/ids/(\d+)$", path)
+        if fetched:
+            self.asked += 1
+            if 0 < int(fetched[1]) <= len(self.schemas):
+                return 200, self.schemas[int(fetched[1]) - 1]
+            return 404, {"error_code": 40403, "message": f"Schema {fetched[1]} not found"}
+        return 404, {"error_code": 404, "message": "HTTP 404 Not Found"}
+
+    def avro(self, schema: Any, value: Any, topic: str = "orders", field: str = "value") -> bytes:
+        """A value as Confluent's own serializer writes it, its schema registered."""
+        with SchemaRegistryClient({"url": self.url}) as client:
+            serialize = AvroSerializer(client, json.dumps(schema), conf=_CONF)
+            return bytes(serialize(value, SerializationContext(topic, MessageField(field))) or b"")
+
+    def json_schema(self, schema: Any, value: Any, topic: str = "orders") -> bytes:
+        """The same with a JSON Schema."""
+        with SchemaRegistryClient({"url": self.url}) as client:
+            serialize = JSONSerializer(json.dumps(schema), client, conf=_CONF)
+            return bytes(serialize(value, SerializationContext(topic, MessageField.VALUE)) or b"")
+
+
+_CONF = {"subject.name.strategy.type": "TOPIC"}
+
+
+@contextmanager
+def stub_registry() -> Iterator[StubRegistry]:
+    """A registry on a free port of this machine."""
+    stub = StubRegistry()
+
+    class Handler(BaseHTTPRequestHandler):
+        def _answer(self) -> None:
+            text = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            path = self.path.partition("?")[0]
+            body = json.loads(text) if text else None
+            status, said = stub.answer(self.command, path, body, self.headers.get("Authorization", ""))
+            answer = json.dumps(said).encode()
+            self.send_response(status)
+            self.send_header("Content-Type", "application/vnd.schemaregistry.v1+json")
+            self.send_header("Content-Length", str(len(answer)))
+            self.end_headers()
+            self.wfile.write(answer)
+
+        do_GET = do_POST = _answer  # noqa: N815 - the names that the server calls
+
+        def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - as it is called there
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    stub.url = f"http://127.0.0.1:{server.server_port}"
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
+    thread.start()
+    try:
+        yield stub
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join(10)

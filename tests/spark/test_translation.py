@@ -1,0 +1,114 @@
+"""Decoders and streams in a Spark job: fresh records and retries are translated by the same code."""
+
+import json
+
+import pytest
+
+from ackline.errors import ConfigError, TransientError
+from ackline.handler import Record
+from ackline.kafka.registry import registry_config
+from ackline.offsets import TopicPartition
+from ackline.spark.job import run_replay
+from ackline.translation import Stream, Translation
+from tests.conftest import MakeTopic
+from tests.contract.kafka_log import put
+from tests.schema_registry import stub_registry
+from tests.spark.bench import Bench
+
+HERE = "tests.spark.translated:{}".format
+
+
+def test_two_topics_and_three_streams_in_one_job(bench: Bench, topic: MakeTopic) -> None:
+    """JSON orders shared out by a filter, and notes as a column of text; a bad record harms none of its neighbours."""
+    orders, notes = topic(), topic()
+    good = [(f"key-{n}".encode(), json.dumps({"n": n, "customer": "Alice"}).encode()) for n in range(10)]
+    put(bench.broker, orders, [*good, (b"key-10", b'{"n": 10'), (b"\xff", b'{"n": 11}'), (b"gone", None)])
+    put(bench.broker, notes, [(None, b"note"), (None, b"skip"), (None, b"\xfe"), (None, "süß".encode())])
+    translation = Translation(
+        (
+            Stream("large", HERE("large_order"), HERE("large"), (orders,), None, "utf8", "json"),
+            Stream("orders", HERE("order"), None, (orders,), None, "utf8", "json"),
+            Stream("", HERE("notes"), value="utf8"),
+        )
+    )
+    job = bench.job("", {TopicPartition(orders, 0): (0, 13), TopicPartition(notes, 0): (0, 4)}, translation=translation)
+    result = bench.run(job)
+    rows = {
+        name: [(row["offset"], row["outcome"], row["error_class"]) for row in bench.rows(job) if row["topic"] == name]
+        for name in (orders, notes)
+    }
+    assert rows[orders] == [
+        *((n, "acked", None) for n in range(8)),
+        *((n, "failed", "ValueError") for n in (8, 9)),
+        *((n, "failed", "Undecodable") for n in (10, 11)),
+        (12, "skipped", "Tombstone"),
+    ]
+    assert rows[notes] == [(0, "acked", None), (1, "skipped", "Skip"), (2, "failed", "Undecodable"), (3, "acked", None)]
+    assert result.calls == 10 + 3
+    assert "Alice" not in str(bench.rows(job))
+
+    retry = bench.job("", None, {TopicPartition(orders, 0): {8: 2, 9: 2, 10: 2}}, translation=translation)
+    bench.run(retry)
+    assert bench.outcomes(retry) == [(8, "acked", None), (9, "acked", None), (10, "failed", "Undecodable")]
+
+
+FIELDS = [{"name": "id", "type": "long"}, {"name": "customer", "type": "string"}]
+ALICE = {"type": "record", "name": "a", "fields": FIELDS}
+DOCUMENT = {"title": "d", "type": "object", "properties": {"id": {"type": "integer"}}, "required": ["id"]}
+
+
+def test_avro_and_json_schema_are_read_with_the_registrys_schemas(bench: Bench, topic: MakeTopic) -> None:
+    avro, documents = topic(), topic()
+    place, other = TopicPartition(avro, 0), TopicPartition(documents, 0)
+    with stub_registry() as stub:
+        good = [
+            (stub.avro("string", str(n), avro, "key"), stub.avro(ALICE, {"id": n, "customer": "Alice"}, avro))
+            for n in range(4)
+        ]
+        put(bench.broker, avro, [*good, (good[0][0], good[0][1][:8]), (b"plain", good[0][1])])
+        values = [stub.json_schema(DOCUMENT, {"id": n}, documents) for n in range(2)]
+        put(bench.broker, documents, [*((None, value) for value in values), (None, values[0][:5] + b'{"id": "Alice"}')])
+        stub.login = "me:hunter2"
+        streams = (
+            Stream("avro", HERE("avro"), None, (avro,), None, "avro", "avro"),
+            Stream("", HERE("document"), value="json_schema"),
+        )
+        login = {"schema.registry.basic.auth.user.info": "me:hunter2", "schema.registry.max.retries": "0"}
+        translation = Translation(streams, registry_config(stub.url, login))
+        job = bench.job("", {place: (0, 6), other: (0, 3)}, translation=translation)
+        bench.run(job)
+        rows = [(row["topic"], row["offset"], row["outcome"], row["error_class"]) for row in bench.rows(job)]
+        assert sorted(rows) == sorted(
+            [
+                *((avro, n, "acked", None) for n in range(4)),
+                *((avro, n, "failed", "Undecodable") for n in (4, 5)),
+                *((documents, n, "acked", None) for n in range(2)),
+                (documents, 2, "failed", "Undecodable"),
+            ]
+        )
+        assert "Alice" not in str(bench.rows(job))
+
+        refused = Translation(streams, registry_config(stub.url, {}))
+        with pytest.raises(ConfigError, match="refuses us"):
+            run_replay(bench.spark, bench.job("", {place: (0, 6)}, translation=refused))
+        stub.broken = 503
+        again = Translation(streams, registry_config(stub.url, {**login, "schema.registry.timeout": 5}))
+        with pytest.raises(TransientError, match="not ready"):
+            run_replay(bench.spark, bench.job("", {place: (0, 6)}, translation=again))
+
+
+def test_a_handler_that_keeps_records_sees_each_as_it_was(bench: Bench, topic: MakeTopic) -> None:
+    """A decoded record is a `Record` like any other: whole, comparable, frozen."""
+    name = topic()
+    put(bench.broker, name, [(b"k", b"[1]")])
+    translation = Translation((Stream("", f"{__name__}:whole", key="utf8", value="json"),))
+    job = bench.job("", {TopicPartition(name, 0): (0, 1)}, translation=translation)
+    bench.run(job)
+    assert bench.outcomes(job) == [(0, "acked", None)]
+
+
+def whole(record: Record) -> None:
+    """Fails unless the record is whole."""
+    assert record == Record(record.topic, 0, 0, record.timestamp, "k", [1], (), 1)
+    with pytest.raises(AttributeError):
+        record.value = None  # type: ignore[misc]

@@ -1,0 +1,94 @@
+"""A decoder answers or says that the bytes are not what they should be; it says nothing of what they are."""
+
+import json
+from contextlib import suppress
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from ackline.decode import PLAIN, Undecodable, leaves
+from ackline.handler import Record
+from tests.unit.strategies import REPEATABLE
+
+RECORD = Record("orders", 0, 0, None, None, None, (), 1)
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
+    max_leaves=20,
+)
+
+
+def decoded(word: str, data: bytes) -> object:
+    return PLAIN[word]("value")(data, RECORD)
+
+
+def refused(word: str, data: bytes) -> str:
+    with pytest.raises(Undecodable) as caught:
+        decoded(word, data)
+    return str(caught.value)
+
+
+@REPEATABLE
+@given(VALUES, st.booleans())
+def test_json_is_what_json_wrote(value: object, plain: bool) -> None:
+    assert decoded("json", json.dumps(value, ensure_ascii=plain).encode("utf-8", "strict")) == value
+
+
+@REPEATABLE
+@given(st.text())
+@example("\0 is a character like any other")
+def test_utf8_is_the_text_that_was_encoded(text: str) -> None:
+    assert decoded("utf8", text.encode()) == text
+
+
+@REPEATABLE
+@given(st.sampled_from(sorted(PLAIN)), st.binary())
+def test_s44_any_bytes_are_decoded_or_refused_and_nothing_else(word: str, data: bytes) -> None:
+    with suppress(Undecodable):
+        decoded(word, data)
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (b"", "line 1, column 1"),
+        (b"secret", "line 1, column 1"),
+        (b'{"name": "secret", \n}', "line 2, column 1"),
+        (b'{"name": "secret"} {"name": "secret"}', "line 1, column 20"),
+        (b'"sec\0ret"', "line 1, column 5"),
+        (b'"secret\\q"', "line 1, column 8"),
+        (b'"secret', "line 1, column 1"),
+        (b"\xef\xbb\xbf{}", "line 1, column 1"),
+        (b'"secret\xff"', "invalid start byte at byte 7"),
+        (b'"\xed\xa0\x80"', "invalid continuation byte at byte 1"),
+        ('{"secret": 1}'.encode("utf-16"), "invalid start byte at byte 0"),
+        (b"[" * 200_000, "nested too deep"),
+        (b'{"a":' * 200_000, "nested too deep"),
+        (b"9" * 5_000, "ValueError"),
+        (b'["' + b"secret" * 9_000_000, "line 1, column 2"),
+    ],
+)
+def test_what_is_no_json_is_refused_without_a_word_of_it(data: bytes, reason: str) -> None:
+    said = refused("json", data)
+    assert said.startswith("the value is")
+    assert reason in said
+    assert "secret" not in said
+
+
+def test_the_field_that_does_not_decode_is_named() -> None:
+    with pytest.raises(Undecodable, match="the key is not UTF-8: unexpected end of data at byte 1"):
+        PLAIN["utf8"]("key")(b"a\xc3", RECORD)
+
+
+def test_the_leaves_of_a_value_are_all_it_says() -> None:
+    value = {"name": "Zoé", "n": [1, 2.5, {"deep": (True, None, b"raw")}]}
+    assert sorted(map(str, leaves(value))) == sorted(["name", "Zoé", "n", "1", "2.5", "deep", "b'raw'"])
+
+
+def test_a_value_nested_deep_has_leaves_too() -> None:
+    value: object = "leaf"
+    for _ in range(100_000):
+        value = [value]
+    assert list(leaves(value)) == ["leaf"]
