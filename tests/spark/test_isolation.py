@@ -4,6 +4,7 @@ import pytest
 
 from ackline.errors import ConfigError
 from ackline.offsets import TopicPartition
+from ackline.translation import Stream, Translation
 from tests.conftest import MakeTopic
 from tests.contract.kafka_log import put
 from tests.spark.bench import Bench
@@ -52,3 +53,16 @@ def test_a_column_handler_is_not_isolated(bench: Bench, topic: MakeTopic, caplog
     bench.run(job)
     assert bench.outcomes(job) == [(0, "acked", None)]
     assert "process of its own" not in caplog.text
+
+
+def test_streams_with_an_arrow_handler_are_not_isolated(bench: Bench, topic: MakeTopic) -> None:
+    """Asked for it is refused before anything is read; by itself they stay as they are."""
+    name = topic()
+    put(bench.broker, name, [(None, b"skip"), (None, b"a")])
+    place = {TopicPartition(name, 0): (0, 2)}
+    notes = Translation((Stream("notes", "tests.spark.translated:notes", value="utf8"),))
+    with pytest.raises(ConfigError, match="Arrow handler"):
+        bench.run(bench.job("", place, isolated=True, translation=notes))
+    job = bench.job("", place, isolated=True, because="started 3 times without outcomes", translation=notes)
+    bench.run(job)
+    assert bench.outcomes(job) == [(0, "skipped", "Skip"), (1, "acked", None)]

@@ -105,3 +105,15 @@ def arrow(batch: pa.RecordBatch) -> list[str]:
     for value in batch.column("value").to_pylist():
         obey(value.decode())
     return ["acked"] * batch.num_rows
+
+
+def handle_text(record: Record) -> None:
+    """The same for a value that was decoded."""
+    note("calls", f"{record.offset} {os.getpid()}")
+    obey(record.value["do"])
+
+
+def wants(record: Record) -> bool:
+    """A filter that obeys as well: it may kill or hang its process, too."""
+    obey(record.value.get("filter", ""))
+    return bool(record.value["do"] != "nobody")
