@@ -191,8 +191,10 @@ def test_what_the_tasks_said_is_stored_with_the_turn_also_where_rows_are_kept(wo
 
 
 def test_settings_in_force_are_all_of_them_on_one_line_and_properties_by_name_only(world: World) -> None:
-    kafka = {"bootstrap_servers": "memory:1", "group_id": "g", "topics": ["orders", "payments"]}
-    parts = parts_of(world, kafka={**kafka, "properties": {"sasl.password": "canary", "client.id": "abc"}})
+    kafka: dict[str, Any] = {"bootstrap_servers": "memory:1", "group_id": "g", "topics": ["orders", "payments"]}
+    streams = [{"name": "paid", "topics": ["orders"], "handler": "a:b"}]
+    kafka["properties"] = {"sasl.password": "canary", "client.id": "abc"}
+    parts = parts_of(world, kafka=kafka, streams=streams)
     line = in_force(replace(parts, kafka={**parts.kafka, "sasl.password": "canary", "ssl.key.pem": "canary"}))
     assert "\n" not in line
     assert "canary" not in line
@@ -200,6 +202,6 @@ def test_settings_in_force_are_all_of_them_on_one_line_and_properties_by_name_on
     for one in (
         "guarantee=at_least_once", "record_outcomes=true", "kafka.topics=[orders,payments]", "retry.period=60s",
         "kafka.properties=[client.id,sasl.password]", "kafka.bootstrap_servers=memory",
-        "kafka.connection.properties=bootstrap.servers,sasl.password,ssl.key.pem",
+        "kafka.connection.properties=bootstrap.servers,sasl.password,ssl.key.pem", "streams.0.name=paid",
     ):  # fmt: skip
         assert one in said, line

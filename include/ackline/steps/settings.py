@@ -32,8 +32,10 @@ def _flat(settings: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, s
     for key, value in settings.items():
         if isinstance(value, Mapping) and value:
             yield from _flat(value, f"{above}{key}.")
+        elif isinstance(value, list) and any(isinstance(one, Mapping) for one in value):
+            yield from _flat({str(number): one for number, one in enumerate(value)}, f"{above}{key}.")
         elif value is not None:
-            yield f"{above}{key}", _text(value)
+            yield f"{above}{key}", " ".join(_text(value).split())
 
 
 def _text(value: object) -> str:
