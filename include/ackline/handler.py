@@ -86,8 +86,9 @@ def tier_of(handler: Handler) -> Tier:
 def load_handler(path: str, key: str = "handler") -> Handler:
     """The function named by `module:function`, a handler or whatever else the pipeline file names at `key`.
 
-    Raises ConfigError where it does not import, is not callable, takes no single argument, or is asynchronous or a
-    generator: calling such a function runs none of its body, and every record would be acked unhandled.
+    Raises ConfigError where it does not import, is not callable, is a class, takes no single argument, or is
+    asynchronous or a generator: calling such a function runs none of its body, and every record would be acked
+    unhandled.
     """
     module_name, _, name = path.partition(":")
     try:
@@ -98,6 +99,10 @@ def load_handler(path: str, key: str = "handler") -> Handler:
         raise ConfigError(f"{key} {path} does not import: {type(error).__name__}: {error}", key=key) from error
     if not callable(found):
         raise ConfigError(f"{key} {path} is not a function", key=key)
+    if inspect.isclass(found):
+        raise ConfigError(
+            f"{key} {path} is a class: a call would only make an object, and ack its record; name a function", key=key
+        )
     if _is_deferred(found) or _is_deferred(getattr(found, "__call__", None)):  # noqa: B004 - the method itself is asked
         raise ConfigError(f"{key} {path} is asynchronous or a generator; write a plain function", key=key)
     try:

@@ -7,13 +7,14 @@ allowed and turns its errors into sentences.
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
 from croniter import croniter
 from pydantic import (
+    AfterValidator,
     BeforeValidator,
     Discriminator,
     Field,
@@ -47,28 +48,40 @@ from ackline.translation import (
 
 PRESETS = ("@hourly", "@daily", "@weekly", "@monthly", "@yearly")
 _NAME = re.compile(r"""^name:\s*["']?([^"'#\s]+)""", re.MULTILINE)
+_SAID = 20
+"""Problems of one file that are told at once."""
 _TOPIC = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 
 
-def _topic_name(name: str) -> str:
+def topic_name(name: str) -> str:
+    """`name`, if Kafka takes it for a topic. Raises ValueError otherwise."""
     if not _TOPIC.fullmatch(name) or name in (".", ".."):
         raise ValueError(f"{name!r} is no topic name: Kafka takes 1 to 249 of the characters a-z A-Z 0-9 . _ -")
     return name
 
 
-TopicName = Annotated[str, BeforeValidator(lambda value: _topic_name(value) if isinstance(value, str) else value)]
+TopicName = Annotated[str, BeforeValidator(lambda value: topic_name(value) if isinstance(value, str) else value)]
+
+
+def _group_name(name: str) -> str:
+    # Kafka's client would cut a name at a NUL, and so commit another group; of a blank one it dies.
+    if name != name.strip() or not name.isprintable():
+        raise ValueError("no group name: it has control characters, or a blank at its start or end")
+    return name
 
 
 def _property(value: object) -> object:
     if not isinstance(value, (str, int, float)):
         raise ValueError("not valid: give text, a number or a boolean")
+    if isinstance(value, str) and "\0" in value:
+        raise ValueError("not valid: it has a NUL, where Kafka's client would cut it")
     return value
 
 
 PropertyValue = Annotated[str | int | float | bool, PlainValidator(_property)]
 
 
-Numbers = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
+Numbers = Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], Field(min_length=1)]
 
 
 class KafkaBlock(Block):
@@ -76,7 +89,7 @@ class KafkaBlock(Block):
 
     connection: str | None = Field(None, min_length=1)
     bootstrap_servers: str | None = Field(None, min_length=1)
-    group_id: str = Field(min_length=1, max_length=255)
+    group_id: Annotated[str, AfterValidator(_group_name)] = Field(min_length=1, max_length=255)
     topics: list[TopicName] | None = Field(None, min_length=1)
     pattern: str | None = Field(None, min_length=1)
     partitions: dict[TopicName, Numbers] | None = Field(None, min_length=1)
@@ -97,6 +110,14 @@ class KafkaBlock(Block):
         if topics is not None and len(set(topics)) < len(topics):
             raise ValueError("a topic is named twice")
         return topics
+
+    @field_validator("partitions")
+    @classmethod
+    def _no_partition_twice(cls, partitions: dict[str, list[int]] | None) -> dict[str, list[int]] | None:
+        for topic, numbers in (partitions or {}).items():
+            if len(set(numbers)) < len(numbers):
+                raise ValueError(f"a partition of {topic} is named twice")
+        return partitions
 
     @field_validator("pattern")
     @classmethod
@@ -173,9 +194,9 @@ class BehindBlock(Block):
 
 def _time(value: object) -> object:
     if isinstance(value, str):
-        value = datetime.fromisoformat(value)
-    if isinstance(value, datetime) and value.tzinfo is None:
-        raise ValueError("has no time zone: write 2026-01-31T12:00:00Z or +01:00")
+        return parse_time(value)
+    if isinstance(value, datetime):
+        return parse_time(value.isoformat())
     return value
 
 
@@ -202,7 +223,7 @@ class Pipeline(Block):
     on_external_reset: Literal["fail", "follow", "restore"] = "fail"
     max_uncommitted: int = Field(10_000_000, ge=1)
     max_records_per_run: int = Field(5_000_000, ge=1)
-    max_rate: int | None = Field(None, ge=1)
+    max_rate: int | None = Field(None, ge=1, le=1_000_000_000)
     max_offset_behind: BehindBlock | None = None
     breaker: BreakerBlock | None = None
     isolation: Literal["none", "process"] = "none"
@@ -339,8 +360,10 @@ def load(path: Path) -> Pipeline:
     try:
         return Pipeline.model_validate(data)
     except ValidationError as error:
-        problems = [_sentence(path, node, problem) for problem in error.errors(include_url=False)]
-        raise ConfigError("\n".join(p for p, _ in problems), file=path, key=problems[0][1]) from None
+        found = error.errors(include_url=False)
+        problems = [_sentence(path, node, problem) for problem in found[:_SAID]]
+        more = [f"{path}: and {len(found) - _SAID} more"] if len(found) > _SAID else []
+        raise ConfigError("\n".join([*(p for p, _ in problems), *more]), file=path, key=problems[0][1]) from None
 
 
 def _sentence(path: Path, node: yaml.Node | None, problem: Mapping[str, Any]) -> tuple[str, str]:
@@ -403,7 +426,10 @@ def find(folder: Path, name: str) -> Pipeline:
 def _first_name(path: Path) -> str:
     """The name that a broken file seems to give its pipeline, or an empty one."""
     try:
-        found = _NAME.search(path.read_text(encoding="utf-8", errors="replace"))
+        if not path.is_file():  # a device may have no end
+            return ""
+        with path.open(encoding="utf-8", errors="replace") as file:
+            found = _NAME.search(file.read(yaml_file.LARGEST))
     except OSError:
         return ""
     return found[1] if found else ""
@@ -411,7 +437,10 @@ def _first_name(path: Path) -> str:
 
 def parse_time(text: str) -> datetime:
     """An ISO 8601 time with its zone, as UTC-comparable; raises ValueError where the zone is missing."""
-    time = datetime.fromisoformat(text)
-    if time.tzinfo is None:
-        raise ValueError(f"{text} has no time zone: write 2026-01-31T12:00:00Z or +01:00")
-    return time
+    try:
+        time = datetime.fromisoformat(text)
+        if time.tzinfo is not None:
+            return time.astimezone(UTC)
+    except (ValueError, OverflowError) as error:
+        raise ValueError(f"{text!r} is no time ({error}): write 2026-01-31T12:00:00Z or +01:00") from None
+    raise ValueError(f"{text} has no time zone: write 2026-01-31T12:00:00Z or +01:00")

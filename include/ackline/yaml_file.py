@@ -4,6 +4,7 @@ No error repeats what the file holds: a line with a missing quote may be the one
 """
 
 import re
+import stat
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,9 @@ from typing import Any
 import yaml
 
 from ackline.errors import ConfigError
+
+LARGEST = 1 << 18
+"""Bytes of the largest file that is read."""
 
 _QUOTED = re.compile(r"\b(alias|anchor|tag|handle) .*", re.DOTALL)
 
@@ -21,6 +25,7 @@ def read(path: Path) -> tuple[yaml.Node | None, Any]:
     Raises ConfigError, with the line where it is known, for what is not readable, not YAML, or repeats a key.
     """
     try:
+        _check_size(path)
         text = path.read_text(encoding="utf-8")
         node = yaml.compose(text, Loader=yaml.SafeLoader)
         _check_keys(path, node)
@@ -40,6 +45,18 @@ def read(path: Path) -> tuple[yaml.Node | None, Any]:
         raise ConfigError(
             f"{path}: a value looks like a date or a number and is none: put it in quotes", file=path
         ) from None
+
+
+def _check_size(path: Path) -> None:
+    """Whoever parses DAGs reads all files every few seconds: none may hold the others up."""
+    found = path.stat()
+    if not stat.S_ISREG(found.st_mode):
+        raise ConfigError(f"{path}: can't be read: it is not a file", file=path)
+    if found.st_size > LARGEST:
+        raise ConfigError(
+            f"{path}: has {found.st_size:,} bytes, a pipeline file has at most {LARGEST:,}: is it something else?",
+            file=path,
+        )
 
 
 def line_of(node: yaml.Node | None, place: Iterable[Any]) -> int:

@@ -7,6 +7,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
+from deltalake.exceptions import DeltaError
 
 from ackline.audit.schemas import OUTCOMES
 from ackline.audit.table import AuditTable, matching
@@ -37,8 +38,11 @@ def audit_rows(root: str, pipeline: str, asked: AuditFilter) -> list[dict[str, A
     version = outcomes.open()
     if version is None:
         return []
-    dataset = outcomes.dataset(version, _pruning(pipeline, asked))
-    scanned = dataset.to_table(columns=COLUMNS, filter=_wanted(pipeline, asked))
+    try:
+        dataset = outcomes.dataset(version, _pruning(pipeline, asked))
+        scanned = dataset.to_table(columns=COLUMNS, filter=_wanted(pipeline, asked))
+    except (DeltaError, OSError, pa.ArrowException) as error:
+        raise outcomes.unreadable(error) from error
     found = _effective(scanned, root, pipeline, asked.everything)
     order = ["topic", "partition", "offset", "lane", "epoch", "turn", "attempt"]
     found = found.sort_by([(name, "ascending") for name in order])

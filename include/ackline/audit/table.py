@@ -36,6 +36,9 @@ _LOOKED_THROUGH = (8, 64, 512)
 a bound that does not grow with the log."""
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 """delta-rs paints its errors, whoever reads them."""
+_IN_EVERY_VERSION = (*PARTITION_BY, "lane", "epoch", "turn", "run_id", "topic", "partition")
+_BACKTRACE = re.compile(r" 0: <unknown>.*")
+"""What Delta's kernel puts after its message."""
 
 
 class AuditTable:
@@ -57,11 +60,25 @@ class AuditTable:
         try:
             if self._loaded is None or not self._brought_forward(self._loaded):
                 self._loaded, self._loaded_at = DeltaTable(self.uri), time.monotonic()
+                self._check_is_ours(self._loaded)
         except TableNotFoundError:
+            if self._root is not None and self._root.exists() and not self._root.is_dir():
+                raise self.unreadable(NotADirectoryError(f"{self._root} is not a folder")) from None
             return None
         except (DeltaError, OSError) as error:
             raise self.unreadable(error) from error
         return self._loaded
+
+    def _check_is_ours(self, table: DeltaTable) -> None:
+        """Raise FatalError for a table of something else."""
+        there = {field.name for field in table.schema().fields}
+        missing = [name for name in _IN_EVERY_VERSION if name not in there]
+        if missing:
+            self._loaded = None
+            raise FatalError(
+                f"the table {self.name} at {self.uri} is none of Ackline's: it has no column {', '.join(missing)}. Is "
+                f"ACKLINE_AUDIT the right folder?"
+            )
 
     def _brought_forward(self, table: DeltaTable) -> bool:
         self._loaded = None
@@ -189,13 +206,20 @@ class AuditTable:
             yield
             return
         folder = self._root / ".locks"
-        folder.mkdir(parents=True, exist_ok=True)
-        with FileLock(folder / f"{self.name}.lock"):
+        lock = FileLock(folder / f"{self.name}.lock")
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            lock.acquire()
+        except OSError as error:
+            raise self.unreadable(error) from error
+        try:
             yield
+        finally:
+            lock.release()
 
     def unreadable(self, error: BaseException) -> FatalError:
         """The error for a table whose log or files can't be read or written."""
-        why = " ".join(_COLOURS.sub("", str(error)).split())[:300]
+        why = _BACKTRACE.sub("", " ".join(_COLOURS.sub("", str(error)).split()))[:300]
         return FatalError(f"the table {self.name} at {self.uri} can't be used: {why}")
 
 

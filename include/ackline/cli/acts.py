@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from ackline.cli import show
-from ackline.cli.options import Json, Name, Now, opened
+from ackline.cli.options import Json, Name, Now, offset_of, opened
 from ackline.errors import ConfigError
 from ackline.ledger import Settlement, TurnKind
 from ackline.offsets import TopicPartition
@@ -110,10 +110,13 @@ def _act(
 def _chooser(
     parts: Parts, kind: TurnKind, topic: str | None, partition: int | None, to: str | None
 ) -> Callable[[Settlement], acts.Targets]:
+    asked_for = (("topic", topic), ("partition", partition))
+
     def choose(newest: Settlement) -> acts.Targets:
         asked = [at for at in newest.partitions if topic in (None, at.topic) and partition in (None, at.partition)]
         if not asked:
-            raise ConfigError(f"no partition of {parts.pipeline.name} is {topic or 'any topic'}[{partition}]")
+            which = " and ".join(f"--{key} {value}" for key, value in asked_for if value is not None)
+            raise ConfigError(f"{parts.pipeline.name} has no partition yet" + (f" of {which}" if which else ""))
         if kind is TurnKind.RESET:  # an epoch is the whole lane's: the others start it where they stand
             asked_too = {at: one.state.floor for at, one in newest.partitions.items()}
             return asked_too | {at: _offset(parts, newest, at, to) for at in asked}
@@ -128,6 +131,7 @@ def _offset(parts: Parts, newest: Settlement, at: TopicPartition, to: str | None
     if to in ("earliest", "latest"):
         bounds = parts.cluster.bounds([at])[at]
         return bounds.start if to == "earliest" else bounds.end
-    if not to.isdecimal():
-        raise ConfigError(f"--to {to}: give an offset, or earliest, latest or floor", key="--to")
-    return int(to)
+    try:
+        return offset_of(to)
+    except ValueError:
+        raise ConfigError(f"--to {to}: give an offset, or earliest, latest or floor", key="--to") from None

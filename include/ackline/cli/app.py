@@ -1,6 +1,7 @@
 """The commands. Each opens the parts of a pipeline, calls a step, and shows what came of it."""
 
 import json
+import logging
 import os
 import sys
 from collections.abc import Callable
@@ -9,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from ackline.cli import acts, dev, maintain, show
-from ackline.cli.options import Json, Name, Now, opened, pipeline_named, range_of
+from ackline.cli.options import LAST, Json, Name, Now, opened, pipeline_named, range_of
 from ackline.errors import AcklineError
 from ackline.planning import Plan
 from ackline.steps.parts import Parts
@@ -27,6 +28,8 @@ app = typer.Typer(
 def main() -> None:
     """Entry point: exit status 0, 1 for a run that failed, 2 for bad usage or configuration; no traceback, unless
     ACKLINE_DEBUG is set."""
+    if not os.environ.get("ACKLINE_DEBUG"):  # the error that comes of what Kafka's client says quotes it
+        logging.getLogger("ackline.kafka.client").addHandler(logging.NullHandler())
     try:
         app()
     except AcklineError as error:
@@ -92,8 +95,8 @@ def run(
         show.print_json(show.run_json(ran, store))
         return
     out = show.console()
-    for topic in ran.missing:
-        out.print(f"The topic {topic} does not exist (yet); it will be read from its start once it does.")
+    for absent in ran.missing:
+        out.print(f"{show.missing(absent)}; it will be read from its start once it does.", markup=False)
     for reason in ran.voided:
         out.print(f"A turn was void: {reason}")
     for one in ran.plans:
@@ -122,11 +125,13 @@ def plan(name: Name, as_json: Json = False, now: Now = None) -> None:
             if found.plan
             else {"pipeline": name, "turn": None, "partitions": []}
         )
-        show.print_json({**body, "missing_topics": list(found.missing)})
+        absent_topics = [absent for absent in found.missing if not absent.endswith("]")]
+        absent_partitions = [absent for absent in found.missing if absent.endswith("]")]
+        show.print_json({**body, "missing_topics": absent_topics, "missing_partitions": absent_partitions})
         return
     out = show.console()
-    for topic in found.missing:
-        out.print(f"The topic {topic} does not exist (yet).")
+    for absent in found.missing:
+        out.print(f"{show.missing(absent)}.", markup=False)
     if found.plan:
         out.print(show.plan_table(found.plan, found.adopted, stored=False))
 
@@ -157,12 +162,12 @@ SHOWN = 50
 def audit(
     name: Name,
     topic: Annotated[str | None, typer.Option(help="Only this topic.")] = None,
-    partition: Annotated[int | None, typer.Option(help="Only this partition.", min=0)] = None,
+    partition: Annotated[int | None, typer.Option(help="Only this partition.", min=0, max=2**31 - 1)] = None,
     offsets: Annotated[str | None, typer.Option(help="Only offsets A:B, B exclusive; or a single one.")] = None,
     outcome: Annotated[str | None, typer.Option(help="Only this outcome, e.g. failed.")] = None,
     run_id: Annotated[str | None, typer.Option("--run", help="Only rows that this run wrote.")] = None,
-    turn: Annotated[int | None, typer.Option(help="Only this turn.", min=0)] = None,
-    limit: Annotated[int | None, typer.Option(help="At most so many rows.", min=0)] = None,
+    turn: Annotated[int | None, typer.Option(help="Only this turn.", min=0, max=LAST)] = None,
+    limit: Annotated[int | None, typer.Option(help="At most so many rows.", min=0, max=2**53)] = None,
     everything: Annotated[
         bool, typer.Option("--all", help="Also rows that do not count (open or void turns).")
     ] = False,
@@ -177,10 +182,15 @@ def audit(
     from ackline.errors import ConfigError
     from ackline.ledger import LIVE
     from ackline.outcome import Outcome
+    from ackline.pipeline import topic_name
     from ackline.places import audit_root
     from ackline.steps.settings import rows_are_off
 
     pipeline_named(name)
+    try:
+        topic = topic_name(topic) if topic is not None else None
+    except ValueError as error:
+        raise ConfigError(f"--topic: {error}", key="--topic") from None
     if outcome is not None and outcome not in list(Outcome):
         raise ConfigError(f"--outcome {outcome}: one of {', '.join(Outcome)}", key="--outcome")
     shown = limit if limit is not None or as_json else SHOWN + 1

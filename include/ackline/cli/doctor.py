@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from ackline.audit.schemas import TABLES
+from ackline.audit.table import AuditTable
 from ackline.cli.connection import connection_of
 from ackline.cli.options import pipeline_named
 from ackline.errors import AcklineError, FatalError
@@ -79,6 +81,8 @@ def _audit() -> str:
         Path(root).mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=root):
             pass
+    for name in TABLES:
+        AuditTable(root, name).open()
     return root
 
 
@@ -122,11 +126,12 @@ def _broker(pipeline: Pipeline) -> Iterator[Finding]:
             topics = parts.cluster.topics(wanted)
             for topic in wanted:
                 found = topics.get(topic)
-                yield Finding(
-                    f"topic {topic}",
-                    found is not None,
-                    f"{len(found.partitions)} partitions" if found else "missing",
-                )
+                gone = [
+                    n for n in (pipeline.kafka.partitions or {}).get(topic, []) if found and n not in found.partitions
+                ]
+                detail = f"{len(found.partitions)} partitions" if found else "missing"
+                detail += f"; partition {', '.join(map(str, gone))} of the file is missing" if gone else ""
+                yield Finding(f"topic {topic}", found is not None and not gone, detail)
             yield from _cautions(parts, wanted)
             members = parts.group.members()
             detail = f"live members: {', '.join(members)}; nothing can be committed" if members else "no live members"

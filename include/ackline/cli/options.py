@@ -16,6 +16,9 @@ from ackline.places import make_handlers_importable, pipelines_folder
 from ackline.steps.parts import Parts, new_run_id, open_parts
 from ackline.translation import check_code
 
+LAST = 2**63 - 1
+"""Offsets are below this."""
+
 Name = Annotated[str, typer.Argument(help="The pipeline: the `name` in its file.", show_default=False)]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for a program instead of tables.")]
 Now = Annotated[
@@ -42,12 +45,19 @@ def range_of(text: str | None) -> OffsetRange | None:
         start, colon, end = text.partition(":")
         if not start and not end:
             raise ValueError("empty")
-        first = int(start or 0)
-        return OffsetRange(first, int(end) if end else first + 1 if not colon else 2**63 - 1)
+        first = offset_of(start or "0")
+        return OffsetRange(first, offset_of(end) if end else first + 1 if not colon else LAST)
     except ValueError as error:
         raise ConfigError(
             f"--offsets {text}: write A:B with 0 <= A <= B, B exclusive ({error})", key="--offsets"
         ) from None
+
+
+def offset_of(text: str) -> int:
+    """An offset that Kafka could have. Raises ValueError for anything else."""
+    if not (text.isascii() and text.isdecimal() and len(text) <= len(str(LAST)) and int(text) < LAST):
+        raise ValueError(f"{text[:30]} is no offset")
+    return int(text)
 
 
 def pipeline_named(name: str) -> Pipeline:

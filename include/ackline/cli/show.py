@@ -27,6 +27,11 @@ def console(stderr: bool = False) -> Console:
     )
 
 
+def missing(name: str) -> str:
+    """That a topic, or a partition, which a file names is not there."""
+    return f"The {'partition' if name.endswith(']') else 'topic'} {name} does not exist (yet)"
+
+
 def print_json(value: object) -> None:
     """One line of JSON."""
     print(json.dumps(value))

@@ -53,6 +53,8 @@ def client_config(properties: Mapping[str, object]) -> dict[str, object]:
         if callable(value) or name.endswith("_cb"):
             if name in _CALLBACKS_KEPT:
                 config[name] = value
+        elif isinstance(value, str) and "\0" in value:
+            raise ConfigError(f"Kafka property `{name}` has a NUL, where Kafka's client would cut it", key=name)
         elif isinstance(value, str | int | float):
             config[name] = value
         else:

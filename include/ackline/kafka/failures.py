@@ -84,7 +84,8 @@ def failure(
     last: LastError | None = None,
 ) -> AcklineError:
     """The error to raise for `error`, met while `doing` something ("reading the log bounds")."""
-    cause, detail = (last.cause(error), last.detail(error)) if last is not None else (error, "")
+    cause = last.cause(error) if last is not None else error
+    detail = last.detail(error) if last is not None and cause is error else ""
     kind: type[AcklineError] = FatalError
     if refuses_login(cause):
         advice = "check security.protocol, the login and the certificates of the connection"

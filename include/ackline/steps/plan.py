@@ -48,7 +48,8 @@ class Look:
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """The turn to carry out; `plan` is None where no subscribed topic exists yet. `missing` names those that don't."""
+    """The turn to carry out; `plan` is None where no subscribed topic exists yet. `missing` names those that don't, and
+    partitions that the file names."""
 
     plan: Plan | None
     adopted: bool
@@ -78,12 +79,12 @@ def plan(parts: Parts) -> Planned:
 
 def preview(parts: Parts) -> Planned:
     """What `plan` would store, without storing anything: a new lane is shown from where it would start."""
-    _check_dead_letter_topic(parts)
     newest = parts.store.newest()
     open_plan = parts.store.open_plan(newest) if newest else None
+    look = look_at_kafka(parts, newest)
+    _check_dead_letter_topic(parts)
     if open_plan:
         return Planned(open_plan, adopted=True)
-    look = look_at_kafka(parts, newest)
     lane = preview_lane(parts, newest, look)
     if not lane:
         return Planned(None, adopted=False, missing=look.missing)
@@ -100,8 +101,8 @@ def preview_lane(parts: Parts, newest: Settlement | None, look: Look) -> dict[To
 def _take_turn(parts: Parts, newest: Settlement | None) -> Planned | None:
     """One try at storing what comes next; None where that was a genesis, or another run was quicker."""
     _check_clock(parts, newest.settled_at if newest else None)
+    look = look_at_kafka(parts, newest)  # says first, and soon, that a broker is away
     _check_dead_letter_topic(parts)
-    look = look_at_kafka(parts, newest)
     genesis = _genesis(parts, newest, look)
     if newest is None:
         # Also where no topic is there yet: one that is created later is then known to have been missing (S32).
@@ -134,8 +135,10 @@ def look_at_kafka(parts: Parts, newest: Settlement | None) -> Look:
     found = parts.cluster.bounds([at for at, leader in leaders.items() if leader])
     bounds = {at: LogBounds(found[at].start, found[at].end) if at in found else None for at in leaders}
     held = parts.group.committed(leaders)
-    missing = tuple(name for name in block.named_topics or () if name not in topics)
-    return Look({name: info.topic_id for name, info in topics.items()}, bounds, held, missing)
+    missing = [name for name in block.named_topics or () if name not in topics]
+    named = [TopicPartition(name, number) for name, numbers in (block.partitions or {}).items() for number in numbers]
+    missing += [str(at) for at in named if at.topic in topics and at not in leaders]
+    return Look({name: info.topic_id for name, info in topics.items()}, bounds, held, tuple(missing))
 
 
 def _check_clock(parts: Parts, last: datetime | None) -> None:
