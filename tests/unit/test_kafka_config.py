@@ -70,6 +70,13 @@ def test_a_value_that_is_no_property_is_refused_by_name() -> None:
     assert raised.value.key == "client.id"
 
 
+def test_a_value_that_kafkas_client_would_cut_is_refused_by_name() -> None:
+    with pytest.raises(ConfigError, match=r"`sasl\.username` has a NUL") as raised:
+        client_config({**BROKER, "sasl.username": "me\0you"})
+    assert raised.value.key == "sasl.username"
+    assert "you" not in str(raised.value)
+
+
 def test_plain_properties_become_javas() -> None:
     assert java_properties(client_config({
         **BROKER, "socket.timeout.ms": 5000, "fetch.wait.max.ms": 10, "fetch.message.max.bytes": 7,
