@@ -5,6 +5,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from datetime import date
 from pathlib import Path
 from typing import Protocol
@@ -42,10 +43,14 @@ class MakeIsolated(Protocol):
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where handlers leave things behind."""
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Where handlers leave things behind; what they leave running is ended."""
     monkeypatch.setenv(FOLDER, str(tmp_path))
-    return tmp_path
+    yield tmp_path
+    left = {pid for name in ("calls", "pids") if (tmp_path / name).exists() for pid in pids(tmp_path, name)}
+    for pid in left - {os.getpid()}:
+        with suppress(psutil.NoSuchProcess):
+            psutil.Process(pid).kill()
 
 
 def work_of(handler: str, limit: float | None = None, once: bool = False, deliver: bool = False) -> Work:
@@ -310,6 +315,3 @@ def test_it_dies_with_the_task_and_so_does_what_it_started(folder: Path, victim:
     finally:
         parent.kill()
         parent.wait()
-        for pid in pids(folder, "pids"):
-            if psutil.pid_exists(pid):
-                psutil.Process(pid).kill()
