@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -15,7 +16,7 @@ import psutil
 import pyarrow as pa
 import pytest
 
-from ackline.errors import ConfigError, FatalError
+from ackline.errors import ConfigError, FatalError, TransientError
 from ackline.handler import Tier, load_handler, tier_of
 from ackline.offsets import TopicPartition
 from ackline.outcome import Outcome
@@ -288,6 +289,17 @@ def test_a_handler_that_dies_once_before_its_first_record_goes_on(
     monkeypatch.setenv("KILLERS_IMPORT", "exit once")
     assert asked(isolated(AT_IMPORT), [b"a"]) == ["acked"]
     assert len(pids(folder, "imports")) == 2
+
+
+def test_a_forker_that_is_gone_is_worth_another_try_of_the_step(isolated: MakeIsolated) -> None:
+    """It dies over a command that it has not read; the next one can't even be sent."""
+    one = isolated()
+    [forker] = psutil.Process().children()
+    forker.suspend()
+    threading.Timer(0.3, forker.kill).start()
+    for _ in range(2):
+        with pytest.raises(TransientError, match="the same step may succeed later"):
+            asked(one, [b"a"])
 
 
 # ---- its parent dies ----------------------------------------------------------------------------------------------

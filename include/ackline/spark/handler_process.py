@@ -158,7 +158,9 @@ class HandlerProcess:
     def _died(self, inbox: frames.Inbox, told: dict[int, Unacked], accused: Head | None) -> object:
         """What the process has left behind: its answer, if that was sent."""
         assert self._data is not None
-        said = self._control.recv(STATUS.size)
+        said = b""
+        with contextlib.suppress(ConnectionError):  # it has died over a command that it did not read
+            said = self._control.recv(STATUS.size)
         if len(said) < STATUS.size:
             raise _no_forker()
         data, self._data = self._data, None
