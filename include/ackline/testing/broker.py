@@ -30,8 +30,6 @@ READY_SECONDS = 60.0
 STOP_SECONDS = 20.0
 SAVED = "broker.json"
 SETTINGS = {
-    "process.roles": "broker,controller",
-    "node.id": "1",
     "controller.listener.names": "CONTROLLER",
     "inter.broker.listener.name": "PLAINTEXT",
     "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT",
@@ -72,7 +70,8 @@ class Broker:
 
     `config` adds to the broker's settings, `heap_mb` bounds its heap in MiB, `port` is the clients' port
     (default: the one it had in this folder, or a free one). A `detached` broker survives the process that
-    starts it: see `running` and `stop_running`.
+    starts it: see `running` and `stop_running`. One that `joins` another is node number `node` of its cluster, and
+    leaves the controlling to it.
     """
 
     def __init__(
@@ -83,8 +82,11 @@ class Broker:
         heap_mb: int = 512,
         port: int | None = None,
         detached: bool = False,
+        joins: "Broker | None" = None,
+        node: int = 1,
     ) -> None:
         self.directory = directory.absolute()
+        self._joins, self._node = joins, node
         self._config = dict(config or {})
         self._heap_mb = heap_mb
         self._detached = detached
@@ -185,30 +187,41 @@ class Broker:
         data.mkdir(parents=True, exist_ok=True)
         settings = {
             **SETTINGS,
+            "node.id": str(self._node),
             "log.dirs": str(data),
-            "listeners": f"PLAINTEXT://{self.bootstrap},CONTROLLER://{LOOPBACK}:{self._controller_port}",
-            "advertised.listeners": f"PLAINTEXT://{self.bootstrap}",
-            "controller.quorum.bootstrap.servers": f"{LOOPBACK}:{self._controller_port}",
+            **self._listeners(),
             **self._config,
         }
         self._properties.write_text("".join(f"{key}={value}\n" for key, value in settings.items()))
         (self.directory / "log4j2.properties").write_text(LOGGING)
         if (data / "meta.properties").exists():
             return
-        cluster = urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=").replace("-", "A")
-        tool = [
-            "kafka.tools.StorageTool",
-            "format",
-            "-t",
-            cluster,
-            "-c",
-            str(self._properties),
-            "--standalone",
-        ]
+        tool = ["kafka.tools.StorageTool", "format", "-t", self._cluster_id(), "-c", str(self._properties)]
+        if self._joins is None:
+            tool.append("--standalone")
         command = [*self._java(), "-Xmx128m", "-XX:TieredStopAtLevel=1", *tool]
         done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False)
         if done.returncode != 0:
             raise FatalError(f"the broker's storage was not formatted: {(done.stdout + done.stderr).strip()[-500:]}")
+
+    def _listeners(self) -> dict[str, str]:
+        """Where it listens, and where its controller does: here, unless it joins another."""
+        controller = self._joins or self
+        listens = f"PLAINTEXT://{self.bootstrap}"
+        controls = f",CONTROLLER://{LOOPBACK}:{self._controller_port}" if controller is self else ""
+        return {
+            "process.roles": "broker,controller" if controller is self else "broker",
+            "listeners": listens + controls,
+            "advertised.listeners": listens,
+            "controller.quorum.bootstrap.servers": f"{LOOPBACK}:{controller._controller_port}",
+        }
+
+    def _cluster_id(self) -> str:
+        """A new cluster's id, or that of the broker it joins, which has been started by then."""
+        if self._joins is None:
+            return urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=").replace("-", "A")
+        stored = (self._joins.directory / "data" / "meta.properties").read_text()
+        return next(line.partition("=")[2] for line in stored.splitlines() if line.startswith("cluster.id="))
 
     def _wait_until_ready(self) -> None:
         if wait_until(lambda: self._ended() or self._listens(), READY_SECONDS) and not self._ended():
