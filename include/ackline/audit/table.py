@@ -17,6 +17,7 @@ import pyarrow.dataset as ds
 import pyarrow.fs as pafs
 from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
+from deltalake.schema import Schema
 from deltalake.transaction import AddAction
 from filelock import FileLock
 
@@ -50,6 +51,8 @@ class AuditTable:
         self._root = None if "://" in root else Path(root)
         self._loaded: DeltaTable | None = None
         self._loaded_at = 0.0
+        self._whole = False
+        """Whether the table is known to have every column of its schema here: none is ever taken away."""
 
     def open(self) -> DeltaTable | None:
         """The newest version, or None where the table is not there yet. Raises FatalError where it can't be read.
@@ -89,9 +92,32 @@ class AuditTable:
         return self._loaded is not None
 
     def create(self) -> DeltaTable:
-        """The table, made where it is missing; of two who make it at once, both get the same one."""
-        with self.guard():
-            return self.open() or self._made()
+        """The table, made where it is missing, with every column that this version writes; of two who make it at once,
+        both get the same one."""
+        for last in (False, False, False, True):
+            with self.guard():
+                try:
+                    return self._writable()
+                except CommitFailedError as error:  # only without a lock: a rival has written meanwhile
+                    if last:
+                        raise self.unreadable(error) from error
+                except (DeltaError, OSError) as error:
+                    raise self.unreadable(error) from error
+        raise AssertionError("the last try returns or raises")
+
+    def _writable(self) -> DeltaTable:
+        """The newest version, for writing. Columns that an earlier version did not know are added first, nullable.
+
+        Adding them is a commit of its own, without a number: killed after it, the table is whole and nothing else has
+        changed. A rival that adds the same at once makes ours fail with CommitFailedError, and is found on a new look.
+        """
+        table = self.open() or self._made()
+        if not self._whole:
+            missing = _missing(table.schema(), TABLES[self.name])
+            if missing:
+                table.alter.add_columns(Schema.from_arrow(pa.schema(missing)).fields)
+            self._whole = True
+        return table
 
     def _made(self) -> DeltaTable:
         try:
@@ -131,7 +157,7 @@ class AuditTable:
         for last in (False, False, False, True):
             with self.guard():
                 try:
-                    table = self.open() or self._made()
+                    table = self._writable()
                     if _is_taken(table.transaction_version(application), number):
                         return False
                     self._commit(table, rows, fence)
@@ -192,7 +218,10 @@ class AuditTable:
         interpreter abort the process once all is done (apache/arrow#34314).
         """
         local = None if self._root is None else pafs.SubTreeFileSystem(self.uri, pafs.LocalFileSystem())
-        return table.to_pyarrow_dataset(filesystem=local, file_pruning_predicate=where)
+        schema = pa.schema(table.schema().to_arrow())
+        for field in _missing(table.schema(), TABLES[self.name]):  # in a table of an earlier version they are null
+            schema = schema.append(field)
+        return table.to_pyarrow_dataset(filesystem=local, file_pruning_predicate=where, schema=schema)
 
     @property
     def guarded(self) -> bool:
@@ -221,6 +250,12 @@ class AuditTable:
         """The error for a table whose log or files can't be read or written."""
         why = _BACKTRACE.sub("", " ".join(_COLOURS.sub("", str(error)).split()))[:300]
         return FatalError(f"the table {self.name} at {self.uri} can't be used: {why}")
+
+
+def _missing(there: Schema, wanted: pa.Schema) -> list[pa.Field]:
+    """The columns of `wanted` that a table does not have yet."""
+    known = {field.name for field in there.fields}
+    return [field for field in wanted if field.name not in known]
 
 
 def _is_taken(last: int | None, number: int) -> bool:
