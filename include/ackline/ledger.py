@@ -235,7 +235,8 @@ class Committed(NamedTuple):
 class SettledPartition:
     """One row of `settlements`. `seen` is the foreign committed value that this lane has answered; `held` what Kafka
     held when the turn was settled. `gaps` None: not known. `figures` and `totals` (`ackline.figures`) are None in rows
-    of a version that kept none."""
+    of a version that kept none. All that is settled or pending below `complete_to` was in the log of the leader of
+    `leader_epoch`; None where that is not known."""
 
     topic_id: str
     old_floor: int
@@ -248,6 +249,7 @@ class SettledPartition:
     paused: bool = False
     figures: Mapping[str, float] | None = None
     totals: Mapping[str, int] | None = None
+    leader_epoch: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

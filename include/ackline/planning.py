@@ -15,10 +15,15 @@ from ackline.offsets import OffsetRange, Run, Runs, TopicPartition, count, join
 
 
 class LogBounds(NamedTuple):
-    """The readable log `[start, end)`; `end` is the last stable offset under read_committed."""
+    """The readable log `[start, end)`; `end` is the last stable offset under read_committed.
+
+    `leader_epoch` is the epoch of the leader that said so. In a plan it vouches for the state, too: what was settled or
+    is pending below the planned end is in that leader's log as it was read. None where nothing vouches for it.
+    """
 
     start: int
     end: int
+    leader_epoch: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,12 +134,19 @@ def plan_partitions(
             retries.get(at, ()),
             view.state.floor,
             view.state.complete_to,
-            view.log or LogBounds(view.state.complete_to, view.state.complete_to),
+            _bounds(view),
             why,
             view.held,
             view.seen,
         )
     return planned
+
+
+def _bounds(view: PartitionView) -> LogBounds:
+    """The bounds that a plan stores; of what it leaves alone nobody has compared the state with the log."""
+    if view.log is None:
+        return LogBounds(view.state.complete_to, view.state.complete_to)
+    return view.log if view.readable else view.log._replace(leader_epoch=None)
 
 
 def _room(at: TopicPartition, view: PartitionView, limits: Limits) -> OffsetRange:
@@ -145,8 +157,8 @@ def _room(at: TopicPartition, view: PartitionView, limits: Limits) -> OffsetRang
     if view.log.end < complete_to:
         raise TopicChanged(
             f"{at}: the log ends at {view.log.end}, below {complete_to}, up to which it was read: the "
-            f"topic was truncated or recreated. Nothing was read; see what happened to it, then "
-            f"start anew under another pipeline name",
+            f"topic was truncated or recreated. Nothing was read; see what happened to it, then begin a new epoch with "
+            f"`ackline reset`, `--to` {min(view.state.floor, view.log.end)} or earlier",
             topic=at.topic,
             partition=at.partition,
             offset=view.log.end,

@@ -190,7 +190,7 @@ def test_a_plan_reads_back_as_it_was_stored(tables: Tables) -> None:
     retries = (Run(2, 3, 2), Run(3, 5, 2), Run(7, 8, 3))
     rows = {
         TWO: PlannedPartition("id", OffsetRange(4, 4), (), 4, 4, LogBounds(0, 4), "nothing new", None, 9),
-        AT: PlannedPartition("id", OffsetRange(10, 20), retries, 2, 10, LogBounds(1, 30), held=Committed(2, "é")),
+        AT: PlannedPartition("id", OffsetRange(10, 20), retries, 2, 10, LogBounds(1, 30, 7), held=Committed(2, "é")),
     }
     one = Plan(turn(1), TurnKind.RUN, "run", NOON, rows, "read_committed", {"a": {"b": [1]}}, "somebody", "why")
     store = tables.store()
@@ -199,6 +199,7 @@ def test_a_plan_reads_back_as_it_was_stored(tables: Tables) -> None:
     assert found.partitions[AT].retries == (Run(2, 5, 2), Run(7, 8, 3))
     assert list(found.partitions) == [AT, TWO]
     assert found.partitions[TWO] == rows[TWO]
+    assert found.partitions[AT].log == LogBounds(1, 30, 7)
     assert (found.settings, found.actor, found.reason) == (one.settings, one.actor, one.reason)
 
 
@@ -209,7 +210,7 @@ def test_a_settlement_reads_back_as_it_was_stored(tables: Tables) -> None:
         Run(5, 6, Pending(PendingKind.DEAD_LETTER, 4, None, "Dead")),
     )
     state = PartitionState(9, pending)
-    rows = {AT: SettledPartition("id", 1, state, {"acked": 4}, 2, None, Committed(1, "{}"), "outcomes")}
+    rows = {AT: SettledPartition("id", 1, state, {"acked": 4}, 2, None, Committed(1, "{}"), "outcomes", leader_epoch=7)}
     one = Settlement(turn(1), TurnKind.RUN, "run", NOON, rows, "somebody", "why")
     store = tables.store()
     store.store_settlement(one, plan(1))

@@ -237,7 +237,7 @@ def test_without_a_lock_another_pipelines_commit_in_between_is_no_conflict(root:
 def test_a_plan_reads_back_as_it_was_stored(store: LedgerStore) -> None:
     partitions = {
         AT: PlannedPartition(
-            "Zq1", OffsetRange(5, 12), (Run(0, 2, 2), Run(2, 3, 7)), 0, 5, LogBounds(0, 40), None,
+            "Zq1", OffsetRange(5, 12), (Run(0, 2, 2), Run(2, 3, 7)), 0, 5, LogBounds(0, 40, 7), None,
             Committed(4, '{"n": 1}'), 3,
         ),
         TWO: PlannedPartition("Zq1", OffsetRange(9, 9), (), 9, 9, LogBounds(2, 9), "nothing new", Committed(0, "")),
@@ -259,7 +259,7 @@ def test_a_settlement_reads_back_as_it_was_stored(store: LedgerStore) -> None:
         AT: SettledPartition(
             "Zq1", 0, PartitionState(2**62, pending), {"acked": 7, "failed": 2}, 3, 40, Committed(4, "{}"), "outcomes 1"
         ),
-        TWO: SettledPartition("Zq1", 9, PartitionState(9)),
+        TWO: SettledPartition("Zq1", 9, PartitionState(9), paused=True, leader_epoch=0),
     }
     whole = Settlement(turn(1), TurnKind.VOID, "run", NOON, partitions, "ann", "range gone")
     assert store.store_settlement(whole, plan(1))

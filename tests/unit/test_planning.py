@@ -203,7 +203,7 @@ def views(draw: st.DrawFn) -> PartitionView:
         for kind in [draw(kinds)]
     ]
     log = LogBounds(draw(st.integers(0, 20)), complete_to + draw(st.integers(0, 25)))
-    log = LogBounds(min(log), log.end)
+    log = LogBounds(min(log.start, log.end), log.end)
     seen = None if draw(st.integers(0, 9)) == 0 else log
     return PartitionView("id", PartitionState(complete_to, join(pending)), seen, subscribed=draw(st.integers(0, 9)) > 0)
 

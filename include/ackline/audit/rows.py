@@ -68,6 +68,7 @@ def plan_rows(plan: Plan) -> pa.Table:
             "committed": one.held.offset if one.held else None,
             "committed_metadata": one.held.metadata if one.held else None,
             "seen": one.seen,
+            "leader_epoch": one.log.leader_epoch,
             "retries": _runs(one.retries, lambda attempt: {"attempt": attempt}),
         }
         for at, one in sorted(plan.partitions.items())
@@ -88,7 +89,7 @@ def plan_of(rows: pa.Table) -> Plan:
             tuple(Run(start, end, attempt) for start, end, attempt in _tuples(retries)),
             row["floor"],
             row["complete_to"],
-            LogBounds(row["log_start"], row["log_end"]),
+            LogBounds(row["log_start"], row["log_end"], row["leader_epoch"]),
             row["why"],
             _committed(row["committed"], row["committed_metadata"]),
             row["seen"],
@@ -134,6 +135,7 @@ def settlement_rows(settlement: Settlement, day: date) -> pa.Table:
             "paused": one.paused,
             "figures": None if one.figures is None else list(one.figures.items()),
             "totals": None if one.totals is None else list(one.totals.items()),
+            "leader_epoch": one.leader_epoch,
         }
         for at, one in sorted(settlement.partitions.items())
     ]
@@ -162,6 +164,7 @@ def settlement_of(rows: pa.Table) -> Settlement:
             row["paused"],
             figures=_map(row.get("figures")),
             totals=_map(row.get("totals")),
+            leader_epoch=row["leader_epoch"],
         )
     return Settlement(
         _turn(first),

@@ -1,4 +1,8 @@
-"""The columns of the three tables. They are append-only, and partitioned by pipeline and the plan's date."""
+"""The columns of the three tables. They are append-only, and partitioned by pipeline and the plan's date.
+
+A new column goes to the end and is nullable: `AuditTable` adds it to a table of an earlier version when it first writes
+there, and reads it as null from what was written before.
+"""
 
 import pyarrow as pa
 
@@ -64,6 +68,7 @@ PLANS = pa.schema(
         pa.field("planned_at", TIME),
         pa.field("actor", pa.string()),
         pa.field("reason", pa.string()),
+        pa.field("leader_epoch", pa.int32()),
     ]
 )
 """What a turn is to read of each topic-partition, and why one gets nothing."""
@@ -104,6 +109,7 @@ SETTLEMENTS = pa.schema(
         pa.field("settled_at", TIME),
         pa.field("figures", pa.map_(pa.string(), pa.float64())),
         pa.field("totals", pa.map_(pa.string(), pa.int64())),
+        pa.field("leader_epoch", pa.int32()),
     ]
 )
 """The state of each topic-partition after a turn: everything that the next turn starts from."""

@@ -117,9 +117,6 @@ def _chooser(
         if not asked:
             which = " and ".join(f"--{key} {value}" for key, value in asked_for if value is not None)
             raise ConfigError(f"{parts.pipeline.name} has no partition yet" + (f" of {which}" if which else ""))
-        if kind is TurnKind.RESET:  # an epoch is the whole lane's: the others start it where they stand
-            asked_too = {at: one.state.floor for at, one in newest.partitions.items()}
-            return asked_too | {at: _offset(parts, newest, at, to) for at in asked}
         return {at: _offset(parts, newest, at, to) for at in asked}
 
     return choose

@@ -10,7 +10,7 @@ from math import ceil
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from confluent_kafka import Consumer, IsolationLevel, KafkaError, KafkaException, TopicCollection
+from confluent_kafka import OFFSET_INVALID, Consumer, IsolationLevel, KafkaError, KafkaException, TopicCollection
 from confluent_kafka import TopicPartition as ClientPartition
 from confluent_kafka.admin import ConfigResource, OffsetSpec, ResourceType  # type: ignore[attr-defined]
 
@@ -19,15 +19,17 @@ from ackline.errors import AcklineError, ConfigError, FatalError, TransientError
 from ackline.kafka import clients
 from ackline.kafka.config import brokers
 from ackline.kafka.failures import MISSING, LastError, error_of, failure
+from ackline.kafka.truncation import Positions, cut_logs
 from ackline.offsets import TopicPartition
 
 REQUEST = 30.0
 """Seconds a request to the cluster may take."""
 REACHABLE = 5.0
 """Seconds within which `Cluster.reachable` answers."""
-
-SETTLING = 10.0
-"""Seconds for which leaders may be moving before that is an error."""
+LISTING = 5.0
+"""Seconds a leader may take to name an offset: a client asks the leader it knows, and waits for one that is down."""
+SETTLING = 20.0
+"""Seconds for which leaders may be moving before that is an error: a broker that dies is missed after 9."""
 
 _BETWEEN = 0.2
 _NO_LEADER = MISSING | {"LEADER_NOT_AVAILABLE"}
@@ -164,6 +166,14 @@ class Cluster:
         found = self._with_leaders(lambda: self._offsets(asked, OffsetSpec.for_timestamp(milliseconds)))
         return {tp: int(found[tp].offset) if int(found[tp].offset) >= 0 else None for tp in asked}
 
+    def cut(self, positions: Positions) -> dict[TopicPartition, int | None]:
+        """Those partitions whose log no longer holds all that the leader of an epoch had below an offset, and below
+        which offset it does (None: not known); see `ackline.kafka.truncation`. Ask only where the epoch has changed.
+
+        Raises TransientError where leaders don't answer in time.
+        """
+        return cut_logs(self._config, positions) if positions else {}
+
     def record_time(self, at: TopicPartition, offset: int, *, timeout: float = 5.0) -> datetime | None:
         """When the first record at or after `offset` was stamped; None where there is none, or no answer in
         time."""
@@ -215,13 +225,14 @@ class Cluster:
         doing = "reading the log bounds"
         with clients.mapped(doing, self._config, self._last):
             answers = self._admin.list_offsets(
-                {ClientPartition(*tp): spec for tp in asked}, isolation_level=level, request_timeout=REQUEST
+                {ClientPartition(*tp): spec for tp in asked}, isolation_level=level, request_timeout=LISTING
             )
         found: _Offsets = {}
         for tp, answer in answers.items():
             at = TopicPartition(tp.topic, tp.partition)
             found[at] = self._result(answer, doing, REQUEST, at, absent=_NO_LEADER)
-            if found[at] is None:
+            # A leader that is down gives no error: the answer holds no offset, after the whole time-out.
+            if found[at] is None or found[at].offset == OFFSET_INVALID:
                 raise self._leaderless(at)
         return found
 

@@ -12,6 +12,7 @@ from ackline.ledger import Committed, SettledPartition, Settlement, TurnKind, an
 from ackline.offsets import OffsetRange, TopicPartition
 from ackline.planning import LogBounds, Plan, PlannedPartition
 from ackline.steps.parts import Parts
+from ackline.steps.same_log import check_logs, check_topic
 from ackline.steps.settle import Settled, commit_newest, mark_of, settle_turn
 
 Targets = Mapping[TopicPartition, int]
@@ -42,20 +43,49 @@ def act(parts: Parts, kind: TurnKind, choose: Choose, reason: str) -> Settled:
 
 
 def act_plan(parts: Parts, newest: Settlement, kind: TurnKind, targets: Targets, reason: str) -> Plan:
-    """The plan of an act: a row for each partition that it moves, with the foreign commit that it answers."""
+    """The plan of an act: a row for each partition that it moves, with the foreign commit that it answers.
+
+    A reset begins an epoch of the whole lane: partitions without a row begin it at their floor, in the log they know.
+    """
     unknown = [str(at) for at in targets if at not in newest.partitions]
     if unknown:
         raise ConfigError(f"{', '.join(unknown)}: not a partition of {parts.pipeline.name}")
-    bounds = parts.cluster.bounds(list(targets)) if kind in (TurnKind.SKIP, TurnKind.RESET) else {}
+    logs = _logs(parts, newest, kind, targets) if kind in (TurnKind.SKIP, TurnKind.RESET) else {}
     held = parts.group.committed(list(targets))
     partitions = {}
     for at, to in targets.items():
         one = newest.partitions[at]
-        log = LogBounds(bounds[at].start, bounds[at].end) if at in bounds else LogBounds(to, to)
+        topic_id, log = logs.get(at, (one.topic_id, LogBounds(to, to)))
         if not log.start <= to <= log.end:
             raise ConfigError(f"{at}: offset {to} is outside the log [{log.start}, {log.end})")
-        partitions[at] = moved(parts, newest, one, held.get(at), to, log)
+        if topic_id != one.topic_id and to == one.state.floor != log.start:
+            raise ConfigError(
+                f"{at}: offset {to} is where the lane stood in a topic that was deleted and created again; give "
+                f"`--to earliest`, `latest` or another offset of the new one"
+            )
+        partitions[at] = replace(moved(parts, newest, one, held.get(at), to, log), topic_id=topic_id)
     return new_plan(parts, newest, kind, partitions, reason)
+
+
+def _logs(
+    parts: Parts, newest: Settlement, kind: TurnKind, targets: Targets
+) -> dict[TopicPartition, tuple[str, LogBounds]]:
+    """Topic id and bounds of the logs that an act moves in.
+
+    A reset takes a log as it is now: it may have been cut, or be of a topic that was created again. A skip goes on in
+    the log that was read; raises TopicChanged where that is another.
+    """
+    ids = {name: info.topic_id for name, info in parts.cluster.topics({at.topic for at in targets}).items()}
+    bounds = parts.cluster.bounds(list(targets))
+    lane = {at: newest.partitions[at] for at in targets}
+    if kind is TurnKind.SKIP:
+        for at, one in lane.items():
+            check_topic(parts, at, one.topic_id, ids.get(at.topic), at in bounds)
+        check_logs(parts, lane, bounds)
+    return {
+        at: (ids.get(at.topic, lane[at].topic_id), LogBounds(log.start, log.end, log.leader_epoch))
+        for at, log in bounds.items()
+    }
 
 
 def moved(
@@ -100,8 +130,7 @@ def follow(parts: Parts, newest: Settlement, moves: Mapping[TopicPartition, Comm
     reason = f"the group was moved from outside: {', '.join(f'{at} to {held.offset}' for at, held in moves.items())}"
     targets = {at: held.offset for at, held in moves.items()}
     if back:
-        stay = {at: one.state.floor for at, one in newest.partitions.items() if at not in targets}
-        return act_plan(parts, newest, TurnKind.RESET, {**stay, **targets}, reason)
+        return act_plan(parts, newest, TurnKind.RESET, targets, reason)
     return act_plan(parts, newest, TurnKind.SKIP, targets, reason)
 
 
@@ -110,7 +139,7 @@ def genesis_plan(parts: Parts, newest: Settlement, genesis: Mapping[TopicPartiti
     partitions = {}
     for at, one in genesis.items():
         start = one.state.complete_to
-        bounds = LogBounds(start, start)
+        bounds = LogBounds(start, start, one.leader_epoch)
         row = PlannedPartition(one.topic_id, OffsetRange(start, start), (), start, start, bounds, one.evidence)
         partitions[at] = replace(row, held=one.held, seen=one.seen)
     return new_plan(parts, newest, TurnKind.GENESIS, partitions, "new partitions")

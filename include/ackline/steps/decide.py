@@ -4,7 +4,7 @@ A record is `dead` only once its dead letter was acknowledged by all replicas (I
 none to be written.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from ackline.audit.store import TurnOutcomes
 from ackline.kafka.dead_letters import Letter
@@ -15,6 +15,7 @@ from ackline.outcome import Outcome
 from ackline.planning import NO_LEADER, PARKED, PAUSED, Plan
 from ackline.retry import RetryBlock
 from ackline.steps.parts import Parts
+from ackline.steps.same_log import cut
 
 Decisions = dict[TopicPartition, list[OutcomeRow]]
 
@@ -78,9 +79,8 @@ def _buried(
     parts: Parts, plan: Plan, states: Mapping[TopicPartition, PartitionState]
 ) -> Iterator[tuple[TopicPartition, OutcomeRow]]:
     """A decision for each pending dead letter that is settled now; one the broker did not confirm stays pending."""
-    # At the offset of a topic that was created again lies a stranger: its dead letters stay pending.
-    there = parts.existing({at: plan.partitions[at].topic_id for at in states})
-    wanted = {at: dead for at in there if (dead := _dead_letters(states[at]))}
+    wanted = {at: dead for at, state in states.items() if (dead := _dead_letters(state))}
+    wanted = {at: wanted[at] for at in _same(parts, plan, wanted, states)}
     topic = parts.pipeline.dead_letter_topic
     if topic is None:
         for at, dead in wanted.items():
@@ -97,9 +97,29 @@ def _buried(
                     row = OutcomeRow(offset, 0, Outcome.DEAD, parts.now(), wanted[at][offset].error_class)
                     decided.append((at, row))
         decided += [(one.topic_partition, OutcomeRow(one.offset, 0, one.outcome, parts.now())) for one in gone]
-        # Asked again after reading: what was read while a topic was created again settles nothing of the old one.
-        same = set(parts.existing({at: plan.partitions[at].topic_id for at in wanted}))
+        # Asked again after reading: what was read while the log was exchanged settles nothing of the old one.
+        same = set(_same(parts, plan, wanted, states))
         yield from ((at, row) for at, row in decided if at in same)
+
+
+def _same(
+    parts: Parts, plan: Plan, wanted: Iterable[TopicPartition], states: Mapping[TopicPartition, PartitionState]
+) -> list[TopicPartition]:
+    """Those of `wanted` whose log is the one that the plan was made for, up to its end.
+
+    At the offset of a topic that was created again, or of a log that was cut and has grown again, lies a stranger: its
+    dead letters stay pending. So do those of a partition that has no leader to be asked.
+    """
+    topics = parts.cluster.topics({at.topic for at in wanted})
+    same = {at: topics.get(at.topic) for at in wanted}
+    there = [
+        at
+        for at, topic in same.items()
+        if topic and topic.topic_id == plan.partitions[at].topic_id and topic.partitions.get(at.partition)
+    ]
+    known = {at: (states[at].complete_to, plan.partitions[at].log.leader_epoch) for at in there}
+    lost = cut(parts, known, parts.cluster.bounds(there))
+    return [at for at in there if at not in lost]
 
 
 def _letters(

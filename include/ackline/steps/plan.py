@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 
 from ackline import planning
-from ackline.errors import ConfigError, FatalError, GroupMoved, LedgerError, TooFarBehind, TopicChanged
+from ackline.errors import ConfigError, FatalError, GroupMoved, LedgerError, TooFarBehind
 from ackline.ledger import (
     CommitMark,
     Committed,
@@ -30,6 +30,7 @@ from ackline.planning import Limits, LogBounds, PartitionView, Plan
 from ackline.steps.acts import act_plan, follow, genesis_plan, new_plan
 from ackline.steps.expired import refuse_lost
 from ackline.steps.parts import Parts
+from ackline.steps.same_log import check_logs, check_topic
 from ackline.steps.settle import mark_of, may_restore, settle_turn
 
 _RACES = 20
@@ -121,7 +122,11 @@ def _take_turn(parts: Parts, newest: Settlement | None) -> Planned | None:
 
 
 def look_at_kafka(parts: Parts, newest: Settlement | None) -> Look:
-    """The subscription as the broker shows it now; the number of requests does not depend on how far behind it is."""
+    """The subscription as the broker shows it now; the number of requests does not depend on how far behind it is.
+
+    A topic created again between the two requests goes by its old id here: replay asks for the id before and after it
+    reads, and a plan that reads nothing is followed by one that stops at the new id.
+    """
     parts.cluster.reachable()  # says within seconds, and by name, that a broker is away
     block = parts.pipeline.kafka
     known = {at.topic for at in newest.partitions} if newest else set()
@@ -133,7 +138,9 @@ def look_at_kafka(parts: Parts, newest: Settlement | None) -> Look:
         for number, leader in info.partitions.items()
     }
     found = parts.cluster.bounds([at for at, leader in leaders.items() if leader])
-    bounds = {at: LogBounds(found[at].start, found[at].end) if at in found else None for at in leaders}
+    bounds = {
+        at: LogBounds(found[at].start, found[at].end, found[at].leader_epoch) if at in found else None for at in leaders
+    }
     held = parts.group.committed(leaders)
     missing = [name for name in block.named_topics or () if name not in topics]
     named = [TopicPartition(name, number) for name, numbers in (block.partitions or {}).items() for number in numbers]
@@ -192,7 +199,10 @@ def _genesis(parts: Parts, newest: Settlement | None, look: Look) -> dict[TopicP
         ours = of_ledger(held, parts.pipeline.name, parts.store.ledger_id())
         seen = None if held is None or ours else held.offset
         state = PartitionState(offset)
-        started[at] = SettledPartition(look.topic_ids[at.topic], offset, state, seen=seen, held=held, evidence=evidence)
+        started[at] = SettledPartition(
+            look.topic_ids[at.topic], offset, state, seen=seen, held=held, evidence=evidence,
+            leader_epoch=log.leader_epoch,
+        )  # fmt: skip
     return started
 
 
@@ -238,11 +248,12 @@ def _new_plan(parts: Parts, newest: Settlement, look: Look) -> Plan:
     for at, one in newest.partitions.items():
         held, subscribed = look.held.get(at), pipeline.kafka.wants(*at)
         if subscribed:
-            _check_topic(at, one.topic_id, look.topic_ids.get(at.topic), at in look.bounds)
+            check_topic(parts, at, one.topic_id, look.topic_ids.get(at.topic), at in look.bounds)
             if _is_moved(parts, at, held, mark, one.seen) and held is not None:
                 moves[at] = held
         seen = answered(held, one.seen, mark)
         views[at] = PartitionView(one.topic_id, one.state, look.bounds.get(at), held, seen, subscribed, one.paused)
+    check_logs(parts, {at: newest.partitions[at] for at, view in views.items() if view.readable}, look.bounds)
     if moves:
         return follow(parts, newest, moves)
     refuse_lost(parts, views)
@@ -328,15 +339,3 @@ def _is_moved(parts: Parts, at: TopicPartition, held: Committed | None, mark: Co
             return True
         raise
     return False
-
-
-def _check_topic(at: TopicPartition, known_id: str, found_id: str | None, exists: bool) -> None:
-    if found_id == known_id and exists:
-        return
-    what = "is gone" if found_id is None or not exists else "was deleted and created again (its topic id is another)"
-    raise TopicChanged(
-        f"{at} {what}. Nothing was read; offsets of the old topic mean nothing in a new one. Start anew under another "
-        f"pipeline name, or take the topic out of the file",
-        topic=at.topic,
-        partition=at.partition,
-    )

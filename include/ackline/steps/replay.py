@@ -15,14 +15,16 @@ from ackline.audit.rows import plan_date
 from ackline.audit.store import TRIES_COUNTED
 from ackline.errors import ConfigError, RangeGone, TopicChanged
 from ackline.figures import Report
+from ackline.kafka.cluster import LogBounds as ReadableLog
 from ackline.kafka.registry import check_registry
 from ackline.ledger import Settlement
-from ackline.offsets import OffsetRange, count, subtract
+from ackline.offsets import OffsetRange, TopicPartition, count, subtract
 from ackline.outcome import ErrorClass, Outcome
-from ackline.planning import Plan
+from ackline.planning import Plan, PlannedPartition
 from ackline.steps.claim import claim, lose, refuse_retries, start
 from ackline.steps.figures import keeps_rows
 from ackline.steps.parts import Parts, Progress
+from ackline.steps.same_log import cut
 from ackline.steps.settle import void_turn
 
 if TYPE_CHECKING:
@@ -68,7 +70,7 @@ def replay(parts: Parts, spark: "Callable[[], SparkSession]", on_progress: Progr
         # Counted before Spark is started: a start that takes this process with it must have been one.
         because = _because(parts, plan, newest)
         result = _run(parts, plan, spark, on_progress, because)
-        check_ranges(parts, plan, after=True)  # a topic recreated under the reader must not pass for the old one
+        check_ranges(parts, plan, after=True)  # a log exchanged under the reader must not pass for the old one
     except (RangeGone, TopicChanged) as error:
         if once:  # a claimed turn is never void: the group has moved over it
             lose(parts, plan, str(error))
@@ -97,12 +99,30 @@ def _void(parts: Parts, plan: Plan, newest: Settlement, error: Exception) -> str
 
 
 def check_ranges(parts: Parts, plan: Plan, after: bool = False) -> None:
-    """That every planned range is in the log, of the topic that was planned.
+    """That every planned range is in the log, of the topic that was planned, and in the log that was planned.
 
-    Asked before reading because Spark waits two minutes for offsets that never come; the topic ids again afterwards.
-    Raises RangeGone or TopicChanged.
+    Asked before reading because Spark waits two minutes for offsets that never come; the topic ids and the leaders'
+    epochs again afterwards. An epoch that is the planned one before and after was so in between, for epochs only grow;
+    where it is another, that leader must have the planned one's log up to the end of the plan, retries included. What
+    was cut above the settled state is planned again; plan says where it was cut below. Raises RangeGone, TopicChanged.
     """
     wanted = {at: one for at, one in plan.partitions.items() if not one.empty}
+    _check_topics(parts, plan, wanted)
+    logs = parts.cluster.bounds(wanted)
+    if not after:
+        _check_bounds(wanted, logs)
+    for at, end in cut(parts, {at: (one.fresh.end, one.log.leader_epoch) for at, one in wanted.items()}, logs).items():
+        left = "nothing is known to be left" if end is None else f"only what is below {end} is left"
+        raise RangeGone(
+            f"{at} was truncated below the planned end {wanted[at].fresh.end} while {plan.turn} was under way "
+            f"({left}); the turn is void",
+            topic=at.topic,
+            partition=at.partition,
+            offset=end,
+        )
+
+
+def _check_topics(parts: Parts, plan: Plan, wanted: Mapping[TopicPartition, PlannedPartition]) -> None:
     topics = parts.cluster.topics(sorted({at.topic for at in wanted}))
     for at, one in wanted.items():
         found = topics.get(at.topic)
@@ -113,12 +133,14 @@ def check_ranges(parts: Parts, plan: Plan, after: bool = False) -> None:
                 topic=at.topic,
                 partition=at.partition,
             )
-    if after:
-        return
-    bounds = parts.cluster.bounds([at for at, one in wanted.items() if one.fresh])
-    for at, log in bounds.items():
+
+
+def _check_bounds(
+    wanted: Mapping[TopicPartition, PlannedPartition], logs: Mapping[TopicPartition, ReadableLog]
+) -> None:
+    for at, log in logs.items():
         fresh = wanted[at].fresh
-        if log.end < fresh.end:
+        if fresh and log.end < fresh.end:
             raise TopicChanged(
                 f"{at} ends at {log.end}, below the planned end {fresh.end}: it was truncated or recreated; "
                 f"the turn is void",
@@ -126,7 +148,7 @@ def check_ranges(parts: Parts, plan: Plan, after: bool = False) -> None:
                 partition=at.partition,
                 offset=log.end,
             )
-        if log.start > fresh.start:
+        if fresh and log.start > fresh.start:
             raise RangeGone(
                 f"{at}: the log starts at {log.start}, above the planned start {fresh.start}; the turn is void",
                 topic=at.topic,

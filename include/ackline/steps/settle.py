@@ -98,6 +98,7 @@ def settle_turn(parts: Parts, plan: Plan, before: Settlement) -> Settlement | No
             held.get(at),
             _evidence(plan),
             _paused(at, plan, before),
+            leader_epoch=_leader_epoch(at, plan, before),
         )
         for at, state in states.items()
     }
@@ -226,6 +227,12 @@ def _paused(at: TopicPartition, plan: Plan, before: Settlement) -> bool:
 
 def _topic_id(at: TopicPartition, plan: Plan, before: Settlement) -> str:
     return plan.partitions[at].topic_id if at in plan.partitions else before.partitions[at].topic_id
+
+
+def _leader_epoch(at: TopicPartition, plan: Plan, before: Settlement) -> int | None:
+    """The plan's, under which replay has read; what a plan left alone keeps its own."""
+    planned = plan.partitions[at].log.leader_epoch if at in plan.partitions else None
+    return planned if planned is not None or at not in before.partitions else before.partitions[at].leader_epoch
 
 
 def _evidence(plan: Plan) -> str:

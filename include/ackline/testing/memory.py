@@ -41,7 +41,10 @@ class LogRecord(NamedTuple):
 
 @dataclass(slots=True)
 class MemoryLog:
-    """One partition. `written` keeps every record ever, also those that are `aborted`, `compacted` or below `start`."""
+    """One partition. `written` keeps every record ever, also those that are `aborted`, `compacted` or below `start`.
+
+    Of what was cut it keeps nothing. `epochs` are its leaders' epochs: for each, the log's end when it began.
+    """
 
     start: int = 0
     end: int = 0
@@ -51,6 +54,7 @@ class MemoryLog:
     compacted: set[int] = field(default_factory=set)
     undecided: list[int] = field(default_factory=list)
     """Offsets of the transaction that is open."""
+    epochs: list[int] = field(default_factory=lambda: [0])
 
     def append(
         self, value: bytes | None, time: datetime, *, key: bytes | None = None, headers: Any = (), open_: bool = False
@@ -77,6 +81,21 @@ class MemoryLog:
     def expire(self, start: int) -> None:
         """Retention: the log now starts at `start`."""
         self.start = max(self.start, min(start, self.end))
+
+    def elect(self, end: int | None = None) -> None:
+        """Another leader, whose log ends at `end`: what lay there is cut; by default nothing is."""
+        end = self.end if end is None else end
+        for offsets in (self.written, self.aborted, self.compacted):
+            for offset in [one for one in offsets if one >= end]:
+                offsets.pop(offset) if isinstance(offsets, dict) else offsets.remove(offset)
+        self.undecided = [offset for offset in self.undecided if offset < end]
+        self.start, self.end = min(self.start, end), end
+        self.epochs = [*(min(began, end) for began in self.epochs), end]
+
+    def epoch_end(self, epoch: int) -> int | None:
+        """Where a leader's epoch ends in this log; None where it has not come to it."""
+        later = epoch + 1
+        return None if later > len(self.epochs) else self.end if later == len(self.epochs) else self.epochs[later]
 
     def readable_end(self, isolation: str) -> int:
         """The last stable offset under read_committed, else the high watermark."""

@@ -13,6 +13,7 @@ from ackline.kafka.dead_letters import DeadLetters, Letter, Sent
 from ackline.kafka.exact import ExactReader, Found, Gone
 from ackline.kafka.fetching import beyond_end
 from ackline.kafka.group import Group
+from ackline.kafka.truncation import Positions
 from ackline.ledger import Committed
 from ackline.offsets import TopicPartition
 from ackline.outcome import Outcome
@@ -65,7 +66,20 @@ class MemoryCluster(Cluster):
             raise FatalError(f"{at} does not exist", topic=at.topic, partition=at.partition)
         if not log.has_leader:
             raise TransientError(f"{at} has no leader", topic=at.topic, partition=at.partition)
-        return LogBounds(log.start, log.readable_end(self.isolation), None)
+        return LogBounds(log.start, log.readable_end(self.isolation), len(log.epochs) - 1)
+
+    def cut(self, positions: Positions) -> dict[TopicPartition, int | None]:
+        """Those partitions whose log no longer holds all that the leader of an epoch had below an offset."""
+        self._hook("epochs", READ)
+        found: dict[TopicPartition, int | None] = {}
+        for at, (offset, epoch) in positions.items():
+            log = self.world.log(at)
+            if log is None or not log.has_leader:
+                raise TransientError(f"{at} has no leader", topic=at.topic, partition=at.partition)
+            end = log.epoch_end(epoch)
+            if end is None or end < offset:
+                found[at] = end
+        return found
 
     def record_times(
         self, offsets: Mapping[TopicPartition, int], *, timeout: float = 5.0

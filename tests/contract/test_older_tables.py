@@ -1,0 +1,141 @@
+"""Tables of an earlier version: read as they are, and given the columns they lack when they are next written to."""
+
+import json
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable
+
+from ackline.audit import schemas
+from ackline.audit.rows import plan_rows, settlement_rows
+from ackline.audit.store import LedgerStore
+from ackline.audit.table import AuditTable
+from tests.contract.lane_rows import AT, DAY, plan, settlement, turn
+from tests.e2e.lab import ROOT
+
+FIGURES = pa.field("some_figures", pa.map_(pa.string(), pa.float64()))
+"""A column that no version has yet: maps are added like any other."""
+NEW = ["leader_epoch", FIGURES.name]
+
+
+@pytest.fixture
+def older(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """An audit root whose tables an earlier version has made, with a genesis, a plan and its settlement in them."""
+    root = str(tmp_path / "audit")
+    with monkeypatch.context() as earlier:
+        for name in ("plans", "settlements"):
+            known = [field for field in schemas.TABLES[name] if field.name not in NEW]
+            earlier.setitem(schemas.TABLES, name, pa.schema(known))
+        _append(root, "plans", plan_rows(plan(2)), "plan", 2)
+        for n in (0, 1):
+            _append(root, "settlements", settlement_rows(settlement(n), DAY), "settlement", n)
+    monkeypatch.setitem(schemas.TABLES, "settlements", schemas.TABLES["settlements"].append(FIGURES))
+    return root
+
+
+def _append(root: str, name: str, rows: pa.Table, kind: str, number: int) -> None:
+    known = [column for column in rows.column_names if column not in NEW]
+    assert AuditTable(root, name).append(rows.select(known), f"ackline/orders/live/0/{kind}", number)
+
+
+def _rows(n: int) -> pa.Table:
+    """A settlement with every column of today."""
+    one = settlement(n)
+    known = replace(one, partitions={AT: replace(one.partitions[AT], leader_epoch=7)})
+    figures = pa.array([[("fetch", 0.5)]], FIGURES.type)
+    return settlement_rows(known, DAY).append_column(FIGURES, figures)
+
+
+def _columns(root: str, name: str) -> list[str]:
+    return [field.name for field in DeltaTable(f"{root}/{name}").schema().fields]
+
+
+def test_rows_of_an_earlier_version_read_as_null_before_anything_is_written(older: str) -> None:
+    store = LedgerStore(older, "orders", "live")
+    assert store.newest() == settlement(1)
+    assert AuditTable(older, "settlements").read(None, ["turn", *NEW]).sort_by("turn").to_pylist() == [
+        {"turn": n, "leader_epoch": None, FIGURES.name: None} for n in (0, 1)
+    ]
+    assert not set(NEW) & set(_columns(older, "settlements"))
+
+
+def test_the_first_write_adds_the_columns_and_both_engines_read_old_and_new_rows(older: str) -> None:
+    before = LedgerStore(older, "orders", "live").ledger_id()
+    table = AuditTable(older, "settlements")
+    assert not table.append(_rows(1), "ackline/orders/live/0/settlement", 1), "an earlier version has taken it"
+    assert table.append(_rows(2), "ackline/orders/live/0/settlement", 2)
+    store = LedgerStore(older, "orders", "live")
+    newest = store.newest()
+    assert newest is not None
+    assert (newest.turn, newest.partitions[AT].leader_epoch) == (turn(2), 7)
+    assert (store.settlement(turn(1)), store.ledger_id()) == (settlement(1), before)
+    assert _columns(older, "settlements")[-2:] == NEW
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.contract.spark_reader", f"{older}/settlements", "turn", "topic", *NEW],
+        cwd=ROOT, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=150, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert json.loads(done.stdout.splitlines()[-1]) == [
+        {"turn": 0, "topic": "orders", "leader_epoch": None, FIGURES.name: None},
+        {"turn": 1, "topic": "orders", "leader_epoch": None, FIGURES.name: None},
+        {"turn": 2, "topic": "orders", "leader_epoch": 7, FIGURES.name: {"fetch": 0.5}},
+    ]
+
+
+def test_of_many_who_add_them_at_once_one_does_and_no_row_is_lost(older: str) -> None:
+    def write(n: int) -> bool:
+        return AuditTable(older, "settlements").append(_rows(1), f"own/{n}", 1)
+
+    with ThreadPoolExecutor(8) as pool:
+        assert all(pool.map(write, range(8)))
+    assert _columns(older, "settlements")[-2:] == NEW
+    operations = [entry["operation"] for entry in DeltaTable(f"{older}/settlements").history()]
+    assert operations.count("ADD COLUMN") == 1
+    assert AuditTable(older, "settlements").read(None).num_rows == 2 + 8
+
+
+def test_where_there_is_no_lock_a_rival_that_adds_them_hurts_nobody(
+    older: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table, rival = AuditTable(older, "settlements"), AuditTable(older, "settlements")
+    assert table.open() is not None
+    real = AuditTable.open
+
+    def late(self: AuditTable) -> DeltaTable | None:
+        """The version found before the rival has written."""
+        found = real(self)
+        if self is table:
+            monkeypatch.setattr(AuditTable, "open", real)
+            rival.create()
+        return found
+
+    monkeypatch.setattr(AuditTable, "guard", lambda self: FREE)
+    monkeypatch.setattr(AuditTable, "open", late)
+    assert table.append(_rows(2), "own", 1)
+    assert _columns(older, "settlements")[-2:] == NEW
+    operations = [entry["operation"] for entry in DeltaTable(f"{older}/settlements").history()]
+    assert operations.count("ADD COLUMN") == 1
+
+
+class _Free:
+    """In place of the lock."""
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, *_: object) -> None: ...
+
+
+FREE = _Free()
+
+
+def test_a_plan_of_an_earlier_version_is_adopted(older: str) -> None:
+    store = LedgerStore(older, "orders", "live")
+    newest = store.newest()
+    assert newest is not None
+    assert store.open_plan(newest) == plan(2)
+    assert not store.store_plan(plan(2))
