@@ -12,6 +12,7 @@ from typing import Protocol
 import pytest
 
 from ackline.testing.broker import Broker
+from ackline.testing.brokers import Brokers
 
 # What the user's shell says to Airflow or to Ackline is not for the tests; where the JARs are is.
 for _name in list(os.environ):
@@ -58,3 +59,17 @@ def topic(broker: Broker) -> MakeTopic:
 def group() -> Callable[[], str]:
     """A factory of names for consumer groups that nobody else uses."""
     return lambda: f"group-{uuid.uuid4().hex[:12]}"
+
+
+@pytest.fixture(scope="session")
+def cluster_of_three(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Brokers]:
+    """Three real brokers; whoever asks for `brokers` may stop and kill nodes 2 and 3."""
+    with Brokers(tmp_path_factory.mktemp("brokers")) as brokers:
+        yield brokers
+
+
+@pytest.fixture
+def brokers(cluster_of_three: Brokers) -> Brokers:
+    """The three brokers, all of them up."""
+    cluster_of_three.start()
+    return cluster_of_three

@@ -6,8 +6,9 @@ epoch E below an offset has no later epoch begin below it. No admin request of t
 itself, for a position that is assigned with a leader epoch. It answers with a record or the end of the log where all is
 well.
 
-Not found: a log that is exchanged for one that never knew of epoch E, and in which an epoch before E goes on beyond the
-offset. That takes two elections of a replica that was not in sync, of different replicas.
+Not found: a cut of which retention has taken all since, up to the offset, so that no record is left that it could
+hide; and a log that is exchanged for one that never knew of epoch E, and in which an epoch before E goes on beyond the
+offset. That takes two elections in a row of a replica that was not in sync, of different replicas.
 """
 
 import re

@@ -70,19 +70,18 @@ class Brokers:
     def create_topic(
         self,
         name: str,
-        partitions: int = 1,
         config: Mapping[str, str] | None = None,
-        replicas: Sequence[int] = ON_ALL,
+        replicas: Sequence[Sequence[int]] = (ON_ALL,),
     ) -> None:
-        """Make a topic whose partitions all lie on the nodes `replicas`, and wait until the first of them leads each.
+        """Make a topic with a partition on each of these lists of nodes, and wait until the first of each leads.
 
         Raises KafkaException, say if it exists.
         """
-        assigned = [list(replicas)] * partitions
-        made = NewTopic(name, partitions, replica_assignment=assigned, config=dict(config or {}))
+        assigned = [list(nodes) for nodes in replicas]
+        made = NewTopic(name, len(assigned), replica_assignment=assigned, config=dict(config or {}))
         self._admin().create_topics([made])[name].result(30)
-        for partition in range(partitions):
-            self.await_leader(name, replicas[0], partition)
+        for partition, nodes in enumerate(replicas):
+            self.await_leader(name, nodes[0], partition)
 
     def leader(self, topic: str, partition: int = 0) -> int | None:
         """The node that leads a partition, as node 1 knows it; None where nobody does."""

@@ -93,9 +93,12 @@ class MemoryLog:
         self.epochs = [*(min(began, end) for began in self.epochs), end]
 
     def epoch_end(self, epoch: int) -> int | None:
-        """Where a leader's epoch ends in this log; None where it has not come to it."""
+        """Where a leader's epoch ends in this log, or the log start where retention took it whole; None where the log
+        has not come to it."""
         later = epoch + 1
-        return None if later > len(self.epochs) else self.end if later == len(self.epochs) else self.epochs[later]
+        if later > len(self.epochs):
+            return None
+        return self.end if later == len(self.epochs) else max(self.start, self.epochs[later])
 
     def readable_end(self, isolation: str) -> int:
         """The last stable offset under read_committed, else the high watermark."""
