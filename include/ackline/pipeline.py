@@ -95,6 +95,7 @@ class KafkaBlock(Block):
     partitions: dict[TopicName, Numbers] | None = Field(None, min_length=1)
     isolation: Literal["read_committed", "read_uncommitted"] = "read_committed"
     properties: dict[str, PropertyValue] = Field(default_factory=dict)
+    partition_filter: Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_][\w.]*$")] | None = None
 
     @model_validator(mode="after")
     def _one_of_each(self) -> "KafkaBlock":
@@ -102,6 +103,8 @@ class KafkaBlock(Block):
             raise ValueError("name either `connection` (an Airflow connection) or `bootstrap_servers`")
         if sum(given is not None for given in (self.topics, self.pattern, self.partitions)) != 1:
             raise ValueError("name exactly one of `topics`, `pattern` and `partitions`")
+        if self.partition_filter is not None and self.partitions is not None:
+            raise ValueError("`partitions` says it all; a `partition_filter` goes with `topics` or `pattern`")
         return self
 
     @field_validator("topics")
@@ -136,7 +139,7 @@ class KafkaBlock(Block):
         return properties
 
     def wants(self, topic: str, partition: int) -> bool:
-        """Whether a partition is subscribed to."""
+        """Whether a partition is subscribed to, as far as the file says; a `partition_filter` is asked besides."""
         if self.partitions is not None:
             return partition in self.partitions.get(topic, [])
         return self.wants_topic(topic)

@@ -20,7 +20,8 @@ from tests.e2e.lab import ROOT
 
 FIGURES = pa.field("some_figures", pa.map_(pa.string(), pa.float64()))
 """A column that no version has yet: maps are added like any other."""
-NEW = ["leader_epoch", FIGURES.name]
+NEW = ["figures", "totals", "leader_epoch", FIGURES.name]
+"""What the earlier version did not know."""
 
 
 @pytest.fixture
@@ -46,7 +47,7 @@ def _append(root: str, name: str, rows: pa.Table, kind: str, number: int) -> Non
 def _rows(n: int) -> pa.Table:
     """A settlement with every column of today."""
     one = settlement(n)
-    known = replace(one, partitions={AT: replace(one.partitions[AT], leader_epoch=7)})
+    known = replace(one, partitions={AT: replace(one.partitions[AT], leader_epoch=7, totals={"acked": 3})})
     figures = pa.array([[("fetch", 0.5)]], FIGURES.type)
     return settlement_rows(known, DAY).append_column(FIGURES, figures)
 
@@ -59,7 +60,7 @@ def test_rows_of_an_earlier_version_read_as_null_before_anything_is_written(olde
     store = LedgerStore(older, "orders", "live")
     assert store.newest() == settlement(1)
     assert AuditTable(older, "settlements").read(None, ["turn", *NEW]).sort_by("turn").to_pylist() == [
-        {"turn": n, "leader_epoch": None, FIGURES.name: None} for n in (0, 1)
+        {"turn": n, **dict.fromkeys(NEW)} for n in (0, 1)
     ]
     assert not set(NEW) & set(_columns(older, "settlements"))
 
@@ -74,16 +75,17 @@ def test_the_first_write_adds_the_columns_and_both_engines_read_old_and_new_rows
     assert newest is not None
     assert (newest.turn, newest.partitions[AT].leader_epoch) == (turn(2), 7)
     assert (store.settlement(turn(1)), store.ledger_id()) == (settlement(1), before)
-    assert _columns(older, "settlements")[-2:] == NEW
+    assert _columns(older, "settlements")[-len(NEW) :] == NEW
     done = subprocess.run(
         [sys.executable, "-m", "tests.contract.spark_reader", f"{older}/settlements", "turn", "topic", *NEW],
         cwd=ROOT, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=150, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-2000:]
     assert json.loads(done.stdout.splitlines()[-1]) == [
-        {"turn": 0, "topic": "orders", "leader_epoch": None, FIGURES.name: None},
-        {"turn": 1, "topic": "orders", "leader_epoch": None, FIGURES.name: None},
-        {"turn": 2, "topic": "orders", "leader_epoch": 7, FIGURES.name: {"fetch": 0.5}},
+        {"turn": 0, "topic": "orders", **dict.fromkeys(NEW)},
+        {"turn": 1, "topic": "orders", **dict.fromkeys(NEW)},
+        {"turn": 2, "topic": "orders", **dict.fromkeys(NEW), "totals": {"acked": 3}, "leader_epoch": 7,
+         FIGURES.name: {"fetch": 0.5}},
     ]
 
 
@@ -93,7 +95,7 @@ def test_of_many_who_add_them_at_once_one_does_and_no_row_is_lost(older: str) ->
 
     with ThreadPoolExecutor(8) as pool:
         assert all(pool.map(write, range(8)))
-    assert _columns(older, "settlements")[-2:] == NEW
+    assert _columns(older, "settlements")[-len(NEW) :] == NEW
     operations = [entry["operation"] for entry in DeltaTable(f"{older}/settlements").history()]
     assert operations.count("ADD COLUMN") == 1
     assert AuditTable(older, "settlements").read(None).num_rows == 2 + 8
@@ -117,7 +119,7 @@ def test_where_there_is_no_lock_a_rival_that_adds_them_hurts_nobody(
     monkeypatch.setattr(AuditTable, "guard", lambda self: FREE)
     monkeypatch.setattr(AuditTable, "open", late)
     assert table.append(_rows(2), "own", 1)
-    assert _columns(older, "settlements")[-2:] == NEW
+    assert _columns(older, "settlements")[-len(NEW) :] == NEW
     operations = [entry["operation"] for entry in DeltaTable(f"{older}/settlements").history()]
     assert operations.count("ADD COLUMN") == 1
 

@@ -19,6 +19,7 @@ from ackline.kafka.registry import Registry, registry_config, without_registry
 from ackline.ledger import LIVE
 from ackline.listener import Listener, load_listener, tell
 from ackline.offsets import TopicPartition
+from ackline.partition_filter import PartitionFilter, everything, load_partition_filter
 from ackline.pipeline import Pipeline
 from ackline.places import audit_root
 from ackline.translation import Translation
@@ -58,10 +59,15 @@ class Parts:
     clock: Clock = lambda: datetime.now(UTC)
     run_job: "Callable[[Callable[[], SparkSession], ReplayJob, Progress | None], ReplayResult]" = _on_spark
     translation: Translation | None = None
+    partition_filter: PartitionFilter = everything
 
     def tell(self, event: str, *said: Any) -> None:
         """Tell the listener of an event that is durable."""
         tell(self.listener, event, *said)
+
+    def wants(self, at: TopicPartition) -> bool:
+        """Whether a partition is subscribed to. Raises ConfigError where the partition filter does not answer."""
+        return self.pipeline.kafka.wants(*at) and self.partition_filter(at)
 
     def existing(self, topic_ids: Mapping[TopicPartition, str]) -> list[TopicPartition]:
         """Partitions that the broker still has, under the same topic id: elsewhere our offsets mean nothing."""
@@ -125,6 +131,7 @@ def open_parts(
         raise ConfigError(f"the Kafka connection {pipeline.kafka.connection} names no bootstrap.servers")
     pipeline.retry.policy()  # a class that does not import is told before anything is planned
     listener = load_listener(pipeline.listener)
+    partition_filter = load_partition_filter(pipeline.kafka.partition_filter)
     config = client_config({**without_registry(connection), **pipeline.kafka.properties})
     translation = translation_of(pipeline, connection)
     said = (*of_settings(pipeline), *of_connection(pipeline, connection))
@@ -146,6 +153,7 @@ def open_parts(
             listener,
             said,
             translation=translation,
+            partition_filter=partition_filter,
         )
         parts.tell("open", pipeline.name, run_id)
         try:

@@ -14,6 +14,7 @@ from ackline.kafka.exact import ExactReader, Gone
 from ackline.ledger import LIVE, OutcomeRow, TurnId
 from ackline.offsets import OffsetRange, Runs, TopicPartition
 from ackline.outcome import ErrorClass, Outcome
+from ackline.partition_filter import load_partition_filter
 from ackline.pipeline import Pipeline
 from ackline.spark.file_stats import WrittenFile
 from ackline.spark.handle import class_of
@@ -66,6 +67,7 @@ def memory_parts(
         fixed_now=fixed_now,
         clock=world.clock,
         run_job=run_job,
+        partition_filter=load_partition_filter(pipeline.kafka.partition_filter),
         world=world,
         hook=hook,
     )
