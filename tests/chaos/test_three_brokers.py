@@ -63,6 +63,7 @@ def test_a_leader_is_killed_while_its_records_are_read_and_nothing_is_lost_or_re
 
     def struck(*arguments: Any) -> Any:
         monkeypatch.setattr(replay, "_run", real)
+        one.spark()  # started by now, so that it meets the dead leader
         brokers.nodes[2].kill()
         return real(*arguments)
 

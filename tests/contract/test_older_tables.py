@@ -84,8 +84,14 @@ def test_the_first_write_adds_the_columns_and_both_engines_read_old_and_new_rows
     assert json.loads(done.stdout.splitlines()[-1]) == [
         {"turn": 0, "topic": "orders", **dict.fromkeys(NEW)},
         {"turn": 1, "topic": "orders", **dict.fromkeys(NEW)},
-        {"turn": 2, "topic": "orders", **dict.fromkeys(NEW), "totals": {"acked": 3}, "leader_epoch": 7,
-         FIGURES.name: {"fetch": 0.5}},
+        {
+            "turn": 2,
+            "topic": "orders",
+            **dict.fromkeys(NEW),
+            "totals": {"acked": 3},
+            "leader_epoch": 7,
+            FIGURES.name: {"fetch": 0.5},
+        },
     ]
 
 
