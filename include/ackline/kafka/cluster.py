@@ -27,14 +27,15 @@ REQUEST = 30.0
 REACHABLE = 5.0
 """Seconds within which `Cluster.reachable` answers."""
 LISTING = 5.0
-"""Seconds a leader may take to name an offset: a client asks the leader it knows, and waits for one that is down."""
+"""Seconds for an answer before a new client is asked: one goes on waiting for the brokers it knows that are down, be it
+a leader, or the one that it takes for the controller."""
 SETTLING = 20.0
 """Seconds for which leaders may be moving before that is an error: a broker that dies is missed after 9."""
 
 _BETWEEN = 0.2
 _NO_LEADER = MISSING | {"LEADER_NOT_AVAILABLE"}
 _MOVED = frozenset({"NOT_LEADER_FOR_PARTITION", "FENCED_LEADER_EPOCH", "UNKNOWN_LEADER_EPOCH", "OFFSET_NOT_AVAILABLE",
-                    "REPLICA_NOT_AVAILABLE"})  # fmt: skip
+                    "REPLICA_NOT_AVAILABLE", "_TIMED_OUT", "_TIMED_OUT_QUEUE"})  # fmt: skip
 _ANSWERS = frozenset({"_PARTITION_EOF", "_AUTO_OFFSET_RESET", "OFFSET_OUT_OF_RANGE"})
 _EARLIEST: OffsetSpec = OffsetSpec.earliest()  # type: ignore[no-untyped-call]
 _LATEST: OffsetSpec = OffsetSpec.latest()  # type: ignore[no-untyped-call]
@@ -43,7 +44,7 @@ T = TypeVar("T")
 
 
 class _LeaderMoved(TransientError):
-    """What this client knows of leaders is out of date, or nobody leads."""
+    """What this client knows of brokers and leaders is out of date, or nobody leads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,12 +104,13 @@ class Cluster:
         """The topics that exist of those named, in one request. Raises ConfigError for names Kafka
         refuses."""
         asked = sorted(set(names))
-        if not asked:
-            return {}
-        answers = self._admin.describe_topics(TopicCollection(asked), request_timeout=REQUEST)
+        return self._with_leaders(lambda: self._described(asked)) if asked else {}
+
+    def _described(self, asked: list[str]) -> dict[str, TopicInfo]:
+        answers = self._admin.describe_topics(TopicCollection(asked), request_timeout=LISTING)
         found: dict[str, TopicInfo] = {}
         for name, answer in answers.items():
-            described = self._result(answer, f"describing topic {name}", REQUEST, absent=MISSING)
+            described = self._result(answer, f"describing topic {name}", LISTING, absent=MISSING)
             if described is not None:
                 leaders = {p.id: p.leader is not None and p.leader.id >= 0 for p in described.partitions}
                 found[name] = TopicInfo(str(described.topic_id), dict(sorted(leaders.items())))
@@ -217,6 +219,7 @@ class Cluster:
                     raise
                 time.sleep(_BETWEEN)
                 self._renew()
+                self.reachable()  # else it is no leader that moves
 
     def _offsets(self, asked: Iterable[TopicPartition], spec: OffsetSpec) -> _Offsets:
         if not self._connected:
@@ -268,11 +271,14 @@ class Cluster:
             if error is not None and error.name() in absent:
                 return None
             failed = self._failed(error, doing, at)
-            if error is not None and error.name() in _MOVED:
+            if error is not None and error.name() in _MOVED and isinstance(failed, TransientError):
                 raise _LeaderMoved(str(failed), topic=failed.topic, partition=failed.partition) from raised
             raise failed from raised
         except FutureTimeout as raised:
-            raise self._failed(None, doing, at) from raised
+            failed = self._failed(None, doing, at)
+            if isinstance(failed, TransientError):
+                raise _LeaderMoved(str(failed), topic=failed.topic, partition=failed.partition) from raised
+            raise failed from raised
 
     def _failed(self, error: KafkaError | None, doing: str, at: TopicPartition | None) -> AcklineError:
         self._admin.poll(0)  # serves the error callback: a refused login shows there, the request only times out
