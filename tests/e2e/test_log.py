@@ -89,10 +89,17 @@ def test_s42_a_topic_that_was_created_again_stops_the_run(lab: MakeLab) -> None:
     one.broker.create_topic(one.topic)
     one.records(5)
     before = one.committed()
-    with pytest.raises(TopicChanged, match=r"created again.*Start anew under another pipeline name"):
+    with pytest.raises(
+        TopicChanged, match=rf"created again.*ackline reset {one.name} --topic {one.topic} --to earliest"
+    ):
         one.run()
     assert one.offsets() == [0, 1, 2]
     assert one.committed() == before
+    done = one.command("reset", one.name, "--topic", one.topic, "--to", "earliest", "--now", one.now.isoformat())
+    assert done.returncode == 0, done.stderr
+    one.run()
+    assert one.offsets() == [0, 1, 2, 3, 4]
+    assert one.committed() == 5
     one.judged = True  # the log that the checker would need is gone
 
 
