@@ -24,7 +24,8 @@ def act(parts: Parts, kind: TurnKind, choose: Choose, reason: str) -> Settled:
     """Carry out an act on the live lane and commit what follows from it.
 
     `choose` is asked again whenever another run has taken the number. Raises FatalError while a turn is open,
-    ConfigError for a lane that has not begun, for partitions it does not have, and for targets outside the log.
+    ConfigError for a lane that has not begun, for partitions it does not have, and for targets outside the log;
+    TopicChanged for those whose topic is not the one that was read.
     """
     for _ in range(20):
         newest = parts.store.newest()
@@ -35,34 +36,33 @@ def act(parts: Parts, kind: TurnKind, choose: Choose, reason: str) -> Settled:
             raise FatalError(
                 f"{open_plan.turn} is open: let it end (`ackline run {parts.pipeline.name}`), then {kind} again"
             )
-        plan = act_plan(parts, newest, kind, choose(newest), reason)
+        plan = act_plan(parts, newest, kind, choose(newest), reason, inside=True)
         if parts.store.store_plan(plan):
             settle_turn(parts, plan, newest)
             return commit_newest(parts)
     raise LedgerError("20 times another run took the turn that this act was about to take; are runs looping?")
 
 
-def act_plan(parts: Parts, newest: Settlement, kind: TurnKind, targets: Targets, reason: str) -> Plan:
+def act_plan(
+    parts: Parts, newest: Settlement, kind: TurnKind, targets: Targets, reason: str, inside: bool = False
+) -> Plan:
     """The plan of an act: a row for each partition that it moves, with the foreign commit that it answers.
 
     A reset begins an epoch of the whole lane: partitions without a row begin it at their floor, in the log they know.
+    Raises TopicChanged; ConfigError for an unknown partition, and for a target that is to be `inside` its log and is
+    not.
     """
     unknown = [str(at) for at in targets if at not in newest.partitions]
     if unknown:
         raise ConfigError(f"{', '.join(unknown)}: not a partition of {parts.pipeline.name}")
-    logs = _logs(parts, newest, kind, targets) if kind in (TurnKind.SKIP, TurnKind.RESET) else {}
+    logs = _logs(parts, newest, kind, targets)
     held = parts.group.committed(list(targets))
     partitions = {}
     for at, to in targets.items():
         one = newest.partitions[at]
         topic_id, log = logs.get(at, (one.topic_id, LogBounds(to, to)))
-        if not log.start <= to <= log.end:
+        if inside and not log.start <= to <= log.end:
             raise ConfigError(f"{at}: offset {to} is outside the log [{log.start}, {log.end})")
-        if topic_id != one.topic_id and to == one.state.floor != log.start:
-            raise ConfigError(
-                f"{at}: offset {to} is where the lane stood in a topic that was deleted and created again; give "
-                f"`--to earliest`, `latest` or another offset of the new one"
-            )
         partitions[at] = replace(moved(parts, newest, one, held.get(at), to, log), topic_id=topic_id)
     return new_plan(parts, newest, kind, partitions, reason)
 
@@ -73,19 +73,35 @@ def _logs(
     """Topic id and bounds of the logs that an act moves in.
 
     A reset takes a log as it is now: it may have been cut, or be of a topic that was created again. A skip goes on in
-    the log that was read; raises TopicChanged where that is another.
+    the log that was read; raises TopicChanged where that is another. What stays at its floor needs no log: retention
+    may have passed it, its topic may be gone. The ids are asked first: bounds of a topic created again in between stop
+    the next run, while the old topic's bounds under the new id would not.
     """
-    ids = {name: info.topic_id for name, info in parts.cluster.topics({at.topic for at in targets}).items()}
-    bounds = parts.cluster.bounds(list(targets))
+    if kind not in (TurnKind.SKIP, TurnKind.RESET):
+        return {}
+    topics = parts.cluster.topics({at.topic for at in targets})
     lane = {at: newest.partitions[at] for at in targets}
+    leads = {at: at.topic in topics and topics[at.topic].partitions.get(at.partition, False) for at in lane}
+    stays = {at for at, to in targets.items() if to == lane[at].state.floor}
+    ids = {at: topics[at.topic].topic_id if at.topic in topics else None for at in lane}
+    for at in lane.keys() - stays:
+        there = ids[at] is not None and at.partition in topics[at.topic].partitions
+        check_topic(parts, at, ids[at] or "" if kind is TurnKind.RESET else lane[at].topic_id, ids[at], there)
+    bounds = parts.cluster.bounds([at for at in lane if at not in stays or leads[at]])
     if kind is TurnKind.SKIP:
-        for at, one in lane.items():
-            check_topic(parts, at, one.topic_id, ids.get(at.topic), at in bounds)
-        check_logs(parts, lane, bounds)
-    return {
-        at: (ids.get(at.topic, lane[at].topic_id), LogBounds(log.start, log.end, log.leader_epoch))
-        for at, log in bounds.items()
-    }
+        check_logs(parts, {at: one for at, one in lane.items() if at not in stays}, bounds)
+    logs = {}
+    for at, log in bounds.items():
+        topic_id, floor = ids[at] or "", lane[at].state.floor
+        if at in stays and (not log.start <= floor <= log.end or kind is TurnKind.SKIP):
+            continue
+        if at in stays and topic_id != lane[at].topic_id and floor != log.start:
+            raise ConfigError(
+                f"{at}: offset {floor} is where the lane stood in a topic that was deleted and created again; give "
+                f"`--to earliest`, `latest` or another offset of the new one"
+            )
+        logs[at] = topic_id, LogBounds(log.start, log.end, log.leader_epoch)
+    return logs
 
 
 def moved(
@@ -124,14 +140,14 @@ def follow(parts: Parts, newest: Settlement, moves: Mapping[TopicPartition, Comm
     """The act that follows a group which somebody has moved (S36).
 
     Forward only: the ranges passed are skipped. Backward anywhere: a new epoch, from there; partitions that were not
-    moved start it at their floor.
+    moved start it at their floor. A group that was moved beyond the log is followed to its end; what retention took
+    above the group's offset is `expired` by the turns that come.
     """
-    back = {at for at, held in moves.items() if held.offset < newest.partitions[at].state.floor}
+    ends = parts.cluster.bounds(list(moves))
+    targets = {at: min(held.offset, ends[at].end) for at, held in moves.items()}
+    back = any(to < newest.partitions[at].state.floor for at, to in targets.items())
     reason = f"the group was moved from outside: {', '.join(f'{at} to {held.offset}' for at, held in moves.items())}"
-    targets = {at: held.offset for at, held in moves.items()}
-    if back:
-        return act_plan(parts, newest, TurnKind.RESET, targets, reason)
-    return act_plan(parts, newest, TurnKind.SKIP, targets, reason)
+    return act_plan(parts, newest, TurnKind.RESET if back else TurnKind.SKIP, targets, reason)
 
 
 def genesis_plan(parts: Parts, newest: Settlement, genesis: Mapping[TopicPartition, SettledPartition]) -> Plan:

@@ -1,0 +1,110 @@
+"""Where the machine once found a lane stuck, or a move of the group overwritten, each as the shortest way there."""
+
+from typing import Any
+
+import pytest
+
+from ackline.errors import ConfigError, TopicChanged
+from ackline.ledger import Committed, Settlement, TurnKind
+from ackline.offsets import TopicPartition
+from ackline.pipeline import Pipeline
+from ackline.steps import acts, run
+from ackline.testing.memory import World
+from ackline.testing.memory_parts import MemoryParts, memory_parts, no_session
+from tests.unit.strategies import NOON
+
+AT, OTHER = TopicPartition("orders", 0), TopicPartition("payments", 0)
+TOPICS = (AT.topic, OTHER.topic)
+
+
+class Lane:
+    """A pipeline of two topics with six records each, and a group that anybody may move."""
+
+    def __init__(self, **settings: Any) -> None:
+        self.world = World(NOON)
+        self.settings = {"name": "lane", "handler": "a:b", "dead_letter": "none", **settings}
+        self.topics = list(TOPICS)
+        for name in TOPICS:
+            log = self.world.create_topic(name).logs[0]
+            for _ in range(6):
+                log.append(b"{}", self.world.now)
+
+    def parts(self, name: str = "one") -> MemoryParts:
+        kafka = {"bootstrap_servers": "memory:1", "group_id": "g", "topics": self.topics}
+        return memory_parts(self.world, Pipeline.model_validate({**self.settings, "kafka": kafka}), name)
+
+    def run(self) -> None:
+        run.run(self.parts(), no_session)
+
+    def act(self, kind: TurnKind, at: TopicPartition, to: int) -> None:
+        def choose(newest: Settlement) -> dict[TopicPartition, int]:
+            floors = {one: settled.state.floor for one, settled in newest.partitions.items()}
+            return floors | {at: to} if kind is TurnKind.RESET else {at: to}
+
+        acts.act(self.parts(), kind, choose, "a test")
+
+    def move(self, at: TopicPartition, offset: int) -> None:
+        self.world.held["g", at] = Committed(offset, "")
+
+    def newest(self) -> Settlement:
+        found = self.parts().store.newest()
+        assert found is not None
+        return found
+
+    def floor(self, at: TopicPartition) -> int:
+        return self.newest().partitions[at].state.floor
+
+    def log(self, at: TopicPartition) -> Any:
+        return self.world.topics[at.topic].logs[at.partition]
+
+
+# ---- acts ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [TurnKind.SKIP, TurnKind.RESET])
+def test_no_act_takes_offsets_of_a_topic_that_was_created_again_for_those_that_were_read(kind: TurnKind) -> None:
+    lane = Lane()
+    lane.run()
+    before = lane.newest()
+    for _ in range(9):
+        lane.world.create_topic(AT.topic).logs[0].append(b"{}", lane.world.now)
+    with pytest.raises(TopicChanged, match="created again"):
+        lane.act(kind, AT, 1)
+    assert lane.newest() == before
+
+
+def test_a_reset_begins_although_retention_has_passed_the_floor_of_a_partition_that_it_leaves_alone() -> None:
+    lane = Lane(max_records_per_run=4)
+    lane.run()
+    stays = lane.floor(OTHER)
+    lane.log(OTHER).expire(5)
+    lane.act(TurnKind.RESET, AT, 0)
+    assert (lane.newest().turn.epoch, lane.floor(AT), lane.floor(OTHER)) == (1, 0, stays)
+
+
+def test_an_operator_moves_nothing_outside_its_log() -> None:
+    lane = Lane()
+    lane.run()
+    for to in (-1, 7):
+        with pytest.raises(ConfigError, match="outside the log"):
+            lane.act(TurnKind.SKIP, AT, to)
+
+
+def test_s36_a_group_that_was_moved_beyond_the_log_is_followed_to_its_end() -> None:
+    lane = Lane(on_external_reset="follow", max_records_per_run=4)
+    lane.run()
+    lane.move(AT, 50)
+    lane.run()
+    assert lane.floor(AT) == 6
+    assert lane.world.held["g", AT].offset == 6
+
+
+def test_s36_a_group_that_was_moved_back_is_followed_although_retention_was_quicker() -> None:
+    lane = Lane(on_external_reset="follow")
+    lane.run()
+    lane.move(AT, 1)
+    lane.log(AT).expire(3)
+    lane.run()
+    settled = lane.newest()
+    assert settled.turn.epoch == 1
+    assert dict(settled.partitions[AT].counts) == {"acked": 3, "expired": 1}  # [1, 3) as one range
