@@ -4,11 +4,11 @@ from typing import Any
 
 import pytest
 
-from ackline.errors import ConfigError, TopicChanged
+from ackline.errors import ConfigError, GroupMoved, TopicChanged
 from ackline.ledger import Committed, Settlement, TurnKind
 from ackline.offsets import TopicPartition
 from ackline.pipeline import Pipeline
-from ackline.steps import acts, run
+from ackline.steps import acts, plan, replay, run
 from ackline.testing.memory import World
 from ackline.testing.memory_parts import MemoryParts, memory_parts, no_session
 from tests.unit.strategies import NOON
@@ -108,3 +108,44 @@ def test_s36_a_group_that_was_moved_back_is_followed_although_retention_was_quic
     settled = lane.newest()
     assert settled.turn.epoch == 1
     assert dict(settled.partitions[AT].counts) == {"acked": 3, "expired": 1}  # [1, 3) as one range
+
+
+# ---- the group ----------------------------------------------------------------------------------------------------
+
+
+def test_s36_at_most_once_a_move_beside_an_open_turn_is_followed() -> None:
+    """What was planned before the move is claimed and lost: an act can't run beside an open turn."""
+    lane = Lane(guarantee="at_most_once", on_external_reset="follow", max_records_per_run=4)
+    lane.run()
+    plan.plan(lane.parts())
+    lane.move(AT, 0)
+    with pytest.raises(GroupMoved):
+        lane.run()
+    lane.run()
+    assert lane.newest().turn.epoch == 1
+    lane.run()
+    lane.run()
+    assert (lane.floor(AT), lane.floor(OTHER)) == (6, 6)
+
+
+def test_s36_at_most_once_a_claim_does_not_overwrite_a_move_back_to_where_the_lane_once_began() -> None:
+    lane = Lane(guarantee="at_most_once", max_records_per_run=4, start="uncommitted_earliest")
+    lane.move(AT, 1)
+    lane.run()
+    plan.plan(lane.parts())  # meets a commit of ours: the value that the lane began at is answered no more
+    lane.move(AT, 1)
+    with pytest.raises(GroupMoved):
+        replay.replay(lane.parts(), no_session)
+    assert lane.world.held["g", AT] == Committed(1, "")
+
+
+@pytest.mark.parametrize("policy", ["fail", "follow", "restore"])
+def test_what_somebody_else_commits_of_a_parked_partition_is_left_alone_and_stops_nobody(policy: str) -> None:
+    """A topic may have gone to another pipeline of the same group."""
+    lane = Lane(on_external_reset=policy, max_records_per_run=4)
+    lane.run()
+    lane.topics = [AT.topic]
+    lane.move(OTHER, 1)
+    lane.run()
+    assert lane.world.held["g", AT].offset == lane.floor(AT) == 6
+    assert lane.world.held["g", OTHER] == Committed(1, "")

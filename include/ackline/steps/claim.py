@@ -20,7 +20,12 @@ def claim(parts: Parts, plan: Plan, newest: Settlement) -> None:
     Raises what keeps the group from being committed; once the claim is stored, all of it is lost then.
     """
     if not parts.store.has_claim(plan.turn):
-        check_commit(parts, newest)  # asked before, when nothing is at stake yet
+        try:
+            check_commit(parts, newest)  # asked before, when nothing is at stake yet
+        except GroupMoved:
+            if parts.pipeline.on_external_reset != "follow":
+                raise
+            # An act can't follow beside an open turn, so this one ends: claimed, its commit refused, and lost.
         parts.store.store_claim(plan)
     try:
         commit_newest(parts)

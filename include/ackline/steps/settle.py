@@ -176,37 +176,45 @@ def commit_newest(parts: Parts) -> Settled:
     newest = parts.store.newest()
     if newest is None:
         return Settled(None, {})
-    mark, floors = _floors(parts, newest)
-    there = check_commit(parts, newest)
-    committed = {at: Committed(floors[at], mark.encode()) for at in there}
+    committed = check_commit(parts, newest)
     if committed:
         parts.group.commit(committed)
         parts.tell("committed", committed)
     return Settled(newest, committed)
 
 
-def _floors(parts: Parts, newest: Settlement) -> tuple[CommitMark, dict[TopicPartition, int]]:
-    """What is to be committed: the floors of the newest settlement, or the ends of the plan that is claimed."""
+def check_commit(parts: Parts, newest: Settlement) -> dict[TopicPartition, Committed]:
+    """What may be committed now: the floors of the newest settlement, or the ends of the plan that is claimed.
+
+    What somebody else has committed of a parked partition is left alone, whatever the file says of moved groups: it
+    may have become another pipeline's, and nothing follows it here. Raises GroupMoved, NewerCommit or GroupBusy.
+    """
+    there = parts.existing({at: one.topic_id for at, one in newest.partitions.items()})
     mark = mark_of(parts, newest)
     floors = {at: one.state.floor for at, one in newest.partitions.items()}
-    if parts.pipeline.guarantee != "at_most_once":
-        return mark, floors
+    seen = {at: one.seen for at, one in newest.partitions.items()}
     plan = parts.store.open_plan(newest)
-    if plan is None or not parts.store.has_claim(plan.turn):
-        return mark, floors
-    ends = {at: one.fresh.end for at, one in plan.partitions.items() if one.fresh}
-    return replace(mark, n=plan.turn.n), {**floors, **ends}
-
-
-def check_commit(parts: Parts, newest: Settlement) -> list[TopicPartition]:
-    """The partitions that may be committed now. Raises GroupMoved, NewerCommit or GroupBusy where none may be."""
-    there = parts.existing({at: one.topic_id for at, one in newest.partitions.items()})
-    mark, _ = _floors(parts, newest)
+    if plan is not None and plan.kind is TurnKind.RUN:  # it may have met a commit of ours: then nothing is answered
+        seen |= {at: one.seen for at, one in plan.partitions.items()}
+        if parts.pipeline.guarantee == "at_most_once" and parts.store.has_claim(plan.turn):
+            floors |= {at: one.fresh.end for at, one in plan.partitions.items() if one.fresh}
+            mark = replace(mark, n=plan.turn.n)
     held = parts.group.committed(there)
-    for at in there:
-        if not may_restore(parts, held.get(at), mark):
-            check_held(at, held.get(at), mark, newest.partitions[at].seen)
-    return there
+    allowed = [at for at in there if _may_commit(parts, at, held.get(at), mark, seen[at])]
+    return {at: Committed(floors[at], mark.encode()) for at in allowed}
+
+
+def _may_commit(parts: Parts, at: TopicPartition, held: Committed | None, mark: CommitMark, seen: int | None) -> bool:
+    subscribed = parts.pipeline.kafka.wants(*at)
+    if subscribed and may_restore(parts, held, mark):
+        return True
+    try:
+        check_held(at, held, mark, seen)
+    except GroupMoved:
+        if subscribed:
+            raise
+        return False
+    return True
 
 
 def mark_of(parts: Parts, newest: Settlement) -> CommitMark:
