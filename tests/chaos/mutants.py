@@ -1,19 +1,22 @@
-"""The three rules that carry most weight, each broken on purpose (faults.md): whoever judges must notice."""
+"""Rules broken on purpose: whoever judges must notice. M1 to M3 carry most weight; the others are of acts, claims, the
+breaker and parked partitions, and are broken for the machine alone."""
 
 import contextlib
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from ackline.errors import AcklineError
-from ackline.ledger import CommitMark, Committed, Settlement, TurnId
-from ackline.planning import Plan
-from ackline.steps import plan, run, settle
+from ackline.ledger import CommitMark, Committed, PartitionState, SettledPartition, Settlement, TurnId, TurnKind
+from ackline.offsets import TopicPartition
+from ackline.planning import Plan, PlannedPartition
+from ackline.steps import acts, claim, decide, plan, run, settle
 from ackline.steps.parts import Parts
 from ackline.testing.memory_kafka import MemoryGroup
 from ackline.testing.memory_store import MemoryStore, MemoryTable
-from tests.chaos.stage import GROUP
+from tests.chaos.config import GROUP
 
 
 def commit_before_settlement(patch: pytest.MonkeyPatch) -> None:
@@ -63,8 +66,80 @@ def no_fence_on_outcomes(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(MemoryTable, "fenced", fenced)
 
 
+def claim_without_commit(patch: pytest.MonkeyPatch) -> None:
+    """At most once: records are handed out before the group has moved over them (I7)."""
+    patch.setattr(claim, "commit_newest", lambda _: None)
+
+
+def start_marker_ignored(patch: pytest.MonkeyPatch) -> None:
+    """At most once: whoever finds the start marker taken hands the records out again (I7)."""
+    real = MemoryStore.store_start
+
+    def store_start(store: MemoryStore, plan: Plan) -> bool:
+        real(store, plan)
+        return True
+
+    patch.setattr(MemoryStore, "store_start", store_start)
+
+
+def acts_answer_nothing(patch: pytest.MonkeyPatch) -> None:
+    """An act does not record the foreign value that it answers (S36)."""
+    real = acts.moved
+
+    def moved(parts: Parts, newest: Settlement, one: SettledPartition, *rest: Any) -> PlannedPartition:
+        return replace(real(parts, newest, one, *rest), seen=one.seen)
+
+    patch.setattr(acts, "moved", moved)
+
+
+def resume_forgets_pending(patch: pytest.MonkeyPatch) -> None:
+    """A partition that is resumed begins at complete_to (I4)."""
+    real = decide.states_after
+
+    def states_after(plan: Plan, *rest: Any) -> dict[TopicPartition, PartitionState]:
+        states = real(plan, *rest)
+        resumed = plan.partitions if plan.kind is TurnKind.RESUME else ()
+        return states | {at: PartitionState(states[at].complete_to) for at in resumed}
+
+    patch.setattr("ackline.steps.settle.states_after", states_after)
+
+
+def mark_without_epoch(patch: pytest.MonkeyPatch) -> None:
+    """Commits of every epoch carry the mark of the first (I3)."""
+    real = settle.mark_of
+    patch.setattr(settle, "mark_of", lambda parts, newest: replace(real(parts, newest), epoch=0))
+
+
+def breaker_never_trips(patch: pytest.MonkeyPatch) -> None:
+    """A turn is settled however many of its new records failed (S46)."""
+    patch.setattr(settle, "_check_breaker", lambda *_: None)
+
+
+def parked_not_committed(patch: pytest.MonkeyPatch) -> None:
+    """Partitions that are no longer subscribed are not committed again: Kafka forgets them (I12)."""
+    real = settle.check_commit
+
+    def check_commit(parts: Parts, newest: Settlement) -> dict[TopicPartition, Committed]:
+        return {at: one for at, one in real(parts, newest).items() if parts.pipeline.kafka.wants(*at)}
+
+    patch.setattr(settle, "check_commit", check_commit)
+
+
 MUTANTS: dict[str, Callable[[pytest.MonkeyPatch], Any]] = {
     "M1": commit_before_settlement,
     "M2": complete_to_without_proof,
     "M3": no_fence_on_outcomes,
+}
+
+OTHERS: dict[str, Callable[[pytest.MonkeyPatch], Any]] = {
+    one.__name__: one
+    for one in (
+        claim_without_commit,
+        start_marker_ignored,
+        acts_answer_nothing,
+        resume_forgets_pending,
+        mark_without_epoch,
+        breaker_never_trips,
+        parked_not_committed,
+    )
 }

@@ -1,133 +1,86 @@
 """The stage of the chaos: one world, one pipeline, its processes; and how it all ends once the faults stop."""
 
 import json
-from collections.abc import Callable
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
-from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize
 
 from ackline.errors import (
     AcklineError,
-    ConfigError,
     FatalError,
     GroupMoved,
     LedgerError,
     NewerCommit,
+    TooFarBehind,
+    TooManyFailures,
     TopicChanged,
+    TransientError,
 )
 from ackline.ledger import Committed
 from ackline.offsets import TopicPartition
 from ackline.pipeline import Pipeline
-from ackline.steps import plan, replay, run, settle
 from ackline.testing.memory import Hook, MemoryLog, World
-from ackline.testing.memory_parts import MemoryParts, memory_parts, no_session
-from tests.chaos.account import Rules, Violation, broken
+from ackline.testing.memory_parts import memory_parts
+from tests.chaos.account import Violation, broken
 from tests.chaos.actor import Actor, Endless
+from tests.chaos.config import DEAD, GROUP, TOPICS, Config, configs
+from tests.chaos.epoch import LENIENT
 from tests.chaos.oracle import Oracle
+from tests.chaos.programs import STEPS, Act
 from tests.unit.strategies import NOON
 
-GROUP, DEAD, TOPICS = "orders-replay", "orders.dead", ("orders", "payments")
-MOVE_IT = "Move the group"
-"""What the error says where a lane would begin beyond the end of a log."""
+MOVE_IT, IS_OPEN = "Move the group", "is open: let it end"
+"""What errors say where a lane would begin beyond the end of a log, and where an act would run beside a turn."""
 Stop = tuple[str, str]
 """(operation, when) to stop at; "" for any."""
-
-
-def _whole(parts: Callable[[], MemoryParts]) -> None:
-    run.run(parts(), no_session)
-
-
-def _dag(parts: Callable[[], MemoryParts]) -> None:
-    plan.plan(parts())
-    run.replay_on(parts(), no_session)
-    settle.settle(parts())
-
-
-def _marked(parts: Callable[[], MemoryParts]) -> None:
-    """The DAG with its replay marked as successful by hand."""
-    plan.plan(parts())
-    settle.settle(parts())
-
-
-PROGRAMS: dict[str, Callable[[Callable[[], MemoryParts]], object]] = {
-    "run": _whole,
-    "dag": _dag,
-    "marked": _marked,
-    "plan": lambda parts: plan.plan(parts()),
-    "replay": lambda parts: replay.replay(parts(), no_session),
-    "settle": lambda parts: settle.settle(parts()),
-}
+RAISES = {"KeyError": KeyError, "TimeoutError": TimeoutError}
 
 
 class Stage(RuleBasedStateMachine):
     """One world, one pipeline, and processes of it."""
 
-    @initialize(
-        partitions=st.integers(1, 2),
-        start=st.sampled_from(["earliest", "latest", "uncommitted_earliest", "uncommitted_latest"]),
-        isolation=st.sampled_from(["read_committed", "read_committed", "read_uncommitted"]),
-        retries=st.integers(0, 2),
-        delays=st.sampled_from([("0s", "1s"), ("0s", "1m"), ("10s", "1m")]),
-        buried=st.booleans(),
-        tombstones=st.sampled_from(["skip", "deliver"]),
-        window=st.integers(1, 12),
-        most=st.integers(1, 12),
-        begun=st.integers(0, 6),
-        held=st.sampled_from([None, None, "", "garbage", '{"ledger": "lost", "pipeline": "lane", "epoch": 0, "n": 9}']),
-    )
-    def begin(
-        self, partitions: int, start: str, isolation: str, retries: int, delays: tuple[str, str], buried: bool,
-        tombstones: str, window: int, most: int, begun: int, held: str | None,
-    ) -> None:  # fmt: skip
+    @initialize(config=configs())
+    def begin(self, config: Config) -> None:
         """A pipeline, its topics with a few records, and what the group may hold already."""
+        self.config = config
         self.world = World(NOON)
         self.latest = NOON
         self.actors: list[Actor] = []
         self.count = self.records = 0
-        self.outage = self.recreated = False
+        self.outage = False
+        self.recreated = ""
+        """The topic that was deleted, and perhaps created again."""
         self.subscribed = list(TOPICS)
-        self.world.create_topic(TOPICS[0], partitions)
+        self.world.create_topic(TOPICS[0], config.partitions)
         self.world.create_topic(TOPICS[1])
         self.world.create_topic(DEAD)
         for log in self.logs():
-            self.append(log, [{}] * begun)
-        if held is not None:
-            self.world.held[GROUP, TopicPartition(TOPICS[0], 0)] = Committed(begun // 2, held)
-        initial, period = delays
-        self.settings: dict[str, Any] = {
-            "name": "lane",
-            "handler": "handlers:scripted",
-            "start": start,
-            "max_uncommitted": window,
-            "max_records_per_run": most,
-            "retry": {"initial_delay": initial, "period": period, "max_delay": "5m", "max_retries": retries},
-            "dead_letter": {"topic": DEAD} if buried else "none",
-            "tombstones": tombstones,
-            "kafka": {"bootstrap_servers": "memory:1", "group_id": GROUP, "isolation": isolation},
-        }
-        self.oracle = Oracle(self.world, self.rules_now())
+            self.append(log, [{}] * config.begun)
+        if config.held is not None:
+            self.world.held[GROUP, TopicPartition(TOPICS[0], 0)] = Committed(config.begun // 2, config.held)
+        self.settings = config.settings()
+        self.oracle = Oracle(self.world, config.rules())
         handle = self.world.handle
 
         def struck(record: Any) -> None:
             if self.outage:
                 raise ConnectionError("the handler's database is away")
-            handle(record)
+            try:
+                handle(record)
+            except ValueError:
+                raise RAISES.get(json.loads(record.value).get("as"), ValueError)("as the record asked") from None
 
         self.world.handle = struck
 
-    def rules_now(self) -> Rules:
-        """What the oracle needs to know of the file."""
-        retry = self.pipeline().retry
-        dead = self.pipeline().dead_letter_topic
-        isolation = self.settings["kafka"]["isolation"]
-        return Rules(GROUP, isolation, retry.max_retries, retry.initial_delay, retry.period, retry.max_delay, dead)
-
     def pipeline(self) -> Pipeline:
         """The pipeline file as it is now."""
-        kafka = {**self.settings["kafka"], "topics": self.subscribed}
-        return Pipeline.model_validate({**self.settings, "kafka": kafka})
+        if self.config.pattern:
+            topics: dict[str, Any] = {"pattern": "|".join(self.subscribed) or "none"}
+        else:
+            topics = {"topics": self.subscribed}
+        return Pipeline.model_validate({**self.settings, "kafka": {**self.settings["kafka"], **topics}})
 
     def logs(self) -> list[MemoryLog]:
         """The logs that are read, in order."""
@@ -147,16 +100,20 @@ class Stage(RuleBasedStateMachine):
         at = self.place(number)
         return self.world.topics[at.topic].logs[at.partition]
 
-    def spawn(self, program: str, fixed: bool) -> Actor:
-        """A process that will run a program by the file as it is now; `fixed` sets its clock, as `--now` does."""
+    def spawn(self, program: str | Act, fixed: bool = False, lenient: bool = False) -> Actor:
+        """A process that will run a program by the file as it is now; `fixed` sets its clock, as `--now` does, and
+        `lenient` lets it pass the breaker."""
         self.count += 1
-        name, pipeline = f"{program}-{self.count}", self.pipeline()
+        kind, work = (
+            (program.kind, program.program(self.world)) if isinstance(program, Act) else (program, STEPS[program])
+        )
+        name, pipeline = f"{kind}-{self.count}{LENIENT if lenient else ''}", self.pipeline()
         now = self.world.now if fixed else None
 
-        def work(hook: Hook) -> None:
-            PROGRAMS[program](lambda: memory_parts(self.world, pipeline, name, hook, now))
+        def process(hook: Hook) -> None:
+            work(lambda: replace(memory_parts(self.world, pipeline, name, hook, now), no_breaker=lenient))
 
-        return Actor(name, work)
+        return Actor(name, process)
 
     def advance(self, actor: Actor, stop: Stop | None) -> None:
         """Let a process go on to a stop, or to its end, and judge how it ended."""
@@ -174,10 +131,18 @@ class Stage(RuleBasedStateMachine):
         error = actor.error
         if error is None:
             return
-        if isinstance(error, Endless | LedgerError) or not isinstance(error, AcklineError):
-            raise Violation(f"{actor.name} ended with {type(error).__name__}: {error}") from error
         said = str(error)
-        if type(error) is FatalError and not (self.recreated or "can't be used" in said or MOVE_IT in said):
+        refused = type(error) is FatalError and not (
+            self.recreated or "can't be used" in said or MOVE_IT in said or IS_OPEN in said
+        )
+        policy = self.config.on_external_reset
+        unasked = (
+            (isinstance(error, GroupMoved) and policy == "restore")
+            or (isinstance(error, TooManyFailures) and (self.config.breaker is None or actor.name.endswith(LENIENT)))
+            or (isinstance(error, TooFarBehind) and (self.config.behind or (0, ""))[1] != "fail")
+        )
+        wrong = isinstance(error, Endless | LedgerError) or not isinstance(error, AcklineError)
+        if wrong or refused or unasked:
             raise Violation(f"{actor.name} ended with {type(error).__name__}: {error}") from error
 
     def append(self, log: MemoryLog, scripts: list[Any], open_: bool = False) -> None:
@@ -199,32 +164,47 @@ class Stage(RuleBasedStateMachine):
             log.decide(commit=False)
         self.world.now = self.latest
         self.settings |= {"max_uncommitted": 5, "max_records_per_run": 5}
-        self.subscribed = [topic for topic in TOPICS if topic in self.world.topics]
+        if self.config.returns:
+            self.subscribed = list(TOPICS)
 
     def reach_the_end(self) -> None:
         """I12: runs, one after another, bring every floor to the end, and the group to the floors."""
-        tries = self.pipeline().retry.max_retries + 2
-        bound = 10 + sum(len(log.written) * tries for log in self.logs())
+        tries = self.oracle.rules.most_attempts + 1
+        bound = 20 + 2 * sum(len(log.written) * tries for log in self.logs())
+        lenient = False
         for _ in range(bound):
             self.world.now += timedelta(minutes=6)
-            actor = self.spawn("run", fixed=False)
+            actor = self.spawn("run", lenient=lenient)
             actor.advance(None)
             self.oracle.check()
+            lenient = isinstance(actor.error, TooManyFailures)
             if actor.error is not None:
+                self.check_error(actor)
                 self.help(actor)
+            elif any(place.paused for place in self.oracle.places.values()):
+                self.spawn(Act("resume")).advance(None)
+                self.oracle.check()
             elif self.at_the_end():
                 return
         broken("I12", f"{bound} runs after the faults stopped, the floors are {self.floors()}")
 
     def help(self, actor: Actor) -> None:
-        """What the error tells the operator to do."""
-        error = actor.error
-        moved = isinstance(error, GroupMoved | NewerCommit) or MOVE_IT in str(error)
-        if moved and isinstance(error, AcklineError) and error.topic is not None and error.partition is not None:
+        """What the error tells the operator to do; nothing where another run is to mend it."""
+        error, policy = actor.error, self.config.on_external_reset
+        lets_go_on = isinstance(error, NewerCommit) or MOVE_IT in str(error)
+        lets_go_on |= isinstance(error, GroupMoved) and policy == "fail"
+        if lets_go_on and isinstance(error, AcklineError) and error.topic is not None and error.partition is not None:
             del self.world.held[GROUP, TopicPartition(error.topic, error.partition)]
         elif isinstance(error, TopicChanged) and self.recreated:
-            self.subscribed = [topic for topic in self.subscribed if topic != error.topic]
-        elif not (isinstance(error, ConfigError) and not self.subscribed):
+            left = [topic for topic in self.subscribed if topic != error.topic]
+            self.subscribed = left or [topic for topic in TOPICS if topic != error.topic]
+        elif isinstance(error, TooFarBehind):
+            self.settings["max_offset_behind"] = None
+        elif not (
+            isinstance(error, TooManyFailures)
+            or (isinstance(error, TransientError) and self.config.guarantee == "at_most_once")
+            or (isinstance(error, GroupMoved) and policy == "follow")
+        ):
             broken("I12", f"after the faults stopped, {actor.name} ended with {type(error).__name__}: {error}")
 
     def floors(self) -> dict[TopicPartition, Any]:
@@ -232,14 +212,16 @@ class Stage(RuleBasedStateMachine):
         return {at: self.oracle.places[at].floor if at in self.oracle.places else None for at in self.places()}
 
     def at_the_end(self) -> bool:
-        """Whether nothing is left to do."""
-        isolation = self.settings["kafka"]["isolation"]
+        """Whether nothing is left to do; parked partitions stay where they are, and are committed there."""
         for at, floor in self.floors().items():
-            if at.topic not in self.subscribed:
-                continue
-            held = self.world.held.get((GROUP, at))
-            log = self.world.log(at)
+            held, log = self.world.held.get((GROUP, at)), self.world.log(at)
+            place = self.oracle.places.get(at)
             assert log is not None
-            if floor != log.readable_end(isolation) or held is None or held.offset != floor:
+            wanted = at.topic in self.subscribed
+            same = place is not None and place.topic_id == self.world.topics[at.topic].topic_id
+            if wanted and floor != log.readable_end(self.config.isolation):
+                return False
+            theirs = not wanted and held is not None and not self.oracle.is_ours(held.metadata)
+            if same and not theirs and (held is None or held.offset != floor):
                 return False
         return True

@@ -19,7 +19,7 @@ from ackline.pipeline import Pipeline
 from ackline.steps import claim, decide, plan, replay, run, settle
 from ackline.testing.memory import GroupCommit, HandlerCall, Posted, World, obey
 from ackline.testing.memory_parts import memory_parts, no_session
-from tests.chaos.account import Rules
+from tests.chaos.account import Policy, Rules
 from tests.chaos.actor import Killed
 from tests.chaos.oracle import Oracle
 
@@ -92,8 +92,9 @@ def rows(world: World) -> set[tuple[int, int, str]]:
 def judged(world: World, pipeline: Pipeline) -> None:
     """By the oracle, which knows the history alone."""
     retry = pipeline.retry
-    delays = retry.initial_delay, retry.period, retry.max_delay
-    oracle = Oracle(world, Rules(GROUP, pipeline.kafka.isolation, retry.max_retries, *delays, DEAD))
+    policy = Policy(retry.max_retries, retry.initial_delay, retry.period, retry.max_delay)
+    rules = Rules(GROUP, pipeline.name, pipeline.kafka.isolation, "fail", policy, {}, DEAD, pipeline.lost_after, None)
+    oracle = Oracle(world, rules)
     oracle.check()
     oracle.check_all_rows()
 

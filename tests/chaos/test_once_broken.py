@@ -12,6 +12,8 @@ from ackline.pipeline import Pipeline
 from ackline.steps import plan, replay, run
 from ackline.testing.memory import World
 from ackline.testing.memory_parts import memory_parts, no_session
+from tests.chaos.account import rows_of
+from tests.chaos.config import Config
 from tests.chaos.machine import Turmoil
 
 AT = TopicPartition("orders", 0)
@@ -38,12 +40,12 @@ def test_a_void_turn_remembers_that_its_plan_met_a_commit_of_ours() -> None:
 
 def test_a_topic_created_again_while_settle_reads_its_dead_letters_makes_none_of_its_own_dead() -> None:
     machine = Turmoil()
-    machine.begin(1, "earliest", "read_committed", 0, ("0s", "1s"), True, "skip", 1, 2, 0, None)
-    machine.parts_fail("outage", "refused")
-    machine.transaction(0, [{}], True)
-    machine.transaction(1, [{}], True)
+    machine.begin(Config())
+    machine.outage = True
+    machine.append(machine.log(0), [{}])
+    machine.append(machine.log(1), [{}])
     machine.holds()
-    machine.start("run", ("letter", "before"), False)
+    machine.start(0, [], "run", ("letter", "before"), False)
     machine.holds()
     machine.topics_change(1, "recreated")
     machine.holds()
@@ -51,10 +53,8 @@ def test_a_topic_created_again_while_settle_reads_its_dead_letters_makes_none_of
     machine.holds()
     dead = [
         at.topic
-        for turn in machine.oracle.turns.values()
-        for found in (turn.decisions or ())
-        for at, rows in found.rows.items()
-        for row in rows
+        for turn in machine.oracle.epochs[-1].turns.values()
+        for at, row in rows_of(turn.decisions)
         if row.outcome is Outcome.DEAD
     ]
     assert dead == ["orders"]  # and none of the other topic, the one created again

@@ -4,7 +4,7 @@ import pytest
 
 from tests.chaos.account import Violation
 from tests.chaos.machine import Turmoil
-from tests.chaos.mutants import MUTANTS
+from tests.chaos.mutants import MUTANTS, OTHERS
 from tests.chaos.run import explore
 
 SEED = 20_260_301
@@ -23,6 +23,15 @@ def test_a_rule_that_is_broken_on_purpose_is_noticed(name: str, seed: int, monke
     MUTANTS[name](monkeypatch)
     with pytest.raises(Violation):
         explore(CAUGHT_WITHIN, seed, shrink=False)
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_a_rule_of_acts_claims_or_parked_partitions_that_is_broken_is_noticed(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    OTHERS[name](monkeypatch)
+    with pytest.raises(Violation):
+        explore(CAUGHT_WITHIN, SEED, shrink=False)
 
 
 def test_the_same_seed_does_the_same_again(monkeypatch: pytest.MonkeyPatch) -> None:

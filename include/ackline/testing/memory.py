@@ -134,6 +134,7 @@ class HandlerCall(NamedTuple):
     offset: int
     attempt: int
     readable_end: int
+    epoch: int = 0
 
 
 class TableCommit(NamedTuple):
@@ -158,13 +159,15 @@ class GroupCommit(NamedTuple):
 
 
 class Posted(NamedTuple):
-    """A dead letter that has arrived: record, and headers by name. `acknowledged`: the sender was told so."""
+    """A dead letter that has arrived: record, headers by name, and who sent it. `acknowledged`: the sender was told
+    so."""
 
     value: bytes | None
     key: bytes | None
     said: Mapping[str, str]
     omitted: bool
     acknowledged: bool
+    by: str = ""
 
 
 @dataclass(slots=True)

@@ -199,8 +199,8 @@ class MemoryReader(ExactReader):
 class MemoryLetters(DeadLetters):
     """A sender to a world's dead-letter topic; everything is on its way before the first answer comes."""
 
-    def __init__(self, world: World, topic: str, hook: Hook = no_hook) -> None:
-        self.world, self.topic, self._hook = world, topic, hook
+    def __init__(self, world: World, topic: str, hook: Hook = no_hook, by: str = "") -> None:
+        self.world, self.topic, self._hook, self._by = world, topic, hook, by
 
     def close(self) -> None:
         """Nothing is held."""
@@ -219,6 +219,6 @@ class MemoryLetters(DeadLetters):
         said = {name: value.decode() for name, value in letter.headers}
         confirmed = fault != "unanswered"
         value = None if omitted else message.value()
-        self.world.history.append(Posted(value, message.key(), said, omitted, confirmed))
+        self.world.history.append(Posted(value, message.key(), said, omitted, confirmed, self._by))
         self._hook("letter", AFTER)
         return Sent(letter, confirmed, None if confirmed else "_MSG_TIMED_OUT", omitted and confirmed)

@@ -44,7 +44,7 @@ class MemoryParts(Parts):
     def letters(self, topic: str) -> DeadLetters:
         """A sender to the dead-letter topic."""
         assert self.world is not None
-        return MemoryLetters(self.world, topic, self.hook)
+        return MemoryLetters(self.world, topic, self.hook, self.run_id)
 
 
 def memory_parts(
@@ -141,8 +141,8 @@ class MemoryJob:
         topic = self._world.topics[at.topic]
         end = topic.logs[at.partition].readable_end(self._job.isolation)
         self._calls += 1
-        by, turn = self._job.run_id, self._job.turn
-        self._world.history.append(HandlerCall(by, turn, at, topic.topic_id, record.offset, attempt, end))
+        by, turn, epoch = self._job.run_id, self._job.turn, self._job.epoch
+        self._world.history.append(HandlerCall(by, turn, at, topic.topic_id, record.offset, attempt, end, epoch))
         time = EPOCH + timedelta(milliseconds=record.timestamp)
         seen = Record(*at, record.offset, time, record.key, record.value, record.headers, attempt)
         try:

@@ -1,0 +1,124 @@
+"""What one world's pipeline file says: each world of the chaos draws its own."""
+
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+from hypothesis import strategies as st
+
+from ackline.retry import parse_duration
+from tests.chaos.account import Policy, Rules
+
+GROUP, DEAD, NAME = "orders-replay", "orders.dead", "lane"
+TOPICS = ("orders", "payments", "refunds")
+"""Topics that are read; the last one is created later."""
+LOST_AFTER = "5m"
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """The settings of one world, what its topics hold, and what its group holds before the first run."""
+
+    partitions: int = 1
+    begun: int = 0
+    held: str | None = None
+    start: str = "earliest"
+    isolation: str = "read_committed"
+    guarantee: str = "at_least_once"
+    on_external_reset: str = "fail"
+    retries: int = 0
+    delays: tuple[str, str] = ("0s", "1s")
+    jitter: float = 0.0
+    by_error: bool = False
+    buried: bool = True
+    tombstones: str = "skip"
+    window: int = 5
+    most: int = 5
+    breaker: tuple[float, int] | None = None
+    behind: tuple[int, str] | None = None
+    pattern: bool = False
+    returns: bool = True
+    """Whether topics that were taken out of the file are back in it at the end."""
+
+    def settings(self) -> dict[str, Any]:
+        """The file, but for what it subscribes to."""
+        initial, period = self.delays
+        retry: dict[str, Any] = {
+            "initial_delay": initial,
+            "period": period,
+            "max_delay": "5m",
+            "max_retries": self.retries,
+            "jitter": self.jitter,
+        }
+        if self.by_error:
+            retry["by_error"] = {"KeyError": "never", "TimeoutError": {"max_retries": 1, "period": "2m"}}
+        settings: dict[str, Any] = {
+            "name": NAME,
+            "handler": "handlers:scripted",
+            "guarantee": self.guarantee,
+            "lost_after": LOST_AFTER,
+            "on_external_reset": self.on_external_reset,
+            "start": self.start,
+            "max_uncommitted": self.window,
+            "max_records_per_run": self.most,
+            "retry": retry,
+            "dead_letter": {"topic": DEAD} if self.buried else "none",
+            "tombstones": self.tombstones,
+            "kafka": {"bootstrap_servers": "memory:1", "group_id": GROUP, "isolation": self.isolation},
+        }
+        if self.breaker is not None:
+            settings["breaker"] = {"failure_ratio": self.breaker[0], "min_records": self.breaker[1]}
+        if self.behind is not None:
+            settings["max_offset_behind"] = {"offsets": self.behind[0], "policy": self.behind[1]}
+        return settings
+
+    def rules(self) -> Rules:
+        """What the oracle needs to know of it."""
+        initial, period, most = (parse_duration(text) for text in (*self.delays, "5m"))
+        policy = Policy(self.retries, initial, period, most, self.jitter)
+        by_error: dict[str, Policy | None] = {}
+        if self.by_error:
+            patient = policy._replace(max_retries=1, period=timedelta(minutes=2))
+            by_error = {"KeyError": None, "TimeoutError": patient}
+        return Rules(
+            GROUP,
+            NAME,
+            self.isolation,
+            self.on_external_reset,
+            policy,
+            by_error,
+            DEAD if self.buried else None,
+            parse_duration(LOST_AFTER),
+            self.breaker,
+        )
+
+
+def _often(usual: Any, *others: Any) -> st.SearchStrategy[Any]:
+    """`usual` about half of the time."""
+    return st.sampled_from([usual] * max(len(others), 1) + list(others))
+
+
+def configs() -> st.SearchStrategy[Config]:
+    """Every kind of file; the defaults more often than anything else."""
+    return st.builds(
+        Config,
+        partitions=st.integers(1, 2),
+        begun=st.integers(0, 6),
+        held=st.sampled_from([None, None, "", "garbage", '{"ledger": "lost", "pipeline": "lane", "epoch": 0, "n": 9}']),
+        start=st.sampled_from(["earliest", "latest", "uncommitted_earliest", "uncommitted_latest"]),
+        isolation=_often("read_committed", "read_uncommitted"),
+        guarantee=st.sampled_from(["at_least_once"] * 3 + ["at_most_once"] * 2 + ["no_guarantee"]),
+        on_external_reset=st.sampled_from(["fail", "follow", "restore"]),
+        retries=st.integers(0, 2),
+        delays=st.sampled_from([("0s", "1s"), ("0s", "1m"), ("10s", "1m")]),
+        jitter=_often(0.0, 0.5),
+        by_error=st.booleans(),
+        buried=st.booleans(),
+        tombstones=st.sampled_from(["skip", "deliver"]),
+        window=st.integers(1, 12),
+        most=st.integers(1, 12),
+        breaker=_often(None, None, None, (0.5, 1), (0.5, 3)),
+        behind=_often(None, None, None, (4, "skip"), (9, "fail")),
+        pattern=st.booleans(),
+        returns=_often(True, False),
+    )
