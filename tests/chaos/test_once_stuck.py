@@ -4,12 +4,12 @@ from typing import Any
 
 import pytest
 
-from ackline.errors import ConfigError, GroupMoved, TopicChanged
+from ackline.errors import AcklineError, ConfigError, GroupMoved, TopicChanged
 from ackline.ledger import Committed, Settlement, TurnKind
 from ackline.offsets import TopicPartition
 from ackline.pipeline import Pipeline
 from ackline.steps import acts, plan, replay, run
-from ackline.testing.memory import World
+from ackline.testing.memory import HandlerCall, World
 from ackline.testing.memory_parts import MemoryParts, memory_parts, no_session
 from tests.unit.strategies import NOON
 
@@ -149,3 +149,33 @@ def test_what_somebody_else_commits_of_a_parked_partition_is_left_alone_and_stop
     lane.run()
     assert lane.world.held["g", AT].offset == lane.floor(AT) == 6
     assert lane.world.held["g", OTHER] == Committed(1, "")
+
+
+# ---- a file that is edited ----------------------------------------------------------------------------------------
+
+
+def test_s50_what_was_handed_out_at_most_once_is_not_handed_out_again_under_another_guarantee() -> None:
+    """I7: the turn keeps the guarantee that it was planned under, until it is settled."""
+    lane = Lane(guarantee="at_most_once")
+    plan.plan(lane.parts())
+    lane.world.faults.tables.extend(["", "", "refused"])  # claim and start marker are stored, outcomes are not
+    with pytest.raises(AcklineError, match="can't be used"):
+        replay.replay(lane.parts(), no_session)
+    calls = len(lane.world.history)
+    assert any(isinstance(event, HandlerCall) for event in lane.world.history)
+    lane.settings["guarantee"] = "at_least_once"
+    with pytest.raises(ConfigError, match="guarantee was changed from at_most_once to at_least_once while turn"):
+        lane.run()
+    assert len(lane.world.history) == calls
+
+
+def test_an_act_does_not_carry_what_is_pending_over_to_another_guarantee() -> None:
+    lane = Lane(retry={"period": "1h", "initial_delay": "1h"})
+    lane.log(AT).append(b'{"fail": 1}', NOON)
+    lane.run()
+    lane.settings["guarantee"] = "at_most_once"
+    with pytest.raises(ConfigError, match="guarantee was changed"):
+        lane.act(TurnKind.PAUSE, AT, lane.floor(AT))
+    lane.act(TurnKind.RESET, AT, lane.floor(AT))
+    lane.run()
+    assert lane.floor(AT) == 7

@@ -11,6 +11,7 @@ from ackline.errors import ConfigError, FatalError, LedgerError
 from ackline.ledger import Committed, SettledPartition, Settlement, TurnKind, answered, of_ledger
 from ackline.offsets import OffsetRange, TopicPartition
 from ackline.planning import LogBounds, Plan, PlannedPartition
+from ackline.steps.change import check_unchanged
 from ackline.steps.parts import Parts
 from ackline.steps.same_log import check_logs, check_topic
 from ackline.steps.settle import Settled, commit_newest, mark_of, settle_turn
@@ -36,6 +37,8 @@ def act(parts: Parts, kind: TurnKind, choose: Choose, reason: str) -> Settled:
             raise FatalError(
                 f"{open_plan.turn} is open: let it end (`ackline run {parts.pipeline.name}`), then {kind} again"
             )
+        if kind is not TurnKind.RESET:
+            check_unchanged(parts, newest)  # else its plan's settings would pass for those that what is pending has
         plan = act_plan(parts, newest, kind, choose(newest), reason, inside=True)
         if parts.store.store_plan(plan):
             settle_turn(parts, plan, newest)

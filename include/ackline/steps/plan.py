@@ -28,6 +28,7 @@ from ackline.offsets import TopicPartition
 from ackline.pipeline import KafkaBlock
 from ackline.planning import Limits, LogBounds, PartitionView, Plan
 from ackline.steps.acts import act_plan, follow, genesis_plan, new_plan
+from ackline.steps.change import check_unchanged
 from ackline.steps.expired import refuse_lost
 from ackline.steps.parts import Parts
 from ackline.steps.same_log import check_logs, check_topic
@@ -86,6 +87,8 @@ def preview(parts: Parts) -> Planned:
     _check_dead_letter_topic(parts)
     if open_plan:
         return Planned(open_plan, adopted=True)
+    if newest is not None:
+        check_unchanged(parts, newest)
     lane = preview_lane(parts, newest, look)
     if not lane:
         return Planned(None, adopted=False, missing=look.missing)
@@ -104,6 +107,8 @@ def _take_turn(parts: Parts, newest: Settlement | None) -> Planned | None:
     _check_clock(parts, newest.settled_at if newest else None)
     look = look_at_kafka(parts, newest)  # says first, and soon, that a broker is away
     _check_dead_letter_topic(parts)
+    if newest is not None:
+        check_unchanged(parts, newest)
     genesis = _genesis(parts, newest, look)
     if newest is None:
         # Also where no topic is there yet: one that is created later is then known to have been missing (S32).
@@ -246,7 +251,6 @@ def _subscribed_before(parts: Parts, newest: Settlement | None) -> KafkaBlock | 
 def _new_plan(parts: Parts, newest: Settlement, look: Look) -> Plan:
     """The plan of a run; or, where somebody has moved the group and the file says `follow`, of the act that follows."""
     pipeline = parts.pipeline
-    _check_change(parts, newest)
     mark = mark_of(parts, newest)
     views: dict[TopicPartition, PartitionView] = {}
     moves: dict[TopicPartition, Committed] = {}
@@ -286,24 +290,6 @@ def _with_times(
         return views
     times = parts.cluster.record_times(unread)
     return {at: replace(view, waits_since=times.get(at)) for at, view in views.items()}
-
-
-def _check_change(parts: Parts, newest: Settlement) -> None:
-    """Raise ConfigError where guarantee or isolation changed while something is pending, promised under the old."""
-    if newest.turn.n == 0 or not any(one.state.pending for one in newest.partitions.values()):
-        return
-    before = parts.store.plan(newest.turn).settings
-    now = parts.pipeline.settings()
-    for key, old, new in (
-        ("guarantee", before["guarantee"], now["guarantee"]),
-        ("kafka.isolation", before["kafka"]["isolation"], now["kafka"]["isolation"]),
-    ):
-        if old != new:
-            raise ConfigError(
-                f"{key} was changed from {old} to {new} while records are pending; change it back until nothing is, or "
-                f"begin a new epoch with `ackline reset {parts.pipeline.name} --to floor`",
-                key=key,
-            )
 
 
 def _too_far_behind(parts: Parts, views: Mapping[TopicPartition, PartitionView]) -> dict[TopicPartition, int]:

@@ -21,6 +21,7 @@ from ackline.ledger import Settlement
 from ackline.offsets import OffsetRange, TopicPartition, count, subtract
 from ackline.outcome import ErrorClass, Outcome
 from ackline.planning import Plan, PlannedPartition
+from ackline.steps.change import check_open
 from ackline.steps.claim import claim, lose, refuse_retries, start
 from ackline.steps.figures import keeps_rows
 from ackline.steps.parts import Parts, Progress
@@ -61,6 +62,7 @@ def replay(parts: Parts, spark: "Callable[[], SparkSession]", on_progress: Progr
     if plan.empty:
         parts.store.store_outcomes(plan.turn, [])
         return Replayed(plan)
+    check_open(parts, plan)
     check_registry(parts.translation)  # at most once, what is handed out and not decoded would be lost
     once = parts.pipeline.guarantee == "at_most_once"
     if once and not _hand_out(parts, plan, newest):
