@@ -12,6 +12,7 @@ from tests.chaos.account import Policy, Rules
 GROUP, DEAD, NAME = "orders-replay", "orders.dead", "lane"
 TOPICS = ("orders", "payments", "refunds")
 """Topics that are read; the last one is created later."""
+GUARANTEES = ("at_least_once", "at_most_once", "no_guarantee")
 LOST_AFTER = "5m"
 
 

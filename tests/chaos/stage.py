@@ -9,6 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize
 
 from ackline.errors import (
     AcklineError,
+    ConfigError,
     FatalError,
     GroupMoved,
     LedgerError,
@@ -32,7 +33,9 @@ from tests.chaos.programs import STEPS, Act
 from tests.unit.strategies import NOON
 
 MOVE_IT, IS_OPEN = "Move the group", "is open: let it end"
-"""What errors say where a lane would begin beyond the end of a log, and where an act would run beside a turn."""
+CHANGED = "guarantee was changed"
+"""What errors say where a lane would begin beyond the end of a log, where an act would run beside a turn, and where the
+file's guarantee is not that of what is under way."""
 Stop = tuple[str, str]
 """(operation, when) to stop at; "" for any."""
 RAISES = {"KeyError": KeyError, "TimeoutError": TimeoutError}
@@ -81,6 +84,11 @@ class Stage(RuleBasedStateMachine):
         else:
             topics = {"topics": self.subscribed}
         return Pipeline.model_validate({**self.settings, "kafka": {**self.settings["kafka"], **topics}})
+
+    def guarantee_under_way(self) -> str:
+        """The guarantee under which the newest turn was planned."""
+        plans = [turn.plan for turn in self.oracle.epochs[-1].turns.values() if turn.plan is not None]
+        return str(plans[-1].settings["guarantee"] if plans else self.settings["guarantee"])
 
     def logs(self) -> list[MemoryLog]:
         """The logs that are read, in order."""
@@ -198,11 +206,13 @@ class Stage(RuleBasedStateMachine):
         elif isinstance(error, TopicChanged) and self.recreated:
             left = [topic for topic in self.subscribed if topic != error.topic]
             self.subscribed = left or [topic for topic in TOPICS if topic != error.topic]
+        elif isinstance(error, ConfigError) and CHANGED in str(error):
+            self.settings["guarantee"] = self.guarantee_under_way()
         elif isinstance(error, TooFarBehind):
             self.settings["max_offset_behind"] = None
         elif not (
             isinstance(error, TooManyFailures)
-            or (isinstance(error, TransientError) and self.config.guarantee == "at_most_once")
+            or (isinstance(error, TransientError) and self.settings["guarantee"] == "at_most_once")
             or (isinstance(error, GroupMoved) and policy == "follow")
         ):
             broken("I12", f"after the faults stopped, {actor.name} ended with {type(error).__name__}: {error}")

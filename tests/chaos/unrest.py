@@ -10,7 +10,7 @@ from hypothesis.stateful import rule
 from ackline.ledger import Committed
 from ackline.offsets import TopicPartition
 from ackline.testing.memory import MemoryLog
-from tests.chaos.config import GROUP, NAME, TOPICS
+from tests.chaos.config import GROUP, GUARANTEES, NAME, TOPICS
 from tests.chaos.stage import Stage
 
 FAILS: tuple[Any, ...] = ({"fail": 1}, {"fail": 2}, {"fail": -1}, {"fail": 1, "as": "KeyError"})
@@ -146,6 +146,7 @@ class Unrest(Stage):
         """Leaders come back, the group is ours again, the file names all topics, transactions end."""
         self.group_is_mended()
         self.subscribed = [topic for topic in TOPICS if topic in self.world.topics and topic != self.recreated]
+        self.settings["guarantee"] = self.guarantee_under_way()
         for log in self.logs():
             log.has_leader = True
             log.decide(commit=True)
@@ -172,7 +173,9 @@ class Unrest(Stage):
         elif where:
             getattr(self.world.faults, where).append(word)
 
-    @rule(window=st.integers(1, 12), most=st.integers(1, 12))
-    def settings_change(self, window: int, most: int) -> None:
-        """Somebody edits the file."""
+    @rule(window=st.integers(1, 12), most=st.integers(1, 12), guarantee=st.sampled_from(["", "", "", *GUARANTEES]))
+    def settings_change(self, window: int, most: int, guarantee: str) -> None:
+        """Somebody edits the file: limits at any time, the guarantee where it should wait until nothing is pending."""
         self.settings |= {"max_uncommitted": window, "max_records_per_run": most}
+        if guarantee:
+            self.settings["guarantee"] = guarantee
