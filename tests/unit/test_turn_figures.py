@@ -156,13 +156,14 @@ def test_counts_that_are_forgotten_are_unknown_and_no_gaps(world: World, monkeyp
     assert "fetches" not in figures
 
 
-def test_a_turn_planned_without_rows_keeps_them_once_the_file_says_at_least_once(world: World) -> None:
+def test_a_turn_planned_without_rows_is_not_handed_out_at_least_once(world: World) -> None:
     """A failure that left no row would pass for a gap, and be lost."""
     records(world, b"{}", b'{"fail": 1}', b"{}")
     plan(parts_of(world, **OFF))
-    run(parts_of(world), no_session)
-    assert settled(world).state.floor == 1
-    assert (settled(world).counts, settled(world).gaps) == ({"acked": 2, "failed": 1}, 0)
+    with pytest.raises(ConfigError, match="guarantee was changed"):
+        run(parts_of(world), no_session)
+    run(parts_of(world, **OFF), no_session)
+    assert (settled(world).counts, settled(world).gaps) == ({"acked": 2, "dropped": 1}, 0)
 
 
 def test_s50_a_range_that_is_lost_is_a_row_and_no_gap(world: World) -> None:
