@@ -97,13 +97,17 @@ class Unrest(Stage):
         where=small,
         far=st.integers(-4, 9),
         what=st.sampled_from(["vanish", "move", "garbage", "back", "joins", "copy", "newer"]),
+        planned=st.booleans(),
         runs=st.integers(0, 2),
         mended=mostly,
     )
-    def group_changes(self, where: int, far: int, what: str, runs: int, mended: bool) -> None:
+    def group_changes(self, where: int, far: int, what: str, planned: bool, runs: int, mended: bool) -> None:
         """The committed offset expires; somebody moves the group, perhaps back to where it was, or joins it; another
-        ledger of this pipeline commits. Runs meet that; mostly it is mended then."""
+        ledger of this pipeline commits. Runs meet that, perhaps with a turn open; mostly it is mended then."""
         at = self.place(where)
+        if planned:
+            self.advance(self.spawn("plan"), None)
+            self.oracle.check()
         held = self.world.held.get((GROUP, at))
         self.oracle.disturbed()
         if what == "joins":
