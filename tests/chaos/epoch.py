@@ -55,7 +55,8 @@ class Epoch:
         for at, place in self.places.items():
             one = reset.plan.partitions.get(at)
             start = place.floor if one is None else one.fresh.start
-            new = after.places[at] = Place(place.topic_id, start, start, place.paused)
+            # a reset takes a topic over that was created again
+            new = after.places[at] = Place(one.topic_id if one else place.topic_id, start, start, place.paused)
             new.floors[0], new.answers[0] = start, place.answers[self.newest]
         return after
 

@@ -123,7 +123,8 @@ def _check_retry(n: int, at: At, place: Place, offset: int, attempt: int, planne
 def _check_act(epoch: "Epoch", n: int, plan: Any) -> None:
     for at, one in plan.partitions.items():
         place = epoch.places[at]
-        end = epoch.log(at, place).readable_end(epoch.rules.isolation)
+        log = epoch.world.log_of(one.topic_id, at)
+        end = 0 if log is None else log.readable_end(epoch.rules.isolation)
         if plan.kind in ("skip", "reset") and one.fresh.start > max(end, place.floor):
             broken("I14", f"plan {n}, {plan.kind}, moves {at} to {one.fresh.start}, its log ends at {end}")
     if plan.run_id.split("-")[0] in ACTS:

@@ -61,15 +61,14 @@ class Lane:
 # ---- acts ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", [TurnKind.SKIP, TurnKind.RESET])
-def test_no_act_takes_offsets_of_a_topic_that_was_created_again_for_those_that_were_read(kind: TurnKind) -> None:
+def test_no_skip_takes_offsets_of_a_topic_that_was_created_again_for_those_that_were_read() -> None:
     lane = Lane()
     lane.run()
     before = lane.newest()
     for _ in range(9):
         lane.world.create_topic(AT.topic).logs[0].append(b"{}", lane.world.now)
     with pytest.raises(TopicChanged, match="created again"):
-        lane.act(kind, AT, 1)
+        lane.act(TurnKind.SKIP, AT, 1)
     assert lane.newest() == before
 
 
