@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from ackline.errors import AcklineError, TooManyFailures
+from ackline.errors import AcklineError, ConfigError, TooManyFailures
 from ackline.figures import TOTALS, Report
 from ackline.ledger import LIVE, SettledPartition, TurnKind
 from ackline.offsets import TopicPartition
