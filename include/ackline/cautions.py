@@ -40,6 +40,8 @@ def of_settings(pipeline: "Pipeline") -> Iterator[str]:
             f"dead_letter.topic: under `guarantee: {pipeline.guarantee}` a record that fails is `dropped`, and no "
             f"letter goes to {pipeline.dead_letter_topic}"
         )
+    if pipeline.guarantee == "at_most_once" and pipeline.breaker is not None:
+        yield "breaker: under `guarantee: at_most_once` it never trips: the group has moved over what was handed out"
     longest = _whole_run(pipeline)
     if pipeline.guarantee == "at_most_once" and longest > pipeline.lost_after.total_seconds():
         yield (

@@ -126,7 +126,7 @@ class Turn:
     def failures(self) -> tuple[int, int]:
         """(first attempts that failed, first attempts)"""
         first = [row.outcome for _, row in rows_of(self.outcomes) if row.attempt == 1]
-        return first.count("failed"), len(first)
+        return first.count("failed") + first.count("dropped"), len(first)
 
 
 def spread(runs: Iterable[Any]) -> dict[int, Any]:

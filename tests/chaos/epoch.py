@@ -116,7 +116,7 @@ class Epoch:
 
     def trips(self, turn: Turn) -> bool:
         """Whether too many of a turn's new records failed."""
-        if self.rules.breaker is None or turn.plan.kind != "run" or turn.plan.settings["guarantee"] != "at_least_once":
+        if self.rules.breaker is None or turn.plan.kind != "run" or "claim" in turn.by:
             return False
         ratio, least = self.rules.breaker
         bad, tried = turn.failures()
@@ -179,11 +179,12 @@ class Epoch:
                 f"settlement {n} of {at}: complete_to {one.state.complete_to}, pending {found}; the rows say "
                 f"{place.complete_to}, {place.pending}",
             )
-        if (
-            place.floor < max([*place.floors.values(), *place.claims.values()], default=0)
-            or one.topic_id != place.topic_id
-        ):
+        if place.floor < max([*place.floors.values(), *place.claims.values()], default=0):
             broken("I3", f"settlement {n} of {at} lowers the floor to {place.floor}")
+        plan = self.turns[n].plan  # a reset's names the topics of the epoch that it opens
+        taken = plan.partitions.get(at) if plan is not None and plan.kind == "reset" else None
+        if one.topic_id not in (place.topic_id, taken.topic_id if taken else None):
+            broken("S42", f"settlement {n} of {at} is about topic {one.topic_id}, which is not {place.topic_id}")
         if one.paused != place.paused:
             broken("I4", f"settlement {n} of {at} says paused {one.paused}, the acts say {place.paused}")
         if one.seen != place.answers[n]:

@@ -67,13 +67,14 @@ def size(one: Lab, largest: str) -> None:
 
 @pytest.mark.parametrize("refusing", [suspended, narrow], ids=["times out", "is too large, even without its value"])
 def test_fault_28_a_letter_that_is_not_confirmed_stays_pending_and_is_sent_again(
-    lab: MakeLab, refusing: Callable[[Lab], AbstractContextManager[None]]
+    lab: MakeLab, refusing: Callable[[Lab], AbstractContextManager[None]], caplog: pytest.LogCaptureFixture
 ) -> None:
     """I6. Neither is the record dead, nor handled again; what was acked around it stands, and new records go on."""
     one = lab(retry={"max_retries": 0})
     one.records(4, {1: {"fail": -1}})
     with refusing(one), one.parts() as parts:
         [partition] = run_json(run.run(parts, one.spark), parts.store)["partitions"]
+    assert f"1 dead letters to {one.dead} stay pending: " in caplog.text
     assert (partition["pending"], partition["floor"]) == ({"retry": 0, "dead_letter": 1, "in_flight": 0}, 1)
     assert one.rows() == sorted([*all_of("acked", [0, 2, 3]), Row(1, 1, "failed")])
     assert one.committed() == 1

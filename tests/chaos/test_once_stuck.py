@@ -178,3 +178,11 @@ def test_an_act_does_not_carry_what_is_pending_over_to_another_guarantee() -> No
     lane.act(TurnKind.RESET, AT, lane.floor(AT))
     lane.run()
     assert lane.floor(AT) == 7
+
+
+def test_an_act_that_names_no_partition_is_refused_and_takes_no_turn() -> None:
+    lane = Lane()
+    lane.run()
+    with pytest.raises(ConfigError, match="no partition was named to pause"):
+        acts.act(lane.parts(), TurnKind.PAUSE, lambda _: {}, "a test")
+    assert lane.newest().turn.n == 1

@@ -110,6 +110,17 @@ def test_s46_too_many_failures_void_the_turn_and_nothing_of_it_counts(lab: MakeL
     assert stored.kind == "void"
 
 
+def test_s46_dropped_records_trip_the_breaker_as_well_and_are_handled_again(lab: MakeLab) -> None:
+    one = lab(guarantee="no_guarantee", breaker={"failure_ratio": 0.5, "min_records": 4})
+    one.records(4, fails([0, 1, 2], -1))
+    with pytest.raises(TooManyFailures, match="too many failures: 3 of 4"):
+        one.run()
+    assert (one.rows(), one.committed()) == ([], None)
+    assert one.command("run", one.name, "--no-breaker").returncode == 0
+    assert one.outcomes() == {"acked": 1, "dropped": 3}
+    assert one.committed() == 4
+
+
 def test_s46_twenty_poisonous_retries_never_trip_the_breaker(lab: MakeLab) -> None:
     one = lab(breaker={"failure_ratio": 0.5, "min_records": 4}, retry={"max_retries": 1})
     one.records(60, fails(range(20), -1))

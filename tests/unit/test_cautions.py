@@ -117,6 +117,10 @@ def test_what_the_file_alone_shows() -> None:
     [dropped] = cautions.of_settings(pipeline(guarantee="no_guarantee"))
     assert dropped.startswith("dead_letter.topic: under `guarantee: no_guarantee` a record that fails is `dropped`")
     [late] = cautions.of_settings(pipeline(guarantee="at_most_once", dead_letter="none", max_rate=100))
+    [breaker] = cautions.of_settings(
+        pipeline(guarantee="at_most_once", dead_letter="none", breaker={"failure_ratio": 0.5})
+    )
+    assert breaker.startswith("breaker: under `guarantee: at_most_once` it never trips")
     assert late.startswith("lost_after: 1 h is shorter than a run may take at `max_rate` (13 h 53 m")
 
 

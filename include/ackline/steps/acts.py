@@ -39,7 +39,10 @@ def act(parts: Parts, kind: TurnKind, choose: Choose, reason: str) -> Settled:
             )
         if kind is not TurnKind.RESET:
             check_unchanged(parts, newest)  # else its plan's settings would pass for those that what is pending has
-        plan = act_plan(parts, newest, kind, choose(newest), reason, inside=True)
+        targets = choose(newest)
+        if not targets:
+            raise ConfigError(f"{parts.pipeline.name}: no partition was named to {kind}")
+        plan = act_plan(parts, newest, kind, targets, reason, inside=True)
         if parts.store.store_plan(plan):
             settle_turn(parts, plan, newest)
             return commit_newest(parts)

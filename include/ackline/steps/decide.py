@@ -4,6 +4,8 @@ A record is `dead` only once its dead letter was acknowledged by all replicas (I
 none to be written.
 """
 
+import logging
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 
 from ackline.audit.store import TurnOutcomes
@@ -18,6 +20,8 @@ from ackline.steps.parts import Parts
 from ackline.steps.same_log import cut
 
 Decisions = dict[TopicPartition, list[OutcomeRow]]
+
+log = logging.getLogger(__name__)
 
 
 def states_after(plan: Plan, before: Settlement, found: TurnOutcomes) -> dict[TopicPartition, PartitionState]:
@@ -89,6 +93,7 @@ def _buried(
     elif wanted:
         gone: list[Gone] = []
         decided: list[tuple[TopicPartition, OutcomeRow]] = []
+        refused: Counter[str] = Counter()
         with parts.letters(topic) as letters:
             for sent in letters.send(_letters(parts, plan, wanted, gone)):
                 source = sent.letter.source
@@ -96,6 +101,10 @@ def _buried(
                     at, offset = source.topic_partition, source.offset
                     row = OutcomeRow(offset, 0, Outcome.DEAD, parts.now(), wanted[at][offset].error_class)
                     decided.append((at, row))
+                elif not sent.confirmed:
+                    refused[sent.error or "no answer"] += 1
+        for error, number in refused.items():
+            log.warning("%s: %d dead letters to %s stay pending: %s", plan.turn, number, topic, error)
         decided += [(one.topic_partition, OutcomeRow(one.offset, 0, one.outcome, parts.now())) for one in gone]
         # Asked again after reading: what was read while the log was exchanged settles nothing of the old one.
         same = set(_same(parts, plan, wanted, states))

@@ -114,13 +114,15 @@ def settle_turn(parts: Parts, plan: Plan, before: Settlement) -> Settlement | No
 def _check_breaker(parts: Parts, plan: Plan, before: Settlement, found: TurnOutcomes) -> None:
     """Close the turn as void and raise TooManyFailures where too many of its new records failed (S46).
 
-    Only first attempts count, so that a turn of poisonous retries never trips it.
+    Only first attempts count, so that a turn of poisonous retries never trips it; what is `dropped` had no other. A
+    claimed turn is never void: the group has moved over it.
     """
     breaker = parts.pipeline.breaker
-    if breaker is None or parts.no_breaker or plan.kind is not TurnKind.RUN:
+    if breaker is None or parts.no_breaker or plan.kind is not TurnKind.RUN or parts.store.has_claim(plan.turn):
         return
     tried = sum(found.attempted_fresh.values())
     bad = sum(row.attempt == 1 and row.outcome is Outcome.FAILED for rows in found.rows.values() for row in rows)
+    bad += sum(counts.get(Outcome.DROPPED, 0) for counts in found.counts.values())
     if tried < breaker.min_records or bad <= breaker.failure_ratio * tried:
         return
     reason = f"too many failures: {bad} of {tried} new records failed, the breaker allows {breaker.failure_ratio:.0%}"
