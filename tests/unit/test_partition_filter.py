@@ -9,7 +9,8 @@ import pytest
 from ackline.errors import ConfigError
 from ackline.offsets import TopicPartition
 from ackline.partition_filter import load_partition_filter
-from ackline.pipeline import Pipeline, load, load_folder
+from ackline.pipeline import Pipeline, load
+from ackline.pipeline_folder import load_folder
 from ackline.planning import PARKED
 from ackline.steps import plan, run
 from ackline.testing.memory import HandlerCall, World

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ackline.backoff import RetryPolicy
-from ackline.pipeline import Pipeline, load, load_folder, parse_time
+from ackline.pipeline import Pipeline, load, parse_time
+from ackline.pipeline_folder import load_folder
 from ackline.retry import parse_duration
 from tests.unit.pipeline_files import Write, writer
 from tests.unit.strategies import REPEATABLE

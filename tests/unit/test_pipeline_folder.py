@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from ackline.errors import ConfigError
-from ackline.pipeline import find, load, load_folder
+from ackline.pipeline import load
+from ackline.pipeline_folder import find, load_folder
 from tests.unit.pipeline_files import NOT_YAML, OTHER, Write, writer
 
 

@@ -12,7 +12,8 @@ from pathlib import Path
 from airflow.sdk import DAG, Asset, CronDataIntervalTimetable
 
 from ackline.airflow.operators import PlanOperator, ReplayOperator, SettleOperator
-from ackline.pipeline import Pipeline, load_folder
+from ackline.pipeline import Pipeline
+from ackline.pipeline_folder import load_folder
 from ackline.places import audit_root
 
 RETRIES = {

@@ -57,7 +57,7 @@ def unexpected(error: Exception) -> str:
 
 def replayed(name: str, run_id: str, connection: str) -> str:
     """Replay, and say in one line what was done."""
-    from ackline.pipeline import find
+    from ackline.pipeline_folder import find
     from ackline.places import make_handlers_importable, pipelines_folder
     from ackline.spark.session import open_session
     from ackline.steps.parts import open_parts

@@ -21,7 +21,8 @@ from typing import Any
 from rich.console import Console
 
 from ackline.errors import AcklineError, ConfigError, FatalError
-from ackline.pipeline import Pipeline, find
+from ackline.pipeline import Pipeline
+from ackline.pipeline_folder import find
 from ackline.places import project_root
 from ackline.testing import demo_show as show
 from ackline.testing import events
