@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from ackline.errors import ConfigError, FatalError, LedgerError
+from ackline.kafka.cluster import LogBounds as ReadableLog
 from ackline.ledger import Committed, SettledPartition, Settlement, TurnKind, answered, of_ledger
 from ackline.offsets import OffsetRange, TopicPartition
 from ackline.planning import LogBounds, Plan, PlannedPartition
@@ -87,27 +88,34 @@ def _logs(
         return {}
     topics = parts.cluster.topics({at.topic for at in targets})
     lane = {at: newest.partitions[at] for at in targets}
-    leads = {at: at.topic in topics and topics[at.topic].partitions.get(at.partition, False) for at in lane}
-    stays = {at for at, to in targets.items() if to == lane[at].state.floor}
-    ids = {at: topics[at.topic].topic_id if at.topic in topics else None for at in lane}
-    for at in lane.keys() - stays:
-        there = ids[at] is not None and at.partition in topics[at.topic].partitions
-        check_topic(parts, at, ids[at] or "" if kind is TurnKind.RESET else lane[at].topic_id, ids[at], there)
-    bounds = parts.cluster.bounds([at for at in lane if at not in stays or leads[at]])
+    moving = {at: one for at, one in lane.items() if targets[at] != one.state.floor}
+    for at, one in moving.items():
+        found = topics[at.topic].topic_id if at.topic in topics else None
+        known = one.topic_id if kind is TurnKind.SKIP else found or ""
+        check_topic(parts, at, known, found, found is not None and at.partition in topics[at.topic].partitions)
+    leads = [at for at in lane if at.topic in topics and topics[at.topic].partitions.get(at.partition)]
+    bounds = parts.cluster.bounds([*moving, *leads])
     if kind is TurnKind.SKIP:
-        check_logs(parts, {at: one for at, one in lane.items() if at not in stays}, bounds)
-    logs = {}
-    for at, log in bounds.items():
-        topic_id, floor = ids[at] or "", lane[at].state.floor
-        if at in stays and (not log.start <= floor <= log.end or kind is TurnKind.SKIP):
-            continue
-        if at in stays and topic_id != lane[at].topic_id and floor != log.start:
-            raise ConfigError(
-                f"{at}: offset {floor} is where the lane stood in a topic that was deleted and created again; give "
-                f"`--to earliest`, `latest` or another offset of the new one"
-            )
-        logs[at] = topic_id, LogBounds(log.start, log.end, log.leader_epoch)
-    return logs
+        check_logs(parts, moving, bounds)
+    return {
+        at: (topics[at.topic].topic_id, LogBounds(log.start, log.end, log.leader_epoch))
+        for at, log in bounds.items()
+        if at in moving or (kind is TurnKind.RESET and _still_fits(at, lane[at], topics[at.topic].topic_id, log))
+    }
+
+
+def _still_fits(at: TopicPartition, one: SettledPartition, topic_id: str, log: ReadableLog) -> bool:
+    """Whether a floor that a reset leaves where it is means something in the log as it is now; where not, it stays in
+    the one that is known. Raises ConfigError where it would mean something else in a topic that was created again."""
+    floor = one.state.floor
+    if not log.start <= floor <= log.end:
+        return False
+    if topic_id != one.topic_id and floor != log.start:
+        raise ConfigError(
+            f"{at}: offset {floor} is where the lane stood in a topic that was deleted and created again; give "
+            f"`--to earliest`, `latest` or another offset of the new one"
+        )
+    return True
 
 
 def moved(
