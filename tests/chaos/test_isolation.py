@@ -46,7 +46,7 @@ def test_a_pipeline_without_isolation_gets_through_by_itself(lab: MakeLab, caplo
         assert (one.table("outcomes"), one.committed()) == ([], None)
     assert "process of its own" not in caplog.text
     one.run()
-    assert "started 3 times without outcomes; the handler runs in a process of its own" in caplog.text
+    assert "started 3 times without outcomes; a process of its own runs the handler" in caplog.text
     assert one.rows() == sorted([*all_of("acked", [0, 1, 3, 4, 5]), Row(2, 1, "failed")])
     assert classes(one) == {(2, 1): "WorkerLost"}
     assert one.committed() == 2

@@ -181,7 +181,9 @@ def test_a_process_that_has_closed_its_sockets_is_given_up(isolated: MakeIsolate
     found = asked(isolated(), [b"a", b"shut", b"b", b"c"])
     assert found.count("acked") >= 3
     assert set(found) <= {"acked", "WorkerLost"}
-    assert calls(folder) == [100, 102, 104, 106]
+    began = calls(folder)  # the one under way may have been ended before it wrote that down
+    assert began == sorted(set(began))
+    assert {100 + 2 * row for row, outcome in enumerate(found) if outcome == "acked"} <= set(began)
 
 
 def test_many_that_kill_are_found_one_by_one(isolated: MakeIsolated, folder: Path) -> None:
