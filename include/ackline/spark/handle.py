@@ -5,6 +5,7 @@ included, or answer rubbish: that is the outcome of its record, or batch, and of
 """
 
 import inspect
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -66,12 +67,12 @@ class Watch(Protocol):
         """What became of the record at `offset`, which was not acked."""
 
 
-class Routed:
+class Routed(ABC):
     """What answers whole `Rows` by itself, where handlers are several: the streams of `ackline.spark.streams`."""
 
+    @abstractmethod
     def answer(self, rows: Rows, now: Clock, watch: Watch | None = None) -> Answers:
         """What becomes of each row."""
-        raise NotImplementedError
 
 
 def answer(
