@@ -1,5 +1,7 @@
 """Operators' acts, and groups that are followed or restored: each is one audited turn (S36, S45)."""
 
+import json
+
 import pytest
 
 from ackline.errors import ConfigError, FatalError, TooFarBehind
@@ -101,6 +103,13 @@ def test_a_reset_replays_in_a_new_epoch_with_nothing_pending(lab: MakeLab) -> No
     assert [call.offset for call in one.calls()] == [0, 1, 2, 3, 0, 1, 2, 3]
 
 
+def why(one: Lab) -> str | None:
+    """Why runs leave the partition alone, by `ackline status --json`."""
+    shown = json.loads(one.command("status", one.name, "--json").stdout)
+    found: str | None = shown["partitions"][0]["why"]
+    return found
+
+
 def test_a_paused_partition_gets_nothing_until_it_is_resumed(lab: MakeLab) -> None:
     one = lab()
     one.records(2)
@@ -109,7 +118,9 @@ def test_a_paused_partition_gets_nothing_until_it_is_resumed(lab: MakeLab) -> No
     one.records(2)
     assert one.run().plans[0].partitions[TopicPartition(one.topic, 0)].why == "paused"
     assert one.offsets() == [0, 1]
+    assert why(one) == "paused"
     do(one, TurnKind.RESUME)
+    assert why(one) is None
     one.run()
     assert one.offsets() == [2, 3]
 

@@ -112,10 +112,11 @@ def turn_table(plan: Plan, settlement: Settlement, committed: Mapping[TopicParti
                 floor,
                 committed[at].offset if at in committed else None,
                 planned.log.end - floor if planned else None,
+                (planned.why if planned else None) or "",
             ]
         )
     words = ["acked", "failed", "skipped", "dead", "expired"]
-    columns = ["partition", "read", "retries", *words, "pending", "floor", "committed", "lag"]
+    columns = ["partition", "read", "retries", *words, "pending", "floor", "committed", "lag", ""]
     return table(f"Turn {plan.turn.n}: {settlement.kind}", columns, rows)
 
 
@@ -178,6 +179,7 @@ def status_json(one: PartitionStatus) -> dict[str, Any]:
         "fetches": one.fetches,
         "fetch_seconds_mean": one.fetch_seconds_mean,
         "fetch_seconds_max": one.fetch_seconds_max,
+        "why": one.why,
     }
 
 
@@ -218,6 +220,7 @@ def status_table(pipeline: str, partitions: Iterable[PartitionStatus]) -> Table:
         "seconds",
         "acked",
         "dead",
+        "",
     ]
     rows = (
         [
@@ -233,6 +236,7 @@ def status_table(pipeline: str, partitions: Iterable[PartitionStatus]) -> Table:
             one.lag_seconds,
             one.totals["acked"],
             one.totals["dead"],
+            one.why or "",
         ]
         for one in partitions
     )

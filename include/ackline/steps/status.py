@@ -8,6 +8,7 @@ from typing import TypeVar
 from ackline.figures import FETCH_MAX, FETCH_MEAN, FETCHES, TOTALS, due_retries, oldest_pending
 from ackline.ledger import PendingKind, SettledPartition
 from ackline.offsets import TopicPartition
+from ackline.planning import NO_LEADER, PARKED, PAUSED
 from ackline.steps.parts import Parts
 from ackline.steps.plan import look_at_kafka, preview_lane
 
@@ -21,7 +22,8 @@ class PartitionStatus:
 
     `read` is the end of what was read and handled whole; `due` counts retries that are due now; `oldest_pending_at` is
     the time of the record at the lowest pending offset; `totals` are the effective rows of the epoch by outcome, and
-    `retries`; fetches are those of the last turn that read from the partition.
+    `retries`; fetches are those of the last turn that read from the partition. `why` says why runs leave it alone
+    (paused, no longer subscribed, no leader), or is None.
     """
 
     lane: str
@@ -45,6 +47,7 @@ class PartitionStatus:
     fetches: int | None
     fetch_seconds_mean: float | None
     fetch_seconds_max: float | None
+    why: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,9 +110,19 @@ def status(parts: Parts) -> list[PartitionStatus]:
                 int(figures[FETCHES]) if FETCHES in figures else None,
                 figures.get(FETCH_MEAN),
                 figures.get(FETCH_MAX),
+                _why(parts, at, one, log is not None),
             )
         )
     return found
+
+
+def _why(parts: Parts, at: TopicPartition, one: SettledPartition, has_leader: bool) -> str | None:
+    """The reason that a plan would give, as long as it holds for every plan."""
+    if not parts.wants(at):
+        return PARKED
+    if one.paused:
+        return PAUSED
+    return None if has_leader else NO_LEADER
 
 
 def topics_of(partitions: Iterable[PartitionStatus]) -> list[TopicStatus]:
