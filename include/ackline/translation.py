@@ -6,7 +6,7 @@ handler is the last stream, of all topics. `Translation` is all that a worker ne
 """
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
@@ -236,10 +236,31 @@ def load_code(stream: Stream) -> Code:
     return Code(handler, tier, wants)
 
 
-def check_code(handler: str | None, translation: Translation | None) -> None:
-    """Import all handlers and filters of a pipeline, so that nothing is planned in vain. Raises as `load_code` does."""
+def check_code(handler: str | None, translation: Translation | None, isolated: bool = False) -> None:
+    """Import all handlers and filters of a pipeline, so that nothing is planned in vain.
+
+    Raises as `load_code` does, and ConfigError where they are to be `isolated` and can't be.
+    """
+    tiers = set()
     if translation is not None:
-        for stream in translation.streams:
-            load_code(stream)
+        tiers = {load_code(stream).tier for stream in translation.streams}
     elif handler is not None:
-        load_handler(handler)
+        tiers = {tier_of(load_handler(handler))}
+    why = why_not_isolated(tiers, translation is not None)
+    if isolated and why is not None:
+        raise ConfigError(why, key="isolation")
+
+
+def why_not_isolated(tiers: Collection[Tier], in_streams: bool) -> str | None:
+    """What keeps handlers of these tiers from running in processes of their own; None where nothing does."""
+    if Tier.COLUMN in tiers:
+        why = "the handler is a column handler: it runs inside Spark's JVM"
+    elif in_streams and Tier.ARROW in tiers:
+        # A batch that is made of what several filters let through is no call of its own in the log of calls.
+        why = "a stream has an Arrow handler, which is called in the midst of others"
+    else:
+        return None
+    return (
+        f"{why}, where neither `isolation: process` nor `record_timeout` can help; take them out, or write a handler "
+        f"of records"
+    )

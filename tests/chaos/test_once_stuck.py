@@ -4,12 +4,13 @@ from typing import Any
 
 import pytest
 
-from ackline.errors import AcklineError, ConfigError, GroupMoved, TopicChanged
+from ackline.errors import AcklineError, ConfigError, GroupBusy, GroupMoved, TopicChanged
 from ackline.ledger import Committed, Settlement, TurnKind
 from ackline.offsets import TopicPartition
 from ackline.pipeline import Pipeline
 from ackline.steps import acts, plan, replay, run
 from ackline.testing.memory import HandlerCall, World
+from ackline.testing.memory_kafka import MemoryCluster
 from ackline.testing.memory_parts import MemoryParts, memory_parts, no_session
 from tests.unit.strategies import NOON
 
@@ -53,6 +54,9 @@ class Lane:
 
     def floor(self, at: TopicPartition) -> int:
         return self.newest().partitions[at].state.floor
+
+    def calls(self) -> list[HandlerCall]:
+        return [event for event in self.world.history if isinstance(event, HandlerCall)]
 
     def log(self, at: TopicPartition) -> Any:
         return self.world.topics[at.topic].logs[at.partition]
@@ -186,3 +190,48 @@ def test_an_act_that_names_no_partition_is_refused_and_takes_no_turn() -> None:
     with pytest.raises(ConfigError, match="no partition was named to pause"):
         acts.act(lane.parts(), TurnKind.PAUSE, lambda _: {}, "a test")
     assert lane.newest().turn.n == 1
+
+
+def test_s45_a_log_that_grows_while_it_is_skipped_is_read_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is too far behind again at each look: a run skips once, and then reads."""
+    lane = Lane(max_offset_behind={"offsets": 2, "policy": "skip"})
+    reachable = MemoryCluster.reachable
+
+    def growing(cluster: MemoryCluster) -> str:
+        lane.log(AT).append(b"{}", lane.world.now)
+        return reachable(cluster)
+
+    monkeypatch.setattr(MemoryCluster, "reachable", growing)
+    lane.run()
+    assert {call.at for call in lane.calls()} == {AT, OTHER}
+
+
+def test_a_filtered_partition_that_somebody_else_commits_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Parked by its filter, as by its topic: at most once, each turn would be lost to it."""
+    lane = Lane(guarantee="at_most_once", on_external_reset="follow")
+    lane.run()
+    monkeypatch.setattr(MemoryParts, "wants", lambda _, at: at != OTHER)
+    lane.move(OTHER, 3)
+    lane.log(AT).append(b"{}", lane.world.now)
+    lane.run()
+    assert [call.offset for call in lane.calls() if call.at == AT] == list(range(7))
+    assert lane.world.held["g", OTHER].offset == 3
+
+
+def test_s37_at_most_once_live_members_cost_no_turn() -> None:
+    lane = Lane(guarantee="at_most_once")
+    lane.world.members = ["a console consumer"]
+    with pytest.raises(GroupBusy, match="a console consumer"):
+        lane.run()
+    lane.world.members = []
+    lane.run()
+    assert len(lane.calls()) == 12
+
+
+def test_s41_at_most_once_a_plan_that_was_not_claimed_is_planned_again_and_not_lost() -> None:
+    lane = Lane(guarantee="at_most_once")
+    plan.plan(lane.parts())
+    lane.log(AT).expire(2)
+    lane.run()
+    assert [call.offset for call in lane.calls() if call.at == AT] == [2, 3, 4, 5]
+    assert lane.floor(OTHER) == 6

@@ -22,7 +22,7 @@ from deltalake.transaction import AddAction
 from filelock import FileLock
 
 from ackline.audit.schemas import PARTITION_BY, TABLES
-from ackline.errors import FatalError
+from ackline.errors import FatalError, TransientError
 
 CHECKPOINT_EVERY = 10
 """Commits between checkpoints: each since the last adds half a millisecond to opening, and writing one takes four."""
@@ -166,7 +166,9 @@ class AuditTable:
                     if _is_taken(self.version_of(application), number):
                         return False
                     if last:
-                        raise
+                        raise TransientError(
+                            f"the table {self.uri} is being written by others all the time; run this again"
+                        ) from None
                 except (DeltaError, OSError) as error:
                     raise self.unreadable(error) from error
         raise AssertionError("the last try returns or raises")

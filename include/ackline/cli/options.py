@@ -73,7 +73,7 @@ def opened(name: str, now: str | None = None, no_breaker: bool = False) -> Itera
     """The parts of a pipeline for one command. Its handler is imported first, so that nothing is planned in vain."""
     time = time_of(now)
     pipeline = pipeline_named(name)
-    check_code(pipeline.handler, pipeline.translation)
+    check_code(pipeline.handler, pipeline.translation, pipeline.isolated)
     actor = os.environ.get("USER", "")
     connection = connection_of(pipeline)
     run_id = new_run_id("cli")

@@ -81,6 +81,11 @@ class Group:
         """The live members, readable: client id and host. Empty too where the group does not exist."""
         return self._patiently("looking for members", self._described)
 
+    def refuse_members(self) -> None:
+        """Raise GroupBusy, naming them, where the group has live members: nothing can be committed then."""
+        if members := self.members():
+            raise self._busy(members)
+
     def commit(self, offsets: Mapping[TopicPartition, Committed]) -> None:
         """Commit all of `offsets` and read them back.
 
@@ -93,8 +98,7 @@ class Group:
         for tp, wanted in offsets.items():
             if wanted.offset < 0:
                 raise FatalError(f"{wanted.offset} can't be committed for {tp}", topic=tp.topic, partition=tp.partition)
-        if members := self.members():
-            raise self._busy(members)
+        self.refuse_members()
         self._patiently("committing offsets", lambda: self._alter(offsets))
         self._compare(offsets)
 

@@ -30,7 +30,7 @@ from ackline.spark.progress import Progress, watched
 from ackline.spark.read import for_python, fresh_records, source_options, tasks_for
 from ackline.spark.streams import Streams, load_answering
 from ackline.spark.tasks import MANIFEST_DDL, Kafka, Work, handle_fresh, handle_retries, read_retries, store_column
-from ackline.translation import Translation
+from ackline.translation import Translation, why_not_isolated
 
 __all__ = ["ReplayJob", "ReplayResult", "WrittenFile", "run_replay"]
 
@@ -117,27 +117,15 @@ def _isolated(job: ReplayJob, handler: Handler | Streams) -> ReplayJob:
     """
     if not job.isolated:
         return job
-    why = _why_not_isolated(job, handler)
+    tiers = handler.tiers if isinstance(handler, Streams) else {tier_of(handler)}
+    why = why_not_isolated(tiers, isinstance(handler, Streams))
     if why is None:
         if job.because:
             log.warning("%s, turn %d: %s; a process of its own runs the handler", job.pipeline, job.turn, job.because)
         return job
     if job.because:
         return replace(job, isolated=False)
-    raise ConfigError(
-        f"{why}, where neither `isolation: process` nor `record_timeout` can help; take them out, or write a handler "
-        f"of records",
-        key="isolation",
-    )
-
-
-def _why_not_isolated(job: ReplayJob, handler: Handler | Streams) -> str | None:
-    if isinstance(handler, Streams):
-        # A batch that is made of what several filters let through is no call of its own in the log of calls.
-        return "a stream has an Arrow handler, which is called in the midst of others" if handler.has_batches else None
-    if tier_of(handler) is Tier.COLUMN:
-        return f"handler {job.handler} is a column handler: it runs inside Spark's JVM"
-    return None
+    raise ConfigError(why, key="isolation")
 
 
 def _manifest(

@@ -92,9 +92,9 @@ class Streams(Routed):
         return tuple(route for route in self._routes if route.stream.of(topic))
 
     @property
-    def has_batches(self) -> bool:
-        """Whether a stream's handler takes batches."""
-        return any(route.code.tier is Tier.ARROW for route in self._routes)
+    def tiers(self) -> frozenset[Tier]:
+        """How the streams' handlers want their records."""
+        return frozenset(route.code.tier for route in self._routes)
 
     def answer(self, rows: Rows, now: Clock, watch: Watch | None = None) -> Answers:
         """What the streams make of `rows`. For a `watch`, decoding and filters are part of the call; streams that have

@@ -17,11 +17,13 @@ from ackline.steps.settle import check_commit, commit_newest
 def claim(parts: Parts, plan: Plan, newest: Settlement) -> None:
     """Store claim n and commit it; returns when the plan may be started.
 
-    Raises what keeps the group from being committed; once the claim is stored, all of it is lost then.
+    Raises what keeps the group from being committed; once the claim is stored, all of it is lost then. So that is asked
+    before as well, live members included: a console consumer somebody forgot must not cost a turn.
     """
     if not parts.store.has_claim(plan.turn):
         try:
             check_commit(parts, newest)  # asked before, when nothing is at stake yet
+            parts.group.refuse_members()
         except GroupMoved:
             if parts.pipeline.on_external_reset != "follow":
                 raise

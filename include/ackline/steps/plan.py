@@ -64,16 +64,18 @@ def plan(parts: Parts) -> Planned:
     Raises ConfigError where the dead-letter topic is missing or the fixed clock is behind the last turn; TopicChanged
     and GroupMoved where the lane can't go on as it is.
     """
+    skipped = False
     for _ in range(_RACES):
         newest = parts.store.newest()
         open_plan = parts.store.open_plan(newest) if newest else None
         if newest and open_plan and open_plan.kind is not TurnKind.RUN:
+            skipped |= open_plan.kind is TurnKind.SKIP
             settle_turn(parts, open_plan, newest)  # an act needs no replay: whoever finds it open finishes it
         elif open_plan:
             _check_clock(parts, open_plan.planned_at)
             return Planned(open_plan, adopted=True)
         else:
-            done = _take_turn(parts, newest)
+            done = _take_turn(parts, newest, skipped)
             if done:
                 return done
     raise LedgerError(f"{_RACES} times another run took the turn that this one was about to take; are runs looping?")
@@ -102,8 +104,11 @@ def preview_lane(parts: Parts, newest: Settlement | None, look: Look) -> dict[To
     return {**(newest.partitions if newest else {}), **_genesis(parts, newest, look)}
 
 
-def _take_turn(parts: Parts, newest: Settlement | None) -> Planned | None:
-    """One try at storing what comes next; None where that was a genesis, or another run was quicker."""
+def _take_turn(parts: Parts, newest: Settlement | None, skipped: bool) -> Planned | None:
+    """One try at storing what comes next; None where that was a genesis, or another run was quicker.
+
+    Once it has `skipped`, a run reads: a log that grows meanwhile is too far behind again at each look.
+    """
     _check_clock(parts, newest.settled_at if newest else None)
     look = look_at_kafka(parts, newest)  # says first, and soon, that a broker is away
     _check_dead_letter_topic(parts)
@@ -119,7 +124,7 @@ def _take_turn(parts: Parts, newest: Settlement | None) -> Planned | None:
         return None
     if not newest.partitions and not genesis:
         return Planned(None, adopted=False, missing=look.missing)
-    plan = genesis_plan(parts, newest, genesis) if genesis else _new_plan(parts, newest, look)
+    plan = genesis_plan(parts, newest, genesis) if genesis else _new_plan(parts, newest, look, skipped)
     if not parts.store.store_plan(plan) or plan.kind is not TurnKind.RUN:
         return None  # another run was quicker; or it is an act, which is settled before the lane goes on
     parts.tell("planned", plan)
@@ -248,7 +253,7 @@ def _subscribed_before(parts: Parts, newest: Settlement | None) -> KafkaBlock | 
 # ---- a new plan ---------------------------------------------------------------------------------------------------
 
 
-def _new_plan(parts: Parts, newest: Settlement, look: Look) -> Plan:
+def _new_plan(parts: Parts, newest: Settlement, look: Look, skipped: bool = False) -> Plan:
     """The plan of a run; or, where somebody has moved the group and the file says `follow`, of the act that follows."""
     pipeline = parts.pipeline
     mark = mark_of(parts, newest)
@@ -266,7 +271,7 @@ def _new_plan(parts: Parts, newest: Settlement, look: Look) -> Plan:
     if moves:
         return follow(parts, newest, moves)
     refuse_lost(parts, views)
-    behind = _too_far_behind(parts, views)
+    behind = {} if skipped and _may_skip(parts) else _too_far_behind(parts, views)
     if behind:
         reason = f"more than max_offset_behind {pipeline.max_offset_behind and pipeline.max_offset_behind.offsets}"
         return act_plan(parts, newest, TurnKind.SKIP, behind, reason)
@@ -290,6 +295,11 @@ def _with_times(
         return views
     times = parts.cluster.record_times(unread)
     return {at: replace(view, waits_since=times.get(at)) for at, view in views.items()}
+
+
+def _may_skip(parts: Parts) -> bool:
+    """Whether runs skip what is too far behind."""
+    return parts.pipeline.max_offset_behind is not None and parts.pipeline.max_offset_behind.policy == "skip"
 
 
 def _too_far_behind(parts: Parts, views: Mapping[TopicPartition, PartitionView]) -> dict[TopicPartition, int]:

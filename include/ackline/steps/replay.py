@@ -64,26 +64,54 @@ def replay(parts: Parts, spark: "Callable[[], SparkSession]", on_progress: Progr
         return Replayed(plan)
     check_open(parts, plan)
     check_registry(parts.translation)  # at most once, what is handed out and not decoded would be lost
+    job_of(parts, plan)  # what it refuses, it refuses before anything is at stake
+    gone = _gone(parts, plan)  # so is what can't be read, unless the plan was claimed before
     once = parts.pipeline.guarantee == "at_most_once"
-    if once and not _hand_out(parts, plan, newest):
+    if once and (gone is None or parts.store.has_claim(plan.turn)) and not _hand_out(parts, plan, newest):
         return Replayed(plan)
+    result = gone or _carry_out(parts, plan, newest, spark, on_progress)
+    if isinstance(result, RangeGone | TopicChanged):
+        return _give_up(parts, plan, newest, result)
+    if parts.store.store_outcomes(plan.turn, add_actions(plan, result), report(parts, plan, result)):
+        parts.tell("handled", plan.turn, result.counts)
+    return Replayed(plan, result.calls, result.fetched_for_retries)
+
+
+def _gone(parts: Parts, plan: Plan) -> RangeGone | TopicChanged | None:
     try:
         check_ranges(parts, plan)
+    except (RangeGone, TopicChanged) as error:
+        return error
+    return None
+
+
+def _carry_out(
+    parts: Parts,
+    plan: Plan,
+    newest: Settlement,
+    spark: "Callable[[], SparkSession]",
+    on_progress: Progress | None,
+) -> "ReplayResult | RangeGone | TopicChanged":
+    """What the tasks did, or why it can't be done or does not count."""
+    try:
         # Counted before Spark is started: a start that takes this process with it must have been one.
         because = _because(parts, plan, newest)
         result = _run(parts, plan, spark, on_progress, because)
         check_ranges(parts, plan, after=True)  # a log exchanged under the reader must not pass for the old one
     except (RangeGone, TopicChanged) as error:
-        if once:  # a claimed turn is never void: the group has moved over it
-            lose(parts, plan, str(error))
-            return Replayed(plan)
-        void = _void(parts, plan, newest, error)
-        if isinstance(error, TopicChanged):
-            raise
-        return Replayed(plan, void=void)
-    if parts.store.store_outcomes(plan.turn, add_actions(plan, result), report(parts, plan, result)):
-        parts.tell("handled", plan.turn, result.counts)
-    return Replayed(plan, result.calls, result.fetched_for_retries)
+        return error
+    return result
+
+
+def _give_up(parts: Parts, plan: Plan, newest: Settlement, error: RangeGone | TopicChanged) -> Replayed:
+    """Close a turn that can't be carried out. Raises TopicChanged where the next one could not be either."""
+    if parts.store.has_claim(plan.turn):  # a claimed turn is never void: the group has moved over it
+        lose(parts, plan, str(error))
+        return Replayed(plan)
+    void = _void(parts, plan, newest, error)
+    if isinstance(error, TopicChanged):
+        raise error
+    return Replayed(plan, void=void)
 
 
 def _hand_out(parts: Parts, plan: Plan, newest: Settlement) -> bool:

@@ -77,6 +77,8 @@ def replay_on(parts: Parts, spark: "Callable[[], SparkSession]", on_progress: Pr
         open_plan = parts.store.open_plan(newest) if newest else None
         if newest is None or replayed.plan is None:
             return replace(replayed, calls=calls)
+        if open_plan is not None and open_plan.turn != replayed.plan.turn:
+            return replace(replayed, calls=calls)  # another run went on meanwhile: that turn is its own to prove
         if open_plan is not None:
             found = outcomes_of(parts, open_plan, report_of(parts, open_plan))
             if any(met_records(one) for one in found.counts.values()) or not more_in_log(open_plan):

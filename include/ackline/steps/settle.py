@@ -207,7 +207,7 @@ def check_commit(parts: Parts, newest: Settlement) -> dict[TopicPartition, Commi
 
 
 def _may_commit(parts: Parts, at: TopicPartition, held: Committed | None, mark: CommitMark, seen: int | None) -> bool:
-    subscribed = parts.pipeline.kafka.wants(*at)
+    subscribed = parts.wants(at)
     if subscribed and may_restore(parts, held, mark):
         return True
     try:
