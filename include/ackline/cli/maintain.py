@@ -1,4 +1,4 @@
-"""`ackline maintain`: keep the tables quick. What the DAG `ackline_maintenance` does once a day."""
+"""`ackline maintain`: keep the tables quick. What the DAG `ackline_maintenance` does every six hours."""
 
 from dataclasses import asdict
 
