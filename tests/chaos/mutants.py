@@ -4,6 +4,7 @@ breaker and parked partitions, and are broken for the machine alone."""
 import contextlib
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import datetime
 from typing import Any
 
 import pytest
@@ -75,8 +76,8 @@ def start_marker_ignored(patch: pytest.MonkeyPatch) -> None:
     """At most once: whoever finds the start marker taken hands the records out again (I7)."""
     real = MemoryStore.store_start
 
-    def store_start(store: MemoryStore, plan: Plan) -> bool:
-        real(store, plan)
+    def store_start(store: MemoryStore, plan: Plan, at: datetime) -> bool:
+        real(store, plan, at)
         return True
 
     patch.setattr(MemoryStore, "store_start", store_start)

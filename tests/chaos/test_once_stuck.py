@@ -1,10 +1,11 @@
 """Where the machine once found a lane stuck, or a move of the group overwritten, each as the shortest way there."""
 
+from datetime import timedelta
 from typing import Any
 
 import pytest
 
-from ackline.errors import AcklineError, ConfigError, GroupBusy, GroupMoved, TopicChanged
+from ackline.errors import AcklineError, ConfigError, GroupBusy, GroupMoved, TopicChanged, TransientError
 from ackline.ledger import Committed, Settlement, TurnKind
 from ackline.offsets import TopicPartition
 from ackline.pipeline import Pipeline
@@ -235,3 +236,19 @@ def test_s41_at_most_once_a_plan_that_was_not_claimed_is_planned_again_and_not_l
     lane.run()
     assert [call.offset for call in lane.calls() if call.at == AT] == [2, 3, 4, 5]
     assert lane.floor(OTHER) == 6
+
+
+def test_s50_the_grace_period_begins_when_records_are_handed_out_and_not_when_they_were_planned() -> None:
+    """A plan may wait in a queue for longer than `lost_after`; who takes it then may still report."""
+    lane = Lane(guarantee="at_most_once", lost_after="10m")
+    plan.plan(lane.parts())
+    lane.world.now += timedelta(hours=2)
+    lane.world.faults.jobs.append("failed")  # it has started, and is not heard of any more
+    with pytest.raises(TransientError):
+        lane.run()
+    lane.world.now += timedelta(minutes=9)
+    with pytest.raises(TransientError, match="which may still report"):
+        lane.run()
+    lane.world.now += timedelta(minutes=1)
+    lane.run()
+    assert lane.newest().partitions[AT].counts == {"lost": 1}

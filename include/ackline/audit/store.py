@@ -151,9 +151,14 @@ class LedgerStore:
         """Claim a plan; it holds no row, for the plan says all. False where it is claimed already."""
         return self.plans.append([], self._application(plan.turn.epoch, "claim"), plan.turn.n)
 
-    def store_start(self, plan: Plan) -> bool:
-        """Mark a claimed plan as started; False where somebody has started it."""
-        return self.plans.append([], self._application(plan.turn.epoch, "start"), plan.turn.n)
+    def store_start(self, plan: Plan, at: datetime) -> bool:
+        """Mark a claimed plan as started, and when; False where somebody has started it."""
+        return self.plans.append([], self._application(plan.turn.epoch, "start"), plan.turn.n, at.isoformat())
+
+    def started_at(self, turn: TurnId) -> datetime | None:
+        """When a claimed plan was started; None where that is not known (any more)."""
+        note = self.plans.note_of(self._application(turn.epoch, "start"), turn.n)
+        return None if note is None else datetime.fromisoformat(note)
 
     def store_try(self, plan: Plan) -> int:
         """Count a start of a plan; how many there have been, this one included, TRIES_COUNTED + 1 for any number above.

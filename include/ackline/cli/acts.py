@@ -117,6 +117,8 @@ def _chooser(
         if not asked:
             which = " and ".join(f"--{key} {value}" for key, value in asked_for if value is not None)
             raise ConfigError(f"{parts.pipeline.name} has no partition yet" + (f" of {which}" if which else ""))
+        if kind is TurnKind.RESET:  # a topic created again may have fewer: the others stay where they are
+            asked = parts.there(asked) or asked
         return {at: _offset(parts, newest, at, to) for at in asked}
 
     return choose

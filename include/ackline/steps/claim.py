@@ -41,9 +41,10 @@ def start(parts: Parts, plan: Plan) -> bool:
 
     Where it is taken, returns False once what was handed out is recorded as lost; until then raises TransientError.
     """
-    if parts.store.store_start(plan):
+    if parts.store.store_start(plan, parts.now()):
         return True
-    until = plan.planned_at + parts.pipeline.lost_after
+    # From the hand-out on: the plan may have waited for longer than the grace period before anybody took it.
+    until = (parts.store.started_at(plan.turn) or plan.planned_at) + parts.pipeline.lost_after
     if parts.now() < until:
         raise TransientError(
             f"{plan.turn} was handed out by another process, which may still report; what it has not reported by "

@@ -2,7 +2,7 @@
 
 import contextlib
 import secrets
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -68,6 +68,12 @@ class Parts:
     def wants(self, at: TopicPartition) -> bool:
         """Whether a partition is subscribed to. Raises ConfigError where the partition filter does not answer."""
         return self.pipeline.kafka.wants(*at) and self.partition_filter(at)
+
+    def there(self, partitions: Iterable[TopicPartition]) -> list[TopicPartition]:
+        """Partitions that the broker has, under whatever topic id."""
+        asked = list(partitions)
+        topics = self.cluster.topics(sorted({at.topic for at in asked}))
+        return [at for at in asked if at.topic in topics and at.partition in topics[at.topic].partitions]
 
     def existing(self, topic_ids: Mapping[TopicPartition, str]) -> list[TopicPartition]:
         """Partitions that the broker still has, under the same topic id: elsewhere our offsets mean nothing."""
