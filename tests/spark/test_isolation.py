@@ -18,7 +18,7 @@ def test_what_kills_or_hangs_its_process_fails_alone(bench: Bench, topic: MakeTo
     put(bench.broker, name, [(b"k", word) for word in words])
     put(bench.broker, name, [(b"k", word) for word in words], partition=1)
     one, two = TopicPartition(name, 0), TopicPartition(name, 1)
-    job = bench.job(handler, {one: (0, 6)}, {two: dict.fromkeys(range(1, 6), 2)}, isolated=True, record_timeout=1.5)
+    job = bench.job(handler, {one: (0, 6)}, {two: dict.fromkeys(range(1, 6), 2)}, isolated=True, record_timeout=3.0)
     result = bench.run(job)
     became = ["acked", "failed", "skipped", "acked", "failed", "acked"]
     classes = [None, "WorkerLost", "Tombstone", None, "Timeout", None]

@@ -10,7 +10,7 @@ from ackline.ledger import Settlement, TurnKind
 from ackline.offsets import TopicPartition
 from ackline.outcome import Outcome
 from ackline.pipeline import Pipeline
-from ackline.steps import acts, plan, replay, run, settle
+from ackline.steps import acts, claim, plan, replay, run, settle
 from ackline.testing.memory import HandlerCall, MemoryLog, Posted, World
 from ackline.testing.memory_parts import MemoryParts, memory_parts, no_session
 from tests.unit.strategies import NOON
@@ -216,10 +216,24 @@ def test_dead_letters_of_a_partition_without_leader_stay_pending_and_the_others_
     assert lane.letters() == [ALWAYS, ALWAYS]
 
 
-def test_at_most_once_records_its_range_as_lost_and_then_stops() -> None:
+def test_at_most_once_a_plan_that_was_not_claimed_is_made_again_over_the_log_as_it_is() -> None:
     lane = Lane(settings={"guarantee": "at_most_once"})
     lane.produce(OK, OK, OK)
     plan.plan(lane.parts())
+    lane.cut(1, OK, OK)
+    lane.run()
+    assert lane.newest().partitions[AT].counts == {"acked": 3}
+
+
+def test_at_most_once_records_a_claimed_range_as_lost_and_then_stops() -> None:
+    lane = Lane(settings={"guarantee": "at_most_once"})
+    lane.produce(OK, OK, OK)
+    before = lane.parts()
+    planned = plan.plan(before).plan
+    newest = before.store.newest()
+    assert planned is not None
+    assert newest is not None
+    claim.claim(before, planned, newest)
     lane.cut(1, OK, OK)
     lane.run()
     assert lane.newest().partitions[AT].counts == {"lost": 1}
