@@ -35,7 +35,12 @@ class Subject:
 def produce(bootstrap: str, topic: str, count: int, partitions: int) -> None:
     """`count` records, dealt to the partitions in turn; the same ones whenever it is called."""
     rng = random.Random(20240506)
-    settings: dict[str, Any] = {"bootstrap.servers": bootstrap, "linger.ms": 50, "batch.size": 262_144}
+    settings: dict[str, Any] = {
+        "bootstrap.servers": bootstrap,
+        "linger.ms": 50,
+        "batch.size": 262_144,
+        "enable.idempotence": True,
+    }
     client = Producer(settings | {"queue.buffering.max.messages": 1_000_000})
     for number in range(count):
         key, value = str(rng.randrange(100_000)).encode(), _order(rng, number)

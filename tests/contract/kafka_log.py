@@ -30,7 +30,13 @@ def config(broker: Broker) -> dict[str, object]:
 
 
 def producer(broker: Broker, **settings: Any) -> Producer:
-    small = {"batch.size": 16384, "queue.buffering.max.messages": 500_000, "linger.ms": 20}
+    """Of small batches, and idempotent: what is sent again keeps its place, so that a number is an offset."""
+    small = {
+        "batch.size": 16384,
+        "queue.buffering.max.messages": 500_000,
+        "linger.ms": 20,
+        "enable.idempotence": True,
+    }
     return Producer({"bootstrap.servers": broker.bootstrap, **small, **settings})
 
 

@@ -115,7 +115,7 @@ def parsed(*names: str) -> dict[str, Any]:
 
 def produce(bootstrap: str, topic: str, *orders: Mapping[str, object]) -> None:
     """Produce what the journal's handler obeys, one record each, to partition 0."""
-    producer = Producer({"bootstrap.servers": bootstrap})
+    producer = Producer({"bootstrap.servers": bootstrap, "enable.idempotence": True})
     for order in orders:
         producer.produce(topic, json.dumps(order).encode(), partition=0)
     assert producer.flush(30) == 0

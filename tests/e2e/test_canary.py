@@ -76,7 +76,13 @@ def test_i13_neither_a_secret_nor_a_payload_is_shown_anywhere(
 def _produced(one: Lab) -> None:
     for topic in (one.topic, one.dead):
         one.broker.create_topic(topic, config={"max.message.bytes": str(LARGE + 1_000_000)})
-    client = Producer({"bootstrap.servers": one.broker.bootstrap, "message.max.bytes": LARGE + 1_000_000})
+    client = Producer(
+        {
+            "bootstrap.servers": one.broker.bootstrap,
+            "enable.idempotence": True,
+            "message.max.bytes": LARGE + 1_000_000,
+        }
+    )
     for value in VALUES:
         client.produce(one.topic, value, f"{PAYLOAD}-key".encode(), headers=[("h", PAYLOAD.encode())])
     assert client.flush(60) == 0

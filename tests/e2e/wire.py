@@ -63,7 +63,13 @@ class Read:
 def produce(bootstrap: str, topic: str, records: Iterable[Write], partition: int = 0) -> None:
     """Append records in this order; returns when the broker has all of them."""
     producer = Producer(
-        {"bootstrap.servers": bootstrap, "linger.ms": 5, "batch.size": 16_384, "message.max.bytes": 2_000_000}
+        {
+            "bootstrap.servers": bootstrap,
+            "enable.idempotence": True,
+            "linger.ms": 5,
+            "batch.size": 16_384,
+            "message.max.bytes": 2_000_000,
+        }
     )
     _send(producer, topic, records, partition)
 
