@@ -1,6 +1,8 @@
-"""Figures through Airflow's own metrics: a real OpenTelemetry receiver, stable names and tags, no count twice."""
+"""Figures through Airflow's own metrics: a real OpenTelemetry receiver, a real StatsD socket, stable names and tags, no
+count twice."""
 
 import gzip
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -10,6 +12,7 @@ from typing import Any
 
 import pytest
 from airflow.sdk.observability import stats
+from airflow.sdk.observability.metrics import stats_utils
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 
 from ackline.airflow.metrics import COUNTED, publish
@@ -105,6 +108,78 @@ def test_a_run_sends_its_figures_through_airflow_and_logs_the_settings_in_force(
     assert CANARY not in done.printed
 
 
+# ---- StatsD ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def statsd(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], list[str]]]:
+    """Airflow's StatsD is on, as a task's process switches it on; what has come over UDP since this was last asked."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as server:
+        server.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 22)
+        server.bind(("127.0.0.1", 0))
+        server.settimeout(10)
+        monkeypatch.setenv("AIRFLOW__METRICS__STATSD_ON", "True")
+        monkeypatch.setenv("AIRFLOW__METRICS__STATSD_HOST", "127.0.0.1")
+        monkeypatch.setenv("AIRFLOW__METRICS__STATSD_PORT", str(server.getsockname()[1]))
+
+        def received() -> list[str]:
+            stats.incr("end")  # what was sent before has come before it: there is one socket on either side
+            found = [server.recv(65536).decode()]
+            while found[-1] != "airflow.end:1|c":
+                found.append(server.recv(65536).decode())
+            return [line for line in found[:-1] if line.startswith("airflow.ackline.")]
+
+        stats.initialize(factory=stats_utils.get_stats_factory(), export_legacy_names=True)
+        yield received
+    monkeypatch.undo()
+    stats.initialize(factory=stats_utils.get_stats_factory(), export_legacy_names=True)
+
+
+def test_plain_statsd_is_told_the_partition_in_the_name(world: World, statsd: Callable[[], list[str]]) -> None:
+    """It has no tags: the bare name alone would be whichever partition was sent last."""
+    turn(world)
+    told = statsd()
+    assert [line for line in told if ".partition.lag" in line and "seconds" not in line] == [
+        "airflow.ackline.partition.lag:3|g",
+        "airflow.ackline.partition.lag.orders.orders.0:3|g",
+        "airflow.ackline.partition.lag:0|g",
+        "airflow.ackline.partition.lag.orders.orders.1:0|g",
+    ]
+    assert {"airflow.ackline.topic.lag.orders.orders:3|g", "airflow.ackline.topic.partitions.orders.orders:2|g"} < {
+        *told
+    }
+    assert [line for line in told if line.endswith("|c")] == [
+        f"airflow.ackline.{of}.{word}{tags}:2|c"
+        for of, end in (("partition", ".orders.orders.0"), ("topic", ".orders.orders"))
+        for word in ("acked", "failed")
+        for tags in ("", end)
+    ]
+    names = {line.partition(":")[0].removeprefix("airflow.ackline.partition.") for line in told}
+    assert {f"{name}.orders.orders.0" for name in {*GAUGES, "fetch_seconds_mean"}} <= names
+
+
+def test_statsd_with_the_tags_of_influxdb_is_told_each_once(
+    world: World, monkeypatch: pytest.MonkeyPatch, statsd: Callable[[], list[str]]
+) -> None:
+    monkeypatch.setenv("AIRFLOW__METRICS__STATSD_INFLUXDB_ENABLED", "True")
+    stats.initialize(factory=stats_utils.get_stats_factory(), export_legacy_names=True)
+    turn(world)
+    told = statsd()
+    assert [line for line in told if ".partition.lag," in line] == [
+        "airflow.ackline.partition.lag,pipeline=orders,topic=orders,partition=0:3|g",
+        "airflow.ackline.partition.lag,pipeline=orders,topic=orders,partition=1:0|g",
+    ]
+    assert "airflow.ackline.topic.acked,pipeline=orders,topic=orders:2|c" in told
+    assert all(",pipeline=orders,topic=orders" in line for line in told)
+
+
+def test_a_dot_in_a_topics_name_is_no_level_of_the_name(statsd: Callable[[], list[str]]) -> None:
+    world = World(NOON)
+    world.create_topic("orders.eu")
+    turn(world, "orders.eu")
+    assert "airflow.ackline.partition.lag.orders.orders__eu.0:0|g" in statsd()
+
+
 # ---- names, tags, counts --------------------------------------------------------------------------------------------
 
 
@@ -150,18 +225,18 @@ def world() -> World:
     return world
 
 
-def parts_of(world: World) -> MemoryParts:
-    kafka = {"bootstrap_servers": "memory:1", "group_id": "g", "topics": ["orders"]}
+def parts_of(world: World, topic: str = "orders") -> MemoryParts:
+    kafka = {"bootstrap_servers": "memory:1", "group_id": "g", "topics": [topic]}
     settings = {"name": "orders", "kafka": kafka, "handler": "a:b", "dead_letter": "none", "start": "earliest"}
     retry = {"initial_delay": "1m", "max_retries": 1}
     return memory_parts(world, Pipeline.model_validate({**settings, "retry": retry}), "run")
 
 
-def turn(world: World) -> None:
+def turn(world: World, topic: str = "orders") -> None:
     """plan, replay, settle and publish, as the DAG's tasks do."""
-    plan(parts_of(world))
-    replay(parts_of(world), no_session)
-    parts = parts_of(world)
+    plan(parts_of(world, topic))
+    replay(parts_of(world, topic), no_session)
+    parts = parts_of(world, topic)
     publish(parts, settle(parts))
 
 

@@ -2,12 +2,13 @@
 
 Gauges say where each partition and topic stands; whoever settles says them, again too. Counters say what a turn added,
 and only the process that has stored its settlement adds it, so that no repeat counts twice. Names are stable; what they
-are of is in the tags `pipeline`, `topic` and `partition`, and `lane` where it is not the live one. Where nothing is
-switched on Airflow drops them, and a back end that fails breaks no task.
+are of is in the tags `pipeline`, `topic` and `partition`, and `lane` where it is not the live one. Plain StatsD has no
+tags, and would take all partitions for one: there each is sent a second time with its tags in its name, as Airflow does
+with metrics of its own. Where nothing is switched on Airflow drops them, and a back end that fails breaks no task.
 """
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime
 from typing import Any
 
@@ -20,6 +21,8 @@ from ackline.steps.status import PartitionStatus, TopicStatus, status, topics_of
 PARTITION, TOPIC = "ackline.partition", "ackline.topic"
 COUNTED = ("acked", "failed", "skipped", "dropped", "dead", "expired", "compacted", "lost", "retries")
 Tags = Mapping[str, str]
+Send = Callable[[str, float, Tags], None]
+"""Name, value, tags."""
 
 log = logging.getLogger(__name__)
 
@@ -27,18 +30,38 @@ log = logging.getLogger(__name__)
 def publish(parts: Parts, settled: Settled) -> None:
     """Gauges of all partitions and topics, and what the turn added if this process stored its settlement."""
     try:
+        incr, gauge = _to_airflow()
         if settled.stored is not None:
-            _count(settled.stored)
-        _gauges(parts, status(parts))
+            _count(incr, settled.stored)
+        _gauges(gauge, parts, status(parts))
     except AcklineError as error:  # the broker has gone away since: the next settle says where things stand
         log.warning("no metrics of %s: %s", parts.pipeline.name, error)
     except Exception as error:  # a back end may raise anything; its text may hold where it sends to
         log.warning("no metrics of %s: the back end failed (%s)", parts.pipeline.name, type(error).__name__)
 
 
-def _count(stored: Settlement) -> None:
+def _to_airflow() -> tuple[Send, Send]:
+    """How a counter is added to, and how a gauge is set."""
+    from airflow.sdk.configuration import conf
     from airflow.sdk.observability import stats
 
+    def is_on(name: str) -> bool:
+        return bool(conf.getboolean("metrics", name, fallback=False))
+
+    plain = is_on("statsd_on") and not is_on("statsd_influxdb_enabled") and not is_on("statsd_datadog_enabled")
+
+    def sending(send: Callable[..., None]) -> Send:
+        def to_airflow(name: str, value: float, tags: Tags) -> None:
+            send(name, value, tags=dict(tags))
+            if plain:  # a dot in a tag would read as a level of the name
+                send(".".join([name, *(tag.replace(".", "__") for tag in tags.values())]), value)
+
+        return to_airflow
+
+    return sending(stats.incr), sending(stats.gauge)
+
+
+def _count(incr: Send, stored: Settlement) -> None:
     topics: dict[str, dict[str, int]] = {}
     for at, one in stored.partitions.items():
         of_topic = topics.setdefault(at.topic, dict.fromkeys(COUNTED, 0))
@@ -46,26 +69,24 @@ def _count(stored: Settlement) -> None:
         for word, rows in {**one.counts, "retries": int((one.figures or {}).get("retries", 0))}.items():
             if rows and word in of_topic:
                 of_topic[word] += rows
-                stats.incr(f"{PARTITION}.{word}", rows, tags=dict(tags))
+                incr(f"{PARTITION}.{word}", rows, tags)
     for topic, counts in topics.items():
         for word, rows in counts.items():
             if rows:
-                stats.incr(f"{TOPIC}.{word}", rows, tags=dict(_tags(stored.turn.pipeline, stored.turn.lane, topic)))
+                incr(f"{TOPIC}.{word}", rows, _tags(stored.turn.pipeline, stored.turn.lane, topic))
 
 
-def _gauges(parts: Parts, partitions: Iterable[PartitionStatus]) -> None:
-    from airflow.sdk.observability import stats
-
+def _gauges(gauge: Send, parts: Parts, partitions: Iterable[PartitionStatus]) -> None:
     found = list(partitions)
     pipeline, lane, now = parts.pipeline.name, parts.store.lane, parts.now()
     for one in found:
         tags = _tags(pipeline, lane, one.topic, one.partition)
         for name, value in _numbers(one, now):
-            stats.gauge(f"{PARTITION}.{name}", value, tags=dict(tags))
+            gauge(f"{PARTITION}.{name}", value, tags)
     for topic in topics_of(found):
         tags = _tags(pipeline, lane, topic.topic)
         for name, value in [("partitions", topic.partitions), *_numbers(topic, now)]:
-            stats.gauge(f"{TOPIC}.{name}", value, tags=dict(tags))
+            gauge(f"{TOPIC}.{name}", value, tags)
 
 
 def _numbers(one: PartitionStatus | TopicStatus, now: datetime) -> Iterator[tuple[str, float]]:
