@@ -48,6 +48,7 @@ def opened(pipeline: Pipeline, context: Context) -> Iterator["Parts"]:
     from ackline.airflow.connection import kafka_connection
     from ackline.steps.parts import open_parts
 
+    make_handlers_importable()  # for a listener, a retry class, a partition filter; each task is a process of its own
     with open_parts(pipeline, kafka_connection(pipeline), run_id=context["run_id"], actor=ACTOR) as parts:
         yield parts
 
