@@ -1,10 +1,11 @@
 """The `retry:` block of a pipeline file, and durations as files write them."""
 
 import importlib
+import inspect
 import re
 from collections.abc import Mapping
-from dataclasses import replace
-from datetime import timedelta
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
@@ -127,16 +128,54 @@ RetryOverride = Annotated[
 
 
 def load_backoff(path: str) -> Backoff:
-    """An instance of the class named by `module:Class`. Raises ConfigError where it does not import or fit."""
+    """An instance of the class named by `module:Class`, its answers checked.
+
+    Raises ConfigError where it does not import or fit. What is returned raises ConfigError where the class raises, or
+    answers anything but an aware time or None: no due time may be stored by a guess.
+    """
     module, _, name = path.partition(":")
     try:
         made: Backoff = getattr(importlib.import_module(module), name)()
-        made.next_attempt  # noqa: B018 - asked now, so that no turn is left open by it
-    except Exception as error:
+        _check_method(made.next_attempt)  # looked at now, so that no turn is left open by it
+    except (Exception, SystemExit) as error:
         raise ConfigError(
             f"retry class {path} can't be used: {type(error).__name__}: {error}", key="retry.class"
         ) from None
-    return made
+    return _Checked(path, made)
+
+
+def _check_method(method: object) -> None:
+    if not callable(method) or inspect.iscoroutinefunction(method):
+        raise TypeError("its next_attempt is asynchronous, or no method")
+    try:
+        signature = inspect.signature(method)
+    except ValueError:
+        return  # a builtin without a signature: its first call tells
+    signature.bind(1, datetime.now(UTC), None, "")
+
+
+@dataclass(frozen=True, slots=True)
+class _Checked:
+    """A class of the user's, believed only where it answers as `Backoff` says."""
+
+    path: str
+    made: Backoff
+
+    def next_attempt(self, attempts: int, handled_at: datetime, error_class: str | None, seed: str) -> datetime | None:
+        try:
+            due: object = self.made.next_attempt(attempts, handled_at, error_class, seed)
+            if due is None:
+                return None
+            if isinstance(due, datetime) and due.utcoffset() is not None:
+                return due.astimezone(UTC)
+            said = f"answered {'a time without a zone' if isinstance(due, datetime) else f'a {type(due).__name__}'}"
+        except (Exception, SystemExit) as error:
+            said = f"raised {type(error).__name__}: {error}"
+        raise ConfigError(
+            f"retry class {self.path} {said}, asked about attempt {attempts} that failed with {error_class} ({seed}); "
+            f"an aware time or None is wanted. Nothing was settled: mend it, and run again",
+            key="retry.class",
+        )
 
 
 RetryBlock.model_rebuild()

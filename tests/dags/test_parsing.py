@@ -143,3 +143,9 @@ def test_no_folder_of_pipeline_files_is_reported_not_raised(here: Project) -> No
 
     assert not made.dags
     assert "ACKLINE_PIPELINES" in made.broken[here.pipelines]
+
+
+def test_its_page_names_the_class_that_decides_on_retries(here: Project) -> None:
+    """Numbers that the file does not hold would be wrong."""
+    here.write("orders", "orders", retry={"class": "policies:Own"})
+    assert "| retries | `as policies:Own says` |" in (dag(here, "orders").doc_md or "")

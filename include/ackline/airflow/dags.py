@@ -115,7 +115,9 @@ def documentation(pipeline: Pipeline) -> str:
         "handler": ", ".join(pipeline.handlers),
         "guarantee": pipeline.guarantee,
         "starts at": pipeline.start,
-        "retries": f"{retry.max_retries}; first after {_seconds(retry.initial_delay)}, then {_seconds(retry.period)} × "
+        "retries": f"as {retry.class_} says"
+        if retry.class_
+        else f"{retry.max_retries}; first after {_seconds(retry.initial_delay)}, then {_seconds(retry.period)} × "
         f"{retry.multiplier:g}^(n−1), at most {_seconds(retry.max_delay)}",
         "dead letters": pipeline.dead_letter_topic or "none: records given up leave no copy in Kafka",
         "tombstones": pipeline.tombstones,

@@ -9,6 +9,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 
 from ackline.audit.store import TurnOutcomes
+from ackline.backoff import Backoff
+from ackline.errors import ConfigError
 from ackline.kafka.dead_letters import Letter
 from ackline.kafka.exact import Found, Gone
 from ackline.ledger import OutcomeRow, PartitionState, Pending, PendingKind, Settlement, TurnKind, fold
@@ -26,7 +28,7 @@ log = logging.getLogger(__name__)
 
 def states_after(plan: Plan, before: Settlement, found: TurnOutcomes) -> dict[TopicPartition, PartitionState]:
     """Every partition's state after the turn, by the settings that the plan was made with."""
-    policy = RetryBlock.stored(plan.settings["retry"]).policy()
+    policy = _policy(plan)
     states = {at: one.state for at, one in before.partitions.items()}
     for at, planned in plan.partitions.items():
         state = states.get(at, PartitionState(planned.complete_to))
@@ -37,6 +39,13 @@ def states_after(plan: Plan, before: Settlement, found: TurnOutcomes) -> dict[To
             to = max(state.complete_to, planned.fresh.end)
             states[at] = fold(state, OffsetRange(to, to), (), found.rows.get(at, ()), policy)
     return dict(sorted(states.items()))
+
+
+def _policy(plan: Plan) -> Backoff:
+    try:
+        return RetryBlock.stored(plan.settings["retry"]).policy()
+    except ConfigError as error:  # the file may name another by now
+        raise ConfigError(f"{plan.turn} was planned with it, and stays open: {error}", key=error.key) from None
 
 
 def decide(parts: Parts, plan: Plan, before: Settlement, found: TurnOutcomes) -> Decisions:
