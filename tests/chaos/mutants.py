@@ -24,9 +24,9 @@ def commit_before_settlement(patch: pytest.MonkeyPatch) -> None:
     """M1: the group moves before the settlement is stored."""
     real = MemoryStore.store_settlement
 
-    def commits_first(store: MemoryStore, settlement: Settlement, plan: Plan | None = None) -> bool:
+    def commits_first(store: MemoryStore, settlement: Settlement, plan: Plan | None = None, **first: Any) -> bool:
         if plan is None:
-            return real(store, settlement, plan)
+            return real(store, settlement, plan, **first)
         table = store.tables["settlements"]
         mark = CommitMark(store.ledger_id(), store.pipeline, settlement.turn.epoch, settlement.turn.n).encode()
         floors = {at: Committed(one.state.floor, mark) for at, one in settlement.partitions.items()}

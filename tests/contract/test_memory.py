@@ -98,12 +98,20 @@ def test_a_lane_that_has_not_begun_has_nothing(tables: Tables) -> None:
 
 def test_s32_a_lane_may_begin_without_a_partition(tables: Tables) -> None:
     store = tables.store()
-    assert store.store_settlement(Settlement(turn(0), TurnKind.GENESIS, "run", NOON, {}))
+    first = Settlement(turn(0), TurnKind.GENESIS, "run", NOON, {})
+    assert store.store_settlement(first, subscription={"topics": ["orders"]})
     newest = tables.store().newest()
     assert newest is not None
     assert (newest.turn, newest.kind, newest.partitions) == (turn(0), TurnKind.GENESIS, {})
     assert store.open_plan(newest) is None
-    assert not store.store_settlement(settlement(0))
+    assert not store.store_settlement(settlement(0), subscription={"topics": ["others"]})
+    assert tables.store().first_subscription(turn(0)) == {"topics": ["orders"]}
+
+
+def test_what_a_first_genesis_of_an_earlier_version_was_made_for_is_not_known(tables: Tables) -> None:
+    store = tables.store()
+    assert store.store_settlement(settlement(0))
+    assert store.first_subscription(turn(0)) is None
 
 
 def test_i11_a_number_is_given_once_whoever_asks(tables: Tables) -> None:
@@ -159,6 +167,13 @@ def test_zero_rows_are_a_proof_and_a_later_number_proves_no_gap(tables: Tables) 
     assert store.has_outcomes(turn(2))
     assert not store.has_outcomes(turn(3))
     assert not store.has_decisions(turn(2))
+
+
+def test_an_epoch_is_opened_by_the_last_turn_of_the_one_before(tables: Tables) -> None:
+    store = tables.store()
+    for n in range(3):
+        store.store_settlement(settlement(n))
+    assert store.reset_into(1) == turn(2)
 
 
 def test_starts_of_a_plan_are_counted_whoever_makes_them(tables: Tables) -> None:

@@ -4,6 +4,7 @@ Plan n, outcomes n, decisions n and settlement n of a lane and epoch are one fen
 stores returns whether it won the number; who lost goes on with what the winner stored, and reads it here.
 """
 
+import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -176,11 +177,28 @@ class LedgerStore:
         note = Report().encode()  # that these rows are all there is to know
         return self.outcomes.append(table, self._application(plan.turn.epoch, "outcomes"), plan.turn.n, note)
 
-    def store_settlement(self, settlement: Settlement, plan: Plan | None = None) -> bool:
-        """Store a settlement (a first genesis has no plan); False where its number is taken."""
+    def store_settlement(
+        self, settlement: Settlement, plan: Plan | None = None, subscription: Mapping[str, Any] | None = None
+    ) -> bool:
+        """Store a settlement; False where its number is taken.
+
+        A first genesis has no plan, and maybe no partition and so no row: with it goes the `subscription` (the `kafka`
+        of a plan's settings) that it was made for.
+        """
         day = plan_date(plan.planned_at if plan else settlement.settled_at)
         application = self._application(settlement.turn.epoch, "settlement")
-        return self.settlements.append(settlement_rows(settlement, day), application, settlement.turn.n)
+        note = json.dumps(subscription) if subscription is not None else None
+        return self.settlements.append(settlement_rows(settlement, day), application, settlement.turn.n, note)
+
+    def first_subscription(self, genesis: TurnId) -> dict[str, Any] | None:
+        """The subscription of the first genesis; None where that is not known (any more)."""
+        note = self.settlements.note_of(self._application(genesis.epoch, "settlement"), genesis.n)
+        return dict(json.loads(note)) if note else None
+
+    def reset_into(self, epoch: int) -> TurnId:
+        """The reset that has opened an epoch: the last turn of the one before."""
+        n = self.settlements.version_of(self._application(epoch - 1, "settlement"))
+        return TurnId(self.pipeline, self.lane, epoch - 1, n or 0)
 
     def outcomes_of(self, turn: TurnId) -> TurnOutcomes:
         """Outcomes and decisions of a turn.

@@ -6,11 +6,13 @@ are where it moves a partition to. While a turn is open an act is refused, so th
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import Any
 
 from ackline.errors import ConfigError, FatalError, LedgerError
 from ackline.kafka.cluster import LogBounds as ReadableLog
 from ackline.ledger import Committed, SettledPartition, Settlement, TurnKind, answered, of_ledger
 from ackline.offsets import OffsetRange, TopicPartition
+from ackline.pipeline import KafkaBlock
 from ackline.planning import LogBounds, Plan, PlannedPartition
 from ackline.steps.change import check_unchanged
 from ackline.steps.parts import Parts
@@ -44,6 +46,7 @@ def act(parts: Parts, kind: TurnKind, choose: Choose, reason: str) -> Settled:
         if not targets:
             raise ConfigError(f"{parts.pipeline.name}: no partition was named to {kind}")
         plan = act_plan(parts, newest, kind, targets, reason, inside=True)
+        plan = replace(plan, settings={**plan.settings, "kafka": plan.settings["kafka"] | _looked_for(parts, newest)})
         if parts.store.store_plan(plan):
             settle_turn(parts, plan, newest)
             return commit_newest(parts)
@@ -72,6 +75,27 @@ def act_plan(
             raise ConfigError(f"{at}: offset {to} is outside the log [{log.start}, {log.end})")
         partitions[at] = replace(moved(parts, newest, one, held.get(at), to, log), topic_id=topic_id)
     return new_plan(parts, newest, kind, partitions, reason)
+
+
+def subscribed_before(parts: Parts, newest: Settlement | None) -> KafkaBlock | None:
+    """The subscription of the last turn that looked for topics: one in it that the lane does not know was not there
+    then (S32, S54). None where nobody has looked yet."""
+    if newest is None:
+        return None
+    turn = newest.turn
+    if turn.n == 0 and turn.epoch:
+        turn = parts.store.reset_into(turn.epoch)
+    settings = parts.store.plan(turn).settings["kafka"] if turn.n else parts.store.first_subscription(turn)
+    if settings is None:  # not known any more: from the log start nothing is passed over
+        return parts.pipeline.kafka
+    return KafkaBlock.stored({**settings, "properties": {}})
+
+
+def _looked_for(parts: Parts, newest: Settlement) -> dict[str, Any]:
+    """What the plan of an operator's act says of topics: an act looks for none, so a topic that was put into the file
+    before it is as new to the lane after it."""
+    before = subscribed_before(parts, newest) or parts.pipeline.kafka
+    return before.model_dump(mode="json", include={"topics", "pattern", "partitions", "partition_filter"})
 
 
 def _logs(

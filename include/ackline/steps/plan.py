@@ -27,7 +27,7 @@ from ackline.ledger import (
 from ackline.offsets import TopicPartition
 from ackline.pipeline import KafkaBlock
 from ackline.planning import Limits, LogBounds, PartitionView, Plan
-from ackline.steps.acts import act_plan, follow, genesis_plan, new_plan
+from ackline.steps.acts import act_plan, follow, genesis_plan, new_plan, subscribed_before
 from ackline.steps.change import check_unchanged
 from ackline.steps.expired import refuse_lost
 from ackline.steps.parts import Parts
@@ -119,7 +119,7 @@ def _take_turn(parts: Parts, newest: Settlement | None, skipped: bool) -> Planne
         # Also where no topic is there yet: one that is created later is then known to have been missing (S32).
         turn, why = _first_turn(parts), "first run"
         first = Settlement(turn, TurnKind.GENESIS, parts.run_id, parts.now(), genesis, parts.actor, why)
-        if parts.store.store_settlement(first):
+        if parts.store.store_settlement(first, subscription=parts.pipeline.settings()["kafka"]):
             parts.tell("partitions_changed", genesis)
         return None
     if not newest.partitions and not genesis:
@@ -186,18 +186,13 @@ def _genesis(parts: Parts, newest: Settlement | None, look: Look) -> dict[TopicP
     """Where each partition that the lane has not seen starts, decided once and for all."""
     known = newest.partitions if newest else {}
     known_topics = {at.topic for at in known}
-    before = _subscribed_before(parts, newest)
+    before = subscribed_before(parts, newest)
     started = {}
     for at, log in sorted(look.bounds.items()):
         if at in known or log is None or not parts.wants(at):
             continue
         held = look.held.get(at)
-        if at.topic in known_topics:
-            offset, evidence = log.start, "new partition: log start"
-        elif before is not None and before.wants(*at) and held is None:
-            offset, evidence = log.start, f"the topic was missing{_or_filtered(before)} at the last turn: log start"
-        else:
-            offset, evidence = _start(parts, at, held, log)
+        offset, evidence = _start(parts, at, held, log, at.topic in known_topics, before)
         if offset > log.end:
             raise FatalError(
                 f"{at}: the group {parts.pipeline.kafka.group_id} holds offset {offset}, beyond the log end {log.end}: "
@@ -216,13 +211,26 @@ def _genesis(parts: Parts, newest: Settlement | None, look: Look) -> dict[TopicP
     return started
 
 
-def _start(parts: Parts, at: TopicPartition, held: Committed | None, log: LogBounds) -> tuple[int, str]:
-    """The first offset of a partition without a ledger: our own commit first, then as `start` says (S30)."""
+def _start(
+    parts: Parts,
+    at: TopicPartition,
+    held: Committed | None,
+    log: LogBounds,
+    known_topic: bool,
+    before: KafkaBlock | None,
+) -> tuple[int, str]:
+    """The first offset of a partition that the ledger does not know (S30): our own commit first; its log start where
+    all of it came after the lane began, which no commit of others changes but for `uncommitted_*`; else as `start`
+    says."""
     start = parts.pipeline.start
     if held is not None and is_ours(held, parts.pipeline.name):
         return held.offset, "this pipeline's own commit"
+    if known_topic:
+        return log.start, "new partition: log start"
     if held is not None and start.startswith("uncommitted_"):
         return held.offset, "the group's commit"
+    if before is not None and before.wants(*at):
+        return log.start, f"the topic was missing{_or_filtered(before)} at the last turn: log start"
     if parts.pipeline.start_timestamp is not None:
         found = parts.cluster.offsets_at([at], parts.pipeline.start_timestamp)[at]
         time = parts.pipeline.start_timestamp.isoformat()
@@ -238,16 +246,6 @@ def _start(parts: Parts, at: TopicPartition, held: Committed | None, log: LogBou
 def _or_filtered(before: KafkaBlock) -> str:
     # What a filter said then nobody knows: its code may be another by now. From the log start nothing is passed over.
     return ", or filtered out," if before.partition_filter else ""
-
-
-def _subscribed_before(parts: Parts, newest: Settlement | None) -> KafkaBlock | None:
-    """The subscription of the last turn: a topic in it that the lane does not know was not there then (S32, S54)."""
-    if newest is None:
-        return None
-    if newest.turn.n == 0:
-        return parts.pipeline.kafka
-    settings = parts.store.plan(newest.turn).settings["kafka"]
-    return KafkaBlock.stored({**settings, "properties": {}})
 
 
 # ---- a new plan ---------------------------------------------------------------------------------------------------

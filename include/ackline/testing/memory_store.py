@@ -1,5 +1,6 @@
 """The ledger store in memory: the real store's rules on tables that are values of a `World`."""
 
+import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -187,14 +188,17 @@ class MemoryStore(LedgerStore):
         rows = {at: tuple(found) for at, found in sorted(decisions.items())}
         return self._put("outcomes", plan.turn, "decisions", [OutcomesFile(plan.turn, rows)] if rows else [])
 
-    def store_settlement(self, settlement: Settlement, plan: Plan | None = None) -> bool:
+    def store_settlement(
+        self, settlement: Settlement, plan: Plan | None = None, subscription: Mapping[str, Any] | None = None
+    ) -> bool:
         """Store a settlement; False where its number is taken."""
         plan_date(plan.planned_at if plan else settlement.settled_at)
-        partitions = dict(sorted(settlement.partitions.items()))
-        return self._put("settlements", settlement.turn, "settlement", replace(settlement, partitions=partitions))
+        one = replace(settlement, partitions=dict(sorted(settlement.partitions.items())))
+        note = json.dumps(subscription) if subscription is not None else None
+        return self._put("settlements", settlement.turn, "settlement", one, note)
 
-    def _put(self, table: str, turn: TurnId, kind: str, value: Any) -> bool:
-        return self.tables[table].put(value, self._application(turn.epoch, kind), turn.n)
+    def _put(self, table: str, turn: TurnId, kind: str, value: Any, note: str | None = None) -> bool:
+        return self.tables[table].put(value, self._application(turn.epoch, kind), turn.n, note)
 
     def outcomes_of(self, turn: TurnId) -> TurnOutcomes:
         """Outcomes and decisions of a turn."""

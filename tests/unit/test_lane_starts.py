@@ -1,0 +1,137 @@
+"""Where partitions start that the ledger does not know: what the lane knew before decides, and who committed (S30)."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from ackline.ledger import CommitMark, Committed, SettledPartition, TurnKind
+from ackline.offsets import TopicPartition
+from ackline.pipeline import Pipeline
+from ackline.steps import acts, run
+from ackline.testing.memory import HandlerCall, World
+from ackline.testing.memory_parts import MemoryParts, memory_parts, no_session
+from tests.unit.strategies import NOON
+
+OLD, NEW = TopicPartition("orders", 0), TopicPartition("payments", 0)
+
+
+@dataclass
+class Lane:
+    """A pipeline that starts at the end, on `topics` of a world; its topics hold four records each."""
+
+    settings: dict[str, Any] = field(default_factory=lambda: {"start": "latest"})
+    topics: list[str] = field(default_factory=lambda: [OLD.topic])
+    world: World = field(default_factory=lambda: World(NOON))
+
+    def __post_init__(self) -> None:
+        self.create(OLD.topic)
+
+    def create(self, topic: str, partitions: int = 1) -> None:
+        for log in self.world.create_topic(topic, partitions).logs.values():
+            for _ in range(4):
+                log.append(b"{}", NOON)
+
+    def parts(self) -> MemoryParts:
+        kafka = {"bootstrap_servers": "memory:1", "group_id": "g", "topics": self.topics}
+        file = {"name": "lane", "handler": "a:b", "dead_letter": "none", "kafka": kafka, **self.settings}
+        return memory_parts(self.world, Pipeline.model_validate(file), "run")
+
+    def run(self) -> None:
+        run.run(self.parts(), no_session)
+
+    def act(self, kind: TurnKind) -> None:
+        acts.act(self.parts(), kind, lambda newest: {at: one.state.floor for at, one in newest.partitions.items()}, "")
+
+    def calls(self, at: TopicPartition) -> list[int]:
+        return [one.offset for one in self.world.history if isinstance(one, HandlerCall) and one.at == at]
+
+    def settled(self, at: TopicPartition) -> SettledPartition:
+        newest = self.parts().store.newest()
+        assert newest is not None
+        return newest.partitions[at]
+
+
+def test_s30_a_topic_that_the_file_names_for_the_first_time_uses_the_start() -> None:
+    lane = Lane()
+    lane.run()
+    lane.create(NEW.topic)
+    lane.topics.append(NEW.topic)
+    lane.run()
+    assert (lane.calls(NEW), lane.settled(NEW).state.floor) == ([], 4)
+
+
+@pytest.mark.parametrize("kinds", [[TurnKind.PAUSE, TurnKind.RESUME], [TurnKind.RESET], [TurnKind.RESET] * 2])
+@pytest.mark.parametrize("edited", ["before the act", "after it"])
+def test_s30_an_operator_s_act_makes_no_topic_one_that_was_missing(kinds: list[TurnKind], edited: str) -> None:
+    """An act looks for no topics: one that the file names since is as new to the lane as without the act."""
+    lane = Lane()
+    lane.run()
+    lane.create(NEW.topic)
+    if edited == "before the act":
+        lane.topics.append(NEW.topic)
+    for kind in kinds:
+        lane.act(kind)
+    if edited == "after it":
+        lane.topics.append(NEW.topic)
+    lane.run()
+    assert (lane.calls(NEW), lane.settled(NEW).state.floor) == ([], 4)
+
+
+@pytest.mark.parametrize("kinds", [[], [TurnKind.RESET], [TurnKind.PAUSE, TurnKind.RESET, TurnKind.RESUME]])
+def test_s32_a_topic_that_was_missing_is_read_from_its_log_start_whatever_was_done_since(kinds: list[TurnKind]) -> None:
+    lane = Lane(topics=[OLD.topic, NEW.topic])
+    lane.run()
+    for kind in kinds:
+        lane.act(kind)
+    lane.create(NEW.topic)
+    lane.run()
+    assert lane.calls(NEW) == [0, 1, 2, 3]
+
+
+def test_s30_a_name_that_was_mended_uses_the_start_although_the_first_run_found_nothing() -> None:
+    lane = Lane(topics=["ordres"])
+    lane.run()
+    lane.run()
+    lane.topics = [OLD.topic]
+    lane.run()
+    assert (lane.calls(OLD), lane.settled(OLD).state.floor) == ([], 4)
+
+
+def test_s32_a_first_genesis_whose_subscription_is_not_known_any_more_passes_nothing_over() -> None:
+    lane = Lane(topics=["ordres"])
+    lane.run()
+    lane.world.tables.notes.clear()
+    lane.topics = [OLD.topic]
+    lane.run()
+    assert lane.calls(OLD) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(("start", "first"), [("earliest", 0), ("latest", 0), ("uncommitted_latest", 3)])
+def test_s54_a_topic_that_was_missing_is_read_from_its_log_start_although_others_have_committed(
+    start: str, first: int
+) -> None:
+    """All of it came after the first run; only `uncommitted_*` take what others have committed."""
+    lane = Lane({"start": start}, [OLD.topic, NEW.topic])
+    lane.run()
+    lane.create(NEW.topic)
+    lane.world.held["g", NEW] = Committed(3, "somebody's")
+    lane.run()
+    assert lane.calls(NEW) == list(range(first, 4))
+    assert lane.world.held["g", NEW].offset == 4
+
+
+def test_s30_a_partition_of_a_known_topic_goes_on_from_our_own_commit() -> None:
+    """It had no leader when the lane began anew, its former ledger lost: nothing of it is handled again."""
+    lane = Lane({"start": "earliest"})
+    lane.create(OLD.topic, 2)
+    two = TopicPartition(OLD.topic, 1)
+    log = lane.world.log(two)
+    assert log is not None
+    log.has_leader = False
+    lane.world.held["g", two] = Committed(3, CommitMark("lost", "lane", 0, 9).encode())
+    lane.run()
+    log.has_leader = True
+    lane.run()
+    assert lane.calls(two) == [3]
+    assert lane.world.held["g", two].offset == 4
