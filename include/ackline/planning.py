@@ -7,6 +7,7 @@ retries that would empty it (Storm's STORM-2343).
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from random import Random
 from typing import Any, NamedTuple
 
 from ackline.errors import TopicChanged
@@ -106,14 +107,14 @@ CAUGHT_UP = "nothing new"
 
 
 def plan_partitions(
-    views: Mapping[TopicPartition, PartitionView], limits: Limits, now: datetime
+    views: Mapping[TopicPartition, PartitionView], limits: Limits, now: datetime, turn: int = 0
 ) -> dict[TopicPartition, PlannedPartition]:
-    """What each partition gets in the next turn.
+    """What each partition gets in the next turn, number `turn`.
 
     Of `max_records_per_run`, due retries come first, the longest due before others, and fresh offsets get at least a
     tenth. Of those one half is shared evenly, so that none starves, and the other goes to the partitions that are
-    furthest behind in time; where their times are not known, all is shared evenly. Raises TopicChanged where the ledger
-    is ahead of the log: that is no "caught up" (S42).
+    furthest behind in time; where their times are not known, all is shared evenly. What can't be divided goes by lot,
+    drawn anew in each turn. Raises TopicChanged where the ledger is ahead of the log: that is no "caught up" (S42).
     """
     room = {at: _room(at, view, limits) for at, view in views.items()}
     due = sorted(_due(views, now))
@@ -123,7 +124,7 @@ def plan_partitions(
     retries = _take_due(due, total - reserved)
     wanted = {at: len(r) for at, r in room.items()}
     since = {at: view.waits_since for at, view in views.items() if view.waits_since is not None}
-    shares = _serve(wanted, since, total - sum(count(r) for r in retries.values()))
+    shares = _serve(wanted, since, total - sum(count(r) for r in retries.values()), Random(turn))
     planned = {}
     for at, view in views.items():
         fresh = OffsetRange(room[at].start, room[at].start + shares[at])
@@ -197,26 +198,33 @@ def _take_due(due: Sequence[_Due], limit: int) -> dict[TopicPartition, Runs[int]
 
 
 def _serve(
-    wanted: Mapping[TopicPartition, int], since: Mapping[TopicPartition, datetime], total: int
+    wanted: Mapping[TopicPartition, int], since: Mapping[TopicPartition, datetime], total: int, lot: Random
 ) -> dict[TopicPartition, int]:
-    shares = _share(wanted, total // 2 if since else total)
+    # Of a single offset there is no half: one turn in ten gives it by lot, for a partition whose records were stamped
+    # long ago would be the furthest behind for as long as more of them come.
+    evenly = total // 2 if total > 1 else total * (lot.random() < 0.1)
+    shares = _share(wanted, evenly if since else total, lot)
     left = total - sum(shares.values())
     for at in sorted(since, key=lambda at: (since[at], at)):
         more = min(left, wanted[at] - shares[at])
         shares[at] += more
         left -= more
-    rest = _share({at: wanted[at] - shares[at] for at in wanted}, left)
+    rest = _share({at: wanted[at] - shares[at] for at in wanted}, left, lot)
     return {at: shares[at] + rest[at] for at in wanted}
 
 
-def _share(wanted: Mapping[TopicPartition, int], total: int) -> dict[TopicPartition, int]:
-    """Shares of `total`: equal, but what one does not want the others get."""
-    shares = {}
-    left = len(wanted)
-    for at in sorted(wanted, key=lambda at: (wanted[at], at)):
-        shares[at] = min(wanted[at], -(-max(total, 0) // left))
-        total -= shares[at]
-        left -= 1
+def _share(wanted: Mapping[TopicPartition, int], total: int, lot: Random) -> dict[TopicPartition, int]:
+    """Shares of `total`: equal, but what one does not want the others get, and some get one more than others by lot."""
+    left, most = total, max(wanted.values(), default=0)
+    for waiting, at in zip(range(len(wanted), 0, -1), sorted(wanted, key=lambda at: wanted[at]), strict=True):
+        if wanted[at] > left // waiting:
+            most = left // waiting
+            break
+        left -= wanted[at]
+    shares = {at: min(number, most) for at, number in wanted.items()}
+    short = sorted(at for at, number in wanted.items() if number > most)
+    for at in lot.sample(short, min(total - sum(shares.values()), len(short))):
+        shares[at] += 1
     return shares
 
 

@@ -290,3 +290,40 @@ def test_the_partition_furthest_behind_in_time_is_served_first_and_none_starves(
     }
     planned = plan_partitions(views, Limits(10_000, 120), NOON)
     assert [len(planned[TopicPartition("t", number)].fresh) for number in range(3)] == [20, 80, 20]
+
+
+def turns_of_fresh(total: int, turns: int, stamped: list[datetime | None]) -> list[int]:
+    """How often each partition got fresh offsets, when each grows quicker than a run reads, and the time of its first
+    unread record stays as it is."""
+    served = [0] * len(stamped)
+    done = [0] * len(stamped)
+    for n in range(1, turns + 1):
+        views = {
+            TopicPartition("t", number): PartitionView(
+                "id", PartitionState(done[number]), LogBounds(0, 1_000 + 100 * n * (number + 1)), waits_since=time
+            )
+            for number, time in enumerate(stamped)
+        }
+        planned = plan_partitions(views, Limits(10**9, total), NOON, n)
+        got = [len(planned[TopicPartition("t", number)].fresh) for number in range(len(stamped))]
+        assert sum(got) == total
+        done = [before + more for before, more in zip(done, got, strict=True)]
+        served = [before + (more > 0) for before, more in zip(served, got, strict=True)]
+    return served
+
+
+@pytest.mark.parametrize("total", [1, 2, 7, 20])
+@pytest.mark.parametrize("known", [True, False])
+def test_none_starves_where_a_run_takes_fewer_offsets_than_there_are_partitions(total: int, known: bool) -> None:
+    """Neither beside one whose records were all stamped long ago, nor where others are always behind by less."""
+    long_ago = NOON - timedelta(days=1_000)
+    stamped: list[datetime | None] = [long_ago, *[NOON] * 24, *[None] * 25] if known else [None] * 50
+    served = turns_of_fresh(total, 3_000, stamped)
+    assert min(served) > 0
+    if known:
+        assert served[0] == max(served), "the one furthest behind is served first"
+
+
+def test_a_run_of_one_offset_goes_to_the_partition_furthest_behind_in_nine_turns_of_ten() -> None:
+    served = turns_of_fresh(1, 1_000, [NOON, NOON - timedelta(hours=1), NOON - timedelta(minutes=1)])
+    assert 880 < served[1] < 970

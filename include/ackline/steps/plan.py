@@ -276,7 +276,8 @@ def _new_plan(parts: Parts, newest: Settlement, look: Look, skipped: bool = Fals
     retries = pipeline.guarantee == "at_least_once"  # without them nothing is pending, so there is no window
     limits = Limits(pipeline.max_uncommitted if retries else 2**62, pipeline.max_records_per_run)
     views = _with_times(parts, views, limits)
-    return new_plan(parts, newest, TurnKind.RUN, planning.plan_partitions(views, limits, parts.now()))
+    planned = planning.plan_partitions(views, limits, parts.now(), newest.turn.n + 1)
+    return new_plan(parts, newest, TurnKind.RUN, planned)
 
 
 def _with_times(
