@@ -1,8 +1,11 @@
 """Each row gets exactly one outcome, whatever its handler does; the three tiers mean the same."""
 
 import asyncio
+import concurrent.futures
+import os
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -84,6 +87,30 @@ class Broken(Exception):
         raise RuntimeError("no text")
 
 
+class Classless(Exception):
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        raise RuntimeError("no class")
+
+
+class NamelessType(type):
+    __name__ = property(lambda kind: 1 // 0)
+
+
+class Nameless(Exception, metaclass=NamelessType):
+    pass
+
+
+class OddText(str):
+    def __getitem__(self, key: Any) -> str:
+        raise RuntimeError("no part")
+
+
+class Odd(Exception):
+    def __str__(self) -> str:
+        return OddText("odd")
+
+
 @pytest.mark.parametrize(
     ("error", "outcome"),
     [
@@ -94,6 +121,9 @@ class Broken(Exception):
         (StopIteration, ("failed", "StopIteration")),
         (RecursionError, ("failed", "RecursionError")),
         (Broken, ("failed", "Broken")),
+        (lambda: Classless(), ("failed", "Classless")),
+        (lambda: Nameless(), ("failed", "Exception")),
+        (Odd, ("failed", "Odd")),
         (lambda: Skip("not ours"), ("skipped", "Skip")),
         (lambda: Dead("never"), ("failed", "Dead")),
         (lambda: type("Dead", (Exception,), {"__module__": "shop"})(), ("failed", "shop.Dead")),
@@ -126,7 +156,11 @@ def future(record: Record) -> Any:
     return asyncio.Future(loop=loop)
 
 
-@pytest.mark.parametrize("handler", [generator, coroutine, future])
+def submitted(record: Record) -> Any:
+    return concurrent.futures.Future[None]()
+
+
+@pytest.mark.parametrize("handler", [generator, coroutine, future, submitted])
 def test_an_answer_that_stands_for_work_not_done_is_a_failure(handler: Handler) -> None:
     assert outcomes(lambda record: handler(record), [b"a"]) == [("failed", "InvalidOutcome")]
 
@@ -134,6 +168,37 @@ def test_an_answer_that_stands_for_work_not_done_is_a_failure(handler: Handler) 
 @pytest.mark.parametrize("rubbish", [0, False, "failed", object(), [], {"outcome": "failed"}])
 def test_a_record_handler_that_returns_anything_else_acks(rubbish: object) -> None:
     assert outcomes(lambda _: rubbish, [b"a"]) == [("acked", None)]
+
+
+@pytest.mark.parametrize("answer", [Skip("not ours"), Dead("never"), ValueError("no"), Skip])
+def test_an_exception_that_is_returned_was_meant_to_be_raised(answer: object) -> None:
+    assert outcomes(lambda _: answer, [b"a"]) == [("failed", "InvalidOutcome")]
+
+
+@pytest.mark.parametrize("tier", ["record", "arrow"])
+@pytest.mark.parametrize("exits", [True, False])
+def test_a_process_that_the_handler_forks_handles_no_other_record(tier: str, exits: bool, tmp_path: Path) -> None:
+    """I9, I7: it comes back with an exception, or just returns, and would go on with the next record."""
+    here, calls = os.getpid(), tmp_path / "calls"
+
+    def handle(given: Record | pa.RecordBatch) -> list[str]:
+        with calls.open("a") as file:
+            file.write("called\n")
+        if os.fork() == 0 and exits:
+            sys.exit(3)
+        if os.getpid() == here:
+            ended.append(os.waitstatus_to_exitcode(os.wait()[1]))
+        return ["acked"]
+
+    ended: list[int] = []
+    handler = arrow_handler(handle) if tier == "arrow" else handle
+    for value in (b"a", b"b"):
+        found = outcomes(handler, [value])
+        if os.getpid() != here:
+            os._exit(99)
+        assert found == [("acked", None)]
+    assert ended == [3 if exits else 0] * 2
+    assert calls.read_text().splitlines() == ["called"] * 2
 
 
 def test_tombstones_are_skipped_without_the_handler() -> None:
@@ -230,10 +295,11 @@ MEANT = [("acked", None), ("failed", None), ("skipped", "Skip"), ("failed", "Dea
         lambda batch: np.array(SAID),
         lambda batch: pa.table({"outcome": SAID}),
         lambda batch: pa.record_batch({"offset": batch["offset"], "outcome": SAID}),
+        lambda batch: batch.append_column("outcome", pa.array(SAID)),
     ],
 )
 def test_every_form_of_an_arrow_answer_is_understood(reply: Callable[[pa.RecordBatch], Any]) -> None:
-    assert outcomes(arrow(reply), [b"a", b"b", b"c", b"d"]) == MEANT
+    assert outcomes(arrow(reply), [b"a", b"\xff", b"c", b"d"]) == MEANT
 
 
 def test_an_arrow_answer_may_carry_classes_and_messages() -> None:

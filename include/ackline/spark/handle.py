@@ -5,8 +5,10 @@ included, or answer rubbish: that is the outcome of its record, or batch, and of
 """
 
 import inspect
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
@@ -27,10 +29,21 @@ Clock = Callable[[], int]
 
 # The words of a handler's answer. "dead" is stored as a failure that settle does not retry.
 WORDS = pa.array(["acked", "failed", "skipped", "dead"])
+_ANSWERED = ("outcome", "error_class", "error_message")
 _RESERVED = frozenset(word.value for word in ErrorClass)
 _CLASS_LIMIT = 120
 # Acked records share the time of their small group; reading the clock for each would cost a tenth of the whole.
 _GROUP = 64
+
+_forks = 0
+
+
+def _count_fork() -> None:
+    global _forks
+    _forks += 1
+
+
+os.register_at_fork(after_in_child=_count_fork)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,17 +146,22 @@ def answer_records(
     """
     count = len(rows)
     records = rows.records()
+    forks = _forks
     unacked: list[Unacked] = []
     times: list[int] = []
     for _ in range(0, count, _GROUP):
         for record in islice(records, _GROUP):
             try:
                 result = handler(record)
+                if _forks != forks:
+                    _end_copy()
                 if result is not None:
                     refuse_unfinished(result)
             except Unanswerable as stop:
                 raise stop.error from None
             except BaseException as error:  # sys.exit too is the outcome of this record alone
+                if _forks != forks:
+                    _end_copy(error)
                 row = int(np.searchsorted(rows.offsets, record.offset))
                 unacked.append(raised(error, row, rows, now(), payload))
                 if watch is not None:
@@ -153,11 +171,21 @@ def answer_records(
     return Answers(handled_at, unacked, count)
 
 
+def _end_copy(error: BaseException | None = None) -> None:
+    """End this process, which the handler has forked, and which came back into our code: were it to go on, every
+    record that is left would be handled twice."""
+    code = error.code if isinstance(error, SystemExit) else error
+    os._exit(code if isinstance(code, int) else 0 if code is None else 1)
+
+
 def refuse_unfinished(result: Any) -> None:
-    """Raise for an answer that stands for work not done yet: acking it would ack an unhandled record."""
+    """Raise for an answer that stands for work not done yet, or for an exception that was not raised: acking it would
+    ack a record that was not handled."""
+    if isinstance(result, BaseException) or (isinstance(result, type) and issubclass(result, BaseException)):
+        raise InvalidOutcome("the handler returned an exception: raise it")
     if inspect.iscoroutine(result) or inspect.isgenerator(result):
         result.close()
-    elif not (inspect.isawaitable(result) or inspect.isasyncgen(result)):
+    elif not (inspect.isawaitable(result) or inspect.isasyncgen(result) or isinstance(result, Future)):
         return
     raise InvalidOutcome("the handler returned a coroutine, future or generator: its work was not done")
 
@@ -190,23 +218,27 @@ def raised(
     payload: Callable[[int], Iterable[bytes | str | None]] | None = None,
 ) -> Unacked:
     """The outcome of a row whose handling raised `error`."""
-    if isinstance(error, Unmatched):
+    kind = type(error)  # what an exception of the handler's says of its own class may raise in turn
+    if issubclass(kind, Unmatched):
         return Unacked(row, Outcome.SKIPPED, ErrorClass.UNMATCHED, None, at)
-    if isinstance(error, Undecoded):
+    if issubclass(kind, Undecoded):
         return Unacked(row, Outcome.FAILED, ErrorClass.UNDECODABLE, scrub(str(error), ()), at)
     text = _message(error, (payload or rows.payload)(row))
-    if isinstance(error, Skip):
+    if issubclass(kind, Skip):
         return Unacked(row, Outcome.SKIPPED, ErrorClass.SKIP, text, at)
-    name = ErrorClass.DEAD.value if isinstance(error, Dead) else class_of(error)
+    name = ErrorClass.DEAD.value if issubclass(kind, Dead) else class_of(error)
     return Unacked(row, Outcome.FAILED, name, text, at)
 
 
 def class_of(error: BaseException) -> str:
     """The name of an exception's type, with its module where it could be taken for a word of ours."""
-    if isinstance(error, InvalidOutcome):
-        return ErrorClass.INVALID_OUTCOME
     kind = type(error)
-    return plain_class(kind.__name__, kind.__module__)
+    if issubclass(kind, InvalidOutcome):
+        return ErrorClass.INVALID_OUTCOME
+    try:
+        return plain_class(kind.__name__, kind.__module__)
+    except BaseException:  # a broken metaclass, likewise
+        return plain_class("", "")
 
 
 def plain_class(name: str, module: str) -> str:
@@ -217,7 +249,7 @@ def plain_class(name: str, module: str) -> str:
 
 def _message(error: BaseException, payload: Iterable[bytes | str | None]) -> str | None:
     try:
-        text = str(error)
+        text = str.__str__(str(error))  # which may have answered with a string of a class of its own
     except BaseException:  # a broken __str__ is the error of its own record
         return None
     return scrub(text, payload) or None
@@ -225,11 +257,16 @@ def _message(error: BaseException, payload: Iterable[bytes | str | None]) -> str
 
 def answer_batch(handler: Handler, rows: Rows, now: Clock) -> Answers:
     """The Arrow tier: one call a batch; what it can't say properly, it failed to handle."""
+    forks = _forks
     try:
         answered = handler(rows.to_arrow())
+        if _forks != forks:
+            _end_copy()
         refuse_unfinished(answered)
         outcomes, classes, messages = _read_answer(answered, rows)
     except BaseException as error:  # sys.exit too is the outcome of this batch alone
+        if _forks != forks:
+            _end_copy(error)
         at = now()
         text = _message(error, (part for row in range(len(rows)) for part in rows.payload(row)))
         failed = [Unacked(row, Outcome.FAILED, _batch_class(error), text, at) for row in range(len(rows))]
@@ -263,7 +300,8 @@ def _text(column: pa.Array | None, row: int) -> str | None:
 
 def _batch_class(error: BaseException) -> str:
     # `Dead` of a whole batch would bury neighbours: they failed, and are tried again.
-    return f"{type(error).__module__}.{type(error).__name__}" if isinstance(error, Dead | Skip) else class_of(error)
+    kind = type(error)
+    return f"{kind.__module__}.{kind.__name__}" if issubclass(kind, Dead | Skip) else class_of(error)
 
 
 def _read_answer(answered: Any, rows: Rows) -> tuple[pa.Array, pa.Array | None, pa.Array | None]:
@@ -271,7 +309,8 @@ def _read_answer(answered: Any, rows: Rows) -> tuple[pa.Array, pa.Array | None, 
     classes: pa.Array | None = None
     messages: pa.Array | None = None
     if isinstance(answered, pa.Table | pa.RecordBatch):
-        named = {name: _strings(answered.column(name)) for name in answered.schema.names if name != "offset"}
+        # Of other columns, such as those of the batch itself, nothing is asked.
+        named = {name: _strings(answered.column(name)) for name in answered.schema.names if name in _ANSWERED}
         if "offset" in answered.schema.names and answered.column("offset").to_pylist() != rows.offsets.tolist():
             raise InvalidOutcome("the answer is about other offsets than it was given")
         if "outcome" not in named:
