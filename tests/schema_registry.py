@@ -4,6 +4,7 @@ import base64
 import json
 import re
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -17,12 +18,13 @@ from confluent_kafka.serialization import MessageField, SerializationContext
 
 class StubRegistry:
     """What the server knows, and how it behaves. `login`: asked for where it is set. `broken`: the status of every
-    answer where it is set. `asked`: how often a schema was fetched."""
+    answer where it is set. `delay`: seconds that each answer takes. `asked`: how often a schema was fetched."""
 
     def __init__(self) -> None:
         self.schemas: list[dict[str, Any]] = []
         self.login: str | None = None
         self.broken: int | None = None
+        self.delay = 0.0
         self.asked = 0
         self.url = ""
 
@@ -71,6 +73,7 @@ def stub_registry() -> Iterator[StubRegistry]:
             text = self.rfile.read(int(self.headers.get("Content-Length") or 0))
             path = self.path.partition("?")[0]
             body = json.loads(text) if text else None
+            time.sleep(stub.delay)
             status, said = stub.answer(self.command, path, body, self.headers.get("Authorization", ""))
             answer = json.dumps(said).encode()
             self.send_response(status)

@@ -3,6 +3,7 @@
 import ctypes
 import os
 import re
+import resource
 import signal
 import subprocess
 import sys
@@ -55,6 +56,17 @@ def chatter() -> None:
     os.write(2, b"y" * 1000)
 
 
+HOARD: list[bytearray] = []
+
+
+def hoard() -> None:
+    """Take all the memory there is, and keep it."""
+    taken = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (taken + (64 << 20), resource.RLIM_INFINITY))
+    while True:
+        HOARD.append(bytearray(1 << 20))
+
+
 DEEDS: dict[str, Callable[[], object]] = {
     "kill": kill,
     "segfault": lambda: ctypes.string_at(0),
@@ -67,6 +79,7 @@ DEEDS: dict[str, Callable[[], object]] = {
     "shut": lambda: os.closerange(3, 1000),
     "late exit": lambda: threading.Timer(0.2, os._exit, [4]).start(),
     "child": child,
+    "hoard": hoard,
     "fail": fail,
     "skip": skip,
     "dead": dead,

@@ -203,6 +203,13 @@ def test_what_it_had_started_is_killed_with_it(isolated: MakeIsolated, folder: P
     assert wait_until(lambda: not psutil.pid_exists(child), 10)
 
 
+def test_a_process_that_has_kept_all_its_memory_gives_way_to_another(isolated: MakeIsolated, folder: Path) -> None:
+    one = isolated()
+    assert asked(one, [b"a", b"hoard"]) == ["acked", "MemoryError"]
+    assert asked(one, [b"-" * 30_000_000, b"b"]) == ["acked", "acked"]
+    assert (calls(folder), len(pids(folder))) == ([100, 102, 100, 102], 2)
+
+
 def test_a_death_between_batches_is_no_records_doing(isolated: MakeIsolated, folder: Path) -> None:
     one = isolated()
     assert asked(one, [b"late exit"]) == ["acked"]

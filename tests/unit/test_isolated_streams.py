@@ -8,6 +8,7 @@ import pytest
 
 from ackline.spark.isolated import Isolated
 from ackline.translation import Stream, Translation
+from tests.schema_registry import stub_registry
 from tests.unit.killers import FOLDER
 from tests.unit.test_isolated import NOW, asked, calls, rows_of, work_of
 
@@ -45,3 +46,24 @@ def test_a_record_that_kills_its_handler_or_its_filter_fails_alone(isolated: Iso
 def test_what_was_said_of_records_before_a_death_stays_said(isolated: Isolated) -> None:
     answers = isolated(rows_of([b'{"do": "fail"}', b"\xff", b'{"do": "kill"}']))
     assert [one.error_class for one in answers.unacked] == ["ValueError", "Undecodable", "WorkerLost"]
+
+
+SCHEMA = {"type": "record", "name": "deed", "fields": [{"name": "do", "type": "string"}]}
+
+
+def test_what_a_slow_registry_takes_is_not_counted_against_a_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The limit is for the handler: a registry that takes its time must not fail the records, one by one."""
+    monkeypatch.setenv(FOLDER, str(tmp_path))
+    with stub_registry() as stub:
+        values: list[bytes | None] = [stub.avro(SCHEMA, {"do": word}) for word in ("", "spin", "fail")]
+        stub.delay = 0.7
+        stream = replace(STREAM, value="avro", filter=None)
+        translation = Translation((stream,), (("url", stub.url),))
+        one = Isolated(replace(work_of("handle", limit=0.4), handler=None, translation=translation), lambda: NOW)
+        try:
+            assert asked(one, values) == ["acked", "Timeout", "ValueError"]
+        finally:
+            one.close()
+    assert calls(tmp_path) == [100, 102, 104]

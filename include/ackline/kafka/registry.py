@@ -7,8 +7,8 @@ nothing is stored, the same turn is tried again. One that refuses us, or is none
 
 import re
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext, suppress
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
@@ -105,6 +105,8 @@ class Registry:
                 f"the schema registry {self._address} can't be used: {scrub(str(error), ())}", key="schema_registry"
             ) from None
         self._unknown: dict[Any, float] = {}
+        self.waiting: Callable[[], AbstractContextManager[None]] = nullcontext
+        """What is put around each request for a schema: it is no record's fault how long that takes."""
 
     def close(self) -> None:
         """Close its connections."""
@@ -188,7 +190,8 @@ class Registry:
         if self._unknown.get(what, 0.0) > time.monotonic():
             raise unknown
         try:
-            yield
+            with self.waiting():
+                yield
         except SchemaRegistryError as error:
             if error.error_code in _UNKNOWN_SCHEMA:
                 if len(self._unknown) >= _UNKNOWN_KEPT:

@@ -8,6 +8,8 @@ import mmap
 import os
 import struct
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import numpy as np
@@ -19,12 +21,15 @@ from ackline.spark.rows import Int64s
 _WORD = 8
 # Words of the log: how many rows were handed out, when the last call began (0: none is under way), their offsets.
 _BEGUN, _SINCE, _FIRST = 0, 1, 2
+# In the place of that time: a call is under way, and waits for what is not its own doing.
+_WAITS = -1
 _HEADER = struct.Struct("=qq")
 _ROOM = 1024
 
 
 class Head(NamedTuple):
-    """How many rows were handed out, and since when (CLOCK_MONOTONIC, ns) the last call is under way; 0: none is."""
+    """How many rows were handed out, and since when (CLOCK_MONOTONIC, ns) the last call is under way; 0: none is;
+    negative: it waits for what is not its own doing."""
 
     begun: int
     since: int
@@ -70,6 +75,16 @@ class CallLog:
     def idle(self) -> None:
         """Every call has come back."""
         self._words[_SINCE] = 0
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Around what a call waits for through no fault of its own: that time is not the call's."""
+        words, began = self._words, time.monotonic_ns()
+        since, words[_SINCE] = words[_SINCE], _WAITS
+        try:
+            yield
+        finally:
+            words[_SINCE] = since + time.monotonic_ns() - began
 
     def head(self) -> Head:
         """How far the batch is; while its process runs, `since` may be one call behind `begun`."""

@@ -17,6 +17,7 @@ import socket
 import struct
 import sys
 import time
+from contextlib import AbstractContextManager
 
 from ackline.errors import AcklineError, FatalError
 from ackline.handler import Handler, Tier
@@ -150,6 +151,10 @@ class _Told:
         """Note each call."""
         return self._log.over(handler, tier)
 
+    def waiting(self) -> AbstractContextManager[None]:
+        """Around what a call waits for through no fault of its own."""
+        return self._log.waiting()
+
     def told(self, offset: int, one: Unacked) -> None:
         """Send it at once: it must not be lost with this process."""
         frames.send(self._data, ("told", (offset, one)))
@@ -173,6 +178,10 @@ def answer_batches(data: socket.socket, log: CallLog) -> None:
     except AcklineError as error:
         frames.send(data, ("raised", error))
     except Exception as error:  # without its text, which may quote a record
+        # Out of memory, say, by what the handler has kept. A new process has room, and what this one was given and has
+        # said is known without it.
+        if isinstance(error, MemoryError) or log.head().begun:
+            os._exit(1)
         frames.send(data, ("raised", FatalError(f"answering failed in the handler's process ({type(error).__name__})")))
 
 

@@ -9,6 +9,7 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
@@ -75,6 +76,9 @@ class Watch(Protocol):
 
     def over(self, handler: Handler, tier: Tier) -> Handler:
         """The handler, each call of it noted before it is made."""
+
+    def waiting(self) -> AbstractContextManager[None]:
+        """Around what a call waits for through no fault of its own: that is not counted against it."""
 
     def told(self, offset: int, one: Unacked) -> None:
         """What became of the record at `offset`, which was not acked."""

@@ -125,7 +125,7 @@ class HandlerProcess:
         patience = _LOOK_EVERY if until is None else min(_LOOK_EVERY, until - time.monotonic())
         if self._limit is not None:
             since = self._log.head().since
-            left = self._limit if not since else self._limit - (time.monotonic_ns() - since) / _NS
+            left = self._limit if since <= 0 else self._limit - (time.monotonic_ns() - since) / _NS
             patience = min(patience, left)
         return {number for number, _ in poll.poll(max(1, patience * 1000))}
 
@@ -178,7 +178,7 @@ class HandlerProcess:
         if until is not None and time.monotonic() > until:
             return Head(0, 0)
         head = self._log.head()
-        if self._limit is not None and head.since and time.monotonic_ns() - head.since > self._limit * _NS:
+        if self._limit is not None and head.since > 0 and time.monotonic_ns() - head.since > self._limit * _NS:
             return head
         return None
 

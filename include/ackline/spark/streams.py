@@ -81,7 +81,7 @@ class Streams(Routed):
     """The streams of a translation, loaded. Raises what `ackline.translation.load_code` raises."""
 
     def __init__(self, translation: Translation) -> None:
-        registry = Registry(dict(translation.registry)) if translation.needs_registry else None
+        self._registry = registry = Registry(dict(translation.registry)) if translation.needs_registry else None
         self._routes = [
             _Route(one, load_code(one), _decoder(one.key, "key", registry), _decoder(one.value, "value", registry))
             for one in translation.streams
@@ -106,6 +106,8 @@ class Streams(Routed):
         one_of = _one_of(routes, rows, batches)
         if watch is not None:
             one_of = watch.over(one_of, Tier.RECORD)
+            if self._registry is not None:
+                self._registry.waiting = watch.waiting
         answers = answer_records(
             one_of, rows, now, lambda row: chain(rows.payload(row), _decoded(routes, rows, row)), watch
         )
