@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ackline.audit.store import TurnOutcomes
-from ackline.ledger import OutcomeRow, Settlement, TurnKind
+from ackline.ledger import OutcomeRow, PendingKind, Settlement, TurnKind
 from ackline.offsets import TopicPartition
 from ackline.outcome import Outcome
 from ackline.planning import Plan
@@ -16,7 +16,7 @@ def tell_settled(parts: Parts, plan: Plan, settlement: Settlement, found: TurnOu
     """Tell the listener of a settlement that this process has stored; who lost its number tells nothing."""
 
     def waits(at: TopicPartition, row: OutcomeRow) -> bool:
-        return row.outcome is Outcome.FAILED and is_pending(settlement, at, row.offset)
+        return row.outcome is Outcome.FAILED and pending_as(settlement, at, row.offset) is PendingKind.RETRY
 
     if plan.kind is TurnKind.GENESIS:
         parts.tell("partitions_changed", {at: settlement.partitions[at] for at in plan.partitions})
@@ -34,8 +34,8 @@ def tell_settled(parts: Parts, plan: Plan, settlement: Settlement, found: TurnOu
             parts.tell(event, plan.turn, {at: one for at, one in said.items() if one})
 
 
-def is_pending(settlement: Settlement, at: TopicPartition, offset: int) -> bool:
-    """Whether an offset is pending after a settlement."""
+def pending_as(settlement: Settlement, at: TopicPartition, offset: int) -> PendingKind | None:
+    """What an offset is pending as after a settlement; None where it is settled."""
     runs = settlement.partitions[at].state.pending
     after = bisect.bisect_right(runs, offset, key=lambda run: run.start)
-    return after > 0 and offset < runs[after - 1].end
+    return runs[after - 1].value.kind if after > 0 and offset < runs[after - 1].end else None

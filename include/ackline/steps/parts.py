@@ -3,7 +3,7 @@
 import contextlib
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,7 @@ from ackline.kafka.exact import ExactReader
 from ackline.kafka.group import Group
 from ackline.kafka.registry import Registry, registry_config, without_registry
 from ackline.ledger import LIVE
-from ackline.listener import Listener, load_listener, tell
+from ackline.listener import Teller, load_listener
 from ackline.offsets import TopicPartition
 from ackline.partition_filter import PartitionFilter, everything, load_partition_filter
 from ackline.pipeline import Pipeline
@@ -53,7 +53,7 @@ class Parts:
     actor: str
     fixed_now: datetime | None = None
     no_breaker: bool = False
-    listener: Listener = field(default_factory=Listener)
+    listener: Teller | None = None
     cautions: tuple[str, ...] = ()
     """What the file and the connection alone say a user should know."""
     clock: Clock = lambda: datetime.now(UTC)
@@ -63,7 +63,8 @@ class Parts:
 
     def tell(self, event: str, *said: Any) -> None:
         """Tell the listener of an event that is durable."""
-        tell(self.listener, event, *said)
+        if self.listener is not None:
+            self.listener.tell(event, *said)
 
     def wants(self, at: TopicPartition) -> bool:
         """Whether a partition is subscribed to. Raises ConfigError where the partition filter does not answer."""
@@ -165,4 +166,5 @@ def open_parts(
         try:
             yield parts
         finally:
-            parts.tell("close")
+            if listener is not None:
+                listener.close()

@@ -119,7 +119,7 @@ def _take_turn(parts: Parts, newest: Settlement | None, skipped: bool) -> Planne
         # Also where no topic is there yet: one that is created later is then known to have been missing (S32).
         turn, why = _first_turn(parts), "first run"
         first = Settlement(turn, TurnKind.GENESIS, parts.run_id, parts.now(), genesis, parts.actor, why)
-        if parts.store.store_settlement(first, subscription=parts.pipeline.settings()["kafka"]):
+        if parts.store.store_settlement(first, subscription=parts.pipeline.settings()["kafka"]) and genesis:
             parts.tell("partitions_changed", genesis)
         return None
     if not newest.partitions and not genesis:
