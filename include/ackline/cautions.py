@@ -10,6 +10,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from ackline.backoff import RetryPolicy
+from ackline.outcome import ErrorClass
 from ackline.properties import ignored
 
 if TYPE_CHECKING:
@@ -42,12 +43,31 @@ def of_settings(pipeline: "Pipeline") -> Iterator[str]:
         )
     if pipeline.guarantee == "at_most_once" and pipeline.breaker is not None:
         yield "breaker: under `guarantee: at_most_once` it never trips: the group has moved over what was handed out"
+    for name in pipeline.retry.by_error:
+        why = _never_comes(name)
+        if why:
+            yield f"retry.by_error: `{name}` {why}"
     longest = _whole_run(pipeline)
     if pipeline.guarantee == "at_most_once" and longest > pipeline.lost_after.total_seconds():
         yield (
             f"lost_after: {_spoken(pipeline.lost_after.total_seconds())} is shorter than a run may take at `max_rate` "
             f"({_spoken(longest)} for max_records_per_run): another process would call `lost` what is being handled"
         )
+
+
+def _never_comes(error_class: str) -> str | None:
+    """Why no failure is stored under a name; None where one may be."""
+    own = error_class.rpartition(".")[2]
+    if error_class == ErrorClass.DEAD:
+        return "is never retried, whatever is said here"
+    if error_class in (ErrorClass.SKIP, ErrorClass.TOMBSTONE, ErrorClass.UNMATCHED):
+        return "is no failure, so there is nothing to retry"
+    if own != error_class and own not in list(ErrorClass):
+        return (
+            f"is not met where a handler raises: an exception goes by its own name, `{own}`, without its module; only an "
+            f"Arrow handler may say otherwise"
+        )
+    return None
 
 
 def of_connection(pipeline: "Pipeline", connection: Mapping[str, object]) -> Iterator[str]:

@@ -49,6 +49,30 @@ def test_the_class_of_errors_that_waits_longest_is_named() -> None:
 
 
 @pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("psycopg2.OperationalError", "goes by its own name, `OperationalError`, without its module"),
+        ("Dead", "is never retried"),
+        ("Skip", "is no failure"),
+        ("Tombstone", "is no failure"),
+        ("Unmatched", "is no failure"),
+    ],
+)
+def test_a_policy_for_errors_that_never_come_under_that_name_is_named(name: str, said: str) -> None:
+    [found] = cautions.of_settings(pipeline(retry={"by_error": {name: "never", "ValueError": "never"}}))
+    assert found.startswith(f"retry.by_error: `{name}` ")
+    assert said in found
+
+
+@pytest.mark.parametrize(
+    "name", ["Timeout", "WorkerLost", "Undecodable", "InvalidOutcome", "requests.Timeout", "a.Dead"]
+)
+def test_a_policy_for_errors_that_come_under_that_name_is_not(name: str) -> None:
+    """An exception whose name is one of ours is known with its module."""
+    assert list(cautions.of_settings(pipeline(retry={"by_error": {name: "never"}}))) == []
+
+
+@pytest.mark.parametrize(
     "settings",
     [{"retry": {"class": "tests.unit.test_cautions:Own"}}, {"retry": {"max_retries": 0}},
      {"retry": {"max_retries": 10**6}, "guarantee": "no_guarantee", "dead_letter": "none"}],
