@@ -64,7 +64,7 @@ def _never_comes(error_class: str) -> str | None:
         return "is no failure, so there is nothing to retry"
     if own != error_class and own not in list(ErrorClass):
         return (
-            f"is not met where a handler raises: an exception goes by its own name, `{own}`, without its module; only an "
+            f"is met by no exception: that goes by its own name, `{own}`, without its module; only an "
             f"Arrow handler may say otherwise"
         )
     return None

@@ -126,12 +126,13 @@ def load_listener(path: str | None) -> Teller | None:
     module, _, name = path.partition(":")
 
     def make() -> Listener:
-        made = getattr(importlib.import_module(module), name)()
+        made = found()
         if not isinstance(made, Listener):
             raise ConfigError(f"listener {path} is no ackline.listener.Listener", key="listener")
         return made
 
     try:
+        found = getattr(importlib.import_module(module), name)  # here: what it imports may want the main thread
         return Teller(make)
     except ConfigError:
         raise

@@ -70,7 +70,7 @@ class RetryBlock(Block):
     max_delay: Duration = timedelta(hours=1)
     max_retries: int = Field(5, ge=0, le=2**31 - 2)
     jitter: Annotated[float, Field(ge=0, le=1)] = 0.0
-    by_error: dict[str, "RetryOverride"] = Field(default_factory=dict)
+    by_error: dict[Annotated[str, Field(min_length=1)], "RetryOverride"] = Field(default_factory=dict)
     class_: Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_][\w.]*$")] | None = Field(None, alias="class")
 
     @model_validator(mode="after")

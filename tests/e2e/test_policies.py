@@ -25,6 +25,25 @@ def test_an_error_class_has_its_own_delay(lab: MakeLab) -> None:
     assert one.handled() == [(0, 1), (0, 2)]
 
 
+class AnHourOnce:
+    """A retry policy: one more attempt, an hour later."""
+
+    def next_attempt(self, attempts: int, handled_at: datetime, error_class: str | None, seed: str) -> datetime | None:
+        return handled_at + timedelta(hours=1) if attempts == 1 and error_class == "ValueError" else None
+
+
+def test_a_class_of_ones_own_decides_on_retries(lab: MakeLab) -> None:
+    one = lab(retry={"class": "tests.e2e.test_policies:AnHourOnce"})
+    one.produce({"fail": -1}, b"{not json")
+    one.run()
+    assert (one.outcomes()["dead"], one.pending()) == (1, [0])
+    assert one.settled().state.next_due == one.now + timedelta(hours=1)
+    one.wait(3600)
+    one.run()
+    assert one.outcomes() == {"failed": 3, "dead": 2}
+    assert one.committed() == 2
+
+
 @pytest.mark.parametrize(("start", "committed", "first"), [
     ("timestamp", None, 2), ("timestamp", 1, 2), ("uncommitted_timestamp", 1, 1), ("uncommitted_timestamp", None, 2),
 ])  # fmt: skip

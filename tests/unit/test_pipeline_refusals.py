@@ -46,6 +46,7 @@ REFUSED = [
     ("no number", [], "retry: {multiplier: .nan}\n", 8, "retry.multiplier", "less than or equal"),
     ("text for fraction", [], "retry: {multiplier: '2'}\n", 8, "retry.multiplier", "valid number"),
     ("boolean for fraction", [], "retry: {multiplier: true}\n", 8, "retry.multiplier", "valid number"),
+    ("no class of errors", [], "retry: {by_error: {'': never}}\n", 8, "retry.by_error.", "at least 1 character"),
     ("bare duration", [], "retry:\n  period: 5\n", 9, "retry.period", "duration with its unit"),
     ("negative duration", [], "retry: {period: -5s}\n", 8, "retry.period", "duration with its unit"),
     ("a word", [], "start: Earliest\n", 8, "start", "not 'Earliest'"),
