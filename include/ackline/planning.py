@@ -238,6 +238,6 @@ def _why(view: PartitionView, room: OffsetRange, now: datetime) -> str:
     retries = [run.value.due or now for run in view.state.pending if run.value.kind is PendingKind.RETRY]
     if any(due <= now for due in retries):
         return RUN_FULL
-    if view.log.end <= view.state.complete_to:
+    if view.log.end <= room.start:
         return WAITING if retries else CAUGHT_UP
     return RUN_FULL if room else WINDOW_FULL

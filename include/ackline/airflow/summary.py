@@ -9,9 +9,9 @@ from ackline.steps.settle import Settled
 
 def planned_summary(planned: Planned) -> dict[str, Any]:
     """The turn and, for each partition, the fresh range, how many retries, and why where it gets nothing."""
-    plan = planned.plan
+    plan, leaderless = planned.plan, [str(at) for at in planned.leaderless]
     if plan is None:
-        return {"turn": None, "missing": list(planned.missing)}
+        return {"turn": None, "missing": list(planned.missing), "leaderless": leaderless}
     partitions = [
         {
             "topic": at.topic,
@@ -28,6 +28,7 @@ def planned_summary(planned: Planned) -> dict[str, Any]:
         "epoch": plan.turn.epoch,
         "adopted": planned.adopted,
         "missing": list(planned.missing),
+        "leaderless": leaderless,
         "partitions": partitions,
     }
 

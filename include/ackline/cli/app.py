@@ -127,11 +127,14 @@ def plan(name: Name, as_json: Json = False, now: Now = None) -> None:
         )
         absent_topics = [absent for absent in found.missing if not absent.endswith("]")]
         absent_partitions = [absent for absent in found.missing if absent.endswith("]")]
+        body["partitions"] += show.leaderless_json(found.leaderless)
         show.print_json({**body, "missing_topics": absent_topics, "missing_partitions": absent_partitions})
         return
     out = show.console()
     for absent in found.missing:
         out.print(f"{show.missing(absent)}.", markup=False)
+    for at in found.leaderless:
+        out.print(f"The partition {at} has no leader; it is left out.", markup=False)
     if found.plan:
         out.print(show.plan_table(found.plan, found.adopted, stored=False))
 

@@ -11,9 +11,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from ackline.audit.store import LedgerStore
-from ackline.ledger import Committed, Settlement
+from ackline.ledger import Committed, Settlement, TurnKind
 from ackline.offsets import TopicPartition, count
-from ackline.planning import Plan
+from ackline.planning import NO_LEADER, Plan
 from ackline.steps.parts import Progress as OnProgress
 from ackline.steps.run import Ran
 from ackline.steps.status import PartitionStatus, TopicStatus
@@ -60,21 +60,23 @@ def plan_table(plan: Plan, adopted: bool, stored: bool) -> Table:
             count(one.retries),
             one.floor,
             one.log.end,
-            one.why or "",
+            one.why or plan.reason,
         ]
         for at, one in sorted(plan.partitions.items())
     )
-    title = f"Turn {plan.turn.n} of {plan.turn.pipeline}: {state}"
+    act = "" if plan.kind is TurnKind.RUN else f"{plan.kind}, "
+    title = f"Turn {plan.turn.n} of {plan.turn.pipeline}: {act}{state}"
     return table(title, ["partition", "fresh", "offsets", "retries", "floor", "log end", ""], rows)
 
 
 def plan_json(plan: Plan, adopted: bool) -> dict[str, Any]:
-    """The same for a program."""
+    """The same for a program. An act's reason is why its partitions get nothing."""
     return {
         "pipeline": plan.turn.pipeline,
         "lane": plan.turn.lane,
         "epoch": plan.turn.epoch,
         "turn": plan.turn.n,
+        "kind": plan.kind.value,
         "adopted": adopted,
         "planned_at": plan.planned_at.isoformat(),
         "partitions": [
@@ -88,11 +90,18 @@ def plan_json(plan: Plan, adopted: bool) -> dict[str, Any]:
                 "complete_to": one.complete_to,
                 "log_start": one.log.start,
                 "log_end": one.log.end,
-                "why": one.why,
+                "why": one.why or plan.reason or None,
             }
             for at, one in sorted(plan.partitions.items())
         ],
     }
+
+
+def leaderless_json(partitions: Iterable[TopicPartition]) -> list[dict[str, Any]]:
+    """Partitions that are left out of a plan and have not joined the lane: nothing is known of them but why."""
+    unknown = dict.fromkeys(("start", "end", "floor", "complete_to", "committed", "log_start", "log_end", "lag"))
+    none: dict[str, Any] = {**unknown, "retries": 0, "outcomes": {}, "pending": {}, "why": NO_LEADER}
+    return [{"topic": at.topic, "partition": at.partition, **none} for at in partitions]
 
 
 def turn_table(plan: Plan, settlement: Settlement, committed: Mapping[TopicPartition, Committed]) -> Table:
@@ -150,7 +159,7 @@ def run_json(ran: Ran, store: LedgerStore) -> dict[str, Any]:
         "turn": last.turn.n if last else None,
         "records": ran.calls,
         "outcomes": dict(ran.outcomes),
-        "partitions": partitions,
+        "partitions": partitions + leaderless_json(ran.leaderless),
         "missing_topics": list(ran.missing),
     }
 

@@ -32,6 +32,8 @@ a leader, or the one that it takes for the controller."""
 SETTLING = 20.0
 """Seconds for which leaders may be moving before that is an error: a broker that dies is missed after 9."""
 
+_INTERNAL = frozenset({"__consumer_offsets", "__transaction_state", "__share_group_state"})
+"""Kafka's own topics: what lies in them is for brokers to read."""
 _BETWEEN = 0.2
 _NO_LEADER = MISSING | {"LEADER_NOT_AVAILABLE"}
 _MOVED = frozenset({"NOT_LEADER_FOR_PARTITION", "FENCED_LEADER_EPOCH", "UNKNOWN_LEADER_EPOCH", "OFFSET_NOT_AVAILABLE",
@@ -136,7 +138,7 @@ class Cluster:
         """The names of all topics but Kafka's own, sorted; for subscriptions by pattern."""
         with clients.mapped("listing the topics", self._config, self._last):
             topics = self._admin.list_topics(timeout=REQUEST).topics
-        return sorted(name for name in topics if name not in ("__consumer_offsets", "__transaction_state"))
+        return sorted(topics.keys() - _INTERNAL)
 
     def bounds(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, LogBounds]:
         """The bounds of each partition, in two requests to each leader however many partitions there are.

@@ -5,12 +5,14 @@ before a write, nothing happened; killed after it, the next run finds it: a lane
 which is adopted. Nothing else decides what is read, so no two runs can plan the same offsets side by side.
 """
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
 
 from ackline import planning
 from ackline.errors import ConfigError, FatalError, GroupMoved, LedgerError, TooFarBehind
+from ackline.figures import due_retries
 from ackline.ledger import (
     CommitMark,
     Committed,
@@ -34,8 +36,12 @@ from ackline.steps.parts import Parts
 from ackline.steps.same_log import check_logs, check_topic
 from ackline.steps.settle import mark_of, may_restore, settle_turn
 
+log = logging.getLogger(__name__)
+
 _RACES = 20
 """How often a number may be lost to another run before something is wrong with the tables."""
+_NAMED = 5
+"""Partitions that a warning names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,11 +57,14 @@ class Look:
 @dataclass(frozen=True, slots=True)
 class Planned:
     """The turn to carry out; `plan` is None where no subscribed topic exists yet. `missing` names those that don't, and
-    partitions that the file names."""
+    partitions that the file names; `leaderless` are those that would join the lane, if they had a leader. `acts` are
+    the acts that this process has settled before."""
 
     plan: Plan | None
     adopted: bool
     missing: tuple[str, ...] = ()
+    leaderless: tuple[TopicPartition, ...] = ()
+    acts: tuple[Settlement, ...] = ()
 
 
 def plan(parts: Parts) -> Planned:
@@ -65,20 +74,34 @@ def plan(parts: Parts) -> Planned:
     and GroupMoved where the lane can't go on as it is.
     """
     skipped = False
+    acts: list[Settlement] = []
     for _ in range(_RACES):
         newest = parts.store.newest()
         open_plan = parts.store.open_plan(newest) if newest else None
         if newest and open_plan and open_plan.kind is not TurnKind.RUN:
             skipped |= open_plan.kind is TurnKind.SKIP
-            settle_turn(parts, open_plan, newest)  # an act needs no replay: whoever finds it open finishes it
+            settled = settle_turn(parts, open_plan, newest)  # an act needs no replay: who finds it open finishes it
+            if settled:
+                acts.append(settled)
+                _say_act(open_plan)
         elif open_plan:
             _check_clock(parts, open_plan.planned_at)
-            return Planned(open_plan, adopted=True)
+            return Planned(open_plan, adopted=True, acts=tuple(acts))
         else:
             done = _take_turn(parts, newest, skipped)
             if done:
-                return done
+                for at in done.leaderless:
+                    log.warning("%s has no leader: it is left out until it has one; the others go on", at)
+                return replace(done, acts=tuple(acts))
     raise LedgerError(f"{_RACES} times another run took the turn that this one was about to take; are runs looping?")
+
+
+def _say_act(plan: Plan) -> None:
+    """A run that skips or follows says so, beside what it stores."""
+    if plan.kind in (TurnKind.SKIP, TurnKind.RESET):
+        moves = [f"{at} to {one.fresh.start}" for at, one in plan.partitions.items()]
+        more = f" and {len(moves) - _NAMED} more" if len(moves) > _NAMED else ""
+        log.warning("%s, a %s of %s%s: %s", plan.turn, plan.kind, ", ".join(moves[:_NAMED]), more, plan.reason)
 
 
 def preview(parts: Parts) -> Planned:
@@ -92,11 +115,12 @@ def preview(parts: Parts) -> Planned:
     if newest is not None:
         check_unchanged(parts, newest)
     lane = preview_lane(parts, newest, look)
+    leaderless = _leaderless(parts, lane, look)
     if not lane:
-        return Planned(None, adopted=False, missing=look.missing)
+        return Planned(None, adopted=False, missing=look.missing, leaderless=leaderless)
     turn = newest.turn if newest else _first_turn(parts)
     started = Settlement(turn, TurnKind.GENESIS, parts.run_id, parts.now(), lane)
-    return Planned(_new_plan(parts, started, look), adopted=False, missing=look.missing)
+    return Planned(_new_plan(parts, started, look), adopted=False, missing=look.missing, leaderless=leaderless)
 
 
 def preview_lane(parts: Parts, newest: Settlement | None, look: Look) -> dict[TopicPartition, SettledPartition]:
@@ -122,13 +146,14 @@ def _take_turn(parts: Parts, newest: Settlement | None, skipped: bool) -> Planne
         if parts.store.store_settlement(first, subscription=parts.pipeline.settings()["kafka"]) and genesis:
             parts.tell("partitions_changed", genesis)
         return None
+    leaderless = _leaderless(parts, newest.partitions, look)
     if not newest.partitions and not genesis:
-        return Planned(None, adopted=False, missing=look.missing)
+        return Planned(None, adopted=False, missing=look.missing, leaderless=leaderless)
     plan = genesis_plan(parts, newest, genesis) if genesis else _new_plan(parts, newest, look, skipped)
     if not parts.store.store_plan(plan) or plan.kind is not TurnKind.RUN:
         return None  # another run was quicker; or it is an act, which is settled before the lane goes on
     parts.tell("planned", plan)
-    return Planned(plan, adopted=False, missing=look.missing)
+    return Planned(plan, adopted=False, missing=look.missing, leaderless=leaderless)
 
 
 def look_at_kafka(parts: Parts, newest: Settlement | None) -> Look:
@@ -211,6 +236,13 @@ def _genesis(parts: Parts, newest: Settlement | None, look: Look) -> dict[TopicP
     return started
 
 
+def _leaderless(
+    parts: Parts, lane: Mapping[TopicPartition, SettledPartition], look: Look
+) -> tuple[TopicPartition, ...]:
+    """Those that are subscribed to, and can't join the lane: without a leader nobody knows where their log starts."""
+    return tuple(at for at, log in sorted(look.bounds.items()) if log is None and at not in lane and parts.wants(at))
+
+
 def _start(
     parts: Parts,
     at: TopicPartition,
@@ -290,6 +322,7 @@ def _with_times(
         if view.readable and view.log is not None and view.log.end > view.state.complete_to
     }
     there_is = sum(view.log.end - unread[at] for at, view in views.items() if at in unread and view.log is not None)
+    there_is += sum(due_retries(view.state, parts.now()) for view in views.values() if view.readable)
     if len(unread) < 2 or there_is <= limits.max_records_per_run:
         return views
     times = parts.cluster.record_times(unread)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from ackline.errors import RangeGone
 from ackline.ledger import Settlement, TurnKind
+from ackline.offsets import TopicPartition
 from ackline.outcome import Outcome
 from ackline.planning import Plan
 from ackline.steps.figures import outcomes_of, report_of
@@ -28,13 +29,14 @@ MAX_VOID = 5
 
 @dataclass(slots=True)
 class Ran:
-    """What a run did. `calls` are handler calls of this process; `outcomes` effective rows of its turns."""
+    """What a run did. `calls` are handler calls of this process; `outcomes` effective rows of its turns and acts."""
 
     plans: list[Plan] = field(default_factory=list)
     calls: int = 0
     outcomes: Counter[str] = field(default_factory=Counter)
     settled: Settled | None = None
     missing: tuple[str, ...] = ()
+    leaderless: tuple[TopicPartition, ...] = ()
     voided: list[str] = field(default_factory=list)
 
 
@@ -48,7 +50,10 @@ def run(
     ran = Ran()
     while True:
         planned = plan(parts)
-        ran.missing = planned.missing
+        ran.missing, ran.leaderless = planned.missing, planned.leaderless
+        for act in planned.acts:
+            for one in act.partitions.values():
+                ran.outcomes.update(one.counts)
         if planned.plan is None:
             return ran
         if on_plan:

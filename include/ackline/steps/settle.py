@@ -123,7 +123,8 @@ def _check_breaker(parts: Parts, plan: Plan, before: Settlement, found: TurnOutc
     tried = sum(found.attempted_fresh.values())
     bad = sum(row.attempt == 1 and row.outcome is Outcome.FAILED for rows in found.rows.values() for row in rows)
     bad += sum(counts.get(Outcome.DROPPED, 0) for counts in found.counts.values())
-    if tried < breaker.min_records or bad <= breaker.failure_ratio * tried:
+    # Divided, not multiplied: 29 of 100 are a ratio of 0.29 then, and not more.
+    if tried < breaker.min_records or bad / tried <= breaker.failure_ratio:
         return
     reason = f"too many failures: {bad} of {tried} new records failed, the breaker allows {breaker.failure_ratio:.0%}"
     void_turn(parts, plan, before, reason)
