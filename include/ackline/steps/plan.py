@@ -337,7 +337,7 @@ def _may_skip(parts: Parts) -> bool:
 def _too_far_behind(parts: Parts, views: Mapping[TopicPartition, PartitionView]) -> dict[TopicPartition, int]:
     """Where partitions too far behind are skipped to (S45). Raises TooFarBehind where the policy is to fail.
 
-    What retention took is `expired`, whatever the policy, and does not count: a skip stays inside the log.
+    What retention took does not count, and is no reason for a skip; where there is one, it settles that as well.
     """
     limit = parts.pipeline.max_offset_behind
     if limit is None:
