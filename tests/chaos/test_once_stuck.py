@@ -1,16 +1,25 @@
 """Where the machine once found a lane stuck, or a move of the group overwritten, each as the shortest way there."""
 
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
 import pytest
 
-from ackline.errors import AcklineError, ConfigError, GroupBusy, GroupMoved, TopicChanged, TransientError
-from ackline.ledger import Committed, Settlement, TurnKind
+from ackline.errors import (
+    AcklineError,
+    ConfigError,
+    GroupBusy,
+    GroupMoved,
+    NewerCommit,
+    TopicChanged,
+    TransientError,
+)
+from ackline.ledger import CommitMark, Committed, Settlement, TurnKind
 from ackline.offsets import TopicPartition
 from ackline.pipeline import Pipeline
-from ackline.steps import acts, plan, replay, run
-from ackline.testing.memory import HandlerCall, World
+from ackline.steps import acts, claim, plan, replay, run, settle
+from ackline.testing.memory import HandlerCall, Hook, World, no_hook
 from ackline.testing.memory_kafka import MemoryCluster
 from ackline.testing.memory_parts import MemoryParts, memory_parts, no_session
 from tests.unit.strategies import NOON
@@ -31,9 +40,9 @@ class Lane:
             for _ in range(6):
                 log.append(b"{}", self.world.now)
 
-    def parts(self, name: str = "one") -> MemoryParts:
+    def parts(self, name: str = "one", hook: Hook = no_hook) -> MemoryParts:
         kafka = {"bootstrap_servers": "memory:1", "group_id": "g", "topics": self.topics}
-        return memory_parts(self.world, Pipeline.model_validate({**self.settings, "kafka": kafka}), name)
+        return memory_parts(self.world, Pipeline.model_validate({**self.settings, "kafka": kafka}), name, hook)
 
     def run(self) -> None:
         run.run(self.parts(), no_session)
@@ -155,6 +164,60 @@ def test_what_somebody_else_commits_of_a_parked_partition_is_left_alone_and_stop
     assert lane.world.held["g", OTHER] == Committed(1, "")
 
 
+@pytest.mark.parametrize("times", [1, 2])
+@pytest.mark.parametrize("step", ["run", "commit"])
+def test_s53_a_commit_that_another_run_has_just_made_is_not_taken_for_another_ledger_s(step: str, times: int) -> None:
+    """It is stored before it is committed, and looks newer to whoever has read the ledger before that."""
+    lane = Lane()
+    lane.run()
+    left = [None] * times
+
+    def rival(what: str, _: str) -> None:
+        if what == "held" and left:
+            left.pop()
+            lane.log(AT).append(b"{}", NOON)
+            lane.run()
+
+    slow = lane.parts("slow", rival)
+    if step == "run":
+        run.run(slow, no_session)
+    else:
+        settle.commit_newest(slow)
+    assert not left
+    assert len(lane.calls()) == len({(call.at, call.offset) for call in lane.calls()}) == 12 + times
+    assert lane.world.held["g", AT].offset == lane.floor(AT) == 6 + times
+
+
+def test_s53_at_most_once_a_claim_that_another_run_has_just_committed_is_not_taken_for_another_ledger_s() -> None:
+    lane = Lane(guarantee="at_most_once")
+    planned = plan.plan(lane.parts()).plan
+    assert planned is not None
+
+    def rival(what: str, _: str) -> None:
+        if what == "held" and not lane.parts().store.has_claim(planned.turn):
+            claim.claim(lane.parts("quick"), planned, lane.newest())
+
+    replay.replay(lane.parts("slow", rival), no_session)
+    settle.settle(lane.parts())
+    assert len(lane.calls()) == 12
+    assert lane.newest().partitions[AT].counts == {"acked": 6}
+
+
+@pytest.mark.parametrize("guarantee", ["at_least_once", "at_most_once"])
+@pytest.mark.parametrize(("ledger", "n"), [("another", 0), ("", 9)])
+def test_a_commit_of_another_ledger_or_a_newer_turn_still_stops_every_step(guarantee: str, ledger: str, n: int) -> None:
+    lane = Lane(guarantee=guarantee)
+    lane.run()
+    mark = CommitMark(ledger or lane.parts().store.ledger_id(), "lane", 0, n)
+    lane.world.held["g", AT] = held = Committed(2, mark.encode())
+    lane.log(AT).append(b"{}", NOON)
+    for step in (lane.run, lambda: settle.commit_newest(lane.parts()), lambda: plan.preview(lane.parts())):
+        with pytest.raises(NewerCommit):
+            step()
+    assert lane.world.held["g", AT] == held
+    assert lane.newest().turn.n == 1
+
+
 # ---- a file that is edited ----------------------------------------------------------------------------------------
 
 
@@ -252,3 +315,59 @@ def test_s50_the_grace_period_begins_when_records_are_handed_out_and_not_when_th
     lane.world.now += timedelta(minutes=1)
     lane.run()
     assert lane.newest().partitions[AT].counts == {"lost": 1}
+
+
+@pytest.mark.parametrize("group", ["has a live member", "was moved"])
+def test_s53_a_second_driver_does_not_take_a_turn_for_lost_that_the_first_is_handling(group: str) -> None:
+    """Whatever keeps the second one from committing the claim again: the first has handed the records out."""
+    lane = Lane(guarantee="at_most_once")
+    first, interrupted = lane.parts("first"), []
+    run_job = first.run_job
+
+    def handles(*given: Any) -> Any:
+        done = run_job(*given)
+        if group == "was moved":
+            lane.move(AT, 1)
+        else:
+            lane.world.members = ["intruder"]
+        with pytest.raises(TransientError, match="which may still report"):
+            replay.replay(lane.parts("second"), no_session)
+        interrupted.append(True)
+        return done
+
+    plan.plan(first)
+    replay.replay(replace(first, run_job=handles), no_session)
+    assert interrupted
+    with pytest.raises((GroupMoved, GroupBusy)):
+        settle.settle(first)
+    assert lane.newest().partitions[AT].counts == {"acked": 6}
+
+
+def test_s50_what_a_dead_process_has_started_is_lost_in_time_although_the_group_was_moved_meanwhile() -> None:
+    lane = Lane(guarantee="at_most_once", on_external_reset="follow", lost_after="10m")
+    lane.world.faults.jobs.append("failed")
+    with pytest.raises(TransientError):
+        lane.run()
+    lane.move(AT, 2)
+    with pytest.raises(TransientError, match="which may still report"):
+        lane.run()
+    lane.world.now += timedelta(minutes=10)
+    lane.run()
+    assert lane.newest().partitions[AT].counts == {"lost": 1}
+    lane.run()
+    assert (lane.newest().turn.epoch, lane.floor(AT)) == (1, 6)
+
+
+def test_s50_a_handler_or_a_spark_that_cannot_be_started_costs_no_turn() -> None:
+    """It is asked before the claim, so that the same turn is handled once it can."""
+    lane = Lane(guarantee="at_most_once")
+
+    def refuses(*_: Any) -> None:
+        raise ConfigError("handler a:b does not import")
+
+    with pytest.raises(ConfigError, match="does not import"):
+        run.run(replace(lane.parts(), check_job=refuses), no_session)
+    assert lane.world.held == {}
+    lane.run()
+    assert len(lane.calls()) == 12
+    assert lane.newest().turn.n == 1

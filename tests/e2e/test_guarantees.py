@@ -74,6 +74,18 @@ def test_s50_a_claim_that_was_not_started_is_handled_by_whoever_finds_it(lab: Ma
     assert one.offsets() == [0, 1, 2]
 
 
+def test_s50_a_handler_that_does_not_import_costs_no_turn(lab: MakeLab) -> None:
+    one = lab(guarantee="at_most_once", handler="handlers.nowhere:handle")
+    one.records(2)
+    with pytest.raises(ConfigError, match="does not import"):
+        one.run()
+    assert one.committed() is None
+    one.define(handler="ackline.testing.journal:handle")
+    one.run()
+    assert one.rows() == all_of("acked", [0, 1])
+    one.judge(settled=True)
+
+
 def test_s50_a_claimed_range_that_is_gone_is_lost_not_void(lab: MakeLab, monkeypatch: pytest.MonkeyPatch) -> None:
     one = lab(guarantee="at_most_once")
     one.records(3)

@@ -156,6 +156,10 @@ class LedgerStore:
         """Mark a claimed plan as started, and when; False where somebody has started it."""
         return self.plans.append([], self._application(plan.turn.epoch, "start"), plan.turn.n, at.isoformat())
 
+    def has_start(self, turn: TurnId) -> bool:
+        """Whether somebody has started a claimed plan."""
+        return (self.plans.version_of(self._application(turn.epoch, "start")) or 0) >= turn.n
+
     def started_at(self, turn: TurnId) -> datetime | None:
         """When a claimed plan was started; None where that is not known (any more)."""
         note = self.plans.note_of(self._application(turn.epoch, "start"), turn.n)

@@ -32,7 +32,7 @@ from ackline.spark.streams import Streams, load_answering
 from ackline.spark.tasks import MANIFEST_DDL, Kafka, Work, handle_fresh, handle_retries, read_retries, store_column
 from ackline.translation import Translation, why_not_isolated
 
-__all__ = ["ReplayJob", "ReplayResult", "WrittenFile", "run_replay"]
+__all__ = ["ReplayJob", "ReplayResult", "WrittenFile", "check_replay", "run_replay"]
 
 log = logging.getLogger(__name__)
 
@@ -85,6 +85,15 @@ class ReplayResult:
     calls: int
     fetched_for_retries: int
     fetches: Mapping[TopicPartition, Fetches] = field(default_factory=dict)
+
+
+def check_replay(spark: SparkSession, job: ReplayJob) -> None:
+    """Raise what `run_replay` would raise of handler, properties and session before it reads: nothing is handed out."""
+    handler = load_answering(job.handler, job.translation)
+    try:
+        _manifest(spark, _isolated(job, handler), handler, job.fresh, job.retries)  # lazy: only an action reads
+    except (PySparkException, Py4JError) as error:
+        raise of_spark(error) from None
 
 
 def run_replay(spark: SparkSession, job: ReplayJob, on_progress: Progress | None = None) -> ReplayResult:

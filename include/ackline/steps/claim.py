@@ -15,11 +15,14 @@ from ackline.steps.settle import check_commit, commit_newest
 
 
 def claim(parts: Parts, plan: Plan, newest: Settlement) -> None:
-    """Store claim n and commit it; returns when the plan may be started.
+    """Store claim n and commit it; returns when the plan may be started, or somebody has started it.
 
     Raises what keeps the group from being committed; once the claim is stored, all of it is lost then. So that is asked
-    before as well, live members included: a console consumer somebody forgot must not cost a turn.
+    before as well, live members included: a console consumer somebody forgot must not cost a turn. What somebody has
+    started is that process's to report, whatever has become of the group since.
     """
+    if parts.store.has_start(plan.turn):
+        return
     if not parts.store.has_claim(plan.turn):
         try:
             check_commit(parts, newest)  # asked before, when nothing is at stake yet
@@ -28,11 +31,15 @@ def claim(parts: Parts, plan: Plan, newest: Settlement) -> None:
             if parts.pipeline.on_external_reset != "follow":
                 raise
             # An act can't follow beside an open turn, so this one ends: claimed, its commit refused, and lost.
+        except NewerCommit:
+            if not parts.store.has_claim(plan.turn):  # else it may be that claim's
+                raise
         parts.store.store_claim(plan)
     try:
         commit_newest(parts)
     except (GroupBusy, GroupMoved, NewerCommit) as error:
-        lose(parts, plan, str(error))
+        if parts.store.store_start(plan, parts.now()):  # whoever has the marker alone says what becomes of the records
+            lose(parts, plan, str(error))
         raise
 
 

@@ -40,6 +40,12 @@ def _on_spark(spark: "Callable[[], SparkSession]", job: "ReplayJob", on_progress
     return run_replay(spark(), job, on_progress)
 
 
+def _check_on_spark(spark: "Callable[[], SparkSession]", job: "ReplayJob") -> None:
+    from ackline.spark.job import check_replay
+
+    check_replay(spark(), job)
+
+
 @dataclass(frozen=True, slots=True)
 class Parts:
     """One pipeline, opened for one run. `fixed_now` is the time of the whole run where the user has set one."""
@@ -58,6 +64,8 @@ class Parts:
     """What the file and the connection alone say a user should know."""
     clock: Clock = lambda: datetime.now(UTC)
     run_job: "Callable[[Callable[[], SparkSession], ReplayJob, Progress | None], ReplayResult]" = _on_spark
+    check_job: "Callable[[Callable[[], SparkSession], ReplayJob], None]" = _check_on_spark
+    """Raises what keeps a job from being started, before anything is handed out."""
     translation: Translation | None = None
     partition_filter: PartitionFilter = everything
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 
 from ackline import planning
-from ackline.errors import ConfigError, FatalError, GroupMoved, LedgerError, TooFarBehind
+from ackline.errors import ConfigError, FatalError, GroupMoved, LedgerError, NewerCommit, TooFarBehind
 from ackline.figures import due_retries
 from ackline.ledger import (
     CommitMark,
@@ -34,7 +34,7 @@ from ackline.steps.change import check_unchanged
 from ackline.steps.expired import refuse_lost
 from ackline.steps.parts import Parts
 from ackline.steps.same_log import check_logs, check_topic
-from ackline.steps.settle import mark_of, may_restore, settle_turn
+from ackline.steps.settle import come_to, mark_of, may_restore, settle_turn
 
 log = logging.getLogger(__name__)
 
@@ -73,7 +73,7 @@ def plan(parts: Parts) -> Planned:
     Raises ConfigError where the dead-letter topic is missing or the fixed clock is behind the last turn; TopicChanged
     and GroupMoved where the lane can't go on as it is.
     """
-    skipped = False
+    skipped, come = False, None
     acts: list[Settlement] = []
     for _ in range(_RACES):
         newest = parts.store.newest()
@@ -88,7 +88,13 @@ def plan(parts: Parts) -> Planned:
             _check_clock(parts, open_plan.planned_at)
             return Planned(open_plan, adopted=True, acts=tuple(acts))
         else:
-            done = _take_turn(parts, newest, skipped)
+            try:
+                done = _take_turn(parts, newest, skipped)
+            except NewerCommit:
+                before, come = come, come_to(parts)
+                if come == before:
+                    raise
+                continue
             if done:
                 for at in done.leaderless:
                     log.warning("%s has no leader: it is left out until it has one; the others go on", at)

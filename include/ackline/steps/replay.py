@@ -64,9 +64,11 @@ def replay(parts: Parts, spark: "Callable[[], SparkSession]", on_progress: Progr
         return Replayed(plan)
     check_open(parts, plan)
     check_registry(parts.translation)  # at most once, what is handed out and not decoded would be lost
-    job_of(parts, plan)  # what it refuses, it refuses before anything is at stake
+    job = job_of(parts, plan)  # what it refuses, it refuses before anything is at stake
     gone = _gone(parts, plan)  # so is what can't be read, unless the plan was claimed before
     once = parts.pipeline.guarantee == "at_most_once"
+    if once and gone is None and not parts.store.has_start(plan.turn):
+        parts.check_job(spark, job)  # a handler or a Spark that can't be started must not cost a turn
     if once and (gone is None or parts.store.has_claim(plan.turn)) and not _hand_out(parts, plan, newest):
         return Replayed(plan)
     result = gone or _carry_out(parts, plan, newest, spark, on_progress)

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ackline.audit.store import TurnOutcomes
-from ackline.errors import GroupMoved, NoProof, TooManyFailures
+from ackline.errors import GroupMoved, NewerCommit, NoProof, TooManyFailures
 from ackline.figures import last_fetch
 from ackline.ledger import (
     CommitMark,
@@ -176,14 +176,33 @@ def commit_newest(parts: Parts) -> Settled:
 
     Every partition is committed again, idle and parked ones too: Kafka forgets offsets that nobody commits.
     """
+    come = None
+    while True:
+        newest = parts.store.newest()
+        if newest is None:
+            return Settled(None, {})
+        try:
+            committed = check_commit(parts, newest)
+        except NewerCommit:
+            before, come = come, come_to(parts)
+            if come == before:
+                raise
+            continue
+        if committed:
+            parts.group.commit(committed)
+            parts.tell("committed", committed)
+        return Settled(newest, committed)
+
+
+def come_to(parts: Parts) -> tuple[TurnId | None, bool]:
+    """How far the ledger has come: its newest turn, and whether the next one is claimed.
+
+    A commit is stored here before it is made there. So one that looks newer may be another run's, made since the ledger
+    was read; it is another ledger's, or an old copy is read here, where it still does after a look at the same ledger.
+    """
     newest = parts.store.newest()
-    if newest is None:
-        return Settled(None, {})
-    committed = check_commit(parts, newest)
-    if committed:
-        parts.group.commit(committed)
-        parts.tell("committed", committed)
-    return Settled(newest, committed)
+    plan = parts.store.open_plan(newest) if newest else None
+    return newest.turn if newest else None, plan is not None and parts.store.has_claim(plan.turn)
 
 
 def check_commit(parts: Parts, newest: Settlement) -> dict[TopicPartition, Committed]:

@@ -67,6 +67,7 @@ def memory_parts(
         fixed_now=fixed_now,
         clock=world.clock,
         run_job=run_job,
+        check_job=lambda *_: None,
         partition_filter=load_partition_filter(pipeline.kafka.partition_filter),
         world=world,
         hook=hook,
