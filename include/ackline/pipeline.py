@@ -27,7 +27,7 @@ from pydantic import (
 
 from ackline import yaml_file
 from ackline.errors import ConfigError
-from ackline.properties import refused
+from ackline.properties import broker_addresses, refused
 from ackline.retry import MAPPING, Block, Duration, RetryBlock
 from ackline.translation import (
     OWN,
@@ -85,7 +85,7 @@ class KafkaBlock(Block):
     """Where to read: the broker, the group whose offsets are committed, the topics."""
 
     connection: str | None = Field(None, min_length=1)
-    bootstrap_servers: str | None = Field(None, min_length=1)
+    bootstrap_servers: Annotated[str, AfterValidator(broker_addresses)] | None = Field(None, min_length=1)
     group_id: Annotated[str, AfterValidator(_group_name)] = Field(min_length=1, max_length=255)
     topics: list[TopicName] | None = Field(None, min_length=1)
     pattern: str | None = Field(None, min_length=1)

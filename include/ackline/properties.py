@@ -75,15 +75,20 @@ _AGREED = {
 """What Ackline does anyway: a connection that says so is followed."""
 
 
+def bare(name: str) -> str:
+    """The name that Kafka's client goes by: it takes `topic.enable.auto.commit` for `enable.auto.commit`."""
+    return name.removeprefix("topic.")
+
+
 def ignored(properties: Mapping[str, object], group_id: str, isolation: str) -> dict[str, str]:
     """The properties of a shared connection that are not followed, each with the reason; those that say what is done
     anyway are none."""
     agreed = {**_AGREED, "group.id": group_id, "isolation.level": isolation}
     return {
-        name: REASONS[name]
+        name: REASONS[bare(name)]
         for name, value in sorted(properties.items())
-        if name in REASONS and REASONS[name] is not BROKER and value is not None
-        if str(value).lower() != agreed.get(name, "").lower()
+        if bare(name) in REASONS and REASONS[bare(name)] is not BROKER and value is not None
+        if str(value).lower() != agreed.get(bare(name), "").lower()
     }
 
 
@@ -93,12 +98,20 @@ def refused(properties: Mapping[str, object]) -> dict[str, str]:
     The same names in an Airflow connection are no error: it is shared with others who need them. They are
     dropped there (`client_config`), and said (`ignored`).
     """
-    reasons = {name: REASONS[name] for name in properties if name in REASONS}
+    reasons = {name: REASONS[bare(name)] for name in properties if bare(name) in REASONS}
     for name in properties:
         if name.startswith("schema.registry."):
             reasons[name] = "it belongs into the Kafka connection's extra; the address may also be in `schema_registry`"
         elif name.endswith("_cb"):
             reasons[name] = "a callback is code, not a property"
-        elif name in PRODUCER_ONLY and name not in reasons:
+        elif bare(name) in PRODUCER_ONLY and name not in reasons:
             reasons[name] = "it is a producer's property; this is how records are read"
     return reasons
+
+
+def broker_addresses(text: str) -> str:
+    """`text`, if it may be a list of brokers. Raises ValueError, without repeating it, where it holds a login: Kafka
+    knows none there, and addresses are shown."""
+    if "@" in text:
+        raise ValueError("a broker is HOST:PORT; a login belongs into `sasl.username` and `sasl.password`")
+    return text

@@ -19,6 +19,7 @@ _SECRET = re.compile(
     r"(['\"]?\s*[:=]\s*)(?:(?:basic|bearer)\s+)?\S+"
 )
 _USER_INFO = re.compile(r"(?<=://)[^/@\s]+@")
+_LOGIN = re.compile(r"(?<=://)[^/@\s:]*:[^/@\s]*@")
 _QUOTED = re.compile(r"'([^']+)'|\"([^\"]+)\"|`([^`]+)`")
 _WORD = re.compile(r"[^\W_]{4,}")
 _DIGITS = re.compile(r"\d{3,}")
@@ -53,6 +54,11 @@ def scrub_setting(key: str, value: str) -> str:
     """`KEY=VALUE` with the value masked where the key looks like a secret's, and with no secret inside the value."""
     secret = _SECRET.fullmatch(f"{key}=_") or key.endswith("user.info")
     return f"{key}={MASK}" if secret else f"{key}={_without_secrets(value)}"
+
+
+def scrub_address(address: str) -> str:
+    """An address as it may be shown: without the password in it. Azure's `CONTAINER@ACCOUNT` is none."""
+    return _LOGIN.sub(f"{MASK}@", address)
 
 
 def _without_secrets(text: str) -> str:

@@ -297,6 +297,12 @@ def test_a_folder_of_tables_that_is_none(lab: MakeLab, refused: Refused) -> None
     Path(one.audit).write_text("x")
     for command in ("status", "plan", "audit", "run"):
         assert f"{one.audit} is not a folder" in refused(one, 1, command, one.name)
+    one.audit = "nowhere://me:canary@bucket/x"
+    for command in ("status", "plan", "audit", "run"):
+        told = refused(one, 1, command, one.name)
+        assert "at nowhere://***@bucket/x/" in told
+        assert "can't be used: Unknown scheme: nowhere" in told
+        assert "canary" not in told
     one.audit = "/proc/nowhere"
     assert "/proc/nowhere" in refused(one, 1, "run", one.name)
     assert one.held() is None

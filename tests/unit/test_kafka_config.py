@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from ackline.errors import ConfigError
-from ackline.kafka.config import REQUIRED, client_config, java_properties, scrubbed
+from ackline.kafka.cluster import Cluster
+from ackline.kafka.config import REQUIRED, client_config, java_properties, masked, scrubbed
 from ackline.kafka.java import DROPPED
-from ackline.properties import refused
+from ackline.properties import ignored, refused
 
 BROKER = {"bootstrap.servers": "127.0.0.1:9092"}
 
@@ -48,6 +49,14 @@ def test_a_shared_connection_is_used_without_what_breaks_the_rules() -> None:
     assert given["auto.offset.reset"] == "error"
 
 
+def test_the_second_name_that_kafkas_client_has_for_a_property_is_no_way_round() -> None:
+    """It takes `topic.X` for X, and so would commit by itself."""
+    hidden = {"topic.enable.auto.commit": True, "topic.auto.offset.reset": "earliest", "topic.acks": 1}
+    assert list(refused({**hidden, "fetch.min.bytes": 1})) == list(hidden)
+    assert client_config({**BROKER, **hidden}) == {**BROKER, **REQUIRED}
+    assert list(ignored(hidden, "g", "read_committed")) == sorted(hidden)
+
+
 def test_a_login_callback_of_the_connection_is_kept() -> None:
     assert client_config({**BROKER, "oauth_cb": print})["oauth_cb"] is print
 
@@ -62,6 +71,14 @@ def test_the_brokers_may_be_named_by_the_older_property() -> None:
 def test_a_connection_without_a_broker_is_refused_by_name(extra: dict[str, object]) -> None:
     with pytest.raises(ConfigError, match=r"bootstrap\.servers"):
         client_config(extra)
+
+
+@pytest.mark.parametrize("address", ["PLAINTEXT://me:canary@a:1", "b:1,me:canary@a:1", "canary@a:1"])
+@pytest.mark.parametrize("name", ["bootstrap.servers", "metadata.broker.list"])
+def test_i13_a_broker_with_a_login_in_its_address_is_refused_and_not_repeated(name: str, address: str) -> None:
+    with pytest.raises(ConfigError, match=r"a login belongs into `sasl\.username`") as raised:
+        client_config({name: address})
+    assert "canary" not in str(raised.value)
 
 
 def test_a_value_that_is_no_property_is_refused_by_name() -> None:
@@ -197,6 +214,23 @@ def test_a_log_shows_no_secret() -> None:
     assert "canary" not in repr(shown)
     assert (shown["bootstrap.servers"], shown["sasl.username"]) == (BROKER["bootstrap.servers"], "me")
     assert shown["registry.url"] == "https://***@host/x"
+
+
+def test_i13_what_kafkas_client_says_repeats_no_secret() -> None:
+    """It quotes what it can't parse, from the middle on too, and addresses that it can't reach."""
+    config = {
+        **BROKER, "sasl.oauthbearer.config": "principal=me canary=x", "sasl.password": "pass word",
+        "sasl.oauthbearer.token.endpoint.url": "https://host/canary", "ssl.key.location": "/keys/mine.pem",
+        "sasl.oauthbearer.client.secret": "abc",
+    }  # fmt: skip
+    said = "beginning at: canary=x; token from https://host/canary; http://me:canary@proxy/; pass word; /keys/mine.pem"
+    assert masked(said, config) == "beginning at: ***; token from ***; http://***@proxy/; ***; /keys/mine.pem"
+
+
+def test_i13_a_client_that_is_refused_its_configuration_does_not_repeat_it() -> None:
+    with pytest.raises(ConfigError) as raised, Cluster({**BROKER, "ssl.key.pem": 5, "secret.x": "canary"}, "x"):
+        pass
+    assert "canary" not in str(raised.value)
 
 
 def test_checking_a_pipeline_file_loads_no_client() -> None:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ackline.outcome import MESSAGE_LIMIT
-from ackline.scrub import MASK, scrub, scrub_setting
+from ackline.scrub import MASK, scrub, scrub_address, scrub_setting
 
 ORDER = json.dumps({"customer": "Zoé Müller", "card": "4111 1111 1111 1111", "iban": "DE02", "note": "a\tb"}).encode()
 
@@ -94,3 +94,10 @@ def test_a_message_as_long_as_its_50_mb_payload_is_no_burden() -> None:
 )
 def test_a_setting_is_shown_without_what_may_be_secret(key: str, value: str, shown: str) -> None:
     assert scrub_setting(key, value) == f"{key}={shown}"
+
+
+def test_an_address_is_shown_without_its_password_and_azures_container_stays() -> None:
+    assert scrub_address("s3://me:canary@bucket/x and https://me:canary@h") == "s3://***@bucket/x and https://***@h"
+    assert (
+        scrub_address("abfss://audit@account.dfs.core.windows.net/x") == "abfss://audit@account.dfs.core.windows.net/x"
+    )

@@ -26,6 +26,7 @@ from ackline.ledger import OutcomeRow, PartitionState, Settlement, TurnId, TurnK
 from ackline.offsets import TopicPartition
 from ackline.outcome import Outcome
 from ackline.planning import Plan
+from ackline.scrub import scrub_address
 
 TRIES_COUNTED = 3
 """Starts of a plan that are told apart."""
@@ -259,7 +260,9 @@ class LedgerStore:
 
     def _some(self, rows: pa.Table, table: AuditTable, turn: TurnId, what: str) -> pa.Table:
         if not rows.num_rows:
-            raise LedgerError(f"{what} of {turn} is in the log of the table {table.uri}, but its rows are not there")
+            raise LedgerError(
+                f"{what} of {turn} is in the log of the table {scrub_address(table.uri)}, but its rows are not there"
+            )
         return rows
 
     def _where(self, turn: TurnId) -> str:

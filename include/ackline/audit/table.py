@@ -23,6 +23,7 @@ from filelock import FileLock
 
 from ackline.audit.schemas import PARTITION_BY, TABLES
 from ackline.errors import FatalError, TransientError
+from ackline.scrub import scrub_address
 
 CHECKPOINT_EVERY = 10
 """Commits between checkpoints: each since the last adds half a millisecond to opening, and writing one takes four."""
@@ -64,7 +65,9 @@ class AuditTable:
             if self._loaded is None or not self._brought_forward(self._loaded):
                 self._loaded, self._loaded_at = DeltaTable(self.uri), time.monotonic()
                 self._check_is_ours(self._loaded)
-        except TableNotFoundError:
+        except TableNotFoundError as error:
+            if str(error).startswith("Unknown scheme"):  # else a typing error would pass for tables still to be made
+                raise self.unreadable(error) from error
             if self._root is not None and self._root.exists() and not self._root.is_dir():
                 raise self.unreadable(NotADirectoryError(f"{self._root} is not a folder")) from None
             return None
@@ -79,8 +82,8 @@ class AuditTable:
         if missing:
             self._loaded = None
             raise FatalError(
-                f"the table {self.name} at {self.uri} is none of Ackline's: it has no column {', '.join(missing)}. Is "
-                f"ACKLINE_AUDIT the right folder?"
+                f"the table {self.name} at {scrub_address(self.uri)} is none of Ackline's: it has no column "
+                f"{', '.join(missing)}. Is ACKLINE_AUDIT the right folder?"
             )
 
     def _brought_forward(self, table: DeltaTable) -> bool:
@@ -167,7 +170,8 @@ class AuditTable:
                         return False
                     if last:
                         raise TransientError(
-                            f"the table {self.uri} is being written by others all the time; run this again"
+                            f"the table {scrub_address(self.uri)} is being written by others all the time; run this "
+                            "again"
                         ) from None
                 except (DeltaError, OSError) as error:
                     raise self.unreadable(error) from error
@@ -251,7 +255,7 @@ class AuditTable:
     def unreadable(self, error: BaseException) -> FatalError:
         """The error for a table whose log or files can't be read or written."""
         why = _BACKTRACE.sub("", " ".join(_COLOURS.sub("", str(error)).split()))[:300]
-        return FatalError(f"the table {self.name} at {self.uri} can't be used: {why}")
+        return FatalError(f"the table {self.name} at {scrub_address(self.uri)} can't be used: {scrub_address(why)}")
 
 
 def _missing(there: Schema, wanted: pa.Schema) -> list[pa.Field]:

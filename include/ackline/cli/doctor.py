@@ -20,6 +20,7 @@ from ackline.kafka.registry import check_registry
 from ackline.pipeline import Pipeline
 from ackline.pipeline_folder import load_folder
 from ackline.places import audit_root, pipelines_folder
+from ackline.scrub import scrub_address
 from ackline.steps.caution import of_topics
 from ackline.steps.parts import Parts, new_run_id, open_parts
 from ackline.translation import Stream, Translation, load_code
@@ -84,7 +85,7 @@ def _audit() -> str:
             pass
     for name in TABLES:
         AuditTable(root, name).open()
-    return root
+    return scrub_address(root)
 
 
 def _files() -> Iterator[Finding]:

@@ -14,7 +14,7 @@ from confluent_kafka import Consumer, KafkaException, Producer
 from confluent_kafka.admin import AdminClient
 
 from ackline.errors import AcklineError, ConfigError
-from ackline.kafka.config import CONSUMER_ONLY, brokers
+from ackline.kafka.config import CONSUMER_ONLY, brokers, masked
 from ackline.kafka.failures import LastError, error_of, failure
 from ackline.properties import PRODUCER_ONLY
 
@@ -50,12 +50,13 @@ _QUICK_RECONNECT = {"reconnect.backoff.ms": 50, "reconnect.backoff.max.ms": 1000
 class _ClientLog:
     """librdkafka's log lines, as ours. It repeats itself at each try to connect; the first of a kind is a warning."""
 
-    def __init__(self) -> None:
+    def __init__(self, config: Mapping[str, object]) -> None:
+        self._config = config
         self._said: set[str] = set()
 
     def log(self, level: int, form: str, *args: object) -> None:
         """What confluent-kafka calls for each line."""
-        line = form % args
+        line = masked(form % args, self._config)
         kind = re.sub(r"\d+", "", line)
         if level >= logging.WARNING and kind not in self._said:
             self._said.add(kind)
@@ -88,11 +89,13 @@ def producer(config: Mapping[str, object], **settings: object) -> Producer:
 
 def _made(kind: Callable[..., Any], wanted: dict[str, object], config: Mapping[str, object]) -> Any:
     try:
-        return kind(wanted, logger=_ClientLog())
+        return kind(wanted, logger=_ClientLog(config))
     except (KafkaException, TypeError, ValueError) as error:
         held = error_of(error)
         reason = held.str() if held is not None else str(error)
-        raise ConfigError(f"Kafka's client refuses its configuration for {brokers(config)}: {reason}") from error
+        raise ConfigError(
+            f"Kafka's client refuses its configuration for {brokers(config)}: {masked(reason, config)}"
+        ) from error
 
 
 @contextlib.contextmanager
@@ -103,5 +106,5 @@ def mapped(doing: str, config: Mapping[str, object], last: LastError | None = No
     except KafkaException as raised:
         error = error_of(raised)
         if error is None:
-            raise AcklineError(f"{doing}: {raised}") from raised
+            raise AcklineError(f"{doing}: {masked(str(raised), config)}") from raised
         raise failure(error, doing, config, last=last) from raised

@@ -10,9 +10,9 @@ from collections.abc import Mapping
 
 from ackline.errors import ConfigError
 from ackline.kafka.java import java_properties
-from ackline.properties import BROKER, PRODUCER_ONLY, REASONS
+from ackline.properties import BROKER, PRODUCER_ONLY, REASONS, bare, broker_addresses
 
-__all__ = ["REQUIRED", "brokers", "client_config", "java_properties", "scrubbed"]
+__all__ = ["REQUIRED", "brokers", "client_config", "java_properties", "masked", "scrubbed"]
 
 REQUIRED: Mapping[str, object] = {
     "enable.auto.commit": False,
@@ -44,11 +44,12 @@ def client_config(properties: Mapping[str, object]) -> dict[str, object]:
 
     `properties` is a connection's extra, or `{"bootstrap.servers": …}`, plus the pipeline file's. What
     `refused` names is dropped silently, but for the broker's address; so are nulls. Raises ConfigError where
-    no broker is named or a value is neither text, number nor boolean.
+    no broker is named, its address holds a login, or a value is neither text, number nor boolean.
     """
     config: dict[str, object] = {}
     for name, value in properties.items():
-        if value is None or name in PRODUCER_ONLY or (name in REASONS and REASONS[name] is not BROKER):
+        plain = bare(name)
+        if value is None or plain in PRODUCER_ONLY or (plain in REASONS and REASONS[plain] is not BROKER):
             continue
         if callable(value) or name.endswith("_cb"):
             if name in _CALLBACKS_KEPT:
@@ -65,6 +66,10 @@ def client_config(properties: Mapping[str, object]) -> dict[str, object]:
     if not str(config["bootstrap.servers"]).strip():
         raise ConfigError("no broker is named: set `bootstrap.servers` in the connection's extra, or "
                           "`kafka.bootstrap_servers` in the pipeline file", key="bootstrap.servers")  # fmt: skip
+    try:
+        broker_addresses(str(config["bootstrap.servers"]))
+    except ValueError as error:
+        raise ConfigError(f"`bootstrap.servers`: {error}", key="bootstrap.servers") from None
     return {**config, **REQUIRED}
 
 
@@ -85,3 +90,20 @@ def scrubbed(config: Mapping[str, object]) -> dict[str, str]:
         f"<{type(value).__name__}>" if callable(value) else _USERINFO.sub("***@", str(value))
         for name, value in config.items()
     }  # fmt: skip
+
+
+def masked(text: str, config: Mapping[str, object]) -> str:
+    """What Kafka's client says, as it may be told: it quotes settings and addresses that it can do nothing with.
+
+    Each word of a secret's value is looked for, since it may quote the rest of a value only.
+    """
+    secrets = {
+        word
+        for name, value in config.items()
+        if _SECRET.search(name) and not name.endswith(".location") and isinstance(value, str)
+        for word in (value, *value.split())
+        if len(word) > 3
+    }
+    for secret in sorted(secrets, key=len, reverse=True):
+        text = text.replace(secret, "***")
+    return _USERINFO.sub("***@", text)

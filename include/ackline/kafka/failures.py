@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from confluent_kafka import KafkaError, KafkaException
 
 from ackline.errors import AcklineError, FatalError, TransientError
-from ackline.kafka.config import brokers
+from ackline.kafka.config import brokers, masked
 from ackline.offsets import TopicPartition
 
 _TRANSIENT = frozenset({
@@ -98,6 +98,7 @@ def failure(
     else:
         advice = "trying again will not help; the broker's log may say more"
     place = f" of {at}" if at is not None else ""
-    message = f"{doing}{place}: {cause.name()}: {cause.str()}{detail} (at {brokers(config)}); {advice}"
+    said = masked(f"{cause.str()}{detail}", config)
+    message = f"{doing}{place}: {cause.name()}: {said} (at {brokers(config)}); {advice}"
     topic, partition = (at.topic, at.partition) if at is not None else (None, None)
     return kind(message, topic=topic, partition=partition, offset=offset)
