@@ -1,6 +1,7 @@
 """Figures through Airflow's own metrics: a real OpenTelemetry receiver, a real StatsD socket, stable names and tags, no
 count twice."""
 
+import contextlib
 import gzip
 import socket
 import threading
@@ -11,17 +12,21 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
+from airflow.sdk.exceptions import AirflowFailException
 from airflow.sdk.observability import stats
 from airflow.sdk.observability.metrics import stats_utils
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 
+from ackline.airflow import operators
 from ackline.airflow.metrics import COUNTED, publish
+from ackline.errors import GroupBusy
 from ackline.offsets import TopicPartition
 from ackline.pipeline import Pipeline
 from ackline.steps.plan import plan
 from ackline.steps.replay import replay
 from ackline.steps.settle import settle
 from ackline.testing.memory import World
+from ackline.testing.memory_kafka import MemoryGroup
 from ackline.testing.memory_parts import MemoryParts, memory_parts, no_session
 from tests.conftest import MakeTopic
 from tests.dags.project import CANARY, AirflowCommand, Project, produce
@@ -237,7 +242,7 @@ def turn(world: World, topic: str = "orders") -> None:
     plan(parts_of(world, topic))
     replay(parts_of(world, topic), no_session)
     parts = parts_of(world, topic)
-    publish(parts, settle(parts))
+    publish(parts, settle(parts).stored)
 
 
 def test_names_and_tags_are_these(world: World, sent: Sent) -> None:
@@ -258,7 +263,7 @@ def test_counts_are_added_once_however_often_and_by_whomever_a_turn_is_settled(w
     replay(parts_of(world), no_session)
     for _ in range(3):
         parts = parts_of(world)
-        publish(parts, settle(parts))
+        publish(parts, settle(parts).stored)
     assert sent.sums("incr")["ackline.partition.acked"] == sent.sums("incr")["ackline.topic.acked"] == 2
     assert len([name for _, name, _, _ in sent if name == "ackline.topic.floor"]) == 3, "gauges always"
     world.now += timedelta(minutes=1)
@@ -269,6 +274,26 @@ def test_counts_are_added_once_however_often_and_by_whomever_a_turn_is_settled(w
         for word, value in (("acked", 3), ("failed", 3), ("dead", 1), ("retries", 2))
     }
     assert [value for _, name, value, _ in sent if name == "ackline.topic.total.acked"] == [2, 2, 2, 3]
+
+
+def test_a_commit_that_is_refused_hides_neither_what_was_settled_nor_the_lag(
+    world: World, sent: Sent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The settlement is stored by then, and who settles later has nothing left to count."""
+    parts = parts_of(world)
+    plan(parts_of(world))
+    replay(parts_of(world), no_session)
+    monkeypatch.setattr(MemoryGroup, "commit", refused)
+    monkeypatch.setattr(operators, "opened", lambda *_: contextlib.nullcontext(parts))
+    step = operators.SettleOperator(task_id="settle", pipeline=parts.pipeline)
+    with pytest.raises(AirflowFailException, match="live members"):
+        step.execute({})
+    assert sent.sums("incr")["ackline.partition.acked"] == 2
+    assert sent.sums("gauge")["ackline.topic.lag"] == 3
+
+
+def refused(*_: object) -> None:
+    raise GroupBusy("live members")
 
 
 def test_a_back_end_that_fails_breaks_nothing_and_its_text_is_not_logged(

@@ -15,7 +15,6 @@ from typing import Any
 from ackline.errors import AcklineError
 from ackline.ledger import LIVE, Settlement
 from ackline.steps.parts import Parts
-from ackline.steps.settle import Settled
 from ackline.steps.status import PartitionStatus, TopicStatus, status, topics_of
 
 PARTITION, TOPIC = "ackline.partition", "ackline.topic"
@@ -27,12 +26,12 @@ Send = Callable[[str, float, Tags], None]
 log = logging.getLogger(__name__)
 
 
-def publish(parts: Parts, settled: Settled) -> None:
-    """Gauges of all partitions and topics, and what the turn added if this process stored its settlement."""
+def publish(parts: Parts, stored: Settlement | None) -> None:
+    """Gauges of all partitions and topics, and what a turn added if this process `stored` its settlement."""
     try:
         incr, gauge = _to_airflow()
-        if settled.stored is not None:
-            _count(incr, settled.stored)
+        if stored is not None:
+            _count(incr, stored)
         _gauges(gauge, parts, status(parts))
     except AcklineError as error:  # the broker has gone away since: the next settle says where things stand
         log.warning("no metrics of %s: %s", parts.pipeline.name, error)

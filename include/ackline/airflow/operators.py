@@ -25,6 +25,7 @@ from ackline.pipeline import Pipeline
 from ackline.places import handlers_folder, make_handlers_importable, project_root
 
 if TYPE_CHECKING:
+    from ackline.ledger import Settlement
     from ackline.steps.parts import Parts
 
 SPARK_CONNECTION = "spark_default"
@@ -103,8 +104,11 @@ class SettleOperator(BaseOperator):
             from ackline.steps.settle import settle
 
             with opened(self.pipeline, context) as parts:
-                settled = settle(parts)
-                publish(parts, settled)
+                stored: list[Settlement] = []
+                try:
+                    settled = settle(parts, on_stored=stored.append)
+                finally:  # a commit that is refused must not hide what was settled, nor the lag that grows meanwhile
+                    publish(parts, stored[0] if stored else None)
                 summary = settled_summary(settled)
         self.log.info("settled: %s", summary)
         return summary

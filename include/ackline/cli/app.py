@@ -125,10 +125,8 @@ def plan(name: Name, as_json: Json = False, now: Now = None) -> None:
             if found.plan
             else {"pipeline": name, "turn": None, "partitions": []}
         )
-        absent_topics = [absent for absent in found.missing if not absent.endswith("]")]
-        absent_partitions = [absent for absent in found.missing if absent.endswith("]")]
         body["partitions"] += show.leaderless_json(found.leaderless)
-        show.print_json({**body, "missing_topics": absent_topics, "missing_partitions": absent_partitions})
+        show.print_json({**body, **show.missing_json(found.missing)})
         return
     out = show.console()
     for absent in found.missing:
@@ -145,16 +143,22 @@ def status(name: Name, as_json: Json = False, now: Now = None) -> None:
 
     Example: `ackline status orders --json`
     """
-    from ackline.steps.status import status as status_of
-    from ackline.steps.status import topics_of
+    from ackline.steps.status import status_and_missing, topics_of
 
     with opened(name, now) as parts:
-        found = status_of(parts)
+        found, missing = status_and_missing(parts)
     if as_json:
-        topics = [show.topic_json(one) for one in topics_of(found)]
-        show.print_json({"pipeline": name, "partitions": [show.status_json(one) for one in found], "topics": topics})
-    else:
-        show.console().print(show.status_table(name, found))
+        partitions, topics = (
+            [show.status_json(one) for one in found],
+            [show.topic_json(one) for one in topics_of(found)],
+        )
+        body = {"pipeline": name, "partitions": partitions, "topics": topics}
+        show.print_json({**body, **show.missing_json(missing)})
+        return
+    out = show.console()
+    for absent in missing:
+        out.print(f"{show.missing(absent)}.", markup=False)
+    out.print(show.status_table(name, found))
 
 
 SHOWN = 50

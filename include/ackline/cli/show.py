@@ -32,6 +32,15 @@ def missing(name: str) -> str:
     return f"The {'partition' if name.endswith(']') else 'topic'} {name} does not exist (yet)"
 
 
+def missing_json(names: Iterable[str]) -> dict[str, list[str]]:
+    """The same for a program."""
+    absent = list(names)
+    return {
+        "missing_topics": [name for name in absent if not name.endswith("]")],
+        "missing_partitions": [name for name in absent if name.endswith("]")],
+    }
+
+
 def print_json(value: object) -> None:
     """One line of JSON."""
     print(json.dumps(value))
@@ -234,7 +243,7 @@ def status_table(pipeline: str, partitions: Iterable[PartitionStatus]) -> Table:
     rows = (
         [
             f"{one.topic}[{one.partition}]",
-            f"[{one.log_start}, {one.log_end})" if one.log_end is not None else "no leader",
+            f"[{one.log_start}, {one.log_end})" if one.log_end is not None else None,
             one.committed,
             one.floor,
             one.complete_to,

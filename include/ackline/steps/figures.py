@@ -15,7 +15,7 @@ from ackline.figures import Report, figures_of, last_fetch, retries_in, totals_a
 from ackline.ledger import PartitionState, SettledPartition, Settlement, TurnKind
 from ackline.offsets import TopicPartition
 from ackline.outcome import Outcome
-from ackline.planning import NO_LEADER, Plan
+from ackline.planning import NO_LEADER, PARKED, PAUSED, LogBounds, Plan
 from ackline.steps.parts import Parts
 
 _ATTEMPTS = (Outcome.ACKED, Outcome.FAILED, Outcome.SKIPPED, Outcome.DROPPED)
@@ -71,7 +71,7 @@ def with_figures(
     now, numbered = parts.now(), {}
     for at, one in partitions.items():
         was, rows = before.partitions.get(at), found.rows.get(at, ())
-        log = plan.partitions[at].log if at in plan.partitions and plan.kind is TurnKind.RUN else None
+        log = _log_seen(plan, at)
         fetched = last_fetch(was.figures if was else None, report.fetches.get(at) if report else None)
         numbered[at] = replace(
             one,
@@ -84,14 +84,26 @@ def with_figures(
 def _lag_seconds(
     parts: Parts, plan: Plan, states: Mapping[TopicPartition, PartitionState]
 ) -> dict[TopicPartition, float]:
-    """How old the record at each floor is; 0 where nothing is behind. A broker that does not answer fails nothing."""
-    if plan.kind is not TurnKind.RUN:
-        return {}
-    read = {at: one for at, one in plan.partitions.items() if at in states and one.why != NO_LEADER}
-    behind = {at: states[at].floor for at, one in read.items() if states[at].floor < one.log.end}
+    """How old the first record at or above each floor is; 0 where nothing is behind. A broker that does not answer
+    fails nothing."""
+    logs = {at: log for at in states if (log := _log_seen(plan, at)) is not None}
+    behind = {at: max(states[at].floor, log.start) for at, log in logs.items() if states[at].floor < log.end}
     try:
         times = parts.cluster.record_times(behind) if behind else {}
     except AcklineError:
         times = {}
     ages = {at: max(0.0, round((parts.now() - time).total_seconds(), 3)) for at, time in times.items()}
-    return dict.fromkeys(read.keys() - behind.keys(), 0.0) | ages
+    return dict.fromkeys(logs.keys() - behind.keys(), 0.0) | ages
+
+
+def _log_seen(plan: Plan, at: TopicPartition) -> LogBounds | None:
+    """The log as the plan of a run saw it; None where it saw none, and stored an empty one at `complete_to`.
+
+    Of what is paused or parked nobody can tell that from a log that is empty there: then it is not known either.
+    """
+    if plan.kind is not TurnKind.RUN or at not in plan.partitions:
+        return None
+    one = plan.partitions[at]
+    nowhere = one.log.start == one.log.end == one.complete_to
+    unseen = one.why == NO_LEADER or (nowhere and one.why in (PAUSED, PARKED))
+    return None if unseen else one.log

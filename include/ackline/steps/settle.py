@@ -10,7 +10,7 @@ Its writes, in this order, and why:
    moving the group back. Killed before it, any later run commits.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ackline.audit.store import TurnOutcomes
@@ -47,10 +47,11 @@ class Settled:
     stored: Settlement | None = None
 
 
-def settle(parts: Parts, turn: TurnId | None = None) -> Settled:
+def settle(parts: Parts, turn: TurnId | None = None, on_stored: Callable[[Settlement], None] | None = None) -> Settled:
     """Settle the lane's open turn, if there is one, and commit the newest floor.
 
     With `turn`, only that one: where another run has settled it meanwhile and gone on, the next is that run's to prove.
+    `on_stored` is told of the settlement that this process has stored, before it is committed.
 
     Raises NoProof where the turn's outcomes are not stored; GroupBusy, GroupMoved and NewerCommit where the commit may
     not be made: the settlement is stored by then, and a later run commits it.
@@ -58,6 +59,8 @@ def settle(parts: Parts, turn: TurnId | None = None) -> Settled:
     newest = parts.store.newest()
     plan = parts.store.open_plan(newest) if newest else None
     stored = settle_turn(parts, plan, newest) if newest and plan and turn in (None, plan.turn) else None
+    if stored is not None and on_stored is not None:
+        on_stored(stored)
     try:
         return replace(commit_newest(parts), stored=stored)
     except GroupMoved:

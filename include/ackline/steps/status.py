@@ -6,24 +6,29 @@ from datetime import datetime
 from typing import TypeVar
 
 from ackline.figures import FETCH_MAX, FETCH_MEAN, FETCHES, TOTALS, due_retries, oldest_pending
-from ackline.ledger import PendingKind, SettledPartition
+from ackline.ledger import PendingKind, SettledPartition, Settlement, TurnKind
 from ackline.offsets import TopicPartition
 from ackline.planning import NO_LEADER, PARKED, PAUSED
 from ackline.steps.parts import Parts
-from ackline.steps.plan import look_at_kafka, preview_lane
+from ackline.steps.plan import Look, look_at_kafka, preview_lane
+
+MISSING, CREATED_AGAIN, TRUNCATED = "missing", "created again", "truncated"
+"""Why a run stops at a partition: it is gone; its topic is another one of that name; its log is shorter than it was."""
 
 N = TypeVar("N", int, float)
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionStatus:
-    """One partition; lag is `log_end - floor`, `lag_seconds` the age of the record at the floor (0 where there is no
-    lag, None where the broker has no time for it).
+    """One partition; lag is `log_end - floor`, `lag_seconds` the age of the record at the floor, or of the first one
+    above it that retention has left (0 where there is no lag, None where the broker has no time for it). Both are None
+    where there is no log to compare with.
 
-    `read` is the end of what was read and handled whole; `due` counts retries that are due now; `oldest_pending_at` is
-    the time of the record at the lowest pending offset; `totals` are the effective rows of the epoch by outcome, and
-    `retries`; fetches are those of the last turn that read from the partition. `why` says why runs leave it alone
-    (paused, no longer subscribed, no leader), or is None.
+    The floor is that of the newest settlement or claim. `read` is the end of what was read and handled whole; `due`
+    counts retries that are due now; `oldest_pending_at` is the time of the record at the lowest pending offset, None
+    where retention took it; `totals` are the effective rows of the epoch by outcome, and `retries`; fetches are those
+    of the last turn that read from the partition. `why` says why runs leave it alone (paused, no longer subscribed, no
+    leader) or stop at it (missing, created again, truncated), or is None.
     """
 
     lane: str
@@ -73,18 +78,21 @@ class TopicStatus:
 
 def status(parts: Parts) -> list[PartitionStatus]:
     """Every partition of the lane, and those that it would begin with at its next run."""
+    return status_and_missing(parts)[0]
+
+
+def status_and_missing(parts: Parts) -> tuple[list[PartitionStatus], tuple[str, ...]]:
+    """The same, and the topics and partitions that the file names and the broker does not have."""
     newest = parts.store.newest()
     look = look_at_kafka(parts, newest)
     lane = preview_lane(parts, newest, look)
-    behind: dict[TopicPartition, int] = {}
-    for at, one in lane.items():
-        log = look.bounds.get(at)
-        if log and one.state.floor < log.end:
-            behind[at] = one.state.floor
+    floors = {at: one.state.floor for at, one in lane.items()} | _claimed(parts, newest)
+    logs = {at: look.bounds.get(at) for at, one in lane.items() if look.topic_ids.get(at.topic) == one.topic_id}
+    behind = {at: max(floors[at], log.start) for at, log in logs.items() if log and floors[at] < log.end}
     times = parts.cluster.record_times(behind) if behind else {}
     found = []
     for at, one in sorted(lane.items()):
-        log = look.bounds.get(at)
+        log, same = look.bounds.get(at), logs.get(at)
         held = look.held.get(at)
         oldest, figures = oldest_pending(one.state), one.figures or {}
         found.append(
@@ -96,33 +104,50 @@ def status(parts: Parts) -> list[PartitionStatus]:
                 log.start if log else None,
                 log.end if log else None,
                 held.offset if held else None,
-                one.state.floor,
+                floors[at],
                 one.state.complete_to,
                 one.state.pending_by_kind(),
                 one.state.next_due,
-                log.end - one.state.floor if log else None,
-                _lag_seconds(parts, at, one, behind, times),
+                same.end - floors[at] if same else None,
+                _lag_seconds(parts, at, behind, times) if same and floors[at] <= same.end else None,
                 one.state.complete_to,
                 due_retries(one.state, parts.now()),
                 oldest,
-                times.get(at) if oldest is not None else None,
+                times.get(at) if oldest is not None and oldest == behind.get(at) else None,
                 {word: (one.totals or {}).get(word, 0) for word in TOTALS},
                 int(figures[FETCHES]) if FETCHES in figures else None,
                 figures.get(FETCH_MEAN),
                 figures.get(FETCH_MAX),
-                _why(parts, at, one, log is not None),
+                _why(parts, at, one, look),
             )
         )
-    return found
+    return found, look.missing
 
 
-def _why(parts: Parts, at: TopicPartition, one: SettledPartition, has_leader: bool) -> str | None:
-    """The reason that a plan would give, as long as it holds for every plan."""
+def _claimed(parts: Parts, newest: Settlement | None) -> dict[TopicPartition, int]:
+    """The floors that a claim has set: at most once, the group is committed over what is under way."""
+    if newest is None or parts.pipeline.guarantee != "at_most_once":
+        return {}
+    plan = parts.store.open_plan(newest)
+    if plan is None or plan.kind is not TurnKind.RUN or not parts.store.has_claim(plan.turn):
+        return {}
+    return {at: one.fresh.end for at, one in plan.partitions.items() if one.fresh}
+
+
+def _why(parts: Parts, at: TopicPartition, one: SettledPartition, look: Look) -> str | None:
+    """The reason that a plan would give, or stop for, as long as it holds for every plan."""
     if not parts.wants(at):
         return PARKED
+    if at not in look.bounds:
+        return MISSING
+    if look.topic_ids[at.topic] != one.topic_id:
+        return CREATED_AGAIN
+    log = look.bounds[at]
+    if log is not None and log.end < one.state.complete_to:
+        return TRUNCATED
     if one.paused:
         return PAUSED
-    return None if has_leader else NO_LEADER
+    return None if log else NO_LEADER
 
 
 def topics_of(partitions: Iterable[PartitionStatus]) -> list[TopicStatus]:
@@ -161,7 +186,6 @@ def _of_known(fold: Callable[[list[N]], N], values: Iterable[N | None]) -> N | N
 def _lag_seconds(
     parts: Parts,
     at: TopicPartition,
-    one: SettledPartition,
     behind: Mapping[TopicPartition, int],
     times: Mapping[TopicPartition, datetime],
 ) -> float | None:
