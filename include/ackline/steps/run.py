@@ -107,7 +107,7 @@ def met_records(counts: Mapping[str, int]) -> bool:
 
 def more_in_log(done: Plan) -> bool:
     """Whether a plan moved on, and stopped short of the log's end: a turn that moves nothing would repeat for ever."""
-    return any(one.fresh and one.fresh.end < one.log.end for one in done.partitions.values())
+    return any(one.complete_to < one.fresh.end < one.log.end for one in done.partitions.values())
 
 
 def _note(ran: Ran, planned: Plan, replayed: Replayed, settlement: Settlement) -> None:
