@@ -236,13 +236,22 @@ def test_a_paused_partition_is_not_asked() -> None:
 
 
 @pytest.mark.parametrize("policy", ["record", "fail"])
-def test_killed_between_any_two_writes_and_run_again_nothing_is_settled_as_expired_by_fail(policy: str) -> None:
-    """Every point at which a process may stop, while retention takes the retry that it reads."""
+@pytest.mark.parametrize("read_again", ["for its retry", "for its letter"])
+def test_killed_between_any_two_writes_and_run_again_nothing_is_settled_as_expired_by_fail(
+    policy: str, read_again: str
+) -> None:
+    """Every point at which a process may stop, while retention takes the record that it reads again."""
     for stop in range(200):
-        place = Place(FAILS, {}, on_expired=policy, retry={"initial_delay": "0s"})
-        place.run()
-        place.produce({})
-        if not _stopped(place, stop, expires(place, "poll", 1)):
+        if read_again == "for its retry":
+            place = Place(FAILS, {}, on_expired=policy, retry={"initial_delay": "0s"})
+            place.run()
+            place.produce({})
+            takes = expires(place, "poll", 1)
+        else:
+            place = Place(DEAD, {}, on_expired=policy)
+            plan.plan(place.parts())
+            takes = _once_outcomes_are_stored(place, 1)
+        if not _stopped(place, stop, takes):
             assert stop > 10
             break
         with pytest.raises(RetentionPassed) if policy == "fail" else nullcontext():

@@ -108,6 +108,24 @@ def test_s50_a_claimed_plan_has_one_start_and_is_never_tried_again(tmp_path: Pat
     assert (bench.jobs, bench.tries()) == ([PLAIN], {})
 
 
+@pytest.mark.parametrize("error", ["WorkerLost", "Timeout", "ValueError"])
+def test_a_record_that_killed_or_hung_its_process_is_tried_again_in_isolation(
+    tmp_path: Path, error: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = Bench(tmp_path, "retry: {initial_delay: 0s}\n")
+
+    def handle(record: Any) -> None:
+        if record.offset == 1:
+            raise RuntimeError
+
+    bench.world.handle = handle
+    monkeypatch.setattr("ackline.testing.memory_parts.class_of", lambda _: error)
+    run(bench.parts(), no_session)
+    run(bench.parts(), no_session)
+    because = "it tries a record again that has killed or hung its process"
+    assert bench.jobs == [PLAIN, PLAIN if error == "ValueError" else (True, because, None)]
+
+
 @pytest.mark.parametrize(("more", "limit"), [("isolation: process\n", None), ("record_timeout: 1m30s\n", 90.0)])
 def test_what_the_file_asks_for_holds_from_the_first_start(tmp_path: Path, more: str, limit: float | None) -> None:
     bench = Bench(tmp_path, more)

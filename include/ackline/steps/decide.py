@@ -55,9 +55,8 @@ def decide(parts: Parts, plan: Plan, before: Settlement, found: TurnOutcomes) ->
     decisions: Decisions = {}
     rows = {at: list(one) for at, one in found.rows.items()}
     for at, planned in plan.partitions.items():
-        passed = before.partitions[at].state.complete_to if at in before.partitions else planned.complete_to
-        if passed < planned.fresh.start:
-            expired = OutcomeRow(passed, 0, Outcome.EXPIRED, parts.now(), None, planned.fresh.start)
+        if planned.complete_to < planned.fresh.start:
+            expired = OutcomeRow(planned.complete_to, 0, Outcome.EXPIRED, parts.now(), None, planned.fresh.start)
             decisions.setdefault(at, []).append(expired)
             rows.setdefault(at, []).append(expired)
     states = states_after(plan, before, TurnOutcomes(rows, {}, {}))
