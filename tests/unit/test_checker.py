@@ -213,6 +213,48 @@ def test_a_genesis_turn_for_a_new_partition_does_not_move_the_start_of_the_other
     assert "I4 orders[0] offset 8: is neither settled nor pending, but below complete_to" in history.judged().violations
 
 
+ONCE = json.dumps({"guarantee": "at_most_once"})
+
+
+def at_most_once(*outcomes: Row, settled: bool = True) -> History:
+    """One turn that reads all, whose claim is committed."""
+    history = History(turn=1, letters=[], outcomes=list(outcomes), plans=[plan(1, 0, 10, settings=ONCE)])
+    history.settlements = [settlement(0, 0, 0, 0, kind="genesis"), settlement(1, 0, 10, 10)][: 1 + settled]
+    history.calls = [(offset, 1) for offset in history.records if offset < 5]
+    return history
+
+
+def test_at_most_once_a_claim_is_committed_before_its_turn_is_settled_i1() -> None:
+    history = at_most_once(settled=False)
+    assert history.judged(settled=False).violations == []
+    history.committed = 9
+    assert any(found.startswith("I1") for found in history.judged(settled=False).violations)
+    history.committed, history.plans = 10, [plan(1, 0, 10)]
+    found = history.judged(settled=False).violations
+    assert "I1 orders[0] offset 10: committed for turn 1 of epoch 0, which is not settled" in found
+    assert "I2 orders[0] offset 0: is below the committed offset, but has no terminal outcome" in found
+
+
+def test_at_most_once_what_was_called_and_never_reported_is_lost() -> None:
+    history = at_most_once(outcome(1, 0, 0, "lost", end_offset=10))
+    assert history.judged().violations == []
+
+
+def test_at_most_once_a_second_call_for_an_offset_is_found_i7() -> None:
+    history = at_most_once(outcome(1, 0, 0, "lost", end_offset=10))
+    history.calls.append((3, 1))
+    said = "a handler was called for it again, and it was planned at most once"
+    assert history.judged().violations == [f"I7 orders[0] offset 3: {said}"]
+    history.plans[0].update(settings=None)
+    assert history.judged().violations == []
+
+
+def test_another_lane_has_no_commit_of_its_own() -> None:
+    history = History(committed=4)
+    history.letters = [replace(letter, lane="backfill-1") for letter in history.letters]
+    assert judge(replace(history.evidence(), lane="backfill-1"), max_retries=1).violations == []
+
+
 def test_a_reset_opens_an_epoch_that_is_judged_by_itself() -> None:
     history = History(epoch=1, turn=1)
     history.plans += [plan(3, 8, 8, kind="reset"), plan(1, 8, 10, epoch=1)]
@@ -226,6 +268,54 @@ def test_a_reset_opens_an_epoch_that_is_judged_by_itself() -> None:
 def die_early(history: History) -> None:
     history.find(1, 4).update(outcome="failed")
     history.outcomes.append(outcome(2, 4, 0, "dead"))
+
+
+def floor_passes_a_failure(history: History) -> None:
+    """Offset 3 is buried in turn 2 only, and was below the floor after turn 1 already."""
+    history.find(1, 3).update(error_class="Dead")
+    history.outcomes.remove(history.find(2, 3, 2))
+    history.settlements[1:] = [settlement(1, 0, 5, 10, retry(5, 6, 1, at(100))), settlement(2, 5, 10, 10)]
+
+
+def forget_a_failure(history: History) -> None:
+    """Offset 5 waits, and is not pending; turn 2 has a decision on it all the same."""
+    history.settlements[1]["pending"].pop()
+    history.find(2, 5, 2).update(attempt=0, outcome="compacted")
+
+
+def pass_over_what_retention_took(history: History) -> None:
+    history.records, history.log_start = [8, 9], 8
+    history.plans[0].update(start_offset=8)
+    history.outcomes = [outcome(1, offset, 1, "acked") for offset in (8, 9)]
+    history.settlements[1:] = [settlement(1, 0, 10, 10), settlement(2, 10, 10, 10)]
+
+
+def skip_without_a_row(history: History) -> None:
+    pass_over_what_retention_took(history)
+    history.plans[0].update(kind="skip")
+    history.settlements[1].update(kind="skip")
+
+
+def void_forgets(history: History) -> None:
+    history.settlements[2].update(kind="void", new_floor=3, pending=[retry(3, 4, 1, at(100))])
+
+
+def settle_half_a_lane(history: History) -> None:
+    history.plans.append(plan(3, 0, 0, kind="genesis", partition=1))
+    history.settlements.append(settlement(3, 0, 0, 0, kind="genesis", partition=1))
+
+
+def ack_a_range(history: History) -> None:
+    history.find(1, 8).update(end_offset=10)
+    history.outcomes.remove(history.find(1, 9))
+
+
+def limit_window(history: History) -> None:
+    history.plans[0].update(settings=json.dumps({"guarantee": "at_least_once", "max_uncommitted": 9}))
+
+
+def miscount(history: History) -> None:
+    history.settlements[1].update(counts=[("acked", 7), ("skipped", 1), ("failed", 2)], gaps=0)
 
 
 def leave_turns_out(history: History) -> None:
@@ -314,6 +404,44 @@ def seed(change: Callable[[History], object], *sentences: str) -> Any:
     seed(lambda h: h.calls.remove((8, 1)),
          "I2 orders[0] offset 8: has an outcome of an attempt that no handler was"),
     seed(lambda h: setattr(h, "log_end", 12), "settled orders[0]: floor is 10, but the log ends at 12"),
+    seed(lambda h: setattr(h, "ledger", "another"),
+         "I1 orders[0] offset 10: committed in the name of another ledger of this pipeline"),
+    seed(floor_passes_a_failure,
+         "I1 orders[0] offset 3: floor had passed it before the turn that settled it",
+         "I4 orders[0] offset 3: had failed and was not settled, but is not pending after turn 1"),
+    seed(forget_a_failure,
+         "I4 orders[0] offset 5: had failed and was not settled, but is not pending after turn 1"),
+    seed(lambda h: h.settlements[1]["pending"].append(retry(8, 9, 1, at(100))),
+         "I4 orders[0] offset 8: is pending after turn 1, but no row says why"),
+    seed(lambda h: h.find(1, 9).update(turn=2),
+         "I4 orders[0] offset 9: complete_to had passed it before the turn that settled it",
+         "I11 orders[0] offset 9: was read by a turn whose plan does not hold it"),
+    seed(void_forgets,
+         "I4 orders[0] offset 5: had failed and was not settled, but is not pending after turn 2"),
+    seed(pass_over_what_retention_took,
+         "I4 orders[0] offset 0: turn 1 (run) passes it, but has neither read it nor a row for it"),
+    seed(skip_without_a_row,
+         "I4 orders[0] offset 0: turn 1 (skip) passes it, but has neither read it nor a row for it"),
+    seed(lambda h: h.plans[0].update(end_offset=9),
+         "I4 orders[0] offset 9: turn 1 (run) passes it, but has neither read it nor a row for it",
+         "I11 orders[0] offset 9: was read by a turn whose plan does not hold it"),
+    seed(settle_half_a_lane, "I4 orders[0]: turn 3 of epoch 0 is settled without this partition"),
+    seed(miscount, "I4 orders[0]: turn 1 counted {'acked': 7, 'skipped': 1, 'failed': 2}, but its rows are"),
+    seed(lambda h: h.find(1, 4).update(outcome="done"),
+         "I4 orders[0] offset 4: has an outcome that is none", "I2 orders[0] offset 4: is below the committed"),
+    seed(lambda h: h.find(1, 4).update(outcome=None),
+         "I4 orders[0] offset 4: has an outcome that is none", "I2 orders[0] offset 4: is below the committed"),
+    seed(lambda h: h.find(1, 4).update(attempt=0),
+         "I4 orders[0] offset 4: has the outcome of an attempt, but of no attempt"),
+    seed(lambda h: h.find(2, 3, 0).update(attempt=2),
+         "I4 orders[0] offset 3: has an outcome that no attempt can have"),
+    seed(ack_a_range,
+         "I4 orders[0] offset 8: a range of offsets has the outcome of one record"),
+    seed(lambda h: h.find(2, 3, 0).update(turn=1),
+         "I9 orders[0] offset 3: was attempted after a turn had settled it"),
+    seed(limit_window, "I8 orders[0] offset 10: turn 1 reads up to here, the floor was 0, max_uncommitted is 9"),
+    seed(lambda h: h.settlements[2].update(complete_to=11, new_floor=11),
+         "I14 orders[0] offset 11: is said to be read up to here, but the log ends at 10"),
 ])  # fmt: skip
 def test_each_violation_is_named(change: Callable[[History], object], sentences: tuple[str, ...]) -> None:
     history = History()

@@ -17,9 +17,10 @@ import sys
 import time
 import uuid
 from array import array
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,10 @@ Place = tuple[str, int]
 TERMINAL = ("acked", "skipped", "dropped", "dead", "expired", "compacted", "lost")
 OUTCOMES = (*TERMINAL, "failed", "in_flight")
 FAILED, DEAD, LOST = OUTCOMES.index("failed"), OUTCOMES.index("dead"), OUTCOMES.index("lost")
+OF_ATTEMPTS = [OUTCOMES.index(word) for word in ("acked", "failed", "dropped")]
+OF_RECORDS = [OUTCOMES.index(word) for word in ("dead", "expired", "compacted", "lost")]
+OF_RANGES = [OUTCOMES.index(word) for word in ("skipped", "expired", "lost")]
+NEVER = np.iinfo(np.int64).max
 SHOWN = 3
 """Offsets named in full for one kind of violation in one partition; the rest are counted."""
 PATIENCE = 30.0
@@ -154,7 +159,7 @@ class Rows:
 
     @property
     def terminal(self) -> "Rows":
-        return self.where(self.outcome < FAILED)
+        return self.where((self.outcome >= 0) & (self.outcome < FAILED))
 
     @property
     def attempts(self) -> "Rows":
@@ -183,6 +188,22 @@ class Settlement:
     complete_to: int
     pending: Pending
     counts: Mapping[str, int] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """A row of `plans`, as far as a turn that reads is judged by it."""
+
+    turn: int
+    kind: str
+    start: int
+    end: int
+    settings: Mapping[str, Any]
+
+    @property
+    def once(self) -> bool:
+        """Whether it was planned under at most once."""
+        return self.settings.get("guarantee") == "at_most_once"
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,6 +287,20 @@ def split_settlements(table: pa.Table) -> Chains:
     return chains
 
 
+def split_plans(table: pa.Table) -> dict[tuple[int, Place], list[Planned]]:
+    """The plans of each epoch and partition, by turn, open and void ones too."""
+    plans: dict[tuple[int, Place], list[Planned]] = {}
+    read: dict[str, Any] = {}  # all partitions of a plan have the same settings
+    for row in table.to_pylist():
+        text = row.get("settings") or "{}"
+        settings = read[text] = read.get(text) or json.loads(text)
+        plan = Planned(row["turn"], row["kind"], row["start_offset"], row["end_offset"], settings)
+        plans.setdefault((row["epoch"], (row["topic"], row["partition"])), []).append(plan)
+    for some in plans.values():
+        some.sort(key=lambda plan: plan.turn)
+    return plans
+
+
 def covering(offsets: Ints, starts: Ints, ends: Ints) -> Ints:
     """How many of the ranges `[starts, ends)` hold each of `offsets`."""
     begun, over = (np.searchsorted(np.sort(bounds), offsets, "right") for bounds in (starts, ends))
@@ -275,6 +310,16 @@ def covering(offsets: Ints, starts: Ints, ends: Ints) -> Ints:
 def between(offsets: Ints, start: int, end: int) -> Ints:
     low, high = np.searchsorted(offsets, [start, end])
     return offsets[low : max(low, high)]
+
+
+def uncovered(start: int, end: int, ranges: Iterable[tuple[int, int]]) -> Ints:
+    """The first offset of each part of `[start, end)` that none of `ranges` holds."""
+    missing = []
+    for low, high in sorted(ranges):
+        if start < min(low, end):
+            missing.append(start)
+        start = max(start, high)
+    return np.array(missing + [start] * (start < end), dtype=np.int64)
 
 
 def left_by(chain: list[Settlement]) -> Settlement:
@@ -311,6 +356,7 @@ class Judge:
         topics = sorted(pc.unique(evidence.outcomes["topic"]).to_pylist())
         self.rows = split_rows(effective(evidence, evidence.outcomes), topics)
         self.chains = split_settlements(evidence.settlements)
+        self.plans = split_plans(evidence.plans)
         self.starts = self.lane_starts()
         self.unkept = self.without_rows()
         self.epoch = max((epoch for epoch, _ in self.starts), default=0)
@@ -331,8 +377,6 @@ class Judge:
     def without_rows(self) -> dict[tuple[int, Place], Unkept]:
         """What was read by turns whose plans say that no rows are kept, and which kept none."""
         plans = effective(self.evidence, self.evidence.plans)
-        if "settings" not in plans.column_names:
-            return {}
         kept = {
             (epoch, int(turn))
             for (epoch, _), rows in self.rows.items()
@@ -350,14 +394,19 @@ class Judge:
         self.turns()
         for epoch, place in sorted(self.chains.keys() | self.rows.keys()):
             rows, chain = self.rows.get((epoch, place), NO_ROWS), self.chains.get((epoch, place), [])
+            self.words(place, rows)
             self.floors(place, chain)
+            self.steps(place, epoch, rows, chain)
             self.repeats(place, rows)
             self.attempts(place, rows, chain)
             self.accounts(place, epoch, rows, chain)
-            self.counted(place, epoch, chain)
+            self.history(place, epoch, rows, chain)
+            self.counted(place, epoch, rows, chain)
+            self.window(place, epoch, chain)
             self.unread(place, rows)
         for place, log in self.evidence.logs.items():
-            self.commit(place, log)
+            if self.evidence.lane == "live":  # no other lane commits
+                self.commit(place, log)
             if self.settled:
                 self.end(place, log)
         self.dead_letters()
@@ -386,6 +435,32 @@ class Judge:
                     self.found.say("settled", f"turn {turn} of epoch {epoch} is still open")
             for turn in sorted(set(range(min(done | {1}), max(done, default=0))) - done - known):
                 self.found.say("I11", f"turn {turn} of epoch {epoch} does not exist, but later ones do")
+        self.whole(settled)
+
+    def whole(self, settled: Mapping[int, set[int]]) -> None:
+        """I4: a settlement has the state of every partition that the lane knows: the next turn begins with it."""
+        known: set[Place] = set()
+        said: dict[tuple[int, int], set[Place]] = {}
+        for (epoch, place), chain in self.chains.items():
+            for row in chain:
+                said.setdefault((epoch, row.turn), set()).add(place)
+        for epoch in sorted(settled):
+            for turn in sorted(settled[epoch]):
+                here = said[epoch, turn]
+                for place in sorted(known - here):
+                    self.found.say("I4", f"turn {turn} of epoch {epoch} is settled without this partition", place)
+                known |= here
+
+    def words(self, place: Place, rows: Rows) -> None:
+        """I4: a row says something that a row of its kind can say."""
+        self.found.add("I4", "has an outcome that is none", place, rows.offset[rows.outcome < 0])
+        wrong = np.isin(rows.outcome, OF_ATTEMPTS) & (rows.attempt < 1)
+        self.found.add("I4", "has the outcome of an attempt, but of no attempt", place, rows.offset[wrong])
+        wrong = np.isin(rows.outcome, OF_RECORDS) & (rows.attempt != 0)
+        self.found.add("I4", "has an outcome that no attempt can have", place, rows.offset[wrong])
+        many = (rows.end != rows.offset + 1) & ((rows.attempt != 0) | ~np.isin(rows.outcome, OF_RANGES))
+        what = "a range of offsets has the outcome of one record"
+        self.found.add("I4", what, place, rows.offset[many | (rows.end <= rows.offset)])
 
     def floors(self, place: Place, chain: list[Settlement]) -> None:
         """I3: nothing lowers a floor; each settlement goes on from the last; a void one changes nothing."""
@@ -409,6 +484,32 @@ class Judge:
                 self.found.add("I3", what, place, [row.complete_to])
             if row.kind == "void" and (row.floor, row.complete_to) != (before.floor, before.complete_to):
                 self.found.add("I11", f"turn {row.turn} is void, but changes the state", place, [row.floor])
+
+    def steps(self, place: Place, epoch: int, rows: Rows, chain: list[Settlement]) -> None:
+        """I4: complete_to moves over what the turn has read, or has a row for: nothing is passed over in silence.
+
+        I11: a first attempt is of what the turn was to read.
+        """
+        plans = {plan.turn: plan for plan in self.plans.get((epoch, place), ()) if plan.kind == "run"}
+        ranges = rows.where((rows.attempt == 0) & np.isin(rows.outcome, OF_RANGES))
+        at = self.starts.get((epoch, place))
+        for row in chain:
+            if row.kind == "reset" or at is None:
+                continue
+            if row.complete_to > at:
+                mine, plan = ranges.turn == row.turn, plans.get(row.turn)
+                passed = list(zip(ranges.offset[mine].tolist(), ranges.end[mine].tolist(), strict=True))
+                read = [(plan.start, plan.end)] if plan and row.kind == "run" else []
+                what = f"turn {row.turn} ({row.kind}) passes it, but has neither read it nor a row for it"
+                self.found.add("I4", what, place, uncovered(at, row.complete_to, [*passed, *read]))
+            at = max(at, row.complete_to)
+        first = rows.where(rows.attempt == 1)
+        turns, which = np.unique(first.turn, return_inverse=True)
+        none = Planned(0, "", 0, 0, {})
+        bounds = [(plan.start, plan.end) for plan in (plans.get(int(turn), none) for turn in turns)]
+        start, end = np.array(bounds, dtype=np.int64).reshape(-1, 2)[which].T
+        strange = first.offset[(first.offset < start) | (first.offset >= end)]
+        self.found.add("I11", "was read by a turn whose plan does not hold it", place, strange)
 
     def repeats(self, place: Place, rows: Rows) -> None:
         """I9, I11: no outcome twice; nothing is handled again once it is settled."""
@@ -468,11 +569,55 @@ class Judge:
         self.found.add("I4", "is pending more than once", place, offsets[waiting > 1])
         neither = np.isin(offsets, given) & (settled == 0) & (waiting == 0)
         self.found.add("I4", "is neither settled nor pending, but below complete_to", place, offsets[neither])
+        if log and epoch == self.epoch and last.complete_to > log.end:
+            what = f"is said to be read up to here, but the log ends at {log.end}"
+            self.found.add("I14", what, place, [last.complete_to])
 
-    def counted(self, place: Place, epoch: int, chain: list[Settlement]) -> None:
-        """I4: where no rows were kept, as many outcomes were counted as there are records."""
+    def history(self, place: Place, epoch: int, rows: Rows, chain: list[Settlement]) -> None:
+        """I1, I4: the same was so after each turn: nothing below a floor waited, and what waited was pending."""
+        chain = [row for row in chain if row.kind != "reset"]
+        offsets, first, last, tried = spans(rows)
+        late = (last < NEVER) & (tried > last)
+        self.found.add("I9", "was attempted after a turn had settled it", place, offsets[late])
+        for name, bound, needed in (("floor", [row.floor for row in chain], last),
+                                    ("complete_to", [row.complete_to for row in chain], first)):  # fmt: skip
+            at = np.searchsorted(np.maximum.accumulate(np.array(bound, dtype=np.int64)), offsets, "right")
+            turns = np.array([*(row.turn for row in chain), NEVER], dtype=np.int64)[at]
+            early = (needed < NEVER) & (turns < needed)
+            what = f"{name} had passed it before the turn that settled it"
+            self.found.add("I1" if name == "floor" else "I4", what, place, offsets[early])
+        waited = last > first
+        offsets, first, last = offsets[waited], first[waited], last[waited]
+        for row in chain:
+            there = covering(offsets, row.pending.start, row.pending.end) > 0
+            due = (first <= row.turn) & (row.turn < last)
+            what = f"had failed and was not settled, but is not pending after turn {row.turn}"
+            self.found.add("I4", what, place, offsets[due & ~there])
+            if int((row.pending.end - row.pending.start).sum()) > int((due & there).sum()):
+                spread = [np.arange(a, b) for a, b in zip(row.pending.start, row.pending.end, strict=True)]
+                what = f"is pending after turn {row.turn}, but no row says why"
+                self.found.add("I4", what, place, np.setdiff1d(np.concatenate(spread), offsets[due]))
+
+    def window(self, place: Place, epoch: int, chain: list[Settlement]) -> None:
+        """I8: a turn reads nothing new beyond the window, as its plan has stored it."""
+        turns = [row.turn for row in chain]
+        for plan in self.plans.get((epoch, place), ()):
+            window, before = plan.settings.get("max_uncommitted"), bisect_left(turns, plan.turn)
+            windowed = plan.kind == "run" and plan.settings.get("guarantee") == "at_least_once"
+            floor = chain[before - 1].floor if before else self.starts.get((epoch, place))
+            if windowed and window and floor is not None and plan.start < plan.end > floor + window:
+                what = f"turn {plan.turn} reads up to here, the floor was {floor}, max_uncommitted is {window}"
+                self.found.add("I8", what, place, [plan.end])
+
+    def counted(self, place: Place, epoch: int, rows: Rows, chain: list[Settlement]) -> None:
+        """I4: as many outcomes were counted as there are rows; or, where none were kept, as there are records."""
         unkept, log = self.unkept.get((epoch, place), NO_RANGES), self.evidence.logs.get(place)
         said = {row.turn: row.counts for row in chain}
+        stored = tallies(rows)
+        for turn, counts in said.items():
+            if counts is not None and turn not in unkept.turn and counts != stored.get(turn, {}):
+                what = f"turn {turn} counted {dict(counts)}, but its rows are {stored.get(turn, {})}"
+                self.found.say("I4", what, place)
         for turn, start, end in zip(unkept.turn, unkept.start, unkept.end, strict=True):
             counts = said.get(int(turn))
             if log is None or counts is None or log.start > start:
@@ -496,13 +641,18 @@ class Judge:
     def commit(self, place: Place, log: Log) -> None:
         """I1: what Kafka holds from us is the floor that it names; I2: all below it is settled."""
         named = ours(self.evidence, log)
+        if named is None and log.committed is not None and self.another(log):
+            self.found.add("I1", "committed in the name of another ledger of this pipeline", place, [log.committed])
         if named is None or log.committed is None:
             return
         epoch, turn = named
         chain = [row for row in self.chains.get((epoch, place), []) if row.turn <= turn]
         turns = {row.turn for (e, _), rows in self.chains.items() if e == epoch for row in rows}
         floor = chain[-1].floor if chain else self.starts.get((epoch, place))
-        if floor is None or turn not in turns | {0}:
+        claim = self.claimed(place, epoch, turn, floor)
+        if claim == log.committed:
+            floor = claim
+        elif floor is None or turn not in turns | {0}:
             what = f"committed for turn {turn} of epoch {epoch}, which is not settled"
             self.found.add("I1", what, place, [log.committed])
         if floor is not None and log.committed != floor:
@@ -511,10 +661,24 @@ class Judge:
         start = self.starts.get((epoch, place))
         if start is not None:
             rows = self.rows.get((epoch, place))
-            given = between(log.offsets, start, log.committed)
+            before = [row for row in chain if row.turn < turn]
+            known = before[-1].floor if before else start
+            given = between(log.offsets, start, known if claim == log.committed else log.committed)
             lost = given if rows is None else given[covering(given, rows.terminal.offset, rows.terminal.end) == 0]
             lost = lost[self.unkept.get((epoch, place), NO_RANGES).holding(lost) == 0]
             self.found.add("I2", "is below the committed offset, but has no terminal outcome", place, lost)
+
+    def another(self, log: Log) -> bool:
+        """Whether a commit of this pipeline is not of the ledger that is judged."""
+        return ours(replace(self.evidence, ledger=None), log) is not None
+
+    def claimed(self, place: Place, epoch: int, turn: int, floor: int | None) -> int | None:
+        """What at most once is committed before a turn is handed out: its plan's end, or the floor before it."""
+        plans = [plan for plan in self.plans.get((epoch, place), ()) if plan.turn == turn and plan.once]
+        before = [row.floor for row in self.chains.get((epoch, place), ()) if row.turn < turn]
+        if not plans:
+            return None
+        return plans[0].end if plans[0].start < plans[0].end else before[-1] if before else floor
 
     def end(self, place: Place, log: Log) -> None:
         """All settled: floor, complete_to and committed are the log's end, and nothing is pending."""
@@ -587,12 +751,30 @@ class Judge:
                 uncounted = np.setdiff1d(called, known) >> 16
                 for (_, at), unkept in self.unkept.items():
                     uncounted = uncounted[unkept.holding(uncounted) == 0] if at == place else uncounted
+                for (_, at), rows in self.rows.items():  # a report that came too late, or never
+                    lost = rows.where(rows.outcome == LOST)
+                    gone = covering(uncounted, lost.offset, lost.end) > 0
+                    uncounted = uncounted[~gone] if at == place else uncounted
                 what = "a handler was called, but no outcome of that attempt counts"
                 self.found.add("I4", what, place, uncounted)
+            self.once(place, called)
             if self.max_retries is not None:
                 over = called[(called & 0xFFFF) > self.max_retries + 1] >> 16
                 what = f"a handler was called for more than {self.max_retries + 1} attempts"
                 self.found.add("I5", what, place, over)
+
+    def once(self, place: Place, called: Ints) -> None:
+        """I7: at most once, no handler is called twice for an offset in an epoch."""
+        offsets, times = np.unique(called >> 16, return_counts=True)
+        epochs = {epoch: some for (epoch, at), some in self.plans.items() if at == place}
+        once, else_ = np.zeros(len(offsets), np.int64), np.zeros(len(offsets), np.int64)
+        for plans in epochs.values():
+            for kept, into in ((True, once), (False, else_)):
+                ranges = [(plan.start, plan.end) for plan in plans if plan.kind == "run" and plan.once is kept]
+                start, end = np.array(ranges, dtype=np.int64).reshape(-1, 2).T
+                into += covering(offsets, start, end) > 0
+        again = offsets[(once > 0) & (else_ == 0) & (times > once)]
+        self.found.add("I7", "a handler was called for it again, and it was planned at most once", place, again)
 
     def report(self) -> Report:
         names = sorted({topic for topic, _ in self.evidence.logs})
@@ -629,6 +811,37 @@ class Judge:
             counts["calls"] = sum(len(keys) for keys in calls)
             counts["calls_again"] = counts["calls"] - sum(len(np.unique(keys)) for keys in calls)
         return counts
+
+
+def spans(rows: Rows) -> tuple[Ints, Ints, Ints, Ints]:
+    """Offsets that rows speak of, with the first turn that has a row, the one that settled it, and the last attempt's.
+
+    Of a range only the offsets that other rows speak of, and its first, are there. NEVER: not settled.
+    """
+    offsets = np.unique(rows.offset)
+    first, last = np.full(len(offsets), NEVER), np.full(len(offsets), NEVER)
+    tried = np.zeros(len(offsets), np.int64)
+    at = np.searchsorted(offsets, rows.offset)
+    ends = (rows.outcome >= 0) & (rows.outcome < FAILED)
+    np.minimum.at(first, at, rows.turn)
+    np.minimum.at(last, at[ends], rows.turn[ends])
+    np.maximum.at(tried, at[rows.attempt >= 1], rows.turn[rows.attempt >= 1])
+    ranges = rows.where(ends & (rows.end > rows.offset + 1))
+    for turn, start, end in zip(ranges.turn, ranges.offset, ranges.end, strict=True):
+        here = slice(*np.searchsorted(offsets, [start, end]))
+        first[here], last[here] = np.minimum(first[here], turn), np.minimum(last[here], turn)
+    return offsets, first, last, tried
+
+
+def tallies(rows: Rows) -> dict[int, dict[str, int]]:
+    """How many rows each turn has, by outcome."""
+    found: dict[int, dict[str, int]] = {}
+    known = rows.where(rows.outcome >= 0)
+    keys, times = np.unique(known.turn * len(OUTCOMES) + known.outcome, return_counts=True)
+    for key, count in zip(keys.tolist(), times.tolist(), strict=True):
+        turn, word = divmod(key, len(OUTCOMES))
+        found.setdefault(turn, {})[OUTCOMES[word]] = count
+    return found
 
 
 def call_keys(calls: Any) -> dict[Place, Ints]:
