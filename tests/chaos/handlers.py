@@ -1,9 +1,10 @@
-"""Handlers for faults: one that takes its time, some that answer rubbish, and one that kills or hangs its process."""
+"""Handlers for faults: two that take their time, some that answer rubbish, and one that kills or hangs its process."""
 
 import json
 import os
 import signal
 import time
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -16,6 +17,18 @@ def slow(record: Record) -> None:
     """The journal handler, at most five records a second."""
     journal.handle(record)
     time.sleep(0.2)
+
+
+def gated(record: Record) -> None:
+    """The journal handler, which waits in its first call until the gate of its topic is open."""
+    journal.handle(record)
+    while not gate(record.topic).exists():
+        time.sleep(0.02)
+
+
+def gate(topic: str) -> Path:
+    """The file that opens it."""
+    return Path(f"{os.environ[journal.JOURNAL]}.{topic}")
 
 
 @arrow_handler

@@ -13,14 +13,14 @@ from typing import Any
 import pytest
 
 from ackline import ledger, planning
-from ackline.ledger import TurnId
+from ackline.ledger import PendingKind, TurnId
 from ackline.offsets import TopicPartition
 from ackline.pipeline import Pipeline
 from ackline.steps import claim, decide, plan, replay, run, settle
-from ackline.testing.memory import GroupCommit, HandlerCall, Posted, World, obey
+from ackline.testing.memory import BEFORE, GroupCommit, HandlerCall, Hook, Posted, TableCommit, World, obey
 from ackline.testing.memory_parts import memory_parts, no_session
 from tests.chaos.account import Policy, Rules
-from tests.chaos.actor import Killed
+from tests.chaos.actor import Actor, Killed
 from tests.chaos.oracle import Oracle
 
 AT, GROUP, DEAD = TopicPartition("orders", 0), "g", "orders.dead"
@@ -146,3 +146,31 @@ def test_s50_killed_at_any_line_at_most_once_hands_nothing_out_twice() -> None:
         if not struck:
             break
     assert line > 300
+
+
+def test_two_that_settle_at_once_fold_the_decisions_that_are_stored_and_not_their_own() -> None:
+    """The first has its letter acknowledged, the second has not, and stores what it decides before the first does."""
+    world, pipeline = begun()
+
+    def process(name: str) -> Actor:
+        def work(hook: Hook) -> None:
+            run.run(memory_parts(world, pipeline, name, hook), no_session)
+
+        return Actor(name, work)
+
+    first, second = process("first"), process("second")
+    first.advance(lambda operation, when: (operation, when) == ("decisions", BEFORE))
+    world.faults.letters.append("lost")
+    second.advance(lambda operation, when: (operation, when) == ("settlement", BEFORE))
+    tables = [event for event in world.history if isinstance(event, TableCommit)]
+    assert [event.value for event in tables if event.application.endswith("decisions")] == [[]]
+    first.advance(None)
+    second.advance(None)
+    judged(world, pipeline)
+    assert (first.error, second.error) == (None, None)
+    settled = memory_parts(world, pipeline, "third").store.newest()
+    assert settled is not None
+    assert settled.partitions[AT].state.pending_by_kind()[PendingKind.DEAD_LETTER] == 1
+    runs(world, pipeline, "after", 3)
+    judged(world, pipeline)
+    assert world.held[GROUP, AT].offset == 6
