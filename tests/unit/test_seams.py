@@ -9,7 +9,7 @@ import pytest
 
 from ackline.errors import ConfigError, FatalError, GroupMoved, TopicChanged
 from ackline.ledger import Committed, PendingKind, Settlement, TurnKind
-from ackline.listener import Listener
+from ackline.listener import Listener, Teller
 from ackline.offsets import OffsetRange, Run, TopicPartition
 from ackline.outcome import Outcome
 from ackline.pipeline import Pipeline
@@ -48,7 +48,7 @@ class Lane:
 
     def parts(self, listener: Listener | None = None) -> MemoryParts:
         parts = memory_parts(self.world, Pipeline.model_validate(self.settings), "run", self._hook)
-        return replace(parts, listener=listener or Listener())
+        return replace(parts, listener=Teller(lambda: listener) if listener else None)
 
     def _hook(self, operation: str, when: str) -> None:
         if self.strike is not None and self.strike[:2] == (operation, when):
