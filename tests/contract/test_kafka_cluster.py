@@ -78,6 +78,7 @@ def test_bounds_are_the_log_start_and_the_last_stable_offset_s43(broker: Broker,
         put(broker, name, [(None, b"z")])
         assert committed.bounds([tp, empty]) == {tp: LogBounds(30, 102, 0), empty: LogBounds(0, 0, 0)}
         assert uncommitted.bounds([tp, tp]) == {tp: LogBounds(30, 104, 0)}
+        assert committed.written_ends([tp, empty]) == {tp: 104, empty: 0}
         client.commit_transaction(30)
         assert wait_until(lambda: committed.bounds([tp])[tp].end == 105, 30)
         assert committed.bounds([]) == {}

@@ -410,5 +410,7 @@ def test_a_topic_is_known_by_its_id_and_its_partitions_by_their_leaders(log: Log
         assert found[log.at.topic].topic_id
         assert dict(found[log.at.topic].partitions) == {0: True}
         assert log.at.topic in cluster.names()
+        log.produce([b"a"])
+        assert (cluster.written_ends([log.at]), cluster.written_ends([])) == ({log.at: 1}, {})
         with pytest.raises(FatalError):
             cluster.bounds([TopicPartition("nowhere", 0)])

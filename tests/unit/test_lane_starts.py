@@ -5,11 +5,12 @@ from typing import Any
 
 import pytest
 
+from ackline.errors import FatalError, TopicChanged
 from ackline.ledger import CommitMark, Committed, SettledPartition, TurnKind
 from ackline.offsets import TopicPartition
 from ackline.pipeline import Pipeline
 from ackline.steps import acts, run
-from ackline.testing.memory import HandlerCall, World
+from ackline.testing.memory import HandlerCall, MemoryLog, World
 from ackline.testing.memory_parts import MemoryParts, memory_parts, no_session
 from tests.unit.strategies import NOON
 
@@ -23,6 +24,7 @@ class Lane:
     settings: dict[str, Any] = field(default_factory=lambda: {"start": "latest"})
     topics: list[str] = field(default_factory=lambda: [OLD.topic])
     world: World = field(default_factory=lambda: World(NOON))
+    isolation: str = "read_committed"
 
     def __post_init__(self) -> None:
         self.create(OLD.topic)
@@ -33,7 +35,7 @@ class Lane:
                 log.append(b"{}", NOON)
 
     def parts(self) -> MemoryParts:
-        kafka = {"bootstrap_servers": "memory:1", "group_id": "g", "topics": self.topics}
+        kafka = {"bootstrap_servers": "memory:1", "group_id": "g", "topics": self.topics, "isolation": self.isolation}
         file = {"name": "lane", "handler": "a:b", "dead_letter": "none", "kafka": kafka, **self.settings}
         return memory_parts(self.world, Pipeline.model_validate(file), "run")
 
@@ -135,3 +137,54 @@ def test_s30_a_partition_of_a_known_topic_goes_on_from_our_own_commit() -> None:
     lane.run()
     assert lane.calls(two) == [3]
     assert lane.world.held["g", two].offset == 4
+
+
+def open_transaction(lane: Lane) -> MemoryLog:
+    """Two records of a transaction that is not over, at offsets 4 and 5."""
+    log = lane.world.log(OLD)
+    assert log is not None
+    for _ in range(2):
+        log.append(b"{}", NOON, open_=True)
+    return log
+
+
+def test_s43_a_commit_in_an_open_transaction_is_no_truncated_log() -> None:
+    """The group's former owner has read uncommitted records, as Storm's spout does."""
+    lane = Lane({"start": "uncommitted_earliest"})
+    log = open_transaction(lane)
+    lane.world.held["g", OLD] = Committed(6, "a spout's")
+    lane.run()
+    lane.run()
+    assert (lane.calls(OLD), lane.world.held["g", OLD].offset) == ([], 6)
+    log.decide(commit=True)
+    log.append(b"{}", NOON)
+    lane.run()
+    assert lane.calls(OLD) == [7]
+
+
+def test_s43_a_lane_that_is_read_committed_from_now_on_waits_for_the_transaction_it_has_read_into() -> None:
+    lane = Lane({"start": "earliest"}, isolation="read_uncommitted")
+    log = open_transaction(lane)
+    lane.run()
+    lane.isolation = "read_committed"
+    lane.run()
+    assert lane.calls(OLD) == [0, 1, 2, 3, 4, 5]
+    log.decide(commit=True)
+    log.append(b"{}", NOON)
+    lane.run()
+    assert lane.calls(OLD)[6:] == [7]
+
+
+def test_s42_beyond_the_end_of_all_that_is_written_the_run_stops_also_beside_an_open_transaction() -> None:
+    lane = Lane({"start": "uncommitted_earliest"})
+    open_transaction(lane)
+    lane.world.held["g", OLD] = Committed(7, "a spout's")
+    with pytest.raises(FatalError, match="beyond the log end"):
+        lane.run()
+    lane.world.held["g", OLD] = Committed(6, "a spout's")
+    lane.run()
+    log = lane.world.log(OLD)
+    assert log is not None
+    log.end -= 1
+    with pytest.raises(TopicChanged, match="truncated or recreated"):
+        lane.run()

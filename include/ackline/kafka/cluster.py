@@ -158,6 +158,17 @@ class Cluster:
             bounds[tp] = LogBounds(start, max(start, end), known)
         return bounds
 
+    def written_ends(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+        """Where the log of each partition ends, whatever the isolation: open transactions included.
+
+        Raises as `bounds` does.
+        """
+        asked = sorted(set(partitions))
+        if not asked:
+            return {}
+        found = self._with_leaders(lambda: self._offsets(asked, _LATEST, "read_uncommitted"))
+        return {tp: int(found[tp].offset) for tp in asked}
+
     def offsets_at(self, partitions: Iterable[TopicPartition], time: datetime) -> dict[TopicPartition, int | None]:
         """The first offset of each partition whose record is stamped at or after `time`; None where there is none.
 
@@ -223,10 +234,10 @@ class Cluster:
                 self._renew()
                 self.reachable()  # else it is no leader that moves
 
-    def _offsets(self, asked: Iterable[TopicPartition], spec: OffsetSpec) -> _Offsets:
+    def _offsets(self, asked: Iterable[TopicPartition], spec: OffsetSpec, isolation: str | None = None) -> _Offsets:
         if not self._connected:
             self.reachable()  # list_offsets on a client without a connection may wait 1 to 3 s before it tries again
-        level = IsolationLevel[self._isolation.upper()]
+        level = IsolationLevel[(isolation or self._isolation).upper()]
         doing = "reading the log bounds"
         with clients.mapped(doing, self._config, self._last):
             answers = self._admin.list_offsets(

@@ -224,7 +224,7 @@ def _genesis(parts: Parts, newest: Settlement | None, look: Look) -> dict[TopicP
             continue
         held = look.held.get(at)
         offset, evidence = _start(parts, at, held, log, at.topic in known_topics, before)
-        if offset > log.end:
+        if offset > log.end and at not in _written_to(parts, {at: offset}):
             raise FatalError(
                 f"{at}: the group {parts.pipeline.kafka.group_id} holds offset {offset}, beyond the log end {log.end}: "
                 f"the topic was truncated or recreated. Move the group to where the pipeline shall start",
@@ -304,6 +304,7 @@ def _new_plan(parts: Parts, newest: Settlement, look: Look, skipped: bool = Fals
         seen = answered(held, one.seen, mark)
         views[at] = PartitionView(one.topic_id, one.state, look.bounds.get(at), held, seen, subscribed, one.paused)
     check_logs(parts, {at: newest.partitions[at] for at, view in views.items() if view.readable}, look.bounds)
+    views |= _read_beyond(parts, views)
     if moves:
         return follow(parts, newest, moves)
     refuse_lost(parts, views)
@@ -316,6 +317,29 @@ def _new_plan(parts: Parts, newest: Settlement, look: Look, skipped: bool = Fals
     views = _with_times(parts, views, limits)
     planned = planning.plan_partitions(views, limits, parts.now(), newest.turn.n + 1)
     return new_plan(parts, newest, TurnKind.RUN, planned)
+
+
+def _read_beyond(parts: Parts, views: Mapping[TopicPartition, PartitionView]) -> dict[TopicPartition, PartitionView]:
+    """Views of what was read, or committed by others, under `read_uncommitted` beyond the end of what is readable now:
+    a transaction is open there. No log was cut, so there is nothing new as long as it is."""
+    ahead = {
+        at: view.state.complete_to
+        for at, view in views.items()
+        if view.readable and view.log is not None and view.log.end < view.state.complete_to
+    }
+    found = {}
+    for at in _written_to(parts, ahead):
+        log = views[at].log
+        found[at] = replace(views[at], log=log and log._replace(end=ahead[at]))
+    return found
+
+
+def _written_to(parts: Parts, offsets: Mapping[TopicPartition, int]) -> set[TopicPartition]:
+    """Those partitions whose log is written up to an offset beyond its last stable one."""
+    if parts.pipeline.kafka.isolation != "read_committed":
+        return set()
+    ends = parts.cluster.written_ends(offsets)
+    return {at for at, offset in offsets.items() if ends[at] >= offset}
 
 
 def _with_times(

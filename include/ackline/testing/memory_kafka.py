@@ -17,7 +17,19 @@ from ackline.kafka.truncation import Positions
 from ackline.ledger import Committed
 from ackline.offsets import TopicPartition
 from ackline.outcome import Outcome
-from ackline.testing.memory import AFTER, BEFORE, EPOCH, READ, GroupCommit, Hook, Posted, World, no_hook, take
+from ackline.testing.memory import (
+    AFTER,
+    BEFORE,
+    EPOCH,
+    READ,
+    GroupCommit,
+    Hook,
+    MemoryLog,
+    Posted,
+    World,
+    no_hook,
+    take,
+)
 
 CREATE_TIME = 1
 """Kafka's kind of timestamp: the producer's."""
@@ -60,13 +72,22 @@ class MemoryCluster(Cluster):
         self._hook("bounds", READ)
         return {at: self._bounds(at) for at in sorted(set(partitions))}
 
+    def written_ends(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+        """Where the log of each partition ends, open transactions included."""
+        self._hook("bounds", READ)
+        return {at: self._led(at).end for at in sorted(set(partitions))}
+
     def _bounds(self, at: TopicPartition) -> LogBounds:
+        log = self._led(at)
+        return LogBounds(log.start, log.readable_end(self.isolation), len(log.epochs) - 1)
+
+    def _led(self, at: TopicPartition) -> MemoryLog:
         log = self.world.log(at)
         if log is None:
             raise FatalError(f"{at} does not exist", topic=at.topic, partition=at.partition)
         if not log.has_leader:
             raise TransientError(f"{at} has no leader", topic=at.topic, partition=at.partition)
-        return LogBounds(log.start, log.readable_end(self.isolation), len(log.epochs) - 1)
+        return log
 
     def cut(self, positions: Positions) -> dict[TopicPartition, int | None]:
         """Those partitions whose log no longer holds all that the leader of an epoch had below an offset."""
