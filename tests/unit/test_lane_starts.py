@@ -123,20 +123,43 @@ def test_s54_a_topic_that_was_missing_is_read_from_its_log_start_although_others
     assert lane.world.held["g", NEW].offset == 4
 
 
-def test_s30_a_partition_of_a_known_topic_goes_on_from_our_own_commit() -> None:
-    """It had no leader when the lane began anew, its former ledger lost: nothing of it is handled again."""
-    lane = Lane({"start": "earliest"})
+OURS = CommitMark("lost", "lane", 0, 9).encode()
+
+
+@pytest.mark.parametrize(
+    ("start", "metadata", "first"),
+    [("earliest", OURS, 3), ("uncommitted_latest", "a spout's", 3), ("latest", "a spout's", 0), ("latest", None, 0)],
+)
+def test_s30_a_partition_without_leader_starts_at_the_commit_that_counts_or_at_its_log_start_later(
+    start: str, metadata: str | None, first: int
+) -> None:
+    """Where its log ends nobody says; what came into it after the first run must not be passed over (S54)."""
+    lane = Lane({"start": start})
     lane.create(OLD.topic, 2)
     two = TopicPartition(OLD.topic, 1)
     log = lane.world.log(two)
     assert log is not None
     log.has_leader = False
-    lane.world.held["g", two] = Committed(3, CommitMark("lost", "lane", 0, 9).encode())
+    if metadata is not None:
+        lane.world.held["g", two] = Committed(3, metadata)
     lane.run()
     log.has_leader = True
     lane.run()
-    assert lane.calls(two) == [3]
+    assert lane.calls(two) == list(range(first, 4))
     assert lane.world.held["g", two].offset == 4
+
+
+def test_s30_a_new_partition_of_a_known_topic_goes_on_from_our_own_commit_alone() -> None:
+    lane = Lane({"start": "uncommitted_latest"})
+    lane.run()
+    topic = lane.world.topics[OLD.topic]
+    for number, metadata in ((1, OURS), (2, "a spout's")):
+        topic.logs[number] = MemoryLog()
+        for _ in range(4):
+            topic.logs[number].append(b"{}", NOON)
+        lane.world.held["g", TopicPartition(OLD.topic, number)] = Committed(3, metadata)
+    lane.run()
+    assert [lane.calls(TopicPartition(OLD.topic, number)) for number in (1, 2)] == [[3], [0, 1, 2, 3]]
 
 
 def open_transaction(lane: Lane) -> MemoryLog:

@@ -220,11 +220,16 @@ def _genesis(parts: Parts, newest: Settlement | None, look: Look) -> dict[TopicP
     before = subscribed_before(parts, newest)
     started = {}
     for at, log in sorted(look.bounds.items()):
-        if at in known or log is None or not parts.wants(at):
+        if at in known or not parts.wants(at):
             continue
         held = look.held.get(at)
-        offset, evidence = _start(parts, at, held, log, at.topic in known_topics, before)
-        if offset > log.end and at not in _written_to(parts, {at: offset}):
+        found = _committed(parts, held, at.topic in known_topics)
+        if found is None and log is not None:
+            found = _start(parts, at, log, at.topic in known_topics, before)
+        if found is None:
+            continue  # without a leader nobody says where its log starts and ends
+        offset, evidence = found
+        if log is not None and offset > log.end and at not in _written_to(parts, {at: offset}):
             raise FatalError(
                 f"{at}: the group {parts.pipeline.kafka.group_id} holds offset {offset}, beyond the log end {log.end}: "
                 f"the topic was truncated or recreated. Move the group to where the pipeline shall start",
@@ -237,7 +242,7 @@ def _genesis(parts: Parts, newest: Settlement | None, look: Look) -> dict[TopicP
         state = PartitionState(offset)
         started[at] = SettledPartition(
             look.topic_ids[at.topic], offset, state, seen=seen, held=held, evidence=evidence,
-            leader_epoch=log.leader_epoch,
+            leader_epoch=log.leader_epoch if log is not None else None,
         )  # fmt: skip
     return started
 
@@ -249,26 +254,25 @@ def _leaderless(
     return tuple(at for at, log in sorted(look.bounds.items()) if log is None and at not in lane and parts.wants(at))
 
 
-def _start(
-    parts: Parts,
-    at: TopicPartition,
-    held: Committed | None,
-    log: LogBounds,
-    known_topic: bool,
-    before: KafkaBlock | None,
-) -> tuple[int, str]:
-    """The first offset of a partition that the ledger does not know (S30): our own commit first; its log start where
-    all of it came after the lane began, which no commit of others changes but for `uncommitted_*`; else as `start`
-    says."""
-    start = parts.pipeline.start
+def _committed(parts: Parts, held: Committed | None, known_topic: bool) -> tuple[int, str] | None:
+    """Where a partition that the ledger does not know starts by what the group holds (S30): our own commit before all;
+    that of others only under `uncommitted_*`, and not in a new partition of a topic that the lane knows."""
     if held is not None and is_ours(held, parts.pipeline.name):
         return held.offset, "this pipeline's own commit"
+    if held is not None and not known_topic and parts.pipeline.start.startswith("uncommitted_"):
+        return held.offset, "the group's commit"
+    return None
+
+
+def _start(
+    parts: Parts, at: TopicPartition, log: LogBounds, known_topic: bool, before: KafkaBlock | None
+) -> tuple[int, str]:
+    """Where it starts by its log: at the log start where all of it came after the lane began, else as `start` says."""
     if known_topic:
         return log.start, "new partition: log start"
-    if held is not None and start.startswith("uncommitted_"):
-        return held.offset, "the group's commit"
     if before is not None and before.wants(*at):
         return log.start, f"the topic was missing{_or_filtered(before)} at the last turn: log start"
+    start = parts.pipeline.start
     if parts.pipeline.start_timestamp is not None:
         found = parts.cluster.offsets_at([at], parts.pipeline.start_timestamp)[at]
         time = parts.pipeline.start_timestamp.isoformat()
