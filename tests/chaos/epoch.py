@@ -79,7 +79,7 @@ class Epoch:
             place.answers[n] = place.answers[n - 1]
             if held is not None and self.is_ours(held.metadata):
                 place.answers[n], place.found_at[n] = None, index
-            elif held is not None and turn.plan.kind in plans.ACTS:
+            elif held is not None and turn.plan.kind in plans.MOVES:
                 place.answers[n] = held.offset
 
     def _claim(self, n: int, turn: Turn, _: int) -> None:

@@ -164,6 +164,31 @@ def test_what_somebody_else_commits_of_a_parked_partition_is_left_alone_and_stop
     assert lane.world.held["g", OTHER] == Committed(1, "")
 
 
+@pytest.mark.parametrize("kind", [TurnKind.PAUSE, TurnKind.RESUME])
+def test_s36_a_pause_answers_no_move_of_the_group(kind: TurnKind) -> None:
+    """It moves nothing itself, and is done; what the group was moved for is still to be said, by the next run."""
+    lane = Lane()
+    lane.run()
+    lane.run()
+    lane.move(AT, 1)
+    lane.act(kind, AT, lane.floor(AT))
+    assert lane.newest().partitions[AT].paused == (kind is TurnKind.PAUSE)
+    assert lane.world.held["g", AT] == Committed(1, "")
+    with pytest.raises(GroupMoved):
+        lane.run()
+    lane.act(TurnKind.SKIP, AT, lane.floor(AT))
+    assert lane.world.held["g", AT].offset == 6
+
+
+def test_a_pause_by_another_ledger_leaves_the_group_where_its_own_has_moved_it() -> None:
+    lane = Lane()
+    lane.run()
+    lane.world.held["g", AT] = held = Committed(900, CommitMark("another", "lane", 0, 77).encode())
+    with pytest.raises(NewerCommit):
+        lane.act(TurnKind.PAUSE, AT, lane.floor(AT))
+    assert lane.world.held["g", AT] == held
+
+
 @pytest.mark.parametrize("times", [1, 2])
 @pytest.mark.parametrize("step", ["run", "commit"])
 def test_s53_a_commit_that_another_run_has_just_made_is_not_taken_for_another_ledger_s(step: str, times: int) -> None:

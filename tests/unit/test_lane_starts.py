@@ -149,17 +149,18 @@ def test_s30_a_partition_without_leader_starts_at_the_commit_that_counts_or_at_i
     assert lane.world.held["g", two].offset == 4
 
 
-def test_s30_a_new_partition_of_a_known_topic_goes_on_from_our_own_commit_alone() -> None:
+@pytest.mark.parametrize("metadata", [OURS, "a spout's"])
+def test_s32_a_new_partition_of_a_known_topic_is_read_from_its_log_start_whoever_has_committed(metadata: str) -> None:
+    """Also where it was another ledger of this pipeline: what that one has handled, this one has not."""
     lane = Lane({"start": "uncommitted_latest"})
     lane.run()
-    topic = lane.world.topics[OLD.topic]
-    for number, metadata in ((1, OURS), (2, "a spout's")):
-        topic.logs[number] = MemoryLog()
-        for _ in range(4):
-            topic.logs[number].append(b"{}", NOON)
-        lane.world.held["g", TopicPartition(OLD.topic, number)] = Committed(3, metadata)
+    log = lane.world.topics[OLD.topic].logs[1] = MemoryLog()
+    for _ in range(4):
+        log.append(b"{}", NOON)
+    two = TopicPartition(OLD.topic, 1)
+    lane.world.held["g", two] = Committed(3, metadata)
     lane.run()
-    assert [lane.calls(TopicPartition(OLD.topic, number)) for number in (1, 2)] == [[3], [0, 1, 2, 3]]
+    assert lane.calls(two) == [0, 1, 2, 3]
 
 
 def open_transaction(lane: Lane) -> MemoryLog:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from ackline.errors import ConfigError, FatalError, LedgerError
+from ackline.errors import ConfigError, FatalError, GroupMoved, LedgerError
 from ackline.kafka.cluster import LogBounds as ReadableLog
 from ackline.ledger import Committed, SettledPartition, Settlement, TurnKind, answered, of_ledger
 from ackline.offsets import OffsetRange, TopicPartition
@@ -18,6 +18,8 @@ from ackline.steps.change import check_unchanged
 from ackline.steps.parts import Parts
 from ackline.steps.same_log import check_logs, check_topic
 from ackline.steps.settle import Settled, commit_newest, mark_of, settle_turn
+
+_MOVE_NOTHING = (TurnKind.PAUSE, TurnKind.RESUME)
 
 Targets = Mapping[TopicPartition, int]
 Choose = Callable[[Settlement], Targets]
@@ -49,7 +51,12 @@ def act(parts: Parts, kind: TurnKind, choose: Choose, reason: str) -> Settled:
         plan = replace(plan, settings={**plan.settings, "kafka": plan.settings["kafka"] | _looked_for(parts, newest)})
         if parts.store.store_plan(plan):
             settle_turn(parts, plan, newest)
-            return commit_newest(parts)
+            try:
+                return commit_newest(parts)
+            except GroupMoved:
+                if kind not in _MOVE_NOTHING:
+                    raise
+                return Settled(parts.store.newest(), {})  # it is done; what the group is moved for, the next run says
     raise LedgerError("20 times another run took the turn that this act was about to take; are runs looping?")
 
 
@@ -73,7 +80,7 @@ def act_plan(
         topic_id, log = logs.get(at, (one.topic_id, LogBounds(to, to)))
         if inside and not log.start <= to <= log.end:
             raise ConfigError(f"{at}: offset {to} is outside the log [{log.start}, {log.end})")
-        partitions[at] = replace(moved(parts, newest, one, held.get(at), to, log), topic_id=topic_id)
+        partitions[at] = replace(moved(parts, newest, one, held.get(at), to, log, kind), topic_id=topic_id)
     return new_plan(parts, newest, kind, partitions, reason)
 
 
@@ -143,11 +150,17 @@ def _still_fits(at: TopicPartition, one: SettledPartition, topic_id: str, log: R
 
 
 def moved(
-    parts: Parts, newest: Settlement, one: SettledPartition, held: Committed | None, to: int, log: LogBounds
+    parts: Parts,
+    newest: Settlement,
+    one: SettledPartition,
+    held: Committed | None,
+    to: int,
+    log: LogBounds,
+    kind: TurnKind,
 ) -> PlannedPartition:
-    """A row of an act. What the group holds is answered by it, if it is not ours."""
+    """A row of an act. What the group holds is answered by it, if it is not ours; by what moves nothing it is not."""
     mark = mark_of(parts, newest)
-    foreign = held is not None and not of_ledger(held, mark.pipeline, mark.ledger)
+    foreign = held is not None and not of_ledger(held, mark.pipeline, mark.ledger) and kind not in _MOVE_NOTHING
     seen = held.offset if held is not None and foreign else answered(held, one.seen, mark)
     at = OffsetRange(to, to)
     return PlannedPartition(one.topic_id, at, (), one.state.floor, one.state.complete_to, log, None, held, seen)

@@ -255,13 +255,14 @@ def _leaderless(
 
 
 def _committed(parts: Parts, held: Committed | None, known_topic: bool) -> tuple[int, str] | None:
-    """Where a partition that the ledger does not know starts by what the group holds (S30): our own commit before all;
-    that of others only under `uncommitted_*`, and not in a new partition of a topic that the lane knows."""
-    if held is not None and is_ours(held, parts.pipeline.name):
+    """Where a partition that the ledger does not know starts by what the group holds (S30): at our own commit; at that
+    of others only under `uncommitted_*`. In a new partition of a topic that the lane knows no commit says what this
+    ledger has handled: none."""
+    if held is None or known_topic:
+        return None
+    if is_ours(held, parts.pipeline.name):
         return held.offset, "this pipeline's own commit"
-    if held is not None and not known_topic and parts.pipeline.start.startswith("uncommitted_"):
-        return held.offset, "the group's commit"
-    return None
+    return (held.offset, "the group's commit") if parts.pipeline.start.startswith("uncommitted_") else None
 
 
 def _start(
