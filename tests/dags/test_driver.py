@@ -84,6 +84,15 @@ def test_a_pipeline_that_is_not_there_is_a_broken_configuration(project: Project
     assert done.stderr.startswith("ackline: no pipeline named other")
 
 
+def test_a_handler_that_does_not_import_is_told_before_the_turn_is_touched(project: Project) -> None:
+    """Deployed between plan and replay: at most once, the turn would be lost to it."""
+    project.write("orders", "orders", handler="ackline.testing.journal:gone", guarantee="at_most_once")
+    done = run_driver(project, "orders", json.dumps({"bootstrap.servers": "127.0.0.1:1"}))
+
+    assert (done.returncode, len(done.stderr.splitlines())) == (2, 1), done.stderr
+    assert "handler ackline.testing.journal:gone does not import" in done.stderr
+
+
 def test_a_broker_that_is_away_is_transient_and_its_password_is_not_told(
     project: Project, topic: MakeTopic, name: Callable[[], str]
 ) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ackline.errors import TransientError
+from ackline.errors import ConfigError, TransientError
 from ackline.pipeline import load
 from ackline.steps.plan import plan
 from ackline.steps.replay import replay
@@ -124,6 +124,14 @@ def test_a_record_that_killed_or_hung_its_process_is_tried_again_in_isolation(
     run(bench.parts(), no_session)
     because = "it tries a record again that has killed or hung its process"
     assert bench.jobs == [PLAIN, PLAIN if error == "ValueError" else (True, because, None)]
+
+
+def test_s50_a_property_that_spark_can_not_be_told_is_refused_before_anything_is_handed_out(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, "guarantee: at_most_once\n")
+    with pytest.raises(ConfigError, match=r"no\.such\.property"):
+        run(replace(bench.parts(), kafka={"bootstrap.servers": "memory", "no.such.property": "1"}), no_session)
+    run(bench.parts(), no_session)
+    assert len(bench.jobs) == 1, "it was handed out to nobody before"
 
 
 @pytest.mark.parametrize(("more", "limit"), [("isolation: process\n", None), ("record_timeout: 1m30s\n", 90.0)])

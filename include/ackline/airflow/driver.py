@@ -62,9 +62,12 @@ def replayed(name: str, run_id: str, connection: str) -> str:
     from ackline.spark.session import open_session
     from ackline.steps.parts import open_parts
     from ackline.steps.run import replay_on
+    from ackline.translation import check_code
 
     make_handlers_importable()
     pipeline = find(pipelines_folder(), name)
+    # What was planned may not fit what is deployed now; at most once, it would be found out after the hand-out.
+    check_code(pipeline.handler, pipeline.translation, pipeline.isolated)
     with open_parts(pipeline, json.loads(connection), run_id=run_id, actor="airflow") as parts:
         done = replay_on(parts, lambda: open_session(f"ackline-{name}"))
     if done.plan is None:

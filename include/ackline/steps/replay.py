@@ -16,6 +16,7 @@ from ackline.audit.store import TRIES_COUNTED
 from ackline.errors import ConfigError, RangeGone, TopicChanged
 from ackline.figures import Report
 from ackline.kafka.cluster import LogBounds as ReadableLog
+from ackline.kafka.java import java_properties
 from ackline.kafka.registry import check_registry
 from ackline.ledger import Settlement
 from ackline.offsets import OffsetRange, TopicPartition, count, subtract
@@ -225,6 +226,7 @@ def job_of(parts: Parts, plan: Plan, because: str = "") -> "ReplayJob":
     code = [name for name, value in parts.kafka.items() if callable(value)]
     if code:
         raise ConfigError(f"the Kafka connection has a callback ({', '.join(code)}); Spark's executors can't call it")
+    java_properties(parts.kafka)  # refuses what Spark's own client could not be told
     return ReplayJob(
         pipeline=turn.pipeline,
         lane=turn.lane,
