@@ -6,7 +6,7 @@ handler is the last stream, of all topics. `Translation` is all that a worker ne
 """
 
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
@@ -241,23 +241,29 @@ def check_code(handler: str | None, translation: Translation | None, isolated: b
 
     Raises as `load_code` does, and ConfigError where they are to be `isolated` and can't be.
     """
-    tiers = set()
+    code: list[Code] = []
     if translation is not None:
-        tiers = {load_code(stream).tier for stream in translation.streams}
+        code = [load_code(stream) for stream in translation.streams]
     elif handler is not None:
-        tiers = {tier_of(load_handler(handler))}
-    why = why_not_isolated(tiers, translation is not None)
+        code = [code_of(load_handler(handler))]
+    why = why_not_isolated(code)
     if isolated and why is not None:
         raise ConfigError(why, key="isolation")
 
 
-def why_not_isolated(tiers: Collection[Tier], in_streams: bool) -> str | None:
-    """What keeps handlers of these tiers from running in processes of their own; None where nothing does."""
-    if Tier.COLUMN in tiers:
+def code_of(handler: Handler) -> Code:
+    """A handler that gets all records as they are."""
+    return Code(handler, tier_of(handler), None)
+
+
+def why_not_isolated(code: Sequence[Code]) -> str | None:
+    """What keeps these from running in processes of their own, None where nothing does; in the order of streams."""
+    filtered = [bool(one.wants) for one in code]
+    if any(one.tier is Tier.COLUMN for one in code):
         why = "the handler is a column handler: it runs inside Spark's JVM"
-    elif in_streams and Tier.ARROW in tiers:
-        # A batch that is made of what several filters let through is no call of its own in the log of calls.
-        why = "a stream has an Arrow handler, which is called in the midst of others"
+    elif any(one.tier is Tier.ARROW and any(filtered[: place + 1]) for place, one in enumerate(code)):
+        # A batch that is made of what filters let through is no call of its own in the log of calls.
+        why = "a stream has an Arrow handler behind a filter, so it is called in the midst of others"
     else:
         return None
     return (

@@ -55,12 +55,14 @@ def test_a_column_handler_is_not_isolated(bench: Bench, topic: MakeTopic, caplog
     assert "process of its own" not in caplog.text
 
 
-def test_streams_with_an_arrow_handler_are_not_isolated(bench: Bench, topic: MakeTopic) -> None:
+def test_streams_with_an_arrow_handler_behind_a_filter_are_not_isolated(bench: Bench, topic: MakeTopic) -> None:
     """Asked for it is refused before anything is read; by itself they stay as they are."""
     name = topic()
     put(bench.broker, name, [(None, b"skip"), (None, b"a")])
     place = {TopicPartition(name, 0): (0, 2)}
-    notes = Translation((Stream("notes", "tests.spark.translated:notes", value="utf8"),))
+    notes = Translation(
+        (Stream("notes", "tests.spark.translated:notes", "tests.spark.translated:any_note", value="utf8"),)
+    )
     with pytest.raises(ConfigError, match="Arrow handler"):
         bench.run(bench.job("", place, isolated=True, translation=notes))
     job = bench.job("", place, isolated=True, because="started 3 times without outcomes", translation=notes)

@@ -115,8 +115,8 @@ def arrow(batch: pa.RecordBatch) -> list[str]:
     """Write each record of the call down, then obey each."""
     for offset in batch.column("offset").to_pylist():
         note("calls", f"{offset} {os.getpid()}")
-    for value in batch.column("value").to_pylist():
-        obey(value.decode())
+    for value in batch.column("value").cast(pa.string()).to_pylist():
+        obey(value)
     return ["acked"] * batch.num_rows
 
 

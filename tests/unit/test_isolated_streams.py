@@ -6,11 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from ackline.handler import Tier
+from ackline.offsets import TopicPartition
 from ackline.spark.isolated import Isolated
 from ackline.translation import Stream, Translation
 from tests.schema_registry import stub_registry
 from tests.unit.killers import FOLDER
-from tests.unit.test_isolated import NOW, asked, calls, rows_of, work_of
+from tests.unit.test_isolated import NOW, asked, calls, outcomes, rows_of, work_of
 
 STREAM = Stream(
     "orders", "tests.unit.killers:handle_text", "tests.unit.killers:wants", topics=("orders",), value="json"
@@ -46,6 +48,27 @@ def test_a_record_that_kills_its_handler_or_its_filter_fails_alone(isolated: Iso
 def test_what_was_said_of_records_before_a_death_stays_said(isolated: Isolated) -> None:
     answers = isolated(rows_of([b'{"do": "fail"}', b"\xff", b'{"do": "kill"}']))
     assert [one.error_class for one in answers.unacked] == ["ValueError", "Undecodable", "WorkerLost"]
+
+
+@pytest.mark.parametrize("once", [False, True])
+def test_a_decoded_batch_is_halved_until_the_culprit_is_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, once: bool
+) -> None:
+    """A stream of its own topics may have an Arrow handler, beside streams of records."""
+    monkeypatch.setenv(FOLDER, str(tmp_path))
+    batches = Stream("text", "tests.unit.killers:arrow", topics=("orders",), value="utf8")
+    others = replace(STREAM, topics=("others",))
+    work = replace(work_of("arrow", once=once), handler=None, tier=Tier.RECORD)
+    one = Isolated(replace(work, translation=Translation((batches, others))), lambda: NOW)
+    values: list[bytes | None] = [b"a", b"\xff", b"b", None, b"segfault", b"c"]
+    records: list[bytes | None] = [b'{"do": ""}', b'{"do": "kill"}', b'{"do": "fail"}']
+    try:
+        a, b, c = ["WorkerLost"] * 3 if once else ["acked"] * 3
+        assert asked(one, values) == [a, "Undecodable", b, "Tombstone", "WorkerLost", c]
+        rows = replace(rows_of(records), place=TopicPartition("others", 0))
+        assert outcomes(one(rows), 3) == ["acked", "WorkerLost", "ValueError"]
+    finally:
+        one.close()
 
 
 SCHEMA = {"type": "record", "name": "deed", "fields": [{"name": "do", "type": "string"}]}

@@ -3,6 +3,7 @@
 import pickle
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
@@ -181,6 +182,18 @@ def test_an_arrow_handler_is_not_given_what_has_no_column_type(shop: ModuleType,
     check_code(None, Translation((Stream("a", "shop:batches", key="utf8", value="utf8"),)))
     with pytest.raises(ConfigError, match=f"streams.a.decode.value: {word} has no column type"):
         check_code(None, Translation((Stream("a", "shop:batches", value=word),)))
+
+
+def test_an_arrow_handler_behind_a_filter_can_not_be_isolated(shop: ModuleType) -> None:
+    """Its batches are made in the midst of other calls; by itself, or of topics of its own, it can."""
+    shop.batches = arrow_handler(lambda batch: ["acked"])  # type: ignore[attr-defined]
+    shop.good = shop.wants = lambda record: True  # type: ignore[attr-defined]
+    batches, filtered = Stream("b", "shop:batches", value="utf8"), Stream("f", "shop:good", "shop:wants")
+    for sound in ([batches], [Stream("g", "shop:good", topics=("paid",)), batches], [batches, filtered]):
+        check_code(None, Translation(tuple(sound)), isolated=True)
+    for unsound in ([filtered, batches], [replace(batches, filter="shop:wants")]):
+        with pytest.raises(ConfigError, match="Arrow handler behind a filter"):
+            check_code(None, Translation(tuple(unsound)), isolated=True)
 
 
 def test_a_column_handler_takes_whole_topics_as_bytes(shop: ModuleType) -> None:

@@ -19,8 +19,9 @@ from ackline.handler import Handler, Record, Tier
 from ackline.spark.rows import Int64s
 
 _WORD = 8
-# Words of the log: how many rows were handed out, when the last call began (0: none is under way), their offsets.
-_BEGUN, _SINCE, _FIRST = 0, 1, 2
+# Words of the log: how many rows were handed out, when the last call began (0: none is under way), whether they went
+# together, as a batch, and their offsets.
+_BEGUN, _SINCE, _BATCH, _FIRST = 0, 1, 2, 3
 # In the place of that time: a call is under way, and waits for what is not its own doing.
 _WAITS = -1
 _HEADER = struct.Struct("=qq")
@@ -65,6 +66,7 @@ class CallLog:
             self._map()
         self._words[_SINCE] = 0
         self._words[_BEGUN] = 0
+        self._words[_BATCH] = 0
 
     def opened(self) -> None:
         """Look at the batch that was begun elsewhere."""
@@ -94,6 +96,11 @@ class CallLog:
         """The offsets that were handed out, in that order."""
         return np.array(self._words[_FIRST : _FIRST + self._words[_BEGUN]], dtype=np.int64)
 
+    @property
+    def batch(self) -> bool:
+        """Whether the rows were handed out together: then none of them is known to have done it."""
+        return bool(self._words[_BATCH])
+
     def over(self, handler: Handler, tier: Tier) -> Handler:
         """The handler, each call of it noted before it is made."""
         words, now = self._words, time.monotonic_ns
@@ -109,6 +116,7 @@ class CallLog:
             begun = words[_BEGUN]
             for number, offset in enumerate(batch.column("offset").to_pylist(), _FIRST + begun):
                 words[number] = offset
+            words[_BATCH] = 1
             words[_BEGUN] = begun + batch.num_rows
             words[_SINCE] = now()
             return handler(batch)

@@ -40,12 +40,14 @@ class Death:
     """The end of a handler's process, before it had answered.
 
     `begun` are the offsets that the handler was given, in that order; `told` says what became of those that were not
-    acked, by offset. `under_way`: the last call had not come back. `late`: it was ended for that call's duration.
+    acked, by offset. `batch`: they were given in one call. `under_way`: the last call had not come back. `late`: it was
+    ended for that call's duration.
     """
 
     how: str
     begun: Int64s
     told: Mapping[int, Unacked]
+    batch: bool
     under_way: bool
     late: bool
 
@@ -171,7 +173,7 @@ class HandlerProcess:
         head = self._log.head()
         how = _ended(os.waitstatus_to_exitcode(STATUS.unpack(said)[0]))
         late = accused is not None and head == accused
-        return Death(how, self._log.begun(), told, bool(head.since), late)
+        return Death(how, self._log.begun(), told, self._log.batch, bool(head.since), late)
 
     def _late(self, until: float | None) -> Head | None:
         """The call that outlasts the limit, if one does; `Head(0, 0)` for a start that does."""

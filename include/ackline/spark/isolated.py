@@ -18,7 +18,6 @@ import numpy as np
 import numpy.typing as npt
 
 from ackline.errors import FatalError
-from ackline.handler import Tier
 from ackline.outcome import ErrorClass, Outcome
 from ackline.spark.handle import Answers, Clock, Unacked
 from ackline.spark.handler_process import Death, HandlerProcess
@@ -40,7 +39,7 @@ class Isolated:
     """Answers rows as `answer` does. `work` is what its process has to know; `now` stamps what a death leaves open."""
 
     def __init__(self, work: "Work", now: Clock) -> None:
-        self._tier, self._once, self._limit = work.tier, work.once, work.record_timeout
+        self._once, self._limit = work.once, work.record_timeout
         self._now = now
         self._process = HandlerProcess(work, work.record_timeout)
         self._deaths = 0
@@ -74,7 +73,7 @@ class Isolated:
                 raise FatalError(f"the handler's process {death.how}, {DEATHS} times before it was given a record")
             return begun, [rest]
         self._deaths = 0
-        if self._tier is Tier.RECORD:
+        if not death.batch:
             return begun, [rest[_CAREFULLY:], rest[:_CAREFULLY]]
         if self._once or len(begun) == 1:
             return begun, [rest]
@@ -84,7 +83,7 @@ class Isolated:
     def _left_behind(self, part: Rows, known: Places, death: Death) -> Answers:
         """The answers about rows that the handler was given before its process died."""
         at = self._now()
-        if self._tier is Tier.RECORD:
+        if not death.batch:
             culprit = int(death.begun[-1]) if death.under_way else None
             unacked = list(_told(part.offsets[known], death, culprit, self._lost(0, death, at)))
         else:

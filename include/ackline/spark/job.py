@@ -30,7 +30,7 @@ from ackline.spark.progress import Progress, watched
 from ackline.spark.read import for_python, fresh_records, source_options, tasks_for
 from ackline.spark.streams import Streams, load_answering
 from ackline.spark.tasks import MANIFEST_DDL, Kafka, Work, handle_fresh, handle_retries, read_retries, store_column
-from ackline.translation import Translation, why_not_isolated
+from ackline.translation import Translation, code_of, why_not_isolated
 
 __all__ = ["ReplayJob", "ReplayResult", "WrittenFile", "check_replay", "run_replay"]
 
@@ -126,8 +126,7 @@ def _isolated(job: ReplayJob, handler: Handler | Streams) -> ReplayJob:
     """
     if not job.isolated:
         return job
-    tiers = handler.tiers if isinstance(handler, Streams) else {tier_of(handler)}
-    why = why_not_isolated(tiers, isinstance(handler, Streams))
+    why = why_not_isolated(handler.code if isinstance(handler, Streams) else [code_of(handler)])
     if why is None:
         if job.because:
             log.warning("%s, turn %d: %s; a process of its own runs the handler", job.pipeline, job.turn, job.because)

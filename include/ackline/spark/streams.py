@@ -92,16 +92,16 @@ class Streams(Routed):
         return tuple(route for route in self._routes if route.stream.of(topic))
 
     @property
-    def tiers(self) -> frozenset[Tier]:
-        """How the streams' handlers want their records."""
-        return frozenset(route.code.tier for route in self._routes)
+    def code(self) -> list[Code]:
+        """The streams' functions, in the order in which they are asked."""
+        return [route.code for route in self._routes]
 
     def answer(self, rows: Rows, now: Clock, watch: Watch | None = None) -> Answers:
-        """What the streams make of `rows`. For a `watch`, decoding and filters are part of the call; streams that have
-        batches can't be watched."""
+        """What the streams make of `rows`. For a `watch`, decoding and filters are part of a record's call; batches
+        that filters have made can't be watched."""
         routes = self._of(rows.place.topic)
         if routes and routes[0].code.wants is None and routes[0].code.tier is Tier.ARROW:
-            return _answer_batch(routes[0], rows, now)
+            return _answer_batch(routes[0], rows, now, watch)
         batches: dict[_Route, list[int]] = {}
         one_of = _one_of(routes, rows, batches)
         if watch is not None:
@@ -165,7 +165,7 @@ def _decoded(routes: tuple[_Route, ...], rows: Rows, row: int) -> Iterator[bytes
                 yield from leaves(seen)
 
 
-def _answer_batch(route: _Route, rows: Rows, now: Clock) -> Answers:
+def _answer_batch(route: _Route, rows: Rows, now: Clock, watch: Watch | None = None) -> Answers:
     """A batch for an Arrow handler, without the rows that are not the text they should be: those fail by themselves."""
     failed: dict[int, str] = {}
     for decode, column in ((route.key, rows.keys), (route.value, rows.values)):
@@ -184,7 +184,8 @@ def _answer_batch(route: _Route, rows: Rows, now: Clock) -> Answers:
     )
     if len(sound):
         places = np.array([row for row in range(len(rows)) if row not in failed])
-        _put(answers, places, answer_batch(route.code.handler, sound, now))
+        handler = route.code.handler if watch is None else watch.over(route.code.handler, Tier.ARROW)
+        _put(answers, places, answer_batch(handler, sound, now))
         answers.calls = len(sound)
     answers.unacked.sort(key=lambda one: one.row)
     return answers
