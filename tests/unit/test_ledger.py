@@ -296,6 +296,17 @@ def test_offsets_between_the_states_end_and_the_fresh_range_must_be_decided() ->
     assert caught.value.offset == 12
 
 
+@pytest.mark.parametrize("ends", [(12, 12, 15), (12, 11, 15), (14, 11, 13)], ids=["touching", "overlapping", "inside"])
+def test_ranges_that_were_decided_by_several_rows_are_decided_to_the_last_offset(ends: tuple[int, int, int]) -> None:
+    """In any order; what is pending in them is settled, and what is pending right after them is not."""
+    first, second, last = ends
+    end = max(first, last)
+    holes = [row(second, Outcome.EXPIRED, 0, end=last), row(10, Outcome.EXPIRED, 0, end=first)]
+    assert fold(PartitionState(10), OffsetRange(end, 20), (), holes, AT_ONCE) == PartitionState(20)
+    before = PartitionState(20, (retry(10, end + 1),))
+    assert fold(before, OffsetRange(20, 20), (), holes, AT_ONCE) == PartitionState(20, (retry(end, end + 1),))
+
+
 @pytest.mark.parametrize(
     ("before", "fresh", "retries"),
     [

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -110,6 +111,60 @@ def test_s36_a_group_moved_before_the_commit_is_refused_followed_or_restored(pol
         settle.settle(lane.parts())
     assert lane.newest().partitions[AT].state.floor == 4
     assert lane.held() == (4 if policy == "restore" else 1)
+
+
+# ---- what a plan is made of ---------------------------------------------------------------------------------------
+
+
+def test_who_waits_longest_is_served_first_and_who_has_nothing_takes_no_share() -> None:
+    lane = Lane(max_records_per_run=4)
+    logs = lane.world.topics["orders"].logs
+    logs[1], logs[2] = MemoryLog(), MemoryLog()
+    for _ in range(9):
+        lane.log.append(b"{}", NOON)
+        logs[1].append(b"{}", NOON - timedelta(hours=1))
+    made = plan.plan(lane.parts()).plan
+    assert made is not None
+    assert {at.partition: len(one.fresh) for at, one in made.partitions.items()} == {0: 1, 1: 3, 2: 0}
+
+
+@pytest.mark.parametrize("change", [{"guarantee": "at_most_once"}, {"guarantee": "no_guarantee"}, "isolation"])
+def test_guarantee_and_isolation_may_change_while_nothing_is_pending(change: Any) -> None:
+    if change == "isolation":
+        change = {"kafka": {**Lane().settings["kafka"], "isolation": "read_uncommitted"}}
+    lane = Lane({})
+    lane.run()
+    lane.settings |= change
+    lane.produce({})
+    lane.run()
+    assert (lane.held(), lane.calls()) == (2, [(0, 1), (1, 1)])
+
+
+def test_a_replay_of_its_own_goes_on_over_gaps_to_the_turn_that_settle_is_to_find() -> None:
+    lane = Lane(max_records_per_run=2)
+    lane.log.gap(5)
+    lane.produce({}, {}, {})
+    plan.plan(lane.parts())
+    done = run.replay_on(lane.parts(), no_session)
+    settle.settle(lane.parts())
+    assert (done.calls, lane.calls()) == (1, [(5, 1)])
+    assert (lane.newest().turn.n, lane.held()) == (3, 6)
+
+
+def test_a_replay_of_its_own_leaves_the_turn_of_another_run_to_it() -> None:
+    """The other has settled this one's turn, and planned the next, by the time it looks again."""
+    lane = Lane({}, {})
+    plan.plan(lane.parts())
+
+    def goes_on() -> None:
+        settle.settle(lane.parts())
+        lane.produce({}, {})
+        lane.settings["max_records_per_run"] = 1
+        plan.plan(lane.parts())
+
+    lane.strike = "outcomes", "after", goes_on
+    assert run.replay_on(lane.parts(), no_session).calls == 2
+    assert (lane.newest().turn.n, lane.calls()) == (1, [(0, 1), (1, 1)])
 
 
 # ---- dead letters -------------------------------------------------------------------------------------------------
