@@ -6,8 +6,10 @@ A warning is never an error. What can't be right at all is refused where the fil
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
+
+from croniter import croniter
 
 from ackline.backoff import RetryPolicy
 from ackline.outcome import ErrorClass
@@ -81,7 +83,7 @@ def of_topics(pipeline: "Pipeline", topics: Mapping[str, TopicPolicy]) -> Iterat
     """What the topics' own settings show; `topics` are those that are read, and the dead-letter topic."""
     dead = pipeline.dead_letter_topic
     wait, error_class = longest_wait(pipeline) if pipeline.guarantee == "at_least_once" else (0.0, None)
-    longest = _whole_run(pipeline)
+    longest, (_, apart) = _whole_run(pipeline), _between_runs(pipeline.schedule)
     for topic, policy in sorted(topics.items()):
         if topic == dead:
             if policy.compacted:
@@ -97,6 +99,11 @@ def of_topics(pipeline: "Pipeline", topics: Mapping[str, TopicPolicy]) -> Iterat
                 f"retry: a record may wait {_spoken(wait)} for its last attempt{of_class}, and the topic {topic} keeps "
                 f"it for {_spoken(kept)} (retention.ms): what retention takes first is `expired`"
             )
+        if apart and apart >= kept:
+            yield (
+                f"schedule: its runs are up to {_spoken(apart)} apart, and the topic {topic} keeps records for "
+                f"{_spoken(kept)} (retention.ms): what comes in between may be `expired` before any run reads it"
+            )
         if longest and longest >= kept:
             yield (
                 f"max_rate: a run of max_records_per_run may take {_spoken(longest)}, and the topic {topic} keeps "
@@ -106,12 +113,15 @@ def of_topics(pipeline: "Pipeline", topics: Mapping[str, TopicPolicy]) -> Iterat
 
 def longest_wait(pipeline: "Pipeline") -> tuple[float, str | None]:
     """The longest time, in seconds, that a record may wait for retries, all its delays together, and the class of
-    errors that waits so long (None: any other). (0, None) where a class of the user's own decides."""
+    errors that waits so long (None: any other). Each retry waits for a run of the schedule at least. (0, None) where a
+    class of the user's own decides."""
     policy = pipeline.retry.policy()
     if not isinstance(policy, RetryPolicy):
         return 0.0, None
-    classes = [(_wait(one), name) for name, one in sorted(policy.by_error.items()) if one is not None]
-    return max([(_wait(policy), None), *classes], key=lambda found: found[0])
+    run, _ = _between_runs(pipeline.schedule)
+    classes = [(one, name) for name, one in sorted(policy.by_error.items()) if one is not None]
+    waits = [(max(_wait(one), one.max_retries * run), name) for one, name in [(policy, None), *classes]]
+    return max(waits, key=lambda found: found[0])
 
 
 def _wait(policy: RetryPolicy) -> float:
@@ -126,6 +136,20 @@ def _wait(policy: RetryPolicy) -> float:
         growing = min(later, int(math.log(cap / period) / math.log(multiplier)))
         total += period * multiplier * (multiplier**growing - 1) / (multiplier - 1) + (later - growing) * cap
     return total * (1 + policy.jitter)
+
+
+def _between_runs(schedule: str | None) -> tuple[float, float]:
+    """The shortest and the longest time, in seconds, between two runs of a schedule; (0, 0) without one.
+
+    Looked for round each hour of a week and each day of a year: patterns repeat, and there may be a run each minute.
+    """
+    if schedule is None:
+        return 0.0, 0.0
+    begin = datetime(2024, 1, 1, 0, 0, 30, tzinfo=UTC)
+    looked = [*(timedelta(hours=hour) for hour in range(7 * 24)), *(timedelta(days=day) for day in range(7, 366))]
+    times = [(croniter(schedule, begin + one), croniter(schedule, begin + one)) for one in looked]
+    apart = [after.get_next(float) - before.get_prev(float) for before, after in times]
+    return min(apart), max(apart)
 
 
 def _whole_run(pipeline: "Pipeline") -> float:

@@ -131,8 +131,9 @@ class KafkaBlock(Block):
     @field_validator("properties")
     @classmethod
     def _harmless(cls, properties: dict[str, Any]) -> dict[str, Any]:
-        for name, reason in refused(properties).items():
-            raise ValueError(f"`{name}` is refused: {reason}")
+        said = [f"`{name}` is refused: {reason}" for name, reason in refused(properties).items()]
+        if said:
+            raise ValueError("; ".join(said))
         return properties
 
     def wants(self, topic: str, partition: int) -> bool:

@@ -16,7 +16,7 @@ def project_root() -> Path:
 
 def pipelines_folder() -> Path:
     """The folder of pipeline files: ACKLINE_PIPELINES, or include/pipelines of the project."""
-    return project_root() / os.environ.get("ACKLINE_PIPELINES", "include/pipelines")
+    return project_root() / (os.environ.get("ACKLINE_PIPELINES") or "include/pipelines")
 
 
 def handlers_folder() -> Path:
@@ -26,7 +26,7 @@ def handlers_folder() -> Path:
 
 def audit_root() -> str:
     """Where the tables are: ACKLINE_AUDIT, a path or an object-store URI, or .ackline/audit of the project."""
-    given = os.environ.get("ACKLINE_AUDIT", ".ackline/audit")
+    given = os.environ.get("ACKLINE_AUDIT") or ".ackline/audit"  # an empty one would make the project the ledger
     if given.startswith("file://"):
         given = given.removeprefix("file://")
     return given if "://" in given else str(project_root() / given)

@@ -48,6 +48,25 @@ def test_the_class_of_errors_that_waits_longest_is_named() -> None:
     assert "may wait 19 d for its last attempt (TimeoutError)" in said
 
 
+def test_retries_that_wait_for_runs_that_are_days_apart_are_overtaken_too() -> None:
+    [said] = of_topics(pipeline(schedule="@daily"), orders=TopicPolicy(timedelta(days=4)))
+    assert said.startswith("retry: a record may wait 5 d for its last attempt, and the topic orders keeps it for 4 d")
+    assert of_topics(pipeline(schedule="@hourly"), orders=TopicPolicy(timedelta(days=4))) == []
+
+
+@pytest.mark.parametrize(
+    ("schedule", "apart", "hours"),
+    [("@weekly", "7 d", 24 * 6), ("* 9-17 * * 1-5", "2 d 15 h", 60), ("30 6 * * *", "1 d", 24),
+     ("0 0 1 * *", "31 d", 24 * 30), ("@yearly", "366 d", 24 * 300), ("*/10 * * * *", "10 m", 0.1)],
+)  # fmt: skip
+def test_a_schedule_whose_runs_are_further_apart_than_retention_is_named(
+    schedule: str, apart: str, hours: float
+) -> None:
+    keeps = TopicPolicy(timedelta(hours=hours))
+    [said] = of_topics(pipeline(schedule=schedule, retry={"max_retries": 0}), orders=keeps, payments=TopicPolicy(None))
+    assert said.startswith(f"schedule: its runs are up to {apart} apart, and the topic orders keeps records for ")
+
+
 @pytest.mark.parametrize(
     ("name", "said"),
     [

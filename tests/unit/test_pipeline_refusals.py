@@ -87,6 +87,8 @@ REFUSED = [
     ("auto commit", [("  topics", "  properties: {enable.auto.commit: true}\n  topics")], "", 5, "kafka.properties",
      "`enable.auto.commit` is refused"),
     ("another group", [("  topics", "  properties: {group.id: x}\n  topics")], "", 5, "kafka.properties", "`group.id`"),
+    ("each of several", [("  topics", "  properties: {group.id: x, interceptor.classes: y}\n  topics")], "", 5,
+     "kafka.properties", "run code or hide records between Kafka and Ackline"),
     ("property of a list", [("  topics", "  properties: {a.b: [1]}\n  topics")], "", 5,
      "kafka.properties.a.b", "valid"),
     ("dead letters read again", [("orders.dead", "orders")], "", 7, "dead_letter", "topics read"),

@@ -143,7 +143,10 @@ def open_parts(
     if pipeline.kafka.bootstrap_servers is not None:
         connection = {"bootstrap.servers": pipeline.kafka.bootstrap_servers}
     if not connection or not connection.get("bootstrap.servers"):
-        raise ConfigError(f"the Kafka connection {pipeline.kafka.connection} names no bootstrap.servers")
+        raise ConfigError(
+            f"the Kafka connection {pipeline.kafka.connection} names no broker: set `bootstrap.servers` in its extra",
+            key="kafka.connection",
+        )
     pipeline.retry.policy()  # a class that does not import is told before anything is planned
     listener = load_listener(pipeline.listener)
     partition_filter = load_partition_filter(pipeline.kafka.partition_filter)
