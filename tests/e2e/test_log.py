@@ -217,6 +217,30 @@ def test_s44_each_record_has_an_outcome_whatever_it_holds(lab: MakeLab) -> None:
     one.judge(settled=True)
 
 
+@pytest.mark.parametrize(
+    ("handler", "value"),
+    [("ackline.testing.journal:handle", b'{"fail": -1}'), ("tests.spark.handlers:column_words", b"failed")],
+)
+def test_s44_a_header_whose_name_is_no_text_stops_nobody(lab: MakeLab, handler: str, value: bytes) -> None:
+    """Java's client reads it somehow, for the first attempt; the client of retries and dead letters can't."""
+    one = lab(handler=handler, retry={"max_retries": 1, "initial_delay": "1m"})
+    one.journalled = False
+    wire.produce_header(one.broker.bootstrap, one.topic, value, b"\xff\xfeh")
+    wire.produce(one.broker.bootstrap, one.topic, [wire.Write(value, headers=(("h", b"1"),))])
+    one.run()
+    one.wait(60)
+    one.run()
+    both = [row for offset in (0, 1) for row in (Row(offset, 0, "dead"), *(Row(offset, n, "failed") for n in (1, 2)))]
+    assert one.rows() == both
+    again = {row["offset"]: row["error_class"] for row in one.table("outcomes") if row["attempt"] == 2}
+    assert (again[0], again[1] == "Undecodable") == ("Undecodable", False)
+    first, second = one.letters()
+    assert (first.value, first.headers[0]) == (value, ("ackline.headers", b"omitted: a name is not UTF-8"))
+    assert (second.value, second.headers[0]) == (value, ("h", b"1"))
+    assert one.committed() == 2
+    one.judge(settled=True)
+
+
 def test_s44_a_dead_letter_has_the_original_key_value_and_headers_and_says_where_from(lab: MakeLab) -> None:
     one = lab(retry={"max_retries": 1})
     headers = (("trace", b"\x00\xff"), ("trace", None), ("ackline.offset", b"an earlier life"))

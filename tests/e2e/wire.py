@@ -1,12 +1,15 @@
 """Kafka for the tests themselves: producing, transactions included, and reading back, with nothing of the product."""
 
+import ctypes
 import time
 import uuid
 from collections.abc import Callable, Iterable
 from contextlib import closing
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar, cast
 
+import confluent_kafka
 from confluent_kafka import Consumer, IsolationLevel, KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewPartitions, OffsetSpec  # type: ignore[attr-defined]
 
@@ -21,6 +24,7 @@ __all__ = [
     "end",
     "patiently",
     "produce",
+    "produce_header",
     "read",
     "stable",
     "topics",
@@ -72,6 +76,23 @@ def produce(bootstrap: str, topic: str, records: Iterable[Write], partition: int
         }
     )
     _send(producer, topic, records, partition)
+
+
+def produce_header(bootstrap: str, topic: str, value: bytes, name: bytes) -> None:
+    """Append a record with a header of any name: this client takes text only, the library below it takes bytes."""
+    libraries = Path(confluent_kafka.__file__).parents[1] / "confluent_kafka.libs"
+    library = ctypes.CDLL(str(next(libraries.glob("librdkafka-*.so*"))))
+    library.rd_kafka_conf_new.restype = library.rd_kafka_new.restype = ctypes.c_void_p
+    why = ctypes.create_string_buffer(512)
+    settings = ctypes.c_void_p(library.rd_kafka_conf_new())
+    assert library.rd_kafka_conf_set(settings, b"bootstrap.servers", bootstrap.encode(), why, ctypes.c_size_t(512)) == 0
+    producer = ctypes.c_void_p(library.rd_kafka_new(0, settings, why, ctypes.c_size_t(512)))
+    assert producer.value, why.value
+    # Tagged arguments (rdkafka.h): topic 1, partition 3, value 4, flags 7 (copy: 2), header 9, end 0.
+    where = (1, topic.encode(), 3, ctypes.c_int32(0), 4, value, ctypes.c_size_t(len(value)), 7, 2)
+    assert library.rd_kafka_producev(producer, *where, 9, name, b"1", ctypes.c_ssize_t(1), 0) == 0
+    assert library.rd_kafka_flush(producer, 30_000) == 0
+    library.rd_kafka_destroy(producer)
 
 
 def transaction(bootstrap: str, topic: str, records: Iterable[Write], *, partition: int = 0) -> Producer:

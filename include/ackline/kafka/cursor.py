@@ -3,6 +3,7 @@ pure."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from confluent_kafka import Message
 
@@ -15,6 +16,21 @@ average."""
 DENSE = 50_000
 """Offsets a close stretch must span to be read for throughput; what that fetches too much is little beside
 it."""
+
+
+Headers = list[tuple[str, bytes | None]]
+
+
+def headers_of(message: Message) -> Headers | None:
+    """A record's headers in their order; a name may repeat. None where a name is not UTF-8: the client can't tell any.
+
+    To be asked once: after such an answer the client's next one takes the process down.
+    """
+    try:
+        given: Any = message.headers()  # always pairs of name and bytes from a consumer, whatever the stubs allow
+    except (SystemError, UnicodeError):
+        return None
+    return list(given or ())
 
 
 @dataclass(frozen=True, slots=True)

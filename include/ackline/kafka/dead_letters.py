@@ -9,16 +9,18 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from ackline.kafka import clients
-from ackline.kafka.cursor import Found
+from ackline.kafka.cursor import Found, Headers, headers_of
 from ackline.kafka.failures import error_of
 
 PAYLOAD_HEADER = "ackline.payload"
 """Header of a letter without its value: `omitted: ` and the name of the broker's refusal."""
+HEADERS_HEADER = "ackline.headers"
+"""Header of a letter without the record's own headers, one of whose names is not UTF-8."""
 KEPT_BYTES = 64 * 1024
 """A letter without its value keeps its key and headers while they are no larger than this together."""
 TIMEOUT = 30.0
@@ -42,8 +44,6 @@ _REFUSED = frozenset({
     "POLICY_VIOLATION",
 })  # fmt: skip
 """Refusals of a record for what it is: sending the same again would not help."""
-
-Headers = list[tuple[str, bytes | None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +98,7 @@ class _Posting:
 
     letter: Letter
     posted_at: float
+    original: Headers
     form: _Form = _Form()
     refusal: str | None = None
     answer: Sent | None = None
@@ -149,7 +150,7 @@ class DeadLetters:
         window: deque[_Posting] = deque()
         held = 0
         for letter in letters:
-            posting = _Posting(letter, time.monotonic())
+            posting = _Posting(letter, time.monotonic(), _original(letter.message))
             window.append(posting)
             held += posting.size
             self._post(posting)
@@ -183,7 +184,7 @@ class DeadLetters:
 
     def _produce(self, posting: _Posting, client: Producer) -> None:
         message, form = posting.letter.message, posting.form
-        key, kept = _kept(message, form)
+        key, kept = _kept(message, posting.original, form)
         headers: list[tuple[str, str | bytes | None]] = [*kept, *posting.letter.headers]
         if not form.value:
             headers.append((PAYLOAD_HEADER, f"omitted: {posting.refusal}".encode()))
@@ -226,16 +227,15 @@ class DeadLetters:
         return self._alone
 
 
-def _kept(message: Message, form: _Form) -> tuple[bytes | None, Headers]:
+def _original(message: Message) -> Headers:
+    headers = headers_of(message)
+    return [(HEADERS_HEADER, b"omitted: a name is not UTF-8")] if headers is None else headers
+
+
+def _kept(message: Message, headers: Headers, form: _Form) -> tuple[bytes | None, Headers]:
     """Key and original headers, as far as `form` keeps them."""
-    key, headers = message.key(), headers_of(message)
+    key = message.key()
     if form.value:
         return key, headers
     size = len(key or b"") + sum(len(name) + len(value or b"") for name, value in headers)
     return (key, headers) if form.kept and size <= KEPT_BYTES else (None, [])
-
-
-def headers_of(message: Message) -> Headers:
-    """A record's headers in their order; a name may repeat."""
-    given: Any = message.headers()  # always pairs of name and bytes from a consumer, whatever the stubs allow
-    return list(given or ())

@@ -6,10 +6,11 @@ from dataclasses import dataclass, field
 from confluent_kafka import Message
 
 from ackline.errors import FatalError
+from ackline.kafka.cursor import headers_of
 from ackline.kafka.exact import ExactReader, Found, Gone
 from ackline.offsets import Run, Runs, TopicPartition
 from ackline.outcome import Outcome
-from ackline.spark.rows import Rows, from_messages
+from ackline.spark.rows import Headers, Rows, from_messages
 
 Wanted = Mapping[TopicPartition, Runs[int]]
 """Offsets that one task reads, with the number of the attempt to be made."""
@@ -51,17 +52,31 @@ def chunks(retries: Wanted, cores: int) -> list[Wanted]:
     return [{place: tuple(runs) for place, runs in part.items()} for part in parts]
 
 
+@dataclass(frozen=True, slots=True)
+class UnreadableRows:
+    """Wanted records whose headers the client can't tell, so that no handler can be given them; here without any."""
+
+    rows: Rows
+
+    @property
+    def place(self) -> TopicPartition:
+        """Where they are."""
+        return self.rows.place
+
+
 @dataclass(slots=True)
 class _Waiting:
     """Answers about one topic-partition that are not handed on yet: records, or offsets gone alike."""
 
     attempts: Mapping[int, int]
     messages: list[Message] = field(default_factory=list)
+    headers: list[Headers] = field(default_factory=list)
+    readable: bool = True
     size: int = 0
     gone: list[int] = field(default_factory=list)
     outcome: Outcome = Outcome.EXPIRED
 
-    def taken(self, place: TopicPartition, answer: Found | Gone) -> Iterator[Rows | GoneRows]:
+    def taken(self, place: TopicPartition, answer: Found | Gone) -> Iterator[Rows | GoneRows | UnreadableRows]:
         """Keep `answer`; hands on what was kept when that is enough, or of another kind."""
         if isinstance(answer, Gone):
             if self.messages or answer.outcome is not self.outcome:
@@ -69,26 +84,32 @@ class _Waiting:
             self.outcome = answer.outcome
             self.gone.append(answer.offset)
         else:
-            if self.gone:
+            headers = headers_of(answer.message)
+            if self.gone or self.readable is not (headers is not None):
                 yield from self.flush(place)
+            self.readable = headers is not None
             self.messages.append(answer.message)
+            self.headers.append(tuple(headers or ()))
             self.size += len(answer.message.value() or b"") + len(answer.message.key() or b"")
         if len(self.messages) + len(self.gone) >= _BATCH_ROWS or self.size >= _BATCH_BYTES:
             yield from self.flush(place)
 
-    def flush(self, place: TopicPartition) -> Iterator[Rows | GoneRows]:
+    def flush(self, place: TopicPartition) -> Iterator[Rows | GoneRows | UnreadableRows]:
         """Hand on all that was kept."""
         gone, self.gone = self.gone, []
         messages, self.messages, self.size = self.messages, [], 0
+        headers, self.headers = self.headers, []
         if gone:
             yield GoneRows(place, gone, self.outcome)
         if messages:
-            yield from_messages(place, messages, [self.attempts[message.offset() or 0] for message in messages])
+            attempts = [self.attempts[message.offset() or 0] for message in messages]
+            rows = from_messages(place, messages, headers, attempts)
+            yield rows if self.readable else UnreadableRows(rows)
 
 
 def exact_rows(
     wanted: Wanted, config: Mapping[str, str], isolation: str, fetched: Callable[[int], None]
-) -> Iterator[Rows | GoneRows]:
+) -> Iterator[Rows | GoneRows | UnreadableRows]:
     """What `wanted` brings, in the order of offsets within a partition; then tells `fetched` what the broker sent.
 
     Raises what the exact reader raises, and FatalError where an offset was not answered.

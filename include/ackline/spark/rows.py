@@ -216,13 +216,10 @@ def headers_of(text: str | None) -> Headers:
     return tuple((key, None if value is None else b64decode(value)) for key, value in pairs)
 
 
-def _headers(pairs: Any) -> Headers:
-    return tuple((name, value.encode() if isinstance(value, str) else value) for name, value in pairs or ())
-
-
-def from_messages(place: TopicPartition, messages: Sequence[Message], attempts: Sequence[int]) -> Rows:
-    """Records that an exact read brought, each with the number of the attempt to be made."""
-    headers = [_headers(message.headers()) for message in messages]
+def from_messages(
+    place: TopicPartition, messages: Sequence[Message], headers: Sequence[Headers], attempts: Sequence[int]
+) -> Rows:
+    """Records that an exact read brought, with their headers, each with the number of the attempt to be made."""
     milliseconds = np.array([message.timestamp()[1] for message in messages], dtype=np.int64)
     return Rows(
         place,

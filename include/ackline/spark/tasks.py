@@ -23,7 +23,7 @@ from ackline.figures import Fetches, waited
 from ackline.handler import Handler, Tier
 from ackline.offsets import TopicPartition
 from ackline.outcome import ErrorClass, Outcome
-from ackline.spark.exact import GoneRows, Wanted, exact_rows
+from ackline.spark.exact import GoneRows, UnreadableRows, Wanted, exact_rows
 from ackline.spark.handle import WORDS, Answers, Clock, Unacked, Watch, answer, spoken, tombstone
 from ackline.spark.isolated import Isolated
 from ackline.spark.outcome_files import Chunk, OutcomeCounts, OutcomeFiles, Turn
@@ -58,6 +58,7 @@ MANIFEST_DDL = (
 NOTED = RECORD_COLUMNS.append(pa.field("note", pa.string()))
 FETCHED = "fetched"
 TOMBSTONE = "tombstone"
+UNREADABLE = "unreadable"
 
 Batches = Iterator[pa.RecordBatch]
 
@@ -116,6 +117,8 @@ def handle_retries(work: Work, kafka: Kafka, chunks: Any) -> Callable[[Batches],
                     handling.count_wait(rows.place, wait)
                     if isinstance(rows, GoneRows):
                         handling.gone(rows)
+                    elif isinstance(rows, UnreadableRows):
+                        handling.unreadable(rows.rows)
                     else:
                         handling.handle(rows)
             yield handling.manifest()
@@ -132,6 +135,8 @@ def read_retries(kafka: Kafka, chunks: Any) -> Callable[[Batches], Batches]:
             for rows in exact_rows(wanted, kafka.config, kafka.isolation, fetched.append):
                 if isinstance(rows, GoneRows):
                     yield _noted(rows.place, rows.offsets, rows.outcome)
+                elif isinstance(rows, UnreadableRows):
+                    yield _with_note(rows.rows.to_arrow(), UNREADABLE)
                 else:
                     yield _with_note(rows.to_arrow())
         yield _noted(TopicPartition("", -1), [sum(fetched)], FETCHED)
@@ -220,6 +225,13 @@ class Handling:
         )
         self._files.add(rows.place, rows.outcome, chunk)
 
+    def unreadable(self, rows: Rows) -> None:
+        """Records that no handler can be given: each failed."""
+        at = self._clock()
+        failed = [_unreadable(row, at) for row in range(len(rows))]
+        answers = Answers(np.full(len(rows), at, dtype=np.int64), failed)
+        self._store(rows.place, rows.offsets, rows.timestamps, rows.attempts, answers)
+
     def store_column(self, place: TopicPartition, batch: pa.RecordBatch) -> None:
         """Rows of one topic-partition with the column handler's `outcome`, or a `note` instead."""
         notes = batch.column("note")
@@ -235,7 +247,7 @@ class Handling:
                 self._fetched += sum(offsets)
             elif note in (Outcome.EXPIRED, Outcome.COMPACTED):
                 self.gone(GoneRows(place, offsets, Outcome(note)))
-        handled = [word is None or word == TOMBSTONE for word in words]
+        handled = [word in (None, TOMBSTONE, UNREADABLE) for word in words]
         if any(handled):
             self._store_spoken(place, batch.filter(pa.array(handled)))
         return None
@@ -246,7 +258,9 @@ class Handling:
         plain = pc.and_(pc.and_(known, notes.is_null()), pc.fill_null(pc.equal(outcomes, "acked"), False))
         unacked = []
         for row in np.flatnonzero(~plain.to_numpy(zero_copy_only=False)).tolist():
-            if notes[row].is_valid:
+            if notes[row].as_py() == UNREADABLE:
+                unacked.append(_unreadable(row, at))
+            elif notes[row].is_valid:
                 unacked.append(tombstone(row, at))
             elif known[row].as_py():
                 unacked.append(spoken(row, outcomes[row].as_py(), None, None, None, at, str(self._work.handler)))
@@ -302,6 +316,10 @@ class Handling:
         return pa.RecordBatch.from_pylist(rows, schema=MANIFEST)
 
 
+def _unreadable(row: int, at: int) -> Unacked:
+    return Unacked(row, Outcome.FAILED, ErrorClass.UNDECODABLE, "the name of a header is not UTF-8", at)
+
+
 def _refuse_repetition() -> None:
     """At most once: raise FatalError in a task that is not the first attempt at its records."""
     context = TaskContext.get()
@@ -355,8 +373,8 @@ def _by_place(batch: pa.RecordBatch, topic: str | None) -> Iterable[tuple[TopicP
         yield TopicPartition(str(name), int(partitions[start])), batch.slice(start, end - start)
 
 
-def _with_note(batch: pa.RecordBatch) -> pa.RecordBatch:
-    columns = [*batch.columns, pa.nulls(batch.num_rows, pa.string())]
+def _with_note(batch: pa.RecordBatch, note: str | None = None) -> pa.RecordBatch:
+    columns = [*batch.columns, pa.array([note] * batch.num_rows, pa.string())]
     return pa.RecordBatch.from_arrays(columns, schema=NOTED)
 
 
