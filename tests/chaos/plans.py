@@ -141,6 +141,8 @@ def _check_act(epoch: "Epoch", n: int, plan: Any) -> None:
         broken("S36", f"plan {n} is a {plan.kind} by {plan.run_id}, and nobody asked for one")
     for at, one in plan.partitions.items():
         to = one.log.end - behind["offsets"]
+        if epoch.places[at].paused or not subscribed(plan.settings, at.topic):
+            broken("S45", f"plan {n} skips {at}, which runs leave alone")
         if one.fresh.start != to or to <= epoch.places[at].floor:
             broken("S45", f"plan {n} skips {at} from {epoch.places[at].floor} to {one.fresh.start} of {one.log.end}")
 

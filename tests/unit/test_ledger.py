@@ -296,6 +296,14 @@ def test_offsets_between_the_states_end_and_the_fresh_range_must_be_decided() ->
     assert caught.value.offset == 12
 
 
+@pytest.mark.parametrize("start", [9, 11])
+def test_a_fresh_range_begins_where_the_last_one_ended_to_the_offset(start: int) -> None:
+    """One below would be handled again, one above would pass a record over."""
+    with pytest.raises(LedgerError) as caught:
+        fold(PartitionState(10), OffsetRange(start, 20), (), [], AT_ONCE)
+    assert caught.value.offset == min(start, 10)
+
+
 @pytest.mark.parametrize("ends", [(12, 12, 15), (12, 11, 15), (14, 11, 13)], ids=["touching", "overlapping", "inside"])
 def test_ranges_that_were_decided_by_several_rows_are_decided_to_the_last_offset(ends: tuple[int, int, int]) -> None:
     """In any order; what is pending in them is settled, and what is pending right after them is not."""

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from ackline.errors import ConfigError, FatalError, GroupMoved, TopicChanged
-from ackline.ledger import Committed, PendingKind, Settlement, TurnKind
+from ackline.errors import ConfigError, FatalError, GroupMoved, TooFarBehind, TopicChanged
+from ackline.ledger import CommitMark, Committed, PartitionState, PendingKind, Settlement, TurnKind
 from ackline.listener import Listener, Teller
 from ackline.offsets import OffsetRange, Run, TopicPartition
 from ackline.outcome import Outcome
@@ -128,6 +128,33 @@ def test_who_waits_longest_is_served_first_and_who_has_nothing_takes_no_share() 
     assert {at.partition: len(one.fresh) for at, one in made.partitions.items()} == {0: 1, 1: 3, 2: 0}
 
 
+OURS = CommitMark("a ledger that was lost", "lane", 0, 9).encode()
+THEIRS = CommitMark("a ledger", "another pipeline", 0, 9).encode()
+
+
+@pytest.mark.parametrize(
+    ("start", "alone", "foreign"),
+    [
+        ("earliest", 1, 1),
+        ("latest", 6, 6),
+        ("uncommitted_earliest", 1, 3),
+        ("uncommitted_latest", 6, 3),
+    ],
+)
+def test_s30_where_a_lane_starts_to_the_offset(start: str, alone: int, foreign: int) -> None:
+    """Without a commit, with somebody else's, and with this pipeline's own, by whatever ledger."""
+    for held, wanted in ((None, alone), (Committed(3, THEIRS), foreign), (Committed(3, ""), foreign),
+                         (Committed(2, OURS), 2)):  # fmt: skip
+        lane = Lane(start=start)
+        lane.produce(*[{}] * 6)
+        lane.log.expire(1)
+        if held is not None:
+            lane.world.held["g", AT] = held
+        lane.run()
+        assert lane.calls() == [(offset, 1) for offset in range(wanted, 6)], held
+        assert lane.held() == 6
+
+
 @pytest.mark.parametrize("change", [{"guarantee": "at_most_once"}, {"guarantee": "no_guarantee"}, "isolation"])
 def test_guarantee_and_isolation_may_change_while_nothing_is_pending(change: Any) -> None:
     if change == "isolation":
@@ -138,6 +165,44 @@ def test_guarantee_and_isolation_may_change_while_nothing_is_pending(change: Any
     lane.produce({})
     lane.run()
     assert (lane.held(), lane.calls()) == (2, [(0, 1), (1, 1)])
+
+
+@pytest.mark.parametrize("kind", ["run", "pause"])
+def test_guarantee_does_not_change_while_records_are_pending(kind: str) -> None:
+    """No turn is taken, an act's neither: its plan's settings would pass for those that the record was promised."""
+    lane = Lane({"fail": 9})
+    lane.run()
+    lane.settings["guarantee"] = "at_most_once"
+    asks: dict[str, Callable[[], object]] = {
+        "run": lane.run,
+        "pause": lambda: acts.act(lane.parts(), TurnKind.PAUSE, lambda _: {AT: 0}, "a test"),
+    }
+    with pytest.raises(ConfigError, match="while records are pending"):
+        asks[kind]()
+    assert (lane.newest().turn.n, lane.calls()) == (1, [(0, 1)])
+
+
+@pytest.mark.parametrize("left", ["paused", "parked"])
+def test_s45_what_runs_leave_alone_is_not_skipped_for_being_too_far_behind(left: str) -> None:
+    lane = Lane({}, max_offset_behind={"offsets": 2, "policy": "skip"})
+    lane.run()
+    if left == "paused":
+        acts.act(lane.parts(), TurnKind.PAUSE, lambda _: {AT: 1}, "a test")
+    else:
+        lane.settings["kafka"] = {**lane.settings["kafka"], "topics": ["payments"]}
+        lane.world.create_topic("payments")
+    lane.produce({}, {}, {}, {})
+    lane.run()
+    assert lane.newest().partitions[AT].state == PartitionState(1)
+
+
+def test_s45_a_run_stops_only_where_it_is_too_far_behind() -> None:
+    lane = Lane({}, {}, max_offset_behind={"offsets": 2, "policy": "fail"})
+    lane.run()
+    lane.produce({}, {}, {})
+    with pytest.raises(TooFarBehind, match="3 offsets behind"):
+        lane.run()
+    assert (lane.held(), lane.newest().turn.n) == (2, 1)
 
 
 def test_a_replay_of_its_own_goes_on_over_gaps_to_the_turn_that_settle_is_to_find() -> None:
@@ -165,6 +230,16 @@ def test_a_replay_of_its_own_leaves_the_turn_of_another_run_to_it() -> None:
     lane.strike = "outcomes", "after", goes_on
     assert run.replay_on(lane.parts(), no_session).calls == 2
     assert (lane.newest().turn.n, lane.calls()) == (1, [(0, 1), (1, 1)])
+
+
+def test_a_reset_leaves_a_partition_whose_topic_is_gone_where_it_stands() -> None:
+    lane = Lane({}, {}, kafka={"bootstrap_servers": "memory:1", "group_id": "g", "topics": ["orders", "payments"]})
+    lane.world.create_topic("payments")
+    lane.run()
+    lane.world.delete_topic("payments")
+    acts.act(lane.parts(), TurnKind.RESET, lambda _: {AT: 1, TopicPartition("payments", 0): 0}, "a test")
+    floors = {at.topic: one.state.floor for at, one in lane.newest().partitions.items()}
+    assert (lane.newest().turn.epoch, floors, lane.held()) == (1, {"orders": 1, "payments": 0}, 1)
 
 
 # ---- dead letters -------------------------------------------------------------------------------------------------
