@@ -74,7 +74,7 @@ class Teller:
     """
 
     def __init__(self, make: Callable[[], Listener], patience: float = PATIENCE) -> None:
-        self._patience = patience
+        self.patience = patience
         self._calls: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = SimpleQueue()
         self._hangs = False
         self.thread = Thread(target=self._serve, name="ackline-listener", daemon=True)
@@ -94,7 +94,7 @@ class Teller:
             self._hangs = True
             log.warning(
                 "the listener's on_%s has not come back for %g s; the run goes on, and it is told nothing more",
-                event, self._patience,
+                event, self.patience,
             )  # fmt: skip
         elif (error := answer.exception()) is not None:
             log.warning("the listener's on_%s raised %s; the run goes on", event, type(error).__name__)
@@ -107,7 +107,7 @@ class Teller:
     def _called(self, function: Callable[[], Any]) -> "Future[Any]":
         answer: Future[Any] = Future()
         self._calls.put((answer, function))
-        wait([answer], self._patience)
+        wait([answer], self.patience)
         return answer
 
     def _serve(self) -> None:

@@ -41,11 +41,11 @@ def doing(do: Do) -> Listener:
 class Place:
     """A world with a topic, and a pipeline whose every event goes to a listener."""
 
-    def __init__(self, do: Do, patience: float = 30.0) -> None:
+    def __init__(self, do: Do) -> None:
         self.world = World(NOON)
         for topic in ("orders", "orders.dead"):
             self.world.create_topic(topic)
-        self.teller = Teller(lambda: doing(do), patience)
+        self.teller = Teller(lambda: doing(do))
 
     def produce(self, *scripts: dict[str, Any]) -> None:
         for script in scripts:
@@ -176,11 +176,16 @@ def test_one_that_hangs_holds_a_run_up_once_and_is_told_nothing_more(
 
     def hangs(event: str, _said: tuple[Any, ...]) -> None:
         heard.append(event)
+        if event == "planned":
+            place.teller.patience = 0.05  # not before, so that no slow machine makes it hang earlier
         if event == "handled":
+            began.set()
             stuck.wait(60)
 
-    place = Place(hangs, patience=0.05)
+    began = threading.Event()
+    place = Place(hangs)
     assert story(place) == story(Place(lambda _event, _said: None))
+    assert began.wait(30)
     assert heard == ["partitions_changed", "planned", "handled"]
     assert [text for text in caplog.messages if "has not come back" in text] == [
         "the listener's on_handled has not come back for 0.05 s; the run goes on, and it is told nothing more"
