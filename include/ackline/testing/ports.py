@@ -10,16 +10,21 @@ from pathlib import Path
 
 LOOPBACK = "127.0.0.1"
 LOWEST = 15_000
+_given: set[int] = set()
 
 
 def free_ports(count: int) -> list[int]:
-    """So many different ports on which nobody listens now. Raises OSError when there are none."""
+    """So many different ports on which nobody listens now. Raises OSError when there are none.
+
+    A process is given each port once: who was given it before may not listen yet.
+    """
     candidates = range(LOWEST, _first_outgoing())
     chosen = []
     for port in random.SystemRandom().sample(candidates, len(candidates)):
-        if is_free(port):
+        if port not in _given and is_free(port):
             chosen.append(port)
         if len(chosen) == count:
+            _given.update(chosen)
             return chosen
     raise OSError(f"no {count} free ports between {LOWEST} and {candidates.stop}")
 
