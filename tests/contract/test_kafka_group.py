@@ -177,6 +177,22 @@ def test_a_broker_that_is_away_is_a_transient_error_that_names_it() -> None:
                 ask()
 
 
+def test_nothing_that_may_crash_the_client_is_asked_of_a_coordinator_that_does_not_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The admin client's requests to a coordinator, while the broker bounces, end the process with an assertion."""
+    asked: list[str] = []
+    for name in ("describe_consumer_groups", "alter_consumer_group_offsets"):
+        monkeypatch.setattr(AdminClient, name, lambda *_, name=name, **__: asked.append(name))
+    away = f"127.0.0.1:{free_ports(1)[0]}"
+    with Group(client_config({"bootstrap.servers": away}), "g", patience=1) as mine:
+        monkeypatch.setattr(mine, "refuse_members", lambda: None)
+        for ask in (mine.members, lambda: mine.commit({TopicPartition("any", 0): Committed(1, "")})):
+            with pytest.raises(TransientError, match=away):
+                ask()
+    assert asked == []
+
+
 FIRST_CALLS = """
 import sys
 from ackline.kafka.config import client_config

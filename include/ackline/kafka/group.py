@@ -12,6 +12,7 @@ from typing import Any, Self, TypeVar
 
 from confluent_kafka import ConsumerGroupTopicPartitions, KafkaError, KafkaException
 from confluent_kafka import TopicPartition as ClientPartition
+from confluent_kafka.admin import AdminClient
 
 from ackline.errors import AcklineError, FatalError, GroupBusy, TransientError
 from ackline.kafka import clients
@@ -31,6 +32,8 @@ _BUSY = frozenset({
     "UNKNOWN_MEMBER_ID", "NON_EMPTY_GROUP", "ILLEGAL_GENERATION", "FENCED_INSTANCE_ID", "FENCED_MEMBER_EPOCH",
     "STALE_MEMBER_EPOCH", "REBALANCE_IN_PROGRESS", "GROUP_SUBSCRIBED_TO_TOPIC",
 })  # fmt: skip
+_PROBE = "ackline-probe"
+"""A topic that need not be there: what is asked about it is who answers."""
 _NO_GROUP = frozenset({"GROUP_ID_NOT_FOUND", "_UNKNOWN_GROUP"})
 
 T = TypeVar("T")
@@ -109,10 +112,26 @@ class Group:
                 raise KafkaException(tp.error)
         return answer
 
-    def _described(self) -> list[str]:
-        answer = self._admin.describe_consumer_groups([self.group_id], request_timeout=self._request)[self.group_id]
+    def _coordinated(self) -> AdminClient:
+        """An admin client for one request to the coordinator, which has answered the consumer just now; raises where
+        it does not.
+
+        While a broker dies or comes back, such a request may end the process (librdkafka issue 4605: an assertion
+        about `eonce->refcnt`), all the more on connections of before; the consumer's own requests do not.
+        """
         try:
-            described = answer.result(self._request + 1)
+            self._consumer.committed([ClientPartition(_PROBE, 0)], timeout=self._request)
+        except KafkaException as raised:
+            error = error_of(raised)
+            if error is None or error.name() != "TOPIC_AUTHORIZATION_FAILED":
+                raise
+        self._admin = clients.admin(self._config, error_cb=self._last)
+        return self._admin
+
+    def _described(self) -> list[str]:
+        answer = self._coordinated().describe_consumer_groups([self.group_id], request_timeout=self._request)
+        try:
+            described = answer[self.group_id].result(self._request + 1)
         except KafkaException as raised:
             error = error_of(raised)
             if error is not None and error.name() in _NO_GROUP:
@@ -123,7 +142,8 @@ class Group:
     def _alter(self, offsets: Mapping[TopicPartition, Committed]) -> None:
         asked = [ClientPartition(*tp, wanted.offset, metadata=wanted.metadata) for tp, wanted in offsets.items()]
         request = [ConsumerGroupTopicPartitions(self.group_id, asked)]
-        answer = self._admin.alter_consumer_group_offsets(request, request_timeout=self._request)[self.group_id]
+        altering = self._coordinated().alter_consumer_group_offsets(request, request_timeout=self._request)
+        answer = altering[self.group_id]
         for tp in answer.result(self._request + 1).topic_partitions:  # its refusals are not raised
             if tp.error is None:
                 continue
