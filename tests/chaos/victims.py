@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 
 from tests.e2e.lab import ROOT, Lab
 
-SECONDS = 120
+SECONDS = 240
 
 
 def start(

@@ -161,7 +161,7 @@ class Lab:
             capture_output=True,
             text=True,
             stdin=subprocess.DEVNULL,
-            timeout=150,
+            timeout=240,
             check=False,
         )
 

