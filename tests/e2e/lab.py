@@ -262,6 +262,7 @@ class Lab:
 
     def violations(self, settled: bool = False) -> list[str]:
         """What the independent checker finds."""
+        retry = self.pipeline.retry
         mine = self.folder / "journal"
         mine.write_text("".join(f"{c.topic}\t{c.partition}\t{c.offset}\t{c.attempt}\t{c.pid}\n" for c in self.calls()))
         report = checker.check(
@@ -274,7 +275,7 @@ class Lab:
             isolation=self.pipeline.kafka.isolation,
             journal=str(mine) if self.journalled else None,
             # The checker knows one number of retries only.
-            max_retries=None if self.pipeline.retry.by_error else self.pipeline.retry.max_retries,
+            max_retries=None if retry.by_error or retry.class_ else retry.max_retries,
             settled=settled,
         )
         return report.violations
