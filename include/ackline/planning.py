@@ -120,11 +120,13 @@ def plan_partitions(
     due = sorted(_due(views, now))
     demand = sum(len(r) for r in room.values())
     total = limits.max_records_per_run
-    reserved = min(demand, max(total // 10, 1)) if total > 1 else 0
+    lot = Random(turn)
+    tenth = max(total // 10, 1) if total > 1 else int(lot.random() < 0.1)  # of a single one, in one turn of ten
+    reserved = min(demand, tenth)
     retries = _take_due(due, total - reserved)
     wanted = {at: len(r) for at, r in room.items()}
     since = {at: view.waits_since for at, view in views.items() if view.waits_since is not None}
-    shares = _serve(wanted, since, total - sum(count(r) for r in retries.values()), Random(turn))
+    shares = _serve(wanted, since, total - sum(count(r) for r in retries.values()), lot)
     planned = {}
     for at, view in views.items():
         fresh = OffsetRange(room[at].start, room[at].start + shares[at])

@@ -327,3 +327,12 @@ def test_none_starves_where_a_run_takes_fewer_offsets_than_there_are_partitions(
 def test_a_run_of_one_offset_goes_to_the_partition_furthest_behind_in_nine_turns_of_ten() -> None:
     served = turns_of_fresh(1, 1_000, [NOON, NOON - timedelta(hours=1), NOON - timedelta(minutes=1)])
     assert 880 < served[1] < 970
+
+
+def test_a_run_of_one_offset_reads_something_new_although_a_retry_is_always_due() -> None:
+    """A tenth of one offset is one turn of ten."""
+    waits = view(10, 1_000, failed(3, 4))
+    planned = [plan_partitions({ONE: waits}, Limits(10**9, 1), NOON, n)[ONE] for n in range(1, 1_001)]
+    fresh = sum(len(one.fresh) for one in planned)
+    assert 60 < fresh < 140
+    assert sum(count(one.retries) for one in planned) == 1_000 - fresh
