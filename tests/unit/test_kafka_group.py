@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from confluent_kafka import KafkaError
+from confluent_kafka.admin import AdminClient
 
 from ackline.errors import AcklineError, GroupBusy
 from ackline.kafka.failures import LastError
@@ -54,8 +55,15 @@ class Client:
         """Nothing is served."""
 
 
+class Reached(Group):
+    """A group whose coordinator is there to be asked."""
+
+    def _coordinated(self) -> AdminClient:
+        return self._admin
+
+
 def group(client: Any, patience: float = 30.0) -> Group:
-    made = object.__new__(Group)
+    made = object.__new__(Reached)
     made.group_id, made._config, made._patience, made._request = "g", {"bootstrap.servers": "b:1"}, patience, 1.0
     made._last, made._admin, made._consumer = LastError(), client, client
     return made
