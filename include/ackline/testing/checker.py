@@ -909,6 +909,7 @@ def consumer(config: Config, isolation: str, group: str | None = None) -> Consum
     return Consumer({
         **config, "group.id": group or f"ackline-checker-{uuid.uuid4()}", "isolation.level": isolation,
         "enable.auto.commit": False, "enable.partition.eof": True, "auto.offset.reset": "earliest",
+        "fetch.wait.max.ms": 20,
     })  # fmt: skip
 
 
@@ -944,7 +945,8 @@ def read_topic(
         reader.assign([TopicPartition(topic, p, limits[p][0]) for p in left])
         moved = time.monotonic()
         while left:
-            for message in reader.consume(10_000, timeout=0.5):
+            # For many at once it would wait the whole time, be they there or not.
+            for message in reader.consume(1, timeout=0.5) + reader.consume(10_000, timeout=0):
                 p, offset, error = message.partition(), message.offset(), message.error()
                 if p not in left or offset is None:
                     continue
