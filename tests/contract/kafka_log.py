@@ -30,12 +30,15 @@ def config(broker: Broker) -> dict[str, object]:
 
 
 def producer(broker: Broker, **settings: Any) -> Producer:
-    """Of small batches, and idempotent: what is sent again keeps its place, so that a number is an offset."""
+    """Of small batches, one request at a time: what is sent again keeps its place, so that a number is an offset.
+
+    Idempotence would promise it too, but librdkafka has no producer id before half a second is over.
+    """
     small = {
         "batch.size": 16384,
         "queue.buffering.max.messages": 500_000,
         "linger.ms": 20,
-        "enable.idempotence": True,
+        "max.in.flight": 1,
     }
     return Producer({"bootstrap.servers": broker.bootstrap, **small, **settings})
 
@@ -44,7 +47,8 @@ def fill(
     broker: Broker, topic: str, count: int, partition: int = 0, value: Callable[[int], bytes] = b"%d".__mod__
 ) -> None:
     """`count` records, their number as value, in batches of at most 16 KiB."""
-    client = producer(broker)
+    many = {"enable.idempotence": True, "max.in.flight": 5} if count > 10_000 else {}
+    client = producer(broker, **many)
     for i in range(count):
         client.produce(topic, value(i), partition=partition)
         if i % 10_000 == 0:
