@@ -11,6 +11,7 @@ from typing import Protocol
 
 import pytest
 
+from ackline.testing import broker as broker_module
 from ackline.testing.broker import Broker
 from ackline.testing.brokers import Brokers
 
@@ -24,6 +25,12 @@ os.environ["AIRFLOW_HOME"] = _airflow_home.name
 os.environ["AIRFLOW__CORE__LOAD_EXAMPLES"] = "False"
 os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
 os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
+# A test's JVM lives too briefly to earn back what the second compiler costs: half of its time, be it Spark or a broker.
+FIRST_COMPILER = "-XX:TieredStopAtLevel=1"
+os.environ["SPARK_SUBMIT_OPTS"] = FIRST_COMPILER
+broker_module.JVM.append(FIRST_COMPILER)
+# A proxy meant for the world outside has no way to what the tests start.
+os.environ["NO_PROXY"] = os.environ["no_proxy"] = "127.0.0.1,localhost"
 os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
 # It logs while the interpreter ends, to a standard error that pytest has closed, and would have the last word.
 logging.getLogger("py4j").setLevel(logging.WARNING)
@@ -38,9 +45,23 @@ class MakeTopic(Protocol):
 @pytest.fixture(scope="session")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
     """A real broker. A topic is compacted within two seconds, if its own settings want it compacted."""
-    settings = {"log.cleaner.backoff.ms": "500", "log.retention.check.interval.ms": "500"}
+    settings = {"log.cleaner.backoff.ms": "100", "log.retention.check.interval.ms": "500"}
     with Broker(tmp_path_factory.mktemp("broker"), config=settings) as broker:
         yield broker
+
+
+@pytest.fixture(scope="session")
+def broker_to_kill(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
+    """A real broker for whoever asks for `fragile`."""
+    with Broker(tmp_path_factory.mktemp("fragile"), heap_mb=256) as broker:
+        yield broker
+
+
+@pytest.fixture
+def fragile(broker_to_kill: Broker) -> Broker:
+    """A broker that is up, and that a test may kill; its topics are those of earlier tests too."""
+    broker_to_kill.start()
+    return broker_to_kill
 
 
 @pytest.fixture

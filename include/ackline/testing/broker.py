@@ -53,6 +53,8 @@ SETTINGS = {
     "log.cleaner.dedupe.buffer.size": str(16 << 20),
     "log.cleaner.threads": "1",
 }
+JVM = ["-XX:+UseSerialGC"]
+"""Options of a broker's Java, beside its heap."""
 LOGGING = """\
 rootLogger.level = warn
 rootLogger.appenderRef.out.ref = out
@@ -132,7 +134,7 @@ class Broker:
         if other := running(self.directory):
             raise FatalError(f"a broker runs in {self.directory} already: process {other.identity.pid}")
         self._format()
-        heap = [f"-Xmx{self._heap_mb}m", f"-Xms{min(self._heap_mb, 256)}m", "-XX:+UseSerialGC"]
+        heap = [f"-Xmx{self._heap_mb}m", f"-Xms{min(self._heap_mb, 256)}m", *JVM]
         logging = f"-Dlog4j2.configurationFile={(self.directory / 'log4j2.properties').as_uri()}"
         command = [*self._java(), *heap, logging, "kafka.Kafka", str(self._properties)]
         self._server = start(command, env=os.environ, log=self.log, folder=self.directory, detached=self._detached)
