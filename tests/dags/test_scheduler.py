@@ -13,7 +13,7 @@ from ackline.testing.airflow_stack import AirflowStack
 from ackline.testing.broker import Broker
 from ackline.testing.processes import wait_until
 from tests.conftest import MakeTopic
-from tests.dags.project import CANARY, ROOT, SLOW_HANDLER, Project, drivers, produce
+from tests.dags.project import CANARY, ROOT, SLOW_HANDLER, SOON, Project, drivers, produce
 
 SECONDS = 120.0
 
@@ -35,7 +35,7 @@ def airflow(scheduled: Project, tmp_path_factory: pytest.TempPathFactory) -> Ite
         tmp_path_factory.mktemp("airflow-stack"),
         dags_folder=ROOT / "dags",
         plugins_folder=ROOT / "plugins",
-        env=scheduled.environment,
+        env={**scheduled.environment, **SOON},
     )
     with stack:
         yield stack
@@ -58,6 +58,7 @@ def test_the_scheduler_runs_a_pipeline_beside_a_broken_one_which_it_names(
     log = airflow.log(dag, run, "replay")
     assert "Spark-Submit cmd" in log
     assert CANARY not in log
+    assert wait_until(lambda: len(airflow.import_errors()) == 1, SECONDS)
     ((file, reason),) = airflow.import_errors().items()
     assert file.endswith("broken_pipelines.py")
     assert "broken.yaml:2: guarantee:" in reason

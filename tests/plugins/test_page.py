@@ -20,7 +20,7 @@ from ackline.testing.broker import Broker
 from ackline.ui import pages
 from ackline.ui.look import Lane
 from tests.conftest import MakeTopic
-from tests.dags.project import ROOT, Project, produce
+from tests.dags.project import ROOT, SOON, Project, produce
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -39,7 +39,7 @@ def airflow(project: Project, tmp_path_factory: pytest.TempPathFactory) -> Itera
     """A real Airflow with the project's plugins."""
     home = tmp_path_factory.mktemp("airflow-page")
     with AirflowStack(
-        home, dags_folder=ROOT / "dags", plugins_folder=ROOT / "plugins", env=project.environment
+        home, dags_folder=ROOT / "dags", plugins_folder=ROOT / "plugins", env={**project.environment, **SOON}
     ) as stack:
         yield stack
 

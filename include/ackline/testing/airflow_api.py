@@ -21,6 +21,11 @@ class ApiError(FatalError):
         super().__init__(message)
         self.status = status
 
+    @property
+    def passing(self) -> bool:
+        """Whether the same question may be answered later: a busy machine, a locked database."""
+        return self.status == 0 or self.status >= 500
+
 
 class AirflowApi:
     """One user's view of the Airflow at `url`. A token is fetched with the first request."""
@@ -61,7 +66,7 @@ class AirflowApi:
             try:
                 self.call("GET", f"/dags/{_quoted(dag_id)}")
             except ApiError as error:
-                if error.status != 404:
+                if error.status != 404 and not error.passing:
                     raise
                 return False
             return True
@@ -106,7 +111,11 @@ class AirflowApi:
 
         def ended() -> bool:
             nonlocal state
-            state = self.run_state(dag_id, run_id)
+            try:
+                state = self.run_state(dag_id, run_id)
+            except ApiError as error:
+                if not error.passing:
+                    raise
             return state in ENDED
 
         if not wait_until(ended, timeout, poll_seconds=0.5):
