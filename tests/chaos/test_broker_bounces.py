@@ -4,7 +4,7 @@ The same turn goes on, or its step fails whole and is run again.
 """
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,14 +23,6 @@ from tests.e2e.lab import Lab, Spark
 MANY = 24_000
 """Records of a kilobyte: more than two of the batches that Spark gives to a handler."""
 
-
-@pytest.fixture(scope="module")
-def frail(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
-    """A broker that these tests may kill."""
-    with Broker(tmp_path_factory.mktemp("frail")) as broker:
-        yield broker
-
-
 WHERE: dict[str, tuple[Any, str]] = {
     "read": (replay, "_run"),
     "dead letter": (DeadLetters, "send"),
@@ -40,14 +32,13 @@ WHERE: dict[str, tuple[Any, str]] = {
 
 @pytest.mark.parametrize("where", WHERE)
 def test_the_broker_is_bounced_and_nothing_is_lost_or_repeated(
-    frail: Broker, tmp_path: Path, spark: Spark, monkeypatch: pytest.MonkeyPatch, where: str
+    fragile: Broker, tmp_path: Path, spark: Spark, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
-    frail.start()
-    one = Lab(frail, tmp_path, spark, retry={"max_retries": 0})
+    one = Lab(fragile, tmp_path, spark, retry={"max_retries": 0})
     one.records(200, {7: {"fail": -1}, 50: {"skip": True}})
     owner, name = WHERE[where]
     with monkeypatch.context() as patch:
-        back = _bounced_once(frail, getattr(owner, name), patch, owner, name)
+        back = _bounced_once(fragile, getattr(owner, name), patch, owner, name)
         _run_until_done(one, back)
     assert {row["turn"] for row in one.table("plans") if row["end_offset"] > row["start_offset"]} == {1}
     assert one.outcomes() == {"acked": 198, "skipped": 1, "failed": 1, "dead": 1}
@@ -56,20 +47,19 @@ def test_the_broker_is_bounced_and_nothing_is_lost_or_repeated(
 
 
 def test_the_broker_is_bounced_in_the_middle_of_a_range_that_is_read(
-    frail: Broker, tmp_path: Path, spark: Spark
+    fragile: Broker, tmp_path: Path, spark: Spark
 ) -> None:
     """The handler is at its first record when the broker dies; of what follows, Spark has not read all ahead."""
-    frail.start()
     kafka = {"properties": {"fetch.message.max.bytes": 65_536}}
-    one = Lab(frail, tmp_path, spark, handler="tests.chaos.handlers:gated", kafka=kafka)
+    one = Lab(fragile, tmp_path, spark, handler="tests.chaos.handlers:gated", kafka=kafka)
     payload = b'{"note": "' + b"." * 1000 + b'"}'
-    wire.produce(frail.bootstrap, one.topic, (wire.Write(payload) for _ in range(MANY)))
+    wire.produce(fragile.bootstrap, one.topic, (wire.Write(payload) for _ in range(MANY)))
 
     def bounce() -> None:
         if wait_until(lambda: bool(one.calls()), READY_SECONDS):
-            frail.kill()
+            fragile.kill()
             handlers.gate(one.topic).touch()
-            frail.start()
+            fragile.start()
 
     back = threading.Thread(target=bounce)
     back.start()

@@ -6,7 +6,6 @@ import time
 import uuid
 from collections.abc import Iterator, Mapping
 
-import pytest
 from confluent_kafka import Message, Producer
 
 from ackline.kafka.config import client_config
@@ -146,23 +145,23 @@ def test_a_broker_that_is_away_leaves_all_unconfirmed_after_one_time_out(broker:
     started = time.monotonic()
     with DeadLetters(away, "any", timeout=2) as dead_letters:
         answers = list(dead_letters.send(itertools.repeat(Letter(found, WHY), 5000)))
-    assert time.monotonic() - started < 10
+    assert time.monotonic() - started < 60
     assert len(answers) == 5000
     assert {(a.confirmed, a.error) for a in answers} == {(False, "_MSG_TIMED_OUT")}
 
 
-def test_a_bounce_while_sending_loses_and_repeats_nothing(tmp_path_factory: pytest.TempPathFactory) -> None:
-    with Broker(tmp_path_factory.mktemp("bounced")) as bounced:
-        bounced.create_topic("source")
-        bounced.create_topic("dead")
-        found = sources(bounced, "source", *((b"%d" % i, b"v") for i in range(3000)))
-        with DeadLetters(config(bounced), "dead", timeout=60) as dead_letters:
-            answers = dead_letters.send(Letter(source, WHY) for source in found)
-            confirmed = [next(answers) for _ in range(100)]
-            bounced.bounce()
-            confirmed += list(answers)
-        assert all(answer.confirmed for answer in confirmed)
-        assert [m.key() for m in messages(bounced, "dead")] == [f.message.key() for f in found]
+def test_a_bounce_while_sending_loses_and_repeats_nothing(fragile: Broker) -> None:
+    source, dead = (f"{kind}-{uuid.uuid4().hex[:8]}" for kind in ("source", "dead"))
+    for name in (source, dead):
+        fragile.create_topic(name)
+    found = sources(fragile, source, *((b"%d" % i, b"v") for i in range(3000)))
+    with DeadLetters(config(fragile), dead, timeout=60) as dead_letters:
+        answers = dead_letters.send(Letter(one, WHY) for one in found)
+        confirmed = [next(answers) for _ in range(100)]
+        fragile.bounce()
+        confirmed += list(answers)
+    assert all(answer.confirmed for answer in confirmed)
+    assert [m.key() for m in messages(fragile, dead)] == [f.message.key() for f in found]
 
 
 def test_letters_are_taken_as_the_broker_keeps_up(broker: Broker, topic: MakeTopic) -> None:

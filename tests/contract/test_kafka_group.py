@@ -19,6 +19,7 @@ from ackline.ledger import Committed
 from ackline.offsets import TopicPartition
 from ackline.testing.broker import Broker
 from ackline.testing.ports import free_ports
+from ackline.testing.processes import wait_until
 from tests.conftest import MakeTopic
 from tests.contract.kafka_log import config, fill
 
@@ -123,7 +124,7 @@ def test_a_group_with_live_members_takes_no_commit_and_names_them_s37(
             with pytest.raises(GroupBusy, match="somebody"):
                 mine._alter({tp: Committed(6, "ours")})  # it joined between the look and the commit
             assert mine.committed([tp]) == {tp: Committed(4, "ours")}
-        assert mine.members() == []
+        assert wait_until(lambda: mine.members() == [], 60)
         mine.commit({tp: Committed(6, "ours")})
         assert mine.committed([tp]) == {tp: Committed(6, "ours")}
 
