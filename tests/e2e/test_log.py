@@ -225,19 +225,20 @@ def test_s44_a_header_whose_name_is_no_text_stops_nobody(lab: MakeLab, handler: 
     """Java's client reads it somehow, for the first attempt; the client of retries and dead letters can't."""
     one = lab(handler=handler, retry={"max_retries": 1, "initial_delay": "1m"})
     one.journalled = False
+    good = wire.Write(value, headers=(("h", b"1"),))
+    wire.produce(one.broker.bootstrap, one.topic, [good] * 50)  # the interpreter calls differently once it is warm
     wire.produce_header(one.broker.bootstrap, one.topic, value, b"\xff\xfeh")
-    wire.produce(one.broker.bootstrap, one.topic, [wire.Write(value, headers=(("h", b"1"),))])
+    wire.produce(one.broker.bootstrap, one.topic, [good])
     one.run()
     one.wait(60)
     one.run()
-    both = [row for offset in (0, 1) for row in (Row(offset, 0, "dead"), *(Row(offset, n, "failed") for n in (1, 2)))]
-    assert one.rows() == both
+    assert one.outcomes() == {"failed": 104, "dead": 52}
     again = {row["offset"]: row["error_class"] for row in one.table("outcomes") if row["attempt"] == 2}
-    assert (again[0], again[1] == "Undecodable") == ("Undecodable", False)
-    first, second = one.letters()
-    assert (first.value, first.headers[0]) == (value, ("ackline.headers", b"omitted: a name is not UTF-8"))
-    assert (second.value, second.headers[0]) == (value, ("h", b"1"))
-    assert one.committed() == 2
+    assert [offset for offset, error_class in again.items() if error_class == "Undecodable"] == [50]
+    letters = [(letter.value, letter.headers[0]) for letter in one.letters()]
+    omitted = (value, ("ackline.headers", b"omitted: a name is not UTF-8"))
+    assert sorted(letters, key=str) == sorted([(value, ("h", b"1"))] * 51 + [omitted], key=str)
+    assert one.committed() == 52
     one.judge(settled=True)
 
 

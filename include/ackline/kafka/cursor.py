@@ -1,8 +1,9 @@
 """Which wanted offsets of a partition are answered, and what an event of the log proves about the others;
 pure."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from operator import methodcaller
 from typing import Any
 
 from confluent_kafka import Message
@@ -20,6 +21,10 @@ it."""
 
 Headers = list[tuple[str, bytes | None]]
 
+# Always pairs of name and bytes from a consumer, whatever the stubs allow. Not called as a method is: the interpreter,
+# once warm, does not look there whether a call has failed, and the client returns its broken answer all the same.
+_headers: Callable[[Message], Any] = methodcaller("headers")
+
 
 def headers_of(message: Message) -> Headers | None:
     """A record's headers in their order; a name may repeat. None where a name is not UTF-8: the client can't tell any.
@@ -27,7 +32,7 @@ def headers_of(message: Message) -> Headers | None:
     To be asked once: after such an answer the client's next one takes the process down.
     """
     try:
-        given: Any = message.headers()  # always pairs of name and bytes from a consumer, whatever the stubs allow
+        given = _headers(message)
     except (SystemError, UnicodeError):
         return None
     return list(given or ())
