@@ -21,13 +21,13 @@ from ackline.errors import ConfigError, FatalError, TransientError
 from ackline.handler import Tier, load_handler, tier_of
 from ackline.offsets import TopicPartition
 from ackline.outcome import Outcome
+from ackline.spark.answering import Work
 from ackline.spark.call_log import Head
 from ackline.spark.handle import Answers, answer
 from ackline.spark.handler_process import HandlerProcess
 from ackline.spark.isolated import Isolated
 from ackline.spark.outcome_files import Turn
 from ackline.spark.rows import Rows
-from ackline.spark.tasks import Work
 from ackline.testing.processes import wait_until
 from tests.unit.killers import FOLDER
 

@@ -162,7 +162,7 @@ class _Told:
 
 def answer_batches(data: socket.socket, log: CallLog) -> None:
     """The life of a handler's process: work, then batches of rows, each answered as it would be in the task itself."""
-    from ackline.spark.tasks import answering
+    from ackline.spark.answering import answering
 
     try:
         answer = answering(frames.receive(data), _Told(data, log))
@@ -187,7 +187,7 @@ def answer_batches(data: socket.socket, log: CallLog) -> None:
 
 def main() -> None:
     """Run by `ackline.spark.handler_process`, with the number of the socket as the one argument."""
-    import ackline.spark.tasks  # noqa: F401 - so that what is forked need not
+    import ackline.spark.answering  # noqa: F401 - so that what is forked need not
 
     control = socket.socket(fileno=int(sys.argv.pop()))
     gc.collect()

@@ -12,19 +12,16 @@ process is given the same rows. What dies so three times in a row would do so fo
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from ackline.errors import FatalError
 from ackline.outcome import ErrorClass, Outcome
+from ackline.spark.answering import Work
 from ackline.spark.handle import Answers, Clock, Unacked
 from ackline.spark.handler_process import Death, HandlerProcess
 from ackline.spark.rows import Int64s, Rows
-
-if TYPE_CHECKING:
-    from ackline.spark.tasks import Work
 
 Places = npt.NDArray[np.int64]
 """Places of rows in their `Rows`."""
@@ -38,7 +35,7 @@ _CAREFULLY = 100
 class Isolated:
     """Answers rows as `answer` does. `work` is what its process has to know; `now` stamps what a death leaves open."""
 
-    def __init__(self, work: "Work", now: Clock) -> None:
+    def __init__(self, work: Work, now: Clock) -> None:
         self._once, self._limit = work.once, work.record_timeout
         self._now = now
         self._process = HandlerProcess(work, work.record_timeout)

@@ -20,6 +20,7 @@ from ackline.figures import Fetches
 from ackline.handler import Handler, Tier, tier_of
 from ackline.offsets import OffsetRange, Runs, TopicPartition, count
 from ackline.outcome import Outcome
+from ackline.spark.answering import Work
 from ackline.spark.column import NOTED_DDL, as_records, with_outcomes
 from ackline.spark.exact import chunks
 from ackline.spark.failure import of_spark
@@ -29,7 +30,7 @@ from ackline.spark.pace import share
 from ackline.spark.progress import Progress, watched
 from ackline.spark.read import for_python, fresh_records, source_options, tasks_for
 from ackline.spark.streams import Streams, load_answering
-from ackline.spark.tasks import MANIFEST_DDL, Kafka, Work, handle_fresh, handle_retries, read_retries, store_column
+from ackline.spark.tasks import MANIFEST_DDL, Kafka, handle_fresh, handle_retries, read_retries, store_column
 from ackline.translation import Translation, code_of, why_not_isolated
 
 __all__ = ["ReplayJob", "ReplayResult", "WrittenFile", "check_replay", "run_replay"]

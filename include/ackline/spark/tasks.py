@@ -7,10 +7,7 @@ files. A task that fails leaves files that nothing names.
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from datetime import datetime
-from functools import lru_cache
 from itertools import pairwise
-from time import time_ns
 from typing import Any
 
 import numpy as np
@@ -20,17 +17,16 @@ from pyspark import TaskContext
 
 from ackline.errors import FatalError
 from ackline.figures import Fetches, waited
-from ackline.handler import Handler, Tier
+from ackline.handler import Tier
 from ackline.offsets import TopicPartition
 from ackline.outcome import ErrorClass, Outcome
+from ackline.spark.answering import Answering, Work, answering, clock_of
 from ackline.spark.exact import GoneRows, UnreadableRows, Wanted, exact_rows
-from ackline.spark.handle import WORDS, Answers, Clock, Unacked, Watch, answer, spoken, tombstone
+from ackline.spark.handle import WORDS, Answers, Clock, Unacked, spoken, tombstone
 from ackline.spark.isolated import Isolated
-from ackline.spark.outcome_files import Chunk, OutcomeCounts, OutcomeFiles, Turn
+from ackline.spark.outcome_files import Chunk, OutcomeCounts, OutcomeFiles
 from ackline.spark.pace import Pace
-from ackline.spark.rows import EPOCH, RECORD_COLUMNS, Int64s, Rows, from_spark
-from ackline.spark.streams import Streams, load_answering
-from ackline.translation import Translation
+from ackline.spark.rows import RECORD_COLUMNS, Int64s, Rows, from_spark
 
 MANIFEST = pa.schema(
     [
@@ -61,27 +57,6 @@ TOMBSTONE = "tombstone"
 UNREADABLE = "unreadable"
 
 Batches = Iterator[pa.RecordBatch]
-
-
-@dataclass(frozen=True, slots=True)
-class Work:
-    """What every task of a job has to know. Holds no secret but what `translation` may know of a registry."""
-
-    turn: Turn
-    handler: str | None
-    tier: Tier
-    topic: str | None
-    deliver_tombstones: bool
-    on_failure: Outcome
-    now: datetime | None
-    once: bool = False
-    rate: float | None = None
-    """Records a second that this task may handle."""
-    record_outcomes: bool = True
-    isolated: bool = False
-    record_timeout: float | None = None
-    """Seconds that a call of the handler may take."""
-    translation: Translation | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +147,7 @@ class Handling:
         if work.once:
             _refuse_repetition()
         self._work = work
-        self._clock = _clock(work.now)
+        self._clock = clock_of(work.now)
         self._files = OutcomeFiles(work.turn) if work.record_outcomes else OutcomeCounts(work.turn)
         self._waits: dict[TopicPartition, Fetches] = {}
         self._last: dict[TopicPartition, int] = {}
@@ -330,30 +305,8 @@ def _refuse_repetition() -> None:
 _NO_WORD = "the outcome is null, or not one of acked, failed, skipped, dead"
 
 
-Answering = Callable[[Rows], Answers]
-
-
-def answering(work: Work, watch: Watch | None = None) -> Answering:
-    """How rows are answered in the process in which this is called, be that a task's or the handler's own."""
-    handler, clock = _answering(work.handler, work.translation), _clock(work.now)
-    return lambda rows: answer(handler, work.tier, rows, clock, work.deliver_tombstones, watch)
-
-
 def _answer_of(work: Work, clock: Clock) -> Answering:
     return Isolated(work, clock) if work.isolated else answering(work)
-
-
-@lru_cache(maxsize=8)
-def _answering(handler: str | None, translation: Translation | None) -> Handler | Streams:
-    return load_answering(handler, translation)
-
-
-def _clock(now: datetime | None) -> Clock:
-    if now is None:
-        return lambda: -(-time_ns() // 1_000_000) * 1000
-    since = now - EPOCH
-    fixed = -(-(since.days * 86_400_000_000 + since.seconds * 1_000_000 + since.microseconds) // 1000) * 1000
-    return lambda: fixed
 
 
 def _by_place(batch: pa.RecordBatch, topic: str | None) -> Iterable[tuple[TopicPartition, pa.RecordBatch]]:
