@@ -11,27 +11,25 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 
 from ackline import planning
-from ackline.errors import ConfigError, FatalError, GroupMoved, LedgerError, NewerCommit, TooFarBehind
+from ackline.errors import ConfigError, GroupMoved, LedgerError, NewerCommit, TooFarBehind
 from ackline.figures import due_retries
 from ackline.ledger import (
     CommitMark,
     Committed,
-    PartitionState,
     SettledPartition,
     Settlement,
     TurnId,
     TurnKind,
     answered,
     check_held,
-    is_ours,
-    of_ledger,
 )
 from ackline.offsets import TopicPartition
-from ackline.pipeline import KafkaBlock
-from ackline.planning import Limits, LogBounds, PartitionView, Plan
-from ackline.steps.acts import act_plan, follow, genesis_plan, new_plan, subscribed_before
+from ackline.planning import Limits, PartitionView, Plan
+from ackline.steps.acts import act_plan, follow, genesis_plan, new_plan
 from ackline.steps.change import check_unchanged
 from ackline.steps.expired import refuse_lost
+from ackline.steps.genesis import genesis_of, leaderless_of
+from ackline.steps.look import Look, look_at_kafka, written_to
 from ackline.steps.parts import Parts
 from ackline.steps.same_log import check_logs, check_topic
 from ackline.steps.settle import come_to, mark_of, may_restore, settle_turn
@@ -42,16 +40,6 @@ _RACES = 20
 """How often a number may be lost to another run before something is wrong with the tables."""
 _NAMED = 5
 """Partitions that a warning names."""
-
-
-@dataclass(frozen=True, slots=True)
-class Look:
-    """What Kafka shows of the subscription: topic ids, readable bounds (None without a leader), commits."""
-
-    topic_ids: Mapping[str, str]
-    bounds: Mapping[TopicPartition, LogBounds | None]
-    held: Mapping[TopicPartition, Committed]
-    missing: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +109,7 @@ def preview(parts: Parts) -> Planned:
     if newest is not None:
         check_unchanged(parts, newest)
     lane = preview_lane(parts, newest, look)
-    leaderless = _leaderless(parts, lane, look)
+    leaderless = leaderless_of(parts, lane, look)
     if not lane:
         return Planned(None, adopted=False, missing=look.missing, leaderless=leaderless)
     turn = newest.turn if newest else _first_turn(parts)
@@ -131,7 +119,7 @@ def preview(parts: Parts) -> Planned:
 
 def preview_lane(parts: Parts, newest: Settlement | None, look: Look) -> dict[TopicPartition, SettledPartition]:
     """The lane's partitions, and those that would join it now, from where they would start."""
-    return {**(newest.partitions if newest else {}), **_genesis(parts, newest, look)}
+    return {**(newest.partitions if newest else {}), **genesis_of(parts, newest, look)}
 
 
 def _take_turn(parts: Parts, newest: Settlement | None, skipped: bool) -> Planned | None:
@@ -144,7 +132,7 @@ def _take_turn(parts: Parts, newest: Settlement | None, skipped: bool) -> Planne
     _check_dead_letter_topic(parts)
     if newest is not None:
         check_unchanged(parts, newest)
-    genesis = _genesis(parts, newest, look)
+    genesis = genesis_of(parts, newest, look)
     if newest is None:
         # Also where no topic is there yet: one that is created later is then known to have been missing (S32).
         turn, why = _first_turn(parts), "first run"
@@ -152,7 +140,7 @@ def _take_turn(parts: Parts, newest: Settlement | None, skipped: bool) -> Planne
         if parts.store.store_settlement(first, subscription=parts.pipeline.settings()["kafka"]) and genesis:
             parts.tell("partitions_changed", genesis)
         return None
-    leaderless = _leaderless(parts, newest.partitions, look)
+    leaderless = leaderless_of(parts, newest.partitions, look)
     if not newest.partitions and not genesis:
         return Planned(None, adopted=False, missing=look.missing, leaderless=leaderless)
     plan = genesis_plan(parts, newest, genesis) if genesis else _new_plan(parts, newest, look, skipped)
@@ -160,33 +148,6 @@ def _take_turn(parts: Parts, newest: Settlement | None, skipped: bool) -> Planne
         return None  # another run was quicker; or it is an act, which is settled before the lane goes on
     parts.tell("planned", plan)
     return Planned(plan, adopted=False, missing=look.missing, leaderless=leaderless)
-
-
-def look_at_kafka(parts: Parts, newest: Settlement | None) -> Look:
-    """The subscription as the broker shows it now; the number of requests does not depend on how far behind it is.
-
-    A topic created again between the two requests goes by its old id here: replay asks for the id before and after it
-    reads, and a plan that reads nothing is followed by one that stops at the new id.
-    """
-    parts.cluster.reachable()  # says within seconds, and by name, that a broker is away
-    block = parts.pipeline.kafka
-    known = {at.topic for at in newest.partitions} if newest else set()
-    names = parts.cluster.names() if block.named_topics is None else block.named_topics
-    topics = parts.cluster.topics(sorted({*(name for name in names if block.wants_topic(name)), *known}))
-    leaders = {
-        TopicPartition(name, number): leader
-        for name, info in topics.items()
-        for number, leader in info.partitions.items()
-    }
-    found = parts.cluster.bounds([at for at, leader in leaders.items() if leader])
-    bounds = {
-        at: LogBounds(found[at].start, found[at].end, found[at].leader_epoch) if at in found else None for at in leaders
-    }
-    held = parts.group.committed(leaders)
-    missing = [name for name in block.named_topics or () if name not in topics]
-    named = [TopicPartition(name, number) for name, numbers in (block.partitions or {}).items() for number in numbers]
-    missing += [str(at) for at in named if at.topic in topics and at not in leaders]
-    return Look({name: info.topic_id for name, info in topics.items()}, bounds, held, tuple(missing))
 
 
 def _check_clock(parts: Parts, last: datetime | None) -> None:
@@ -206,89 +167,8 @@ def _check_dead_letter_topic(parts: Parts) -> None:
         )
 
 
-# ---- where a lane starts ------------------------------------------------------------------------------------------
-
-
 def _first_turn(parts: Parts) -> TurnId:
     return TurnId(parts.pipeline.name, parts.store.lane, 0, 0)
-
-
-def _genesis(parts: Parts, newest: Settlement | None, look: Look) -> dict[TopicPartition, SettledPartition]:
-    """Where each partition that the lane has not seen starts, decided once and for all."""
-    known = newest.partitions if newest else {}
-    known_topics = {at.topic for at in known}
-    before = subscribed_before(parts, newest)
-    started = {}
-    for at, log in sorted(look.bounds.items()):
-        if at in known or not parts.wants(at):
-            continue
-        held = look.held.get(at)
-        found = _committed(parts, held, at.topic in known_topics)
-        if found is None and log is not None:
-            found = _start(parts, at, log, at.topic in known_topics, before)
-        if found is None:
-            continue  # without a leader nobody says where its log starts and ends
-        offset, evidence = found
-        if log is not None and offset > log.end and at not in _written_to(parts, {at: offset}):
-            raise FatalError(
-                f"{at}: the group {parts.pipeline.kafka.group_id} holds offset {offset}, beyond the log end {log.end}: "
-                f"the topic was truncated or recreated. Move the group to where the pipeline shall start",
-                topic=at.topic,
-                partition=at.partition,
-                offset=offset,
-            )
-        ours = of_ledger(held, parts.pipeline.name, parts.store.ledger_id())
-        seen = None if held is None or ours else held.offset
-        state = PartitionState(offset)
-        started[at] = SettledPartition(
-            look.topic_ids[at.topic], offset, state, seen=seen, held=held, evidence=evidence,
-            leader_epoch=log.leader_epoch if log is not None else None,
-        )  # fmt: skip
-    return started
-
-
-def _leaderless(
-    parts: Parts, lane: Mapping[TopicPartition, SettledPartition], look: Look
-) -> tuple[TopicPartition, ...]:
-    """Those that are subscribed to, and can't join the lane: without a leader nobody knows where their log starts."""
-    return tuple(at for at, log in sorted(look.bounds.items()) if log is None and at not in lane and parts.wants(at))
-
-
-def _committed(parts: Parts, held: Committed | None, known_topic: bool) -> tuple[int, str] | None:
-    """Where a partition that the ledger does not know starts by what the group holds (S30): at our own commit; at that
-    of others only under `uncommitted_*`. In a new partition of a topic that the lane knows no commit says what this
-    ledger has handled: none."""
-    if held is None or known_topic:
-        return None
-    if is_ours(held, parts.pipeline.name):
-        return held.offset, "this pipeline's own commit"
-    return (held.offset, "the group's commit") if parts.pipeline.start.startswith("uncommitted_") else None
-
-
-def _start(
-    parts: Parts, at: TopicPartition, log: LogBounds, known_topic: bool, before: KafkaBlock | None
-) -> tuple[int, str]:
-    """Where it starts by its log: at the log start where all of it came after the lane began, else as `start` says."""
-    if known_topic:
-        return log.start, "new partition: log start"
-    if before is not None and before.wants(*at):
-        return log.start, f"the topic was missing{_or_filtered(before)} at the last turn: log start"
-    start = parts.pipeline.start
-    if parts.pipeline.start_timestamp is not None:
-        found = parts.cluster.offsets_at([at], parts.pipeline.start_timestamp)[at]
-        time = parts.pipeline.start_timestamp.isoformat()
-        # None: no record at or after it; then the end, as for `latest` (S34)
-        return (
-            (log.end, f"log end, nothing since {time}")
-            if found is None
-            else (min(found, log.end), f"first since {time}")
-        )
-    return (log.start, "log start") if start.endswith("earliest") else (log.end, "log end")
-
-
-def _or_filtered(before: KafkaBlock) -> str:
-    # What a filter said then nobody knows: its code may be another by now. From the log start nothing is passed over.
-    return ", or filtered out," if before.partition_filter else ""
 
 
 # ---- a new plan ---------------------------------------------------------------------------------------------------
@@ -333,18 +213,10 @@ def _read_beyond(parts: Parts, views: Mapping[TopicPartition, PartitionView]) ->
         if view.readable and view.log is not None and view.log.end < view.state.complete_to
     }
     found = {}
-    for at in _written_to(parts, ahead):
+    for at in written_to(parts, ahead):
         log = views[at].log
         found[at] = replace(views[at], log=log and log._replace(end=ahead[at]))
     return found
-
-
-def _written_to(parts: Parts, offsets: Mapping[TopicPartition, int]) -> set[TopicPartition]:
-    """Those partitions whose log is written up to an offset beyond its last stable one."""
-    if parts.pipeline.kafka.isolation != "read_committed":
-        return set()
-    ends = parts.cluster.written_ends(offsets)
-    return {at for at, offset in offsets.items() if ends[at] >= offset}
 
 
 def _with_times(

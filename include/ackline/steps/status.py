@@ -9,8 +9,9 @@ from ackline.figures import FETCH_MAX, FETCH_MEAN, FETCHES, TOTALS, due_retries,
 from ackline.ledger import PendingKind, SettledPartition, Settlement, TurnKind
 from ackline.offsets import TopicPartition
 from ackline.planning import NO_LEADER, PARKED, PAUSED
+from ackline.steps.look import Look, look_at_kafka
 from ackline.steps.parts import Parts
-from ackline.steps.plan import Look, look_at_kafka, preview_lane
+from ackline.steps.plan import preview_lane
 
 MISSING, CREATED_AGAIN, TRUNCATED = "missing", "created again", "truncated"
 """Why a run stops at a partition: it is gone; its topic is another one of that name; its log is shorter than it was."""
