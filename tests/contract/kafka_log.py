@@ -25,20 +25,22 @@ COMPACTED = {
 """Settings of a topic that is compacted within seconds, once a later record has rolled its segment."""
 
 
+AT_ONCE = {"enable.idempotence": False, "max.in.flight": 1}
+"""Settings of a producer that need not wait half a second for a producer id, and keeps the order all the same if its
+first record is sent alone: only that one may meet a partition that is not led yet, and be sent again."""
+
+
 def config(broker: Broker) -> dict[str, object]:
     return client_config({"bootstrap.servers": broker.bootstrap})
 
 
 def producer(broker: Broker, **settings: Any) -> Producer:
-    """Of small batches, one request at a time: what is sent again keeps its place, so that a number is an offset.
-
-    Idempotence would promise it too, but librdkafka has no producer id before half a second is over.
-    """
+    """Of small batches, and idempotent: what is sent again keeps its place, so that a number is an offset."""
     small = {
         "batch.size": 16384,
         "queue.buffering.max.messages": 500_000,
         "linger.ms": 20,
-        "max.in.flight": 1,
+        "enable.idempotence": True,
     }
     return Producer({"bootstrap.servers": broker.bootstrap, **small, **settings})
 
@@ -47,20 +49,23 @@ def fill(
     broker: Broker, topic: str, count: int, partition: int = 0, value: Callable[[int], bytes] = b"%d".__mod__
 ) -> None:
     """`count` records, their number as value, in batches of at most 16 KiB."""
-    many = {"enable.idempotence": True, "max.in.flight": 5} if count > 10_000 else {}
-    client = producer(broker, **many)
+    client = producer(broker, **({} if count > 10_000 else AT_ONCE))
     for i in range(count):
         client.produce(topic, value(i), partition=partition)
-        if i % 10_000 == 0:
+        if i == 0:
+            assert client.flush(60) == 0
+        elif i % 10_000 == 0:
             client.poll(0)
     assert client.flush(60) == 0
 
 
 def put(broker: Broker, topic: str, records: Iterable[tuple[bytes | None, bytes | None]], partition: int = 0) -> None:
     """Each record in a batch of its own."""
-    client = producer(broker, **{"linger.ms": 0, "batch.num.messages": 1})
-    for key, value in records:
+    client = producer(broker, **{"linger.ms": 0, "batch.num.messages": 1, **AT_ONCE})
+    for number, (key, value) in enumerate(records):
         client.produce(topic, value, key, partition=partition)
+        if number == 0:
+            assert client.flush(60) == 0
     assert client.flush(60) == 0
 
 
@@ -113,7 +118,7 @@ def messages(broker: Broker, topic: str, isolation: str = "read_committed") -> l
     })  # fmt: skip
     found: list[Message] = []
     try:
-        client.assign([ClientPartition(topic, 0, -2)])
+        client.assign([ClientPartition(topic, 0, 0)])  # the earliest by name would be asked for half a second later
         while (message := client.poll(30)) is not None:
             error = message.error()
             if error is not None:

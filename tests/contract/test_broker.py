@@ -34,7 +34,7 @@ def client(broker: Broker, group: str) -> Iterator[Consumer]:
 
 def produce(broker: Broker, topic: str, *values: bytes, transactional_id: str | None = None) -> None:
     settings = {"transactional.id": transactional_id} if transactional_id else {}
-    producer = Producer({"bootstrap.servers": broker.bootstrap, "max.in.flight": 1, **settings})
+    producer = Producer({"bootstrap.servers": broker.bootstrap, "enable.idempotence": True, **settings})
     if transactional_id:
         producer.init_transactions(30)
         producer.begin_transaction()

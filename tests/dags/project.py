@@ -121,7 +121,7 @@ def produce(bootstrap: str, topic: str, *orders: Mapping[str, object]) -> None:
     producer = Producer({"bootstrap.servers": bootstrap, "max.in.flight": 1})
     for order in orders:
         producer.produce(topic, json.dumps(order).encode(), partition=0)
-    assert producer.flush(30) == 0
+        assert producer.flush(30) == 0  # one by one: none overtakes another that is sent again
 
 
 class AirflowCommand:

@@ -66,8 +66,8 @@ class Read:
 
 def produce(bootstrap: str, topic: str, records: Iterable[Write], partition: int = 0) -> None:
     """Append records in this order, each once; returns when the broker has all of them."""
-    # A broker alone refuses a request or answers it; where replicas come and go, one may be appended and time out. Only
-    # there idempotence is worth the half second that librdkafka takes to get a producer id.
+    # A broker alone refuses a request or answers it; what it may refuse is the first to a new partition: sent alone.
+    # Where replicas come and go, idempotence is worth the half second that librdkafka takes to get a producer id.
     alone = "," not in bootstrap
     producer = Producer(
         {
@@ -146,7 +146,7 @@ def _send(producer: Producer, topic: str, records: Iterable[Write], partition: i
         producer.produce(
             topic, one.value, one.key, partition, delivered, timestamp=one.timestamp, headers=list(one.headers)
         )
-        if number % 10_000 == 9_999:
+        if number % 10_000 in (0, 9_999):
             producer.flush(SECONDS)
     assert producer.flush(SECONDS) == 0
     assert refused == []
