@@ -45,6 +45,8 @@ def of_settings(pipeline: "Pipeline") -> Iterator[str]:
         )
     if pipeline.guarantee == "at_most_once" and pipeline.breaker is not None:
         yield "breaker: under `guarantee: at_most_once` it never trips: the group has moved over what was handed out"
+    if pipeline.breaker is not None and pipeline.breaker.failure_ratio == 1:
+        yield "breaker: with `failure_ratio: 1` it never trips: it takes more failures than that share of the records"
     for name in pipeline.retry.by_error:
         why = _never_comes(name)
         if why:

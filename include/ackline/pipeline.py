@@ -182,7 +182,7 @@ DeadLetter = Annotated[
 class BreakerBlock(Block):
     """How many of a turn's new records may fail before a bad deploy is assumed."""
 
-    failure_ratio: Annotated[float, Field(gt=0, le=1)]
+    failure_ratio: Annotated[float, Field(ge=0, le=1)]
     min_records: int = Field(100, ge=1)
 
 

@@ -176,6 +176,12 @@ LOUD = {"enable.auto.commit": True, "group.id": "another", "interceptor.classes"
         "isolation.level": "read_uncommitted", "value.deserializer": "x.Z", "transactional.id": "t"}  # fmt: skip
 
 
+def test_a_breaker_that_can_not_trip_is_named() -> None:
+    [said] = cautions.of_settings(pipeline(breaker={"failure_ratio": 1}))
+    assert said.startswith("breaker: with `failure_ratio: 1` it never trips")
+    assert not list(cautions.of_settings(pipeline(breaker={"failure_ratio": 0})))
+
+
 def test_a_connection_that_says_otherwise_is_named_property_by_property() -> None:
     """The same in the file is refused (test_kafka_config); a connection is shared, so it is said and not followed."""
     said = list(cautions.of_connection(pipeline(), {**QUIET, **LOUD}))

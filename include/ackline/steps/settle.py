@@ -129,7 +129,8 @@ def _check_breaker(parts: Parts, plan: Plan, before: Settlement, found: TurnOutc
     # Divided, not multiplied: 29 of 100 are a ratio of 0.29 then, and not more.
     if tried < breaker.min_records or bad / tried <= breaker.failure_ratio:
         return
-    reason = f"too many failures: {bad} of {tried} new records failed, the breaker allows {breaker.failure_ratio:.0%}"
+    allowed = f"{breaker.failure_ratio * 100:g}%"
+    reason = f"too many failures: {bad} of {tried} new records failed, the breaker allows {allowed}"
     void_turn(parts, plan, before, reason)
     raise TooManyFailures(
         f"{reason}. {plan.turn} is void: nothing of it was settled, dead-lettered or committed. Mend the handler and "
