@@ -82,7 +82,8 @@ def _check_run(epoch: "Epoch", n: int, plan: Any) -> None:
     limit = plan.settings["max_records_per_run"]
     if total > limit:
         broken("I8", f"plan {n} holds {total} offsets, max_records_per_run is {limit}")
-    if retries < min(due, limit - max(limit // 10, 1) if limit > 1 else limit):
+    # A tenth is for what is new, of a single offset one turn in ten; but with retries due no plan holds nothing.
+    if retries < min(due, limit - max(limit // 10, 1)) or (due and not total):
         broken("I8", f"plan {n} holds {retries} of {due} due retries")
 
 
