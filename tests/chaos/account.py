@@ -111,6 +111,8 @@ class Turn:
     decisions: Any = None
     settlement: Any = None
     by: dict[str, str] = field(default_factory=dict)
+    started: datetime | None = None
+    """When its records were handed out; None where that is not known."""
     planned_at: int = 0
     """How long the history was when it was planned."""
     committed: set[At] = field(default_factory=set)

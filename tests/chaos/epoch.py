@@ -5,6 +5,7 @@ Nothing here calls the ledger, the planning or the steps; what a settlement says
 
 from collections import Counter
 from collections.abc import Callable, Iterable
+from datetime import datetime
 from typing import Any
 
 from ackline.offsets import TopicPartition as At
@@ -44,6 +45,8 @@ class Epoch:
             broken("I11", f"{kind} {n} is stored after its settlement")
         setattr(turn, kind, event.value)
         turn.by[kind] = event.by
+        if kind == "start" and (said := self.world.tables.notes.get((event.application, n))):
+            turn.started = datetime.fromisoformat(said)
         judge = getattr(self, f"_{kind}", None)
         if judge is not None:
             judge(n, turn, index)
@@ -101,7 +104,7 @@ class Epoch:
             if row.outcome == wrong or (row.outcome == "lost" and "claim" not in turn.by):
                 broken("I4", f"outcomes {n} say {row.outcome} of {at} {row.offset} under {guarantee}")
             starter = turn.by.get("start", turn.by["outcomes"])
-            early = row.handled_at < turn.plan.planned_at + self.rules.lost_after
+            early = row.handled_at < (turn.started or turn.plan.planned_at) + self.rules.lost_after
             excused = not early or self.disturbed_at >= turn.planned_at or self._gone(turn)
             if row.outcome == "lost" and starter != turn.by["outcomes"] and not excused:
                 broken("I7", f"{turn.by['outcomes']} says lost of turn {n}, which {starter} may still report")

@@ -96,14 +96,23 @@ def _check_unread(n: int, at: At, place: Place, one: Any, settings: Any) -> None
         broken("I4", f"plan {n} says {one.why} of {at}: paused {place.paused}, parked {parked}")
 
 
+def _has_skipped(epoch: "Epoch", n: int) -> bool:
+    """Whether there was a skip, and no run since: whoever has skipped reads next, however much the log has grown and
+    whatever acts of others came in between."""
+    for m in range(n - 1, 0, -1):
+        turn = epoch.turns.get(m)
+        kind = turn.plan.kind if turn is not None and turn.plan is not None else "run"
+        if kind in ("skip", "run"):
+            return bool(kind == "skip")
+    return False
+
+
 def _check_fresh(epoch: "Epoch", n: int, at: At, place: Place, one: Any, settings: Any) -> None:
     fresh, behind = one.fresh, settings["max_offset_behind"]
     if fresh.start < place.complete_to:
         broken("I4", f"plan {n} of {at} begins at {fresh.start}; the rows say {place.complete_to}")
-    before = epoch.turns.get(n - 1)
-    skipped = before is not None and before.plan is not None and before.plan.kind == "skip"  # and it grew since
     unread = one.log.end - max(place.floor, one.log.start)
-    if behind and not skipped and one.why not in UNREAD and unread > behind["offsets"]:
+    if behind and not _has_skipped(epoch, n) and one.why not in UNREAD and unread > behind["offsets"]:
         broken("S45", f"plan {n} reads {at}, {place.floor} of {one.log}, which is too far behind: {behind}")
     if not fresh:
         return
