@@ -97,13 +97,15 @@ def _check_unread(n: int, at: At, place: Place, one: Any, settings: Any) -> None
 
 
 def _has_skipped(epoch: "Epoch", n: int) -> bool:
-    """Whether there was a skip, and no run since: whoever has skipped reads next, however much the log has grown and
-    whatever acts of others came in between."""
+    """Whether there was a skip and no run since, or whoever plans has made a skip: who has skipped reads next, however
+    much the log has grown and whatever others have done in between."""
+    by, since = epoch.turns[n].by["plan"], True
     for m in range(n - 1, 0, -1):
         turn = epoch.turns.get(m)
         kind = turn.plan.kind if turn is not None and turn.plan is not None else "run"
-        if kind in ("skip", "run"):
-            return bool(kind == "skip")
+        if turn is not None and kind == "skip" and (since or by in (turn.by.get("plan"), turn.by.get("settlement"))):
+            return True
+        since = since and kind != "run"
     return False
 
 

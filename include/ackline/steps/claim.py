@@ -36,7 +36,10 @@ def claim(parts: Parts, plan: Plan, newest: Settlement) -> None:
                 raise
         parts.store.store_claim(plan)
     try:
-        commit_newest(parts)
+        held = commit_newest(parts).committed
+        for at, one in plan.partitions.items():
+            if one.fresh and at not in held:  # parked since it was planned, and committed by others: theirs by now
+                raise GroupMoved(f"{at} is no longer subscribed, and somebody else has committed it")
     except (GroupBusy, GroupMoved, NewerCommit) as error:
         if parts.store.store_start(plan, parts.now()):  # whoever has the marker alone says what becomes of the records
             lose(parts, plan, str(error))

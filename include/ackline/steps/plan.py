@@ -66,6 +66,8 @@ def plan(parts: Parts) -> Planned:
     for _ in range(_RACES):
         newest = parts.store.newest()
         open_plan = parts.store.open_plan(newest) if newest else None
+        if newest and (newest.kind in (TurnKind.RUN, TurnKind.VOID) or not newest.turn.n):
+            skipped = False  # another run has read since, or this is another epoch: for what is next nothing was
         if newest and open_plan and open_plan.kind is not TurnKind.RUN:
             skipped |= open_plan.kind is TurnKind.SKIP
             settled = settle_turn(parts, open_plan, newest)  # an act needs no replay: who finds it open finishes it
