@@ -396,3 +396,18 @@ def test_s50_a_handler_or_a_spark_that_cannot_be_started_costs_no_turn() -> None
     lane.run()
     assert len(lane.calls()) == 12
     assert lane.newest().turn.n == 1
+
+
+def test_s36_what_was_parked_and_taken_by_others_since_it_was_planned_is_lost_and_not_handed_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """I7: the handler is called once the group has moved over what it is given, and there it may not be moved."""
+    lane = Lane(guarantee="at_most_once")
+    plan.plan(lane.parts())
+    monkeypatch.setattr(MemoryParts, "wants", lambda _, at: at != OTHER)
+    lane.move(OTHER, 3)
+    with pytest.raises(GroupMoved, match="no longer subscribed"):
+        lane.run()
+    lane.run()
+    assert lane.calls() == []
+    assert lane.world.held["g", OTHER].offset == 3
