@@ -489,3 +489,18 @@ def test_who_loses_a_settlement_to_another_tells_nothing_of_it() -> None:
     lane.strike = "settlement", "before", lambda: settle.settle(lane.parts())
     settle.settle(lane.parts(listener))
     assert (told, lane.held()) == (["committed"], 1)
+
+
+def test_s45_a_run_that_has_skipped_skips_again_after_another_run_has_read() -> None:
+    """The other one finishes the skip that this one has planned, and goes on; then the log grows."""
+    lane = Lane(max_offset_behind={"offsets": 4, "policy": "skip"})
+    lane.run()
+    lane.produce(*[{}] * 9)
+
+    def another_run() -> None:
+        lane.run()
+        lane.produce(*[{}] * 9)
+
+    lane.strike = "settlement", "before", another_run
+    lane.run()
+    assert [offset for offset, _ in lane.calls()] == [5, 6, 7, 8, 14, 15, 16, 17]
