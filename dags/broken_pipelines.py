@@ -2,7 +2,7 @@
 
 from ackline.airflow.dags import make_dags
 from ackline.errors import ConfigError
-from ackline.places import pipelines_folder
+from ackline.paths import pipelines_folder
 
 broken = make_dags(pipelines_folder(), __file__).broken
 if broken:

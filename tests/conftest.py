@@ -11,8 +11,8 @@ from typing import Protocol
 
 import pytest
 
-from ackline.testing import broker as broker_module
-from ackline.testing.broker import Broker
+from ackline.local import broker as broker_module
+from ackline.local.broker import Broker
 from ackline.testing.brokers import Brokers
 
 # What the user's shell says to Airflow or to Ackline is not for the tests; where the JARs are is.

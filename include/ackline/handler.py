@@ -2,7 +2,7 @@
 
 A record handler is a function of one `Record`: returning acks it, raising fails it, raising `Skip` or `Dead` settles it
 at once. An Arrow handler answers a whole batch with an outcome a row. A column handler is a Spark column expression and
-stays in the JVM. Nothing here knows Spark; `ackline.spark.handle` runs them.
+stays in the JVM. Nothing here knows Spark; `ackline.spark.handlers.call` runs them.
 """
 
 import importlib

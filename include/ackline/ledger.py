@@ -5,16 +5,15 @@ offset of the range that is not mentioned was acked or holds no record. So the l
 floor, `min(pending)` or `complete_to`, is the one number that may be committed to Kafka.
 """
 
-import json
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 from typing import NamedTuple
 
 from ackline.backoff import Backoff
-from ackline.errors import GroupMoved, LedgerError, NewerCommit
-from ackline.offsets import OffsetRange, Run, Runs, TopicPartition, merge, subtract
+from ackline.errors import LedgerError
+from ackline.offsets import OffsetRange, Run, Runs, merge, subtract
 from ackline.outcome import ErrorClass, Outcome
 
 
@@ -188,156 +187,3 @@ def _check_passed_over(complete_to: int, start: int, holes: Sequence[OffsetRange
     passed = [Run(complete_to, start, None)] if complete_to < start else []
     for run in subtract(passed, holes):
         raise LedgerError(f"offsets [{run.start}, {run.end}) would be passed over undecided", offset=run.start)
-
-
-# ---- turns, settled -----------------------------------------------------------------------------------------------
-
-
-class TurnId(NamedTuple):
-    """The identity of a turn: everything else (run ids, DAG runs, users) is an attribute."""
-
-    pipeline: str
-    lane: str
-    epoch: int
-    n: int
-
-    def __str__(self) -> str:
-        return f"turn {self.n} (lane {self.lane}, epoch {self.epoch}) of {self.pipeline}"
-
-
-LIVE = "live"
-"""The lane that commits the group's offsets."""
-
-
-class TurnKind(StrEnum):
-    """What a turn does; a settlement has its plan's kind, or `void`."""
-
-    RUN = "run"
-    GENESIS = "genesis"
-    """Partitions join the lane."""
-    SKIP = "skip"
-    """Everything below a given offset is settled unhandled; what is pending there, too."""
-    RESET = "reset"
-    """The lane begins a new epoch at given offsets, with nothing pending."""
-    PAUSE = "pause"
-    RESUME = "resume"
-    VOID = "void"
-
-
-class Committed(NamedTuple):
-    """What Kafka holds for a group and partition."""
-
-    offset: int
-    metadata: str
-
-
-@dataclass(frozen=True, slots=True)
-class SettledPartition:
-    """One row of `settlements`. `seen` is the foreign committed value that this lane has answered; `held` what Kafka
-    held when the turn was settled. `gaps` None: not known. `figures` and `totals` (`ackline.figures`) are None in rows
-    of a version that kept none. All that is settled or pending below `complete_to` was in the log of the leader of
-    `leader_epoch`; None where that is not known."""
-
-    topic_id: str
-    old_floor: int
-    state: PartitionState
-    counts: Mapping[str, int] = field(default_factory=dict)
-    gaps: int | None = 0
-    seen: int | None = None
-    held: Committed | None = None
-    evidence: str = ""
-    paused: bool = False
-    figures: Mapping[str, float] | None = None
-    totals: Mapping[str, int] | None = None
-    leader_epoch: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Settlement:
-    """A turn's end: the state of every partition of the lane after it."""
-
-    turn: TurnId
-    kind: TurnKind
-    run_id: str
-    settled_at: datetime
-    partitions: Mapping[TopicPartition, SettledPartition]
-    actor: str = ""
-    reason: str = ""
-
-
-# ---- the group's commit -------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class CommitMark:
-    """The metadata of our commits, by which they are known again: JSON {ledger, pipeline, epoch, n}."""
-
-    ledger: str
-    pipeline: str
-    epoch: int
-    n: int
-
-    def encode(self) -> str:
-        """The text stored with the committed offset."""
-        return json.dumps({"ledger": self.ledger, "pipeline": self.pipeline, "epoch": self.epoch, "n": self.n})
-
-    @classmethod
-    def decode(cls, metadata: str) -> "CommitMark | None":
-        """The mark in `metadata`, or None for anything that is not exactly one: garbage never raises (S31)."""
-        try:
-            found = json.loads(metadata)
-            ledger, pipeline, epoch, n = (found[key] for key in ("ledger", "pipeline", "epoch", "n"))
-        except (ValueError, TypeError, KeyError, RecursionError):
-            return None
-        texts = isinstance(ledger, str) and isinstance(pipeline, str)
-        if not texts or not all(type(number) is int and number >= 0 for number in (epoch, n)):
-            return None
-        return cls(ledger, pipeline, epoch, n)
-
-
-def is_ours(held: Committed | None, pipeline: str) -> bool:
-    """Whether a commit was made by this pipeline, be it from this ledger or another."""
-    mark = CommitMark.decode(held.metadata) if held else None
-    return mark is not None and mark.pipeline == pipeline
-
-
-def check_held(at: TopicPartition, held: Committed | None, newest: CommitMark, seen: int | None) -> None:
-    """Whether the newest floor may be committed over what Kafka holds; returns if so.
-
-    Kafka has no compare-and-set, so the rule is the design's: over nothing, over ours that is not newer, and over the
-    one foreign value that a genesis or act has seen and answered. Raises NewerCommit or GroupMoved.
-    """
-    mark = CommitMark.decode(held.metadata) if held else None
-    if held is None or (held.offset == seen and not of_ledger(held, newest.pipeline, newest.ledger)):
-        return
-    where = f"{at}: the group holds offset {held.offset}"
-    if mark is None or mark.pipeline != newest.pipeline:
-        raise GroupMoved(
-            f"{where}, which is neither this pipeline's commit nor known to it: somebody moved the group. Nothing was "
-            f"committed. Say in the file what to do about it: `on_external_reset: follow` to go on from there, or "
-            f"`restore` to put the group back to the floor",
-            topic=at.topic,
-            partition=at.partition,
-            offset=held.offset,
-        )
-    if mark.ledger != newest.ledger or (mark.epoch, mark.n) > (newest.epoch, newest.n):
-        raise NewerCommit(
-            f"{where}, committed by turn {mark.n} of epoch {mark.epoch} of ledger {mark.ledger}; this ledger is "
-            f"{newest.ledger} at turn {newest.n} of epoch {newest.epoch}. Is ACKLINE_AUDIT the right folder, or "
-            f"an old copy?",
-            topic=at.topic,
-            partition=at.partition,
-            offset=held.offset,
-        )
-
-
-def answered(held: Committed | None, seen: int | None, newest: CommitMark) -> int | None:
-    """The foreign value that may still be overwritten after a plan found `held`: none once it was a commit of this
-    ledger. A commit of a ledger that was lost is foreign: a genesis starts from it and answers it."""
-    return None if of_ledger(held, newest.pipeline, newest.ledger) else seen
-
-
-def of_ledger(held: Committed | None, pipeline: str, ledger: str) -> bool:
-    """Whether a commit was made by this pipeline from this ledger."""
-    mark = CommitMark.decode(held.metadata) if held else None
-    return mark is not None and (mark.pipeline, mark.ledger) == (pipeline, ledger)

@@ -16,10 +16,10 @@ from queue import SimpleQueue
 from threading import Thread
 from typing import Any
 
+from ackline.commit_rule import Committed
 from ackline.errors import ConfigError
-from ackline.ledger import Committed, SettledPartition, TurnId
 from ackline.offsets import TopicPartition
-from ackline.planning import Plan
+from ackline.turns import Plan, SettledPartition, TurnId
 
 log = logging.getLogger(__name__)
 
@@ -65,7 +65,7 @@ class Listener:
         """The step or command ends."""
 
 
-class Teller:
+class ListenerThread:
     """Tells a listener, made in a thread of its own, one event after another.
 
     A thread, because of what a listener may do: one that hangs holds a run up once, for `patience` seconds, and
@@ -84,7 +84,7 @@ class Teller:
             raise TimeoutError(f"it is not made after {patience:g} s")
         self._listener = made.result()
 
-    def tell(self, event: str, *said: Any) -> None:
+    def notify(self, event: str, *said: Any) -> None:
         """Call `on_EVENT(*said)` and wait for it; what it raises, or that it hangs, is logged."""
         if self._hangs:
             return
@@ -101,7 +101,7 @@ class Teller:
 
     def close(self) -> None:
         """Tell it that this is the end."""
-        self.tell("close")
+        self.notify("close")
         self._calls.put(None)
 
     def _called(self, function: Callable[[], Any]) -> "Future[Any]":
@@ -119,7 +119,7 @@ class Teller:
                 answer.set_exception(error)
 
 
-def load_listener(path: str | None) -> Teller | None:
+def load_listener(path: str | None) -> ListenerThread | None:
     """What tells the listener named by `module:Class`; None without one. Raises ConfigError where it can't be made."""
     if path is None:
         return None
@@ -133,7 +133,7 @@ def load_listener(path: str | None) -> Teller | None:
 
     try:
         found = getattr(importlib.import_module(module), name)  # here: what it imports may want the main thread
-        return Teller(make)
+        return ListenerThread(make)
     except ConfigError:
         raise
     except (Exception, SystemExit) as error:

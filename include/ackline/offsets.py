@@ -42,6 +42,18 @@ class OffsetRange:
         return f"[{self.start}, {self.end})"
 
 
+class LogBounds(NamedTuple):
+    """The readable log `[start, end)`; `end` is the last stable offset under read_committed.
+
+    `leader_epoch` is the epoch of the leader that said so. In a plan it vouches for the state, too: what was settled or
+    is pending below the planned end is in that leader's log as it was read. None where nothing vouches for it.
+    """
+
+    start: int
+    end: int
+    leader_epoch: int | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class Run(Generic[V]):
     """Offsets `[start, end)`, all with the same value."""

@@ -32,16 +32,16 @@ def load_partition_filter(path: str | None) -> PartitionFilter:
         return everything
     function = _imported(path)
 
-    def wanted(at: TopicPartition) -> bool:
+    def wanted(tp: TopicPartition) -> bool:
         try:
-            answer = function(at.topic, at.partition)
+            answer = function(tp.topic, tp.partition)
         except (Exception, SystemExit) as error:
             said = f"raised {type(error).__name__}: {error}"
         else:
             if isinstance(answer, bool):
                 return answer
             said = f"returned a {type(answer).__name__}, not True or False"
-        raise ConfigError(f"partition filter {path} {said}, asked about {at}. Nothing was planned", key=KEY)
+        raise ConfigError(f"partition filter {path} {said}, asked about {tp}. Nothing was planned", key=KEY)
 
     return wanted
 

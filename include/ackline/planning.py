@@ -5,26 +5,16 @@ retries that would empty it (Storm's STORM-2343).
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
 from random import Random
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from ackline.commit_rule import Committed
 from ackline.errors import TopicChanged
-from ackline.ledger import Committed, PartitionState, PendingKind, TurnId, TurnKind
-from ackline.offsets import OffsetRange, Run, Runs, TopicPartition, count, join
-
-
-class LogBounds(NamedTuple):
-    """The readable log `[start, end)`; `end` is the last stable offset under read_committed.
-
-    `leader_epoch` is the epoch of the leader that said so. In a plan it vouches for the state, too: what was settled or
-    is pending below the planned end is in that leader's log as it was read. None where nothing vouches for it.
-    """
-
-    start: int
-    end: int
-    leader_epoch: int | None = None
+from ackline.ledger import PartitionState, PendingKind
+from ackline.offsets import LogBounds, OffsetRange, Run, Runs, TopicPartition, count, join
+from ackline.turns import PlannedPartition
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +33,8 @@ class PartitionView:
     topic_id: str
     state: PartitionState
     log: LogBounds | None
-    held: Committed | None = None
-    seen: int | None = None
+    committed: Committed | None = None
+    acknowledged_foreign_offset: int | None = None
     subscribed: bool = True
     paused: bool = False
     waits_since: datetime | None = None
@@ -54,47 +44,6 @@ class PartitionView:
     def readable(self) -> bool:
         """Whether anything may be read here now."""
         return self.log is not None and self.subscribed and not self.paused
-
-
-@dataclass(frozen=True, slots=True)
-class PlannedPartition:
-    """One row of `plans`: the fresh range, the due retries (value: number of the attempt to be made), and, where it
-    gets nothing, why."""
-
-    topic_id: str
-    fresh: OffsetRange
-    retries: Runs[int]
-    floor: int
-    complete_to: int
-    log: LogBounds
-    why: str | None = None
-    held: Committed | None = None
-    seen: int | None = None
-
-    @property
-    def empty(self) -> bool:
-        """Whether nothing is to be read here."""
-        return not self.fresh and not self.retries
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """One turn, planned: stored, it holds until it is settled, whoever carries it out."""
-
-    turn: TurnId
-    kind: TurnKind
-    run_id: str
-    planned_at: datetime
-    partitions: Mapping[TopicPartition, PlannedPartition]
-    isolation: str
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    actor: str = ""
-    reason: str = ""
-
-    @property
-    def empty(self) -> bool:
-        """Whether nothing is to be read, so that no Spark is needed."""
-        return all(p.empty for p in self.partitions.values())
 
 
 NO_LEADER = "no leader"
@@ -116,7 +65,7 @@ def plan_partitions(
     furthest behind in time; where their times are not known, all is shared evenly. What can't be divided goes by lot,
     drawn anew in each turn. Raises TopicChanged where the ledger is ahead of the log: that is no "caught up" (S42).
     """
-    room = {at: _room(at, view, limits) for at, view in views.items()}
+    room = {tp: _room(tp, view, limits) for tp, view in views.items()}
     due = sorted(_due(views, now))
     demand = sum(len(r) for r in room.values())
     total = limits.max_records_per_run
@@ -124,23 +73,23 @@ def plan_partitions(
     tenth = max(total // 10, 1) if total > 1 else int(lot.random() < 0.1)  # of a single one, in one turn of ten
     reserved = min(demand, tenth)
     retries = _take_due(due, total - reserved)
-    wanted = {at: len(r) for at, r in room.items()}
-    since = {at: view.waits_since for at, view in views.items() if view.waits_since is not None}
+    wanted = {tp: len(r) for tp, r in room.items()}
+    since = {tp: view.waits_since for tp, view in views.items() if view.waits_since is not None}
     shares = _serve(wanted, since, total - sum(count(r) for r in retries.values()), lot)
     planned = {}
-    for at, view in views.items():
-        fresh = OffsetRange(room[at].start, room[at].start + shares[at])
-        why = None if fresh or at in retries else _why(view, room[at], now)
-        planned[at] = PlannedPartition(
+    for tp, view in views.items():
+        fresh = OffsetRange(room[tp].start, room[tp].start + shares[tp])
+        why = None if fresh or tp in retries else _why(view, room[tp], now)
+        planned[tp] = PlannedPartition(
             view.topic_id,
             fresh,
-            retries.get(at, ()),
+            retries.get(tp, ()),
             view.state.floor,
             view.state.complete_to,
             _bounds(view),
             why,
-            view.held,
-            view.seen,
+            view.committed,
+            view.acknowledged_foreign_offset,
         )
     return planned
 
@@ -152,18 +101,18 @@ def _bounds(view: PartitionView) -> LogBounds:
     return view.log if view.readable else view.log._replace(leader_epoch=None)
 
 
-def _room(at: TopicPartition, view: PartitionView, limits: Limits) -> OffsetRange:
+def _room(tp: TopicPartition, view: PartitionView, limits: Limits) -> OffsetRange:
     """The fresh offsets that the window lets in; starts above `complete_to` where retention was quicker."""
     complete_to = view.state.complete_to
     if view.log is None or not view.readable:
         return OffsetRange(complete_to, complete_to)
     if view.log.end < complete_to:
         raise TopicChanged(
-            f"{at}: the log ends at {view.log.end}, below {complete_to}, up to which it was read: the "
+            f"{tp}: the log ends at {view.log.end}, below {complete_to}, up to which it was read: the "
             f"topic was truncated or recreated. Nothing was read; see what happened to it, then begin a new epoch with "
             f"`ackline reset`, `--to` {min(view.state.floor, view.log.end)} or earlier",
-            topic=at.topic,
-            partition=at.partition,
+            topic=tp.topic,
+            partition=tp.partition,
             offset=view.log.end,
         )
     start = max(complete_to, view.log.start)
@@ -172,20 +121,20 @@ def _room(at: TopicPartition, view: PartitionView, limits: Limits) -> OffsetRang
 
 class _Due(NamedTuple):
     due: datetime
-    at: TopicPartition
+    tp: TopicPartition
     start: int
     end: int
     attempts: int
 
 
 def _due(views: Mapping[TopicPartition, PartitionView], now: datetime) -> Iterable[_Due]:
-    for at, view in views.items():
+    for tp, view in views.items():
         if not view.readable:
             continue
         for run in view.state.pending:
             state = run.value
             if state.kind is PendingKind.RETRY and state.due is not None and state.due <= now:
-                yield _Due(state.due, at, run.start, run.end, state.attempts)
+                yield _Due(state.due, tp, run.start, run.end, state.attempts)
 
 
 def _take_due(due: Sequence[_Due], limit: int) -> dict[TopicPartition, Runs[int]]:
@@ -195,8 +144,8 @@ def _take_due(due: Sequence[_Due], limit: int) -> dict[TopicPartition, Runs[int]
             break
         end = min(one.end, one.start + limit)
         limit -= end - one.start
-        taken.setdefault(one.at, []).append(Run(one.start, end, one.attempts + 1))
-    return {at: join(sorted(runs, key=lambda run: run.start)) for at, runs in taken.items()}
+        taken.setdefault(one.tp, []).append(Run(one.start, end, one.attempts + 1))
+    return {tp: join(sorted(runs, key=lambda run: run.start)) for tp, runs in taken.items()}
 
 
 def _serve(
@@ -207,26 +156,26 @@ def _serve(
     evenly = total // 2 if total > 1 else total * (lot.random() < 0.1)
     shares = _share(wanted, evenly if since else total, lot)
     left = total - sum(shares.values())
-    for at in sorted(since, key=lambda at: (since[at], at)):
-        more = min(left, wanted[at] - shares[at])
-        shares[at] += more
+    for tp in sorted(since, key=lambda tp: (since[tp], tp)):
+        more = min(left, wanted[tp] - shares[tp])
+        shares[tp] += more
         left -= more
-    rest = _share({at: wanted[at] - shares[at] for at in wanted}, left, lot)
-    return {at: shares[at] + rest[at] for at in wanted}
+    rest = _share({tp: wanted[tp] - shares[tp] for tp in wanted}, left, lot)
+    return {tp: shares[tp] + rest[tp] for tp in wanted}
 
 
 def _share(wanted: Mapping[TopicPartition, int], total: int, lot: Random) -> dict[TopicPartition, int]:
     """Shares of `total`: equal, but what one does not want the others get, and some get one more than others by lot."""
     left, most = total, max(wanted.values(), default=0)
-    for waiting, at in zip(range(len(wanted), 0, -1), sorted(wanted, key=lambda at: wanted[at]), strict=True):
-        if wanted[at] > left // waiting:
+    for waiting, tp in zip(range(len(wanted), 0, -1), sorted(wanted, key=lambda tp: wanted[tp]), strict=True):
+        if wanted[tp] > left // waiting:
             most = left // waiting
             break
-        left -= wanted[at]
-    shares = {at: min(number, most) for at, number in wanted.items()}
-    short = sorted(at for at, number in wanted.items() if number > most)
-    for at in lot.sample(short, min(total - sum(shares.values()), len(short))):
-        shares[at] += 1
+        left -= wanted[tp]
+    shares = {tp: min(number, most) for tp, number in wanted.items()}
+    short = sorted(tp for tp, number in wanted.items() if number > most)
+    for tp in lot.sample(short, min(total - sum(shares.values()), len(short))):
+        shares[tp] += 1
     return shares
 
 

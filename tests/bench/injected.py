@@ -9,21 +9,20 @@ import numpy as np
 
 from ackline.audit.rows import plan_date
 from ackline.audit.store import LedgerStore
-from ackline.figures import Fetches
-from ackline.ledger import LIVE
+from ackline.metrics import Fetches
 from ackline.offsets import TopicPartition
 from ackline.outcome import Outcome
 from ackline.pipeline import Pipeline
-from ackline.planning import Plan
-from ackline.spark.file_stats import WrittenFile
 from ackline.spark.job import ReplayResult
-from ackline.spark.outcome_files import Chunk, OutcomeFiles, Turn
+from ackline.spark.output.file_stats import WrittenFile
+from ackline.spark.output.outcome_files import Chunk, OutcomeFiles, Turn
 from ackline.steps.parts import Parts
 from ackline.steps.plan import plan
 from ackline.steps.replay import add_actions, report
 from ackline.steps.settle import settle
 from ackline.testing.memory import EPOCH, World
 from ackline.testing.memory_parts import memory_parts
+from ackline.turns import LIVE, Plan
 
 NAME, TOPIC = "bench", "orders"
 EVERY = timedelta(minutes=10)
@@ -103,26 +102,26 @@ class Lane:
 
     def _fresh(self, store: LedgerStore, turn: Plan, failed: int) -> list[WrittenFile]:
         files = _files(store, turn)
-        for at, one in turn.partitions.items():
+        for tp, one in turn.partitions.items():
             middle = one.fresh.end - failed
-            self._add(files, at, Outcome.ACKED, range(one.fresh.start, middle), 1)
-            self._add(files, at, Outcome.FAILED, range(middle, one.fresh.end), 1)
+            self._add(files, tp, Outcome.ACKED, range(one.fresh.start, middle), 1)
+            self._add(files, tp, Outcome.FAILED, range(middle, one.fresh.end), 1)
         return files.close()
 
     def _retries(self, store: LedgerStore, turn: Plan) -> list[WrittenFile]:
         files = _files(store, turn)
-        for at, one in turn.partitions.items():
+        for tp, one in turn.partitions.items():
             for run in one.retries:
-                self._add(files, at, Outcome.ACKED, range(run.start, run.end), run.value)
+                self._add(files, tp, Outcome.ACKED, range(run.start, run.end), run.value)
         return files.close()
 
-    def _add(self, files: OutcomeFiles, at: TopicPartition, outcome: Outcome, offsets: range, attempt: int) -> None:
+    def _add(self, files: OutcomeFiles, tp: TopicPartition, outcome: Outcome, offsets: range, attempt: int) -> None:
         now = (self.world.now - EPOCH) // timedelta(microseconds=1)
         times = np.full(len(offsets), now, dtype=np.int64)
         attempts = np.full(len(offsets), attempt, dtype=np.int32)
         texts = [(["ValueError"] * len(offsets)), ["no such customer"] * len(offsets)]
         errors = texts if outcome is Outcome.FAILED else [None, None]
-        files.add(at, outcome, Chunk(np.array(offsets, dtype=np.int64), times, attempts, times, *errors))
+        files.add(tp, outcome, Chunk(np.array(offsets, dtype=np.int64), times, attempts, times, *errors))
 
 
 def _files(store: LedgerStore, turn: Plan) -> OutcomeFiles:

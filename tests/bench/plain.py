@@ -23,7 +23,7 @@ def plain_loop(pool: Pool, processes: int, subject: Subject) -> int:
     root = str(subject.folder / f"plain-{uuid.uuid4().hex[:8]}")
     DeltaTable.create(root, OUTCOMES, partition_by=PARTITION_BY)
     shares = [list(subject.ranges.items())[number::processes] for number in range(processes)]
-    work = [(subject.bootstrap, [(at, one.end) for at, one in share], root) for share in shares]
+    work = [(subject.bootstrap, [(tp, one.end) for tp, one in share], root) for share in shares]
     return sum(pool.starmap(_consume, work, chunksize=1))
 
 
@@ -33,7 +33,7 @@ def _consume(bootstrap: str, share: Sequence[tuple[At, int]], root: str) -> int:
         "auto.offset.reset": "error", "isolation.level": ISOLATION, "check.crcs": False,
         "fetch.message.max.bytes": 16 << 20, "fetch.max.bytes": 64 << 20,
     })  # fmt: skip
-    consumer.assign([TopicPartition(at.topic, at.partition, 0) for at, _ in share])
+    consumer.assign([TopicPartition(tp.topic, tp.partition, 0) for tp, _ in share])
     wanted = sum(end for _, end in share)
     rows: list[tuple[Any, ...]] = []
     handled = 0

@@ -21,8 +21,8 @@ from pyspark.sql import SparkSession
 from rich.console import Console
 from rich.table import Table
 
+from ackline.local.broker import Broker
 from ackline.spark.session import open_session
-from ackline.testing.broker import Broker
 from tests.bench.plain import plain_loop
 from tests.bench.sides import ackline_run, noop_sink
 from tests.bench.topic import Subject, produce

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ackline.audit.store import LedgerStore, TurnOutcomes
-from ackline.ledger import LIVE, TurnId
 from ackline.steps.settle import settle
+from ackline.turns import LIVE, TurnId
 from tests.bench.injected import NAME, Lane
 
 _IN_OPEN = 0x20

@@ -140,9 +140,9 @@ def rows_of(files: Any) -> Iterable[tuple[At, Any]]:
     """The rows of a commit to `outcomes`."""
     for file in files or ():
         found: Mapping[At, Any] = file.rows
-        for at, rows in found.items():
+        for tp, rows in found.items():
             for row in rows:
-                yield at, row
+                yield tp, row
 
 
 def subscribed(settings: Mapping[str, Any], topic: str) -> bool:

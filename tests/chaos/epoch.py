@@ -55,19 +55,19 @@ class Epoch:
         """The epoch that a settled reset opens: at its targets, or where the partitions stand."""
         after = Epoch(self.world, self.rules, self.number + 1, self._letters, self.is_ours)
         after.newest, self.closed = 0, True
-        for at, place in self.places.items():
-            one = reset.plan.partitions.get(at)
+        for tp, place in self.places.items():
+            one = reset.plan.partitions.get(tp)
             start = place.floor if one is None else one.fresh.start
             # a reset takes a topic over that was created again
-            new = after.places[at] = Place(one.topic_id if one else place.topic_id, start, start, place.paused)
+            new = after.places[tp] = Place(one.topic_id if one else place.topic_id, start, start, place.paused)
             new.floors[0], new.answers[0] = start, place.answers[self.newest]
         return after
 
     def check_all_rows(self) -> None:
         """I2 and I4 over every offset there ever was."""
-        for at, place in self.places.items():
+        for tp, place in self.places.items():
             for offset in range(place.start, place.complete_to):
-                self._check_known(at, place, offset)
+                self._check_known(tp, place, offset)
 
     # ---- what is stored before the settlement ---------------------------------------------------------------------
 
@@ -76,20 +76,20 @@ class Epoch:
             broken("I11", f"plan {n} of epoch {self.number} is stored when turn {self.newest} is settled")
         plans.check(self, n, turn.plan)
         turn.planned_at = index
-        for at, place in self.places.items():
-            one = turn.plan.partitions.get(at)
-            held = None if one is None else one.held
+        for tp, place in self.places.items():
+            one = turn.plan.partitions.get(tp)
+            committed = None if one is None else one.committed
             place.answers[n] = place.answers[n - 1]
-            if held is not None and self.is_ours(held.metadata):
+            if committed is not None and self.is_ours(committed.metadata):
                 place.answers[n], place.found_at[n] = None, index
-            elif held is not None and turn.plan.kind in plans.MOVES:
-                place.answers[n] = held.offset
+            elif committed is not None and turn.plan.kind in plans.MOVES:
+                place.answers[n] = committed.offset
 
     def _claim(self, n: int, turn: Turn, _: int) -> None:
         if n != self.newest + 1 or not turn.once:
             broken("I11", f"claim {n} is stored when turn {self.newest} is settled")
-        for at, place in self.places.items():
-            fresh = turn.plan.partitions[at].fresh
+        for tp, place in self.places.items():
+            fresh = turn.plan.partitions[tp].fresh
             place.claims[n] = fresh.end if fresh else place.floor
 
     def _start(self, n: int, turn: Turn, _: int) -> None:
@@ -99,10 +99,10 @@ class Epoch:
     def _outcomes(self, n: int, turn: Turn, _: int) -> None:
         """`lost` is said of claimed turns only, and not while whoever has started one may still report."""
         guarantee = turn.plan.settings["guarantee"]
-        for at, row in rows_of(turn.outcomes):
+        for tp, row in rows_of(turn.outcomes):
             wrong = "dropped" if guarantee == "at_least_once" else "failed"
             if row.outcome == wrong or (row.outcome == "lost" and "claim" not in turn.by):
-                broken("I4", f"outcomes {n} say {row.outcome} of {at} {row.offset} under {guarantee}")
+                broken("I4", f"outcomes {n} say {row.outcome} of {tp} {row.offset} under {guarantee}")
             starter = turn.by.get("start", turn.by["outcomes"])
             early = row.handled_at < (turn.started or turn.plan.planned_at) + self.rules.lost_after
             excused = not early or self.disturbed_at >= turn.planned_at or self._gone(turn)
@@ -112,10 +112,10 @@ class Epoch:
     def _decisions(self, n: int, turn: Turn, _: int) -> None:
         if self.trips(turn) and not turn.by["decisions"].endswith(LENIENT):
             broken("S46", f"decisions {n} are stored, and the breaker allows no such turn: {turn.failures()}")
-        for at, row in rows_of(turn.decisions):
-            said = (self.number, at, row.offset) in self._letters
+        for tp, row in rows_of(turn.decisions):
+            said = (self.number, tp, row.offset) in self._letters
             if row.outcome == "dead" and self.rules.dead_letter_topic is not None and not said:
-                broken("I6", f"decisions {n} say dead of {at} {row.offset}, whose letter was not acknowledged")
+                broken("I6", f"decisions {n} say dead of {tp} {row.offset}, whose letter was not acknowledged")
 
     def trips(self, turn: Turn) -> bool:
         """Whether too many of a turn's new records failed."""
@@ -140,13 +140,13 @@ class Epoch:
             self._check_void(n, turn)
         else:
             self._fold(n, turn)
-        for at, one in settlement.partitions.items():
-            if at not in self.places:
-                plans.check_start(self, at, one, turn)
-                place = self.places[at] = Place(one.topic_id, one.state.complete_to, one.state.complete_to)
-                held = one.held if turn.plan is None else turn.plan.partitions[at].held
-                place.answers[n] = None if held is None or self.is_ours(held.metadata) else held.offset
-            self._compare(n, at, self.places[at], one)
+        for tp, one in settlement.partitions.items():
+            if tp not in self.places:
+                plans.check_start(self, tp, one, turn)
+                place = self.places[tp] = Place(one.topic_id, one.state.complete_to, one.state.complete_to)
+                committed = one.committed if turn.plan is None else turn.plan.partitions[tp].committed
+                place.answers[n] = None if committed is None or self.is_ours(committed.metadata) else committed.offset
+            self._compare(n, tp, self.places[tp], one)
         if missing := self.places.keys() - settlement.partitions.keys():
             broken("I4", f"settlement {n} says nothing of {sorted(missing)}")
 
@@ -159,8 +159,8 @@ class Epoch:
 
     def _gone(self, turn: Turn) -> bool:
         """Whether something that is planned is no longer in the log."""
-        for at, one in turn.plan.partitions.items():
-            log, topic = self.world.log(at), self.world.topics.get(at.topic)
+        for tp, one in turn.plan.partitions.items():
+            log, topic = self.world.log(tp), self.world.topics.get(tp.topic)
             if one.fresh or one.retries:
                 if log is None or topic is None or topic.topic_id != one.topic_id:
                     return True
@@ -170,7 +170,7 @@ class Epoch:
                     return True
         return False
 
-    def _compare(self, n: int, at: At, place: Place, one: Any) -> None:
+    def _compare(self, n: int, tp: At, place: Place, one: Any) -> None:
         found = {offset: Waiting(p.kind.value, p.attempts, p.due) for offset, p in spread(one.state.pending).items()}
         for offset, mine in place.pending.items():
             theirs = found.get(offset)
@@ -179,40 +179,43 @@ class Epoch:
         if (one.state.complete_to, found) != (place.complete_to, place.pending):
             broken(
                 "I4",
-                f"settlement {n} of {at}: complete_to {one.state.complete_to}, pending {found}; the rows say "
+                f"settlement {n} of {tp}: complete_to {one.state.complete_to}, pending {found}; the rows say "
                 f"{place.complete_to}, {place.pending}",
             )
         if place.floor < max([*place.floors.values(), *place.claims.values()], default=0):
-            broken("I3", f"settlement {n} of {at} lowers the floor to {place.floor}")
+            broken("I3", f"settlement {n} of {tp} lowers the floor to {place.floor}")
         plan = self.turns[n].plan  # a reset's names the topics of the epoch that it opens
-        taken = plan.partitions.get(at) if plan is not None and plan.kind == "reset" else None
+        taken = plan.partitions.get(tp) if plan is not None and plan.kind == "reset" else None
         if one.topic_id not in (place.topic_id, taken.topic_id if taken else None):
-            broken("S42", f"settlement {n} of {at} is about topic {one.topic_id}, which is not {place.topic_id}")
+            broken("S42", f"settlement {n} of {tp} is about topic {one.topic_id}, which is not {place.topic_id}")
         if one.paused != place.paused:
-            broken("I4", f"settlement {n} of {at} says paused {one.paused}, the acts say {place.paused}")
-        if one.seen != place.answers[n]:
-            broken("S36", f"settlement {n} of {at} has answered {one.seen}; its plans say {place.answers[n]}")
+            broken("I4", f"settlement {n} of {tp} says paused {one.paused}, the acts say {place.paused}")
+        if one.acknowledged_foreign_offset != place.answers[n]:
+            broken(
+                "S36",
+                f"settlement {n} of {tp} has answered {one.acknowledged_foreign_offset}; its plans say {place.answers[n]}",
+            )
         place.floors[n] = place.floor
 
     def _fold(self, n: int, turn: Turn) -> None:
         """The account after a turn, by its rows."""
         rows: dict[At, list[Any]] = {}
-        for at, row in (*rows_of(turn.outcomes), *rows_of(turn.decisions)):
-            rows.setdefault(at, []).append(row)
-        for at, one in turn.plan.partitions.items() if turn.plan else ():
-            if at not in self.places:
+        for tp, row in (*rows_of(turn.outcomes), *rows_of(turn.decisions)):
+            rows.setdefault(tp, []).append(row)
+        for tp, one in turn.plan.partitions.items() if turn.plan else ():
+            if tp not in self.places:
                 continue
-            place, found = self.places[at], rows.pop(at, [])
-            if (turn.by.get("outcomes", ""), at) in turn.strangers and any(row.attempt for row in found):
-                broken("S42", f"outcomes {n} of {at} are of a topic that was created again meanwhile")
-            self._apply(n, at, place, turn.plan.kind, one, found)
-            settled = turn.settlement.partitions[at]
+            place, found = self.places[tp], rows.pop(tp, [])
+            if (turn.by.get("outcomes", ""), tp) in turn.strangers and any(row.attempt for row in found):
+                broken("S42", f"outcomes {n} of {tp} are of a topic that was created again meanwhile")
+            self._apply(n, tp, place, turn.plan.kind, one, found)
+            settled = turn.settlement.partitions[tp]
             if dict(settled.counts) != Counter(row.outcome.value for row in found):
-                broken("I4", f"settlement {n} of {at} counts {settled.counts} of {found}")
+                broken("I4", f"settlement {n} of {tp} counts {settled.counts} of {found}")
         if rows:
             broken("I4", f"turn {n} has rows of {sorted(rows)}, which it did not plan")
 
-    def _apply(self, n: int, at: At, place: Place, kind: str, one: Any, rows: Iterable[Any]) -> None:
+    def _apply(self, n: int, tp: At, place: Place, kind: str, one: Any, rows: Iterable[Any]) -> None:
         if kind in ("pause", "resume"):
             place.paused = kind == "pause"
         retries = spread(one.retries)
@@ -220,24 +223,24 @@ class Epoch:
         for row in rows:
             if row.attempt:
                 wanted = retries.get(row.offset, 1 if one.fresh.start <= row.offset < one.fresh.end else None)
-                self._attempted(n, at, place, row, wanted)
+                self._attempted(n, tp, place, row, wanted)
         for row in decisions:
-            self._decide(n, at, place, row)
+            self._decide(n, tp, place, row)
         if kind in ("run", "skip"):
             before, place.complete_to = place.complete_to, max(place.complete_to, one.fresh.end)
             for offset in range(before, place.complete_to):
-                self._check_known(at, place, offset)
+                self._check_known(tp, place, offset)
         if kind == "skip" and place.floor < one.fresh.end:
-            broken("I4", f"skip {n} of {at} to {one.fresh.end} leaves the floor at {place.floor}")
+            broken("I4", f"skip {n} of {tp} to {one.fresh.end} leaves the floor at {place.floor}")
 
-    def _attempted(self, n: int, at: At, place: Place, row: Any, wanted: int | None) -> None:
+    def _attempted(self, n: int, tp: At, place: Place, row: Any, wanted: int | None) -> None:
         made = place.attempts[row.offset]
         if row.attempt != wanted or row.attempt != made + 1 or row.offset in place.fates:
-            broken("I9", f"turn {n} has attempt {row.attempt} at {at} {row.offset}, made were {made}")
+            broken("I9", f"turn {n} has attempt {row.attempt} at {tp} {row.offset}, made were {made}")
         if row.attempt > self.rules.most_attempts:
-            broken("I5", f"attempt {row.attempt} at {at} {row.offset}")
-        if self.log(at, place).ever(row.offset, self.rules.isolation) is None:
-            broken("I4", f"turn {n} has a row of {at} {row.offset}, where no record was")
+            broken("I5", f"attempt {row.attempt} at {tp} {row.offset}")
+        if self.log(tp, place).ever(row.offset, self.rules.isolation) is None:
+            broken("I4", f"turn {n} has a row of {tp} {row.offset}, where no record was")
         place.attempts[row.offset] += 1
         place.pending.pop(row.offset, None)
         if row.outcome == "failed":
@@ -245,10 +248,10 @@ class Epoch:
         else:
             place.fates[row.offset] = row.outcome.value
 
-    def _decide(self, n: int, at: At, place: Place, row: Any) -> None:
+    def _decide(self, n: int, tp: At, place: Place, row: Any) -> None:
         for offset in range(row.offset, row.offset + 1 if row.end_offset is None else row.end_offset):
             if offset in place.fates or (row.end_offset is None and offset not in place.pending):
-                broken("I4", f"turn {n} says {row.outcome} of {at} {offset}: {place.fates.get(offset)}")
+                broken("I4", f"turn {n} says {row.outcome} of {tp} {offset}: {place.fates.get(offset)}")
             place.pending.pop(offset, None)
             place.fates[offset] = row.outcome.value
 
@@ -260,15 +263,15 @@ class Epoch:
         due, latest = row.handled_at + delay, row.handled_at + delay * (1 + policy.jitter)
         return Waiting("retry", row.attempt, due, latest if policy.jitter else None)
 
-    def _check_known(self, at: At, place: Place, offset: int) -> None:
-        log = self.log(at, place)
+    def _check_known(self, tp: At, place: Place, offset: int) -> None:
+        log = self.log(tp, place)
         if log.ever(offset, self.rules.isolation) is None or (offset in log.compacted and not place.attempts[offset]):
             return
         if (offset in place.fates) == (offset in place.pending):
-            broken("I4", f"{at} {offset}: fate {place.fates.get(offset)}, pending {place.pending.get(offset)}")
+            broken("I4", f"{tp} {offset}: fate {place.fates.get(offset)}, pending {place.pending.get(offset)}")
 
-    def log(self, at: At, place: Place) -> MemoryLog:
+    def log(self, tp: At, place: Place) -> MemoryLog:
         """The log that a place is of, also after its deletion."""
-        log = self.world.log_of(place.topic_id, at)
+        log = self.world.log_of(place.topic_id, tp)
         assert log is not None
         return log

@@ -9,14 +9,15 @@ from typing import Any
 
 import pytest
 
+from ackline.commit_rule import CommitMetadata, Committed
 from ackline.errors import AcklineError
-from ackline.ledger import CommitMark, Committed, PartitionState, SettledPartition, Settlement, TurnId, TurnKind
+from ackline.ledger import PartitionState
 from ackline.offsets import TopicPartition
-from ackline.planning import Plan, PlannedPartition
-from ackline.steps import acts, claim, decide, plan, run, settle
+from ackline.steps import action_plans, claim, commit, decide, plan, run, settle
 from ackline.steps.parts import Parts
 from ackline.testing.memory_kafka import MemoryGroup
 from ackline.testing.memory_store import MemoryStore, MemoryTable
+from ackline.turns import Plan, PlannedPartition, SettledPartition, Settlement, TurnId, TurnKind
 from tests.chaos.config import GROUP
 
 
@@ -28,8 +29,8 @@ def commit_before_settlement(patch: pytest.MonkeyPatch) -> None:
         if plan is None:
             return real(store, settlement, plan, **first)
         table = store.tables["settlements"]
-        mark = CommitMark(store.ledger_id(), store.pipeline, settlement.turn.epoch, settlement.turn.n).encode()
-        floors = {at: Committed(one.state.floor, mark) for at, one in settlement.partitions.items()}
+        mark = CommitMetadata(store.ledger_id(), store.pipeline, settlement.turn.epoch, settlement.turn.n).encode()
+        floors = {tp: Committed(one.state.floor, mark) for tp, one in settlement.partitions.items()}
         with contextlib.suppress(AcklineError):
             MemoryGroup(store.world, GROUP, table.by, table.hook).commit(floors)
         return real(store, settlement, plan)
@@ -85,12 +86,12 @@ def start_marker_ignored(patch: pytest.MonkeyPatch) -> None:
 
 def acts_answer_nothing(patch: pytest.MonkeyPatch) -> None:
     """An act does not record the foreign value that it answers (S36)."""
-    real = acts.moved
+    real = action_plans.action_row
 
-    def moved(parts: Parts, newest: Settlement, one: SettledPartition, *rest: Any) -> PlannedPartition:
-        return replace(real(parts, newest, one, *rest), seen=one.seen)
+    def action_row(parts: Parts, newest: Settlement, one: SettledPartition, *rest: Any) -> PlannedPartition:
+        return replace(real(parts, newest, one, *rest), acknowledged_foreign_offset=one.acknowledged_foreign_offset)
 
-    patch.setattr(acts, "moved", moved)
+    patch.setattr(action_plans, "action_row", action_row)
 
 
 def resume_forgets_pending(patch: pytest.MonkeyPatch) -> None:
@@ -100,15 +101,15 @@ def resume_forgets_pending(patch: pytest.MonkeyPatch) -> None:
     def states_after(plan: Plan, *rest: Any) -> dict[TopicPartition, PartitionState]:
         states = real(plan, *rest)
         resumed = plan.partitions if plan.kind is TurnKind.RESUME else ()
-        return states | {at: PartitionState(states[at].complete_to) for at in resumed}
+        return states | {tp: PartitionState(states[tp].complete_to) for tp in resumed}
 
     patch.setattr("ackline.steps.settle.states_after", states_after)
 
 
 def mark_without_epoch(patch: pytest.MonkeyPatch) -> None:
     """Commits of every epoch carry the mark of the first (I3)."""
-    real = settle.mark_of
-    patch.setattr(settle, "mark_of", lambda parts, newest: replace(real(parts, newest), epoch=0))
+    real = commit.commit_metadata_of
+    patch.setattr(commit, "commit_metadata_of", lambda parts, newest: replace(real(parts, newest), epoch=0))
 
 
 def breaker_never_trips(patch: pytest.MonkeyPatch) -> None:
@@ -118,12 +119,12 @@ def breaker_never_trips(patch: pytest.MonkeyPatch) -> None:
 
 def parked_not_committed(patch: pytest.MonkeyPatch) -> None:
     """Partitions that are no longer subscribed are not committed again: Kafka forgets them (I12)."""
-    real = settle.check_commit
+    real = commit.check_commit
 
     def check_commit(parts: Parts, newest: Settlement) -> dict[TopicPartition, Committed]:
-        return {at: one for at, one in real(parts, newest).items() if parts.pipeline.kafka.wants(*at)}
+        return {tp: one for tp, one in real(parts, newest).items() if parts.pipeline.kafka.wants(*tp)}
 
-    patch.setattr(settle, "check_commit", check_commit)
+    patch.setattr(commit, "check_commit", check_commit)
 
 
 MUTANTS: dict[str, Callable[[pytest.MonkeyPatch], Any]] = {

@@ -4,11 +4,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ackline.errors import ConfigError
-from ackline.ledger import Settlement, TurnKind
 from ackline.offsets import TopicPartition
-from ackline.steps import acts, plan, replay, run, settle
+from ackline.steps import operator_actions, plan, replay, run, settle
 from ackline.testing.memory import World
 from ackline.testing.memory_parts import MemoryParts, no_session
+from ackline.turns import Settlement, TurnKind
 
 Opened = Callable[[], MemoryParts]
 Program = Callable[[Opened], object]
@@ -53,7 +53,9 @@ class Act:
     def program(self, world: World) -> Program:
         """What its process does."""
         kind = TurnKind(self.kind)
-        return lambda parts: acts.act(parts(), kind, lambda newest: self._targets(world, newest), "a test")
+        return lambda parts: operator_actions.perform_action(
+            parts(), kind, lambda newest: self._targets(world, newest), "a test"
+        )
 
     def _targets(self, world: World, newest: Settlement) -> dict[TopicPartition, int]:
         """As the command chooses them: a reset is of the whole lane, whose other partitions go on where they stand."""
@@ -61,12 +63,12 @@ class Act:
         asked = places if self.whole else places[self.where % max(len(places), 1) :][:1]
         if not asked:
             raise ConfigError("no such partition")
-        floors = {at: one.state.floor for at, one in newest.partitions.items()}
-        targets = {at: self._target(world, at, floors[at]) for at in asked}
+        floors = {tp: one.state.floor for tp, one in newest.partitions.items()}
+        targets = {tp: self._target(world, tp, floors[tp]) for tp in asked}
         return floors | targets if self.kind == "reset" else targets
 
-    def _target(self, world: World, at: TopicPartition, floor: int) -> int:
-        log = world.log(at)
+    def _target(self, world: World, tp: TopicPartition, floor: int) -> int:
+        log = world.log(tp)
         if self.kind in ("pause", "resume") or self.to == "floor" or log is None:
             return floor
         if isinstance(self.to, int):

@@ -7,6 +7,7 @@ from typing import Any
 
 from hypothesis.stateful import RuleBasedStateMachine, initialize
 
+from ackline.commit_rule import Committed
 from ackline.errors import (
     AcklineError,
     ConfigError,
@@ -19,7 +20,6 @@ from ackline.errors import (
     TopicChanged,
     TransientError,
 )
-from ackline.ledger import Committed
 from ackline.offsets import TopicPartition
 from ackline.pipeline import Pipeline
 from ackline.testing.memory import Hook, MemoryLog, World
@@ -62,7 +62,7 @@ class Stage(RuleBasedStateMachine):
         for log in self.logs():
             self.append(log, [{}] * config.begun)
         if config.held is not None:
-            self.world.held[GROUP, TopicPartition(TOPICS[0], 0)] = Committed(config.begun // 2, config.held)
+            self.world.committed[GROUP, TopicPartition(TOPICS[0], 0)] = Committed(config.begun // 2, config.held)
         self.settings = config.settings()
         self.oracle = Oracle(self.world, config.rules())
         handle = self.world.handle
@@ -92,11 +92,11 @@ class Stage(RuleBasedStateMachine):
 
     def logs(self) -> list[MemoryLog]:
         """The logs that are read, in order."""
-        return [self.world.topics[at.topic].logs[at.partition] for at in self.places()]
+        return [self.world.topics[tp.topic].logs[tp.partition] for tp in self.places()]
 
     def places(self) -> list[TopicPartition]:
         """Their partitions."""
-        return [at for at in self.world.partitions() if at.topic in TOPICS]
+        return [tp for tp in self.world.partitions() if tp.topic in TOPICS]
 
     def place(self, number: int) -> TopicPartition:
         """One of them."""
@@ -105,8 +105,8 @@ class Stage(RuleBasedStateMachine):
 
     def log(self, number: int) -> MemoryLog:
         """Its log."""
-        at = self.place(number)
-        return self.world.topics[at.topic].logs[at.partition]
+        tp = self.place(number)
+        return self.world.topics[tp.topic].logs[tp.partition]
 
     def spawn(self, program: str | Act, fixed: bool = False, lenient: bool = False) -> Actor:
         """A process that will run a program by the file as it is now; `fixed` sets its clock, as `--now` does, and
@@ -202,7 +202,7 @@ class Stage(RuleBasedStateMachine):
         lets_go_on = isinstance(error, NewerCommit) or MOVE_IT in str(error)
         lets_go_on |= isinstance(error, GroupMoved) and policy == "fail"
         if lets_go_on and isinstance(error, AcklineError) and error.topic is not None and error.partition is not None:
-            del self.world.held[GROUP, TopicPartition(error.topic, error.partition)]
+            del self.world.committed[GROUP, TopicPartition(error.topic, error.partition)]
         elif isinstance(error, TopicChanged) and self.recreated:
             left = [topic for topic in self.subscribed if topic != error.topic]
             self.subscribed = left or [topic for topic in TOPICS if topic != error.topic]
@@ -219,19 +219,19 @@ class Stage(RuleBasedStateMachine):
 
     def floors(self) -> dict[TopicPartition, Any]:
         """The floor of each partition, by the rows."""
-        return {at: self.oracle.places[at].floor if at in self.oracle.places else None for at in self.places()}
+        return {tp: self.oracle.places[tp].floor if tp in self.oracle.places else None for tp in self.places()}
 
     def at_the_end(self) -> bool:
         """Whether nothing is left to do; parked partitions stay where they are, and are committed there."""
-        for at, floor in self.floors().items():
-            held, log = self.world.held.get((GROUP, at)), self.world.log(at)
-            place = self.oracle.places.get(at)
+        for tp, floor in self.floors().items():
+            committed, log = self.world.committed.get((GROUP, tp)), self.world.log(tp)
+            place = self.oracle.places.get(tp)
             assert log is not None
-            wanted = at.topic in self.subscribed
-            same = place is not None and place.topic_id == self.world.topics[at.topic].topic_id
+            wanted = tp.topic in self.subscribed
+            same = place is not None and place.topic_id == self.world.topics[tp.topic].topic_id
             if wanted and floor != log.readable_end(self.config.isolation):
                 return False
-            theirs = not wanted and held is not None and not self.oracle.is_ours(held.metadata)
-            if same and not theirs and (held is None or held.offset != floor):
+            theirs = not wanted and committed is not None and not self.oracle.is_ours(committed.metadata)
+            if same and not theirs and (committed is None or committed.offset != floor):
                 return False
         return True

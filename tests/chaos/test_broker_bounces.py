@@ -13,9 +13,9 @@ import pytest
 from ackline.errors import AcklineError
 from ackline.kafka.dead_letters import DeadLetters
 from ackline.kafka.group import Group
+from ackline.local.broker import READY_SECONDS, Broker
+from ackline.local.processes import wait_until
 from ackline.steps import replay
-from ackline.testing.broker import READY_SECONDS, Broker
-from ackline.testing.processes import wait_until
 from tests.chaos import handlers
 from tests.e2e import wire
 from tests.e2e.lab import Lab, Spark

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ackline.testing.processes import wait_until
+from ackline.local.processes import wait_until
 from tests.chaos import victims
 from tests.e2e import wire
 from tests.e2e.fixtures import MakeLab

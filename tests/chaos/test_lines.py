@@ -13,12 +13,13 @@ from typing import Any
 import pytest
 
 from ackline import ledger, planning
-from ackline.ledger import PendingKind, TurnId
+from ackline.ledger import PendingKind
 from ackline.offsets import TopicPartition
 from ackline.pipeline import Pipeline
 from ackline.steps import claim, decide, plan, replay, run, settle
 from ackline.testing.memory import BEFORE, GroupCommit, HandlerCall, Hook, Posted, TableCommit, World, obey
 from ackline.testing.memory_parts import memory_parts, no_session
+from ackline.turns import TurnId
 from tests.chaos.account import Policy, Rules
 from tests.chaos.actor import Actor, Killed
 from tests.chaos.oracle import Oracle
@@ -105,7 +106,7 @@ def test_s52_killed_at_any_line_and_run_again_nothing_is_lost_and_no_outcome_is_
     twin, pipeline = begun()
     runs(twin, pipeline, "twin", 3)
     undisturbed = rows(twin)
-    assert (len(undisturbed), twin.held[GROUP, AT].offset) == (10, 6)
+    assert (len(undisturbed), twin.committed[GROUP, AT].offset) == (10, 6)
     line = 0
     while True:
         line += 1
@@ -116,7 +117,7 @@ def test_s52_killed_at_any_line_and_run_again_nothing_is_lost_and_no_outcome_is_
         runs(world, pipeline, "after", 3)
         judged(world, pipeline)
         assert rows(world) == undisturbed, f"line {line}"
-        assert world.held[GROUP, AT].offset == 6
+        assert world.committed[GROUP, AT].offset == 6
         letters = [int(event.said["ackline.offset"]) for event in world.history if isinstance(event, Posted)]
         assert set(letters) == {1, 3}
         assert len(letters) <= 4
@@ -140,7 +141,7 @@ def test_s50_killed_at_any_line_at_most_once_hands_nothing_out_twice() -> None:
             first = next(n for n, event in enumerate(world.history) if isinstance(event, HandlerCall))
             commits = [event for event in world.history[:first] if isinstance(event, GroupCommit)]
             assert commits[-1].offsets[AT].offset == 6
-        assert world.held[GROUP, AT].offset == 6
+        assert world.committed[GROUP, AT].offset == 6
         found = rows(world)
         assert found == {(0, 0, "lost")} or {offset for offset, _, _ in found} == set(range(6))
         if not struck:
@@ -173,4 +174,4 @@ def test_two_that_settle_at_once_fold_the_decisions_that_are_stored_and_not_thei
     assert settled.partitions[AT].state.pending_by_kind()[PendingKind.DEAD_LETTER] == 1
     runs(world, pipeline, "after", 3)
     judged(world, pipeline)
-    assert world.held[GROUP, AT].offset == 6
+    assert world.committed[GROUP, AT].offset == 6

@@ -9,8 +9,8 @@ import pytest
 from confluent_kafka import Consumer
 
 from ackline.errors import GroupBusy, TopicChanged
+from ackline.local.processes import wait_until
 from ackline.steps import replay
-from ackline.testing.processes import wait_until
 from tests.contract.kafka_log import COMPACTED, compact
 from tests.e2e import wire
 from tests.e2e.fixtures import MakeLab

@@ -11,9 +11,10 @@ import pytest
 from deltalake.transaction import AddAction
 
 from ackline.audit.store import LedgerStore
+from ackline.commit_rule import CommitMetadata, Committed
 from ackline.errors import LedgerError
-from ackline.ledger import CommitMark, Committed, Settlement, TurnId
 from ackline.steps import plan, replay
+from ackline.turns import Settlement, TurnId
 from tests.e2e.fixtures import MakeLab
 
 
@@ -29,8 +30,8 @@ def test_m1_a_commit_before_its_settlement_is_found(lab: MakeLab, monkeypatch: p
         replay.replay(parts, one.spark)
 
         def commits_first(store: LedgerStore, settlement: Settlement, *_: Any) -> bool:
-            mark = CommitMark(store.ledger_id(), one.name, settlement.turn.epoch, settlement.turn.n).encode()
-            parts.group.commit({at: Committed(p.state.floor, mark) for at, p in settlement.partitions.items()})
+            mark = CommitMetadata(store.ledger_id(), one.name, settlement.turn.epoch, settlement.turn.n).encode()
+            parts.group.commit({tp: Committed(p.state.floor, mark) for tp, p in settlement.partitions.items()})
             raise Killed
 
         patch.setattr(LedgerStore, "store_settlement", commits_first)

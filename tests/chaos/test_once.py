@@ -11,7 +11,7 @@ from collections import Counter
 import pytest
 
 from ackline.errors import TransientError
-from ackline.testing.processes import wait_until
+from ackline.local.processes import wait_until
 from tests.chaos import victims
 from tests.e2e.fixtures import MakeLab
 from tests.e2e.lab import Lab, Row, all_of

@@ -4,8 +4,8 @@ from datetime import UTC, datetime
 
 import pytest
 
+from ackline.commit_rule import Committed
 from ackline.errors import GroupMoved
-from ackline.ledger import Committed
 from ackline.offsets import TopicPartition
 from ackline.outcome import Outcome
 from ackline.pipeline import Pipeline
@@ -25,7 +25,7 @@ def test_a_void_turn_remembers_that_its_plan_met_a_commit_of_ours() -> None:
     log = world.create_topic("orders").logs[0]
     for _ in range(4):
         log.append(b"{}", world.now)
-    world.held["g", AT] = Committed(1, "")
+    world.committed["g", AT] = Committed(1, "")
     kafka = {"bootstrap_servers": "memory:1", "group_id": "g", "topics": ["orders"]}
     settings = {"name": "lane", "kafka": kafka, "handler": "a:b", "dead_letter": "none", "max_records_per_run": 1}
     pipeline = Pipeline.model_validate(settings)
@@ -33,7 +33,7 @@ def test_a_void_turn_remembers_that_its_plan_met_a_commit_of_ours() -> None:
     plan.plan(memory_parts(world, pipeline, "two"))
     log.expire(3)
     assert replay.replay(memory_parts(world, pipeline, "two"), no_session).void
-    world.held["g", AT] = Committed(1, "")
+    world.committed["g", AT] = Committed(1, "")
     with pytest.raises(GroupMoved):
         run.run(memory_parts(world, pipeline, "three"), no_session)
 
@@ -52,9 +52,9 @@ def test_a_topic_created_again_while_settle_reads_its_dead_letters_makes_none_of
     machine.finish(0)
     machine.holds()
     dead = [
-        at.topic
+        tp.topic
         for turn in machine.oracle.epochs[-1].turns.values()
-        for at, row in rows_of(turn.decisions)
+        for tp, row in rows_of(turn.decisions)
         if row.outcome is Outcome.DEAD
     ]
     assert dead == ["orders"]  # and none of the other topic, the one created again

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from ackline.commit_rule import CommitMetadata, Committed
 from ackline.errors import (
     AcklineError,
     ConfigError,
@@ -15,13 +16,13 @@ from ackline.errors import (
     TopicChanged,
     TransientError,
 )
-from ackline.ledger import CommitMark, Committed, Settlement, TurnKind
 from ackline.offsets import TopicPartition
 from ackline.pipeline import Pipeline
-from ackline.steps import acts, claim, plan, replay, run, settle
+from ackline.steps import claim, commit, operator_actions, plan, replay, run, settle
 from ackline.testing.memory import HandlerCall, Hook, World, no_hook
 from ackline.testing.memory_kafka import MemoryCluster
 from ackline.testing.memory_parts import MemoryParts, memory_parts, no_session
+from ackline.turns import Settlement, TurnKind
 from tests.unit.strategies import NOON
 
 AT, OTHER = TopicPartition("orders", 0), TopicPartition("payments", 0)
@@ -47,29 +48,29 @@ class Lane:
     def run(self) -> None:
         run.run(self.parts(), no_session)
 
-    def act(self, kind: TurnKind, at: TopicPartition, to: int) -> None:
+    def act(self, kind: TurnKind, tp: TopicPartition, to: int) -> None:
         def choose(newest: Settlement) -> dict[TopicPartition, int]:
             floors = {one: settled.state.floor for one, settled in newest.partitions.items()}
-            return floors | {at: to} if kind is TurnKind.RESET else {at: to}
+            return floors | {tp: to} if kind is TurnKind.RESET else {tp: to}
 
-        acts.act(self.parts(), kind, choose, "a test")
+        operator_actions.perform_action(self.parts(), kind, choose, "a test")
 
-    def move(self, at: TopicPartition, offset: int) -> None:
-        self.world.held["g", at] = Committed(offset, "")
+    def move(self, tp: TopicPartition, offset: int) -> None:
+        self.world.committed["g", tp] = Committed(offset, "")
 
     def newest(self) -> Settlement:
         found = self.parts().store.newest()
         assert found is not None
         return found
 
-    def floor(self, at: TopicPartition) -> int:
-        return self.newest().partitions[at].state.floor
+    def floor(self, tp: TopicPartition) -> int:
+        return self.newest().partitions[tp].state.floor
 
     def calls(self) -> list[HandlerCall]:
         return [event for event in self.world.history if isinstance(event, HandlerCall)]
 
-    def log(self, at: TopicPartition) -> Any:
-        return self.world.topics[at.topic].logs[at.partition]
+    def log(self, tp: TopicPartition) -> Any:
+        return self.world.topics[tp.topic].logs[tp.partition]
 
 
 # ---- acts ---------------------------------------------------------------------------------------------------------
@@ -109,7 +110,7 @@ def test_s36_a_group_that_was_moved_beyond_the_log_is_followed_to_its_end() -> N
     lane.move(AT, 50)
     lane.run()
     assert lane.floor(AT) == 6
-    assert lane.world.held["g", AT].offset == 6
+    assert lane.world.committed["g", AT].offset == 6
 
 
 def test_s36_a_group_that_was_moved_back_is_followed_although_retention_was_quicker() -> None:
@@ -149,7 +150,7 @@ def test_s36_at_most_once_a_claim_does_not_overwrite_a_move_back_to_where_the_la
     lane.move(AT, 1)
     with pytest.raises(GroupMoved):
         replay.replay(lane.parts(), no_session)
-    assert lane.world.held["g", AT] == Committed(1, "")
+    assert lane.world.committed["g", AT] == Committed(1, "")
 
 
 @pytest.mark.parametrize("policy", ["fail", "follow", "restore"])
@@ -160,8 +161,8 @@ def test_what_somebody_else_commits_of_a_parked_partition_is_left_alone_and_stop
     lane.topics = [AT.topic]
     lane.move(OTHER, 1)
     lane.run()
-    assert lane.world.held["g", AT].offset == lane.floor(AT) == 6
-    assert lane.world.held["g", OTHER] == Committed(1, "")
+    assert lane.world.committed["g", AT].offset == lane.floor(AT) == 6
+    assert lane.world.committed["g", OTHER] == Committed(1, "")
 
 
 @pytest.mark.parametrize("kind", [TurnKind.PAUSE, TurnKind.RESUME])
@@ -173,20 +174,20 @@ def test_s36_a_pause_answers_no_move_of_the_group(kind: TurnKind) -> None:
     lane.move(AT, 1)
     lane.act(kind, AT, lane.floor(AT))
     assert lane.newest().partitions[AT].paused == (kind is TurnKind.PAUSE)
-    assert lane.world.held["g", AT] == Committed(1, "")
+    assert lane.world.committed["g", AT] == Committed(1, "")
     with pytest.raises(GroupMoved):
         lane.run()
     lane.act(TurnKind.SKIP, AT, lane.floor(AT))
-    assert lane.world.held["g", AT].offset == 6
+    assert lane.world.committed["g", AT].offset == 6
 
 
 def test_a_pause_by_another_ledger_leaves_the_group_where_its_own_has_moved_it() -> None:
     lane = Lane()
     lane.run()
-    lane.world.held["g", AT] = held = Committed(900, CommitMark("another", "lane", 0, 77).encode())
+    lane.world.committed["g", AT] = committed = Committed(900, CommitMetadata("another", "lane", 0, 77).encode())
     with pytest.raises(NewerCommit):
         lane.act(TurnKind.PAUSE, AT, lane.floor(AT))
-    assert lane.world.held["g", AT] == held
+    assert lane.world.committed["g", AT] == committed
 
 
 @pytest.mark.parametrize("times", [1, 2])
@@ -207,10 +208,10 @@ def test_s53_a_commit_that_another_run_has_just_made_is_not_taken_for_another_le
     if step == "run":
         run.run(slow, no_session)
     else:
-        settle.commit_newest(slow)
+        commit.commit_newest(slow)
     assert not left
-    assert len(lane.calls()) == len({(call.at, call.offset) for call in lane.calls()}) == 12 + times
-    assert lane.world.held["g", AT].offset == lane.floor(AT) == 6 + times
+    assert len(lane.calls()) == len({(call.tp, call.offset) for call in lane.calls()}) == 12 + times
+    assert lane.world.committed["g", AT].offset == lane.floor(AT) == 6 + times
 
 
 def test_s53_at_most_once_a_claim_that_another_run_has_just_committed_is_not_taken_for_another_ledger_s() -> None:
@@ -233,13 +234,13 @@ def test_s53_at_most_once_a_claim_that_another_run_has_just_committed_is_not_tak
 def test_a_commit_of_another_ledger_or_a_newer_turn_still_stops_every_step(guarantee: str, ledger: str, n: int) -> None:
     lane = Lane(guarantee=guarantee)
     lane.run()
-    mark = CommitMark(ledger or lane.parts().store.ledger_id(), "lane", 0, n)
-    lane.world.held["g", AT] = held = Committed(2, mark.encode())
+    mark = CommitMetadata(ledger or lane.parts().store.ledger_id(), "lane", 0, n)
+    lane.world.committed["g", AT] = committed = Committed(2, mark.encode())
     lane.log(AT).append(b"{}", NOON)
-    for step in (lane.run, lambda: settle.commit_newest(lane.parts()), lambda: plan.preview(lane.parts())):
+    for step in (lane.run, lambda: commit.commit_newest(lane.parts()), lambda: plan.preview(lane.parts())):
         with pytest.raises(NewerCommit):
             step()
-    assert lane.world.held["g", AT] == held
+    assert lane.world.committed["g", AT] == committed
     assert lane.newest().turn.n == 1
 
 
@@ -277,7 +278,7 @@ def test_an_act_that_names_no_partition_is_refused_and_takes_no_turn() -> None:
     lane = Lane()
     lane.run()
     with pytest.raises(ConfigError, match="no partition was named to pause"):
-        acts.act(lane.parts(), TurnKind.PAUSE, lambda _: {}, "a test")
+        operator_actions.perform_action(lane.parts(), TurnKind.PAUSE, lambda _: {}, "a test")
     assert lane.newest().turn.n == 1
 
 
@@ -292,19 +293,19 @@ def test_s45_a_log_that_grows_while_it_is_skipped_is_read_all_the_same(monkeypat
 
     monkeypatch.setattr(MemoryCluster, "reachable", growing)
     lane.run()
-    assert {call.at for call in lane.calls()} == {AT, OTHER}
+    assert {call.tp for call in lane.calls()} == {AT, OTHER}
 
 
 def test_a_filtered_partition_that_somebody_else_commits_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Parked by its filter, as by its topic: at most once, each turn would be lost to it."""
     lane = Lane(guarantee="at_most_once", on_external_reset="follow")
     lane.run()
-    monkeypatch.setattr(MemoryParts, "wants", lambda _, at: at != OTHER)
+    monkeypatch.setattr(MemoryParts, "wants", lambda _, tp: tp != OTHER)
     lane.move(OTHER, 3)
     lane.log(AT).append(b"{}", lane.world.now)
     lane.run()
-    assert [call.offset for call in lane.calls() if call.at == AT] == list(range(7))
-    assert lane.world.held["g", OTHER].offset == 3
+    assert [call.offset for call in lane.calls() if call.tp == AT] == list(range(7))
+    assert lane.world.committed["g", OTHER].offset == 3
 
 
 def test_s37_at_most_once_live_members_cost_no_turn() -> None:
@@ -322,7 +323,7 @@ def test_s41_at_most_once_a_plan_that_was_not_claimed_is_planned_again_and_not_l
     plan.plan(lane.parts())
     lane.log(AT).expire(2)
     lane.run()
-    assert [call.offset for call in lane.calls() if call.at == AT] == [2, 3, 4, 5]
+    assert [call.offset for call in lane.calls() if call.tp == AT] == [2, 3, 4, 5]
     assert lane.floor(OTHER) == 6
 
 
@@ -392,7 +393,7 @@ def test_s50_a_handler_or_a_spark_that_cannot_be_started_costs_no_turn() -> None
 
     with pytest.raises(ConfigError, match="does not import"):
         run.run(replace(lane.parts(), check_job=refuses), no_session)
-    assert lane.world.held == {}
+    assert lane.world.committed == {}
     lane.run()
     assert len(lane.calls()) == 12
     assert lane.newest().turn.n == 1
@@ -404,10 +405,10 @@ def test_s36_what_was_parked_and_taken_by_others_since_it_was_planned_is_lost_an
     """I7: the handler is called once the group has moved over what it is given, and there it may not be moved."""
     lane = Lane(guarantee="at_most_once")
     plan.plan(lane.parts())
-    monkeypatch.setattr(MemoryParts, "wants", lambda _, at: at != OTHER)
+    monkeypatch.setattr(MemoryParts, "wants", lambda _, tp: tp != OTHER)
     lane.move(OTHER, 3)
     with pytest.raises(GroupMoved, match="no longer subscribed"):
         lane.run()
     lane.run()
     assert lane.calls() == []
-    assert lane.world.held["g", OTHER].offset == 3
+    assert lane.world.committed["g", OTHER].offset == 3

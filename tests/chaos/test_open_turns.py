@@ -2,9 +2,9 @@
 
 import pytest
 
-from ackline.ledger import Settlement, TurnKind
 from ackline.offsets import TopicPartition
-from ackline.steps import acts
+from ackline.steps import action_plans, operator_actions
+from ackline.turns import Settlement, TurnKind
 from tests.chaos import victims
 from tests.e2e.fixtures import MakeLab
 from tests.e2e.lab import Lab, Row, all_of
@@ -15,11 +15,11 @@ WEEK = 7 * 24 * 3600
 def skip(one: Lab, to: int) -> None:
     """An operator's turn."""
 
-    def choose(newest: Settlement) -> acts.Targets:
+    def choose(newest: Settlement) -> action_plans.Targets:
         return {TopicPartition(one.topic, 0): to}
 
     with one.parts() as parts:
-        acts.act(parts, TurnKind.SKIP, choose, "poison")
+        operator_actions.perform_action(parts, TurnKind.SKIP, choose, "poison")
 
 
 def turns(one: Lab) -> list[tuple[int, str]]:
@@ -90,7 +90,7 @@ def test_s53_an_operator_s_turn_that_was_killed_is_ended_by_the_next_run(
         raise Killed
 
     with monkeypatch.context() as patch:
-        patch.setattr(acts, "settle_turn", die)
+        patch.setattr(operator_actions, "settle_turn", die)
         with pytest.raises(Killed):
             skip(one, 2)
     assert one.committed() == 1

@@ -9,12 +9,12 @@ from collections.abc import Mapping
 
 import pytest
 
+from ackline.commit_rule import Committed
 from ackline.errors import AcklineError, TransientError
 from ackline.kafka.group import Group
-from ackline.ledger import Committed
+from ackline.local.processes import wait_until
 from ackline.offsets import TopicPartition
 from ackline.steps import plan, replay, run, settle
-from ackline.testing.processes import wait_until
 from tests.chaos import handlers, victims
 from tests.e2e.fixtures import MakeLab
 from tests.e2e.lab import Lab, Row, all_of

@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import strategies as st
 from hypothesis.stateful import rule
 
-from ackline.ledger import Committed
+from ackline.commit_rule import Committed
 from ackline.offsets import TopicPartition
 from ackline.testing.memory import MemoryLog
 from tests.chaos.config import GROUP, GUARANTEES, NAME, TOPICS
@@ -60,8 +60,8 @@ class Unrest(Stage):
         self.advance(self.spawn("plan"), None)
         self.oracle.check()
         turn = self.oracle.open
-        for at, one in turn.plan.partitions.items() if turn else ():
-            log = self.world.log(at)
+        for tp, one in turn.plan.partitions.items() if turn else ():
+            log = self.world.log(tp)
             if log is not None and one.fresh:
                 log.expire(min(one.fresh.start + far, log.readable_end("read_committed")))
 
@@ -72,10 +72,10 @@ class Unrest(Stage):
     def topics_change(self, where: int, what: str) -> None:
         """A leader goes or comes back; a partition or topic more; the file names other topics; a topic is not what it
         was."""
-        at = self.place(where)
-        topic = self.world.topics[at.topic]
+        tp = self.place(where)
+        topic = self.world.topics[tp.topic]
         if what == "leader":
-            topic.logs[at.partition].has_leader ^= True
+            topic.logs[tp.partition].has_leader ^= True
         elif what == "partition" and len(topic.logs) < 3:
             topic.logs[len(topic.logs)] = MemoryLog()
         elif what == "topic" and TOPICS[-1] not in self.world.topics:
@@ -84,12 +84,12 @@ class Unrest(Stage):
             parked = TOPICS[where % len(TOPICS)]
             self.subscribed = [name for name in TOPICS if name != parked or len(self.subscribed) < len(TOPICS)]
         elif what in ("deleted", "recreated") and where < 2 and not self.recreated:
-            self.recreated = at.topic
-            self.world.delete_topic(at.topic)
+            self.recreated = tp.topic
+            self.world.delete_topic(tp.topic)
             if what == "recreated":
-                self.world.create_topic(at.topic, len(topic.logs))
+                self.world.create_topic(tp.topic, len(topic.logs))
                 for number, log in topic.logs.items():
-                    self.append(self.world.topics[at.topic].logs[number], [{}] * log.end)
+                    self.append(self.world.topics[tp.topic].logs[number], [{}] * log.end)
 
     # ---- the group ------------------------------------------------------------------------------------------------
 
@@ -104,46 +104,46 @@ class Unrest(Stage):
     def group_changes(self, where: int, far: int, what: str, planned: bool, runs: int, mended: bool) -> None:
         """The committed offset expires; somebody moves the group, perhaps back to where it was, or joins it; another
         ledger of this pipeline commits. Runs meet that, perhaps with a turn open; mostly it is mended then."""
-        at = self.place(where)
+        tp = self.place(where)
         if planned:
             self.advance(self.spawn("plan"), None)
             self.oracle.check()
-        held = self.world.held.get((GROUP, at))
+        committed = self.world.committed.get((GROUP, tp))
         self.oracle.disturbed()
         if what == "joins":
             self.world.members = ["consumer-1 (10.0.0.1)"]
         elif what == "vanish":
-            self.world.held.pop((GROUP, at), None)
+            self.world.committed.pop((GROUP, tp), None)
         elif what in ("copy", "newer"):
-            self.another_commits(at, what == "newer")
-        elif what == "back" and at in self.oracle.places:
-            answered = [one for one in self.oracle.places[at].answers.values() if one is not None]
+            self.another_commits(tp, what == "newer")
+        elif what == "back" and tp in self.oracle.places:
+            answered = [one for one in self.oracle.places[tp].answers.values() if one is not None]
             # what the lane has answered once, and must not take for answered again
-            self.world.held[GROUP, at] = Committed(answered[far % len(answered)] if answered else max(far, 0), "")
+            self.world.committed[GROUP, tp] = Committed(answered[far % len(answered)] if answered else max(far, 0), "")
         else:
-            offset = max(0, (held.offset if held else 0) + far)
-            self.world.held[GROUP, at] = Committed(offset, "" if what == "move" else '{"ledger": 5}')
+            offset = max(0, (committed.offset if committed else 0) + far)
+            self.world.committed[GROUP, tp] = Committed(offset, "" if what == "move" else '{"ledger": 5}')
         for _ in range(runs):
             self.advance(self.spawn("run"), None)
         if mended:
             self.group_is_mended()
 
-    def another_commits(self, at: TopicPartition, newer: bool) -> None:
+    def another_commits(self, tp: TopicPartition, newer: bool) -> None:
         """Somebody runs the pipeline on another ledger, or on a copy of this one that is ahead of it."""
-        ledger, place = self.world.tables.ids.get("settlements"), self.oracle.places.get(at)
+        ledger, place = self.world.tables.ids.get("settlements"), self.oracle.places.get(tp)
         if place is not None and ledger is not None:
             epoch, n = len(self.oracle.epochs) - 1, self.oracle.epochs[-1].newest + 3
             mark = {"ledger": ledger if newer else "lost", "pipeline": NAME, "epoch": epoch, "n": n}
-            self.world.held[GROUP, at] = Committed(min(place.floors.values()), json.dumps(mark))
+            self.world.committed[GROUP, tp] = Committed(min(place.floors.values()), json.dumps(mark))
 
     def group_is_mended(self) -> None:
         """Whoever was in the group leaves; whatever somebody else committed is deleted."""
         self.world.members = []
         newest = (len(self.oracle.epochs) - 1, self.oracle.epochs[-1].newest)
-        for key, held in list(self.world.held.items()):
-            mark = json.loads(held.metadata) if self.oracle.is_ours(held.metadata) else None
+        for key, committed in list(self.world.committed.items()):
+            mark = json.loads(committed.metadata) if self.oracle.is_ours(committed.metadata) else None
             if mark is None or (mark["epoch"], mark["n"] - 1) > newest:  # a claim is ahead by one
-                del self.world.held[key]
+                del self.world.committed[key]
 
     @rule()
     def operators_mend(self) -> None:

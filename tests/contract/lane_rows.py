@@ -12,9 +12,9 @@ from deltalake.transaction import AddAction
 from ackline.audit.rows import turn_columns
 from ackline.audit.schemas import OUTCOMES
 from ackline.audit.store import LedgerStore
-from ackline.ledger import PartitionState, SettledPartition, Settlement, TurnId, TurnKind
-from ackline.offsets import OffsetRange, TopicPartition
-from ackline.planning import LogBounds, Plan, PlannedPartition
+from ackline.ledger import PartitionState
+from ackline.offsets import LogBounds, OffsetRange, TopicPartition
+from ackline.turns import Plan, PlannedPartition, SettledPartition, Settlement, TurnId, TurnKind
 
 AT = TopicPartition("orders", 0)
 TWO = TopicPartition("orders", 1)
@@ -36,16 +36,16 @@ def settlement(n: int, run_id: str = "run", epoch: int = 0, pipeline: str = "ord
     return Settlement(turn(n, epoch, pipeline), kind, run_id, NOON, {AT: SettledPartition("id", 0, PartitionState(n))})
 
 
-def written(store: LedgerStore, of: TurnId, rows: list[tuple[int, int, str]], at: TopicPartition = AT) -> AddAction:
+def written(store: LedgerStore, of: TurnId, rows: list[tuple[int, int, str]], tp: TopicPartition = AT) -> AddAction:
     """A file of outcomes (offset, attempt, outcome) as a Spark task leaves it: on disk, in no log, with statistics."""
     values = [
-        {**turn_columns(of, DAY, "run"), "topic": at.topic, "partition": at.partition, "offset": offset,
+        {**turn_columns(of, DAY, "run"), "topic": tp.topic, "partition": tp.partition, "offset": offset,
          "attempt": attempt, "outcome": outcome, "handled_at": NOON}
         for offset, attempt, outcome in rows
     ]  # fmt: skip
     table = pa.Table.from_pylist(values, schema=OUTCOMES).drop_columns(["pipeline", "plan_date"])
     folder = f"pipeline={of.pipeline}/plan_date={DAY.isoformat()}"
-    name = f"{folder}/part-{of.n}-{at.partition}-{time.monotonic_ns()}.parquet"
+    name = f"{folder}/part-{of.n}-{tp.partition}-{time.monotonic_ns()}.parquet"
     path = Path(store.outcomes.uri) / name
     path.parent.mkdir(parents=True, exist_ok=True)
     pq.write_table(table, path)

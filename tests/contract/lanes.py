@@ -15,15 +15,15 @@ FILES_A_TURN = 3
 """Of outcomes."""
 
 
-def settled(store: LedgerStore, turns: range, at: TopicPartition = AT) -> None:
+def settled(store: LedgerStore, turns: range, tp: TopicPartition = AT) -> None:
     """Turns with these outcomes in these files; each number is won."""
     for n in turns:
         of = turn(n, pipeline=store.pipeline)
         planned = plan(n, pipeline=store.pipeline)
         assert store.store_plan(planned)
-        acked = written(store, of, [(offset, 1, "acked") for offset in range(5)], at)
-        assert store.store_outcomes(of, [acked, written(store, of, [(5, 1, "failed")], at)])
-        assert store.store_decisions(planned, "run", {at: [OutcomeRow(5, 0, Outcome.DEAD, NOON)]})
+        acked = written(store, of, [(offset, 1, "acked") for offset in range(5)], tp)
+        assert store.store_outcomes(of, [acked, written(store, of, [(5, 1, "failed")], tp)])
+        assert store.store_decisions(planned, "run", {tp: [OutcomeRow(5, 0, Outcome.DEAD, NOON)]})
         assert store.store_settlement(settlement(n, pipeline=store.pipeline), planned)
 
 

@@ -10,14 +10,14 @@ import pytest
 from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 
 from ackline.errors import FatalError
-from ackline.testing.broker import Broker, running, stop_running
-from ackline.testing.processes import Identity, wait_until
+from ackline.local.broker import Broker, running, stop_running
+from ackline.local.processes import Identity, wait_until
 from tests.conftest import MakeTopic
 
 START = """
 import os, sys
 from pathlib import Path
-from ackline.testing.broker import Broker
+from ackline.local.broker import Broker
 Broker(Path(sys.argv[1]), heap_mb=256, detached=sys.argv[2] == "detached").start()
 os._exit(1)
 """

@@ -11,9 +11,9 @@ from confluent_kafka import Message, Producer
 from ackline.kafka.config import client_config
 from ackline.kafka.dead_letters import KEPT_BYTES, PAYLOAD_HEADER, DeadLetters, Letter, Sent
 from ackline.kafka.exact import Found, read_exactly
+from ackline.local.broker import Broker
+from ackline.local.ports import free_ports
 from ackline.offsets import TopicPartition
-from ackline.testing.broker import Broker
-from ackline.testing.ports import free_ports
 from tests.conftest import MakeTopic
 from tests.contract.kafka_log import config, messages, producer
 

@@ -10,10 +10,10 @@ import pytest
 from ackline.errors import FatalError, TransientError
 from ackline.kafka import cluster, cursor
 from ackline.kafka.exact import ExactReader, Found, Gone, read_exactly
+from ackline.local.broker import Broker
+from ackline.local.processes import wait_until
 from ackline.offsets import TopicPartition
 from ackline.outcome import Outcome
-from ackline.testing.broker import Broker
-from ackline.testing.processes import wait_until
 from tests.conftest import MakeTopic
 from tests.contract.kafka_log import (
     COMPACTED,

@@ -12,14 +12,14 @@ from confluent_kafka import Consumer
 from confluent_kafka import TopicPartition as ClientPartition
 from confluent_kafka.admin import AdminClient
 
+from ackline.commit_rule import Committed
 from ackline.errors import FatalError, GroupBusy, TransientError
 from ackline.kafka.config import client_config
 from ackline.kafka.group import METADATA_LIMIT, Group
-from ackline.ledger import Committed
+from ackline.local.broker import Broker
+from ackline.local.ports import free_ports
+from ackline.local.processes import wait_until
 from ackline.offsets import TopicPartition
-from ackline.testing.broker import Broker
-from ackline.testing.ports import free_ports
-from ackline.testing.processes import wait_until
 from tests.conftest import MakeTopic
 from tests.contract.kafka_log import config, fill
 

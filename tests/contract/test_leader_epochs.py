@@ -23,7 +23,7 @@ from tests.unit.strategies import NOON
 class Replicated(Protocol):
     """A partition with a replica beside its leader, of either kind."""
 
-    at: TopicPartition
+    tp: TopicPartition
 
     def cluster(self) -> AbstractContextManager[Cluster]: ...
     def produce(self, count: int) -> None: ...
@@ -37,7 +37,7 @@ class InMemory:
     """A world's."""
 
     def __init__(self) -> None:
-        self.at = TopicPartition("orders", 0)
+        self.tp = TopicPartition("orders", 0)
         self._world = World(NOON)
         self._log = self._world.create_topic("orders").logs[0]
         self._lags_at = 0
@@ -66,34 +66,34 @@ class OnBrokers:
     """On nodes 2 and 3; node 2 leads."""
 
     def __init__(self, brokers: Brokers) -> None:
-        self.at = TopicPartition(f"topic-{uuid.uuid4().hex[:10]}", 0)
+        self.tp = TopicPartition(f"topic-{uuid.uuid4().hex[:10]}", 0)
         self._brokers = brokers
-        brokers.create_topic(self.at.topic, config={"unclean.leader.election.enable": "true"}, replicas=[(2, 3)])
+        brokers.create_topic(self.tp.topic, config={"unclean.leader.election.enable": "true"}, replicas=[(2, 3)])
 
     def cluster(self) -> AbstractContextManager[Cluster]:
         return Cluster(client_config({"bootstrap.servers": self._brokers.bootstrap}), "read_committed")
 
     def produce(self, count: int) -> None:
-        wire.produce(self._brokers.bootstrap, self.at.topic, [wire.Write(b"{}")] * count)
+        wire.produce(self._brokers.bootstrap, self.tp.topic, [wire.Write(b"{}")] * count)
 
     def expire(self, before: int) -> None:
         admin = AdminClient({"bootstrap.servers": self._brokers.bootstrap})
-        for done in admin.delete_records([ClientPartition(*self.at, before)]).values():
+        for done in admin.delete_records([ClientPartition(*self.tp, before)]).values():
             done.result(30)
 
     def hand_over(self) -> None:
-        self._brokers.await_in_sync(self.at.topic, {2, 3})
+        self._brokers.await_in_sync(self.tp.topic, {2, 3})
         self._brokers.nodes[2].stop()
-        self._brokers.await_leader(self.at.topic, 3)
+        self._brokers.await_leader(self.tp.topic, 3)
 
     def lag(self) -> None:
         self._brokers.nodes[3].stop()
-        self._brokers.await_in_sync(self.at.topic, {2})
+        self._brokers.await_in_sync(self.tp.topic, {2})
 
     def elect_who_lags(self) -> None:
         self._brokers.nodes[2].kill()
         self._brokers.nodes[3].start()
-        self._brokers.await_leader(self.at.topic, 3)
+        self._brokers.await_leader(self.tp.topic, 3)
 
 
 @pytest.fixture(params=["memory", "brokers"])
@@ -106,20 +106,20 @@ def test_a_leader_that_hands_over_cuts_nothing(log: Replicated) -> None:
     """Asked by one client throughout: it learns of the new leader by itself."""
     log.produce(4)
     with log.cluster() as cluster:
-        before = cluster.bounds([log.at])[log.at]
+        before = cluster.bounds([log.tp])[log.tp]
         assert (before.start, before.end, before.leader_epoch) == (0, 4, 0)
-        assert cluster.cut({log.at: (4, 0)}) == {}
+        assert cluster.cut({log.tp: (4, 0)}) == {}
         log.hand_over()
-        now = cluster.bounds([log.at])[log.at]
+        now = cluster.bounds([log.tp])[log.tp]
         assert (now.start, now.end, now.leader_epoch) == (0, 4, 1)
-        assert cluster.cut({log.at: (4, 0)}) == {}
+        assert cluster.cut({log.tp: (4, 0)}) == {}
         log.produce(2)
-        assert cluster.cut({log.at: (4, 0)}) == cluster.cut({log.at: (6, 1)}) == {}
-        assert cluster.cut({log.at: (5, 0)}) == {log.at: 4}, "the older leader never had a fifth record"
+        assert cluster.cut({log.tp: (4, 0)}) == cluster.cut({log.tp: (6, 1)}) == {}
+        assert cluster.cut({log.tp: (5, 0)}) == {log.tp: 4}, "the older leader never had a fifth record"
         log.expire(5)
-        assert cluster.cut({log.at: (4, 0)}) == {}, "what retention took was not cut"
+        assert cluster.cut({log.tp: (4, 0)}) == {}, "what retention took was not cut"
         log.expire(6)
-        assert cluster.cut({log.at: (4, 0)}) == cluster.cut({log.at: (6, 1)}) == {}
+        assert cluster.cut({log.tp: (4, 0)}) == cluster.cut({log.tp: (6, 1)}) == {}
         assert cluster.cut({}) == {}
 
 
@@ -128,24 +128,24 @@ def test_s42_a_log_that_was_cut_says_so_also_when_it_has_grown_again(log: Replic
     log.lag()
     log.produce(2)
     with log.cluster() as cluster:
-        before = cluster.bounds([log.at])[log.at]
+        before = cluster.bounds([log.tp])[log.tp]
         log.elect_who_lags()
-        short = cluster.bounds([log.at])[log.at]
+        short = cluster.bounds([log.tp])[log.tp]
         assert before.leader_epoch is not None
         assert short.leader_epoch is not None
         assert (before.end, short.end) == (5, 3)
         assert short.leader_epoch > before.leader_epoch
         known = before.leader_epoch
-        assert cluster.cut({log.at: (5, known)}) == {log.at: 3}
+        assert cluster.cut({log.tp: (5, known)}) == {log.tp: 3}
         log.produce(4)
-        assert cluster.bounds([log.at])[log.at].end == 7
-        assert cluster.cut({log.at: (5, known)}) == cluster.cut({log.at: (4, known)}) == {log.at: 3}
-        assert cluster.cut({log.at: (3, known)}) == cluster.cut({log.at: (7, short.leader_epoch)}) == {}
-        assert cluster.cut({log.at: (7, short.leader_epoch + 5)}) == {log.at: None}, "an epoch that never was"
+        assert cluster.bounds([log.tp])[log.tp].end == 7
+        assert cluster.cut({log.tp: (5, known)}) == cluster.cut({log.tp: (4, known)}) == {log.tp: 3}
+        assert cluster.cut({log.tp: (3, known)}) == cluster.cut({log.tp: (7, short.leader_epoch)}) == {}
+        assert cluster.cut({log.tp: (7, short.leader_epoch + 5)}) == {log.tp: None}, "an epoch that never was"
         log.expire(4)
-        assert cluster.cut({log.at: (5, known)}) == {log.at: 4}
+        assert cluster.cut({log.tp: (5, known)}) == {log.tp: 4}
         log.expire(6)
-        assert cluster.cut({log.at: (5, known)}) == {}, "nothing is left of what the cut could hide"
+        assert cluster.cut({log.tp: (5, known)}) == {}, "nothing is left of what the cut could hide"
 
 
 def test_a_partition_without_leader_does_not_pass(brokers: Brokers) -> None:
@@ -153,7 +153,7 @@ def test_a_partition_without_leader_does_not_pass(brokers: Brokers) -> None:
     log.produce(1)
     log.lag()
     brokers.nodes[2].kill()
-    brokers.await_leader(log.at.topic, None)
+    brokers.await_leader(log.tp.topic, None)
     config = client_config({"bootstrap.servers": brokers.bootstrap})
-    with pytest.raises(TransientError, match=log.at.topic):
-        cut_logs(config, {log.at: (1, 0)}, timeout=1)
+    with pytest.raises(TransientError, match=log.tp.topic):
+        cut_logs(config, {log.tp: (1, 0)}, timeout=1)

@@ -96,13 +96,13 @@ def test_a_root_without_tables_is_left_alone(root: str) -> None:
 
 @pytest.mark.parametrize("length", [33, 249])
 def test_rows_of_a_long_topic_name_are_found_in_a_compacted_file(root: str, store: LedgerStore, length: int) -> None:
-    at = TopicPartition("x" * (length - 1) + "a", 0)
+    tp = TopicPartition("x" * (length - 1) + "a", 0)
     store.store_settlement(settlement(0))
-    settled(store, range(1, 3), at)
+    settled(store, range(1, 3), tp)
     settled(store, range(3, 5))
     maintain(root)
-    assert len(audit_rows(root, "orders", AuditFilter(topic=at.topic))) == 14
-    assert audit_rows(root, "orders", AuditFilter(topic=at.topic[:-1])) == []
+    assert len(audit_rows(root, "orders", AuditFilter(topic=tp.topic))) == 14
+    assert audit_rows(root, "orders", AuditFilter(topic=tp.topic[:-1])) == []
 
 
 def test_expired_entries_of_the_log_go_and_take_nothing_with_them(root: str, store: LedgerStore) -> None:

@@ -17,31 +17,21 @@ from confluent_kafka import Consumer
 from deltalake.transaction import AddAction
 
 from ackline.audit.store import LedgerStore
+from ackline.commit_rule import Committed
 from ackline.errors import FatalError, GroupBusy, LedgerError
-from ackline.figures import Fetches, Report
 from ackline.kafka.cluster import Cluster
 from ackline.kafka.cursor import Gone
 from ackline.kafka.exact import ExactReader
 from ackline.kafka.group import Group
-from ackline.ledger import (
-    LIVE,
-    Committed,
-    OutcomeRow,
-    PartitionState,
-    Pending,
-    PendingKind,
-    SettledPartition,
-    Settlement,
-    TurnId,
-    TurnKind,
-)
-from ackline.offsets import OffsetRange, Run, TopicPartition
+from ackline.ledger import OutcomeRow, PartitionState, Pending, PendingKind
+from ackline.local.broker import Broker
+from ackline.metrics import Fetches, Report
+from ackline.offsets import LogBounds, OffsetRange, Run, TopicPartition
 from ackline.outcome import Outcome
-from ackline.planning import LogBounds, Plan, PlannedPartition
-from ackline.testing.broker import Broker
 from ackline.testing.memory import World
 from ackline.testing.memory_kafka import MemoryCluster, MemoryGroup, MemoryReader
 from ackline.testing.memory_store import MemoryStore, OutcomesFile
+from ackline.turns import LIVE, Plan, PlannedPartition, SettledPartition, Settlement, TurnId, TurnKind
 from tests.conftest import MakeTopic
 from tests.contract import kafka_log, lane_rows
 from tests.contract.lane_rows import AT, NOON, TWO, plan, settlement, turn
@@ -62,10 +52,10 @@ class Tables:
 def in_memory() -> Tables:
     world = World(NOON)
 
-    def written(of: TurnId, rows: Rows, at: TopicPartition) -> Any:
+    def written(of: TurnId, rows: Rows, tp: TopicPartition) -> Any:
         path = world.new_id("file")
         found = tuple(OutcomeRow(offset, attempt, Outcome(word), NOON) for offset, attempt, word in rows)
-        world.tables.files[path] = OutcomesFile(of, {at: found})
+        world.tables.files[path] = OutcomesFile(of, {tp: found})
         return AddAction(path, 1, {}, 0, True, "{}")
 
     return Tables(lambda: MemoryStore(world, "orders", LIVE), written)
@@ -75,7 +65,7 @@ def on_disk(root: Path) -> Tables:
     def store() -> LedgerStore:
         return LedgerStore(str(root), "orders", LIVE)
 
-    return Tables(store, lambda of, rows, at: lane_rows.written(store(), of, rows, at))
+    return Tables(store, lambda of, rows, tp: lane_rows.written(store(), of, rows, tp))
 
 
 @pytest.fixture(params=["memory", "delta"])
@@ -152,8 +142,8 @@ def test_a_report_goes_with_the_outcomes_of_who_won_and_is_there_for_all(tables:
 def test_figures_and_totals_come_back_and_may_be_missing(tables: Tables) -> None:
     store, state = tables.store(), PartitionState(5)
     rows = {
-        AT: SettledPartition("id", 0, state, gaps=None, figures={"lag": 3.0, "due": 0.0}, totals={"acked": 2}),
-        TWO: SettledPartition("id", 0, state, figures={}, totals={}),
+        AT: SettledPartition("id", 0, state, gaps=None, metrics={"lag": 3.0, "due": 0.0}, totals={"acked": 2}),
+        TWO: SettledPartition("id", 0, state, metrics={}, totals={}),
         TopicPartition("payments", 0): SettledPartition("id", 0, state),
     }
     assert store.store_settlement(Settlement(turn(0), TurnKind.GENESIS, "run", NOON, rows))
@@ -205,7 +195,9 @@ def test_a_plan_reads_back_as_it_was_stored(tables: Tables) -> None:
     retries = (Run(2, 3, 2), Run(3, 5, 2), Run(7, 8, 3))
     rows = {
         TWO: PlannedPartition("id", OffsetRange(4, 4), (), 4, 4, LogBounds(0, 4), "nothing new", None, 9),
-        AT: PlannedPartition("id", OffsetRange(10, 20), retries, 2, 10, LogBounds(1, 30, 7), held=Committed(2, "é")),
+        AT: PlannedPartition(
+            "id", OffsetRange(10, 20), retries, 2, 10, LogBounds(1, 30, 7), committed=Committed(2, "é")
+        ),
     }
     one = Plan(turn(1), TurnKind.RUN, "run", NOON, rows, "read_committed", {"a": {"b": [1]}}, "somebody", "why")
     store = tables.store()
@@ -259,7 +251,7 @@ def test_a_turns_outcomes_are_counted_and_those_that_did_not_succeed_at_once_are
 class Log(Protocol):
     """One partition of a topic, and a group, of either kind."""
 
-    at: TopicPartition
+    tp: TopicPartition
 
     def group(self) -> AbstractContextManager[Group]: ...
     def cluster(self) -> AbstractContextManager[Cluster]: ...
@@ -274,7 +266,7 @@ class LogInMemory:
     """A world's."""
 
     def __init__(self) -> None:
-        self.at = TopicPartition("orders", 0)
+        self.tp = TopicPartition("orders", 0)
         self._world = World(NOON)
         self._log = self._world.create_topic("orders").logs[0]
 
@@ -310,7 +302,7 @@ class LogOfABroker:
     """The suite's broker's."""
 
     def __init__(self, broker: Broker, topic: str) -> None:
-        self.at = TopicPartition(topic, 0)
+        self.tp = TopicPartition(topic, 0)
         self._broker, self._group = broker, f"group-{uuid.uuid4().hex[:10]}"
 
     def group(self) -> AbstractContextManager[Group]:
@@ -323,13 +315,13 @@ class LogOfABroker:
         return ExactReader(kafka_log.config(self._broker), "read_committed")
 
     def produce(self, values: Sequence[bytes]) -> None:
-        kafka_log.put(self._broker, self.at.topic, [(None, value) for value in values])
+        kafka_log.put(self._broker, self.tp.topic, [(None, value) for value in values])
 
     def abort(self, values: Sequence[bytes]) -> None:
-        kafka_log.aborted(self._broker, self.at.topic, values)
+        kafka_log.aborted(self._broker, self.tp.topic, values)
 
     def expire(self, before: int) -> None:
-        kafka_log.delete_before(self._broker, self.at.topic, before)
+        kafka_log.delete_before(self._broker, self.tp.topic, before)
 
     @contextmanager
     def member(self) -> Iterator[object]:
@@ -337,7 +329,7 @@ class LogOfABroker:
             {"bootstrap.servers": self._broker.bootstrap, "group.id": self._group, "client.id": "contract"}
         )
         joined = threading.Event()
-        consumer.subscribe([self.at.topic], on_assign=lambda *_: joined.set())
+        consumer.subscribe([self.tp.topic], on_assign=lambda *_: joined.set())
         try:
             for _ in range(600):
                 consumer.poll(0.1)
@@ -360,18 +352,18 @@ def log(request: pytest.FixtureRequest) -> Log:
 
 def test_s31_what_was_committed_is_read_back_and_offset_0_is_not_unset(log: Log) -> None:
     with log.group() as one, log.group() as two:
-        assert one.committed([log.at]) == {}
-        one.commit({log.at: Committed(0, '{"n": 1}')})
-        assert two.committed([log.at]) == {log.at: Committed(0, '{"n": 1}')}
-        two.commit({log.at: Committed(5, "")})
-        assert one.committed([log.at]) == {log.at: Committed(5, "")}
+        assert one.committed([log.tp]) == {}
+        one.commit({log.tp: Committed(0, '{"n": 1}')})
+        assert two.committed([log.tp]) == {log.tp: Committed(0, '{"n": 1}')}
+        two.commit({log.tp: Committed(5, "")})
+        assert one.committed([log.tp]) == {log.tp: Committed(5, "")}
 
 
 def test_what_is_not_there_has_no_commit_and_takes_none(log: Log) -> None:
     nowhere = TopicPartition("nowhere", 0)
     with log.group() as group:
         assert group.committed([nowhere]) == {}
-        for offsets in ({nowhere: Committed(1, "")}, {log.at: Committed(-1, "")}):
+        for offsets in ({nowhere: Committed(1, "")}, {log.tp: Committed(-1, "")}):
             with pytest.raises(FatalError):
                 group.commit(offsets)
 
@@ -381,9 +373,9 @@ def test_s37_a_live_member_is_named_and_nothing_is_committed(log: Log) -> None:
         with log.member():
             assert len(group.members()) == 1
             with pytest.raises(GroupBusy, match="contract"):
-                group.commit({log.at: Committed(1, "")})
-        assert group.committed([log.at]) == {}
-        group.commit({log.at: Committed(1, "")})
+                group.commit({log.tp: Committed(1, "")})
+        assert group.committed([log.tp]) == {}
+        group.commit({log.tp: Committed(1, "")})
 
 
 def test_s40_s41_s43_each_wanted_offset_is_found_or_provably_gone(log: Log) -> None:
@@ -392,25 +384,25 @@ def test_s40_s41_s43_each_wanted_offset_is_found_or_provably_gone(log: Log) -> N
     log.produce([b"last"])
     log.expire(2)
     with log.cluster() as cluster, log.reader() as reader:
-        bounds = cluster.bounds([log.at])[log.at]
+        bounds = cluster.bounds([log.tp])[log.tp]
         assert (bounds.start, bounds.end) == (2, 8)
-        found = {one.offset: one for one in reader.read({log.at: [0, 1, 2, 3, 4, 6, 7]})}
+        found = {one.offset: one for one in reader.read({log.tp: [0, 1, 2, 3, 4, 6, 7]})}
         gone = {offset: one.outcome for offset, one in found.items() if isinstance(one, Gone)}
         assert gone == dict.fromkeys((0, 1), Outcome.EXPIRED) | dict.fromkeys((4, 6), Outcome.COMPACTED)
         values = {offset: one.message.value() for offset, one in found.items() if not isinstance(one, Gone)}
         assert values == {2: b"2", 3: b"3", 7: b"last"}
         with pytest.raises(FatalError, match="the log ends at 8"):
-            list(reader.read({log.at: [8]}))
+            list(reader.read({log.tp: [8]}))
 
 
 def test_a_topic_is_known_by_its_id_and_its_partitions_by_their_leaders(log: Log) -> None:
     with log.cluster() as cluster:
-        found = cluster.topics([log.at.topic, "nowhere"])
-        assert list(found) == [log.at.topic]
-        assert found[log.at.topic].topic_id
-        assert dict(found[log.at.topic].partitions) == {0: True}
-        assert log.at.topic in cluster.names()
+        found = cluster.topics([log.tp.topic, "nowhere"])
+        assert list(found) == [log.tp.topic]
+        assert found[log.tp.topic].topic_id
+        assert dict(found[log.tp.topic].partitions) == {0: True}
+        assert log.tp.topic in cluster.names()
         log.produce([b"a"])
-        assert (cluster.written_ends([log.at]), cluster.written_ends([])) == ({log.at: 1}, {})
+        assert (cluster.written_ends([log.tp]), cluster.written_ends([])) == ({log.tp: 1}, {})
         with pytest.raises(FatalError):
             cluster.bounds([TopicPartition("nowhere", 0)])

@@ -48,8 +48,8 @@ def _rows(n: int) -> pa.Table:
     """A settlement with every column of today."""
     one = settlement(n)
     known = replace(one, partitions={AT: replace(one.partitions[AT], leader_epoch=7, totals={"acked": 3})})
-    figures = pa.array([[("fetch", 0.5)]], FIGURES.type)
-    return settlement_rows(known, DAY).append_column(FIGURES, figures)
+    metrics = pa.array([[("fetch", 0.5)]], FIGURES.type)
+    return settlement_rows(known, DAY).append_column(FIGURES, metrics)
 
 
 def _columns(root: str, name: str) -> list[str]:

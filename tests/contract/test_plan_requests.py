@@ -28,8 +28,8 @@ def asked_while_planning(behind: int, limit: int) -> list[str]:
         world.create_topic(name, 3)
     started = memory_parts(world, pipeline(max_records_per_run=limit), "first")
     run(started, no_session)
-    for at in world.partitions():
-        log = world.log(at)
+    for tp in world.partitions():
+        log = world.log(tp)
         assert log is not None
         for _ in range(behind):
             log.append(b"{}", NOON)
@@ -60,4 +60,4 @@ def test_thousands_of_retries_with_the_same_due_time_are_one_plan_and_none_comes
     assert due.calls == 5_000
     assert due.outcomes == {"acked": 5_000}
     [planned] = due.plans
-    assert len([one for at in planned.partitions.values() for one in at.retries]) == 1, "equal neighbours are one run"
+    assert len([one for tp in planned.partitions.values() for one in tp.retries]) == 1, "equal neighbours are one run"

@@ -14,20 +14,12 @@ from deltalake import DeltaTable
 from ackline.audit.rows import settlement_of, settlement_rows
 from ackline.audit.store import LedgerStore
 from ackline.audit.table import AuditTable
+from ackline.commit_rule import Committed
 from ackline.errors import LedgerError
-from ackline.ledger import (
-    Committed,
-    OutcomeRow,
-    PartitionState,
-    Pending,
-    PendingKind,
-    SettledPartition,
-    Settlement,
-    TurnKind,
-)
-from ackline.offsets import OffsetRange, Run, TopicPartition
+from ackline.ledger import OutcomeRow, PartitionState, Pending, PendingKind
+from ackline.offsets import LogBounds, OffsetRange, Run, TopicPartition
 from ackline.outcome import Outcome
-from ackline.planning import LogBounds, Plan, PlannedPartition
+from ackline.turns import Plan, PlannedPartition, SettledPartition, Settlement, TurnKind
 from tests.contract.lane_rows import AT, NOON, TWO, plan, settlement, turn, written
 
 

@@ -13,18 +13,11 @@ from ackline.audit.maintenance import maintain
 from ackline.audit.store import LedgerStore
 from ackline.audit.table import CHECKPOINT_EVERY, AuditTable
 from ackline.errors import FatalError
-from ackline.figures import Report
-from ackline.ledger import (
-    OutcomeRow,
-    PartitionState,
-    Pending,
-    PendingKind,
-    SettledPartition,
-    Settlement,
-    TurnKind,
-)
+from ackline.ledger import OutcomeRow, PartitionState, Pending, PendingKind
+from ackline.metrics import Report
 from ackline.offsets import Run, TopicPartition
 from ackline.outcome import Outcome
+from ackline.turns import SettledPartition, Settlement, TurnKind
 from tests.contract.lane_rows import AT, NOON, TWO, plan, settlement, turn, written
 
 
@@ -87,10 +80,10 @@ def test_every_other_file_is_opened(store: LedgerStore, rows: list[tuple[int, in
 
 @pytest.mark.parametrize("length", [33, 65, 249])
 def test_a_long_topic_name_is_not_cut_by_the_statistics(store: LedgerStore, length: int) -> None:
-    at = TopicPartition("x" * (length - 1) + "a", 0)
+    tp = TopicPartition("x" * (length - 1) + "a", 0)
     rows = [OutcomeRow(0, 1, Outcome.ACKED, NOON), OutcomeRow(1, 1, Outcome.ACKED, NOON)]
-    store.store_decisions(plan(1), "run", {at: rows})
-    assert store.outcomes_of(turn(1)).counts == {at: {"acked": 2}}
+    store.store_decisions(plan(1), "run", {tp: rows})
+    assert store.outcomes_of(turn(1)).counts == {tp: {"acked": 2}}
 
 
 def test_a_file_that_must_be_opened_and_can_not_be_is_a_clear_error(store: LedgerStore) -> None:

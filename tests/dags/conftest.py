@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from ackline.testing.broker import Broker
+from ackline.local.broker import Broker
 from tests.dags.project import AirflowCommand, Project
 
 

@@ -73,13 +73,13 @@ def test_a_run_handles_each_record_and_commits_the_floor_and_shows_no_secret(
 
 
 def _check_summaries(planned: dict[str, object], settled: dict[str, object], source: str) -> None:
-    at = {"topic": source, "partition": 0}
+    tp = {"topic": source, "partition": 0}
     assert planned["turn"] == 1
-    assert planned["partitions"] == [{**at, "start": 0, "end": 5, "retries": 0, "why": None}]
+    assert planned["partitions"] == [{**tp, "start": 0, "end": 5, "retries": 0, "why": None}]
     assert (settled["turn"], settled["kind"]) == (1, "run")
     assert settled["partitions"] == [
         {
-            **at, "floor": 1, "complete_to": 5, "committed": 1, "outcomes": {"acked": 2, "failed": 2, "skipped": 1},
+            **tp, "floor": 1, "complete_to": 5, "committed": 1, "outcomes": {"acked": 2, "failed": 2, "skipped": 1},
             "pending": {"retry": 2, "dead_letter": 0, "in_flight": 0},
         }
     ]  # fmt: skip

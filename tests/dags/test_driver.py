@@ -15,10 +15,10 @@ from ackline.airflow.driver import KAFKA_CONFIG, TASK, status_of, unexpected
 from ackline.airflow.operators import driver_environment, verdict
 from ackline.airflow.watch import ProcessId
 from ackline.errors import AcklineError, ConfigError, GroupMoved, LedgerError, NoProof, TransientError
+from ackline.local.processes import wait_until
 from ackline.pipeline import load
 from ackline.steps.parts import open_parts
 from ackline.steps.plan import plan
-from ackline.testing.processes import wait_until
 from tests.conftest import MakeTopic
 from tests.dags.project import CANARY, ROOT, Project, produce
 

@@ -18,7 +18,7 @@ from airflow.sdk.observability.metrics import stats_utils
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 
 from ackline.airflow import operators
-from ackline.airflow.metrics import COUNTED, publish
+from ackline.airflow.gauges import COUNTED, publish
 from ackline.errors import GroupBusy
 from ackline.offsets import TopicPartition
 from ackline.pipeline import Pipeline

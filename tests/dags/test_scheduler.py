@@ -9,9 +9,9 @@ import psutil
 import pytest
 
 from ackline.airflow.watch import ProcessId
-from ackline.testing.airflow_stack import AirflowStack
-from ackline.testing.broker import Broker
-from ackline.testing.processes import wait_until
+from ackline.local.airflow_stack import AirflowStack
+from ackline.local.broker import Broker
+from ackline.local.processes import wait_until
 from tests.conftest import MakeTopic
 from tests.dags.project import CANARY, ROOT, SLOW_HANDLER, SOON, Project, drivers, produce
 

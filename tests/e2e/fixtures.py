@@ -9,9 +9,9 @@ from typing import Any, Protocol
 import pytest
 from pyspark.sql import SparkSession
 
+from ackline.local.broker import Broker
 from ackline.spark import session
 from ackline.testing import journal
-from ackline.testing.broker import Broker
 from tests.e2e.lab import Lab, Spark
 
 _folder = TemporaryDirectory(prefix="ackline-journal-")

@@ -22,17 +22,17 @@ from confluent_kafka.admin import AdminClient
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
-from ackline.ledger import SettledPartition, Settlement
+from ackline.local.broker import Broker
 from ackline.offsets import TopicPartition as At
 from ackline.pipeline import Pipeline, load
-from ackline.planning import Plan
+from ackline.steps import commit as commit_step
 from ackline.steps import plan as planning_step
 from ackline.steps import replay as replay_step
 from ackline.steps import run as run_step
 from ackline.steps import settle as settle_step
 from ackline.steps.parts import Parts, open_parts
 from ackline.testing import checker, journal
-from ackline.testing.broker import Broker
+from ackline.turns import Plan, SettledPartition, Settlement
 from tests.e2e import wire
 
 ROOT = Path(__file__).parents[2]
@@ -147,7 +147,7 @@ class Lab:
         with self.parts() as parts:
             return replay_step.replay(parts, self.spark)
 
-    def settle(self) -> settle_step.Settled:
+    def settle(self) -> commit_step.Settled:
         """The step settle, by itself."""
         with self.parts() as parts:
             return settle_step.settle(parts)
@@ -174,9 +174,9 @@ class Lab:
         """Move the group from outside, as any consumer could."""
         self._consumer_commit(TopicPartition(self.topic, partition, offset, metadata=metadata))
 
-    def _consumer_commit(self, at: TopicPartition) -> None:
+    def _consumer_commit(self, tp: TopicPartition) -> None:
         with wire.closing(Consumer({"bootstrap.servers": self.broker.bootstrap, "group.id": self.group})) as consumer:
-            for done in wire.patiently(lambda: consumer.commit(offsets=[at], asynchronous=False)):
+            for done in wire.patiently(lambda: consumer.commit(offsets=[tp], asynchronous=False)):
                 assert done.error is None
 
     def forget_commit(self) -> None:

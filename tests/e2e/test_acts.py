@@ -5,19 +5,20 @@ import json
 import pytest
 
 from ackline.errors import ConfigError, FatalError, TooFarBehind
-from ackline.ledger import Settlement, TurnKind
 from ackline.offsets import TopicPartition
-from ackline.steps.acts import Targets, act
+from ackline.steps.action_plans import Targets
+from ackline.steps.operator_actions import perform_action
+from ackline.turns import Settlement, TurnKind
 from tests.e2e.fixtures import MakeLab
 from tests.e2e.lab import Lab, Row, all_of, fails
 
 
 def do(one: Lab, kind: TurnKind, to: int | None = None) -> None:
     def choose(newest: Settlement) -> Targets:
-        return {at: newest.partitions[at].state.floor if to is None else to for at in newest.partitions}
+        return {tp: newest.partitions[tp].state.floor if to is None else to for tp in newest.partitions}
 
     with one.parts() as parts:
-        act(parts, kind, choose, "a test's reason")
+        perform_action(parts, kind, choose, "a test's reason")
 
 
 def audited(one: Lab) -> list[str]:

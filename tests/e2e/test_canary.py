@@ -16,7 +16,7 @@ import pytest
 from confluent_kafka import Producer
 
 from ackline.audit.queries import AuditFilter
-from ackline.ui import look, pages
+from ackline.ui import lanes, pages
 from tests.dags.project import processes
 from tests.e2e.fixtures import MakeLab
 from tests.e2e.lab import ROOT, Lab, all_of
@@ -128,7 +128,7 @@ def _stored(one: Lab) -> Iterator[str]:
 
 
 def _page(one: Lab) -> str:
-    asked = AuditFilter(topic=one.topic, partition=0, limit=look.MOST_ROWS)
-    page = pages.pipeline(look.lane(one.name), look.turns(one.name), asked, look.audit(one.name, asked))
+    asked = AuditFilter(topic=one.topic, partition=0, limit=lanes.MOST_ROWS)
+    page = pages.pipeline(lanes.lane(one.name), lanes.turns(one.name), asked, lanes.audit(one.name, asked))
     assert "RuntimeError" in page
     return page

@@ -26,18 +26,18 @@ def test_a_settlement_holds_the_numbers_of_its_turn_and_the_totals_of_its_epoch(
     one.records(3, partition=1)
     one.run()
     first, other = one.settled(), one.settled(1)
-    assert first.figures is not None
-    assert other.figures is not None
-    assert {name: first.figures[name] for name in ("log_start", "log_end", "read", "lag", "due", "oldest_pending")} == {
+    assert first.metrics is not None
+    assert other.metrics is not None
+    assert {name: first.metrics[name] for name in ("log_start", "log_end", "read", "lag", "due", "oldest_pending")} == {
         "log_start": 0, "log_end": 10, "read": 10, "lag": 8, "due": 0, "oldest_pending": 2,
     }  # fmt: skip
-    assert (first.figures["pending_retry"], first.figures["retries"], other.figures["lag_seconds"]) == (2, 0, 0)
-    assert first.figures["fetches"] >= 1
-    assert 0 < first.figures["fetch_seconds_mean"] <= first.figures["fetch_seconds_max"] < 60
+    assert (first.metrics["pending_retry"], first.metrics["retries"], other.metrics["lag_seconds"]) == (2, 0, 0)
+    assert first.metrics["fetches"] >= 1
+    assert 0 < first.metrics["fetch_seconds_mean"] <= first.metrics["fetch_seconds_max"] < 60
     assert first.totals == NONE | {"acked": 8, "failed": 2}
     assert other.totals == NONE | {"acked": 3}
 
-    fetched = other.figures["fetch_seconds_max"]
+    fetched = other.metrics["fetch_seconds_max"]
     early = status(one)["partitions"][0]
     assert (early["due"], early["oldest_pending_offset"], early["lag"]) == (0, 2, 8)
     assert early["oldest_pending_at"] is not None
@@ -46,16 +46,16 @@ def test_a_settlement_holds_the_numbers_of_its_turn_and_the_totals_of_its_epoch(
     one.run()
     again, idle = one.settled(), one.settled(1)
     assert again.totals == NONE | {"acked": 9, "failed": 3, "dead": 1, "retries": 2}
-    assert again.figures is not None
-    assert (again.figures["retries"], again.figures["lag"], again.figures["fetches"]) == (2, 0, 1)
+    assert again.metrics is not None
+    assert (again.metrics["retries"], again.metrics["lag"], again.metrics["fetches"]) == (2, 0, 1)
     assert idle.totals == NONE | {"acked": 3}
-    assert idle.figures is not None
-    assert idle.figures["fetch_seconds_max"] == fetched, "no turn has read there since"
+    assert idle.metrics is not None
+    assert idle.metrics["fetch_seconds_max"] == fetched, "no turn has read there since"
 
     said = status(one)
     assert said["partitions"][0] | {
         "read": 10, "due": 0, "oldest_pending_offset": None, "oldest_pending_at": None, "lag": 0,
-        "acked": 9, "failed": 3, "dead": 1, "retries": 2, "fetch_seconds_max": again.figures["fetch_seconds_max"],
+        "acked": 9, "failed": 3, "dead": 1, "retries": 2, "fetch_seconds_max": again.metrics["fetch_seconds_max"],
     } == said["partitions"][0]  # fmt: skip
     (topic,) = said["topics"]
     assert topic | {

@@ -104,7 +104,7 @@ def test_s7_a_late_replay_of_an_older_turn_adds_no_row_that_counts(lab: MakeLab)
 
 
 def _sleeps_through(one: Lab) -> None:
-    from ackline.steps import replay, settle
+    from ackline.steps import commit, replay, settle
 
     plan = one.plan()
     with one.parts("late") as late:
@@ -116,7 +116,7 @@ def _sleeps_through(one: Lab) -> None:
         one.run()
         assert not late.store.store_outcomes(plan.turn, replay.add_actions(plan, result))
         settle.settle_turn(late, plan, before)
-        settle.commit_newest(late)
+        commit.commit_newest(late)
 
 
 def test_s40_compaction_of_a_pending_offset_lets_the_floor_pass(lab: MakeLab) -> None:
@@ -158,7 +158,7 @@ def _keyed(one: Lab, values: Mapping[bytes, Value]) -> None:
 
 def _compact(one: Lab, keeps: int) -> None:
     """Roll the segment with a record of no interest, and wait until the cleaner has passed `keeps`' older ones."""
-    from ackline.testing.processes import wait_until
+    from ackline.local.processes import wait_until
 
     def cleaned() -> bool:
         _keyed(one, {b"roll": {}})

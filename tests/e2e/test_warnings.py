@@ -7,7 +7,7 @@ import pytest
 from ackline.cli.doctor import examine
 from ackline.errors import FatalError
 from ackline.kafka.cluster import Cluster
-from ackline.steps.caution import warnings
+from ackline.steps.topic_warnings import warnings
 from tests.e2e.fixtures import MakeLab
 
 OVERTAKEN = "retry: a record may wait 30 m for its last attempt, and the topic {} keeps it for 10 m (retention.ms)"

@@ -55,7 +55,7 @@ def test_s23_a_partition_without_room_does_not_hold_up_the_other(lab: MakeLab) -
     ran = one.run()
     assert (one.committed(0), one.committed(1)) == (0, 500)
     assert one.settled(0).state.complete_to == 250
-    assert {at.partition: planned.why for at, planned in ran.plans[0].partitions.items()} == {0: "window full", 1: None}
+    assert {tp.partition: planned.why for tp, planned in ran.plans[0].partitions.items()} == {0: "window full", 1: None}
 
 
 def test_s24_a_full_window_never_stops_its_own_retries(lab: MakeLab) -> None:

@@ -130,9 +130,9 @@ def stable(bootstrap: str, topic: str, partition: int = 0) -> None:
 def end(bootstrap: str, topic: str, partition: int = 0, *, stable: bool = False) -> int:
     """The log's end, or the last stable offset."""
     level = IsolationLevel.READ_COMMITTED if stable else IsolationLevel.READ_UNCOMMITTED
-    at, latest = TopicPartition(topic, partition), OffsetSpec.latest()  # type: ignore[no-untyped-call]
+    tp, latest = TopicPartition(topic, partition), OffsetSpec.latest()  # type: ignore[no-untyped-call]
     admin = AdminClient({"bootstrap.servers": bootstrap})
-    return int(admin.list_offsets({at: latest}, isolation_level=level)[at].result(SECONDS).offset)
+    return int(admin.list_offsets({tp: latest}, isolation_level=level)[tp].result(SECONDS).offset)
 
 
 def _send(producer: Producer, topic: str, records: Iterable[Write], partition: int) -> None:

@@ -12,13 +12,13 @@ from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from ackline.audit.queries import AuditFilter
+from ackline.local.airflow_stack import AirflowStack
+from ackline.local.broker import Broker
 from ackline.pipeline import load
 from ackline.steps.parts import open_parts
 from ackline.steps.run import run
-from ackline.testing.airflow_stack import AirflowStack
-from ackline.testing.broker import Broker
 from ackline.ui import pages
-from ackline.ui.look import Lane
+from ackline.ui.lanes import Lane
 from tests.conftest import MakeTopic
 from tests.dags.project import ROOT, SOON, Project, produce
 

@@ -11,11 +11,11 @@ from deltalake.transaction import AddAction
 from pyspark.sql import SparkSession
 
 from ackline.audit.table import AuditTable
+from ackline.local.broker import Broker
 from ackline.offsets import OffsetRange, Run, Runs, TopicPartition
 from ackline.outcome import Outcome
 from ackline.spark.job import ReplayJob, ReplayResult, run_replay
 from ackline.testing import journal
-from ackline.testing.broker import Broker
 
 DAY = date(2024, 5, 6)
 Row = dict[str, Any]

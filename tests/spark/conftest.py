@@ -8,9 +8,9 @@ from tempfile import TemporaryDirectory
 import pytest
 from pyspark.sql import SparkSession
 
+from ackline.local.broker import Broker
 from ackline.spark.session import open_session
 from ackline.testing import journal
-from ackline.testing.broker import Broker
 from tests.spark.bench import Bench
 
 # Python workers take their environment from the process that starts them, and live longer than a test: one journal,

@@ -19,8 +19,8 @@ def test_waits_are_counted_of_each_partition_and_rows_may_be_counted_only(
     """The same in each tier: fresh records of two partitions, and retries of a third."""
     name = topic(3)
     one, two, three = (TopicPartition(name, partition) for partition in range(3))
-    for at in (one, two, three):
-        put(bench.broker, name, [(None, b"acked"), (None, None), (None, b"acked")], at.partition)
+    for tp in (one, two, three):
+        put(bench.broker, name, [(None, b"acked"), (None, None), (None, b"acked")], tp.partition)
     given = (handler, {one: (0, 3), two: (0, 3)}, {three: {0: 2, 2: 2}})
     kept = bench.run(bench.job(*given))
     assert kept.fetches.keys() == {one, two, three}

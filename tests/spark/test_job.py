@@ -11,12 +11,12 @@ import pytest
 from deltalake import DeltaTable
 
 from ackline.errors import FatalError, RangeGone, TransientError
+from ackline.local.broker import Broker
 from ackline.offsets import OffsetRange, TopicPartition
 from ackline.outcome import Outcome
 from ackline.spark import read
 from ackline.spark.job import run_replay
 from ackline.spark.read import tasks_for
-from ackline.testing.broker import Broker
 from tests.conftest import MakeTopic
 from tests.contract.kafka_log import delete_before, fill
 from tests.spark.bench import Bench, stats

@@ -6,8 +6,8 @@ from contextlib import closing
 import pytest
 
 from ackline.kafka.cluster import Cluster
+from ackline.local.processes import wait_until
 from ackline.offsets import TopicPartition
-from ackline.testing.processes import wait_until
 from tests.conftest import MakeTopic
 from tests.contract.kafka_log import (
     COMPACTED,

@@ -5,7 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from ackline.testing.broker import Broker
+from ackline.local.broker import Broker
 from tests.conftest import MakeTopic
 from tests.contract.kafka_log import put
 

@@ -8,11 +8,11 @@ from typing import Any
 answers: dict[str, Callable[[datetime], Any]] = {
     "nothing of the sort": lambda _: "tomorrow",
     "a delay": lambda _: timedelta(seconds=5),
-    "a number": lambda at: at.timestamp(),
-    "a naive time": lambda at: at.replace(tzinfo=None),
+    "a number": lambda tp: tp.timestamp(),
+    "a naive time": lambda tp: tp.replace(tzinfo=None),
     "an exit": lambda _: sys.exit(0),
     "an error": lambda _: 1 / 0,
-    "out of time": lambda at: datetime.max.replace(tzinfo=at.tzinfo) + timedelta(1),
+    "out of time": lambda tp: datetime.max.replace(tzinfo=tp.tzinfo) + timedelta(1),
 }
 answer = "an error"
 """What `Odd` answers; a test changes it as a user would mend the code."""

@@ -11,9 +11,10 @@ from typing import NamedTuple
 
 from ackline.backoff import RetryPolicy
 from ackline.ledger import OutcomeRow, PartitionState, PendingKind, fold
-from ackline.offsets import Run, TopicPartition
+from ackline.offsets import LogBounds, Run, TopicPartition
 from ackline.outcome import ErrorClass, Outcome
-from ackline.planning import Limits, LogBounds, PartitionView, PlannedPartition, plan_partitions
+from ackline.planning import Limits, PartitionView, plan_partitions
+from ackline.turns import PlannedPartition
 from tests.unit.strategies import NOON
 
 ONE = TopicPartition("orders", 0)
@@ -24,7 +25,7 @@ WIDE = Limits(max_uncommitted=10_000_000, max_records_per_run=5_000_000)
 class Call(NamedTuple):
     """One call of the handler."""
 
-    at: TopicPartition
+    tp: TopicPartition
     offset: int
     attempt: int
 
@@ -71,8 +72,8 @@ class Lane:
     shuffle: Random | None = None
 
     def __post_init__(self) -> None:
-        for at, log in self.logs.items():
-            self.states.setdefault(at, PartitionState(log.start))
+        for tp, log in self.logs.items():
+            self.states.setdefault(tp, PartitionState(log.start))
 
     @classmethod
     def of(cls, records: int, policy: RetryPolicy = AT_ONCE, limits: Limits = WIDE) -> "Lane":
@@ -90,24 +91,24 @@ class Lane:
 
     def poll(self, handle: Handle = acks) -> Poll:
         """One run: plan, handle each record, fold, confirm dead letters and fold these too."""
-        views = {at: PartitionView(f"id-{at.topic}", state, self.logs[at]) for at, state in self.states.items()}
+        views = {tp: PartitionView(f"id-{tp.topic}", state, self.logs[tp]) for tp, state in self.states.items()}
         poll = Poll(plan_partitions(views, self.limits, self.now))
-        for at, planned in sorted(poll.planned.items()):
-            poll.rows[at] = self._handled(at, planned, handle, poll.calls)
-            self.states[at] = self._settled(at, planned, poll.rows[at])
+        for tp, planned in sorted(poll.planned.items()):
+            poll.rows[tp] = self._handled(tp, planned, handle, poll.calls)
+            self.states[tp] = self._settled(tp, planned, poll.rows[tp])
         return poll
 
     def _handled(
-        self, at: TopicPartition, planned: PlannedPartition, handle: Handle, calls: list[Call]
+        self, tp: TopicPartition, planned: PlannedPartition, handle: Handle, calls: list[Call]
     ) -> list[OutcomeRow]:
         rows = []
-        passed = self.states[at].complete_to
+        passed = self.states[tp].complete_to
         if passed < planned.fresh.start:
             rows.append(OutcomeRow(passed, 0, Outcome.EXPIRED, self.now, None, planned.fresh.start))
         fresh = Run(planned.fresh.start, planned.fresh.end, 1)
         for run in (*planned.retries, fresh):
             for offset in range(run.start, run.end):
-                row = self._row(Call(at, offset, run.value), handle, calls)
+                row = self._row(Call(tp, offset, run.value), handle, calls)
                 if row is not None:
                     rows.append(row)
         if self.shuffle:
@@ -115,9 +116,9 @@ class Lane:
         return rows
 
     def _row(self, call: Call, handle: Handle, calls: list[Call]) -> OutcomeRow | None:
-        if call.offset < self.logs[call.at].start:
+        if call.offset < self.logs[call.tp].start:
             return OutcomeRow(call.offset, 0, Outcome.EXPIRED, self.now)
-        if (call.at, call.offset) in self.gaps:
+        if (call.tp, call.offset) in self.gaps:
             return OutcomeRow(call.offset, 0, Outcome.COMPACTED, self.now) if call.attempt > 1 else None
         calls.append(call)
         said = handle(call)
@@ -125,20 +126,20 @@ class Lane:
         error = ErrorClass.DEAD.value if said is Outcome.DEAD else "ValueError" if outcome is Outcome.FAILED else None
         return OutcomeRow(call.offset, call.attempt, outcome, self.now, error)
 
-    def _settled(self, at: TopicPartition, planned: PlannedPartition, rows: list[OutcomeRow]) -> PartitionState:
-        before = self.states[at]
+    def _settled(self, tp: TopicPartition, planned: PlannedPartition, rows: list[OutcomeRow]) -> PartitionState:
+        before = self.states[tp]
         state = fold(before, planned.fresh, planned.retries, rows, self.policy)
         for run in state.pending if self.confirms else ():
             if run.value.kind is PendingKind.DEAD_LETTER:
                 for offset in range(run.start, run.end):
-                    self.dead.append((at, offset))
+                    self.dead.append((tp, offset))
                     rows.append(OutcomeRow(offset, 0, Outcome.DEAD, self.now, run.value.error_class))
         return fold(before, planned.fresh, planned.retries, rows, self.policy)
 
-    def expire(self, start: int, at: TopicPartition = ONE) -> None:
+    def expire(self, start: int, tp: TopicPartition = ONE) -> None:
         """Retention: the log now starts here."""
-        self.logs[at] = self.logs[at]._replace(start=start)
+        self.logs[tp] = self.logs[tp]._replace(start=start)
 
-    def grow(self, end: int, at: TopicPartition = ONE) -> None:
+    def grow(self, end: int, tp: TopicPartition = ONE) -> None:
         """The log now ends here."""
-        self.logs[at] = self.logs[at]._replace(end=end)
+        self.logs[tp] = self.logs[tp]._replace(end=end)

@@ -91,9 +91,9 @@ def test_a_later_attempt_never_waits_less(policy: RetryPolicy, attempts: int) ->
     st.integers(1, 10**9),
     st.datetimes(timezones=st.just(UTC)),
 )
-def test_whatever_a_pipeline_file_may_say_has_a_due_time(policy: RetryPolicy, attempts: int, at: datetime) -> None:
+def test_whatever_a_pipeline_file_may_say_has_a_due_time(policy: RetryPolicy, attempts: int, tp: datetime) -> None:
     assert timedelta(0) <= policy.delay(attempts) <= policy.max_delay
-    assert policy.due(at, attempts) >= at
+    assert policy.due(tp, attempts) >= tp
 
 
 @pytest.mark.parametrize("attempts", [0, -1])

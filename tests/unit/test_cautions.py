@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
-from ackline import cautions
+from ackline import setting_warnings
 from ackline.backoff import RetryPolicy
-from ackline.cautions import TopicPolicy
 from ackline.kafka.config import REQUIRED
 from ackline.pipeline import Pipeline
 from ackline.properties import ignored
+from ackline.setting_warnings import TopicPolicy
 
 WEEK = TopicPolicy(timedelta(days=7))
 
@@ -28,7 +28,7 @@ def pipeline(**settings: Any) -> Pipeline:
 
 
 def of_topics(one: Pipeline, **topics: TopicPolicy) -> list[str]:
-    return list(cautions.of_topics(one, {name.replace("_", "."): policy for name, policy in topics.items()}))
+    return list(setting_warnings.of_topics(one, {name.replace("_", "."): policy for name, policy in topics.items()}))
 
 
 def test_a_retry_budget_that_retention_will_overtake_is_named_with_both_times() -> None:
@@ -78,7 +78,7 @@ def test_a_schedule_whose_runs_are_further_apart_than_retention_is_named(
     ],
 )
 def test_a_policy_for_errors_that_never_come_under_that_name_is_named(name: str, said: str) -> None:
-    [found] = cautions.of_settings(pipeline(retry={"by_error": {name: "never", "ValueError": "never"}}))
+    [found] = setting_warnings.of_settings(pipeline(retry={"by_error": {name: "never", "ValueError": "never"}}))
     assert found.startswith(f"retry.by_error: `{name}` ")
     assert said in found
 
@@ -88,7 +88,7 @@ def test_a_policy_for_errors_that_never_come_under_that_name_is_named(name: str,
 )
 def test_a_policy_for_errors_that_come_under_that_name_is_not(name: str) -> None:
     """An exception whose name is one of ours is known with its module."""
-    assert list(cautions.of_settings(pipeline(retry={"by_error": {name: "never"}}))) == []
+    assert list(setting_warnings.of_settings(pipeline(retry={"by_error": {name: "never"}}))) == []
 
 
 @pytest.mark.parametrize(
@@ -119,7 +119,7 @@ def test_the_sum_of_all_delays_is_that_of_the_policy(
     seconds = [timedelta(seconds=one) for one in (initial, period, cap)]
     policy = RetryPolicy(seconds[0], seconds[1], multiplier, seconds[2], retries)
     total = sum(policy.delay(attempt).total_seconds() for attempt in range(1, retries + 1))
-    assert cautions._wait(policy) == pytest.approx(total, rel=1e-6, abs=1e-3)
+    assert setting_warnings._wait(policy) == pytest.approx(total, rel=1e-6, abs=1e-3)
 
 
 def test_no_number_of_retries_is_too_large() -> None:
@@ -156,11 +156,11 @@ def test_a_dead_letter_topic_that_is_compacted_is_named() -> None:
 
 
 def test_what_the_file_alone_shows() -> None:
-    assert list(cautions.of_settings(pipeline())) == []
-    [dropped] = cautions.of_settings(pipeline(guarantee="no_guarantee"))
+    assert list(setting_warnings.of_settings(pipeline())) == []
+    [dropped] = setting_warnings.of_settings(pipeline(guarantee="no_guarantee"))
     assert dropped.startswith("dead_letter.topic: under `guarantee: no_guarantee` a record that fails is `dropped`")
-    [late] = cautions.of_settings(pipeline(guarantee="at_most_once", dead_letter="none", max_rate=100))
-    [breaker] = cautions.of_settings(
+    [late] = setting_warnings.of_settings(pipeline(guarantee="at_most_once", dead_letter="none", max_rate=100))
+    [breaker] = setting_warnings.of_settings(
         pipeline(guarantee="at_most_once", dead_letter="none", breaker={"failure_ratio": 0.5})
     )
     assert breaker.startswith("breaker: under `guarantee: at_most_once` it never trips")
@@ -177,14 +177,14 @@ LOUD = {"enable.auto.commit": True, "group.id": "another", "interceptor.classes"
 
 
 def test_a_breaker_that_can_not_trip_is_named() -> None:
-    [said] = cautions.of_settings(pipeline(breaker={"failure_ratio": 1}))
+    [said] = setting_warnings.of_settings(pipeline(breaker={"failure_ratio": 1}))
     assert said.startswith("breaker: with `failure_ratio: 1` it never trips")
-    assert not list(cautions.of_settings(pipeline(breaker={"failure_ratio": 0})))
+    assert not list(setting_warnings.of_settings(pipeline(breaker={"failure_ratio": 0})))
 
 
 def test_a_connection_that_says_otherwise_is_named_property_by_property() -> None:
     """The same in the file is refused (test_kafka_config); a connection is shared, so it is said and not followed."""
-    said = list(cautions.of_connection(pipeline(), {**QUIET, **LOUD}))
+    said = list(setting_warnings.of_connection(pipeline(), {**QUIET, **LOUD}))
     assert [text.split("`")[1] for text in said] == sorted(LOUD)
     assert all(text.startswith("connection: its `") and "is ignored: " in text for text in said)
 

@@ -10,8 +10,8 @@ import pytest
 import yaml
 
 from ackline.handler import Dead, Record, Skip, load_handler
+from ackline.local.order_events import Counts, Kind, OrderEvent, orders
 from ackline.testing import journal
-from ackline.testing.events import Counts, Kind, OrderEvent, orders
 
 HANDLE = load_handler("handlers.orders:handle")
 PIPELINE = Path(__file__).parents[2] / "include" / "pipelines" / "orders.yaml"

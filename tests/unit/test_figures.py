@@ -4,21 +4,21 @@ from datetime import timedelta
 
 import pytest
 
-from ackline.figures import (
+from ackline.commit_rule import Committed
+from ackline.ledger import OutcomeRow, PartitionState, Pending, PendingKind
+from ackline.metrics import (
     TOTALS,
     Fetches,
     Report,
     due_retries,
-    figures_of,
     last_fetch,
+    metrics_of,
     oldest_pending,
     totals_after,
     waited,
 )
-from ackline.ledger import Committed, OutcomeRow, PartitionState, Pending, PendingKind
-from ackline.offsets import Run, TopicPartition
+from ackline.offsets import LogBounds, Run, TopicPartition
 from ackline.outcome import Outcome
-from ackline.planning import LogBounds
 from tests.unit.strategies import NOON
 
 AT, TWO = TopicPartition("orders", 0), TopicPartition("orders", 1)
@@ -52,12 +52,12 @@ def test_figures_leave_out_what_is_not_known() -> None:
         OutcomeRow(0, 0, Outcome.EXPIRED, NOON, None, 3),
     ]
     state = PartitionState(10, (retry(3, 5, 60),))
-    assert figures_of(state, LogBounds(3, 12), Committed(3, ""), rows, NOON, 4.5) == {
+    assert metrics_of(state, LogBounds(3, 12), Committed(3, ""), rows, NOON, 4.5) == {
         "log_start": 3, "log_end": 12, "committed": 3, "read": 10, "lag": 9, "lag_seconds": 4.5, "pending_retry": 2,
         "pending_dead_letter": 0, "pending_in_flight": 0, "due": 0, "oldest_pending": 3, "retries": 1,
         "expired_offsets": 3,
     }  # fmt: skip
-    bare = figures_of(PartitionState(10), None, None, [], NOON)
+    bare = metrics_of(PartitionState(10), None, None, [], NOON)
     assert bare.keys() == {"read", "pending_retry", "pending_dead_letter", "pending_in_flight", "due", "retries"}
 
 
@@ -85,7 +85,7 @@ def test_a_report_comes_back_as_it_was_said() -> None:
 
 def test_a_report_of_a_thousand_partitions_stays_small() -> None:
     places = [TopicPartition("orders", number) for number in range(1000)]
-    counts = {at: {"acked": 123_456, "failed": 789} for at in places}
+    counts = {tp: {"acked": 123_456, "failed": 789} for tp in places}
     report = Report(counts, dict.fromkeys(places, Fetches(9, 1.5, 1)))
     assert len(report.encode()) < 128 * 1024
 

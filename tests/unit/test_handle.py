@@ -16,15 +16,15 @@ from ackline import Dead, Record, Skip, arrow_handler
 from ackline.handler import Handler, tier_of
 from ackline.offsets import TopicPartition
 from ackline.outcome import MESSAGE_LIMIT, Outcome
-from ackline.spark.handle import Answers, answer
-from ackline.spark.rows import RECORD_COLUMNS, Rows
+from ackline.spark.handlers.call import Answers, answer
+from ackline.spark.records import RECORD_COLUMNS, Records
 
 NOW = 1_700_000_000_000_000
 
 
-def rows_of(values: list[bytes | None], headers: Any = None, keys: list[bytes | None] | None = None) -> Rows:
+def rows_of(values: list[bytes | None], headers: Any = None, keys: list[bytes | None] | None = None) -> Records:
     count = len(values)
-    return Rows(
+    return Records(
         TopicPartition("orders", 3),
         np.arange(100, 100 + count, dtype=np.int64),
         np.full(count, 1_600_000_000_123_000, dtype=np.int64),
@@ -35,7 +35,7 @@ def rows_of(values: list[bytes | None], headers: Any = None, keys: list[bytes | 
     )
 
 
-def answers(handler: Handler, rows: Rows, deliver_tombstones: bool = False) -> Answers:
+def answers(handler: Handler, rows: Records, deliver_tombstones: bool = False) -> Answers:
     return answer(handler, tier_of(handler), rows, lambda: NOW, deliver_tombstones)
 
 

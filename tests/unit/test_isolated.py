@@ -19,16 +19,16 @@ import pytest
 
 from ackline.errors import ConfigError, FatalError, TransientError
 from ackline.handler import Tier, load_handler, tier_of
+from ackline.local.processes import wait_until
 from ackline.offsets import TopicPartition
 from ackline.outcome import Outcome
-from ackline.spark.answering import Work
-from ackline.spark.call_log import Head
-from ackline.spark.handle import Answers, answer
-from ackline.spark.handler_process import HandlerProcess
-from ackline.spark.isolated import Isolated
-from ackline.spark.outcome_files import Turn
-from ackline.spark.rows import Rows
-from ackline.testing.processes import wait_until
+from ackline.spark.handlers.answering import Work
+from ackline.spark.handlers.call import Answers, answer
+from ackline.spark.isolation.call_log import Head
+from ackline.spark.isolation.handler_process import HandlerProcess
+from ackline.spark.isolation.isolated import Isolated
+from ackline.spark.output.outcome_files import Turn
+from ackline.spark.records import Records
 from tests.unit.killers import FOLDER
 
 NOW = 1_700_000_000_000_000
@@ -86,9 +86,9 @@ def descriptors() -> int:
     return len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else 0
 
 
-def rows_of(values: Values, start: int = 100) -> Rows:
+def rows_of(values: Values, start: int = 100) -> Records:
     count = len(values)
-    return Rows(
+    return Records(
         TopicPartition("orders", 3),
         np.arange(start, start + 2 * count, 2, dtype=np.int64),
         np.full(count, 1_600_000_000_123_000, dtype=np.int64),
@@ -318,7 +318,7 @@ def test_a_forker_that_is_gone_is_worth_another_try_of_the_step(isolated: MakeIs
 PARENT = """
 import sys
 from tests.unit.test_isolated import rows_of, work_of
-from ackline.spark.isolated import Isolated
+from ackline.spark.isolation.isolated import Isolated
 Isolated(work_of("handle"), lambda: 0)(rows_of([b"child", sys.argv[1].encode()]))
 """
 

@@ -8,7 +8,7 @@ import pytest
 
 from ackline.handler import Tier
 from ackline.offsets import TopicPartition
-from ackline.spark.isolated import Isolated
+from ackline.spark.isolation.isolated import Isolated
 from ackline.translation import Stream, Translation
 from tests.schema_registry import stub_registry
 from tests.unit.killers import FOLDER
@@ -65,7 +65,7 @@ def test_a_decoded_batch_is_halved_until_the_culprit_is_alone(
     try:
         a, b, c = ["WorkerLost"] * 3 if once else ["acked"] * 3
         assert asked(one, values) == [a, "Undecodable", b, "Tombstone", "WorkerLost", c]
-        rows = replace(rows_of(records), place=TopicPartition("others", 0))
+        rows = replace(rows_of(records), tp=TopicPartition("others", 0))
         assert outcomes(one(rows), 3) == ["acked", "WorkerLost", "ValueError"]
     finally:
         one.close()

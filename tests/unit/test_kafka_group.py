@@ -8,10 +8,10 @@ import pytest
 from confluent_kafka import KafkaError
 from confluent_kafka.admin import AdminClient
 
+from ackline.commit_rule import Committed
 from ackline.errors import AcklineError, GroupBusy
 from ackline.kafka.failures import LastError
 from ackline.kafka.group import Group
-from ackline.ledger import Committed
 from ackline.offsets import TopicPartition
 
 FINE, BAD = TopicPartition("orders", 0), TopicPartition("orders", 1)
@@ -31,10 +31,10 @@ class Client:
         self.asked += 1
         error = self.errors.pop(0) if self.errors else None
         for tp in asked:
-            at = TopicPartition(tp.topic, tp.partition)
-            found = self.held.get(at, Committed(-1001, ""))
-            mine = error if at == BAD else None
-            yield SimpleNamespace(topic=at.topic, partition=at.partition, offset=found.offset,
+            tp = TopicPartition(tp.topic, tp.partition)
+            found = self.held.get(tp, Committed(-1001, ""))
+            mine = error if tp == BAD else None
+            yield SimpleNamespace(topic=tp.topic, partition=tp.partition, offset=found.offset,
                                   metadata=found.metadata, error=mine)  # fmt: skip
 
     def committed(self, asked: Any, timeout: float) -> list[SimpleNamespace]:

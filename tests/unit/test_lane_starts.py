@@ -5,13 +5,14 @@ from typing import Any
 
 import pytest
 
+from ackline.commit_rule import CommitMetadata, Committed
 from ackline.errors import FatalError, TopicChanged
-from ackline.ledger import CommitMark, Committed, SettledPartition, TurnKind
 from ackline.offsets import TopicPartition
 from ackline.pipeline import Pipeline
-from ackline.steps import acts, run
+from ackline.steps import operator_actions, run
 from ackline.testing.memory import HandlerCall, MemoryLog, World
 from ackline.testing.memory_parts import MemoryParts, memory_parts, no_session
+from ackline.turns import SettledPartition, TurnKind
 from tests.unit.strategies import NOON
 
 OLD, NEW = TopicPartition("orders", 0), TopicPartition("payments", 0)
@@ -43,15 +44,17 @@ class Lane:
         run.run(self.parts(), no_session)
 
     def act(self, kind: TurnKind) -> None:
-        acts.act(self.parts(), kind, lambda newest: {at: one.state.floor for at, one in newest.partitions.items()}, "")
+        operator_actions.perform_action(
+            self.parts(), kind, lambda newest: {tp: one.state.floor for tp, one in newest.partitions.items()}, ""
+        )
 
-    def calls(self, at: TopicPartition) -> list[int]:
-        return [one.offset for one in self.world.history if isinstance(one, HandlerCall) and one.at == at]
+    def calls(self, tp: TopicPartition) -> list[int]:
+        return [one.offset for one in self.world.history if isinstance(one, HandlerCall) and one.tp == tp]
 
-    def settled(self, at: TopicPartition) -> SettledPartition:
+    def settled(self, tp: TopicPartition) -> SettledPartition:
         newest = self.parts().store.newest()
         assert newest is not None
-        return newest.partitions[at]
+        return newest.partitions[tp]
 
 
 def test_s30_a_topic_that_the_file_names_for_the_first_time_uses_the_start() -> None:
@@ -117,13 +120,13 @@ def test_s54_a_topic_that_was_missing_is_read_from_its_log_start_although_others
     lane = Lane({"start": start}, [OLD.topic, NEW.topic])
     lane.run()
     lane.create(NEW.topic)
-    lane.world.held["g", NEW] = Committed(3, "somebody's")
+    lane.world.committed["g", NEW] = Committed(3, "somebody's")
     lane.run()
     assert lane.calls(NEW) == list(range(first, 4))
-    assert lane.world.held["g", NEW].offset == 4
+    assert lane.world.committed["g", NEW].offset == 4
 
 
-OURS = CommitMark("lost", "lane", 0, 9).encode()
+OURS = CommitMetadata("lost", "lane", 0, 9).encode()
 
 
 @pytest.mark.parametrize(
@@ -141,12 +144,12 @@ def test_s30_a_partition_without_leader_starts_at_the_commit_that_counts_or_at_i
     assert log is not None
     log.has_leader = False
     if metadata is not None:
-        lane.world.held["g", two] = Committed(3, metadata)
+        lane.world.committed["g", two] = Committed(3, metadata)
     lane.run()
     log.has_leader = True
     lane.run()
     assert lane.calls(two) == list(range(first, 4))
-    assert lane.world.held["g", two].offset == 4
+    assert lane.world.committed["g", two].offset == 4
 
 
 @pytest.mark.parametrize("metadata", [OURS, "a spout's"])
@@ -158,7 +161,7 @@ def test_s32_a_new_partition_of_a_known_topic_is_read_from_its_log_start_whoever
     for _ in range(4):
         log.append(b"{}", NOON)
     two = TopicPartition(OLD.topic, 1)
-    lane.world.held["g", two] = Committed(3, metadata)
+    lane.world.committed["g", two] = Committed(3, metadata)
     lane.run()
     assert lane.calls(two) == [0, 1, 2, 3]
 
@@ -176,10 +179,10 @@ def test_s43_a_commit_in_an_open_transaction_is_no_truncated_log() -> None:
     """The group's former owner has read uncommitted records, as Storm's spout does."""
     lane = Lane({"start": "uncommitted_earliest"})
     log = open_transaction(lane)
-    lane.world.held["g", OLD] = Committed(6, "a spout's")
+    lane.world.committed["g", OLD] = Committed(6, "a spout's")
     lane.run()
     lane.run()
-    assert (lane.calls(OLD), lane.world.held["g", OLD].offset) == ([], 6)
+    assert (lane.calls(OLD), lane.world.committed["g", OLD].offset) == ([], 6)
     log.decide(commit=True)
     log.append(b"{}", NOON)
     lane.run()
@@ -202,10 +205,10 @@ def test_s43_a_lane_that_is_read_committed_from_now_on_waits_for_the_transaction
 def test_s42_beyond_the_end_of_all_that_is_written_the_run_stops_also_beside_an_open_transaction() -> None:
     lane = Lane({"start": "uncommitted_earliest"})
     open_transaction(lane)
-    lane.world.held["g", OLD] = Committed(7, "a spout's")
+    lane.world.committed["g", OLD] = Committed(7, "a spout's")
     with pytest.raises(FatalError, match="beyond the log end"):
         lane.run()
-    lane.world.held["g", OLD] = Committed(6, "a spout's")
+    lane.world.committed["g", OLD] = Committed(6, "a spout's")
     lane.run()
     log = lane.world.log(OLD)
     assert log is not None

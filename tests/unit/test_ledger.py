@@ -7,9 +7,9 @@ import pytest
 from ackline.backoff import RetryPolicy
 from ackline.errors import LedgerError
 from ackline.ledger import OutcomeRow, PartitionState, Pending, PendingKind, fold
-from ackline.offsets import OffsetRange, Run, TopicPartition
+from ackline.offsets import LogBounds, OffsetRange, Run, TopicPartition
 from ackline.outcome import ErrorClass, Outcome
-from ackline.planning import Limits, LogBounds
+from ackline.planning import Limits
 from tests.unit.lane import AT_ONCE, ONE, Call, Lane, acks, fails
 from tests.unit.strategies import NOON, after
 
@@ -205,7 +205,7 @@ def test_s19_two_topics_do_not_disturb_one_another() -> None:
     other = TopicPartition("payments", 0)
     lane = Lane({ONE: LogBounds(0, 3), other: LogBounds(0, 3)})
 
-    lane.poll(lambda call: Outcome.FAILED if call.at == ONE else Outcome.ACKED)
+    lane.poll(lambda call: Outcome.FAILED if call.tp == ONE else Outcome.ACKED)
     assert (lane.floor, lane.states[other].floor) == (0, 3)
     assert lane.poll().calls == [Call(ONE, n, 2) for n in range(3)]
 

@@ -12,7 +12,7 @@ import pytest
 
 from ackline.errors import ConfigError
 from ackline.ledger import PartitionState
-from ackline.listener import Listener, Teller, load_listener
+from ackline.listener import Listener, ListenerThread, load_listener
 from ackline.offsets import TopicPartition
 from ackline.pipeline import Pipeline
 from ackline.steps import plan, replay, run, settle
@@ -45,7 +45,7 @@ class Place:
         self.world = World(NOON)
         for topic in ("orders", "orders.dead"):
             self.world.create_topic(topic)
-        self.teller = Teller(lambda: doing(do))
+        self.teller = ListenerThread(lambda: doing(do))
 
     def produce(self, *scripts: dict[str, Any]) -> None:
         for script in scripts:
@@ -78,7 +78,7 @@ def story(place: Place) -> object:
     second = place.run()
     tables, letters = place.world.tables, [one for one in place.world.history if isinstance(one, Posted)]
     settled = [one.settled.committed for one in (first, second) if one.settled]
-    return tables.plans, tables.settlements, tables.outcomes, letters, place.world.held, settled, second.outcomes
+    return tables.plans, tables.settlements, tables.outcomes, letters, place.world.committed, settled, second.outcomes
 
 
 def test_every_event_is_told() -> None:
@@ -106,7 +106,7 @@ def test_what_it_is_told_is_durable() -> None:
             case "partitions_changed":
                 assert newest.partitions == said[0]
             case "committed":
-                assert place.world.held["g", AT] == said[0][AT]
+                assert place.world.committed["g", AT] == said[0][AT]
             case _:
                 assert newest.turn == said[0]
                 assert (event != "dead") or any(isinstance(one, Posted) for one in place.world.history)
@@ -201,9 +201,9 @@ def test_each_call_is_made_in_the_thread_in_which_it_was_made() -> None:
         made.append(threading.get_ident())
         return doing(lambda *_: heard.append(threading.get_ident()))
 
-    teller = Teller(make)
+    teller = ListenerThread(make)
     for event in ("open", "close"):
-        teller.tell(event)
+        teller.notify(event)
     assert heard == made * 2
 
 
@@ -213,7 +213,7 @@ def test_a_method_that_takes_something_else_is_not_heard_and_breaks_nothing(capl
             raise AssertionError("never called")
 
     place = Place(lambda *_: None)
-    place.teller = Teller(Old)
+    place.teller = ListenerThread(Old)
     story(place)
     assert "the listener's on_planned raised TypeError; the run goes on" in caplog.messages
 
@@ -277,7 +277,7 @@ def test_what_is_no_listener_is_refused(name: str, why: str) -> None:
 def test_without_a_listener_no_thread_is_started_and_one_ends_with_its_run() -> None:
     before = threading.active_count()
     assert load_listener(None) is None
-    teller = Teller(Listener)
+    teller = ListenerThread(Listener)
     assert threading.active_count() == before + 1
     teller.close()
     teller.thread.join(10)

@@ -9,13 +9,14 @@ from typing import Any
 import pytest
 
 from ackline.errors import RetentionPassed
-from ackline.ledger import PartitionState, TurnKind
+from ackline.ledger import PartitionState
 from ackline.offsets import TopicPartition
 from ackline.outcome import Outcome
 from ackline.pipeline import Pipeline
-from ackline.steps import acts, plan, replay, run, settle
+from ackline.steps import operator_actions, plan, replay, run, settle
 from ackline.testing.memory import READ, HandlerCall, Hook, MemoryLog, World, no_hook
 from ackline.testing.memory_parts import MemoryParts, memory_parts, no_session
+from ackline.turns import TurnKind
 from tests.unit.strategies import NOON
 
 AT = TopicPartition("orders", 0)
@@ -74,7 +75,9 @@ class Place:
     def skip(self) -> None:
         """What the error says: `ackline skip lane --to earliest`."""
         parts = self.parts()
-        acts.act(parts, TurnKind.SKIP, lambda _: {AT: parts.cluster.bounds([AT])[AT].start}, "retention")
+        operator_actions.perform_action(
+            parts, TurnKind.SKIP, lambda _: {AT: parts.cluster.bounds([AT])[AT].start}, "retention"
+        )
 
     def rows(self) -> set[tuple[int, int | None, Outcome]]:
         """Every row of a turn that counts but the acked."""
@@ -117,7 +120,7 @@ def test_s41_what_was_not_read_yet_is_named_before_anything_is_planned_and_a_ski
     place.run()
     assert place.rows() == {(2, 4, Outcome.SKIPPED)}
     assert place.calls() == [(0, 1), (1, 1), (4, 1)]
-    assert place.world.held["g", AT].offset == 5
+    assert place.world.committed["g", AT].offset == 5
 
 
 def test_s41_pending_records_are_named_though_they_are_not_due_and_record_lets_the_lane_go_on() -> None:
@@ -133,7 +136,7 @@ def test_s41_pending_records_are_named_though_they_are_not_due_and_record_lets_t
     place.world.now = place.world.now.replace(hour=23)
     place.run()
     assert {(1, None, Outcome.EXPIRED), (3, None, Outcome.EXPIRED)} <= place.rows()
-    assert place.world.held["g", AT].offset == 5
+    assert place.world.committed["g", AT].offset == 5
 
 
 def test_s41_a_retry_that_is_gone_when_it_is_read_makes_the_turn_void() -> None:
@@ -154,7 +157,7 @@ def test_s41_a_retry_that_is_gone_when_it_is_read_makes_the_turn_void() -> None:
     place.run()
     assert (0, 1, Outcome.SKIPPED) in place.rows()
     assert place.calls().count((3, 1)) == 2, "what a void turn handled is handled again"
-    assert place.world.held["g", AT].offset == 4
+    assert place.world.committed["g", AT].offset == 4
 
 
 def test_s41_a_dead_letter_whose_record_is_gone_makes_the_turn_void() -> None:
@@ -229,7 +232,7 @@ def test_a_paused_partition_is_not_asked() -> None:
     place = Place({})
     place.run()
     place.produce({}, {})
-    acts.act(place.parts(), TurnKind.PAUSE, lambda _: {AT: 1}, "")
+    operator_actions.perform_action(place.parts(), TurnKind.PAUSE, lambda _: {AT: 1}, "")
     place.log.expire(2)
     place.run()
     assert place.state() == PartitionState(1)

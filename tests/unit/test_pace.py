@@ -8,8 +8,8 @@ import pytest
 
 from ackline.handler import Tier
 from ackline.offsets import TopicPartition
-from ackline.spark.pace import Pace, share
-from ackline.spark.rows import Rows
+from ackline.spark.rate_limit import RateLimit, share
+from ackline.spark.records import Records
 
 
 @dataclass
@@ -26,15 +26,15 @@ class Clock:
         self.now += max(seconds * 0.9, min(seconds, 0.001))
 
 
-def paced(rate: float, clock: Clock) -> Pace:
-    return Pace(rate, clock, clock.sleep)
+def paced(rate: float, clock: Clock) -> RateLimit:
+    return RateLimit(rate, clock, clock.sleep)
 
 
-def rows(count: int, tombstones: int = 0) -> Rows:
+def rows(count: int, tombstones: int = 0) -> Records:
     offsets = np.arange(count, dtype=np.int64)
     values = pa.array([None] * tombstones + [b"x"] * (count - tombstones), pa.binary())
     keys = pa.nulls(count, pa.binary())
-    return Rows(TopicPartition("t", 0), offsets, offsets, keys, values, None, np.ones(count, np.int32))
+    return Records(TopicPartition("t", 0), offsets, offsets, keys, values, None, np.ones(count, np.int32))
 
 
 def handed_out(rate: float, count: int, tier: Tier, cost: float = 0.0) -> list[tuple[float, int]]:
@@ -52,9 +52,9 @@ def handed_out(rate: float, count: int, tier: Tier, cost: float = 0.0) -> list[t
 def test_by_no_time_more_was_handed_out_than_the_rate_allows(tier: Tier, rate: float, count: int) -> None:
     found = handed_out(rate, count, tier)
     total = 0
-    for at, records in found:
+    for tp, records in found:
         total += records
-        assert total <= rate * at + 1e-6
+        assert total <= rate * tp + 1e-6
         assert records <= max(1, rate), "no burst bigger than a second's worth"
     assert total == count
     assert found[-1][0] == pytest.approx(count / rate, rel=0.05), "and not much slower either"

@@ -44,7 +44,7 @@ def parts(world: World, function: str = "chosen", start: str = "earliest", **kaf
 
 
 def calls(world: World) -> list[tuple[str, int, int]]:
-    return [(*one.at, one.offset) for one in world.history if isinstance(one, HandlerCall)]
+    return [(*one.tp, one.offset) for one in world.history if isinstance(one, HandlerCall)]
 
 
 @pytest.mark.parametrize("kafka", [{"topics": ["orders", "payments"]}, {"pattern": "orders|payments"}])
@@ -52,7 +52,7 @@ def test_s33_only_the_partitions_that_it_lets_in_are_read(world: World, kafka: d
     filters.lets_in = {0, 2}
     run.run(parts(world, **kafka), no_session)
     assert calls(world) == [("orders", 0, 0), ("orders", 2, 0), ("payments", 0, 0), ("payments", 2, 0)]
-    assert {at.partition for _, at in world.held} == {0, 2}
+    assert {tp.partition for _, tp in world.committed} == {0, 2}
 
 
 def test_what_it_excludes_later_is_parked_and_goes_on_where_it_stood(world: World) -> None:
@@ -63,7 +63,7 @@ def test_what_it_excludes_later_is_parked_and_goes_on_where_it_stood(world: Worl
         log.append(b"{}", NOON)
     ran = run.run(parts(world), no_session)
     assert ran.plans[0].partitions[TopicPartition("orders", 1)].why == PARKED
-    assert world.held["group", TopicPartition("orders", 1)].offset == 1
+    assert world.committed["group", TopicPartition("orders", 1)].offset == 1
     filters.lets_in = {0, 1}
     run.run(parts(world), no_session)
     assert calls(world) == [("orders", 0, 0), ("orders", 1, 0), ("orders", 0, 1), ("orders", 1, 1)]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from ackline.places import audit_root, pipelines_folder, project_root
+from ackline.paths import audit_root, pipelines_folder, project_root
 
 
 def test_an_empty_variable_is_none_and_does_not_make_the_project_itself_the_ledger(

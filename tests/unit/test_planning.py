@@ -11,8 +11,9 @@ from ackline import planning
 from ackline.backoff import RetryPolicy
 from ackline.errors import TopicChanged
 from ackline.ledger import PartitionState, Pending, PendingKind
-from ackline.offsets import OffsetRange, Run, TopicPartition, count, join
-from ackline.planning import Limits, LogBounds, PartitionView, PlannedPartition, plan_partitions
+from ackline.offsets import LogBounds, OffsetRange, Run, TopicPartition, count, join
+from ackline.planning import Limits, PartitionView, plan_partitions
+from ackline.turns import PlannedPartition
 from tests.unit.lane import AT_ONCE, ONE, WIDE, Call, Lane, acks, fails
 from tests.unit.strategies import NOON, REPEATABLE, after
 
@@ -67,7 +68,7 @@ def test_s22_what_the_floor_lets_in_is_new_and_retries_come_though_the_window_is
 
 def test_s23_the_partition_with_room_goes_on() -> None:
     lane = Lane({ONE: LogBounds(0, 1_000), TWO: LogBounds(0, 1_000)}, MINUTE, Limits(250, 5_000))
-    lane.poll(lambda call: fails(0)(call) if call.at == ONE else acks(call))
+    lane.poll(lambda call: fails(0)(call) if call.tp == ONE else acks(call))
 
     poll = lane.poll()
     assert poll.calls == [Call(TWO, offset, 1) for offset in range(250, 500)]
@@ -99,7 +100,7 @@ def test_fresh_offsets_leave_retries_what_they_do_not_need_themselves() -> None:
 
 def test_the_longest_due_go_first_across_partitions() -> None:
     found = plan({ONE: view(50, 50, failed(0, 50, due=-1)), TWO: view(50, 50, failed(0, 50, due=-2))}, total=60)
-    assert {at: count(one.retries) for at, one in found.items()} == {ONE: 10, TWO: 50}
+    assert {tp: count(one.retries) for tp, one in found.items()} == {ONE: 10, TWO: 50}
 
 
 def test_a_run_of_one_record_still_gets_to_the_end() -> None:
@@ -112,7 +113,7 @@ def test_a_run_of_one_record_still_gets_to_the_end() -> None:
 def test_what_one_partition_does_not_want_the_others_get() -> None:
     third = TopicPartition("payments", 0)
     found = plan({ONE: view(0, 10), TWO: view(0, 1_000), third: view(0, 1_000)}, total=100)
-    assert {at: len(one.fresh) for at, one in found.items()} == {ONE: 10, TWO: 45, third: 45}
+    assert {tp: len(one.fresh) for tp, one in found.items()} == {ONE: 10, TWO: 45, third: 45}
 
 
 def test_a_retry_carries_the_number_of_the_attempt_to_be_made() -> None:
@@ -157,7 +158,7 @@ def test_a_partition_whose_fresh_offsets_do_not_fit_into_the_run_says_so() -> No
 
 def test_a_plan_is_empty_only_where_all_its_partitions_are() -> None:
     found = plan({ONE: view(5, 5), TWO: view(0, 5)})
-    assert [found[at].empty for at in (ONE, TWO)] == [True, False]
+    assert [found[tp].empty for tp in (ONE, TWO)] == [True, False]
     assert found[TWO].why is None
 
 
@@ -218,9 +219,9 @@ def test_any_plan_keeps_the_limits_and_reads_only_what_is_due(
 ) -> None:
     found = plan_partitions(states, limits, NOON)
     fresh = sum(len(one.fresh) for one in found.values())
-    due = [naive_due(at, one) for at, one in states.items()]
+    due = [naive_due(tp, one) for tp, one in states.items()]
     everything = sorted(each for one in due for each in one)
-    taken = sorted((*time_of(states[at], o), at, o) for at, one in found.items() for o in offsets(one))
+    taken = sorted((*time_of(states[tp], o), tp, o) for tp, one in found.items() for o in offsets(one))
 
     assert found.keys() == states.keys()
     assert fresh + len(taken) <= limits.max_records_per_run
@@ -242,8 +243,8 @@ def test_any_partition_gets_fresh_offsets_of_its_window_and_a_fair_share(
 ) -> None:
     found = plan_partitions(states, limits, NOON)
     most = max((len(one.fresh) for one in found.values()), default=0)
-    for at, one in found.items():
-        room = naive_room(states[at], limits)
+    for tp, one in found.items():
+        room = naive_room(states[tp], limits)
         assert one.fresh.start == room.start
         assert len(one.fresh) <= len(room)
         assert len(one.fresh) == len(room) or len(one.fresh) >= most - 1, "less than a fair share"
@@ -260,9 +261,9 @@ def time_of(seen: PartitionView, offset: int) -> tuple[datetime]:
     return (due[0],)
 
 
-def naive_due(at: TopicPartition, seen: PartitionView) -> list[tuple[datetime, TopicPartition, int]]:
+def naive_due(tp: TopicPartition, seen: PartitionView) -> list[tuple[datetime, TopicPartition, int]]:
     return [
-        (run.value.due, at, offset)
+        (run.value.due, tp, offset)
         for run in seen.state.pending
         for offset in range(run.start, run.end)
         if seen.log and seen.subscribed and run.value.kind is PendingKind.RETRY and run.value.due

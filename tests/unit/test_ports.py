@@ -2,7 +2,7 @@
 
 import pytest
 
-from ackline.testing import ports
+from ackline.local import ports
 
 
 def test_no_port_is_given_twice(monkeypatch: pytest.MonkeyPatch) -> None:

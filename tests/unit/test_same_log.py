@@ -6,13 +6,13 @@ from typing import Any
 import pytest
 
 from ackline.errors import ConfigError, TopicChanged
-from ackline.ledger import Settlement, TurnKind
 from ackline.offsets import TopicPartition
 from ackline.outcome import Outcome
 from ackline.pipeline import Pipeline
-from ackline.steps import acts, claim, plan, replay, run, settle
+from ackline.steps import claim, operator_actions, plan, replay, run, settle
 from ackline.testing.memory import HandlerCall, MemoryLog, Posted, World
 from ackline.testing.memory_parts import MemoryParts, memory_parts, no_session
+from ackline.turns import Settlement, TurnKind
 from tests.unit.strategies import NOON
 
 AT, TWO = TopicPartition("orders", 0), TopicPartition("orders", 1)
@@ -65,15 +65,15 @@ class Lane:
         return run.run(self.parts(), no_session)
 
     def act(self, kind: TurnKind, targets: dict[TopicPartition, int]) -> None:
-        acts.act(self.parts(), kind, lambda _: targets, "a test's reason")
+        operator_actions.perform_action(self.parts(), kind, lambda _: targets, "a test's reason")
 
     def newest(self) -> Settlement:
         found = self.parts().store.newest()
         assert found is not None
         return found
 
-    def calls(self, at: TopicPartition = AT) -> list[int]:
-        return [one.offset for one in self.world.history if isinstance(one, HandlerCall) and one.at == at]
+    def calls(self, tp: TopicPartition = AT) -> list[int]:
+        return [one.offset for one in self.world.history if isinstance(one, HandlerCall) and one.tp == tp]
 
     def letters(self) -> list[bytes | None]:
         return [one.value for one in self.world.history if isinstance(one, Posted)]
@@ -117,7 +117,7 @@ def test_a_leader_that_changes_in_good_order_changes_nothing_and_is_asked_once()
     lane.produce(OK)
     lane.run()
     assert (lane.calls(), lane.asked) == ([0, 1, 2, 3], 1)
-    assert [lane.newest().partitions[at].leader_epoch for at in (AT, TWO)] == [1, 0]
+    assert [lane.newest().partitions[tp].leader_epoch for tp in (AT, TWO)] == [1, 0]
     lane.run()
     assert lane.asked == 1
 
@@ -128,7 +128,7 @@ def test_a_lane_of_an_earlier_version_takes_the_present_epoch_without_judgement(
     lane.run()
     tables = lane.world.tables
     for turn, one in list(tables.settlements.items()):
-        rows = {at: replace(row, leader_epoch=None) for at, row in one.partitions.items()}
+        rows = {tp: replace(row, leader_epoch=None) for tp, row in one.partitions.items()}
         tables.settlements[turn] = replace(one, partitions=rows)
     lane.cut(1, OK, OK, OK)
     lane.run()
@@ -210,7 +210,7 @@ def test_dead_letters_of_a_partition_without_leader_stay_pending_and_the_others_
     replay.replay(lane.parts(), no_session)
     two.has_leader = False
     settle.settle(lane.parts())
-    assert [len(lane.newest().partitions[at].state.pending) for at in (AT, TWO)] == [0, 1]
+    assert [len(lane.newest().partitions[tp].state.pending) for tp in (AT, TWO)] == [0, 1]
     two.has_leader = True
     lane.run()
     assert lane.letters() == [ALWAYS, ALWAYS]
@@ -287,8 +287,8 @@ def test_s42_a_reset_takes_over_a_topic_that_was_created_again() -> None:
     lane.act(TurnKind.RESET, {TWO: 0})
     lane.run()
     assert lane.calls()[3:] == [0, 1]
-    held = lane.world.held["group", AT]
-    assert held.offset == 2
+    committed = lane.world.committed["group", AT]
+    assert committed.offset == 2
 
 
 def test_a_reset_of_one_partition_leaves_the_others_where_they_stand() -> None:
@@ -299,7 +299,7 @@ def test_a_reset_of_one_partition_leaves_the_others_where_they_stand() -> None:
     lane.act(TurnKind.RESET, {AT: 0})
     newest = lane.newest()
     assert newest.turn.epoch == 1
-    assert [newest.partitions[at].state.floor for at in (AT, TWO)] == [0, 1]
+    assert [newest.partitions[tp].state.floor for tp in (AT, TWO)] == [0, 1]
     assert not newest.partitions[TWO].state.pending
     lane.run()
     assert lane.calls(TWO) == [0, 1, 2, 1, 2]

@@ -8,15 +8,17 @@ from typing import Any
 
 import pytest
 
+from ackline.commit_rule import CommitMetadata, Committed
 from ackline.errors import ConfigError, FatalError, GroupMoved, TooFarBehind, TopicChanged
-from ackline.ledger import CommitMark, Committed, PartitionState, PendingKind, Settlement, TurnKind
-from ackline.listener import Listener, Teller
+from ackline.ledger import PartitionState, PendingKind
+from ackline.listener import Listener, ListenerThread
 from ackline.offsets import OffsetRange, Run, TopicPartition
 from ackline.outcome import Outcome
 from ackline.pipeline import Pipeline
-from ackline.steps import acts, claim, plan, replay, run, settle
+from ackline.steps import claim, operator_actions, plan, replay, run, settle
 from ackline.testing.memory import GroupCommit, HandlerCall, MemoryLog, Posted, TableCommit, World
 from ackline.testing.memory_parts import MemoryParts, memory_parts, no_session
+from ackline.turns import Settlement, TurnKind
 from tests.unit.strategies import NOON
 
 AT = TopicPartition("orders", 0)
@@ -49,7 +51,7 @@ class Lane:
 
     def parts(self, listener: Listener | None = None) -> MemoryParts:
         parts = memory_parts(self.world, Pipeline.model_validate(self.settings), "run", self._hook)
-        return replace(parts, listener=Teller(lambda: listener) if listener else None)
+        return replace(parts, listener=ListenerThread(lambda: listener) if listener else None)
 
     def _hook(self, operation: str, when: str) -> None:
         if self.strike is not None and self.strike[:2] == (operation, when):
@@ -64,8 +66,8 @@ class Lane:
         assert found is not None
         return found
 
-    def held(self) -> int | None:
-        found = self.world.held.get(("g", AT))
+    def committed(self) -> int | None:
+        found = self.world.committed.get(("g", AT))
         return found.offset if found else None
 
     def calls(self) -> list[tuple[int, int]]:
@@ -83,7 +85,7 @@ def test_i1_the_end_of_a_plan_is_not_committed_before_the_plan_is_claimed() -> N
     open_plan = plan.plan(lane.parts()).plan
     assert open_plan is not None
     settle.settle(lane.parts(), lane.newest().turn)
-    assert (lane.held(), open_plan.partitions[AT].fresh) == (2, OffsetRange(2, 4))
+    assert (lane.committed(), open_plan.partitions[AT].fresh) == (2, OffsetRange(2, 4))
 
 
 def test_a_settle_of_one_turn_asks_no_proof_of_the_next() -> None:
@@ -103,14 +105,14 @@ def test_s36_a_group_moved_before_the_commit_is_refused_followed_or_restored(pol
     lane.produce({})
     plan.plan(lane.parts())
     replay.replay(lane.parts(), no_session)
-    lane.world.held["g", AT] = Committed(1, "")
+    lane.world.committed["g", AT] = Committed(1, "")
     if policy == "fail":
         with pytest.raises(GroupMoved):
             settle.settle(lane.parts())
     else:
         settle.settle(lane.parts())
     assert lane.newest().partitions[AT].state.floor == 4
-    assert lane.held() == (4 if policy == "restore" else 1)
+    assert lane.committed() == (4 if policy == "restore" else 1)
 
 
 # ---- what a plan is made of ---------------------------------------------------------------------------------------
@@ -125,11 +127,11 @@ def test_who_waits_longest_is_served_first_and_who_has_nothing_takes_no_share() 
         logs[1].append(b"{}", NOON - timedelta(hours=1))
     made = plan.plan(lane.parts()).plan
     assert made is not None
-    assert {at.partition: len(one.fresh) for at, one in made.partitions.items()} == {0: 1, 1: 3, 2: 0}
+    assert {tp.partition: len(one.fresh) for tp, one in made.partitions.items()} == {0: 1, 1: 3, 2: 0}
 
 
-OURS = CommitMark("a ledger that was lost", "lane", 0, 9).encode()
-THEIRS = CommitMark("a ledger", "another pipeline", 0, 9).encode()
+OURS = CommitMetadata("a ledger that was lost", "lane", 0, 9).encode()
+THEIRS = CommitMetadata("a ledger", "another pipeline", 0, 9).encode()
 
 
 @pytest.mark.parametrize(
@@ -143,16 +145,16 @@ THEIRS = CommitMark("a ledger", "another pipeline", 0, 9).encode()
 )
 def test_s30_where_a_lane_starts_to_the_offset(start: str, alone: int, foreign: int) -> None:
     """Without a commit, with somebody else's, and with this pipeline's own, by whatever ledger."""
-    for held, wanted in ((None, alone), (Committed(3, THEIRS), foreign), (Committed(3, ""), foreign),
+    for committed, wanted in ((None, alone), (Committed(3, THEIRS), foreign), (Committed(3, ""), foreign),
                          (Committed(2, OURS), 2)):  # fmt: skip
         lane = Lane(start=start)
         lane.produce(*[{}] * 6)
         lane.log.expire(1)
-        if held is not None:
-            lane.world.held["g", AT] = held
+        if committed is not None:
+            lane.world.committed["g", AT] = committed
         lane.run()
-        assert lane.calls() == [(offset, 1) for offset in range(wanted, 6)], held
-        assert lane.held() == 6
+        assert lane.calls() == [(offset, 1) for offset in range(wanted, 6)], committed
+        assert lane.committed() == 6
 
 
 @pytest.mark.parametrize("change", [{"guarantee": "at_most_once"}, {"guarantee": "no_guarantee"}, "isolation"])
@@ -164,7 +166,7 @@ def test_guarantee_and_isolation_may_change_while_nothing_is_pending(change: Any
     lane.settings |= change
     lane.produce({})
     lane.run()
-    assert (lane.held(), lane.calls()) == (2, [(0, 1), (1, 1)])
+    assert (lane.committed(), lane.calls()) == (2, [(0, 1), (1, 1)])
 
 
 @pytest.mark.parametrize("kind", ["run", "pause"])
@@ -175,7 +177,7 @@ def test_guarantee_does_not_change_while_records_are_pending(kind: str) -> None:
     lane.settings["guarantee"] = "at_most_once"
     asks: dict[str, Callable[[], object]] = {
         "run": lane.run,
-        "pause": lambda: acts.act(lane.parts(), TurnKind.PAUSE, lambda _: {AT: 0}, "a test"),
+        "pause": lambda: operator_actions.perform_action(lane.parts(), TurnKind.PAUSE, lambda _: {AT: 0}, "a test"),
     }
     with pytest.raises(ConfigError, match="while records are pending"):
         asks[kind]()
@@ -187,7 +189,7 @@ def test_s45_what_runs_leave_alone_is_not_skipped_for_being_too_far_behind(left:
     lane = Lane({}, max_offset_behind={"offsets": 2, "policy": "skip"})
     lane.run()
     if left == "paused":
-        acts.act(lane.parts(), TurnKind.PAUSE, lambda _: {AT: 1}, "a test")
+        operator_actions.perform_action(lane.parts(), TurnKind.PAUSE, lambda _: {AT: 1}, "a test")
     else:
         lane.settings["kafka"] = {**lane.settings["kafka"], "topics": ["payments"]}
         lane.world.create_topic("payments")
@@ -202,7 +204,7 @@ def test_s45_a_run_stops_only_where_it_is_too_far_behind() -> None:
     lane.produce({}, {}, {})
     with pytest.raises(TooFarBehind, match="3 offsets behind"):
         lane.run()
-    assert (lane.held(), lane.newest().turn.n) == (2, 1)
+    assert (lane.committed(), lane.newest().turn.n) == (2, 1)
 
 
 def test_a_replay_of_its_own_goes_on_over_gaps_to_the_turn_that_settle_is_to_find() -> None:
@@ -213,7 +215,7 @@ def test_a_replay_of_its_own_goes_on_over_gaps_to_the_turn_that_settle_is_to_fin
     done = run.replay_on(lane.parts(), no_session)
     settle.settle(lane.parts())
     assert (done.calls, lane.calls()) == (1, [(5, 1)])
-    assert (lane.newest().turn.n, lane.held()) == (3, 6)
+    assert (lane.newest().turn.n, lane.committed()) == (3, 6)
 
 
 def test_a_replay_of_its_own_leaves_the_turn_of_another_run_to_it() -> None:
@@ -237,9 +239,11 @@ def test_a_reset_leaves_a_partition_whose_topic_is_gone_where_it_stands() -> Non
     lane.world.create_topic("payments")
     lane.run()
     lane.world.delete_topic("payments")
-    acts.act(lane.parts(), TurnKind.RESET, lambda _: {AT: 1, TopicPartition("payments", 0): 0}, "a test")
-    floors = {at.topic: one.state.floor for at, one in lane.newest().partitions.items()}
-    assert (lane.newest().turn.epoch, floors, lane.held()) == (1, {"orders": 1, "payments": 0}, 1)
+    operator_actions.perform_action(
+        lane.parts(), TurnKind.RESET, lambda _: {AT: 1, TopicPartition("payments", 0): 0}, "a test"
+    )
+    floors = {tp.topic: one.state.floor for tp, one in lane.newest().partitions.items()}
+    assert (lane.newest().turn.epoch, floors, lane.committed()) == (1, {"orders": 1, "payments": 0}, 1)
 
 
 # ---- dead letters -------------------------------------------------------------------------------------------------
@@ -252,9 +256,9 @@ def test_i6_only_those_are_dead_whose_letters_were_acknowledged(fault: str) -> N
     lane.run()
     state = lane.newest().partitions[AT].state
     assert [(one.start, one.end, one.value.kind) for one in state.pending] == [(0, 1, PendingKind.DEAD_LETTER)]
-    assert lane.held() == 0
+    assert lane.committed() == 0
     lane.run()
-    assert (lane.newest().partitions[AT].state.pending, lane.held()) == ((), 3)
+    assert (lane.newest().partitions[AT].state.pending, lane.committed()) == ((), 3)
 
 
 def test_i6_letters_are_acknowledged_before_decisions_are_stored() -> None:
@@ -274,12 +278,12 @@ def test_letters_of_a_paused_partition_wait() -> None:
     lane = Lane({"dead": True})
     lane.world.faults.letters.append("lost")
     lane.run()
-    acts.act(lane.parts(), TurnKind.PAUSE, lambda _: {AT: 0}, "a test")
+    operator_actions.perform_action(lane.parts(), TurnKind.PAUSE, lambda _: {AT: 0}, "a test")
     lane.run()
     assert not any(isinstance(one, Posted) for one in lane.world.history)
-    acts.act(lane.parts(), TurnKind.RESUME, lambda _: {AT: 0}, "a test")
+    operator_actions.perform_action(lane.parts(), TurnKind.RESUME, lambda _: {AT: 0}, "a test")
     lane.run()
-    assert (lane.newest().partitions[AT].state.pending, lane.held()) == ((), 1)
+    assert (lane.newest().partitions[AT].state.pending, lane.committed()) == ((), 1)
 
 
 # ---- what happens to the log while it is read ---------------------------------------------------------------------
@@ -315,7 +319,7 @@ def test_s42_a_topic_created_again_while_it_was_read_proves_nothing() -> None:
     with pytest.raises(TopicChanged, match="created again"):
         run.run(replace(parts, run_job=run_job), no_session)
     assert lane.newest().kind is TurnKind.VOID
-    assert (lane.newest().partitions[AT].state.complete_to, lane.held()) == (0, None)
+    assert (lane.newest().partitions[AT].state.complete_to, lane.committed()) == (0, None)
 
 
 def test_s41_a_plan_of_retries_alone_goes_on_where_retention_has_passed_all_that_was_read() -> None:
@@ -339,7 +343,7 @@ def test_a_run_goes_on_after_a_turn_that_only_found_what_retention_took() -> Non
     lane.produce({}, {}, {}, {})
     lane.log.expire(5)
     lane.run()
-    assert (lane.newest().turn.n, lane.held()) == (3, 6)
+    assert (lane.newest().turn.n, lane.committed()) == (3, 6)
     assert lane.calls()[2:] == [(5, 1)]
 
 
@@ -353,7 +357,7 @@ def test_a_partition_without_leader_holds_no_other_up() -> None:
     other.has_leader = False
     lane.produce({})
     lane.run()
-    assert (lane.held(), lane.newest().partitions[TopicPartition("orders", 1)].state.floor) == (2, 1)
+    assert (lane.committed(), lane.newest().partitions[TopicPartition("orders", 1)].state.floor) == (2, 1)
 
 
 def test_a_leader_elected_in_good_order_while_a_turn_is_open_makes_it_no_void() -> None:
@@ -361,7 +365,7 @@ def test_a_leader_elected_in_good_order_while_a_turn_is_open_makes_it_no_void() 
     plan.plan(lane.parts())
     lane.log.elect()
     lane.run()
-    assert (lane.newest().kind, lane.newest().turn.n, lane.held()) == (TurnKind.RUN, 1, 2)
+    assert (lane.newest().kind, lane.newest().turn.n, lane.committed()) == (TurnKind.RUN, 1, 2)
 
 
 # ---- at most once -------------------------------------------------------------------------------------------------
@@ -389,12 +393,12 @@ def test_s36_at_most_once_a_moved_group_costs_no_turn() -> None:
     lane.produce({})
     made = plan.plan(lane.parts()).plan
     assert made is not None
-    ours = lane.world.held.pop(("g", AT))
-    lane.world.held["g", AT] = Committed(0, "")
+    ours = lane.world.committed.pop(("g", AT))
+    lane.world.committed["g", AT] = Committed(0, "")
     with pytest.raises(GroupMoved):
         replay.replay(lane.parts(), no_session)
     assert not lane.parts().store.has_claim(made.turn)
-    lane.world.held["g", AT] = ours
+    lane.world.committed["g", AT] = ours
     lane.run()
     assert lane.calls() == [(0, 1), (1, 1)]
 
@@ -439,8 +443,8 @@ def test_s50_of_a_claimed_turn_that_is_lost_idle_partitions_have_lost_nothing() 
     assert claim.start(lane.parts(), made)
     lane.run()
     lost = {
-        at: [(row.offset, row.end) for row in rows]
-        for at, rows in lane.parts().store.outcomes_of(made.turn).rows.items()
+        tp: [(row.offset, row.end) for row in rows]
+        for tp, rows in lane.parts().store.outcomes_of(made.turn).rows.items()
     }
     assert lost == {TopicPartition("orders", 1): [(0, 1)]}
 
@@ -488,7 +492,7 @@ def test_who_loses_a_settlement_to_another_tells_nothing_of_it() -> None:
     replay.replay(lane.parts(), no_session)
     lane.strike = "settlement", "before", lambda: settle.settle(lane.parts())
     settle.settle(lane.parts(listener))
-    assert (told, lane.held()) == (["committed"], 1)
+    assert (told, lane.committed()) == (["committed"], 1)
 
 
 def test_s45_a_run_that_has_skipped_skips_again_after_another_run_has_read() -> None:

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 from ackline.backoff import RetryPolicy
 from ackline.ledger import PartitionState, PendingKind
-from ackline.offsets import TopicPartition
+from ackline.offsets import LogBounds, TopicPartition
 from ackline.outcome import Outcome
-from ackline.planning import Limits, LogBounds
+from ackline.planning import Limits
 from tests.unit.lane import Call, Handle, Lane, Poll, acks
 from tests.unit.naive_ledger import NaiveLedger
 from tests.unit.strategies import NOON, REPEATABLE
@@ -37,17 +37,17 @@ class World:
 
     def __post_init__(self) -> None:
         pick = self.random.randint
-        logs = {at: LogBounds(start, start + pick(0, 8)) for at in PARTITIONS[: pick(1, 3)] for start in [pick(0, 3)]}
+        logs = {tp: LogBounds(start, start + pick(0, 8)) for tp in PARTITIONS[: pick(1, 3)] for start in [pick(0, 3)]}
         seconds = [timedelta(seconds=pick(0, 20)) for _ in range(3)]
         policy = RetryPolicy(seconds[0], seconds[1], 2.0, seconds[2], pick(0, 3))
         self.lane = Lane(logs, policy, Limits(pick(1, 12), pick(1, 12)), shuffle=self.random)
-        for at, log in logs.items():
-            self.starts[at] = log.start
-            self.naive[at] = NaiveLedger(log.start)
-            self._lay(at, log.start, log.end)
+        for tp, log in logs.items():
+            self.starts[tp] = log.start
+            self.naive[tp] = NaiveLedger(log.start)
+            self._lay(tp, log.start, log.end)
 
-    def _lay(self, at: TopicPartition, start: int, end: int) -> None:
-        self.lane.gaps |= {(at, offset) for offset in range(start, end) if self.random.random() < 0.2}
+    def _lay(self, tp: TopicPartition, start: int, end: int) -> None:
+        self.lane.gaps |= {(tp, offset) for offset in range(start, end) if self.random.random() < 0.2}
 
     def handler(self) -> Handle:
         """Fails at random; the answer to one call is always the same."""
@@ -59,43 +59,43 @@ class World:
         """Time passes, the logs grow, expire and are compacted, the dead-letter topic answers or not."""
         self.lane.wait(self.random.choice([0, 1, 7, 30, 3_600]))
         self.lane.confirms = self.random.random() < 0.6
-        for at, log in self.lane.logs.items():
+        for tp, log in self.lane.logs.items():
             end = log.end + self.random.choice([0, 0, 1, 6])
-            self._lay(at, log.end, end)
-            self.lane.grow(end, at)
+            self._lay(tp, log.end, end)
+            self.lane.grow(end, tp)
             if self.random.random() < 0.15:
-                self.lane.expire(self.random.randint(log.start, end), at)
+                self.lane.expire(self.random.randint(log.start, end), tp)
             if self.random.random() < 0.15 and log.end:
-                self.lane.gaps.add((at, self.random.randint(0, log.end)))
+                self.lane.gaps.add((tp, self.random.randint(0, log.end)))
 
     def turn(self, handle: Handle) -> Poll:
         """One poll, its checks, and the same for the naive ledger."""
         before = dict(self.lane.states)
-        due = {at: ledger.due(self.lane.now) for at, ledger in self.naive.items()}
+        due = {tp: ledger.due(self.lane.now) for tp, ledger in self.naive.items()}
         poll = self.lane.poll(handle)
         self.calls.update(poll.calls)
         read = sum(len(one.fresh) + sum(map(len, one.retries)) for one in poll.planned.values())
         assert read <= self.lane.limits.max_records_per_run
-        for at, planned in poll.planned.items():
+        for tp, planned in poll.planned.items():
             retries = {o: run.value for run in planned.retries for o in range(run.start, run.end)}
-            assert retries.keys() <= due[at], "I5: a retry before its due time"
-            window = max(before[at].floor + self.lane.limits.max_uncommitted, planned.fresh.start)
+            assert retries.keys() <= due[tp], "I5: a retry before its due time"
+            window = max(before[tp].floor + self.lane.limits.max_uncommitted, planned.fresh.start)
             assert planned.fresh.end <= window, "I8: fresh offsets beyond the window"
-            self.naive[at].turn(planned.fresh, retries, poll.rows[at], self.lane.policy)
-            assert self.naive[at].agrees_with(self.lane.states[at])
-            self._check(at, before[at], poll)
+            self.naive[tp].turn(planned.fresh, retries, poll.rows[tp], self.lane.policy)
+            assert self.naive[tp].agrees_with(self.lane.states[tp])
+            self._check(tp, before[tp], poll)
         return poll
 
-    def _check(self, at: TopicPartition, before: PartitionState, poll: Poll) -> None:
-        state, ledger = self.lane.states[at], self.naive[at]
+    def _check(self, tp: TopicPartition, before: PartitionState, poll: Poll) -> None:
+        state, ledger = self.lane.states[tp], self.naive[tp]
         assert before.floor <= state.floor <= state.complete_to, "I3: a floor went back"
-        handled = {call.offset for call in self.calls if call.at == at}
-        for offset in range(self.starts[at], state.complete_to):
+        handled = {call.offset for call in self.calls if call.tp == tp}
+        for offset in range(self.starts[tp], state.complete_to):
             ends = ledger.ends.get(offset, [])
             if offset in ledger.pending:
                 assert not ends, "I4: settled and pending"
             elif not ends:  # what ended without a word was acked at its first attempt, or never a record
-                assert (Call(at, offset, 1) in self.calls) or (at, offset) in self.lane.gaps, "I2, I4: lost"
+                assert (Call(tp, offset, 1) in self.calls) or (tp, offset) in self.lane.gaps, "I2, I4: lost"
             assert len(ends) <= 1, "two terminal outcomes"
         assert not any(call.attempt > self.lane.policy.max_retries + 1 for call in poll.calls), "I5: too many attempts"
         assert all(self.calls[call] == 1 for call in poll.calls), "an attempt was made twice"
@@ -105,7 +105,7 @@ class World:
         """The runs it takes to the end of the log after the faults have stopped."""
         self.lane.confirms = True
         for runs in range(500):
-            if all(state.floor == self.lane.logs[at].end for at, state in self.lane.states.items()):
+            if all(state.floor == self.lane.logs[tp].end for tp, state in self.lane.states.items()):
                 return runs
             self.lane.wait(20)  # longer than any delay of the policy
             self.turn(acks)

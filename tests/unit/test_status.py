@@ -7,11 +7,9 @@ from typing import Any
 import pytest
 
 from ackline.errors import AcklineError
-from ackline.ledger import LIVE, TurnKind
-from ackline.offsets import TopicPartition
+from ackline.offsets import LogBounds, TopicPartition
 from ackline.pipeline import Pipeline
-from ackline.planning import LogBounds
-from ackline.steps import acts
+from ackline.steps import operator_actions
 from ackline.steps.plan import plan
 from ackline.steps.replay import replay
 from ackline.steps.run import run
@@ -20,6 +18,7 @@ from ackline.testing.memory import MemoryLog, World
 from ackline.testing.memory_kafka import MemoryCluster
 from ackline.testing.memory_parts import MemoryParts, memory_parts, no_session
 from ackline.testing.memory_store import MemoryStore
+from ackline.turns import LIVE, TurnKind
 from tests.unit.strategies import NOON
 
 AT, TWO = TopicPartition("orders", 0), TopicPartition("orders", 1)
@@ -36,8 +35,8 @@ def world() -> World:
     return world
 
 
-def log(world: World, at: TopicPartition = AT) -> MemoryLog:
-    found = world.log(at)
+def log(world: World, tp: TopicPartition = AT) -> MemoryLog:
+    found = world.log(tp)
     assert found is not None
     return found
 
@@ -48,8 +47,8 @@ def parts_of(world: World, topics: tuple[str, ...] = ("orders",), **settings: An
     return memory_parts(world, Pipeline.model_validate({**same, "retry": {"initial_delay": "1h"}, **settings}), "run")
 
 
-def of(world: World, at: TopicPartition = AT, **settings: Any) -> PartitionStatus:
-    (found,) = [one for one in status(parts_of(world, **settings)) if (one.topic, one.partition) == at]
+def of(world: World, tp: TopicPartition = AT, **settings: Any) -> PartitionStatus:
+    (found,) = [one for one in status(parts_of(world, **settings)) if (one.topic, one.partition) == tp]
     return found
 
 
@@ -81,12 +80,12 @@ def test_a_partition_that_loses_its_leader_has_no_lag_neither_now_nor_in_its_set
     assert (one.why, one.log_start, one.log_end, one.lag, one.lag_seconds) == ("no leader", None, None, None, None)
     assert (one.floor, one.read, one.oldest_pending_offset, one.oldest_pending_at) == (1, 4, 1, None)
     run(parts_of(world), no_session)
-    acts.act(parts_of(world), TurnKind.PAUSE, lambda _: {AT: 1, TWO: 0}, "x")
+    operator_actions.perform_action(parts_of(world), TurnKind.PAUSE, lambda _: {AT: 1, TWO: 0}, "x")
     run(parts_of(world), no_session)
     for turn in (2, 4):
-        for at in (AT, TWO):
+        for tp in (AT, TWO):
             settled = next(s for t, s in world.tables.settlements.items() if t.n == turn)
-            assert not {"log_start", "log_end", "lag", "lag_seconds"} & (settled.partitions[at].figures or {}).keys()
+            assert not {"log_start", "log_end", "lag", "lag_seconds"} & (settled.partitions[tp].metrics or {}).keys()
     (topic,) = topics_of(status(parts_of(world)))
     assert (topic.lag, topic.lag_seconds, topic.partitions) == (None, None, 2)
 

@@ -18,10 +18,10 @@ from ackline.decode import Undecodable
 from ackline.errors import TransientError
 from ackline.handler import Tier
 from ackline.offsets import TopicPartition
-from ackline.spark import streams as runtime
-from ackline.spark.handle import Answers, answer
-from ackline.spark.rows import Rows
-from ackline.spark.streams import Streams, load_answering
+from ackline.spark.handlers import streams as runtime
+from ackline.spark.handlers.call import Answers, answer
+from ackline.spark.handlers.streams import Streams, load_answering
+from ackline.spark.records import Records
 from ackline.translation import Stream, Translation
 from tests.unit.strategies import REPEATABLE
 
@@ -40,9 +40,11 @@ def code() -> Iterator[ModuleType]:
     del sys.modules[module.__name__]
 
 
-def rows_of(values: Sequence[bytes | None], keys: Sequence[bytes | None] | None = None, topic: str = "orders") -> Rows:
+def rows_of(
+    values: Sequence[bytes | None], keys: Sequence[bytes | None] | None = None, topic: str = "orders"
+) -> Records:
     count = len(values)
-    return Rows(
+    return Records(
         TopicPartition(topic, 3),
         np.arange(100, 100 + 2 * count, 2, dtype=np.int64),
         np.full(count, 1_600_000_000_123_000, dtype=np.int64),
@@ -58,7 +60,7 @@ def stream(code: ModuleType, name: str = "", handler: str = "handle", wants: str
     return Stream(name, path(handler), path(wants) if wants else None, **more)
 
 
-def answers(streams: Sequence[Stream], rows: Rows, deliver_tombstones: bool = False) -> Answers:
+def answers(streams: Sequence[Stream], rows: Records, deliver_tombstones: bool = False) -> Answers:
     found = answer(Streams(Translation(tuple(streams))), Tier.RECORD, rows, lambda: 1000, deliver_tombstones)
     assert [one.row for one in found.unacked] == sorted({one.row for one in found.unacked})
     assert len(found.handled_at) == len(rows)
@@ -66,14 +68,14 @@ def answers(streams: Sequence[Stream], rows: Rows, deliver_tombstones: bool = Fa
     return found
 
 
-def outcomes(streams: Sequence[Stream], rows: Rows, **settings: bool) -> list[Said]:
+def outcomes(streams: Sequence[Stream], rows: Records, **settings: bool) -> list[Said]:
     unacked: dict[int, Said] = {
         one.row: (one.outcome.value, one.error_class) for one in answers(streams, rows, **settings).unacked
     }
     return [unacked.get(row, ACKED) for row in range(len(rows))]
 
 
-def message(streams: Sequence[Stream], rows: Rows) -> str:
+def message(streams: Sequence[Stream], rows: Records) -> str:
     (one,) = answers(streams, rows).unacked
     return one.error_message or ""
 

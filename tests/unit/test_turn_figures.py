@@ -6,21 +6,21 @@ from typing import Any
 import pytest
 
 from ackline.errors import AcklineError, ConfigError, TooManyFailures
-from ackline.figures import TOTALS, Report
-from ackline.ledger import LIVE, SettledPartition, TurnKind
+from ackline.metrics import TOTALS, Report
 from ackline.offsets import TopicPartition
 from ackline.outcome import Outcome
 from ackline.pipeline import Pipeline
-from ackline.steps import acts
+from ackline.steps import operator_actions
+from ackline.steps.effective_settings import in_force, rows_are_off
 from ackline.steps.plan import plan
 from ackline.steps.replay import replay
 from ackline.steps.run import replay_on, run
-from ackline.steps.settings import in_force, rows_are_off
 from ackline.steps.settle import settle
 from ackline.testing.memory import MemoryLog, World
 from ackline.testing.memory_kafka import MemoryCluster
 from ackline.testing.memory_parts import MemoryParts, memory_parts, no_session
 from ackline.testing.memory_store import MemoryStore, MemoryTable
+from ackline.turns import LIVE, SettledPartition, TurnKind
 from tests.unit.strategies import NOON
 
 AT = TopicPartition("orders", 0)
@@ -90,8 +90,8 @@ def test_a_reset_begins_at_0_and_a_void_turn_adds_nothing(world: World) -> None:
     with pytest.raises(TooManyFailures):
         run(parts_of(world, **breaker), no_session)
     assert settled(world).totals == before.totals == ZERO | {"acked": 2}
-    acts.act(parts_of(world), TurnKind.RESET, lambda _: {AT: 0}, "again")
-    assert (settled(world).totals, settled(world).figures) == (None, None)
+    operator_actions.perform_action(parts_of(world), TurnKind.RESET, lambda _: {AT: 0}, "again")
+    assert (settled(world).totals, settled(world).metrics) == (None, None)
     run(parts_of(world), no_session)
     assert settled(world).totals == ZERO | {"acked": 2, "failed": 1}
 
@@ -100,7 +100,7 @@ def test_totals_go_on_where_an_earlier_version_kept_none(world: World) -> None:
     records(world, b"{}")
     run(parts_of(world), no_session)
     for turn, one in world.tables.settlements.items():
-        old = {at: replace(row, figures=None, totals=None) for at, row in one.partitions.items()}
+        old = {tp: replace(row, metrics=None, totals=None) for tp, row in one.partitions.items()}
         world.tables.settlements[turn] = replace(one, partitions=old)
     records(world, b"{}")
     run(parts_of(world), no_session)
@@ -116,9 +116,9 @@ def test_a_broker_that_has_no_time_for_a_record_fails_no_settlement(
     records(world, b'{"fail": 1}', b"{}")
     monkeypatch.setattr(MemoryCluster, "record_times", away)
     run(parts_of(world), no_session)
-    figures = settled(world).figures
-    assert figures is not None
-    assert (figures["lag"], "lag_seconds" in figures) == (2, False)
+    metrics = settled(world).metrics
+    assert metrics is not None
+    assert (metrics["lag"], "lag_seconds" in metrics) == (2, False)
 
 
 # ---- without rows -------------------------------------------------------------------------------------------------
@@ -151,9 +151,9 @@ def test_counts_that_are_forgotten_are_unknown_and_no_gaps(world: World, monkeyp
     monkeypatch.setattr(MemoryTable, "note_of", lambda *_: None)
     settle(parts_of(world, **OFF))
     assert (settled(world).gaps, settled(world).counts, settled(world).state.floor) == (None, {}, 2)
-    figures = settled(world).figures
-    assert figures is not None
-    assert "fetches" not in figures
+    metrics = settled(world).metrics
+    assert metrics is not None
+    assert "fetches" not in metrics
 
 
 def test_a_turn_planned_without_rows_is_not_handed_out_at_least_once(world: World) -> None:
@@ -175,9 +175,9 @@ def test_s50_a_range_that_is_lost_is_a_row_and_no_gap(world: World) -> None:
         replay(parts_of(world, **settings), no_session)
     run(parts_of(world, **settings), no_session)
     assert (settled(world).counts, settled(world).gaps) == ({Outcome.LOST: 1}, 0)
-    figures = settled(world).figures
-    assert figures is not None
-    assert figures["lost_offsets"] == 2
+    metrics = settled(world).metrics
+    assert metrics is not None
+    assert metrics["lost_offsets"] == 2
 
 
 def test_what_the_tasks_said_is_stored_with_the_turn_also_where_rows_are_kept(world: World) -> None:

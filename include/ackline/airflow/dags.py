@@ -12,9 +12,9 @@ from pathlib import Path
 from airflow.sdk import DAG, Asset, CronDataIntervalTimetable
 
 from ackline.airflow.operators import PlanOperator, ReplayOperator, SettleOperator
+from ackline.paths import audit_root
 from ackline.pipeline import Pipeline
 from ackline.pipeline_folder import load_folder
-from ackline.places import audit_root
 
 RETRIES = {
     "retries": 4,

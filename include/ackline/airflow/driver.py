@@ -57,8 +57,8 @@ def unexpected(error: Exception) -> str:
 
 def replayed(name: str, run_id: str, connection: str) -> str:
     """Replay, and say in one line what was done."""
+    from ackline.paths import make_handlers_importable, pipelines_folder
     from ackline.pipeline_folder import find
-    from ackline.places import make_handlers_importable, pipelines_folder
     from ackline.spark.session import open_session
     from ackline.steps.parts import open_parts
     from ackline.steps.run import replay_on

@@ -11,7 +11,7 @@ from airflow.sdk import DAG, BaseOperator, Context, CronDataIntervalTimetable
 
 from ackline.airflow.dags import RETRIES
 from ackline.airflow.operators import verdict
-from ackline.places import audit_root
+from ackline.paths import audit_root
 
 SCHEDULE = "20 */6 * * *"
 """Often enough that a pipeline which runs every ten minutes stays as quick as it was (`make bench`)."""

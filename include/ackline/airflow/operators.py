@@ -21,12 +21,12 @@ from ackline.airflow.driver import CONFIGURATION, FATAL, KAFKA_CONFIG, TASK
 from ackline.airflow.provider import SparkSubmitHook, SparkSubmitOperator
 from ackline.airflow.watch import ProcessId
 from ackline.errors import AcklineError, ConfigError, TransientError
+from ackline.paths import handlers_folder, make_handlers_importable, project_root
 from ackline.pipeline import Pipeline
-from ackline.places import handlers_folder, make_handlers_importable, project_root
 
 if TYPE_CHECKING:
-    from ackline.ledger import Settlement
     from ackline.steps.parts import Parts
+    from ackline.turns import Settlement
 
 SPARK_CONNECTION = "spark_default"
 ACTOR = "airflow"
@@ -68,9 +68,9 @@ class PlanOperator(BaseOperator):
         with verdict():
             from ackline.airflow.summary import planned_summary
             from ackline.kafka.java import java_properties
-            from ackline.steps.caution import warnings
+            from ackline.steps.effective_settings import in_force
             from ackline.steps.plan import plan
-            from ackline.steps.settings import in_force
+            from ackline.steps.topic_warnings import warnings
             from ackline.translation import check_code
 
             make_handlers_importable()
@@ -79,7 +79,7 @@ class PlanOperator(BaseOperator):
                 self.log.info("settings in force: %s", in_force(parts))
                 java_properties(parts.kafka)  # refuses what Spark's client could not be told
                 planned = plan(parts)
-                topics = {at.topic for at in planned.plan.partitions} if planned.plan else set()
+                topics = {tp.topic for tp in planned.plan.partitions} if planned.plan else set()
                 for text in warnings(parts, topics):
                     self.log.warning("%s", text)
                 summary = planned_summary(planned)
@@ -99,7 +99,7 @@ class SettleOperator(BaseOperator):
     def execute(self, context: Context) -> dict[str, Any]:
         """Run the step. What replay stored decides, not the state of its task."""
         with verdict():
-            from ackline.airflow.metrics import publish
+            from ackline.airflow.gauges import publish
             from ackline.airflow.summary import settled_summary
             from ackline.steps.settle import settle
 
@@ -146,7 +146,7 @@ class ReplayOperator(SparkSubmitOperator):
 
     def _done_without_spark(self, context: Context) -> bool:
         """Whether no Spark is needed: no turn is open, its outcomes are stored already, or it reads nothing."""
-        from ackline.steps.settings import in_force
+        from ackline.steps.effective_settings import in_force
 
         with opened(self.pipeline, context) as parts:
             self.log.info("settings in force: %s", in_force(parts))

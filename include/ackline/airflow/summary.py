@@ -3,25 +3,25 @@
 from typing import Any
 
 from ackline.offsets import count
+from ackline.steps.commit import Settled
 from ackline.steps.plan import Planned
-from ackline.steps.settle import Settled
 
 
 def planned_summary(planned: Planned) -> dict[str, Any]:
     """The turn and, for each partition, the fresh range, how many retries, and why where it gets nothing."""
-    plan, leaderless = planned.plan, [str(at) for at in planned.leaderless]
+    plan, leaderless = planned.plan, [str(tp) for tp in planned.leaderless]
     if plan is None:
         return {"turn": None, "missing": list(planned.missing), "leaderless": leaderless}
     partitions = [
         {
-            "topic": at.topic,
-            "partition": at.partition,
+            "topic": tp.topic,
+            "partition": tp.partition,
             "start": one.fresh.start,
             "end": one.fresh.end,
             "retries": count(one.retries),
             "why": one.why,
         }
-        for at, one in sorted(plan.partitions.items())
+        for tp, one in sorted(plan.partitions.items())
     ]
     return {
         "turn": plan.turn.n,
@@ -40,15 +40,15 @@ def settled_summary(settled: Settled) -> dict[str, Any]:
         return {"turn": None}
     partitions = [
         {
-            "topic": at.topic,
-            "partition": at.partition,
+            "topic": tp.topic,
+            "partition": tp.partition,
             "floor": one.state.floor,
             "complete_to": one.state.complete_to,
             "pending": {kind.value: pending for kind, pending in one.state.pending_by_kind().items()},
             "outcomes": dict(one.counts),
-            "committed": settled.committed[at].offset if at in settled.committed else None,
+            "committed": settled.committed[tp].offset if tp in settled.committed else None,
         }
-        for at, one in sorted(settlement.partitions.items())
+        for tp, one in sorted(settlement.partitions.items())
     ]
     return {
         "turn": settlement.turn.n,

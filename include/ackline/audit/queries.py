@@ -11,8 +11,8 @@ from deltalake.exceptions import DeltaError
 
 from ackline.audit.schemas import OUTCOMES
 from ackline.audit.table import AuditTable, matching
-from ackline.ledger import TurnKind
 from ackline.offsets import OffsetRange
+from ackline.turns import TurnKind
 
 
 @dataclass(frozen=True, slots=True)

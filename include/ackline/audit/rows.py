@@ -8,20 +8,11 @@ from typing import Any
 import pyarrow as pa
 
 from ackline.audit.schemas import OUTCOMES, PLANS, SETTLEMENTS
-from ackline.ledger import (
-    Committed,
-    OutcomeRow,
-    PartitionState,
-    Pending,
-    PendingKind,
-    SettledPartition,
-    Settlement,
-    TurnId,
-    TurnKind,
-)
-from ackline.offsets import OffsetRange, Run, Runs, TopicPartition, V, join
+from ackline.commit_rule import Committed
+from ackline.ledger import OutcomeRow, PartitionState, Pending, PendingKind
+from ackline.offsets import LogBounds, OffsetRange, Run, Runs, TopicPartition, V, join
 from ackline.outcome import MESSAGE_LIMIT
-from ackline.planning import LogBounds, Plan, PlannedPartition
+from ackline.turns import Plan, PlannedPartition, SettledPartition, Settlement, TurnId, TurnKind
 
 
 def plan_date(planned_at: datetime) -> date:
@@ -55,8 +46,8 @@ def plan_rows(plan: Plan) -> pa.Table:
     rows = [
         {
             **same,
-            "topic": at.topic,
-            "partition": at.partition,
+            "topic": tp.topic,
+            "partition": tp.partition,
             "topic_id": one.topic_id,
             "start_offset": one.fresh.start,
             "end_offset": one.fresh.end,
@@ -65,13 +56,13 @@ def plan_rows(plan: Plan) -> pa.Table:
             "log_start": one.log.start,
             "log_end": one.log.end,
             "why": one.why,
-            "committed": one.held.offset if one.held else None,
-            "committed_metadata": one.held.metadata if one.held else None,
-            "seen": one.seen,
+            "committed": one.committed.offset if one.committed else None,
+            "committed_metadata": one.committed.metadata if one.committed else None,
+            "seen": one.acknowledged_foreign_offset,
             "leader_epoch": one.log.leader_epoch,
             "retries": _runs(one.retries, lambda attempt: {"attempt": attempt}),
         }
-        for at, one in sorted(plan.partitions.items())
+        for tp, one in sorted(plan.partitions.items())
     ]
     return pa.Table.from_pylist(rows, schema=PLANS)
 
@@ -119,8 +110,8 @@ def settlement_rows(settlement: Settlement, day: date) -> pa.Table:
     rows = [
         {
             **same,
-            "topic": at.topic,
-            "partition": at.partition,
+            "topic": tp.topic,
+            "partition": tp.partition,
             "topic_id": one.topic_id,
             "old_floor": one.old_floor,
             "new_floor": one.state.floor,
@@ -128,16 +119,16 @@ def settlement_rows(settlement: Settlement, day: date) -> pa.Table:
             "pending": _runs(one.state.pending, _pending_fields),
             "counts": list(one.counts.items()),
             "gaps": one.gaps,
-            "seen": one.seen,
-            "held": one.held.offset if one.held else None,
-            "held_metadata": one.held.metadata if one.held else None,
+            "seen": one.acknowledged_foreign_offset,
+            "held": one.committed.offset if one.committed else None,
+            "held_metadata": one.committed.metadata if one.committed else None,
             "evidence": one.evidence,
             "paused": one.paused,
-            "figures": None if one.figures is None else list(one.figures.items()),
+            "figures": None if one.metrics is None else list(one.metrics.items()),
             "totals": None if one.totals is None else list(one.totals.items()),
             "leader_epoch": one.leader_epoch,
         }
-        for at, one in sorted(settlement.partitions.items())
+        for tp, one in sorted(settlement.partitions.items())
     ]
     return pa.Table.from_pylist(rows, schema=SETTLEMENTS)
 
@@ -162,7 +153,7 @@ def settlement_of(rows: pa.Table) -> Settlement:
             _committed(row["held"], row["held_metadata"]),
             row["evidence"],
             row["paused"],
-            figures=_map(row.get("figures")),
+            metrics=_map(row.get("figures")),
             totals=_map(row.get("totals")),
             leader_epoch=row["leader_epoch"],
         )
@@ -184,8 +175,8 @@ def decision_rows(
     rows = [
         {
             **turn_columns(turn, day, run_id),
-            "topic": at.topic,
-            "partition": at.partition,
+            "topic": tp.topic,
+            "partition": tp.partition,
             "offset": row.offset,
             "end_offset": row.end_offset,
             "attempt": row.attempt,
@@ -194,7 +185,7 @@ def decision_rows(
             "error_message": row.reason[:MESSAGE_LIMIT] if row.reason else None,
             "handled_at": row.handled_at,
         }
-        for at, found in sorted(decisions.items())
+        for tp, found in sorted(decisions.items())
         for row in found
     ]
     return pa.Table.from_pylist(rows, schema=OUTCOMES)

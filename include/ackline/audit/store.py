@@ -21,12 +21,12 @@ from deltalake.transaction import AddAction
 from ackline.audit.rows import decision_rows, plan_date, plan_of, plan_rows, settlement_of, settlement_rows
 from ackline.audit.table import AuditTable, matching
 from ackline.errors import LedgerError
-from ackline.figures import Report
-from ackline.ledger import OutcomeRow, PartitionState, Settlement, TurnId, TurnKind
+from ackline.ledger import OutcomeRow, PartitionState
+from ackline.metrics import Report
 from ackline.offsets import TopicPartition
 from ackline.outcome import Outcome
-from ackline.planning import Plan
 from ackline.scrub import scrub_address
+from ackline.turns import Plan, Settlement, TurnId, TurnKind
 
 TRIES_COUNTED = 3
 """Starts of a plan that are told apart."""
@@ -77,9 +77,9 @@ class LedgerStore:
         """Where the epoch starts that a reset has opened: its turn 0 is that reset, not a row of its own."""
         targets = self.plan(reset.turn).partitions
         partitions = {
-            at: replace(one, old_floor=to, state=PartitionState(to), counts={}, gaps=0, figures=None, totals=None)
-            for at, one in reset.partitions.items()
-            for to in [targets[at].fresh.start if at in targets else one.state.floor]
+            tp: replace(one, old_floor=to, state=PartitionState(to), counts={}, gaps=0, metrics=None, totals=None)
+            for tp, one in reset.partitions.items()
+            for to in [targets[tp].fresh.start if tp in targets else one.state.floor]
         }
         turn = reset.turn._replace(epoch=reset.turn.epoch + 1, n=0)
         return replace(reset, turn=turn, kind=TurnKind.GENESIS, partitions=partitions)
@@ -220,14 +220,14 @@ class LedgerStore:
         try:
             counted = _counted(pa.table(table.get_add_actions(flatten=True)), turn)
             for row in counted.values():
-                at = TopicPartition(row["min.topic"], row["min.partition"])
-                counts.setdefault(at, Counter())[row["min.outcome"]] += row["num_records"]
-                fresh[at] += row["num_records"]
+                tp = TopicPartition(row["min.topic"], row["min.partition"])
+                counts.setdefault(tp, Counter())[row["min.outcome"]] += row["num_records"]
+                fresh[tp] += row["num_records"]
             # From the same version as the counts: a compaction in between would have rows counted twice.
-            for at, one in self._opened(table, turn, counted):
-                found.setdefault(at, []).append(one)
-                counts.setdefault(at, Counter())[one.outcome.value] += 1
-                fresh[at] += one.attempt == 1
+            for tp, one in self._opened(table, turn, counted):
+                found.setdefault(tp, []).append(one)
+                counts.setdefault(tp, Counter())[one.outcome.value] += 1
+                fresh[tp] += one.attempt == 1
         except (DeltaError, OSError, pa.ArrowException) as error:
             raise self.outcomes.unreadable(error) from error
         return TurnOutcomes(found, counts, fresh)
@@ -254,9 +254,9 @@ class LedgerStore:
             for topic, partition, offset, end, attempt, outcome, error_class, handled_at in zip(
                 *(batch.column(name).to_pylist() for name in columns), strict=True
             ):
-                at = TopicPartition(topic, partition)
+                tp = TopicPartition(topic, partition)
                 time = handled_at.astimezone(UTC)
-                yield at, OutcomeRow(offset, attempt, Outcome(outcome), time, error_class, end)
+                yield tp, OutcomeRow(offset, attempt, Outcome(outcome), time, error_class, end)
 
     def _some(self, rows: pa.Table, table: AuditTable, turn: TurnId, what: str) -> pa.Table:
         if not rows.num_rows:

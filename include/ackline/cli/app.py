@@ -9,11 +9,11 @@ from typing import Annotated, Any
 
 import typer
 
-from ackline.cli import acts, dev, maintain, show
+from ackline.cli import actions, dev, maintain, show
 from ackline.cli.options import LAST, Json, Name, Now, opened, pipeline_named, range_of
 from ackline.errors import AcklineError
-from ackline.planning import Plan
 from ackline.steps.parts import Parts
+from ackline.turns import Plan
 
 app = typer.Typer(
     name="ackline",
@@ -56,12 +56,12 @@ def _say(text: str) -> None:
 
 def _warner(parts: Parts) -> Callable[[Plan, bool], None]:
     """Says on standard error, at the first plan, what should be known of the settings."""
-    from ackline.steps.caution import warnings
+    from ackline.steps.topic_warnings import warnings
 
     told: set[str] = set()
 
     def warn(plan: Plan, _adopted: bool) -> None:
-        for text in [] if told else warnings(parts, {at.topic for at in plan.partitions}):
+        for text in [] if told else warnings(parts, {tp.topic for tp in plan.partitions}):
             _say(f"warning: {text}")
         told.add("once")
 
@@ -85,7 +85,7 @@ def run(
     """
     from ackline.spark.session import open_session
     from ackline.steps import run as runs
-    from ackline.steps.settings import in_force
+    from ackline.steps.effective_settings import in_force
 
     with opened(name, now, no_breaker) as parts, show.progress(as_json) as on_progress:
         print(f"settings in force: {in_force(parts)}", file=sys.stderr)
@@ -131,8 +131,8 @@ def plan(name: Name, as_json: Json = False, now: Now = None) -> None:
     out = show.console()
     for absent in found.missing:
         out.print(f"{show.missing(absent)}.", markup=False)
-    for at in found.leaderless:
-        out.print(f"The partition {at} has no leader; it is left out.", markup=False)
+    for tp in found.leaderless:
+        out.print(f"The partition {tp} has no leader; it is left out.", markup=False)
     if found.plan:
         out.print(show.plan_table(found.plan, found.adopted, stored=False))
 
@@ -187,11 +187,11 @@ def audit(
     from ackline.audit.queries import AuditFilter, audit_rows, json_rows
     from ackline.audit.store import LedgerStore
     from ackline.errors import ConfigError
-    from ackline.ledger import LIVE
     from ackline.outcome import Outcome
+    from ackline.paths import audit_root
     from ackline.pipeline import topic_name
-    from ackline.places import audit_root
-    from ackline.steps.settings import rows_are_off
+    from ackline.steps.effective_settings import rows_are_off
+    from ackline.turns import LIVE
 
     pipeline_named(name)
     try:
@@ -264,11 +264,11 @@ def demo(
 
     Examples: `ackline demo`, `ackline demo --keep` and afterwards `ackline dev down`
     """
-    from ackline.testing.demo import main as demo_main
+    from ackline.local.demo import main as demo_main
 
     sys.exit(demo_main(keep))
 
 
-acts.add_to(app)
+actions.add_to(app)
 maintain.add_to(app)
 app.add_typer(dev.app, name="dev")

@@ -24,7 +24,7 @@ def connection_of(pipeline: Pipeline) -> Mapping[str, Any] | None:
     variable = f"AIRFLOW_CONN_{name.upper()}"
     if variable in os.environ:
         return _parse(os.environ[variable], variable)
-    from ackline.testing.stack import dev_bootstrap
+    from ackline.local.stack import dev_bootstrap
 
     bootstrap = dev_bootstrap()
     if bootstrap:

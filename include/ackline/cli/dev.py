@@ -19,7 +19,7 @@ def up(
 
     Example: `ackline dev up --port 9092`
     """
-    from ackline.testing.stack import dev_up
+    from ackline.local.stack import dev_up
 
     bootstrap = dev_up(port)
     print(f"A broker is up at {bootstrap}. Stop it with: ackline dev down")
@@ -31,7 +31,7 @@ def down() -> None:
 
     Example: `ackline dev down`
     """
-    from ackline.testing.stack import dev_down
+    from ackline.local.stack import dev_down
 
     print("Stopped." if dev_down() else "Nothing was running.")
 
@@ -42,7 +42,7 @@ def status(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] 
 
     Example: `ackline dev status`
     """
-    from ackline.testing.stack import dev_status
+    from ackline.local.stack import dev_status
 
     found = dev_status()
     if as_json:
@@ -64,6 +64,6 @@ def produce(
 
     Example: `ackline dev produce orders --count 5000`
     """
-    from ackline.testing.stack import dev_produce
+    from ackline.local.stack import dev_produce
 
     print(dev_produce(topic, count))

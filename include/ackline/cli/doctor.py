@@ -17,12 +17,12 @@ from ackline.cli.options import pipeline_named
 from ackline.errors import AcklineError, FatalError
 from ackline.handler import load_handler, tier_of
 from ackline.kafka.registry import check_registry
+from ackline.paths import audit_root, pipelines_folder
 from ackline.pipeline import Pipeline
 from ackline.pipeline_folder import load_folder
-from ackline.places import audit_root, pipelines_folder
 from ackline.scrub import scrub_address
-from ackline.steps.caution import of_topics
 from ackline.steps.parts import Parts, new_run_id, open_parts
+from ackline.steps.topic_warnings import of_topics
 from ackline.translation import Stream, Translation, load_code
 
 

@@ -16,7 +16,7 @@ def maintain(as_json: Json = False) -> None:
     Example: `ackline maintain`
     """
     from ackline.audit import maintenance
-    from ackline.places import audit_root
+    from ackline.paths import audit_root
 
     done = maintenance.maintain(audit_root())
     if as_json:

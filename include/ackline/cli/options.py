@@ -11,9 +11,9 @@ import typer
 from ackline.cli.connection import connection_of
 from ackline.errors import ConfigError
 from ackline.offsets import OffsetRange
+from ackline.paths import make_handlers_importable, pipelines_folder
 from ackline.pipeline import Pipeline, parse_time
 from ackline.pipeline_folder import find
-from ackline.places import make_handlers_importable, pipelines_folder
 from ackline.steps.parts import Parts, new_run_id, open_parts
 from ackline.translation import check_code
 

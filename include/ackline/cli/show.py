@@ -11,12 +11,13 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from ackline.audit.store import LedgerStore
-from ackline.ledger import Committed, Settlement, TurnKind
+from ackline.commit_rule import Committed
 from ackline.offsets import TopicPartition, count
-from ackline.planning import NO_LEADER, Plan
+from ackline.planning import NO_LEADER
 from ackline.steps.parts import Progress as OnProgress
 from ackline.steps.run import Ran
 from ackline.steps.status import PartitionStatus, TopicStatus
+from ackline.turns import Plan, Settlement, TurnKind
 
 
 def console(stderr: bool = False) -> Console:
@@ -63,7 +64,7 @@ def plan_table(plan: Plan, adopted: bool, stored: bool) -> Table:
     state = "open, adopted" if adopted else "planned" if stored else "would be planned; nothing is stored"
     rows = (
         [
-            str(at),
+            str(tp),
             str(one.fresh) if one.fresh else None,
             len(one.fresh),
             count(one.retries),
@@ -71,7 +72,7 @@ def plan_table(plan: Plan, adopted: bool, stored: bool) -> Table:
             one.log.end,
             one.why or plan.reason,
         ]
-        for at, one in sorted(plan.partitions.items())
+        for tp, one in sorted(plan.partitions.items())
     )
     act = "" if plan.kind is TurnKind.RUN else f"{plan.kind}, "
     title = f"Turn {plan.turn.n} of {plan.turn.pipeline}: {act}{state}"
@@ -90,8 +91,8 @@ def plan_json(plan: Plan, adopted: bool) -> dict[str, Any]:
         "planned_at": plan.planned_at.isoformat(),
         "partitions": [
             {
-                "topic": at.topic,
-                "partition": at.partition,
+                "topic": tp.topic,
+                "partition": tp.partition,
                 "start": one.fresh.start,
                 "end": one.fresh.end,
                 "retries": count(one.retries),
@@ -101,7 +102,7 @@ def plan_json(plan: Plan, adopted: bool) -> dict[str, Any]:
                 "log_end": one.log.end,
                 "why": one.why or plan.reason or None,
             }
-            for at, one in sorted(plan.partitions.items())
+            for tp, one in sorted(plan.partitions.items())
         ],
     }
 
@@ -110,25 +111,25 @@ def leaderless_json(partitions: Iterable[TopicPartition]) -> list[dict[str, Any]
     """Partitions that are left out of a plan and have not joined the lane: nothing is known of them but why."""
     unknown = dict.fromkeys(("start", "end", "floor", "complete_to", "committed", "log_start", "log_end", "lag"))
     none: dict[str, Any] = {**unknown, "retries": 0, "outcomes": {}, "pending": {}, "why": NO_LEADER}
-    return [{"topic": at.topic, "partition": at.partition, **none} for at in partitions]
+    return [{"topic": tp.topic, "partition": tp.partition, **none} for tp in partitions]
 
 
 def turn_table(plan: Plan, settlement: Settlement, committed: Mapping[TopicPartition, Committed]) -> Table:
     """What a turn did to each partition; `committed` was read back from the broker."""
     rows = []
-    for at, one in sorted(settlement.partitions.items()):
-        planned = plan.partitions.get(at)
+    for tp, one in sorted(settlement.partitions.items()):
+        planned = plan.partitions.get(tp)
         fresh = planned.fresh if planned and planned.fresh else None
         floor = one.state.floor
         rows.append(
             [
-                str(at),
+                str(tp),
                 str(fresh) if fresh else None,
                 count(planned.retries) if planned else 0,
                 *(one.counts.get(name, 0) for name in ("acked", "failed", "skipped", "dead", "expired")),
                 sum(one.state.pending_by_kind().values()),
                 floor,
-                committed[at].offset if at in committed else None,
+                committed[tp].offset if tp in committed else None,
                 planned.log.end - floor if planned else None,
                 (planned.why if planned else None) or "",
             ]
@@ -144,12 +145,12 @@ def run_json(ran: Ran, store: LedgerStore) -> dict[str, Any]:
     settlement = store.settlement(last.turn) if last else None
     committed = ran.settled.committed if ran.settled else {}
     partitions = []
-    for at, one in sorted(settlement.partitions.items() if settlement else ()):
-        planned = [plan.partitions[at] for plan in ran.plans if at in plan.partitions]
+    for tp, one in sorted(settlement.partitions.items() if settlement else ()):
+        planned = [plan.partitions[tp] for plan in ran.plans if tp in plan.partitions]
         partitions.append(
             {
-                "topic": at.topic,
-                "partition": at.partition,
+                "topic": tp.topic,
+                "partition": tp.partition,
                 "start": planned[0].fresh.start if planned else one.state.complete_to,
                 "end": planned[-1].fresh.end if planned else one.state.complete_to,
                 "retries": sum(count(p.retries) for p in planned),
@@ -157,7 +158,7 @@ def run_json(ran: Ran, store: LedgerStore) -> dict[str, Any]:
                 "pending": {kind.value: number for kind, number in one.state.pending_by_kind().items()},
                 "floor": one.state.floor,
                 "complete_to": one.state.complete_to,
-                "committed": committed[at].offset if at in committed else None,
+                "committed": committed[tp].offset if tp in committed else None,
                 "log_end": planned[-1].log.end if planned else None,
                 "lag": planned[-1].log.end - one.state.floor if planned else None,
                 "why": planned[-1].why if planned else None,

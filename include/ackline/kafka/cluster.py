@@ -14,13 +14,13 @@ from confluent_kafka import OFFSET_INVALID, Consumer, IsolationLevel, KafkaError
 from confluent_kafka import TopicPartition as ClientPartition
 from confluent_kafka.admin import ConfigResource, OffsetSpec, ResourceType  # type: ignore[attr-defined]
 
-from ackline.cautions import TopicPolicy
 from ackline.errors import AcklineError, ConfigError, FatalError, TransientError
 from ackline.kafka import clients
 from ackline.kafka.config import brokers
 from ackline.kafka.failures import MISSING, LastError, error_of, failure
 from ackline.kafka.truncation import Positions, cut_logs
-from ackline.offsets import TopicPartition
+from ackline.offsets import LogBounds, TopicPartition
+from ackline.setting_warnings import TopicPolicy
 
 REQUEST = 30.0
 """Seconds a request to the cluster may take."""
@@ -56,16 +56,6 @@ class TopicInfo:
 
     topic_id: str
     partitions: Mapping[int, bool]
-
-
-@dataclass(frozen=True, slots=True)
-class LogBounds:
-    """Offsets `[start, end)` that may be read: from the log start to the last stable offset under
-    read_committed, else to the high watermark. `leader_epoch` is None where the broker gives none."""
-
-    start: int
-    end: int
-    leader_epoch: int | None
 
 
 class Cluster:
@@ -189,10 +179,10 @@ class Cluster:
         """
         return cut_logs(self._config, positions) if positions else {}
 
-    def record_time(self, at: TopicPartition, offset: int, *, timeout: float = 5.0) -> datetime | None:
+    def record_time(self, tp: TopicPartition, offset: int, *, timeout: float = 5.0) -> datetime | None:
         """When the first record at or after `offset` was stamped; None where there is none, or no answer in
         time."""
-        return self.record_times({at: offset}, timeout=timeout).get(at)
+        return self.record_times({tp: offset}, timeout=timeout).get(tp)
 
     def record_times(
         self, offsets: Mapping[TopicPartition, int], *, timeout: float = 5.0
@@ -244,36 +234,36 @@ class Cluster:
                 {ClientPartition(*tp): spec for tp in asked}, isolation_level=level, request_timeout=LISTING
             )
         found: _Offsets = {}
-        for tp, answer in answers.items():
-            at = TopicPartition(tp.topic, tp.partition)
-            found[at] = self._result(answer, doing, REQUEST, at, absent=_NO_LEADER)
+        for listed, answer in answers.items():
+            tp = TopicPartition(listed.topic, listed.partition)
+            found[tp] = self._result(answer, doing, REQUEST, tp, absent=_NO_LEADER)
             # A leader that is down gives no error: the answer holds no offset, after the whole time-out.
-            if found[at] is None or found[at].offset == OFFSET_INVALID:
-                raise self._leaderless(at)
+            if found[tp] is None or found[tp].offset == OFFSET_INVALID:
+                raise self._leaderless(tp)
         return found
 
     def _renew(self) -> None:
         """Start with a new client: this one keeps asking the leaders it knows."""
         self._admin, self._connected = clients.admin(self._config, error_cb=self._last), False
 
-    def _leaderless(self, at: TopicPartition) -> AcklineError:
+    def _leaderless(self, tp: TopicPartition) -> AcklineError:
         """Why no leader is known: list_offsets says the same of a missing topic and of a broker that is away."""
         self._renew()
         self.reachable()
-        info = self.topics([at.topic]).get(at.topic)
+        info = self.topics([tp.topic]).get(tp.topic)
         here = brokers(self._config)
-        if info is None or at.partition not in info.partitions:
+        if info is None or tp.partition not in info.partitions:
             return FatalError(
-                f"{at} does not exist at {here}; check the topic's name and its partitions, or create it",
-                topic=at.topic, partition=at.partition,
+                f"{tp} does not exist at {here}; check the topic's name and its partitions, or create it",
+                topic=tp.topic, partition=tp.partition,
             )  # fmt: skip
         return _LeaderMoved(
-            f"{at} has no leader at {here}; check that its brokers are up, then run this again",
-            topic=at.topic, partition=at.partition,
+            f"{tp} has no leader at {here}; check that its brokers are up, then run this again",
+            topic=tp.topic, partition=tp.partition,
         )  # fmt: skip
 
     def _result(
-        self, answer: "Future[Any]", doing: str, timeout: float, at: TopicPartition | None = None,
+        self, answer: "Future[Any]", doing: str, timeout: float, tp: TopicPartition | None = None,
         absent: frozenset[str] = frozenset(),
     ) -> Any:  # fmt: skip
         """The answer to an admin request; None where its error is one of `absent`."""
@@ -283,19 +273,19 @@ class Cluster:
             error = error_of(raised)
             if error is not None and error.name() in absent:
                 return None
-            failed = self._failed(error, doing, at)
+            failed = self._failed(error, doing, tp)
             if error is not None and error.name() in _MOVED and isinstance(failed, TransientError):
                 raise _LeaderMoved(str(failed), topic=failed.topic, partition=failed.partition) from raised
             raise failed from raised
         except FutureTimeout as raised:
-            failed = self._failed(None, doing, at)
+            failed = self._failed(None, doing, tp)
             if isinstance(failed, TransientError):
                 raise _LeaderMoved(str(failed), topic=failed.topic, partition=failed.partition) from raised
             raise failed from raised
 
-    def _failed(self, error: KafkaError | None, doing: str, at: TopicPartition | None) -> AcklineError:
+    def _failed(self, error: KafkaError | None, doing: str, tp: TopicPartition | None) -> AcklineError:
         self._admin.poll(0)  # serves the error callback: a refused login shows there, the request only times out
         known = error if error is not None else KafkaError(KafkaError._TIMED_OUT)
         if known.name() == "TOPIC_EXCEPTION":
             return ConfigError(f"{doing}: Kafka does not allow this name")
-        return failure(known, doing, self._config, at, last=self._last)
+        return failure(known, doing, self._config, tp, last=self._last)

@@ -98,10 +98,10 @@ class ExactReader:
         return self._fetchers[dense]
 
 
-def _cursor(at: TopicPartition, wanted: Sequence[int]) -> Cursor:
+def _cursor(tp: TopicPartition, wanted: Sequence[int]) -> Cursor:
     if wanted[0] < 0 or any(wanted[i] >= wanted[i + 1] for i in range(len(wanted) - 1)):
-        raise ValueError(f"offsets of {at} are not ascending")
-    return Cursor(at, wanted, stop=len(wanted))
+        raise ValueError(f"offsets of {tp} are not ascending")
+    return Cursor(tp, wanted, stop=len(wanted))
 
 
 def read_exactly(

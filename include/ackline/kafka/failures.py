@@ -79,7 +79,7 @@ def failure(
     error: KafkaError,
     doing: str,
     config: Mapping[str, object],
-    at: TopicPartition | None = None,
+    tp: TopicPartition | None = None,
     offset: int | None = None,
     last: LastError | None = None,
 ) -> AcklineError:
@@ -97,8 +97,8 @@ def failure(
         advice = "check the topic's name and its partitions, or create it"
     else:
         advice = "trying again will not help; the broker's log may say more"
-    place = f" of {at}" if at is not None else ""
+    place = f" of {tp}" if tp is not None else ""
     said = masked(f"{cause.str()}{detail}", config)
     message = f"{doing}{place}: {cause.name()}: {said} (at {brokers(config)}); {advice}"
-    topic, partition = (at.topic, at.partition) if at is not None else (None, None)
+    topic, partition = (tp.topic, tp.partition) if tp is not None else (None, None)
     return kind(message, topic=topic, partition=partition, offset=offset)

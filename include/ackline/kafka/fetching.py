@@ -174,23 +174,23 @@ class Fetcher:
             raise self._failed(error, cursor)
 
     def _failed(self, error: KafkaError, cursor: Cursor | None) -> AcklineError:
-        at, offset = (cursor.partition, cursor.next) if cursor is not None else (None, None)
+        tp, offset = (cursor.partition, cursor.next) if cursor is not None else (None, None)
         doing = "reading records" if offset is None else f"reading from offset {offset}"
-        return failure(error, doing, self._config, at, offset, self._last)
+        return failure(error, doing, self._config, tp, offset, self._last)
 
     def _stalled(self, cursors: Iterable[Cursor]) -> AcklineError:
         """Why nothing came. Raises what asking the broker raises."""
         cursor = min(cursors, key=lambda cursor: cursor.partition)
-        at, offset = cursor.partition, cursor.next
-        end = self._cluster.bounds([at])[at].end
+        tp, offset = cursor.partition, cursor.next
+        end = self._cluster.bounds([tp])[tp].end
         if offset >= end:
-            return beyond_end(at, offset, end)
+            return beyond_end(tp, offset, end)
         if self._trouble is not None and not transient(self._trouble):
             return self._failed(self._trouble, cursor)
         return TransientError(
-            f"{at}: no record came for {self._timeout:g} s from offset {offset} on, although the log ends at {end}"
+            f"{tp}: no record came for {self._timeout:g} s from offset {offset} on, although the log ends at {end}"
             f" (at {brokers(self._config)}); check that the partition has a leader, then run this again",
-            topic=at.topic, partition=at.partition, offset=offset,
+            topic=tp.topic, partition=tp.partition, offset=offset,
         )  # fmt: skip
 
 
@@ -223,9 +223,9 @@ def _start(cursor: Cursor) -> ClientPartition:
     return ClientPartition(*cursor.partition, cursor.next)
 
 
-def beyond_end(at: TopicPartition, offset: int, end: int) -> FatalError:
+def beyond_end(tp: TopicPartition, offset: int, end: int) -> FatalError:
     """The error for a wanted offset that the log never reached, or no longer does."""
     return FatalError(
-        f"{at}: offset {offset} is wanted, but the log ends at {end}; it was truncated, or the topic was created again",
-        topic=at.topic, partition=at.partition, offset=offset,
+        f"{tp}: offset {offset} is wanted, but the log ends at {end}; it was truncated, or the topic was created again",
+        topic=tp.topic, partition=tp.partition, offset=offset,
     )  # fmt: skip

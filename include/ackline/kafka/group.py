@@ -14,11 +14,11 @@ from confluent_kafka import ConsumerGroupTopicPartitions, KafkaError, KafkaExcep
 from confluent_kafka import TopicPartition as ClientPartition
 from confluent_kafka.admin import AdminClient
 
+from ackline.commit_rule import Committed
 from ackline.errors import AcklineError, FatalError, GroupBusy, TransientError
 from ackline.kafka import clients
 from ackline.kafka.config import brokers
 from ackline.kafka.failures import COORDINATOR, LastError, error_of, failure
-from ackline.ledger import Committed
 from ackline.offsets import TopicPartition
 
 PATIENCE = 30.0
@@ -186,9 +186,9 @@ class Group:
             time.sleep(_BETWEEN)
 
     def _failed(
-        self, error: KafkaError, doing: str, at: TopicPartition | None = None, offset: int | None = None
+        self, error: KafkaError, doing: str, tp: TopicPartition | None = None, offset: int | None = None
     ) -> AcklineError:
-        return failure(error, f"{doing} for group {self.group_id}", self._config, at, offset, self._last)
+        return failure(error, f"{doing} for group {self.group_id}", self._config, tp, offset, self._last)
 
     def _busy(self, members: Iterable[Any]) -> GroupBusy:
         who = ", ".join(members) or "who just left"

@@ -56,7 +56,7 @@ def _asked(
     reader: Consumer, config: Mapping[str, object], positions: Positions, timeout: float, last: LastError
 ) -> dict[TopicPartition, int | None]:
     waiting, found = set(positions), dict[TopicPartition, int | None]()
-    reader.assign([ClientPartition(*at, offset, leader_epoch=epoch) for at, (offset, epoch) in positions.items()])
+    reader.assign([ClientPartition(*tp, offset, leader_epoch=epoch) for tp, (offset, epoch) in positions.items()])
     deadline = time.monotonic() + timeout
     while waiting:
         if (left := deadline - time.monotonic()) <= 0:
@@ -64,19 +64,19 @@ def _asked(
         message = reader.poll(left)
         if message is None:
             continue
-        at, error = TopicPartition(str(message.topic()), int(message.partition() or 0)), message.error()
-        if at not in waiting:
+        tp, error = TopicPartition(str(message.topic()), int(message.partition() or 0)), message.error()
+        if tp not in waiting:
             if error is not None and refuses_login(error):
                 raise failure(error, "asking where leader epochs end", config, last=last)
             continue
         if error is not None and not _answers(error):
             if not transient(error):
-                raise failure(error, "asking where its leader epoch ends", config, at, positions[at][0], last)
+                raise failure(error, "asking where its leader epoch ends", config, tp, positions[tp][0], last)
             continue
-        waiting.discard(at)
-        reader.incremental_unassign([ClientPartition(*at)])
+        waiting.discard(tp)
+        reader.incremental_unassign([ClientPartition(*tp)])
         if _is_cut(message):
-            found[at] = _end(message)
+            found[tp] = _end(message)
     return found
 
 
@@ -99,10 +99,10 @@ def _end(message: Message) -> int | None:
     return int(told[1]) if told else None
 
 
-def _unanswered(at: TopicPartition, config: Mapping[str, object]) -> TransientError:
+def _unanswered(tp: TopicPartition, config: Mapping[str, object]) -> TransientError:
     return TransientError(
-        f"{at}: its leader does not say where an older leader's log ended (at {brokers(config)}); check that the "
+        f"{tp}: its leader does not say where an older leader's log ended (at {brokers(config)}); check that the "
         f"partition has a leader, then run this again",
-        topic=at.topic,
-        partition=at.partition,
+        topic=tp.topic,
+        partition=tp.partition,
     )

@@ -16,20 +16,20 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from ackline.errors import ConfigError, FatalError
-from ackline.figures import Fetches
 from ackline.handler import Handler, Tier, tier_of
+from ackline.metrics import Fetches
 from ackline.offsets import OffsetRange, Runs, TopicPartition, count
 from ackline.outcome import Outcome
-from ackline.spark.answering import Work
-from ackline.spark.column import NOTED_DDL, as_records, with_outcomes
-from ackline.spark.exact import chunks
 from ackline.spark.failure import of_spark
-from ackline.spark.file_stats import WrittenFile
-from ackline.spark.outcome_files import Turn
-from ackline.spark.pace import share
+from ackline.spark.handlers.answering import Work
+from ackline.spark.handlers.column import NOTED_DDL, as_records, with_outcomes
+from ackline.spark.handlers.streams import Streams, load_answering
+from ackline.spark.output.file_stats import WrittenFile
+from ackline.spark.output.outcome_files import Turn
 from ackline.spark.progress import Progress, watched
+from ackline.spark.rate_limit import share
 from ackline.spark.read import for_python, fresh_records, source_options, tasks_for
-from ackline.spark.streams import Streams, load_answering
+from ackline.spark.retries import chunks
 from ackline.spark.tasks import MANIFEST_DDL, Kafka, handle_fresh, handle_retries, read_retries, store_column
 from ackline.translation import Translation, code_of, why_not_isolated
 
@@ -106,8 +106,8 @@ def run_replay(spark: SparkSession, job: ReplayJob, on_progress: Progress | None
     """
     handler = load_answering(job.handler, job.translation)
     job = _isolated(job, handler)
-    fresh = {place: one for place, one in job.fresh.items() if len(one)}
-    retries = {place: runs for place, runs in job.retries.items() if count(runs)}
+    fresh = {tp: one for tp, one in job.fresh.items() if len(one)}
+    retries = {tp: runs for tp, runs in job.retries.items() if count(runs)}
     if not fresh and not retries:
         return ReplayResult((), {}, 0, 0)
     try:
@@ -145,7 +145,7 @@ def _manifest(
     retries: Mapping[TopicPartition, Runs[int]],
 ) -> DataFrame:
     """The one lineage: rows that name the files which the tasks write."""
-    topics = {place.topic for place in [*fresh, *retries]}
+    topics = {tp.topic for tp in [*fresh, *retries]}
     work = _work(
         job,
         Tier.RECORD if isinstance(handler, Streams) else tier_of(handler),
@@ -227,14 +227,14 @@ def _result(rows: Iterable[Any]) -> ReplayResult:
         if row.topic is None:
             calls, fetched = calls + row.calls, fetched + row.fetched
             continue
-        at = TopicPartition(row.topic, row.partition)
+        tp = TopicPartition(row.topic, row.partition)
         if row.outcome is None:
-            fetches[at] = fetches.get(at, Fetches()) + Fetches(row.fetches, row.fetch_seconds, row.fetch_seconds_max)
+            fetches[tp] = fetches.get(tp, Fetches()) + Fetches(row.fetches, row.fetch_seconds, row.fetch_seconds_max)
             continue
         outcome = Outcome(row.outcome)
         if row.path is not None:
-            files.append(WrittenFile(row.path, row.size, row.rows, *at, outcome, row.stats, row.modification_time))
-        of_place = counts.setdefault(at, {})
+            files.append(WrittenFile(row.path, row.size, row.rows, *tp, outcome, row.stats, row.modification_time))
+        of_place = counts.setdefault(tp, {})
         of_place[outcome] = of_place.get(outcome, 0) + row.rows
     return ReplayResult(tuple(files), counts, calls, fetched, fetches)
 
@@ -243,13 +243,13 @@ def _check(
     result: ReplayResult, fresh: Mapping[TopicPartition, OffsetRange], retries: Mapping[TopicPartition, Runs[int]]
 ) -> None:
     """Raise FatalError for more outcomes than records could be, or fewer than there are retries."""
-    for place in {*fresh, *retries, *result.counts}:
-        found = sum(result.counts.get(place, {}).values())
-        least = count(retries.get(place, ()))
-        most = least + (len(fresh[place]) if place in fresh else 0)
+    for tp in {*fresh, *retries, *result.counts}:
+        found = sum(result.counts.get(tp, {}).values())
+        least = count(retries.get(tp, ()))
+        most = least + (len(fresh[tp]) if tp in fresh else 0)
         if not least <= found <= most:
             raise FatalError(
-                f"{place}: {found} outcomes for {least} to {most} records; nothing was stored",
-                topic=place.topic,
-                partition=place.partition,
+                f"{tp}: {found} outcomes for {least} to {most} records; nothing was stored",
+                topic=tp.topic,
+                partition=tp.partition,
             )

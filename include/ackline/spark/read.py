@@ -51,9 +51,9 @@ def fresh_records(spark: SparkSession, ranges: Ranges, options: Mapping[str, str
     """The source's columns of exactly `ranges`; lazy, so one action on it reads once."""
     reader = spark.read.format("kafka").options(**options)
     return (
-        reader.option("assign", json.dumps(_by_topic((place, place.partition) for place in ranges)))
-        .option("startingOffsets", _offsets({place: one.start for place, one in ranges.items()}))
-        .option("endingOffsets", _offsets({place: one.end for place, one in ranges.items()}))
+        reader.option("assign", json.dumps(_by_topic((tp, tp.partition) for tp in ranges)))
+        .option("startingOffsets", _offsets({tp: one.start for tp, one in ranges.items()}))
+        .option("endingOffsets", _offsets({tp: one.end for tp, one in ranges.items()}))
         .option("minPartitions", tasks_for(ranges, spark.sparkContext.defaultParallelism))
         .load()
     )
@@ -78,13 +78,13 @@ def for_python(records: DataFrame, with_topic: bool) -> DataFrame:
 
 def _by_topic(pairs: Iterable[tuple[TopicPartition, int]]) -> dict[str, list[int]]:
     topics: dict[str, list[int]] = {}
-    for place, partition in pairs:
-        topics.setdefault(place.topic, []).append(partition)
+    for tp, partition in pairs:
+        topics.setdefault(tp.topic, []).append(partition)
     return topics
 
 
 def _offsets(at: Mapping[TopicPartition, int]) -> str:
     topics: dict[str, dict[str, int]] = {}
-    for place, offset in at.items():
-        topics.setdefault(place.topic, {})[str(place.partition)] = offset
+    for tp, offset in at.items():
+        topics.setdefault(tp.topic, {})[str(tp.partition)] = offset
     return json.dumps(topics)

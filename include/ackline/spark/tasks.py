@@ -16,17 +16,17 @@ import pyarrow.compute as pc
 from pyspark import TaskContext
 
 from ackline.errors import FatalError
-from ackline.figures import Fetches, waited
 from ackline.handler import Tier
+from ackline.metrics import Fetches, waited
 from ackline.offsets import TopicPartition
 from ackline.outcome import ErrorClass, Outcome
-from ackline.spark.answering import Answering, Work, answering, clock_of
-from ackline.spark.exact import GoneRows, UnreadableRows, Wanted, exact_rows
-from ackline.spark.handle import WORDS, Answers, Clock, Unacked, spoken, tombstone
-from ackline.spark.isolated import Isolated
-from ackline.spark.outcome_files import Chunk, OutcomeCounts, OutcomeFiles
-from ackline.spark.pace import Pace
-from ackline.spark.rows import RECORD_COLUMNS, Int64s, Rows, from_spark
+from ackline.spark.handlers.answering import Answering, Work, answering, clock_of
+from ackline.spark.handlers.call import WORDS, Answers, Clock, Unacked, spoken, tombstone
+from ackline.spark.isolation.isolated import Isolated
+from ackline.spark.output.outcome_files import Chunk, OutcomeCounts, OutcomeFiles
+from ackline.spark.rate_limit import RateLimit
+from ackline.spark.records import RECORD_COLUMNS, Int64s, Records, from_spark
+from ackline.spark.retries import GoneRows, UnreadableRows, Wanted, exact_rows
 
 MANIFEST = pa.schema(
     [
@@ -75,7 +75,7 @@ def handle_fresh(work: Work) -> Callable[[Batches], Batches]:
             for batch, wait in waited(batches):
                 if batch.num_rows:
                     rows = from_spark(batch, work.topic)
-                    handling.count_wait(rows.place, wait)
+                    handling.count_wait(rows.tp, wait)
                     handling.handle(rows)
             yield handling.manifest()
 
@@ -89,7 +89,7 @@ def handle_retries(work: Work, kafka: Kafka, chunks: Any) -> Callable[[Batches],
         with Handling(work) as handling:
             for wanted in _mine(batches, chunks):
                 for rows, wait in waited(exact_rows(wanted, kafka.config, kafka.isolation, handling.count_fetched)):
-                    handling.count_wait(rows.place, wait)
+                    handling.count_wait(rows.tp, wait)
                     if isinstance(rows, GoneRows):
                         handling.gone(rows)
                     elif isinstance(rows, UnreadableRows):
@@ -109,7 +109,7 @@ def read_retries(kafka: Kafka, chunks: Any) -> Callable[[Batches], Batches]:
         for wanted in _mine(batches, chunks):
             for rows in exact_rows(wanted, kafka.config, kafka.isolation, fetched.append):
                 if isinstance(rows, GoneRows):
-                    yield _noted(rows.place, rows.offsets, rows.outcome)
+                    yield _noted(rows.tp, rows.offsets, rows.outcome)
                 elif isinstance(rows, UnreadableRows):
                     yield _with_note(rows.rows.to_arrow(), UNREADABLE)
                 else:
@@ -125,9 +125,9 @@ def store_column(work: Work) -> Callable[[Batches], Batches]:
     def task(batches: Batches) -> Batches:
         with Handling(work) as handling:
             for batch, wait in waited(batches):
-                for place, part in _by_place(batch, work.topic):
-                    handling.count_wait(place, wait)
-                    handling.store_column(place, part)
+                for tp, part in _by_topic_partition(batch, work.topic):
+                    handling.count_wait(tp, wait)
+                    handling.store_column(tp, part)
                     wait = Fetches()  # it was one wait, for the batch as a whole: the first partition in it has it
             yield handling.manifest()
 
@@ -153,7 +153,7 @@ class Handling:
         self._last: dict[TopicPartition, int] = {}
         self._calls = 0
         self._fetched = 0
-        self._pace = Pace(work.rate) if work.rate else None
+        self._pace = RateLimit(work.rate) if work.rate else None
         self._answer = _answer_of(work, self._clock) if work.tier is not Tier.COLUMN else None
 
     def __enter__(self) -> "Handling":
@@ -169,12 +169,12 @@ class Handling:
         """Records that the broker delivered for retries."""
         self._fetched += records
 
-    def count_wait(self, place: TopicPartition, wait: Fetches) -> None:
+    def count_wait(self, tp: TopicPartition, wait: Fetches) -> None:
         """How long a batch of records took to come."""
-        if wait.count and place.partition >= 0:  # a row that stands for no record has no partition
-            self._waits[place] = self._waits.get(place, Fetches()) + wait
+        if wait.count and tp.partition >= 0:  # a row that stands for no record has no partition
+            self._waits[tp] = self._waits.get(tp, Fetches()) + wait
 
-    def handle(self, rows: Rows) -> None:
+    def handle(self, rows: Records) -> None:
         """Let the handler answer, and keep the outcomes; no faster than it may."""
         if self._pace is None:
             return self._handle(rows)
@@ -182,38 +182,38 @@ class Handling:
             self._handle(part)
         return None
 
-    def _handle(self, rows: Rows) -> None:
+    def _handle(self, rows: Records) -> None:
         assert self._answer is not None
         answers = self._answer(rows)
         self._calls += answers.calls
-        self._store(rows.place, rows.offsets, rows.timestamps, rows.attempts, answers)
+        self._store(rows.tp, rows.offsets, rows.timestamps, rows.attempts, answers)
 
     def gone(self, rows: GoneRows) -> None:
         """Retries that the log does not hold any more: attempt 0, for no handler was called."""
         count = len(rows.offsets)
-        self._in_order(rows.place, np.array(rows.offsets, dtype=np.int64))
+        self._in_order(rows.tp, np.array(rows.offsets, dtype=np.int64))
         chunk = Chunk(
             np.array(rows.offsets, dtype=np.int64),
             np.full(count, -1, dtype=np.int64),
             np.zeros(count, dtype=np.int32),
             np.full(count, self._clock(), dtype=np.int64),
         )
-        self._files.add(rows.place, rows.outcome, chunk)
+        self._files.add(rows.tp, rows.outcome, chunk)
 
-    def unreadable(self, rows: Rows) -> None:
+    def unreadable(self, rows: Records) -> None:
         """Records that no handler can be given: each failed."""
         at = self._clock()
         failed = [_unreadable(row, at) for row in range(len(rows))]
         answers = Answers(np.full(len(rows), at, dtype=np.int64), failed)
-        self._store(rows.place, rows.offsets, rows.timestamps, rows.attempts, answers)
+        self._store(rows.tp, rows.offsets, rows.timestamps, rows.attempts, answers)
 
-    def store_column(self, place: TopicPartition, batch: pa.RecordBatch) -> None:
+    def store_column(self, tp: TopicPartition, batch: pa.RecordBatch) -> None:
         """Rows of one topic-partition with the column handler's `outcome`, or a `note` instead."""
         notes = batch.column("note")
         if self._pace is not None:
             self._pace.take(notes.null_count)
         if notes.null_count == batch.num_rows:
-            return self._store_spoken(place, batch)
+            return self._store_spoken(tp, batch)
         words = notes.to_pylist()
         for note in dict.fromkeys(words):
             part = batch.filter(pa.array([word == note for word in words]))
@@ -221,13 +221,13 @@ class Handling:
             if note == FETCHED:
                 self._fetched += sum(offsets)
             elif note in (Outcome.EXPIRED, Outcome.COMPACTED):
-                self.gone(GoneRows(place, offsets, Outcome(note)))
+                self.gone(GoneRows(tp, offsets, Outcome(note)))
         handled = [word in (None, TOMBSTONE, UNREADABLE) for word in words]
         if any(handled):
-            self._store_spoken(place, batch.filter(pa.array(handled)))
+            self._store_spoken(tp, batch.filter(pa.array(handled)))
         return None
 
-    def _store_spoken(self, place: TopicPartition, batch: pa.RecordBatch) -> None:
+    def _store_spoken(self, tp: TopicPartition, batch: pa.RecordBatch) -> None:
         outcomes, notes, at = batch.column("outcome"), batch.column("note"), self._clock()
         known = pc.fill_null(pc.is_in(outcomes, WORDS), False)
         plain = pc.and_(pc.and_(known, notes.is_null()), pc.fill_null(pc.equal(outcomes, "acked"), False))
@@ -245,14 +245,12 @@ class Handling:
         handled_at = np.full(batch.num_rows, at, dtype=np.int64)
         times = batch.column("timestamp").cast(pa.int64()).fill_null(-1).to_numpy(zero_copy_only=False)
         attempts = batch.column("attempt").to_numpy()
-        self._store(place, batch.column("offset").to_numpy(), times, attempts, Answers(handled_at, unacked))
+        self._store(tp, batch.column("offset").to_numpy(), times, attempts, Answers(handled_at, unacked))
 
-    def _store(
-        self, place: TopicPartition, offsets: Int64s, timestamps: Int64s, attempts: Any, answers: Answers
-    ) -> None:
-        self._in_order(place, offsets)
+    def _store(self, tp: TopicPartition, offsets: Int64s, timestamps: Int64s, attempts: Any, answers: Answers) -> None:
+        self._in_order(tp, offsets)
         if not answers.unacked:
-            self._files.add(place, Outcome.ACKED, Chunk(offsets, timestamps, attempts, answers.handled_at))
+            self._files.add(tp, Outcome.ACKED, Chunk(offsets, timestamps, attempts, answers.handled_at))
             return
         acked = np.ones(len(offsets), dtype=np.bool_)
         others: dict[Outcome, list[Unacked]] = defaultdict(list)
@@ -260,22 +258,22 @@ class Handling:
             acked[one.row] = False
             others[self._work.on_failure if one.outcome is Outcome.FAILED else one.outcome].append(one)
         chunk = Chunk(offsets[acked], timestamps[acked], attempts[acked], answers.handled_at[acked])
-        self._files.add(place, Outcome.ACKED, chunk)
+        self._files.add(tp, Outcome.ACKED, chunk)
         for outcome, ones in others.items():
             at = np.array([one.row for one in ones])
             times = np.array([one.handled_at for one in ones], dtype=np.int64)
             classes, messages = [one.error_class for one in ones], [one.error_message for one in ones]
             chunk = Chunk(offsets[at], timestamps[at], attempts[at], times, classes, messages)
-            self._files.add(place, outcome, chunk)
+            self._files.add(tp, outcome, chunk)
 
-    def _in_order(self, place: TopicPartition, offsets: Int64s) -> None:
+    def _in_order(self, tp: TopicPartition, offsets: Int64s) -> None:
         """That no row came twice. Raises FatalError: a column handler that multiplies or sorts rows, say."""
-        last = self._last.get(place, -1)
+        last = self._last.get(tp, -1)
         if not len(offsets):
             return
         if offsets[0] <= last or (len(offsets) > 1 and int(np.diff(offsets).min()) <= 0):
-            raise FatalError(f"{place}: records came twice or out of order after offset {last}")
-        self._last[place] = int(offsets[-1])
+            raise FatalError(f"{tp}: records came twice or out of order after offset {last}")
+        self._last[tp] = int(offsets[-1])
 
     def manifest(self) -> pa.RecordBatch:
         """Close the files; rows of `MANIFEST`."""
@@ -284,9 +282,9 @@ class Handling:
             | {"path": file.path or None, "outcome": file.outcome.value}
             for file in self._files.close()
         ]
-        for place, waits in self._waits.items():
+        for tp, waits in self._waits.items():
             numbers = {"fetches": waits.count, "fetch_seconds": waits.seconds, "fetch_seconds_max": waits.longest}
-            rows.append({"topic": place.topic, "partition": place.partition, **numbers})
+            rows.append({"topic": tp.topic, "partition": tp.partition, **numbers})
         rows.append({"calls": self._calls, "fetched": self._fetched})
         return pa.RecordBatch.from_pylist(rows, schema=MANIFEST)
 
@@ -309,7 +307,7 @@ def _answer_of(work: Work, clock: Clock) -> Answering:
     return Isolated(work, clock) if work.isolated else answering(work)
 
 
-def _by_place(batch: pa.RecordBatch, topic: str | None) -> Iterable[tuple[TopicPartition, pa.RecordBatch]]:
+def _by_topic_partition(batch: pa.RecordBatch, topic: str | None) -> Iterable[tuple[TopicPartition, pa.RecordBatch]]:
     """Stretches of a batch that are of one topic-partition."""
     if not batch.num_rows:
         return
@@ -331,6 +329,6 @@ def _with_note(batch: pa.RecordBatch, note: str | None = None) -> pa.RecordBatch
     return pa.RecordBatch.from_arrays(columns, schema=NOTED)
 
 
-def _noted(place: TopicPartition, offsets: Sequence[int], note: str) -> pa.RecordBatch:
-    row = {"topic": place.topic, "partition": place.partition, "attempt": 0, "note": str(note)}
+def _noted(tp: TopicPartition, offsets: Sequence[int], note: str) -> pa.RecordBatch:
+    row = {"topic": tp.topic, "partition": tp.partition, "attempt": 0, "note": str(note)}
     return pa.RecordBatch.from_pylist([{**row, "offset": offset} for offset in offsets], schema=NOTED)

@@ -7,11 +7,11 @@ of one turn, and repeats nothing.
 """
 
 from ackline.errors import FatalError, GroupBusy, GroupMoved, NewerCommit, TransientError
-from ackline.ledger import OutcomeRow, Settlement
+from ackline.ledger import OutcomeRow
 from ackline.outcome import Outcome
-from ackline.planning import Plan
+from ackline.steps.commit import check_commit, commit_newest
 from ackline.steps.parts import Parts
-from ackline.steps.settle import check_commit, commit_newest
+from ackline.turns import Plan, Settlement
 
 
 def claim(parts: Parts, plan: Plan, newest: Settlement) -> None:
@@ -36,10 +36,10 @@ def claim(parts: Parts, plan: Plan, newest: Settlement) -> None:
                 raise
         parts.store.store_claim(plan)
     try:
-        held = commit_newest(parts).committed
-        for at, one in plan.partitions.items():
-            if one.fresh and at not in held:  # parked since it was planned, and committed by others: theirs by now
-                raise GroupMoved(f"{at} is no longer subscribed, and somebody else has committed it")
+        committed = commit_newest(parts).committed
+        for tp, one in plan.partitions.items():
+            if one.fresh and tp not in committed:  # parked since it was planned, and committed by others: theirs by now
+                raise GroupMoved(f"{tp} is no longer subscribed, and somebody else has committed it")
     except (GroupBusy, GroupMoved, NewerCommit) as error:
         if parts.store.store_start(plan, parts.now()):  # whoever has the marker alone says what becomes of the records
             lose(parts, plan, str(error))
@@ -67,8 +67,8 @@ def start(parts: Parts, plan: Plan) -> bool:
 def lose(parts: Parts, plan: Plan, reason: str) -> None:
     """Record the plan's ranges as lost, in the place of its outcomes; nothing where outcomes are stored."""
     rows = {
-        at: [OutcomeRow(one.fresh.start, 0, Outcome.LOST, parts.now(), None, one.fresh.end, reason)]
-        for at, one in plan.partitions.items()
+        tp: [OutcomeRow(one.fresh.start, 0, Outcome.LOST, parts.now(), None, one.fresh.end, reason)]
+        for tp, one in plan.partitions.items()
         if one.fresh
     }
     parts.store.store_lost(plan, parts.run_id, rows)

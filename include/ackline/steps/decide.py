@@ -13,13 +13,14 @@ from ackline.backoff import Backoff
 from ackline.errors import ConfigError
 from ackline.kafka.dead_letters import Letter
 from ackline.kafka.exact import Found, Gone
-from ackline.ledger import OutcomeRow, PartitionState, Pending, PendingKind, Settlement, TurnKind, fold
+from ackline.ledger import OutcomeRow, PartitionState, Pending, PendingKind, fold
 from ackline.offsets import OffsetRange, Run, TopicPartition, join
 from ackline.outcome import Outcome
-from ackline.planning import NO_LEADER, PARKED, PAUSED, Plan
+from ackline.planning import NO_LEADER, PARKED, PAUSED
 from ackline.retry import RetryBlock
+from ackline.steps.log_checks import cut
 from ackline.steps.parts import Parts
-from ackline.steps.same_log import cut
+from ackline.turns import Plan, Settlement, TurnKind
 
 Decisions = dict[TopicPartition, list[OutcomeRow]]
 
@@ -29,15 +30,15 @@ log = logging.getLogger(__name__)
 def states_after(plan: Plan, before: Settlement, found: TurnOutcomes) -> dict[TopicPartition, PartitionState]:
     """Every partition's state after the turn, by the settings that the plan was made with."""
     policy = _policy(plan)
-    states = {at: one.state for at, one in before.partitions.items()}
-    for at, planned in plan.partitions.items():
-        state = states.get(at, PartitionState(planned.complete_to))
+    states = {tp: one.state for tp, one in before.partitions.items()}
+    for tp, planned in plan.partitions.items():
+        state = states.get(tp, PartitionState(planned.complete_to))
         if plan.kind in (TurnKind.RUN, TurnKind.GENESIS):
-            seed = f"{plan.turn.lane}/{plan.turn.epoch}/{at.topic}/{at.partition}"
-            states[at] = fold(state, planned.fresh, planned.retries, found.rows.get(at, ()), policy, seed)
+            seed = f"{plan.turn.lane}/{plan.turn.epoch}/{tp.topic}/{tp.partition}"
+            states[tp] = fold(state, planned.fresh, planned.retries, found.rows.get(tp, ()), policy, seed)
         elif plan.kind is TurnKind.SKIP:
             to = max(state.complete_to, planned.fresh.end)
-            states[at] = fold(state, OffsetRange(to, to), (), found.rows.get(at, ()), policy)
+            states[tp] = fold(state, OffsetRange(to, to), (), found.rows.get(tp, ()), policy)
     return dict(sorted(states.items()))
 
 
@@ -53,20 +54,20 @@ def decide(parts: Parts, plan: Plan, before: Settlement, found: TurnOutcomes) ->
     if plan.kind is not TurnKind.RUN:
         return _skipped(parts, plan, before) if plan.kind is TurnKind.SKIP else {}
     decisions: Decisions = {}
-    rows = {at: list(one) for at, one in found.rows.items()}
-    for at, planned in plan.partitions.items():
+    rows = {tp: list(one) for tp, one in found.rows.items()}
+    for tp, planned in plan.partitions.items():
         if planned.complete_to < planned.fresh.start:
             expired = OutcomeRow(planned.complete_to, 0, Outcome.EXPIRED, parts.now(), None, planned.fresh.start)
-            decisions.setdefault(at, []).append(expired)
-            rows.setdefault(at, []).append(expired)
+            decisions.setdefault(tp, []).append(expired)
+            rows.setdefault(tp, []).append(expired)
     states = states_after(plan, before, TurnOutcomes(rows, {}, {}))
     readable = {
-        at: state
-        for at, state in states.items()
-        if at in plan.partitions and plan.partitions[at].why not in (PARKED, PAUSED, NO_LEADER)
+        tp: state
+        for tp, state in states.items()
+        if tp in plan.partitions and plan.partitions[tp].why not in (PARKED, PAUSED, NO_LEADER)
     }
-    for at, row in _buried(parts, plan, readable):
-        decisions.setdefault(at, []).append(row)
+    for tp, row in _buried(parts, plan, readable):
+        decisions.setdefault(tp, []).append(row)
     return decisions
 
 
@@ -76,11 +77,11 @@ def _skipped(parts: Parts, plan: Plan, before: Settlement) -> Decisions:
     Offsets between them that were acked keep the one outcome they have.
     """
     decisions: Decisions = {}
-    for at, planned in plan.partitions.items():
-        state, to = before.partitions[at].state, planned.fresh.end
+    for tp, planned in plan.partitions.items():
+        state, to = before.partitions[tp].state, planned.fresh.end
         pending = [Run(run.start, min(run.end, to), None) for run in state.pending if run.start < to]
         unread = [Run(state.complete_to, to, None)] if state.complete_to < to else []
-        decisions[at] = [
+        decisions[tp] = [
             OutcomeRow(run.start, 0, Outcome.SKIPPED, parts.now(), None, run.end, plan.reason)
             for run in join([*pending, *unread])
         ]
@@ -91,13 +92,13 @@ def _buried(
     parts: Parts, plan: Plan, states: Mapping[TopicPartition, PartitionState]
 ) -> Iterator[tuple[TopicPartition, OutcomeRow]]:
     """A decision for each pending dead letter that is settled now; one the broker did not confirm stays pending."""
-    wanted = {at: dead for at, state in states.items() if (dead := _dead_letters(state))}
-    wanted = {at: wanted[at] for at in _same(parts, plan, wanted, states)}
+    wanted = {tp: dead for tp, state in states.items() if (dead := _dead_letters(state))}
+    wanted = {tp: wanted[tp] for tp in _same(parts, plan, wanted, states)}
     topic = parts.pipeline.dead_letter_topic
     if topic is None:
-        for at, dead in wanted.items():
+        for tp, dead in wanted.items():
             for offset, pending in dead.items():
-                yield at, OutcomeRow(offset, 0, Outcome.DEAD, parts.now(), pending.error_class)
+                yield tp, OutcomeRow(offset, 0, Outcome.DEAD, parts.now(), pending.error_class)
     elif wanted:
         gone: list[Gone] = []
         decided: list[tuple[TopicPartition, OutcomeRow]] = []
@@ -106,9 +107,9 @@ def _buried(
             for sent in letters.send(_letters(parts, plan, wanted, gone)):
                 source = sent.letter.source
                 if sent.confirmed and isinstance(source, Found):
-                    at, offset = source.topic_partition, source.offset
-                    row = OutcomeRow(offset, 0, Outcome.DEAD, parts.now(), wanted[at][offset].error_class)
-                    decided.append((at, row))
+                    tp, offset = source.topic_partition, source.offset
+                    row = OutcomeRow(offset, 0, Outcome.DEAD, parts.now(), wanted[tp][offset].error_class)
+                    decided.append((tp, row))
                 elif not sent.confirmed:
                     refused[sent.error or "no answer"] += 1
         for error, number in refused.items():
@@ -116,7 +117,7 @@ def _buried(
         decided += [(one.topic_partition, OutcomeRow(one.offset, 0, one.outcome, parts.now())) for one in gone]
         # Asked again after reading: what was read while the log was exchanged settles nothing of the old one.
         same = set(_same(parts, plan, wanted, states))
-        yield from ((at, row) for at, row in decided if at in same)
+        yield from ((tp, row) for tp, row in decided if tp in same)
 
 
 def _same(
@@ -127,16 +128,16 @@ def _same(
     At the offset of a topic that was created again, or of a log that was cut and has grown again, lies a stranger: its
     dead letters stay pending. So do those of a partition that has no leader to be asked.
     """
-    topics = parts.cluster.topics({at.topic for at in wanted})
-    same = {at: topics.get(at.topic) for at in wanted}
+    topics = parts.cluster.topics({tp.topic for tp in wanted})
+    same = {tp: topics.get(tp.topic) for tp in wanted}
     there = [
-        at
-        for at, topic in same.items()
-        if topic and topic.topic_id == plan.partitions[at].topic_id and topic.partitions.get(at.partition)
+        tp
+        for tp, topic in same.items()
+        if topic and topic.topic_id == plan.partitions[tp].topic_id and topic.partitions.get(tp.partition)
     ]
-    known = {at: (states[at].complete_to, plan.partitions[at].log.leader_epoch) for at in there}
+    known = {tp: (states[tp].complete_to, plan.partitions[tp].log.leader_epoch) for tp in there}
     lost = cut(parts, known, parts.cluster.bounds(there))
-    return [at for at in there if at not in lost]
+    return [tp for tp in there if tp not in lost]
 
 
 def _letters(
@@ -144,7 +145,7 @@ def _letters(
 ) -> Iterator[Letter]:
     """Each record to be buried, read again from its topic; what is no longer there is noted in `gone`."""
     with parts.reader() as reader:
-        for found in reader.read({at: list(dead) for at, dead in wanted.items()}):
+        for found in reader.read({tp: list(dead) for tp, dead in wanted.items()}):
             if isinstance(found, Gone):
                 gone.append(found)
             else:
@@ -153,14 +154,14 @@ def _letters(
 
 def _letter(plan: Plan, found: Found, why: Pending) -> Letter:
     """A record with the headers that say where it comes from and why it is dead."""
-    at = found.topic_partition
+    tp = found.topic_partition
     _, timestamp = found.message.timestamp()
     said = {
         "pipeline": plan.turn.pipeline,
         "lane": plan.turn.lane,
         "epoch": plan.turn.epoch,
-        "topic": at.topic,
-        "partition": at.partition,
+        "topic": tp.topic,
+        "partition": tp.partition,
         "offset": found.offset,
         "timestamp": timestamp,
         "attempts": why.attempts,

@@ -17,8 +17,9 @@ from ackline.errors import RetentionPassed
 from ackline.ledger import OutcomeRow, PendingKind
 from ackline.offsets import Run, TopicPartition, join
 from ackline.outcome import Outcome
-from ackline.planning import PartitionView, Plan
+from ackline.planning import PartitionView
 from ackline.steps.parts import Parts
+from ackline.turns import Plan
 
 _NAMED = 5
 """Partitions, and ranges of each, that a message names."""
@@ -28,7 +29,7 @@ def refuse_lost(parts: Parts, views: Mapping[TopicPartition, PartitionView]) -> 
     """Raise RetentionPassed where the log starts above what a partition has not read, or has pending."""
     if parts.pipeline.on_expired != "fail":
         return
-    lost = {at: _lost(parts, view) for at, view in views.items() if view.readable}
+    lost = {tp: _lost(parts, view) for tp, view in views.items() if view.readable}
     if any(lost.values()):
         raise _passed(parts, lost, "Nothing was planned")
 
@@ -51,8 +52,8 @@ def expired_of(parts: Parts, plan: Plan, rows: Mapping[TopicPartition, Sequence[
     if parts.pipeline.on_expired != "fail":
         return None
     lost = {
-        at: join(Run(start, end, None) for start, end in sorted((row.offset, row.end) for row in expired))
-        for at, found in rows.items()
+        tp: join(Run(start, end, None) for start, end in sorted((row.offset, row.end) for row in expired))
+        for tp, found in rows.items()
         if (expired := [row for row in found if row.outcome is Outcome.EXPIRED])
     }
     if not lost or parts.store.has_claim(plan.turn):
@@ -61,21 +62,21 @@ def expired_of(parts: Parts, plan: Plan, rows: Mapping[TopicPartition, Sequence[
 
 
 def _passed(parts: Parts, lost: Mapping[TopicPartition, Sequence[Run[None]]], so: str) -> RetentionPassed:
-    found = {at: runs for at, runs in sorted(lost.items()) if runs}
-    at, runs = next(iter(found.items()))
-    where = f" --topic {at.topic} --partition {at.partition}" if len(found) == 1 else ""
+    found = {tp: runs for tp, runs in sorted(lost.items()) if runs}
+    tp, runs = next(iter(found.items()))
+    where = f" --topic {tp.topic} --partition {tp.partition}" if len(found) == 1 else ""
     return RetentionPassed(
         f"retention took records that were not settled: {_listed(map(_ranges, found, found.values()))}. {so}. Go on "
         f"with `ackline skip {parts.pipeline.name}{where} --to earliest`, which records them as skipped, or write "
         f"`on_expired: record`",
-        topic=at.topic,
-        partition=at.partition,
+        topic=tp.topic,
+        partition=tp.partition,
         offset=runs[0].start,
     )
 
 
-def _ranges(at: TopicPartition, runs: Sequence[Run[None]]) -> str:
-    return f"{at} {_listed(f'[{run.start}, {run.end})' for run in runs)}"
+def _ranges(tp: TopicPartition, runs: Sequence[Run[None]]) -> str:
+    return f"{tp} {_listed(f'[{run.start}, {run.end})' for run in runs)}"
 
 
 def _listed(texts: Iterable[str]) -> str:

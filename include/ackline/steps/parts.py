@@ -8,7 +8,6 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from ackline.audit.store import LedgerStore
-from ackline.cautions import of_connection, of_settings
 from ackline.errors import ConfigError
 from ackline.kafka.cluster import Cluster
 from ackline.kafka.config import client_config
@@ -16,13 +15,14 @@ from ackline.kafka.dead_letters import DeadLetters
 from ackline.kafka.exact import ExactReader
 from ackline.kafka.group import Group
 from ackline.kafka.registry import Registry, registry_config, without_registry
-from ackline.ledger import LIVE
-from ackline.listener import Teller, load_listener
+from ackline.listener import ListenerThread, load_listener
 from ackline.offsets import TopicPartition
 from ackline.partition_filter import PartitionFilter, everything, load_partition_filter
+from ackline.paths import audit_root
 from ackline.pipeline import Pipeline
-from ackline.places import audit_root
+from ackline.setting_warnings import of_connection, of_settings
 from ackline.translation import Translation
+from ackline.turns import LIVE
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -59,7 +59,7 @@ class Parts:
     actor: str
     fixed_now: datetime | None = None
     no_breaker: bool = False
-    listener: Teller | None = None
+    listener: ListenerThread | None = None
     cautions: tuple[str, ...] = ()
     """What the file and the connection alone say a user should know."""
     clock: Clock = lambda: datetime.now(UTC)
@@ -69,28 +69,28 @@ class Parts:
     translation: Translation | None = None
     partition_filter: PartitionFilter = everything
 
-    def tell(self, event: str, *said: Any) -> None:
+    def notify(self, event: str, *said: Any) -> None:
         """Tell the listener of an event that is durable."""
         if self.listener is not None:
-            self.listener.tell(event, *said)
+            self.listener.notify(event, *said)
 
-    def wants(self, at: TopicPartition) -> bool:
+    def wants(self, tp: TopicPartition) -> bool:
         """Whether a partition is subscribed to. Raises ConfigError where the partition filter does not answer."""
-        return self.pipeline.kafka.wants(*at) and self.partition_filter(at)
+        return self.pipeline.kafka.wants(*tp) and self.partition_filter(tp)
 
     def there(self, partitions: Iterable[TopicPartition]) -> list[TopicPartition]:
         """Partitions that the broker has, under whatever topic id."""
         asked = list(partitions)
-        topics = self.cluster.topics(sorted({at.topic for at in asked}))
-        return [at for at in asked if at.topic in topics and at.partition in topics[at.topic].partitions]
+        topics = self.cluster.topics(sorted({tp.topic for tp in asked}))
+        return [tp for tp in asked if tp.topic in topics and tp.partition in topics[tp.topic].partitions]
 
     def existing(self, topic_ids: Mapping[TopicPartition, str]) -> list[TopicPartition]:
         """Partitions that the broker still has, under the same topic id: elsewhere our offsets mean nothing."""
-        topics = self.cluster.topics(sorted({at.topic for at in topic_ids}))
+        topics = self.cluster.topics(sorted({tp.topic for tp in topic_ids}))
         return [
-            at
-            for at, known in topic_ids.items()
-            if at.topic in topics and topics[at.topic].topic_id == known and at.partition in topics[at.topic].partitions
+            tp
+            for tp, known in topic_ids.items()
+            if tp.topic in topics and topics[tp.topic].topic_id == known and tp.partition in topics[tp.topic].partitions
         ]
 
     def reader(self) -> ExactReader:
@@ -173,7 +173,7 @@ def open_parts(
             translation=translation,
             partition_filter=partition_filter,
         )
-        parts.tell("open", pipeline.name, run_id)
+        parts.notify("open", pipeline.name, run_id)
         try:
             yield parts
         finally:

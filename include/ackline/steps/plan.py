@@ -11,28 +11,21 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 
 from ackline import planning
+from ackline.commit_rule import CommitMetadata, Committed, check_commit_allowed, still_acknowledged
 from ackline.errors import ConfigError, GroupMoved, LedgerError, NewerCommit, TooFarBehind
-from ackline.figures import due_retries
-from ackline.ledger import (
-    CommitMark,
-    Committed,
-    SettledPartition,
-    Settlement,
-    TurnId,
-    TurnKind,
-    answered,
-    check_held,
-)
+from ackline.metrics import due_retries
 from ackline.offsets import TopicPartition
-from ackline.planning import Limits, PartitionView, Plan
-from ackline.steps.acts import act_plan, follow, genesis_plan, new_plan
-from ackline.steps.change import check_unchanged
+from ackline.planning import Limits, PartitionView
+from ackline.steps.action_plans import action_plan, follow_plan, new_plan
+from ackline.steps.commit import commit_metadata_of, ledger_progress, may_restore
 from ackline.steps.expired import refuse_lost
-from ackline.steps.genesis import genesis_of, leaderless_of
-from ackline.steps.look import Look, look_at_kafka, written_to
+from ackline.steps.genesis import genesis_of, genesis_plan, leaderless_of
+from ackline.steps.log_checks import check_logs, check_topic
+from ackline.steps.observe import KafkaView, observe_kafka, written_to
 from ackline.steps.parts import Parts
-from ackline.steps.same_log import check_logs, check_topic
-from ackline.steps.settle import come_to, mark_of, may_restore, settle_turn
+from ackline.steps.setting_changes import check_unchanged
+from ackline.steps.settle import settle_turn
+from ackline.turns import Plan, SettledPartition, Settlement, TurnId, TurnKind
 
 log = logging.getLogger(__name__)
 
@@ -81,13 +74,13 @@ def plan(parts: Parts) -> Planned:
             try:
                 done = _take_turn(parts, newest, skipped)
             except NewerCommit:
-                before, come = come, come_to(parts)
+                before, come = come, ledger_progress(parts)
                 if come == before:
                     raise
                 continue
             if done:
-                for at in done.leaderless:
-                    log.warning("%s has no leader: it is left out until it has one; the others go on", at)
+                for tp in done.leaderless:
+                    log.warning("%s has no leader: it is left out until it has one; the others go on", tp)
                 return replace(done, acts=tuple(acts))
     raise LedgerError(f"{_RACES} times another run took the turn that this one was about to take; are runs looping?")
 
@@ -95,7 +88,7 @@ def plan(parts: Parts) -> Planned:
 def _say_act(plan: Plan) -> None:
     """A run that skips or follows says so, beside what it stores."""
     if plan.kind in (TurnKind.SKIP, TurnKind.RESET):
-        moves = [f"{at} to {one.fresh.start}" for at, one in plan.partitions.items()]
+        moves = [f"{tp} to {one.fresh.start}" for tp, one in plan.partitions.items()]
         more = f" and {len(moves) - _NAMED} more" if len(moves) > _NAMED else ""
         log.warning("%s, a %s of %s%s: %s", plan.turn, plan.kind, ", ".join(moves[:_NAMED]), more, plan.reason)
 
@@ -104,7 +97,7 @@ def preview(parts: Parts) -> Planned:
     """What `plan` would store, without storing anything: a new lane is shown from where it would start."""
     newest = parts.store.newest()
     open_plan = parts.store.open_plan(newest) if newest else None
-    look = look_at_kafka(parts, newest)
+    look = observe_kafka(parts, newest)
     _check_dead_letter_topic(parts)
     if open_plan:
         return Planned(open_plan, adopted=True)
@@ -119,7 +112,7 @@ def preview(parts: Parts) -> Planned:
     return Planned(_new_plan(parts, started, look), adopted=False, missing=look.missing, leaderless=leaderless)
 
 
-def preview_lane(parts: Parts, newest: Settlement | None, look: Look) -> dict[TopicPartition, SettledPartition]:
+def preview_lane(parts: Parts, newest: Settlement | None, look: KafkaView) -> dict[TopicPartition, SettledPartition]:
     """The lane's partitions, and those that would join it now, from where they would start."""
     return {**(newest.partitions if newest else {}), **genesis_of(parts, newest, look)}
 
@@ -130,7 +123,7 @@ def _take_turn(parts: Parts, newest: Settlement | None, skipped: bool) -> Planne
     Once it has `skipped`, a run reads: a log that grows meanwhile is too far behind again at each look.
     """
     _check_clock(parts, newest.settled_at if newest else None)
-    look = look_at_kafka(parts, newest)  # says first, and soon, that a broker is away
+    look = observe_kafka(parts, newest)  # says first, and soon, that a broker is away
     _check_dead_letter_topic(parts)
     if newest is not None:
         check_unchanged(parts, newest)
@@ -140,7 +133,7 @@ def _take_turn(parts: Parts, newest: Settlement | None, skipped: bool) -> Planne
         turn, why = _first_turn(parts), "first run"
         first = Settlement(turn, TurnKind.GENESIS, parts.run_id, parts.now(), genesis, parts.actor, why)
         if parts.store.store_settlement(first, subscription=parts.pipeline.settings()["kafka"]) and genesis:
-            parts.tell("partitions_changed", genesis)
+            parts.notify("partitions_changed", genesis)
         return None
     leaderless = leaderless_of(parts, newest.partitions, look)
     if not newest.partitions and not genesis:
@@ -148,7 +141,7 @@ def _take_turn(parts: Parts, newest: Settlement | None, skipped: bool) -> Planne
     plan = genesis_plan(parts, newest, genesis) if genesis else _new_plan(parts, newest, look, skipped)
     if not parts.store.store_plan(plan) or plan.kind is not TurnKind.RUN:
         return None  # another run was quicker; or it is an act, which is settled before the lane goes on
-    parts.tell("planned", plan)
+    parts.notify("planned", plan)
     return Planned(plan, adopted=False, missing=look.missing, leaderless=leaderless)
 
 
@@ -176,29 +169,31 @@ def _first_turn(parts: Parts) -> TurnId:
 # ---- a new plan ---------------------------------------------------------------------------------------------------
 
 
-def _new_plan(parts: Parts, newest: Settlement, look: Look, skipped: bool = False) -> Plan:
-    """The plan of a run; or, where somebody has moved the group and the file says `follow`, of the act that follows."""
+def _new_plan(parts: Parts, newest: Settlement, look: KafkaView, skipped: bool = False) -> Plan:
+    """The plan of a run; or, where somebody has moved the group and the file says `follow`, of the action that follows."""
     pipeline = parts.pipeline
-    mark = mark_of(parts, newest)
+    mark = commit_metadata_of(parts, newest)
     views: dict[TopicPartition, PartitionView] = {}
     moves: dict[TopicPartition, Committed] = {}
-    for at, one in newest.partitions.items():
-        held, subscribed = look.held.get(at), parts.wants(at)
+    for tp, one in newest.partitions.items():
+        committed, subscribed = look.committed.get(tp), parts.wants(tp)
         if subscribed:
-            check_topic(parts, at, one.topic_id, look.topic_ids.get(at.topic), at in look.bounds)
-            if _is_moved(parts, at, held, mark, one.seen) and held is not None:
-                moves[at] = held
-        seen = answered(held, one.seen, mark)
-        views[at] = PartitionView(one.topic_id, one.state, look.bounds.get(at), held, seen, subscribed, one.paused)
-    check_logs(parts, {at: newest.partitions[at] for at, view in views.items() if view.readable}, look.bounds)
+            check_topic(parts, tp, one.topic_id, look.topic_ids.get(tp.topic), tp in look.bounds)
+            if _is_moved(parts, tp, committed, mark, one.acknowledged_foreign_offset) and committed is not None:
+                moves[tp] = committed
+        acknowledged_foreign_offset = still_acknowledged(committed, one.acknowledged_foreign_offset, mark)
+        views[tp] = PartitionView(
+            one.topic_id, one.state, look.bounds.get(tp), committed, acknowledged_foreign_offset, subscribed, one.paused
+        )
+    check_logs(parts, {tp: newest.partitions[tp] for tp, view in views.items() if view.readable}, look.bounds)
     views |= _read_beyond(parts, views)
     if moves:
-        return follow(parts, newest, moves)
+        return follow_plan(parts, newest, moves)
     refuse_lost(parts, views)
     behind = {} if skipped and _may_skip(parts) else _too_far_behind(parts, views)
     if behind:
         reason = f"more than max_offset_behind {pipeline.max_offset_behind and pipeline.max_offset_behind.offsets}"
-        return act_plan(parts, newest, TurnKind.SKIP, behind, reason)
+        return action_plan(parts, newest, TurnKind.SKIP, behind, reason)
     retries = pipeline.guarantee == "at_least_once"  # without them nothing is pending, so there is no window
     limits = Limits(pipeline.max_uncommitted if retries else 2**62, pipeline.max_records_per_run)
     views = _with_times(parts, views, limits)
@@ -210,14 +205,14 @@ def _read_beyond(parts: Parts, views: Mapping[TopicPartition, PartitionView]) ->
     """Views of what was read, or committed by others, under `read_uncommitted` beyond the end of what is readable now:
     a transaction is open there. No log was cut, so there is nothing new as long as it is."""
     ahead = {
-        at: view.state.complete_to
-        for at, view in views.items()
+        tp: view.state.complete_to
+        for tp, view in views.items()
         if view.readable and view.log is not None and view.log.end < view.state.complete_to
     }
     found = {}
-    for at in written_to(parts, ahead):
-        log = views[at].log
-        found[at] = replace(views[at], log=log and log._replace(end=ahead[at]))
+    for tp in written_to(parts, ahead):
+        log = views[tp].log
+        found[tp] = replace(views[tp], log=log and log._replace(end=ahead[tp]))
     return found
 
 
@@ -226,16 +221,16 @@ def _with_times(
 ) -> dict[TopicPartition, PartitionView]:
     """The views with the time of each first unread record, where a run can't take all there is and has to choose."""
     unread = {
-        at: max(view.state.complete_to, view.log.start)
-        for at, view in views.items()
+        tp: max(view.state.complete_to, view.log.start)
+        for tp, view in views.items()
         if view.readable and view.log is not None and view.log.end > view.state.complete_to
     }
-    there_is = sum(view.log.end - unread[at] for at, view in views.items() if at in unread and view.log is not None)
+    there_is = sum(view.log.end - unread[tp] for tp, view in views.items() if tp in unread and view.log is not None)
     there_is += sum(due_retries(view.state, parts.now()) for view in views.values() if view.readable)
     if len(unread) < 2 or there_is <= limits.max_records_per_run:
         return views
     times = parts.cluster.record_times(unread)
-    return {at: replace(view, waits_since=times.get(at)) for at, view in views.items()}
+    return {tp: replace(view, waits_since=times.get(tp)) for tp, view in views.items()}
 
 
 def _may_skip(parts: Parts) -> bool:
@@ -252,7 +247,7 @@ def _too_far_behind(parts: Parts, views: Mapping[TopicPartition, PartitionView])
     if limit is None:
         return {}
     found = {}
-    for at, view in views.items():
+    for tp, view in views.items():
         if not view.readable or view.log is None:
             continue
         behind = view.log.end - max(view.state.floor, view.log.start)
@@ -260,22 +255,28 @@ def _too_far_behind(parts: Parts, views: Mapping[TopicPartition, PartitionView])
             continue
         if limit.policy == "fail":
             raise TooFarBehind(
-                f"{at}: the floor {view.state.floor} is {behind} offsets behind the log's end, more than "
+                f"{tp}: the floor {view.state.floor} is {behind} offsets behind the log's end, more than "
                 f"max_offset_behind ({limit.offsets}); raise it, skip, or let the policy be `skip`",
-                topic=at.topic,
-                partition=at.partition,
+                topic=tp.topic,
+                partition=tp.partition,
                 offset=view.state.floor,
             )
-        found[at] = view.log.end - limit.offsets
+        found[tp] = view.log.end - limit.offsets
     return found
 
 
-def _is_moved(parts: Parts, at: TopicPartition, held: Committed | None, mark: CommitMark, seen: int | None) -> bool:
+def _is_moved(
+    parts: Parts,
+    tp: TopicPartition,
+    committed: Committed | None,
+    mark: CommitMetadata,
+    acknowledged_foreign_offset: int | None,
+) -> bool:
     """Whether the group was moved and is to be followed; False where our floor may be committed over what it holds."""
-    if may_restore(parts, held, mark):
+    if may_restore(parts, committed, mark):
         return False
     try:
-        check_held(at, held, mark, seen)
+        check_commit_allowed(tp, committed, mark, acknowledged_foreign_offset)
     except GroupMoved:
         if parts.pipeline.on_external_reset == "follow":
             return True

@@ -14,20 +14,18 @@ from deltalake.transaction import AddAction
 from ackline.audit.rows import plan_date
 from ackline.audit.store import TRIES_COUNTED
 from ackline.errors import ConfigError, RangeGone, TopicChanged
-from ackline.figures import Report
-from ackline.kafka.cluster import LogBounds as ReadableLog
 from ackline.kafka.java import java_properties
 from ackline.kafka.registry import check_registry
-from ackline.ledger import Settlement
-from ackline.offsets import OffsetRange, TopicPartition, count, subtract
+from ackline.metrics import Report
+from ackline.offsets import LogBounds, OffsetRange, TopicPartition, count, subtract
 from ackline.outcome import ErrorClass, Outcome
-from ackline.planning import Plan, PlannedPartition
-from ackline.steps.change import check_open
 from ackline.steps.claim import claim, lose, refuse_retries, start
-from ackline.steps.figures import keeps_rows
+from ackline.steps.log_checks import cut
+from ackline.steps.measure import keeps_rows
 from ackline.steps.parts import Parts, Progress
-from ackline.steps.same_log import cut
+from ackline.steps.setting_changes import check_open
 from ackline.steps.settle import void_turn
+from ackline.turns import Plan, PlannedPartition, Settlement
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -76,7 +74,7 @@ def replay(parts: Parts, spark: "Callable[[], SparkSession]", on_progress: Progr
     if isinstance(result, RangeGone | TopicChanged):
         return _give_up(parts, plan, newest, result)
     if parts.store.store_outcomes(plan.turn, add_actions(plan, result), report(parts, plan, result)):
-        parts.tell("handled", plan.turn, result.counts)
+        parts.notify("handled", plan.turn, result.counts)
     return Replayed(plan, result.calls, result.fetched_for_retries)
 
 
@@ -139,53 +137,51 @@ def check_ranges(parts: Parts, plan: Plan, after: bool = False) -> None:
     where it is another, that leader must have the planned one's log up to the end of the plan, retries included. What
     was cut above the settled state is planned again; plan says where it was cut below. Raises RangeGone, TopicChanged.
     """
-    wanted = {at: one for at, one in plan.partitions.items() if not one.empty}
+    wanted = {tp: one for tp, one in plan.partitions.items() if not one.empty}
     _check_topics(parts, plan, wanted)
     logs = parts.cluster.bounds(wanted)
     if not after:
         _check_bounds(wanted, logs)
-    for at, end in cut(parts, {at: (one.fresh.end, one.log.leader_epoch) for at, one in wanted.items()}, logs).items():
+    for tp, end in cut(parts, {tp: (one.fresh.end, one.log.leader_epoch) for tp, one in wanted.items()}, logs).items():
         left = "nothing is known to be left" if end is None else f"only what is below {end} is left"
         raise RangeGone(
-            f"{at} was truncated below the planned end {wanted[at].fresh.end} while {plan.turn} was under way "
+            f"{tp} was truncated below the planned end {wanted[tp].fresh.end} while {plan.turn} was under way "
             f"({left}); the turn is void",
-            topic=at.topic,
-            partition=at.partition,
+            topic=tp.topic,
+            partition=tp.partition,
             offset=end,
         )
 
 
 def _check_topics(parts: Parts, plan: Plan, wanted: Mapping[TopicPartition, PlannedPartition]) -> None:
-    topics = parts.cluster.topics(sorted({at.topic for at in wanted}))
-    for at, one in wanted.items():
-        found = topics.get(at.topic)
-        if found is None or found.topic_id != one.topic_id or at.partition not in found.partitions:
+    topics = parts.cluster.topics(sorted({tp.topic for tp in wanted}))
+    for tp, one in wanted.items():
+        found = topics.get(tp.topic)
+        if found is None or found.topic_id != one.topic_id or tp.partition not in found.partitions:
             raise TopicChanged(
-                f"{at} was deleted or created again while {plan.turn} was under way; the turn is void, nothing "
+                f"{tp} was deleted or created again while {plan.turn} was under way; the turn is void, nothing "
                 f"of it counts",
-                topic=at.topic,
-                partition=at.partition,
+                topic=tp.topic,
+                partition=tp.partition,
             )
 
 
-def _check_bounds(
-    wanted: Mapping[TopicPartition, PlannedPartition], logs: Mapping[TopicPartition, ReadableLog]
-) -> None:
-    for at, log in logs.items():
-        fresh = wanted[at].fresh
+def _check_bounds(wanted: Mapping[TopicPartition, PlannedPartition], logs: Mapping[TopicPartition, LogBounds]) -> None:
+    for tp, log in logs.items():
+        fresh = wanted[tp].fresh
         if fresh and log.end < fresh.end:
             raise TopicChanged(
-                f"{at} ends at {log.end}, below the planned end {fresh.end}: it was truncated or recreated; "
+                f"{tp} ends at {log.end}, below the planned end {fresh.end}: it was truncated or recreated; "
                 f"the turn is void",
-                topic=at.topic,
-                partition=at.partition,
+                topic=tp.topic,
+                partition=tp.partition,
                 offset=log.end,
             )
         if fresh and log.start > fresh.start:
             raise RangeGone(
-                f"{at}: the log starts at {log.start}, above the planned start {fresh.start}; the turn is void",
-                topic=at.topic,
-                partition=at.partition,
+                f"{tp}: the log starts at {log.start}, above the planned start {fresh.start}; the turn is void",
+                topic=tp.topic,
+                partition=tp.partition,
                 offset=fresh.start,
             )
 
@@ -210,8 +206,8 @@ def _because(parts: Parts, plan: Plan, newest: Settlement) -> str:
         return ""
     if parts.store.store_try(plan) > TRIES_COUNTED:
         return f"started {TRIES_COUNTED} times without outcomes"
-    for at, one in plan.partitions.items():
-        pending = newest.partitions[at].state.pending if at in newest.partitions else ()
+    for tp, one in plan.partitions.items():
+        pending = newest.partitions[tp].state.pending if tp in newest.partitions else ()
         killers = [OffsetRange(run.start, run.end) for run in pending if run.value.error_class in _ISOLATES]
         if count(subtract(one.retries, killers)) < count(one.retries):
             return "it tries a record again that has killed or hung its process"
@@ -234,8 +230,8 @@ def job_of(parts: Parts, plan: Plan, because: str = "") -> "ReplayJob":
         turn=turn.n,
         run_id=parts.run_id,
         plan_date=plan_date(plan.planned_at),
-        fresh={at: one.fresh for at, one in plan.partitions.items() if one.fresh},
-        retries={at: one.retries for at, one in plan.partitions.items() if one.retries},
+        fresh={tp: one.fresh for tp, one in plan.partitions.items() if one.fresh},
+        retries={tp: one.retries for tp, one in plan.partitions.items() if one.retries},
         handler=parts.pipeline.handler,
         isolation=plan.isolation,
         kafka={name: str(value) for name, value in parts.kafka.items()},
@@ -255,7 +251,7 @@ def job_of(parts: Parts, plan: Plan, because: str = "") -> "ReplayJob":
 
 def report(parts: Parts, plan: Plan, result: "ReplayResult") -> Report:
     """What the tasks say of the turn, to be stored with its outcomes."""
-    counts = {at: {outcome.value: rows for outcome, rows in one.items()} for at, one in result.counts.items()}
+    counts = {tp: {outcome.value: rows for outcome, rows in one.items()} for tp, one in result.counts.items()}
     return Report(counts, result.fetches, keeps_rows(parts, plan))
 
 

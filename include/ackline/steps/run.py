@@ -10,15 +10,15 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from ackline.errors import RangeGone
-from ackline.ledger import Settlement, TurnKind
 from ackline.offsets import TopicPartition
 from ackline.outcome import Outcome
-from ackline.planning import Plan
-from ackline.steps.figures import outcomes_of, report_of
+from ackline.steps.commit import Settled
+from ackline.steps.measure import outcomes_of, report_of
 from ackline.steps.parts import Parts, Progress
 from ackline.steps.plan import plan
 from ackline.steps.replay import Replayed, replay
-from ackline.steps.settle import Settled, settle, settle_turn
+from ackline.steps.settle import settle, settle_turn
+from ackline.turns import Plan, Settlement, TurnKind
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -11,40 +11,21 @@ Its writes, in this order, and why:
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from ackline.audit.store import TurnOutcomes
-from ackline.errors import GroupMoved, NewerCommit, NoProof, TooManyFailures
-from ackline.figures import last_fetch
-from ackline.ledger import (
-    CommitMark,
-    Committed,
-    OutcomeRow,
-    SettledPartition,
-    Settlement,
-    TurnId,
-    TurnKind,
-    check_held,
-    is_ours,
-)
+from ackline.errors import GroupMoved, NoProof, TooManyFailures
+from ackline.ledger import OutcomeRow
+from ackline.metrics import last_fetch
 from ackline.offsets import TopicPartition
 from ackline.outcome import Outcome
-from ackline.planning import Plan
+from ackline.steps.commit import Settled, commit_newest
 from ackline.steps.decide import decide, states_after
 from ackline.steps.events import tell_settled
 from ackline.steps.expired import expired_of
-from ackline.steps.figures import gaps_of, outcomes_of, report_of, with_figures
+from ackline.steps.measure import gaps_of, outcomes_of, report_of, with_metrics
 from ackline.steps.parts import Parts
-
-
-@dataclass(frozen=True, slots=True)
-class Settled:
-    """The newest settlement, and what the broker holds after the commit, read back; `stored` is the settlement that
-    this process has stored, which nobody else can say of the same turn."""
-
-    settlement: Settlement | None
-    committed: Mapping[TopicPartition, Committed]
-    stored: Settlement | None = None
+from ackline.turns import Plan, SettledPartition, Settlement, TurnId, TurnKind
 
 
 def settle(parts: Parts, turn: TurnId | None = None, on_stored: Callable[[Settlement], None] | None = None) -> Settled:
@@ -89,23 +70,25 @@ def settle_turn(parts: Parts, plan: Plan, before: Settlement) -> Settlement | No
         parts.store.store_decisions(plan, parts.run_id, decisions)
         found = outcomes_of(parts, plan, report)  # those that are stored count, ours or a rival's
     states = states_after(plan, before, found)
-    held = parts.group.committed(parts.existing({at: _topic_id(at, plan, before) for at in states}))
+    committed = parts.group.committed(parts.existing({tp: _topic_id(tp, plan, before) for tp in states}))
     partitions = {
-        at: SettledPartition(
-            _topic_id(at, plan, before),
-            before.partitions[at].state.floor if at in before.partitions else state.floor,
+        tp: SettledPartition(
+            _topic_id(tp, plan, before),
+            before.partitions[tp].state.floor if tp in before.partitions else state.floor,
             state,
-            found.counts.get(at, {}),
-            gaps_of(plan, at, found),
-            plan.partitions[at].seen if at in plan.partitions else before.partitions[at].seen,
-            held.get(at),
+            found.counts.get(tp, {}),
+            gaps_of(plan, tp, found),
+            plan.partitions[tp].acknowledged_foreign_offset
+            if tp in plan.partitions
+            else before.partitions[tp].acknowledged_foreign_offset,
+            committed.get(tp),
             _evidence(plan),
-            _paused(at, plan, before),
-            leader_epoch=_leader_epoch(at, plan, before),
+            _paused(tp, plan, before),
+            leader_epoch=_leader_epoch(tp, plan, before),
         )
-        for at, state in states.items()
+        for tp, state in states.items()
     }
-    partitions = with_figures(parts, plan, before, partitions, found, report)
+    partitions = with_metrics(parts, plan, before, partitions, found, report)
     now = parts.now()
     settlement = Settlement(plan.turn, plan.kind, parts.run_id, now, partitions, parts.actor, plan.reason)
     if not parts.store.store_settlement(settlement, plan):
@@ -157,116 +140,43 @@ def void_turn(parts: Parts, plan: Plan, before: Settlement, reason: str) -> None
     What the plan found of the group stays found: a foreign value is answered only until a commit of ours was met.
     """
     known = before.partitions
-    seen = {at: plan.partitions[at].seen if at in plan.partitions else one.seen for at, one in known.items()}
+    acknowledged_foreign_offset = {
+        tp: plan.partitions[tp].acknowledged_foreign_offset
+        if tp in plan.partitions
+        else one.acknowledged_foreign_offset
+        for tp, one in known.items()
+    }
     partitions = {
-        at: replace(
+        tp: replace(
             one,
             old_floor=one.state.floor,
             counts={},
             gaps=0,
             evidence="void",
-            seen=seen[at],
-            figures=last_fetch(one.figures),
+            acknowledged_foreign_offset=acknowledged_foreign_offset[tp],
+            metrics=last_fetch(one.metrics),
         )
-        for at, one in known.items()
+        for tp, one in known.items()
     }
     parts.store.store_settlement(
         Settlement(plan.turn, TurnKind.VOID, parts.run_id, parts.now(), partitions, parts.actor, reason), plan
     )
 
 
-def commit_newest(parts: Parts) -> Settled:
-    """Commit the floors of the newest settlement or claim, whoever stored it, and read them back.
-
-    Every partition is committed again, idle and parked ones too: Kafka forgets offsets that nobody commits.
-    """
-    come = None
-    while True:
-        newest = parts.store.newest()
-        if newest is None:
-            return Settled(None, {})
-        try:
-            committed = check_commit(parts, newest)
-        except NewerCommit:
-            before, come = come, come_to(parts)
-            if come == before:
-                raise
-            continue
-        if committed:
-            parts.group.commit(committed)
-            parts.tell("committed", committed)
-        return Settled(newest, committed)
-
-
-def come_to(parts: Parts) -> tuple[TurnId | None, bool]:
-    """How far the ledger has come: its newest turn, and whether the next one is claimed.
-
-    A commit is stored here before it is made there. So one that looks newer may be another run's, made since the ledger
-    was read; it is another ledger's, or an old copy is read here, where it still does after a look at the same ledger.
-    """
-    newest = parts.store.newest()
-    plan = parts.store.open_plan(newest) if newest else None
-    return newest.turn if newest else None, plan is not None and parts.store.has_claim(plan.turn)
-
-
-def check_commit(parts: Parts, newest: Settlement) -> dict[TopicPartition, Committed]:
-    """What may be committed now: the floors of the newest settlement, or the ends of the plan that is claimed.
-
-    What somebody else has committed of a parked partition is left alone, whatever the file says of moved groups: it
-    may have become another pipeline's, and nothing follows it here. Raises GroupMoved, NewerCommit or GroupBusy.
-    """
-    there = parts.existing({at: one.topic_id for at, one in newest.partitions.items()})
-    mark = mark_of(parts, newest)
-    floors = {at: one.state.floor for at, one in newest.partitions.items()}
-    seen = {at: one.seen for at, one in newest.partitions.items()}
-    plan = parts.store.open_plan(newest)
-    if plan is not None and plan.kind is TurnKind.RUN:  # it may have met a commit of ours: then nothing is answered
-        seen |= {at: one.seen for at, one in plan.partitions.items()}
-        if parts.pipeline.guarantee == "at_most_once" and parts.store.has_claim(plan.turn):
-            floors |= {at: one.fresh.end for at, one in plan.partitions.items() if one.fresh}
-            mark = replace(mark, n=plan.turn.n)
-    held = parts.group.committed(there)
-    allowed = [at for at in there if _may_commit(parts, at, held.get(at), mark, seen[at])]
-    return {at: Committed(floors[at], mark.encode()) for at in allowed}
-
-
-def _may_commit(parts: Parts, at: TopicPartition, held: Committed | None, mark: CommitMark, seen: int | None) -> bool:
-    subscribed = parts.wants(at)
-    if subscribed and may_restore(parts, held, mark):
-        return True
-    try:
-        check_held(at, held, mark, seen)
-    except GroupMoved:
-        if subscribed:
-            raise
-        return False
-    return True
-
-
-def mark_of(parts: Parts, newest: Settlement) -> CommitMark:
-    """The metadata of a commit of the newest settlement."""
-    return CommitMark(parts.store.ledger_id(), parts.pipeline.name, newest.turn.epoch, newest.turn.n)
-
-
-def may_restore(parts: Parts, held: Committed | None, mark: CommitMark) -> bool:
-    """Whether the file says that a foreign commit is to be overwritten. One of ours from elsewhere never is."""
-    return parts.pipeline.on_external_reset == "restore" and held is not None and not is_ours(held, mark.pipeline)
-
-
-def _paused(at: TopicPartition, plan: Plan, before: Settlement) -> bool:
-    if at in plan.partitions and plan.kind in (TurnKind.PAUSE, TurnKind.RESUME):
+def _paused(tp: TopicPartition, plan: Plan, before: Settlement) -> bool:
+    if tp in plan.partitions and plan.kind in (TurnKind.PAUSE, TurnKind.RESUME):
         return plan.kind is TurnKind.PAUSE
-    return at in before.partitions and before.partitions[at].paused
+    return tp in before.partitions and before.partitions[tp].paused
 
 
-def _topic_id(at: TopicPartition, plan: Plan, before: Settlement) -> str:
-    return plan.partitions[at].topic_id if at in plan.partitions else before.partitions[at].topic_id
+def _topic_id(tp: TopicPartition, plan: Plan, before: Settlement) -> str:
+    return plan.partitions[tp].topic_id if tp in plan.partitions else before.partitions[tp].topic_id
 
 
-def _leader_epoch(at: TopicPartition, plan: Plan, before: Settlement) -> int | None:
+def _leader_epoch(tp: TopicPartition, plan: Plan, before: Settlement) -> int | None:
     """The plan's, under which replay has read; what a plan left alone keeps its own."""
-    planned = plan.partitions[at].log.leader_epoch if at in plan.partitions else None
-    return planned if planned is not None or at not in before.partitions else before.partitions[at].leader_epoch
+    planned = plan.partitions[tp].log.leader_epoch if tp in plan.partitions else None
+    return planned if planned is not None or tp not in before.partitions else before.partitions[tp].leader_epoch
 
 
 def _evidence(plan: Plan) -> str:

@@ -5,13 +5,14 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TypeVar
 
-from ackline.figures import FETCH_MAX, FETCH_MEAN, FETCHES, TOTALS, due_retries, oldest_pending
-from ackline.ledger import PendingKind, SettledPartition, Settlement, TurnKind
+from ackline.ledger import PendingKind
+from ackline.metrics import FETCH_MAX, FETCH_MEAN, FETCHES, TOTALS, due_retries, oldest_pending
 from ackline.offsets import TopicPartition
 from ackline.planning import NO_LEADER, PARKED, PAUSED
-from ackline.steps.look import Look, look_at_kafka
+from ackline.steps.observe import KafkaView, observe_kafka
 from ackline.steps.parts import Parts
 from ackline.steps.plan import preview_lane
+from ackline.turns import SettledPartition, Settlement, TurnKind
 
 MISSING, CREATED_AGAIN, TRUNCATED = "missing", "created again", "truncated"
 """Why a run stops at a partition: it is gone; its topic is another one of that name; its log is shorter than it was."""
@@ -85,41 +86,41 @@ def status(parts: Parts) -> list[PartitionStatus]:
 def status_and_missing(parts: Parts) -> tuple[list[PartitionStatus], tuple[str, ...]]:
     """The same, and the topics and partitions that the file names and the broker does not have."""
     newest = parts.store.newest()
-    look = look_at_kafka(parts, newest)
+    look = observe_kafka(parts, newest)
     lane = preview_lane(parts, newest, look)
-    floors = {at: one.state.floor for at, one in lane.items()} | _claimed(parts, newest)
-    logs = {at: look.bounds.get(at) for at, one in lane.items() if look.topic_ids.get(at.topic) == one.topic_id}
-    behind = {at: max(floors[at], log.start) for at, log in logs.items() if log and floors[at] < log.end}
+    floors = {tp: one.state.floor for tp, one in lane.items()} | _claimed(parts, newest)
+    logs = {tp: look.bounds.get(tp) for tp, one in lane.items() if look.topic_ids.get(tp.topic) == one.topic_id}
+    behind = {tp: max(floors[tp], log.start) for tp, log in logs.items() if log and floors[tp] < log.end}
     times = parts.cluster.record_times(behind) if behind else {}
     found = []
-    for at, one in sorted(lane.items()):
-        log, same = look.bounds.get(at), logs.get(at)
-        held = look.held.get(at)
-        oldest, figures = oldest_pending(one.state), one.figures or {}
+    for tp, one in sorted(lane.items()):
+        log, same = look.bounds.get(tp), logs.get(tp)
+        committed = look.committed.get(tp)
+        oldest, metrics = oldest_pending(one.state), one.metrics or {}
         found.append(
             PartitionStatus(
                 parts.store.lane,
                 newest.turn.epoch if newest else 0,
-                at.topic,
-                at.partition,
+                tp.topic,
+                tp.partition,
                 log.start if log else None,
                 log.end if log else None,
-                held.offset if held else None,
-                floors[at],
+                committed.offset if committed else None,
+                floors[tp],
                 one.state.complete_to,
                 one.state.pending_by_kind(),
                 one.state.next_due,
-                same.end - floors[at] if same else None,
-                _lag_seconds(parts, at, behind, times) if same and floors[at] <= same.end else None,
+                same.end - floors[tp] if same else None,
+                _lag_seconds(parts, tp, behind, times) if same and floors[tp] <= same.end else None,
                 one.state.complete_to,
                 due_retries(one.state, parts.now()),
                 oldest,
-                times.get(at) if oldest is not None and oldest == behind.get(at) else None,
+                times.get(tp) if oldest is not None and oldest == behind.get(tp) else None,
                 {word: (one.totals or {}).get(word, 0) for word in TOTALS},
-                int(figures[FETCHES]) if FETCHES in figures else None,
-                figures.get(FETCH_MEAN),
-                figures.get(FETCH_MAX),
-                _why(parts, at, one, look),
+                int(metrics[FETCHES]) if FETCHES in metrics else None,
+                metrics.get(FETCH_MEAN),
+                metrics.get(FETCH_MAX),
+                _why(parts, tp, one, look),
             )
         )
     return found, look.missing
@@ -132,18 +133,18 @@ def _claimed(parts: Parts, newest: Settlement | None) -> dict[TopicPartition, in
     plan = parts.store.open_plan(newest)
     if plan is None or plan.kind is not TurnKind.RUN or not parts.store.has_claim(plan.turn):
         return {}
-    return {at: one.fresh.end for at, one in plan.partitions.items() if one.fresh}
+    return {tp: one.fresh.end for tp, one in plan.partitions.items() if one.fresh}
 
 
-def _why(parts: Parts, at: TopicPartition, one: SettledPartition, look: Look) -> str | None:
+def _why(parts: Parts, tp: TopicPartition, one: SettledPartition, look: KafkaView) -> str | None:
     """The reason that a plan would give, or stop for, as long as it holds for every plan."""
-    if not parts.wants(at):
+    if not parts.wants(tp):
         return PARKED
-    if at not in look.bounds:
+    if tp not in look.bounds:
         return MISSING
-    if look.topic_ids[at.topic] != one.topic_id:
+    if look.topic_ids[tp.topic] != one.topic_id:
         return CREATED_AGAIN
-    log = look.bounds[at]
+    log = look.bounds[tp]
     if log is not None and log.end < one.state.complete_to:
         return TRUNCATED
     if one.paused:
@@ -186,11 +187,11 @@ def _of_known(fold: Callable[[list[N]], N], values: Iterable[N | None]) -> N | N
 
 def _lag_seconds(
     parts: Parts,
-    at: TopicPartition,
+    tp: TopicPartition,
     behind: Mapping[TopicPartition, int],
     times: Mapping[TopicPartition, datetime],
 ) -> float | None:
-    if at not in behind:
+    if tp not in behind:
         return 0.0
-    time = times.get(at)
+    time = times.get(tp)
     return None if time is None else max(0.0, round((parts.now() - time).total_seconds(), 3))

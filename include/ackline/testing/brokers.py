@@ -15,8 +15,8 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
 from ackline.errors import FatalError
-from ackline.testing.broker import READY_SECONDS, Broker
-from ackline.testing.processes import wait_until
+from ackline.local.broker import READY_SECONDS, Broker
+from ackline.local.processes import wait_until
 
 ON_ALL = (2, 3, 1)
 """Replicas on all nodes, led by node 2 while it is there."""

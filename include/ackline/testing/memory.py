@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
+from ackline.commit_rule import Committed
 from ackline.handler import Dead, Record, Skip
-from ackline.ledger import Committed
 from ackline.offsets import TopicPartition
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -129,7 +129,7 @@ class HandlerCall(NamedTuple):
 
     by: str
     turn: int
-    at: TopicPartition
+    tp: TopicPartition
     topic_id: str
     offset: int
     attempt: int
@@ -217,7 +217,7 @@ class World:
         self.topics: dict[str, MemoryTopic] = {}
         self.gone: dict[str, MemoryTopic] = {}
         """Topics that were deleted, by id."""
-        self.held: dict[tuple[str, TopicPartition], Committed] = {}
+        self.committed: dict[tuple[str, TopicPartition], Committed] = {}
         self.members: list[str] = []
         self.tables = MemoryTables()
         self.history: list[HandlerCall | Posted | TableCommit | GroupCommit] = []
@@ -247,19 +247,19 @@ class World:
         old = self.topics.pop(name, None)
         if old is not None:
             self.gone[old.topic_id] = old
-            self.held = {key: one for key, one in self.held.items() if key[1].topic != name}
+            self.committed = {key: one for key, one in self.committed.items() if key[1].topic != name}
 
-    def log(self, at: TopicPartition) -> MemoryLog | None:
+    def log(self, tp: TopicPartition) -> MemoryLog | None:
         """The log of a partition that exists."""
-        topic = self.topics.get(at.topic)
-        return None if topic is None else topic.logs.get(at.partition)
+        topic = self.topics.get(tp.topic)
+        return None if topic is None else topic.logs.get(tp.partition)
 
-    def log_of(self, topic_id: str, at: TopicPartition) -> MemoryLog | None:
+    def log_of(self, topic_id: str, tp: TopicPartition) -> MemoryLog | None:
         """The log of a partition of the topic with this id, also after its deletion."""
-        topic = self.topics.get(at.topic)
+        topic = self.topics.get(tp.topic)
         if topic is None or topic.topic_id != topic_id:
             topic = self.gone.get(topic_id)
-        return None if topic is None else topic.logs.get(at.partition)
+        return None if topic is None else topic.logs.get(tp.partition)
 
     def partitions(self) -> Iterator[TopicPartition]:
         """All partitions there are, sorted."""

@@ -6,17 +6,17 @@ from datetime import datetime, timedelta
 from confluent_kafka import OFFSET_INVALID, Message
 from confluent_kafka import TopicPartition as ClientPartition
 
-from ackline.cautions import TopicPolicy
+from ackline.commit_rule import Committed
 from ackline.errors import FatalError, TransientError
-from ackline.kafka.cluster import Cluster, LogBounds, TopicInfo
+from ackline.kafka.cluster import Cluster, TopicInfo
 from ackline.kafka.dead_letters import DeadLetters, Letter, Sent
 from ackline.kafka.exact import ExactReader, Found, Gone
 from ackline.kafka.fetching import beyond_end
 from ackline.kafka.group import Group
 from ackline.kafka.truncation import Positions
-from ackline.ledger import Committed
-from ackline.offsets import TopicPartition
+from ackline.offsets import LogBounds, TopicPartition
 from ackline.outcome import Outcome
+from ackline.setting_warnings import TopicPolicy
 from ackline.testing.memory import (
     AFTER,
     BEFORE,
@@ -70,36 +70,36 @@ class MemoryCluster(Cluster):
         """The bounds of each partition. Raises FatalError for one that does not exist, TransientError for one without
         a leader."""
         self._hook("bounds", READ)
-        return {at: self._bounds(at) for at in sorted(set(partitions))}
+        return {tp: self._bounds(tp) for tp in sorted(set(partitions))}
 
     def written_ends(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
         """Where the log of each partition ends, open transactions included."""
         self._hook("bounds", READ)
-        return {at: self._led(at).end for at in sorted(set(partitions))}
+        return {tp: self._led(tp).end for tp in sorted(set(partitions))}
 
-    def _bounds(self, at: TopicPartition) -> LogBounds:
-        log = self._led(at)
+    def _bounds(self, tp: TopicPartition) -> LogBounds:
+        log = self._led(tp)
         return LogBounds(log.start, log.readable_end(self.isolation), len(log.epochs) - 1)
 
-    def _led(self, at: TopicPartition) -> MemoryLog:
-        log = self.world.log(at)
+    def _led(self, tp: TopicPartition) -> MemoryLog:
+        log = self.world.log(tp)
         if log is None:
-            raise FatalError(f"{at} does not exist", topic=at.topic, partition=at.partition)
+            raise FatalError(f"{tp} does not exist", topic=tp.topic, partition=tp.partition)
         if not log.has_leader:
-            raise TransientError(f"{at} has no leader", topic=at.topic, partition=at.partition)
+            raise TransientError(f"{tp} has no leader", topic=tp.topic, partition=tp.partition)
         return log
 
     def cut(self, positions: Positions) -> dict[TopicPartition, int | None]:
         """Those partitions whose log no longer holds all that the leader of an epoch had below an offset."""
         self._hook("epochs", READ)
         found: dict[TopicPartition, int | None] = {}
-        for at, (offset, epoch) in positions.items():
-            log = self.world.log(at)
+        for tp, (offset, epoch) in positions.items():
+            log = self.world.log(tp)
             if log is None or not log.has_leader:
-                raise TransientError(f"{at} has no leader", topic=at.topic, partition=at.partition)
+                raise TransientError(f"{tp} has no leader", topic=tp.topic, partition=tp.partition)
             end = log.epoch_end(epoch)
             if end is None or end < offset:
-                found[at] = end
+                found[tp] = end
         return found
 
     def record_times(
@@ -108,12 +108,12 @@ class MemoryCluster(Cluster):
         """When the first record at or after each offset was stamped; absent where there is none."""
         self._hook("times", READ)
         times = {}
-        for at, first in offsets.items():
-            log = self.world.log(at)
+        for tp, first in offsets.items():
+            log = self.world.log(tp)
             found = (log.record(o, self.isolation) for o in range(first, log.end)) if log else ()
             record = next((one for one in found if one is not None), None)
             if record is not None:
-                times[at] = EPOCH + timedelta(milliseconds=record.timestamp)
+                times[tp] = EPOCH + timedelta(milliseconds=record.timestamp)
         return times
 
 
@@ -134,12 +134,12 @@ class MemoryGroup(Group):
         self._hook("held", READ)
         self._seen_at = len(self.world.history)
         answer = []
-        for at in asked:
-            held = self._seen[at] = self.world.held.get((self.group_id, at))
-            if held is None:
-                answer.append(ClientPartition(*at, OFFSET_INVALID))
+        for tp in asked:
+            committed = self._seen[tp] = self.world.committed.get((self.group_id, tp))
+            if committed is None:
+                answer.append(ClientPartition(*tp, OFFSET_INVALID))
             else:
-                answer.append(ClientPartition(*at, held.offset, metadata=held.metadata))
+                answer.append(ClientPartition(*tp, committed.offset, metadata=committed.metadata))
         return answer
 
     def _described(self) -> list[str]:
@@ -153,17 +153,17 @@ class MemoryGroup(Group):
             raise self._busy(self.world.members)
         if fault == "refused":
             raise TransientError("committing offsets: the coordinator is away")
-        missing = [at for at in offsets if self.world.log(at) is None]
-        stored = {at: wanted for at, wanted in offsets.items() if at not in missing}
+        missing = [tp for tp in offsets if self.world.log(tp) is None]
+        stored = {tp: wanted for tp, wanted in offsets.items() if tp not in missing}
         knew = self.world.known.get(self._by, (-1, -1))
         self.world.history.append(GroupCommit(stored, self._by, knew, dict(self._seen), self._seen_at))
-        self.world.held.update({(self.group_id, at): wanted for at, wanted in stored.items()})
+        self.world.committed.update({(self.group_id, tp): wanted for tp, wanted in stored.items()})
         self._hook("commit", AFTER)
         if fault == "unanswered":
             raise TransientError("committing offsets: _TIMED_OUT")
-        for at in missing:
-            said = f"committing offsets of {at}: UNKNOWN_TOPIC_OR_PART"
-            raise FatalError(said, topic=at.topic, partition=at.partition)
+        for tp in missing:
+            said = f"committing offsets of {tp}: UNKNOWN_TOPIC_OR_PART"
+            raise FatalError(said, topic=tp.topic, partition=tp.partition)
 
 
 class MemoryReader(ExactReader):
@@ -188,33 +188,33 @@ class MemoryReader(ExactReader):
 
     def read(self, wanted: Mapping[TopicPartition, Sequence[int]]) -> Iterator[Found | Gone]:
         """Answer each offset once, in order within its partition; raises as the real reader does."""
-        places = {at: offsets for at, offsets in sorted(wanted.items()) if offsets}
+        places = {tp: offsets for tp, offsets in sorted(wanted.items()) if offsets}
         bounds = MemoryCluster(self.world, self.isolation, self._hook).bounds(places)
-        for at, offsets in places.items():
+        for tp, offsets in places.items():
             if list(offsets) != sorted(set(offsets)) or offsets[0] < 0:
-                raise ValueError(f"offsets of {at} are not ascending")
-            if offsets[-1] >= bounds[at].end:
-                raise beyond_end(at, offsets[-1], bounds[at].end)
-        for at, offsets in places.items():
+                raise ValueError(f"offsets of {tp} are not ascending")
+            if offsets[-1] >= bounds[tp].end:
+                raise beyond_end(tp, offsets[-1], bounds[tp].end)
+        for tp, offsets in places.items():
             for offset in offsets:
                 self._hook("fetch", READ)
-                yield self._answer(at, offset)
+                yield self._answer(tp, offset)
 
-    def _answer(self, at: TopicPartition, offset: int) -> Found | Gone:
-        log = self.world.log(at)
+    def _answer(self, tp: TopicPartition, offset: int) -> Found | Gone:
+        log = self.world.log(tp)
         if log is None or not log.has_leader:
-            raise TransientError(f"{at}: no record came", topic=at.topic, partition=at.partition, offset=offset)
+            raise TransientError(f"{tp}: no record came", topic=tp.topic, partition=tp.partition, offset=offset)
         if offset < log.start:
-            return Gone(at, offset, Outcome.EXPIRED)
+            return Gone(tp, offset, Outcome.EXPIRED)
         record = log.record(offset, self.isolation)
         if record is None:
-            return Gone(at, offset, Outcome.COMPACTED)
+            return Gone(tp, offset, Outcome.COMPACTED)
         self._count += 1
         message = Message(
-            topic=at.topic, partition=at.partition, offset=offset, key=record.key, value=record.value,
+            topic=tp.topic, partition=tp.partition, offset=offset, key=record.key, value=record.value,
             headers=list(record.headers), timestamp=(CREATE_TIME, record.timestamp),
         )  # fmt: skip
-        return Found(message, at, offset)
+        return Found(message, tp, offset)
 
 
 class MemoryLetters(DeadLetters):

@@ -7,21 +7,22 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from ackline.errors import FatalError, RangeGone, TransientError
-from ackline.figures import Fetches
 from ackline.handler import Dead, Record, Skip
 from ackline.kafka.dead_letters import DeadLetters
 from ackline.kafka.exact import ExactReader, Gone
-from ackline.ledger import LIVE, OutcomeRow, TurnId
+from ackline.ledger import OutcomeRow
+from ackline.metrics import Fetches
 from ackline.offsets import OffsetRange, Runs, TopicPartition
 from ackline.outcome import ErrorClass, Outcome
 from ackline.partition_filter import load_partition_filter
 from ackline.pipeline import Pipeline
-from ackline.spark.file_stats import WrittenFile
-from ackline.spark.handle import class_of
+from ackline.spark.handlers.call import class_of
+from ackline.spark.output.file_stats import WrittenFile
 from ackline.steps.parts import Parts, Progress
 from ackline.testing.memory import EPOCH, READ, HandlerCall, Hook, LogRecord, World, no_hook, take
 from ackline.testing.memory_kafka import MemoryCluster, MemoryGroup, MemoryLetters, MemoryReader
 from ackline.testing.memory_store import MemoryStore, OutcomesFile
+from ackline.turns import LIVE, TurnId
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -92,27 +93,27 @@ class MemoryJob:
         from ackline.spark.job import ReplayResult  # not at import: pyspark comes with it
 
         rows: dict[tuple[TopicPartition, Outcome, bool], list[OutcomeRow]] = {}
-        for at, planned in sorted(self._job.fresh.items()):
-            for row in self._fresh(at, planned):
-                rows.setdefault((at, row.outcome, False), []).append(row)
-        for at, row in self._retries():
-            rows.setdefault((at, row.outcome, True), []).append(row)
+        for tp, planned in sorted(self._job.fresh.items()):
+            for row in self._fresh(tp, planned):
+                rows.setdefault((tp, row.outcome, False), []).append(row)
+        for tp, row in self._retries():
+            rows.setdefault((tp, row.outcome, True), []).append(row)
         if take(self._world.faults.jobs):
             raise TransientError("Spark did not get through; the same step may succeed later")
         kept = rows.items() if self._job.record_outcomes else ()
-        files = tuple(self._file(at, outcome, found) for (at, outcome, _), found in kept)
+        files = tuple(self._file(tp, outcome, found) for (tp, outcome, _), found in kept)
         counts: dict[TopicPartition, dict[Outcome, int]] = {}
-        for (at, outcome, _), found in rows.items():
-            counts.setdefault(at, {}).setdefault(outcome, 0)
-            counts[at][outcome] += len(found)
-        fetches = {at: Fetches(1) for at in counts}  # nobody waits
+        for (tp, outcome, _), found in rows.items():
+            counts.setdefault(tp, {}).setdefault(outcome, 0)
+            counts[tp][outcome] += len(found)
+        fetches = {tp: Fetches(1) for tp in counts}  # nobody waits
         fetched = sum(len(runs) for runs in self._job.retries.values())
         return ReplayResult(files, counts, self._calls, fetched, fetches)
 
-    def _fresh(self, at: TopicPartition, planned: OffsetRange) -> Iterator[OutcomeRow]:
+    def _fresh(self, tp: TopicPartition, planned: OffsetRange) -> Iterator[OutcomeRow]:
         for offset in range(planned.start, planned.end):
             self._hook("poll", READ)
-            log = self._world.log(at)
+            log = self._world.log(tp)
             if log is None or not log.has_leader:
                 raise TransientError("Spark did not get through (UnknownTopicOrPartitionException)")
             if offset < log.start:
@@ -121,31 +122,31 @@ class MemoryJob:
                 raise FatalError("the Spark job failed (TimeoutException)")
             record = log.record(offset, self._job.isolation)
             if record is not None:
-                yield self._handled(at, record, 1)
+                yield self._handled(tp, record, 1)
 
     def _retries(self) -> Iterator[tuple[TopicPartition, OutcomeRow]]:
-        attempts = {at: _spread(runs) for at, runs in sorted(self._job.retries.items())}
-        wanted = {at: sorted(numbers) for at, numbers in attempts.items()}
+        attempts = {tp: _spread(runs) for tp, runs in sorted(self._job.retries.items())}
+        wanted = {tp: sorted(numbers) for tp, numbers in attempts.items()}
         reader = MemoryReader(self._world, self._job.isolation, self._hook)
         for found in reader.read(wanted) if wanted else ():
-            at = found.topic_partition
+            tp = found.topic_partition
             if isinstance(found, Gone):
-                yield at, OutcomeRow(found.offset, 0, found.outcome, self._now())
+                yield tp, OutcomeRow(found.offset, 0, found.outcome, self._now())
                 continue
-            log = self._world.log(at)
+            log = self._world.log(tp)
             assert log is not None
-            yield at, self._handled(at, log.written[found.offset], attempts[at][found.offset])
+            yield tp, self._handled(tp, log.written[found.offset], attempts[tp][found.offset])
 
-    def _handled(self, at: TopicPartition, record: LogRecord, attempt: int) -> OutcomeRow:
+    def _handled(self, tp: TopicPartition, record: LogRecord, attempt: int) -> OutcomeRow:
         if record.value is None and not self._job.deliver_tombstones:
             return OutcomeRow(record.offset, attempt, Outcome.SKIPPED, self._now(), ErrorClass.TOMBSTONE)
-        topic = self._world.topics[at.topic]
-        end = topic.logs[at.partition].readable_end(self._job.isolation)
+        topic = self._world.topics[tp.topic]
+        end = topic.logs[tp.partition].readable_end(self._job.isolation)
         self._calls += 1
         by, turn, epoch = self._job.run_id, self._job.turn, self._job.epoch
-        self._world.history.append(HandlerCall(by, turn, at, topic.topic_id, record.offset, attempt, end, epoch))
+        self._world.history.append(HandlerCall(by, turn, tp, topic.topic_id, record.offset, attempt, end, epoch))
         time = EPOCH + timedelta(milliseconds=record.timestamp)
-        seen = Record(*at, record.offset, time, record.key, record.value, record.headers, attempt)
+        seen = Record(*tp, record.offset, time, record.key, record.value, record.headers, attempt)
         try:
             self._world.handle(seen)
         except Skip:
@@ -160,10 +161,10 @@ class MemoryJob:
         since = (self._job.now or self._world.now) - EPOCH
         return EPOCH + timedelta(milliseconds=math.ceil(since / timedelta(milliseconds=1)))
 
-    def _file(self, at: TopicPartition, outcome: Outcome, rows: list[OutcomeRow]) -> WrittenFile:
+    def _file(self, tp: TopicPartition, outcome: Outcome, rows: list[OutcomeRow]) -> WrittenFile:
         path = self._world.new_id("file")
-        self._world.tables.files[path] = OutcomesFile(self._turn, {at: tuple(rows)})
-        return WrittenFile(path, 1, len(rows), *at, outcome, "{}", 0)
+        self._world.tables.files[path] = OutcomesFile(self._turn, {tp: tuple(rows)})
+        return WrittenFile(path, 1, len(rows), *tp, outcome, "{}", 0)
 
 
 def _spread(runs: Runs[int]) -> dict[int, int]:

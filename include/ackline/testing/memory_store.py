@@ -13,11 +13,11 @@ from ackline.audit.rows import plan_date
 from ackline.audit.store import LedgerStore, TurnOutcomes
 from ackline.audit.table import AuditTable
 from ackline.errors import FatalError, LedgerError
-from ackline.ledger import OutcomeRow, Settlement, TurnId, TurnKind
+from ackline.ledger import OutcomeRow
 from ackline.offsets import TopicPartition, join
 from ackline.outcome import Outcome
-from ackline.planning import Plan
 from ackline.testing.memory import AFTER, BEFORE, READ, Hook, TableCommit, World, no_hook, take
+from ackline.turns import Plan, Settlement, TurnId, TurnKind
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -33,7 +33,7 @@ class OutcomesFile(NamedTuple):
     @property
     def counted(self) -> bool:
         """Whether the real store counts it by its statistics alone: one place, one outcome, all well at once."""
-        found = {(at, row.outcome, row.attempt) for at, rows in self.rows.items() for row in rows}
+        found = {(tp, row.outcome, row.attempt) for tp, rows in self.rows.items() for row in rows}
         well = (Outcome.ACKED, Outcome.SKIPPED, Outcome.DROPPED)
         return len(found) == 1 and all(outcome in well and attempt == 1 for _, outcome, attempt in found)
 
@@ -178,14 +178,14 @@ class MemoryStore(LedgerStore):
 
     def store_plan(self, plan: Plan) -> bool:
         """Store a plan; False where its number is taken."""
-        rows = {at: replace(one, retries=join(one.retries)) for at, one in sorted(plan.partitions.items())}
+        rows = {tp: replace(one, retries=join(one.retries)) for tp, one in sorted(plan.partitions.items())}
         return self._put("plans", plan.turn, "plan", replace(plan, partitions=rows))
 
     def store_decisions(
         self, plan: Plan, run_id: str, decisions: Mapping[TopicPartition, Iterable[OutcomeRow]]
     ) -> bool:
         """Store settle's decisions, zero of them too; False where the number is taken."""
-        rows = {at: tuple(found) for at, found in sorted(decisions.items())}
+        rows = {tp: tuple(found) for tp, found in sorted(decisions.items())}
         return self._put("outcomes", plan.turn, "decisions", [OutcomesFile(plan.turn, rows)] if rows else [])
 
     def store_settlement(
@@ -207,9 +207,9 @@ class MemoryStore(LedgerStore):
         counts: dict[TopicPartition, Counter[str]] = {}
         fresh: Counter[TopicPartition] = Counter()
         for file in self.world.tables.outcomes.get(turn, ()):
-            for at, found in file.rows.items():
-                counts.setdefault(at, Counter()).update(row.outcome.value for row in found)
-                fresh[at] += sum(row.attempt == 1 for row in found)
+            for tp, found in file.rows.items():
+                counts.setdefault(tp, Counter()).update(row.outcome.value for row in found)
+                fresh[tp] += sum(row.attempt == 1 for row in found)
                 if not file.counted:
-                    rows.setdefault(at, []).extend(found)
+                    rows.setdefault(tp, []).extend(found)
         return TurnOutcomes(rows, counts, fresh)

@@ -16,7 +16,7 @@ from ackline.airflow.links import DAG_PREFIX
 from ackline.audit.queries import AuditFilter
 from ackline.errors import AcklineError
 from ackline.offsets import OffsetRange
-from ackline.ui import look, pages
+from ackline.ui import lanes, pages
 
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; form-action 'self'; "
@@ -61,7 +61,7 @@ Readable = Annotated[set[str], Depends(_readable)]
 @app.get("/")
 def index(readable: Readable) -> str:
     """Every pipeline that the user may see."""
-    return pages.index(look.lanes(readable))
+    return pages.index(lanes.lanes(readable))
 
 
 @app.get("/pipelines/{name}")
@@ -76,5 +76,5 @@ def pipeline(
     if name not in readable:
         raise HTTPException(404, "no such pipeline, or none that you may see")
     offsets = None if offset is None else OffsetRange(offset, offset + 1)
-    asked = AuditFilter(topic=topic or None, partition=partition, offsets=offsets, limit=look.MOST_ROWS)
-    return pages.pipeline(look.lane(name), look.turns(name), asked, look.audit(name, asked))
+    asked = AuditFilter(topic=topic or None, partition=partition, offsets=offsets, limit=lanes.MOST_ROWS)
+    return pages.pipeline(lanes.lane(name), lanes.turns(name), asked, lanes.audit(name, asked))

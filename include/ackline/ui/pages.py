@@ -7,8 +7,9 @@ from typing import Any
 from urllib.parse import quote
 
 from ackline.audit.queries import AuditFilter
-from ackline.ledger import PendingKind, Settlement
-from ackline.ui.look import MOST_ROWS, Lane, Turn
+from ackline.ledger import PendingKind
+from ackline.turns import Settlement
+from ackline.ui.lanes import MOST_ROWS, Lane, Turn
 
 STYLE = """
 body { font: 14px/1.5 system-ui, sans-serif; margin: 2rem; color: #222; background: #fff }
@@ -60,11 +61,11 @@ def _stands(newest: Settlement | None) -> str:
     if newest is None:
         return "<p>It has not run yet.</p>"
     rows = []
-    for at, one in sorted(newest.partitions.items()):
+    for tp, one in sorted(newest.partitions.items()):
         pending = one.state.pending_by_kind()
         state = one.state
         rows.append(
-            [at.topic, at.partition, state.floor, state.complete_to, *(pending[kind] for kind in KINDS), state.next_due]
+            [tp.topic, tp.partition, state.floor, state.complete_to, *(pending[kind] for kind in KINDS), state.next_due]
         )
     said = f"<p>After turn {newest.turn.n} of epoch {newest.turn.epoch}, settled {_cell(newest.settled_at)}.</p>"
     return said + _table(STANDS, rows)

@@ -1,0 +1,74 @@
+"""What the page shows, read from the ledger's tables alone: no broker is asked, and no handler is loaded."""
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from ackline.audit.queries import AuditFilter, audit_rows
+from ackline.audit.store import LedgerStore
+from ackline.paths import audit_root
+from ackline.turns import LIVE, Settlement
+
+MOST_ROWS = 200
+LAST_TURNS = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Lane:
+    """A pipeline and its newest settlement; None where it has not run."""
+
+    name: str
+    newest: Settlement | None
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One settled turn, with its outcomes by kind over all partitions."""
+
+    n: int
+    kind: str
+    run_id: str
+    settled_at: datetime
+    outcomes: Counter[str]
+    reason: str
+
+
+def lane(name: str) -> Lane:
+    """One pipeline."""
+    return Lane(name, _store(name).newest())
+
+
+def lanes(names: Iterable[str]) -> list[Lane]:
+    """Several, by name."""
+    return [lane(name) for name in sorted(names)]
+
+
+def turns(name: str) -> list[Turn]:
+    """The last turns of the newest epoch, newest first."""
+    store = _store(name)
+    newest = store.newest()
+    if newest is None:
+        return []
+    lowest = max(0, newest.turn.n - LAST_TURNS + 1)
+    return [_turn(store.settlement(newest.turn._replace(n=n))) for n in range(newest.turn.n, lowest - 1, -1)]
+
+
+def audit(name: str, asked: AuditFilter) -> list[dict[str, Any]]:
+    """Effective rows of the audit table; none without an offset or partition to look for, as they may be millions."""
+    if asked.offsets is None and asked.partition is None:
+        return []
+    return audit_rows(audit_root(), name, asked)
+
+
+def _store(name: str) -> LedgerStore:
+    return LedgerStore(audit_root(), name, LIVE)
+
+
+def _turn(settlement: Settlement) -> Turn:
+    outcomes: Counter[str] = Counter()
+    for one in settlement.partitions.values():
+        outcomes.update(one.counts)
+    turn, kind = settlement.turn, settlement.kind.value
+    return Turn(turn.n, kind, settlement.run_id, settlement.settled_at, outcomes, settlement.reason)
