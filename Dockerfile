@@ -29,7 +29,7 @@ RUN printf '%s\n' \
 
 ENV PYTHONPATH=/opt/ackline/include ACKLINE_JARS=/opt/ackline-jars PYSPARK_PYTHON=/usr/local/bin/python3
 
-COPY pyproject.toml README.md ./
+COPY pyproject.toml README.md LICENSE ./
 COPY include/ackline include/ackline
 RUN pip install --no-deps --no-build-isolation --editable .
 USER ackline

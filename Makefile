@@ -32,10 +32,11 @@ test: setup ## all tests, quick ones first
 test-unit: setup ## the tests without a broker, Spark or Airflow
 	@pytest tests/unit
 
-check: setup ## ruff and mypy
+check: setup ## ruff, mypy, and deptry: what is imported is declared, and what is declared imported
 	@ruff check $(CHECKED)
 	@ruff format --check $(CHECKED)
 	@mypy $(CHECKED)
+	@deptry --no-ansi .
 
 format: setup ## let ruff lay out the code
 	@ruff check --fix --select I $(CHECKED)

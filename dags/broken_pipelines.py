@@ -1,4 +1,4 @@
-"""No DAGs: pipeline files that gave none show here as an import error, so that the others keep working."""
+"""Makes no DAGs. It raises the errors of broken pipeline files, so that the DAGs of the others keep working."""
 
 from ackline.airflow.dags import make_dags
 from ackline.errors import ConfigError

@@ -1,4 +1,4 @@
-"""The DAG `ackline_maintenance`, which keeps the tables of all pipelines quick."""
+"""Makes the DAG `ackline_maintenance`, which keeps the tables of all pipelines quick."""
 
 from ackline.airflow.maintenance import maintenance_dag
 

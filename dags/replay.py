@@ -1,4 +1,4 @@
-"""A DAG `replay__NAME` for each pipeline file. This file never raises; broken_pipelines.py reports what is wrong."""
+"""Makes a DAG `replay__NAME` for each pipeline file. Never raises: broken_pipelines.py raises the errors."""
 
 from ackline.airflow.dags import make_dags
 from ackline.paths import pipelines_folder

@@ -1,4 +1,4 @@
-"""What Ackline adds to Airflow's pages: the audit page below /ackline, its place in the menu, a link on each task."""
+"""Adds to Airflow: the audit page below /ackline, its menu entry, and a link to it on each task."""
 
 from airflow.plugins_manager import AirflowPlugin
 
@@ -7,7 +7,7 @@ from ackline.ui.mounted import page
 
 
 class AcklinePlugin(AirflowPlugin):
-    """Read by Airflow."""
+    """Registers the page, its menu entry and the links. Airflow reads these attributes."""
 
     name = "ackline"
     fastapi_apps = [{"app": page, "url_prefix": PAGE, "name": "Ackline"}]  # noqa: RUF012

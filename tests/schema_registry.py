@@ -1,12 +1,13 @@
-"""A schema registry for the tests: the few answers of the real one's HTTP interface that a client asks for."""
+"""A schema registry for tests: those parts of the real one's HTTP interface that Confluent's client uses."""
 
 import base64
 import json
 import re
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -17,19 +18,22 @@ from confluent_kafka.serialization import MessageField, SerializationContext
 
 
 class StubRegistry:
-    """What the server knows, and how it behaves. `login`: asked for where it is set. `broken`: the status of every
-    answer where it is set. `delay`: seconds that each answer takes. `asked`: how often a schema was fetched."""
+    """The server's schemas and its behaviour.
+
+    `login`: required if set. `broken`: the status of every answer if set. `delay`: seconds before each answer.
+    `schema_requests`: how often the schema with each id was requested.
+    """
 
     def __init__(self) -> None:
         self.schemas: list[dict[str, Any]] = []
         self.login: str | None = None
         self.broken: int | None = None
         self.delay = 0.0
-        self.asked = 0
+        self.schema_requests: Counter[int] = Counter()
         self.url = ""
 
     def answer(self, method: str, path: str, body: Any, login: str) -> tuple[int, Any]:
-        """Status and JSON."""
+        """The status and the JSON body of the answer to a request."""
         if self.broken is not None:
             return self.broken, {"error_code": self.broken, "message": "broken"}
         if self.login is not None and login != "Basic " + base64.b64encode(self.login.encode()).decode():
@@ -41,20 +45,20 @@ class StubRegistry:
             return 200, {"id": number, "version": number, "subject": path.split("/")[2], **body}
         fetched = re.match(r"/schemas/ids/(\d+)$", path)
         if fetched:
-            self.asked += 1
+            self.schema_requests[int(fetched[1])] += 1
             if 0 < int(fetched[1]) <= len(self.schemas):
                 return 200, self.schemas[int(fetched[1]) - 1]
             return 404, {"error_code": 40403, "message": f"Schema {fetched[1]} not found"}
         return 404, {"error_code": 404, "message": "HTTP 404 Not Found"}
 
     def avro(self, schema: Any, value: Any, topic: str = "orders", field: str = "value") -> bytes:
-        """A value as Confluent's own serializer writes it, its schema registered."""
+        """Registers an Avro schema, and returns the value as Confluent's own serializer writes it."""
         with SchemaRegistryClient({"url": self.url}) as client:
             serialize = AvroSerializer(client, json.dumps(schema), conf=_CONF)
             return bytes(serialize(value, SerializationContext(topic, MessageField(field))) or b"")
 
     def json_schema(self, schema: Any, value: Any, topic: str = "orders") -> bytes:
-        """The same with a JSON Schema."""
+        """Registers a JSON Schema, and returns the value as Confluent's own serializer writes it."""
         with SchemaRegistryClient({"url": self.url}) as client:
             serialize = JSONSerializer(json.dumps(schema), client, conf=_CONF)
             return bytes(serialize(value, SerializationContext(topic, MessageField.VALUE)) or b"")
@@ -65,7 +69,7 @@ _CONF = {"subject.name.strategy.type": "TOPIC"}
 
 @contextmanager
 def stub_registry() -> Iterator[StubRegistry]:
-    """A registry on a free port of this machine."""
+    """Yields a registry that runs on a free port of this machine."""
     stub = StubRegistry()
 
     class Handler(BaseHTTPRequestHandler):
@@ -74,17 +78,18 @@ def stub_registry() -> Iterator[StubRegistry]:
             path = self.path.partition("?")[0]
             body = json.loads(text) if text else None
             time.sleep(stub.delay)
-            status, said = stub.answer(self.command, path, body, self.headers.get("Authorization", ""))
-            answer = json.dumps(said).encode()
+            status, content = stub.answer(self.command, path, body, self.headers.get("Authorization", ""))
+            answer = json.dumps(content).encode()
             self.send_response(status)
             self.send_header("Content-Type", "application/vnd.schemaregistry.v1+json")
             self.send_header("Content-Length", str(len(answer)))
             self.end_headers()
-            self.wfile.write(answer)
+            with suppress(BrokenPipeError):  # the client has timed out
+                self.wfile.write(answer)
 
-        do_GET = do_POST = _answer  # noqa: N815 - the names that the server calls
+        do_GET = do_POST = _answer  # noqa: N815 - http.server calls these names
 
-        def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - as it is called there
+        def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the name in the base class
             pass
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)

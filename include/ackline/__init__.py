@@ -1,6 +1,6 @@
-"""Ackline replays Kafka in bounded batches, and never loses track of a single record.
+"""Ackline replays Kafka topics in bounded batches and records the outcome of every record.
 
-A handler needs only what is exported here; everything else has a module of its own, named in the README.
+This module exports what a handler needs. docs/architecture.md describes the other modules.
 """
 
 from ackline.handler import Dead, Record, Skip, arrow_handler, column_handler

@@ -1,6 +1,7 @@
-"""When a failed record is due again: Storm's KafkaSpoutRetryExponentialBackoff without its overflow.
+"""When a failed record is due again: Storm's KafkaSpoutRetryExponentialBackoff without its overflow. Pure.
 
-`due = handled_at + delay(attempts)`; whether there is another attempt at all is `max_retries`' word.
+The fold (`ackline.ledger`) calls `next_attempt` for each failed attempt and stores the due time with the pending
+offset. The due time is `handled_at + delay(attempts)`, plus jitter; `RetryPolicy.due_time` computes it.
 """
 
 import random
@@ -11,47 +12,62 @@ from typing import Protocol
 
 
 class Backoff(Protocol):
-    """What decides on retries: `RetryPolicy`, or a class of the user's own, made without arguments."""
+    """What decides on retries: `RetryPolicy`, or a class of the user (`retry.class`), made without arguments."""
 
     def next_attempt(self, attempts: int, handled_at: datetime, error_class: str | None, seed: str) -> datetime | None:
-        """The earliest time of the attempt after number `attempts`, which failed at `handled_at` with `error_class`;
-        None for none.
+        """The earliest time of the next attempt, aware; None if the record gets no further attempt.
 
-        The same arguments give the same answer, whoever asks and however often: settle may run again. `seed` names the
-        attempt, for whoever wants chance.
+        Attempt number `attempts` failed at `handled_at` with `error_class`. The same arguments must give the same
+        answer, because settle may compute it again in another process (I9). `seed` names the attempt; a policy that
+        wants random numbers seeds them with it.
         """
 
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """The `retry:` block of a pipeline file. `max_retries` 3 means at most 4 attempts."""
+    """The numbers of the `retry:` block of a pipeline file; see `ackline.retry`."""
 
     initial_delay: timedelta = timedelta(0)
+    """The wait after the first attempt."""
     period: timedelta = timedelta(minutes=1)
+    """The wait after attempt n > 1 is `period * multiplier ** (n - 1)`."""
     multiplier: float = 2.0
     max_delay: timedelta = timedelta(hours=1)
+    """The longest wait, without its jitter."""
     max_retries: int = 5
+    """Attempts after the first: 3 means at most 4 attempts."""
     jitter: float = 0.0
+    """The share of a wait, 0 to 1, by which chance may lengthen it."""
     by_error: "Mapping[str, RetryPolicy | None]" = field(default_factory=dict)
+    """The policy of an error class that has its own; None: never retried."""
 
     def next_attempt(self, attempts: int, handled_at: datetime, error_class: str | None, seed: str) -> datetime | None:
-        """As `Backoff` says: by the policy of `error_class` where it has its own (None there: never again).
-
-        `jitter` lengthens each delay by up to that share of it, so that no retry comes before its time.
-        """
+        """The due time of the next attempt by the policy of `error_class`, or None if no attempt is left."""
         policy = self.by_error.get(error_class or "", self)
         if policy is None or policy.exhausted(attempts):
             return None
-        if not policy.jitter:
-            return policy.due(handled_at, attempts)
-        chance = random.Random(seed).random()
+        return policy.due_time(handled_at, attempts, seed)
+
+    def due_time(self, handled_at: datetime, attempts: int, seed: str = "") -> datetime:
+        """The earliest time of the attempt after number `attempts`, which failed at `handled_at`.
+
+        Jitter only adds to the wait, so no attempt comes before its time (I5). The last moment of the calendar, if the
+        due time would be beyond it.
+        """
+        delay = self.delay(attempts)
         try:
-            return policy.due(handled_at, attempts) + policy.delay(attempts) * policy.jitter * chance
+            due = handled_at + delay
         except OverflowError:
-            return policy.due(handled_at, attempts)
+            return datetime.max.replace(tzinfo=handled_at.tzinfo)
+        if not self.jitter:
+            return due
+        try:
+            return due + delay * self.jitter * random.Random(seed).random()
+        except OverflowError:
+            return due
 
     def delay(self, attempts: int) -> timedelta:
-        """How long to wait after attempt number `attempts` (1-based) failed; capped, and no number overflows (S11).
+        """The wait after attempt number `attempts` (1-based), without jitter. No number of attempts overflows (S11).
 
         Raises ValueError for an attempt below 1.
         """
@@ -61,16 +77,9 @@ class RetryPolicy:
             return min(self.initial_delay if attempts == 1 else self.period, self.max_delay)
         try:
             seconds = self.period.total_seconds() * float(self.multiplier) ** (attempts - 1)
-        except OverflowError:  # a float ends near 2 ** 1024, retries may not
+        except OverflowError:  # a float ends near 2 ** 1024, and max_retries may be higher than that exponent
             return self.max_delay
         return self.max_delay if seconds >= self.max_delay.total_seconds() else timedelta(seconds=seconds)
-
-    def due(self, handled_at: datetime, attempts: int) -> datetime:
-        """The earliest time of the next attempt; the end of time where the calendar ends first."""
-        try:
-            return handled_at + self.delay(attempts)
-        except OverflowError:
-            return datetime.max.replace(tzinfo=handled_at.tzinfo)
 
     def exhausted(self, attempts: int) -> bool:
         """Whether a record that failed this often gets no further attempt (S13)."""

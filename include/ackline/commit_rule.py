@@ -1,6 +1,21 @@
-"""Whether the newest floor may be committed over what Kafka holds for the group. Pure.
+"""When the newest floor may be committed over the offset that Kafka holds for the group. Pure.
 
-Kafka has no compare-and-set for committed offsets, so commit metadata marks the commits of this ledger.
+Kafka has no compare-and-set for committed offsets, and any client may move a group. So each commit of Ackline carries
+`CommitMetadata`, and the steps read what Kafka holds before they plan and before they commit:
+
+| Kafka holds for the partition | the rule |
+|---|---|
+| no committed offset | commit |
+| a commit of this ledger, of the newest turn or an older one | commit |
+| a commit of this ledger, of a newer turn | stop: NewerCommit |
+| a foreign commit at the acknowledged offset | commit |
+| any other commit of this pipeline, from another ledger | stop: NewerCommit |
+| any other foreign commit | stop: GroupMoved; `on_external_reset` can allow it: `follow` or `restore` |
+
+Foreign is every commit that this ledger did not make: of another client, or of a ledger of this pipeline that was lost.
+A genesis or an operator action acknowledges the foreign offset that it met, and stores it with the partition
+(`acknowledged_foreign_offset` of `ackline.turns.SettledPartition`). This lets the first commit of a lane pass even if
+the run is killed before it, and ends as soon as a plan finds a commit of this ledger.
 """
 
 import json
@@ -12,7 +27,7 @@ from ackline.offsets import TopicPartition
 
 
 class Committed(NamedTuple):
-    """What Kafka holds for a group and partition."""
+    """The committed offset that Kafka holds for a group and topic-partition, with its metadata."""
 
     offset: int
     metadata: str
@@ -20,23 +35,25 @@ class Committed(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class CommitMetadata:
-    """The metadata of our commits, by which they are known again: JSON {ledger, pipeline, epoch, n}."""
+    """The metadata of a commit of Ackline: which pipeline, from which ledger, at which turn."""
 
     ledger: str
+    """The id of the ledger: of its settlements table."""
     pipeline: str
     epoch: int
     n: int
 
     def encode(self) -> str:
-        """The text stored with the committed offset."""
+        """The text that Kafka stores with the offset: JSON `{ledger, pipeline, epoch, n}`."""
         return json.dumps({"ledger": self.ledger, "pipeline": self.pipeline, "epoch": self.epoch, "n": self.n})
 
     @classmethod
     def decode(cls, metadata: str) -> "CommitMetadata | None":
-        """The mark in `metadata`, or None for anything that is not exactly one: garbage never raises (S31)."""
+        """The metadata in a text that `encode` made, or None for any other text. Never raises: other clients may store
+        anything with their commits (S31)."""
         try:
-            found = json.loads(metadata)
-            ledger, pipeline, epoch, n = (found[key] for key in ("ledger", "pipeline", "epoch", "n"))
+            fields = json.loads(metadata)
+            ledger, pipeline, epoch, n = (fields[key] for key in ("ledger", "pipeline", "epoch", "n"))
         except (ValueError, TypeError, KeyError, RecursionError):
             return None
         texts = isinstance(ledger, str) and isinstance(pipeline, str)
@@ -45,40 +62,47 @@ class CommitMetadata:
         return cls(ledger, pipeline, epoch, n)
 
 
-def is_ours(committed: Committed | None, pipeline: str) -> bool:
-    """Whether a commit was made by this pipeline, be it from this ledger or another."""
-    mark = CommitMetadata.decode(committed.metadata) if committed else None
-    return mark is not None and mark.pipeline == pipeline
+def is_of_pipeline(committed: Committed | None, pipeline: str) -> bool:
+    """Whether this pipeline made the commit, from this ledger or another one."""
+    metadata = CommitMetadata.decode(committed.metadata) if committed else None
+    return metadata is not None and metadata.pipeline == pipeline
+
+
+def is_of_ledger(committed: Committed | None, pipeline: str, ledger: str) -> bool:
+    """Whether this pipeline made the commit from this ledger."""
+    metadata = CommitMetadata.decode(committed.metadata) if committed else None
+    return metadata is not None and (metadata.pipeline, metadata.ledger) == (pipeline, ledger)
 
 
 def check_commit_allowed(
     tp: TopicPartition, committed: Committed | None, newest: CommitMetadata, acknowledged_foreign_offset: int | None
 ) -> None:
-    """Whether the newest floor may be committed over what Kafka holds; returns if so.
+    """Return if the newest floor may be committed over `committed`, by the table of this module.
 
-    Kafka has no compare-and-set, so the rule is the design's: over nothing, over ours that is not newer, and over the
-    one foreign value that a genesis or act has seen and answered. Raises NewerCommit or GroupMoved.
+    `newest` is the metadata that the commit would carry. Raises NewerCommit or GroupMoved if it may not.
     """
-    mark = CommitMetadata.decode(committed.metadata) if committed else None
-    if committed is None or (
-        committed.offset == acknowledged_foreign_offset and not is_of_ledger(committed, newest.pipeline, newest.ledger)
-    ):
+    if committed is None:
+        return  # nothing was ever committed, or the commit has expired: the ledger decides (S35)
+    foreign = not is_of_ledger(committed, newest.pipeline, newest.ledger)
+    if foreign and committed.offset == acknowledged_foreign_offset:
         return
+    metadata = CommitMetadata.decode(committed.metadata)
     where = f"{tp}: the group holds offset {committed.offset}"
-    if mark is None or mark.pipeline != newest.pipeline:
+    if metadata is None or metadata.pipeline != newest.pipeline:
         raise GroupMoved(
-            f"{where}, which is neither this pipeline's commit nor known to it: somebody moved the group. Nothing was "
-            f"committed. Say in the file what to do about it: `on_external_reset: follow` to go on from there, or "
-            f"`restore` to put the group back to the floor",
+            f"{where}, which this pipeline did not commit: another client moved the group. Nothing was committed. Set "
+            f"`on_external_reset: follow` in the pipeline file to go on from that offset, or `restore` to commit the "
+            f"floor over it",
             topic=tp.topic,
             partition=tp.partition,
             offset=committed.offset,
         )
-    if mark.ledger != newest.ledger or (mark.epoch, mark.n) > (newest.epoch, newest.n):
+    # An older commit of this ledger is overwritten: a late process made it, and the floor only rises (I3).
+    if foreign or (metadata.epoch, metadata.n) > (newest.epoch, newest.n):
         raise NewerCommit(
-            f"{where}, committed by turn {mark.n} of epoch {mark.epoch} of ledger {mark.ledger}; this ledger is "
-            f"{newest.ledger} at turn {newest.n} of epoch {newest.epoch}. Is ACKLINE_AUDIT the right folder, or "
-            f"an old copy?",
+            f"{where}, committed by turn {metadata.n} of epoch {metadata.epoch} of ledger {metadata.ledger}; this "
+            f"ledger is {newest.ledger} at turn {newest.n} of epoch {newest.epoch}. Nothing was committed. Check that "
+            f"ACKLINE_AUDIT names the folder of that ledger, and not an older copy of it",
             topic=tp.topic,
             partition=tp.partition,
             offset=committed.offset,
@@ -88,12 +112,6 @@ def check_commit_allowed(
 def still_acknowledged(
     committed: Committed | None, acknowledged_foreign_offset: int | None, newest: CommitMetadata
 ) -> int | None:
-    """The foreign value that may still be overwritten after a plan found `committed`: none once it was a commit of this
-    ledger. A commit of a ledger that was lost is foreign: a genesis starts from it and answers it."""
+    """The foreign offset that may still be overwritten once a plan has found `committed`: None if that is a commit of
+    this ledger. A later commit at the same foreign offset is then a new move of the group, and is not overwritten."""
     return None if is_of_ledger(committed, newest.pipeline, newest.ledger) else acknowledged_foreign_offset
-
-
-def is_of_ledger(committed: Committed | None, pipeline: str, ledger: str) -> bool:
-    """Whether a commit was made by this pipeline from this ledger."""
-    mark = CommitMetadata.decode(committed.metadata) if committed else None
-    return mark is not None and (mark.pipeline, mark.ledger) == (pipeline, ledger)

@@ -1,7 +1,7 @@
-"""Pipeline files that can't live beside one another: each may hold by itself. Pure.
+"""Pipeline files that are valid alone and conflict with another file of the folder. Pure.
 
-Which of two owned the group's offsets would be left to chance; and dead letters that come round to where they started
-would be read for ever.
+Two pipelines with the same group and a common topic would overwrite each other's committed offsets. Pipelines that read
+each other's dead letters would pass a record that always fails round for ever.
 """
 
 from collections.abc import Iterator, Mapping
@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from ackline.pipeline import KafkaBlock, Pipeline
+    from ackline.kafka_block import KafkaBlock
+    from ackline.pipeline import Pipeline
 
 
 class Conflict(NamedTuple):
-    """What is wrong with a file beside `other`, and the key of it that says so."""
+    """Two files that conflict: the one that is refused, the other one, the key at fault and the reason."""
 
     path: Path
     other: Path
@@ -21,46 +22,47 @@ class Conflict(NamedTuple):
     reason: str
 
 
-def conflicts(found: Mapping[Path, "Pipeline"]) -> Iterator[Conflict]:
-    """Each file that can't stay as it is, with each that it can't stay beside."""
-    for path, one in found.items():
-        for other_path, other in found.items():
+def conflicts(pipelines: Mapping[Path, "Pipeline"]) -> Iterator[Conflict]:
+    """Each file that conflicts, once for each file that it conflicts with."""
+    for path, pipeline in pipelines.items():
+        for other_path, other in pipelines.items():
             if path == other_path:
                 continue
-            if one.name == other.name:
-                yield Conflict(path, other_path, "name", f"the same name {one.name} as {other_path.name}")
-            elif one.kafka.group_id == other.kafka.group_id and _share_a_topic(one.kafka, other.kafka):
-                reason = f"the same group {one.kafka.group_id} and a common topic as {other_path.name}"
+            if pipeline.name == other.name:
+                yield Conflict(path, other_path, "name", f"the same name {pipeline.name} as {other_path.name}")
+            elif pipeline.kafka.group_id == other.kafka.group_id and _may_share_a_topic(pipeline.kafka, other.kafka):
+                reason = f"the same group {pipeline.kafka.group_id} and a common topic as {other_path.name}"
                 yield Conflict(path, other_path, "kafka.group_id", reason)
-        back = _comes_back(path, found)
+        back = _returns_dead_letters(path, pipelines)
         if back is not None:
             reason = (
-                f"its dead letters come back to the topics that it reads, by way of {back.name}: a record that fails "
-                f"everywhere would go round for ever"
+                f"its dead letters come back to the topics that it reads, by way of {back.name}: a record that always "
+                f"fails would go round for ever"
             )
             yield Conflict(path, back, "dead_letter", reason)
 
 
-def _share_a_topic(one: "KafkaBlock", other: "KafkaBlock") -> bool:
-    if one.named_topics is None and other.named_topics is None:
-        return True  # two patterns: whether they ever meet can't be told from here
-    if one.named_topics is None:
-        return _share_a_topic(other, one)
-    return any(other.wants_topic(topic) for topic in one.named_topics)
+def _may_share_a_topic(kafka: "KafkaBlock", other: "KafkaBlock") -> bool:
+    if kafka.named_topics is None and other.named_topics is None:
+        return True  # two patterns: without the list of topics, one that matches both can't be ruled out
+    if kafka.named_topics is None:
+        return _may_share_a_topic(other, kafka)
+    return any(other.subscribes_to_topic(topic) for topic in kafka.named_topics)
 
 
-def _comes_back(path: Path, found: Mapping[Path, "Pipeline"]) -> Path | None:
-    """The file from which this one's dead letters would come back to it; None where they don't."""
+def _returns_dead_letters(path: Path, pipelines: Mapping[Path, "Pipeline"]) -> Path | None:
+    """The file whose dead letters go to a topic of `path` and that gets its records, over any number of files, from the
+    dead letters of `path`; None if there is none."""
     passed = {path}
-    waiting = [found[path].dead_letter_topic]
-    while waiting:
-        topic = waiting.pop()
-        for other, one in found.items():
-            if topic is None or other in passed or not one.kafka.wants_topic(topic):
+    topics = [pipelines[path].dead_letter_topic]
+    while topics:
+        topic = topics.pop()
+        for other, pipeline in pipelines.items():
+            if topic is None or other in passed or not pipeline.kafka.subscribes_to_topic(topic):
                 continue
             passed.add(other)
-            letters = one.dead_letter_topic
-            if letters is not None and found[path].kafka.wants_topic(letters):
+            letters = pipeline.dead_letter_topic
+            if letters is not None and pipelines[path].kafka.subscribes_to_topic(letters):
                 return other
-            waiting.append(letters)
+            topics.append(letters)
     return None

@@ -1,7 +1,6 @@
-"""What a key or value is made of before a handler sees it: bytes, text or JSON. Pure.
+"""Decoders that need only the bytes: they make text or JSON of a key or value, before the handler sees it. Pure.
 
-A decoder either answers or raises `Undecodable`, whatever it was given; what it says quotes nothing of the record.
-Avro and JSON Schema need the schema registry: `ackline.kafka.registry`.
+Avro and JSON Schema need the schema registry; their decoders are in `ackline.kafka.registry`.
 """
 
 import json
@@ -11,19 +10,23 @@ from typing import Any
 from ackline.handler import Record
 
 Decode = Callable[[bytes, Record], Any]
-"""Makes a value of the bytes; the record is the one they are of, with its topic and headers."""
+"""Returns the value that the bytes hold. The record is the one that they belong to, for its topic and headers.
+
+Raises `Undecodable`, and no other error for what is wrong with the bytes.
+"""
 
 
 class Undecodable(Exception):
-    """These bytes are not what the pipeline file says: the failure of their record alone (ErrorClass.UNDECODABLE).
+    """The decoder does not accept the bytes. The record fails with the class `Undecodable`; others are not affected.
 
-    Its text holds nothing of the record.
+    The text quotes nothing of the record.
     """
 
 
 def strict_json(data: bytes) -> Any:
-    """UTF-8 JSON as Python's `json` reads it. Raises ValueError, RecursionError."""
-    return json.loads(data.decode())  # not loads(bytes): it would guess at UTF-16 and let half a surrogate pass
+    """Returns the value of UTF-8 JSON. Raises ValueError or RecursionError."""
+    # json.loads(bytes) would guess at UTF-16 and UTF-32, and would accept one half of a surrogate pair.
+    return json.loads(data.decode())
 
 
 def _utf8(field: str) -> Decode:
@@ -31,7 +34,7 @@ def _utf8(field: str) -> Decode:
         try:
             return data.decode()
         except UnicodeDecodeError as error:
-            raise Undecodable(_not_text(field, error)) from None
+            raise Undecodable(_why_not_utf8(field, error)) from None
 
     return decode
 
@@ -40,43 +43,46 @@ def _json(field: str) -> Decode:
     def decode(data: bytes, record: Record) -> Any:
         try:
             return strict_json(data)
-        except Exception as error:  # RecursionError and MemoryError are the value's doing, too
-            raise Undecodable(not_json(field, error)) from None
+        except Exception as error:  # the bytes also cause RecursionError and MemoryError
+            raise Undecodable(why_not_json(field, error)) from None
 
     return decode
 
 
-def _not_text(field: str, error: UnicodeDecodeError) -> str:
+def _why_not_utf8(field: str, error: UnicodeDecodeError) -> str:
     return f"the {field} is not UTF-8: {error.reason} at byte {error.start}"
 
 
-def not_json(field: str, error: Exception) -> str:
-    """Why `strict_json` did not answer, in words that hold nothing of what it was given."""
+def why_not_json(field: str, error: Exception) -> str:
+    """Returns the text for an error that `strict_json` raised. Quotes nothing of the bytes."""
     match error:
         case UnicodeDecodeError():
-            return _not_text(field, error)
+            return _why_not_utf8(field, error)
         case json.JSONDecodeError():
             return f"the {field} is not JSON: line {error.lineno}, column {error.colno}"
         case RecursionError():
             return f"the {field} is JSON nested too deep"
-    return f"the {field} is not JSON that can be read: {type(error).__name__}"
+    return f"the {field} is not readable JSON: {type(error).__name__}"
 
 
-PLAIN: Mapping[str, Callable[[str], Decode]] = {"utf8": _utf8, "json": _json}
-"""Decoders that need nothing but the bytes, each made for the field it names when it fails."""
+DECODERS: Mapping[str, Callable[[str], Decode]] = {"utf8": _utf8, "json": _json}
+"""Makes a decoder, by the name that a pipeline file gives it. The argument, `key` or `value`, is for error texts."""
 
 
-def leaves(value: Any) -> Iterator[bytes | str]:
-    """All that a decoded value says, keys of mappings too, as texts: what an error message must not repeat."""
-    waiting = [value]
+def scalar_texts(value: Any) -> Iterator[bytes | str]:
+    """Yields each scalar of a decoded value, and each key of its mappings, as text or bytes; not None and booleans.
+
+    An error message must not repeat any of them.
+    """
+    waiting = [value]  # no recursion: a value may have more levels than the stack
     while waiting:
-        one = waiting.pop()
-        if isinstance(one, dict):
-            waiting.extend(one.keys())
-            waiting.extend(one.values())
-        elif isinstance(one, list | tuple | set):
-            waiting.extend(one)
-        elif isinstance(one, bytes | str):
-            yield one
-        elif one is not None and not isinstance(one, bool):
-            yield str(one)
+        item = waiting.pop()
+        if isinstance(item, dict):
+            waiting.extend(item.keys())
+            waiting.extend(item.values())
+        elif isinstance(item, list | tuple | set):
+            waiting.extend(item)
+        elif isinstance(item, bytes | str):
+            yield item
+        elif item is not None and not isinstance(item, bool):
+            yield str(item)

@@ -1,15 +1,15 @@
-"""The one tree of errors. Each says what to do next; what kind it is decides who tries again.
+"""The one tree of errors. The class decides who tries again; the message names the cause and what to do.
 
-A `ConfigError` is the user's to mend (exit status 2). A `TransientError` is worth another try of the same step: every
-step may be run again (exit status 1, Airflow retries it). A `FatalError` will be the same next time, until somebody
-acts (exit status 1, Airflow does not retry it).
+A `ConfigError` needs a change of the user's settings (exit status 2). After a `TransientError` the same step may
+succeed, and every step may be run again (exit status 1; Airflow retries it). A `FatalError` comes again until an
+operator acts (exit status 1; Airflow does not retry it).
 """
 
 from pathlib import Path
 
 
 class AcklineError(Exception):
-    """Anything that Ackline itself has to say; carries the place in the log where it has one."""
+    """The base of all errors of Ackline. Carries topic, partition and offset if it has to do with one."""
 
     exit_status = 1
 
@@ -28,7 +28,10 @@ class AcklineError(Exception):
 
 
 class ConfigError(AcklineError):
-    """A pipeline file, a setting or an argument that is refused before anything is touched."""
+    """A pipeline file, a setting or an argument is refused before anything is written. The user changes it.
+
+    `file` and `key` name the place, if the setting is in a file.
+    """
 
     exit_status = 2
 
@@ -39,48 +42,57 @@ class ConfigError(AcklineError):
 
 
 class TransientError(AcklineError):
-    """The world was not ready (a broker away, a leader moving, a time-out); the same step may succeed later."""
+    """A broker is away, a leader is moving or a call timed out. Retryable: the same step may succeed later."""
 
 
 class FatalError(AcklineError):
-    """Trying again changes nothing: somebody has to look. The message says at what."""
+    """Not retryable; needs an operator. The message names the cause."""
 
 
 class RangeGone(FatalError):
-    """A planned range is no longer in the log, by retention or deletion: its turn is void and is planned again."""
+    """Retention or a deletion has taken a planned range from the log. The turn is closed as void; the next run plans
+    again."""
 
 
 class TopicChanged(FatalError):
-    """A topic is not the one that the lane has read so far: deleted, recreated or truncated (S42)."""
+    """A topic was deleted, recreated or truncated since the lane read it. The operator begins a new epoch with
+    `ackline reset` (S42)."""
 
 
 class NoProof(FatalError):
-    """A turn is to be settled whose outcomes are not stored: nothing proves that its range was handled (S8)."""
+    """settle found no stored outcomes of the turn, so nothing proves that its range was handled. The operator runs
+    replay again (S8)."""
 
 
 class TooManyFailures(FatalError):
-    """More of a turn's new records failed than the breaker allows; the turn is void, nothing of it counts (S46)."""
+    """More of a turn's fresh records failed than `breaker` allows. The turn is void and nothing of it counts; the
+    operator mends the handler and runs again (S46)."""
 
 
 class TooFarBehind(FatalError):
-    """A partition is further behind than `max_offset_behind` allows, and the policy is to fail (S45)."""
+    """A partition is further behind than `max_offset_behind` allows, and its policy is `fail`. The operator raises the
+    limit or skips (S45)."""
 
 
 class RetentionPassed(FatalError):
-    """Retention took records that were not settled, and `on_expired` is `fail`."""
+    """Retention has taken records that were not settled, and `on_expired` is `fail`. The operator skips them, or sets
+    `on_expired: record`."""
 
 
 class GroupBusy(FatalError):
-    """The consumer group has live members, so Kafka accepts no commit from outside (S37)."""
+    """The consumer group has live members, so Kafka accepts no commit from outside. The operator stops them (S37)."""
 
 
 class GroupMoved(FatalError):
-    """Kafka holds a commit that is neither ours nor answered: somebody moved the group (S36)."""
+    """Another client has moved the consumer group. The operator sets `on_external_reset` to `follow` or `restore`
+    (S36)."""
 
 
 class NewerCommit(FatalError):
-    """Kafka holds a commit of ours from another ledger, or from a newer turn than this ledger knows."""
+    """Kafka holds a commit of this pipeline from another ledger, or from a newer turn than this ledger has. The
+    operator points ACKLINE_AUDIT at the right ledger (S36)."""
 
 
 class LedgerError(FatalError):
-    """The tables contradict themselves or the rules of the ledger; nothing was stored."""
+    """The stored tables contradict each other or the rules of the ledger. Nothing was stored; the operator looks at the
+    tables."""

@@ -1,8 +1,13 @@
-"""What a user writes: a handler, in one of three tiers with the same semantics.
+"""What the user's code imports: `Record`, `Skip`, `Dead`, and the decorators that declare a handler's tier.
 
-A record handler is a function of one `Record`: returning acks it, raising fails it, raising `Skip` or `Dead` settles it
-at once. An Arrow handler answers a whole batch with an outcome a row. A column handler is a Spark column expression and
-stays in the JVM. Nothing here knows Spark; `ackline.spark.handlers.call` runs them.
+A handler belongs to one of three tiers with the same semantics:
+
+- record: a function of one `Record`, without a decorator. Return, and the record is acked. Raise any exception, and the
+  attempt failed; `Skip` and `Dead` settle the record at once.
+- Arrow: a function of a `pyarrow.RecordBatch` that returns an outcome for each row (`arrow_handler`).
+- column: a function of a Spark DataFrame that returns a column of outcomes; records stay in the JVM (`column_handler`).
+
+Nothing here needs Spark. `ackline.spark.handlers` calls the handlers.
 """
 
 import importlib
@@ -21,11 +26,14 @@ H = TypeVar("H", bound=Handler)
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One Kafka record as a handler sees it.
+    """One Kafka record, as a record handler or a filter gets it. It can't be changed.
 
-    `key` and `value` are what the pipeline file's `decode` makes of them, bytes by default; None stays None.
-    `timestamp` is aware UTC, or None where Kafka has none. `attempt` counts from 1. `headers` keep their order and may
-    repeat a name.
+    `key` and `value` are what `decode` of the pipeline file makes of the bytes, by default the bytes themselves. A null
+    key is None. A null value, a tombstone, is None too; only `tombstones: deliver` gives one to the handler.
+    `timestamp` is aware and in UTC; None if Kafka has none.
+    `headers` are pairs of name and value, in the order of the log; a name may appear more than once.
+    `attempt` is 1 for the first attempt. Under `at_least_once` a handler may get the same attempt twice, because a
+    killed run is repeated: topic, partition and offset identify the record.
     """
 
     topic: str
@@ -39,15 +47,26 @@ class Record:
 
 
 class Skip(Exception):
-    """Raise `Skip(reason)` in a handler: the record needs nothing more, and is `skipped`, not acked."""
+    """A record handler or filter raises it to settle the record as `skipped`: handled, and never read again.
+
+    Ackline stores the text as the reason, and masks in it what it shares with the record::
+
+        raise Skip("a test order")
+    """
 
 
 class Dead(Exception):
-    """Raise `Dead(reason)` in a handler: never try this record again; it goes to the dead-letter topic."""
+    """A record handler or filter raises it if no retry can help: the record goes to the dead-letter topic at once.
+
+    Under a guarantee that never retries, the record is `dropped`, as after any other exception. Ackline stores the text
+    as the reason, and masks in it what it shares with the record::
+
+        raise Dead("unknown currency")
+    """
 
 
 class Tier(StrEnum):
-    """How a handler wants its records."""
+    """The form in which a handler takes its records."""
 
     RECORD = "record"
     ARROW = "arrow"
@@ -58,62 +77,74 @@ _TIER = "__ackline_tier__"
 
 
 def arrow_handler(function: H) -> H:
-    """Declare a handler of `pyarrow.RecordBatch`es.
+    """Declares a handler of the Arrow tier: a function of a `pyarrow.RecordBatch`.
 
-    It gets the columns topic, partition, offset, timestamp, key, value, headers, attempt, and returns one outcome a
-    row: a sequence of "acked", "failed", "skipped" or "dead" (a list, an Arrow array, or a table with the column
-    `outcome` and optionally `offset`, `error_class`, `error_message`). An answer of the wrong length, with nulls, other
-    words or other offsets is refused whole: every record of the batch failed. So it is when the handler raises.
+    The columns of the batch are topic, partition, offset, timestamp, key, value, headers and attempt. The function
+    returns one of "acked", "failed", "skipped" and "dead" for each row, in order: as a list, as an Arrow array, or as a
+    table with the column `outcome` and optionally `offset`, `error_class` and `error_message`::
+
+        @arrow_handler
+        def handle(batch: pyarrow.RecordBatch) -> list[str]:
+            return ["acked" if value else "failed" for value in batch.column("value").to_pylist()]
+
+    Every record of the batch fails if the answer has another length, a null, another word or other offsets, and if the
+    function raises, even `Skip` or `Dead`.
     """
     setattr(function, _TIER, Tier.ARROW)
     return function
 
 
 def column_handler(function: H) -> H:
-    """Declare a handler that takes the DataFrame of records and returns a string column: the outcome of each row.
+    """Declares a handler of the column tier: a function of the Spark DataFrame of records.
 
-    The column is one of "acked", "failed", "skipped" or "dead"; null or another word fails its record.
+    The function returns a string column with the outcome of each row: "acked", "failed", "skipped" or "dead". A null or
+    another word fails its row. Ackline calls the function before it reads a record. The column is an expression, which
+    Spark evaluates in the JVM; a window, an aggregate or a generator is a ConfigError, because it changes the rows::
+
+        @column_handler
+        def handle(records: DataFrame) -> Column:
+            return when(length("value") > 0, "acked").otherwise("failed")
     """
     setattr(function, _TIER, Tier.COLUMN)
     return function
 
 
 def tier_of(handler: Handler) -> Tier:
-    """The tier that a decorator declared, or `Tier.RECORD`."""
+    """Returns the tier that a decorator declared; `Tier.RECORD` without a decorator."""
     return Tier(getattr(handler, _TIER, Tier.RECORD))
 
 
 def load_handler(path: str, key: str = "handler") -> Handler:
-    """The function named by `module:function`, a handler or whatever else the pipeline file names at `key`.
+    """Imports the function `module:function` that the pipeline file names at `key`: a handler or a filter.
 
-    Raises ConfigError where it does not import, is not callable, is a class, takes no single argument, or is
-    asynchronous or a generator: calling such a function runs none of its body, and every record would be acked
-    unhandled.
+    Raises ConfigError if it does not import, is not callable, or does not take exactly one argument. Refuses a class,
+    an asynchronous function and a generator: a call runs nothing of their body, and would ack each record unhandled.
     """
     module_name, _, name = path.partition(":")
     try:
-        found: object = importlib.import_module(module_name)
+        function: object = importlib.import_module(module_name)
         for part in name.split("."):
-            found = getattr(found, part)
-    except (Exception, SystemExit) as error:  # a script without a guard exits, with status 0 even
+            function = getattr(function, part)
+    except (Exception, SystemExit) as error:  # a script that calls sys.exit when it is imported, even with status 0
         raise ConfigError(f"{key} {path} does not import: {type(error).__name__}: {error}", key=key) from error
-    if not callable(found):
-        raise ConfigError(f"{key} {path} is not a function", key=key)
-    if inspect.isclass(found):
+    if not callable(function):
+        raise ConfigError(f"{key} {path} is not a function ({type(function).__name__}); name a function", key=key)
+    if inspect.isclass(function):
         raise ConfigError(
-            f"{key} {path} is a class: a call would only make an object, and ack its record; name a function", key=key
+            f"{key} {path} is a class: a call would create an object and ack the record; name a function", key=key
         )
-    if _is_deferred(found) or _is_deferred(getattr(found, "__call__", None)):  # noqa: B004 - the method itself is asked
+    call = getattr(function, "__call__", None)  # noqa: B004 - an object may have an asynchronous __call__
+    if _runs_later(function) or _runs_later(call):
         raise ConfigError(f"{key} {path} is asynchronous or a generator; write a plain function", key=key)
     try:
-        inspect.signature(found).bind(object())
+        inspect.signature(function).bind(object())
     except TypeError as error:
         raise ConfigError(f"{key} {path} does not take exactly one argument: {error}", key=key) from error
     except ValueError:
-        pass  # a builtin without a signature: its first call tells
-    return found
+        pass  # a builtin has no signature: its first call shows whether it fits
+    return function
 
 
-def _is_deferred(function: object) -> bool:
+def _runs_later(function: object) -> bool:
     kinds = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
     return any(is_kind(function) for is_kind in kinds)

@@ -1,8 +1,9 @@
-"""The heart: what is known of a partition, and how a turn moves it. Pure, and O(pending + what did not succeed).
+"""The ledger of one partition: its state, and the fold that moves the state forward by one turn. Pure.
 
-A turn over the fresh range `[start, end)` and due retries comes with outcomes that are *proved* complete: every
-offset of the range that is not mentioned was acked or holds no record. So the ledger keeps only what is pending. The
-floor, `min(pending)` or `complete_to`, is the one number that may be committed to Kafka.
+A turn reads a fresh range and due retries (`ackline.planning`). Its outcomes are stored only once the whole range has
+been read, so an offset of the range without a row was acked or holds no record. The ledger therefore keeps only what is
+pending, and the fold costs O(pending + rows that did not succeed), never O(records read). settle folds the outcomes
+and stores the state in the table `settlements`. The floor of the state is the only offset that settle may commit.
 """
 
 from collections.abc import Iterable, Sequence
@@ -13,177 +14,204 @@ from typing import NamedTuple
 
 from ackline.backoff import Backoff
 from ackline.errors import LedgerError
-from ackline.offsets import OffsetRange, Run, Runs, merge, subtract
+from ackline.offsets import OffsetRange, ValuedRange, ValuedRanges, merge, subtract
 from ackline.outcome import ErrorClass, Outcome
 
 
 class PendingKind(StrEnum):
-    """Why an offset holds the floor."""
+    """Why an offset is not settled and holds the floor."""
 
     RETRY = "retry"
-    """Failed, to be tried again when due: the only kind that reaches the handler."""
+    """It failed and is retried when due. The only kind that the handler gets again."""
     DEAD_LETTER = "dead_letter"
-    """Exhausted, or declared dead by its handler; its dead letter is not confirmed yet."""
+    """It has no attempt left, or the handler declared it dead. The broker has not acknowledged its dead letter yet."""
     IN_FLIGHT = "in_flight"
-    """Handed out, its end not known yet."""
+    """The handler has handed it on; the answer is not there yet."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pending:
-    """The state of a pending offset; `attempts` were made so far, `due` is the earliest time of the next."""
+    """The state of one pending offset."""
 
     kind: PendingKind
     attempts: int
+    """How many attempts were made so far."""
     due: datetime | None
+    """The earliest time of the next attempt, aware; None if there is no next attempt."""
     error_class: str | None
+    """The error class of the last attempt."""
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionState:
-    """Everything the ledger knows of a partition. Each existing offset below `complete_to` is settled or pending."""
+    """The ledger of one partition: each existing offset below `complete_to` is settled or pending, never both (I4)."""
 
     complete_to: int
-    pending: Runs[Pending] = ()
+    """The end of what is proved to have been read and handled whole."""
+    pending: ValuedRanges[Pending] = ()
+    """The offsets below `complete_to` that are not settled."""
 
     @property
     def floor(self) -> int:
-        """The lowest offset that is not settled: what may be committed."""
+        """The lowest offset that is not settled: what may be committed (I1)."""
         return self.pending[0].start if self.pending else self.complete_to
 
     def pending_by_kind(self) -> dict[PendingKind, int]:
-        """How many offsets are pending, of each kind (zeros included)."""
-        found = dict.fromkeys(PendingKind, 0)
-        for run in self.pending:
-            found[run.value.kind] += len(run)
-        return found
+        """How many offsets are pending of each kind, zeros included."""
+        counts = dict.fromkeys(PendingKind, 0)
+        for pending in self.pending:
+            counts[pending.value.kind] += len(pending)
+        return counts
 
     @property
     def next_due(self) -> datetime | None:
-        """When the next retry is due, or None where none waits."""
-        return min((run.value.due for run in self.pending if run.value.due is not None), default=None)
+        """The earliest due time of the pending retries, or None if there are none."""
+        return min((pending.value.due for pending in self.pending if pending.value.due is not None), default=None)
 
 
 class OutcomeRow(NamedTuple):
-    """What the ledger needs of a row of `outcomes`: an attempt, or a decision (attempt 0) on one offset or a range."""
+    """A row of the table `outcomes`, as far as the ledger needs it: an attempt, or a decision of settle."""
 
     offset: int
     attempt: int
+    """The number of the attempt, counted from 1; 0 in a decision."""
     outcome: Outcome
     handled_at: datetime
     error_class: str | None = None
     end_offset: int | None = None
+    """The exclusive end, where the row stands for a whole range; None for a row of one offset."""
     reason: str | None = None
 
     @property
     def end(self) -> int:
-        """The offset after the last one that the row speaks of."""
+        """The exclusive end of the row's offsets."""
         return self.offset + 1 if self.end_offset is None else self.end_offset
 
 
 def fold(
     state: PartitionState,
     fresh: OffsetRange,
-    retries: Runs[int],
+    retries: ValuedRanges[int],
     rows: Iterable[OutcomeRow],
     policy: Backoff,
     seed: str = "",
 ) -> PartitionState:
-    """The state after a turn over `fresh` and `retries` (value: number of the attempt made).
+    """The state after a turn that read the range `fresh` and made `retries` (value: the number of the attempt).
 
-    `rows` hold at least everything that did not succeed, every retry and every decision (attempt 0), in any order
-    (S5); of fresh acked rows none is needed. Raises LedgerError where the turn does not start from this state (a retry
-    that is not pending, fresh offsets below `complete_to`), a retry is not answered, an outcome belongs to no planned
-    attempt, or offsets between `complete_to` and `fresh` are passed over undecided: each would lose a record silently,
-    or un-ack one.
+    `rows` are the turn's outcomes and decisions, in any order (S5). Each retry, each decision and each fresh record
+    that did not succeed needs its row. A fresh acked record needs none: replay has proved that it read the whole range,
+    so an offset without a row is acked or a gap (S6). A decision overrides an attempt at the same offset. `seed` names
+    the partition (lane, epoch, topic, partition) for the jitter.
+
+    Raises LedgerError if the turn and its rows do not fit this state; each misfit would lose a record silently or
+    un-ack one (I2, I4, S7).
     """
-    _check_start(state, fresh, retries)
+    _check_turn_starts_here(state, fresh, retries)
     attempts: list[OutcomeRow] = []
     decisions: list[OutcomeRow] = []
     for row in rows:
         (attempts if row.attempt else decisions).append(row)
-    touched = _attempted(fresh, retries, attempts, policy, seed)
-    holes = _decided(decisions, touched)
-    for run in subtract(retries, holes):
-        for offset in range(run.start, run.end):
-            if offset not in touched:
-                raise LedgerError(
-                    f"the outcomes of the turn say nothing of the retry at offset {offset}", offset=offset
-                )
-    _check_passed_over(state.complete_to, fresh.start, holes)
-    at_offsets = [OffsetRange(offset, offset + 1) for offset in sorted(touched)]
-    left = subtract(subtract(state.pending, at_offsets), holes)
-    new = subtract((Run(o, o + 1, p) for o, p in sorted(touched.items()) if p is not None), holes)
-    return PartitionState(max(state.complete_to, fresh.end), merge(left, new))
+    states = _states_of_attempts(fresh, retries, attempts, policy, seed)
+    decided = _decided_ranges(decisions)
+    _check_each_retry_is_answered(retries, states, decided)
+    _check_nothing_skipped_over(state.complete_to, fresh.start, decided)
+
+    attempted = [OffsetRange(offset, offset + 1) for offset in sorted(states)]
+    still_pending = subtract(subtract(state.pending, attempted), decided)
+    failed = (ValuedRange(o, o + 1, pending) for o, pending in sorted(states.items()) if pending is not None)
+    # fresh.end is at or above the old complete_to, and each offset that stops being pending has a terminal outcome:
+    # neither complete_to nor the floor moves back (I3), and what is acked above a pending offset lifts no floor (S8).
+    return PartitionState(fresh.end, merge(still_pending, subtract(failed, decided)))
 
 
-def _check_start(state: PartitionState, fresh: OffsetRange, retries: Runs[int]) -> None:
+def _check_turn_starts_here(state: PartitionState, fresh: OffsetRange, retries: ValuedRanges[int]) -> None:
+    """Prove that the turn was planned from this state and not from an older one (S7)."""
+    # Offsets below complete_to are settled or pending: a row of a second fresh read would un-ack a settled one (I4).
     if fresh.start < state.complete_to:
-        raise LedgerError(f"{fresh} starts below {state.complete_to}, up to which all was read", offset=fresh.start)
-    for attempt in {run.value for run in retries}:
+        raise LedgerError(
+            f"the fresh range {fresh} starts below {state.complete_to}, and all offsets below that were read already",
+            offset=fresh.start,
+        )
+    # A retry must be the attempt that is pending at its offset. Else the offset is settled, and a failure would un-ack
+    # it; or this attempt was made already (I5); or only its dead letter is missing, and the handler gets it no more.
+    for attempt in {retry.value for retry in retries}:
         waiting = [
-            OffsetRange(run.start, run.end)
-            for run in state.pending
-            if run.value.kind is PendingKind.RETRY and run.value.attempts == attempt - 1
+            OffsetRange(pending.start, pending.end)
+            for pending in state.pending
+            if pending.value.kind is PendingKind.RETRY and pending.value.attempts == attempt - 1
         ]
-        for run in subtract((run for run in retries if run.value == attempt), waiting):
-            raise LedgerError(f"attempt {attempt} at offset {run.start} is not what waits there", offset=run.start)
+        for unexpected in subtract((retry for retry in retries if retry.value == attempt), waiting):
+            raise LedgerError(
+                f"attempt {attempt} was planned at offset {unexpected.start}, where no such attempt is pending",
+                offset=unexpected.start,
+            )
 
 
-def _attempted(
-    fresh: OffsetRange, retries: Runs[int], attempts: Iterable[OutcomeRow], policy: Backoff, seed: str
+def _states_of_attempts(
+    fresh: OffsetRange, retries: ValuedRanges[int], attempts: Iterable[OutcomeRow], policy: Backoff, seed: str
 ) -> dict[int, Pending | None]:
-    """Each attempted offset with what it is pending as, or None where it is settled."""
-    planned = {offset: run.value for run in retries for offset in range(run.start, run.end)}
-    touched: dict[int, Pending | None] = {}
+    """The state after its attempt of each offset that has a row: pending, or None if the attempt settled it."""
+    planned = {offset: retry.value for retry in retries for offset in range(retry.start, retry.end)}
+    states: dict[int, Pending | None] = {}
     for row in attempts:
         expected = planned.get(row.offset, 1 if fresh.start <= row.offset < fresh.end else None)
+        # A row that this turn did not plan is of another turn, and would settle or un-ack what this one has not read.
         if row.attempt != expected:
             raise LedgerError(
-                f"attempt {row.attempt} at offset {row.offset}, planned was {expected}", offset=row.offset
+                f"the outcome at offset {row.offset} is of attempt {row.attempt}, planned was {expected}",
+                offset=row.offset,
             )
-        if row.offset in touched:
+        # With two outcomes of one attempt the state would depend on the order of the rows (S5).
+        if row.offset in states:
             raise LedgerError(f"two attempts at offset {row.offset} in one turn", offset=row.offset)
-        touched[row.offset] = None if row.outcome.terminal else failed(row, policy, seed)
-    return touched
+        states[row.offset] = None if row.outcome.terminal else _pending_after_failure(row, policy, seed)
+    return states
 
 
-def _decided(decisions: Iterable[OutcomeRow], touched: dict[int, Pending | None]) -> list[OffsetRange]:
-    """Mark single decided offsets as settled in `touched`; returns the ranges that were decided whole."""
-    holes = []
-    for row in decisions:
-        if not row.outcome.terminal:
-            raise LedgerError(f"a decision can't be {row.outcome}", offset=row.offset)
-        if row.end_offset is None:
-            touched[row.offset] = None
-        else:
-            holes.append(OffsetRange(row.offset, row.end_offset))
-    return _joined(holes)
+def _pending_after_failure(row: OutcomeRow, policy: Backoff, seed: str) -> Pending:
+    """A retry with its due time, or a dead letter if no attempt is left (I5, S13).
 
-
-def failed(row: OutcomeRow, policy: Backoff, seed: str = "") -> Pending:
-    """The pending state of a failed attempt: a retry with its due time, or a dead letter when there is no next.
-
-    `seed` names the partition (lane, epoch, topic, partition), so that jitter is the same whenever this is asked again.
-    """
+    The seed makes the jitter the same whenever settle computes this again (I9)."""
     due = None
     if row.error_class != ErrorClass.DEAD:
         due = policy.next_attempt(row.attempt, row.handled_at, row.error_class, f"{seed}/{row.offset}/{row.attempt}")
-    if due is None:
-        return Pending(PendingKind.DEAD_LETTER, row.attempt, None, row.error_class)
-    return Pending(PendingKind.RETRY, row.attempt, due, row.error_class)
+    kind = PendingKind.DEAD_LETTER if due is None else PendingKind.RETRY
+    return Pending(kind, row.attempt, due, row.error_class)
 
 
-def _joined(holes: Iterable[OffsetRange]) -> list[OffsetRange]:
-    joined: list[OffsetRange] = []
-    for hole in sorted(holes):
-        if joined and hole.start <= joined[-1].end:
-            joined[-1] = OffsetRange(joined[-1].start, max(joined[-1].end, hole.end))
+def _decided_ranges(decisions: Iterable[OutcomeRow]) -> list[OffsetRange]:
+    """The offsets that settle has decided, as sorted, disjoint ranges; rows may overlap."""
+    decided: list[OffsetRange] = []
+    for row in sorted(decisions, key=lambda row: row.offset):
+        # A decision ends an offset. One that left it open would take the offset out of pending without settling it.
+        if not row.outcome.terminal:
+            raise LedgerError(
+                f"the decision at offset {row.offset} is {row.outcome}, which settles nothing", offset=row.offset
+            )
+        if decided and row.offset <= decided[-1].end:
+            decided[-1] = OffsetRange(decided[-1].start, max(decided[-1].end, row.end))
         else:
-            joined.append(hole)
-    return joined
+            decided.append(OffsetRange(row.offset, row.end))
+    return decided
 
 
-def _check_passed_over(complete_to: int, start: int, holes: Sequence[OffsetRange]) -> None:
-    passed = [Run(complete_to, start, None)] if complete_to < start else []
-    for run in subtract(passed, holes):
-        raise LedgerError(f"offsets [{run.start}, {run.end}) would be passed over undecided", offset=run.start)
+def _check_each_retry_is_answered(
+    retries: ValuedRanges[int], states: dict[int, Pending | None], decided: Sequence[OffsetRange]
+) -> None:
+    """Prove that each retry has an outcome or a decision. Retries are read offset by offset, so no range proves them:
+    to count a missing row as a success would pass over a record that was perhaps never handled (S8)."""
+    for retry in subtract(retries, decided):
+        for offset in range(retry.start, retry.end):
+            if offset not in states:
+                raise LedgerError(f"the turn has no outcome for the retry at offset {offset}", offset=offset)
+
+
+def _check_nothing_skipped_over(complete_to: int, start: int, decided: Sequence[OffsetRange]) -> None:
+    """Prove that each offset between `complete_to` and the fresh range has a decision, such as `expired`. The new
+    complete_to is above them: without a decision they would be neither settled nor pending (I4)."""
+    passed = [ValuedRange(complete_to, start, None)] if complete_to < start else []
+    for skipped in subtract(passed, decided):
+        raise LedgerError(
+            f"offsets [{skipped.start}, {skipped.end}) would be skipped over: the turn neither read nor decided them",
+            offset=skipped.start,
+        )

@@ -1,10 +1,13 @@
-"""Hooks: a class of the user's that is told what happened, in batches, after it is durable.
+"""Listeners: a class of the user whose methods Ackline calls after something has become durable, once for each batch.
 
-Name it in the pipeline file, `listener: module:Class`. It is made without arguments, anew in each process that opens
-the pipeline (each task of a DAG, replay's driver, each command), and called in one thread, which is not the run's. It
-gets copies. What it raises is logged and changes nothing; one that takes longer than PATIENCE is told nothing more: a
-listener is never able to break a run, unless it ends its process (`os._exit`). An event may be told twice, or, where a
-process dies between the event and the call, not at all; the tables are the record.
+Name the class in the pipeline file, `listener: module:Class`. Each process that opens the pipeline (each task of a DAG,
+replay's driver, each command) creates it without arguments, in a thread of its own, and calls it in that thread only.
+
+A listener cannot break a run. Its arguments are copies. Ackline logs what it raises, and stops calling it if it takes
+longer than `EVENT_TIMEOUT`. Only code that ends the process (`os._exit`) ends the run.
+
+An event may come twice. If a process dies between the write and the call, the event does not come at all. Totals
+belong to the tables, not to a listener.
 """
 
 import copy
@@ -25,38 +28,51 @@ log = logging.getLogger(__name__)
 
 Offsets = Mapping[TopicPartition, Sequence[int]]
 
-PATIENCE = 30.0
-"""Seconds that a listener may take for an event; one that takes longer is told nothing more by that process."""
+EVENT_TIMEOUT = 30.0
+"""How long a listener may take to be created, or for one event, in seconds."""
 
 
 class Listener:
-    """Override what you want to hear."""
+    """Base class of listeners. Override the methods of the events that you need; the others do nothing.
+
+    A listener that counts dead records::
+
+        class CountDead(Listener):
+            def on_dead(self, turn: TurnId, offsets: Offsets) -> None:
+                statsd.incr("orders.dead", sum(len(numbers) for numbers in offsets.values()))
+    """
 
     def on_open(self, pipeline: str, run_id: str) -> None:
         """A step or command has opened the pipeline."""
 
     def on_planned(self, plan: Plan) -> None:
-        """A plan was stored by this process."""
+        """This process has stored a plan. Not called for an open plan that it adopts."""
 
     def on_handled(self, turn: TurnId, counts: Mapping[TopicPartition, Mapping[str, int]]) -> None:
-        """The outcomes of a turn were stored by this process: counts by outcome. They count once the turn is settled; a
-        turn that is void after this is handled again."""
+        """This process has stored the outcomes of a turn; `counts` are the records by outcome.
+
+        They count once the turn is settled. If the turn becomes void instead, its records are handled again.
+        """
 
     def on_acked(self, turn: TurnId, counts: Mapping[TopicPartition, int]) -> None:
-        """A turn was settled in which records were acked."""
+        """A turn was settled that acked records; `counts` are the acked records."""
 
     def on_retry(self, turn: TurnId, offsets: Offsets) -> None:
-        """A turn was settled in which these failed, and wait for another attempt; not those that wait for their dead
-        letter."""
+        """A turn was settled in which the records at `offsets` failed and get another attempt.
+
+        Records whose dead letter is not acknowledged yet are not among them.
+        """
 
     def on_dead(self, turn: TurnId, offsets: Offsets) -> None:
-        """A turn was settled in which these were given up; their dead letters, if there are any, are acknowledged."""
+        """A turn was settled that gave up the records at `offsets`. The broker has acknowledged their dead letters,
+        unless the pipeline file has `dead_letter: none`."""
 
     def on_expired(self, turn: TurnId, ranges: Mapping[TopicPartition, Sequence[tuple[int, int]]]) -> None:
-        """A turn was settled in which retention was found to have taken these ranges `(start, end)`."""
+        """A turn was settled whose records in `ranges`, as pairs (start, end) with an exclusive end, retention had
+        removed."""
 
     def on_partitions_changed(self, partitions: Mapping[TopicPartition, SettledPartition]) -> None:
-        """Partitions have joined the lane, and where they start."""
+        """Partitions have joined the lane; the values hold the offsets where they start."""
 
     def on_committed(self, committed: Mapping[TopicPartition, Committed]) -> None:
         """The group's offsets were committed and read back."""
@@ -66,75 +82,82 @@ class Listener:
 
 
 class ListenerThread:
-    """Tells a listener, made in a thread of its own, one event after another.
+    """Creates a listener in a thread of its own, and calls it there, one event at a time.
 
-    A thread, because of what a listener may do: one that hangs holds a run up once, for `patience` seconds, and
-    whatever it raises ends in its thread, while a signal to the run is raised in the run's. What it is given is a copy,
-    its own to change. Raises what `make` raises, and TimeoutError where that hangs.
+    The thread protects the run. A listener that hangs delays the run once, by `timeout` seconds. An exception of the
+    listener stays in its thread, and a signal to the run interrupts the run, not the listener. Each argument is a copy
+    that the listener may change. The constructor raises what `make` raises, and TimeoutError if `make` hangs.
     """
 
-    def __init__(self, make: Callable[[], Listener], patience: float = PATIENCE) -> None:
-        self.patience = patience
+    def __init__(self, make: Callable[[], Listener], timeout: float = EVENT_TIMEOUT) -> None:
+        self.timeout = timeout
         self._calls: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = SimpleQueue()
         self._hangs = False
-        self.thread = Thread(target=self._serve, name="ackline-listener", daemon=True)
+        self.thread = Thread(target=self._run_calls, name="ackline-listener", daemon=True)
         self.thread.start()
-        made = self._called(make)
-        if not made.done():
-            raise TimeoutError(f"it is not made after {patience:g} s")
-        self._listener = made.result()
+        created = self._call(make)
+        if not created.done():
+            raise TimeoutError(f"its constructor has not returned for {timeout:g} s")
+        self._listener = created.result()
 
-    def notify(self, event: str, *said: Any) -> None:
-        """Call `on_EVENT(*said)` and wait for it; what it raises, or that it hangs, is logged."""
+    def notify(self, event: str, *details: Any) -> None:
+        """Calls `on_EVENT(*details)` and waits for it. Logs an exception or a timeout. Does nothing after a timeout."""
         if self._hangs:
             return
-        copies = copy.deepcopy(said)
-        answer = self._called(lambda: getattr(self._listener, f"on_{event}")(*copies))
-        if not answer.done():
+        copies = copy.deepcopy(details)
+        call = self._call(lambda: getattr(self._listener, f"on_{event}")(*copies))
+        if not call.done():
             self._hangs = True
             log.warning(
-                "the listener's on_%s has not come back for %g s; the run goes on, and it is told nothing more",
-                event, self.patience,
+                "the listener's on_%s has not returned for %g s; the run continues and calls the listener no more",
+                event, self.timeout,
             )  # fmt: skip
-        elif (error := answer.exception()) is not None:
-            log.warning("the listener's on_%s raised %s; the run goes on", event, type(error).__name__)
+        elif (error := call.exception()) is not None:
+            # The class only: the text of a user's exception may hold a secret.
+            log.warning("the listener's on_%s raised %s; the run continues", event, type(error).__name__)
 
     def close(self) -> None:
-        """Tell it that this is the end."""
+        """Calls `on_close`, and ends the thread."""
         self.notify("close")
         self._calls.put(None)
 
-    def _called(self, function: Callable[[], Any]) -> "Future[Any]":
-        answer: Future[Any] = Future()
-        self._calls.put((answer, function))
-        wait([answer], self.patience)
-        return answer
+    def _call(self, function: Callable[[], Any]) -> "Future[Any]":
+        call: Future[Any] = Future()
+        self._calls.put((call, function))
+        wait([call], self.timeout)
+        return call
 
-    def _serve(self) -> None:
-        while (call := self._calls.get()) is not None:
-            answer, function = call
+    def _run_calls(self) -> None:
+        while (entry := self._calls.get()) is not None:
+            call, function = entry
             try:
-                answer.set_result(function())
-            except BaseException as error:  # sys.exit and KeyboardInterrupt too: this thread is the listener's alone
-                answer.set_exception(error)
+                call.set_result(function())
+            except BaseException as error:  # sys.exit and KeyboardInterrupt, too, end nothing but this call
+                call.set_exception(error)
 
 
 def load_listener(path: str | None) -> ListenerThread | None:
-    """What tells the listener named by `module:Class`; None without one. Raises ConfigError where it can't be made."""
+    """Creates the listener `module:Class` in a thread; returns None without a path.
+
+    Raises ConfigError if the class does not import, can't be created, or is not a subclass of `Listener`.
+    """
     if path is None:
         return None
     module, _, name = path.partition(":")
 
     def make() -> Listener:
-        made = found()
-        if not isinstance(made, Listener):
-            raise ConfigError(f"listener {path} is no ackline.listener.Listener", key="listener")
-        return made
+        listener = create()
+        if not isinstance(listener, Listener):
+            raise ConfigError(f"listener {path} is not a subclass of ackline.listener.Listener", key="listener")
+        return listener
 
     try:
-        found = getattr(importlib.import_module(module), name)  # here: what it imports may want the main thread
+        # Imported here, in the main thread: some modules can be imported only there, such as those that set signals.
+        create = getattr(importlib.import_module(module), name)
         return ListenerThread(make)
     except ConfigError:
         raise
     except (Exception, SystemExit) as error:
-        raise ConfigError(f"listener {path} can't be made: {type(error).__name__}: {error}", key="listener") from None
+        raise ConfigError(
+            f"listener {path} can't be created: {type(error).__name__}: {error}", key="listener"
+        ) from None

@@ -1,16 +1,18 @@
-"""Figures: what a turn did to a partition, and where it left it, as numbers. Pure.
+"""The metrics of a turn: numbers that show what it did to a partition and in which state it left it.
 
-What only the tasks know of a turn (how long they waited for records; how many had which outcome, where outcomes are not
-kept as rows) comes with the commit of outcomes, as text (`Report`). The rest follows from the plan, the state and the
-rows. What settle keeps of it is in the settlement's columns `metrics` and `totals`.
+Pure: the caller passes the clock and the time in.
+
+Most numbers follow from the plan, the state and the outcome rows. Only the Spark tasks can count how long they waited
+for records and, if outcomes are not kept as rows, how many records had which outcome. They report it as a `TurnReport`,
+whose text replay stores in the commit of outcomes n. settle stores what these functions compute in the columns
+`figures` and `totals` of `settlements`.
 """
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from time import perf_counter
 from typing import TypeVar
 
 from ackline.commit_rule import Committed
@@ -20,116 +22,125 @@ from ackline.outcome import Outcome
 
 T = TypeVar("T")
 
-Counts = Mapping[str, int]
-"""Rows of `outcomes`, by outcome; a row that speaks of a range is one."""
+CountsByOutcome = Mapping[str, int]
+"""How many rows of `outcomes` there are by outcome; a row of a range counts once."""
 
 TOTALS = (*(outcome.value for outcome in Outcome if outcome is not Outcome.IN_FLIGHT), "retries")
-"""The keys of `totals`: effective rows of the lane's epoch so far by outcome, and attempts after the first."""
+"""The keys of `totals`: the effective rows of the epoch so far by outcome, and how many attempts were retries."""
 
 FETCHES, FETCH_MEAN, FETCH_MAX = "fetches", "fetch_seconds_mean", "fetch_seconds_max"
-LAST_FETCH = (FETCHES, FETCH_MEAN, FETCH_MAX)
-"""Keys of `metrics` that stay as they are until a turn reads from the partition again."""
+_FETCH_METRICS = (FETCHES, FETCH_MEAN, FETCH_MAX)
 
 
 @dataclass(frozen=True, slots=True)
-class Fetches:
-    """How often tasks waited for the next batch of a partition's records, and how many seconds: in all, at most."""
+class FetchTimes:
+    """How long tasks waited for the next batch of a partition's records."""
 
     count: int = 0
+    """How many times they waited."""
     seconds: float = 0.0
+    """The sum of all waits."""
     longest: float = 0.0
+    """The longest wait, in seconds."""
 
-    def __add__(self, other: "Fetches") -> "Fetches":
-        return Fetches(self.count + other.count, self.seconds + other.seconds, max(self.longest, other.longest))
+    def __add__(self, other: "FetchTimes") -> "FetchTimes":
+        return FetchTimes(self.count + other.count, self.seconds + other.seconds, max(self.longest, other.longest))
 
 
-def waited(source: Iterable[T]) -> Iterator[tuple[T, Fetches]]:
-    """All that `source` brings, each with how long it took to come; the time that its taker takes does not count."""
+def timed_fetches(source: Iterable[T], clock: Callable[[], float]) -> Iterator[tuple[T, FetchTimes]]:
+    """Each item of `source` with how long it took to come. The time that the caller spends on an item does not count.
+
+    `clock` returns seconds from any fixed point, such as `time.perf_counter`.
+    """
     iterator = iter(source)
     while True:
-        begun = perf_counter()
+        begun = clock()
         try:
-            one = next(iterator)
+            item = next(iterator)
         except StopIteration:
             return
-        seconds = perf_counter() - begun
-        yield one, Fetches(1, seconds, seconds)
+        seconds = clock() - begun
+        yield item, FetchTimes(1, seconds, seconds)
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
-    """What the tasks of a turn say of it. `recorded`: each outcome is a row of the table as well."""
+class TurnReport:
+    """What the tasks of a turn report of it."""
 
-    counts: Mapping[TopicPartition, Counts] = field(default_factory=dict)
-    fetches: Mapping[TopicPartition, Fetches] = field(default_factory=dict)
+    counts: Mapping[TopicPartition, CountsByOutcome] = field(default_factory=dict)
+    """How many records had which outcome."""
+    fetches: Mapping[TopicPartition, FetchTimes] = field(default_factory=dict)
     recorded: bool = True
+    """Whether each outcome is also a row of the table `outcomes`."""
 
     def encode(self) -> str:
-        """The text that goes with the commit of outcomes: JSON, some sixty bytes a partition."""
+        """The text that is stored in the commit of outcomes: JSON of about sixty bytes a partition."""
         topics: dict[str, dict[str, object]] = {}
         for tp in sorted({*self.counts, *self.fetches}):
-            waits = self.fetches.get(tp, Fetches())
+            fetched = self.fetches.get(tp, FetchTimes())
             topics.setdefault(tp.topic, {})[str(tp.partition)] = {
-                "counts": {str(word): number for word, number in self.counts.get(tp, {}).items()},
-                "fetches": waits.count,
-                "fetch_seconds": round(waits.seconds, 6),
-                "fetch_seconds_max": round(waits.longest, 6),
+                "counts": {str(outcome): number for outcome, number in self.counts.get(tp, {}).items()},
+                "fetches": fetched.count,
+                "fetch_seconds": round(fetched.seconds, 6),
+                "fetch_seconds_max": round(fetched.longest, 6),
             }
         return json.dumps({"recorded": self.recorded, "topics": topics}, separators=(",", ":"))
 
     @classmethod
-    def decode(cls, text: str) -> "Report | None":
-        """The report in `text`, or None for what is none: another version may have written it."""
-        counts: dict[TopicPartition, Counts] = {}
-        fetches: dict[TopicPartition, Fetches] = {}
+    def decode(cls, text: str) -> "TurnReport | None":
+        """The report in `text`, or None if it holds none: another version of Ackline may have written it."""
+        counts: dict[TopicPartition, CountsByOutcome] = {}
+        fetches: dict[TopicPartition, FetchTimes] = {}
         try:
-            said = json.loads(text)
-            for topic, partitions in said["topics"].items():
-                for number, one in partitions.items():
+            report = json.loads(text)
+            for topic, partitions in report["topics"].items():
+                for number, entry in partitions.items():
                     tp = TopicPartition(topic, int(number))
-                    counts[tp] = {str(word): int(rows) for word, rows in one["counts"].items()}
-                    seconds, longest = float(one["fetch_seconds"]), float(one["fetch_seconds_max"])
-                    fetches[tp] = Fetches(int(one["fetches"]), seconds, longest)
-            return cls(counts, fetches, bool(said["recorded"]))
+                    counts[tp] = {str(outcome): int(rows) for outcome, rows in entry["counts"].items()}
+                    seconds, longest = float(entry["fetch_seconds"]), float(entry["fetch_seconds_max"])
+                    fetches[tp] = FetchTimes(int(entry["fetches"]), seconds, longest)
+            return cls(counts, fetches, bool(report["recorded"]))
         except (ValueError, TypeError, KeyError, AttributeError):
             return None
 
 
-def totals_after(before: Counts | None, counts: Counts, retries: int) -> dict[str, int]:
-    """Totals n: totals n - 1 and what turn n adds. An epoch begins at 0, as does a ledger that kept none before."""
+def totals_after(before: CountsByOutcome | None, counts: CountsByOutcome, retries: int) -> dict[str, int]:
+    """The totals after a turn: those before it plus what it adds. `before` is None at the start of an epoch, and for a
+    settlement of a version that stored no totals; both count from 0."""
     added = Counter(counts)
     added["retries"] = retries
-    return {word: (before or {}).get(word, 0) + added[word] for word in TOTALS}
+    return {key: (before or {}).get(key, 0) + added[key] for key in TOTALS}
 
 
 def retries_in(rows: Iterable[OutcomeRow]) -> int:
-    """How many attempts were not the first at their record."""
+    """How many of the rows are attempts after a record's first."""
     return sum(row.attempt > 1 for row in rows)
 
 
 def due_retries(state: PartitionState, now: datetime) -> int:
-    """How many retries wait for nothing but the next turn."""
+    """How many pending retries are due at `now`."""
     return sum(
-        len(run)
-        for run in state.pending
-        if run.value.kind is PendingKind.RETRY and run.value.due is not None and run.value.due <= now
+        len(pending)
+        for pending in state.pending
+        if pending.value.kind is PendingKind.RETRY and pending.value.due is not None and pending.value.due <= now
     )
 
 
 def oldest_pending(state: PartitionState) -> int | None:
-    """The lowest pending offset, or None where nothing is pending."""
+    """The lowest pending offset, or None if nothing is pending."""
     return state.pending[0].start if state.pending else None
 
 
-def last_fetch(before: Mapping[str, float] | None, fetches: Fetches | None = None) -> dict[str, float]:
-    """The fetch figures of the last turn that read from the partition: this one, or those that `before` holds."""
+def fetch_metrics(before: Mapping[str, float] | None, fetches: FetchTimes | None = None) -> dict[str, float]:
+    """The metrics of the last turn that read from the partition: from `fetches` if this turn did, else as in `before`,
+    the metrics of the settlement before."""
     if fetches and fetches.count:
         mean = round(fetches.seconds / fetches.count, 6)
-        return dict(zip(LAST_FETCH, (fetches.count, mean, fetches.longest), strict=True))
-    return {name: before[name] for name in LAST_FETCH if before and name in before}
+        return dict(zip(_FETCH_METRICS, (fetches.count, mean, fetches.longest), strict=True))
+    return {name: before[name] for name in _FETCH_METRICS if before and name in before}
 
 
-def metrics_of(
+def partition_metrics(
     state: PartitionState,
     log: LogBounds | None,
     committed: Committed | None,
@@ -137,11 +148,12 @@ def metrics_of(
     now: datetime,
     lag_seconds: float | None = None,
 ) -> dict[str, float]:
-    """A partition after a turn, by name; what is not known is not there. `log` is the plan's.
+    """The metrics of a partition after a turn, by name. Leaves out what is not known.
 
-    Of rows that speak of ranges `NAME_offsets` says how many offsets they speak of, records or not.
+    `log` is the log as the plan saw it, `rows` are the turn's. `OUTCOME_offsets` counts the offsets of rows that stand
+    for a range, gaps included.
     """
-    found = list(rows)
+    turn_rows = list(rows)
     metrics: dict[str, float | None] = {
         "log_start": log.start if log else None,
         "log_end": log.end if log else None,
@@ -152,9 +164,9 @@ def metrics_of(
         **{f"pending_{kind.value}": number for kind, number in state.pending_by_kind().items()},
         "due": due_retries(state, now),
         "oldest_pending": oldest_pending(state),
-        "retries": retries_in(found),
+        "retries": retries_in(turn_rows),
     }
-    for row in found:
+    for row in turn_rows:
         if row.end_offset is not None:
             name = f"{row.outcome.value}_offsets"
             metrics[name] = (metrics.get(name) or 0) + row.end - row.offset

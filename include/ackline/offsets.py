@@ -1,7 +1,7 @@
-"""Offsets, ranges of them, and runs: sorted, disjoint ranges that each carry a value.
+"""Topic-partitions, offsets, ranges of offsets, and ranges whose offsets all have the same value.
 
-Everything the ledger keeps about single offsets is kept as runs of equal value, so that a million neighbours which
-failed alike cost one entry. All operations are linear merges of sorted sequences.
+The ledger keeps what it stores about single offsets as such ranges, so a million neighbours that failed alike cost one
+entry. Every operation here is one pass over sorted sequences. Pure: imports nothing of Kafka, Spark or Delta.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -12,7 +12,7 @@ V = TypeVar("V")
 
 
 class TopicPartition(NamedTuple):
-    """A partition of a topic, ordered by topic, then number."""
+    """A partition of a topic. Sorts by topic, then by partition number."""
 
     topic: str
     partition: int
@@ -23,9 +23,9 @@ class TopicPartition(NamedTuple):
 
 @dataclass(frozen=True, slots=True, order=True)
 class OffsetRange:
-    """Offsets `[start, end)` as in Kafka: `end` is the next offset, not the last.
+    """Offsets `[start, end)` as in Kafka: `end` is the next offset, not the last one of the range.
 
-    Raises ValueError for a negative start, or an end before the start.
+    Raises ValueError for a negative start, and for an end below the start.
     """
 
     start: int
@@ -43,20 +43,22 @@ class OffsetRange:
 
 
 class LogBounds(NamedTuple):
-    """The readable log `[start, end)`; `end` is the last stable offset under read_committed.
-
-    `leader_epoch` is the epoch of the leader that said so. In a plan it vouches for the state, too: what was settled or
-    is pending below the planned end is in that leader's log as it was read. None where nothing vouches for it.
-    """
+    """The readable part `[start, end)` of a partition's log."""
 
     start: int
+    """The log start: the lowest offset that retention has left."""
     end: int
+    """The log end; under `read_committed` the last stable offset."""
     leader_epoch: int | None = None
+    """The epoch of the leader that reported these bounds; None if it is not known.
+
+    In a plan it also covers the state: whatever is settled or pending below the planned end is in the log of that
+    leader as it was read."""
 
 
 @dataclass(frozen=True, slots=True)
-class Run(Generic[V]):
-    """Offsets `[start, end)`, all with the same value."""
+class ValuedRange(Generic[V]):
+    """Offsets `[start, end)` that all have the same value, such as a pending state or the number of an attempt."""
 
     start: int
     end: int
@@ -66,63 +68,52 @@ class Run(Generic[V]):
         return self.end - self.start
 
 
-Runs: TypeAlias = tuple[Run[V], ...]
+ValuedRanges: TypeAlias = tuple[ValuedRange[V], ...]
+"""Sorted, disjoint ranges, each with its value."""
 
 
-def join(runs: Iterable[Run[V]]) -> Runs[V]:
-    """The same runs with touching ones of equal value made one. `runs` are sorted and disjoint; else ValueError."""
-    joined: list[Run[V]] = []
-    for run in runs:
-        if run.start >= run.end:
+def join(valued: Iterable[ValuedRange[V]]) -> ValuedRanges[V]:
+    """The same offsets and values in as few ranges as possible: drops empty ranges, joins touching ones of equal value.
+
+    Raises ValueError if `valued` is not sorted and disjoint.
+    """
+    joined: list[ValuedRange[V]] = []
+    for current in valued:
+        if current.start >= current.end:
             continue
         last = joined[-1] if joined else None
-        if last is not None and run.start < last.end:
-            raise ValueError(f"runs overlap at offset {run.start}")
-        if last is not None and last.end == run.start and last.value == run.value:
-            joined[-1] = replace(last, end=run.end)
+        if last is not None and current.start < last.end:
+            raise ValueError(f"ranges overlap at offset {current.start}")
+        if last is not None and last.end == current.start and last.value == current.value:
+            joined[-1] = replace(last, end=current.end)
         else:
-            joined.append(run)
+            joined.append(current)
     return tuple(joined)
 
 
-def subtract(runs: Iterable[Run[V]], holes: Sequence[OffsetRange]) -> Iterator[Run[V]]:
-    """What is left of `runs` outside `holes`; both sorted and disjoint."""
-    at = 0
-    for run in runs:
-        start = run.start
-        while at < len(holes) and holes[at].end <= start:
-            at += 1
-        ahead = at
-        while ahead < len(holes) and holes[ahead].start < run.end:
-            if holes[ahead].start > start:
-                yield Run(start, holes[ahead].start, run.value)
-            start = max(start, holes[ahead].end)
-            ahead += 1
-        if start < run.end:
-            yield Run(start, run.end, run.value)
+def subtract(valued: Iterable[ValuedRange[V]], holes: Sequence[OffsetRange]) -> Iterator[ValuedRange[V]]:
+    """The offsets of `valued` that are in none of `holes`. Both are sorted and disjoint."""
+    first = 0
+    for current in valued:
+        start = current.start
+        while first < len(holes) and holes[first].end <= start:
+            first += 1
+        # `first` stays on the first hole that reaches into this range: its end may reach into the next range, too.
+        hole = first
+        while hole < len(holes) and holes[hole].start < current.end:
+            if holes[hole].start > start:
+                yield ValuedRange(start, holes[hole].start, current.value)
+            start = max(start, holes[hole].end)
+            hole += 1
+        if start < current.end:
+            yield ValuedRange(start, current.end, current.value)
 
 
-def merge(a: Iterable[Run[V]], b: Iterable[Run[V]]) -> Runs[V]:
-    """Both as one; they are disjoint from each other, else ValueError."""
-    return join(sorted([*a, *b], key=lambda run: run.start))
+def merge(a: Iterable[ValuedRange[V]], b: Iterable[ValuedRange[V]]) -> ValuedRanges[V]:
+    """The ranges of both. Raises ValueError if an offset is in both."""
+    return join(sorted([*a, *b], key=lambda current: current.start))
 
 
-def ranges(offsets: Iterable[int]) -> tuple[OffsetRange, ...]:
-    """Sorted, distinct offsets as the fewest ranges."""
-    return tuple(OffsetRange(run.start, run.end) for run in join(Run(o, o + 1, None) for o in offsets))
-
-
-def count(runs: Iterable[Run[V]]) -> int:
-    """How many offsets `runs` hold."""
-    return sum(run.end - run.start for run in runs)
-
-
-def take(runs: Iterable[Run[V]], limit: int) -> Runs[V]:
-    """The first `limit` offsets of `runs`."""
-    taken: list[Run[V]] = []
-    for run in runs:
-        if limit <= 0:
-            break
-        taken.append(replace(run, end=min(run.end, run.start + limit)))
-        limit -= len(taken[-1])
-    return tuple(taken)
+def count(valued: Iterable[ValuedRange[V]]) -> int:
+    """How many offsets the ranges hold."""
+    return sum(current.end - current.start for current in valued)

@@ -1,8 +1,13 @@
-"""A partition filter of the user's: which partitions, of the topics that are subscribed to, are read.
+"""Partition filters: a function of the user that selects partitions among those that the pipeline subscribes to.
 
-Name it in the pipeline file, `kafka: {partition_filter: module:function}`: a function of topic and partition that
-returns True or False (Storm's TopicFilter and ManualPartitioner). Each plan asks it anew, for every partition that the
-names or the pattern allow. One that it excludes later is parked, like any that is no longer subscribed to.
+Name it in the pipeline file, `kafka: {partition_filter: module:function}`; in Storm, TopicFilter and ManualPartitioner
+have this role. It gets topic and partition, and returns whether to read that partition::
+
+    def my_half(topic: str, partition: int) -> bool:
+        return partition % 2 == 0
+
+Each plan calls it for each partition of the named topics, or of the topics that match the pattern. A partition that it
+excludes later is parked, like one that is no longer subscribed to.
 """
 
 import importlib
@@ -17,53 +22,56 @@ PartitionFilter = Callable[[TopicPartition], bool]
 KEY = "kafka.partition_filter"
 
 
-def everything(_: TopicPartition) -> bool:
-    """The filter of a file that names none."""
+def all_partitions(_: TopicPartition) -> bool:
+    """The filter of a pipeline file that names none: returns True."""
     return True
 
 
 def load_partition_filter(path: str | None) -> PartitionFilter:
-    """The filter named by `module:function`; without a name, one that excludes nothing.
+    """Imports the filter `module:function`; without a path, returns one that excludes nothing.
 
-    Raises ConfigError where it does not import or does not take a topic and a partition. What is returned raises
-    ConfigError where the function raises, or returns anything but True or False: nothing may be planned by a guess.
+    Raises ConfigError if it does not import or does not take a topic and a partition. The returned filter raises
+    ConfigError if the function raises, or returns anything but True or False: no plan depends on a guess.
     """
     if path is None:
-        return everything
-    function = _imported(path)
+        return all_partitions
+    function = _import(path)
 
-    def wanted(tp: TopicPartition) -> bool:
+    def includes(tp: TopicPartition) -> bool:
         try:
             answer = function(tp.topic, tp.partition)
         except (Exception, SystemExit) as error:
-            said = f"raised {type(error).__name__}: {error}"
+            problem = f"raised {type(error).__name__}: {error}"
         else:
             if isinstance(answer, bool):
                 return answer
-            said = f"returned a {type(answer).__name__}, not True or False"
-        raise ConfigError(f"partition filter {path} {said}, asked about {tp}. Nothing was planned", key=KEY)
+            problem = f"returned a {type(answer).__name__}, not True or False"
+        raise ConfigError(
+            f"partition filter {path}, called for {tp}, {problem}; nothing was planned: correct it, then run again",
+            key=KEY,
+        )
 
-    return wanted
+    return includes
 
 
-def _imported(path: str) -> Callable[[str, int], object]:
+def _import(path: str) -> Callable[[str, int], object]:
     module, _, name = path.partition(":")
     try:
-        found: object = importlib.import_module(module)
+        function: object = importlib.import_module(module)
         for part in name.split("."):
-            found = getattr(found, part)
+            function = getattr(function, part)
     except (Exception, SystemExit) as error:
         raise ConfigError(
             f"partition filter {path} does not import: {type(error).__name__}: {error}", key=KEY
         ) from None
-    if not callable(found):
-        raise ConfigError(f"partition filter {path} is not a function", key=KEY)
-    if inspect.iscoroutinefunction(found):
+    if not callable(function):
+        raise ConfigError(f"partition filter {path} is not a function; name a function", key=KEY)
+    if inspect.iscoroutinefunction(function):
         raise ConfigError(f"partition filter {path} is asynchronous; write a plain function", key=KEY)
     try:
-        inspect.signature(found).bind("topic", 0)
+        inspect.signature(function).bind("topic", 0)
     except TypeError as error:
         raise ConfigError(f"partition filter {path} does not take a topic and a partition: {error}", key=KEY) from None
     except ValueError:
-        pass  # a builtin without a signature: its first call tells
-    return found
+        pass  # a builtin has no signature: its first call shows whether it fits
+    return function

@@ -1,4 +1,7 @@
-"""Where things are: the project, its pipeline files, the tables, the handlers. Pure: asked at DAG-parse time, too."""
+"""Where the project, its pipeline files, its tables and its handlers are.
+
+Airflow calls these functions while it parses DAG files, so they read environment variables and open no file.
+"""
 
 import os
 import sys
@@ -8,32 +11,34 @@ import ackline
 
 
 def project_root() -> Path:
-    """The folder that relative settings start from: the project's where the package lies in its include/, else the
-    working directory."""
+    """The folder that relative settings start from: the project, if the package is in its `include/`; else the working
+    directory."""
     include = Path(ackline.__file__).parents[1]
     return include.parent if include.name == "include" else Path.cwd()
 
 
 def pipelines_folder() -> Path:
-    """The folder of pipeline files: ACKLINE_PIPELINES, or include/pipelines of the project."""
+    """The folder of the pipeline files: ACKLINE_PIPELINES, or `include/pipelines` of the project."""
     return project_root() / (os.environ.get("ACKLINE_PIPELINES") or "include/pipelines")
 
 
 def handlers_folder() -> Path:
-    """The folder from which `handlers.…` is imported: the one that holds the folder of pipeline files."""
+    """The folder from which `handlers.…` is imported: the parent of the folder of pipeline files."""
     return pipelines_folder().resolve().parent
 
 
 def audit_root() -> str:
-    """Where the tables are: ACKLINE_AUDIT, a path or an object-store URI, or .ackline/audit of the project."""
-    given = os.environ.get("ACKLINE_AUDIT") or ".ackline/audit"  # an empty one would make the project the ledger
-    if given.startswith("file://"):
-        given = given.removeprefix("file://")
-    return given if "://" in given else str(project_root() / given)
+    """The folder of the tables: ACKLINE_AUDIT, a path or an object-store URI, or `.ackline/audit` of the project."""
+    # An empty variable counts as unset: as a relative path it would make the project itself the folder of the tables.
+    root = os.environ.get("ACKLINE_AUDIT") or ".ackline/audit"
+    if root.startswith("file://"):
+        root = root.removeprefix("file://")
+    return root if "://" in root else str(project_root() / root)
 
 
 def make_handlers_importable() -> None:
-    """Put the handlers' folder on this process's path, and on that of the Python workers that Spark starts from it."""
+    """Put the handlers' folder on the import path of this process, and of the Python workers that Spark starts from
+    it."""
     folder = str(handlers_folder())
     if folder not in sys.path:
         sys.path.insert(0, folder)

@@ -1,4 +1,4 @@
-"""The folder of pipeline files: each is checked by itself (`ackline.pipeline`), and then beside the others."""
+"""The folder of pipeline files. Each file is checked alone (`ackline.pipeline`), then together with the others."""
 
 import re
 from collections.abc import Mapping
@@ -14,55 +14,58 @@ _NAME = re.compile(r"""^name:\s*["']?([^"'#\s]+)""", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
-class Loaded:
-    """A folder of pipeline files: those that hold, by name, and what is wrong with the others, by file."""
+class LoadedFolder:
+    """The valid pipelines of a folder, by name, and the errors of the files that are refused, by path."""
 
     pipelines: Mapping[str, Pipeline]
     broken: Mapping[Path, ConfigError]
 
 
-def load_folder(folder: Path) -> Loaded:
-    """Every `*.yaml` and `*.yml` of a folder; one broken file leaves the others as they are.
+def load_folder(folder: Path) -> LoadedFolder:
+    """Loads each `*.yaml` and `*.yml` of a folder. A file that is refused does not affect the others.
 
-    Two files with the same name, or with the same group and a topic in common, are both refused: which of them owned
-    the group's offsets would be left to chance. So are those whose dead letters would come round to them again.
+    Refuses both of two files with the same name, and both of two with the same group and a common topic: which one
+    commits the group's offsets last would depend on chance. Refuses files whose dead letters come back to them.
     """
-    found: dict[Path, Pipeline] = {}
+    valid: dict[Path, Pipeline] = {}
     broken: dict[Path, ConfigError] = {}
     for path in sorted(p for p in folder.glob("*") if p.suffix in (".yaml", ".yml") and not p.is_dir()):
         try:
-            found[path] = load(path)
+            valid[path] = load(path)
         except ConfigError as error:
             broken[path] = error
-    for path, _, key, reason in conflicts(found):
+    for path, _, key, reason in conflicts(valid):
         line = yaml_file.line_of(yaml_file.read(path)[0], key.split("."))
         broken[path] = ConfigError(f"{path}:{line}: {key}: {reason}", file=path, key=key)
-    return Loaded({p.name: p for path, p in found.items() if path not in broken}, broken)
+    return LoadedFolder({p.name: p for path, p in valid.items() if path not in broken}, broken)
 
 
-def find(folder: Path, name: str) -> Pipeline:
-    """The pipeline `name` of a folder. Raises ConfigError, with what is wrong or which names there are."""
+def find_pipeline(folder: Path, name: str) -> Pipeline:
+    """Returns the pipeline `name` of a folder.
+
+    Raises ConfigError if the folder does not exist or has no such pipeline, or with the problems of its file.
+    """
     if not folder.is_dir():
         raise ConfigError(
-            f"no folder of pipeline files at {folder}: set ACKLINE_PIPELINES, or start from the project's root"
+            f"no folder of pipeline files at {folder}; set ACKLINE_PIPELINES, or start from the project's root"
         )
     loaded = load_folder(folder)
     if name in loaded.pipelines:
         return loaded.pipelines[name]
     for path, error in loaded.broken.items():
-        if name in (path.stem, _first_name(path)):
+        if name in (path.stem, _guess_name(path)):
             raise error
-    there = ", ".join(sorted(loaded.pipelines)) or "none"
-    raise ConfigError(f"no pipeline named {name} in {folder}; there: {there}")
+    names = ", ".join(sorted(loaded.pipelines)) or "none"
+    raise ConfigError(f"no pipeline named {name} in {folder}; write one of these names: {names}")
 
 
-def _first_name(path: Path) -> str:
-    """The name that a broken file seems to give its pipeline, or an empty one."""
+def _guess_name(path: Path) -> str:
+    """Returns the name that a refused file seems to give its pipeline; empty if none is found."""
     try:
         if not path.is_file():  # a device may have no end
             return ""
         with path.open(encoding="utf-8", errors="replace") as file:
-            found = _NAME.search(file.read(yaml_file.LARGEST))
+            match = _NAME.search(file.read(yaml_file.MAX_BYTES))
     except OSError:
         return ""
-    return found[1] if found else ""
+    return match[1] if match else ""

@@ -1,7 +1,8 @@
-"""What the next turn reads: a pure function of the states, the log's bounds and the limits.
+"""What the next turn reads of each partition: a pure function of the states, the log bounds and the limits.
 
-Fresh offsets stop at the window (`floor + max_uncommitted`), due retries never do, so that a full window can't stop the
-retries that would empty it (Storm's STORM-2343).
+Fresh offsets stop at the window, which ends at `floor + max_uncommitted`. Due retries never do: otherwise a full window
+would stop the very retries that empty it (I8; Storm's STORM-2343). The plan step passes in what it has read, and stores
+the result.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,36 +14,44 @@ from typing import NamedTuple
 from ackline.commit_rule import Committed
 from ackline.errors import TopicChanged
 from ackline.ledger import PartitionState, PendingKind
-from ackline.offsets import LogBounds, OffsetRange, Run, Runs, TopicPartition, count, join
+from ackline.offsets import LogBounds, OffsetRange, TopicPartition, ValuedRange, ValuedRanges, count, join
 from ackline.turns import PlannedPartition
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How much a turn may take on: offsets above the floor, and offsets in all."""
+    """How much a turn may read."""
 
     max_uncommitted: int
+    """The size of the window: how many offsets above its floor a partition may read."""
     max_records_per_run: int
+    """How many offsets the turn reads at most: fresh ones and retries, of all partitions."""
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionView:
-    """What plan sees of a partition. `log` is None where it has no leader; `subscribed` False parks it; an operator may
-    have `paused` it."""
+    """A partition as the plan step sees it."""
 
     topic_id: str
+    """The id of the topic that the state's offsets are of."""
     state: PartitionState
+    """The state after the newest settlement."""
     log: LogBounds | None
+    """The readable log; None if the partition has no leader."""
     committed: Committed | None = None
+    """What Kafka holds for the group."""
     acknowledged_foreign_offset: int | None = None
+    """The foreign committed offset that the floor may still be committed over; see `ackline.commit_rule`."""
     subscribed: bool = True
+    """Whether the pipeline file still names the partition; if not, it is parked: committed again, and not read."""
     paused: bool = False
+    """Whether an operator has paused the partition."""
     waits_since: datetime | None = None
-    """The time of the first unread record, where it is known: who waits longest is served first."""
+    """The time of the first unread record, if it is known: the partition that waits longest is served first."""
 
     @property
     def readable(self) -> bool:
-        """Whether anything may be read here now."""
+        """Whether the turn may read anything of the partition."""
         return self.log is not None and self.subscribed and not self.paused
 
 
@@ -58,59 +67,65 @@ CAUGHT_UP = "nothing new"
 def plan_partitions(
     views: Mapping[TopicPartition, PartitionView], limits: Limits, now: datetime, turn: int = 0
 ) -> dict[TopicPartition, PlannedPartition]:
-    """What each partition gets in the next turn, number `turn`.
+    """What turn number `turn` reads of each partition, and where it reads nothing, why.
 
-    Of `max_records_per_run`, due retries come first, the longest due before others, and fresh offsets get at least a
-    tenth. Of those one half is shared evenly, so that none starves, and the other goes to the partitions that are
-    furthest behind in time; where their times are not known, all is shared evenly. What can't be divided goes by lot,
-    drawn anew in each turn. Raises TopicChanged where the ledger is ahead of the log: that is no "caught up" (S42).
+    Due retries take their share of `max_records_per_run` first, the longest due before the others, and leave at least
+    a tenth to fresh offsets. One half of the fresh offsets is shared evenly, so that no partition starves. The other
+    half goes to the partitions that are furthest behind in time; if no times are known, all is shared evenly. A lot,
+    seeded by the turn, divides what is left over. Raises TopicChanged if a state is ahead of its log: such a partition
+    is not caught up (S42).
     """
     room = {tp: _room(tp, view, limits) for tp, view in views.items()}
-    due = sorted(_due(views, now))
-    demand = sum(len(r) for r in room.values())
+    due = sorted(_due_retries(views, now))
+    demand = sum(len(fresh) for fresh in room.values())
     total = limits.max_records_per_run
     lot = Random(turn)
-    tenth = max(total // 10, 1) if total > 1 else int(lot.random() < 0.1)  # of a single one, in one turn of ten
+    # A tenth of one offset is one turn in ten, by lot: else fresh offsets never come while a retry is always due.
+    tenth = max(total // 10, 1) if total > 1 else int(lot.random() < 0.1)
     reserved = min(demand, tenth)
-    retries = _take_due(due, total - reserved)
-    wanted = {tp: len(r) for tp, r in room.items()}
+    retries = _first_due(due, total - reserved)
+    wanted = {tp: len(fresh) for tp, fresh in room.items()}
     since = {tp: view.waits_since for tp, view in views.items() if view.waits_since is not None}
-    shares = _serve(wanted, since, total - sum(count(r) for r in retries.values()), lot)
-    planned = {}
-    for tp, view in views.items():
-        fresh = OffsetRange(room[tp].start, room[tp].start + shares[tp])
-        why = None if fresh or tp in retries else _why(view, room[tp], now)
-        planned[tp] = PlannedPartition(
-            view.topic_id,
-            fresh,
-            retries.get(tp, ()),
-            view.state.floor,
-            view.state.complete_to,
-            _bounds(view),
-            why,
-            view.committed,
-            view.acknowledged_foreign_offset,
-        )
-    return planned
+    shares = _shares_by_wait(wanted, since, total - sum(count(ranges) for ranges in retries.values()), lot)
+    return {tp: _planned_partition(view, room[tp], shares[tp], retries.get(tp, ()), now) for tp, view in views.items()}
 
 
-def _bounds(view: PartitionView) -> LogBounds:
-    """The bounds that a plan stores; of what it leaves alone nobody has compared the state with the log."""
+def _planned_partition(
+    view: PartitionView, room: OffsetRange, share: int, retries: ValuedRanges[int], now: datetime
+) -> PlannedPartition:
+    fresh = OffsetRange(room.start, room.start + share)
+    return PlannedPartition(
+        view.topic_id,
+        fresh,
+        retries,
+        view.state.floor,
+        view.state.complete_to,
+        _stored_bounds(view),
+        None if fresh or retries else _why_nothing(view, room, now),
+        view.committed,
+        view.acknowledged_foreign_offset,
+    )
+
+
+def _stored_bounds(view: PartitionView) -> LogBounds:
+    """The log bounds that the plan stores. The plan step compares a state with its log only if it reads the partition,
+    so otherwise no leader epoch is stored: it would vouch for a state that was not compared."""
     if view.log is None:
         return LogBounds(view.state.complete_to, view.state.complete_to)
     return view.log if view.readable else view.log._replace(leader_epoch=None)
 
 
 def _room(tp: TopicPartition, view: PartitionView, limits: Limits) -> OffsetRange:
-    """The fresh offsets that the window lets in; starts above `complete_to` where retention was quicker."""
+    """The fresh offsets within the window. They start above `complete_to` if retention has taken the offsets between;
+    settle records these as `expired` (S41)."""
     complete_to = view.state.complete_to
     if view.log is None or not view.readable:
         return OffsetRange(complete_to, complete_to)
     if view.log.end < complete_to:
         raise TopicChanged(
             f"{tp}: the log ends at {view.log.end}, below {complete_to}, up to which it was read: the "
-            f"topic was truncated or recreated. Nothing was read; see what happened to it, then begin a new epoch with "
-            f"`ackline reset`, `--to` {min(view.state.floor, view.log.end)} or earlier",
+            f"topic was truncated or recreated. Nothing was read. Find out what happened to the topic, then begin a "
+            f"new epoch with `ackline reset`, `--to` {min(view.state.floor, view.log.end)} or earlier",
             topic=tp.topic,
             partition=tp.partition,
             offset=view.log.end,
@@ -119,7 +134,9 @@ def _room(tp: TopicPartition, view: PartitionView, limits: Limits) -> OffsetRang
     return OffsetRange(start, max(start, min(view.log.end, view.state.floor + limits.max_uncommitted)))
 
 
-class _Due(NamedTuple):
+class _DueRetries(NamedTuple):
+    """Retries of neighbouring offsets with one due time; the order of the fields is the order of service."""
+
     due: datetime
     tp: TopicPartition
     start: int
@@ -127,46 +144,50 @@ class _Due(NamedTuple):
     attempts: int
 
 
-def _due(views: Mapping[TopicPartition, PartitionView], now: datetime) -> Iterable[_Due]:
+def _due_retries(views: Mapping[TopicPartition, PartitionView], now: datetime) -> Iterable[_DueRetries]:
     for tp, view in views.items():
         if not view.readable:
             continue
-        for run in view.state.pending:
-            state = run.value
+        for pending in view.state.pending:
+            state = pending.value
             if state.kind is PendingKind.RETRY and state.due is not None and state.due <= now:
-                yield _Due(state.due, tp, run.start, run.end, state.attempts)
+                yield _DueRetries(state.due, tp, pending.start, pending.end, state.attempts)
 
 
-def _take_due(due: Sequence[_Due], limit: int) -> dict[TopicPartition, Runs[int]]:
-    taken: dict[TopicPartition, list[Run[int]]] = {}
-    for one in due:
+def _first_due(due: Sequence[_DueRetries], limit: int) -> dict[TopicPartition, ValuedRanges[int]]:
+    """The first `limit` due retries, by partition and offset; the value is the number of the attempt to be made."""
+    taken: dict[TopicPartition, list[ValuedRange[int]]] = {}
+    for retries in due:
         if limit <= 0:
             break
-        end = min(one.end, one.start + limit)
-        limit -= end - one.start
-        taken.setdefault(one.tp, []).append(Run(one.start, end, one.attempts + 1))
-    return {tp: join(sorted(runs, key=lambda run: run.start)) for tp, runs in taken.items()}
+        end = min(retries.end, retries.start + limit)
+        limit -= end - retries.start
+        taken.setdefault(retries.tp, []).append(ValuedRange(retries.start, end, retries.attempts + 1))
+    return {tp: join(sorted(ranges, key=lambda retry: retry.start)) for tp, ranges in taken.items()}
 
 
-def _serve(
+def _shares_by_wait(
     wanted: Mapping[TopicPartition, int], since: Mapping[TopicPartition, datetime], total: int, lot: Random
 ) -> dict[TopicPartition, int]:
-    # Of a single offset there is no half: one turn in ten gives it by lot, for a partition whose records were stamped
-    # long ago would be the furthest behind for as long as more of them come.
+    """How many fresh offsets each partition gets: one half evenly, the rest to the partitions that wait longest."""
+    # One offset has no half. One turn in ten gives it by lot, because a partition whose records were stamped long ago
+    # stays the furthest behind for as long as more of them come, and would starve the others.
     evenly = total // 2 if total > 1 else total * (lot.random() < 0.1)
-    shares = _share(wanted, evenly if since else total, lot)
+    shares = _even_shares(wanted, evenly if since else total, lot)
     left = total - sum(shares.values())
     for tp in sorted(since, key=lambda tp: (since[tp], tp)):
         more = min(left, wanted[tp] - shares[tp])
         shares[tp] += more
         left -= more
-    rest = _share({tp: wanted[tp] - shares[tp] for tp in wanted}, left, lot)
+    rest = _even_shares({tp: wanted[tp] - shares[tp] for tp in wanted}, left, lot)
     return {tp: shares[tp] + rest[tp] for tp in wanted}
 
 
-def _share(wanted: Mapping[TopicPartition, int], total: int, lot: Random) -> dict[TopicPartition, int]:
-    """Shares of `total`: equal, but what one does not want the others get, and some get one more than others by lot."""
+def _even_shares(wanted: Mapping[TopicPartition, int], total: int, lot: Random) -> dict[TopicPartition, int]:
+    """Equal shares of `total`, none above what is wanted: what a partition leaves over goes to the others. By lot, some
+    get one offset more than others."""
     left, most = total, max(wanted.values(), default=0)
+    # By rising demand: the first demand that is above an equal share of what is left fixes `most`, the largest share.
     for waiting, tp in zip(range(len(wanted), 0, -1), sorted(wanted, key=lambda tp: wanted[tp]), strict=True):
         if wanted[tp] > left // waiting:
             most = left // waiting
@@ -179,14 +200,14 @@ def _share(wanted: Mapping[TopicPartition, int], total: int, lot: Random) -> dic
     return shares
 
 
-def _why(view: PartitionView, room: OffsetRange, now: datetime) -> str:
+def _why_nothing(view: PartitionView, room: OffsetRange, now: datetime) -> str:
     if not view.subscribed:
         return PARKED
     if view.paused:
         return PAUSED
     if view.log is None:
         return NO_LEADER
-    retries = [run.value.due or now for run in view.state.pending if run.value.kind is PendingKind.RETRY]
+    retries = [pending.value.due or now for pending in view.state.pending if pending.value.kind is PendingKind.RETRY]
     if any(due <= now for due in retries):
         return RUN_FULL
     if view.log.end <= room.start:

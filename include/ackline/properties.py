@@ -1,18 +1,18 @@
-"""Kafka client properties that would break the rules, each with the reason. Pure: pipeline files are checked with it.
+"""Kafka client properties that would break Ackline's rules, each with the reason. Pure.
 
-How a client is configured from the others is `ackline.kafka.config`'s business.
+A pipeline file that sets one is refused. In a connection it is ignored: `ackline.kafka.config` leaves it out.
 """
 
 from collections.abc import Mapping
 
-_POSITION = "Ackline alone moves offsets, and only up to the floor"
-_GROUP = "the group is the pipeline file's `group_id`, and no client of Ackline joins it"
-_BYTES = "records reach the handler as they are in the log"
-_CODE = "it would run code or hide records between Kafka and Ackline"
-BROKER = "the broker is named by `connection` or `bootstrap_servers`"
-_PRODUCER = "dead letters are always sent idempotently with acks=all"
+_POSITION = "only Ackline commits offsets, and only up to the floor"
+_GROUP = "`group_id` of the pipeline file names the group, and no client of Ackline joins it"
+_BYTES = "Ackline reads keys and values as bytes; `decode` converts them"
+_CODE = "it would run code, or hide records, between Kafka and Ackline"
+BROKER = "`connection` or `bootstrap_servers` names the broker"
+_PRODUCER = "Ackline always sends dead letters idempotently, with acks=all"
 
-REASONS: Mapping[str, str] = {
+REFUSAL_REASONS: Mapping[str, str] = {
     "group.id": _GROUP,
     "group.instance.id": _GROUP,
     "group.protocol": _GROUP,
@@ -26,10 +26,10 @@ REASONS: Mapping[str, str] = {
     "offset.store.method": _POSITION,
     "offset.store.path": _POSITION,
     "offset.store.sync.interval.ms": _POSITION,
-    "auto.offset.reset": "where a pipeline starts is `start`; nothing may jump over records later",
-    "enable.partition.eof": "exact reads need it on, as proof that a record is gone",
-    "isolation.level": "it is `isolation` in the pipeline file",
-    "allow.auto.create.topics": "a topic that is missing is reported, not created",
+    "auto.offset.reset": "`start` sets the initial position, and nothing may skip records later",
+    "enable.partition.eof": "exact reads need it on, as the proof that a record is gone",
+    "isolation.level": "`kafka.isolation` of the pipeline file sets it",
+    "allow.auto.create.topics": "Ackline reports a missing topic and does not create it",
     "topic.blacklist": "it would make topics look missing",
     "plugin.library.paths": _CODE,
     "interceptors": _CODE,
@@ -38,7 +38,7 @@ REASONS: Mapping[str, str] = {
     "value.deserializer": _BYTES,
     "key.serializer": _BYTES,
     "value.serializer": _BYTES,
-    "debug": "it floods the log and shows what is on the wire",
+    "debug": "it floods the log and shows what the client sends",
     "bootstrap.servers": BROKER,
     "metadata.broker.list": BROKER,
     "acks": _PRODUCER,
@@ -60,8 +60,7 @@ PRODUCER_ONLY = frozenset({
 })  # fmt: skip
 """Properties that only a producer takes."""
 
-
-_AGREED = {
+_OUR_VALUES = {
     "enable.auto.commit": "false",
     "auto.commit.enable": "false",
     "enable.auto.offset.store": "false",
@@ -72,46 +71,57 @@ _AGREED = {
     "acks": "all",
     "request.required.acks": "all",
 }
-"""What Ackline does anyway: a connection that says so is followed."""
+"""The values that Ackline's own clients have. A connection with the same value needs no warning."""
 
 
-def bare(name: str) -> str:
-    """The name that Kafka's client goes by: it takes `topic.enable.auto.commit` for `enable.auto.commit`."""
+def without_topic_prefix(name: str) -> str:
+    """Returns the name under which Kafka's client applies a property: it takes `topic.acks` for `acks`."""
     return name.removeprefix("topic.")
 
 
-def ignored(properties: Mapping[str, object], group_id: str, isolation: str) -> dict[str, str]:
-    """The properties of a shared connection that are not followed, each with the reason; those that say what is done
-    anyway are none."""
-    agreed = {**_AGREED, "group.id": group_id, "isolation.level": isolation}
-    return {
-        name: REASONS[bare(name)]
-        for name, value in sorted(properties.items())
-        if bare(name) in REASONS and REASONS[bare(name)] is not BROKER and value is not None
-        if str(value).lower() != agreed.get(bare(name), "").lower()
-    }
+def ignored_properties(properties: Mapping[str, object], group_id: str, isolation: str) -> dict[str, str]:
+    """Returns the properties of a connection that Ackline ignores, each with the reason.
 
-
-def refused(properties: Mapping[str, object]) -> dict[str, str]:
-    """The properties a pipeline file may not set, each with the reason; empty when all is well.
-
-    The same names in an Airflow connection are no error: it is shared with others who need them. They are
-    dropped there (`client_config`), and said (`ignored`).
+    Leaves out those whose value is what Ackline does anyway, and the broker's address, which is not ignored.
     """
-    reasons = {name: REASONS[bare(name)] for name in properties if bare(name) in REASONS}
+    ours = {**_OUR_VALUES, "group.id": group_id, "isolation.level": isolation}
+    ignored = {}
+    for name, value in sorted(properties.items()):
+        plain = without_topic_prefix(name)
+        if value is None or plain not in REFUSAL_REASONS or REFUSAL_REASONS[plain] is BROKER:
+            continue
+        if str(value).lower() != ours.get(plain, "").lower():
+            ignored[name] = REFUSAL_REASONS[plain]
+    return ignored
+
+
+def refused_properties(properties: Mapping[str, object]) -> dict[str, str]:
+    """Returns the properties that a pipeline file may not set, each with the reason; empty if all are allowed.
+
+    In an Airflow connection these names are no error, because other users may need them: `client_config` leaves them
+    out, and `ignored_properties` reports them.
+    """
+    reasons = {}
     for name in properties:
+        plain = without_topic_prefix(name)
         if name.startswith("schema.registry."):
-            reasons[name] = "it belongs into the Kafka connection's extra; the address may also be in `schema_registry`"
+            reasons[name] = "it belongs in the extra of the Kafka connection; `schema_registry` may hold the address"
         elif name.endswith("_cb"):
             reasons[name] = "a callback is code, not a property"
-        elif bare(name) in PRODUCER_ONLY and name not in reasons:
-            reasons[name] = "it is a producer's property; this is how records are read"
+        elif plain in REFUSAL_REASONS:
+            reasons[name] = REFUSAL_REASONS[plain]
+        elif plain in PRODUCER_ONLY:
+            reasons[name] = "only a producer has it, and these properties configure the consumer"
     return reasons
 
 
 def broker_addresses(text: str) -> str:
-    """`text`, if it may be a list of brokers. Raises ValueError, without repeating it, where it holds a login: Kafka
-    knows none there, and addresses are shown."""
+    """Returns `text` if it may be a list of broker addresses.
+
+    Raises ValueError if it holds a login, without quoting it: Kafka takes no login there, and addresses are shown.
+    """
     if "@" in text:
-        raise ValueError("a broker is HOST:PORT; a login belongs into `sasl.username` and `sasl.password`")
+        raise ValueError(
+            "an address holds a login; write HOST:PORT, and put the login into `sasl.username` and `sasl.password`"
+        )
     return text

@@ -1,68 +1,20 @@
-"""The `retry:` block of a pipeline file, and durations as files write them."""
+"""The `retry:` block of a pipeline file, and the retry classes that a file can name instead (`retry.class`)."""
 
 import importlib
 import inspect
-import re
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal
 
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Discriminator,
-    Field,
-    PlainSerializer,
-    Tag,
-    model_validator,
-)
+from pydantic import Discriminator, Field, Tag, model_validator
 
 from ackline.backoff import Backoff, RetryPolicy
+from ackline.blocks import MAPPING, Block, Duration
 from ackline.errors import ConfigError
-
-MAPPING = "mapping"  # the tag of a mapping, where a word may stand as well
-_UNITS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86400}
-_PART = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
-
-
-def parse_duration(text: object) -> timedelta:
-    """`90s`, `1h30m`, `250ms`, `0s` as a timedelta; raises ValueError for anything else, a bare number included."""
-    if isinstance(text, timedelta):
-        return text
-    parts = _PART.findall(text) if isinstance(text, str) else []
-    if not parts or "".join(number + unit for number, unit in parts) != text:
-        raise ValueError(f"write a duration with its unit, such as 500ms, 30s, 5m or 1h30m, not {text!r}")
-    try:
-        return timedelta(seconds=sum(float(number) * _UNITS[unit] for number, unit in parts))
-    except OverflowError:
-        raise ValueError(f"{text} is longer than a calendar") from None
-
-
-def _duration_text(duration: timedelta) -> str:
-    milliseconds = duration // timedelta(milliseconds=1)
-    return f"{milliseconds}ms" if milliseconds % 1000 else f"{milliseconds // 1000}s"
-
-
-Duration = Annotated[timedelta, BeforeValidator(parse_duration), PlainSerializer(_duration_text)]
-
-
-class Block(BaseModel):
-    """A part of a pipeline file: unknown keys and wrong types are refused."""
-
-    @classmethod
-    def stored(cls, settings: Mapping[str, Any]) -> Self:
-        """The block of a stored plan, which an older or newer version may have written: keys unknown here are passed
-        over."""
-        known = {field.alias or name for name, field in cls.model_fields.items()}
-        return cls.model_validate({key: value for key, value in settings.items() if key in known})
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
 class RetryBlock(Block):
-    """The backoff, as in `ackline.backoff`."""
+    """The keys of `retry:`; their meaning is that of `ackline.backoff.RetryPolicy`."""
 
     initial_delay: Duration = timedelta(0)
     period: Duration = timedelta(minutes=1)
@@ -76,27 +28,31 @@ class RetryBlock(Block):
     @model_validator(mode="after")
     def _either_class_or_numbers(self) -> "RetryBlock":
         if self.class_ is not None:
-            plain = RetryBlock.model_construct(class_=self.class_)
-            others = [name for name in type(self).model_fields if getattr(self, name) != getattr(plain, name)]
+            defaults = RetryBlock.model_construct(class_=self.class_)
+            others = [name for name in type(self).model_fields if getattr(self, name) != getattr(defaults, name)]
             if others:
-                raise ValueError(f"`class` decides alone; take out {', '.join(others)}")
+                raise ValueError(f"`class` replaces all other keys; remove {', '.join(others)}")
         return self
 
     def policy(self) -> Backoff:
-        """The same as a value of the pure core. Raises ConfigError for a class that does not import or fit."""
+        """The policy that these keys describe, or the instance of `class`. Raises ConfigError if that can't be used."""
         if self.class_ is not None:
             return load_backoff(self.class_)
-        by_error = {name: None if one == "never" else one.over(self) for name, one in self.by_error.items()}
-        return replace(self._plain(), by_error=by_error)
+        by_error = {
+            error_class: None if override == "never" else override.over(self)
+            for error_class, override in self.by_error.items()
+        }
+        return replace(self.policy_of_numbers(), by_error=by_error)
 
-    def _plain(self) -> RetryPolicy:
+    def policy_of_numbers(self) -> RetryPolicy:
+        """The policy without `by_error` and `class`."""
         return RetryPolicy(
             self.initial_delay, self.period, self.multiplier, self.max_delay, self.max_retries, self.jitter
         )
 
 
 class RetryNumbers(Block):
-    """What one class of errors has otherwise than the rest; what is not named is as for the rest."""
+    """The keys that an error class has of its own in `retry.by_error`; the others are those of `retry` itself."""
 
     initial_delay: Duration | None = None
     period: Duration | None = None
@@ -105,10 +61,10 @@ class RetryNumbers(Block):
     max_retries: int | None = Field(None, ge=0, le=2**31 - 2)
     jitter: Annotated[float, Field(ge=0, le=1)] | None = None
 
-    def over(self, rest: RetryBlock) -> RetryPolicy:
-        """The policy, with `rest` for what is not named."""
-        named = {name: getattr(self, name) for name in type(self).model_fields if getattr(self, name) is not None}
-        return replace(rest._plain(), **named)
+    def over(self, retry: RetryBlock) -> RetryPolicy:
+        """The policy of the error class: that of `retry`, with the keys of this block replaced."""
+        own = {name: getattr(self, name) for name in type(self).model_fields if getattr(self, name) is not None}
+        return replace(retry.policy_of_numbers(), **own)
 
 
 def _override_kind(value: object) -> str | None:
@@ -122,58 +78,59 @@ RetryOverride = Annotated[
     Discriminator(
         _override_kind,
         custom_error_type="retry_override",
-        custom_error_message="write what is different, such as {max_retries: 1}, or never",
+        custom_error_message="write the keys that differ, such as {max_retries: 1}, or never",
     ),
 ]
 
 
 def load_backoff(path: str) -> Backoff:
-    """An instance of the class named by `module:Class`, its answers checked.
+    """An instance of the class that `module:Class` names, wrapped so that each of its answers is checked.
 
-    Raises ConfigError where it does not import or fit. What is returned raises ConfigError where the class raises, or
-    answers anything but an aware time or None: no due time may be stored by a guess.
+    Raises ConfigError if the class can't be imported, made or called. `next_attempt` of the returned object raises
+    ConfigError if the class raises, or returns neither an aware time nor None: settle stores no guessed due time.
     """
     module, _, name = path.partition(":")
     try:
-        made: Backoff = getattr(importlib.import_module(module), name)()
-        _check_method(made.next_attempt)  # looked at now, so that no turn is left open by it
+        instance: Backoff = getattr(importlib.import_module(module), name)()
+        _check_method(instance.next_attempt)  # checked before anything is planned, so that it leaves no open turn
     except (Exception, SystemExit) as error:
         raise ConfigError(
             f"retry class {path} can't be used: {type(error).__name__}: {error}", key="retry.class"
         ) from None
-    return _Checked(path, made)
+    return _CheckedBackoff(path, instance)
 
 
 def _check_method(method: object) -> None:
     if not callable(method) or inspect.iscoroutinefunction(method):
-        raise TypeError("its next_attempt is asynchronous, or no method")
+        raise TypeError("its next_attempt is asynchronous, or not a method")
     try:
         signature = inspect.signature(method)
     except ValueError:
-        return  # a builtin without a signature: its first call tells
+        return  # a builtin has no signature: its first call shows whether it fits
     signature.bind(1, datetime.now(UTC), None, "")
 
 
 @dataclass(frozen=True, slots=True)
-class _Checked:
-    """A class of the user's, believed only where it answers as `Backoff` says."""
+class _CheckedBackoff:
+    """A retry class of the user. An invalid answer is a ConfigError, and nothing of the turn is settled."""
 
     path: str
-    made: Backoff
+    instance: Backoff
 
     def next_attempt(self, attempts: int, handled_at: datetime, error_class: str | None, seed: str) -> datetime | None:
         try:
-            due: object = self.made.next_attempt(attempts, handled_at, error_class, seed)
+            due: object = self.instance.next_attempt(attempts, handled_at, error_class, seed)
             if due is None:
                 return None
             if isinstance(due, datetime) and due.utcoffset() is not None:
                 return due.astimezone(UTC)
-            said = f"answered {'a time without a zone' if isinstance(due, datetime) else f'a {type(due).__name__}'}"
+            kind = "a time without a zone" if isinstance(due, datetime) else f"a {type(due).__name__}"
+            problem = f"returned {kind}"
         except (Exception, SystemExit) as error:
-            said = f"raised {type(error).__name__}: {error}"
+            problem = f"raised {type(error).__name__}: {error}"
         raise ConfigError(
-            f"retry class {self.path} {said}, asked about attempt {attempts} that failed with {error_class} ({seed}); "
-            f"an aware time or None is wanted. Nothing was settled: mend it, and run again",
+            f"retry class {self.path} {problem} for attempt {attempts}, which failed with {error_class} ({seed}); "
+            f"next_attempt returns an aware time or None. Nothing was settled: correct the class and run again",
             key="retry.class",
         )
 

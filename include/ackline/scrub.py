@@ -1,7 +1,7 @@
-"""What of an error's text may be kept: nothing of the record it speaks of, and no secret.
+"""Error messages and settings without payloads and secrets. Pure.
 
-Messages of exceptions like to quote what they could not digest. The audit table must hold no payload, key or header
-value (I13), so whatever the message shares with the record is masked; the rest stays readable.
+The message of an exception often quotes the value that it failed on. The audit table must hold no payload, key or
+header value (I13), so `scrub` masks what a message shares with its record, and leaves the rest readable.
 """
 
 import re
@@ -11,8 +11,9 @@ from ackline.outcome import MESSAGE_LIMIT
 
 MASK = "***"
 
-# Enough to fill MESSAGE_LIMIT after masking; an exception may carry the whole payload, and scrubbing it is not free.
-_LOOKED_AT = 3 * MESSAGE_LIMIT
+_SCANNED = 3 * MESSAGE_LIMIT
+"""Characters of a message that are scrubbed: enough to fill MESSAGE_LIMIT after masking. A limit, because an exception
+may carry a whole payload, and scrubbing takes time."""
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]+")
 _SECRET = re.compile(
     r"(?i)([\w.-]*(?:password|passwd|pwd|secret|token|credential|api[_-]?key|authorization|jaas[\w.]*)\w*)"
@@ -24,40 +25,40 @@ _QUOTED = re.compile(r"'([^']+)'|\"([^\"]+)\"|`([^`]+)`")
 _WORD = re.compile(r"[^\W_]{4,}")
 _DIGITS = re.compile(r"\d{3,}")
 _ESCAPE = re.compile(r"\\u([0-9a-fA-F]{4})|\\x([0-9a-fA-F]{2})|\\([\"'\\/])")
-# A handler may glue a value to its own words, so parts of longer words are looked for too.
 _PART = 6
-# "Li Wu" beside a longer name: short words are let stand only by themselves.
+"""The shortest part of a longer word that is masked: a handler may have joined a value with its own text."""
+# A short word of the record is masked only next to a mask, such as the "Li" in "Li Müller". Alone it occurs by chance.
 _BEFORE = re.compile(r"\b(\w{1,3})(?=[ '\",:;.@-]{1,3}\*\*\*)")
 _AFTER = re.compile(r"(?<=\*\*\*)([ '\",:;.@-]{1,3})(\w{1,3})\b")
 
 
 def scrub(message: str, payload: Iterable[bytes | str | None]) -> str:
-    """`message` on one line, at most MESSAGE_LIMIT characters, without what it shares with `payload`.
+    """`message` as one line of at most MESSAGE_LIMIT characters, with what it shares with `payload` masked.
 
-    `payload` is the record's key, value and header values, in any order. Masked are words of four characters and more,
-    groups of three digits and more, and quoted strings that occur in it, and values of settings that look secret.
-    What a handler computed from a payload (a hash, another encoding) can't be recognized.
+    `payload` is the record's key, value and header values, in any order. Words of four characters and more, groups of
+    three digits and more, and quoted strings are masked if they occur in it; so are the values of settings whose name
+    looks secret. Text that a handler computed from a payload (a hash, another encoding) is not recognized.
     """
-    text = _CONTROL.sub(" ", message[:_LOOKED_AT])
+    text = _CONTROL.sub(" ", message[:_SCANNED])
     text = _without_secrets(text)
-    known = "\n".join(_variants(payload))
-    if known:
-        text = _QUOTED.sub(lambda found: _quoted(found, known), text)
-        text = _WORD.sub(lambda found: _word(found.group(), known), text)
-        text = _DIGITS.sub(lambda found: MASK if found.group() in known else found.group(), text)
-        text = _BEFORE.sub(lambda found: _short(found.group(1), known), text)
-        text = _AFTER.sub(lambda found: found.group(1) + _short(found.group(2), known), text)
+    payload_text = "\n".join(_variants(payload))
+    if payload_text:
+        text = _QUOTED.sub(lambda match: _mask_quoted(match, payload_text), text)
+        text = _WORD.sub(lambda match: _mask_word(match.group(), payload_text), text)
+        text = _DIGITS.sub(lambda match: MASK if match.group() in payload_text else match.group(), text)
+        text = _BEFORE.sub(lambda match: _mask_short_word(match.group(1), payload_text), text)
+        text = _AFTER.sub(lambda match: match.group(1) + _mask_short_word(match.group(2), payload_text), text)
     return " ".join(text.split())[:MESSAGE_LIMIT]
 
 
 def scrub_setting(key: str, value: str) -> str:
-    """`KEY=VALUE` with the value masked where the key looks like a secret's, and with no secret inside the value."""
+    """`KEY=VALUE`, with the value masked if the key looks secret, and with any secret inside the value masked."""
     secret = _SECRET.fullmatch(f"{key}=_") or key.endswith("user.info")
     return f"{key}={MASK}" if secret else f"{key}={_without_secrets(value)}"
 
 
 def scrub_address(address: str) -> str:
-    """An address as it may be shown: without the password in it. Azure's `CONTAINER@ACCOUNT` is none."""
+    """An address without its user and password, so that it may be shown. Azure's `CONTAINER@ACCOUNT` stays as it is."""
     return _LOGIN.sub(f"{MASK}@", address)
 
 
@@ -66,7 +67,7 @@ def _without_secrets(text: str) -> str:
 
 
 def _variants(payload: Iterable[bytes | str | None]) -> list[str]:
-    """The payload as text, in lower case, also with the escapes of JSON undone: a message quotes what was decoded."""
+    """The payload as text in lower case, each part also with its JSON escapes decoded: a message may quote either."""
     texts = []
     for part in payload:
         if not part:
@@ -79,35 +80,33 @@ def _variants(payload: Iterable[bytes | str | None]) -> list[str]:
     return texts
 
 
-def _quoted(found: re.Match[str], known: str) -> str:
-    inner = next(group for group in found.groups() if group is not None)
+def _mask_quoted(match: re.Match[str], payload_text: str) -> str:
+    inner = next(group for group in match.groups() if group is not None)
     text = inner.casefold()
-    shared = text in known if len(text) > 3 else _short(text, known) == MASK
-    return found.group().replace(inner, MASK) if shared else found.group()
+    shared = text in payload_text if len(text) > 3 else _mask_short_word(text, payload_text) == MASK
+    return match.group().replace(inner, MASK) if shared else match.group()
 
 
-def _short(word: str, known: str) -> str:
-    """A word too short to be looked for inside others."""
-    return MASK if re.search(rf"(?<!\w){re.escape(word.casefold())}(?!\w)", known) else word
+def _mask_short_word(word: str, payload_text: str) -> str:
+    """MASK if the payload has `word` as a whole word: as part of longer words, short ones occur by chance."""
+    return MASK if re.search(rf"(?<!\w){re.escape(word.casefold())}(?!\w)", payload_text) else word
 
 
-def _word(word: str, known: str) -> str:
+def _mask_word(word: str, payload_text: str) -> str:
+    """`word` with each part of _PART characters and more that the payload has masked."""
     text = word.casefold()
-    if text in known:
+    if text in payload_text:
         return MASK
     start = 0
     while start + _PART <= len(text):
         end = start + _PART
-        if text[start:end] not in known:
+        if text[start:end] not in payload_text:
             start += 1
             continue
-        while end < len(text) and text[start : end + 1] in known:
+        while end < len(text) and text[start : end + 1] in payload_text:
             end += 1
-        if len(text) != len(word):  # folding moved the letters: the whole word goes
+        if len(text) != len(word):  # casefold changed the length, so positions differ: mask the whole word
             return MASK
-        return word[:start] + MASK + _word_rest(word[end:], known)
+        rest = word[end:]
+        return word[:start] + MASK + (_mask_word(rest, payload_text) if len(rest) >= 4 else rest)
     return word
-
-
-def _word_rest(rest: str, known: str) -> str:
-    return _word(rest, known) if len(rest) >= 4 else rest

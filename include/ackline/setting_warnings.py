@@ -1,6 +1,6 @@
-"""Settings that are allowed, and may still lose records or go round in circles: said by name at every run. Pure.
+"""Warnings about settings that are valid, but may lose records or have no effect. Pure.
 
-A warning is never an error. What can't be right at all is refused where the file is read (`ackline.pipeline`).
+Every run logs these warnings and goes on. `ackline.pipeline` refuses settings that can't be right at all.
 """
 
 import math
@@ -13,7 +13,7 @@ from croniter import croniter
 
 from ackline.backoff import RetryPolicy
 from ackline.outcome import ErrorClass
-from ackline.properties import ignored
+from ackline.properties import ignored_properties
 
 if TYPE_CHECKING:
     from ackline.pipeline import Pipeline
@@ -21,113 +21,127 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class TopicPolicy:
-    """How a topic forgets: `keeps` is its retention by time (None: it has none), `compacted` whether only the last
-    record of a key stays."""
+    """How a topic deletes records."""
 
-    keeps: timedelta | None
+    retention: timedelta | None
+    """How long it keeps a record; None if it deletes none by time, or the setting is not known."""
     compacted: bool = False
+    """Whether it keeps only the last record of each key."""
 
     @classmethod
     def of(cls, settings: Mapping[str, str | None]) -> "TopicPolicy":
-        """From Kafka's own settings of the topic; what they do not say counts as unknown, which is none."""
+        """The policy that the topic's settings in Kafka describe. A missing setting counts as no deletion."""
         policies = {word.strip() for word in (settings.get("cleanup.policy") or "").split(",")}
-        kept = settings.get("retention.ms") or ""
-        by_time = "delete" in policies and kept.isdecimal()
-        return cls(_duration(int(kept)) if by_time else None, "compact" in policies)
+        milliseconds = settings.get("retention.ms") or ""
+        by_time = "delete" in policies and milliseconds.isdecimal()
+        return cls(_duration(int(milliseconds)) if by_time else None, "compact" in policies)
 
 
-def of_settings(pipeline: "Pipeline") -> Iterator[str]:
-    """What the file alone shows."""
+def warnings_of_settings(pipeline: "Pipeline") -> Iterator[str]:
+    """Warnings about the pipeline file that need nothing else to be known."""
     if pipeline.guarantee != "at_least_once" and pipeline.dead_letter_topic is not None:
         yield (
             f"dead_letter.topic: under `guarantee: {pipeline.guarantee}` a record that fails is `dropped`, and no "
-            f"letter goes to {pipeline.dead_letter_topic}"
+            f"dead letter is sent to {pipeline.dead_letter_topic}"
         )
     if pipeline.guarantee == "at_most_once" and pipeline.breaker is not None:
-        yield "breaker: under `guarantee: at_most_once` it never trips: the group has moved over what was handed out"
+        yield "breaker: under `guarantee: at_most_once` it never trips: the group has already passed the records"
     if pipeline.breaker is not None and pipeline.breaker.failure_ratio == 1:
-        yield "breaker: with `failure_ratio: 1` it never trips: it takes more failures than that share of the records"
-    for name in pipeline.retry.by_error:
-        why = _never_comes(name)
+        yield "breaker: with `failure_ratio: 1` it never trips, because it needs a higher share of failures than that"
+    for error_class in pipeline.retry.by_error:
+        why = _without_effect(error_class)
         if why:
-            yield f"retry.by_error: `{name}` {why}"
-    longest = _whole_run(pipeline)
+            yield f"retry.by_error: `{error_class}` {why}"
+    longest = _seconds_at_max_rate(pipeline)
     if pipeline.guarantee == "at_most_once" and longest > pipeline.lost_after.total_seconds():
         yield (
-            f"lost_after: {_spoken(pipeline.lost_after.total_seconds())} is shorter than a run may take at `max_rate` "
-            f"({_spoken(longest)} for max_records_per_run): another process would call `lost` what is being handled"
+            f"lost_after: {_text(pipeline.lost_after.total_seconds())} is shorter than a run may take at `max_rate` "
+            f"({_text(longest)} for max_records_per_run): another process would record as `lost` what is still being "
+            f"handled"
         )
 
 
-def _never_comes(error_class: str) -> str | None:
-    """Why no failure is stored under a name; None where one may be."""
-    own = error_class.rpartition(".")[2]
+def _without_effect(error_class: str) -> str | None:
+    """Why `retry.by_error` has no effect for an error class; None if it may have one."""
+    bare = error_class.rpartition(".")[2]
     if error_class == ErrorClass.DEAD:
-        return "is never retried, whatever is said here"
+        return "is never retried, whatever its policy"
     if error_class in (ErrorClass.SKIP, ErrorClass.TOMBSTONE, ErrorClass.UNMATCHED):
         return "is no failure, so there is nothing to retry"
-    if own != error_class and own not in list(ErrorClass):
+    if bare != error_class and bare not in list(ErrorClass):
         return (
-            f"is met by no exception: that goes by its own name, `{own}`, without its module; only an "
-            f"Arrow handler may say otherwise"
+            f"matches no exception: an exception is recorded under its bare name, `{bare}`, without its module; only "
+            f"an Arrow handler can return a name with a dot"
         )
     return None
 
 
-def of_connection(pipeline: "Pipeline", connection: Mapping[str, object]) -> Iterator[str]:
-    """What the connection sets that is not followed here; a file that says the same is refused."""
+def warnings_of_connection(pipeline: "Pipeline", connection: Mapping[str, object]) -> Iterator[str]:
+    """Warnings about properties of the Kafka connection that Ackline ignores. The same property in a pipeline file is
+    refused, because a file is of one pipeline, while others share the connection."""
     kafka = pipeline.kafka
-    for name, reason in ignored(connection, kafka.group_id, kafka.isolation).items():
+    for name, reason in ignored_properties(connection, kafka.group_id, kafka.isolation).items():
         yield f"connection: its `{name}` is ignored: {reason}"
 
 
-def of_topics(pipeline: "Pipeline", topics: Mapping[str, TopicPolicy]) -> Iterator[str]:
-    """What the topics' own settings show; `topics` are those that are read, and the dead-letter topic."""
-    dead = pipeline.dead_letter_topic
-    wait, error_class = longest_wait(pipeline) if pipeline.guarantee == "at_least_once" else (0.0, None)
-    longest, (_, apart) = _whole_run(pipeline), _between_runs(pipeline.schedule)
+def warnings_of_topics(pipeline: "Pipeline", topics: Mapping[str, TopicPolicy]) -> Iterator[str]:
+    """Warnings about the topics' own settings. `topics` are the topics that are read and the dead-letter topic."""
+    waits = longest_wait(pipeline) if pipeline.guarantee == "at_least_once" else (0.0, None)
+    _, apart = _seconds_between_runs(pipeline.schedule)
+    run = _seconds_at_max_rate(pipeline)
     for topic, policy in sorted(topics.items()):
-        if topic == dead:
-            if policy.compacted:
-                yield (
-                    f"dead_letter.topic: {topic} is compacted (cleanup.policy): it keeps one letter a key, and refuses "
-                    f"those without a key, which stay pending and hold the floor"
-                )
-            continue
-        kept = math.inf if policy.keeps is None else policy.keeps.total_seconds()
-        if wait and wait >= kept:
-            of_class = f" ({error_class})" if error_class else ""
+        if topic != pipeline.dead_letter_topic:
+            yield from _warnings_of_retention(topic, policy, waits, apart, run)
+        elif policy.compacted:
             yield (
-                f"retry: a record may wait {_spoken(wait)} for its last attempt{of_class}, and the topic {topic} keeps "
-                f"it for {_spoken(kept)} (retention.ms): what retention takes first is `expired`"
+                f"dead_letter.topic: {topic} is compacted (cleanup.policy): it keeps one dead letter a key, and "
+                f"refuses those without a key, which stay pending and hold the floor"
             )
-        if apart and apart >= kept:
-            yield (
-                f"schedule: its runs are up to {_spoken(apart)} apart, and the topic {topic} keeps records for "
-                f"{_spoken(kept)} (retention.ms): what comes in between may be `expired` before any run reads it"
-            )
-        if longest and longest >= kept:
-            yield (
-                f"max_rate: a run of max_records_per_run may take {_spoken(longest)}, and the topic {topic} keeps "
-                f"records for {_spoken(kept)} (retention.ms): a run that retention overtakes is void, and begins again"
-            )
+
+
+def _warnings_of_retention(
+    topic: str, policy: TopicPolicy, waits: tuple[float, str | None], apart: float, run: float
+) -> Iterator[str]:
+    """Warnings if retention may take a record before its last attempt, between two runs, or while a run reads."""
+    kept = math.inf if policy.retention is None else policy.retention.total_seconds()
+    wait, error_class = waits
+    if wait and wait >= kept:
+        of_class = f" ({error_class})" if error_class else ""
+        yield (
+            f"retry: a record may wait {_text(wait)} for its last attempt{of_class}, and the topic {topic} keeps "
+            f"it for {_text(kept)} (retention.ms): what retention takes first is `expired`"
+        )
+    if apart and apart >= kept:
+        yield (
+            f"schedule: its runs are up to {_text(apart)} apart, and the topic {topic} keeps records for "
+            f"{_text(kept)} (retention.ms): a record that comes in between may be `expired` before any run reads it"
+        )
+    if run and run >= kept:
+        yield (
+            f"max_rate: a run of max_records_per_run may take {_text(run)}, and the topic {topic} keeps records for "
+            f"{_text(kept)} (retention.ms): a run that retention overtakes is void and begins again"
+        )
 
 
 def longest_wait(pipeline: "Pipeline") -> tuple[float, str | None]:
-    """The longest time, in seconds, that a record may wait for retries, all its delays together, and the class of
-    errors that waits so long (None: any other). Each retry waits for a run of the schedule at least. (0, None) where a
-    class of the user's own decides."""
+    """The longest time, in seconds, that a record may wait for all its retries together, and the error class that waits
+    so long (None: any class without a policy of its own).
+
+    Each retry waits at least until the next run of the schedule. (0, None) if a class of the user decides on retries,
+    because its delays can't be known.
+    """
     policy = pipeline.retry.policy()
     if not isinstance(policy, RetryPolicy):
         return 0.0, None
-    run, _ = _between_runs(pipeline.schedule)
-    classes = [(one, name) for name, one in sorted(policy.by_error.items()) if one is not None]
-    waits = [(max(_wait(one), one.max_retries * run), name) for one, name in [(policy, None), *classes]]
-    return max(waits, key=lambda found: found[0])
+    between_runs, _ = _seconds_between_runs(pipeline.schedule)
+    policies: list[tuple[RetryPolicy, str | None]] = [(policy, None)]
+    policies += [(own, error_class) for error_class, own in sorted(policy.by_error.items()) if own is not None]
+    waits = [(max(_sum_of_delays(own), own.max_retries * between_runs), error_class) for own, error_class in policies]
+    return max(waits, key=lambda wait: wait[0])
 
 
-def _wait(policy: RetryPolicy) -> float:
-    """The sum of all delays of one policy, in seconds; closed, for there may be two thousand million retries."""
+def _sum_of_delays(policy: RetryPolicy) -> float:
+    """The sum of all delays of one policy, in seconds: a closed formula, as there may be two thousand million."""
     if not policy.max_retries:
         return 0.0
     later, period, cap = policy.max_retries - 1, policy.period.total_seconds(), policy.max_delay.total_seconds()
@@ -140,22 +154,23 @@ def _wait(policy: RetryPolicy) -> float:
     return total * (1 + policy.jitter)
 
 
-def _between_runs(schedule: str | None) -> tuple[float, float]:
-    """The shortest and the longest time, in seconds, between two runs of a schedule; (0, 0) without one.
+def _seconds_between_runs(schedule: str | None) -> tuple[float, float]:
+    """The shortest and the longest time between two runs of a schedule; (0, 0) without one.
 
-    Looked for round each hour of a week and each day of a year: patterns repeat, and there may be a run each minute.
+    Looks around each hour of a week and each day of a year, because patterns repeat; a walk over every run would be too
+    long, as there may be one each minute.
     """
     if schedule is None:
         return 0.0, 0.0
     begin = datetime(2024, 1, 1, 0, 0, 30, tzinfo=UTC)
-    looked = [*(timedelta(hours=hour) for hour in range(7 * 24)), *(timedelta(days=day) for day in range(7, 366))]
-    times = [(croniter(schedule, begin + one), croniter(schedule, begin + one)) for one in looked]
-    apart = [after.get_next(float) - before.get_prev(float) for before, after in times]
+    after = [*(timedelta(hours=hour) for hour in range(7 * 24)), *(timedelta(days=day) for day in range(7, 366))]
+    times = [(croniter(schedule, begin + delta), croniter(schedule, begin + delta)) for delta in after]
+    apart = [following.get_next(float) - before.get_prev(float) for before, following in times]
     return min(apart), max(apart)
 
 
-def _whole_run(pipeline: "Pipeline") -> float:
-    """The least time, in seconds, that a run of `max_records_per_run` takes; 0 where nothing holds it up."""
+def _seconds_at_max_rate(pipeline: "Pipeline") -> float:
+    """How long a run of `max_records_per_run` takes at least; 0 without `max_rate`."""
     return pipeline.max_records_per_run / pipeline.max_rate if pipeline.max_rate else 0.0
 
 
@@ -166,7 +181,7 @@ def _duration(milliseconds: int) -> timedelta | None:
         return None
 
 
-def _spoken(seconds: float) -> str:
+def _text(seconds: float) -> str:
     """A duration in its two largest units, such as `6 d 3 h`."""
     left, words = round(seconds), []
     for unit, size in (("d", 86_400), ("h", 3_600), ("m", 60), ("s", 1)):

@@ -1,68 +1,76 @@
-"""How records are translated for handlers: what is decoded, and which stream takes a record. Pure.
+"""Which stream takes a record, and what its key and value are decoded to before the handler sees them. Pure.
 
-Storm's RecordTranslator and ByTopicRecordTranslator: there a function of a record says what is emitted to which named
-stream; here a stream names the topics, the filter, the decoders and the handler of its records. The pipeline's own
-handler is the last stream, of all topics. `Translation` is all that a worker needs to know of it.
+A stream names the topics, the filter, the decoders and the handler of its records. A record goes to the first stream
+that covers its topic and whose filter returns True; the pipeline's own handler is the last stream and covers all
+topics. In Storm, RecordTranslator and ByTopicRecordTranslator have this role: a function of a record names the stream.
 """
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Discriminator, Field, Tag, field_validator, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 
-from ackline.errors import ConfigError
-from ackline.handler import Handler, Tier, load_handler, tier_of
-from ackline.retry import MAPPING, Block
+from ackline.blocks import MAPPING, Block
+from ackline.field_types import CodePath, RegularExpression, StreamName
+from ackline.pipeline_refusals import KeyPath, error_at
 
-Word = Literal["bytes", "utf8", "json", "avro", "json_schema"]
-OF_REGISTRY = frozenset({"avro", "json_schema"})
-"""Decoders that ask a schema registry."""
-_OF_ARROW = frozenset({"bytes", "utf8"})
-OWN = ""
-"""The name, which no file can give, of the stream that is the pipeline's own handler."""
+DecoderName = Literal["bytes", "utf8", "json", "avro", "json_schema"]
+REGISTRY_DECODERS = frozenset({"avro", "json_schema"})
+"""Decoders that need a schema registry."""
+ARROW_DECODERS = frozenset({"bytes", "utf8"})
+"""Decoders whose result has an Arrow column type, so that an Arrow handler can take it."""
+PIPELINE_STREAM = ""
+"""The name of the stream that is the pipeline's own handler. No file can give this name to another stream."""
 
-FunctionPath = Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_][\w.]*$")]
+_REGISTRY_ADVICE = (
+    "write `schema_registry: {url: URL}`, or `schema_registry: connection` if the extra of the Kafka connection has "
+    "`schema.registry.url`"
+)
 
 
 class DecodeBlock(Block):
-    """What keys and values are decoded as; `bytes` leaves them as they are in the log."""
+    """The decoders of keys and values. `bytes` leaves them as they are in the log."""
 
-    key: Word | None = None
-    value: Word | None = None
+    key: DecoderName | None = None
+    value: DecoderName | None = None
+
+    def decoders(self, defaults: "DecodeBlock | None" = None) -> tuple[str, str]:
+        """Returns the decoders of key and value; `defaults` has those that this block does not name."""
+        key, value = (defaults.key, defaults.value) if defaults is not None else (None, None)
+        return self.key or key or "bytes", self.value or value or "bytes"
 
 
 class StreamBlock(Block):
-    """A named stream: records of these topics that the filter wants go to this handler. Without topics: of all."""
+    """A named stream. Without `topics` and `pattern` it covers all topics of the pipeline."""
 
-    name: str = Field(pattern=r"^[A-Za-z0-9][\w.-]{0,99}$")
+    name: StreamName
     topics: list[str] | None = Field(None, min_length=1)
-    pattern: str | None = Field(None, min_length=1)
-    filter: FunctionPath | None = None
-    handler: FunctionPath
+    pattern: RegularExpression | None = None
+    filter: CodePath | None = None
+    handler: CodePath
     decode: DecodeBlock = DecodeBlock()
 
-    @field_validator("pattern")
-    @classmethod
-    def _compiles(cls, pattern: str | None) -> str | None:
-        try:
-            re.compile(pattern or "")
-        except re.error as error:
-            raise ValueError(f"not a regular expression: {error}") from None
-        return pattern
-
     @model_validator(mode="after")
-    def _not_both(self) -> "StreamBlock":
+    def _check_exclusive_keys(self) -> "StreamBlock":
         if self.topics is not None and self.pattern is not None:
-            raise ValueError("name either `topics` or `pattern`; a stream with neither is of all topics")
+            raise ValueError("write either `topics` or `pattern`; a stream with neither covers all topics")
         return self
+
+    def stream(self, defaults: DecodeBlock | None = None) -> "Stream":
+        """Returns the stream that this block describes; `defaults` has the decoders that it does not name."""
+        topics = None if self.topics is None else tuple(self.topics)
+        return Stream(self.name, self.handler, self.filter, topics, self.pattern, *self.decode.decoders(defaults))
 
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """One stream, `OWN` for the pipeline's own handler. `topics` and `pattern` None: of all topics."""
+    """One stream of a pipeline; `PIPELINE_STREAM` is the name of the pipeline's own handler.
+
+    `handler` and `filter` are paths, `module:name`. `key` and `value` are names of decoders. A stream with neither
+    `topics` nor `pattern` covers all topics.
+    """
 
     name: str
     handler: str
@@ -72,37 +80,27 @@ class Stream:
     key: str = "bytes"
     value: str = "bytes"
 
-    def of(self, topic: str) -> bool:
-        """Whether records of a topic may go here; a pattern must match the whole name."""
+    def covers_topic(self, topic: str) -> bool:
+        """Returns whether the stream may take records of the topic. A pattern must match the whole name."""
         if self.pattern is not None:
             return re.fullmatch(self.pattern, topic) is not None
         return self.topics is None or topic in self.topics
 
-    def place(self, key: str) -> str:
-        """How the pipeline file names a key of this stream."""
-        return f"streams.{self.name}.{key}" if self.name else key
-
-
-def stream_of(
-    name: str,
-    handler: str,
-    wants: str | None,
-    decode: DecodeBlock,
-    otherwise: DecodeBlock,
-    topics: Sequence[str] | None = None,
-    pattern: str | None = None,
-) -> Stream:
-    """A stream as the file describes it; what its `decode` leaves open is as `otherwise` says, or stays bytes."""
-    key, value = decode.key or otherwise.key or "bytes", decode.value or otherwise.value or "bytes"
-    return Stream(name, handler, wants, None if topics is None else tuple(topics), pattern, key, value)
+    def key_path(self, key: str) -> str:
+        """Returns the name of one of the stream's keys in messages, such as `streams.NAME.handler`."""
+        return f"streams.{self.name}.{key}" if self.name != PIPELINE_STREAM else key
 
 
 @dataclass(frozen=True, slots=True)
 class Translation:
-    """The streams of a pipeline in the order in which they are asked; the first that wants a record takes it.
+    """The streams of a pipeline, in the order in which they are offered a record. The first that takes it handles it.
 
-    `registry` configures the schema-registry client, and may hold a password: it is not shown, and travels only inside
-    a task's own function.
+    A stream takes a record if it covers the topic, and if its filter, called with the decoded record, returns True.
+    A record that no stream takes is `skipped` as `Unmatched`. A record that a stream cannot decode fails there and is
+    not offered to the next one. A null key or value is not decoded.
+
+    `registry` configures the client of the schema registry and may hold a password. It is not part of `repr`, and it
+    reaches the workers inside the pickled function of a task only.
     """
 
     streams: tuple[Stream, ...]
@@ -110,79 +108,72 @@ class Translation:
 
     @property
     def needs_registry(self) -> bool:
-        """Whether anything is decoded with a schema."""
-        return any({stream.key, stream.value} & OF_REGISTRY for stream in self.streams)
+        """Whether a stream decodes with a schema, so that the tasks need the schema registry."""
+        return any({stream.key, stream.value} & REGISTRY_DECODERS for stream in self.streams)
 
 
-def refusal(reason: str, place: tuple[str | int, ...]) -> PydanticCustomError:
-    """A refusal of another key than the one being checked: `refused_place` finds it."""
-    return PydanticCustomError("refused", "{reason}", {"reason": reason, "place": place})
+def refuse_registry_decoders(decode: DecodeBlock, key_path: KeyPath) -> None:
+    """Raises if a block names a decoder that needs a schema registry. Call it if the pipeline has none."""
+    for name, decoder in (("key", decode.key), ("value", decode.value)):
+        if decoder in REGISTRY_DECODERS:
+            raise error_at((*key_path, name), f"{decoder} needs a schema registry; {_REGISTRY_ADVICE}")
 
 
-def refused_place(problem: Mapping[str, Any]) -> tuple[str | int, ...]:
-    """The key that one of pydantic's errors is about."""
-    place: tuple[str | int, ...] = problem.get("ctx", {}).get("place") or problem["loc"]
-    return place
-
-
-def refuse_without_registry(decode: DecodeBlock, place: tuple[str | int, ...]) -> None:
-    """Raise where a decoder needs a schema registry; the pipeline names none."""
-    for name, word in (("key", decode.key), ("value", decode.value)):
-        if word in OF_REGISTRY:
-            raise refusal(
-                f"{word} needs a schema registry: write `schema_registry: {{url: URL}}`, or `schema_registry: "
-                f"connection` where the Kafka connection's extra has `schema.registry.url`",
-                (*place, name),
-            )
-
-
-def check_topics(
-    streams: Sequence[StreamBlock], wants_topic: Callable[[str], bool], named: Sequence[str] | None
+def check_streams(
+    blocks: Sequence[StreamBlock], subscribes_to_topic: Callable[[str], bool], named_topics: Sequence[str] | None
 ) -> None:
-    """Raise for a name given twice, for topics that the pipeline does not read, and for a stream that gets nothing
-    because one before it takes all. `named` are the pipeline's topics, None where a pattern finds them."""
-    asked: list[Stream] = []
-    for number, block in enumerate(streams):
-        if any(block.name == before.name for before in asked):
-            raise refusal(f"{block.name} is the name of two streams", ("streams", number, "name"))
-        stream = stream_of(
-            block.name, block.handler, block.filter, block.decode, DecodeBlock(), block.topics, block.pattern
-        )
-        place = ("streams", number, "topics" if block.topics else "pattern" if block.pattern else "name")
+    """Raises if two streams have the same name, if a stream names a topic that the pipeline does not read, or if a
+    stream can get no record because an earlier one takes all of them.
+
+    `named_topics` are the topics of the pipeline; None if a pattern finds them.
+    """
+    earlier: list[Stream] = []
+    for number, block in enumerate(blocks):
+        if any(block.name == stream.name for stream in earlier):
+            raise error_at(("streams", number, "name"), f"two streams are named {block.name}; rename one of them")
+        stream = block.stream()
+        key_path = ("streams", number, "topics" if block.topics else "pattern" if block.pattern else "name")
         for topic in block.topics or ():
-            if not wants_topic(topic):
-                raise refusal(f"{topic} is not a topic that the pipeline reads", place)
-        mine = block.topics or (None if named is None else [topic for topic in named if stream.of(topic)])
-        if mine is not None and not mine:
-            raise refusal("it matches none of the topics that the pipeline reads", place)
-        for before in asked:
-            if before.filter is None and _takes_all(before, block, mine):
-                raise refusal(f"stream {before.name} comes first and takes all of these topics' records", place)
-        asked.append(stream)
+            if not subscribes_to_topic(topic):
+                advice = "remove it here, or add it to `kafka`"
+                raise error_at(key_path, f"{topic} is not a topic that the pipeline reads; {advice}")
+        topics = block.topics
+        if topics is None and named_topics is not None:
+            topics = [topic for topic in named_topics if stream.covers_topic(topic)]
+            if not topics:
+                raise error_at(key_path, "it matches none of the topics that the pipeline reads; correct it")
+        for before in earlier:
+            if before.filter is None and _takes_all(before, block, topics):
+                reason = f"the stream {before.name} comes first and takes all records of these topics"
+                raise error_at(key_path, f"{reason}; move this stream above it, or add a filter to {before.name}")
+        earlier.append(stream)
 
 
-def _takes_all(before: Stream, block: StreamBlock, mine: Sequence[str] | None) -> bool:
+def _takes_all(before: Stream, block: StreamBlock, topics: Sequence[str] | None) -> bool:
     if before.topics is None and before.pattern is None:
         return True
-    # A topic named in both is a mistake, even beside others; of a pattern, what is left may be what was meant.
-    return any(map(before.of, block.topics)) if block.topics else bool(mine) and all(map(before.of, mine or ()))
+    # Two streams that name the same topic are a mistake, even if one names others as well. A pattern that overlaps
+    # may be meant: the stream gets the topics that remain.
+    if block.topics:
+        return any(map(before.covers_topic, block.topics))
+    return bool(topics) and all(map(before.covers_topic, topics or ()))
 
 
-def _address(url: object) -> object:
-    if isinstance(url, str):
-        for one in url.split(","):
-            if not re.fullmatch(r"\s*https?://[^\s/@?#]+(/[^\s@?#]*)?\s*", one):
+def _registry_addresses(urls: object) -> object:
+    if isinstance(urls, str):
+        for url in urls.split(","):
+            if not re.fullmatch(r"\s*https?://[^\s/@?#]+(/[^\s@?#]*)?\s*", url):
                 raise ValueError(
-                    "not an address such as https://registry:8081; a login belongs into the Kafka connection's "
-                    "`schema.registry.basic.auth.user.info`"
+                    "not an address; write one such as https://registry:8081, and put a login into "
+                    "`schema.registry.basic.auth.user.info` in the extra of the Kafka connection"
                 )
-    return url
+    return urls
 
 
 class RegistryBlock(Block):
-    """Where the schema registry is. How to log in is said by the Kafka connection, in no file."""
+    """The address of the schema registry. The login is in the extra of the Kafka connection, never in a file."""
 
-    url: Annotated[str, BeforeValidator(_address)]
+    url: Annotated[str, BeforeValidator(_registry_addresses)]
 
 
 def _registry_kind(value: object) -> str | None:
@@ -193,80 +184,5 @@ def _registry_kind(value: object) -> str | None:
 
 RegistryChoice = Annotated[
     Annotated[RegistryBlock, Tag(MAPPING)] | Annotated[Literal["connection"], Tag("connection")],
-    Discriminator(
-        _registry_kind,
-        custom_error_type="schema_registry",
-        custom_error_message="write `schema_registry: {url: URL}`, or `schema_registry: connection` where the Kafka "
-        "connection's extra has `schema.registry.url`",
-    ),
+    Discriminator(_registry_kind, custom_error_type="schema_registry", custom_error_message=_REGISTRY_ADVICE),
 ]
-
-
-@dataclass(frozen=True, slots=True)
-class Code:
-    """The functions of a stream, imported. `wants` is its filter."""
-
-    handler: Handler
-    tier: Tier
-    wants: Handler | None
-
-
-def load_code(stream: Stream) -> Code:
-    """Import a stream's handler and filter.
-
-    Raises ConfigError where one does not import or fit (`ackline.handler.load_handler`), or where the handler's tier
-    can't be given what the stream decodes.
-    """
-    handler = load_handler(stream.handler, stream.place("handler"))
-    wants = load_handler(stream.filter, stream.place("filter")) if stream.filter is not None else None
-    tier = tier_of(handler)
-    if tier is Tier.COLUMN:
-        raise ConfigError(
-            f"{stream.place('handler')}: {stream.handler} is a column handler, which stays in the JVM: it takes whole "
-            f"topics as bytes, without `decode`, `filter` and `streams`",
-            key=stream.place("handler"),
-        )
-    for name, word in (("key", stream.key), ("value", stream.value)):
-        if tier is Tier.ARROW and word not in _OF_ARROW:
-            raise ConfigError(
-                f"{stream.place(f'decode.{name}')}: {word} has no column type, so it can't be given to the Arrow "
-                f"handler {stream.handler}; take bytes or utf8 and decode there, or write a handler of records",
-                key=stream.place(f"decode.{name}"),
-            )
-    return Code(handler, tier, wants)
-
-
-def check_code(handler: str | None, translation: Translation | None, isolated: bool = False) -> None:
-    """Import all handlers and filters of a pipeline, so that nothing is planned in vain.
-
-    Raises as `load_code` does, and ConfigError where they are to be `isolated` and can't be.
-    """
-    code: list[Code] = []
-    if translation is not None:
-        code = [load_code(stream) for stream in translation.streams]
-    elif handler is not None:
-        code = [code_of(load_handler(handler))]
-    why = why_not_isolated(code)
-    if isolated and why is not None:
-        raise ConfigError(why, key="isolation")
-
-
-def code_of(handler: Handler) -> Code:
-    """A handler that gets all records as they are."""
-    return Code(handler, tier_of(handler), None)
-
-
-def why_not_isolated(code: Sequence[Code]) -> str | None:
-    """What keeps these from running in processes of their own, None where nothing does; in the order of streams."""
-    filtered = [bool(one.wants) for one in code]
-    if any(one.tier is Tier.COLUMN for one in code):
-        why = "the handler is a column handler: it runs inside Spark's JVM"
-    elif any(one.tier is Tier.ARROW and any(filtered[: place + 1]) for place, one in enumerate(code)):
-        # A batch that is made of what filters let through is no call of its own in the log of calls.
-        why = "a stream has an Arrow handler behind a filter, so it is called in the midst of others"
-    else:
-        return None
-    return (
-        f"{why}, where neither `isolation: process` nor `record_timeout` can help; take them out, or write a handler "
-        f"of records"
-    )

@@ -1,4 +1,9 @@
-"""Turns as values: what a plan and a settlement hold. Pure."""
+"""Turns as values: the plan that begins a turn and the settlement that ends it. Pure.
+
+The plan step stores a `Plan` in the table `plans`, one row a topic-partition. The settle step stores a `Settlement` in
+the table `settlements`, one row a topic-partition; the newest settlement is the state of the lane. `ackline.audit`
+writes and reads the rows.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -8,11 +13,11 @@ from typing import Any, NamedTuple
 
 from ackline.commit_rule import Committed
 from ackline.ledger import PartitionState
-from ackline.offsets import LogBounds, OffsetRange, Runs, TopicPartition
+from ackline.offsets import LogBounds, OffsetRange, TopicPartition, ValuedRanges
 
 
 class TurnId(NamedTuple):
-    """The identity of a turn: everything else (run ids, DAG runs, users) is an attribute."""
+    """The identity of a turn. Run ids, DAG runs and users are attributes of a turn, and never identify it."""
 
     pipeline: str
     lane: str
@@ -24,94 +29,125 @@ class TurnId(NamedTuple):
 
 
 LIVE = "live"
-"""The lane that commits the group's offsets."""
+"""The name of the lane that commits the group's offsets."""
 
 
 class TurnKind(StrEnum):
-    """What a turn does; a settlement has its plan's kind, or `void`."""
+    """What a turn does. A settlement has the kind of its plan, or `void`."""
 
     RUN = "run"
+    """Reads records and calls the handler."""
     GENESIS = "genesis"
-    """Partitions join the lane."""
+    """Lets partitions join the lane, each at a start that is decided once."""
     SKIP = "skip"
-    """Everything below a given offset is settled unhandled; what is pending there, too."""
+    """Settles everything below a given offset as `skipped`, pending offsets included."""
     RESET = "reset"
-    """The lane begins a new epoch at given offsets, with nothing pending."""
+    """Begins a new epoch of the lane at given offsets, with nothing pending."""
     PAUSE = "pause"
+    """Stops reading the given partitions; their floors are still committed."""
     RESUME = "resume"
+    """Reads paused partitions again."""
     VOID = "void"
+    """Closes a plan that can't be carried out: no state changes, and no row of the turn counts."""
 
 
 @dataclass(frozen=True, slots=True)
 class SettledPartition:
-    """One row of `settlements`. `acknowledged_foreign_offset` is the foreign committed value that this lane has
-    answered; `committed` what Kafka held when the turn was settled. `gaps` None: not known. `metrics` and `totals` (`ackline.metrics`) are None in rows
-    of a version that kept none. All that is settled or pending below `complete_to` was in the log of the leader of
-    `leader_epoch`; None where that is not known."""
+    """One topic-partition after a turn: a row of `settlements`."""
 
     topic_id: str
+    """The id of the topic that the offsets are of."""
     old_floor: int
+    """The floor before the turn."""
     state: PartitionState
+    """The state after the turn."""
     counts: Mapping[str, int] = field(default_factory=dict)
+    """How many rows the turn added, by outcome."""
     gaps: int | None = 0
+    """How many offsets of the fresh range held no record; None if that is not known."""
     acknowledged_foreign_offset: int | None = None
+    """The foreign committed offset that a genesis or an operator action has taken notice of, so that the floor may
+    be committed over it; None if there is none. See `ackline.commit_rule`."""
     committed: Committed | None = None
+    """What Kafka held for the group just before the settlement was stored."""
     evidence: str = ""
+    """What the settlement rests on, in words."""
     paused: bool = False
+    """Whether an operator has paused the partition."""
     metrics: Mapping[str, float] | None = None
+    """What `ackline.metrics.partition_metrics` computed; None in rows of a version that stored none."""
     totals: Mapping[str, int] | None = None
+    """What `ackline.metrics.totals_after` computed; None in rows of a version that stored none."""
     leader_epoch: int | None = None
+    """The epoch of the leader whose log has all that is settled or pending below `complete_to`; None if not known."""
 
 
 @dataclass(frozen=True, slots=True)
 class Settlement:
-    """A turn's end: the state of every partition of the lane after it."""
+    """The end of a turn: the state of every partition of the lane after it."""
 
     turn: TurnId
     kind: TurnKind
     run_id: str
+    """The run that settled the turn."""
     settled_at: datetime
     partitions: Mapping[TopicPartition, SettledPartition]
     actor: str = ""
+    """Who started that run: `airflow`, or the user of the command."""
     reason: str = ""
+    """The plan's reason; of a void turn, why it was closed."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedPartition:
-    """One row of `plans`: the fresh range, the due retries (value: number of the attempt to be made), and, where it
-    gets nothing, why."""
+    """What a turn is to do with one topic-partition: a row of `plans`."""
 
     topic_id: str
+    """The id of the topic that the offsets are of."""
     fresh: OffsetRange
-    retries: Runs[int]
+    """The offsets to read for the first time. Empty in a genesis, at the start of the partition, and in an operator
+    action, at the offset that it moves the partition to."""
+    retries: ValuedRanges[int]
+    """The due retries; the value is the number of the attempt to be made."""
     floor: int
+    """The floor that the turn starts from."""
     complete_to: int
+    """The `complete_to` that the turn starts from."""
     log: LogBounds
+    """The readable log when the turn was planned; empty, at `complete_to`, if nothing was reported of it."""
     why: str | None = None
+    """Why a run reads nothing here; in a genesis, why the partition starts where it does. Otherwise None."""
     committed: Committed | None = None
+    """What Kafka held for the group when the turn was planned."""
     acknowledged_foreign_offset: int | None = None
+    """As in `SettledPartition`; None once the plan found that the committed offset was this ledger's own."""
 
     @property
     def empty(self) -> bool:
-        """Whether nothing is to be read here."""
+        """Whether the turn reads nothing of this partition."""
         return not self.fresh and not self.retries
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """One turn, planned: stored, it holds until it is settled, whoever carries it out."""
+    """The beginning of a turn. Once it is stored, every run carries out this plan and no other until it is settled."""
 
     turn: TurnId
     kind: TurnKind
     run_id: str
+    """The run that stored the plan; another run may settle it."""
     planned_at: datetime
     partitions: Mapping[TopicPartition, PlannedPartition]
     isolation: str
+    """Kafka's `isolation.level` of the turn."""
     settings: Mapping[str, Any] = field(default_factory=dict)
+    """The settings of the pipeline that the turn keeps to, whatever the file becomes meanwhile."""
     actor: str = ""
+    """Who started the run: `airflow`, or the user of the command."""
     reason: str = ""
+    """Why the turn was taken, such as the reason an operator gave; empty in a run."""
 
     @property
     def empty(self) -> bool:
-        """Whether nothing is to be read, so that no Spark is needed."""
-        return all(p.empty for p in self.partitions.values())
+        """Whether the turn reads nothing at all; then replay starts no Spark."""
+        return all(planned.empty for planned in self.partitions.values())

@@ -1,6 +1,6 @@
-"""A YAML file that people write: read strictly, with the line of each key for the errors about it.
+"""Strict reading of YAML files that users write, with the line of each key for error messages.
 
-No error repeats what the file holds: a line with a missing quote may be the one with the password.
+No error quotes the content of a file: a line with a missing quote may be the one with the password.
 """
 
 import re
@@ -13,16 +13,17 @@ import yaml
 
 from ackline.errors import ConfigError
 
-LARGEST = 1 << 18
-"""Bytes of the largest file that is read."""
+MAX_BYTES = 1 << 18
+"""The size of the largest file that is read, in bytes."""
 
+# PyYAML quotes the content after these words.
 _QUOTED = re.compile(r"\b(alias|anchor|tag|handle) .*", re.DOTALL)
 
 
 def read(path: Path) -> tuple[yaml.Node | None, Any]:
-    """The nodes of a file, for `line_of`, and what it holds.
+    """Returns the nodes of a file, for `line_of`, and its content as Python values.
 
-    Raises ConfigError, with the line where it is known, for what is not readable, not YAML, or repeats a key.
+    Raises ConfigError, with the line if it is known, if the file can't be read, is not YAML, or has a key twice.
     """
     try:
         _check_size(path)
@@ -35,34 +36,41 @@ def read(path: Path) -> tuple[yaml.Node | None, Any]:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = mark.line + 1 if mark else 1
-        problem = _QUOTED.sub(r"\1", error.problem or error.context or "it does not parse")
-        raise ConfigError(f"{path}:{line}: not YAML: {problem}", file=path) from None
+        problem = error.problem or error.context or "it does not parse"
+        if problem.startswith("but ") and error.context:
+            problem = f"{error.context}, {problem}"
+        problem = _QUOTED.sub(r"\1", problem)
+        raise ConfigError(
+            f"{path}:{line}: not YAML: {problem}; correct this line or the one above", file=path
+        ) from None
     except yaml.YAMLError as error:
         raise ConfigError(f"{path}: not YAML: {' '.join(str(error).split())}", file=path) from None
     except RecursionError:
-        raise ConfigError(f"{path}: not YAML that can be read: it is nested too deep", file=path) from None
+        raise ConfigError(f"{path}: can't be read: it has too many levels; remove some", file=path) from None
     except ValueError:
         raise ConfigError(
-            f"{path}: a value looks like a date or a number and is none: put it in quotes", file=path
+            f"{path}: a value looks like a date or a number and is not one; put it in quotes", file=path
         ) from None
 
 
 def _check_size(path: Path) -> None:
-    """Whoever parses DAGs reads all files every few seconds: none may hold the others up."""
-    found = path.stat()
-    if not stat.S_ISREG(found.st_mode):
-        raise ConfigError(f"{path}: can't be read: it is not a file", file=path)
-    if found.st_size > LARGEST:
+    # Airflow parses the DAGs, and with them all pipeline files, every few seconds. A huge file, or a device without
+    # end, must not hold up the DAGs of the others.
+    status = path.stat()
+    if not stat.S_ISREG(status.st_mode):
+        raise ConfigError(f"{path}: can't be read: it is not a regular file; remove it from the folder", file=path)
+    if status.st_size > MAX_BYTES:
         raise ConfigError(
-            f"{path}: has {found.st_size:,} bytes, a pipeline file has at most {LARGEST:,}: is it something else?",
+            f"{path}: has {status.st_size:,} bytes, and a pipeline file has at most {MAX_BYTES:,}; if it is something "
+            f"else, move it out of the folder",
             file=path,
         )
 
 
-def line_of(node: yaml.Node | None, place: Iterable[Any]) -> int:
-    """The line (from 1) of the key at `place`, or of the nearest block around it."""
+def line_of(node: yaml.Node | None, key_path: Iterable[Any]) -> int:
+    """Returns the line, from 1, of the key at `key_path`; if there is none, of the nearest key around it."""
     line = node.start_mark.line + 1 if node else 1
-    for part in place:
+    for part in key_path:
         if isinstance(node, yaml.MappingNode):
             for key, value in node.value:
                 if key.value == str(part):
@@ -78,24 +86,28 @@ def line_of(node: yaml.Node | None, place: Iterable[Any]) -> int:
 
 def _check_keys(path: Path, node: yaml.Node | None) -> None:
     for mapping in _mappings(node):
-        seen: set[str] = set()
+        names: set[str] = set()
         for key, _ in mapping.value:
             line = key.start_mark.line + 1
             if not isinstance(key, yaml.ScalarNode):
-                raise ConfigError(f"{path}:{line}: a key is a word, not a list or a block", file=path)
-            if key.value in seen:
-                raise ConfigError(f"{path}:{line}: {key.value}: the key is there twice", file=path, key=key.value)
-            seen.add(key.value)
+                raise ConfigError(f"{path}:{line}: a key is a list or a mapping; write a word", file=path)
+            if key.value in names:
+                raise ConfigError(
+                    f"{path}:{line}: {key.value}: this key appears twice; remove one of the two",
+                    file=path,
+                    key=key.value,
+                )
+            names.add(key.value)
 
 
 def _mappings(root: yaml.Node | None) -> Iterator[yaml.MappingNode]:
-    """Each mapping once, however often an alias repeats it or lets it hold itself."""
-    waiting, known = [root], {id(None)}
+    """Yields each mapping once, even if aliases repeat it or make it contain itself."""
+    waiting, visited = [root], {id(None)}
     while waiting:
         node = waiting.pop()
-        if id(node) in known:
+        if id(node) in visited:
             continue
-        known.add(id(node))
+        visited.add(id(node))
         if isinstance(node, yaml.MappingNode):
             yield node
             waiting.extend(value for _, value in reversed(node.value))

@@ -1,1 +1,1 @@
-"""Example handlers, each a module that a pipeline file names as `handlers.NAME:function`."""
+"""Example handlers. A pipeline file names a function of a module here as `handlers.MODULE:FUNCTION`."""

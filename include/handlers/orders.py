@@ -1,19 +1,18 @@
-"""An example handler: it books the orders of a shop.
+"""An example handler: it checks the orders of a shop and has them paid.
 
-A handler is a function of one record, and has four ways to end:
+A handler is a function of one record. It can end in four ways:
 
-- it returns: the record is acked, and never comes again;
-- it raises: the attempt failed. The record is read again from Kafka after the backoff of the pipeline file,
-  with `attempt` one higher, until it succeeds or its retries are used up; then it is dead, and goes to the
-  dead-letter topic;
-- it raises `Skip(reason)`: there is nothing to do for this record, now or ever;
-- it raises `Dead(reason)`: no further attempt can help; the dead-letter topic at once.
+- It returns: the record is acked, and Ackline does not read it again.
+- It raises an exception: the attempt failed. Ackline reads the record again from Kafka after the backoff of the
+  pipeline file, with `attempt` one higher. When no retry is left, the record goes to the dead-letter topic.
+- It raises `Skip(reason)`: the record is skipped and not read again.
+- It raises `Dead(reason)`: the record goes to the dead-letter topic at once, because no retry can help.
 
-A run may stop anywhere and is then done again, so a handler may see an attempt twice: do what is harmless
-when done twice (a write by key, a request with an idempotency key). Here the order id would be that key.
+A killed run is repeated, so a handler may get the same attempt twice. It must have the same effect then: write by
+a key, or send an idempotency key with a request. Here the order id would be that key.
 
-The value is what was produced, byte for byte; None is a tombstone, which the pipeline file's `tombstones:
-skip` keeps from the handler. Messages of exceptions end in the audit table: put no customer data in them.
+The value is what the producer sent, byte for byte. A value of None is a tombstone, which the handler does not get
+under `tombstones: skip`. Ackline stores the texts of exceptions: put no customer data in them.
 """
 
 import json
@@ -22,15 +21,15 @@ from typing import Any
 from ackline import Record
 
 CURRENCIES = frozenset({"CHF", "EUR", "GBP", "USD"})
-"""What the shop's bank takes."""
+"""The currencies that the shop's bank accepts."""
 
 
 def handle(record: Record) -> None:
-    """Check an order and have it paid.
+    """Checks an order and has it paid.
 
-    Raises ValueError for one that is malformed, does not add up, or is in a currency that nobody takes:
-    these fail on every attempt, and end on the dead-letter topic. Raises TimeoutError while the payment
-    provider is away.
+    Raises ValueError if the order is malformed, has an unknown currency, or has an amount that is not the sum of
+    its items. Such an order fails at every attempt and ends on the dead-letter topic. Raises TimeoutError if the
+    payment provider does not answer; a retry may succeed.
     """
     order = json.loads(record.value)
     if order["currency"] not in CURRENCIES:
@@ -41,6 +40,6 @@ def handle(record: Record) -> None:
 
 
 def pay(order: dict[str, Any], attempt: int) -> None:
-    """Stands for a request to the payment provider, whose way to one card network works at the third try."""
+    """Stands for a request to the payment provider, which accepts cards of one network at the third attempt only."""
     if order["card"] == "diners" and attempt < 3:
         raise TimeoutError("payment provider did not answer")

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ackline.audit.maintenance import maintain
-from tests.bench.injected import Lane
+from tests.bench.injected import InjectedLane
 from tests.bench.watched import Seen, settle_watched
 
 PARTITIONS = 4
@@ -57,7 +57,7 @@ def main() -> None:
 
 def many_turns(folder: Path, every: int) -> Times:
     """LATE.stop - 1 turns, one after the other, with the parts opened anew for each step, as tasks do."""
-    lane, times = Lane(folder, PARTITIONS, LATE.stop), Times()
+    lane, times = InjectedLane(folder, PARTITIONS, LATE.stop), Times()
     for n in range(1, LATE.stop):
         started = time.time()
         lane.grow(RECORDS)
@@ -79,7 +79,7 @@ def many_turns(folder: Path, every: int) -> Times:
 def large_turn(records: int) -> Seen:
     """A single turn, settled in a process of its own."""
     with TemporaryDirectory(prefix="ackline-bench-") as folder:
-        lane = Lane(Path(folder), PARTITIONS)
+        lane = InjectedLane(Path(folder), PARTITIONS)
         lane.grow(records // PARTITIONS)
         lane.inject(lane.plan(), failed=LARGE_FAILED // PARTITIONS)
         return settle_watched(lane)

@@ -10,10 +10,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from ackline.audit.store import LedgerStore, TurnOutcomes
+from ackline.audit.store import LedgerStore
+from ackline.audit.turn_outcomes import TurnOutcomes
 from ackline.steps.settle import settle
 from ackline.turns import LIVE, TurnId
-from tests.bench.injected import NAME, Lane
+from tests.bench.injected import NAME, InjectedLane
 
 _IN_OPEN = 0x20
 
@@ -42,7 +43,7 @@ class _Counting(LedgerStore):
         return found
 
 
-def settle_watched(lane: Lane) -> Seen:
+def settle_watched(lane: InjectedLane) -> Seen:
     """Settle the lane's open turn. Linux only: inotify, /proc."""
     folders = [path for path in Path(lane.root, "outcomes").glob("pipeline=*/plan_date=*") if path.is_dir()]
     files = [file for folder in folders for file in folder.iterdir()]
@@ -59,7 +60,7 @@ def settle_watched(lane: Lane) -> Seen:
     return Seen(records, len(files), len(opened & {file.name for file in files}), rows, seconds, peak)
 
 
-def _settle(lane: Lane, answers: "multiprocessing.SimpleQueue[tuple[int, int, float, int]]") -> None:
+def _settle(lane: InjectedLane, answers: "multiprocessing.SimpleQueue[tuple[int, int, float, int]]") -> None:
     parts = lane.parts()
     store = _Counting(lane.root, NAME, LIVE)
     object.__setattr__(parts, "store", store)

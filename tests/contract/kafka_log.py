@@ -1,4 +1,4 @@
-"""Logs of every kind to read from: small batches, transactions, compacted and deleted records."""
+"""Writes logs of every kind for tests: small batches, transactions, compacted and deleted records."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -26,8 +26,8 @@ COMPACTED = {
 
 
 AT_ONCE = {"enable.idempotence": False, "max.in.flight": 1}
-"""Settings of a producer that need not wait half a second for a producer id, and keeps the order all the same if its
-first record is sent alone: only that one may meet a partition that is not led yet, and be sent again."""
+"""Settings of a producer that does not wait half a second for a producer id. It keeps the order if its first record is
+sent alone, because only that record may meet a partition without a leader and be sent again."""
 
 
 def config(broker: Broker) -> dict[str, object]:
@@ -35,7 +35,7 @@ def config(broker: Broker) -> dict[str, object]:
 
 
 def producer(broker: Broker, **settings: Any) -> Producer:
-    """Of small batches, and idempotent: what is sent again keeps its place, so that a number is an offset."""
+    """A producer of small batches. Idempotent: a record that is sent again keeps its place, so record n is offset n."""
     small = {
         "batch.size": 16384,
         "queue.buffering.max.messages": 500_000,
@@ -48,7 +48,7 @@ def producer(broker: Broker, **settings: Any) -> Producer:
 def fill(
     broker: Broker, topic: str, count: int, partition: int = 0, value: Callable[[int], bytes] = b"%d".__mod__
 ) -> None:
-    """`count` records, their number as value, in batches of at most 16 KiB."""
+    """Produces `count` records, each with its number as value, in batches of at most 16 KiB."""
     client = producer(broker, **({} if count > 10_000 else AT_ONCE))
     for i in range(count):
         client.produce(topic, value(i), partition=partition)
@@ -60,7 +60,7 @@ def fill(
 
 
 def put(broker: Broker, topic: str, records: Iterable[tuple[bytes | None, bytes | None]], partition: int = 0) -> None:
-    """Each record in a batch of its own."""
+    """Produces (key, value) records, each in a batch of its own."""
     client = producer(broker, **{"linger.ms": 0, "batch.num.messages": 1, **AT_ONCE})
     for number, (key, value) in enumerate(records):
         client.produce(topic, value, key, partition=partition)
@@ -71,7 +71,7 @@ def put(broker: Broker, topic: str, records: Iterable[tuple[bytes | None, bytes 
 
 @contextmanager
 def transaction(broker: Broker, name: str) -> Iterator[Producer]:
-    """An open transaction; whoever wants it ended ends it. What was produced is in the log once flushed."""
+    """Yields the producer of an open transaction, and leaves it open. Flushed records are in the log."""
     client = producer(broker, **{"transactional.id": name, "transaction.timeout.ms": 60_000})
     client.init_transactions(30)
     client.begin_transaction()
@@ -79,7 +79,7 @@ def transaction(broker: Broker, name: str) -> Iterator[Producer]:
 
 
 def aborted(broker: Broker, topic: str, values: Sequence[bytes]) -> None:
-    """Records of a transaction that was given up, and its marker, which the broker writes a little later."""
+    """Produces records and aborts their transaction; waits for its marker, which the broker writes a little later."""
     with transaction(broker, f"aborted-{topic}") as client:
         failed: list[object] = []
         for value in values:
@@ -98,14 +98,14 @@ def end(broker: Broker, topic: str, isolation: str) -> int:
 
 
 def delete_before(broker: Broker, topic: str, offset: int) -> None:
-    """What retention does: the log starts at `offset` afterwards."""
+    """Deletes the records below `offset`, as retention does."""
     admin = AdminClient({"bootstrap.servers": broker.bootstrap})
     for answer in admin.delete_records([ClientPartition(topic, 0, offset)]).values():
         answer.result(30)
 
 
 def offsets(broker: Broker, topic: str, isolation: str = "read_uncommitted") -> list[int]:
-    """The offsets a plain consumer is given, from the log start to the end."""
+    """The offsets that a plain consumer reads, from the log start to the end."""
     return [int(message.offset() or 0) for message in messages(broker, topic, isolation)]
 
 
@@ -116,22 +116,22 @@ def messages(broker: Broker, topic: str, isolation: str = "read_committed") -> l
         "auto.offset.reset": "earliest", "enable.partition.eof": True, "isolation.level": isolation,
         "fetch.wait.max.ms": 20,
     })  # fmt: skip
-    found: list[Message] = []
+    read: list[Message] = []
     try:
-        client.assign([ClientPartition(topic, 0, 0)])  # the earliest by name would be asked for half a second later
+        client.assign([ClientPartition(topic, 0, 0)])  # "earliest" by name costs another half a second
         while (message := client.poll(30)) is not None:
             error = message.error()
             if error is not None:
                 assert error.code() == KafkaError._PARTITION_EOF, error
-                return found
-            found.append(message)
+                return read
+            read.append(message)
     finally:
         client.close()
     raise AssertionError(f"{topic} was not read to its end")
 
 
 def compact(broker: Broker, topic: str, gone: Iterable[int], roll: Callable[[], None] | None = None) -> None:
-    """Until none of `gone` is in the log any more. `roll` adds a record: what is before it may then be cleaned."""
+    """Waits until no offset of `gone` is in the log. `roll` adds a record; the broker may clean those before it."""
     lost = set(gone)
 
     def cleaned() -> bool:
@@ -142,7 +142,3 @@ def compact(broker: Broker, topic: str, gone: Iterable[int], roll: Callable[[], 
         return lost.isdisjoint(offsets(broker, topic))
 
     assert wait_until(cleaned, 60), "the broker did not compact"
-
-
-def places(topic: str, wanted: Sequence[int]) -> dict[TopicPartition, Sequence[int]]:
-    return {TopicPartition(topic, 0): wanted}

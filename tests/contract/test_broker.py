@@ -1,4 +1,4 @@
-"""The broker that tests and the demo rely on: a real one, which can crash and leaves nothing behind."""
+"""The broker of the tests and the demo: a real one, which can crash and leaves no process behind."""
 
 import subprocess
 import sys
@@ -10,8 +10,9 @@ import pytest
 from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 
 from ackline.errors import FatalError
-from ackline.local.broker import Broker, running, stop_running
-from ackline.local.processes import Identity, wait_until
+from ackline.local.broker import Broker, identity_of, running, stop_running
+from ackline.local.processes import wait_until
+from ackline.process_identity import ProcessIdentity
 from tests.conftest import MakeTopic
 
 START = """
@@ -32,17 +33,11 @@ def client(broker: Broker, group: str) -> Iterator[Consumer]:
         consumer.close()
 
 
-def produce(broker: Broker, topic: str, *values: bytes, transactional_id: str | None = None) -> None:
-    settings = {"transactional.id": transactional_id} if transactional_id else {}
-    producer = Producer({"bootstrap.servers": broker.bootstrap, "enable.idempotence": True, **settings})
-    if transactional_id:
-        producer.init_transactions(30)
-        producer.begin_transaction()
+def produce(broker: Broker, topic: str, *values: bytes) -> None:
+    producer = Producer({"bootstrap.servers": broker.bootstrap, "enable.idempotence": True})
     for value in values:
         producer.produce(topic, value, partition=0)
     assert producer.flush(30) == 0
-    if transactional_id:
-        producer.commit_transaction(30)
 
 
 def values_of(broker: Broker, topic: str, count: int) -> list[str | bytes | None]:
@@ -51,15 +46,10 @@ def values_of(broker: Broker, topic: str, count: int) -> list[str | bytes | None
         return [message.value() for message in consumer.consume(count, timeout=30)]
 
 
-def started_by_another_process(folder: Path, how: str) -> Identity:
-    """The broker of a process that died without stopping it."""
-    folder.mkdir()
-    command = [sys.executable, "-c", START, str(folder), how]
+def start_and_die(folder: Path, mode: str) -> None:
+    """Starts a broker in a process that dies without stopping it."""
+    command = [sys.executable, "-c", START, str(folder), mode]
     assert subprocess.run(command, stdin=subprocess.DEVNULL, timeout=120, check=False).returncode == 1
-    identity = running(folder)
-    if identity is None:
-        pytest.fail("the broker did not outlive the process that started it")
-    return identity.identity
 
 
 def test_records_and_group_offsets_survive_a_crash(tmp_path: Path, group: Callable[[], str]) -> None:
@@ -67,7 +57,7 @@ def test_records_and_group_offsets_survive_a_crash(tmp_path: Path, group: Callab
     with Broker(tmp_path, heap_mb=256) as broker:
         bootstrap, process = broker.bootstrap, broker.pid
         broker.create_topic("kept", partitions=2)
-        produce(broker, "kept", b"one", b"two")
+        produce(broker, "kept", b"1", b"2")
         with client(broker, reader) as consumer:
             consumer.commit(offsets=[TopicPartition("kept", 0, 1)], asynchronous=False)
 
@@ -75,7 +65,7 @@ def test_records_and_group_offsets_survive_a_crash(tmp_path: Path, group: Callab
 
         assert broker.bootstrap == bootstrap
         assert broker.pid != process
-        assert values_of(broker, "kept", 2) == [b"one", b"two"]
+        assert values_of(broker, "kept", 2) == [b"1", b"2"]
         with client(broker, reader) as consumer:
             assert consumer.committed([TopicPartition("kept", 0)], timeout=30)[0].offset == 1
 
@@ -83,80 +73,50 @@ def test_records_and_group_offsets_survive_a_crash(tmp_path: Path, group: Callab
 def test_stopping_leaves_no_process_and_a_second_start_finds_the_data(tmp_path: Path) -> None:
     with Broker(tmp_path, heap_mb=256) as broker:
         broker.create_topic("kept")
-        produce(broker, "kept", b"one")
+        produce(broker, "kept", b"1")
         process = running(tmp_path)
     assert process is not None
-    assert not process.identity.alive()
+    assert not identity_of(process).alive()
     assert running(tmp_path) is None
 
     with Broker(tmp_path, heap_mb=256) as again:
         assert again.bootstrap == broker.bootstrap
-        assert values_of(again, "kept", 1) == [b"one"]
+        assert values_of(again, "kept", 1) == [b"1"]
 
 
 def test_a_broker_ends_with_the_process_that_started_it(tmp_path: Path) -> None:
-    folder = tmp_path / "broker"
-    folder.mkdir()
-    command = [sys.executable, "-c", START, str(folder), "attached"]
-    assert subprocess.run(command, stdin=subprocess.DEVNULL, timeout=120, check=False).returncode == 1
-    assert wait_until(lambda: running(folder) is None, 20)
+    start_and_die(tmp_path, "attached")
+    assert wait_until(lambda: running(tmp_path) is None, 20)
 
 
 def test_a_detached_broker_outlives_its_starter_and_is_stopped_from_its_folder(tmp_path: Path) -> None:
-    folder = tmp_path / "broker"
-    identity = started_by_another_process(folder, "detached")
+    start_and_die(tmp_path, "detached")
+    saved = running(tmp_path)
+    if saved is None:
+        pytest.fail("the broker did not outlive the process that started it")
     try:
-        assert identity.alive()
         with pytest.raises(FatalError, match=r"runs in .* already"):
-            Broker(folder).start()
+            Broker(tmp_path).start()
     finally:
-        stopped = stop_running(folder)
+        stopped = stop_running(tmp_path)
     assert stopped
-    assert not identity.alive()
-    assert not stop_running(folder)
+    assert not identity_of(saved).alive()
+    assert not stop_running(tmp_path)
 
 
-def test_a_process_that_was_given_the_number_since_is_not_stopped() -> None:
+def test_a_process_that_has_the_same_number_later_has_another_identity() -> None:
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as other:
-        now = Identity.of(other.pid)
+        now = ProcessIdentity.of(other.pid)
         assert now is not None
         assert now.alive()
-        assert not Identity(now.pid, now.started - 1).alive()
+        assert not ProcessIdentity(now.pid, now.started - 1).alive()
         other.kill()
 
 
-def test_topics_are_made_by_hand_only(broker: Broker, topic: MakeTopic) -> None:
+def test_no_topic_is_created_by_itself(broker: Broker, topic: MakeTopic) -> None:
     name = topic(partitions=3, config={"retention.ms": "1000"})
     with client(broker, "reader") as consumer:
         assert len(consumer.list_topics(name, timeout=30).topics[name].partitions) == 3
-        assert consumer.list_topics("nobody-made-this", timeout=30).topics["nobody-made-this"].error is not None
+        assert consumer.list_topics("not-created", timeout=30).topics["not-created"].error is not None
     with pytest.raises(KafkaException, match="already exists"):
         broker.create_topic(name)
-
-
-def test_transactions_work(broker: Broker, topic: MakeTopic) -> None:
-    name = topic()
-    produce(broker, name, b"one", b"two", transactional_id=f"writer-of-{name}")
-    assert values_of(broker, name, 2) == [b"one", b"two"]
-
-
-def test_a_compacted_topic_is_compacted_soon(broker: Broker, topic: MakeTopic) -> None:
-    name = topic(
-        config={
-            "cleanup.policy": "compact",
-            "segment.ms": "100",
-            "min.cleanable.dirty.ratio": "0.001",
-            "max.compaction.lag.ms": "100",
-        }
-    )
-    producer = Producer({"bootstrap.servers": broker.bootstrap})
-
-    def only_the_last_of_a_key_is_left() -> bool:
-        producer.produce(name, key=b"key", value=b"value")
-        assert producer.flush(30) == 0
-        with client(broker, "reader") as consumer:
-            consumer.assign([TopicPartition(name, 0, 0)])
-            first = consumer.poll(30)
-            return first is not None and (first.offset() or 0) > 0
-
-    assert wait_until(only_the_last_of_a_key_is_left, 30)

@@ -63,7 +63,7 @@ def aged(store: LedgerStore, file: AddAction, by: timedelta) -> Path:
 def test_no_row_and_no_transaction_id_changes(root: str, store: LedgerStore) -> None:
     begun(store)
     store.store_claim(plan(3))
-    store.store_start(plan(3), datetime.now(UTC))
+    store.store_start_marker(plan(3), datetime.now(UTC))
     rows, outcomes = audit_rows(root, "orders", AuditFilter(everything=True)), store.outcomes_of(turn(2))
     before, ledger = numbers(store), store.ledger_id()
     assert [before[name] for name in ("plans claim", "plans start", "settlements settlement")] == [3, 3, 3]

@@ -34,10 +34,10 @@ class WithoutLock(AuditTable):
 
     rivals: ClassVar[list[Callable[[], object]]] = []
 
-    guarded = False
+    has_lock = False
 
     @contextlib.contextmanager
-    def guard(self) -> Iterator[None]:
+    def lock(self) -> Iterator[None]:
         yield
 
     def open(self) -> DeltaTable | None:

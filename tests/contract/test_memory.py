@@ -25,8 +25,8 @@ from ackline.kafka.exact import ExactReader
 from ackline.kafka.group import Group
 from ackline.ledger import OutcomeRow, PartitionState, Pending, PendingKind
 from ackline.local.broker import Broker
-from ackline.metrics import Fetches, Report
-from ackline.offsets import LogBounds, OffsetRange, Run, TopicPartition
+from ackline.metrics import FetchTimes, TurnReport
+from ackline.offsets import LogBounds, OffsetRange, TopicPartition, ValuedRange
 from ackline.outcome import Outcome
 from ackline.testing.memory import World
 from ackline.testing.memory_kafka import MemoryCluster, MemoryGroup, MemoryReader
@@ -127,16 +127,18 @@ def test_i11_a_number_is_given_once_whoever_asks(tables: Tables) -> None:
 def test_a_report_goes_with_the_outcomes_of_who_won_and_is_there_for_all(tables: Tables) -> None:
     one, two = tables.store(), tables.store()
     assert one.report_of(turn(1)) is None
-    report = Report({AT: {"acked": 3}, TWO: {"dropped": 1}}, {AT: Fetches(2, 0.5, 0.25), TWO: Fetches()}, False)
+    report = TurnReport(
+        {AT: {"acked": 3}, TWO: {"dropped": 1}}, {AT: FetchTimes(2, 0.5, 0.25), TWO: FetchTimes()}, False
+    )
     assert one.store_outcomes(turn(1), [], report)
-    assert not two.store_outcomes(turn(1), [], Report())
+    assert not two.store_outcomes(turn(1), [], TurnReport())
     assert two.store_decisions(plan(1), "run", {})
     assert (one.report_of(turn(1)), two.report_of(turn(1))) == (report, report)
     assert two.store_outcomes(turn(2), [])
     assert one.report_of(turn(2)) is None
     assert one.report_of(turn(1, epoch=1)) is None
     assert one.store_lost(plan(3), "run", {AT: [OutcomeRow(0, 0, Outcome.LOST, NOON, None, 3)]})
-    assert one.report_of(turn(3)) == Report()
+    assert one.report_of(turn(3)) == TurnReport()
 
 
 def test_figures_and_totals_come_back_and_may_be_missing(tables: Tables) -> None:
@@ -170,13 +172,13 @@ def test_starts_of_a_plan_are_counted_whoever_makes_them(tables: Tables) -> None
     one, two = tables.store(), tables.store()
     one.store_settlement(settlement(0))
     one.store_plan(plan(1))
-    assert [store.store_try(plan(1)) for store in (one, two, one, two, two)] == [1, 2, 3, 4, 4]
+    assert [store.count_start(plan(1)) for store in (one, two, one, two, two)] == [1, 2, 3, 4, 4]
     assert two.open_plan(settlement(0)) == plan(1)
     assert not one.has_outcomes(turn(1))
     assert one.store_settlement(settlement(1), plan(1))
-    assert [two.store_try(plan(2)), one.store_try(plan(2))] == [1, 2]
-    assert one.store_try(plan(1)) == 4
-    assert tables.store().store_try(plan(2)) == 3
+    assert [two.count_start(plan(2)), one.count_start(plan(2))] == [1, 2]
+    assert one.count_start(plan(1)) == 4
+    assert tables.store().count_start(plan(2)) == 3
 
 
 def test_s53_who_looked_before_others_went_on_finds_no_plan(tables: Tables) -> None:
@@ -192,7 +194,7 @@ def test_s53_who_looked_before_others_went_on_finds_no_plan(tables: Tables) -> N
 
 
 def test_a_plan_reads_back_as_it_was_stored(tables: Tables) -> None:
-    retries = (Run(2, 3, 2), Run(3, 5, 2), Run(7, 8, 3))
+    retries = (ValuedRange(2, 3, 2), ValuedRange(3, 5, 2), ValuedRange(7, 8, 3))
     rows = {
         TWO: PlannedPartition("id", OffsetRange(4, 4), (), 4, 4, LogBounds(0, 4), "nothing new", None, 9),
         AT: PlannedPartition(
@@ -203,7 +205,7 @@ def test_a_plan_reads_back_as_it_was_stored(tables: Tables) -> None:
     store = tables.store()
     store.store_plan(one)
     found = store.plan(turn(1))
-    assert found.partitions[AT].retries == (Run(2, 5, 2), Run(7, 8, 3))
+    assert found.partitions[AT].retries == (ValuedRange(2, 5, 2), ValuedRange(7, 8, 3))
     assert list(found.partitions) == [AT, TWO]
     assert found.partitions[TWO] == rows[TWO]
     assert found.partitions[AT].log == LogBounds(1, 30, 7)
@@ -213,8 +215,8 @@ def test_a_plan_reads_back_as_it_was_stored(tables: Tables) -> None:
 def test_a_settlement_reads_back_as_it_was_stored(tables: Tables) -> None:
     due = NOON + timedelta(milliseconds=1)
     pending = (
-        Run(3, 5, Pending(PendingKind.RETRY, 1, due, "ValueError")),
-        Run(5, 6, Pending(PendingKind.DEAD_LETTER, 4, None, "Dead")),
+        ValuedRange(3, 5, Pending(PendingKind.RETRY, 1, due, "ValueError")),
+        ValuedRange(5, 6, Pending(PendingKind.DEAD_LETTER, 4, None, "Dead")),
     )
     state = PartitionState(9, pending)
     rows = {AT: SettledPartition("id", 1, state, {"acked": 4}, 2, None, Committed(1, "{}"), "outcomes", leader_epoch=7)}
@@ -286,7 +288,7 @@ class LogInMemory:
     def abort(self, values: Sequence[bytes]) -> None:
         for value in values:
             self._log.append(value, NOON, open_=True)
-        self._log.decide(commit=False)
+        self._log.end_transaction(commit=False)
 
     def expire(self, before: int) -> None:
         self._log.expire(before)

@@ -122,7 +122,7 @@ def test_where_there_is_no_lock_a_rival_that_adds_them_hurts_nobody(
             rival.create()
         return found
 
-    monkeypatch.setattr(AuditTable, "guard", lambda self: FREE)
+    monkeypatch.setattr(AuditTable, "lock", lambda self: FREE)
     monkeypatch.setattr(AuditTable, "open", late)
     assert table.append(_rows(2), "own", 1)
     assert _columns(older, "settlements")[-len(NEW) :] == NEW

@@ -1,51 +1,51 @@
-"""What planning asks of the broker, and how much it can take on at once."""
+"""Which requests planning sends to the broker, and how many retries one plan can hold."""
 
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
 from ackline.pipeline import Pipeline
 from ackline.steps.plan import plan
 from ackline.steps.run import run
-from ackline.testing.memory import EPOCH, World
+from ackline.testing.memory import World
 from ackline.testing.memory_parts import memory_parts, no_session
 
-NOON = EPOCH + timedelta(days=20_000)
+NOON = datetime(2024, 10, 4, 12, tzinfo=UTC)
 
 
 def pipeline(**given: object) -> Pipeline:
-    """A pipeline over two topics, one of which is behind in all tests."""
+    """A pipeline over two topics."""
     kafka = {"bootstrap_servers": "memory", "group_id": "g", "topics": ["orders", "payments"]}
     return Pipeline.model_validate(
         {"name": "p", "kafka": kafka, "handler": "handlers.any:handle", "dead_letter": "none", **given}
     )
 
 
-def asked_while_planning(behind: int, limit: int) -> list[str]:
-    """Every request of the planning of one turn, over a log that is `behind` records ahead of the ledger."""
+def planning_requests(behind: int, limit: int) -> list[str]:
+    """The requests of one plan, over logs that are `behind` records ahead of the ledger."""
     world = World(NOON)
     for name in ("orders", "payments"):
         world.create_topic(name, 3)
-    started = memory_parts(world, pipeline(max_records_per_run=limit), "first")
-    run(started, no_session)
+    run(memory_parts(world, pipeline(max_records_per_run=limit), "first"), no_session)
     for tp in world.partitions():
         log = world.log(tp)
         assert log is not None
         for _ in range(behind):
             log.append(b"{}", NOON)
-    asked: list[str] = []
-    plan(memory_parts(world, pipeline(max_records_per_run=limit), "second", lambda what, _: asked.append(what)))
-    return asked
+    requests: list[str] = []
+    plan(memory_parts(world, pipeline(max_records_per_run=limit), "second", lambda name, _: requests.append(name)))
+    return requests
 
 
 @pytest.mark.parametrize("limit", [5_000_000, 1])
 def test_the_requests_of_planning_do_not_depend_on_how_far_behind_it_is(limit: int) -> None:
-    """Storm's spout asks for offset after offset; a plan is bounds, commits and topics, once each."""
-    assert asked_while_planning(1, limit) == asked_while_planning(2_000, limit)
+    """Storm's spout requests offset after offset; a plan needs bounds, commits and topics, once each. The world in
+    memory repeats no request, so both lists are equal."""
+    assert planning_requests(1, limit) == planning_requests(2_000, limit)
 
 
 def test_thousands_of_retries_with_the_same_due_time_are_one_plan_and_none_comes_early() -> None:
-    """S18: not a second before it, and all of them at it."""
+    """S18: none a millisecond before it, and all of them at it."""
     world = World(NOON)
     log = world.create_topic("orders").logs[0]
     world.create_topic("payments")
@@ -59,5 +59,5 @@ def test_thousands_of_retries_with_the_same_due_time_are_one_plan_and_none_comes
     due = run(memory_parts(world, waiting, "due"), no_session)
     assert due.calls == 5_000
     assert due.outcomes == {"acked": 5_000}
-    [planned] = due.plans
-    assert len([one for tp in planned.partitions.values() for one in tp.retries]) == 1, "equal neighbours are one run"
+    [due_plan] = due.plans
+    assert sum(len(planned.retries) for planned in due_plan.partitions.values()) == 1, "equal neighbours are one run"

@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 from deltalake import DeltaTable
 
-from ackline.audit.rows import settlement_of, settlement_rows
+from ackline.audit.rows import settlement_from_rows, settlement_rows
 from ackline.audit.store import LedgerStore
 from ackline.audit.table import AuditTable
 from ackline.commit_rule import Committed
 from ackline.errors import LedgerError
 from ackline.ledger import OutcomeRow, PartitionState, Pending, PendingKind
-from ackline.offsets import LogBounds, OffsetRange, Run, TopicPartition
+from ackline.offsets import LogBounds, OffsetRange, TopicPartition, ValuedRange
 from ackline.outcome import Outcome
 from ackline.turns import Plan, PlannedPartition, SettledPartition, Settlement, TurnKind
 from tests.contract.lane_rows import AT, NOON, TWO, plan, settlement, turn, written
@@ -189,7 +189,7 @@ class WithoutLock(AuditTable):
     rival: Callable[[], object] | None = None
 
     @contextlib.contextmanager
-    def guard(self) -> Iterator[None]:
+    def lock(self) -> Iterator[None]:
         yield
 
     def open(self) -> DeltaTable | None:
@@ -205,7 +205,7 @@ class WithoutLock(AuditTable):
 def test_without_a_lock_the_fence_alone_refuses_the_slower_of_two(root: str, number: int) -> None:
     slow, quick = WithoutLock(root, "settlements"), WithoutLock(root, "settlements")
     slow.create()
-    rows = AuditTable(root, "settlements").read("turn = 0")
+    rows = AuditTable(root, "settlements").read({"turn": 0})
 
     slow.rival = lambda: quick.append(rows, "app", number)
     assert not slow.append(rows, "app", number)
@@ -216,7 +216,7 @@ def test_without_a_lock_the_fence_alone_refuses_the_slower_of_two(root: str, num
 def test_without_a_lock_another_pipelines_commit_in_between_is_no_conflict(root: str) -> None:
     slow, quick = WithoutLock(root, "settlements"), WithoutLock(root, "settlements")
     slow.create()
-    rows = AuditTable(root, "settlements").read("turn = 0")
+    rows = AuditTable(root, "settlements").read({"turn": 0})
 
     slow.rival = lambda: quick.append(rows, "another", 1)
     assert slow.append(rows, "app", 1)
@@ -229,7 +229,7 @@ def test_without_a_lock_another_pipelines_commit_in_between_is_no_conflict(root:
 def test_a_plan_reads_back_as_it_was_stored(store: LedgerStore) -> None:
     partitions = {
         AT: PlannedPartition(
-            "Zq1", OffsetRange(5, 12), (Run(0, 2, 2), Run(2, 3, 7)), 0, 5, LogBounds(0, 40, 7), None,
+            "Zq1", OffsetRange(5, 12), (ValuedRange(0, 2, 2), ValuedRange(2, 3, 7)), 0, 5, LogBounds(0, 40, 7), None,
             Committed(4, '{"n": 1}'), 3,
         ),
         TWO: PlannedPartition("Zq1", OffsetRange(9, 9), (), 9, 9, LogBounds(2, 9), "nothing new", Committed(0, "")),
@@ -243,9 +243,9 @@ def test_a_plan_reads_back_as_it_was_stored(store: LedgerStore) -> None:
 
 def test_a_settlement_reads_back_as_it_was_stored(store: LedgerStore) -> None:
     pending = (
-        Run(0, 2, Pending(PendingKind.RETRY, 3, NOON + timedelta(microseconds=1), "ValueError")),
-        Run(5, 6, Pending(PendingKind.DEAD_LETTER, 4, None, None)),
-        Run(8, 9, Pending(PendingKind.RETRY, 1, datetime.max.replace(tzinfo=UTC), None)),
+        ValuedRange(0, 2, Pending(PendingKind.RETRY, 3, NOON + timedelta(microseconds=1), "ValueError")),
+        ValuedRange(5, 6, Pending(PendingKind.DEAD_LETTER, 4, None, None)),
+        ValuedRange(8, 9, Pending(PendingKind.RETRY, 1, datetime.max.replace(tzinfo=UTC), None)),
     )
     partitions = {
         AT: SettledPartition(
@@ -267,9 +267,9 @@ def test_the_partition_column_of_all_that_a_plan_brings_about_is_the_plans_day(s
         Settlement(turn(1), TurnKind.RUN, "r", NOON + timedelta(days=1), settlement(1).partitions), late
     )
     for table in (store.plans, store.outcomes, store.settlements):
-        assert set(table.read("turn = 1")["plan_date"].to_pylist()) == {date(2026, 3, 1)}
+        assert set(table.read({"turn": 1})["plan_date"].to_pylist()) == {date(2026, 3, 1)}
 
 
 def test_settlements_of_a_version_that_kept_no_figures_are_read() -> None:
     rows = settlement_rows(settlement(1), NOON.date())
-    assert settlement_of(rows.drop_columns(["figures", "totals"])) == settlement(1)
+    assert settlement_from_rows(rows.drop_columns(["figures", "totals"])) == settlement(1)

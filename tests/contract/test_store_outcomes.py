@@ -14,8 +14,8 @@ from ackline.audit.store import LedgerStore
 from ackline.audit.table import CHECKPOINT_EVERY, AuditTable
 from ackline.errors import FatalError
 from ackline.ledger import OutcomeRow, PartitionState, Pending, PendingKind
-from ackline.metrics import Report
-from ackline.offsets import Run, TopicPartition
+from ackline.metrics import TurnReport
+from ackline.offsets import TopicPartition, ValuedRange
 from ackline.outcome import Outcome
 from ackline.turns import SettledPartition, Settlement, TurnKind
 from tests.contract.lane_rows import AT, NOON, TWO, plan, settlement, turn, written
@@ -155,7 +155,9 @@ def test_fault_33_compaction_while_outcomes_are_read_counts_nothing_twice(root: 
 
 def test_a_hundred_thousand_pending_offsets_are_stored_and_read_in_seconds(store: LedgerStore) -> None:
     pending = tuple(
-        Run(offset * 2, offset * 2 + 1, Pending(PendingKind.RETRY, 1, NOON + timedelta(seconds=offset), "ValueError"))
+        ValuedRange(
+            offset * 2, offset * 2 + 1, Pending(PendingKind.RETRY, 1, NOON + timedelta(seconds=offset), "ValueError")
+        )
         for offset in range(100_000)
     )
     whole = Settlement(
@@ -202,10 +204,10 @@ def test_the_ledger_id_is_the_settlements_tables_own_and_stays(root: str, store:
 
 def test_a_report_is_found_behind_the_commits_of_others(root: str, store: LedgerStore) -> None:
     """The table is shared: other pipelines commit between a turn's outcomes and its settlement."""
-    store.store_outcomes(turn(1), [], Report({AT: {"acked": 1}}))
+    store.store_outcomes(turn(1), [], TurnReport({AT: {"acked": 1}}))
     other = LedgerStore(root, "payments", "live")
     for n in range(1, 20):
-        other.store_outcomes(turn(n, pipeline="payments"), [], Report({AT: {"acked": n}}))
+        other.store_outcomes(turn(n, pipeline="payments"), [], TurnReport({AT: {"acked": n}}))
     found = store.report_of(turn(1))
     assert found is not None
     assert found.counts == {AT: {"acked": 1}}
@@ -215,9 +217,9 @@ def test_a_report_too_far_behind_or_forgotten_by_the_log_is_none_and_no_error(
     store: LedgerStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for n in (1, 2, 3):
-        store.store_outcomes(turn(n), [], Report({AT: {"acked": n}}))
+        store.store_outcomes(turn(n), [], TurnReport({AT: {"acked": n}}))
     with monkeypatch.context() as patched:
-        patched.setattr(audit_table, "_LOOKED_THROUGH", (1, 2))
+        patched.setattr(audit_table, "_HISTORY_LIMITS", (1, 2))
         assert store.report_of(turn(1)) is None
         assert store.report_of(turn(2)) is not None
     log = Path(store.outcomes.uri) / "_delta_log"

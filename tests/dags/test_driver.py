@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 from airflow.sdk.exceptions import AirflowFailException
 
-from ackline.airflow.driver import KAFKA_CONFIG, TASK, status_of, unexpected
-from ackline.airflow.operators import driver_environment, verdict
-from ackline.airflow.watch import ProcessId
+from ackline.airflow.driver import KAFKA_CONFIG, TASK, describe_unexpected, exit_status_of
+from ackline.airflow.operators import airflow_errors, driver_environment
 from ackline.errors import AcklineError, ConfigError, GroupMoved, LedgerError, NoProof, TransientError
 from ackline.local.processes import wait_until
 from ackline.pipeline import load
+from ackline.process_identity import ProcessIdentity
 from ackline.steps.parts import open_parts
 from ackline.steps.plan import plan
 from tests.conftest import MakeTopic
@@ -24,9 +24,10 @@ from tests.dags.project import CANARY, ROOT, Project, produce
 
 WATCHING = """
 import subprocess, sys, time
-from ackline.airflow.watch import ProcessId, end_with
+from ackline.airflow.watch import end_with_task
+from ackline.process_identity import ProcessIdentity
 task = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
-end_with(ProcessId.of(task.pid))
+end_with_task(ProcessIdentity.of(task.pid))
 print(task.pid, flush=True)
 time.sleep(600)
 """
@@ -51,15 +52,15 @@ def run_driver(project: Project, pipeline: str, connection: str | None) -> "subp
 )
 def test_the_exit_status_tells_what_may_be_tried_again(error: AcklineError, status: int) -> None:
     """1 is tried again; 2 is the user's to mend, 3 needs somebody to look."""
-    assert status_of(error) == status
+    assert exit_status_of(error) == status
 
 
 def test_airflow_tries_again_only_what_is_transient() -> None:
     """For the steps inside the task; the driver's exit status says the same of replay."""
-    with pytest.raises(TransientError), verdict():
+    with pytest.raises(TransientError), airflow_errors():
         raise TransientError("away")
     for error in (ConfigError("wrong"), NoProof("no")):
-        with pytest.raises(AirflowFailException), verdict():
+        with pytest.raises(AirflowFailException), airflow_errors():
             raise error
 
 
@@ -69,7 +70,7 @@ def test_an_error_that_is_not_ours_is_told_without_its_text() -> None:
     try:
         raise ValueError(payload)
     except ValueError as error:
-        told = unexpected(error)
+        told = describe_unexpected(error)
 
     assert told.endswith("ackline: unexpected builtins.ValueError")
     assert CANARY not in told
@@ -120,7 +121,7 @@ def test_the_driver_has_nothing_of_airflows_environment(monkeypatch: pytest.Monk
     assert CANARY not in environment.values()
     assert environment["AWS_REGION"] == "eu-central-1"
     assert environment[KAFKA_CONFIG] == '{"bootstrap.servers": "b:1"}'
-    assert ProcessId.decode(environment[TASK]) == ProcessId.of(os.getpid())
+    assert ProcessIdentity.decode(environment[TASK]) == ProcessIdentity.of(os.getpid())
 
 
 @pytest.mark.parametrize("gone", ["task", "parent"])
@@ -133,7 +134,7 @@ def test_the_driver_ends_when_its_task_or_its_parent_is_gone(tmp_path: Path, gon
         ["bash", "-c", f"'{sys.executable}' '{script}' & echo $!; wait"], stdout=subprocess.PIPE, text=True
     )
     assert jvm.stdout is not None
-    driver, task = (ProcessId.of(int(jvm.stdout.readline())) for _ in range(2))
+    driver, task = (ProcessIdentity.of(int(jvm.stdout.readline())) for _ in range(2))
     assert driver is not None
     assert task is not None
     try:
@@ -146,6 +147,6 @@ def test_the_driver_ends_when_its_task_or_its_parent_is_gone(tmp_path: Path, gon
                 os.kill(process.pid, signal.SIGKILL)
 
 
-def ended(process: ProcessId, seconds: float = 20) -> bool:
+def ended(process: ProcessIdentity, seconds: float = 20) -> bool:
     """Whether the process is gone within this time."""
     return wait_until(lambda: not process.alive(), seconds)

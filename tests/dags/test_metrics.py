@@ -18,7 +18,7 @@ from airflow.sdk.observability.metrics import stats_utils
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 
 from ackline.airflow import operators
-from ackline.airflow.gauges import COUNTED, publish
+from ackline.airflow.gauges import COUNTED, publish_metrics
 from ackline.errors import GroupBusy
 from ackline.offsets import TopicPartition
 from ackline.pipeline import Pipeline
@@ -242,7 +242,7 @@ def turn(world: World, topic: str = "orders") -> None:
     plan(parts_of(world, topic))
     replay(parts_of(world, topic), no_session)
     parts = parts_of(world, topic)
-    publish(parts, settle(parts).stored)
+    publish_metrics(parts, settle(parts).stored)
 
 
 def test_names_and_tags_are_these(world: World, sent: Sent) -> None:
@@ -263,7 +263,7 @@ def test_counts_are_added_once_however_often_and_by_whomever_a_turn_is_settled(w
     replay(parts_of(world), no_session)
     for _ in range(3):
         parts = parts_of(world)
-        publish(parts, settle(parts).stored)
+        publish_metrics(parts, settle(parts).stored)
     assert sent.sums("incr")["ackline.partition.acked"] == sent.sums("incr")["ackline.topic.acked"] == 2
     assert len([name for _, name, _, _ in sent if name == "ackline.topic.floor"]) == 3, "gauges always"
     world.now += timedelta(minutes=1)

@@ -8,10 +8,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from ackline.airflow.watch import ProcessId
-from ackline.local.airflow_stack import AirflowStack
+from ackline.local.airflow_servers import LocalAirflow
 from ackline.local.broker import Broker
 from ackline.local.processes import wait_until
+from ackline.process_identity import ProcessIdentity
 from tests.conftest import MakeTopic
 from tests.dags.project import CANARY, ROOT, SLOW_HANDLER, SOON, Project, drivers, produce
 
@@ -29,9 +29,9 @@ def scheduled(broker: Broker, tmp_path_factory: pytest.TempPathFactory) -> Proje
 
 
 @pytest.fixture(scope="module")
-def airflow(scheduled: Project, tmp_path_factory: pytest.TempPathFactory) -> Iterator[AirflowStack]:
+def airflow(scheduled: Project, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalAirflow]:
     """A real Airflow on the project's dags/ and plugins/."""
-    stack = AirflowStack(
+    stack = LocalAirflow(
         tmp_path_factory.mktemp("airflow-stack"),
         dags_folder=ROOT / "dags",
         plugins_folder=ROOT / "plugins",
@@ -42,7 +42,7 @@ def airflow(scheduled: Project, tmp_path_factory: pytest.TempPathFactory) -> Ite
 
 
 def test_the_scheduler_runs_a_pipeline_beside_a_broken_one_which_it_names(
-    scheduled: Project, airflow: AirflowStack, topic: MakeTopic, name: Callable[[], str]
+    scheduled: Project, airflow: LocalAirflow, topic: MakeTopic, name: Callable[[], str]
 ) -> None:
     """The whole way: plan, spark-submit, settle, commit; the broken file is an import error with file and key."""
     pipeline, source = name(), topic()
@@ -65,7 +65,7 @@ def test_the_scheduler_runs_a_pipeline_beside_a_broken_one_which_it_names(
     _cleared(scheduled, airflow, pipeline, source, run)
 
 
-def _cleared(scheduled: Project, airflow: AirflowStack, pipeline: str, source: str, run: str) -> None:
+def _cleared(scheduled: Project, airflow: LocalAirflow, pipeline: str, source: str, run: str) -> None:
     """S53, fault 35: a run that is cleared by hand takes a turn of its own, and repeats nothing that was acked."""
     dag = f"replay__{pipeline}"
     airflow.clear(dag, run)
@@ -79,7 +79,7 @@ def _cleared(scheduled: Project, airflow: AirflowStack, pipeline: str, source: s
 
 @pytest.mark.parametrize("how", ["its process is killed", "a user marks it as failed"])
 def test_a_replay_task_that_is_killed_leaves_no_spark_behind(
-    scheduled: Project, airflow: AirflowStack, topic: MakeTopic, name: Callable[[], str], how: str
+    scheduled: Project, airflow: LocalAirflow, topic: MakeTopic, name: Callable[[], str], how: str
 ) -> None:
     """Neither the JVM nor the Python driver in it nor its workers; nothing is stored or committed."""
     pipeline, source = name(), topic()
@@ -104,14 +104,14 @@ def test_a_replay_task_that_is_killed_leaves_no_spark_behind(
     assert (scheduled.outcomes(pipeline), scheduled.committed(pipeline, source)) == ([], None)
 
 
-def _spark(pipeline: str) -> list[ProcessId]:
+def _spark(pipeline: str) -> list[ProcessIdentity]:
     """The JVM, the driver and every process below them."""
     pids = {
         pid
         for one in drivers(pipeline)
         for pid in [one, *(c.pid for c in psutil.Process(one).children(recursive=True))]
     }
-    return [process for pid in pids if (process := ProcessId.of(pid))]
+    return [process for pid in pids if (process := ProcessIdentity.of(pid))]
 
 
 def _task_of(pipeline: str) -> int:

@@ -31,8 +31,9 @@ from ackline.steps import replay as replay_step
 from ackline.steps import run as run_step
 from ackline.steps import settle as settle_step
 from ackline.steps.parts import Parts, open_parts
-from ackline.testing import checker, journal
+from ackline.testing import journal
 from ackline.turns import Plan, SettledPartition, Settlement
+from ackline.verify.check import Sources, check
 from tests.e2e import wire
 
 ROOT = Path(__file__).parents[2]
@@ -130,7 +131,7 @@ class Lab:
             self.pipeline, run_id=run_id or f"test-{uuid.uuid4().hex[:6]}", actor="test", now=self.now, audit=self.audit
         )
 
-    def run(self) -> run_step.Ran:
+    def run(self) -> run_step.RunResult:
         """One run, in this process."""
         with self.parts() as parts:
             return run_step.run(parts, self.spark)
@@ -147,7 +148,7 @@ class Lab:
         with self.parts() as parts:
             return replay_step.replay(parts, self.spark)
 
-    def settle(self) -> commit_step.Settled:
+    def settle(self) -> commit_step.CommitResult:
         """The step settle, by itself."""
         with self.parts() as parts:
             return settle_step.settle(parts)
@@ -265,7 +266,7 @@ class Lab:
         retry = self.pipeline.retry
         mine = self.folder / "journal"
         mine.write_text("".join(f"{c.topic}\t{c.partition}\t{c.offset}\t{c.attempt}\t{c.pid}\n" for c in self.calls()))
-        report = checker.check(
+        sources = Sources(
             self.broker.bootstrap,
             self.audit,
             self.name,
@@ -274,11 +275,10 @@ class Lab:
             dead_letter_topic=None if self.settings["dead_letter"] == "none" else self.dead,
             isolation=self.pipeline.kafka.isolation,
             journal=str(mine) if self.journalled else None,
-            # The checker knows one number of retries only.
-            max_retries=None if retry.by_error or retry.class_ else retry.max_retries,
-            settled=settled,
         )
-        return report.violations
+        # The checker judges by a single limit of retries; a policy by error class or a class of its own has none.
+        max_retries = None if retry.by_error or retry.class_ else retry.max_retries
+        return check(sources, max_retries=max_retries, settled=settled).violations
 
     def judge(self, settled: bool = False) -> None:
         """Fail where an invariant does not hold. `settled`: nothing may be left to do either."""

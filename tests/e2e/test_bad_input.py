@@ -58,11 +58,11 @@ FILES = [
     ("wrong type", "max_rate: fast\n", "max_rate: Input should be a valid integer"),
     ("no rate", "max_rate: 0\n", "max_rate: Input should be greater than or equal to 1"),
     ("no policy", "on_expired: skip\n", "on_expired: Input should be 'record' or 'fail', not 'skip'"),
-    ("unsafe", "retry: {class: 'a:B', max_retries: 3}\n", "retry: `class` decides alone; take out max_retries"),
+    ("unsafe", "retry: {class: 'a:B', max_retries: 3}\n", "retry: `class` replaces all other keys; remove max_retries"),
     ("no zone", "start: timestamp\nstart_timestamp: 2026-01-31T12:00:00\n", "2026-01-31T12:00:00 has no time zone"),
-    ("no time", "start: timestamp\nstart_timestamp: noon\n", "start_timestamp: 'noon' is no time"),
+    ("no time", "start: timestamp\nstart_timestamp: noon\n", "start_timestamp: 'noon' is not a time"),
     ("no calendar", "start: timestamp\nstart_timestamp: 9999-12-31T23:59:59-12:00\n", "start_timestamp: "),
-    ("a key twice", "name: again\n", "name: the key is there twice"),
+    ("a key twice", "name: again\n", "name: this key appears twice"),
     ("tab", "\tx: 1\n", "not YAML"),
     ("NUL", "x: \0\n", "not YAML"),
     ("laughs", "a: &a [x]\n" + "".join(f"{n}: &{n} [*{p}, *{p}]\n" for p, n in ("ab", "bc", "cd")), "a: unknown key"),
@@ -95,13 +95,13 @@ def test_a_file_that_is_no_pipeline_file(lab: MakeLab, refused: Refused, content
 
 
 KAFKA = [
-    ("blank group", {"group_id": " "}, "kafka.group_id: no group name"),
-    ("group cut at a NUL", {"group_id": "orders\0replay"}, "kafka.group_id: no group name"),
+    ("blank group", {"group_id": " "}, "kafka.group_id: not a group name"),
+    ("group cut at a NUL", {"group_id": "orders\0replay"}, "kafka.group_id: not a group name"),
     ("no group", {"group_id": ""}, "kafka.group_id: String should have at least 1 character"),
     ("long group", {"group_id": "g" * 256}, "kafka.group_id: String should have at most 255"),
-    ("no topic", {"topics": [""]}, "kafka.topics.0: '' is no topic name"),
-    ("long topic", {"topics": ["x" * 250]}, "is no topic name: Kafka takes 1 to 249"),
-    ("topic", {"topics": ["a/b"]}, "kafka.topics.0: 'a/b' is no topic name"),
+    ("no topic", {"topics": [""]}, "kafka.topics.0: '' is not a topic name"),
+    ("long topic", {"topics": ["x" * 250]}, "is not a topic name; write 1 to 249"),
+    ("topic", {"topics": ["a/b"]}, "kafka.topics.0: 'a/b' is not a topic name"),
     ("partition", {"partitions": {"orders": [-1]}}, "kafka.partitions.orders.0"),
     ("large partition", {"partitions": {"orders": [2**31]}}, "kafka.partitions.orders.0"),
     ("partition twice", {"partitions": {"orders": [0, 0]}}, "a partition of orders is named twice"),
@@ -204,9 +204,9 @@ def test_questions_to_the_audit_that_make_no_sense(lab: MakeLab, refused: Refuse
 
 @pytest.mark.parametrize(
     ("now", "said"),
-    [("2026-01-31T12:00:00", "has no time zone"), ("yesterday", "'yesterday' is no time"), ("", "'' is no time"),
-     ("2026-13-01T00:00:00Z", "month must be in 1..12"), ("9999-12-31T23:59:59-12:00", "is no time"),
-     ("0001-01-01T00:00:00+14:00", "is no time")],
+    [("2026-01-31T12:00:00", "has no time zone"), ("yesterday", "'yesterday' is not a time"), ("", "'' is not a time"),
+     ("2026-13-01T00:00:00Z", "month must be in 1..12"), ("9999-12-31T23:59:59-12:00", "is not a time"),
+     ("0001-01-01T00:00:00+14:00", "is not a time")],
 )  # fmt: skip
 def test_times_that_are_none_or_have_no_zone(lab: MakeLab, refused: Refused, now: str, said: str) -> None:
     one = lab(create=False)

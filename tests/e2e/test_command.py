@@ -166,7 +166,7 @@ def test_a_run_that_fails_exits_1_and_says_why(lab: MakeLab) -> None:
     one = lab()
     one.run()
     one.commit(0, "somebody's")
-    assert "somebody moved the group" in refused(one, 1, "run", one.name)
+    assert "another client moved the group" in refused(one, 1, "run", one.name)
     one.define(kafka={**one.settings["kafka"], "bootstrap_servers": "127.0.0.1:1"})
     assert "127.0.0.1:1" in refused(one, 1, "status", one.name)
 

@@ -109,7 +109,7 @@ def _sleeps_through(one: Lab) -> None:
     plan = one.plan()
     with one.parts("late") as late:
         before = late.store.newest()
-        result = replay._run(late, plan, one.spark, None)
+        result = replay._run_spark_job(late, plan, one.spark, None)
         one.run()
         one.run()
         one.records(1)

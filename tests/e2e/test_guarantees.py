@@ -27,13 +27,13 @@ def test_s50_at_most_once_the_group_has_moved_before_the_first_call(
     one = lab(guarantee="at_most_once", max_uncommitted=1)  # S51: it does not look at the window
     one.records(3, fails([1], -1))
     before: list[int | None] = []
-    real = replaying._run
+    real = replaying._run_spark_job
 
     def spied(*given: Any) -> Any:
         before.append(one.committed())
         return real(*given)
 
-    monkeypatch.setattr(replaying, "_run", spied)
+    monkeypatch.setattr(replaying, "_run_spark_job", spied)
     one.run()
     assert before[0] == 3
     assert one.rows() == sorted([*all_of("acked", [0, 2]), Row(1, 1, "dropped")])
@@ -49,7 +49,7 @@ def test_s50_what_was_handed_out_and_never_reported_is_lost_and_never_repeated(l
         newest = parts.store.newest()
         assert newest is not None
         claiming.claim(parts, plan, newest)
-        assert claiming.start(parts, plan)
+        assert claiming.take_start_marker(parts, plan)
     with pytest.raises(TransientError, match="handed out by another process"):
         one.run()
     one.wait(timedelta(minutes=10).total_seconds())

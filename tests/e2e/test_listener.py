@@ -1,4 +1,4 @@
-"""A listener is told, in batches, what is durable, and can't break a run."""
+"""A listener gets what is durable, in batches, and cannot break a run."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -9,23 +9,23 @@ from ackline.listener import Listener
 from tests.e2e.fixtures import MakeLab
 
 EVENTS = ["open", "planned", "handled", "acked", "retry", "dead", "expired", "partitions_changed", "committed", "close"]
-heard: list[tuple[str, tuple[Any, ...]]] = []
+events: list[tuple[str, tuple[Any, ...]]] = []
 
 
-def _hears(event: str) -> Any:
-    return lambda self, *said: heard.append((event, said))
+def _keeps(event: str) -> Any:
+    return lambda self, *details: events.append((event, details))
 
 
-class Hears(Listener):
-    """Writes everything down."""
+class Keeps(Listener):
+    """Keeps each event."""
 
 
 for _event in EVENTS:
-    setattr(Hears, f"on_{_event}", _hears(_event))
+    setattr(Keeps, f"on_{_event}", _keeps(_event))
 
 
 class Raises(Listener):
-    """Breaks at everything."""
+    """Raises an exception at one event, and exits at another."""
 
     def on_planned(self, *_: object) -> None:
         raise RuntimeError("a listener's own trouble")
@@ -35,26 +35,28 @@ class Raises(Listener):
 
 
 @pytest.fixture(autouse=True)
-def _silence() -> Iterator[None]:
-    heard.clear()
+def _no_events() -> Iterator[None]:
+    events.clear()
     yield
-    heard.clear()
+    events.clear()
 
 
-def test_a_listener_hears_what_is_durable_in_its_order(lab: MakeLab) -> None:
+def test_a_listener_gets_what_is_durable_in_its_order(lab: MakeLab) -> None:
     one = lab(
-        listener="tests.e2e.test_listener:Hears",
+        listener="tests.e2e.test_listener:Keeps",
         retry={"max_retries": 0, "by_error": {"ValueError": {"max_retries": 1}}},
     )
     one.records(4, {1: {"fail": 1}, 2: b"{not json"})
     one.run()
-    assert [event for event, _ in heard] == [
+    assert [event for event, _ in events] == [
         *["open", "partitions_changed", "planned", "handled", "acked", "retry", "dead", "committed", "close"]
     ]
-    said = {event: [list(one.values()) for one in values if isinstance(one, dict)] for event, values in heard}
-    assert said["acked"] == [[2]]
-    assert said["retry"] == [[[1]]]
-    assert said["dead"] == [[[2]]]
+    counts = {
+        event: [list(detail.values()) for detail in details if isinstance(detail, dict)] for event, details in events
+    }
+    assert counts["acked"] == [[2]]
+    assert counts["retry"] == [[[1]]]
+    assert counts["dead"] == [[[2]]]
 
 
 def test_a_listener_that_raises_does_not_break_the_run(lab: MakeLab) -> None:

@@ -116,4 +116,4 @@ def test_i13_the_registrys_password_shows_nowhere(lab: MakeLab, stub: StubRegist
     env = {"AIRFLOW_CONN_SHOP": json.dumps({"conn_type": "kafka", "extra": {**extra, "schema.registry.url": stub.url}})}
     refused = one.command("run", one.name, env=env)
     assert refused.returncode == 2
-    assert "refuses us (HTTP 401)" in refused.stderr.replace("\n", " ")
+    assert "refuses the login (HTTP 401)" in refused.stderr.replace("\n", " ")

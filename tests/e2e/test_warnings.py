@@ -7,7 +7,7 @@ import pytest
 from ackline.cli.doctor import examine
 from ackline.errors import FatalError
 from ackline.kafka.cluster import Cluster
-from ackline.steps.topic_warnings import warnings
+from ackline.steps.topic_warnings import run_warnings
 from tests.e2e.fixtures import MakeLab
 
 OVERTAKEN = "retry: a record may wait 30 m for its last attempt, and the topic {} keeps it for 10 m (retention.ms)"
@@ -47,15 +47,15 @@ def test_a_broker_that_does_not_tell_topics_settings_breaks_no_run_and_doctor_sa
     lab: MakeLab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: object) -> None:
-        raise FatalError("asking for the settings of topic x: TOPIC_AUTHORIZATION_FAILED")
+        raise FatalError("reading the settings of topic x: TOPIC_AUTHORIZATION_FAILED")
 
     one = lab(guarantee="no_guarantee", topic_config={"retention.ms": "1"})
     monkeypatch.setattr(Cluster, "policies", refuse)
     with one.parts() as parts:
-        [said] = warnings(parts, [one.topic])
+        [said] = run_warnings(parts, [one.topic])
     assert said.startswith("dead_letter.topic: under `guarantee: no_guarantee`")
     for name, value in one.environment.items():
         monkeypatch.setenv(name, value)
     found = [entry for entry in examine(one.name) if entry.name == "settings"]
     assert all(entry.ok for entry in found)
-    assert any("not known: asking for the settings of topic x: TOPIC_AUTH" in entry.detail for entry in found)
+    assert any("not known: reading the settings of topic x: TOPIC_AUTH" in entry.detail for entry in found)

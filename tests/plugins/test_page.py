@@ -12,7 +12,7 @@ from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from ackline.audit.queries import AuditFilter
-from ackline.local.airflow_stack import AirflowStack
+from ackline.local.airflow_servers import LocalAirflow
 from ackline.local.broker import Broker
 from ackline.pipeline import load
 from ackline.steps.parts import open_parts
@@ -35,10 +35,10 @@ def project(broker: Broker, tmp_path_factory: pytest.TempPathFactory) -> Project
 
 
 @pytest.fixture(scope="module")
-def airflow(project: Project, tmp_path_factory: pytest.TempPathFactory) -> Iterator[AirflowStack]:
+def airflow(project: Project, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalAirflow]:
     """A real Airflow with the project's plugins."""
     home = tmp_path_factory.mktemp("airflow-page")
-    with AirflowStack(
+    with LocalAirflow(
         home, dags_folder=ROOT / "dags", plugins_folder=ROOT / "plugins", env={**project.environment, **SOON}
     ) as stack:
         yield stack
@@ -47,7 +47,7 @@ def airflow(project: Project, tmp_path_factory: pytest.TempPathFactory) -> Itera
 UI = Path(pages.__file__).parent
 
 
-def get(airflow: AirflowStack, path: str, token: str | None = None, method: str = "GET") -> tuple[int, str]:
+def get(airflow: LocalAirflow, path: str, token: str | None = None, method: str = "GET") -> tuple[int, str]:
     """Status and body of one request."""
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     request = urllib.request.Request(airflow.url + path, headers=headers, method=method)
@@ -59,7 +59,7 @@ def get(airflow: AirflowStack, path: str, token: str | None = None, method: str 
         return error.code, error.read().decode()
 
 
-def test_nobody_sees_a_page_without_a_login(airflow: AirflowStack) -> None:
+def test_nobody_sees_a_page_without_a_login(airflow: LocalAirflow) -> None:
     """Airflow serves a plugin's routes to anybody, unless they ask for themselves."""
     pages_there_are = re.findall(
         r'^@app\.(?!middleware|exception)\w+\("([^"]*)', (UI / "app.py").read_text(), re.MULTILINE
@@ -73,7 +73,7 @@ def test_nobody_sees_a_page_without_a_login(airflow: AirflowStack) -> None:
 
 
 def test_the_page_shows_where_a_pipeline_stands_and_what_became_of_a_record(
-    airflow: AirflowStack, project: Project, topic: MakeTopic
+    airflow: LocalAirflow, project: Project, topic: MakeTopic
 ) -> None:
     """Retention takes records 0 to 2 before they are read: expired, as the page says; nothing can be changed."""
     source = topic()
@@ -107,7 +107,7 @@ def _no_spark() -> "SparkSession":
 
 
 def test_a_task_links_to_the_page_of_its_pipeline(
-    airflow: AirflowStack, project: Project, topic: MakeTopic, name: Callable[[], str]
+    airflow: LocalAirflow, project: Project, topic: MakeTopic, name: Callable[[], str]
 ) -> None:
     """A button on each of the three tasks."""
     pipeline = name()
@@ -125,7 +125,7 @@ def test_a_task_links_to_the_page_of_its_pipeline(
 def test_what_comes_from_outside_is_shown_as_text() -> None:
     """An exception's class or a run's id may be anything."""
     hostile = "<script>alert(1)</script>\"'"
-    row = dict.fromkeys(pages.AUDIT, hostile)
+    row = dict.fromkeys(pages.AUDIT_COLUMNS, hostile)
     page = pages.pipeline(Lane(hostile, None), [], AuditFilter(topic=hostile, partition=0), [row])
 
     assert "<script>" not in page

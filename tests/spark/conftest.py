@@ -1,4 +1,4 @@
-"""One Spark session for the tests here, and a bench that runs jobs over topics and reads back what they stored."""
+"""One Spark session for the tests here, and a lab that runs jobs over topics and reads the outcomes that they store."""
 
 import os
 from collections.abc import Iterator
@@ -11,10 +11,10 @@ from pyspark.sql import SparkSession
 from ackline.local.broker import Broker
 from ackline.spark.session import open_session
 from ackline.testing import journal
-from tests.spark.bench import Bench
+from tests.spark.lab import Lab
 
-# Python workers take their environment from the process that starts them, and live longer than a test: one journal,
-# whose calls are told apart by topic.
+# Spark's Python workers get their environment when they start, and live longer than a test. So all tests share one
+# journal, and each finds its calls there by its topic.
 _folder = TemporaryDirectory(prefix="ackline-journal-")
 _journal = str(Path(_folder.name) / "journal")
 
@@ -29,7 +29,7 @@ def spark() -> Iterator[SparkSession]:
 
 
 @pytest.fixture
-def bench(spark: SparkSession, broker: Broker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
-    """Runs jobs and commits their files to an outcomes table of this test alone."""
+def lab(spark: SparkSession, broker: Broker, tmp_path: Path) -> Lab:
+    """Runs jobs, and commits their files to an outcomes table of this test alone."""
     spark.sparkContext.environment[journal.JOURNAL] = _journal
-    return Bench(spark, broker, tmp_path / "audit", Path(_journal))
+    return Lab(spark, broker, tmp_path / "audit", Path(_journal))

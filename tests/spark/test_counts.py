@@ -1,6 +1,5 @@
-"""What tasks say beside their files: how long they waited for records, and counts where no rows are kept."""
+"""What tasks report beside their files: how long they waited for records, and counts if no rows are kept."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,28 +8,28 @@ from ackline.offsets import TopicPartition
 from ackline.outcome import Outcome
 from tests.conftest import MakeTopic
 from tests.contract.kafka_log import put
-from tests.spark.bench import Bench
+from tests.spark.lab import Lab
 
 
 @pytest.mark.parametrize("handler", ["by_word", "arrow_words", "column_words"])
 def test_waits_are_counted_of_each_partition_and_rows_may_be_counted_only(
-    bench: Bench, topic: MakeTopic, handler: str
+    lab: Lab, topic: MakeTopic, handler: str
 ) -> None:
-    """The same in each tier: fresh records of two partitions, and retries of a third."""
+    """Fresh records of two partitions, and retries of a third, in each tier."""
     name = topic(3)
-    one, two, three = (TopicPartition(name, partition) for partition in range(3))
-    for tp in (one, two, three):
-        put(bench.broker, name, [(None, b"acked"), (None, None), (None, b"acked")], tp.partition)
-    given = (handler, {one: (0, 3), two: (0, 3)}, {three: {0: 2, 2: 2}})
-    kept = bench.run(bench.job(*given))
-    assert kept.fetches.keys() == {one, two, three}
-    for waits in kept.fetches.values():
+    first, second, third = tps = [TopicPartition(name, partition) for partition in range(3)]
+    for tp in tps:
+        put(lab.broker, name, [(None, b"acked"), (None, None), (None, b"acked")], tp.partition)
+    given = (handler, {first: (0, 3), second: (0, 3)}, {third: {0: 2, 2: 2}})
+    recorded = lab.run(lab.job(*given))
+    assert recorded.fetches.keys() == set(tps)
+    for waits in recorded.fetches.values():
         assert waits.count >= 1
         assert 0 < waits.longest <= waits.seconds < 60
-    before = set(Path(bench.table.uri).rglob("*.parquet"))
-    counted = bench.run(replace(bench.job(*given), record_outcomes=False))
+    before = set(Path(lab.table.uri).rglob("*.parquet"))
+    counted = lab.run(lab.job(*given, record_outcomes=False))
     assert counted.files == ()
-    assert set(Path(bench.table.uri).rglob("*.parquet")) == before
-    assert (counted.counts, counted.calls) == (kept.counts, kept.calls)
-    word = {Outcome.ACKED: 2, Outcome.SKIPPED: 1}
-    assert counted.counts == {one: word, two: word, three: {Outcome.ACKED: 2}}
+    assert set(Path(lab.table.uri).rglob("*.parquet")) == before
+    assert (counted.counts, counted.calls) == (recorded.counts, recorded.calls)
+    fresh = {Outcome.ACKED: 2, Outcome.SKIPPED: 1}
+    assert counted.counts == {first: fresh, second: fresh, third: {Outcome.ACKED: 2}}

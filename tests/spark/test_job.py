@@ -1,4 +1,4 @@
-"""A replay is one action: each record read once, each handler call made once, nothing stored by what failed."""
+"""A replay is one action: it reads each record once, calls the handler once, and stores nothing if it fails."""
 
 import json
 import os
@@ -19,43 +19,45 @@ from ackline.spark.job import run_replay
 from ackline.spark.read import tasks_for
 from tests.conftest import MakeTopic
 from tests.contract.kafka_log import delete_before, fill
-from tests.spark.bench import Bench, stats
+from tests.spark.lab import Lab
 
 JOURNAL = "ackline.testing.journal:handle"
 
 
-def test_the_handler_is_called_once_a_record(bench: Bench, topic: MakeTopic) -> None:
-    """Fault 9: a plan that is evaluated twice would call it twice. S33: every partition, each record once."""
+def one_in_ten_fails(offset: int) -> bytes:
+    return b"fail" if offset % 10 == 3 else b"ok"
+
+
+def test_the_handler_is_called_once_a_record(lab: Lab, topic: MakeTopic) -> None:
+    """Fault 9: a second evaluation of the plan would call it twice. S33: every partition, each record once."""
     name = topic(3)
     for partition in range(3):
-        fill(bench.broker, name, 30_000, partition)
-    places = [TopicPartition(name, partition) for partition in range(3)]
-    job = bench.job(JOURNAL, dict.fromkeys(places[:2], (0, 30000)), {places[2]: dict.fromkeys(range(500), 2)})
-    result = bench.run(job)
-    wanted = {(partition, offset, 1) for partition in range(2) for offset in range(30_000)}
-    calls = bench.calls(name)
-    assert set(calls) == wanted | {(2, offset, 2) for offset in range(500)}
+        fill(lab.broker, name, 30_000, partition)
+    tps = [TopicPartition(name, partition) for partition in range(3)]
+    job = lab.job(JOURNAL, dict.fromkeys(tps[:2], (0, 30000)), {tps[2]: dict.fromkeys(range(500), 2)})
+    result = lab.run(job)
+    fresh = {(partition, offset, 1) for partition in range(2) for offset in range(30_000)}
+    calls = lab.calls(name)
+    assert set(calls) == fresh | {(2, offset, 2) for offset in range(500)}
     assert set(calls.values()) == {1}
     assert result.calls == 60_500
     assert sum(file.rows for file in result.files) == 60_500
 
 
-def test_a_hundred_thousand_retries_are_read(bench: Bench, topic: MakeTopic) -> None:
+def test_a_hundred_thousand_retries_are_read(lab: Lab, topic: MakeTopic) -> None:
     name = topic()
-    fill(bench.broker, name, 200_000)
-    place = TopicPartition(name, 0)
-    job = bench.job("ack", None, {place: dict.fromkeys(range(0, 200_000, 2), 3)})
-    result = bench.run(job)
-    assert result.counts == {place: {Outcome.ACKED: 100_000}}
+    fill(lab.broker, name, 200_000)
+    tp = TopicPartition(name, 0)
+    result = lab.run(lab.job("ack", None, {tp: dict.fromkeys(range(0, 200_000, 2), 3)}))
+    assert result.counts == {tp: {Outcome.ACKED: 100_000}}
     assert result.fetched_for_retries < 400_000
 
 
-def test_a_file_holds_one_outcome_of_one_partition_and_says_so(bench: Bench, topic: MakeTopic) -> None:
+def test_a_file_holds_one_outcome_of_one_partition_and_its_statistics_are_right(lab: Lab, topic: MakeTopic) -> None:
     name = topic(2)
     for partition in range(2):
-        fill(bench.broker, name, 1000, partition, lambda i: b"fail" if i % 10 == 3 else b"ok")
-    job = bench.job("by_word", {TopicPartition(name, partition): (0, 1000) for partition in range(2)})
-    result = bench.run(job)
+        fill(lab.broker, name, 1000, partition, one_in_ten_fails)
+    result = lab.run(lab.job("by_word", {TopicPartition(name, partition): (0, 1000) for partition in range(2)}))
     assert sorted((file.partition, file.outcome, file.rows) for file in result.files) == [
         (0, "acked", 900),
         (0, "failed", 100),
@@ -63,71 +65,59 @@ def test_a_file_holds_one_outcome_of_one_partition_and_says_so(bench: Bench, top
         (1, "failed", 100),
     ]
     for file in result.files:
-        said, path = stats(file), Path(bench.table.uri, file.path)
+        stats, path = json.loads(file.stats), Path(lab.table.uri, file.path)
         rows = pq.ParquetFile(path).read().to_pylist()
         assert path.stat().st_size == file.size
-        assert said["numRecords"] == file.rows == len(rows)
-        for column in said["minValues"].keys() - {"handled_at", "record_timestamp"}:
+        assert stats["numRecords"] == file.rows == len(rows)
+        for column in stats["minValues"].keys() - {"handled_at", "record_timestamp"}:
             values = [row[column] for row in rows]
-            assert (said["minValues"][column], said["maxValues"][column]) == (min(values), max(values))
-        for column, nulls in said["nullCount"].items():
+            assert (stats["minValues"][column], stats["maxValues"][column]) == (min(values), max(values))
+        for column, nulls in stats["nullCount"].items():
             assert nulls == sum(row[column] is None for row in rows)
         low = min(row["handled_at"] for row in rows).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-        assert said["minValues"]["handled_at"] == low
+        assert stats["minValues"]["handled_at"] == low
 
 
-def test_committed_files_are_read_alike_by_delta_and_by_arrow(bench: Bench, topic: MakeTopic) -> None:
+def test_committed_files_are_read_alike_by_delta_by_arrow_and_by_spark(lab: Lab, topic: MakeTopic) -> None:
     name = topic()
-    fill(bench.broker, name, 100, 0, lambda i: b"fail" if i % 10 == 3 else b"ok")
-    job = bench.job("by_word", {TopicPartition(name, 0): (0, 100)})
-    result = bench.run(job)
-    table = DeltaTable(bench.table.uri)
-    whole = table.to_pyarrow_table(filters=[("turn", "=", job.turn)])
+    fill(lab.broker, name, 100, 0, one_in_ten_fails)
+    job = lab.job("by_word", {TopicPartition(name, 0): (0, 100)})
+    result = lab.run(job)
+    table = DeltaTable(lab.table.uri)
+    whole = table.to_pyarrow_table(filters=[("turn", "=", job.target.turn.n)])
     assert sorted(whole["offset"].to_pylist()) == list(range(100))
     failed = table.to_pyarrow_table(filters=[("outcome", "=", "failed")])
     assert sorted(failed["offset"].to_pylist()) == list(range(3, 100, 10))
-    opened = [
-        row for file in result.files for row in pq.ParquetFile(Path(bench.table.uri, file.path)).read().to_pylist()
-    ]
-    names = ["offset", "outcome", "error_class", "error_message", "handled_at", "record_timestamp", "run_id"]
-    key = [[row[name] for name in names] for row in sorted(opened, key=lambda row: row["offset"])]
-    assert [[row[name] for name in names] for row in bench.rows(job)] == key
-    parts = dict(part.split("=") for part in result.files[0].path.split("/")[:2])
-    assert parts == {"pipeline": "orders", "plan_date": "2024-05-06"}
+    paths = [Path(lab.table.uri, file.path) for file in result.files]
+    from_files = [row for path in paths for row in pq.ParquetFile(path).read().to_pylist()]
+    columns = ["offset", "outcome", "error_class", "error_message", "handled_at", "record_timestamp", "run_id"]
+    assert [[row[column] for column in columns] for row in lab.rows(job)] == (
+        [[row[column] for column in columns] for row in sorted(from_files, key=lambda row: row["offset"])]
+    )
+    folders = dict(part.split("=") for part in result.files[0].path.split("/")[:2])
+    assert folders == {"pipeline": "orders", "plan_date": "2024-05-06"}
+    counts = lab.spark.read.parquet(*map(str, paths)).groupBy("outcome").count().collect()
+    assert {row["outcome"]: row["count"] for row in counts} == {"acked": 90, "failed": 10}
 
 
-def test_spark_reads_the_files_too(bench: Bench, topic: MakeTopic) -> None:
+def test_a_range_that_retention_has_deleted_is_an_error(lab: Lab, topic: MakeTopic) -> None:
+    """S41, fault 17: the job never silently starts at a later offset."""
     name = topic()
-    fill(bench.broker, name, 100, 0, lambda i: b"fail" if i % 10 == 3 else b"ok")
-    result = bench.run(bench.job("by_word", {TopicPartition(name, 0): (0, 100)}))
-    paths = [f"{bench.table.uri}/{file.path}" for file in result.files]
-    rows = bench.spark.read.parquet(*paths).groupBy("outcome").count().collect()
-    assert {row["outcome"]: row["count"] for row in rows} == {"acked": 90, "failed": 10}
-
-
-def test_a_range_that_retention_took_is_said(bench: Bench, topic: MakeTopic) -> None:
-    """S41, fault 17: never a silent start further up."""
-    name = topic()
-    fill(bench.broker, name, 50)
-    delete_before(bench.broker, name, 10)
+    fill(lab.broker, name, 50)
+    delete_before(lab.broker, name, 10)
     with pytest.raises(RangeGone):
-        run_replay(bench.spark, bench.job("ack", {TopicPartition(name, 0): (5, 50)}))
+        run_replay(lab.spark, lab.job("ack", {TopicPartition(name, 0): (5, 50)}))
 
 
-def test_offsets_that_never_come_are_an_error(bench: Bench, topic: MakeTopic, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A range beyond the log's end: neither success nor a hang of minutes."""
+def test_offsets_beyond_the_log_end_are_an_error(lab: Lab, topic: MakeTopic, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The job neither succeeds nor hangs for minutes, be the offsets fresh or retries."""
     name = topic()
-    fill(bench.broker, name, 10)
+    fill(lab.broker, name, 10)
     monkeypatch.setattr(read, "POLL_TIMEOUT_MS", 2000)
     with pytest.raises((RangeGone, TransientError)):
-        run_replay(bench.spark, bench.job("ack", {TopicPartition(name, 0): (0, 20)}))
-
-
-def test_a_retry_beyond_the_log_is_the_readers_error(bench: Bench, topic: MakeTopic) -> None:
-    name = topic()
-    fill(bench.broker, name, 10)
+        run_replay(lab.spark, lab.job("ack", {TopicPartition(name, 0): (0, 20)}))
     with pytest.raises(FatalError, match=name):
-        run_replay(bench.spark, bench.job("ack", None, {TopicPartition(name, 0): {10_000: 2}}))
+        run_replay(lab.spark, lab.job("ack", None, {TopicPartition(name, 0): {10_000: 2}}))
 
 
 def test_tasks_are_small_enough_to_watch_and_large_enough_to_pay() -> None:
@@ -144,23 +134,23 @@ def test_tasks_are_small_enough_to_watch_and_large_enough_to_pay() -> None:
 def run_and_die(
     broker: Broker, topic: str, folder: Path, once: bool
 ) -> tuple[subprocess.CompletedProcess[str], list[str]]:
-    """A job over 2,000 records under `local[2,4]` whose worker is killed at offset 700; what it said, and the calls."""
+    """Runs a job over 2,000 records under `local[2,4]`, whose worker is killed at offset 700. Returns its output and
+    the offsets of the handler's calls."""
     fill(broker, topic, 2000)
     script = f"""
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from ackline.offsets import TopicPartition
 from ackline.spark.session import open_session
-from tests.spark.bench import Bench
+from tests.spark.lab import Lab
 
-class Known:
-    bootstrap = {broker.bootstrap!r}
-
-bench = Bench(open_session(), Known(), Path({str(folder / "audit")!r}), Path("none"))
-job = bench.job("dies_once", {{TopicPartition({topic!r}, 0): (0, 2000)}}, once={once})
-result = bench.run(job)
-print(json.dumps({{"rows": bench.outcomes(job), "calls": result.calls}}))
-bench.spark.stop()
+broker = SimpleNamespace(bootstrap={broker.bootstrap!r})
+lab = Lab(open_session(), broker, Path({str(folder / "audit")!r}), Path("none"))
+job = lab.job("dies_once", {{TopicPartition({topic!r}, 0): (0, 2000)}}, once={once})
+result = lab.run(job)
+print(json.dumps({{"rows": lab.outcomes(job), "calls": result.calls}}))
+lab.spark.stop()
 """
     environment = {
         **os.environ,
@@ -175,21 +165,19 @@ bench.spark.stop()
     return done, (folder / "calls").read_text().split()
 
 
-@pytest.mark.slow
 def test_a_task_that_is_done_again_leaves_no_row_twice(broker: Broker, topic: MakeTopic, tmp_path: Path) -> None:
     """Fault 7: a Python worker is killed in the middle of its task (`local[2,4]`)."""
     done, calls = run_and_die(broker, topic(), tmp_path, once=False)
     assert done.returncode == 0, done.stderr[-2000:]
-    found = json.loads(done.stdout.splitlines()[-1])
-    assert found["rows"] == [[offset, "acked", None] for offset in range(2000)]
-    assert found["calls"] == 2000
+    printed = json.loads(done.stdout.splitlines()[-1])
+    assert printed["rows"] == [[offset, "acked", None] for offset in range(2000)]
+    assert printed["calls"] == 2000
     assert len(calls) > 2000
 
 
-@pytest.mark.slow
 def test_s50_a_task_that_may_have_handled_its_records_is_not_done_again(
     broker: Broker, topic: MakeTopic, tmp_path: Path
 ) -> None:
     done, calls = run_and_die(broker, topic(), tmp_path, once=True)
-    assert "it refuses" in done.stderr
+    assert "Spark tried a task again under at_most_once" in done.stderr
     assert len(calls) == len(set(calls))

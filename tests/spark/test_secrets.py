@@ -1,4 +1,4 @@
-"""No secret of the connection and nothing of a payload gets into Spark's settings, plans, event log or output (I13)."""
+"""I13: no secret of the connection and no payload gets into Spark's settings, plans, event log or output."""
 
 import os
 import subprocess
@@ -20,34 +20,34 @@ from ackline.errors import AcklineError
 from ackline.offsets import TopicPartition
 from ackline.spark import job as spark_job
 from ackline.spark.session import open_session
-from tests.spark.bench import Bench
+from tests.spark.lab import Lab
 
 bootstrap, topic, root, secret = sys.argv[1:]
-bench = Bench(open_session(), SimpleNamespace(bootstrap=bootstrap), Path(root), Path("none"))
-place = TopicPartition(topic, 0)
-kept = spark_job._union
+lab = Lab(open_session(), SimpleNamespace(bootstrap=bootstrap), Path(root), Path("none"))
+tp = TopicPartition(topic, 0)
+original = spark_job._union
 
 def union(parts):
-    whole = kept(parts)
+    whole = original(parts)
     whole.explain(extended=True)
     return whole
 
 spark_job._union = union
 for handler in ("by_word", "column_words", "column_raises"):
-    # Any property of the connection takes the way of a password; this one a plain broker does not mind.
-    job = bench.job(handler, {place: (0, 2)}, {place: {2: 2}}, kafka={"client.id": secret})
+    # Every property of the connection goes where a password would go. A broker without a login accepts this one.
+    job = lab.job(handler, {tp: (0, 2)}, {tp: {2: 2}}, kafka={"client.id": secret})
     try:
-        bench.run(job)
-        print(bench.rows(job))
+        lab.run(job)
+        print(lab.rows(job))
     except AcklineError as error:
         print("refused:", type(error).__name__, error)
-print(bench.spark.sparkContext.getConf().getAll())
-bench.spark.stop()
+print(lab.spark.sparkContext.getConf().getAll())
+lab.spark.stop()
 """
 
 
 def test_neither_secret_nor_payload_shows_anywhere(broker: Broker, topic: MakeTopic, tmp_path: Path) -> None:
-    """Canary: searched for in the event log, the plans, the settings, the output of the job, and the table."""
+    """Searches for canaries in the event log, the plans, the settings, the output of the job, and the table."""
     name = topic()
     put(broker, name, [(PAYLOAD.encode(), b"ok"), (None, PAYLOAD.encode()), (PAYLOAD.encode(), b"fail")])
     events = tmp_path / "events"
@@ -76,10 +76,10 @@ def test_neither_secret_nor_payload_shows_anywhere(broker: Broker, topic: MakeTo
     assert any(b"SparkListenerSQLExecutionStart" in log for log in logs)
     files = [path.read_bytes() for path in table.rglob("*") if path.is_file()]
     for canary in (SECRET.encode(), PAYLOAD.encode()):
-        where = {"output": done.stdout, "errors": done.stderr}
-        assert not [name for name, text in where.items() if canary in text.encode()]
+        texts = {"output": done.stdout, "errors": done.stderr}
+        assert not [name for name, text in texts.items() if canary in text.encode()]
         assert not any(canary in file for file in files)
-    # What an expression itself raises with raise_error goes into the event log of whoever has one; nothing else does.
+    # Only a text that an expression itself raises, with raise_error, goes into Spark's event log.
     lines = [line for log in logs for line in log.splitlines() if b"USER_RAISED_EXCEPTION" not in line]
     assert not any(SECRET.encode() in log for log in logs)
     assert not any(PAYLOAD.encode() in line for line in lines)

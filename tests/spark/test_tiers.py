@@ -9,10 +9,10 @@ from ackline.offsets import TopicPartition
 from ackline.outcome import Outcome
 from tests.conftest import MakeTopic
 from tests.contract.kafka_log import put
-from tests.spark.bench import Bench
+from tests.spark.lab import Lab
 
 WORDS = [b"acked", b"failed", b"skipped", b"dead", None, b"nonsense"]
-MEANT = [
+EXPECTED: list[tuple[int, str, str | None]] = [
     (0, "acked", None),
     (1, "failed", None),
     (2, "skipped", "Skip"),
@@ -21,13 +21,13 @@ MEANT = [
 ]
 
 
-def test_a_record_handler_settles_each_record_by_itself(bench: Bench, topic: MakeTopic) -> None:
+def test_a_record_handler_settles_each_record_by_itself(lab: Lab, topic: MakeTopic) -> None:
     name = topic()
     words = [b"ok", b"fail", b"skip", b"dead", b"exit", b"interrupt", b"generator", None, b"ok"]
-    put(bench.broker, name, [(b"customer-1", word) for word in words])
-    job = bench.job("by_word", {TopicPartition(name, 0): (0, 9)})
-    result = bench.run(job)
-    assert bench.outcomes(job) == [
+    put(lab.broker, name, [(b"customer-1", word) for word in words])
+    job = lab.job("by_word", {TopicPartition(name, 0): (0, 9)})
+    result = lab.run(job)
+    assert lab.outcomes(job) == [
         (0, "acked", None),
         (1, "failed", "ValueError"),
         (2, "skipped", "Skip"),
@@ -42,76 +42,74 @@ def test_a_record_handler_settles_each_record_by_itself(bench: Bench, topic: Mak
     assert result.counts == {
         TopicPartition(name, 0): {Outcome.ACKED: 2, Outcome.FAILED: 5, Outcome.SKIPPED: 2},
     }
-    assert not any("customer" in (row["error_message"] or "") for row in bench.rows(job))
+    assert not any("customer" in (row["error_message"] or "") for row in lab.rows(job))
 
 
 @pytest.mark.parametrize("handler", ["arrow_words", "column_words"])
-def test_a_batch_or_an_expression_says_the_outcome_of_each_row(bench: Bench, topic: MakeTopic, handler: str) -> None:
+def test_a_batch_or_an_expression_returns_the_outcome_of_each_row(lab: Lab, topic: MakeTopic, handler: str) -> None:
     name = topic()
-    put(bench.broker, name, [(None, word) for word in WORDS[:5]])
-    job = bench.job(handler, {TopicPartition(name, 0): (0, 5)})
-    result = bench.run(job)
-    assert bench.outcomes(job) == MEANT
+    put(lab.broker, name, [(None, word) for word in WORDS[:5]])
+    job = lab.job(handler, {TopicPartition(name, 0): (0, 5)})
+    result = lab.run(job)
+    assert lab.outcomes(job) == EXPECTED
     assert result.calls == 4
 
 
-def test_a_word_that_is_none_fails_its_row_of_an_expression_and_its_batch_of_arrow(
-    bench: Bench, topic: MakeTopic
-) -> None:
+def test_an_invalid_word_fails_its_row_of_an_expression_and_its_whole_arrow_batch(lab: Lab, topic: MakeTopic) -> None:
     """Fault 13."""
     name = topic()
-    put(bench.broker, name, [(None, word) for word in WORDS])
-    place = TopicPartition(name, 0)
-    column = bench.job("column_words", {place: (0, 6)})
-    bench.run(column)
-    assert bench.outcomes(column) == [*MEANT, (5, "failed", "InvalidOutcome")]
-    arrow = bench.job("arrow_words", {place: (0, 6)})
-    bench.run(arrow)
-    refused: list[tuple[int, str, str | None]] = [(offset, "failed", "InvalidOutcome") for offset in range(6)]
-    refused[4] = MEANT[4]
-    assert bench.outcomes(arrow) == refused
-    short = bench.job("arrow_short", {place: (0, 3)})
-    bench.run(short)
-    assert bench.outcomes(short) == refused[:3]
+    put(lab.broker, name, [(None, word) for word in WORDS])
+    tp = TopicPartition(name, 0)
+    column = lab.job("column_words", {tp: (0, 6)})
+    lab.run(column)
+    assert lab.outcomes(column) == [*EXPECTED, (5, "failed", "InvalidOutcome")]
+    arrow = lab.job("arrow_words", {tp: (0, 6)})
+    lab.run(arrow)
+    invalid: list[tuple[int, str, str | None]] = [(offset, "failed", "InvalidOutcome") for offset in range(6)]
+    invalid[4] = EXPECTED[4]
+    assert lab.outcomes(arrow) == invalid
+    short = lab.job("arrow_short", {tp: (0, 3)})
+    lab.run(short)
+    assert lab.outcomes(short) == invalid[:3]
 
 
-def test_a_bad_cast_fails_its_own_row_only(bench: Bench, topic: MakeTopic) -> None:
+def test_a_bad_cast_fails_its_own_row_only(lab: Lab, topic: MakeTopic) -> None:
     name = topic()
-    put(bench.broker, name, [(None, b"1"), (None, b"one"), (None, b"\xff"), (None, b"2")])
-    job = bench.job("column_numbers", {TopicPartition(name, 0): (0, 4)})
-    bench.run(job)
-    assert [outcome for _, outcome, _ in bench.outcomes(job)] == ["acked", "failed", "failed", "acked"]
+    put(lab.broker, name, [(None, b"1"), (None, b"one"), (None, b"\xff"), (None, b"2")])
+    job = lab.job("column_numbers", {TopicPartition(name, 0): (0, 4)})
+    lab.run(job)
+    assert [outcome for _, outcome, _ in lab.outcomes(job)] == ["acked", "failed", "failed", "acked"]
 
 
 @pytest.mark.parametrize("handler", ["column_explodes", "column_not_a_column"])
-def test_a_column_handler_can_only_add_a_column(bench: Bench, topic: MakeTopic, handler: str) -> None:
+def test_a_column_handler_can_only_add_a_column(lab: Lab, topic: MakeTopic, handler: str) -> None:
     name = topic()
-    put(bench.broker, name, [(None, b"a")])
+    put(lab.broker, name, [(None, b"a")])
     with pytest.raises(ConfigError, match=handler):
-        bench.run(bench.job(handler, {TopicPartition(name, 0): (0, 1)}))
+        lab.run(lab.job(handler, {TopicPartition(name, 0): (0, 1)}))
 
 
 @pytest.mark.parametrize("handler", ["loads", "arrow_words", "column_words"])
-def test_tombstones_are_delivered_on_demand(bench: Bench, topic: MakeTopic, handler: str) -> None:
+def test_tombstones_are_delivered_on_demand(lab: Lab, topic: MakeTopic, handler: str) -> None:
     name = topic()
-    put(bench.broker, name, [(b"k", None)])
-    job = bench.job(handler, {TopicPartition(name, 0): (0, 1)}, deliver_tombstones=True)
-    assert bench.run(job).calls == 1
-    assert bench.outcomes(job)[0][1] == ("acked" if handler == "arrow_words" else "failed")
+    put(lab.broker, name, [(b"k", None)])
+    job = lab.job(handler, {TopicPartition(name, 0): (0, 1)}, deliver_tombstones=True)
+    assert lab.run(job).calls == 1
+    assert lab.outcomes(job)[0][1] == ("acked" if handler == "arrow_words" else "failed")
 
 
 @pytest.mark.parametrize("handler", ["by_word", "arrow_words", "column_words"])
-def test_retries_meet_the_same_handler_with_their_own_attempt(bench: Bench, topic: MakeTopic, handler: str) -> None:
+def test_retries_meet_the_same_handler_with_their_own_attempt(lab: Lab, topic: MakeTopic, handler: str) -> None:
     """S19, S22: fresh ranges and retries of several partitions and topics in one job."""
     first, second = topic(2), topic()
-    fail, good = (b"fail", b"ok") if handler == "by_word" else (b"failed", b"acked")
+    bad, good = (b"fail", b"ok") if handler == "by_word" else (b"failed", b"acked")
     for name, partition in ((first, 0), (first, 1), (second, 0)):
-        put(bench.broker, name, [(None, value) for value in [good, fail, good, fail, good]], partition)
+        put(lab.broker, name, [(None, value) for value in [good, bad, good, bad, good]], partition)
     a, b, c = TopicPartition(first, 0), TopicPartition(first, 1), TopicPartition(second, 0)
-    job = bench.job(handler, {a: (2, 5), c: (0, 5)}, {a: {1: 4}, b: {0: 2, 3: 3, 4: 2}})
-    result = bench.run(job)
-    rows = [(row["topic"], row["partition"], row["offset"], row["attempt"], row["outcome"]) for row in bench.rows(job)]
-    wanted = [
+    job = lab.job(handler, {a: (2, 5), c: (0, 5)}, {a: {1: 4}, b: {0: 2, 3: 3, 4: 2}})
+    result = lab.run(job)
+    rows = [(row["topic"], row["partition"], row["offset"], row["attempt"], row["outcome"]) for row in lab.rows(job)]
+    expected = [
         (first, 0, 1, 4, "failed"),
         (first, 0, 2, 1, "acked"),
         (first, 0, 3, 1, "failed"),
@@ -121,24 +119,24 @@ def test_retries_meet_the_same_handler_with_their_own_attempt(bench: Bench, topi
         (first, 1, 4, 2, "acked"),
         *[(second, 0, offset, 1, "failed" if offset % 2 else "acked") for offset in range(5)],
     ]
-    assert sorted(rows) == sorted(wanted)
+    assert sorted(rows) == sorted(expected)
     assert result.calls == 12
     assert 4 <= result.fetched_for_retries <= 10
 
 
-def test_failures_are_dropped_under_a_guarantee_that_never_retries(bench: Bench, topic: MakeTopic) -> None:
+def test_failures_are_dropped_under_a_guarantee_that_never_retries(lab: Lab, topic: MakeTopic) -> None:
     """S51."""
     name = topic()
-    put(bench.broker, name, [(None, b"ok"), (None, b"fail"), (None, b"skip")])
-    job = bench.job("by_word", {TopicPartition(name, 0): (0, 3)}, on_failure=Outcome.DROPPED)
-    bench.run(job)
-    assert [outcome for _, outcome, _ in bench.outcomes(job)] == ["acked", "dropped", "skipped"]
+    put(lab.broker, name, [(None, b"ok"), (None, b"fail"), (None, b"skip")])
+    job = lab.job("by_word", {TopicPartition(name, 0): (0, 3)}, on_failure=Outcome.DROPPED)
+    lab.run(job)
+    assert [outcome for _, outcome, _ in lab.outcomes(job)] == ["acked", "dropped", "skipped"]
 
 
-def test_a_fixed_clock_is_the_time_of_every_outcome(bench: Bench, topic: MakeTopic) -> None:
+def test_a_fixed_clock_is_the_time_of_every_outcome(lab: Lab, topic: MakeTopic) -> None:
     name = topic()
-    put(bench.broker, name, [(None, b"ok"), (None, b"fail"), (None, None)])
+    put(lab.broker, name, [(None, b"ok"), (None, b"fail"), (None, None)])
     now = datetime(2030, 1, 2, 3, 4, 5, 678000, tzinfo=UTC)
-    job = bench.job("by_word", {TopicPartition(name, 0): (0, 3)}, now=now)
-    bench.run(job)
-    assert {row["handled_at"] for row in bench.rows(job)} == {now}
+    job = lab.job("by_word", {TopicPartition(name, 0): (0, 3)}, now=now)
+    lab.run(job)
+    assert {row["handled_at"] for row in lab.rows(job)} == {now}

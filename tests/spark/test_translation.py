@@ -13,28 +13,28 @@ from ackline.translation import Stream, Translation
 from tests.conftest import MakeTopic
 from tests.contract.kafka_log import put
 from tests.schema_registry import stub_registry
-from tests.spark.bench import Bench
+from tests.spark.lab import Lab
 
-HERE = "tests.spark.translated:{}".format
+PATH = "tests.spark.stream_handlers:{}".format
 
 
-def test_two_topics_and_three_streams_in_one_job(bench: Bench, topic: MakeTopic) -> None:
-    """JSON orders shared out by a filter, and notes as a column of text; a bad record harms none of its neighbours."""
+def test_two_topics_and_three_streams_in_one_job(lab: Lab, topic: MakeTopic) -> None:
+    """A filter splits JSON orders between two handlers; notes are a column of text. A bad record fails alone."""
     orders, notes = topic(), topic()
     good = [(f"key-{n}".encode(), json.dumps({"n": n, "customer": "Alice"}).encode()) for n in range(10)]
-    put(bench.broker, orders, [*good, (b"key-10", b'{"n": 10'), (b"\xff", b'{"n": 11}'), (b"gone", None)])
-    put(bench.broker, notes, [(None, b"note"), (None, b"skip"), (None, b"\xfe"), (None, "süß".encode())])
+    put(lab.broker, orders, [*good, (b"key-10", b'{"n": 10'), (b"\xff", b'{"n": 11}'), (b"gone", None)])
+    put(lab.broker, notes, [(None, b"note"), (None, b"skip"), (None, b"\xfe"), (None, "süß".encode())])
     translation = Translation(
         (
-            Stream("large", HERE("large_order"), HERE("large"), (orders,), None, "utf8", "json"),
-            Stream("orders", HERE("order"), None, (orders,), None, "utf8", "json"),
-            Stream("", HERE("notes"), value="utf8"),
+            Stream("large", PATH("large_order"), PATH("large"), (orders,), None, "utf8", "json"),
+            Stream("orders", PATH("order"), None, (orders,), None, "utf8", "json"),
+            Stream("", PATH("notes"), value="utf8"),
         )
     )
-    job = bench.job("", {TopicPartition(orders, 0): (0, 13), TopicPartition(notes, 0): (0, 4)}, translation=translation)
-    result = bench.run(job)
+    job = lab.job("", {TopicPartition(orders, 0): (0, 13), TopicPartition(notes, 0): (0, 4)}, translation=translation)
+    result = lab.run(job)
     rows = {
-        name: [(row["offset"], row["outcome"], row["error_class"]) for row in bench.rows(job) if row["topic"] == name]
+        name: [(row["offset"], row["outcome"], row["error_class"]) for row in lab.rows(job) if row["topic"] == name]
         for name in (orders, notes)
     }
     assert rows[orders] == [
@@ -45,11 +45,11 @@ def test_two_topics_and_three_streams_in_one_job(bench: Bench, topic: MakeTopic)
     ]
     assert rows[notes] == [(0, "acked", None), (1, "skipped", "Skip"), (2, "failed", "Undecodable"), (3, "acked", None)]
     assert result.calls == 10 + 3
-    assert "Alice" not in str(bench.rows(job))
+    assert "Alice" not in str(lab.rows(job))
 
-    retry = bench.job("", None, {TopicPartition(orders, 0): {8: 2, 9: 2, 10: 2}}, translation=translation)
-    bench.run(retry)
-    assert bench.outcomes(retry) == [(8, "acked", None), (9, "acked", None), (10, "failed", "Undecodable")]
+    retry = lab.job("", None, {TopicPartition(orders, 0): {8: 2, 9: 2, 10: 2}}, translation=translation)
+    lab.run(retry)
+    assert lab.outcomes(retry) == [(8, "acked", None), (9, "acked", None), (10, "failed", "Undecodable")]
 
 
 FIELDS = [{"name": "id", "type": "long"}, {"name": "customer", "type": "string"}]
@@ -57,27 +57,27 @@ ALICE = {"type": "record", "name": "a", "fields": FIELDS}
 DOCUMENT = {"title": "d", "type": "object", "properties": {"id": {"type": "integer"}}, "required": ["id"]}
 
 
-def test_avro_and_json_schema_are_read_with_the_registrys_schemas(bench: Bench, topic: MakeTopic) -> None:
+def test_avro_and_json_schema_are_decoded_with_the_schemas_of_the_registry(lab: Lab, topic: MakeTopic) -> None:
     avro, documents = topic(), topic()
-    place, other = TopicPartition(avro, 0), TopicPartition(documents, 0)
+    tp, other = TopicPartition(avro, 0), TopicPartition(documents, 0)
     with stub_registry() as stub:
         good = [
             (stub.avro("string", str(n), avro, "key"), stub.avro(ALICE, {"id": n, "customer": "Alice"}, avro))
             for n in range(4)
         ]
-        put(bench.broker, avro, [*good, (good[0][0], good[0][1][:8]), (b"plain", good[0][1])])
+        put(lab.broker, avro, [*good, (good[0][0], good[0][1][:8]), (b"plain", good[0][1])])
         values = [stub.json_schema(DOCUMENT, {"id": n}, documents) for n in range(2)]
-        put(bench.broker, documents, [*((None, value) for value in values), (None, values[0][:5] + b'{"id": "Alice"}')])
+        put(lab.broker, documents, [*((None, value) for value in values), (None, values[0][:5] + b'{"id": "Alice"}')])
         stub.login = "me:hunter2"
         streams = (
-            Stream("avro", HERE("avro"), None, (avro,), None, "avro", "avro"),
-            Stream("", HERE("document"), value="json_schema"),
+            Stream("avro", PATH("avro"), None, (avro,), None, "avro", "avro"),
+            Stream("", PATH("document"), value="json_schema"),
         )
         login = {"schema.registry.basic.auth.user.info": "me:hunter2", "schema.registry.max.retries": "0"}
         translation = Translation(streams, registry_config(stub.url, login))
-        job = bench.job("", {place: (0, 6), other: (0, 3)}, translation=translation)
-        bench.run(job)
-        rows = [(row["topic"], row["offset"], row["outcome"], row["error_class"]) for row in bench.rows(job)]
+        job = lab.job("", {tp: (0, 6), other: (0, 3)}, translation=translation)
+        lab.run(job)
+        rows = [(row["topic"], row["offset"], row["outcome"], row["error_class"]) for row in lab.rows(job)]
         assert sorted(rows) == sorted(
             [
                 *((avro, n, "acked", None) for n in range(4)),
@@ -86,29 +86,28 @@ def test_avro_and_json_schema_are_read_with_the_registrys_schemas(bench: Bench, 
                 (documents, 2, "failed", "Undecodable"),
             ]
         )
-        assert "Alice" not in str(bench.rows(job))
+        assert "Alice" not in str(lab.rows(job))
 
         refused = Translation(streams, registry_config(stub.url, {}))
-        with pytest.raises(ConfigError, match="refuses us"):
-            run_replay(bench.spark, bench.job("", {place: (0, 6)}, translation=refused))
+        with pytest.raises(ConfigError, match="refuses the login"):
+            run_replay(lab.spark, lab.job("", {tp: (0, 6)}, translation=refused))
         stub.broken = 503
         again = Translation(streams, registry_config(stub.url, {**login, "schema.registry.timeout": 5}))
         with pytest.raises(TransientError, match="not ready"):
-            run_replay(bench.spark, bench.job("", {place: (0, 6)}, translation=again))
+            run_replay(lab.spark, lab.job("", {tp: (0, 6)}, translation=again))
 
 
-def test_a_handler_that_keeps_records_sees_each_as_it_was(bench: Bench, topic: MakeTopic) -> None:
-    """A decoded record is a `Record` like any other: whole, comparable, frozen."""
+def test_a_decoded_record_is_a_whole_frozen_record(lab: Lab, topic: MakeTopic) -> None:
     name = topic()
-    put(bench.broker, name, [(b"k", b"[1]")])
-    translation = Translation((Stream("", f"{__name__}:whole", key="utf8", value="json"),))
-    job = bench.job("", {TopicPartition(name, 0): (0, 1)}, translation=translation)
-    bench.run(job)
-    assert bench.outcomes(job) == [(0, "acked", None)]
+    put(lab.broker, name, [(b"k", b"[1]")])
+    translation = Translation((Stream("", f"{__name__}:is_whole", key="utf8", value="json"),))
+    job = lab.job("", {TopicPartition(name, 0): (0, 1)}, translation=translation)
+    lab.run(job)
+    assert lab.outcomes(job) == [(0, "acked", None)]
 
 
-def whole(record: Record) -> None:
-    """Fails unless the record is whole."""
+def is_whole(record: Record) -> None:
+    """Fails unless the record is whole, comparable and frozen."""
     assert record == Record(record.topic, 0, 0, record.timestamp, "k", [1], (), 1)
     with pytest.raises(AttributeError):
         record.value = None  # type: ignore[misc]

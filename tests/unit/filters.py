@@ -2,19 +2,19 @@
 
 import sys
 
-lets_in = {0}
-"""The partitions that `chosen` lets in; a test changes it as a user would change the code."""
+included = {0}
+"""The partitions that `chosen` includes. A test changes it, as a user would change the code."""
 
 
 def chosen(topic: str, partition: int) -> bool:
-    return partition in lets_in
+    return partition in included
 
 
 def raises(topic: str, partition: int) -> bool:
     raise LookupError(f"no such shard: {partition}")
 
 
-def leaves(topic: str, partition: int) -> bool:
+def exits(topic: str, partition: int) -> bool:
     sys.exit(0)
 
 
@@ -26,7 +26,7 @@ async def asynchronous(topic: str, partition: int) -> bool:
     return True
 
 
-def of_one(partition: int) -> bool:
+def takes_a_partition_only(partition: int) -> bool:
     return True
 
 

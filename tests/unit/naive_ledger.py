@@ -1,6 +1,6 @@
-"""The ledger as one would write it without a thought for cost: a dict entry an offset.
+"""The ledger written for clarity and not for cost: a dict with an entry for each offset.
 
-It shares no code with `ackline.ledger` but the names of the states, and is what the properties compare it with.
+It shares no code with `ackline.ledger` but the names of the states. The properties compare the fold with it.
 """
 
 from collections.abc import Iterable, Mapping
@@ -19,7 +19,7 @@ TERMINAL = {
 
 
 def naive_delay(policy: RetryPolicy, attempts: int) -> timedelta:
-    """design.md's formula in exact numbers: initial for n = 1, else min(max_delay, period · multiplier^(n−1))."""
+    """The delay in exact numbers: initial_delay for n = 1, else min(max_delay, period · multiplier^(n−1)) (S11)."""
     microsecond = timedelta(microseconds=1)
     exact = Fraction(policy.initial_delay // microsecond)
     if attempts > 1:
@@ -29,7 +29,7 @@ def naive_delay(policy: RetryPolicy, attempts: int) -> timedelta:
 
 @dataclass
 class NaiveLedger:
-    """One partition. `ends` holds the terminal outcomes of each offset: exactly one, however often a turn is folded."""
+    """One partition. `ends` holds the terminal outcomes of each offset: an offset has at most one."""
 
     complete_to: int
     pending: dict[int, Pending] = field(default_factory=dict)
@@ -68,9 +68,9 @@ class NaiveLedger:
 
     def due(self, now: datetime) -> set[int]:
         """The offsets whose retry is due."""
-        return {offset for offset, one in self.pending.items() if one.due is not None and one.due <= now}
+        return {offset for offset, state in self.pending.items() if state.due is not None and state.due <= now}
 
     def agrees_with(self, state: PartitionState) -> bool:
-        """Whether the real ledger says the same, offset by offset."""
-        said = {offset: run.value for run in state.pending for offset in range(run.start, run.end)}
-        return (said, state.complete_to, state.floor) == (self.pending, self.complete_to, self.floor)
+        """Whether `state` is the same, offset by offset."""
+        pending = {offset: valued.value for valued in state.pending for offset in range(valued.start, valued.end)}
+        return (pending, state.complete_to, state.floor) == (self.pending, self.complete_to, self.floor)

@@ -1,4 +1,4 @@
-"""Pipeline files for the tests: a good one, changed here and there, and rubbish."""
+"""Pipeline files for tests: a valid one, changes to it, and texts that are not YAML."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +14,20 @@ dead_letter: {topic: orders.dead}
 """
 
 OTHER = [("name: orders", "name: payments"), ("orders-replay", "payments-replay"), ("[orders]", "[payments]")]
-"""Changes that make it the file of another pipeline."""
+"""Changes that turn the valid file into that of another pipeline."""
+
+NO_HANDLER = ("handler: handlers.orders:handle\n", "")
+TWO_TOPICS = ("[orders]", "[orders, payments]")
+STREAMS = """\
+streams:
+  - name: paid
+    topics: [payments]
+    handler: shop:paid
+    decode: {value: json}
+  - name: large
+    filter: shop:large
+    handler: shop:large_order
+"""
 
 NOT_YAML = {
     "tab": "\tname: x\n",
@@ -24,23 +37,23 @@ NOT_YAML = {
     "two documents": "---\nname: b\n",
     "code": "x: !!python/object/apply:os.system [id]\n",
     "list as key": "? [a, b]\n: 1\n",
-    "block as key": "? {a: b}\n: 1\n",
-    "date that is none": "x: 2026-13-45\n",
-    "number that is none": "x: !!int abc\n",
-    "number without end": "x: " + "9" * 5_000 + "\n",
-    "block in itself": "x: &a {b: *a}\n",
+    "mapping as key": "? {a: b}\n: 1\n",
+    "not a date": "x: 2026-13-45\n",
+    "not a number": "x: !!int abc\n",
+    "huge number": "x: " + "9" * 5_000 + "\n",
+    "mapping in itself": "x: &a {b: *a}\n",
     "list in itself": "x: &a [*a]\n",
     "laughs": "a0: &a0 [x]\n" + "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]\n" for n in range(1, 12)),
-    "deep": "x: " + "[" * 2_000 + "]" * 2_000 + "\n",
+    "many levels": "x: " + "[" * 2_000 + "]" * 2_000 + "\n",
 }
-"""What people and accidents append to a file, by name."""
+"""Text at the end of a file that makes it invalid as a whole, by what is wrong."""
 
 Write = Callable[..., Path]
-"""`writer` for a folder: called with changes, `name` of the file, and `more` text at its end."""
+"""Writes a pipeline file: called with pairs of old and new text, the file's `name`, and `more` text for its end."""
 
 
 def writer(folder: Path) -> Write:
-    """Writes the good file with pairs of texts replaced one by the other."""
+    """Returns a function that writes the valid file, changed, into `folder`."""
 
     def write(*changes: tuple[str, str], name: str = "orders.yaml", more: str = "") -> Path:
         text = GOOD + more

@@ -1,4 +1,4 @@
-"""Backoff: when a failed record is due again, and when it never is."""
+"""When a failed record is due again, and when it gets no further attempt."""
 
 from datetime import UTC, datetime, timedelta
 
@@ -15,21 +15,25 @@ def s(seconds: float) -> timedelta:
     return timedelta(seconds=seconds)
 
 
-def test_s10_the_last_failure_counts_not_the_first() -> None:
+def test_s10_a_due_time_counts_from_the_last_failure_not_from_the_first() -> None:
     policy = RetryPolicy(initial_delay=s(1), period=s(1), multiplier=1, max_delay=s(1))
 
-    assert policy.due(after(0), 1) == after(1)
-    assert policy.due(after(0.5), 2) == after(1.5)
+    assert policy.due_time(after(0), 1) == after(1)
+    assert policy.due_time(after(0.5), 2) == after(1.5)
 
 
-def test_s11_period_4_s_doubles_from_the_second_attempt() -> None:
-    policy = RetryPolicy(initial_delay=s(1), period=s(4), max_delay=timedelta(days=1))
-
-    assert [policy.delay(n) for n in (1, 2, 3, 4)] == [s(1), s(8), s(16), s(32)]
-
-
-def test_s11_the_cap_holds_for_the_initial_delay_too() -> None:
-    assert RetryPolicy(initial_delay=s(500), max_delay=s(2)).delay(1) == s(2)
+@pytest.mark.parametrize(
+    ("policy", "delays"),
+    [
+        (RetryPolicy(initial_delay=s(1), period=s(4), max_delay=timedelta(days=1)), [1, 8, 16, 32]),
+        (RetryPolicy(initial_delay=s(500), period=s(1), max_delay=s(2)), [2, 2]),
+    ],
+    ids=["a period of 4 s doubles from the second attempt on", "the cap holds for the initial delay, too"],
+)
+def test_s11_delays_double_from_the_second_attempt_on_and_none_exceeds_max_delay(
+    policy: RetryPolicy, delays: list[float]
+) -> None:
+    assert [policy.delay(n) for n in range(1, len(delays) + 1)] == [s(delay) for delay in delays]
 
 
 @pytest.mark.parametrize("attempts", [44, 45, 63, 64, 65, 1_024, 2**31, 10**100])
@@ -42,11 +46,11 @@ def test_s11_no_number_of_attempts_overflows(attempts: int, multiplier: float) -
 
 
 @pytest.mark.parametrize("attempts", [2, 36, 37, 38, 39, 1_000])
-def test_s11_not_even_under_the_longest_cap_there_is(attempts: int) -> None:
+def test_s11_the_longest_delay_there_is_does_not_overflow(attempts: int) -> None:
     policy = RetryPolicy(period=timedelta(days=999_999_999), multiplier=1.5, max_delay=timedelta.max)
 
     assert policy.delay(attempts) == timedelta.max
-    assert policy.due(NOON, attempts) == datetime.max.replace(tzinfo=UTC)
+    assert policy.due_time(NOON, attempts) == datetime.max.replace(tzinfo=UTC)
 
 
 @pytest.mark.parametrize("attempts", [2, 1_000, 1_025, 10**6, 10**100])
@@ -54,7 +58,7 @@ def test_s11_without_a_period_no_retry_waits(attempts: int) -> None:
     assert RetryPolicy(initial_delay=s(5), period=s(0), multiplier=2).delay(attempts) == s(0)
 
 
-def test_s12_the_multiplier_form() -> None:
+def test_s12_delays_of_100_ms_double_up_to_2_s() -> None:
     policy = RetryPolicy(initial_delay=s(0.1), period=s(0.1), multiplier=2, max_delay=s(2))
 
     assert [policy.delay(n) for n in range(1, 8)] == [s(0.1), s(0.2), s(0.4), s(0.8), s(1.6), s(2), s(2)]
@@ -87,13 +91,14 @@ def test_a_later_attempt_never_waits_less(policy: RetryPolicy, attempts: int) ->
         period=st.timedeltas(timedelta(0), timedelta.max),
         multiplier=st.floats(1, 1_000),
         max_delay=st.timedeltas(timedelta(0), timedelta.max),
+        jitter=st.floats(0, 1),
     ),
     st.integers(1, 10**9),
     st.datetimes(timezones=st.just(UTC)),
 )
-def test_whatever_a_pipeline_file_may_say_has_a_due_time(policy: RetryPolicy, attempts: int, tp: datetime) -> None:
+def test_any_policy_of_a_pipeline_file_has_a_due_time(policy: RetryPolicy, attempts: int, time: datetime) -> None:
     assert timedelta(0) <= policy.delay(attempts) <= policy.max_delay
-    assert policy.due(tp, attempts) >= tp
+    assert time <= policy.due_time(time, attempts, "seed") == policy.due_time(time, attempts, "seed")
 
 
 @pytest.mark.parametrize("attempts", [0, -1])
@@ -102,7 +107,7 @@ def test_attempts_count_from_one(attempts: int) -> None:
         RetryPolicy().delay(attempts)
 
 
-def test_a_time_beyond_the_calendar_is_the_end_of_time() -> None:
+def test_a_due_time_beyond_the_calendar_is_its_last_moment() -> None:
     last_day = datetime(9999, 12, 31, 23, 59, tzinfo=UTC)
 
-    assert RetryPolicy(initial_delay=s(60)).due(last_day, 1) == datetime.max.replace(tzinfo=UTC)
+    assert RetryPolicy(initial_delay=s(60)).due_time(last_day, 1) == datetime.max.replace(tzinfo=UTC)

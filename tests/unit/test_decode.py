@@ -1,4 +1,4 @@
-"""A decoder answers or says that the bytes are not what they should be; it says nothing of what they are."""
+"""A decoder returns a value or raises Undecodable, and the error quotes nothing of the bytes."""
 
 import json
 from contextlib import suppress
@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from ackline.decode import PLAIN, Undecodable, leaves
+from ackline.decode import DECODERS, Undecodable, scalar_texts
 from ackline.handler import Record
 from tests.unit.strategies import REPEATABLE
 
@@ -20,19 +20,13 @@ VALUES = st.recursive(
 )
 
 
-def decoded(word: str, data: bytes) -> object:
-    return PLAIN[word]("value")(data, RECORD)
-
-
-def refused(word: str, data: bytes) -> str:
-    with pytest.raises(Undecodable) as caught:
-        decoded(word, data)
-    return str(caught.value)
+def decoded(decoder: str, data: bytes) -> object:
+    return DECODERS[decoder]("value")(data, RECORD)
 
 
 @REPEATABLE
 @given(VALUES, st.booleans())
-def test_json_is_what_json_wrote(value: object, plain: bool) -> None:
+def test_json_reads_what_json_wrote(value: object, plain: bool) -> None:
     assert decoded("json", json.dumps(value, ensure_ascii=plain).encode("utf-8", "strict")) == value
 
 
@@ -44,10 +38,10 @@ def test_utf8_is_the_text_that_was_encoded(text: str) -> None:
 
 
 @REPEATABLE
-@given(st.sampled_from(sorted(PLAIN)), st.binary())
-def test_s44_any_bytes_are_decoded_or_refused_and_nothing_else(word: str, data: bytes) -> None:
+@given(st.sampled_from(sorted(DECODERS)), st.binary())
+def test_s44_any_bytes_are_decoded_or_refused_and_nothing_else(decoder: str, data: bytes) -> None:
     with suppress(Undecodable):
-        decoded(word, data)
+        decoded(decoder, data)
 
 
 @pytest.mark.parametrize(
@@ -70,25 +64,27 @@ def test_s44_any_bytes_are_decoded_or_refused_and_nothing_else(word: str, data: 
         (b'["' + b"secret" * 9_000_000, "line 1, column 2"),
     ],
 )
-def test_what_is_no_json_is_refused_without_a_word_of_it(data: bytes, reason: str) -> None:
-    said = refused("json", data)
-    assert said.startswith("the value is")
-    assert reason in said
-    assert "secret" not in said
+def test_bytes_that_are_not_json_are_refused_without_a_quotation(data: bytes, reason: str) -> None:
+    with pytest.raises(Undecodable) as caught:
+        decoded("json", data)
+    message = str(caught.value)
+    assert message.startswith("the value is")
+    assert reason in message
+    assert "secret" not in message
 
 
 def test_the_field_that_does_not_decode_is_named() -> None:
     with pytest.raises(Undecodable, match="the key is not UTF-8: unexpected end of data at byte 1"):
-        PLAIN["utf8"]("key")(b"a\xc3", RECORD)
+        DECODERS["utf8"]("key")(b"a\xc3", RECORD)
 
 
-def test_the_leaves_of_a_value_are_all_it_says() -> None:
+def test_the_scalar_texts_of_a_value_hold_all_of_its_scalars_and_keys() -> None:
     value = {"name": "Zoé", "n": [1, 2.5, {"deep": (True, None, b"raw")}]}
-    assert sorted(map(str, leaves(value))) == sorted(["name", "Zoé", "n", "1", "2.5", "deep", "b'raw'"])
+    assert sorted(map(str, scalar_texts(value))) == sorted(["name", "Zoé", "n", "1", "2.5", "deep", "b'raw'"])
 
 
-def test_a_value_nested_deep_has_leaves_too() -> None:
-    value: object = "leaf"
+def test_a_value_with_many_levels_has_scalar_texts() -> None:
+    value: object = "scalar"
     for _ in range(100_000):
         value = [value]
-    assert list(leaves(value)) == ["leaf"]
+    assert list(scalar_texts(value)) == ["scalar"]

@@ -1,4 +1,4 @@
-"""Handlers are found by name, and what could ack a record unhandled is refused before anything is read."""
+"""Handlers are imported by name. One that would ack records unhandled is refused before anything is read."""
 
 import sys
 import textwrap
@@ -17,7 +17,7 @@ Write = Callable[[str], str]
 
 @pytest.fixture
 def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
-    """Writes a module and says its name."""
+    """Writes a module and returns its name."""
     monkeypatch.syspath_prepend(str(tmp_path))
 
     def write(text: str) -> str:
@@ -47,7 +47,7 @@ def test_a_callable_of_one_argument_is_a_handler(module: Write, definition: str)
     assert load_handler(f"{name}:handle") is getattr(sys.modules[name], "handle")  # noqa: B009 - a module has no such type
 
 
-def test_a_handler_may_lie_in_a_class(module: Write) -> None:
+def test_a_handler_may_be_a_method_of_a_class(module: Write) -> None:
     name = module("class Shop:\n    @staticmethod\n    def handle(record): return 5")
     assert load_handler(f"{name}:Shop.handle")(object()) == 5
 
@@ -73,13 +73,14 @@ def test_a_handler_may_lie_in_a_class(module: Write) -> None:
             "class Handle:\n    def __call__(self, record):\n        yield 1\nhandle = Handle()",
             "asynchronous or a generator",
         ),
+        ("class handle:\n    def __init__(self, record): ...", "is a class"),
         ("import not_there_at_all", "does not import: ModuleNotFoundError"),
         ("raise RuntimeError('no licence')", "does not import: RuntimeError: no licence"),
         ("def handle(record)", "does not import: SyntaxError"),
         ("import sys\nsys.exit(0)", "does not import: SystemExit"),
     ],
 )  # fmt: skip
-def test_what_is_no_handler_is_refused_with_its_name_and_the_reason(
+def test_a_function_that_cannot_be_a_handler_is_refused_with_its_name_and_the_reason(
     module: Write, definition: str, reason: str
 ) -> None:
     path = f"{module(definition)}:handle"
@@ -90,7 +91,7 @@ def test_what_is_no_handler_is_refused_with_its_name_and_the_reason(
 
 
 @pytest.mark.parametrize("path", ["", ":", "nowhere", "nowhere:", ":handle", "no.where:handle", ".relative:handle"])
-def test_a_name_that_leads_nowhere_is_a_configuration_error(path: str) -> None:
+def test_a_path_that_does_not_import_is_a_configuration_error(path: str) -> None:
     with pytest.raises(ConfigError, match="does not import"):
         load_handler(path)
 
@@ -104,12 +105,8 @@ def test_the_tier_is_declared_by_a_decorator() -> None:
 
     def record(record: Record) -> None: ...
 
-    assert [tier_of(one) for one in (batch, column, record, print)] == [
-        Tier.ARROW,
-        Tier.COLUMN,
-        Tier.RECORD,
-        Tier.RECORD,
-    ]
+    tiers = [tier_of(handler) for handler in (batch, column, record, print)]
+    assert tiers == [Tier.ARROW, Tier.COLUMN, Tier.RECORD, Tier.RECORD]
     assert batch.__name__ == "batch"
 
 
@@ -120,7 +117,7 @@ def test_a_record_can_not_be_changed_by_its_handler() -> None:
     assert not hasattr(record, "__dict__")
 
 
-def test_skip_and_dead_are_ordinary_exceptions_of_their_own() -> None:
+def test_skip_and_dead_are_unrelated_exceptions() -> None:
     assert not issubclass(Skip, Dead)
     assert not issubclass(Dead, Skip)
     assert str(Skip("seen before")) == "seen before"

@@ -1,4 +1,7 @@
-"""Scenarios of the ledger, by their numbers: each `poll` is a run, planned, handled and folded in memory."""
+"""Scenarios of the ledger, by their numbers, and what the fold refuses.
+
+Each `poll` of a `PureLane` is one run: it plans, handles the records and folds their outcomes in memory.
+"""
 
 from datetime import timedelta
 
@@ -7,15 +10,15 @@ import pytest
 from ackline.backoff import RetryPolicy
 from ackline.errors import LedgerError
 from ackline.ledger import OutcomeRow, PartitionState, Pending, PendingKind, fold
-from ackline.offsets import LogBounds, OffsetRange, Run, TopicPartition
-from ackline.outcome import ErrorClass, Outcome
+from ackline.offsets import LogBounds, OffsetRange, TopicPartition, ValuedRange
+from ackline.outcome import Outcome
 from ackline.planning import Limits
-from tests.unit.lane import AT_ONCE, ONE, Call, Lane, acks, fails
+from tests.unit.pure_lane import AT_ONCE, FIRST, Call, PureLane, fails
 from tests.unit.strategies import NOON, after
 
 MINUTE = RetryPolicy(initial_delay=timedelta(seconds=60), max_retries=100)
 NEVER = RetryPolicy(max_retries=0)
-DEAD_LETTER = Run(4, 5, Pending(PendingKind.DEAD_LETTER, 1, None, None))
+DEAD_LETTER = ValuedRange(4, 5, Pending(PendingKind.DEAD_LETTER, 1, None, None))
 
 
 def row(
@@ -24,16 +27,16 @@ def row(
     return OutcomeRow(offset, attempt, outcome, NOON, error, end)
 
 
-def retry(start: int, end: int, attempts: int = 1, due: float = 0) -> Run[Pending]:
-    return Run(start, end, Pending(PendingKind.RETRY, attempts, after(due), None))
+def retry(start: int, end: int, attempts: int = 1, due: float = 0) -> ValuedRange[Pending]:
+    return ValuedRange(start, end, Pending(PendingKind.RETRY, attempts, after(due), None))
 
 
 # ---- the floor ----------------------------------------------------------------------------------------------------
 
 
 def test_s1_a_proved_gap_does_not_hold_the_floor_a_failed_record_does() -> None:
-    lane = Lane.of(7)
-    lane.gaps = {(ONE, 3), (ONE, 4)}
+    lane = PureLane.of(7)
+    lane.gaps = {(FIRST, 3), (FIRST, 4)}
 
     assert lane.poll(fails(5)).offsets == [0, 1, 2, 5, 6]
     assert lane.floor == 5
@@ -42,7 +45,7 @@ def test_s1_a_proved_gap_does_not_hold_the_floor_a_failed_record_does() -> None:
 
 
 def test_s2_the_floor_of_a_log_that_starts_at_5() -> None:
-    lane = Lane({ONE: LogBounds(5, 7)})
+    lane = PureLane({FIRST: LogBounds(5, 7)})
 
     lane.poll(fails(5))
     assert lane.floor == 5
@@ -50,16 +53,11 @@ def test_s2_the_floor_of_a_log_that_starts_at_5() -> None:
     assert lane.floor == 7
 
 
-def test_s3_nothing_acked_leaves_the_floor_unmoved() -> None:
-    lane = Lane.of(10)
-    lane.poll(fails(*range(10)))
-    assert lane.floor == 0
-
-
-def test_s4_one_acked_moves_it_by_one() -> None:
-    lane = Lane.of(10)
-    lane.poll(fails(*range(1, 10)))
-    assert lane.floor == 1
+@pytest.mark.parametrize("acked", [0, 1])
+def test_s3_s4_the_floor_moves_over_the_acked_records_below_the_lowest_failure(acked: int) -> None:
+    lane = PureLane.of(10)
+    lane.poll(fails(*range(acked, 10)))
+    assert lane.floor == acked
 
 
 def test_s5_the_order_in_which_outcomes_arrive_does_not_matter() -> None:
@@ -73,8 +71,8 @@ def test_s5_the_order_in_which_outcomes_arrive_does_not_matter() -> None:
 
 @pytest.mark.parametrize("gaps", [{1}, {1, 2}, {0, 1, 2}], ids=["inside", "and at the end", "nothing else"])
 def test_s6_gaps_inside_and_at_the_end_of_a_range_are_settled_by_proof(gaps: set[int]) -> None:
-    lane = Lane.of(3)
-    lane.gaps = {(ONE, offset) for offset in gaps}
+    lane = PureLane.of(3)
+    lane.gaps = {(FIRST, offset) for offset in gaps}
 
     lane.poll()
     assert lane.floor == 3
@@ -92,67 +90,67 @@ def test_s10_a_second_failure_half_a_second_later_is_due_half_a_second_later() -
     policy = RetryPolicy(timedelta(seconds=1), timedelta(seconds=1), 1, timedelta(seconds=1))
     first = fold(PartitionState(0), OffsetRange(0, 1), (), [row(0, Outcome.FAILED)], policy)
     again = OutcomeRow(0, 2, Outcome.FAILED, after(0.5))
-    lane = Lane.of(1, policy)
-    lane.states[ONE] = fold(first, OffsetRange(1, 1), (Run(0, 1, 2),), [again], policy)
+    lane = PureLane.of(1, policy)
+    lane.states[FIRST] = fold(first, OffsetRange(1, 1), (ValuedRange(0, 1, 2),), [again], policy)
 
     lane.now = after(1.0)
     assert lane.poll().calls == []
     lane.now = after(1.5)
-    assert lane.poll().calls == [Call(ONE, 0, 3)]
+    assert lane.poll().calls == [Call(FIRST, 0, 3)]
     lane.wait(1_000_000)
     assert lane.poll().calls == []
 
 
-def test_s13_max_retries_3_ends_after_the_fourth_attempt_and_the_commit_passes() -> None:
-    lane = Lane.of(2, RetryPolicy(period=timedelta(0), max_retries=3))
+def test_s13_max_retries_3_ends_after_the_fourth_attempt_and_the_floor_passes() -> None:
+    lane = PureLane.of(2, RetryPolicy(period=timedelta(0), max_retries=3))
 
     attempts = [call.attempt for _ in range(6) for call in lane.poll(fails(0)).calls if call.offset == 0]
 
     assert attempts == [1, 2, 3, 4]
-    assert lane.dead == [(ONE, 0)]
+    assert lane.dead == [(FIRST, 0)]
     assert lane.floor == 2
 
 
-def test_s13_max_retries_0_is_four_dead_letters_and_commit_4() -> None:
-    lane = Lane.of(4, NEVER)
+def test_s13_max_retries_0_is_four_dead_letters_and_floor_4() -> None:
+    lane = PureLane.of(4, NEVER)
     lane.poll(fails(0, 1, 2, 3))
 
-    assert lane.dead == [(ONE, 0), (ONE, 1), (ONE, 2), (ONE, 3)]
+    assert lane.dead == [(FIRST, 0), (FIRST, 1), (FIRST, 2), (FIRST, 3)]
     assert lane.floor == 4
     assert lane.poll().calls == []
 
 
 def test_s13_a_dead_letter_that_is_not_confirmed_holds_the_floor_and_is_not_handled_again() -> None:
-    lane = Lane.of(4, NEVER)
+    lane = PureLane.of(4, NEVER)
     lane.confirms = False
     lane.poll(fails(1))
 
-    assert lane.states[ONE].pending_by_kind() == {
+    assert lane.states[FIRST].pending_by_kind() == {
         PendingKind.RETRY: 0, PendingKind.DEAD_LETTER: 1, PendingKind.IN_FLIGHT: 0,
     }  # fmt: skip
     assert lane.poll().calls == []
     assert lane.floor == 1
     lane.confirms = True
     assert lane.poll().calls == []
-    assert (lane.floor, lane.dead) == (4, [(ONE, 1)])
+    assert (lane.floor, lane.dead) == (4, [(FIRST, 1)])
 
 
-def test_a_handler_that_says_dead_gets_no_second_attempt() -> None:
-    lane = Lane.of(3)
+def test_a_record_that_its_handler_declares_dead_gets_no_second_attempt() -> None:
+    lane = PureLane.of(3)
     lane.poll(lambda call: Outcome.DEAD if call.offset == 1 else Outcome.ACKED)
-    assert (lane.dead, lane.floor) == ([(ONE, 1)], 3)
+    assert (lane.dead, lane.floor) == ([(FIRST, 1)], 3)
 
 
-def test_s14_only_the_failed_record_comes_again_and_then_nothing() -> None:
-    lane = Lane.of(20)
+def test_s14_only_the_failed_record_is_handled_again_and_then_nothing() -> None:
+    lane = PureLane.of(20)
     assert lane.poll(fails(0)).offsets == list(range(20))
-    assert lane.poll().calls == [Call(ONE, 0, 2)]
+    assert lane.poll().calls == [Call(FIRST, 0, 2)]
     assert lane.floor == 20
     assert lane.poll().calls == []
 
 
 def test_s15_runs_of_ten_handle_the_eleventh_record_exactly_once() -> None:
-    lane = Lane.of(11)
+    lane = PureLane.of(11)
     lane.limits = Limits(10_000, 10)
     handled = lane.poll(fails(0)).offsets
     assert lane.floor == 0
@@ -165,7 +163,7 @@ def test_s15_runs_of_ten_handle_the_eleventh_record_exactly_once() -> None:
 
 
 def test_s16_the_next_due_run_handles_exactly_what_failed() -> None:
-    lane = Lane.of(10, MINUTE)
+    lane = PureLane.of(10, MINUTE)
     lane.poll(fails(5, 3, 2))
     lane.wait(59)
     assert lane.poll().calls == []
@@ -175,7 +173,7 @@ def test_s16_the_next_due_run_handles_exactly_what_failed() -> None:
 
 
 def test_s17_a_failure_stops_the_commit_not_the_run() -> None:
-    lane = Lane.of(10)
+    lane = PureLane.of(10)
     assert lane.poll(fails(1)).offsets == list(range(10))
     assert lane.floor == 1
     lane.poll()
@@ -183,7 +181,7 @@ def test_s17_a_failure_stops_the_commit_not_the_run() -> None:
 
 
 def test_s18_only_what_is_due_is_read() -> None:
-    lane = Lane.of(1, MINUTE)
+    lane = PureLane.of(1, MINUTE)
     lane.poll(fails(0))
     lane.wait(10)
     lane.grow(2)
@@ -196,145 +194,145 @@ def test_s18_only_what_is_due_is_read() -> None:
 
 
 def test_s19_retries_come_by_offset_within_a_partition_whatever_their_due_times() -> None:
-    lane = Lane.of(4)
-    lane.states[ONE] = PartitionState(4, (retry(0, 1, due=-1), retry(1, 2, due=-3), retry(3, 4, due=-2)))
+    lane = PureLane.of(4)
+    lane.states[FIRST] = PartitionState(4, (retry(0, 1, due=-1), retry(1, 2, due=-3), retry(3, 4, due=-2)))
     assert lane.poll().offsets == [0, 1, 3]
 
 
 def test_s19_two_topics_do_not_disturb_one_another() -> None:
     other = TopicPartition("payments", 0)
-    lane = Lane({ONE: LogBounds(0, 3), other: LogBounds(0, 3)})
+    lane = PureLane({FIRST: LogBounds(0, 3), other: LogBounds(0, 3)})
 
-    lane.poll(lambda call: Outcome.FAILED if call.tp == ONE else Outcome.ACKED)
+    lane.poll(lambda call: Outcome.FAILED if call.tp == FIRST else Outcome.ACKED)
     assert (lane.floor, lane.states[other].floor) == (0, 3)
-    assert lane.poll().calls == [Call(ONE, n, 2) for n in range(3)]
+    assert lane.poll().calls == [Call(FIRST, n, 2) for n in range(3)]
 
 
-# ---- what the log may do ------------------------------------------------------------------------------------------
+# ---- changes of the log -------------------------------------------------------------------------------------------
 
 
 def test_s40_compaction_of_a_pending_offset_leaves_its_neighbours_as_they_were() -> None:
-    lane = Lane.of(5, MINUTE)
+    lane = PureLane.of(5, MINUTE)
     lane.poll(fails(1, 2, 3))
-    lane.gaps = {(ONE, 2)}
+    lane.gaps = {(FIRST, 2)}
     lane.wait(60)
 
     assert lane.poll(fails(1, 3)).offsets == [1, 3]
-    assert [(run.start, run.end) for run in lane.states[ONE].pending] == [(1, 2), (3, 4)]
-    lane.gaps |= {(ONE, 1), (ONE, 3)}
+    assert [(pending.start, pending.end) for pending in lane.states[FIRST].pending] == [(1, 2), (3, 4)]
+    lane.gaps |= {(FIRST, 1), (FIRST, 3)}
     lane.wait(10_000)
     assert lane.poll().calls == []
     assert lane.floor == 5
 
 
 def test_s41_retention_of_pending_offsets_is_expired_and_the_floor_goes_on() -> None:
-    lane = Lane.of(5, MINUTE)
+    lane = PureLane.of(5, MINUTE)
     lane.poll(fails(*range(5)))
     lane.expire(5)
     lane.grow(6)
     lane.wait(60)
 
     poll = lane.poll()
-    assert [r.offset for r in poll.rows[ONE] if r.outcome is Outcome.EXPIRED] == [0, 1, 2, 3, 4]
+    assert [r.offset for r in poll.rows[FIRST] if r.outcome is Outcome.EXPIRED] == [0, 1, 2, 3, 4]
     assert poll.offsets == [5]
     assert lane.floor == 6
 
 
 def test_s41_retention_past_complete_to_is_recorded_as_a_range() -> None:
-    lane = Lane.of(5)
+    lane = PureLane.of(5)
     lane.poll()
     lane.grow(20)
     lane.expire(12)
 
     poll = lane.poll()
-    assert [(r.offset, r.end) for r in poll.rows[ONE] if r.outcome is Outcome.EXPIRED] == [(5, 12)]
+    assert [(r.offset, r.end) for r in poll.rows[FIRST] if r.outcome is Outcome.EXPIRED] == [(5, 12)]
     assert poll.offsets == list(range(12, 20))
     assert lane.floor == 20
 
 
-# ---- what fold answers for ----------------------------------------------------------------------------------------
+# ---- what fold accepts and refuses --------------------------------------------------------------------------------
 
 
-def test_a_range_decision_answers_for_each_retry_in_it() -> None:
+def test_a_decision_of_a_range_settles_each_retry_in_it() -> None:
     before = PartitionState(10, (retry(2, 8),))
-    state = fold(before, OffsetRange(10, 10), (Run(2, 8, 2),), [row(2, Outcome.EXPIRED, 0, end=8)], AT_ONCE)
+    state = fold(before, OffsetRange(10, 10), (ValuedRange(2, 8, 2),), [row(2, Outcome.EXPIRED, 0, end=8)], AT_ONCE)
     assert state == PartitionState(10)
 
 
-def test_a_range_decision_settles_what_it_covers_of_pending_and_fresh_offsets() -> None:
+def test_a_decision_of_a_range_settles_the_pending_and_fresh_offsets_in_it_and_no_others() -> None:
     before = PartitionState(10, (retry(2, 8),))
     rows = [row(12, Outcome.FAILED), row(15, Outcome.FAILED), row(5, Outcome.SKIPPED, 0, end=14)]
     state = fold(before, OffsetRange(10, 20), (), rows, AT_ONCE)
-    assert state == PartitionState(20, (retry(2, 5), Run(15, 16, Pending(PendingKind.RETRY, 1, NOON, None))))
+    assert state == PartitionState(20, (retry(2, 5), ValuedRange(15, 16, Pending(PendingKind.RETRY, 1, NOON, None))))
 
 
 @pytest.mark.parametrize(
     ("rows", "reason"),
     [
-        ([], "say nothing of the retry at offset 4"),
-        ([row(4, Outcome.ACKED, 1)], "attempt 1 at offset 4, planned was 2"),
-        ([row(4, Outcome.ACKED, 3)], "attempt 3 at offset 4, planned was 2"),
-        ([row(4, Outcome.ACKED, 2), row(10, Outcome.FAILED, 2)], "attempt 2 at offset 10, planned was 1"),
+        ([], "no outcome for the retry at offset 4"),
+        ([row(4, Outcome.ACKED, 1)], "offset 4 is of attempt 1, planned was 2"),
+        ([row(4, Outcome.ACKED, 3)], "offset 4 is of attempt 3, planned was 2"),
+        ([row(4, Outcome.ACKED, 2), row(10, Outcome.FAILED, 2)], "offset 10 is of attempt 2, planned was 1"),
         ([row(4, Outcome.ACKED, 2), row(20, Outcome.ACKED)], "planned was None"),
         ([row(4, Outcome.ACKED, 2), row(9, Outcome.FAILED)], "planned was None"),
         ([row(4, Outcome.ACKED, 2), row(4, Outcome.FAILED, 2)], "two attempts at offset 4"),
-        ([row(4, Outcome.ACKED, 2), row(5, Outcome.FAILED, 0)], "a decision can't be failed"),
+        ([row(4, Outcome.ACKED, 2), row(5, Outcome.FAILED, 0)], "the decision at offset 5 is failed"),
     ],
-    ids=["silent", "older", "newer", "not fresh", "beyond", "below", "twice", "undecided"],
+    ids=["no row", "older", "newer", "not fresh", "beyond", "below", "twice", "undecided"],
 )
-def test_outcomes_that_do_not_fit_the_plan_are_an_error_of_the_turn(rows: list[OutcomeRow], reason: str) -> None:
+def test_s8_outcomes_that_do_not_fit_the_plan_are_an_error_of_the_turn(rows: list[OutcomeRow], reason: str) -> None:
     before = PartitionState(10, (retry(4, 5),))
     with pytest.raises(LedgerError, match=reason) as caught:
-        fold(before, OffsetRange(10, 20), (Run(4, 5, 2),), rows, AT_ONCE)
+        fold(before, OffsetRange(10, 20), (ValuedRange(4, 5, 2),), rows, AT_ONCE)
     assert caught.value.offset is not None
 
 
-def test_offsets_between_the_states_end_and_the_fresh_range_must_be_decided() -> None:
-    holes = [row(10, Outcome.EXPIRED, 0, end=12), row(13, Outcome.EXPIRED, 0, end=15)]
-    with pytest.raises(LedgerError, match=r"\[12, 13\) would be passed over") as caught:
-        fold(PartitionState(10), OffsetRange(15, 20), (), holes, AT_ONCE)
+def test_i4_offsets_between_complete_to_and_the_fresh_range_must_be_decided() -> None:
+    decisions = [row(10, Outcome.EXPIRED, 0, end=12), row(13, Outcome.EXPIRED, 0, end=15)]
+    with pytest.raises(LedgerError, match=r"\[12, 13\) would be skipped over") as caught:
+        fold(PartitionState(10), OffsetRange(15, 20), (), decisions, AT_ONCE)
     assert caught.value.offset == 12
 
 
 @pytest.mark.parametrize("start", [9, 11])
-def test_a_fresh_range_begins_where_the_last_one_ended_to_the_offset(start: int) -> None:
-    """One below would be handled again, one above would pass a record over."""
+def test_a_fresh_range_begins_exactly_where_the_last_one_ended(start: int) -> None:
+    """One offset below would be handled again, one above would pass a record over."""
     with pytest.raises(LedgerError) as caught:
         fold(PartitionState(10), OffsetRange(start, 20), (), [], AT_ONCE)
     assert caught.value.offset == min(start, 10)
 
 
 @pytest.mark.parametrize("ends", [(12, 12, 15), (12, 11, 15), (14, 11, 13)], ids=["touching", "overlapping", "inside"])
-def test_ranges_that_were_decided_by_several_rows_are_decided_to_the_last_offset(ends: tuple[int, int, int]) -> None:
-    """In any order; what is pending in them is settled, and what is pending right after them is not."""
+def test_overlapping_decisions_settle_exactly_the_offsets_that_they_cover(ends: tuple[int, int, int]) -> None:
+    """In any order of the rows. A pending offset right after them stays pending."""
     first, second, last = ends
     end = max(first, last)
-    holes = [row(second, Outcome.EXPIRED, 0, end=last), row(10, Outcome.EXPIRED, 0, end=first)]
-    assert fold(PartitionState(10), OffsetRange(end, 20), (), holes, AT_ONCE) == PartitionState(20)
+    decisions = [row(second, Outcome.EXPIRED, 0, end=last), row(10, Outcome.EXPIRED, 0, end=first)]
+    assert fold(PartitionState(10), OffsetRange(end, 20), (), decisions, AT_ONCE) == PartitionState(20)
     before = PartitionState(20, (retry(10, end + 1),))
-    assert fold(before, OffsetRange(20, 20), (), holes, AT_ONCE) == PartitionState(20, (retry(end, end + 1),))
+    assert fold(before, OffsetRange(20, 20), (), decisions, AT_ONCE) == PartitionState(20, (retry(end, end + 1),))
 
 
 @pytest.mark.parametrize(
     ("before", "fresh", "retries"),
     [
-        (PartitionState(10), OffsetRange(10, 12), (Run(4, 5, 2),)),
-        (PartitionState(10, (retry(4, 5, attempts=2),)), OffsetRange(10, 12), (Run(4, 5, 2),)),
-        (PartitionState(10, (DEAD_LETTER,)), OffsetRange(10, 12), (Run(4, 5, 2),)),
+        (PartitionState(10), OffsetRange(10, 12), (ValuedRange(4, 5, 2),)),
+        (PartitionState(10, (retry(4, 5, attempts=2),)), OffsetRange(10, 12), (ValuedRange(4, 5, 2),)),
+        (PartitionState(10, (DEAD_LETTER,)), OffsetRange(10, 12), (ValuedRange(4, 5, 2),)),
         (PartitionState(10), OffsetRange(8, 12), ()),
     ],
     ids=["of a settled offset", "of an attempt made", "of a dead letter", "fresh below complete_to"],
 )  # fmt: skip
 def test_s7_a_turn_that_does_not_start_from_this_state_un_acks_nothing(
-    before: PartitionState, fresh: OffsetRange, retries: tuple[Run[int], ...]
+    before: PartitionState, fresh: OffsetRange, retries: tuple[ValuedRange[int], ...]
 ) -> None:
-    rows = [row(o, Outcome.FAILED, run.value) for run in retries for o in range(run.start, run.end)]
+    rows = [row(o, Outcome.FAILED, retry.value) for retry in retries for o in range(retry.start, retry.end)]
     rows += [row(8, Outcome.FAILED)] if fresh.start == 8 else []
     with pytest.raises(LedgerError):
         fold(before, fresh, retries, rows, AT_ONCE)
 
 
-def test_terminal_outcomes_are_those_of_the_design() -> None:
+def test_only_failed_and_in_flight_are_not_terminal() -> None:
     assert {outcome for outcome in Outcome if not outcome.terminal} == {Outcome.FAILED, Outcome.IN_FLIGHT}
 
 
@@ -342,15 +340,3 @@ def test_the_next_due_time_is_that_of_the_earliest_retry() -> None:
     state = PartitionState(9, (retry(1, 2, due=30), retry(4, 5, due=10), retry(6, 7, due=20)))
     assert state.next_due == after(10)
     assert PartitionState(9).next_due is None
-
-
-def test_neighbours_that_failed_alike_are_one_run() -> None:
-    rows = [OutcomeRow(n, 1, Outcome.FAILED, NOON, ErrorClass.INVALID_OUTCOME) for n in range(5_000)]
-    state = fold(PartitionState(0), OffsetRange(0, 5_000), (), rows, AT_ONCE)
-    assert [(run.start, run.end) for run in state.pending] == [(0, 5_000)]
-
-
-def test_a_lane_where_all_is_well_keeps_nothing() -> None:
-    lane = Lane.of(1_000)
-    lane.poll(acks)
-    assert lane.states[ONE] == PartitionState(1_000)

@@ -1,1 +1,1 @@
-"""Airflow's part: DAGs from pipeline files, the operators of the three steps, and the middle one's driver."""
+"""Airflow: DAGs from pipeline files, the operators of the three steps, and the Spark driver of replay."""

@@ -1,7 +1,7 @@
-"""The Kafka connection that a pipeline file names, through the Kafka provider's own handling of it.
+"""Reads the Kafka connection that a pipeline file names, by the Kafka provider of Airflow.
 
-Asked anew by each step, so that a rotated password takes effect at the next one. What comes back holds secrets: it
-goes to clients, and to the Spark driver by its environment; never to a log, an argument, XCom or a Spark setting.
+Each step reads it anew, so a rotated password takes effect at the next step. The result holds secrets. It goes to Kafka
+clients and into the environment of the Spark driver, and never to a log, an argument, XCom or a Spark setting.
 """
 
 from typing import Any
@@ -14,16 +14,16 @@ from ackline.pipeline import Pipeline
 
 
 def kafka_connection(pipeline: Pipeline) -> dict[str, Any] | None:
-    """The librdkafka properties of the pipeline's connection; None where the file names its servers itself.
+    """Returns the librdkafka properties of the connection; None if the file names bootstrap servers itself.
 
-    Raises ConfigError where the connection is not defined, names no broker, or logs in by a callback: Spark reads with
-    Java's client, which can't call one.
+    Raises ConfigError if the connection is not defined, names no broker, or logs in by a Python callback, which the
+    Java client of Spark can't call.
     """
     name = pipeline.kafka.connection
     if name is None:
         return None
     try:
-        # The provider keeps this to itself, and has no other way to its callbacks and managed log-ins.
+        # Private, but the provider has no public method that resolves its callbacks and managed log-ins.
         found: dict[str, Any] = KafkaBaseHook(name)._build_config()  # type: ignore[no-untyped-call]
     except AirflowNotFoundException:
         raise ConfigError(

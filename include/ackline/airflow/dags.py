@@ -1,7 +1,7 @@
 """DAGs from pipeline files: `replay__NAME` with the tasks plan >> replay >> settle.
 
-Asked by the files in dags/ each time they are parsed, so nothing here opens a connection or loads Spark, Delta or
-a Kafka client: what the tasks need they import when they run.
+Airflow parses the files in dags/ every few seconds. So nothing here opens a connection or loads Spark, Delta or a Kafka
+client: the tasks import what they need when they run.
 """
 
 from collections.abc import Mapping
@@ -22,29 +22,31 @@ RETRIES = {
     "retry_exponential_backoff": 2.0,
     "max_retry_delay": timedelta(minutes=10),
 }
-"""For what is transient: some seven minutes of patience. What is not fails its task at once (`operators.verdict`)."""
+"""Airflow's retries of a transient error: about seven minutes. Others fail at once (`operators.airflow_errors`)."""
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
-    """The DAGs of a folder of pipeline files, by id, and what is wrong with the files that gave none."""
+class FolderDags:
+    """The DAGs of a folder of pipeline files, by id, and the errors of the files that have no DAG."""
 
     dags: Mapping[str, DAG]
     broken: Mapping[Path, str]
 
 
-def make_dags(folder: Path, file: str) -> Made:
-    """A DAG for each pipeline file of `folder`, as those of the DAG file `file`. Never raises.
+def make_dags(folder: Path, file: str) -> FolderDags:
+    """Returns a DAG for each pipeline file of `folder`, for the DAG file `file`. Never raises.
 
-    One exception at the end of a file that made DAGs would take all of them away, so a broken pipeline file is only
-    noted here; a second DAG file without DAGs reports it.
+    If a DAG file raises after it made DAGs, Airflow drops all of them. So this function only collects the errors of
+    broken pipeline files, and a second DAG file, which makes no DAGs, raises them.
     """
     try:
         if not folder.is_dir():
-            return Made({}, {folder: f"{folder}: no such folder; set ACKLINE_PIPELINES to that of the pipeline files"})
+            return FolderDags(
+                {}, {folder: f"{folder}: no such folder; set ACKLINE_PIPELINES to the folder of the pipeline files"}
+            )
         loaded = load_folder(folder)
     except Exception as error:
-        return Made({}, {folder: f"{folder}: {type(error).__name__}: {error}"})
+        return FolderDags({}, {folder: f"{folder}: {type(error).__name__}: {error}"})
     dags: dict[str, DAG] = {}
     broken = {path: str(error) for path, error in loaded.broken.items()}
     for pipeline in loaded.pipelines.values():
@@ -53,11 +55,11 @@ def make_dags(folder: Path, file: str) -> Made:
             dags[dag.dag_id] = dag
         except Exception as error:
             broken[folder / pipeline.name] = f"{folder}: pipeline {pipeline.name}: {type(error).__name__}: {error}"
-    return Made(dags, broken)
+    return FolderDags(dags, broken)
 
 
 def replay_dag(pipeline: Pipeline, file: str) -> DAG:
-    """The DAG of one pipeline. Raises ValueError for a schedule that no calendar meets."""
+    """Returns the DAG of one pipeline. Raises ValueError for a schedule that never comes."""
     dag = DAG(
         dag_id=f"replay__{pipeline.name}",
         schedule=_timetable(pipeline.schedule),
@@ -65,8 +67,8 @@ def replay_dag(pipeline: Pipeline, file: str) -> DAG:
         catchup=False,
         max_active_runs=1,
         default_args=RETRIES,
-        description=f"Replays {subscription(pipeline)} through {', '.join(pipeline.handlers)}",
-        doc_md=documentation(pipeline),
+        description=f"Replays {subscription_text(pipeline)} through {', '.join(pipeline.handlers)}",
+        doc_md=documentation_of(pipeline),
         tags={"ackline", "replay"},
         auto_register=False,
     )
@@ -79,7 +81,7 @@ def replay_dag(pipeline: Pipeline, file: str) -> DAG:
 
 
 def audit_asset(pipeline: str) -> Asset:
-    """A pipeline's part of the audit table. DAGs that are scheduled on it run when a turn was settled."""
+    """Returns the asset of a pipeline's rows in the audit table. A DAG scheduled on it runs after each settle."""
     root = audit_root()
     uri = root if "://" in root else Path(root).absolute().as_uri()
     return Asset(name=f"ackline/outcomes/{pipeline}", uri=f"{uri}/outcomes/pipeline={pipeline}", group="ackline")
@@ -93,8 +95,8 @@ def _timetable(schedule: str | None) -> CronDataIntervalTimetable | None:
     return timetable
 
 
-def subscription(pipeline: Pipeline) -> str:
-    """What a pipeline reads, in words."""
+def subscription_text(pipeline: Pipeline) -> str:
+    """Returns what a pipeline reads, as text."""
     kafka = pipeline.kafka
     if kafka.pattern is not None:
         return f"topics matching {kafka.pattern}"
@@ -103,33 +105,33 @@ def subscription(pipeline: Pipeline) -> str:
     return ", ".join(kafka.topics or ())
 
 
-def documentation(pipeline: Pipeline) -> str:
-    """What a reader of the DAG's page wants to know. Kafka properties are named, their values may be secret."""
+def documentation_of(pipeline: Pipeline) -> str:
+    """Returns the documentation of a DAG. It has the names of Kafka properties only: their values may be secret."""
     kafka, retry = pipeline.kafka, pipeline.retry
     broker = f"the Airflow connection {kafka.connection}" if kafka.connection else kafka.bootstrap_servers or ""
     rows = {
-        "reads": f"{subscription(pipeline)} ({kafka.isolation})",
+        "reads": f"{subscription_text(pipeline)} ({kafka.isolation})",
         "from": broker,
         "commits for group": kafka.group_id,
         "Kafka properties": ", ".join(sorted(kafka.properties)) or "none",
         "handler": ", ".join(pipeline.handlers),
         "guarantee": pipeline.guarantee,
         "starts at": pipeline.start,
-        "retries": f"as {retry.class_} says"
+        "retries": f"by the class {retry.class_}"
         if retry.class_
         else f"{retry.max_retries}; first after {_seconds(retry.initial_delay)}, then {_seconds(retry.period)} × "
         f"{retry.multiplier:g}^(n−1), at most {_seconds(retry.max_delay)}",
-        "dead letters": pipeline.dead_letter_topic or "none: records given up leave no copy in Kafka",
+        "dead letters": pipeline.dead_letter_topic or "none: a dead record leaves no copy in Kafka",
         "tombstones": pipeline.tombstones,
         "takes at most": f"{pipeline.max_records_per_run:,} records, {pipeline.max_uncommitted:,} above the floor",
     }
     table = "\n".join(f"| {name} | {_code(value)} |" for name, value in rows.items())
     return (
         f"### {pipeline.name}\n\n| | |\n|---|---|\n{table}\n\n"
-        "**plan** stores which offsets this turn reads, **replay** hands each record of exactly these to the handler "
-        "and stores its outcome, **settle** decides about failures and commits the group up to the lowest offset that "
-        "is not settled. "
-        "Any task may be cleared at any time: an open turn is resumed, nothing that was stored is done twice.\n"
+        "**plan** stores which offsets this turn reads. **replay** passes exactly these records to the handler and "
+        "stores an outcome for each. **settle** decides about failures and commits the group up to the lowest offset "
+        "that is not settled. "
+        "Any task may be cleared at any time: the run resumes an open turn, and repeats nothing that was stored.\n"
     )
 
 
@@ -138,5 +140,5 @@ def _seconds(duration: timedelta) -> str:
 
 
 def _code(text: str) -> str:
-    # As code, Markdown leaves it alone; only these two would end it, or the cell.
+    # Markdown does not interpret code. Only a backtick would end it, and a bar would end the table cell.
     return "`" + text.replace("`", "'").replace("|", "\\|") + "`"

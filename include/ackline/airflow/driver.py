@@ -1,7 +1,7 @@
-"""The Spark driver of the replay task: what spark-submit runs, and how it says how it ended.
+"""The Spark driver of the replay task: the program that spark-submit runs.
 
-Exit status 0: done. 1: transient, the task is tried again. 2: configuration. 3: fatal. The last two are the same next
-time. Why is one line on standard error, which begins with `ackline:`.
+Exit status 0: done. 1: a transient error, Airflow retries the task. 2: a configuration error. 3: a fatal error. Airflow
+does not retry the last two. The cause is one line on standard error that begins with `ackline:`.
 """
 
 import argparse
@@ -11,65 +11,66 @@ import sys
 import traceback
 from collections.abc import Sequence
 
-from ackline.airflow.watch import ProcessId, end_with
+from ackline.airflow.watch import end_with_task
 from ackline.errors import AcklineError, ConfigError, TransientError
+from ackline.process_identity import ProcessIdentity
 
 KAFKA_CONFIG = "ACKLINE_KAFKA_CONFIG"
 """The variable that holds the Kafka connection as JSON."""
 TASK = "ACKLINE_AIRFLOW_TASK"
-"""The variable that holds the Airflow task's process, as `ProcessId` writes it."""
+"""The variable that holds the process of the Airflow task, as the text of its `ProcessIdentity`."""
 DONE, TRANSIENT, CONFIGURATION, FATAL = 0, 1, 2, 3
 
 
 def main(argv: Sequence[str]) -> int:
-    """Replay the open plan of the named pipeline; the exit status."""
+    """Replay the open plan of the named pipeline. Returns the exit status."""
     parser = argparse.ArgumentParser(description="Replay the open plan of a pipeline.")
     parser.add_argument("pipeline")
     parser.add_argument("--run-id", required=True)
     arguments = parser.parse_args(argv)
-    # Taken out, so that nothing this process starts inherits it.
+    # Removed from the environment, so that no process started here inherits them.
     secret = os.environ.pop(KAFKA_CONFIG, "null")
     task = os.environ.pop(TASK, None)
-    end_with(ProcessId.decode(task) if task else None)
+    end_with_task(ProcessIdentity.decode(task) if task else None)
     try:
-        print(replayed(arguments.pipeline, arguments.run_id, secret))
+        print(replay_open_plan(arguments.pipeline, arguments.run_id, secret))
     except AcklineError as error:
         print(f"ackline: {error}", file=sys.stderr)
-        return status_of(error)
+        return exit_status_of(error)
     except Exception as error:
-        print(unexpected(error), file=sys.stderr)
+        print(describe_unexpected(error), file=sys.stderr)
         return TRANSIENT
     return DONE
 
 
-def status_of(error: AcklineError) -> int:
-    """The exit status that says what kind of error it was."""
+def exit_status_of(error: AcklineError) -> int:
+    """Returns the exit status for this kind of error."""
     if isinstance(error, TransientError):
         return TRANSIENT
     return CONFIGURATION if isinstance(error, ConfigError) else FATAL
 
 
-def unexpected(error: Exception) -> str:
-    """Where an error came from that is none of ours. Without its text: Spark's quotes what a handler was given."""
+def describe_unexpected(error: Exception) -> str:
+    """Returns where an unexpected error was raised, without its text: Spark's errors quote records."""
     frames = "".join(traceback.format_tb(error.__traceback__))
     return f"{frames}ackline: unexpected {type(error).__module__}.{type(error).__qualname__}"
 
 
-def replayed(name: str, run_id: str, connection: str) -> str:
-    """Replay, and say in one line what was done."""
+def replay_open_plan(name: str, run_id: str, connection: str) -> str:
+    """Replay the open plan. Returns one line that sums it up."""
     from ackline.paths import make_handlers_importable, pipelines_folder
-    from ackline.pipeline_folder import find
+    from ackline.pipeline_folder import find_pipeline
     from ackline.spark.session import open_session
     from ackline.steps.parts import open_parts
-    from ackline.steps.run import replay_on
-    from ackline.translation import check_code
+    from ackline.steps.run import replay_until_records
+    from ackline.stream_functions import check_functions
 
     make_handlers_importable()
-    pipeline = find(pipelines_folder(), name)
-    # What was planned may not fit what is deployed now; at most once, it would be found out after the hand-out.
-    check_code(pipeline.handler, pipeline.translation, pipeline.isolated)
+    pipeline = find_pipeline(pipelines_folder(), name)
+    # The handler may have changed since the plan. At most once, a handler that fails to import costs the whole turn.
+    check_functions(pipeline.handler, pipeline.translation, pipeline.isolated)
     with open_parts(pipeline, json.loads(connection), run_id=run_id, actor="airflow") as parts:
-        done = replay_on(parts, lambda: open_session(f"ackline-{name}"))
+        done = replay_until_records(parts, lambda: open_session(f"ackline-{name}"))
     if done.plan is None:
         return f"{name}: no turn is open"
     return f"{done.plan.turn}: {done.calls:,} handler calls" + (f"; void: {done.void}" if done.void else "")

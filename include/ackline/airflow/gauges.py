@@ -1,10 +1,10 @@
-"""Figures through Airflow's own metrics (StatsD or OpenTelemetry, whichever `[metrics]` switches on), after a settle.
+"""Publishes metrics after a settle, through Airflow's own back end: StatsD or OpenTelemetry, as `[metrics]` sets it.
 
-Gauges say where each partition and topic stands; whoever settles says them, again too. Counters say what a turn added,
-and only the process that has stored its settlement adds it, so that no repeat counts twice. Names are stable; what they
-are of is in the tags `pipeline`, `topic` and `partition`, and `lane` where it is not the live one. Plain StatsD has no
-tags, and would take all partitions for one: there each is sent a second time with its tags in its name, as Airflow does
-with metrics of its own. Where nothing is switched on Airflow drops them, and a back end that fails breaks no task.
+Gauges hold the position of each partition and topic, and every settle sets them. Counters hold what a turn added. Only
+the process that stored its settlement adds to them, so that no repeat counts twice. The names are a public format. The
+tags are `pipeline`, `topic` and `partition`, and `lane` if it is not the live one. Plain StatsD has no tags and would
+mix all partitions. So each metric is sent to it a second time with the tags in its name, as Airflow does with its own.
+Airflow drops metrics if no back end is on, and a back end that fails breaks no task.
 """
 
 import logging
@@ -14,33 +14,33 @@ from typing import Any
 
 from ackline.errors import AcklineError
 from ackline.steps.parts import Parts
-from ackline.steps.status import PartitionStatus, TopicStatus, status, topics_of
+from ackline.steps.status import PartitionStatus, TopicStatus, status, status_by_topic
 from ackline.turns import LIVE, Settlement
 
 PARTITION, TOPIC = "ackline.partition", "ackline.topic"
 COUNTED = ("acked", "failed", "skipped", "dropped", "dead", "expired", "compacted", "lost", "retries")
 Tags = Mapping[str, str]
 Send = Callable[[str, float, Tags], None]
-"""Name, value, tags."""
+"""Called with a name, a value and tags."""
 
 log = logging.getLogger(__name__)
 
 
-def publish(parts: Parts, stored: Settlement | None) -> None:
-    """Gauges of all partitions and topics, and what a turn added if this process `stored` its settlement."""
+def publish_metrics(parts: Parts, stored: Settlement | None) -> None:
+    """Set the gauges of all partitions and topics, and add to the counters if this process `stored` a settlement."""
     try:
-        incr, gauge = _to_airflow()
+        incr, gauge = _senders()
         if stored is not None:
-            _count(incr, stored)
-        _gauges(gauge, parts, status(parts))
-    except AcklineError as error:  # the broker has gone away since: the next settle says where things stand
+            _add_counters(incr, stored)
+        _set_gauges(gauge, parts, status(parts))
+    except AcklineError as error:  # the broker has gone away since: the next settle sets the gauges
         log.warning("no metrics of %s: %s", parts.pipeline.name, error)
-    except Exception as error:  # a back end may raise anything; its text may hold where it sends to
+    except Exception as error:  # a back end may raise anything, and its text may hold an address with a password
         log.warning("no metrics of %s: the back end failed (%s)", parts.pipeline.name, type(error).__name__)
 
 
-def _to_airflow() -> tuple[Send, Send]:
-    """How a counter is added to, and how a gauge is set."""
+def _senders() -> tuple[Send, Send]:
+    """Returns the function that adds to a counter and the function that sets a gauge."""
     from airflow.sdk.configuration import conf
     from airflow.sdk.observability import stats
 
@@ -52,7 +52,7 @@ def _to_airflow() -> tuple[Send, Send]:
     def sending(send: Callable[..., None]) -> Send:
         def to_airflow(name: str, value: float, tags: Tags) -> None:
             send(name, value, tags=dict(tags))
-            if plain:  # a dot in a tag would read as a level of the name
+            if plain:  # a dot in a tag would become a level of the name
                 send(".".join([name, *(tag.replace(".", "__") for tag in tags.values())]), value)
 
         return to_airflow
@@ -60,12 +60,12 @@ def _to_airflow() -> tuple[Send, Send]:
     return sending(stats.incr), sending(stats.gauge)
 
 
-def _count(incr: Send, stored: Settlement) -> None:
+def _add_counters(incr: Send, stored: Settlement) -> None:
     topics: dict[str, dict[str, int]] = {}
-    for tp, one in stored.partitions.items():
+    for tp, settled in stored.partitions.items():
         of_topic = topics.setdefault(tp.topic, dict.fromkeys(COUNTED, 0))
         tags = _tags(stored.turn.pipeline, stored.turn.lane, tp.topic, tp.partition)
-        for word, rows in {**one.counts, "retries": int((one.metrics or {}).get("retries", 0))}.items():
+        for word, rows in {**settled.counts, "retries": int((settled.metrics or {}).get("retries", 0))}.items():
             if rows and word in of_topic:
                 of_topic[word] += rows
                 incr(f"{PARTITION}.{word}", rows, tags)
@@ -75,43 +75,43 @@ def _count(incr: Send, stored: Settlement) -> None:
                 incr(f"{TOPIC}.{word}", rows, _tags(stored.turn.pipeline, stored.turn.lane, topic))
 
 
-def _gauges(gauge: Send, parts: Parts, partitions: Iterable[PartitionStatus]) -> None:
+def _set_gauges(gauge: Send, parts: Parts, partitions: Iterable[PartitionStatus]) -> None:
     found = list(partitions)
     pipeline, lane, now = parts.pipeline.name, parts.store.lane, parts.now()
-    for one in found:
-        tags = _tags(pipeline, lane, one.topic, one.partition)
-        for name, value in _numbers(one, now):
+    for partition in found:
+        tags = _tags(pipeline, lane, partition.topic, partition.partition)
+        for name, value in _numbers(partition, now):
             gauge(f"{PARTITION}.{name}", value, tags)
-    for topic in topics_of(found):
+    for topic in status_by_topic(found):
         tags = _tags(pipeline, lane, topic.topic)
         for name, value in [("partitions", topic.partitions), *_numbers(topic, now)]:
             gauge(f"{TOPIC}.{name}", value, tags)
 
 
-def _numbers(one: PartitionStatus | TopicStatus, now: datetime) -> Iterator[tuple[str, float]]:
-    """Each figure that is known, by the name of its gauge."""
-    oldest = one.oldest_pending_at
+def _numbers(status: PartitionStatus | TopicStatus, now: datetime) -> Iterator[tuple[str, float]]:
+    """Yields each metric that is known, by the name of its gauge."""
+    oldest = status.oldest_pending_at
     age = None if oldest is None else max(0.0, (now - oldest).total_seconds())
-    known = None if one.log_start is None or one.log_end is None else one.log_end - one.log_start
+    known = None if status.log_start is None or status.log_end is None else status.log_end - status.log_start
     numbers: dict[str, Any] = {
-        "log_start": one.log_start,
-        "log_end": one.log_end,
+        "log_start": status.log_start,
+        "log_end": status.log_end,
         "records": known,
-        "committed": one.committed,
-        "floor": one.floor,
-        "read": one.read,
-        "lag": one.lag,
-        "lag_seconds": one.lag_seconds,
-        "due": one.due,
-        **{f"pending.{kind.value}": number for kind, number in one.pending.items()},
-        # Gauges keep what they were told last: nothing pending has to be said, too.
-        "oldest_pending_seconds": age if any(one.pending.values()) else 0.0,
-        **{f"total.{word}": number for word, number in one.totals.items()},
-        "fetches": one.fetches,
-        "fetch_seconds_max": one.fetch_seconds_max,
+        "committed": status.committed,
+        "floor": status.floor,
+        "read": status.read,
+        "lag": status.lag,
+        "lag_seconds": status.lag_seconds,
+        "due": status.due,
+        **{f"pending.{kind.value}": number for kind, number in status.pending.items()},
+        # A gauge keeps its last value, so "nothing is pending" needs a value of its own.
+        "oldest_pending_seconds": age if any(status.pending.values()) else 0.0,
+        **{f"total.{word}": number for word, number in status.totals.items()},
+        "fetches": status.fetches,
+        "fetch_seconds_max": status.fetch_seconds_max,
     }
-    if isinstance(one, PartitionStatus):
-        numbers["fetch_seconds_mean"] = one.fetch_seconds_mean
+    if isinstance(status, PartitionStatus):
+        numbers["fetch_seconds_mean"] = status.fetch_seconds_mean
     for name, value in numbers.items():
         if value is not None:
             yield name, value

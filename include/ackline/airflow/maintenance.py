@@ -1,6 +1,6 @@
-"""The DAG `ackline_maintenance`: every six hours, whatever `ackline maintain` does.
+"""The DAG `ackline_maintenance`: it does every six hours what `ackline maintain` does.
 
-Asked by dags/maintenance.py each time it is parsed: what the task needs it imports when it runs.
+Airflow parses its DAG file every few seconds, so the task imports what it needs when it runs.
 """
 
 from dataclasses import asdict
@@ -10,31 +10,31 @@ from typing import Any
 from airflow.sdk import DAG, BaseOperator, Context, CronDataIntervalTimetable
 
 from ackline.airflow.dags import RETRIES
-from ackline.airflow.operators import verdict
+from ackline.airflow.operators import airflow_errors
 from ackline.paths import audit_root
 
 SCHEDULE = "20 */6 * * *"
-"""Often enough that a pipeline which runs every ten minutes stays as quick as it was (`make bench`)."""
+"""Every six hours: then a pipeline that runs every ten minutes does not get slower (`make bench`)."""
 
 
 class MaintainOperator(BaseOperator):
-    """Compact, checkpoint and vacuum the tables of all pipelines. Returns what was done to each."""
+    """Compacts, checkpoints and vacuums the tables of all pipelines. Returns what it did to each table."""
 
     ui_color = "#e8e3f3"
 
     def execute(self, context: Context) -> list[dict[str, Any]]:
-        """Do it; safe beside runs, and to be done again."""
-        with verdict():
+        """Maintain the tables. Safe beside runs, and safe to repeat."""
+        with airflow_errors():
             from ackline.audit.maintenance import maintain
 
-            done = [asdict(one) for one in maintain(audit_root())]
-        for one in done:
-            self.log.info("maintained: %s", one)
-        return done
+            tables = [asdict(maintained) for maintained in maintain(audit_root())]
+        for table in tables:
+            self.log.info("maintained: %s", table)
+        return tables
 
 
 def maintenance_dag(file: str) -> DAG:
-    """The DAG, as that of the DAG file `file`."""
+    """Returns the maintenance DAG, for the DAG file `file`."""
     dag = DAG(
         dag_id="ackline_maintenance",
         schedule=CronDataIntervalTimetable(SCHEDULE, timezone="UTC"),
@@ -44,8 +44,8 @@ def maintenance_dag(file: str) -> DAG:
         default_args=RETRIES,
         description="Compacts, checkpoints and vacuums the tables of all pipelines",
         doc_md=(
-            "Without it every run gets slower, a little each day. No row changes, and runs may go on meanwhile. Files "
-            "that nothing refers to are removed a week later, those of an open turn never. By hand: `ackline maintain`."
+            "Without this DAG every run gets a little slower each day. No row changes, and runs may go on meanwhile. "
+            "It removes unused files after a week, and never those of an open turn. By hand: `ackline maintain`."
         ),
         tags={"ackline", "maintenance"},
         auto_register=False,

@@ -1,7 +1,7 @@
-"""The Spark provider's operator and hook, imported without opening a socket.
+"""Imports the Spark provider's operator and hook without opening a socket.
 
-It imports urllib3, which binds a socket to learn whether this machine speaks IPv6. DAG files are parsed every few
-seconds and open no socket at all; urllib3 is told what Python knows instead, and asks for either kind of address.
+The provider imports urllib3, which binds a socket to find out whether the machine has IPv6. A DAG file must open no
+socket, because Airflow parses it every few seconds. So urllib3 gets the answer of Python's own `socket.has_ipv6`.
 """
 
 import socket

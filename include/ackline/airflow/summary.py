@@ -1,14 +1,14 @@
-"""What the tasks say of a turn: offsets and counts. No payload, no key, no secret; logged and kept as XCom."""
+"""The summaries that tasks log and return as XCom: offsets and counts, and no payload, key or secret."""
 
 from typing import Any
 
 from ackline.offsets import count
-from ackline.steps.commit import Settled
+from ackline.steps.commit import CommitResult
 from ackline.steps.plan import Planned
 
 
 def planned_summary(planned: Planned) -> dict[str, Any]:
-    """The turn and, for each partition, the fresh range, how many retries, and why where it gets nothing."""
+    """Returns the turn and, for each partition, the fresh range, the number of retries, or why it reads nothing."""
     plan, leaderless = planned.plan, [str(tp) for tp in planned.leaderless]
     if plan is None:
         return {"turn": None, "missing": list(planned.missing), "leaderless": leaderless}
@@ -16,12 +16,12 @@ def planned_summary(planned: Planned) -> dict[str, Any]:
         {
             "topic": tp.topic,
             "partition": tp.partition,
-            "start": one.fresh.start,
-            "end": one.fresh.end,
-            "retries": count(one.retries),
-            "why": one.why,
+            "start": planned_partition.fresh.start,
+            "end": planned_partition.fresh.end,
+            "retries": count(planned_partition.retries),
+            "why": planned_partition.why,
         }
-        for tp, one in sorted(plan.partitions.items())
+        for tp, planned_partition in sorted(plan.partitions.items())
     ]
     return {
         "turn": plan.turn.n,
@@ -33,22 +33,22 @@ def planned_summary(planned: Planned) -> dict[str, Any]:
     }
 
 
-def settled_summary(settled: Settled) -> dict[str, Any]:
-    """The newest turn and, for each partition, where it stands and what the group holds, read back."""
-    settlement = settled.settlement
+def settled_summary(result: CommitResult) -> dict[str, Any]:
+    """Returns the newest turn and, for each partition, its state and the committed offset as read back."""
+    settlement = result.settlement
     if settlement is None:
         return {"turn": None}
     partitions = [
         {
             "topic": tp.topic,
             "partition": tp.partition,
-            "floor": one.state.floor,
-            "complete_to": one.state.complete_to,
-            "pending": {kind.value: pending for kind, pending in one.state.pending_by_kind().items()},
-            "outcomes": dict(one.counts),
-            "committed": settled.committed[tp].offset if tp in settled.committed else None,
+            "floor": settled.state.floor,
+            "complete_to": settled.state.complete_to,
+            "pending": {kind.value: pending for kind, pending in settled.state.pending_by_kind().items()},
+            "outcomes": dict(settled.counts),
+            "committed": result.committed[tp].offset if tp in result.committed else None,
         }
-        for tp, one in sorted(settlement.partitions.items())
+        for tp, settled in sorted(settlement.partitions.items())
     ]
     return {
         "turn": settlement.turn.n,

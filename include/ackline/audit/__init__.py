@@ -1,1 +1,1 @@
-"""The three Delta tables: their schemas, the ledger's fenced commits to them, and the queries of the audit table."""
+"""The three Delta tables: their schemas, the fenced commits of the ledger, their maintenance, and queries."""

@@ -1,12 +1,11 @@
-"""Keeping the tables quick: small files made one, the log summed up, and what nothing refers to any more removed.
+"""Keeps the tables quick: compacts small files, removes unused ones, and checkpoints the log.
 
-No row changes and no transaction id does, so a turn is refused, read and settled after it as before. Each write is
-made under the lock that the appends take, a pipeline's day at a time. Where there is none (an object store), an append
-goes through beside a compaction, and of two compactions one gives up. Nobody else may compact these tables: delta-rs
-lets two compactions replace the same files, and then every row is there twice.
+No row and no transaction id changes, so the fences and reads of a turn work after it as before. Each write holds the
+lock that appends take, for one day of one pipeline at a time. An object store has no such lock: there an append
+succeeds beside a compaction, and of two compactions one fails. Only Ackline may compact these tables: delta-rs lets two
+compactions replace the same files, and then the table holds every row twice.
 """
 
-import contextlib
 import math
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
@@ -16,44 +15,49 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from deltalake import ColumnProperties, DeltaTable, WriterProperties
 from deltalake.exceptions import CommitFailedError, DeltaError
+from tenacity import Retrying, retry_if_exception_type, stop_after_attempt
 
 from ackline.audit.schemas import TABLES
 from ackline.audit.table import AuditTable
 from ackline.errors import ConfigError
 
 RETENTION = timedelta(days=7)
-"""The least that a file is kept which the newest version does not name: somebody may be reading an older version, and
-outcomes lie on disk for as long as their Spark job takes until a commit names them. Delta's own default."""
+"""How long a file stays at least after the newest version stopped naming it, because a reader may use an older version.
+A file of outcomes has no commit that names it until its Spark job ends. Delta's own default."""
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """How a table is compacted: bytes of a file, more or less (larger ones are left alone); rows of a row group; and
-    columns of numbers that hardly differ from one row to the next, whose differences take a few bits."""
+    """How a table is compacted."""
 
     size: int
+    """Bytes of a compacted file, roughly. Larger files stay as they are."""
     rows: int
-    deltas: tuple[str, ...] = ()
+    """Rows of a row group."""
+    delta_encoded: tuple[str, ...] = ()
+    """Columns of numbers that hardly differ from one row to the next: their differences take a few bits."""
 
 
-# The newest settlement is read from a file that holds others, with a hundred thousand pending in each perhaps.
+# Plans and settlements have small row groups: a compacted file holds many, each with up to 100,000 pending ranges, and
+# a step reads one of them.
 LAYOUTS = {
     "plans": Layout(4 << 20, 16),
     "outcomes": Layout(64 << 20, 131_072, ("offset", "record_timestamp")),
     "settlements": Layout(4 << 20, 16),
 }
-_TRIES = 3
+_COMPACTION_TRIES = 3
+"""How often a compaction is tried beside writers that no lock keeps out. The next maintenance tries again."""
 
 
 class Day(NamedTuple):
-    """A partition of a table: what one pipeline has planned on one day."""
+    """A partition of a table: the turns that one pipeline planned on one UTC day."""
 
     plan_date: date
     pipeline: str
 
 
 class OpenTurn(NamedTuple):
-    """A turn that is planned and not settled, and when it was planned."""
+    """A turn that is planned and not settled."""
 
     day: Day
     planned_at: datetime
@@ -61,27 +65,29 @@ class OpenTurn(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Maintained:
-    """What was done to one table. `busy` counts a pipeline's days with small files that were left for the next time: a
-    turn is open there, or somebody else was writing."""
+    """What maintenance did to one table."""
 
     table: str
     files_before: int
     files: int
     compacted: int
+    """Files that were merged into larger ones."""
     busy: int
+    """Days that stay fragmented until the next maintenance, because a turn is open there or others were writing."""
     removed: int
+    """Unused files that were removed."""
     version: int
 
 
 def maintain(root: str, retention: timedelta = RETENTION) -> list[Maintained]:
-    """Compact, vacuum and checkpoint each table that is there below an audit root.
+    """Compact, vacuum and checkpoint each table below an audit root.
 
-    Raises ConfigError for a retention below RETENTION, and FatalError where a table can't be read or written.
+    Raises ConfigError for a retention below RETENTION, and FatalError if a table can't be read or written.
     """
     if retention < RETENTION:
         raise ConfigError(
-            f"a retention of {retention} is too short: outcomes that no commit names yet, or that a run still reads, "
-            f"would be removed; keep files for {RETENTION.days} days at least",
+            f"a retention of {retention} is too short: it would remove outcomes that no commit names yet or that a run "
+            f"still reads; keep files for {RETENTION.days} days at least",
             key="retention",
         )
     tables = [AuditTable(root, name) for name in TABLES]
@@ -89,14 +95,14 @@ def maintain(root: str, retention: timedelta = RETENTION) -> list[Maintained]:
 
 
 def open_turns(root: str) -> list[OpenTurn]:
-    """The turns of all pipelines and lanes that are planned and not settled."""
+    """Returns the turns of all pipelines and lanes that are planned and not settled."""
     keys = ["pipeline", "lane", "epoch", "turn"]
-    # Plans first: a turn that is settled between the two looks is then taken for settled, which it is.
+    # Plans are read first: a turn that another process settles between the two reads then counts as settled.
     planned = AuditTable(root, "plans").read(None, [*keys, "plan_date", "planned_at"])
     settled = AuditTable(root, "settlements").read(None, keys)
     planned = planned.group_by([*keys, "plan_date"]).aggregate([("planned_at", "min")])
-    found = planned.join(settled.group_by(keys).aggregate([]), keys, join_type="left anti").to_pylist()
-    return [OpenTurn(Day(row["plan_date"], row["pipeline"]), row["planned_at_min"]) for row in found]
+    unsettled = planned.join(settled.group_by(keys).aggregate([]), keys, join_type="left anti").to_pylist()
+    return [OpenTurn(Day(row["plan_date"], row["pipeline"]), row["planned_at_min"]) for row in unsettled]
 
 
 def _maintain(root: str, table: AuditTable, retention: timedelta) -> Maintained:
@@ -110,17 +116,17 @@ def _maintain(root: str, table: AuditTable, retention: timedelta) -> Maintained:
         after = _checkpoint(table)
         return Maintained(table.name, before, len(after.file_uris()), compacted, busy, removed, after.version())
     except (DeltaError, OSError) as error:
-        raise table.unreadable(error) from error
+        raise table.error(error) from error
 
 
 def _opened(table: AuditTable) -> DeltaTable:
-    found = table.open()
-    assert found is not None
-    return found
+    version = table.open()
+    assert version is not None
+    return version
 
 
 def _fragmented(table: AuditTable) -> list[Day]:
-    """The days, oldest first, in which two files or more are smaller than they need to be."""
+    """Returns the days, oldest first, that have at least two files below the size of a compacted one."""
     files = pa.table(_opened(table).get_add_actions(flatten=True))
     if not files.num_rows:
         return []
@@ -131,24 +137,32 @@ def _fragmented(table: AuditTable) -> list[Day]:
 
 
 def _compact(root: str, table: AuditTable, day: Day) -> int | None:
-    """Make one of a day's small files, and say how many those were; None where that is left for the next time.
+    """Merge the small files of a day. Returns how many they were; None if the day is left for the next maintenance.
 
-    Outcomes of an open turn stay as they are: settle counts what was acked from the statistics of files that hold
-    nothing else. The version is chosen before looking for open turns, so one that opens later is not in it.
+    A day with an open turn keeps its files of outcomes: settle counts acked records by the statistics of files that
+    hold nothing else. The version is chosen before open turns are looked up, so it cannot hold a turn that opens later.
     """
-    for _ in range(_TRIES):
-        with table.guard(), contextlib.suppress(CommitFailedError):
+
+    def compact() -> int | None:
+        with table.lock():
             version = _opened(table)
-            if not table.guarded:
-                _claim(version)
-            if table.name == "outcomes" and any(one.day == day for one in open_turns(root)):
+            if not table.has_lock:
+                _make_older_compactions_fail(version)
+            if table.name == "outcomes" and any(turn.day == day for turn in open_turns(root)):
                 return None
             return _rewrite(version, day, LAYOUTS[table.name])
-    return None
+
+    tries = Retrying(
+        retry=retry_if_exception_type(CommitFailedError), stop=stop_after_attempt(_COMPACTION_TRIES), reraise=True
+    )
+    try:
+        return tries(compact)
+    except CommitFailedError:
+        return None
 
 
-def _claim(version: DeltaTable) -> None:
-    """Make every compaction of an older version fail: that conflict is found by delta-rs, two compactions are none."""
+def _make_older_compactions_fail(version: DeltaTable) -> None:
+    """Changes the table's metadata, which delta-rs treats as a conflict. Two compactions are no conflict for it."""
     version.alter.set_table_description(f"last compacted from version {version.version()}")
 
 
@@ -162,32 +176,35 @@ def _rewrite(version: DeltaTable, day: Day, layout: Layout) -> int:
             compression="ZSTD",
             compression_level=1,
             max_row_group_size=layout.rows,
-            column_properties=dict.fromkeys(layout.deltas, packed),
+            column_properties=dict.fromkeys(layout.delta_encoded, packed),
         ),
     )
     return int(done["numFilesRemoved"])
 
 
 def _vacuum(root: str, table: AuditTable, retention: timedelta) -> int:
-    """Remove files that no version within the retention names, and say how many.
+    """Remove files that no version within the retention names. Returns how many.
 
-    A file of outcomes is younger than its plan. So, while a turn is open, the retention reaches beyond the time it was
-    planned, and what its tasks have written stays however long they take.
+    A file of outcomes is younger than the plan of its turn. While a turn is open, the retention therefore reaches back
+    beyond its plan, so that the files of its tasks stay however long the tasks take.
     """
-    with table.guard():
+    with table.lock():
         now = datetime.now(UTC)
-        ages = [now - one.planned_at + timedelta(days=1) for one in open_turns(root)]
+        ages = [now - turn.planned_at + timedelta(days=1) for turn in open_turns(root)]
         hours = math.ceil(max([retention, *ages]) / timedelta(hours=1))
         version = _opened(table)
         unused = version.vacuum(hours, dry_run=True, full=True)
-        if unused:  # each vacuum is two commits
+        if unused:  # a vacuum makes two commits, even of nothing
             version.vacuum(hours, dry_run=False, full=True)
         return len(unused)
 
 
 def _checkpoint(table: AuditTable) -> DeltaTable:
-    """Sum up the log, transaction ids included, and remove what of it has expired (`delta.logRetentionDuration`)."""
-    with table.guard():
+    """Writes a checkpoint, which holds the transaction ids too, and then removes the log entries that have expired.
+
+    In this order, so that no moment has neither.
+    """
+    with table.lock():
         version = _opened(table)
         version.create_checkpoint()
         version.cleanup_metadata()

@@ -1,4 +1,7 @@
-"""Questions to the audit table. Rows count only once a settlement names their turn, and not when that one is void."""
+"""Queries of the audit table.
+
+A row is effective once a settlement names its turn, unless that settlement is void.
+"""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -10,14 +13,14 @@ import pyarrow.dataset as ds
 from deltalake.exceptions import DeltaError
 
 from ackline.audit.schemas import OUTCOMES
-from ackline.audit.table import AuditTable, matching
+from ackline.audit.table import AuditTable, Where, as_expression
 from ackline.offsets import OffsetRange
 from ackline.turns import TurnKind
 
 
 @dataclass(frozen=True, slots=True)
 class AuditFilter:
-    """What to show of a pipeline; None means any. `everything` shows rows that do not count, too."""
+    """Which rows of a pipeline to return. None means any."""
 
     topic: str | None = None
     partition: int | None = None
@@ -27,13 +30,19 @@ class AuditFilter:
     turn: int | None = None
     limit: int | None = None
     everything: bool = False
+    """Whether rows that are not effective are returned too."""
 
 
 COLUMNS = [name for name in OUTCOMES.names if name != "plan_date"]
+_PRUNED_BY = ("topic", "partition", "turn", "outcome")
+"""Columns whose statistics can rule a file out. Run ids have none worth reading."""
 
 
 def audit_rows(root: str, pipeline: str, asked: AuditFilter) -> list[dict[str, Any]]:
-    """Rows of `outcomes` by topic, partition, offset and turn; each says under `effective` whether it counts."""
+    """Returns rows of `outcomes`, sorted by topic, partition, offset and turn. Their key `effective` is True or False.
+
+    Raises FatalError if the tables can't be read.
+    """
     outcomes = AuditTable(root, "outcomes")
     version = outcomes.open()
     if version is None:
@@ -42,46 +51,44 @@ def audit_rows(root: str, pipeline: str, asked: AuditFilter) -> list[dict[str, A
         dataset = outcomes.dataset(version, _pruning(pipeline, asked))
         scanned = dataset.to_table(columns=COLUMNS, filter=_wanted(pipeline, asked))
     except (DeltaError, OSError, pa.ArrowException) as error:
-        raise outcomes.unreadable(error) from error
-    found = _effective(scanned, root, pipeline, asked.everything)
+        raise outcomes.error(error) from error
+    marked = _with_effective(scanned, root, pipeline, asked.everything)
     order = ["topic", "partition", "offset", "lane", "epoch", "turn", "attempt"]
-    found = found.sort_by([(name, "ascending") for name in order])
+    marked = marked.sort_by([(name, "ascending") for name in order])
     if asked.limit is not None:
-        found = found.slice(0, asked.limit)
-    rows: list[dict[str, Any]] = found.to_pylist()
+        marked = marked.slice(0, asked.limit)
+    rows: list[dict[str, Any]] = marked.to_pylist()
     return rows
 
 
-def _pruning(pipeline: str, asked: AuditFilter) -> str:
+def _named_columns(asked: AuditFilter) -> dict[str, str | int]:
+    """Returns the columns that must have one value, with that value."""
     named: Mapping[str, str | int | None] = {
         "topic": asked.topic,
         "partition": asked.partition,
-        "turn": asked.turn,
         "outcome": asked.outcome,
+        "run_id": asked.run_id,
+        "turn": asked.turn,
     }
-    return matching(pipeline=pipeline, **{name: value for name, value in named.items() if value is not None})
+    return {name: value for name, value in named.items() if value is not None}
 
 
-def _wanted(pipeline: str, asked: AuditFilter) -> Any:
-    wanted = ds.field("pipeline") == pipeline
-    for name, value in (
-        ("topic", asked.topic),
-        ("partition", asked.partition),
-        ("outcome", asked.outcome),
-        ("run_id", asked.run_id),
-        ("turn", asked.turn),
-    ):
-        if value is not None:
-            wanted = wanted & (ds.field(name) == value)
-    if asked.offsets is not None:  # a range row is shown where any of its offsets is asked for
-        last = pc.coalesce(ds.field("end_offset"), ds.field("offset") + 1)
-        wanted = wanted & (ds.field("offset") < asked.offsets.end) & (last > asked.offsets.start)
+def _pruning(pipeline: str, asked: AuditFilter) -> Where:
+    named = _named_columns(asked)
+    return {"pipeline": pipeline, **{name: value for name, value in named.items() if name in _PRUNED_BY}}
+
+
+def _wanted(pipeline: str, asked: AuditFilter) -> ds.Expression:
+    wanted = as_expression({"pipeline": pipeline, **_named_columns(asked)})
+    if asked.offsets is not None:  # a row for a range is wanted if the range holds any of the offsets
+        end = pc.coalesce(ds.field("end_offset"), ds.field("offset") + 1)
+        wanted = wanted & (ds.field("offset") < asked.offsets.end) & (end > asked.offsets.start)
     return wanted
 
 
-def _effective(rows: pa.Table, root: str, pipeline: str, everything: bool) -> pa.Table:
+def _with_effective(rows: pa.Table, root: str, pipeline: str, everything: bool) -> pa.Table:
     keys = ["lane", "epoch", "turn"]
-    settled = AuditTable(root, "settlements").read(matching(pipeline=pipeline), [*keys, "kind"])
+    settled = AuditTable(root, "settlements").read({"pipeline": pipeline}, [*keys, "kind"])
     counting = settled.filter(pc.not_equal(settled["kind"], TurnKind.VOID.value)).select(keys)
     counting = counting.group_by(keys).aggregate([])
     counting = counting.append_column("effective", pa.array([True] * counting.num_rows))
@@ -91,6 +98,6 @@ def _effective(rows: pa.Table, root: str, pipeline: str, everything: bool) -> pa
 
 
 def json_rows(rows: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """The same with times as ISO 8601 text."""
+    """Yields rows with their times as ISO 8601 text, for JSON."""
     for row in rows:
         yield {name: value.isoformat() if hasattr(value, "isoformat") else value for name, value in row.items()}

@@ -1,4 +1,8 @@
-"""Plans, settlements and decisions as rows of their tables, and back."""
+"""Turns plans, settlements and decisions into rows of their tables, and back.
+
+The columns keep the names of the first version. So `acknowledged_foreign_offset` is the column `seen`, the committed
+offset of a settlement is `held`, and metrics are `figures`.
+"""
 
 import json
 from collections.abc import Callable, Iterable, Mapping
@@ -10,18 +14,18 @@ import pyarrow as pa
 from ackline.audit.schemas import OUTCOMES, PLANS, SETTLEMENTS
 from ackline.commit_rule import Committed
 from ackline.ledger import OutcomeRow, PartitionState, Pending, PendingKind
-from ackline.offsets import LogBounds, OffsetRange, Run, Runs, TopicPartition, V, join
+from ackline.offsets import LogBounds, OffsetRange, TopicPartition, V, ValuedRange, ValuedRanges, join
 from ackline.outcome import MESSAGE_LIMIT
 from ackline.turns import Plan, PlannedPartition, SettledPartition, Settlement, TurnId, TurnKind
 
 
 def plan_date(planned_at: datetime) -> date:
-    """The value of the partition column, of everything that a plan brings about: the UTC day it was planned."""
+    """Returns the UTC day on which a turn was planned: the partition column of all rows of that turn."""
     return planned_at.astimezone(UTC).date()
 
 
 def turn_columns(turn: TurnId, day: date, run_id: str) -> dict[str, Any]:
-    """What each row of each table says of its turn."""
+    """Returns the columns that every table has: the turn, its day and its run."""
     return {
         "pipeline": turn.pipeline,
         "plan_date": day,
@@ -33,7 +37,7 @@ def turn_columns(turn: TurnId, day: date, run_id: str) -> dict[str, Any]:
 
 
 def plan_rows(plan: Plan) -> pa.Table:
-    """A row a topic-partition."""
+    """Returns a plan as rows of `plans`, one for each topic-partition."""
     same = {
         **turn_columns(plan.turn, plan_date(plan.planned_at), plan.run_id),
         "kind": plan.kind.value,
@@ -48,36 +52,35 @@ def plan_rows(plan: Plan) -> pa.Table:
             **same,
             "topic": tp.topic,
             "partition": tp.partition,
-            "topic_id": one.topic_id,
-            "start_offset": one.fresh.start,
-            "end_offset": one.fresh.end,
-            "floor": one.floor,
-            "complete_to": one.complete_to,
-            "log_start": one.log.start,
-            "log_end": one.log.end,
-            "why": one.why,
-            "committed": one.committed.offset if one.committed else None,
-            "committed_metadata": one.committed.metadata if one.committed else None,
-            "seen": one.acknowledged_foreign_offset,
-            "leader_epoch": one.log.leader_epoch,
-            "retries": _runs(one.retries, lambda attempt: {"attempt": attempt}),
+            "topic_id": planned.topic_id,
+            "start_offset": planned.fresh.start,
+            "end_offset": planned.fresh.end,
+            "floor": planned.floor,
+            "complete_to": planned.complete_to,
+            "log_start": planned.log.start,
+            "log_end": planned.log.end,
+            "why": planned.why,
+            "committed": planned.committed.offset if planned.committed else None,
+            "committed_metadata": planned.committed.metadata if planned.committed else None,
+            "seen": planned.acknowledged_foreign_offset,
+            "leader_epoch": planned.log.leader_epoch,
+            "retries": _range_rows(planned.retries, lambda attempt: {"attempt": attempt}),
         }
-        for tp, one in sorted(plan.partitions.items())
+        for tp, planned in sorted(plan.partitions.items())
     ]
     return pa.Table.from_pylist(rows, schema=PLANS)
 
 
-def plan_of(rows: pa.Table) -> Plan:
-    """The plan whose rows these are; there is at least one."""
-    found = rows.drop_columns(["retries"]).to_pylist()
-    first = found[0]
-    lists = _lists(rows["retries"])
+def plan_from_rows(rows: pa.Table) -> Plan:
+    """Returns the plan that these rows hold. There is at least one."""
+    plain = rows.drop_columns(["retries"]).to_pylist()
+    first = plain[0]
     partitions = {}
-    for row, retries in zip(found, lists, strict=True):
+    for row, retries in zip(plain, _lists(rows["retries"]), strict=True):
         partitions[TopicPartition(row["topic"], row["partition"])] = PlannedPartition(
             row["topic_id"],
             OffsetRange(row["start_offset"], row["end_offset"]),
-            tuple(Run(start, end, attempt) for start, end, attempt in _tuples(retries)),
+            tuple(ValuedRange(start, end, attempt) for start, end, attempt in _as_tuples(retries)),
             row["floor"],
             row["complete_to"],
             LogBounds(row["log_start"], row["log_end"], row["leader_epoch"]),
@@ -99,7 +102,7 @@ def plan_of(rows: pa.Table) -> Plan:
 
 
 def settlement_rows(settlement: Settlement, day: date) -> pa.Table:
-    """A row a topic-partition; `day` is its plan's."""
+    """Returns a settlement as rows of `settlements`, one for each topic-partition. `day` is that of its plan."""
     same = {
         **turn_columns(settlement.turn, day, settlement.run_id),
         "kind": settlement.kind.value,
@@ -112,41 +115,41 @@ def settlement_rows(settlement: Settlement, day: date) -> pa.Table:
             **same,
             "topic": tp.topic,
             "partition": tp.partition,
-            "topic_id": one.topic_id,
-            "old_floor": one.old_floor,
-            "new_floor": one.state.floor,
-            "complete_to": one.state.complete_to,
-            "pending": _runs(one.state.pending, _pending_fields),
-            "counts": list(one.counts.items()),
-            "gaps": one.gaps,
-            "seen": one.acknowledged_foreign_offset,
-            "held": one.committed.offset if one.committed else None,
-            "held_metadata": one.committed.metadata if one.committed else None,
-            "evidence": one.evidence,
-            "paused": one.paused,
-            "figures": None if one.metrics is None else list(one.metrics.items()),
-            "totals": None if one.totals is None else list(one.totals.items()),
-            "leader_epoch": one.leader_epoch,
+            "topic_id": settled.topic_id,
+            "old_floor": settled.old_floor,
+            "new_floor": settled.state.floor,
+            "complete_to": settled.state.complete_to,
+            "pending": _range_rows(settled.state.pending, _pending_fields),
+            "counts": list(settled.counts.items()),
+            "gaps": settled.gaps,
+            "seen": settled.acknowledged_foreign_offset,
+            "held": settled.committed.offset if settled.committed else None,
+            "held_metadata": settled.committed.metadata if settled.committed else None,
+            "evidence": settled.evidence,
+            "paused": settled.paused,
+            "figures": None if settled.metrics is None else list(settled.metrics.items()),
+            "totals": None if settled.totals is None else list(settled.totals.items()),
+            "leader_epoch": settled.leader_epoch,
         }
-        for tp, one in sorted(settlement.partitions.items())
+        for tp, settled in sorted(settlement.partitions.items())
     ]
     return pa.Table.from_pylist(rows, schema=SETTLEMENTS)
 
 
-def settlement_of(rows: pa.Table) -> Settlement:
-    """The settlement whose rows these are; there is at least one."""
-    found = rows.drop_columns(["pending"]).to_pylist()
-    first = found[0]
+def settlement_from_rows(rows: pa.Table) -> Settlement:
+    """Returns the settlement that these rows hold. There is at least one."""
+    plain = rows.drop_columns(["pending"]).to_pylist()
+    first = plain[0]
     partitions = {}
-    for row, pending in zip(found, _lists(rows["pending"]), strict=True):
-        runs = tuple(
-            Run(start, end, Pending(PendingKind(kind), attempts, _utc(due) if due else None, error_class))
-            for start, end, kind, attempts, due, error_class in _tuples(pending)
+    for row, pending in zip(plain, _lists(rows["pending"]), strict=True):
+        pending_ranges = tuple(
+            ValuedRange(start, end, Pending(PendingKind(kind), attempts, _utc(due) if due else None, error_class))
+            for start, end, kind, attempts, due, error_class in _as_tuples(pending)
         )
         partitions[TopicPartition(row["topic"], row["partition"])] = SettledPartition(
             row["topic_id"],
             row["old_floor"],
-            PartitionState(row["complete_to"], runs),
+            PartitionState(row["complete_to"], pending_ranges),
             dict(row["counts"]),
             row["gaps"],
             row["seen"],
@@ -171,7 +174,7 @@ def settlement_of(rows: pa.Table) -> Settlement:
 def decision_rows(
     turn: TurnId, day: date, run_id: str, decisions: Mapping[TopicPartition, Iterable[OutcomeRow]]
 ) -> pa.Table:
-    """Settle's rows of `outcomes`: what became of a record or of a range of them."""
+    """Returns the decisions of a turn as rows of `outcomes`: one for each record, or for each range of offsets."""
     rows = [
         {
             **turn_columns(turn, day, run_id),
@@ -185,8 +188,8 @@ def decision_rows(
             "error_message": row.reason[:MESSAGE_LIMIT] if row.reason else None,
             "handled_at": row.handled_at,
         }
-        for tp, found in sorted(decisions.items())
-        for row in found
+        for tp, decided in sorted(decisions.items())
+        for row in decided
     ]
     return pa.Table.from_pylist(rows, schema=OUTCOMES)
 
@@ -200,16 +203,17 @@ def _pending_fields(pending: Pending) -> dict[str, Any]:
     }
 
 
-def _runs(runs: Runs[V], fields: Callable[[V], dict[str, Any]]) -> list[dict[str, Any]]:
-    return [{"start_offset": run.start, "end_offset": run.end, **fields(run.value)} for run in join(runs)]
+def _range_rows(ranges: ValuedRanges[V], fields: Callable[[V], dict[str, Any]]) -> list[dict[str, Any]]:
+    joined = join(ranges)
+    return [{"start_offset": part.start, "end_offset": part.end, **fields(part.value)} for part in joined]
 
 
 def _lists(column: pa.ChunkedArray) -> list[pa.StructArray]:
-    """Each row's list as an Arrow array: a hundred thousand pending offsets never become a dict each."""
+    """Returns the list of each row as an Arrow array, so that 100,000 pending ranges do not become a dict each."""
     return [scalar.values if scalar.is_valid else None for chunk in column.chunks for scalar in chunk]
 
 
-def _tuples(structs: pa.StructArray | None) -> Iterable[tuple[Any, ...]]:
+def _as_tuples(structs: pa.StructArray | None) -> Iterable[tuple[Any, ...]]:
     return () if structs is None else zip(*(field.to_pylist() for field in structs.flatten()), strict=True)
 
 

@@ -1,7 +1,7 @@
 """The columns of the three tables. They are append-only, and partitioned by pipeline and the plan's date.
 
-A new column goes to the end and is nullable: `AuditTable` adds it to a table of an earlier version when it first writes
-there, and reads it as null from what was written before.
+A new column goes to the end and is nullable. `AuditTable` adds it to a table of an earlier version before its first
+write there, and reads it as null from older rows.
 """
 
 import pyarrow as pa
@@ -33,7 +33,7 @@ OUTCOMES = pa.schema(
         pa.field("handled_at", TIME),
     ]
 )
-"""The audit table: one attempt at a record, or a decision on a record or range (attempt 0)."""
+"""The audit table. A row is one attempt at a record, or a decision on a record or a range of them (attempt 0)."""
 
 RETRIES = pa.list_(
     pa.struct(
@@ -71,7 +71,7 @@ PLANS = pa.schema(
         pa.field("leader_epoch", pa.int32()),
     ]
 )
-"""What a turn is to read of each topic-partition, and why one gets nothing."""
+"""A row is one topic-partition of a plan: what the turn reads of it, or why it reads nothing."""
 
 PENDING = pa.list_(
     pa.struct(
@@ -112,6 +112,6 @@ SETTLEMENTS = pa.schema(
         pa.field("leader_epoch", pa.int32()),
     ]
 )
-"""The state of each topic-partition after a turn: everything that the next turn starts from."""
+"""A row is one topic-partition after a turn. The next turn starts from these rows alone."""
 
 TABLES = {"plans": PLANS, "outcomes": OUTCOMES, "settlements": SETTLEMENTS}

@@ -1,16 +1,18 @@
-"""One Delta table, with the only two things the ledger does to it: a fenced append, and a pruned read.
+"""One Delta table, with the only two things that the ledger does to it: a fenced append, and a pruned read.
 
-A fenced append carries a Delta transaction id (application, version) and is refused when that number is taken: Kafka's
-missing compare-and-set. delta-rs does not check that by itself (a repeat is written again), so the number is read and
-written on one handle: a rival that commits in between makes ours fail as a concurrent transaction.
+A fenced append carries a Delta transaction id (application, version), and the table refuses it when that version is
+taken. It replaces the compare-and-set that Kafka does not have. delta-rs alone appends a repeat again. So an append
+reads the version and commits on one handle: if a rival commits in between, ours fails as a concurrent transaction.
 """
 
 import contextlib
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import reduce
+from operator import and_
 from pathlib import Path
-from typing import Any
+from typing import TypeAlias, TypeVar
 
 import pyarrow as pa
 import pyarrow.dataset as ds
@@ -20,31 +22,39 @@ from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundErr
 from deltalake.schema import Schema
 from deltalake.transaction import AddAction
 from filelock import FileLock
+from tenacity import Retrying, retry_if_exception_type, stop_after_attempt
 
 from ackline.audit.schemas import PARTITION_BY, TABLES
 from ackline.errors import FatalError, TransientError
 from ackline.scrub import scrub_address
 
+T = TypeVar("T")
+Where: TypeAlias = Mapping[str, str | int]
+"""Columns with the values that a row must have, all of them."""
+
 CHECKPOINT_EVERY = 10
-"""Commits between checkpoints: each since the last adds half a millisecond to opening, and writing one takes four."""
+"""Commits between checkpoints. A commit since the last one adds 0.5 ms to opening; a checkpoint takes 4 ms."""
 LOG_RETENTION = "interval 1 days"
-"""How long Delta keeps entries of the log that a checkpoint has summed up: each commit lists them all. No data goes
-with them, and no transaction id."""
+"""How long Delta keeps log entries that a checkpoint covers. Each commit lists them all. Data and transaction ids stay
+in the checkpoint."""
 RELOAD_AFTER = 60.0
-"""Seconds for which a handle is brought forward instead of loaded."""
+"""Seconds for which a handle is updated instead of loaded anew."""
+COMMIT_TRIES = 4
+"""How often a commit is tried beside rivals. Under the lock of a local table there are none; without one, a compaction
+or an added column can make a commit fail that is free to be made again at once."""
 _COMMIT, _NOTE = "ackline.commit", "ackline.note"
-_LOOKED_THROUGH = (8, 64, 512)
-"""How many of the newest commits are looked through for a note, from what is nearly always enough to what is too far:
-a bound that does not grow with the log."""
+_HISTORY_LIMITS = (8, 64, 512)
+"""How many of the newest commits are searched for a note: first what nearly always holds it, at last a bound that does
+not grow with the log."""
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
-"""delta-rs paints its errors, whoever reads them."""
-_IN_EVERY_VERSION = (*PARTITION_BY, "lane", "epoch", "turn", "run_id", "topic", "partition")
+"""delta-rs colours its error texts even when no terminal shows them."""
 _BACKTRACE = re.compile(r" 0: <unknown>.*")
-"""What Delta's kernel puts after its message."""
+"""What Delta's kernel appends to its error texts."""
+_IN_EVERY_VERSION = (*PARTITION_BY, "lane", "epoch", "turn", "run_id", "topic", "partition")
 
 
 class AuditTable:
-    """A table `name` of `schemas.TABLES` below an audit root (a path or an object-store URI)."""
+    """The table `name` of `schemas.TABLES` below an audit root, which is a path or an object-store URI."""
 
     def __init__(self, root: str, name: str) -> None:
         self.uri = f"{root.rstrip('/')}/{name}"
@@ -52,41 +62,43 @@ class AuditTable:
         self._root = None if "://" in root else Path(root)
         self._loaded: DeltaTable | None = None
         self._loaded_at = 0.0
-        self._whole = False
-        """Whether the table is known to have every column of its schema here: none is ever taken away."""
+        self._has_all_columns = False
+        """Whether this process has seen every column of the schema in the table. No column is ever removed."""
 
     def open(self) -> DeltaTable | None:
-        """The newest version, or None where the table is not there yet. Raises FatalError where it can't be read.
+        """Returns the newest version, or None if the table does not exist. Raises FatalError if it can't be read.
 
-        A handle holds still until this is asked again: it is loaded once, then brought forward by what was committed
-        since, and loaded anew after RELOAD_AFTER, before what it knows of the log has expired.
+        The handle keeps its version until the next call. It is loaded once, then updated by what was committed since,
+        and loaded anew after RELOAD_AFTER seconds, before the log entries that it builds on can expire.
         """
         try:
-            if self._loaded is None or not self._brought_forward(self._loaded):
+            if self._loaded is None or not self._update(self._loaded):
                 self._loaded, self._loaded_at = DeltaTable(self.uri), time.monotonic()
                 self._check_is_ours(self._loaded)
         except TableNotFoundError as error:
-            if str(error).startswith("Unknown scheme"):  # else a typing error would pass for tables still to be made
-                raise self.unreadable(error) from error
+            # A mistyped scheme must not pass for a table that is still to be created.
+            if str(error).startswith("Unknown scheme"):
+                raise self.error(error) from error
             if self._root is not None and self._root.exists() and not self._root.is_dir():
-                raise self.unreadable(NotADirectoryError(f"{self._root} is not a folder")) from None
+                raise self.error(NotADirectoryError(f"{self._root} is not a folder")) from None
             return None
         except (DeltaError, OSError) as error:
-            raise self.unreadable(error) from error
+            raise self.error(error) from error
         return self._loaded
 
     def _check_is_ours(self, table: DeltaTable) -> None:
-        """Raise FatalError for a table of something else."""
-        there = {field.name for field in table.schema().fields}
-        missing = [name for name in _IN_EVERY_VERSION if name not in there]
+        """Raises FatalError for a table that is not Ackline's."""
+        existing = {field.name for field in table.schema().fields}
+        missing = [name for name in _IN_EVERY_VERSION if name not in existing]
         if missing:
             self._loaded = None
             raise FatalError(
-                f"the table {self.name} at {scrub_address(self.uri)} is none of Ackline's: it has no column "
-                f"{', '.join(missing)}. Is ACKLINE_AUDIT the right folder?"
+                f"the table {self.name} at {scrub_address(self.uri)} is not Ackline's: it has no column "
+                f"{', '.join(missing)}. Check that ACKLINE_AUDIT is the right folder"
             )
 
-    def _brought_forward(self, table: DeltaTable) -> bool:
+    def _update(self, table: DeltaTable) -> bool:
+        """Brings a handle to the newest version. Returns False if it has to be loaded anew."""
         self._loaded = None
         if time.monotonic() - self._loaded_at < RELOAD_AFTER:
             with contextlib.suppress(DeltaError, OSError):
@@ -95,95 +107,103 @@ class AuditTable:
         return self._loaded is not None
 
     def create(self) -> DeltaTable:
-        """The table, made where it is missing, with every column that this version writes; of two who make it at once,
-        both get the same one."""
-        for last in (False, False, False, True):
-            with self.guard():
-                try:
-                    return self._writable()
-                except CommitFailedError as error:  # only without a lock: a rival has written meanwhile
-                    if last:
-                        raise self.unreadable(error) from error
-                except (DeltaError, OSError) as error:
-                    raise self.unreadable(error) from error
-        raise AssertionError("the last try returns or raises")
+        """Returns the table with every column that this version writes, and creates it if it does not exist.
+
+        Two processes that create it at the same time get the same table.
+        """
+
+        def create() -> DeltaTable:
+            with self.lock():
+                return self._writable()
+
+        try:
+            return _retry_beside_rivals(create)
+        except (DeltaError, OSError) as error:
+            raise self.error(error) from error
 
     def _writable(self) -> DeltaTable:
-        """The newest version, for writing. Columns that an earlier version did not know are added first, nullable.
+        """Returns the newest version for writing. Adds the columns that an earlier version did not have, nullable.
 
-        Adding them is a commit of its own, without a number: killed after it, the table is whole and nothing else has
-        changed. A rival that adds the same at once makes ours fail with CommitFailedError, and is found on a new look.
+        Adding them is a commit of its own without a fence: killed after it, the process leaves a whole table with
+        nothing else changed. If a rival adds the same columns at once, ours raises CommitFailedError, and the next try
+        finds them.
         """
-        table = self.open() or self._made()
-        if not self._whole:
-            missing = _missing(table.schema(), TABLES[self.name])
+        table = self.open() or self._create_table()
+        if not self._has_all_columns:
+            missing = _missing_columns(table.schema(), TABLES[self.name])
             if missing:
                 table.alter.add_columns(Schema.from_arrow(pa.schema(missing)).fields)
-            self._whole = True
+            self._has_all_columns = True
         return table
 
-    def _made(self) -> DeltaTable:
-        try:
-            return DeltaTable.create(
-                self.uri,
-                schema=TABLES[self.name],
-                mode="ignore",
-                partition_by=PARTITION_BY,
-                configuration={
-                    "delta.appendOnly": "true",
-                    "delta.checkpointInterval": str(CHECKPOINT_EVERY),
-                    "delta.logRetentionDuration": LOG_RETENTION,
-                },
-            )
-        except (DeltaError, OSError) as error:
-            raise self.unreadable(error) from error
+    def _create_table(self) -> DeltaTable:
+        return DeltaTable.create(
+            self.uri,
+            schema=TABLES[self.name],
+            mode="ignore",
+            partition_by=PARTITION_BY,
+            configuration={
+                "delta.appendOnly": "true",
+                "delta.checkpointInterval": str(CHECKPOINT_EVERY),
+                "delta.logRetentionDuration": LOG_RETENTION,
+            },
+        )
 
     def version_of(self, application: str) -> int | None:
-        """The highest number that was committed under a transaction id, or None."""
+        """Returns the highest version that was committed under a transaction id, or None."""
         table = self.open()
         try:
             return None if table is None else table.transaction_version(application)
-        except (DeltaError, OSError) as error:  # it is read from the log when it is asked for
-            raise self.unreadable(error) from error
+        except (DeltaError, OSError) as error:  # delta-rs reads it from the log only now
+            raise self.error(error) from error
 
     def append(
         self, rows: pa.Table | Sequence[AddAction], application: str, number: int, note: str | None = None
     ) -> bool:
-        """Append rows, or files already written, as `number` of `application`, zero of them too.
+        """Append rows, or files already written, as version `number` of `application`; zero rows are a commit too.
 
-        A `note` goes with the commit and is found again by `note_of`.
-        Returns False, having stored nothing, when the number is taken. Durable when it returns True. Raises FatalError
-        where the store refuses (a full disk): then nothing is visible.
+        `note` is stored in the metadata of the commit, where `note_of` finds it.
+        Returns True once the commit is stored, and False, having stored nothing, if the number is taken. Raises
+        TransientError if rivals win each of COMMIT_TRIES commits, and FatalError if the store refuses the write (a full
+        disk): then nothing is visible.
         """
-        said = None if note is None else {_COMMIT: f"{application}/{number}", _NOTE: note}
-        fence = CommitProperties(app_transactions=[Transaction(application, number)], custom_metadata=said)
-        for last in (False, False, False, True):
-            with self.guard():
+        metadata = None if note is None else {_COMMIT: f"{application}/{number}", _NOTE: note}
+        fence = CommitProperties(app_transactions=[Transaction(application, number)], custom_metadata=metadata)
+
+        def append() -> bool:
+            with self.lock():
                 try:
+                    # The handle that proves the number free is the one that commits: a rival in between makes it fail.
                     table = self._writable()
                     if _is_taken(table.transaction_version(application), number):
                         return False
                     self._commit(table, rows, fence)
-                    return True
-                except CommitFailedError:  # a rival took the number; or began a compaction, which hurts nobody
+                except CommitFailedError:  # a rival took the number; or compacted, and then the number is still free
                     if _is_taken(self.version_of(application), number):
                         return False
-                    if last:
-                        raise TransientError(
-                            f"the table {scrub_address(self.uri)} is being written by others all the time; run this "
-                            "again"
-                        ) from None
-                except (DeltaError, OSError) as error:
-                    raise self.unreadable(error) from error
-        raise AssertionError("the last try returns or raises")
+                    raise
+            return True
+
+        try:
+            return _retry_beside_rivals(append)
+        except CommitFailedError:
+            raise TransientError(
+                f"the table {scrub_address(self.uri)} refused {COMMIT_TRIES} commits in a row because others write to "
+                f"it; run this again"
+            ) from None
+        except (DeltaError, OSError) as error:
+            raise self.error(error) from error
 
     def note_of(self, application: str, number: int) -> str | None:
-        """The note that `number` of `application` was committed with; None where there is none, or it can't be found
-        any more: Delta's log forgets what was said of a commit, unlike the commit."""
+        """Returns the note of the commit `number` of `application`.
+
+        None if it has none, or if the Delta log has expired it: the log keeps the transaction id of a commit for good,
+        but its metadata only for LOG_RETENTION.
+        """
         table, wanted = self.open(), f"{application}/{number}"
         if table is None:
             return None
-        for limit in _LOOKED_THROUGH:
+        for limit in _HISTORY_LIMITS:
             try:
                 commits = table.history(limit)
             except (DeltaError, OSError, ValueError):
@@ -198,45 +218,49 @@ class AuditTable:
     def _commit(self, table: DeltaTable, rows: pa.Table | Sequence[AddAction], fence: CommitProperties) -> None:
         if isinstance(rows, pa.Table) and rows.num_rows:
             write_deltalake(table, rows, mode="append", commit_properties=fence)
-        else:  # write_deltalake makes no commit for zero rows; zero rows are a proof like any other
+        else:  # write_deltalake makes no commit for zero rows, but zero rows prove a turn as any others do
             files = [] if isinstance(rows, pa.Table) else list(rows)
             table.create_write_transaction(files, "append", table.schema(), PARTITION_BY, commit_properties=fence)
 
     def read(
-        self, where: str | None, columns: Sequence[str] | None = None, table: DeltaTable | None = None
+        self, where: Where | None, columns: Sequence[str] | None = None, table: DeltaTable | None = None
     ) -> pa.Table:
-        """The rows for which the SQL predicate holds, or all rows; opens only the files whose statistics allow it."""
+        """Returns the rows that match `where`, or all rows. Opens only the files whose statistics allow a match."""
         table = table or self.open()
         if table is None:
-            wanted = TABLES[self.name]
-            return wanted.empty_table() if columns is None else wanted.empty_table().select(list(columns))
+            empty = TABLES[self.name].empty_table()
+            return empty if columns is None else empty.select(list(columns))
         try:
-            dataset = self.dataset(table, where)
-            chosen = None if where is None else _expression(where)
-            return dataset.to_table(columns=list(columns) if columns else None, filter=chosen)
+            chosen = None if where is None else as_expression(where)
+            return self.dataset(table, where).to_table(columns=list(columns) if columns else None, filter=chosen)
         except (DeltaError, OSError, pa.ArrowException) as error:
-            raise self.unreadable(error) from error
+            raise self.error(error) from error
 
-    def dataset(self, table: DeltaTable, where: str | None) -> ds.Dataset:
-        """The files whose statistics allow rows for which the SQL predicate holds; they are not opened yet.
+    def dataset(self, table: DeltaTable, where: Where | None) -> ds.Dataset:
+        """Returns the files whose statistics allow rows that match `where`; they are not opened yet.
 
-        Local ones are read by Arrow itself: through delta-rs's Python file system, threads of Arrow that end after the
-        interpreter abort the process once all is done (apache/arrow#34314).
+        Arrow itself reads local ones. Through delta-rs's Python file system, threads of Arrow that outlive the
+        interpreter abort the process at its end (apache/arrow#34314).
         """
         local = None if self._root is None else pafs.SubTreeFileSystem(self.uri, pafs.LocalFileSystem())
         schema = pa.schema(table.schema().to_arrow())
-        for field in _missing(table.schema(), TABLES[self.name]):  # in a table of an earlier version they are null
+        for field in _missing_columns(table.schema(), TABLES[self.name]):  # null in a table of an earlier version
             schema = schema.append(field)
-        return table.to_pyarrow_dataset(filesystem=local, file_pruning_predicate=where, schema=schema)
+        pruning = None if where is None else _as_sql(where)
+        return table.to_pyarrow_dataset(filesystem=local, file_pruning_predicate=pruning, schema=schema)
 
     @property
-    def guarded(self) -> bool:
-        """Whether `guard` keeps others out: on an object store there is no lock to be had."""
+    def has_lock(self) -> bool:
+        """Whether `lock` keeps other processes out. An object store has no such lock."""
         return self._root is not None
 
     @contextlib.contextmanager
-    def guard(self) -> Iterator[None]:
-        """An operating-system lock on a local table: neither Delta writer promises to be safe there by itself."""
+    def lock(self) -> Iterator[None]:
+        """Holds the operating-system lock of a local table, across processes and both Delta writers.
+
+        Neither writer promises to be safe on a local path by itself. Does nothing on an object store, whose conditional
+        put takes the lock's place.
+        """
         if self._root is None:
             yield
             return
@@ -246,43 +270,44 @@ class AuditTable:
             folder.mkdir(parents=True, exist_ok=True)
             lock.acquire()
         except OSError as error:
-            raise self.unreadable(error) from error
+            raise self.error(error) from error
         try:
             yield
         finally:
             lock.release()
 
-    def unreadable(self, error: BaseException) -> FatalError:
-        """The error for a table whose log or files can't be read or written."""
-        why = _BACKTRACE.sub("", " ".join(_COLOURS.sub("", str(error)).split()))[:300]
+    def error(self, cause: BaseException) -> FatalError:
+        """Returns the error for a table whose log or files can't be read or written."""
+        why = _BACKTRACE.sub("", " ".join(_COLOURS.sub("", str(cause)).split()))[:300]
         return FatalError(f"the table {self.name} at {scrub_address(self.uri)} can't be used: {scrub_address(why)}")
 
 
-def _missing(there: Schema, wanted: pa.Schema) -> list[pa.Field]:
-    """The columns of `wanted` that a table does not have yet."""
-    known = {field.name for field in there.fields}
-    return [field for field in wanted if field.name not in known]
+def _retry_beside_rivals(commit: Callable[[], T]) -> T:
+    """Repeats a commit that a rival made fail, at once and up to COMMIT_TRIES times in all."""
+    tries = Retrying(
+        retry=retry_if_exception_type(CommitFailedError), stop=stop_after_attempt(COMMIT_TRIES), reraise=True
+    )
+    return tries(commit)
+
+
+def _missing_columns(existing: Schema, wanted: pa.Schema) -> list[pa.Field]:
+    names = {field.name for field in existing.fields}
+    return [field for field in wanted if field.name not in names]
 
 
 def _is_taken(last: int | None, number: int) -> bool:
     return last is not None and last >= number
 
 
-def _expression(where: str) -> Any:
-    """The same predicate for Arrow: a conjunction of `column = value` with quoted texts and bare integers."""
-    expression = None
-    for part in where.split(" AND "):
-        name, _, value = part.partition(" = ")
-        one = ds.field(name) == (value[1:-1] if value.startswith("'") else int(value))
-        expression = one if expression is None else expression & one
-    return expression
+def as_expression(where: Where) -> ds.Expression:
+    """Returns `where` as Arrow's filter."""
+    return reduce(and_, (ds.field(name) == value for name, value in where.items()))
 
 
-def matching(**values: str | int) -> str:
-    """A conjunction `column = value AND …` for `AuditTable.read`; texts hold no quote (they are checked names)."""
-    parts = []
-    for name, value in values.items():
-        if isinstance(value, str) and ("'" in value or " AND " in value):
-            raise ValueError(f"not a name: {value!r}")
-        parts.append(f"{name} = '{value}'" if isinstance(value, str) else f"{name} = {value}")
-    return " AND ".join(parts)
+def _as_sql(where: Where) -> str:
+    """Returns `where` as the SQL predicate by which delta-rs prunes files."""
+    return " AND ".join(f"{name} = {_sql_literal(value)}" for name, value in where.items())
+
+
+def _sql_literal(value: str | int) -> str:
+    return "'" + value.replace("'", "''") + "'" if isinstance(value, str) else str(value)

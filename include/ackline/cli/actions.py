@@ -1,11 +1,11 @@
-"""`ackline pause | resume | skip | reset`: operators' acts, each a turn of its own, audited like any other."""
+"""`ackline pause | resume | skip | reset`: operator actions. Each is a turn, stored and audited as a run is."""
 
 from collections.abc import Callable
 from typing import Annotated
 
 import typer
 
-from ackline.cli import show
+from ackline.cli import json_output, tables
 from ackline.cli.options import Json, Name, Now, offset_of, opened
 from ackline.errors import ConfigError
 from ackline.offsets import TopicPartition
@@ -16,7 +16,7 @@ from ackline.turns import Settlement, TurnKind
 
 Topic = Annotated[str | None, typer.Option(help="Only this topic.", show_default=False)]
 Partition = Annotated[int | None, typer.Option(help="Only this partition.", min=0, show_default=False)]
-Reason = Annotated[str, typer.Option(help="Why, for those who read the audit later.")]
+Reason = Annotated[str, typer.Option(help="Why, for readers of the audit table.")]
 To = Annotated[str, typer.Option("--to", help="An offset, or `earliest`, `latest` or `floor`.", show_default=False)]
 
 
@@ -28,11 +28,11 @@ def pause(
     now: Now = None,
     as_json: Json = False,
 ) -> None:
-    """Read nothing of these partitions until they are resumed; what is pending there stays pending.
+    """Read nothing from these partitions until they are resumed. Pending records stay pending.
 
     Example: `ackline pause orders --topic orders --partition 3 --reason "schema change"`
     """
-    _act(name, TurnKind.PAUSE, topic, partition, reason, now, as_json)
+    _perform(name, TurnKind.PAUSE, topic, partition, reason, now, as_json)
 
 
 def resume(
@@ -47,7 +47,7 @@ def resume(
 
     Example: `ackline resume orders`
     """
-    _act(name, TurnKind.RESUME, topic, partition, reason, now, as_json)
+    _perform(name, TurnKind.RESUME, topic, partition, reason, now, as_json)
 
 
 def skip(
@@ -59,11 +59,11 @@ def skip(
     now: Now = None,
     as_json: Json = False,
 ) -> None:
-    """Settle everything below an offset unhandled, pending records included: `skipped`, as ranges.
+    """Settle everything below an offset without handling it, pending records too: `skipped`, as ranges.
 
     Example: `ackline skip orders --topic orders --partition 3 --to 1042 --reason "poison batch"`
     """
-    _act(name, TurnKind.SKIP, topic, partition, reason, now, as_json, to)
+    _perform(name, TurnKind.SKIP, topic, partition, reason, now, as_json, to)
 
 
 def reset(
@@ -75,20 +75,20 @@ def reset(
     now: Now = None,
     as_json: Json = False,
 ) -> None:
-    """Begin a new epoch at an offset: everything from there is handled again, nothing is pending.
+    """Begin a new epoch at an offset: everything from there on is handled again, and nothing is pending.
 
     Example: `ackline reset orders --to earliest --reason "handler was wrong"`
     """
-    _act(name, TurnKind.RESET, topic, partition, reason, now, as_json, to)
+    _perform(name, TurnKind.RESET, topic, partition, reason, now, as_json, to)
 
 
 def add_to(app: typer.Typer) -> None:
-    """Make these commands known."""
+    """Add these commands to the command line."""
     for command in (pause, resume, skip, reset):
         app.command()(command)
 
 
-def _act(
+def _perform(
     name: str,
     kind: TurnKind,
     topic: str | None,
@@ -99,27 +99,27 @@ def _act(
     to: str | None = None,
 ) -> None:
     with opened(name, now) as parts:
-        settled = operator_actions.perform_action(parts, kind, _chooser(parts, kind, topic, partition, to), reason)
+        settled = operator_actions.perform_action(parts, kind, _targets(parts, kind, topic, partition, to), reason)
         after = status(parts)
     if as_json:
-        show.print_json({"pipeline": name, "turn": settled.settlement and settled.settlement.turn.n})
+        json_output.print_json({"pipeline": name, "turn": settled.settlement and settled.settlement.turn.n})
     else:
-        show.console().print(show.status_table(name, after))
+        tables.console().print(tables.status_table(name, after))
 
 
-def _chooser(
+def _targets(
     parts: Parts, kind: TurnKind, topic: str | None, partition: int | None, to: str | None
 ) -> Callable[[Settlement], action_plans.Targets]:
-    asked_for = (("topic", topic), ("partition", partition))
+    options = (("topic", topic), ("partition", partition))
 
     def choose(newest: Settlement) -> action_plans.Targets:
-        asked = [tp for tp in newest.partitions if topic in (None, tp.topic) and partition in (None, tp.partition)]
-        if not asked:
-            which = " and ".join(f"--{key} {value}" for key, value in asked_for if value is not None)
-            raise ConfigError(f"{parts.pipeline.name} has no partition yet" + (f" of {which}" if which else ""))
-        if kind is TurnKind.RESET:  # a topic created again may have fewer: the others stay where they are
-            asked = parts.there(asked) or asked
-        return {tp: _offset(parts, newest, tp, to) for tp in asked}
+        chosen = [tp for tp in newest.partitions if topic in (None, tp.topic) and partition in (None, tp.partition)]
+        if not chosen:
+            which = " and ".join(f"--{key} {value}" for key, value in options if value is not None)
+            raise ConfigError(f"{parts.pipeline.name} has no partition" + (f" with {which}" if which else " yet"))
+        if kind is TurnKind.RESET:  # a topic created again may lack partitions, which stay at their floor
+            chosen = parts.existing_partitions(chosen) or chosen
+        return {tp: _offset(parts, newest, tp, to) for tp in chosen}
 
     return choose
 

@@ -1,6 +1,6 @@
-"""Where the command finds the Kafka connection that a pipeline names: there is no Airflow to ask.
+"""Finds the Kafka connection that a pipeline names, without Airflow.
 
-First the variable in which Airflow itself would look, AIRFLOW_CONN_<ID>; then the broker of a running `ackline dev up`.
+The variable AIRFLOW_CONN_<ID>, which Airflow reads too, comes first. The broker of `ackline dev up` comes second.
 """
 
 import json
@@ -10,13 +10,14 @@ from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
 from ackline.errors import ConfigError
+from ackline.local.saved_broker import dev_bootstrap
 from ackline.pipeline import Pipeline
 
 
 def connection_of(pipeline: Pipeline) -> Mapping[str, Any] | None:
-    """The properties of the pipeline's connection; None where the file names its servers itself.
+    """Returns the properties of the pipeline's connection; None if the file names bootstrap servers itself.
 
-    Raises ConfigError where the connection is defined nowhere, or can't be read.
+    Raises ConfigError if the connection is not defined, or can't be read.
     """
     name = pipeline.kafka.connection
     if name is None:
@@ -24,8 +25,6 @@ def connection_of(pipeline: Pipeline) -> Mapping[str, Any] | None:
     variable = f"AIRFLOW_CONN_{name.upper()}"
     if variable in os.environ:
         return _parse(os.environ[variable], variable)
-    from ackline.local.stack import dev_bootstrap
-
     bootstrap = dev_bootstrap()
     if bootstrap:
         return {"bootstrap.servers": bootstrap}
@@ -38,7 +37,7 @@ def connection_of(pipeline: Pipeline) -> Mapping[str, Any] | None:
 
 
 def _parse(text: str, variable: str) -> Mapping[str, Any]:
-    """Airflow's two forms of a connection in the environment: JSON, or a URI whose query is the extra."""
+    """Returns the extra of a connection in either form that Airflow reads: JSON, or a URI whose query is the extra."""
     try:
         if text.lstrip().startswith("{"):
             extra = json.loads(text).get("extra", {})
@@ -50,4 +49,4 @@ def _parse(text: str, variable: str) -> Mapping[str, Any]:
             return found
     except ValueError:
         pass
-    raise ConfigError(f"{variable} is no connection: neither JSON with an `extra`, nor a URI", key="kafka.connection")
+    raise ConfigError(f"{variable} is not a connection: write JSON with an `extra`, or a URI", key="kafka.connection")

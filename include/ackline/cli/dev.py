@@ -1,4 +1,4 @@
-"""`ackline dev`: a real broker on this machine for trying things out."""
+"""`ackline dev`: a real broker on this machine, to try pipelines on."""
 
 import json
 import sys
@@ -6,20 +6,20 @@ from typing import Annotated
 
 import typer
 
-app = typer.Typer(help="A local broker to try things on.", no_args_is_help=True, pretty_exceptions_enable=False)
+app = typer.Typer(help="A local broker to try pipelines on.", no_args_is_help=True, pretty_exceptions_enable=False)
 
 
 @app.command()
 def up(
     port: Annotated[
-        int | None, typer.Option(help="The broker's port; a free one if not given.", min=1, max=65535)
+        int | None, typer.Option(help="The broker's port. The default is a free port.", min=1, max=65535)
     ] = None,
 ) -> None:
-    """Start a broker that stays up; pipelines whose connection is defined nowhere else read from it.
+    """Start a broker that stays up. A pipeline whose connection is not defined elsewhere reads from it.
 
     Example: `ackline dev up --port 9092`
     """
-    from ackline.local.stack import dev_up
+    from ackline.local.dev import dev_up
 
     bootstrap = dev_up(port)
     print(f"A broker is up at {bootstrap}. Stop it with: ackline dev down")
@@ -31,18 +31,18 @@ def down() -> None:
 
     Example: `ackline dev down`
     """
-    from ackline.local.stack import dev_down
+    from ackline.local.dev import dev_down
 
     print("Stopped." if dev_down() else "Nothing was running.")
 
 
 @app.command()
 def status(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
-    """Say what is running; exit status 1 where nothing is.
+    """Print what is running. Exits with 1 if nothing is.
 
     Example: `ackline dev status`
     """
-    from ackline.local.stack import dev_status
+    from ackline.local.dev import dev_status
 
     found = dev_status()
     if as_json:
@@ -57,13 +57,15 @@ def status(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] 
 
 @app.command()
 def produce(
-    topic: Annotated[str, typer.Argument(help="The topic; made with 4 partitions where it is missing.")] = "orders",
+    topic: Annotated[
+        str, typer.Argument(help="The topic. It is created with 4 partitions if it does not exist.")
+    ] = "orders",
     count: Annotated[int, typer.Option(help="How many orders.", min=1)] = 1000,
 ) -> None:
-    """Produce believable orders to the local broker, some of which fail; also makes TOPIC.dead where it is missing.
+    """Produce orders to the local broker, some of which fail. Also creates TOPIC.dead if it does not exist.
 
     Example: `ackline dev produce orders --count 5000`
     """
-    from ackline.local.stack import dev_produce
+    from ackline.local.dev import dev_produce
 
     print(dev_produce(topic, count))

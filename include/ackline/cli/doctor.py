@@ -1,4 +1,4 @@
-"""`ackline doctor`: each thing that a run needs, looked at one by one."""
+"""`ackline doctor` checks each thing that a run needs."""
 
 import re
 import shutil
@@ -22,52 +22,56 @@ from ackline.pipeline import Pipeline
 from ackline.pipeline_folder import load_folder
 from ackline.scrub import scrub_address
 from ackline.steps.parts import Parts, new_run_id, open_parts
-from ackline.steps.topic_warnings import of_topics
-from ackline.translation import Stream, Translation, load_code
+from ackline.steps.topic_warnings import topic_warnings
+from ackline.stream_functions import load_functions
+from ackline.translation import Stream, Translation
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
-    """One thing that was looked at: `detail` says what was found, or what to do."""
+class Check:
+    """The result of one check."""
 
     name: str
     ok: bool
     detail: str
+    """What was found, or what to do."""
 
 
-def examine(name: str | None) -> Iterator[Finding]:
-    """Look at the machine and the project, and at pipeline `name` with its broker where one is given."""
-    yield _look("python", lambda: f"{sys.version.split()[0]}")
-    yield _look("java", _java)
-    yield _look("jars", _jars)
-    yield _look("audit tables", _audit)
+def examine(name: str | None) -> Iterator[Check]:
+    """Check the machine and the project, and pipeline `name` with its broker if a name is given."""
+    yield _check("python", lambda: f"{sys.version.split()[0]}")
+    yield _check("java", _java)
+    yield _check("jars", _jars)
+    yield _check("audit tables", _audit)
     yield from _files()
     if name is None:
         return
     try:
         pipeline = pipeline_named(name)
     except AcklineError as error:
-        yield Finding(f"pipeline {name}", False, str(error))
+        yield Check(f"pipeline {name}", False, str(error))
         return
     yield from _code(pipeline)
     yield from _broker(pipeline)
 
 
-def _look(name: str, what: Callable[[], str]) -> Finding:
+def _check(name: str, look: Callable[[], str]) -> Check:
     try:
-        return Finding(name, True, what())
+        return Check(name, True, look())
     except (AcklineError, OSError, subprocess.SubprocessError) as error:
-        return Finding(name, False, str(error))
+        return Check(name, False, str(error))
 
 
 def _java() -> str:
     if shutil.which("java") is None:
         raise FatalError("not found: install Java 17 or later, e.g. the package openjdk-17-jre-headless")
-    said = subprocess.run(["java", "-version"], capture_output=True, text=True, timeout=30).stderr
-    found = re.search(r'version "(\d+)', said)
+    version = subprocess.run(["java", "-version"], capture_output=True, text=True, timeout=30).stderr
+    found = re.search(r'version "(\d+)', version)
     if not found or int(found[1]) < 17:
-        raise FatalError(f"too old ({said.splitlines()[0] if said else 'silent'}): install Java 17 or later")
-    return said.splitlines()[0]
+        raise FatalError(
+            f"too old ({version.splitlines()[0] if version else 'it prints no version'}): install Java 17 or later"
+        )
+    return version.splitlines()[0]
 
 
 def _jars() -> str:
@@ -88,22 +92,22 @@ def _audit() -> str:
     return scrub_address(root)
 
 
-def _files() -> Iterator[Finding]:
+def _files() -> Iterator[Check]:
     folder = pipelines_folder()
     loaded = load_folder(folder)
-    yield Finding("pipelines", bool(loaded.pipelines), f"{', '.join(loaded.pipelines) or 'none'} in {folder}")
+    yield Check("pipelines", bool(loaded.pipelines), f"{', '.join(loaded.pipelines) or 'none'} in {folder}")
     for error in loaded.broken.values():
-        yield Finding("pipeline file", False, str(error))
+        yield Check("pipeline file", False, str(error))
 
 
-def _code(pipeline: Pipeline) -> Iterator[Finding]:
+def _code(pipeline: Pipeline) -> Iterator[Check]:
     translation = pipeline.translation
     if translation is None:
         path = str(pipeline.handler)
-        yield _look("handler", lambda: f"{path} ({tier_of(load_handler(path))} tier)")
+        yield _check("handler", lambda: f"{path} ({tier_of(load_handler(path))} tier)")
         return
-    for one in translation.streams:
-        yield _look(f"stream {one.name}" if one.name else "handler", partial(_stream, one))
+    for stream in translation.streams:
+        yield _check(f"stream {stream.name}" if stream.name else "handler", partial(_stream, stream))
 
 
 def _registry(translation: Translation) -> str:
@@ -111,19 +115,20 @@ def _registry(translation: Translation) -> str:
     return f"reachable, {dict(translation.registry)['url']}"
 
 
-def _stream(one: Stream) -> str:
-    topics = ", ".join(one.topics) if one.topics else one.pattern or "all topics"
-    wanted = f" where {one.filter}" if one.filter else ""
-    return f"{topics}{wanted}, key {one.key}, value {one.value} -> {one.handler} ({load_code(one).tier} tier)"
+def _stream(stream: Stream) -> str:
+    topics = ", ".join(stream.topics) if stream.topics else stream.pattern or "all topics"
+    wanted = f" where {stream.filter}" if stream.filter else ""
+    tier = load_functions(stream).tier
+    return f"{topics}{wanted}, key {stream.key}, value {stream.value} -> {stream.handler} ({tier} tier)"
 
 
-def _broker(pipeline: Pipeline) -> Iterator[Finding]:
+def _broker(pipeline: Pipeline) -> Iterator[Check]:
     try:
         connection = connection_of(pipeline)
         with open_parts(pipeline, connection, run_id=new_run_id("doctor"), actor="doctor") as parts:
             if parts.translation is not None and parts.translation.needs_registry:
-                yield _look("schema registry", partial(_registry, parts.translation))
-            yield Finding("broker", True, f"reachable, cluster {parts.cluster.reachable()}")
+                yield _check("schema registry", partial(_registry, parts.translation))
+            yield Check("broker", True, f"reachable, cluster {parts.cluster.reachable()}")
             wanted = [*(pipeline.kafka.named_topics or ()), *filter(None, [pipeline.dead_letter_topic])]
             topics = parts.cluster.topics(wanted)
             for topic in wanted:
@@ -133,21 +138,21 @@ def _broker(pipeline: Pipeline) -> Iterator[Finding]:
                 ]
                 detail = f"{len(found.partitions)} partitions" if found else "missing"
                 detail += f"; partition {', '.join(map(str, gone))} of the file is missing" if gone else ""
-                yield Finding(f"topic {topic}", found is not None and not gone, detail)
-            yield from _cautions(parts, wanted)
+                yield Check(f"topic {topic}", found is not None and not gone, detail)
+            yield from _warnings(parts, wanted)
             members = parts.group.members()
             detail = f"live members: {', '.join(members)}; nothing can be committed" if members else "no live members"
-            yield Finding(f"group {pipeline.kafka.group_id}", not members, detail)
+            yield Check(f"group {pipeline.kafka.group_id}", not members, detail)
     except AcklineError as error:
-        yield Finding("broker", False, str(error))
+        yield Check("broker", False, str(error))
 
 
-def _cautions(parts: Parts, topics: Iterable[str]) -> Iterator[Finding]:
-    """What should be known of the settings; no reason to fail."""
-    found = list(parts.cautions)
+def _warnings(parts: Parts, topics: Iterable[str]) -> Iterator[Check]:
+    """Yields the warnings about the settings. They fail no check."""
+    found = list(parts.setting_warnings)
     try:
-        found += of_topics(parts, topics)
+        found += topic_warnings(parts, topics)
     except AcklineError as error:
-        found.append(f"retention and cleanup of the topics are not known: {error}")
+        found.append(f"retention and cleanup policy of the topics could not be read: {error}")
     for text in found:
-        yield Finding("settings", True, f"warning: {text}")
+        yield Check("settings", True, f"warning: {text}")

@@ -1,32 +1,35 @@
-"""`ackline maintain`: keep the tables quick. What the DAG `ackline_maintenance` does every six hours."""
+"""`ackline maintain` keeps the tables quick. The DAG `ackline_maintenance` does the same every six hours."""
 
 from dataclasses import asdict
 
 import typer
 
-from ackline.cli import show
+from ackline.cli import json_output, tables
 from ackline.cli.options import Json
 
 
 def maintain(as_json: Json = False) -> None:
-    """Compact, checkpoint and vacuum the tables of all pipelines; safe at any time, beside runs too.
+    """Compact, checkpoint and vacuum the tables of all pipelines. This is safe at any time, also beside runs.
 
-    No row changes. Files that nothing refers to are removed a week later, those of an open turn never.
+    No row changes. It removes unused files after a week, and never those of an open turn.
 
     Example: `ackline maintain`
     """
     from ackline.audit import maintenance
     from ackline.paths import audit_root
 
-    done = maintenance.maintain(audit_root())
+    maintained = maintenance.maintain(audit_root())
     if as_json:
-        show.print_json([asdict(one) for one in done])
+        json_output.print_json([asdict(table) for table in maintained])
         return
     columns = ["table", "files before", "files", "compacted", "busy days", "removed", "version"]
-    rows = ([one.table, one.files_before, one.files, one.compacted, one.busy, one.removed, one.version] for one in done)
-    show.console().print(show.table(None, columns, rows) if done else "There are no tables yet.")
+    rows = (
+        [done.table, done.files_before, done.files, done.compacted, done.busy, done.removed, done.version]
+        for done in maintained
+    )
+    tables.console().print(tables.table(None, columns, rows) if maintained else "There are no tables yet.")
 
 
 def add_to(app: typer.Typer) -> None:
-    """Make this command known."""
+    """Add this command to the command line."""
     app.command()(maintain)

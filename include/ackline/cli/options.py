@@ -1,4 +1,4 @@
-"""Arguments that several commands share, and how text from the command line becomes values."""
+"""Options that several commands share, and the parsing of their values."""
 
 import os
 from collections.abc import Iterator
@@ -10,28 +10,27 @@ import typer
 
 from ackline.cli.connection import connection_of
 from ackline.errors import ConfigError
+from ackline.field_types import parse_time
 from ackline.offsets import OffsetRange
 from ackline.paths import make_handlers_importable, pipelines_folder
-from ackline.pipeline import Pipeline, parse_time
-from ackline.pipeline_folder import find
+from ackline.pipeline import Pipeline
+from ackline.pipeline_folder import find_pipeline
 from ackline.steps.parts import Parts, new_run_id, open_parts
-from ackline.translation import check_code
+from ackline.stream_functions import check_functions
 
 LAST = 2**63 - 1
-"""Offsets are below this."""
+"""The exclusive upper bound of offsets."""
 
 Name = Annotated[str, typer.Argument(help="The pipeline: the `name` in its file.", show_default=False)]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for a program instead of tables.")]
 Now = Annotated[
     str | None,
-    typer.Option(
-        "--now", help="Go by this time instead of the clock's, e.g. 2026-01-31T12:00:00Z.", show_default=False
-    ),
+    typer.Option("--now", help="Use this time instead of the clock, e.g. 2026-01-31T12:00:00Z.", show_default=False),
 ]
 
 
 def time_of(now: str | None) -> datetime | None:
-    """`--now` as an aware time. Raises ConfigError for text that is none, or has no zone."""
+    """Returns `--now` as an aware time. Raises ConfigError for a text that is not a time, or has no zone."""
     try:
         return None if now is None else parse_time(now)
     except ValueError as error:
@@ -39,7 +38,7 @@ def time_of(now: str | None) -> datetime | None:
 
 
 def range_of(text: str | None) -> OffsetRange | None:
-    """`A:B`, `A:`, `:B` or a single `A` as a range. Raises ConfigError for anything else."""
+    """Returns `A:B`, `A:`, `:B` or a single `A` as a range. Raises ConfigError for any other text."""
     if text is None:
         return None
     try:
@@ -55,25 +54,25 @@ def range_of(text: str | None) -> OffsetRange | None:
 
 
 def offset_of(text: str) -> int:
-    """An offset that Kafka could have. Raises ValueError for anything else."""
+    """Returns a text as an offset. Raises ValueError if Kafka can have no such offset."""
     if not (text.isascii() and text.isdecimal() and len(text) <= len(str(LAST)) and int(text) < LAST):
-        raise ValueError(f"{text[:30]} is no offset")
+        raise ValueError(f"{text[:30]} is not an offset")
     return int(text)
 
 
 def pipeline_named(name: str) -> Pipeline:
-    """The pipeline, with the folder of its handlers importable: the one that holds the pipelines folder."""
-    pipeline = find(pipelines_folder(), name)
+    """Returns the pipeline of that name, and makes the folder of its handlers importable."""
+    pipeline = find_pipeline(pipelines_folder(), name)
     make_handlers_importable()
     return pipeline
 
 
 @contextmanager
 def opened(name: str, now: str | None = None, no_breaker: bool = False) -> Iterator[Parts]:
-    """The parts of a pipeline for one command. Its handler is imported first, so that nothing is planned in vain."""
+    """Opens a pipeline for one command. Imports its handler first, so that no turn is planned that can't be handled."""
     time = time_of(now)
     pipeline = pipeline_named(name)
-    check_code(pipeline.handler, pipeline.translation, pipeline.isolated)
+    check_functions(pipeline.handler, pipeline.translation, pipeline.isolated)
     actor = os.environ.get("USER", "")
     connection = connection_of(pipeline)
     run_id = new_run_id("cli")

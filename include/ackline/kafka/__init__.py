@@ -1,5 +1,5 @@
-"""Kafka as Ackline sees it: log bounds, group offsets, exact reads and dead letters, on confluent-kafka.
+"""The Kafka adapter, on confluent-kafka: log bounds, group offsets, exact reads and dead letters.
 
-Everything that goes wrong leaves this package as an `AcklineError`. Importing it, or `config`, loads no
-client library: pipeline files are checked while Airflow parses DAGs.
+Every error leaves this package as an `AcklineError`. Importing the package, or `config`, loads no client library,
+because Airflow checks pipeline files while it parses DAGs.
 """

@@ -1,7 +1,6 @@
-"""Making clients: each kind gets only the properties it takes, logs into Python's logging, and notes its last
-error.
+"""Creates Kafka clients. Each kind of client gets only the properties that it takes, and logs into Python's logging.
 
-Every client here reads or commits by explicit partition; none ever joins a group.
+Every client reads or commits by explicit partition; none ever joins a group.
 """
 
 import contextlib
@@ -14,25 +13,26 @@ from confluent_kafka import Consumer, KafkaException, Producer
 from confluent_kafka.admin import AdminClient
 
 from ackline.errors import AcklineError, ConfigError
-from ackline.kafka.config import CONSUMER_ONLY, brokers, masked
-from ackline.kafka.failures import LastError, error_of, failure
+from ackline.kafka.config import CONSUMER_ONLY, brokers, mask_secrets
+from ackline.kafka.failures import LastError, ackline_error, kafka_error
 from ackline.properties import PRODUCER_ONLY
 
 log = logging.getLogger("ackline.kafka.client")
 
-SPARSE: Mapping[str, object] = {
+SPARSE_FETCH: Mapping[str, object] = {
     "queued.min.messages": 1,
     "fetch.wait.max.ms": 50,
     "fetch.min.bytes": 1,
     "fetch.error.backoff.ms": 100,
-    "fetch.queue.backoff.ms": 1,  # a seek waits for the backoff of the queue it has emptied; with 0 a thread spins
+    "fetch.queue.backoff.ms": 1,  # a seek waits so long, as its queue is empty then; at 0, librdkafka spins
     "fetch.message.max.bytes": 1024,
-    # librdkafka doubles a partition's fetch, for good, whenever one held no record (aborted, compacted): up to this.
+    # Limits how far librdkafka raises a partition's fetch size: it doubles it, for good, whenever a fetch held no
+    # record (aborted, compacted).
     "fetch.max.bytes": 1024,
-    "message.max.bytes": 1000,  # fetch.max.bytes is raised to this; records that are read may be larger
+    "message.max.bytes": 1000,  # librdkafka raises fetch.max.bytes to this; larger records are read all the same
 }
-"""One producer batch a fetch."""
-DENSE: Mapping[str, object] = {
+"""Fetch settings for offsets far apart: one producer batch a fetch."""
+DENSE_FETCH: Mapping[str, object] = {
     "queued.min.messages": 2000,
     "fetch.wait.max.ms": 50,
     "fetch.min.bytes": 1,
@@ -42,69 +42,74 @@ DENSE: Mapping[str, object] = {
     "fetch.message.max.bytes": 512 * 1024,
     "fetch.max.bytes": 4 * 1024 * 1024,
 }
-"""Throughput, without running far ahead."""
+"""Fetch settings for offsets close together: throughput, without running far ahead of the reader."""
 
 _QUICK_RECONNECT = {"reconnect.backoff.ms": 50, "reconnect.backoff.max.ms": 1000}
 
 
 class _ClientLog:
-    """librdkafka's log lines, as ours. It repeats itself at each try to connect; the first of a kind is a warning."""
+    """Passes librdkafka's log lines on to Python's logging.
+
+    librdkafka repeats a line at each try to connect. The first line of a kind is a warning, the others are debug lines.
+    """
 
     def __init__(self, config: Mapping[str, object]) -> None:
         self._config = config
-        self._said: set[str] = set()
+        self._warned: set[str] = set()
 
     def log(self, level: int, form: str, *args: object) -> None:
-        """What confluent-kafka calls for each line."""
-        line = masked(form % args, self._config)
+        """confluent-kafka calls this for each line."""
+        line = mask_secrets(form % args, self._config)
         kind = re.sub(r"\d+", "", line)
-        if level >= logging.WARNING and kind not in self._said:
-            self._said.add(kind)
+        if level >= logging.WARNING and kind not in self._warned:
+            self._warned.add(kind)
             log.warning("%s", line)
         else:
             log.debug("%s", line)
 
 
 def consumer(config: Mapping[str, object], group_id: str, isolation: str, **settings: object) -> Consumer:
-    """A consumer that never commits by itself. `settings` win over `config`."""
-    kept = {name: value for name, value in config.items() if name not in PRODUCER_ONLY}
-    wanted = {**_QUICK_RECONNECT, **kept, "group.id": group_id, "isolation.level": isolation, **settings}
-    made: Consumer = _made(Consumer, wanted, config)
-    return made
+    """Returns a consumer that never commits by itself. `settings` override `config`."""
+    properties = {name: value for name, value in config.items() if name not in PRODUCER_ONLY}
+    explicit = {"group.id": group_id, "isolation.level": isolation, **settings}
+    client: Consumer = _create(Consumer, {**_QUICK_RECONNECT, **properties, **explicit}, config)
+    return client
 
 
 def admin(config: Mapping[str, object], **settings: object) -> AdminClient:
-    """An admin client."""
-    kept = {name: value for name, value in config.items() if name not in PRODUCER_ONLY | CONSUMER_ONLY}
-    made: AdminClient = _made(AdminClient, {**_QUICK_RECONNECT, **kept, **settings}, config)
-    return made
+    """Returns an admin client. `settings` override `config`."""
+    client: AdminClient = _create(AdminClient, {**_QUICK_RECONNECT, **_shared_properties(config), **settings}, config)
+    return client
 
 
 def producer(config: Mapping[str, object], **settings: object) -> Producer:
-    """A producer."""
-    kept = {name: value for name, value in config.items() if name not in PRODUCER_ONLY | CONSUMER_ONLY}
-    made: Producer = _made(Producer, {**_QUICK_RECONNECT, **kept, **settings}, config)
-    return made
+    """Returns a producer. `settings` override `config`."""
+    client: Producer = _create(Producer, {**_QUICK_RECONNECT, **_shared_properties(config), **settings}, config)
+    return client
 
 
-def _made(kind: Callable[..., Any], wanted: dict[str, object], config: Mapping[str, object]) -> Any:
+def _shared_properties(config: Mapping[str, object]) -> dict[str, object]:
+    """The properties that every kind of client takes: neither a producer's alone, nor a consumer's alone."""
+    return {name: value for name, value in config.items() if name not in PRODUCER_ONLY | CONSUMER_ONLY}
+
+
+def _create(kind: Callable[..., Any], properties: dict[str, object], config: Mapping[str, object]) -> Any:
     try:
-        return kind(wanted, logger=_ClientLog(config))
-    except (KafkaException, TypeError, ValueError) as error:
-        held = error_of(error)
-        reason = held.str() if held is not None else str(error)
-        raise ConfigError(
-            f"Kafka's client refuses its configuration for {brokers(config)}: {masked(reason, config)}"
-        ) from error
+        return kind(properties, logger=_ClientLog(config))
+    except (KafkaException, TypeError, ValueError) as raised:
+        error = kafka_error(raised)
+        reason = mask_secrets(error.str() if error is not None else str(raised), config)
+        raise ConfigError(f"Kafka's client refuses its configuration for {brokers(config)}: {reason}") from raised
 
 
 @contextlib.contextmanager
-def mapped(doing: str, config: Mapping[str, object], last: LastError | None = None) -> Iterator[None]:
-    """Turns what the client raises inside into an AcklineError that says what was being done."""
+def as_ackline_errors(doing: str, config: Mapping[str, object], last: LastError | None = None) -> Iterator[None]:
+    """Raises an AcklineError for each error that Kafka's client raises inside. `doing` begins its message, as in
+    "listing the topics"."""
     try:
         yield
     except KafkaException as raised:
-        error = error_of(raised)
+        error = kafka_error(raised)
         if error is None:
-            raise AcklineError(f"{doing}: {masked(str(raised), config)}") from raised
-        raise failure(error, doing, config, last=last) from raised
+            raise AcklineError(f"{doing}: {mask_secrets(str(raised), config)}") from raised
+        raise ackline_error(error, doing, config, last=last) from raised

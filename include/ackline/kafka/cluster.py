@@ -1,57 +1,58 @@
-"""What the brokers know of topics and logs: ids, partitions, leaders, bounds, and the time of a record."""
+"""Reads topics and logs from the brokers: topic ids, partitions, leaders, log bounds, and the time of a record."""
 
 import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
-from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from math import ceil
-from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from confluent_kafka import OFFSET_INVALID, Consumer, IsolationLevel, KafkaError, KafkaException, TopicCollection
 from confluent_kafka import TopicPartition as ClientPartition
 from confluent_kafka.admin import ConfigResource, OffsetSpec, ResourceType  # type: ignore[attr-defined]
+from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_fixed
 
 from ackline.errors import AcklineError, ConfigError, FatalError, TransientError
 from ackline.kafka import clients
 from ackline.kafka.config import brokers
-from ackline.kafka.failures import MISSING, LastError, error_of, failure
-from ackline.kafka.truncation import Positions, cut_logs
+from ackline.kafka.failures import NOT_FOUND, LastError, ackline_error, kafka_error
+from ackline.kafka.truncation import Positions, truncated_logs
 from ackline.offsets import LogBounds, TopicPartition
 from ackline.setting_warnings import TopicPolicy
 
-REQUEST = 30.0
-"""Seconds a request to the cluster may take."""
-REACHABLE = 5.0
-"""Seconds within which `Cluster.reachable` answers."""
-LISTING = 5.0
-"""Seconds for an answer before a new client is asked: one goes on waiting for the brokers it knows that are down, be it
-a leader, or the one that it takes for the controller."""
-SETTLING = 20.0
-"""Seconds for which leaders may be moving before that is an error: a broker that dies is missed after 9."""
+REQUEST_TIMEOUT = 30.0
+"""Seconds that a request to the cluster may take."""
+CONNECT_TIMEOUT = 5.0
+"""Seconds within which `Cluster.reachable` returns or raises."""
+ADMIN_TIMEOUT = 5.0
+"""Seconds to wait for an admin client's answer before a new client repeats the request. A client keeps waiting for
+brokers that are down: for a leader, or for the broker that it takes for the controller."""
+LEADER_TIMEOUT = 20.0
+"""Seconds for which leaders may be moving before that is an error. The controller misses a dead broker after 9 s."""
 
 _INTERNAL = frozenset({"__consumer_offsets", "__transaction_state", "__share_group_state"})
-"""Kafka's own topics: what lies in them is for brokers to read."""
-_BETWEEN = 0.2
-_NO_LEADER = MISSING | {"LEADER_NOT_AVAILABLE"}
-_MOVED = frozenset({"NOT_LEADER_FOR_PARTITION", "FENCED_LEADER_EPOCH", "UNKNOWN_LEADER_EPOCH", "OFFSET_NOT_AVAILABLE",
-                    "REPLICA_NOT_AVAILABLE", "_TIMED_OUT", "_TIMED_OUT_QUEUE"})  # fmt: skip
-_ANSWERS = frozenset({"_PARTITION_EOF", "_AUTO_OFFSET_RESET", "OFFSET_OUT_OF_RANGE"})
+"""Kafka's own topics. Their records are for brokers to read."""
+_RETRY_SECONDS = 0.2
+_NO_LEADER = NOT_FOUND | {"LEADER_NOT_AVAILABLE"}
+_LEADER_MOVING = frozenset({
+    "NOT_LEADER_FOR_PARTITION", "FENCED_LEADER_EPOCH", "UNKNOWN_LEADER_EPOCH", "OFFSET_NOT_AVAILABLE",
+    "REPLICA_NOT_AVAILABLE", "_TIMED_OUT", "_TIMED_OUT_QUEUE",
+})  # fmt: skip
+_NO_RECORD = frozenset({"_PARTITION_EOF", "_AUTO_OFFSET_RESET", "OFFSET_OUT_OF_RANGE"})
 _EARLIEST: OffsetSpec = OffsetSpec.earliest()  # type: ignore[no-untyped-call]
 _LATEST: OffsetSpec = OffsetSpec.latest()  # type: ignore[no-untyped-call]
 _Offsets = dict[TopicPartition, Any]
 T = TypeVar("T")
 
 
-class _LeaderMoved(TransientError):
-    """What this client knows of brokers and leaders is out of date, or nobody leads."""
+class _LeaderMoving(TransientError):
+    """The client's view of brokers and leaders is out of date, or a partition has no leader."""
 
 
 @dataclass(frozen=True, slots=True)
 class TopicInfo:
-    """A topic: its id, new whenever it is deleted and created again, and for each partition whether it has a
+    """A topic's id, which changes when the topic is deleted and created again, and whether each partition has a
     leader."""
 
     topic_id: str
@@ -59,8 +60,7 @@ class TopicInfo:
 
 
 class Cluster:
-    """One connection to a cluster, for questions. Made without a network; close it, or use it as a context
-    manager."""
+    """Reads from one cluster. The constructor uses no network. Close it, or use it as a context manager."""
 
     def __init__(self, config: Mapping[str, object], isolation: str) -> None:
         self._config = config
@@ -73,135 +73,136 @@ class Cluster:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exc_info: object) -> None:
         self.close()
 
     def close(self) -> None:
-        """Give the connections back."""
+        """Closes the connections."""
         if self._reader is not None:
             self._reader.close()
             self._reader = None
 
     def reachable(self) -> str:
-        """The cluster's id; raises TransientError within `REACHABLE` seconds where no broker answers."""
-        doing = "asking the brokers who they are"
-        answer = self._admin.describe_cluster(request_timeout=REACHABLE)
-        cluster_id = str(self._result(answer, doing, REACHABLE).cluster_id)
+        """Returns the cluster's id. Raises TransientError within `CONNECT_TIMEOUT` seconds if no broker answers."""
+        doing = "connecting to the cluster"
+        answer = self._admin.describe_cluster(request_timeout=CONNECT_TIMEOUT)
+        cluster_id = str(self._result(answer, doing, CONNECT_TIMEOUT).cluster_id)
         self._connected = True
         return cluster_id
 
     def topics(self, names: Iterable[str]) -> dict[str, TopicInfo]:
-        """The topics that exist of those named, in one request. Raises ConfigError for names Kafka
-        refuses."""
-        asked = sorted(set(names))
-        return self._with_leaders(lambda: self._described(asked)) if asked else {}
+        """Returns those topics of `names` that exist, in one request. Raises ConfigError for a name that Kafka does not
+        allow."""
+        unique = sorted(set(names))
+        return self._while_leaders_move(lambda: self._describe_topics(unique)) if unique else {}
 
-    def _described(self, asked: list[str]) -> dict[str, TopicInfo]:
-        answers = self._admin.describe_topics(TopicCollection(asked), request_timeout=LISTING)
-        found: dict[str, TopicInfo] = {}
+    def _describe_topics(self, names: list[str]) -> dict[str, TopicInfo]:
+        answers = self._admin.describe_topics(TopicCollection(names), request_timeout=ADMIN_TIMEOUT)
+        topics: dict[str, TopicInfo] = {}
         for name, answer in answers.items():
-            described = self._result(answer, f"describing topic {name}", LISTING, absent=MISSING)
+            described = self._result(answer, f"describing topic {name}", ADMIN_TIMEOUT, absent=NOT_FOUND)
             if described is not None:
                 leaders = {p.id: p.leader is not None and p.leader.id >= 0 for p in described.partitions}
-                found[name] = TopicInfo(str(described.topic_id), dict(sorted(leaders.items())))
-        return found
+                topics[name] = TopicInfo(str(described.topic_id), dict(sorted(leaders.items())))
+        return topics
 
     def policies(self, names: Iterable[str]) -> dict[str, TopicPolicy]:
-        """How each topic that exists of those named forgets records, in one request.
+        """Returns the retention and compaction of each topic of `names` that exists, in one request.
 
-        Raises FatalError where this user may not ask (DescribeConfigs), TransientError where nobody answers in time.
+        Raises FatalError if this user has no right to DescribeConfigs, TransientError if no broker answers in time.
         """
-        asked = [ConfigResource(ResourceType.TOPIC, name) for name in sorted(set(names))]
-        if not asked:
+        resources = [ConfigResource(ResourceType.TOPIC, name) for name in sorted(set(names))]
+        if not resources:
             return {}
-        found: dict[str, TopicPolicy] = {}
-        for resource, answer in self._admin.describe_configs(asked, request_timeout=REACHABLE).items():
-            doing = f"asking for the settings of topic {resource.name}"
-            settings = self._result(answer, doing, REACHABLE, absent=MISSING)
+        policies: dict[str, TopicPolicy] = {}
+        for resource, answer in self._admin.describe_configs(resources, request_timeout=CONNECT_TIMEOUT).items():
+            doing = f"reading the settings of topic {resource.name}"
+            settings = self._result(answer, doing, CONNECT_TIMEOUT, absent=NOT_FOUND)
             if settings is not None:
-                found[resource.name] = TopicPolicy.of({name: entry.value for name, entry in settings.items()})
-        return found
+                policies[resource.name] = TopicPolicy.of({name: entry.value for name, entry in settings.items()})
+        return policies
 
     def names(self) -> list[str]:
-        """The names of all topics but Kafka's own, sorted; for subscriptions by pattern."""
-        with clients.mapped("listing the topics", self._config, self._last):
-            topics = self._admin.list_topics(timeout=REQUEST).topics
+        """Returns the names of all topics but Kafka's own, sorted; for subscriptions by pattern."""
+        with clients.as_ackline_errors("listing the topics", self._config, self._last):
+            topics = self._admin.list_topics(timeout=REQUEST_TIMEOUT).topics
         return sorted(topics.keys() - _INTERNAL)
 
     def bounds(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, LogBounds]:
-        """The bounds of each partition, in two requests to each leader however many partitions there are.
+        """Returns the bounds of each partition, in two requests to each leader however many partitions there are.
 
-        Waits for leaders that are moving. Raises FatalError for a partition that does not exist, TransientError for
-        one that stays without a leader and where no broker answers.
+        Waits for leaders that are moving. Raises FatalError for a partition that does not exist, TransientError for one
+        that stays without a leader and if no broker answers.
         """
-        asked = sorted(set(partitions))
-        if not asked:
+        tps = sorted(set(partitions))
+        if not tps:
             return {}
-        # Starts first: an end read later is never below its start.
-        starts, ends = self._with_leaders(lambda: (self._offsets(asked, _EARLIEST), self._offsets(asked, _LATEST)))
+        # Starts first: an end that is read later is never below its start.
+        starts, ends = self._while_leaders_move(lambda: (self._offsets(tps, _EARLIEST), self._offsets(tps, _LATEST)))
         bounds: dict[TopicPartition, LogBounds] = {}
-        for tp in asked:
-            start, end, epoch = int(starts[tp].offset), int(ends[tp].offset), ends[tp].leader_epoch
-            known = epoch if epoch is not None and epoch >= 0 else None
+        for tp in tps:
+            start, end, leader_epoch = int(starts[tp].offset), int(ends[tp].offset), ends[tp].leader_epoch
+            known = leader_epoch if leader_epoch is not None and leader_epoch >= 0 else None
             bounds[tp] = LogBounds(start, max(start, end), known)
         return bounds
 
     def written_ends(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-        """Where the log of each partition ends, whatever the isolation: open transactions included.
+        """Returns where the log of each partition ends, open transactions included, whatever the isolation.
 
         Raises as `bounds` does.
         """
-        asked = sorted(set(partitions))
-        if not asked:
+        tps = sorted(set(partitions))
+        if not tps:
             return {}
-        found = self._with_leaders(lambda: self._offsets(asked, _LATEST, "read_uncommitted"))
-        return {tp: int(found[tp].offset) for tp in asked}
+        ends = self._while_leaders_move(lambda: self._offsets(tps, _LATEST, "read_uncommitted"))
+        return {tp: int(ends[tp].offset) for tp in tps}
 
     def offsets_at(self, partitions: Iterable[TopicPartition], time: datetime) -> dict[TopicPartition, int | None]:
-        """The first offset of each partition whose record is stamped at or after `time`; None where there is none.
+        """Returns the first offset of each partition whose record is stamped at or after `time`, or None if there is no
+        such record.
 
         Raises as `bounds` does.
         """
-        asked = sorted(set(partitions))
-        if not asked:
+        tps = sorted(set(partitions))
+        if not tps:
             return {}
-        milliseconds = max(0, ceil(time.timestamp() * 1000))  # below 0 Kafka means something else than a time
-        found = self._with_leaders(lambda: self._offsets(asked, OffsetSpec.for_timestamp(milliseconds)))
-        return {tp: int(found[tp].offset) if int(found[tp].offset) >= 0 else None for tp in asked}
+        milliseconds = max(0, ceil(time.timestamp() * 1000))  # to Kafka, a negative timestamp is not a time
+        listed = self._while_leaders_move(lambda: self._offsets(tps, OffsetSpec.for_timestamp(milliseconds)))
+        return {tp: int(listed[tp].offset) if int(listed[tp].offset) >= 0 else None for tp in tps}
 
-    def cut(self, positions: Positions) -> dict[TopicPartition, int | None]:
-        """Those partitions whose log no longer holds all that the leader of an epoch had below an offset, and below
-        which offset it does (None: not known); see `ackline.kafka.truncation`. Ask only where the epoch has changed.
+    def truncated_at(self, positions: Positions) -> dict[TopicPartition, int | None]:
+        """Returns the partitions that were truncated below their position, each with the offset below which the log
+        still holds what the leader of the position's epoch had, or None if that is unknown; see
+        `ackline.kafka.truncation`. Call it only where the leader epoch has changed.
 
-        Raises TransientError where leaders don't answer in time.
+        Raises TransientError if leaders don't answer in time.
         """
-        return cut_logs(self._config, positions) if positions else {}
+        return truncated_logs(self._config, positions) if positions else {}
 
     def record_time(self, tp: TopicPartition, offset: int, *, timeout: float = 5.0) -> datetime | None:
-        """When the first record at or after `offset` was stamped; None where there is none, or no answer in
-        time."""
+        """Returns the timestamp of the first record at or after `offset`; None if there is none, or no answer within
+        `timeout` seconds."""
         return self.record_times({tp: offset}, timeout=timeout).get(tp)
 
     def record_times(
         self, offsets: Mapping[TopicPartition, int], *, timeout: float = 5.0
     ) -> dict[TopicPartition, datetime]:
-        """`record_time` of many partitions at once, in one pass of a few kilobytes each; absent where it is
-        None."""
+        """Returns for each partition the timestamp of the first record at or after its offset, in one pass that fetches
+        a few kilobytes of each. A partition without such a record, or without an answer within `timeout` seconds, is
+        absent."""
         if self._reader is None:
-            self._reader = clients.consumer(self._config, "ackline-times", self._isolation, **clients.SPARSE)
+            self._reader = clients.consumer(self._config, "ackline-times", self._isolation, **clients.SPARSE_FETCH)
         reader, waiting = self._reader, dict(offsets)
         times: dict[TopicPartition, datetime] = {}
         deadline = time.monotonic() + timeout
-        with clients.mapped("reading the time of a record", self._config, self._last):
+        with clients.as_ackline_errors("reading the time of a record", self._config, self._last):
             reader.assign([ClientPartition(tp.topic, tp.partition, offset) for tp, offset in waiting.items()])
             while waiting and (left := deadline - time.monotonic()) > 0:
                 message = reader.poll(left)
                 if message is None:
                     continue
                 tp, error = TopicPartition(str(message.topic()), int(message.partition() or 0)), message.error()
-                if tp not in waiting or (error is not None and error.name() not in _ANSWERS):
+                if tp not in waiting or (error is not None and error.name() not in _NO_RECORD):
                     continue
                 del waiting[tp]
                 reader.incremental_unassign([ClientPartition(*tp)])
@@ -211,45 +212,44 @@ class Cluster:
             reader.unassign()
         return times
 
-    def _with_leaders(self, ask: Callable[[], T]) -> T:
-        """`ask`, again and again while leaders are moving, for as long as `SETTLING`."""
-        deadline = time.monotonic() + SETTLING
-        while True:
-            try:
-                return ask()
-            except _LeaderMoved:
-                if time.monotonic() > deadline:
-                    raise
-                time.sleep(_BETWEEN)
-                self._renew()
-                self.reachable()  # else it is no leader that moves
+    def _while_leaders_move(self, request: Callable[[], T]) -> T:
+        """Returns `request()`; repeats it while leaders are moving, for at most `LEADER_TIMEOUT` seconds."""
+        retrying = Retrying(
+            retry=retry_if_exception_type(_LeaderMoving),
+            stop=stop_after_delay(LEADER_TIMEOUT),
+            wait=wait_fixed(_RETRY_SECONDS),
+            before_sleep=lambda _: self._reconnect(),  # raises if no broker answers: then no election is under way
+            reraise=True,
+        )
+        return retrying(request)
 
-    def _offsets(self, asked: Iterable[TopicPartition], spec: OffsetSpec, isolation: str | None = None) -> _Offsets:
+    def _reconnect(self) -> None:
+        """Replaces the admin client by a new one with a connection. The old one would keep to the leaders of before."""
+        self._admin, self._connected = clients.admin(self._config, error_cb=self._last), False
+        self.reachable()
+
+    def _offsets(self, tps: Iterable[TopicPartition], spec: OffsetSpec, isolation: str | None = None) -> _Offsets:
         if not self._connected:
-            self.reachable()  # list_offsets on a client without a connection may wait 1 to 3 s before it tries again
+            self.reachable()  # without a connection, list_offsets may wait 1 to 3 s before it tries again
         level = IsolationLevel[(isolation or self._isolation).upper()]
         doing = "reading the log bounds"
-        with clients.mapped(doing, self._config, self._last):
+        with clients.as_ackline_errors(doing, self._config, self._last):
             answers = self._admin.list_offsets(
-                {ClientPartition(*tp): spec for tp in asked}, isolation_level=level, request_timeout=LISTING
+                {ClientPartition(*tp): spec for tp in tps}, isolation_level=level, request_timeout=ADMIN_TIMEOUT
             )
-        found: _Offsets = {}
+        offsets: _Offsets = {}
         for listed, answer in answers.items():
             tp = TopicPartition(listed.topic, listed.partition)
-            found[tp] = self._result(answer, doing, REQUEST, tp, absent=_NO_LEADER)
-            # A leader that is down gives no error: the answer holds no offset, after the whole time-out.
-            if found[tp] is None or found[tp].offset == OFFSET_INVALID:
-                raise self._leaderless(tp)
-        return found
+            offsets[tp] = self._result(answer, doing, REQUEST_TIMEOUT, tp, absent=_NO_LEADER)
+            # A leader that is down gives no error: after the whole time-out, its answer has no offset.
+            if offsets[tp] is None or offsets[tp].offset == OFFSET_INVALID:
+                raise self._no_leader_error(tp)
+        return offsets
 
-    def _renew(self) -> None:
-        """Start with a new client: this one keeps asking the leaders it knows."""
-        self._admin, self._connected = clients.admin(self._config, error_cb=self._last), False
-
-    def _leaderless(self, tp: TopicPartition) -> AcklineError:
-        """Why no leader is known: list_offsets says the same of a missing topic and of a broker that is away."""
-        self._renew()
-        self.reachable()
+    def _no_leader_error(self, tp: TopicPartition) -> AcklineError:
+        """Returns why `tp` has no known leader. list_offsets answers alike for a partition that does not exist, for one
+        without a leader, and while the broker is unreachable; for the last this raises TransientError."""
+        self._reconnect()
         info = self.topics([tp.topic]).get(tp.topic)
         here = brokers(self._config)
         if info is None or tp.partition not in info.partitions:
@@ -257,7 +257,7 @@ class Cluster:
                 f"{tp} does not exist at {here}; check the topic's name and its partitions, or create it",
                 topic=tp.topic, partition=tp.partition,
             )  # fmt: skip
-        return _LeaderMoved(
+        return _LeaderMoving(
             f"{tp} has no leader at {here}; check that its brokers are up, then run this again",
             topic=tp.topic, partition=tp.partition,
         )  # fmt: skip
@@ -266,26 +266,23 @@ class Cluster:
         self, answer: "Future[Any]", doing: str, timeout: float, tp: TopicPartition | None = None,
         absent: frozenset[str] = frozenset(),
     ) -> Any:  # fmt: skip
-        """The answer to an admin request; None where its error is one of `absent`."""
+        """The answer to an admin request; None if its error is one of `absent`."""
         try:
             return answer.result(timeout + 1)
-        except KafkaException as raised:
-            error = error_of(raised)
+        except (KafkaException, TimeoutError) as raised:
+            error = kafka_error(raised)
             if error is not None and error.name() in absent:
                 return None
-            failed = self._failed(error, doing, tp)
-            if error is not None and error.name() in _MOVED and isinstance(failed, TransientError):
-                raise _LeaderMoved(str(failed), topic=failed.topic, partition=failed.partition) from raised
-            raise failed from raised
-        except FutureTimeout as raised:
-            failed = self._failed(None, doing, tp)
-            if isinstance(failed, TransientError):
-                raise _LeaderMoved(str(failed), topic=failed.topic, partition=failed.partition) from raised
+            failed = self._ackline_error(error, doing, tp)
+            if error is not None and error.name() in _LEADER_MOVING and isinstance(failed, TransientError):
+                raise _LeaderMoving(str(failed), topic=failed.topic, partition=failed.partition) from raised
             raise failed from raised
 
-    def _failed(self, error: KafkaError | None, doing: str, tp: TopicPartition | None) -> AcklineError:
-        self._admin.poll(0)  # serves the error callback: a refused login shows there, the request only times out
+    def _ackline_error(self, error: KafkaError | None, doing: str, tp: TopicPartition | None) -> AcklineError:
+        self._admin.poll(
+            0
+        )  # serves the error callback, which alone reports a refused login: the request only times out
         known = error if error is not None else KafkaError(KafkaError._TIMED_OUT)
         if known.name() == "TOPIC_EXCEPTION":
-            return ConfigError(f"{doing}: Kafka does not allow this name")
-        return failure(known, doing, self._config, tp, last=self._last)
+            return ConfigError(f"{doing}: Kafka does not allow this name; correct it")
+        return ackline_error(known, doing, self._config, tp, last=self._last)

@@ -1,8 +1,7 @@
-"""Client properties: what a connection or a pipeline file may say, and what Ackline decides itself.
+"""Client properties: those that a connection or a pipeline file sets, and those that Ackline sets itself.
 
-Pure: no client library is loaded here. Two clients read the same topics, librdkafka (bounds, commits, exact
-reads, dead letters) and Java's (Spark's source); both are configured from the one set of librdkafka
-properties a user writes.
+Pure: loads no client library. Two clients read the same topics: librdkafka (bounds, commits, exact reads, dead letters)
+and Java's client (Spark's source). Both are configured from one set of librdkafka properties that the user writes.
 """
 
 import re
@@ -10,9 +9,9 @@ from collections.abc import Mapping
 
 from ackline.errors import ConfigError
 from ackline.kafka.java import java_properties
-from ackline.properties import BROKER, PRODUCER_ONLY, REASONS, bare, broker_addresses
+from ackline.properties import BROKER, PRODUCER_ONLY, REFUSAL_REASONS, broker_addresses, without_topic_prefix
 
-__all__ = ["REQUIRED", "brokers", "client_config", "java_properties", "masked", "scrubbed"]
+__all__ = ["REQUIRED", "brokers", "client_config", "java_properties", "mask_secrets"]
 
 REQUIRED: Mapping[str, object] = {
     "enable.auto.commit": False,
@@ -21,7 +20,7 @@ REQUIRED: Mapping[str, object] = {
     "enable.partition.eof": True,
     "allow.auto.create.topics": False,
 }
-"""What every consumer of ours has, whatever the connection says."""
+"""Properties that every consumer of Ackline has. They override those of the connection."""
 
 CONSUMER_ONLY = frozenset({
     "auto.commit.enable", "auto.commit.interval.ms", "auto.offset.reset", "check.crcs",
@@ -33,29 +32,30 @@ CONSUMER_ONLY = frozenset({
     "offset.store.path", "offset.store.sync.interval.ms", "partition.assignment.strategy",
     "queued.max.messages.kbytes", "queued.min.messages", "session.timeout.ms", "allow.auto.create.topics",
 })  # fmt: skip
-"""Properties that only a consumer takes; a producer or admin client would warn about them."""
+"""Properties that only a consumer takes; a producer or an admin client warns about them."""
 
-_CALLBACKS_KEPT = frozenset({"oauth_cb"})  # a login, not an observer: MSK and GCP connections need it
+_CALLBACKS_KEPT = frozenset({"oauth_cb"})  # a login, which MSK and GCP connections need; other callbacks only observe
 
 
 def client_config(properties: Mapping[str, object]) -> dict[str, object]:
-    """librdkafka properties for our clients: the user's, without what breaks the rules, with `REQUIRED` on
-    top.
+    """Returns librdkafka properties: the user's, without those that break Ackline's rules, overridden by `REQUIRED`.
 
-    `properties` is a connection's extra, or `{"bootstrap.servers": …}`, plus the pipeline file's. What
-    `refused` names is dropped silently, but for the broker's address; so are nulls. Raises ConfigError where
-    no broker is named, its address holds a login, or a value is neither text, number nor boolean.
+    `properties` is a connection's extra, or `{"bootstrap.servers": …}`, plus the pipeline file's properties. Drops
+    nulls and, except for the broker's address, the properties that `ackline.properties.refused_properties` names,
+    without a message. Raises ConfigError if no broker is named, if its address holds a login, or if a value is neither
+    text, nor a number, nor a boolean.
     """
     config: dict[str, object] = {}
     for name, value in properties.items():
-        plain = bare(name)
-        if value is None or plain in PRODUCER_ONLY or (plain in REASONS and REASONS[plain] is not BROKER):
+        plain = without_topic_prefix(name)
+        refused = plain in REFUSAL_REASONS and REFUSAL_REASONS[plain] is not BROKER
+        if value is None or plain in PRODUCER_ONLY or refused:
             continue
         if callable(value) or name.endswith("_cb"):
             if name in _CALLBACKS_KEPT:
                 config[name] = value
         elif isinstance(value, str) and "\0" in value:
-            raise ConfigError(f"Kafka property `{name}` has a NUL, where Kafka's client would cut it", key=name)
+            raise ConfigError(f"Kafka property `{name}` has a NUL, where Kafka's client cuts it; remove it", key=name)
         elif isinstance(value, str | int | float):
             config[name] = value
         else:
@@ -74,7 +74,7 @@ def client_config(properties: Mapping[str, object]) -> dict[str, object]:
 
 
 def brokers(config: Mapping[str, object]) -> str:
-    """The broker addresses of a configuration, for messages."""
+    """Returns the broker addresses of a configuration, for messages."""
     return str(config.get("bootstrap.servers", "no broker"))
 
 
@@ -83,19 +83,11 @@ _SECRET = re.compile(r"passw|passphrase|secret|token|key|jaas|credential|\.pem$|
 _USERINFO = re.compile(r"(?<=://)[^/@\s]+@")
 
 
-def scrubbed(config: Mapping[str, object]) -> dict[str, str]:
-    """`config` as it may be logged: values of secrets are `***`, and so is a login inside a URL."""
-    return {
-        name: "***" if _SECRET.search(name) else
-        f"<{type(value).__name__}>" if callable(value) else _USERINFO.sub("***@", str(value))
-        for name, value in config.items()
-    }  # fmt: skip
+def mask_secrets(text: str, config: Mapping[str, object]) -> str:
+    """Returns `text`, a message of Kafka's client, with `***` for each secret of `config` and each login in a URL.
 
-
-def masked(text: str, config: Mapping[str, object]) -> str:
-    """What Kafka's client says, as it may be told: it quotes settings and addresses that it can do nothing with.
-
-    Each word of a secret's value is looked for, since it may quote the rest of a value only.
+    The client quotes settings that it can't parse and addresses that it can't reach. It may quote the rest of a value
+    only, so each word of a secret's value is masked.
     """
     secrets = {
         word

@@ -1,41 +1,40 @@
-"""Dead letters: records that will not be tried again, copied to a topic where somebody can look at them.
+"""Sends dead letters: copies records that will not be tried again to a topic, where an operator can inspect them.
 
-A letter counts only once the broker has acknowledged it (acks=all); every other one stays pending and is sent
-again by a later run. After a crash the same record may lie there twice, but never not at all.
+A letter counts only once the broker has acknowledged it (acks=all). Any other letter stays pending, and a later run
+sends it again. So after a crash the topic may hold a letter twice, but it never misses one.
 """
 
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from types import TracebackType
 from typing import Self
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from ackline.kafka import clients
 from ackline.kafka.cursor import Found, Headers, headers_of
-from ackline.kafka.failures import error_of
+from ackline.kafka.failures import kafka_error
 
 PAYLOAD_HEADER = "ackline.payload"
-"""Header of a letter without its value: `omitted: ` and the name of the broker's refusal."""
+"""Header of a letter without the record's value: `omitted: ` and the name of the broker's error."""
 HEADERS_HEADER = "ackline.headers"
-"""Header of a letter without the record's own headers, one of whose names is not UTF-8."""
+"""Header of a letter without the record's own headers, because a name among them is not UTF-8."""
 KEPT_BYTES = 64 * 1024
-"""A letter without its value keeps its key and headers while they are no larger than this together."""
+"""Limit of key and headers together, in bytes. A letter without its value keeps both up to this size."""
 TIMEOUT = 30.0
-"""Seconds after which an unacknowledged letter is given up for this run."""
+"""Seconds after which this run gives up a letter that the broker has not acknowledged."""
 
-_LETTERS_ON_THE_WAY = 1000
-_BYTES_ON_THE_WAY = 32 * 1024 * 1024
-_WAIT = 0.02
+_MAX_UNANSWERED = 1000
+_MAX_UNANSWERED_BYTES = 32 * 1024 * 1024
+_POLL_SECONDS = 0.02
 _SETTINGS: Mapping[str, object] = {
     "acks": "all",
     "enable.idempotence": True,
-    "message.max.bytes": 1_000_000_000,  # the client's maximum: the broker decides what is too large
-    "compression.type": "zstd",  # what fitted the source only because it was compressed shall fit here
+    "message.max.bytes": 1_000_000_000,  # the client's maximum: the broker alone decides what is too large
+    "compression.type": "zstd",  # a record that fitted its topic only because it was compressed fits here too
     "linger.ms": 5,
-    "partitioner": "murmur2_random",  # a key goes where Java's producer would put it
+    "partitioner": "murmur2_random",  # a key goes to the partition that Java's producer chooses
     "topic.metadata.propagation.max.ms": 5000,
 }
 _TIMED_OUT = "_MSG_TIMED_OUT"
@@ -43,13 +42,12 @@ _REFUSED = frozenset({
     "MSG_SIZE_TOO_LARGE", "RECORD_LIST_TOO_LARGE", "INVALID_RECORD", "INVALID_MSG", "INVALID_MSG_SIZE",
     "POLICY_VIOLATION",
 })  # fmt: skip
-"""Refusals of a record for what it is: sending the same again would not help."""
+"""Errors that mean that the broker refuses this record as it is: the same bytes would be refused again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Letter:
-    """A record for the dead-letter topic, and the headers that say why; they are put after the record's
-    own."""
+    """A record for the dead-letter topic, and the headers with the reason; they come after the record's own."""
 
     source: Found | Message
     headers: Sequence[tuple[str, bytes]]
@@ -61,11 +59,11 @@ class Letter:
 
 
 @dataclass(frozen=True, slots=True)
-class Sent:
-    """What became of a letter. Only a `confirmed` one is on the topic for certain.
+class Delivery:
+    """The result of sending a letter. Only a `confirmed` letter is on the topic for certain.
 
-    `error` names the last refusal or failure, if there was one. `omitted`: the broker refused the record for what it
-    is, and the letter went without its value.
+    `error` names the last error, if there was one. `omitted`: the broker refused the record as it is, and the letter
+    went without its value.
     """
 
     letter: Letter
@@ -76,42 +74,45 @@ class Sent:
 
 @dataclass(frozen=True, slots=True)
 class _Form:
-    """How much of a record is sent. The broker refuses a batch whole, so what was refused first goes
-    `alone`."""
+    """How much of a record is sent, and whether in a batch of its own.
 
-    alone: bool = False
+    The broker refuses a batch as a whole, so a refused letter is first repeated in its own batch: one record that is
+    too large must not cost its neighbours their values.
+    """
+
+    own_batch: bool = False
     value: bool = True
-    kept: bool = True
+    key_and_headers: bool = True
 
-    def after(self, refusal: str) -> "_Form | None":
-        """The next form to try; None when nothing is left to leave out."""
-        if not self.alone:
-            return replace(self, alone=True)
+    def smaller(self) -> "_Form | None":
+        """The next form to try; None if nothing is left to omit."""
+        if not self.own_batch:
+            return replace(self, own_batch=True)
         if self.value:
             return replace(self, value=False)
-        return replace(self, kept=False) if self.kept else None
+        return replace(self, key_and_headers=False) if self.key_and_headers else None
 
 
 @dataclass(slots=True)
 class _Posting:
-    """A letter on its way."""
+    """A letter that was given to a producer."""
 
     letter: Letter
     posted_at: float
-    original: Headers
+    original_headers: Headers
     form: _Form = _Form()
     refusal: str | None = None
-    answer: Sent | None = None
+    delivery: Delivery | None = None
 
     @property
     def size(self) -> int:
         message = self.letter.message
         return len(message) + len(message.key() or b"")
 
-    def settle(self, error: str | None) -> None:
-        """The last word on this letter: confirmed, or the name of the error."""
+    def finish(self, error: str | None) -> None:
+        """Sets the result: confirmed if `error` is None."""
         omitted = error is None and not self.form.value
-        self.answer = Sent(self.letter, error is None, error or self.refusal, omitted)
+        self.delivery = Delivery(self.letter, error is None, error or self.refusal, omitted)
 
 
 class DeadLetters:
@@ -121,121 +122,123 @@ class DeadLetters:
         self.topic = topic
         self._config = config
         self._settings = {**_SETTINGS, "message.timeout.ms": int(timeout * 1000)}
-        self._together = clients.producer(config, **self._settings)
-        self._alone: Producer | None = None
-        self._again: deque[_Posting] = deque()
+        self._batching = clients.producer(config, **self._settings)
+        self._unbatched: Producer | None = None
+        self._to_resend: deque[_Posting] = deque()
         self._confirmed_at = 0.0
-        self._away = False
+        self._gave_up = False
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exc_info: object) -> None:
         self.close()
 
     def close(self) -> None:
-        """Drop what is still on its way, and give the connections back."""
-        for client in self._clients():
-            client.purge()
-            client.flush(1)
+        """Drops the letters that have no answer yet, and closes the connections."""
+        for producer in self._producers():
+            producer.purge()
+            producer.flush(1)
 
-    def send(self, letters: Iterable[Letter]) -> Iterator[Sent]:
-        """Send each letter and say, in their order, what became of it; one that fails raises nothing.
+    def send(self, letters: Iterable[Letter]) -> Iterator[Delivery]:
+        """Sends each letter and yields the results in the same order; a letter that fails raises nothing.
 
-        Lazy: takes from `letters` as the broker keeps up, and holds a thousand of them or 32 MiB. Once a
-        letter timed out and none was confirmed after it, the rest is given up unsent until one is.
+        Lazy: takes from `letters` as fast as the broker acknowledges, with at most a thousand letters or 32 MiB without
+        an answer. After a letter has timed out and no later one was confirmed, gives up the following letters unsent,
+        until one is confirmed.
         """
         window: deque[_Posting] = deque()
-        held = 0
+        window_bytes = 0
         for letter in letters:
-            posting = _Posting(letter, time.monotonic(), _original(letter.message))
+            posting = _Posting(letter, time.monotonic(), _original_headers(letter.message))
             window.append(posting)
-            held += posting.size
+            window_bytes += posting.size
             self._post(posting)
-            while window and (window[0].answer or len(window) >= _LETTERS_ON_THE_WAY or held >= _BYTES_ON_THE_WAY):
-                held -= window[0].size
-                yield self._answer(window.popleft())
+            while window and (
+                window[0].delivery or len(window) >= _MAX_UNANSWERED or window_bytes >= _MAX_UNANSWERED_BYTES
+            ):
+                window_bytes -= window[0].size
+                yield self._await(window.popleft())
         while window:
-            yield self._answer(window.popleft())
+            yield self._await(window.popleft())
 
-    def _answer(self, posting: _Posting) -> Sent:
-        while posting.answer is None:
-            self._serve(_WAIT)
-        return posting.answer
+    def _await(self, posting: _Posting) -> Delivery:
+        while posting.delivery is None:
+            self._serve(_POLL_SECONDS)
+        return posting.delivery
 
     def _serve(self, wait: float) -> None:
-        """Take the broker's answers, and send what was refused in its next form."""
-        for client in self._clients():
-            client.poll(wait if len(client) else 0)
-        while self._again:
-            self._post(self._again.popleft())
+        """Handles the broker's answers, and sends each refused letter in its next form."""
+        for producer in self._producers():
+            producer.poll(wait if len(producer) else 0)
+        while self._to_resend:
+            self._post(self._to_resend.popleft())
 
     def _post(self, posting: _Posting) -> None:
-        if self._away:
-            posting.settle(_TIMED_OUT)
+        if self._gave_up:
+            posting.finish(_TIMED_OUT)
             return
         try:
-            self._produce(posting, self._together if not posting.form.alone else self._single())
+            self._produce(posting, self._unbatched_producer() if posting.form.own_batch else self._batching)
         except KafkaException as raised:
-            error = error_of(raised)
-            self._answered(posting, error if error is not None else KafkaError(KafkaError._FAIL))
+            error = kafka_error(raised)
+            self._on_delivery(posting, error if error is not None else KafkaError(KafkaError._FAIL))
 
-    def _produce(self, posting: _Posting, client: Producer) -> None:
+    def _produce(self, posting: _Posting, producer: Producer) -> None:
         message, form = posting.letter.message, posting.form
-        key, kept = _kept(message, posting.original, form)
+        key, kept = _key_and_headers(message, posting.original_headers, form)
         headers: list[tuple[str, str | bytes | None]] = [*kept, *posting.letter.headers]
         if not form.value:
             headers.append((PAYLOAD_HEADER, f"omitted: {posting.refusal}".encode()))
+        # No retry library: the queue empties only by polling, without a time limit, and this runs once for each letter.
         while True:
             try:
-                # Stamped now, not with the record's own time (that is in a header): by that, retention of the
-                # dead-letter topic would take an old record's letter at once.
-                client.produce(
+                # The letter gets today's timestamp. With the record's own (which is in a header), retention of the
+                # dead-letter topic would delete the letter of an old record at once.
+                producer.produce(
                     self.topic, message.value() if form.value else None, key, headers=headers,
                     on_delivery=self._callback(posting),
                 )  # fmt: skip
                 return
             except BufferError:
-                client.poll(_WAIT)
+                producer.poll(_POLL_SECONDS)
 
     def _callback(self, posting: _Posting) -> Callable[[KafkaError | None, Message], None]:
-        return lambda error, _: self._answered(posting, error)
+        return lambda error, _: self._on_delivery(posting, error)
 
-    def _answered(self, posting: _Posting, error: KafkaError | None) -> None:
+    def _on_delivery(self, posting: _Posting, error: KafkaError | None) -> None:
         if error is None:
-            self._confirmed_at, self._away = time.monotonic(), False
-            posting.settle(None)
+            self._confirmed_at, self._gave_up = time.monotonic(), False
+            posting.finish(None)
             return
-        form = posting.form.after(error.name()) if error.name() in _REFUSED else None
+        form = posting.form.smaller() if error.name() in _REFUSED else None
         if form is not None:
             posting.form, posting.refusal = form, error.name()
-            self._again.append(posting)
+            self._to_resend.append(posting)
             return
         if error.name() == _TIMED_OUT and self._confirmed_at < posting.posted_at:
-            self._away = True
-        posting.settle(error.name())
+            self._gave_up = True
+        posting.finish(error.name())
 
-    def _clients(self) -> list[Producer]:
-        return [self._together] if self._alone is None else [self._together, self._alone]
+    def _producers(self) -> list[Producer]:
+        return [self._batching] if self._unbatched is None else [self._batching, self._unbatched]
 
-    def _single(self) -> Producer:
-        """The client that puts each record into a batch of its own."""
-        if self._alone is None:
-            self._alone = clients.producer(self._config, **self._settings, **{"batch.num.messages": 1})
-        return self._alone
+    def _unbatched_producer(self) -> Producer:
+        """The producer that puts each record into a batch of its own."""
+        if self._unbatched is None:
+            self._unbatched = clients.producer(self._config, **self._settings, **{"batch.num.messages": 1})
+        return self._unbatched
 
 
-def _original(message: Message) -> Headers:
+def _original_headers(message: Message) -> Headers:
     headers = headers_of(message)
     return [(HEADERS_HEADER, b"omitted: a name is not UTF-8")] if headers is None else headers
 
 
-def _kept(message: Message, headers: Headers, form: _Form) -> tuple[bytes | None, Headers]:
+def _key_and_headers(message: Message, headers: Headers, form: _Form) -> tuple[bytes | None, Headers]:
     """Key and original headers, as far as `form` keeps them."""
     key = message.key()
     if form.value:
         return key, headers
     size = len(key or b"") + sum(len(name) + len(value or b"") for name, value in headers)
-    return (key, headers) if form.kept and size <= KEPT_BYTES else (None, [])
+    return (key, headers) if form.key_and_headers and size <= KEPT_BYTES else (None, [])

@@ -1,21 +1,20 @@
-"""Exact reads: given offsets, and nothing else, for as little of the log as Kafka lets one fetch.
+"""Exact reads: reads given offsets and nothing else, and fetches as little of the log as Kafka allows.
 
-Every wanted offset is answered exactly once, and never by inference: a record is `Found`; or it is gone
-because the log starts above it, or because the reader, having started at or below it, was given a later
-record or the end of the partition. Whatever else happens (nothing comes, a batch that can't be decoded) is an
-error.
+The reader answers every wanted offset exactly once, and never by inference. A record is `Found`. An offset is `Gone` if
+the log starts above it, or if the reader started at or below it and got a later record or the end of the partition.
+Anything else (no record comes, a batch can't be decoded) is an error.
 
-The least that Kafka hands out is one producer batch. Far apart, offsets are sought one by one, a batch each;
-close together, they are read through; long close stretches get a client made for throughput.
+The least that Kafka hands out is one producer batch. The reader seeks offsets that are far apart one by one, a batch
+each; it reads through offsets that are close together, and through long close stretches with a client set up for
+throughput.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from types import TracebackType
 from typing import Self
 
 from ackline.kafka.cluster import Cluster
 from ackline.kafka.cursor import Cursor, Found, Gone
-from ackline.kafka.fetching import Fetcher, beyond_end
+from ackline.kafka.fetching import Fetcher, Statistics, beyond_end
 from ackline.offsets import TopicPartition
 from ackline.outcome import Outcome
 
@@ -38,13 +37,11 @@ class ExactReader:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exc_info: object) -> None:
         self.close()
 
     def close(self) -> None:
-        """Give the connections back."""
+        """Closes the connections."""
         for fetcher in self._fetchers.values():
             fetcher.close()
         self._fetchers.clear()
@@ -52,41 +49,40 @@ class ExactReader:
 
     @property
     def delivered(self) -> int:
-        """Records received so far, those passed over included; ask between reads, while open.
+        """Records received so far, including those that were passed over. Call it between reads, while open.
 
-        The head of a batch, before the position asked for, is not among them; it is in `received_bytes`.
+        Records of a batch before the requested position are not counted here, but in `received_bytes`.
         """
-        for fetcher in self._fetchers.values():
-            fetcher.refresh_meter()
-        return sum(fetcher.meter.records for fetcher in self._fetchers.values())
+        return sum(statistics.records for statistics in self._statistics())
 
     @property
     def received_bytes(self) -> int:
-        """Bytes received from brokers so far; ask between reads, while open."""
-        for fetcher in self._fetchers.values():
-            fetcher.refresh_meter()
-        return sum(fetcher.meter.bytes for fetcher in self._fetchers.values())
+        """Bytes received from the brokers so far. Call it between reads, while open."""
+        return sum(statistics.bytes for statistics in self._statistics())
+
+    def _statistics(self) -> list[Statistics]:
+        return [fetcher.refreshed_statistics() for fetcher in self._fetchers.values()]
 
     def read(self, wanted: Mapping[TopicPartition, Sequence[int]]) -> Iterator[Found | Gone]:
-        """Answer each offset of `wanted` (ascending for each partition) once, in order within its partition.
+        """Yields one answer for each offset of `wanted` (ascending in each partition), in order within its partition.
 
-        Lazy, with bounded memory; partitions take turns. Raises FatalError for an offset beyond the log's end
-        (the last stable offset under read_committed) and for what can't be decoded, TransientError when
-        nothing comes for the time-out. Answers already given stay true.
+        Lazy, with bounded memory; partitions alternate. Raises FatalError for an offset beyond the log's end (the last
+        stable offset under read_committed) and for a batch that can't be decoded, TransientError if nothing comes for
+        the time-out. Answers that were yielded before an error stay true.
         """
         cursors = [_cursor(tp, offsets) for tp, offsets in sorted(wanted.items()) if offsets]
-        bounds = self._cluster.bounds(cursor.partition for cursor in cursors)
+        bounds = self._cluster.bounds(cursor.tp for cursor in cursors)
         for cursor in cursors:
-            end = bounds[cursor.partition].end
+            end = bounds[cursor.tp].end
             if cursor.wanted[-1] >= end:
-                raise beyond_end(cursor.partition, cursor.wanted[-1], end)
+                raise beyond_end(cursor.tp, cursor.wanted[-1], end)
         for cursor in cursors:
-            yield from cursor.gone_below(bounds[cursor.partition].start, Outcome.EXPIRED)
-        while remaining := [cursor for cursor in cursors if not cursor.answered]:
-            turns: dict[bool, list[Cursor]] = {False: [], True: []}
+            yield from cursor.gone_below(bounds[cursor.tp].start, Outcome.EXPIRED)
+        while remaining := [cursor for cursor in cursors if not cursor.all_answered]:
+            by_density: dict[bool, list[Cursor]] = {False: [], True: []}
             for cursor in remaining:
-                turns[cursor.aim()].append(cursor)
-            for dense, together in turns.items():
+                by_density[cursor.choose_stretch()].append(cursor)
+            for dense, together in by_density.items():
                 if together:
                     yield from self._fetcher(dense).read(together)
 
@@ -107,6 +103,6 @@ def _cursor(tp: TopicPartition, wanted: Sequence[int]) -> Cursor:
 def read_exactly(
     config: Mapping[str, object], isolation: str, wanted: Mapping[TopicPartition, Sequence[int]]
 ) -> Iterator[Found | Gone]:
-    """`ExactReader.read` with a reader of its own."""
+    """Yields one answer for each offset of `wanted`, as `ExactReader.read` does, with a reader of its own."""
     with ExactReader(config, isolation) as reader:
         yield from reader.read(wanted)

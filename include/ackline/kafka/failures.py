@@ -1,8 +1,6 @@
-"""What Kafka's client reports, as an `AcklineError`: transient where trying again may help, fatal where it
-won't.
+"""Turns errors of Kafka's client into an `AcklineError`: transient where another try may help, else fatal.
 
-`KafkaError.retriable()` is not enough: it says False for NOT_COORDINATOR, and for everything the broker never
-answered.
+`KafkaError.retriable()` is not enough: it is False for NOT_COORDINATOR, and for each request without an answer.
 """
 
 from collections.abc import Mapping
@@ -10,7 +8,7 @@ from collections.abc import Mapping
 from confluent_kafka import KafkaError, KafkaException
 
 from ackline.errors import AcklineError, FatalError, TransientError
-from ackline.kafka.config import brokers, masked
+from ackline.kafka.config import brokers, mask_secrets
 from ackline.offsets import TopicPartition
 
 _TRANSIENT = frozenset({
@@ -24,58 +22,61 @@ _TRANSIENT = frozenset({
     "REBALANCE_IN_PROGRESS", "THROTTLING_QUOTA_EXCEEDED", "UNSTABLE_OFFSET_COMMIT", "STALE_BROKER_EPOCH",
     "STALE_CTRL_EPOCH", "REBOOTSTRAP_REQUIRED", "_ISR_INSUFF", "_QUEUE_FULL",
 })  # fmt: skip
-COORDINATOR = frozenset({
+COORDINATOR_NOT_READY = frozenset({
     "NOT_COORDINATOR", "COORDINATOR_NOT_AVAILABLE", "COORDINATOR_LOAD_IN_PROGRESS", "_WAIT_COORD", "_TIMED_OUT",
     "_TRANSPORT", "UNSTABLE_OFFSET_COMMIT", "REQUEST_TIMED_OUT", "_ALL_BROKERS_DOWN", "NETWORK_EXCEPTION",
 })  # fmt: skip
-"""What a group coordinator that is starting, moving or briefly away answers."""
-MISSING = frozenset({"UNKNOWN_TOPIC_OR_PART", "_UNKNOWN_TOPIC", "_UNKNOWN_PARTITION", "_NOENT", "UNKNOWN_TOPIC_ID"})
-"""What is said of a topic or partition that is not there."""
+"""Errors of requests to a group coordinator that is starting, moving or briefly unreachable."""
+NOT_FOUND = frozenset({"UNKNOWN_TOPIC_OR_PART", "_UNKNOWN_TOPIC", "_UNKNOWN_PARTITION", "_NOENT", "UNKNOWN_TOPIC_ID"})
+"""Errors of requests about a topic or partition that does not exist."""
 _LOGIN = frozenset({"_AUTHENTICATION", "_SSL", "SASL_AUTHENTICATION_FAILED", "UNSUPPORTED_SASL_MECHANISM",
                     "ILLEGAL_SASL_STATE"})  # fmt: skip
 _UNANSWERED = frozenset({"_TIMED_OUT", "_TRANSPORT", "_ALL_BROKERS_DOWN"})
 
 
-def error_of(raised: BaseException) -> KafkaError | None:
-    """The KafkaError inside an exception of the client, if there is one."""
-    held = raised.args[0] if isinstance(raised, KafkaException) and raised.args else None
-    return held if isinstance(held, KafkaError) else None
+def kafka_error(raised: BaseException) -> KafkaError | None:
+    """Returns the KafkaError inside an exception of the client; `_TIMED_OUT` for a future that got no answer; or
+    None."""
+    if isinstance(raised, TimeoutError):
+        return KafkaError(KafkaError._TIMED_OUT)
+    error = raised.args[0] if isinstance(raised, KafkaException) and raised.args else None
+    return error if isinstance(error, KafkaError) else None
 
 
-def transient(error: KafkaError) -> bool:
-    """Whether the same request may be answered later."""
-    return error.name() in _TRANSIENT or (error.retriable() and error.name() not in MISSING)
+def is_transient(error: KafkaError) -> bool:
+    """Whether the same request may succeed later."""
+    return error.name() in _TRANSIENT or (error.retriable() and error.name() not in NOT_FOUND)
 
 
-def refuses_login(error: KafkaError) -> bool:
-    """Whether the broker refused who we are, or we refused the broker's certificate."""
+def is_login_failure(error: KafkaError) -> bool:
+    """Whether the broker refused the login, or the client refused the broker's certificate."""
     return error.name() in _LOGIN
 
 
 class LastError:
-    """What a client last said about its connections (its error_cb); a time-out does not say why nobody answered."""
+    """An `error_cb` that keeps a client's newest connection error, because a time-out does not say why no broker
+    answered."""
 
     def __init__(self) -> None:
         self._login: KafkaError | None = None
         self._last: KafkaError | None = None
 
     def __call__(self, error: KafkaError) -> None:
-        if refuses_login(error):
+        if is_login_failure(error):
             self._login = error
         if error.name() != "_ALL_BROKERS_DOWN":
             self._last = error
 
     def cause(self, error: KafkaError) -> KafkaError:
-        """`error`, or the refused login behind it."""
+        """Returns the login failure behind `error`, or `error` itself."""
         return self._login if self._login is not None and error.name() in _UNANSWERED else error
 
     def detail(self, error: KafkaError) -> str:
-        """What else was said, for the message; empty where it is nothing new."""
-        told = self._last is not None and error.name() in _UNANSWERED
-        return f"; {self._last.str()}" if told and self._last is not None else ""
+        """Returns the newest connection error as an addition to the message of `error`, or an empty text."""
+        return f"; {self._last.str()}" if self._last is not None and error.name() in _UNANSWERED else ""
 
 
-def failure(
+def ackline_error(
     error: KafkaError,
     doing: str,
     config: Mapping[str, object],
@@ -83,22 +84,22 @@ def failure(
     offset: int | None = None,
     last: LastError | None = None,
 ) -> AcklineError:
-    """The error to raise for `error`, met while `doing` something ("reading the log bounds")."""
+    """Returns the AcklineError to raise for `error`. `doing` begins its message, as in "reading the log bounds"."""
     cause = last.cause(error) if last is not None else error
     detail = last.detail(error) if last is not None and cause is error else ""
     kind: type[AcklineError] = FatalError
-    if refuses_login(cause):
+    if is_login_failure(cause):
         advice = "check security.protocol, the login and the certificates of the connection"
     elif cause.name().endswith("AUTHORIZATION_FAILED"):
         advice = "ask for the right to do this for the connection's user"
-    elif transient(cause):
+    elif is_transient(cause):
         kind, advice = TransientError, "check that the broker is up and can be reached from here; then run this again"
-    elif cause.name() in MISSING:
+    elif cause.name() in NOT_FOUND:
         advice = "check the topic's name and its partitions, or create it"
     else:
         advice = "trying again will not help; the broker's log may say more"
-    place = f" of {tp}" if tp is not None else ""
-    said = masked(f"{cause.str()}{detail}", config)
-    message = f"{doing}{place}: {cause.name()}: {said} (at {brokers(config)}); {advice}"
+    reason = mask_secrets(f"{cause.str()}{detail}", config)
+    subject = f"{doing} of {tp}" if tp is not None else doing
+    message = f"{subject}: {cause.name()}: {reason} (at {brokers(config)}); {advice}"
     topic, partition = (tp.topic, tp.partition) if tp is not None else (None, None)
     return kind(message, topic=topic, partition=partition, offset=offset)

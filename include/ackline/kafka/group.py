@@ -1,53 +1,55 @@
-"""The consumer group: what Kafka holds for it, who is in it, and moving its offsets from outside.
+"""The consumer group, from outside: its committed offsets, its live members, and `Group.commit`, which moves its
+offsets.
 
-Kafka's OffsetCommit compares nothing and checks no order; what may be committed when is for the settle step
-to say. This module promises only that what it says was committed is what the broker holds.
+Kafka's OffsetCommit compares nothing and checks no order. `ackline.commit_rule` and the settle step decide which offset
+may be committed, and when. This module guarantees one thing: when `Group.commit` returns, the broker holds what was
+committed.
 """
 
-import time
 from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import TimeoutError as FutureTimeout
-from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from confluent_kafka import ConsumerGroupTopicPartitions, KafkaError, KafkaException
 from confluent_kafka import TopicPartition as ClientPartition
 from confluent_kafka.admin import AdminClient
+from tenacity import Retrying, retry_if_exception, stop_after_delay, wait_fixed
 
 from ackline.commit_rule import Committed
 from ackline.errors import AcklineError, FatalError, GroupBusy, TransientError
 from ackline.kafka import clients
 from ackline.kafka.config import brokers
-from ackline.kafka.failures import COORDINATOR, LastError, error_of, failure
+from ackline.kafka.failures import COORDINATOR_NOT_READY, LastError, ackline_error, kafka_error
 from ackline.offsets import TopicPartition
 
-PATIENCE = 30.0
-"""Seconds for which a coordinator may be starting or moving before it is an error."""
+COORDINATOR_TIMEOUT = 30.0
+"""Seconds for which a coordinator may be starting or moving before that is an error."""
 METADATA_LIMIT = 4095
 """Characters of commit metadata that a broker takes (`offset.metadata.max.bytes` is 4096)."""
 
-_REQUEST = 10.0
-_BETWEEN = 0.2
+_REQUEST_TIMEOUT = 10.0
+_RETRY_SECONDS = 0.2
 _BUSY = frozenset({
     "UNKNOWN_MEMBER_ID", "NON_EMPTY_GROUP", "ILLEGAL_GENERATION", "FENCED_INSTANCE_ID", "FENCED_MEMBER_EPOCH",
     "STALE_MEMBER_EPOCH", "REBALANCE_IN_PROGRESS", "GROUP_SUBSCRIBED_TO_TOPIC",
 })  # fmt: skip
 _PROBE = "ackline-probe"
-"""A topic that need not be there: what is asked about it is who answers."""
+"""The topic of a request that only shows whether the coordinator answers. It need not exist."""
 _NO_GROUP = frozenset({"GROUP_ID_NOT_FOUND", "_UNKNOWN_GROUP"})
 
 T = TypeVar("T")
 
 
 class Group:
-    """The group `group_id`, seen from outside: nothing here ever joins it. Close it, or use it as a context
-    manager."""
+    """The group `group_id`. Never joins it. Close it, or use it as a context manager.
 
-    def __init__(self, config: Mapping[str, object], group_id: str, *, patience: float = PATIENCE) -> None:
+    Each request waits for a coordinator that is not ready, for at most `timeout` seconds.
+    """
+
+    def __init__(self, config: Mapping[str, object], group_id: str, *, timeout: float = COORDINATOR_TIMEOUT) -> None:
         self.group_id = group_id
         self._config = config
-        self._patience = patience
-        self._request = min(_REQUEST, patience)
+        self._timeout = timeout
+        self._request_timeout = min(_REQUEST_TIMEOUT, timeout)
         self._last = LastError()
         self._admin = clients.admin(config, error_cb=self._last)
         self._consumer = clients.consumer(config, group_id, "read_committed", error_cb=self._last)
@@ -55,25 +57,23 @@ class Group:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exc_info: object) -> None:
         self.close()
 
     def close(self) -> None:
-        """Give the connections back."""
+        """Closes the connections."""
         self._consumer.close()
 
     def committed(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, Committed]:
-        """What the group has committed; a partition without a commit is absent.
+        """Returns what the group has committed; a partition without a commit is absent.
 
-        Waits for a coordinator that is not ready. `list_consumer_group_offsets` crashes the process then
-        (confluent-kafka 2.16), so the consumer asks.
+        The consumer sends the request, because `list_consumer_group_offsets` of the admin client crashes the process
+        while the coordinator is not ready (confluent-kafka 2.16).
         """
-        asked = sorted(set(partitions))
-        if not asked:
+        tps = sorted(set(partitions))
+        if not tps:
             return {}
-        answer = self._patiently("reading committed offsets", lambda: self._read(asked))
+        answer = self._when_coordinator_ready("reading committed offsets", lambda: self._fetch_committed(tps))
         return {
             TopicPartition(tp.topic, tp.partition): Committed(tp.offset, tp.metadata or "")
             for tp in answer
@@ -81,118 +81,135 @@ class Group:
         }
 
     def members(self) -> list[str]:
-        """The live members, readable: client id and host. Empty too where the group does not exist."""
-        return self._patiently("looking for members", self._described)
+        """Returns the live members as "client id (host)"; empty also if the group does not exist."""
+        return self._when_coordinator_ready("looking for members", self._describe_members)
 
-    def refuse_members(self) -> None:
-        """Raise GroupBusy, naming them, where the group has live members: nothing can be committed then."""
+    def check_no_members(self) -> None:
+        """Raises GroupBusy, with the members' names, if the group has live members: Kafka then refuses every commit
+        from outside."""
         if members := self.members():
-            raise self._busy(members)
+            raise self._group_busy(members)
 
     def commit(self, offsets: Mapping[TopicPartition, Committed]) -> None:
-        """Commit all of `offsets` and read them back.
+        """Commits all of `offsets`, with their metadata, and reads them back.
 
-        Raises GroupBusy, naming the members, where the group has any; TransientError where the coordinator is
-        away or what was read back differs (somebody else commits, too: look again); FatalError for what the
-        broker refuses. Nothing, some or all may have been committed when it raises.
+        When it returns, the broker has acknowledged each offset and then returned exactly this offset and metadata.
+        When it raises, the broker may hold none, some or all of them: read again before you decide.
+
+        It does not compare with what the group held before, and commits a lower offset as readily as a higher one; the
+        caller decides by `ackline.commit_rule.check_commit_allowed`. A commit by others between that check and this one
+        is overwritten, since Kafka has no compare-and-set. A commit by others right after this one is noticed only if
+        it arrives before the offsets are read back.
+
+        Raises GroupBusy, with the members' names, if the group has live members; TransientError if the coordinator is
+        unreachable or if the offsets read back differ; FatalError for what the broker refuses.
         """
         if not offsets:
             return
         for tp, wanted in offsets.items():
             if wanted.offset < 0:
                 raise FatalError(f"{wanted.offset} can't be committed for {tp}", topic=tp.topic, partition=tp.partition)
-        self.refuse_members()
-        self._patiently("committing offsets", lambda: self._alter(offsets))
-        self._compare(offsets)
+        self.check_no_members()
+        self._when_coordinator_ready("committing offsets", lambda: self._alter_offsets(offsets))
+        self._check_committed(offsets)
 
-    def _read(self, asked: Iterable[TopicPartition]) -> list[ClientPartition]:
-        answer = self._consumer.committed([ClientPartition(*tp) for tp in asked], timeout=self._request)
+    def _fetch_committed(self, tps: Iterable[TopicPartition]) -> list[ClientPartition]:
+        answer = self._consumer.committed([ClientPartition(*tp) for tp in tps], timeout=self._request_timeout)
         for tp in answer:
             if tp.error is not None:
                 raise KafkaException(tp.error)
         return answer
 
-    def _coordinated(self) -> AdminClient:
-        """An admin client for one request to the coordinator, which has answered the consumer just now; raises where
-        it does not.
+    def _admin_for_coordinator(self) -> AdminClient:
+        """Returns a new admin client for one request to the coordinator. Raises if the coordinator does not answer the
+        consumer right before.
 
-        While a broker dies or comes back, such a request may end the process (librdkafka issue 4605: an assertion
-        about `eonce->refcnt`), all the more on connections of before; the consumer's own requests do not.
+        While a broker dies or comes back, an admin request may end the process (librdkafka issue 4605: an assertion
+        about `eonce->refcnt`), all the more on an older connection. The consumer's own requests do not.
         """
         try:
-            self._consumer.committed([ClientPartition(_PROBE, 0)], timeout=self._request)
+            self._consumer.committed([ClientPartition(_PROBE, 0)], timeout=self._request_timeout)
         except KafkaException as raised:
-            error = error_of(raised)
+            error = kafka_error(raised)
             if error is None or error.name() != "TOPIC_AUTHORIZATION_FAILED":
                 raise
         self._admin = clients.admin(self._config, error_cb=self._last)
         return self._admin
 
-    def _described(self) -> list[str]:
-        answer = self._coordinated().describe_consumer_groups([self.group_id], request_timeout=self._request)
+    def _describe_members(self) -> list[str]:
+        admin = self._admin_for_coordinator()
+        answer = admin.describe_consumer_groups([self.group_id], request_timeout=self._request_timeout)
         try:
-            described = answer[self.group_id].result(self._request + 1)
+            described = answer[self.group_id].result(self._request_timeout + 1)
         except KafkaException as raised:
-            error = error_of(raised)
+            error = kafka_error(raised)
             if error is not None and error.name() in _NO_GROUP:
                 return []
             raise
         return sorted(f"{member.client_id} ({member.host.lstrip('/')})" for member in described.members)
 
-    def _alter(self, offsets: Mapping[TopicPartition, Committed]) -> None:
-        asked = [ClientPartition(*tp, wanted.offset, metadata=wanted.metadata) for tp, wanted in offsets.items()]
-        request = [ConsumerGroupTopicPartitions(self.group_id, asked)]
-        altering = self._coordinated().alter_consumer_group_offsets(request, request_timeout=self._request)
-        answer = altering[self.group_id]
-        for tp in answer.result(self._request + 1).topic_partitions:  # its refusals are not raised
+    def _alter_offsets(self, offsets: Mapping[TopicPartition, Committed]) -> None:
+        positions = [ClientPartition(*tp, wanted.offset, metadata=wanted.metadata) for tp, wanted in offsets.items()]
+        request = [ConsumerGroupTopicPartitions(self.group_id, positions)]
+        admin = self._admin_for_coordinator()
+        answers = admin.alter_consumer_group_offsets(request, request_timeout=self._request_timeout)
+        # The future succeeds although partitions were refused: each has its own error.
+        for tp in answers[self.group_id].result(self._request_timeout + 1).topic_partitions:
             if tp.error is None:
                 continue
-            if tp.error.name() in _BUSY:
-                raise self._busy(self.members())
-            if tp.error.name() in COORDINATOR:
+            if tp.error.name() in _BUSY:  # a member joined after check_no_members
+                raise self._group_busy(self.members())
+            if tp.error.name() in COORDINATOR_NOT_READY:
                 raise KafkaException(tp.error)
-            raise self._failed(tp.error, "committing offsets", TopicPartition(tp.topic, tp.partition), tp.offset)
+            raise self._ackline_error(tp.error, "committing offsets", TopicPartition(tp.topic, tp.partition), tp.offset)
 
-    def _compare(self, offsets: Mapping[TopicPartition, Committed]) -> None:
-        held = self.committed(offsets)
+    def _check_committed(self, offsets: Mapping[TopicPartition, Committed]) -> None:
+        """Raises TransientError if the broker does not hold exactly `offsets`."""
+        committed = self.committed(offsets)
         for tp, wanted in offsets.items():
-            found = held.get(tp)
-            if found != wanted:
-                what = "nothing" if found is None else f"offset {found.offset}"
-                why = " with other metadata" if found is not None and found.offset == wanted.offset else ""
+            actual = committed.get(tp)
+            if actual != wanted:
+                what = "nothing" if actual is None else f"offset {actual.offset}"
+                why = " with other metadata" if actual is not None and actual.offset == wanted.offset else ""
                 raise TransientError(
                     f"{tp}: committed {wanted.offset} for group {self.group_id} at {brokers(self._config)}, but the"
-                    f" broker holds {what}{why}; somebody else moves this group: find out who, then run this again",
+                    f" broker holds {what}{why}; another process moves this group: find it, then run this again",
                     topic=tp.topic, partition=tp.partition, offset=wanted.offset,
                 )  # fmt: skip
 
-    def _patiently(self, doing: str, ask: Callable[[], T]) -> T:
-        """`ask`, again and again while the coordinator is not ready, for as long as `patience` lasts."""
-        deadline = time.monotonic() + self._patience
-        while True:
-            try:
-                return ask()
-            except FutureTimeout:
-                error = KafkaError(KafkaError._TIMED_OUT)
-            except KafkaException as raised:
-                held = error_of(raised)
-                if held is None:
-                    raise AcklineError(f"{doing} of group {self.group_id}: {raised}") from raised
-                error = held
-            self._admin.poll(0)
-            self._consumer.poll(0)
-            if self._last.cause(error).name() not in COORDINATOR or time.monotonic() > deadline:
-                raise self._failed(error, doing)
-            time.sleep(_BETWEEN)
+    def _when_coordinator_ready(self, doing: str, request: Callable[[], T]) -> T:
+        """Returns `request()`; repeats it while the coordinator is not ready, for at most `timeout` seconds."""
+        retrying = Retrying(
+            retry=retry_if_exception(self._is_coordinator_not_ready),
+            stop=stop_after_delay(self._timeout),
+            wait=wait_fixed(_RETRY_SECONDS),
+            reraise=True,
+        )
+        try:
+            return retrying(request)
+        except (KafkaException, TimeoutError) as raised:
+            error = kafka_error(raised)
+            if error is None:
+                raise AcklineError(f"{doing} of group {self.group_id}: {raised}") from raised
+            raise self._ackline_error(error, doing) from None
 
-    def _failed(
+    def _is_coordinator_not_ready(self, raised: BaseException) -> bool:
+        error = kafka_error(raised)
+        if error is None:
+            return False
+        # Serves the error callbacks, which alone report a refused login: the request only times out.
+        self._admin.poll(0)
+        self._consumer.poll(0)
+        return self._last.cause(error).name() in COORDINATOR_NOT_READY
+
+    def _ackline_error(
         self, error: KafkaError, doing: str, tp: TopicPartition | None = None, offset: int | None = None
     ) -> AcklineError:
-        return failure(error, f"{doing} for group {self.group_id}", self._config, tp, offset, self._last)
+        return ackline_error(error, f"{doing} for group {self.group_id}", self._config, tp, offset, self._last)
 
-    def _busy(self, members: Iterable[Any]) -> GroupBusy:
-        who = ", ".join(members) or "who just left"
+    def _group_busy(self, members: Iterable[Any]) -> GroupBusy:
+        names = ", ".join(members) or "members that just left"
         return GroupBusy(
-            f"group {self.group_id} at {brokers(self._config)} has live members: {who}. Kafka takes no commit from"
+            f"group {self.group_id} at {brokers(self._config)} has live members: {names}. Kafka takes no commit from"
             " outside meanwhile: stop them, or give the pipeline a group_id of its own; then run this again"
         )

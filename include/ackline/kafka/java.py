@@ -1,7 +1,7 @@
-"""The same connection for Java's Kafka client, which Spark's source uses.
+"""Translates a connection's librdkafka properties for Java's Kafka client, which Spark's source uses.
 
-A property either has a counterpart, or is known to make no difference to what is read or how safely, or is an
-error: nobody is connected differently without being told.
+A property has a counterpart, or makes no difference to what is read and how it is secured (`DROPPED`), or is an error.
+So Spark never connects in another way than the user wrote.
 """
 
 from collections.abc import Callable, Mapping
@@ -27,7 +27,7 @@ _RENAMED: Mapping[str, str] = {
 _ZERO_IS_MINUS_ONE = frozenset({"connections.max.idle.ms", "socket.send.buffer.bytes", "socket.receive.buffer.bytes"})
 
 DROPPED = frozenset({
-    # about a group's members or its position, which neither client has to do with
+    # a group's members and its position: neither client joins a group or uses the position
     "group.id", "group.instance.id", "group.protocol", "group.protocol.type", "group.remote.assignor",
     "session.timeout.ms", "heartbeat.interval.ms", "max.poll.interval.ms", "partition.assignment.strategy",
     "coordinator.query.interval.ms", "enable.auto.commit", "auto.commit.enable", "auto.commit.interval.ms",
@@ -45,7 +45,7 @@ DROPPED = frozenset({
     "reconnect.backoff.jitter.ms", "api.version.request", "api.version.request.timeout.ms",
     "api.version.fallback.ms", "broker.version.fallback",
 })  # fmt: skip
-"""Without a counterpart, and without a difference to what is read or how it is secured."""
+"""Properties without a counterpart that make no difference to what is read and how it is secured."""
 
 _MECHANISMS: Mapping[str, str] = {
     "PLAIN": "org.apache.kafka.common.security.plain.PlainLoginModule",
@@ -62,11 +62,11 @@ _SASL = frozenset({"sasl.mechanism", "sasl.mechanisms", "sasl.username", "sasl.p
 
 
 def java_properties(config: Mapping[str, object]) -> dict[str, str]:
-    """`config` (librdkafka's names) for Java's client, without the `kafka.` that Spark puts before each name.
+    """Returns `config` (librdkafka's names) for Java's client, without the `kafka.` that Spark puts before each name.
 
-    Holds secrets: certificates and passwords stand in it as text. Properties in `DROPPED` are left out.
-    Raises ConfigError, naming the property, for anything else that has no counterpart, and for files that
-    can't be read.
+    Holds secrets: certificates and passwords are in it as text. Leaves out the properties in `DROPPED`. Raises
+    ConfigError, with the property's name, for any other property without a counterpart and for a file that can't be
+    read.
     """
     given = {name: _text(value) for name, value in config.items() if value is not None}
     protocol = given.get("security.protocol", "plaintext").upper()
@@ -80,9 +80,9 @@ def java_properties(config: Mapping[str, object]) -> dict[str, str]:
             raise _no_counterpart(name, "Spark reads with Java's Kafka client, which has no such setting")
     java.setdefault("bootstrap.servers", given.get("metadata.broker.list", ""))
     if "SSL" in protocol.split("_"):
-        java |= _trust(given) | _identity(given)
+        java |= _truststore(given) | _keystore(given)
     if protocol.startswith("SASL"):
-        java |= _login(given)
+        java |= _jaas_login(given)
     return java
 
 
@@ -94,7 +94,7 @@ def _no_counterpart(name: str, why: str) -> ConfigError:
     return ConfigError(f"Kafka property `{name}` can't be used: {why}", key=name)
 
 
-def _login(given: Mapping[str, str]) -> dict[str, str]:
+def _jaas_login(given: Mapping[str, str]) -> dict[str, str]:
     name = "sasl.mechanisms" if "sasl.mechanisms" in given else "sasl.mechanism"
     mechanism = given.get(name, "GSSAPI").upper()
     if mechanism not in _MECHANISMS:
@@ -108,13 +108,12 @@ def _login(given: Mapping[str, str]) -> dict[str, str]:
 
 
 def _quoted(text: str) -> str:
-    """As Java's StreamTokenizer reads a quoted word: only a backslash escapes, a line end would close the
-    quotes."""
+    """Quotes `text` for Java's StreamTokenizer: only a backslash escapes, and a line end would close the quotes."""
     escaped = {"\\": "\\\\", '"': '\\"', "\n": "\\n", "\r": "\\r"}
     return '"' + "".join(escaped.get(letter, letter) for letter in text) + '"'
 
 
-def _trust(given: Mapping[str, str]) -> dict[str, str]:
+def _truststore(given: Mapping[str, str]) -> dict[str, str]:
     java: dict[str, str] = {}
     if given.get("enable.ssl.certificate.verification", "true").lower() not in ("true", "t", "1"):
         raise _no_counterpart("enable.ssl.certificate.verification", "Java's client always verifies certificates; "
@@ -129,14 +128,14 @@ def _trust(given: Mapping[str, str]) -> dict[str, str]:
     return java
 
 
-def _identity(given: Mapping[str, str]) -> dict[str, str]:
-    """The client's own certificate, where it has one."""
+def _keystore(given: Mapping[str, str]) -> dict[str, str]:
+    """The client's own certificate; empty if it has none."""
     if "ssl.keystore.location" in given:
         java = {"ssl.keystore.type": "PKCS12", "ssl.keystore.location": given["ssl.keystore.location"]}
         if "ssl.keystore.password" in given:
             java["ssl.keystore.password"] = given["ssl.keystore.password"]
         return java
-    certificate, key = _pem(given, "ssl.certificate"), _pem(given, "ssl.key", _readable_key)
+    certificate, key = _pem(given, "ssl.certificate"), _pem(given, "ssl.key", _check_key_format)
     if (certificate is None) != (key is None):
         missing = "ssl.key.location" if key is None else "ssl.certificate.location"
         raise ConfigError(f"`{missing}` is missing: a client certificate needs its key, and a key its certificate",
@@ -146,8 +145,9 @@ def _identity(given: Mapping[str, str]) -> dict[str, str]:
     return {"ssl.keystore.type": "PEM", "ssl.keystore.certificate.chain": certificate, "ssl.keystore.key": key}
 
 
-def _readable_key(name: str, pem: str) -> None:
-    """Java's client reads PKCS#8 alone, and of encrypted keys only kinds that no tool writes any more."""
+def _check_key_format(name: str, pem: str) -> None:
+    """Raises ConfigError for a key that Java's client can't read. It reads PKCS#8 alone; of encrypted keys it reads
+    only kinds that no tool writes any more."""
     if "-----BEGIN PRIVATE KEY-----" not in pem:
         raise _no_counterpart(
             name, "Java's client reads only unencrypted PKCS#8 keys (`openssl pkcs8 -topk8 -nocrypt`); "
@@ -155,13 +155,13 @@ def _readable_key(name: str, pem: str) -> None:
         )  # fmt: skip
 
 
-def _pem(given: Mapping[str, str], what: str, check: Callable[[str, str], None] | None = None) -> str | None:
-    """The PEM text of `what`, written in the property or in the file it names; None where neither is
-    given."""
-    name = f"{what}.pem"
+def _pem(given: Mapping[str, str], prefix: str, check: Callable[[str, str], None] | None = None) -> str | None:
+    """The PEM text in the property `prefix`.pem, or in the file that `prefix`.location names; None if both are
+    missing."""
+    name = f"{prefix}.pem"
     pem = given.get(name)
     if pem is None:
-        name = f"{what}.location"
+        name = f"{prefix}.location"
         if name not in given:
             return None
         try:

@@ -1,4 +1,4 @@
-"""What tests and the demo ask of a running Airflow, over its REST API and as a user would."""
+"""A client of Airflow's REST API with the permissions of one user, for the demo and the tests."""
 
 import json
 import urllib.error
@@ -7,124 +7,123 @@ import urllib.request
 from datetime import datetime
 from typing import Any
 
+from tenacity import RetryError, Retrying, retry_if_exception, retry_if_result, stop_after_delay, wait_fixed
+
 from ackline.errors import FatalError
-from ackline.local.processes import wait_until
 
 REQUEST_SECONDS = 30.0
+POLL_SECONDS = 0.5
 ENDED = ("success", "failed")
+"""The states in which a run stays."""
 
 
 class ApiError(FatalError):
-    """Airflow refused a request; `status` is the HTTP status, 0 where there was no answer."""
+    """Airflow refused a request. `status` is the HTTP status; 0 if there was no response."""
 
     def __init__(self, message: str, status: int) -> None:
         super().__init__(message)
         self.status = status
 
     @property
-    def passing(self) -> bool:
-        """Whether the same question may be answered later: a busy machine, a locked database."""
+    def transient(self) -> bool:
+        """Whether the same request may succeed later: the machine was busy, or the database was locked."""
         return self.status == 0 or self.status >= 500
 
 
 class AirflowApi:
-    """One user's view of the Airflow at `url`. A token is fetched with the first request."""
+    """The Airflow at `url`, used by one user. The first request fetches a token."""
 
     def __init__(self, url: str, username: str, password: str) -> None:
         self.url = url
         self.username = username
         self.password = password
         self._token: str | None = None
-        # A proxy meant for the world outside has no way to a server of this machine.
+        # The proxy of the environment can't reach a server of this machine.
         self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
     def token(self) -> str:
-        """A bearer token, valid for hours."""
+        """Returns a bearer token, which is valid for hours."""
         if self._token is None:
             login = {"username": self.username, "password": self.password}
             self._token = str(self._request("POST", "/auth/token", login, None)["access_token"])
         return self._token
 
     def call(self, method: str, path: str, body: object = None) -> Any:
-        """One request to a path below /api/v2, and its answer. Raises ApiError on anything but success."""
+        """Returns the response to a request for a path below /api/v2. Raises ApiError on any failure."""
         return self._request(method, f"/api/v2{path}", body, self.token())
 
     def healthy(self, since: datetime) -> bool:
-        """Whether the database is well, and the scheduler and the DAG processor have given a sign of life since."""
+        """Returns whether the database works, and scheduler and DAG processor have sent a heartbeat at or after
+        `since`."""
         try:
             health = self._request("GET", "/api/v2/monitor/health", None, None)
         except ApiError:
             return False
-        signs = [health[name][f"latest_{name}_heartbeat"] for name in ("scheduler", "dag_processor")]
-        alive = all(sign is not None and datetime.fromisoformat(sign) >= since for sign in signs)
+        heartbeats = [health[name][f"latest_{name}_heartbeat"] for name in ("scheduler", "dag_processor")]
+        alive = all(beat is not None and datetime.fromisoformat(beat) >= since for beat in heartbeats)
         return alive and health["metadatabase"]["status"] == "healthy"
 
     def wait_for_dag(self, dag_id: str, seconds: float = 60) -> None:
-        """Wait until the DAG is known. Raises FatalError, with the import errors there are, if it never is."""
+        """Waits until Airflow has parsed the DAG. Raises FatalError with all import errors if it takes too long."""
 
-        def known() -> bool:
-            try:
-                self.call("GET", f"/dags/{_quoted(dag_id)}")
-            except ApiError as error:
-                if error.status != 404 and not error.passing:
-                    raise
-                return False
-            return True
+        def not_yet(error: BaseException) -> bool:
+            return isinstance(error, ApiError) and (error.status == 404 or error.transient)
 
-        if not wait_until(known, seconds):
+        retrying = Retrying(
+            retry=retry_if_exception(not_yet), stop=stop_after_delay(seconds), wait=wait_fixed(POLL_SECONDS)
+        )
+        try:
+            retrying(self.call, "GET", f"/dags/{_quoted(dag_id)}")
+        except RetryError:
             raise FatalError(
-                f"Airflow knows no DAG {dag_id} after {seconds:.0f} s; import errors: {self.import_errors()}"
-            )
+                f"Airflow has no DAG {dag_id} after {seconds:.0f} s; import errors: {self.import_errors()}"
+            ) from None
 
     def unpause(self, dag_id: str, seconds: float = 60) -> None:
-        """Let the DAG be scheduled, once it is known: see `wait_for_dag`."""
+        """Lets Airflow schedule the DAG, after `wait_for_dag`."""
         self.wait_for_dag(dag_id, seconds)
         self.call("PATCH", f"/dags/{_quoted(dag_id)}", {"is_paused": False})
 
     def trigger(self, dag_id: str, conf: dict[str, object] | None = None) -> str:
-        """Start a run by hand, without a data interval; its run id."""
+        """Starts a manual run without a data interval, and returns its run id."""
         body = {"logical_date": None, "conf": conf or {}}
         return str(self.call("POST", f"/dags/{_quoted(dag_id)}/dagRuns", body)["dag_run_id"])
 
     def runs(self, dag_id: str) -> dict[str, str]:
-        """The state of each run, by run id, oldest first."""
-        answer = self.call("GET", f"/dags/{_quoted(dag_id)}/dagRuns?limit=100&order_by=run_after")
-        return {str(run["dag_run_id"]): str(run["state"]) for run in answer["dag_runs"]}
+        """Returns the state of each run by run id, oldest first."""
+        response = self.call("GET", f"/dags/{_quoted(dag_id)}/dagRuns?limit=100&order_by=run_after")
+        return {str(run["dag_run_id"]): str(run["state"]) for run in response["dag_runs"]}
 
     def run_state(self, dag_id: str, run_id: str) -> str:
-        """queued, running, success or failed."""
+        """Returns queued, running, success or failed."""
         return str(self.call("GET", _run(dag_id, run_id))["state"])
 
     def task_states(self, dag_id: str, run_id: str) -> dict[str, str | None]:
-        """The state of each task, by task id; None for one that was not scheduled yet."""
-        answer = self.call("GET", f"{_run(dag_id, run_id)}/taskInstances")
-        return {str(task["task_id"]): task["state"] for task in answer["task_instances"]}
+        """Returns the state of each task by task id; None for a task that is not scheduled yet."""
+        response = self.call("GET", f"{_run(dag_id, run_id)}/taskInstances")
+        return {str(task["task_id"]): task["state"] for task in response["task_instances"]}
 
     def log(self, dag_id: str, run_id: str, task_id: str, attempt: int = 1) -> str:
-        """What a task printed, one event a line."""
+        """Returns the log of a task, one event a line."""
         path = f"{_run(dag_id, run_id)}/taskInstances/{_quoted(task_id)}/logs/{attempt}?full_content=true"
         return "\n".join(str(event.get("event", event)) for event in self.call("GET", path)["content"])
 
     def wait(self, dag_id: str, run_id: str, timeout: float) -> str:
-        """Wait until the run has ended: its last state. Raises TimeoutError with the tasks' states."""
-        state = ""
-
-        def ended() -> bool:
-            nonlocal state
-            try:
-                state = self.run_state(dag_id, run_id)
-            except ApiError as error:
-                if not error.passing:
-                    raise
-            return state in ENDED
-
-        if not wait_until(ended, timeout, poll_seconds=0.5):
+        """Waits until the run has ended, and returns its last state. Raises TimeoutError with the tasks' states."""
+        retrying = Retrying(
+            retry=retry_if_result(lambda state: state not in ENDED)
+            | retry_if_exception(lambda error: isinstance(error, ApiError) and error.transient),
+            stop=stop_after_delay(timeout),
+            wait=wait_fixed(POLL_SECONDS),
+        )
+        try:
+            return str(retrying(self.run_state, dag_id, run_id))
+        except RetryError:
             tasks = self.task_states(dag_id, run_id)
-            raise TimeoutError(f"run {run_id} of {dag_id} is {state} after {timeout:.0f} s; its tasks: {tasks}")
-        return state
+            raise TimeoutError(f"run {run_id} of {dag_id} has not ended after {timeout:.0f} s: {tasks}") from None
 
     def clear(self, dag_id: str, run_id: str, *task_ids: str) -> None:
-        """Have these tasks of a run, or all, run again whatever their state."""
+        """Makes Airflow run these tasks of a run again, whatever their state; without task ids, all tasks."""
         body: dict[str, object] = {
             "dry_run": False,
             "dag_run_id": run_id,
@@ -137,9 +136,9 @@ class AirflowApi:
         self.call("POST", f"/dags/{_quoted(dag_id)}/clearTaskInstances", body)
 
     def import_errors(self) -> dict[str, str]:
-        """The reason, by file, for each DAG file that can't be read."""
-        answer = self.call("GET", "/importErrors?limit=100")
-        return {str(error["filename"]): str(error["stack_trace"]) for error in answer["import_errors"]}
+        """Returns the stack trace of each DAG file that can't be imported, by file name."""
+        response = self.call("GET", "/importErrors?limit=100")
+        return {str(error["filename"]): str(error["stack_trace"]) for error in response["import_errors"]}
 
     def _request(self, method: str, path: str, body: object, token: str | None) -> Any:
         headers = {"Accept": "application/json", "Content-Type": "application/json"}
@@ -148,8 +147,8 @@ class AirflowApi:
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(self.url + path, data, headers, method=method)
         try:
-            with self._opener.open(request, timeout=REQUEST_SECONDS) as answer:
-                content = answer.read()
+            with self._opener.open(request, timeout=REQUEST_SECONDS) as response:
+                content = response.read()
         except urllib.error.HTTPError as error:
             reason = error.read().decode(errors="replace")[:300]
             raise ApiError(f"{method} {path}: {error.code} {reason}", error.code) from None

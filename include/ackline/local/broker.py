@@ -1,8 +1,8 @@
-"""A real Kafka broker of one node (KRaft) on free loopback ports, for tests, the demo and `ackline dev`.
+"""A real Kafka broker of one node (KRaft) on free loopback ports, for the demo, `ackline dev` and the tests.
 
-It is set for one machine: every internal topic has one partition and one copy, topics are made by hand only,
-and it is ready within seconds. Data and ports belong to its folder: started there again it is the same
-cluster.
+Its settings are for one machine: each internal topic has one partition and one replica, a topic is never created
+automatically, and the broker is ready within seconds. Data and ports are saved in its folder: a broker started there
+again is the same cluster.
 """
 
 import json
@@ -12,7 +12,7 @@ import subprocess
 import uuid
 from base64 import urlsafe_b64encode
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -22,13 +22,14 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
 from ackline.errors import FatalError
-from ackline.local.ports import LOOPBACK, free_ports
-from ackline.local.processes import Identity, Server, end, start, wait_until
+from ackline.local.ports import free_ports
+from ackline.local.processes import Server, end, start, wait_until
+from ackline.local.saved_broker import LOOPBACK, SAVED, SavedBroker, read_saved
+from ackline.process_identity import ProcessIdentity
 from ackline.spark import jars
 
 READY_SECONDS = 60.0
 STOP_SECONDS = 20.0
-SAVED = "broker.json"
 SETTINGS = {
     "controller.listener.names": "CONTROLLER",
     "inter.broker.listener.name": "PLAINTEXT",
@@ -37,7 +38,7 @@ SETTINGS = {
     "num.partitions": "1",
     "default.replication.factor": "1",
     "min.insync.replicas": "1",
-    # One partition each: a single coordinator to wait for, and no 50 folders to make.
+    # With one partition there is a single coordinator to wait for, and the broker does not create 50 folders.
     "offsets.topic.num.partitions": "1",
     "offsets.topic.replication.factor": "1",
     "transaction.state.log.num.partitions": "1",
@@ -47,14 +48,14 @@ SETTINGS = {
     "share.coordinator.state.topic.replication.factor": "1",
     "share.coordinator.state.topic.min.isr": "1",
     "group.initial.rebalance.delay.ms": "0",
-    # After a kill the node waits for its own former session to end.
+    # After a kill the node can register again only when its old session has ended.
     "broker.session.timeout.ms": "3000",
     "broker.heartbeat.interval.ms": "500",
     "log.cleaner.dedupe.buffer.size": str(16 << 20),
     "log.cleaner.threads": "1",
 }
 JVM = ["-XX:+UseSerialGC"]
-"""Options of a broker's Java, beside its heap."""
+"""JVM options of a broker besides its heap. Tests add to them."""
 LOGGING = """\
 rootLogger.level = warn
 rootLogger.appenderRef.out.ref = out
@@ -68,12 +69,11 @@ logger.server.level = info
 
 
 class Broker:
-    """A broker of its own in a folder; a context manager that starts it and stops it.
+    """The broker of a folder; a context manager that starts and stops it.
 
-    `config` adds to the broker's settings, `heap_mb` bounds its heap in MiB, `port` is the clients' port
-    (default: the one it had in this folder, or a free one). A `detached` broker survives the process that
-    starts it: see `running` and `stop_running`. One that `joins` another is node number `node` of its cluster, and
-    leaves the controlling to it.
+    `config` adds to the broker's settings. `heap_mb` limits its heap, in MiB. `port` is the port for clients; the
+    default is the saved port of this folder, or a free one. A `detached` broker survives the process that starts it;
+    see `running` and `stop_running`. A broker that `joins` another is node `node` of its cluster and no controller.
     """
 
     def __init__(
@@ -93,26 +93,26 @@ class Broker:
         self._heap_mb = heap_mb
         self._detached = detached
         self._server: Server | None = None
-        saved = _saved(self.directory)
+        saved = read_saved(self.directory)
         client, controller = (saved.port, saved.controller_port) if saved else free_ports(2)
         self.port = port or client
         self._controller_port = controller
 
     @property
     def bootstrap(self) -> str:
-        """What a client calls `bootstrap.servers`."""
+        """The value of a client's `bootstrap.servers`."""
         return f"{LOOPBACK}:{self.port}"
 
     @property
     def pid(self) -> int:
-        """Its process. Raises FatalError while it does not run."""
+        """Its process number. Raises FatalError while it does not run."""
         if self._server is None:
             raise FatalError("the broker is not running")
         return self._server.pid
 
     @property
     def log(self) -> Path:
-        """What it prints."""
+        """The file with its output."""
         return self.directory / "broker.log"
 
     def __enter__(self) -> Self:
@@ -125,14 +125,14 @@ class Broker:
         self.stop()
 
     def start(self) -> None:
-        """Start it and wait until it coordinates groups. Raises FatalError with the log's end if it does not.
+        """Starts the broker and waits until it coordinates consumer groups; does nothing if it runs.
 
-        Raises ConfigError where Java or the JARs are missing.
+        Raises FatalError with the end of its log if it does not start, and ConfigError if Java or the JARs are missing.
         """
         if self._server is not None and self._server.alive():
             return
         if other := running(self.directory):
-            raise FatalError(f"a broker runs in {self.directory} already: process {other.identity.pid}")
+            raise FatalError(f"a broker runs in {self.directory} already: process {other.pid}")
         self._format()
         heap = [f"-Xmx{self._heap_mb}m", f"-Xms{min(self._heap_mb, 256)}m", *JVM]
         logging = f"-Dlog4j2.configurationFile={(self.directory / 'log4j2.properties').as_uri()}"
@@ -146,25 +146,25 @@ class Broker:
             raise
 
     def stop(self) -> None:
-        """End it in good order; nothing of it is left but its folder. Any number of times."""
+        """Shuts the broker down; only its folder is left. May be called repeatedly."""
         if self._server is not None:
             self._server.stop(STOP_SECONDS)
             self._server = None
 
     def kill(self) -> None:
-        """SIGKILL, as a crash would be. Any number of times."""
+        """Sends SIGKILL, like a crash. May be called repeatedly."""
         if self._server is not None:
             self._server.kill()
             self._server.stop(0)
             self._server = None
 
     def bounce(self) -> None:
-        """Kill it and start it again with its data and on its ports."""
+        """Kills the broker and starts it again with the same data and ports."""
         self.kill()
         self.start()
 
     def create_topic(self, name: str, partitions: int = 1, config: Mapping[str, str] | None = None) -> None:
-        """Make a topic and wait until each partition has a leader. Raises KafkaException, say if it exists."""
+        """Creates a topic and waits until each partition has a leader. Raises KafkaException, e.g. if it exists."""
         admin = AdminClient({"bootstrap.servers": self.bootstrap})
         admin.create_topics([NewTopic(name, partitions, 1, config=dict(config or {}))])[name].result(30)
 
@@ -184,7 +184,7 @@ class Broker:
         return [jars.java(), "-cp", jars.broker_classpath()]
 
     def _format(self) -> None:
-        """Write the settings and, once for a folder, the storage. An interrupted formatting is done again."""
+        """Writes the settings, and formats the storage once for a folder; formatting that was interrupted is redone."""
         data = self.directory / "data"
         data.mkdir(parents=True, exist_ok=True)
         settings = {
@@ -207,19 +207,19 @@ class Broker:
             raise FatalError(f"the broker's storage was not formatted: {(done.stdout + done.stderr).strip()[-500:]}")
 
     def _listeners(self) -> dict[str, str]:
-        """Where it listens, and where its controller does: here, unless it joins another."""
+        """Returns the settings of its listeners. It is its own controller, unless it joins another broker."""
         controller = self._joins or self
-        listens = f"PLAINTEXT://{self.bootstrap}"
-        controls = f",CONTROLLER://{LOOPBACK}:{self._controller_port}" if controller is self else ""
+        clients = f"PLAINTEXT://{self.bootstrap}"
+        quorum = f",CONTROLLER://{LOOPBACK}:{self._controller_port}" if controller is self else ""
         return {
             "process.roles": "broker,controller" if controller is self else "broker",
-            "listeners": listens + controls,
-            "advertised.listeners": listens,
+            "listeners": clients + quorum,
+            "advertised.listeners": clients,
             "controller.quorum.bootstrap.servers": f"{LOOPBACK}:{controller._controller_port}",
         }
 
     def _cluster_id(self) -> str:
-        """A new cluster's id, or that of the broker it joins, which has been started by then."""
+        """Returns the id of a new cluster, or that of the broker it joins, which must have been started before."""
         if self._joins is None:
             return urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=").replace("-", "A")
         stored = (self._joins.directory / "data" / "meta.properties").read_text()
@@ -252,50 +252,28 @@ class Broker:
         scratch.replace(file)
 
 
-@dataclass(frozen=True, slots=True)
-class SavedBroker:
-    """What a broker's folder says about the last one started in it."""
-
-    port: int
-    controller_port: int
-    pid: int
-    started: int
-
-    @property
-    def identity(self) -> Identity:
-        """Its process."""
-        return Identity(self.pid, self.started)
-
-    @property
-    def bootstrap(self) -> str:
-        """What a client calls `bootstrap.servers`."""
-        return f"{LOOPBACK}:{self.port}"
-
-
 def running(directory: Path) -> SavedBroker | None:
-    """The broker that runs in this folder, whoever started it; None when none does."""
-    saved = _saved(directory)
-    return saved if saved is not None and saved.identity.alive() else None
+    """Returns the broker that runs in a folder, also if another process started it; None if none runs."""
+    saved = read_saved(directory)
+    return saved if saved is not None and identity_of(saved).alive() else None
 
 
 def stop_running(directory: Path) -> bool:
-    """End the broker of this folder in good order, whoever started it; whether one was running."""
+    """Shuts down the broker of a folder, also if another process started it; returns whether one was running."""
     saved = running(directory)
     if saved is None:
         return False
-    end([saved.identity], STOP_SECONDS)
+    end([identity_of(saved)], STOP_SECONDS)
     return True
 
 
-def _saved(directory: Path) -> SavedBroker | None:
-    try:
-        return SavedBroker(**json.loads((directory / SAVED).read_text()))
-    except FileNotFoundError:
-        return None
+def identity_of(saved: SavedBroker) -> ProcessIdentity:
+    """Returns the identity of the process that a folder names as its broker."""
+    return ProcessIdentity(saved.pid, saved.started)
 
 
 def _has_coordinator(probe: Consumer) -> bool:
-    """Whether group offsets can be asked for. A client that asks for them in another way before may crash."""
+    """Returns whether the group coordinator answers; until then, other requests for its offsets may crash a client."""
     try:
         probe.committed([TopicPartition("ackline-probe", 0)], timeout=2)
     except KafkaException:

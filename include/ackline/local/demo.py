@@ -1,7 +1,7 @@
-"""The demo: the main job on a real broker, Airflow, Spark and Delta, until every order is settled, and then proved.
+"""The demo: the orders pipeline on a real broker, Airflow, Spark and Delta, until every order is settled.
 
-What it shows it reads from where anybody could: the ledger's tables, and the broker. Its verdict is the checker's,
-which runs as a process of its own and shares no code with the product.
+The demo prints what any user can read: the tables of the ledger, and the broker. At the end it starts the independent
+checker as a process of its own, and compares what the checker finds with what was produced.
 """
 
 import json
@@ -23,23 +23,24 @@ from rich.console import Console
 from ackline.errors import AcklineError, ConfigError, FatalError
 from ackline.local import demo_output as show
 from ackline.local import order_events
-from ackline.local.airflow_api import ENDED
-from ackline.local.airflow_stack import USERNAME, AirflowStack
+from ackline.local.airflow_api import ENDED, POLL_SECONDS
+from ackline.local.airflow_servers import USERNAME, LocalAirflow
 from ackline.local.broker import Broker
-from ackline.local.demo_view import Look
-from ackline.local.stack import PARTITIONS, demo_folder, stop_demo
+from ackline.local.demo_view import RunReader
+from ackline.local.dev import PARTITIONS, stop_demo
+from ackline.local.saved_broker import demo_folder
 from ackline.paths import project_root
 from ackline.pipeline import Pipeline
-from ackline.pipeline_folder import find
+from ackline.pipeline_folder import find_pipeline
 
 RECORDS = 20_000
 RUN_SECONDS = 300.0
-MOST_RUNS = 12
+MAX_RUNS = 12
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-class Stopped(BaseException):
-    """The user, or the system, asked the demo to stop."""
+class DemoInterrupted(BaseException):
+    """A signal ended the demo."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
@@ -47,35 +48,35 @@ class Stopped(BaseException):
 
 
 def main(keep: bool) -> int:
-    """Run the demo; the exit status: 0 when every record is proved to be settled as it should be.
+    """Runs the demo and returns its exit status: 0 if the checker finds every record settled as its kind demands.
 
-    With `keep` broker and Airflow are left running, and `stack.stop_demo` ends them. Without, and on failure or Ctrl-C,
-    nothing is left.
+    With `keep` the broker and Airflow are left running, and `dev.stop_demo` ends them. Nothing is left without `keep`,
+    after a failure and after a signal.
     """
     console = show.console()
     try:
-        with _stoppable(), _cleaned_up() as left:
-            proved = _run(console, keep, left)
+        with _raise_on_signals(), _cleaned_up() as cleanup:
+            proved = _run(console, keep, cleanup)
             if keep:
-                left.pop_all()
+                cleanup.pop_all()
             return 0 if proved else 1
-    except Stopped as stopped:
+    except DemoInterrupted as interrupted:
         console.print("\nStopped; nothing is left running.")
-        return stopped.exit_status
+        return interrupted.exit_status
     except AcklineError as error:
         Console(stderr=True, highlight=False, markup=False, soft_wrap=True).print(f"ackline: {error}")
         return error.exit_status
 
 
 @contextmanager
-def _stoppable() -> Iterator[None]:
-    """Ctrl-C, SIGTERM and a closed terminal stop the demo, once."""
+def _raise_on_signals() -> Iterator[None]:
+    """Raises DemoInterrupted on the first Ctrl-C, SIGTERM or closed terminal; later signals are ignored."""
 
-    def stop(number: int, frame: FrameType | None) -> None:
+    def interrupt(number: int, frame: FrameType | None) -> None:
         _ignore_signals()
-        raise Stopped(number)
+        raise DemoInterrupted(number)
 
-    before = {number: signal.signal(number, stop) for number in SIGNALS}
+    before = {number: signal.signal(number, interrupt) for number in SIGNALS}
     try:
         yield
     finally:
@@ -90,60 +91,58 @@ def _ignore_signals() -> None:
 
 @contextmanager
 def _cleaned_up() -> Iterator[ExitStack]:
-    """What is entered here is ended, the last first, however it comes to that; nothing interrupts the clean-up."""
-    with ExitStack() as left:
+    """Yields a stack that is unwound at the end, after an error too. No signal interrupts the clean-up."""
+    with ExitStack() as cleanup:
         try:
-            yield left
+            yield cleanup
         finally:
             _ignore_signals()
 
 
-def _run(console: Console, keep: bool, left: ExitStack) -> bool:
+def _run(console: Console, keep: bool, cleanup: ExitStack) -> bool:
     started = time.monotonic()
     root = project_root()
     if not (root / "dags").is_dir():
         raise ConfigError(
             f"the demo runs the project's own dags/, and there are none in {root}: start it from a checkout"
         )
-    pipeline = find(root / "include" / "pipelines", "orders")
-    folder = _folder(keep, left)
+    pipeline = find_pipeline(root / "include" / "pipelines", "orders")
+    folder = _folder(keep, cleanup)
     broker = Broker(folder / "broker", detached=keep)
     with console.status("starting a broker"):
-        left.enter_context(broker)
+        cleanup.enter_context(broker)
     console.print(f"A broker is up at {broker.bootstrap}.")
     counts = _produce(console, broker, pipeline)
     airflow = _airflow(folder, root, broker, pipeline, keep)
     with console.status("starting Airflow: scheduler, DAG processor, API server"):
-        left.enter_context(airflow)
+        cleanup.enter_context(airflow)
     console.print(f"Airflow is up at {airflow.url} (login {USERNAME}, password {airflow.password}).\n")
-    look = Look(broker.bootstrap, str(folder / "audit"), pipeline)
-    _until_settled(console, airflow, look)
-    proved = _prove(console, look, counts)
+    reader = RunReader(broker.bootstrap, str(folder / "audit"), pipeline)
+    _run_until_settled(console, airflow, reader)
+    proved = _check_and_show(console, reader, counts)
     console.print(f"\n{time.monotonic() - started:.0f} s in all.")
     if keep:
         console.print(show.kept(airflow.url, USERNAME, airflow.password, folder))
     return proved
 
 
-def _folder(keep: bool, left: ExitStack) -> Path:
+def _folder(keep: bool, cleanup: ExitStack) -> Path:
     if not keep:
         folder = Path(tempfile.mkdtemp(prefix="ackline-demo-"))
     else:
         stop_demo()
         folder = demo_folder()
         folder.mkdir(parents=True)
-    left.callback(shutil.rmtree, folder, ignore_errors=True)
+    cleanup.callback(shutil.rmtree, folder, ignore_errors=True)
     return folder
 
 
-def _produce(console: Console, broker: Broker, pipeline: Pipeline) -> order_events.Counts:
+def _produce(console: Console, broker: Broker, pipeline: Pipeline) -> order_events.OrderCounts:
     topic, dead = _topics(pipeline)
     broker.create_topic(topic, PARTITIONS)
     broker.create_topic(dead)
     with console.status(f"producing {RECORDS:,} orders"):
-        # Quiet: that the broker's coordinator is still loading is no news, the client tries again.
-        client = {"bootstrap.servers": broker.bootstrap, "log_level": 3}
-        counts = order_events.produce(client, topic, order_events.orders(RECORDS))
+        counts = order_events.produce(broker.bootstrap, topic, order_events.orders(RECORDS))
     console.print(show.produced(topic, counts))
     return counts
 
@@ -151,13 +150,13 @@ def _produce(console: Console, broker: Broker, pipeline: Pipeline) -> order_even
 def _topics(pipeline: Pipeline) -> tuple[str, str]:
     topics, dead = pipeline.kafka.topics or [], pipeline.dead_letter_topic
     if len(topics) != 1 or dead is None:
-        raise ConfigError("the demo's pipeline reads one topic and has a dead-letter topic", key="kafka.topics")
+        raise ConfigError("the demo's pipeline must read one topic and have a dead-letter topic", key="kafka.topics")
     return topics[0], dead
 
 
-def _airflow(folder: Path, root: Path, broker: Broker, pipeline: Pipeline, keep: bool) -> AirflowStack:
+def _airflow(folder: Path, root: Path, broker: Broker, pipeline: Pipeline, keep: bool) -> LocalAirflow:
     connection = {"conn_type": "kafka", "extra": {"bootstrap.servers": broker.bootstrap}}
-    return AirflowStack(
+    return LocalAirflow(
         folder / "airflow",
         dags_folder=root / "dags",
         plugins_folder=root / "plugins",
@@ -170,95 +169,96 @@ def _airflow(folder: Path, root: Path, broker: Broker, pipeline: Pipeline, keep:
     )
 
 
-def _until_settled(console: Console, airflow: AirflowStack, look: Look) -> None:
-    """Runs, each triggered when the last has ended, or made by the schedule, until nothing is pending or behind."""
-    dag = f"replay__{look.pipeline.name}"
+def _run_until_settled(console: Console, airflow: LocalAirflow, reader: RunReader) -> None:
+    """Shows one run after the other until all is settled. The schedule starts a run, or the demo triggers one."""
+    dag = f"replay__{reader.pipeline.name}"
     airflow.wait_for_dag(dag)
-    airflow.trigger(dag)  # before the schedule may start one
+    airflow.trigger(dag)  # before `unpause`, after which the schedule may start a run beside it
     airflow.unpause(dag)
-    seen: set[str] = set()
-    for _ in range(MOST_RUNS):
+    shown: set[str] = set()
+    for _ in range(MAX_RUNS):
         begun = time.monotonic()
-        run = _ended_run(console, airflow, dag, seen)
-        seen.add(run)
-        view = look.after_run()
+        run = _wait_for_next_run(console, airflow, dag, shown)
+        shown.add(run)
+        view = reader.next_run()
         console.print(show.run_table(run, view, time.monotonic() - begun))
         console.print()
         if view.settled:
             return
-        if set(airflow.runs(dag)) == seen:
+        if set(airflow.runs(dag)) == shown:
             show.wait_until(console, view.next_due)
             airflow.trigger(dag)
-    raise FatalError(f"after {MOST_RUNS} runs not all is settled")
+    raise FatalError(f"after {MAX_RUNS} runs not all is settled")
 
 
-def _ended_run(console: Console, airflow: AirflowStack, dag: str, seen: set[str]) -> str:
-    """Wait for the next run that ends. Raises FatalError where it fails or takes too long."""
+def _wait_for_next_run(console: Console, airflow: LocalAirflow, dag: str, shown: set[str]) -> str:
+    """Returns the next run that succeeds. Raises FatalError if a run fails or takes too long."""
     deadline = time.monotonic() + RUN_SECONDS
     with console.status(dag) as status:
         while time.monotonic() < deadline:
-            new = {run: state for run, state in airflow.runs(dag).items() if run not in seen}
+            new = {run: state for run, state in airflow.runs(dag).items() if run not in shown}
             for run, state in new.items():
                 if state == "failed":
-                    raise FatalError(f"the run {run} of {dag} failed; {_last_words(airflow, dag, run)}")
+                    raise FatalError(f"the run {run} of {dag} failed; {_end_of_failed_log(airflow, dag, run)}")
                 if state in ENDED:
                     return run
                 if state == "running":
                     status.update(f"{run}: " + show.task_line(airflow.task_states(dag, run)))
-            time.sleep(0.5)
+            time.sleep(POLL_SECONDS)
     raise FatalError(f"no run of {dag} ended within {RUN_SECONDS:.0f} s; they are {airflow.runs(dag)}")
 
 
-def _last_words(airflow: AirflowStack, dag: str, run: str) -> str:
+def _end_of_failed_log(airflow: LocalAirflow, dag: str, run: str) -> str:
+    """Returns the last lines of the log of the first task that did not succeed."""
     tasks = airflow.task_states(dag, run)
-    wrong = next((name for name in ("plan", "replay", "settle") if tasks.get(name) != "success"), "plan")
+    failed = next((name for name in ("plan", "replay", "settle") if tasks.get(name) != "success"), "plan")
     try:
-        log = airflow.log(dag, run, wrong)
+        log = airflow.log(dag, run, failed)
     except FatalError as error:
-        return f"{tasks}; no log of {wrong}: {error}"
-    return f"the end of the log of {wrong}:\n" + "\n".join(log.splitlines()[-25:])
+        return f"{tasks}; no log of {failed}: {error}"
+    return f"the end of the log of {failed}:\n" + "\n".join(log.splitlines()[-25:])
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
-    """What the checker says."""
+class CheckResult:
+    """What the checker found: counts of records by word, and a sentence for each violation."""
 
     totals: dict[str, int]
     violations: list[str]
 
 
-def _prove(console: Console, look: Look, counts: order_events.Counts) -> bool:
-    """Whether the checker finds each produced record settled once, as its kind demands."""
+def _check_and_show(console: Console, reader: RunReader, counts: order_events.OrderCounts) -> bool:
+    """Returns whether the checker finds each produced record settled once, as its kind demands."""
     with console.status("the checker reads the topics, the tables and the group, sharing no code with Ackline"):
-        verdict = _check(look)
-    wanted = {"records": counts.records, "acked": counts.acked, "dead": counts.dead, "skipped": counts.skipped,
-              "letters": counts.dead}  # fmt: skip
-    console.print(show.totals_table(wanted, verdict.totals))
-    wrong = [name for name, number in wanted.items() if verdict.totals.get(name) != number]
-    for sentence in [*verdict.violations, *(f"{name} is not what was produced" for name in wrong)]:
+        result = _check(reader)
+    produced = {"records": counts.records, "acked": counts.acked, "dead": counts.dead, "skipped": counts.skipped,
+                "letters": counts.dead}  # fmt: skip
+    console.print(show.totals_table(produced, result.totals))
+    wrong = [name for name, number in produced.items() if result.totals.get(name) != number]
+    for sentence in [*result.violations, *(f"{name} is not what was produced" for name in wrong)]:
         console.print(f"[red]{sentence}[/]")
-    if verdict.violations or wrong:
+    if result.violations or wrong:
         return False
     console.print(show.proved(counts))
     return True
 
 
-def _check(look: Look) -> Verdict:
-    topic, dead = _topics(look.pipeline)
-    kafka = look.pipeline.kafka
-    wanted: dict[str, Any] = {
-        "bootstrap": look.bootstrap,
-        "audit": look.audit,
-        "pipeline": look.pipeline.name,
+def _check(reader: RunReader) -> CheckResult:
+    topic, dead = _topics(reader.pipeline)
+    kafka = reader.pipeline.kafka
+    options: dict[str, Any] = {
+        "bootstrap": reader.bootstrap,
+        "audit": reader.audit,
+        "pipeline": reader.pipeline.name,
         "group": kafka.group_id,
         "topic": topic,
         "dead-letter-topic": dead,
         "isolation": kafka.isolation,
-        "max-retries": look.pipeline.retry.max_retries,
+        "max-retries": reader.pipeline.retry.max_retries,
     }
-    options = [part for name, value in wanted.items() for part in (f"--{name}", str(value))]
+    arguments = [part for name, value in options.items() for part in (f"--{name}", str(value))]
     done = subprocess.run(
-        [sys.executable, "-m", "ackline.verify", *options, "--settled", "--json"],
+        [sys.executable, "-m", "ackline.verify", *arguments, "--settled", "--json"],
         capture_output=True,
         text=True,
         check=False,
@@ -267,4 +267,4 @@ def _check(look: Look) -> Verdict:
         found = json.loads(done.stdout)
     except ValueError:
         raise FatalError(f"the checker could not judge: {done.stderr.strip()[-500:]}") from None
-    return Verdict(found["totals"], found["violations"])
+    return CheckResult(found["totals"], found["violations"])

@@ -1,4 +1,4 @@
-"""How the demo says what it sees."""
+"""The sentences and tables that the demo prints."""
 
 import sys
 import time
@@ -11,43 +11,43 @@ from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
 
 from ackline.local.demo_view import PartitionView, RunView
-from ackline.local.order_events import Counts, Kind
+from ackline.local.order_events import OrderCounts, OrderKind
 
 _KINDS = {
-    Kind.PLAIN: "plain orders",
-    Kind.FLAKY: "that fail twice and then succeed",
-    Kind.REFUSED: "that always fail",
-    Kind.MALFORMED: "of malformed JSON",
-    Kind.TOMBSTONE: "tombstones",
+    OrderKind.PLAIN: "plain orders",
+    OrderKind.FLAKY: "that fail twice and then succeed",
+    OrderKind.REFUSED: "that always fail",
+    OrderKind.MALFORMED: "of malformed JSON",
+    OrderKind.TOMBSTONE: "tombstones",
 }
 
 
-def produced(topic: str, counts: Counts) -> str:
-    """What was produced, in a sentence."""
+def produced(topic: str, counts: OrderCounts) -> str:
+    """Returns a sentence with the number of records of each kind."""
     kinds = ", ".join(f"{counts.by_kind[kind]:,} {words}" for kind, words in _KINDS.items())
     return f"Produced {counts.records:,} records to {topic}: {kinds}."
 
 
 def task_line(tasks: Mapping[str, str | None]) -> str:
-    """The state of each task of a run."""
+    """Returns the state of each task of a run, in one line."""
     return " >> ".join(f"{name} ({tasks.get(name) or 'waiting'})" for name in ("plan", "replay", "settle"))
 
 
 def console() -> Console:
-    """The terminal; where there is none, lines wide enough for every table."""
+    """Returns the terminal as a console; without a terminal, its lines are wide enough for every table."""
     return Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else 120)
 
 
 def run_table(run: str, view: RunView, seconds: float) -> Table:
-    """One run: what it read and made of each partition, and where that stands now."""
+    """Returns a table of one run: what it read of each partition, the outcomes, and the state after it."""
     turns = ", ".join(str(n) for n in view.turns) or "none"
     table = _table(f"{run} (turn {turns}; {seconds:.0f} s)")
     table.add_column("partition")
     table.add_column("read")
     for name in ("acked", "failed", "skipped", "dead", "pending", "floor", "committed", "lag"):
         table.add_column(name, justify="right")
-    for tp, one in view.partitions.items():
-        table.add_row(str(tp), _read(one), *(f"{number:,}" for number in _numbers(one)))
+    for tp, partition in view.partitions.items():
+        table.add_row(str(tp), _read(partition), *(f"{number:,}" for number in _numbers(partition)))
     return table
 
 
@@ -55,20 +55,20 @@ def _table(title: str) -> Table:
     return Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, padding=(0, 1, 0, 0))
 
 
-def _read(one: PartitionView) -> str:
-    retries = f"{one.retries:,} retries" if one.retries else ""
-    return " + ".join(filter(None, [str(one.read) if one.read else "", retries])) or "–"
+def _read(view: PartitionView) -> str:
+    retries = f"{view.retries:,} retries" if view.retries else ""
+    return " + ".join(filter(None, [str(view.read) if view.read else "", retries])) or "–"
 
 
-def _numbers(one: PartitionView) -> list[int]:
-    outcomes = [one.outcomes[word] for word in ("acked", "failed", "skipped", "dead")]
-    pending = sum(one.state.pending_by_kind().values())
-    committed = one.committed if one.committed is not None else -1
-    return [*outcomes, pending, one.state.floor, committed, one.log_end - one.state.floor]
+def _numbers(view: PartitionView) -> list[int]:
+    outcomes = [view.outcomes[word] for word in ("acked", "failed", "skipped", "dead")]
+    pending = sum(view.state.pending_by_kind().values())
+    committed = view.committed if view.committed is not None else -1
+    return [*outcomes, pending, view.state.floor, committed, view.log_end - view.state.floor]
 
 
 def wait_until(console: Console, due: datetime | None) -> None:
-    """Show a bar until that time; return at once where it has passed."""
+    """Shows a progress bar until the time `due`; returns at once if it has passed or is None."""
     seconds = 0.0 if due is None else (due - datetime.now(UTC)).total_seconds()
     if seconds <= 0:
         return
@@ -78,25 +78,25 @@ def wait_until(console: Console, due: datetime | None) -> None:
     begun = time.monotonic()
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task("", total=seconds, left=seconds)
-        while (passed := time.monotonic() - begun) < seconds:
-            progress.update(task, completed=passed, left=seconds - passed)
-            time.sleep(min(0.2, seconds - passed))
+        while (elapsed := time.monotonic() - begun) < seconds:
+            progress.update(task, completed=elapsed, left=seconds - elapsed)
+            time.sleep(min(0.2, seconds - elapsed))
 
 
-def totals_table(wanted: Mapping[str, int], found: Mapping[str, int]) -> Table:
-    """What was produced beside what the checker found."""
+def totals_table(produced_totals: Mapping[str, int], checked_totals: Mapping[str, int]) -> Table:
+    """Returns a table of what was produced beside what the checker found."""
     names = {"records": "records on the topic", "acked": "acked", "dead": "dead", "skipped": "skipped",
              "letters": "on the dead-letter topic"}  # fmt: skip
     table = _table("Totals")
     for name in ("", "produced", "found by the checker"):
         table.add_column(name, justify="right" if name else "left")
     for name, words in names.items():
-        table.add_row(words, f"{wanted[name]:,}", f"{found.get(name, 0):,}")
+        table.add_row(words, f"{produced_totals[name]:,}", f"{checked_totals.get(name, 0):,}")
     return table
 
 
-def proved(counts: Counts) -> str:
-    """The proof in one line."""
+def proved(counts: OrderCounts) -> str:
+    """Returns the sentence for a demo in which every record is settled as its kind demands."""
     return (
         f"[green]Proved:[/] {counts.records:,} produced = {counts.acked:,} acked + {counts.dead:,} dead + "
         f"{counts.skipped:,} skipped, each exactly once; the dead ones are on the dead-letter topic."
@@ -104,7 +104,7 @@ def proved(counts: Counts) -> str:
 
 
 def kept(url: str, username: str, password: str, folder: Path) -> str:
-    """What to do with a demo that is left running."""
+    """Returns the addresses, the login and the commands for a demo that is left running."""
     return (
         f"\nAll of it is left running.\n"
         f"  page      {url}\n"

@@ -1,9 +1,6 @@
-"""Believable order events for the demo, and a producer for them.
+"""Realistic events of a shop for the demo and `ackline dev produce`, and a producer for them.
 
-The stream is of a shop: most orders go through; some are paid with a card network that the payment provider
-reaches only at the third attempt; some are in a currency that nobody takes; some were cut off on their way;
-and now and then an order is erased by a tombstone. What the example handler `handlers.orders` makes of them
-is what their kind says.
+Each event has a kind, which decides what becomes of its record with the example handler `handlers.orders`.
 """
 
 import json
@@ -23,75 +20,75 @@ PRICES = {"mug-blue": 1190, "mug-red": 1190, "teapot": 3450, "kettle-steel": 599
 CURRENCIES, CARDS = ("EUR", "CHF", "GBP", "USD"), ("visa", "mastercard", "amex")
 
 
-class Kind(StrEnum):
-    """What an event is, and so what becomes of it."""
+class OrderKind(StrEnum):
+    """What happens to the record of an event."""
 
     PLAIN = "plain"
-    """Acked at the first attempt."""
+    """The first attempt is acked."""
     FLAKY = "flaky"
-    """The payment times out twice, then succeeds."""
+    """The payment of this card network times out twice, then succeeds."""
     REFUSED = "refused"
-    """An unknown currency: fails on every attempt."""
+    """The currency is unknown: every attempt fails."""
     MALFORMED = "malformed"
-    """JSON that breaks off: fails on every attempt."""
+    """The JSON is cut off: every attempt fails."""
     TOMBSTONE = "tombstone"
-    """The order was erased: a key without a value."""
+    """The order was erased: the record has a key and no value, and is skipped."""
 
 
-SHARES = {Kind.FLAKY: 0.01, Kind.TOMBSTONE: 0.01, Kind.REFUSED: 0.005, Kind.MALFORMED: 0.005}
+SHARES = {OrderKind.FLAKY: 0.01, OrderKind.TOMBSTONE: 0.01, OrderKind.REFUSED: 0.005, OrderKind.MALFORMED: 0.005}
 
 
 @dataclass(frozen=True, slots=True)
 class OrderEvent:
-    """A record to produce: the order's id as key, JSON of about 190 bytes or None as value."""
+    """A record to produce. The key is the order's id; the value is JSON of about 190 bytes, or None."""
 
     key: bytes
     value: bytes | None
-    kind: Kind
+    kind: OrderKind
 
 
 @dataclass(frozen=True, slots=True)
-class Counts:
-    """How many records were produced, by kind; every kind is there."""
+class OrderCounts:
+    """How many records were produced of each kind."""
 
-    by_kind: dict[Kind, int]
+    by_kind: dict[OrderKind, int]
 
     @property
     def records(self) -> int:
-        """All of them."""
+        """The number of all records."""
         return sum(self.by_kind.values())
 
     @property
     def dead(self) -> int:
-        """Those that end on the dead-letter topic."""
-        return self.by_kind[Kind.REFUSED] + self.by_kind[Kind.MALFORMED]
+        """How many end on the dead-letter topic."""
+        return self.by_kind[OrderKind.REFUSED] + self.by_kind[OrderKind.MALFORMED]
 
     @property
     def skipped(self) -> int:
-        """Those that the pipeline skips."""
-        return self.by_kind[Kind.TOMBSTONE]
+        """How many the pipeline skips."""
+        return self.by_kind[OrderKind.TOMBSTONE]
 
     @property
     def acked(self) -> int:
-        """Those that are acked in the end."""
+        """How many are acked in the end."""
         return self.records - self.dead - self.skipped
 
 
 def orders(count: int, seed: int = 0) -> Iterator[OrderEvent]:
-    """`count` events, the same for the same seed; each kind has its share, rounded to whole events."""
+    """Yields `count` events, the same for the same seed. Each kind has its share, rounded to whole events."""
     rng = random.Random(seed)
     kinds = [kind for kind, share in SHARES.items() for _ in range(round(count * share))]
-    kinds += [Kind.PLAIN] * (count - len(kinds))
+    kinds += [OrderKind.PLAIN] * (count - len(kinds))
     rng.shuffle(kinds)
     recent: deque[str] = deque(maxlen=500)
     for number, kind in enumerate(kinds):
         order = _order(rng, number, kind)
-        order_id = rng.choice(recent) if kind is Kind.TOMBSTONE and recent else order["order_id"]
+        order_id = rng.choice(recent) if kind is OrderKind.TOMBSTONE and recent else order["order_id"]
         recent.append(order["order_id"])
         yield OrderEvent(order_id.encode(), _value(rng, order, kind), kind)
 
 
-def _order(rng: random.Random, number: int, kind: Kind) -> dict[str, Any]:
+def _order(rng: random.Random, number: int, kind: OrderKind) -> dict[str, Any]:
     sku, quantity = rng.choice(sorted(PRICES)), rng.randint(1, 4)
     placed = OPENING + timedelta(seconds=3 * number + rng.randint(0, 2))
     return {
@@ -99,31 +96,30 @@ def _order(rng: random.Random, number: int, kind: Kind) -> dict[str, Any]:
         "customer": f"c-{rng.randrange(40_000):05d}",
         "items": [{"sku": sku, "quantity": quantity, "price": PRICES[sku]}],
         "amount": quantity * PRICES[sku],
-        "currency": "XTS" if kind is Kind.REFUSED else rng.choices(CURRENCIES, (6, 2, 1, 1))[0],
-        "card": "diners" if kind is Kind.FLAKY else rng.choices(CARDS, (5, 4, 1))[0],
+        "currency": "XTS" if kind is OrderKind.REFUSED else rng.choices(CURRENCIES, (6, 2, 1, 1))[0],
+        "card": "diners" if kind is OrderKind.FLAKY else rng.choices(CARDS, (5, 4, 1))[0],
         "created_at": placed.isoformat(),
     }
 
 
-def _value(rng: random.Random, order: dict[str, Any], kind: Kind) -> bytes | None:
-    if kind is Kind.TOMBSTONE:
+def _value(rng: random.Random, order: dict[str, Any], kind: OrderKind) -> bytes | None:
+    if kind is OrderKind.TOMBSTONE:
         return None
     value = json.dumps(order, separators=(",", ":")).encode()
-    return value[: rng.randrange(20, len(value) - 20)] if kind is Kind.MALFORMED else value
+    return value[: rng.randrange(20, len(value) - 20)] if kind is OrderKind.MALFORMED else value
 
 
-def produce(
-    bootstrap: str | dict[str, Any], topic: str, events: Iterable[OrderEvent], *, timeout: float = 60
-) -> Counts:
-    """Produce `events` to the partitions of `topic` by key, as Java's clients would, each once.
+def produce(bootstrap: str, topic: str, events: Iterable[OrderEvent], *, timeout: float = 60) -> OrderCounts:
+    """Produces each event once, to the partition that Java's clients choose for its key, and returns the counts.
 
-    `bootstrap` is an address or a whole producer configuration. Returns once the broker has acknowledged
-    everything; raises KafkaException where it refused a record, TimeoutError where it did not answer for
-    `timeout` seconds.
+    Returns when the broker has acknowledged all records. Raises KafkaException if it refuses a record, and TimeoutError
+    if it does not acknowledge all within `timeout` seconds after the last one.
     """
-    config = {"bootstrap.servers": bootstrap} if isinstance(bootstrap, str) else bootstrap
-    producer = Producer({"partitioner": "murmur2_random", "linger.ms": 20, **config, "enable.idempotence": True})
-    counts: Counter[Kind] = Counter()
+    producer = Producer({
+        "bootstrap.servers": bootstrap, "partitioner": "murmur2_random", "linger.ms": 20, "enable.idempotence": True,
+        "log_level": 3,  # a broker whose coordinator is still loading is not worth a message: the client tries again
+    })  # fmt: skip
+    counts: Counter[OrderKind] = Counter()
     refused: list[KafkaError] = []
 
     def delivered(error: KafkaError | None, message: Message) -> None:
@@ -143,4 +139,4 @@ def produce(
         raise TimeoutError(f"topic {topic}: {left} records were not acknowledged within {timeout:.0f} s")
     if refused:
         raise KafkaException(refused[0])
-    return Counts({kind: counts[kind] for kind in Kind})
+    return OrderCounts({kind: counts[kind] for kind in OrderKind})

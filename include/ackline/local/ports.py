@@ -1,22 +1,23 @@
-"""Free ports of the loopback interface for the servers that tests and the demo start.
+"""Finds free ports of the loopback interface for the servers that the demo, `ackline dev` and the tests start.
 
-They lie below the range from which the system gives ports to outgoing connections: a server that is killed
-must find its port free when it comes back, and a client that tries it meanwhile must not connect to itself.
+The ports are below the range from which the system gives ports to outgoing connections. So a server that is killed
+finds its port still free when it starts again, and a client that connects meanwhile can't be connected to itself.
 """
 
 import random
 import socket
 from pathlib import Path
 
-LOOPBACK = "127.0.0.1"
+from ackline.local.saved_broker import LOOPBACK
+
 LOWEST = 15_000
 _given: set[int] = set()
 
 
 def free_ports(count: int) -> list[int]:
-    """So many different ports on which nobody listens now. Raises OSError when there are none.
+    """Returns `count` different ports on which no server listens. Raises OSError if there are too few.
 
-    A process is given each port once: who was given it before may not listen yet.
+    A process gets each port only once, because the server that got it before may not listen yet.
     """
     candidates = range(LOWEST, _first_outgoing())
     chosen = []
@@ -30,7 +31,7 @@ def free_ports(count: int) -> list[int]:
 
 
 def is_free(port: int) -> bool:
-    """Whether a server could listen on the port now, on any interface."""
+    """Returns whether a server could listen on the port now, on any interface."""
     for host in (LOOPBACK, ""):
         with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as server:
             server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -43,6 +44,7 @@ def is_free(port: int) -> bool:
 
 
 def _first_outgoing() -> int:
+    """Returns the first port for outgoing connections; Linux's default if the system does not report a usable one."""
     try:
         first = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     except (OSError, ValueError):

@@ -1,8 +1,8 @@
-"""Server processes that are started here, outlive nobody by accident, and are ended for certain.
+"""Starts server processes, and ends each with all the processes that it has started.
 
-A server leads a session of its own, so that Ctrl-C reaches the caller alone and all that the server starts
-can be found again. A guard ends it when the caller dies without having stopped it. A detached server has no
-guard: its owner writes its `Identity` down, which no process matches that was given the same number since.
+A server leads a session of its own. So Ctrl-C reaches only the caller, and `end` can find every process that the server
+has started. A guard process ends the server if the caller dies without having stopped it. A detached server has no
+guard: its owner saves its `ProcessIdentity`, which no later process with the same number matches.
 """
 
 import os
@@ -12,51 +12,23 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
+
+from ackline.process_identity import ProcessIdentity
 
 POLL_SECONDS = 0.05
 KILL_SECONDS = 20.0
 
 
-@dataclass(frozen=True, slots=True)
-class Identity:
-    """A process beyond doubt: its number, and when it started in the kernel's ticks since boot."""
-
-    pid: int
-    started: int
-
-    @classmethod
-    def of(cls, pid: int) -> "Identity | None":
-        """Who has this number now; None if nobody has, or only a dead one that is not yet buried."""
-        try:
-            # The name in parentheses is free text; behind it the state is the first field, the start the
-            # twentieth.
-            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        except OSError:
-            return None
-        return None if fields[0] in "ZX" else cls(pid, int(fields[19]))
-
-    def alive(self) -> bool:
-        """Whether this very process still runs."""
-        return Identity.of(self.pid) == self
-
-    def send(self, number: signal.Signals) -> None:
-        """Signal this very process, if it still runs."""
-        if self.alive():
-            with suppress(ProcessLookupError):
-                os.kill(self.pid, number)
-
-
 class Server:
-    """A server that `start` started."""
+    """A server process, started by `start`."""
 
     def __init__(self, process: subprocess.Popen[bytes], *, guarded: bool) -> None:
         self._process = process
-        # A child that died at once is not yet buried, so that its number is still its own.
-        self.identity = Identity.of(process.pid) or Identity(process.pid, started=-1)
+        # A child that has died already is a zombie: it has no identity, and keeps its number until `wait`.
+        self.identity = ProcessIdentity.of(process.pid) or ProcessIdentity(process.pid, started=-1)
         self._guard = _Guard(self.identity) if guarded else None
 
     @property
@@ -64,17 +36,18 @@ class Server:
         return self.identity.pid
 
     def alive(self) -> bool:
-        """Whether it runs."""
+        """Returns whether the server still runs."""
         return self._process.poll() is None
 
     def stop(self, grace_seconds: float) -> None:
-        """End it and all of its session: asked first, killed after the grace period. Any number of times."""
+        """Ends the server and its session with SIGTERM, then SIGKILL after the grace period. May be called
+        repeatedly."""
         end([self.identity], grace_seconds)
         self._process.wait()
         self._dismiss_guard()
 
     def kill(self) -> None:
-        """SIGKILL to the server alone, as in a crash; what it had started goes on until `stop`."""
+        """Sends SIGKILL to the server alone, like a crash; the processes that it has started go on until `stop`."""
         self.identity.send(signal.SIGKILL)
         self._process.wait()
 
@@ -85,28 +58,28 @@ class Server:
 
 
 class _Guard:
-    """Ends a server once the caller's end of a pipe is closed, which the caller's death does too."""
+    """Ends a server when the caller's end of a pipe is closed; the caller's death closes it too."""
 
-    def __init__(self, server: Identity) -> None:
-        reading, self._writing = os.pipe()
+    def __init__(self, server: ProcessIdentity) -> None:
+        read_end, self._write_end = os.pipe()
         command = [sys.executable, "-m", "ackline.local.processes", str(server.pid), str(server.started)]
         self._process = subprocess.Popen(
             command,
-            stdin=reading,
+            stdin=read_end,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             start_new_session=True,
         )
-        os.close(reading)
+        os.close(read_end)
 
     def dismiss(self) -> None:
         self._process.kill()
         self._process.wait()
-        os.close(self._writing)
+        os.close(self._write_end)
 
 
 def start(command: Sequence[str], *, env: Mapping[str, str], log: Path, folder: Path, detached: bool = False) -> Server:
-    """Start a server in a folder, its output appended to `log`. Only a detached one survives the caller."""
+    """Starts a server in a folder and appends its output to `log`. Only a detached server survives the caller."""
     with log.open("ab") as output:
         process = subprocess.Popen(
             command,
@@ -120,16 +93,16 @@ def start(command: Sequence[str], *, env: Mapping[str, str], log: Path, folder: 
     return Server(process, guarded=not detached)
 
 
-def end(leaders: Iterable[Identity], grace_seconds: float) -> None:
-    """End these session leaders with their sessions and descendants: SIGTERM, SIGKILL after the grace period.
+def end(leaders: Iterable[ProcessIdentity], grace_seconds: float) -> None:
+    """Ends session leaders with their sessions and descendants: SIGTERM, then SIGKILL after the grace period.
 
-    What a leader that is gone has left behind is ended too, unless somebody else has its number by now.
-    Raises TimeoutError when something survives SIGKILL.
+    The rest of a session whose leader is gone is ended too, unless another process has the leader's number by now.
+    Raises TimeoutError if a process survives SIGKILL.
     """
     leaders = list(leaders)
-    known: set[Identity] = set()
+    known: set[ProcessIdentity] = set()
 
-    def remaining() -> set[Identity]:
+    def remaining() -> set[ProcessIdentity]:
         known.update(*(_family(leader) for leader in leaders))
         return {member for member in known if member.alive()}
 
@@ -145,7 +118,7 @@ def end(leaders: Iterable[Identity], grace_seconds: float) -> None:
 
 
 def wait_until(ready: Callable[[], bool], seconds: float, poll_seconds: float = POLL_SECONDS) -> bool:
-    """Ask until the answer is yes, for at most so long; whether it was."""
+    """Calls `ready` until it returns true, for at most `seconds`; returns whether it did."""
     deadline = time.monotonic() + seconds
     while not ready():
         if time.monotonic() >= deadline:
@@ -154,15 +127,16 @@ def wait_until(ready: Callable[[], bool], seconds: float, poll_seconds: float = 
     return True
 
 
-def _family(leader: Identity) -> set[Identity]:
-    """All of a leader's session and all of its descendants, itself included."""
-    if Identity.of(leader.pid) not in (None, leader):
+def _family(leader: ProcessIdentity) -> set[ProcessIdentity]:
+    """Returns the processes of a leader's session and its descendants, the leader included; none if another process
+    has its number."""
+    if ProcessIdentity.of(leader.pid) not in (None, leader):
         return set()
     pids = {pid for pid in psutil.pids() if _session(pid) == leader.pid}
     if leader.alive():
         with suppress(psutil.NoSuchProcess):
             pids |= {child.pid for child in psutil.Process(leader.pid).children(recursive=True)}
-    return {identity for pid in pids if (identity := Identity.of(pid)) is not None}
+    return {identity for pid in pids if (identity := ProcessIdentity.of(pid)) is not None}
 
 
 def _session(pid: int) -> int | None:
@@ -174,7 +148,7 @@ def _session(pid: int) -> int | None:
 
 def _guard(pid: int, started: int) -> None:
     sys.stdin.buffer.read()
-    end([Identity(pid, started)], grace_seconds=0)
+    end([ProcessIdentity(pid, started)], grace_seconds=0)
 
 
 if __name__ == "__main__":

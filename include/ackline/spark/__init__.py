@@ -1,1 +1,1 @@
-"""Spark's part: exact reads, running handlers and writing outcomes; and the JARs that it takes."""
+"""Reads the planned records with Spark, calls the handler, and writes the outcomes; also fetches the JARs for that."""

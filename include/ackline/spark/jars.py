@@ -1,11 +1,11 @@
-"""The JARs: which ones, where they are, and how they get there.
+"""Fetches and finds the JARs of Spark's Delta and Kafka support, and of a Kafka broker.
 
-`ivy.xml` says what is wanted, `jars.lock` what that comes to: one JAR a line, by version and SHA-256. They
-are fetched by the Ivy inside pyspark, once, into a folder outside the tree that is named after the lock, so
-that a second clone finds them.
+`ivy.xml` declares the dependencies, and `jars.lock` names each JAR that they resolve to, by version and SHA-256. The
+Ivy inside pyspark fetches the JARs once, into a folder outside the project that is named after the lock. So a second
+clone uses the same folder.
 
-`python -m ackline.spark.jars fetch | verify | lock`. Settings: `ACKLINE_JARS` (another folder),
-`ACKLINE_IVY_SETTINGS` (an Ivy settings file for a site with a mirror of its own), `JAVA_HOME`.
+`python -m ackline.spark.jars fetch | verify | lock`. Environment variables: `ACKLINE_JARS` (another folder),
+`ACKLINE_IVY_SETTINGS` (an Ivy settings file, for a site with its own mirror), `JAVA_HOME`.
 """
 
 import hashlib
@@ -26,8 +26,7 @@ from ackline.errors import AcklineError, ConfigError
 HERE = Path(__file__).parent
 LOCK = HERE / "jars.lock"
 KAFKA_SOURCE = ("spark-sql-kafka", "spark-token-provider", "kafka-clients", "commons-pool2")
-# All else that Delta and the Kafka source ask for is in pyspark already, in the version that Spark was
-# built with.
+# pyspark contains all other dependencies of Delta and the Kafka source, in the versions that Spark was built with.
 WANTED_BY_SPARK = (*KAFKA_SOURCE, "delta-", "unitycatalog-")
 CONFIGURATIONS = ("spark", "broker")
 
@@ -44,17 +43,17 @@ class Jar:
 
     @property
     def name(self) -> str:
-        """As the lock writes it."""
+        """The name in the lock."""
         return f"{self.configuration}/{self.organisation}:{self.module}:{self.revision}"
 
     @property
     def file(self) -> str:
-        """Where it is kept, seen from the folder of JARs."""
+        """The path below the folder of JARs."""
         return f"{self.configuration}/{self.module}-{self.revision}.jar"
 
 
 def locked() -> list[Jar]:
-    """Every JAR of the lock, in its order."""
+    """Returns every JAR of the lock, in the order of the lock."""
     jars = []
     for line in LOCK.read_text().splitlines():
         sha256, _, name = line.partition("  ")
@@ -65,7 +64,10 @@ def locked() -> list[Jar]:
 
 
 def java() -> str:
-    """The Java to start: that of JAVA_HOME, as Spark does it, or the one on PATH. Raises ConfigError."""
+    """Returns the Java to start: that of JAVA_HOME, which Spark uses too, or the one on PATH.
+
+    Raises ConfigError if there is none.
+    """
     home = os.environ.get("JAVA_HOME")
     command = f"{home}/bin/java" if home else shutil.which("java")
     if command is None or not os.access(command, os.X_OK):
@@ -74,7 +76,7 @@ def java() -> str:
 
 
 def cache_folder() -> Path:
-    """Where the JARs of this lock belong, whether they are there or not."""
+    """Returns the folder for the JARs of this lock, whether they are in it or not."""
     chosen = os.environ.get("ACKLINE_JARS")
     if chosen:
         return Path(chosen).expanduser().absolute()
@@ -84,7 +86,7 @@ def cache_folder() -> Path:
 
 
 def jar_folder() -> Path:
-    """The folder of the JARs, all of them there. Raises ConfigError when one is missing."""
+    """Returns the folder of the JARs. Raises ConfigError if a JAR is missing."""
     folder = cache_folder()
     if any(not (folder / jar.file).is_file() for jar in locked()):
         raise ConfigError(f"JARs are missing from {folder}: run `make setup`")
@@ -92,31 +94,31 @@ def jar_folder() -> Path:
 
 
 def spark_jars() -> list[Path]:
-    """What `spark.jars` must hold for Delta and the Kafka source. Raises ConfigError when one is missing."""
+    """Returns what `spark.jars` needs for Delta and the Kafka source. Raises ConfigError if a JAR is missing."""
     folder = jar_folder()
     return [folder / jar.file for jar in locked() if jar.configuration == "spark"]
 
 
 def kafka_source_jars() -> list[Path]:
-    """What `spark.jars` must hold for the Kafka source alone. Raises ConfigError when one is missing."""
+    """Returns what `spark.jars` needs for the Kafka source alone. Raises ConfigError if a JAR is missing."""
     return [path for path in spark_jars() if path.name.startswith(KAFKA_SOURCE)]
 
 
 def broker_classpath() -> str:
-    """The class path of a Kafka broker. Raises ConfigError when a JAR is missing."""
+    """Returns the class path of a Kafka broker. Raises ConfigError if a JAR is missing."""
     return str(jar_folder() / "broker" / "*")
 
 
 def damaged(folder: Path, jars: Iterable[Jar]) -> list[Jar]:
-    """Those that are missing from the folder or are not what the lock says."""
+    """Returns the JARs that are missing from the folder, or whose hash there differs from the lock."""
     return [jar for jar in jars if _sha256(folder / jar.file) != jar.sha256]
 
 
 def fetch() -> int:
-    """Make the folder whole, and say how many JARs were fetched for it: 0 when it was.
+    """Fetches the JARs that are missing or damaged. Returns how many those were.
 
-    A JAR appears under its name only after its hash was found right, so that an interrupted fetch leaves
-    nothing false. Raises AcklineError when a JAR can't be had or is not what the lock says.
+    A JAR gets its name only after its hash is checked, so an interrupted fetch leaves no wrong JAR. Raises AcklineError
+    if a JAR can't be fetched, or if its hash differs from the lock.
     """
     folder = cache_folder()
     if not damaged(folder, locked()):
@@ -139,7 +141,9 @@ def _fetch_into(folder: Path, wanted: list[Jar], scratch: Path) -> None:
     pattern = str(scratch / "[conf]" / "[artifact]-[revision].[ext]")
     _ivy(scratch / "cache", "-settings", settings, "-ivy", str(module), "-retrieve", pattern)
     if wrong := damaged(scratch, wanted):
-        raise AcklineError(f"{wrong[0].file} is not what {LOCK.name} says; nothing was kept of it. Try again later")
+        raise AcklineError(
+            f"the fetched {wrong[0].file} has another SHA-256 than in {LOCK.name}, so it was discarded; try again later"
+        )
     for configuration in CONFIGURATIONS:
         (folder / configuration).mkdir(exist_ok=True)
     for jar in wanted:
@@ -165,12 +169,12 @@ def _module_of(jars: list[Jar]) -> str:
 
 
 def _ivy(cache: Path, *arguments: str) -> None:
-    """Run the Ivy inside pyspark; up to three times, since what came the first time is kept."""
+    """Runs the Ivy inside pyspark. Tries up to three times: each try keeps what the one before has fetched."""
     import pyspark
 
     ivy = next(iter(Path(pyspark.__file__).parent.glob("jars/ivy-*.jar")), None)
     if ivy is None:
-        raise ConfigError("this pyspark has no Ivy among its JARs: run `make setup`")
+        raise ConfigError("pyspark is installed without its Ivy JAR: run `make setup`")
     command = [java(), "-jar", str(ivy), "-cache", str(cache), "-confs", *CONFIGURATIONS, *arguments]
     output = ""
     for _ in range(3):
@@ -194,7 +198,7 @@ def _resolved(cache: Path) -> Iterator[Jar]:
 
 
 def relock() -> int:
-    """Resolve `ivy.xml` anew and write the lock; says how many JARs it names."""
+    """Resolves `ivy.xml` anew and writes the lock. Returns the number of JARs in it."""
     with tempfile.TemporaryDirectory() as scratch:
         cache = Path(scratch, "cache")
         pattern = str(Path(scratch, "[conf]", "[artifact]-[revision].[ext]"))
@@ -213,7 +217,7 @@ def _sha256(path: Path) -> str:
 
 
 def main(arguments: list[str]) -> int:
-    """`fetch`, `verify` or `lock`; the exit status."""
+    """Runs `fetch`, `verify` or `lock`. Returns the exit status."""
     try:
         if arguments == ["fetch"]:
             if count := fetch():

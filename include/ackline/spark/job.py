@@ -1,14 +1,13 @@
-"""One replay as one Spark job: one lineage and one action, over fresh ranges and due retries.
+"""Runs one replay as one Spark job: one lineage and one action, over fresh ranges and due retries.
 
-A second action would read, and call the handler, again. The tasks write files of outcomes; this returns their names,
-and the outcomes count once the caller has committed them.
+A second action would read the records and call the handler again. The tasks write files of outcomes, and this module
+returns their names. The outcomes count once the caller has committed the files.
 """
 
 import logging
 import uuid
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from datetime import date, datetime
 from typing import Any
 
 from py4j.protocol import Py4JError
@@ -17,197 +16,167 @@ from pyspark.sql import DataFrame, SparkSession
 
 from ackline.errors import ConfigError, FatalError
 from ackline.handler import Handler, Tier, tier_of
-from ackline.metrics import Fetches
-from ackline.offsets import OffsetRange, Runs, TopicPartition, count
+from ackline.metrics import FetchTimes
+from ackline.offsets import OffsetRange, TopicPartition, count
 from ackline.outcome import Outcome
-from ackline.spark.failure import of_spark
-from ackline.spark.handlers.answering import Work
+from ackline.spark.failure import error_of_spark
 from ackline.spark.handlers.column import NOTED_DDL, as_records, with_outcomes
-from ackline.spark.handlers.streams import Streams, load_answering
+from ackline.spark.handlers.load import load_handler_or_streams
+from ackline.spark.handlers.streams import Streams
 from ackline.spark.output.file_stats import WrittenFile
-from ackline.spark.output.outcome_files import Turn
-from ackline.spark.progress import Progress, watched
-from ackline.spark.rate_limit import share
+from ackline.spark.output.manifest import MANIFEST_DDL
+from ackline.spark.output.outcome_files import OutcomeTarget
+from ackline.spark.progress import Progress, report_progress
+from ackline.spark.rate_limit import rate_per_task
 from ackline.spark.read import for_python, fresh_records, source_options, tasks_for
-from ackline.spark.retries import chunks
-from ackline.spark.tasks import MANIFEST_DDL, Kafka, handle_fresh, handle_retries, read_retries, store_column
-from ackline.translation import Translation, code_of, why_not_isolated
+from ackline.spark.retries import Attempts, split_for_tasks
+from ackline.spark.settings import KafkaSettings, ReplaySettings, TaskSettings
+from ackline.spark.tasks import handle_fresh, handle_retries, read_retries, store_column
+from ackline.stream_functions import StreamFunctions, isolation_obstacle
 
-__all__ = ["ReplayJob", "ReplayResult", "WrittenFile", "check_replay", "run_replay"]
+__all__ = [
+    "KafkaSettings",
+    "OutcomeTarget",
+    "ReplayJob",
+    "ReplayResult",
+    "ReplaySettings",
+    "check_replay",
+    "run_replay",
+]
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class ReplayJob:
-    """What a plan wants read and handled.
+    """What one turn reads and handles, and how."""
 
-    `retries` holds runs whose value is the number of the attempt to be made. `kafka` holds librdkafka's properties,
-    without a group. `on_failure` is the outcome of a failure: FAILED, or DROPPED under a guarantee that never retries.
-    `outcomes_root` is the outcomes table's own path or URI. `now` fixes the clock of all outcomes. `once`: a task that
-    failed is not tried again, for its records may have been handled. `max_rate`: records a second that the handler is
-    given at most, by all tasks together. `record_outcomes`: each outcome becomes a row; else they are only counted.
-    `isolated`: the handler runs in processes of its own, and where `because` says why, that was not asked for.
-    `record_timeout`, in seconds, needs that.
-    `translation` holds the streams where records are decoded, filtered or shared out; `handler` means nothing then.
-    """
-
-    pipeline: str
-    lane: str
-    epoch: int
-    turn: int
-    run_id: str
-    plan_date: date
+    target: OutcomeTarget
+    settings: ReplaySettings
+    kafka: KafkaSettings
     fresh: Mapping[TopicPartition, OffsetRange]
-    retries: Mapping[TopicPartition, Runs[int]]
-    handler: str | None
-    isolation: str
-    kafka: Mapping[str, str]
-    deliver_tombstones: bool
-    on_failure: Outcome
-    outcomes_root: str
-    now: datetime | None
-    once: bool = False
+    retries: Mapping[TopicPartition, Attempts]
     max_rate: int | None = None
-    record_outcomes: bool = True
-    isolated: bool = False
-    because: str = ""
-    record_timeout: float | None = None
-    translation: Translation | None = None
+    """Records a second that the handler gets at most, from all tasks together."""
+    isolation_reason: str = ""
+    """Why `settings.isolated` is set although the pipeline file has no `handler_isolation: process`; else empty."""
 
 
 @dataclass(slots=True)
 class ReplayResult:
-    """What a replay did. `calls` counts records given to the handler; `fetched_for_retries` those the broker sent;
-    `fetches` are the tasks' waits for records."""
+    """What the tasks of a replay did. Outcomes in `counts` that are rows are in `files`, too."""
 
     files: tuple[WrittenFile, ...]
     counts: Mapping[TopicPartition, Mapping[Outcome, int]]
     calls: int
+    """Records that the handler got."""
     fetched_for_retries: int
-    fetches: Mapping[TopicPartition, Fetches] = field(default_factory=dict)
+    """Records that the broker sent for the retries."""
+    fetches: Mapping[TopicPartition, FetchTimes] = field(default_factory=dict)
+    """How long tasks waited for records."""
 
 
 def check_replay(spark: SparkSession, job: ReplayJob) -> None:
-    """Raise what `run_replay` would raise of handler, properties and session before it reads: nothing is handed out."""
-    handler = load_answering(job.handler, job.translation)
+    """Checks handler, properties and session, and reads no record. Raises what `run_replay` would raise for them."""
+    handler = load_handler_or_streams(job.settings.handler, job.settings.translation)
     try:
-        _manifest(spark, _isolated(job, handler), handler, job.fresh, job.retries)  # lazy: only an action reads
+        _manifests(spark, _with_possible_isolation(job, handler), handler)  # lazy: only an action reads
     except (PySparkException, Py4JError) as error:
-        raise of_spark(error) from None
+        raise error_of_spark(error) from None
 
 
 def run_replay(spark: SparkSession, job: ReplayJob, on_progress: Progress | None = None) -> ReplayResult:
-    """Read the job's ranges and retries, each record once, let the handler answer, and write the outcomes' files.
+    """Reads the job's ranges and retries, calls the handler once for each record, and writes the files of outcomes.
 
-    `on_progress` is given (tasks done, tasks) from another thread. Raises RangeGone where the log no longer holds a
-    range, TransientError for trouble with brokers or workers, ConfigError for a handler or property that can't be
-    used, FatalError otherwise. No message quotes a record.
+    Calls `on_progress` from another thread with (tasks done, all tasks). Raises RangeGone if the log no longer holds a
+    range, TransientError if brokers or workers fail, ConfigError for an unusable handler or property, and FatalError
+    otherwise. No message quotes a record.
     """
-    handler = load_answering(job.handler, job.translation)
-    job = _isolated(job, handler)
-    fresh = {tp: one for tp, one in job.fresh.items() if len(one)}
-    retries = {tp: runs for tp, runs in job.retries.items() if count(runs)}
-    if not fresh and not retries:
+    handler = load_handler_or_streams(job.settings.handler, job.settings.translation)
+    job = replace(
+        _with_possible_isolation(job, handler),
+        fresh={tp: fresh for tp, fresh in job.fresh.items() if len(fresh)},
+        retries={tp: attempts for tp, attempts in job.retries.items() if count(attempts)},
+    )
+    if not job.fresh and not job.retries:
         return ReplayResult((), {}, 0, 0)
     try:
-        with watched(spark.sparkContext, f"ackline-{uuid.uuid4()}", on_progress):
-            rows = _manifest(spark, job, handler, fresh, retries).collect()
+        with report_progress(spark.sparkContext, f"ackline-{uuid.uuid4()}", on_progress):
+            rows = _manifests(spark, job, handler).collect()
     except (PySparkException, Py4JError) as error:
-        raise of_spark(error) from None
+        raise error_of_spark(error) from None
     result = _result(rows)
-    _check(result, fresh, retries)
+    _check_counts(result, job)
     return result
 
 
-def _isolated(job: ReplayJob, handler: Handler | Streams) -> ReplayJob:
-    """The job, not isolated where that was not asked for and can't be; says why where it is without being asked.
+def _with_possible_isolation(job: ReplayJob, handler: Handler | Streams) -> ReplayJob:
+    """Returns the job; turns handler isolation off if only `isolation_reason` wants it and the handler can't have it.
 
-    Raises ConfigError where it was asked for and can't be.
+    Logs a warning if the handler is isolated because of `isolation_reason`. Raises ConfigError if the pipeline file
+    wants isolation and the handler can't have it.
     """
-    if not job.isolated:
+    if not job.settings.isolated:
         return job
-    why = why_not_isolated(handler.code if isinstance(handler, Streams) else [code_of(handler)])
-    if why is None:
-        if job.because:
-            log.warning("%s, turn %d: %s; a process of its own runs the handler", job.pipeline, job.turn, job.because)
+    functions = handler.functions if isinstance(handler, Streams) else [StreamFunctions.of_handler(handler)]
+    obstacle = isolation_obstacle(functions)
+    if obstacle is None:
+        if job.isolation_reason:
+            log.warning("%s: %s; a process of its own runs the handler", job.target.turn, job.isolation_reason)
         return job
-    if job.because:
-        return replace(job, isolated=False)
-    raise ConfigError(why, key="isolation")
+    if job.isolation_reason:
+        return replace(job, settings=replace(job.settings, isolated=False))
+    raise ConfigError(obstacle, key="handler_isolation")
 
 
-def _manifest(
-    spark: SparkSession,
-    job: ReplayJob,
-    handler: Handler | Streams,
-    fresh: Mapping[TopicPartition, OffsetRange],
-    retries: Mapping[TopicPartition, Runs[int]],
-) -> DataFrame:
-    """The one lineage: rows that name the files which the tasks write."""
-    topics = {tp.topic for tp in [*fresh, *retries]}
-    work = _work(
-        job,
+def _manifests(spark: SparkSession, job: ReplayJob, handler: Handler | Streams) -> DataFrame:
+    """Returns the one lineage of the job: its rows are the manifests of all tasks."""
+    topics = {tp.topic for tp in [*job.fresh, *job.retries]}
+    task = TaskSettings(
+        job.target,
+        job.settings,
         Tier.RECORD if isinstance(handler, Streams) else tier_of(handler),
         topics.pop() if len(topics) == 1 else None,
+        None if job.max_rate is None else _rate_per_task(spark, job, job.max_rate),
     )
-    if job.max_rate is not None:
-        work = replace(work, rate=_share(spark, job.max_rate, fresh, retries))
-    kafka = Kafka(dict(job.kafka), job.isolation)
-    sources = [fresh_records(spark, fresh, source_options(job.kafka, job.isolation))] if fresh else []
-    if work.tier is Tier.COLUMN and not isinstance(handler, Streams):
+    several_topics = task.topic is None
+    sources = []
+    if job.fresh:
+        options = source_options(job.kafka.properties, job.kafka.isolation_level)
+        sources.append(fresh_records(spark, job.fresh, options))
+    if task.tier is Tier.COLUMN and not isinstance(handler, Streams):
         records = [as_records(source) for source in sources]
-        if retries:
-            wanted, numbers = _chunks(spark, retries)
-            records.append(numbers.mapInArrow(read_retries(kafka, wanted), NOTED_DDL))
-        outcomes = with_outcomes(_union(records), handler, str(job.handler), job.deliver_tombstones, work.topic is None)
-        return outcomes.mapInArrow(store_column(work), MANIFEST_DDL)
-    parts = [for_python(one, work.topic is None).mapInArrow(handle_fresh(work), MANIFEST_DDL) for one in sources]
-    if retries:
-        wanted, numbers = _chunks(spark, retries)
-        parts.append(numbers.mapInArrow(handle_retries(work, kafka, wanted), MANIFEST_DDL))
-    return _union(parts)
+        if job.retries:
+            parts, indexes = _retry_parts(spark, job)
+            records.append(indexes.mapInArrow(read_retries(job.kafka, parts), NOTED_DDL))
+        path, deliver_tombstones = str(job.settings.handler), job.settings.deliver_tombstones
+        outcomes = with_outcomes(_union(records), handler, path, deliver_tombstones, several_topics)
+        return outcomes.mapInArrow(store_column(task), MANIFEST_DDL)
+    manifests = [for_python(source, several_topics).mapInArrow(handle_fresh(task), MANIFEST_DDL) for source in sources]
+    if job.retries:
+        parts, indexes = _retry_parts(spark, job)
+        manifests.append(indexes.mapInArrow(handle_retries(task, job.kafka, parts), MANIFEST_DDL))
+    return _union(manifests)
 
 
-def _work(job: ReplayJob, tier: Tier, topic: str | None) -> Work:
-    turn = Turn(job.outcomes_root, job.pipeline, job.plan_date, job.lane, job.epoch, job.turn, job.run_id)
-    return Work(
-        turn,
-        job.handler,
-        tier,
-        topic,
-        job.deliver_tombstones,
-        job.on_failure,
-        job.now,
-        job.once,
-        record_outcomes=job.record_outcomes,
-        isolated=job.isolated,
-        record_timeout=job.record_timeout,
-        translation=job.translation,
-    )
+def _rate_per_task(spark: SparkSession, job: ReplayJob, max_rate: int) -> float:
+    """Returns each task's share of `max_rate`.
 
-
-def _share(
-    spark: SparkSession,
-    max_rate: int,
-    fresh: Mapping[TopicPartition, OffsetRange],
-    retries: Mapping[TopicPartition, Runs[int]],
-) -> float:
-    """Each task's part of `max_rate`.
-
-    How many run at once is known on this machine alone: a cluster's executors come and go, so there all are taken to.
+    Only a local session has a fixed number of cores. A cluster's executors come and go, so there the share assumes that
+    all tasks run at the same time.
     """
     context = spark.sparkContext
     cores = context.defaultParallelism
-    # The source may round the parts of each range up.
-    split = tasks_for(fresh, cores) + len(fresh) if fresh else 0
+    # The source may round up the number of parts of each range.
+    fresh_tasks = tasks_for(job.fresh, cores) + len(job.fresh) if job.fresh else 0
+    tasks = fresh_tasks + len(split_for_tasks(job.retries, cores))
     local = str(context.master).split("[")[0] == "local" and not context.getConf().contains("spark.default.parallelism")
-    return share(max_rate, split + len(chunks(retries, cores)), cores if local else None)
+    return rate_per_task(max_rate, tasks, cores if local else None)
 
 
-def _chunks(spark: SparkSession, retries: Mapping[TopicPartition, Runs[int]]) -> tuple[Any, DataFrame]:
-    """The parts that tasks read, as a broadcast list, and a DataFrame with one row, the part's number, a task."""
-    parts = chunks(retries, spark.sparkContext.defaultParallelism)
+def _retry_parts(spark: SparkSession, job: ReplayJob) -> tuple[Any, DataFrame]:
+    """Returns the retries of each task as a broadcast list, and a DataFrame with one row for each task: its index."""
+    parts = split_for_tasks(job.retries, spark.sparkContext.defaultParallelism)
     return spark.sparkContext.broadcast(parts), spark.range(0, len(parts), 1, len(parts))
 
 
@@ -219,9 +188,10 @@ def _union(parts: list[DataFrame]) -> DataFrame:
 
 
 def _result(rows: Iterable[Any]) -> ReplayResult:
+    """Adds up the rows of all tasks' manifests (`ackline.spark.output.manifest`)."""
     files: list[WrittenFile] = []
     counts: dict[TopicPartition, dict[Outcome, int]] = {}
-    fetches: dict[TopicPartition, Fetches] = {}
+    fetches: dict[TopicPartition, FetchTimes] = {}
     calls = fetched = 0
     for row in rows:
         if row.topic is None:
@@ -229,27 +199,26 @@ def _result(rows: Iterable[Any]) -> ReplayResult:
             continue
         tp = TopicPartition(row.topic, row.partition)
         if row.outcome is None:
-            fetches[tp] = fetches.get(tp, Fetches()) + Fetches(row.fetches, row.fetch_seconds, row.fetch_seconds_max)
+            waited = FetchTimes(row.fetches, row.fetch_seconds, row.fetch_seconds_max)
+            fetches[tp] = fetches.get(tp, FetchTimes()) + waited
             continue
         outcome = Outcome(row.outcome)
         if row.path is not None:
             files.append(WrittenFile(row.path, row.size, row.rows, *tp, outcome, row.stats, row.modification_time))
-        of_place = counts.setdefault(tp, {})
-        of_place[outcome] = of_place.get(outcome, 0) + row.rows
+        counts_of_tp = counts.setdefault(tp, {})
+        counts_of_tp[outcome] = counts_of_tp.get(outcome, 0) + row.rows
     return ReplayResult(tuple(files), counts, calls, fetched, fetches)
 
 
-def _check(
-    result: ReplayResult, fresh: Mapping[TopicPartition, OffsetRange], retries: Mapping[TopicPartition, Runs[int]]
-) -> None:
-    """Raise FatalError for more outcomes than records could be, or fewer than there are retries."""
-    for tp in {*fresh, *retries, *result.counts}:
-        found = sum(result.counts.get(tp, {}).values())
-        least = count(retries.get(tp, ()))
-        most = least + (len(fresh[tp]) if tp in fresh else 0)
-        if not least <= found <= most:
+def _check_counts(result: ReplayResult, job: ReplayJob) -> None:
+    """Raises FatalError if a topic-partition has more outcomes than offsets, or fewer than retries."""
+    for tp in {*job.fresh, *job.retries, *result.counts}:
+        outcomes = sum(result.counts.get(tp, {}).values())
+        least = count(job.retries.get(tp, ()))
+        most = least + (len(job.fresh[tp]) if tp in job.fresh else 0)
+        if not least <= outcomes <= most:
             raise FatalError(
-                f"{tp}: {found} outcomes for {least} to {most} records; nothing was stored",
+                f"{tp}: {outcomes} outcomes for {least} to {most} records; nothing was stored",
                 topic=tp.topic,
                 partition=tp.partition,
             )

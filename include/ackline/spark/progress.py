@@ -1,4 +1,4 @@
-"""How far a Spark job is, for whoever waits for it."""
+"""Reports the progress of a Spark job while it runs."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -7,21 +7,23 @@ from contextlib import contextmanager
 from pyspark import SparkContext
 
 Progress = Callable[[int, int], None]
-_EVERY = 0.5
+"""Takes the number of tasks that are done, and of all tasks."""
+
+_INTERVAL = 0.5
 
 
 @contextmanager
-def watched(context: SparkContext, group: str, on_progress: Progress | None) -> Iterator[None]:
-    """Run the block's Spark jobs as `group`, and tell `on_progress` the tasks (done, all) twice a second.
+def report_progress(context: SparkContext, group: str, on_progress: Progress | None) -> Iterator[None]:
+    """Runs the block's Spark jobs as job group `group`, and calls `on_progress` from another thread twice a second.
 
-    It is called from another thread. When the block is left by an exception, its jobs are cancelled.
+    An exception that leaves the block cancels its jobs.
     """
     context.setJobGroup(group, "ackline replay", interruptOnCancel=True)
     ended = threading.Event()
-    watcher = None
+    reporter = None
     if on_progress is not None:
-        watcher = threading.Thread(target=_watch, args=(context, group, on_progress, ended), daemon=True)
-        watcher.start()
+        reporter = threading.Thread(target=_report, args=(context, group, on_progress, ended), daemon=True)
+        reporter.start()
     try:
         yield
     except BaseException:
@@ -29,14 +31,14 @@ def watched(context: SparkContext, group: str, on_progress: Progress | None) -> 
         raise
     finally:
         ended.set()
-        if watcher is not None:
-            watcher.join()
+        if reporter is not None:
+            reporter.join()
         context.setLocalProperty("spark.jobGroup.id", None)  # type: ignore[arg-type]
 
 
-def _watch(context: SparkContext, group: str, on_progress: Progress, ended: threading.Event) -> None:
+def _report(context: SparkContext, group: str, on_progress: Progress, ended: threading.Event) -> None:
     tracker = context.statusTracker()
-    while not ended.wait(_EVERY):
+    while not ended.wait(_INTERVAL):
         done = total = 0
         for job in tracker.getJobIdsForGroup(group):
             info = tracker.getJobInfo(job)

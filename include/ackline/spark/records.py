@@ -1,7 +1,8 @@
-"""Records on their way through a Python worker: columns of one topic-partition, from Spark or from an exact read.
+"""The records of one topic-partition as columns, in a Python worker.
 
-Both sources become the same `Records`, so that fresh records and retries meet the same code. Building a million
-`Record`s is most of what Ackline adds to a handler's own time, hence the care here.
+Fresh records come from Spark and retries from an exact read; both become `Records`, so the same code handles them.
+Building a `Record` for each row is most of the time that Ackline adds to a handler's own, so this file is written for
+speed.
 """
 
 import json
@@ -23,11 +24,10 @@ from ackline.offsets import TopicPartition
 Headers = tuple[tuple[str, bytes | None], ...]
 Int64s = npt.NDArray[np.int64]
 
-EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+UNIX_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 TIMESTAMP = pa.timestamp("us", "UTC")
 HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
-# What an Arrow handler gets.
 RECORD_COLUMNS = pa.schema(
     [
         ("topic", pa.string()),
@@ -40,13 +40,14 @@ RECORD_COLUMNS = pa.schema(
         ("attempt", pa.int32()),
     ]
 )
+"""The columns that an Arrow handler gets."""
 
 
 @dataclass(frozen=True, slots=True)
 class Records:
-    """Records of one topic-partition in the order of their offsets.
+    """The records of one topic-partition as columns, in the order of their offsets. Iterate over it for each `Record`.
 
-    `timestamps` are microseconds since 1970, negative where Kafka has none. `headers` is None where no record has any.
+    `timestamps` are microseconds since 1970, negative where Kafka has none. `headers` is None if no record has headers.
     """
 
     tp: TopicPartition
@@ -60,8 +61,26 @@ class Records:
     def __len__(self) -> int:
         return len(self.offsets)
 
-    def where(self, wanted: npt.NDArray[np.bool_]) -> "Records":
-        """The rows that `wanted` marks."""
+    def __iter__(self) -> Iterator[Record]:
+        """Yields each row as the record that a handler gets. Builds a record when the caller takes it."""
+        columns = zip(
+            repeat(self.tp.topic),
+            repeat(self.tp.partition),
+            self.offsets.tolist(),
+            _datetimes(self.timestamps),
+            self.keys.to_numpy(zero_copy_only=False).tolist(),
+            self.values.to_numpy(zero_copy_only=False).tolist(),
+            repeat(()) if self.headers is None else self.headers,
+            self.attempts.tolist(),
+            strict=False,
+        )
+        for fields in columns:
+            record = _MutableRecord(*fields)
+            record.__class__ = Record  # type: ignore[assignment]
+            yield record  # type: ignore[misc]
+
+    def filter(self, wanted: npt.NDArray[np.bool_]) -> "Records":
+        """Returns the rows for which `wanted` is true."""
         mask = pa.array(wanted)
         headers = None if self.headers is None else [h for h, keep in zip(self.headers, wanted, strict=True) if keep]
         return Records(
@@ -75,61 +94,46 @@ class Records:
         )
 
     def slice(self, start: int, count: int) -> "Records":
-        """So many rows from `start` on, or what there is of them."""
+        """Returns at most `count` rows, from row `start` on."""
         if not start and count >= len(self):
             return self
         wanted = np.zeros(len(self), dtype=np.bool_)
         wanted[start : start + count] = True
-        return self.where(wanted)
+        return self.filter(wanted)
 
-    def take(self, rows: Sequence[int]) -> "Records":
-        """These rows, named by their places, in this order."""
-        mask = np.zeros(len(self), dtype=np.bool_)
-        mask[list(rows)] = True
-        return self.where(mask)
+    def take(self, rows: Sequence[int] | Int64s) -> "Records":
+        """Returns the rows with these indexes, in the order of their offsets."""
+        wanted = np.zeros(len(self), dtype=np.bool_)
+        wanted[rows] = True
+        return self.filter(wanted)
 
     def record(self, row: int) -> Record:
-        """One row as the record that a handler gets, made anew."""
-        at = slice(row, row + 1)
-        headers = None if self.headers is None else self.headers[at]
-        one = Records(
-            self.tp,
-            self.offsets[at],
-            self.timestamps[at],
-            self.keys[at],
-            self.values[at],
-            headers,
-            self.attempts[at],
+        """Builds the record of one row anew: a handler may have changed the values inside the one it was given."""
+        only = slice(row, row + 1)
+        headers = None if self.headers is None else self.headers[only]
+        return next(
+            iter(
+                Records(
+                    self.tp,
+                    self.offsets[only],
+                    self.timestamps[only],
+                    self.keys[only],
+                    self.values[only],
+                    headers,
+                    self.attempts[only],
+                )
+            )
         )
-        return next(one.records())
 
-    def records(self) -> Iterator[Record]:
-        """Each row as the record that a handler gets, made when it is asked for."""
-        columns = zip(
-            repeat(self.tp.topic),
-            repeat(self.tp.partition),
-            self.offsets.tolist(),
-            _datetimes(self.timestamps),
-            self.keys.to_numpy(zero_copy_only=False).tolist(),
-            self.values.to_numpy(zero_copy_only=False).tolist(),
-            repeat(()) if self.headers is None else self.headers,
-            self.attempts.tolist(),
-            strict=False,
-        )
-        for fields in columns:
-            record = _Blank(*fields)
-            record.__class__ = Record  # type: ignore[assignment]
-            yield record  # type: ignore[misc]
-
-    def payload(self, row: int) -> Iterator[bytes | str | None]:
-        """What of a row must not show in an error message: key, value and header values."""
+    def payload_of(self, row: int) -> Iterator[bytes | str | None]:
+        """Yields what an error message must not repeat of a row: its key, its value and the values of its headers."""
         yield self.keys[row].as_py()
         yield self.values[row].as_py()
         if self.headers is not None:
             yield from (value for _, value in self.headers[row])
 
     def to_arrow(self) -> pa.RecordBatch:
-        """The rows as an Arrow handler gets them (RECORD_COLUMNS)."""
+        """Returns the rows as an Arrow handler gets them: RECORD_COLUMNS, with decoded keys and values as text."""
         count = len(self)
         headers = pa.nulls(count, HEADERS)
         if self.headers is not None:
@@ -147,13 +151,13 @@ class Records:
         ]
         schema = RECORD_COLUMNS
         for name, column in (("key", self.keys), ("value", self.values)):
-            if pa.types.is_string(column.type):  # decoded
+            if pa.types.is_string(column.type):  # a stream has decoded the column
                 schema = schema.set(schema.get_field_index(name), pa.field(name, pa.string()))
         return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
-class _Blank:
-    """A `Record` being filled. The constructor of a frozen dataclass costs six times this, on every record."""
+class _MutableRecord:
+    """A `Record` before its class is set. The constructor of a frozen dataclass would take six times as long."""
 
     __slots__ = Record.__slots__
 
@@ -171,26 +175,26 @@ class _Blank:
 
 
 def timestamp_column(microseconds: Int64s) -> pa.Array:
-    """Times as an Arrow column, null where Kafka has none."""
+    """Returns times as an Arrow column. A negative time, which means that Kafka has none, becomes null."""
     none = microseconds < 0
     return pa.array(microseconds, pa.int64(), mask=none if none.any() else None).cast(TIMESTAMP)
 
 
 def _datetimes(microseconds: Int64s) -> list[datetime | None]:
-    # Neighbours often have the same millisecond: a time is made once for each stretch.
+    # Consecutive records often share their millisecond, so a datetime is built once for each run of equal times.
     starts = np.flatnonzero(np.diff(microseconds, prepend=-2))
     times = np.empty(len(starts), dtype=object)
-    times[:] = list(map(EPOCH.__add__, microseconds[starts].view("timedelta64[us]").tolist()))
+    times[:] = list(map(UNIX_EPOCH.__add__, microseconds[starts].view("timedelta64[us]").tolist()))
     times[microseconds[starts] < 0] = None
     repeated: list[datetime | None] = np.repeat(times, np.diff(starts, append=len(microseconds))).tolist()
     return repeated
 
 
 def from_spark(batch: pa.RecordBatch, topic: str | None) -> Records:
-    """Fresh records as `ackline.spark.read` selects them; all of them first attempts, of one topic-partition.
+    """Returns fresh records, selected by `ackline.spark.read.for_python`. Each of them is a first attempt.
 
-    `topic` is the only topic of the job, or None where the batch has it as a column. Raises ValueError for a batch of
-    more than one topic-partition: a task of Spark's Kafka source reads one.
+    `topic` is the only topic of the job, or None if the batch has a column `topic`. Raises ValueError for a batch of
+    several topic-partitions; a task of Spark's Kafka source reads only one.
     """
     partitions = batch.column("partition").to_numpy()
     topics = pa.array([topic]) if topic is not None else batch.column("topic").unique()
@@ -203,13 +207,13 @@ def from_spark(batch: pa.RecordBatch, topic: str | None) -> Records:
         batch.column("timestamp").cast(pa.int64()).to_numpy(zero_copy_only=False),
         batch.column("key"),
         batch.column("value"),
-        None if headers.null_count == len(headers) else [headers_of(text) for text in headers.to_pylist()],
+        None if headers.null_count == len(headers) else [headers_from_json(text) for text in headers.to_pylist()],
         np.ones(batch.num_rows, dtype=np.int32),
     )
 
 
-def headers_of(text: str | None) -> Headers:
-    """Headers from the JSON that Spark makes of them: it moves a nested column to Python many times slower."""
+def headers_from_json(text: str | None) -> Headers:
+    """Returns headers from Spark's JSON of them. Spark moves a nested column to Python many times slower."""
     if text is None:
         return ()
     pairs = ((pair["key"], pair.get("value")) for pair in json.loads(text))
@@ -219,7 +223,7 @@ def headers_of(text: str | None) -> Headers:
 def from_messages(
     tp: TopicPartition, messages: Sequence[Message], headers: Sequence[Headers], attempts: Sequence[int]
 ) -> Records:
-    """Records that an exact read brought, with their headers, each with the number of the attempt to be made."""
+    """Returns the records of an exact read. `attempts` has the number of the attempt that each of them is now given."""
     milliseconds = np.array([message.timestamp()[1] for message in messages], dtype=np.int64)
     return Records(
         tp,

@@ -1,4 +1,4 @@
-"""Retries in a Spark task: which offsets one task reads, and the rows that its exact read brings."""
+"""Reads the retries of one Spark task: exactly the wanted offsets, in batches."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -8,65 +8,71 @@ from confluent_kafka import Message
 from ackline.errors import FatalError
 from ackline.kafka.cursor import headers_of
 from ackline.kafka.exact import ExactReader, Found, Gone
-from ackline.offsets import Run, Runs, TopicPartition
+from ackline.offsets import TopicPartition, ValuedRange, ValuedRanges
 from ackline.outcome import Outcome
 from ackline.spark.records import Headers, Records, from_messages
 
-Wanted = Mapping[TopicPartition, Runs[int]]
-"""Offsets that one task reads, with the number of the attempt to be made."""
+Attempts = ValuedRanges[int]
+"""Offsets of one topic-partition to retry; the value is the number of the attempt that each is now given."""
 
-# A task costs some tens of milliseconds for its connection; more offsets than this are worth another one.
-_OFFSETS_A_TASK = 500
-_TASKS_A_CORE = 4
+Retries = Mapping[TopicPartition, Attempts]
+
+# Connecting takes a task some tens of milliseconds. With more offsets than this, another task is worth that.
+_OFFSETS_PER_TASK = 500
+_TASKS_PER_CORE = 4
 _BATCH_ROWS = 1000
 _BATCH_BYTES = 16 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class GoneRows:
-    """Wanted offsets that the log does not hold any more."""
+class GoneOffsets:
+    """Offsets that the log no longer holds: all of them expired, or all compacted."""
 
     tp: TopicPartition
     offsets: Sequence[int]
     outcome: Outcome
 
 
-def chunks(retries: Wanted, cores: int) -> list[Wanted]:
-    """`retries` in parts of about equal size, each a stretch of the log, for tasks on so many cores."""
-    total = sum(len(run) for runs in retries.values() for run in runs)
-    wanted = max(1, min(-(-total // _OFFSETS_A_TASK), cores * _TASKS_A_CORE))
-    size = -(-total // wanted)
-    parts: list[dict[TopicPartition, list[Run[int]]]] = []
-    room = 0
-    for tp, runs in sorted(retries.items()):
-        for run in runs:
-            start = run.start
-            while start < run.end:
-                if not room:
-                    parts.append({})
-                    room = size
-                end = min(run.end, start + room)
-                parts[-1].setdefault(tp, []).append(Run(start, end, run.value))
-                room -= end - start
-                start = end
-    return [{tp: tuple(runs) for tp, runs in part.items()} for part in parts]
-
-
 @dataclass(frozen=True, slots=True)
-class UnreadableRows:
-    """Wanted records whose headers the client can't tell, so that no handler can be given them; here without any."""
+class UnreadableRecords:
+    """Records whose headers the Kafka client can't decode, so no handler can get them. `records` has no headers."""
 
-    rows: Records
+    records: Records
 
     @property
     def tp(self) -> TopicPartition:
-        """Where they are."""
-        return self.rows.tp
+        """The topic-partition of the records."""
+        return self.records.tp
+
+
+Batch = Records | GoneOffsets | UnreadableRecords
+
+
+def split_for_tasks(retries: Retries, cores: int) -> list[Retries]:
+    """Splits `retries` into parts of about equal size, one for each Spark task on `cores` cores. A part is a
+    continuous section of the retries, in the order of topic-partitions and offsets."""
+    total = sum(len(attempts) for ranges in retries.values() for attempts in ranges)
+    tasks = max(1, min(-(-total // _OFFSETS_PER_TASK), cores * _TASKS_PER_CORE))
+    size = -(-total // tasks)
+    parts: list[dict[TopicPartition, list[ValuedRange[int]]]] = []
+    room = 0
+    for tp, ranges in sorted(retries.items()):
+        for attempts in ranges:
+            start = attempts.start
+            while start < attempts.end:
+                if not room:
+                    parts.append({})
+                    room = size
+                end = min(attempts.end, start + room)
+                parts[-1].setdefault(tp, []).append(ValuedRange(start, end, attempts.value))
+                room -= end - start
+                start = end
+    return [{tp: tuple(ranges) for tp, ranges in part.items()} for part in parts]
 
 
 @dataclass(slots=True)
-class _Waiting:
-    """Answers about one topic-partition that are not handed on yet: records, or offsets gone alike."""
+class _Collected:
+    """What was read of one topic-partition and is not yet yielded: records, or gone offsets with one outcome."""
 
     attempts: Mapping[int, int]
     messages: list[Message] = field(default_factory=list)
@@ -76,8 +82,8 @@ class _Waiting:
     gone: list[int] = field(default_factory=list)
     outcome: Outcome = Outcome.EXPIRED
 
-    def taken(self, tp: TopicPartition, answer: Found | Gone) -> Iterator[Records | GoneRows | UnreadableRows]:
-        """Keep `answer`; hands on what was kept when that is enough, or of another kind."""
+    def add(self, tp: TopicPartition, answer: Found | Gone) -> Iterator[Batch]:
+        """Adds `answer`. Before that, yields what was collected if `answer` is of another kind; then a full batch."""
         if isinstance(answer, Gone):
             if self.messages or answer.outcome is not self.outcome:
                 yield from self.flush(tp)
@@ -94,40 +100,40 @@ class _Waiting:
         if len(self.messages) + len(self.gone) >= _BATCH_ROWS or self.size >= _BATCH_BYTES:
             yield from self.flush(tp)
 
-    def flush(self, tp: TopicPartition) -> Iterator[Records | GoneRows | UnreadableRows]:
-        """Hand on all that was kept."""
+    def flush(self, tp: TopicPartition) -> Iterator[Batch]:
+        """Yields all that was collected."""
         gone, self.gone = self.gone, []
         messages, self.messages, self.size = self.messages, [], 0
         headers, self.headers = self.headers, []
         if gone:
-            yield GoneRows(tp, gone, self.outcome)
+            yield GoneOffsets(tp, gone, self.outcome)
         if messages:
             attempts = [self.attempts[message.offset() or 0] for message in messages]
-            rows = from_messages(tp, messages, headers, attempts)
-            yield rows if self.readable else UnreadableRows(rows)
+            records = from_messages(tp, messages, headers, attempts)
+            yield records if self.readable else UnreadableRecords(records)
 
 
-def exact_rows(
-    wanted: Wanted, config: Mapping[str, str], isolation: str, fetched: Callable[[int], None]
-) -> Iterator[Records | GoneRows | UnreadableRows]:
-    """What `wanted` brings, in the order of offsets within a partition; then tells `fetched` what the broker sent.
+def read_retries_exactly(
+    retries: Retries, config: Mapping[str, str], isolation_level: str, fetched: Callable[[int], None]
+) -> Iterator[Batch]:
+    """Yields what the log holds at the wanted offsets, in the order of offsets within a topic-partition. At the end
+    calls `fetched` with the number of records that the broker sent.
 
-    Raises what the exact reader raises, and FatalError where an offset was not answered.
+    Raises what `ExactReader` raises, and FatalError if the reader left an offset out.
     """
-    waiting = {tp: _Waiting(_attempts(runs)) for tp, runs in wanted.items()}
+    collected = {tp: _Collected(_attempt_by_offset(ranges)) for tp, ranges in retries.items()}
     answered = 0
-    with ExactReader(config, isolation) as reader:
-        for found in reader.read({tp: list(one.attempts) for tp, one in waiting.items()}):
+    with ExactReader(config, isolation_level) as reader:
+        for answer in reader.read({tp: list(batch.attempts) for tp, batch in collected.items()}):
             answered += 1
-            one = waiting[found.topic_partition]
-            yield from one.taken(found.topic_partition, found)
-        for tp, one in waiting.items():
-            yield from one.flush(tp)
+            yield from collected[answer.topic_partition].add(answer.topic_partition, answer)
+        for tp, batch in collected.items():
+            yield from batch.flush(tp)
         fetched(reader.delivered)
-    expected = sum(len(one.attempts) for one in waiting.values())
+    expected = sum(len(batch.attempts) for batch in collected.values())
     if answered != expected:
-        raise FatalError(f"{expected} retries were to be read, {answered} were answered")
+        raise FatalError(f"the reader answered {answered} of {expected} retries; nothing was stored")
 
 
-def _attempts(runs: Runs[int]) -> dict[int, int]:
-    return {offset: run.value for run in runs for offset in range(run.start, run.end)}
+def _attempt_by_offset(ranges: Attempts) -> dict[int, int]:
+    return {offset: attempts.value for attempts in ranges for offset in range(attempts.start, attempts.end)}

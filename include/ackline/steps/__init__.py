@@ -1,5 +1,5 @@
-"""The three steps, plan, replay and settle: the only place where the adapters meet.
+"""The three steps (plan, replay, settle) and operator actions: the only place where the adapters meet.
 
-Each reads state, calls one pure function, and stores what it found in fenced commits; each can be killed at any line
-and run again. The DAG, the command and the tests call the same functions.
+Each step reads state, calls one pure function, and stores the result in fenced commits. Each may be killed at any line
+and run again. The DAG, the command and the tests call the same functions: `run.run` runs the steps in one process.
 """

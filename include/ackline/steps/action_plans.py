@@ -1,4 +1,4 @@
-"""The plan of an operator's action, or of the action that follows a moved group."""
+"""The plan of an operator action, or of the action that follows a group which was moved from outside."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -7,76 +7,83 @@ from ackline.commit_rule import Committed, is_of_ledger, still_acknowledged
 from ackline.errors import ConfigError
 from ackline.offsets import LogBounds, OffsetRange, TopicPartition
 from ackline.steps.commit import commit_metadata_of
-from ackline.steps.log_checks import check_logs, check_topic
+from ackline.steps.log_checks import check_not_truncated, check_same_topic
 from ackline.steps.parts import Parts
 from ackline.turns import Plan, PlannedPartition, SettledPartition, Settlement, TurnKind
 
-MOVE_NOTHING = (TurnKind.PAUSE, TurnKind.RESUME)
+PAUSE_KINDS = (TurnKind.PAUSE, TurnKind.RESUME)
+"""Actions that move no offset."""
 
 Targets = Mapping[TopicPartition, int]
+"""The offset that each partition is moved to."""
 
 
 def action_plan(
     parts: Parts, newest: Settlement, kind: TurnKind, targets: Targets, reason: str, inside: bool = False
 ) -> Plan:
-    """The plan of an act: a row for each partition that it moves, with the foreign commit that it answers.
+    """The plan of an action: a row for each partition that it moves, with the foreign commit that it acknowledges.
 
-    A reset begins an epoch of the whole lane: partitions without a row begin it at their floor, in the log they know.
-    Raises TopicChanged; ConfigError for an unknown partition, and for a target that is to be `inside` its log and is
-    not.
+    A reset begins a new epoch of the whole lane. Partitions without a row begin it at their floor, in the log that is
+    known. Raises TopicChanged; ConfigError for an unknown partition, and, with `inside`, for a target outside its log.
     """
     unknown = [str(tp) for tp in targets if tp not in newest.partitions]
     if unknown:
         raise ConfigError(f"{', '.join(unknown)}: not a partition of {parts.pipeline.name}")
-    logs = _logs(parts, newest, kind, targets)
+    logs = _action_logs(parts, newest, kind, targets)
     committed = parts.group.committed(list(targets))
     partitions = {}
-    for tp, to in targets.items():
-        one = newest.partitions[tp]
-        topic_id, log = logs.get(tp, (one.topic_id, LogBounds(to, to)))
-        if inside and not log.start <= to <= log.end:
-            raise ConfigError(f"{tp}: offset {to} is outside the log [{log.start}, {log.end})")
-        partitions[tp] = replace(action_row(parts, newest, one, committed.get(tp), to, log, kind), topic_id=topic_id)
+    for tp, target in targets.items():
+        settled = newest.partitions[tp]
+        topic_id, log = logs.get(tp, (settled.topic_id, LogBounds(target, target)))
+        if inside and not log.start <= target <= log.end:
+            raise ConfigError(f"{tp}: offset {target} is outside the log [{log.start}, {log.end})")
+        row = action_row(parts, newest, settled, committed.get(tp), target, log, kind)
+        partitions[tp] = replace(row, topic_id=topic_id)
     return new_plan(parts, newest, kind, partitions, reason)
 
 
-def _logs(
+def _action_logs(
     parts: Parts, newest: Settlement, kind: TurnKind, targets: Targets
 ) -> dict[TopicPartition, tuple[str, LogBounds]]:
-    """Topic id and bounds of the logs that an act moves in.
+    """Topic id and bounds of the logs in which an action moves partitions.
 
-    A reset takes a log as it is now: it may have been cut, or be of a topic that was created again. A skip goes on in
-    the log that was read; raises TopicChanged where that is another. What stays at its floor needs no log: retention
-    may have passed it, its topic may be gone. The ids are asked first: bounds of a topic created again in between stop
-    the next run, while the old topic's bounds under the new id would not.
+    A skip goes on in the log that was read; raises TopicChanged where it is another one. A reset takes a log as it is
+    now: it may be truncated, or belong to a topic that was created again. A partition that stays at its floor needs no
+    log: retention may have passed the floor, or the topic may be gone.
     """
     if kind not in (TurnKind.SKIP, TurnKind.RESET):
         return {}
+    # Topic ids before bounds. A topic that is created again between the two requests is then stored with its old id,
+    # and the next run stops there. In the other order, the old log's bounds would be stored under the new id.
     topics = parts.cluster.topics({tp.topic for tp in targets})
     lane = {tp: newest.partitions[tp] for tp in targets}
-    moving = {tp: one for tp, one in lane.items() if targets[tp] != one.state.floor}
-    for tp, one in moving.items():
-        found = topics[tp.topic].topic_id if tp.topic in topics else None
-        known = one.topic_id if kind is TurnKind.SKIP else found or ""
-        check_topic(parts, tp, known, found, found is not None and tp.partition in topics[tp.topic].partitions)
-    leads = [tp for tp in lane if tp.topic in topics and topics[tp.topic].partitions.get(tp.partition)]
-    bounds = parts.cluster.bounds([*moving, *leads])
+    moving = {tp: settled for tp, settled in lane.items() if targets[tp] != settled.state.floor}
+    for tp, settled in moving.items():
+        topic = topics.get(tp.topic)
+        topic_id = topic.topic_id if topic else None
+        known_id = settled.topic_id if kind is TurnKind.SKIP else topic_id or ""
+        check_same_topic(parts, tp, known_id, topic_id, topic is not None and tp.partition in topic.partitions)
+    led = [tp for tp in lane if tp.topic in topics and topics[tp.topic].partitions.get(tp.partition)]
+    bounds = parts.cluster.bounds([*moving, *led])
     if kind is TurnKind.SKIP:
-        check_logs(parts, moving, bounds)
+        check_not_truncated(parts, moving, bounds)
     return {
         tp: (topics[tp.topic].topic_id, LogBounds(log.start, log.end, log.leader_epoch))
         for tp, log in bounds.items()
-        if tp in moving or (kind is TurnKind.RESET and _still_fits(tp, lane[tp], topics[tp.topic].topic_id, log))
+        if tp in moving or (kind is TurnKind.RESET and _floor_is_in(tp, lane[tp], topics[tp.topic].topic_id, log))
     }
 
 
-def _still_fits(tp: TopicPartition, one: SettledPartition, topic_id: str, log: LogBounds) -> bool:
-    """Whether a floor that a reset leaves where it is means something in the log as it is now; where not, it stays in
-    the one that is known. Raises ConfigError where it would mean something else in a topic that was created again."""
-    floor = one.state.floor
+def _floor_is_in(tp: TopicPartition, settled: SettledPartition, topic_id: str, log: LogBounds) -> bool:
+    """Whether a reset that leaves a partition at its floor may take over the log as it is now.
+
+    False where the floor is outside that log: the partition stays in the log that is known, and the next run stops
+    there. Raises ConfigError where the topic was created again and the floor means another record in it.
+    """
+    floor = settled.state.floor
     if not log.start <= floor <= log.end:
         return False
-    if topic_id != one.topic_id and floor != log.start:
+    if topic_id != settled.topic_id and floor != log.start:
         raise ConfigError(
             f"{tp}: offset {floor} is where the lane stood in a topic that was deleted and created again; give "
             f"`--to earliest`, `latest` or another offset of the new one"
@@ -87,25 +94,37 @@ def _still_fits(tp: TopicPartition, one: SettledPartition, topic_id: str, log: L
 def action_row(
     parts: Parts,
     newest: Settlement,
-    one: SettledPartition,
+    settled: SettledPartition,
     committed: Committed | None,
-    to: int,
+    target: int,
     log: LogBounds,
     kind: TurnKind,
 ) -> PlannedPartition:
-    """A row of an act. What the group holds is answered by it, if it is not ours; by what moves nothing it is not."""
-    mark = commit_metadata_of(parts, newest)
-    foreign = (
-        committed is not None and not is_of_ledger(committed, mark.pipeline, mark.ledger) and kind not in MOVE_NOTHING
-    )
-    acknowledged_foreign_offset = (
-        committed.offset
-        if committed is not None and foreign
-        else still_acknowledged(committed, one.acknowledged_foreign_offset, mark)
-    )
-    tp = OffsetRange(to, to)
+    """A row of an action's plan. Acknowledges a foreign commit as it is now, except for pause and resume.
+
+    The operator has decided where the lane stands, so its floor may be committed over that value (S36). Pause and
+    resume decide nothing about offsets: the next run still stops at a group that was moved.
+    """
+    metadata = commit_metadata_of(parts, newest)
+    if (
+        committed is not None
+        and kind not in PAUSE_KINDS
+        and not is_of_ledger(committed, metadata.pipeline, metadata.ledger)
+    ):
+        acknowledged: int | None = committed.offset
+    else:
+        acknowledged = still_acknowledged(committed, settled.acknowledged_foreign_offset, metadata)
+    state = settled.state
     return PlannedPartition(
-        one.topic_id, tp, (), one.state.floor, one.state.complete_to, log, None, committed, acknowledged_foreign_offset
+        settled.topic_id,
+        OffsetRange(target, target),
+        (),
+        state.floor,
+        state.complete_to,
+        log,
+        None,
+        committed,
+        acknowledged,
     )
 
 
@@ -131,15 +150,16 @@ def new_plan(
 
 
 def follow_plan(parts: Parts, newest: Settlement, moves: Mapping[TopicPartition, Committed]) -> Plan:
-    """The act that follows a group which somebody has moved (S36).
+    """The plan of the action that follows a group which was moved from outside (S36).
 
-    Forward only: the ranges passed are skipped. Backward anywhere: a new epoch, from there; partitions that were not
-    moved start it at their floor. A group that was moved beyond the log is followed to its end; what retention took
-    above the group's offset is `expired` by the turns that come.
+    Where every move is forward, it skips the ranges that were passed. Where any move is backward, it resets: a new
+    epoch begins at the group's offsets, and partitions that were not moved begin it at their floor. A group that was
+    moved beyond the log is followed to the log's end. What retention took above the group's offset is settled as
+    `expired` by later turns.
     """
     ends = parts.cluster.bounds(list(moves))
     targets = {tp: min(committed.offset, ends[tp].end) for tp, committed in moves.items()}
-    back = any(to < newest.partitions[tp].state.floor for tp, to in targets.items())
+    backward = any(target < newest.partitions[tp].state.floor for tp, target in targets.items())
     moved = ", ".join(f"{tp} to {committed.offset}" for tp, committed in moves.items())
     reason = f"the group was moved from outside: {moved}"
-    return action_plan(parts, newest, TurnKind.RESET if back else TurnKind.SKIP, targets, reason)
+    return action_plan(parts, newest, TurnKind.RESET if backward else TurnKind.SKIP, targets, reason)

@@ -1,80 +1,103 @@
-"""At most once: the group is moved to a plan's end before its first record is handed out, and never back.
+"""At most once: the group moves to a plan's end before its first record is handed out, and never back.
 
-The writes, in order: claim n (a number of its own, the plan stays open), the group's commit, start marker n, and only
-then the handler. Whoever finds the start marker taken hands nothing out: what was handed out and is not reported within
-`lost_after` is `lost`, under the fence of outcomes n, so that a late report is refused. A crash loses at most the range
-of one turn, and repeats nothing.
+The writes, in this order:
+1. Claim n, a number of its own: the plan stays open. From here on the floor is the plan's end. A crash before it costs
+   nothing; after it, any run commits the end, and the turn may no longer become void.
+2. The group's commit. It comes before the first handler call, so that no restart of any consumer of the group reads
+   these records again (I7).
+3. Start marker n, fenced: one process ever takes it, and only that process hands the records out.
+4. The handler calls, and then outcomes n.
+A crash after 1 loses at most the range of this turn, and repeats nothing. What was handed out and is not reported
+within `lost_after` becomes `lost`. That is stored as outcomes n, so the fence refuses a report that comes later.
 """
 
 from ackline.errors import FatalError, GroupBusy, GroupMoved, NewerCommit, TransientError
 from ackline.ledger import OutcomeRow
 from ackline.outcome import Outcome
-from ackline.steps.commit import check_commit, commit_newest
+from ackline.steps.commit import allowed_commits, commit_newest
 from ackline.steps.parts import Parts
 from ackline.turns import Plan, Settlement
 
 
 def claim(parts: Parts, plan: Plan, newest: Settlement) -> None:
-    """Store claim n and commit it; returns when the plan may be started, or somebody has started it.
+    """Store claim n and commit it. Returns when the plan may be started, or is started already.
 
-    Raises what keeps the group from being committed; once the claim is stored, all of it is lost then. So that is asked
-    before as well, live members included: a console consumer somebody forgot must not cost a turn. What somebody has
-    started is that process's to report, whatever has become of the group since.
+    Raises GroupBusy, GroupMoved or NewerCommit where the group may not be committed. Once the claim is stored, the
+    whole range is recorded as lost before such an error is raised.
     """
-    if parts.store.has_start(plan.turn):
+    # Another process has started the plan. Its report decides what becomes of the records, whatever has happened to
+    # the group since: recorded as lost here, records would be lost that the other process is handling.
+    if parts.store.has_start_marker(plan.turn):
         return
     if not parts.store.has_claim(plan.turn):
-        try:
-            check_commit(parts, newest)  # asked before, when nothing is at stake yet
-            parts.group.refuse_members()
-        except GroupMoved:
-            if parts.pipeline.on_external_reset != "follow":
-                raise
-            # An act can't follow beside an open turn, so this one ends: claimed, its commit refused, and lost.
-        except NewerCommit:
-            if not parts.store.has_claim(plan.turn):  # else it may be that claim's
-                raise
+        _check_group(parts, plan, newest)
         parts.store.store_claim(plan)
     try:
         committed = commit_newest(parts).committed
-        for tp, one in plan.partitions.items():
-            if one.fresh and tp not in committed:  # parked since it was planned, and committed by others: theirs by now
-                raise GroupMoved(f"{tp} is no longer subscribed, and somebody else has committed it")
+        for tp, planned in plan.partitions.items():
+            # Parked since it was planned, and committed by another consumer since: the group has not moved over this
+            # range, so handing it out would break I7.
+            if planned.fresh and tp not in committed:
+                raise GroupMoved(f"{tp} is no longer subscribed, and another consumer has committed it")
     except (GroupBusy, GroupMoved, NewerCommit) as error:
-        if parts.store.store_start(plan, parts.now()):  # whoever has the marker alone says what becomes of the records
-            lose(parts, plan, str(error))
+        # The claim is stored and can't be committed, and a claimed turn is never void. Left open, it would stop the
+        # lane. Lost at once, but only by the process that takes the start marker: where another one has it, that one
+        # is handling the records, and its report decides.
+        if parts.store.store_start_marker(plan, parts.now()):
+            record_lost(parts, plan, str(error))
         raise
 
 
-def start(parts: Parts, plan: Plan) -> bool:
-    """Take the start marker: whether this process may hand the plan's records out, and no other ever.
+def _check_group(parts: Parts, plan: Plan, newest: Settlement) -> None:
+    """Check everything that may refuse the claim's commit while nothing is at stake, live members of the group too.
 
-    Where it is taken, returns False once what was handed out is recorded as lost; until then raises TransientError.
+    Without this check a forgotten console consumer would cost a whole turn.
     """
-    if parts.store.store_start(plan, parts.now()):
+    try:
+        allowed_commits(parts, newest)
+        parts.group.check_no_members()
+    except GroupMoved:
+        if parts.pipeline.on_external_reset != "follow":
+            raise
+        # The action that follows the group can't run beside an open turn, so this turn must end first. It is claimed,
+        # its commit is refused, and its range is recorded as lost.
+    except NewerCommit:
+        # Another process may have stored this claim and committed it since the ledger was read (S53).
+        if not parts.store.has_claim(plan.turn):
+            raise
+
+
+def take_start_marker(parts: Parts, plan: Plan) -> bool:
+    """Take the start marker. Returns True where this process, and no other ever, hands the plan's records out.
+
+    Where the marker is taken: returns False once what was handed out is recorded as lost, and raises TransientError
+    until then.
+    """
+    if parts.store.store_start_marker(plan, parts.now()):
         return True
-    # From the hand-out on: the plan may have waited for longer than the grace period before anybody took it.
+    # The grace period begins at the hand-out, not at the plan: a plan may wait in a queue for longer than `lost_after`
+    # before a process takes it, and that process may still report.
     until = (parts.store.started_at(plan.turn) or plan.planned_at) + parts.pipeline.lost_after
     if parts.now() < until:
         raise TransientError(
             f"{plan.turn} was handed out by another process, which may still report; what it has not reported by "
             f"{until.isoformat(timespec='seconds')} is lost. Run again then"
         )
-    lose(parts, plan, f"handed out, and not reported within {parts.pipeline.lost_after}")
+    record_lost(parts, plan, f"handed out, and not reported within {parts.pipeline.lost_after}")
     return False
 
 
-def lose(parts: Parts, plan: Plan, reason: str) -> None:
-    """Record the plan's ranges as lost, in the place of its outcomes; nothing where outcomes are stored."""
+def record_lost(parts: Parts, plan: Plan, reason: str) -> None:
+    """Store the plan's ranges as lost, as outcomes n. Changes nothing where outcomes n are stored already."""
     rows = {
-        tp: [OutcomeRow(one.fresh.start, 0, Outcome.LOST, parts.now(), None, one.fresh.end, reason)]
-        for tp, one in plan.partitions.items()
-        if one.fresh
+        tp: [OutcomeRow(planned.fresh.start, 0, Outcome.LOST, parts.now(), None, planned.fresh.end, reason)]
+        for tp, planned in plan.partitions.items()
+        if planned.fresh
     }
     parts.store.store_lost(plan, parts.run_id, rows)
 
 
 def refuse_retries(plan: Plan) -> None:
-    """Raise FatalError for a plan with retries: under this guarantee nothing is handed out twice."""
-    if any(one.retries for one in plan.partitions.values()):
+    """Raise FatalError for a plan with retries: at most once hands nothing out twice (I7)."""
+    if any(planned.retries for planned in plan.partitions.values()):
         raise FatalError(f"{plan.turn} holds retries, and at most once makes none; nothing was handed out")

@@ -1,92 +1,117 @@
-"""Commit the newest floor of the ledger to the consumer group, and read it back."""
+"""Commit the newest floor of the ledger to the consumer group, and read it back.
+
+Kafka's copy is derived; the settlement is the authority. So every step that commits reads the newest settlement first
+and commits *its* floors, never those of the turn that the step has settled itself: a process that wakes up late repeats
+what is right, and cannot move the group back (I3). A crash before the commit costs nothing, because any later run makes
+the same commit. A crash after it costs nothing either, because committing the same offsets again changes nothing.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from ackline.commit_rule import CommitMetadata, Committed, check_commit_allowed, is_ours
+from ackline.commit_rule import CommitMetadata, Committed, check_commit_allowed, is_of_pipeline
 from ackline.errors import GroupMoved, NewerCommit
 from ackline.offsets import TopicPartition
 from ackline.steps.parts import Parts
+from ackline.steps.races import MAX_LOST_RACES, too_many_lost_races
 from ackline.turns import Settlement, TurnId, TurnKind
 
 
 @dataclass(frozen=True, slots=True)
-class Settled:
-    """The newest settlement, and what the broker holds after the commit, read back; `stored` is the settlement that
-    this process has stored, which nobody else can say of the same turn."""
+class CommitResult:
+    """The newest settlement, and the offsets that were committed from it and read back.
+
+    `stored` is the settlement that this process has stored itself; None where another process was quicker.
+    """
 
     settlement: Settlement | None
     committed: Mapping[TopicPartition, Committed]
     stored: Settlement | None = None
 
 
-def commit_newest(parts: Parts) -> Settled:
-    """Commit the floors of the newest settlement or claim, whoever stored it, and read them back.
+def commit_newest(parts: Parts) -> CommitResult:
+    """Commit the floors of the newest settlement or claim, whichever process stored it, and read them back.
 
-    Every partition is committed again, idle and parked ones too: Kafka forgets offsets that nobody commits.
+    Idle and parked partitions are committed again too, because Kafka forgets offsets that are not renewed. Raises
+    GroupMoved, NewerCommit or GroupBusy where nothing may be committed.
     """
-    come = None
-    while True:
+    progress = None
+    for _ in range(MAX_LOST_RACES):
         newest = parts.store.newest()
         if newest is None:
-            return Settled(None, {})
+            return CommitResult(None, {})
         try:
-            committed = check_commit(parts, newest)
+            offsets = allowed_commits(parts, newest)
         except NewerCommit:
-            before, come = come, ledger_progress(parts)
-            if come == before:
+            # Between the two reads above, of the ledger and of the group, another run may have settled and committed.
+            # Its commit is not of another ledger: the ledger shows it on the second look. A second look at an
+            # unchanged ledger proves the opposite, and the error stands.
+            previous, progress = progress, ledger_progress(parts)
+            if progress == previous:
                 raise
             continue
-        if committed:
-            parts.group.commit(committed)
-            parts.notify("committed", committed)
-        return Settled(newest, committed)
+        if offsets:
+            # The settlement or claim behind `offsets` is durable since newest() has returned it. Committed before it,
+            # the group would pass records that have no stored outcome (I1, I2).
+            #
+            # Kafka has no compare-and-set: where another run commits a newer floor between the check above and this
+            # line, the older floor overwrites it. Nothing is lost or read twice by that, because the lane reads from
+            # the ledger and not from Kafka; the next run commits the newest floor again (I3).
+            parts.group.commit(offsets)
+            parts.notify("committed", offsets)
+        return CommitResult(newest, offsets)
+    raise too_many_lost_races(parts, "committing the group's offsets")
 
 
 def ledger_progress(parts: Parts) -> tuple[TurnId | None, bool]:
-    """How far the ledger has come: its newest turn, and whether the next one is claimed.
+    """The ledger's newest turn, and whether the turn after it is claimed.
 
-    A commit is stored here before it is made there. So one that looks newer may be another run's, made since the ledger
-    was read; it is another ledger's, or an old copy is read here, where it still does after a look at the same ledger.
+    A commit that looks newer than the ledger has two possible causes. Every step stores before it commits, so another
+    run may have stored and committed since this process read the ledger: then the progress changes. Or the commit is
+    from another ledger, or this ledger is an old copy: then the progress stays the same.
     """
     newest = parts.store.newest()
     plan = parts.store.open_plan(newest) if newest else None
     return newest.turn if newest else None, plan is not None and parts.store.has_claim(plan.turn)
 
 
-def check_commit(parts: Parts, newest: Settlement) -> dict[TopicPartition, Committed]:
-    """What may be committed now: the floors of the newest settlement, or the ends of the plan that is claimed.
+def allowed_commits(parts: Parts, newest: Settlement) -> dict[TopicPartition, Committed]:
+    """What may be committed now: the floors of `newest`, or the ends of the open plan where it is claimed.
 
-    What somebody else has committed of a parked partition is left alone, whatever the file says of moved groups: it
-    may have become another pipeline's, and nothing follows it here. Raises GroupMoved, NewerCommit or GroupBusy.
+    A foreign commit of a parked partition is left alone under every `on_external_reset`: the topic may belong to
+    another pipeline by now, and this one reads nothing from it. Raises GroupMoved or NewerCommit.
     """
-    there = parts.existing({tp: one.topic_id for tp, one in newest.partitions.items()})
-    mark = commit_metadata_of(parts, newest)
-    floors = {tp: one.state.floor for tp, one in newest.partitions.items()}
-    acknowledged_foreign_offset = {tp: one.acknowledged_foreign_offset for tp, one in newest.partitions.items()}
+    partitions = parts.unchanged_partitions({tp: settled.topic_id for tp, settled in newest.partitions.items()})
+    metadata = commit_metadata_of(parts, newest)
+    floors = {tp: settled.state.floor for tp, settled in newest.partitions.items()}
+    acknowledged = {tp: settled.acknowledged_foreign_offset for tp, settled in newest.partitions.items()}
     plan = parts.store.open_plan(newest)
-    if plan is not None and plan.kind is TurnKind.RUN:  # it may have met a commit of ours: then nothing is answered
-        acknowledged_foreign_offset |= {tp: one.acknowledged_foreign_offset for tp, one in plan.partitions.items()}
+    if plan is not None and plan.kind is TurnKind.RUN:
+        # A plan that has met a commit of ours acknowledges no foreign offset any more. From then on the same foreign
+        # offset is a new move of the group, and committing over it would undo that move unseen (S36).
+        acknowledged |= {tp: planned.acknowledged_foreign_offset for tp, planned in plan.partitions.items()}
         if parts.pipeline.guarantee == "at_most_once" and parts.store.has_claim(plan.turn):
-            floors |= {tp: one.fresh.end for tp, one in plan.partitions.items() if one.fresh}
-            mark = replace(mark, n=plan.turn.n)
-    committed = parts.group.committed(there)
-    allowed = [tp for tp in there if _may_commit(parts, tp, committed.get(tp), mark, acknowledged_foreign_offset[tp])]
-    return {tp: Committed(floors[tp], mark.encode()) for tp in allowed}
+            # Only a claim allows the end of an open plan. A plan without a claim may still become void, and its
+            # records would be passed over without an outcome (I1). A claimed turn never becomes void.
+            floors |= {tp: planned.fresh.end for tp, planned in plan.partitions.items() if planned.fresh}
+            metadata = replace(metadata, n=plan.turn.n)
+    committed = parts.group.committed(partitions)
+    allowed = [tp for tp in partitions if _may_commit(parts, tp, committed.get(tp), metadata, acknowledged[tp])]
+    return {tp: Committed(floors[tp], metadata.encode()) for tp in allowed}
 
 
 def _may_commit(
     parts: Parts,
     tp: TopicPartition,
     committed: Committed | None,
-    mark: CommitMetadata,
+    metadata: CommitMetadata,
     acknowledged_foreign_offset: int | None,
 ) -> bool:
-    subscribed = parts.wants(tp)
-    if subscribed and may_restore(parts, committed, mark):
+    subscribed = parts.is_subscribed(tp)
+    if subscribed and may_restore(parts, committed, metadata):
         return True
     try:
-        check_commit_allowed(tp, committed, mark, acknowledged_foreign_offset)
+        check_commit_allowed(tp, committed, metadata, acknowledged_foreign_offset)
     except GroupMoved:
         if subscribed:
             raise
@@ -95,14 +120,17 @@ def _may_commit(
 
 
 def commit_metadata_of(parts: Parts, newest: Settlement) -> CommitMetadata:
-    """The metadata of a commit of the newest settlement."""
+    """The metadata with which the floors of `newest` are committed."""
     return CommitMetadata(parts.store.ledger_id(), parts.pipeline.name, newest.turn.epoch, newest.turn.n)
 
 
-def may_restore(parts: Parts, committed: Committed | None, mark: CommitMetadata) -> bool:
-    """Whether the file says that a foreign commit is to be overwritten. One of ours from elsewhere never is."""
+def may_restore(parts: Parts, committed: Committed | None, metadata: CommitMetadata) -> bool:
+    """Whether `on_external_reset: restore` allows to overwrite this foreign commit.
+
+    Never for a commit of this pipeline: one that may not be overwritten is from another ledger or a newer turn.
+    """
     return (
         parts.pipeline.on_external_reset == "restore"
         and committed is not None
-        and not is_ours(committed, mark.pipeline)
+        and not is_of_pipeline(committed, metadata.pipeline)
     )

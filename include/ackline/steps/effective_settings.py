@@ -1,4 +1,4 @@
-"""The settings in force, said at the start of a run."""
+"""The settings in force, which are logged at the start of a run."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -8,19 +8,19 @@ from ackline.scrub import scrub_setting
 from ackline.steps.parts import Parts
 
 
-def in_force(parts: Parts) -> str:
-    """All settings of a pipeline on one line, defaults included, as `KEY=VALUE` with the file's keys.
+def effective_settings(parts: Parts) -> str:
+    """All settings of a pipeline on one line, defaults included, as `KEY=VALUE` with the keys of the file.
 
-    Of Kafka's properties, the file's and the connection's, only the names, and of the connection the brokers: their
-    values may be secret. What looks like a secret anywhere else is masked.
+    Of Kafka properties, from file and connection, only the names are shown, because their values may be secret; of the
+    connection also the brokers. Values elsewhere that look like a secret are masked.
     """
-    said = dict(_flat(parts.pipeline.settings()))
-    said["kafka.bootstrap_servers"] = str(parts.kafka.get("bootstrap.servers", ""))
-    said["kafka.connection.properties"] = ",".join(sorted(str(name) for name in parts.kafka)) or "none"
-    return " ".join(scrub_setting(key, value) for key, value in said.items())
+    settings = dict(_flattened(parts.pipeline.settings()))
+    settings["kafka.bootstrap_servers"] = str(parts.kafka.get("bootstrap.servers", ""))
+    settings["kafka.connection.properties"] = ",".join(sorted(str(name) for name in parts.kafka)) or "none"
+    return " ".join(scrub_setting(key, value) for key, value in settings.items())
 
 
-def rows_are_off(store: LedgerStore) -> bool:
+def outcome_rows_are_off(store: LedgerStore) -> bool:
     """Whether the lane's newest turn was planned with `record_outcomes: false`."""
     newest = store.newest()
     return (
@@ -28,19 +28,19 @@ def rows_are_off(store: LedgerStore) -> bool:
     )
 
 
-def _flat(settings: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, str]]:
+def _flattened(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
     for key, value in settings.items():
         if isinstance(value, Mapping) and value:
-            yield from _flat(value, f"{above}{key}.")
-        elif isinstance(value, list) and any(isinstance(one, Mapping) for one in value):
-            yield from _flat({str(number): one for number, one in enumerate(value)}, f"{above}{key}.")
+            yield from _flattened(value, f"{prefix}{key}.")
+        elif isinstance(value, list) and any(isinstance(item, Mapping) for item in value):
+            yield from _flattened({str(number): item for number, item in enumerate(value)}, f"{prefix}{key}.")
         elif value is not None:
-            yield f"{above}{key}", " ".join(_text(value).split())
+            yield f"{prefix}{key}", " ".join(_text(value).split())
 
 
 def _text(value: object) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, list | tuple):
-        return "[" + ",".join(_text(one) for one in value) + "]"
+        return "[" + ",".join(_text(item) for item in value) + "]"
     return "{}" if isinstance(value, Mapping) else str(value)

@@ -1,72 +1,134 @@
-"""Whether the log is still the one that was read: the same topic, and nothing cut away of what was settled (S42).
+"""Whether a log is still the one that was read: the same topic, with nothing truncated of what was settled (S42).
 
-A topic created again has another id. A log that was cut, and has perhaps grown again, has another leader epoch: only
-then is the leader asked where the epoch that is known ends (`ackline.kafka.truncation`).
+A topic that was created again has another topic id. A log that was truncated, and has perhaps grown again, has another
+leader epoch. Its end proves nothing: new records take the offsets of those that are gone. Only where the leader epoch
+has changed is the leader queried for the end of the known epoch (`ackline.kafka.truncation`).
 """
 
 from collections.abc import Mapping
-from typing import Protocol
 
-from ackline.errors import TopicChanged
-from ackline.offsets import TopicPartition
+from ackline.errors import RangeGone, TopicChanged
+from ackline.offsets import LogBounds, TopicPartition
 from ackline.steps.parts import Parts
-from ackline.turns import SettledPartition
+from ackline.turns import Plan, PlannedPartition, SettledPartition
+
+Known = Mapping[TopicPartition, tuple[int, int | None]]
+"""By partition: an offset, and the leader epoch under which everything below it was read."""
+Logs = Mapping[TopicPartition, LogBounds | None]
+"""Bounds of the logs as they are now; None for a partition without a leader."""
 
 
-class Led(Protocol):
-    """Bounds of a log, and the epoch of the leader that gave them."""
+def truncated_partitions(parts: Parts, known: Known, logs: Logs) -> dict[TopicPartition, int | None]:
+    """The partitions whose log no longer holds all that lay below the known offset under the known leader epoch.
 
-    @property
-    def leader_epoch(self) -> int | None: ...
-
-
-def cut(
-    parts: Parts, known: Mapping[TopicPartition, tuple[int, int | None]], logs: Mapping[TopicPartition, Led | None]
-) -> dict[TopicPartition, int | None]:
-    """Those partitions whose log lost something below an offset since the leader epoch that goes with it, and where.
-
-    What has no epoch, from an earlier version or a broker that gives none, is taken as it is.
+    The value is the offset below which the log is unchanged; None where that is unknown. Where no leader epoch is
+    known (rows of an earlier version, or a broker that gives none), the log is taken as it is.
     """
     changed = {}
-    for tp, (offset, epoch) in known.items():
+    for tp, (offset, leader_epoch) in known.items():
         log = logs.get(tp)
-        if epoch is not None and log is not None and log.leader_epoch not in (None, epoch):
-            changed[tp] = offset, epoch
-    return parts.cluster.cut(changed) if changed else {}
+        if leader_epoch is not None and log is not None and log.leader_epoch not in (None, leader_epoch):
+            changed[tp] = offset, leader_epoch
+    return parts.cluster.truncated_at(changed) if changed else {}
 
 
-def check_logs(
-    parts: Parts, lane: Mapping[TopicPartition, SettledPartition], logs: Mapping[TopicPartition, Led | None]
-) -> None:
-    """Raise TopicChanged where a log no longer holds what was read below `complete_to`: this is no "caught up"."""
-    for tp, end in cut(
-        parts, {tp: (one.state.complete_to, one.leader_epoch) for tp, one in lane.items()}, logs
-    ).items():
-        state, log, epoch = lane[tp].state, logs[tp], lane[tp].leader_epoch
+def check_not_truncated(parts: Parts, lane: Mapping[TopicPartition, SettledPartition], logs: Logs) -> None:
+    """Raise TopicChanged where a log no longer holds what was read below `complete_to`: it is not "caught up"."""
+    known = {tp: (settled.state.complete_to, settled.leader_epoch) for tp, settled in lane.items()}
+    for tp, end in truncated_partitions(parts, known, logs).items():
+        state, log = lane[tp].state, logs[tp]
         now = log.leader_epoch if log is not None else None
-        left = "nothing is known to be left" if end is None else f"only what is below {end} is left"
-        to = "earliest" if end is None else str(min(end, state.floor))
+        target = "earliest" if end is None else str(min(end, state.floor))
         raise TopicChanged(
-            f"{tp} was truncated: all below {state.complete_to} was read under leader epoch {epoch}, and {left} of it "
-            f"under epoch {now}; other records may lie there by now. Nothing was read. Go on with "
-            f"`ackline reset {parts.pipeline.name} --topic {tp.topic} --partition {tp.partition} --to {to}`: a new "
-            f"epoch, in which everything from there on is handled, again or for the first time",
+            f"{tp} was truncated: all below {state.complete_to} was read under leader epoch {lane[tp].leader_epoch}, "
+            f"and {_what_is_left(end)} of it under epoch {now}; other records may have taken those offsets. Nothing "
+            f"was read. Go on with `ackline reset {parts.pipeline.name} --topic {tp.topic} --partition {tp.partition} "
+            f"--to {target}`: a new epoch, in which everything from there on is handled, again or for the first time",
             topic=tp.topic,
             partition=tp.partition,
             offset=end,
         )
 
 
-def check_topic(parts: Parts, tp: TopicPartition, known_id: str, found_id: str | None, exists: bool) -> None:
-    """Raise TopicChanged where a partition is gone, or is another topic's that has taken the name."""
-    if found_id == known_id and exists:
+def _what_is_left(end: int | None) -> str:
+    return "nothing is known to be left" if end is None else f"only what is below {end} is left"
+
+
+def check_same_topic(parts: Parts, tp: TopicPartition, known_id: str, topic_id: str | None, exists: bool) -> None:
+    """Raise TopicChanged where a partition is gone, or belongs to a new topic of the same name.
+
+    `topic_id` is the id of the topic as it is now, None where there is none; `exists`: whether it has this partition.
+    """
+    if topic_id == known_id and exists:
         return
-    if found_id is None or not exists:
-        said = "is gone. Nothing was read. Create it again, or take it out of the file"
+    if topic_id is None or not exists:
+        what = "is gone. Nothing was read. Create it again, or take it out of the file"
     else:
-        said = (
+        what = (
             f"was deleted and created again (its topic id is another). Nothing was read; offsets of the old topic mean "
             f"nothing in a new one. Go on with `ackline reset {parts.pipeline.name} --topic {tp.topic} --to earliest`: "
             f"a new epoch on the new topic, in which nothing of the old one is pending. Or take it out of the file"
         )
-    raise TopicChanged(f"{tp} {said}", topic=tp.topic, partition=tp.partition)
+    raise TopicChanged(f"{tp} {what}", topic=tp.topic, partition=tp.partition)
+
+
+def check_planned_ranges(parts: Parts, plan: Plan, after: bool = False) -> None:
+    """Check that every planned range is in the log that the plan was made for. Raises RangeGone and TopicChanged.
+
+    Checked before reading, because Spark waits for two minutes for offsets that never come. Checked again with `after`,
+    topic ids and leader epochs alone: leader epochs only grow, so one that is the planned one before and after reading
+    was the leader's in between. Where it is another, the new leader must have the log of the planned one up to the end
+    of the plan, retries included. What was truncated above the settled state is planned again; where the log was
+    truncated below it, the next plan stops the run.
+    """
+    wanted = {tp: planned for tp, planned in plan.partitions.items() if not planned.empty}
+    _check_topic_ids(parts, plan, wanted)
+    logs = parts.cluster.bounds(wanted)
+    if not after:
+        _check_bounds(wanted, logs)
+    known = {tp: (planned.fresh.end, planned.log.leader_epoch) for tp, planned in wanted.items()}
+    for tp, end in truncated_partitions(parts, known, logs).items():
+        raise RangeGone(
+            f"{tp} was truncated below the planned end {wanted[tp].fresh.end} while {plan.turn} was under way "
+            f"({_what_is_left(end)}); the turn is void",
+            topic=tp.topic,
+            partition=tp.partition,
+            offset=end,
+        )
+
+
+def _check_topic_ids(parts: Parts, plan: Plan, wanted: Mapping[TopicPartition, PlannedPartition]) -> None:
+    topics = parts.cluster.topics(sorted({tp.topic for tp in wanted}))
+    for tp, planned in wanted.items():
+        topic = topics.get(tp.topic)
+        if topic is None or topic.topic_id != planned.topic_id or tp.partition not in topic.partitions:
+            raise TopicChanged(
+                f"{tp} was deleted or created again while {plan.turn} was under way; the turn is void, nothing "
+                f"of it counts",
+                topic=tp.topic,
+                partition=tp.partition,
+            )
+
+
+def _check_bounds(wanted: Mapping[TopicPartition, PlannedPartition], logs: Mapping[TopicPartition, LogBounds]) -> None:
+    """Raise RangeGone or TopicChanged where a fresh range is not whole in the log.
+
+    Retries are not checked: each one that retention has taken gets an `expired` outcome of its own.
+    """
+    for tp, log in logs.items():
+        fresh = wanted[tp].fresh
+        if fresh and log.end < fresh.end:
+            raise TopicChanged(
+                f"{tp} ends at {log.end}, below the planned end {fresh.end}: it was truncated or recreated; "
+                f"the turn is void",
+                topic=tp.topic,
+                partition=tp.partition,
+                offset=log.end,
+            )
+        if fresh and log.start > fresh.start:
+            raise RangeGone(
+                f"{tp}: the log starts at {log.start}, above the planned start {fresh.start}; the turn is void",
+                topic=tp.topic,
+                partition=tp.partition,
+                offset=fresh.start,
+            )

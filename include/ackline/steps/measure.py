@@ -1,18 +1,18 @@
-"""The numbers of a turn: what the tasks said of it beside its rows, and what of that a settlement keeps.
+"""Metrics of a turn: what its tasks report beside the outcome rows, and what of that a settlement keeps.
 
-Nothing depends on them but what is shown, with one exception: where outcomes are not kept as rows
-(`record_outcomes: false`), the report that came with the commit of outcomes is all there is of their counts. The log of
-the table may forget it; counts and gaps are then unknown, and said to be.
+They are shown and decide nothing, with one exception. Where outcomes are not kept as rows (`record_outcomes: false`),
+the report that is stored with the commit of outcomes is the only source of their counts. Once the Delta log has expired
+it, counts and gaps are unknown, and are stored as unknown.
 """
 
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 
-from ackline.audit.store import TurnOutcomes
+from ackline.audit.turn_outcomes import TurnOutcomes
 from ackline.errors import AcklineError
 from ackline.ledger import PartitionState
-from ackline.metrics import Report, last_fetch, metrics_of, retries_in, totals_after
+from ackline.metrics import TurnReport, fetch_metrics, partition_metrics, retries_in, totals_after
 from ackline.offsets import LogBounds, TopicPartition
 from ackline.outcome import Outcome
 from ackline.planning import NO_LEADER, PARKED, PAUSED
@@ -22,41 +22,44 @@ from ackline.turns import Plan, SettledPartition, Settlement, TurnKind
 _ATTEMPTS = (Outcome.ACKED, Outcome.FAILED, Outcome.SKIPPED, Outcome.DROPPED)
 
 
-def keeps_rows(parts: Parts, plan: Plan) -> bool:
-    """Whether each outcome of a turn is to be a row. Its plan says so, whoever carries it out; and under at_least_once
-    it always is, for a failure that left no row would pass for a gap."""
+def keeps_outcome_rows(parts: Parts, plan: Plan) -> bool:
+    """Whether each outcome of a turn becomes a row: as its plan has it, whichever process carries it out.
+
+    Always under at_least_once, because a failure without a row would pass for a gap, and the record would be lost.
+    """
     return bool(plan.settings.get("record_outcomes", True)) or parts.pipeline.guarantee == "at_least_once"
 
 
-def report_of(parts: Parts, plan: Plan) -> Report | None:
-    """What the tasks said of a turn; None where they had nothing to say, or it is not known any more."""
+def stored_report(parts: Parts, plan: Plan) -> TurnReport | None:
+    """The report of a turn's tasks; None where no task has run, or the Delta log has expired the report."""
     return None if plan.kind is not TurnKind.RUN or plan.empty else parts.store.report_of(plan.turn)
 
 
-def outcomes_of(parts: Parts, plan: Plan, report: Report | None) -> TurnOutcomes:
-    """The outcomes of a turn, with those that were counted only."""
-    found = parts.store.outcomes_of(plan.turn)
+def turn_outcomes(parts: Parts, plan: Plan, report: TurnReport | None) -> TurnOutcomes:
+    """The outcomes of a turn: rows, and counts that include outcomes which are not kept as rows."""
+    outcomes = parts.store.outcomes_of(plan.turn)
     if report is None:
         forgotten = plan.kind is TurnKind.RUN and not plan.empty and not plan.settings.get("record_outcomes", True)
-        return replace(found, complete=not forgotten)
+        return replace(outcomes, complete=not forgotten)
     if report.recorded:
-        return found
-    counts = {tp: Counter(one) for tp, one in found.counts.items()}
-    fresh = Counter(found.attempted_fresh)
-    for tp, told in report.counts.items():  # no retries are among them: under these guarantees nothing is tried again
-        counts.setdefault(tp, Counter()).update(told)
-        fresh[tp] += sum(told.get(word, 0) for word in _ATTEMPTS)
-    return replace(found, counts=counts, attempted_fresh=fresh)
+        return outcomes
+    counts = {tp: Counter(by_outcome) for tp, by_outcome in outcomes.counts.items()}
+    fresh = Counter(outcomes.attempted_fresh)
+    for tp, reported in report.counts.items():
+        counts.setdefault(tp, Counter()).update(reported)
+        # Each of them is a first attempt: the guarantees that keep no rows make no retries.
+        fresh[tp] += sum(reported.get(word, 0) for word in _ATTEMPTS)
+    return replace(outcomes, counts=counts, attempted_fresh=fresh)
 
 
-def gaps_of(plan: Plan, tp: TopicPartition, found: TurnOutcomes) -> int | None:
-    """How many offsets of the fresh range held no record; None where nobody knows any more."""
+def gaps_of(plan: Plan, tp: TopicPartition, outcomes: TurnOutcomes) -> int | None:
+    """How many offsets of the fresh range held no record; None where the Delta log has expired the turn's report."""
     if tp not in plan.partitions:
         return 0
-    if not found.complete:
+    if not outcomes.complete:
         return None
-    lost = sum(row.end - row.offset for row in found.rows.get(tp, ()) if row.outcome is Outcome.LOST)
-    return len(plan.partitions[tp].fresh) - found.attempted_fresh.get(tp, 0) - lost
+    lost = sum(row.end - row.offset for row in outcomes.rows.get(tp, ()) if row.outcome is Outcome.LOST)
+    return len(plan.partitions[tp].fresh) - outcomes.attempted_fresh.get(tp, 0) - lost
 
 
 def with_metrics(
@@ -64,30 +67,32 @@ def with_metrics(
     plan: Plan,
     before: Settlement,
     partitions: Mapping[TopicPartition, SettledPartition],
-    found: TurnOutcomes,
-    report: Report | None,
+    outcomes: TurnOutcomes,
+    report: TurnReport | None,
 ) -> dict[TopicPartition, SettledPartition]:
-    """The partitions of a settlement with `metrics` and `totals`: by the same fold whenever it is asked."""
-    seconds = _lag_seconds(parts, plan, {tp: one.state for tp, one in partitions.items()})
-    now, numbered = parts.now(), {}
-    for tp, one in partitions.items():
-        was, rows = before.partitions.get(tp), found.rows.get(tp, ())
-        log = _log_seen(plan, tp)
-        fetched = last_fetch(was.metrics if was else None, report.fetches.get(tp) if report else None)
-        numbered[tp] = replace(
-            one,
-            metrics=metrics_of(one.state, log, one.committed, rows, now, seconds.get(tp)) | fetched,
-            totals=totals_after(was.totals if was else None, one.counts, retries_in(rows)),
+    """The partitions of a settlement with their `metrics` and `totals`; the same whichever process computes them."""
+    seconds = _lag_seconds(parts, plan, {tp: settled.state for tp, settled in partitions.items()})
+    now, measured = parts.now(), {}
+    for tp, settled in partitions.items():
+        previous, rows = before.partitions.get(tp), outcomes.rows.get(tp, ())
+        log = _planned_log(plan, tp)
+        fetched = fetch_metrics(previous.metrics if previous else None, report.fetches.get(tp) if report else None)
+        measured[tp] = replace(
+            settled,
+            metrics=partition_metrics(settled.state, log, settled.committed, rows, now, seconds.get(tp)) | fetched,
+            totals=totals_after(previous.totals if previous else None, settled.counts, retries_in(rows)),
         )
-    return numbered
+    return measured
 
 
 def _lag_seconds(
     parts: Parts, plan: Plan, states: Mapping[TopicPartition, PartitionState]
 ) -> dict[TopicPartition, float]:
-    """How old the first record at or above each floor is; 0 where nothing is behind. A broker that does not answer
-    fails nothing."""
-    logs = {tp: log for tp in states if (log := _log_seen(plan, tp)) is not None}
+    """Age in seconds of the first record at or above each floor; 0 where nothing is behind.
+
+    Absent where the broker has no time for it. A broker that does not answer fails no settlement: these are metrics.
+    """
+    logs = {tp: log for tp in states if (log := _planned_log(plan, tp)) is not None}
     behind = {tp: max(states[tp].floor, log.start) for tp, log in logs.items() if states[tp].floor < log.end}
     try:
         times = parts.cluster.record_times(behind) if behind else {}
@@ -97,14 +102,15 @@ def _lag_seconds(
     return dict.fromkeys(logs.keys() - behind.keys(), 0.0) | ages
 
 
-def _log_seen(plan: Plan, tp: TopicPartition) -> LogBounds | None:
-    """The log as the plan of a run saw it; None where it saw none, and stored an empty one at `complete_to`.
+def _planned_log(plan: Plan, tp: TopicPartition) -> LogBounds | None:
+    """The bounds of the log that the plan of a run was made for; None where the plan had none.
 
-    Of what is paused or parked nobody can tell that from a log that is empty there: then it is not known either.
+    Such a plan stores an empty log at `complete_to`. A paused or parked partition may have that stored for a real log,
+    which is empty there: the two look the same, so its bounds count as unknown too.
     """
     if plan.kind is not TurnKind.RUN or tp not in plan.partitions:
         return None
-    one = plan.partitions[tp]
-    nowhere = one.log.start == one.log.end == one.complete_to
-    unseen = one.why == NO_LEADER or (nowhere and one.why in (PAUSED, PARKED))
-    return None if unseen else one.log
+    planned = plan.partitions[tp]
+    empty = planned.log.start == planned.log.end == planned.complete_to
+    unknown = planned.why == NO_LEADER or (empty and planned.why in (PAUSED, PARKED))
+    return None if unknown else planned.log

@@ -1,4 +1,4 @@
-"""What Kafka shows of a subscription, asked once for a plan, its preview or a status."""
+"""What Kafka shows of the subscription: read once for a plan, its preview or a status."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,7 +11,10 @@ from ackline.turns import Settlement
 
 @dataclass(frozen=True, slots=True)
 class KafkaView:
-    """What Kafka shows of the subscription: topic ids, readable bounds (None without a leader), commits."""
+    """Topic ids, readable bounds and committed offsets of the subscription; bounds are None without a leader.
+
+    `missing` are the topics and partitions that the pipeline file names and the broker does not have.
+    """
 
     topic_ids: Mapping[str, str]
     bounds: Mapping[TopicPartition, LogBounds | None]
@@ -20,34 +23,38 @@ class KafkaView:
 
 
 def observe_kafka(parts: Parts, newest: Settlement | None) -> KafkaView:
-    """The subscription as the broker shows it now; the number of requests does not depend on how far behind it is.
+    """Read the subscription and the lane's topics from the broker. How far behind the lane is costs no more requests.
 
-    A topic created again between the two requests goes by its old id here: replay asks for the id before and after it
-    reads, and a plan that reads nothing is followed by one that stops at the new id.
+    Topic ids are read before bounds. A topic that is created again in between goes by its old id here. That is found:
+    replay reads the ids before and after it reads records, and the plan after one that reads nothing stops at the new
+    id.
     """
-    parts.cluster.reachable()  # says within seconds, and by name, that a broker is away
+    parts.cluster.reachable()  # fails within seconds, with the broker's name, where the broker is away
     block = parts.pipeline.kafka
     known = {tp.topic for tp in newest.partitions} if newest else set()
     names = parts.cluster.names() if block.named_topics is None else block.named_topics
-    topics = parts.cluster.topics(sorted({*(name for name in names if block.wants_topic(name)), *known}))
-    leaders = {
+    topics = parts.cluster.topics(sorted({*(name for name in names if block.subscribes_to_topic(name)), *known}))
+    has_leader = {
         TopicPartition(name, number): leader
         for name, info in topics.items()
         for number, leader in info.partitions.items()
     }
-    found = parts.cluster.bounds([tp for tp, leader in leaders.items() if leader])
+    logs = parts.cluster.bounds([tp for tp, leader in has_leader.items() if leader])
     bounds = {
-        tp: LogBounds(found[tp].start, found[tp].end, found[tp].leader_epoch) if tp in found else None for tp in leaders
+        tp: LogBounds(logs[tp].start, logs[tp].end, logs[tp].leader_epoch) if tp in logs else None for tp in has_leader
     }
-    committed = parts.group.committed(leaders)
+    committed = parts.group.committed(has_leader)
     missing = [name for name in block.named_topics or () if name not in topics]
     named = [TopicPartition(name, number) for name, numbers in (block.partitions or {}).items() for number in numbers]
-    missing += [str(tp) for tp in named if tp.topic in topics and tp not in leaders]
+    missing += [str(tp) for tp in named if tp.topic in topics and tp not in has_leader]
     return KafkaView({name: info.topic_id for name, info in topics.items()}, bounds, committed, tuple(missing))
 
 
-def written_to(parts: Parts, offsets: Mapping[TopicPartition, int]) -> set[TopicPartition]:
-    """Those partitions whose log is written up to an offset beyond its last stable one."""
+def written_beyond(parts: Parts, offsets: Mapping[TopicPartition, int]) -> set[TopicPartition]:
+    """The partitions whose log is written up to the given offset, beyond the last stable offset.
+
+    Empty under `read_uncommitted`, where the readable end is the end of the log.
+    """
     if parts.pipeline.kafka.isolation != "read_committed":
         return set()
     ends = parts.cluster.written_ends(offsets)

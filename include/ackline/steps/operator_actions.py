@@ -1,34 +1,37 @@
-"""Operators' acts: turns that handle nothing and change what is known, each planned, stored and settled like any other.
+"""Operator actions: turns that handle no record and change the lane's state (skip, reset, pause, resume).
 
-An act takes number n among the plans, as a plan that holds the whole act: `start_offset` and `end_offset` of its rows
-are where it moves a partition to. While a turn is open an act is refused, so that it never runs beside a replay.
+An action takes number n among the plans, as a plan that holds the whole action: `start_offset` and `end_offset` of its
+rows are the offset that it moves a partition to. From then on any process can finish it, so a crash after the plan
+loses nothing: the next run finds the open plan and settles it. Its number among the plans is also the fence against a
+run that takes the same turn. While a turn is open, an action is refused, so it never runs beside a replay.
 """
 
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from ackline.errors import ConfigError, FatalError, GroupMoved, LedgerError
-from ackline.steps.action_plans import MOVE_NOTHING, Targets, action_plan
-from ackline.steps.commit import Settled, commit_newest
-from ackline.steps.genesis import subscribed_before
+from ackline.errors import ConfigError, FatalError, GroupMoved
+from ackline.steps.action_plans import PAUSE_KINDS, Targets, action_plan
+from ackline.steps.commit import CommitResult, commit_newest
+from ackline.steps.genesis import previous_subscription
 from ackline.steps.parts import Parts
-from ackline.steps.setting_changes import check_unchanged
+from ackline.steps.races import MAX_LOST_RACES, too_many_lost_races
+from ackline.steps.setting_changes import check_settings_unchanged
 from ackline.steps.settle import settle_turn
-from ackline.turns import Settlement, TurnKind
+from ackline.turns import Plan, Settlement, TurnKind
 
 Choose = Callable[[Settlement], Targets]
-"""Where an act moves each partition, given the lane as it is when the act takes its turn."""
+"""The targets of an action, given the lane as it is when the action takes its turn."""
 
 
-def perform_action(parts: Parts, kind: TurnKind, choose: Choose, reason: str) -> Settled:
-    """Carry out an act on the live lane and commit what follows from it.
+def perform_action(parts: Parts, kind: TurnKind, choose: Choose, reason: str) -> CommitResult:
+    """Carry out an action on the live lane, and commit what follows from it.
 
-    `choose` is asked again whenever another run has taken the number. Raises FatalError while a turn is open,
-    ConfigError for a lane that has not begun, for partitions it does not have, and for targets outside the log;
-    TopicChanged for those whose topic is not the one that was read.
+    `choose` is called again whenever another run has taken the turn, because the lane has moved then. Raises FatalError
+    while a turn is open; ConfigError for a lane that has not begun, for partitions that it does not have, and for
+    targets outside the log; TopicChanged for partitions whose topic is not the one that was read.
     """
-    for _ in range(20):
+    for _ in range(MAX_LOST_RACES):
         newest = parts.store.newest()
         if newest is None:
             raise ConfigError(f"{parts.pipeline.name} has not run yet: there is nothing to {kind}")
@@ -37,26 +40,43 @@ def perform_action(parts: Parts, kind: TurnKind, choose: Choose, reason: str) ->
             raise FatalError(
                 f"{open_plan.turn} is open: let it end (`ackline run {parts.pipeline.name}`), then {kind} again"
             )
-        if kind is not TurnKind.RESET:
-            check_unchanged(parts, newest)  # else its plan's settings would pass for those that what is pending has
-        targets = choose(newest)
-        if not targets:
-            raise ConfigError(f"{parts.pipeline.name}: no partition was named to {kind}")
-        plan = action_plan(parts, newest, kind, targets, reason, inside=True)
-        plan = replace(plan, settings={**plan.settings, "kafka": plan.settings["kafka"] | _looked_for(parts, newest)})
+        plan = _plan(parts, newest, kind, choose, reason)
+        # Refused where another process has stored plan n since `newest` was read. Nothing is stored then; look again.
         if parts.store.store_plan(plan):
             settle_turn(parts, plan, newest)
-            try:
-                return commit_newest(parts)
-            except GroupMoved:
-                if kind not in MOVE_NOTHING:
-                    raise
-                return Settled(parts.store.newest(), {})  # it is done; what the group is moved for, the next run says
-    raise LedgerError("20 times another run took the turn that this act was about to take; are runs looping?")
+            return _commit(parts, kind)
+    raise too_many_lost_races(parts, f"taking the turn of a {kind}")
 
 
-def _looked_for(parts: Parts, newest: Settlement) -> dict[str, Any]:
-    """What the plan of an operator's act says of topics: an act looks for none, so a topic that was put into the file
-    before it is as new to the lane after it."""
-    before = subscribed_before(parts, newest) or parts.pipeline.kafka
+def _plan(parts: Parts, newest: Settlement, kind: TurnKind, choose: Choose, reason: str) -> Plan:
+    if kind is not TurnKind.RESET:
+        # The plan stores the settings in force, and the next turn takes them for those that pending records were
+        # planned under. A changed guarantee would pass unseen. A reset leaves nothing pending, so it may change them.
+        check_settings_unchanged(parts, newest)
+    targets = choose(newest)
+    if not targets:
+        raise ConfigError(f"{parts.pipeline.name}: no partition was named to {kind}")
+    plan = action_plan(parts, newest, kind, targets, reason, inside=True)
+    kafka = plan.settings["kafka"] | _subscription_of_last_look(parts, newest)
+    return replace(plan, settings={**plan.settings, "kafka": kafka})
+
+
+def _subscription_of_last_look(parts: Parts, newest: Settlement) -> dict[str, Any]:
+    """The subscription that the plan of an action stores: that of the last turn that looked for topics.
+
+    An action looks for none. With the file's subscription in its plan, a topic that was added to the file before the
+    action would count as missing at that turn, and start at its log start instead of where `start` puts it (S30).
+    """
+    before = previous_subscription(parts, newest) or parts.pipeline.kafka
     return before.model_dump(mode="json", include={"topics", "pattern", "partitions", "partition_filter"})
+
+
+def _commit(parts: Parts, kind: TurnKind) -> CommitResult:
+    try:
+        return commit_newest(parts)
+    except GroupMoved:
+        if kind not in PAUSE_KINDS:
+            raise
+        # Pause and resume move no offset and acknowledge no move of the group. They are done; the next run reports
+        # the move.
+        return CommitResult(parts.store.newest(), {})

@@ -1,4 +1,4 @@
-"""What the steps work on: a pipeline's adapters, opened together."""
+"""The adapters of one pipeline, opened together: what every step works on."""
 
 import contextlib
 import secrets
@@ -14,13 +14,13 @@ from ackline.kafka.config import client_config
 from ackline.kafka.dead_letters import DeadLetters
 from ackline.kafka.exact import ExactReader
 from ackline.kafka.group import Group
-from ackline.kafka.registry import Registry, registry_config, without_registry
+from ackline.kafka.registry import Registry, registry_config, without_registry_settings
 from ackline.listener import ListenerThread, load_listener
 from ackline.offsets import TopicPartition
-from ackline.partition_filter import PartitionFilter, everything, load_partition_filter
+from ackline.partition_filter import PartitionFilter, all_partitions, load_partition_filter
 from ackline.paths import audit_root
 from ackline.pipeline import Pipeline
-from ackline.setting_warnings import of_connection, of_settings
+from ackline.setting_warnings import warnings_of_connection, warnings_of_settings
 from ackline.translation import Translation
 from ackline.turns import LIVE
 
@@ -31,16 +31,16 @@ if TYPE_CHECKING:
 
 Clock = Callable[[], datetime]
 Progress = Callable[[int, int], None]
-"""Called with (done, all) tasks while Spark works."""
+"""Called while Spark works, with how many tasks are done and how many there are."""
 
 
-def _on_spark(spark: "Callable[[], SparkSession]", job: "ReplayJob", on_progress: Progress | None) -> "ReplayResult":
-    from ackline.spark.job import run_replay  # not at import: the command and the DAGs live without pyspark
+def _replay_job(spark: "Callable[[], SparkSession]", job: "ReplayJob", on_progress: Progress | None) -> "ReplayResult":
+    from ackline.spark.job import run_replay  # not at import: the command and the DAGs work without pyspark
 
     return run_replay(spark(), job, on_progress)
 
 
-def _check_on_spark(spark: "Callable[[], SparkSession]", job: "ReplayJob") -> None:
+def _check_job(spark: "Callable[[], SparkSession]", job: "ReplayJob") -> None:
     from ackline.spark.job import check_replay
 
     check_replay(spark(), job)
@@ -48,7 +48,10 @@ def _check_on_spark(spark: "Callable[[], SparkSession]", job: "ReplayJob") -> No
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """One pipeline, opened for one run. `fixed_now` is the time of the whole run where the user has set one."""
+    """The adapters of one pipeline, opened for one run.
+
+    `fixed_now` is the time of the whole run where the user has set one. `no_breaker` lets this run pass the breaker.
+    """
 
     pipeline: Pipeline
     store: LedgerStore
@@ -60,32 +63,35 @@ class Parts:
     fixed_now: datetime | None = None
     no_breaker: bool = False
     listener: ListenerThread | None = None
-    cautions: tuple[str, ...] = ()
-    """What the file and the connection alone say a user should know."""
+    setting_warnings: tuple[str, ...] = ()
+    """Warnings that follow from the pipeline file and the connection alone."""
     clock: Clock = lambda: datetime.now(UTC)
-    run_job: "Callable[[Callable[[], SparkSession], ReplayJob, Progress | None], ReplayResult]" = _on_spark
-    check_job: "Callable[[Callable[[], SparkSession], ReplayJob], None]" = _check_on_spark
-    """Raises what keeps a job from being started, before anything is handed out."""
+    run_job: "Callable[[Callable[[], SparkSession], ReplayJob, Progress | None], ReplayResult]" = _replay_job
+    check_job: "Callable[[Callable[[], SparkSession], ReplayJob], None]" = _check_job
+    """Raises where the job can't be started, before anything is handed out."""
     translation: Translation | None = None
-    partition_filter: PartitionFilter = everything
+    partition_filter: PartitionFilter = all_partitions
 
-    def notify(self, event: str, *said: Any) -> None:
-        """Tell the listener of an event that is durable."""
+    def notify(self, event: str, *details: Any) -> None:
+        """Pass an event to the listener, if there is one. Call it only once the event is durable."""
         if self.listener is not None:
-            self.listener.notify(event, *said)
+            self.listener.notify(event, *details)
 
-    def wants(self, tp: TopicPartition) -> bool:
-        """Whether a partition is subscribed to. Raises ConfigError where the partition filter does not answer."""
-        return self.pipeline.kafka.wants(*tp) and self.partition_filter(tp)
+    def is_subscribed(self, tp: TopicPartition) -> bool:
+        """Whether the pipeline reads this partition. Raises ConfigError where the partition filter fails."""
+        return self.pipeline.kafka.subscribes_to(*tp) and self.partition_filter(tp)
 
-    def there(self, partitions: Iterable[TopicPartition]) -> list[TopicPartition]:
-        """Partitions that the broker has, under whatever topic id."""
-        asked = list(partitions)
-        topics = self.cluster.topics(sorted({tp.topic for tp in asked}))
-        return [tp for tp in asked if tp.topic in topics and tp.partition in topics[tp.topic].partitions]
+    def existing_partitions(self, partitions: Iterable[TopicPartition]) -> list[TopicPartition]:
+        """Those of `partitions` that the broker has, whatever their topic id."""
+        wanted = list(partitions)
+        topics = self.cluster.topics(sorted({tp.topic for tp in wanted}))
+        return [tp for tp in wanted if tp.topic in topics and tp.partition in topics[tp.topic].partitions]
 
-    def existing(self, topic_ids: Mapping[TopicPartition, str]) -> list[TopicPartition]:
-        """Partitions that the broker still has, under the same topic id: elsewhere our offsets mean nothing."""
+    def unchanged_partitions(self, topic_ids: Mapping[TopicPartition, str]) -> list[TopicPartition]:
+        """The partitions that the broker still has under the given topic id.
+
+        In a topic that was created again, the lane's offsets mean nothing: nothing is read or committed there.
+        """
         topics = self.cluster.topics(sorted({tp.topic for tp in topic_ids}))
         return [
             tp
@@ -94,34 +100,45 @@ class Parts:
         ]
 
     def reader(self) -> ExactReader:
-        """A reader of scattered offsets, under the pipeline's isolation."""
+        """A reader of scattered offsets, under the pipeline's isolation level."""
         return ExactReader(self.kafka, self.pipeline.kafka.isolation)
 
-    def letters(self, topic: str) -> DeadLetters:
-        """A sender to the dead-letter topic."""
+    def dead_letter_sender(self, topic: str) -> DeadLetters:
+        """A sender of dead letters to `topic`."""
         return DeadLetters(self.kafka, topic)
 
     def now(self) -> datetime:
-        """The time that this run goes by, aware UTC."""
+        """The time by which this run decides, in UTC."""
         return self.fixed_now or self.clock()
 
 
 def new_run_id(origin: str) -> str:
-    """A name for a run that nobody named, such as `cli__2026-01-31T12:00:00Z__4f2a`."""
+    """A generated name for a run, such as `cli__2026-01-31T12:00:00Z__4f2a`."""
     return f"{origin}__{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}__{secrets.token_hex(2)}"
 
 
 def translation_of(pipeline: Pipeline, connection: Mapping[str, Any]) -> Translation | None:
-    """The pipeline's streams with the schema registry's settings; None where records go to the one handler as they are.
+    """The pipeline's streams with the schema registry's settings; None where one handler takes the raw records.
 
-    Raises ConfigError where a registry is needed and can't be used by what file and connection say.
+    Raises ConfigError where a registry is needed and the settings of file and connection do not fit it.
     """
     translation = pipeline.translation
     if translation is None or not translation.needs_registry:
         return translation
     config = registry_config(pipeline.registry_url, connection)
-    Registry(dict(config)).close()  # settings that don't hold are told now
+    Registry(dict(config)).close()  # raises now, and not in the middle of a turn
     return replace(translation, registry=config)
+
+
+def _connection_with_broker(pipeline: Pipeline, connection: Mapping[str, Any] | None) -> Mapping[str, Any]:
+    if pipeline.kafka.bootstrap_servers is not None:
+        return {"bootstrap.servers": pipeline.kafka.bootstrap_servers}
+    if not connection or not connection.get("bootstrap.servers"):
+        raise ConfigError(
+            f"the Kafka connection {pipeline.kafka.connection} names no broker: set `bootstrap.servers` in its extra",
+            key="kafka.connection",
+        )
+    return connection
 
 
 @contextlib.contextmanager
@@ -135,24 +152,19 @@ def open_parts(
     audit: str | None = None,
     no_breaker: bool = False,
 ) -> Iterator[Parts]:
-    """The parts of a pipeline, closed at the end.
+    """Open the parts of a pipeline; they are closed at the end of the context.
 
-    `connection` holds the properties of the Kafka connection that the pipeline names; it is not needed where the file
-    names bootstrap servers itself. Raises ConfigError where it is missing.
+    `connection` holds the properties of the Kafka connection that the pipeline names. It is not needed where the file
+    names bootstrap servers itself. Raises ConfigError where it is missing, and where code that the file names (retry
+    class, listener, partition filter) does not import.
     """
-    if pipeline.kafka.bootstrap_servers is not None:
-        connection = {"bootstrap.servers": pipeline.kafka.bootstrap_servers}
-    if not connection or not connection.get("bootstrap.servers"):
-        raise ConfigError(
-            f"the Kafka connection {pipeline.kafka.connection} names no broker: set `bootstrap.servers` in its extra",
-            key="kafka.connection",
-        )
-    pipeline.retry.policy()  # a class that does not import is told before anything is planned
+    connection = _connection_with_broker(pipeline, connection)
+    pipeline.retry.policy()  # a class that does not import is refused before anything is planned
     listener = load_listener(pipeline.listener)
     partition_filter = load_partition_filter(pipeline.kafka.partition_filter)
-    config = client_config({**without_registry(connection), **pipeline.kafka.properties})
+    config = client_config({**without_registry_settings(connection), **pipeline.kafka.properties})
     translation = translation_of(pipeline, connection)
-    said = (*of_settings(pipeline), *of_connection(pipeline, connection))
+    setting_warnings = (*warnings_of_settings(pipeline), *warnings_of_connection(pipeline, connection))
     store = LedgerStore(audit or audit_root(), pipeline.name, LIVE)
     with (
         contextlib.closing(Cluster(config, pipeline.kafka.isolation)) as cluster,
@@ -169,7 +181,7 @@ def open_parts(
             now,
             no_breaker,
             listener,
-            said,
+            setting_warnings,
             translation=translation,
             partition_filter=partition_filter,
         )

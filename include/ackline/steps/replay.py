@@ -1,8 +1,11 @@
-"""replay: read exactly what the open plan says, handle it, and make the outcomes visible in one fenced commit.
+"""replay: read exactly the offsets of the open plan, handle them, and make the outcomes visible in one fenced commit.
 
-Its one write that counts is outcomes n. Killed before it, files that no log entry names are invisible and the range is
-replayed; killed after it, a repeat finds the number taken. That commit, written for zero rows too, is the only proof
-that the range was handled whole: neither an exit status nor the state of a task is.
+Outcomes n is its one write that counts. It is written for zero rows too, and it is the only proof that the range was
+handled whole: neither the exit status of a process nor the state of an Airflow task is one (S8). A crash before it
+costs the work and nothing else: no log entry names the files that the tasks have written, so they are invisible, and
+the range is replayed. After it, a repeat finds the number taken and adds nothing (I9, I11).
+
+At most once, the claim and the start marker come before the first handler call (steps/claim.py).
 """
 
 from collections.abc import Callable, Mapping
@@ -12,20 +15,20 @@ from typing import TYPE_CHECKING
 from deltalake.transaction import AddAction
 
 from ackline.audit.rows import plan_date
-from ackline.audit.store import TRIES_COUNTED
+from ackline.audit.store import COUNTED_STARTS
 from ackline.errors import ConfigError, RangeGone, TopicChanged
 from ackline.kafka.java import java_properties
 from ackline.kafka.registry import check_registry
-from ackline.metrics import Report
-from ackline.offsets import LogBounds, OffsetRange, TopicPartition, count, subtract
+from ackline.metrics import TurnReport
+from ackline.offsets import OffsetRange, count, subtract
 from ackline.outcome import ErrorClass, Outcome
-from ackline.steps.claim import claim, lose, refuse_retries, start
-from ackline.steps.log_checks import cut
-from ackline.steps.measure import keeps_rows
+from ackline.steps.claim import claim, record_lost, refuse_retries, take_start_marker
+from ackline.steps.log_checks import check_planned_ranges
+from ackline.steps.measure import keeps_outcome_rows
 from ackline.steps.parts import Parts, Progress
-from ackline.steps.setting_changes import check_open
+from ackline.steps.setting_changes import check_open_plan_settings
 from ackline.steps.settle import void_turn
-from ackline.turns import Plan, PlannedPartition, Settlement
+from ackline.turns import Plan, Settlement
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -33,13 +36,17 @@ if TYPE_CHECKING:
     from ackline.spark.job import ReplayJob, ReplayResult
 
 
-# What of a record's last attempt says that its next one would take the task down as well.
 _ISOLATES = (ErrorClass.WORKER_LOST, ErrorClass.TIMEOUT)
+"""Error classes of a last attempt after which the next attempt would take the whole task down again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """What this process did: handler calls made, records fetched for each retry; `void` says why nothing counts."""
+    """What this process did: handler calls made, and records fetched to find the retries.
+
+    `void` is the reason why the turn was closed without effect; None where it was not. `plan` is None where there was
+    no open plan.
+    """
 
     plan: Plan | None
     calls: int = 0
@@ -48,42 +55,54 @@ class Replayed:
 
 
 def replay(parts: Parts, spark: "Callable[[], SparkSession]", on_progress: Progress | None = None) -> Replayed:
-    """Carry out the lane's open plan, if its outcomes are not stored yet. Spark is started only where there is
-    something to read.
+    """Carry out the lane's open plan, if its outcomes are not stored yet. Starts Spark only where there is something
+    to read.
 
-    A plan that can't be carried out any more (its range is gone from the log) is closed by a void settlement, and
-    planned again by the next turn. Raises TopicChanged, ConfigError, TransientError, FatalError.
+    A plan whose range is no longer in the log is closed by a void settlement, and the next turn plans again. Raises
+    TopicChanged, ConfigError, TransientError and FatalError.
     """
     newest = parts.store.newest()
     plan = parts.store.open_plan(newest) if newest else None
     if newest is None or plan is None or parts.store.has_outcomes(plan.turn):
         return Replayed(plan)
     if plan.empty:
+        # Zero rows are proof too: without this commit, an empty turn would look like one that never ran.
         parts.store.store_outcomes(plan.turn, [])
         return Replayed(plan)
-    check_open(parts, plan)
-    check_registry(parts.translation)  # at most once, what is handed out and not decoded would be lost
-    job = job_of(parts, plan)  # what it refuses, it refuses before anything is at stake
-    gone = _gone(parts, plan)  # so is what can't be read, unless the plan was claimed before
+    # Everything that can refuse the job is checked before the claim. At most once, a claimed turn is handed out once
+    # or lost, so a registry that is away or a setting that Spark refuses would cost the whole range.
+    check_open_plan_settings(parts, plan)
+    check_registry(parts.translation)
+    job = job_of(parts, plan)
+    range_error = _range_error(parts, plan)
     once = parts.pipeline.guarantee == "at_most_once"
-    if once and gone is None and not parts.store.has_start(plan.turn):
-        parts.check_job(spark, job)  # a handler or a Spark that can't be started must not cost a turn
-    if once and (gone is None or parts.store.has_claim(plan.turn)) and not _hand_out(parts, plan, newest):
+    if once and range_error is None and not parts.store.has_start_marker(plan.turn):
+        parts.check_job(spark, job)
+    # A plan that can't be read and is not claimed may become void, below. One that is claimed may not: it goes through
+    # the claim and the start marker even then, so that one process alone decides that it is lost.
+    if once and (range_error is None or parts.store.has_claim(plan.turn)) and not _claim_and_start(parts, plan, newest):
         return Replayed(plan)
-    result = gone or _carry_out(parts, plan, newest, spark, on_progress)
+    result = range_error or _carry_out(parts, plan, newest, spark, on_progress)
     if isinstance(result, RangeGone | TopicChanged):
-        return _give_up(parts, plan, newest, result)
-    if parts.store.store_outcomes(plan.turn, add_actions(plan, result), report(parts, plan, result)):
+        return _close_unreadable_turn(parts, plan, newest, result)
+    if parts.store.store_outcomes(plan.turn, add_actions(plan, result), task_report(parts, plan, result)):
         parts.notify("handled", plan.turn, result.counts)
     return Replayed(plan, result.calls, result.fetched_for_retries)
 
 
-def _gone(parts: Parts, plan: Plan) -> RangeGone | TopicChanged | None:
+def _range_error(parts: Parts, plan: Plan) -> RangeGone | TopicChanged | None:
     try:
-        check_ranges(parts, plan)
+        check_planned_ranges(parts, plan)
     except (RangeGone, TopicChanged) as error:
         return error
     return None
+
+
+def _claim_and_start(parts: Parts, plan: Plan, newest: Settlement) -> bool:
+    """At most once: claim, commit, start. Returns whether this process may call the handler."""
+    refuse_retries(plan)
+    claim(parts, plan, newest)
+    return take_start_marker(parts, plan)
 
 
 def _carry_out(
@@ -93,100 +112,34 @@ def _carry_out(
     spark: "Callable[[], SparkSession]",
     on_progress: Progress | None,
 ) -> "ReplayResult | RangeGone | TopicChanged":
-    """What the tasks did, or why it can't be done or does not count."""
+    """What the tasks did; or the error because of which it can't be done, or does not count."""
     try:
-        # Counted before Spark is started: a start that takes this process with it must have been one.
-        because = _because(parts, plan, newest)
-        result = _run(parts, plan, spark, on_progress, because)
-        check_ranges(parts, plan, after=True)  # a log exchanged under the reader must not pass for the old one
+        # The start is counted before Spark begins: a start that takes this process down with it must have been counted.
+        because = _isolation_reason(parts, plan, newest)
+        result = _run_spark_job(parts, plan, spark, on_progress, because)
+        # Spark reads by topic name and offset. A topic that was created again under the reader, or a log that was
+        # truncated, has given other records in the same place, and its job succeeds all the same.
+        check_planned_ranges(parts, plan, after=True)
     except (RangeGone, TopicChanged) as error:
         return error
     return result
 
 
-def _give_up(parts: Parts, plan: Plan, newest: Settlement, error: RangeGone | TopicChanged) -> Replayed:
-    """Close a turn that can't be carried out. Raises TopicChanged where the next one could not be either."""
+def _close_unreadable_turn(parts: Parts, plan: Plan, newest: Settlement, error: RangeGone | TopicChanged) -> Replayed:
+    """Close a turn that can't be carried out. Raises TopicChanged where the next turn could not be either."""
     if parts.store.has_claim(plan.turn):  # a claimed turn is never void: the group has moved over it
-        lose(parts, plan, str(error))
+        record_lost(parts, plan, str(error))
         return Replayed(plan)
-    void = _void(parts, plan, newest, error)
-    if isinstance(error, TopicChanged):
-        raise error
-    return Replayed(plan, void=void)
-
-
-def _hand_out(parts: Parts, plan: Plan, newest: Settlement) -> bool:
-    """At most once: claim, commit, start. Whether this process may call the handler."""
-    refuse_retries(plan)
-    claim(parts, plan, newest)
-    return start(parts, plan)
-
-
-def _void(parts: Parts, plan: Plan, newest: Settlement, error: Exception) -> str:
-    # If another run has stored these outcomes meanwhile, the range was handled after all: settle it, don't void it.
+    # Another run may have read the range before it went, and stored its outcomes. A void settlement would make them
+    # ineffective, and the next turn would record as expired what has been handled.
     if not parts.store.has_outcomes(plan.turn):
         void_turn(parts, plan, newest, str(error))
-    return str(error)
+    if isinstance(error, TopicChanged):
+        raise error
+    return Replayed(plan, void=str(error))
 
 
-def check_ranges(parts: Parts, plan: Plan, after: bool = False) -> None:
-    """That every planned range is in the log, of the topic that was planned, and in the log that was planned.
-
-    Asked before reading because Spark waits two minutes for offsets that never come; the topic ids and the leaders'
-    epochs again afterwards. An epoch that is the planned one before and after was so in between, for epochs only grow;
-    where it is another, that leader must have the planned one's log up to the end of the plan, retries included. What
-    was cut above the settled state is planned again; plan says where it was cut below. Raises RangeGone, TopicChanged.
-    """
-    wanted = {tp: one for tp, one in plan.partitions.items() if not one.empty}
-    _check_topics(parts, plan, wanted)
-    logs = parts.cluster.bounds(wanted)
-    if not after:
-        _check_bounds(wanted, logs)
-    for tp, end in cut(parts, {tp: (one.fresh.end, one.log.leader_epoch) for tp, one in wanted.items()}, logs).items():
-        left = "nothing is known to be left" if end is None else f"only what is below {end} is left"
-        raise RangeGone(
-            f"{tp} was truncated below the planned end {wanted[tp].fresh.end} while {plan.turn} was under way "
-            f"({left}); the turn is void",
-            topic=tp.topic,
-            partition=tp.partition,
-            offset=end,
-        )
-
-
-def _check_topics(parts: Parts, plan: Plan, wanted: Mapping[TopicPartition, PlannedPartition]) -> None:
-    topics = parts.cluster.topics(sorted({tp.topic for tp in wanted}))
-    for tp, one in wanted.items():
-        found = topics.get(tp.topic)
-        if found is None or found.topic_id != one.topic_id or tp.partition not in found.partitions:
-            raise TopicChanged(
-                f"{tp} was deleted or created again while {plan.turn} was under way; the turn is void, nothing "
-                f"of it counts",
-                topic=tp.topic,
-                partition=tp.partition,
-            )
-
-
-def _check_bounds(wanted: Mapping[TopicPartition, PlannedPartition], logs: Mapping[TopicPartition, LogBounds]) -> None:
-    for tp, log in logs.items():
-        fresh = wanted[tp].fresh
-        if fresh and log.end < fresh.end:
-            raise TopicChanged(
-                f"{tp} ends at {log.end}, below the planned end {fresh.end}: it was truncated or recreated; "
-                f"the turn is void",
-                topic=tp.topic,
-                partition=tp.partition,
-                offset=log.end,
-            )
-        if fresh and log.start > fresh.start:
-            raise RangeGone(
-                f"{tp}: the log starts at {log.start}, above the planned start {fresh.start}; the turn is void",
-                topic=tp.topic,
-                partition=tp.partition,
-                offset=fresh.start,
-            )
-
-
-def _run(
+def _run_spark_job(
     parts: Parts,
     plan: Plan,
     spark: "Callable[[], SparkSession]",
@@ -197,62 +150,63 @@ def _run(
     return parts.run_job(spark, job_of(parts, plan, because), on_progress)
 
 
-def _because(parts: Parts, plan: Plan, newest: Settlement) -> str:
-    """Why the handler is to be isolated although its pipeline does not ask for it; empty where it is not.
+def _isolation_reason(parts: Parts, plan: Plan, newest: Settlement) -> str:
+    """Why the handler is isolated without `handler_isolation: process` in the file; empty where it is not.
 
-    A claimed plan is started once and never again, so there is nothing to count.
+    Counts a start of the plan. At most once counts nothing: a claimed plan is started once and never again.
     """
     if parts.pipeline.guarantee == "at_most_once":
         return ""
-    if parts.store.store_try(plan) > TRIES_COUNTED:
-        return f"started {TRIES_COUNTED} times without outcomes"
-    for tp, one in plan.partitions.items():
+    if parts.store.count_start(plan) > COUNTED_STARTS:
+        return f"started {COUNTED_STARTS} times without outcomes"
+    for tp, planned in plan.partitions.items():
         pending = newest.partitions[tp].state.pending if tp in newest.partitions else ()
         killers = [OffsetRange(run.start, run.end) for run in pending if run.value.error_class in _ISOLATES]
-        if count(subtract(one.retries, killers)) < count(one.retries):
+        if count(subtract(planned.retries, killers)) < count(planned.retries):
             return "it tries a record again that has killed or hung its process"
     return ""
 
 
 def job_of(parts: Parts, plan: Plan, because: str = "") -> "ReplayJob":
-    """The plan as the Spark adapter takes it; `because` says why the handler is isolated unasked."""
-    from ackline.spark.job import ReplayJob
+    """The plan as a job of the Spark adapter; `because` is the reason to isolate a handler although the file does not.
 
-    turn = plan.turn
+    Raises ConfigError for Kafka properties that Spark's own client can't use.
+    """
+    from ackline.spark.job import KafkaSettings, OutcomeTarget, ReplayJob, ReplaySettings
+
     code = [name for name, value in parts.kafka.items() if callable(value)]
     if code:
         raise ConfigError(f"the Kafka connection has a callback ({', '.join(code)}); Spark's executors can't call it")
-    java_properties(parts.kafka)  # refuses what Spark's own client could not be told
-    return ReplayJob(
-        pipeline=turn.pipeline,
-        lane=turn.lane,
-        epoch=turn.epoch,
-        turn=turn.n,
-        run_id=parts.run_id,
-        plan_date=plan_date(plan.planned_at),
-        fresh={tp: one.fresh for tp, one in plan.partitions.items() if one.fresh},
-        retries={tp: one.retries for tp, one in plan.partitions.items() if one.retries},
-        handler=parts.pipeline.handler,
-        isolation=plan.isolation,
-        kafka={name: str(value) for name, value in parts.kafka.items()},
-        deliver_tombstones=parts.pipeline.tombstones == "deliver",
-        on_failure=Outcome.FAILED if parts.pipeline.guarantee == "at_least_once" else Outcome.DROPPED,
-        outcomes_root=parts.store.outcomes.uri,
+    java_properties(parts.kafka)  # raises ConfigError for a property that has no name in Java
+    pipeline, timeout = parts.pipeline, parts.pipeline.record_timeout
+    settings = ReplaySettings(
+        handler=pipeline.handler,
+        deliver_tombstones=pipeline.tombstones == "deliver",
+        on_failure=Outcome.FAILED if pipeline.guarantee == "at_least_once" else Outcome.DROPPED,
         now=parts.fixed_now,
-        once=parts.pipeline.guarantee == "at_most_once",
-        max_rate=parts.pipeline.max_rate,
-        record_outcomes=keeps_rows(parts, plan),
-        isolated=parts.pipeline.isolated or bool(because),
-        because="" if parts.pipeline.isolated else because,
-        record_timeout=parts.pipeline.record_timeout.total_seconds() if parts.pipeline.record_timeout else None,
+        once=pipeline.guarantee == "at_most_once",
+        record_outcomes=keeps_outcome_rows(parts, plan),
+        isolated=pipeline.isolated or bool(because),
+        record_timeout=timeout.total_seconds() if timeout else None,
         translation=parts.translation,
+    )
+    return ReplayJob(
+        target=OutcomeTarget(parts.store.outcomes.uri, plan.turn, plan_date(plan.planned_at), parts.run_id),
+        settings=settings,
+        kafka=KafkaSettings({name: str(value) for name, value in parts.kafka.items()}, plan.isolation),
+        fresh={tp: planned.fresh for tp, planned in plan.partitions.items() if planned.fresh},
+        retries={tp: planned.retries for tp, planned in plan.partitions.items() if planned.retries},
+        max_rate=pipeline.max_rate,
+        isolation_reason="" if pipeline.isolated else because,
     )
 
 
-def report(parts: Parts, plan: Plan, result: "ReplayResult") -> Report:
-    """What the tasks say of the turn, to be stored with its outcomes."""
-    counts = {tp: {outcome.value: rows for outcome, rows in one.items()} for tp, one in result.counts.items()}
-    return Report(counts, result.fetches, keeps_rows(parts, plan))
+def task_report(parts: Parts, plan: Plan, result: "ReplayResult") -> TurnReport:
+    """The counts and fetch times that the tasks report, stored in the same commit as their outcomes."""
+    counts = {
+        tp: {outcome.value: rows for outcome, rows in by_outcome.items()} for tp, by_outcome in result.counts.items()
+    }
+    return TurnReport(counts, result.fetches, keeps_outcome_rows(parts, plan))
 
 
 def add_actions(plan: Plan, result: "ReplayResult") -> list[AddAction]:

@@ -1,7 +1,7 @@
-"""One run: turns, one after another, until one met a record or the log has no more.
+"""One run: one turn after another, until a turn has met a record or the log has no more.
 
-A turn that only met gaps would otherwise cost a whole schedule interval. Identity is the turn's, not the run's: a run
-that finds an open turn finishes it, whoever began it.
+A turn that meets only gaps would otherwise cost a whole schedule interval. The identity of the work is the turn's, not
+the run's: a run that finds an open turn finishes it, whichever run began it.
 """
 
 from collections import Counter
@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 from ackline.errors import RangeGone
 from ackline.offsets import TopicPartition
 from ackline.outcome import Outcome
-from ackline.steps.commit import Settled
-from ackline.steps.measure import outcomes_of, report_of
+from ackline.steps.commit import CommitResult
+from ackline.steps.measure import stored_report, turn_outcomes
 from ackline.steps.parts import Parts, Progress
 from ackline.steps.plan import plan
 from ackline.steps.replay import Replayed, replay
@@ -23,18 +23,26 @@ from ackline.turns import Plan, Settlement, TurnKind
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-MAX_VOID = 5
-"""Void turns in a row after which a run gives up: retention is quicker than it."""
+MAX_VOID_TURNS = 5
+"""Void turns in a row after which a run stops.
+
+A turn is void where its range is gone when it is read. One or two happen where retention deletes a segment between plan
+and read. Five in a row mean that retention is quicker than the run, and more turns would not change that.
+"""
 
 
 @dataclass(slots=True)
-class Ran:
-    """What a run did. `calls` are handler calls of this process; `outcomes` effective rows of its turns and acts."""
+class RunResult:
+    """What a run did: `calls` are handler calls of this process, `outcomes` effective rows of its turns and actions.
+
+    `commit` is the group's commit after the last turn; None where no turn was taken. `voided` holds the reasons of the
+    void turns since the last turn that counts.
+    """
 
     plans: list[Plan] = field(default_factory=list)
     calls: int = 0
     outcomes: Counter[str] = field(default_factory=Counter)
-    settled: Settled | None = None
+    commit: CommitResult | None = None
     missing: tuple[str, ...] = ()
     leaderless: tuple[TopicPartition, ...] = ()
     voided: list[str] = field(default_factory=list)
@@ -45,77 +53,98 @@ def run(
     spark: "Callable[[], SparkSession]",
     on_plan: Callable[[Plan, bool], None] | None = None,
     on_progress: Progress | None = None,
-) -> Ran:
-    """plan, replay and settle, and again while the last turn met no record and the log has more."""
-    ran = Ran()
+) -> RunResult:
+    """Plan, replay and settle, and again while the last turn met no record and the log has more.
+
+    `on_plan` is called with each plan, and whether it was adopted. Raises RangeGone after MAX_VOID_TURNS void turns in
+    a row, and what the three steps raise.
+    """
+    result = RunResult()
     while True:
         planned = plan(parts)
-        ran.missing, ran.leaderless = planned.missing, planned.leaderless
-        for act in planned.acts:
-            for one in act.partitions.values():
-                ran.outcomes.update(one.counts)
+        result.missing, result.leaderless = planned.missing, planned.leaderless
+        for action in planned.actions:
+            for settled in action.partitions.values():
+                result.outcomes.update(settled.counts)
         if planned.plan is None:
-            return ran
+            return result
         if on_plan:
             on_plan(planned.plan, planned.adopted)
         replayed = replay(parts, spark, on_progress)
-        ran.settled = settle(parts, planned.plan.turn)
+        # This turn only. Where another run has settled it and planned the next, that one is for the other run to prove.
+        result.commit = settle(parts, planned.plan.turn)
         settlement = parts.store.settlement(planned.plan.turn)
-        _note(ran, planned.plan, replayed, settlement)
-        if not goes_on(planned.plan, settlement):
-            return ran
-        if len(ran.voided) >= MAX_VOID:
-            raise RangeGone(f"{MAX_VOID} turns in a row found their range gone; the last: {ran.voided[-1]}")
+        _add_turn(result, planned.plan, replayed, settlement)
+        if not needs_another_turn(planned.plan, settlement):
+            return result
+        if len(result.voided) >= MAX_VOID_TURNS:
+            raise _too_many_void_turns(parts, result.voided[-1])
 
 
-def replay_on(parts: Parts, spark: "Callable[[], SparkSession]", on_progress: Progress | None = None) -> Replayed:
-    """replay, for a process of its own: turns that met no record are settled here and the next one is planned and
-    replayed, so that what settle finds later is the turn that met something."""
-    calls = voided = 0
+def replay_until_records(
+    parts: Parts, spark: "Callable[[], SparkSession]", on_progress: Progress | None = None
+) -> Replayed:
+    """Replay turns until one has met a record or the log has no more: the replay step of a DAG.
+
+    Turns without a record are settled here, and the next one is planned and replayed. So the turn that the DAG's settle
+    step finds is the one that met records. Raises RangeGone after MAX_VOID_TURNS void turns in a row.
+    """
+    calls = void_turns = 0
     while True:
         replayed = replay(parts, spark, on_progress)
         calls += replayed.calls
-        voided = voided + 1 if replayed.void else 0
-        if voided >= MAX_VOID:
-            raise RangeGone(f"{MAX_VOID} turns in a row found their range gone; the last: {replayed.void}")
+        void_turns = void_turns + 1 if replayed.void else 0
+        if void_turns >= MAX_VOID_TURNS:
+            raise _too_many_void_turns(parts, replayed.void)
         newest = parts.store.newest()
         open_plan = parts.store.open_plan(newest) if newest else None
         if newest is None or replayed.plan is None:
             return replace(replayed, calls=calls)
         if open_plan is not None and open_plan.turn != replayed.plan.turn:
-            return replace(replayed, calls=calls)  # another run went on meanwhile: that turn is its own to prove
+            # Another run has settled this process's turn and planned the next. That turn is for the other run to prove.
+            return replace(replayed, calls=calls)
         if open_plan is not None:
-            found = outcomes_of(parts, open_plan, report_of(parts, open_plan))
-            if any(met_records(one) for one in found.counts.values()) or not more_in_log(open_plan):
+            outcomes = turn_outcomes(parts, open_plan, stored_report(parts, open_plan))
+            if any(has_records(counts) for counts in outcomes.counts.values()) or not log_has_more(open_plan):
                 return replace(replayed, calls=calls)
             settle_turn(parts, open_plan, newest)
         plan(parts)
 
 
-def goes_on(done: Plan, settlement: Settlement) -> bool:
+def _too_many_void_turns(parts: Parts, reason: str | None) -> RangeGone:
+    return RangeGone(
+        f"{parts.pipeline.name}: {MAX_VOID_TURNS} turns in a row found their range gone; the last: {reason}. Retention "
+        f"deletes records faster than the pipeline reads them: raise the topic's retention, or run more often"
+    )
+
+
+def needs_another_turn(done: Plan, settlement: Settlement) -> bool:
     """Whether the run takes another turn: its last one was void, or met no record while the log has more."""
     if settlement.kind is TurnKind.VOID:
         return True
-    met = any(met_records(one.counts) for one in settlement.partitions.values())
-    return not met and more_in_log(done)
+    met = any(has_records(settled.counts) for settled in settlement.partitions.values())
+    return not met and log_has_more(done)
 
 
-def met_records(counts: Mapping[str, int]) -> bool:
-    """Whether outcomes speak of a record that was there: ranges that retention took first are no work done."""
+def has_records(counts: Mapping[str, int]) -> bool:
+    """Whether these counts include a record that was there. What retention took first is no work done."""
     return any(counts.get(word) for word in (Outcome.ACKED, Outcome.FAILED, Outcome.SKIPPED, Outcome.DROPPED))
 
 
-def more_in_log(done: Plan) -> bool:
-    """Whether a plan moved on, and stopped short of the log's end: a turn that moves nothing would repeat for ever."""
-    return any(one.complete_to < one.fresh.end < one.log.end for one in done.partitions.values())
+def log_has_more(done: Plan) -> bool:
+    """Whether a plan moved a partition forward and stopped short of the log's end.
+
+    Both are needed: after a turn that moves nothing, the next one would be the same, without end.
+    """
+    return any(planned.complete_to < planned.fresh.end < planned.log.end for planned in done.partitions.values())
 
 
-def _note(ran: Ran, planned: Plan, replayed: Replayed, settlement: Settlement) -> None:
-    ran.plans.append(planned)
-    ran.calls += replayed.calls
+def _add_turn(result: RunResult, planned: Plan, replayed: Replayed, settlement: Settlement) -> None:
+    result.plans.append(planned)
+    result.calls += replayed.calls
     if settlement.kind is TurnKind.VOID:
-        ran.voided.append(replayed.void or settlement.reason)
+        result.voided.append(replayed.void or settlement.reason)
         return
-    ran.voided.clear()
-    for one in settlement.partitions.values():
-        ran.outcomes.update(one.counts)
+    result.voided.clear()
+    for settled in settlement.partitions.values():
+        result.outcomes.update(settled.counts)

@@ -1,4 +1,8 @@
-"""Guarantee and isolation are promised to what is under way: they change between turns, with nothing pending."""
+"""Guarantee and isolation level change between turns only, and only while nothing is pending.
+
+Records under way were planned under the old values. Under other values, a record that was handed out at most once could
+be handed out again (I7), or a failure could be dropped that was to be retried.
+"""
 
 from collections.abc import Mapping
 from typing import Any
@@ -8,14 +12,14 @@ from ackline.steps.parts import Parts
 from ackline.turns import Plan, Settlement
 
 
-def check_unchanged(parts: Parts, newest: Settlement) -> None:
-    """Raise ConfigError where guarantee or isolation changed while something is pending, promised under the old.
+def check_settings_unchanged(parts: Parts, newest: Settlement) -> None:
+    """Raise ConfigError where guarantee or isolation level changed while records are pending under the old one.
 
-    Asked before any turn but a reset: the next asks the settings of its plan.
+    Checked before every turn but a reset, against the settings of the last turn's plan.
     """
-    if newest.turn.n == 0 or not any(one.state.pending for one in newest.partitions.values()):
+    if newest.turn.n == 0 or not any(settled.state.pending for settled in newest.partitions.values()):
         return
-    for key, old, new in _changed(parts, parts.store.plan(newest.turn).settings):
+    for key, old, new in _changes(parts, parts.store.plan(newest.turn).settings):
         raise ConfigError(
             f"{key} was changed from {old} to {new} while records are pending; change it back until nothing is, or "
             f"begin a new epoch with `ackline reset {parts.pipeline.name} --to floor`",
@@ -23,20 +27,23 @@ def check_unchanged(parts: Parts, newest: Settlement) -> None:
         )
 
 
-def check_open(parts: Parts, plan: Plan) -> None:
-    """Raise ConfigError where an open plan would be handed out under another guarantee or isolation than its own: at
-    most once, its records may have been handed out already."""
-    for key, old, new in _changed(parts, plan.settings):
+def check_open_plan_settings(parts: Parts, plan: Plan) -> None:
+    """Raise ConfigError where an open plan would be handed out under another guarantee or isolation level than its own.
+
+    A plan that was made at most once may have been handed out already.
+    """
+    for key, old, new in _changes(parts, plan.settings):
         raise ConfigError(
             f"{key} was changed from {old} to {new} while {plan.turn} is open; change it back until it is settled",
             key=key,
         )
 
 
-def _changed(parts: Parts, before: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+def _changes(parts: Parts, before: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+    """Key, old and new value of each of the two settings that differs."""
     now = parts.pipeline.settings()
-    both = (
+    values = (
         ("guarantee", before["guarantee"], now["guarantee"]),
         ("kafka.isolation", before["kafka"]["isolation"], now["kafka"]["isolation"]),
     )
-    return [one for one in both if one[1] != one[2]]
+    return [(key, old, new) for key, old, new in values if old != new]

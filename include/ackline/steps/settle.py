@@ -1,41 +1,44 @@
 """settle: fold a turn's outcomes into the state, confirm dead letters, store the settlement, then commit the floor.
 
-Its writes, in this order, and why:
-1. dead letters, acknowledged by all replicas — before anything says `dead` (I6); killed here, they are sent again,
-   with the same coordinates in their headers.
-2. decisions n — a commit of their own, for zero rows too; whoever settles folds the decisions that are stored, so that
-   two runs which saw different acknowledgements still store one and the same settlement.
-3. settlement n — the authority. Killed before it, a repeat folds the same rows to the same state.
-4. the group's offsets, to the *newest* floor, not this turn's: a late process then repeats what is right instead of
-   moving the group back. Killed before it, any later run commits.
+settle may be killed between any two of its writes, and any process may run it again. The writes, in this order:
+1. Dead letters, acknowledged by all replicas. They come first, so that no table calls a record `dead` whose letter the
+   broker may lose (I6). After a crash here they are sent again, with the same source coordinates in their headers.
+2. Decisions n, a commit of their own, for zero rows too. Two processes that settle the same turn may get different
+   acknowledgements from the broker. Both fold the decisions that are *stored*, and so store the same settlement.
+3. Settlement n, the authority. A crash before it costs nothing: a repeat folds the same rows to the same state (I9).
+4. The group's offsets (steps/commit.py). They come last: before the settlement is durable, nothing proves that the
+   records below the floor are settled (I1, I2). After a crash here, any later run makes the same commit.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from ackline.audit.store import TurnOutcomes
+from ackline.audit.turn_outcomes import TurnOutcomes
 from ackline.errors import GroupMoved, NoProof, TooManyFailures
 from ackline.ledger import OutcomeRow
-from ackline.metrics import last_fetch
+from ackline.metrics import TurnReport, fetch_metrics
 from ackline.offsets import TopicPartition
 from ackline.outcome import Outcome
-from ackline.steps.commit import Settled, commit_newest
+from ackline.steps.commit import CommitResult, commit_newest
 from ackline.steps.decide import decide, states_after
-from ackline.steps.events import tell_settled
-from ackline.steps.expired import expired_of
-from ackline.steps.measure import gaps_of, outcomes_of, report_of, with_metrics
+from ackline.steps.events import notify_settled
+from ackline.steps.expired import retention_error
+from ackline.steps.measure import gaps_of, stored_report, turn_outcomes, with_metrics
 from ackline.steps.parts import Parts
 from ackline.turns import Plan, SettledPartition, Settlement, TurnId, TurnKind
 
 
-def settle(parts: Parts, turn: TurnId | None = None, on_stored: Callable[[Settlement], None] | None = None) -> Settled:
+def settle(
+    parts: Parts, turn: TurnId | None = None, on_stored: Callable[[Settlement], None] | None = None
+) -> CommitResult:
     """Settle the lane's open turn, if there is one, and commit the newest floor.
 
-    With `turn`, only that one: where another run has settled it meanwhile and gone on, the next is that run's to prove.
-    `on_stored` is told of the settlement that this process has stored, before it is committed.
+    With `turn`, settles that turn only: where another run has settled it and planned the next one, that next turn is
+    for the other run to prove. `on_stored` is called with the settlement that this process has stored, before the
+    commit.
 
-    Raises NoProof where the turn's outcomes are not stored; GroupBusy, GroupMoved and NewerCommit where the commit may
-    not be made: the settlement is stored by then, and a later run commits it.
+    Raises NoProof where the turn's outcomes are not stored; GroupBusy, GroupMoved and NewerCommit where the floor may
+    not be committed. The settlement is stored by then, and a later run commits it.
     """
     newest = parts.store.newest()
     plan = parts.store.open_plan(newest) if newest else None
@@ -47,73 +50,98 @@ def settle(parts: Parts, turn: TurnId | None = None, on_stored: Callable[[Settle
     except GroupMoved:
         if parts.pipeline.on_external_reset != "follow":
             raise
-        return Settled(parts.store.newest(), {}, stored)  # the next run's plan takes the turn that follows
+        # The settlement stands. To follow the group is a turn of its own, which the next run's plan takes (S36).
+        return CommitResult(parts.store.newest(), {}, stored)
 
 
 def settle_turn(parts: Parts, plan: Plan, before: Settlement) -> Settlement | None:
     """Store decisions n and settlement n of an open plan; `before` is settlement n - 1.
 
-    Returns what was stored; None where another process was quicker, or no settlement that counts was to be stored.
+    Returns what was stored; None where another process has taken number n, to settle the turn or to void it.
+    Raises NoProof, TooManyFailures and RetentionPassed.
     """
+    # Only the stored outcomes prove that the range was handled whole. The state of an Airflow task does not: it can be
+    # set by hand. Folded without them, complete_to would pass records that no handler has met (S8).
     if plan.kind is TurnKind.RUN and not parts.store.has_outcomes(plan.turn):
         raise NoProof(
             f"{plan.turn} has no stored outcomes, so nothing proves that it was handled; a task marked as successful "
             f"proves nothing. Run replay again"
         )
-    report = report_of(parts, plan)
-    found = outcomes_of(parts, plan, report)
-    if not parts.store.has_decisions(plan.turn):
-        _check_breaker(parts, plan, before, found)
-        _check_expired(parts, plan, before, found.rows)  # before any dead letter is sent
-        decisions = decide(parts, plan, before, found)
-        _check_expired(parts, plan, before, decisions)
-        parts.store.store_decisions(plan, parts.run_id, decisions)
-        found = outcomes_of(parts, plan, report)  # those that are stored count, ours or a rival's
-    states = states_after(plan, before, found)
-    committed = parts.group.committed(parts.existing({tp: _topic_id(tp, plan, before) for tp in states}))
-    partitions = {
+    report = stored_report(parts, plan)
+    outcomes = _decided_outcomes(parts, plan, before, report)
+    partitions = with_metrics(parts, plan, before, _settled_partitions(parts, plan, before, outcomes), outcomes, report)
+    settlement = Settlement(plan.turn, plan.kind, parts.run_id, parts.now(), partitions, parts.actor, plan.reason)
+    # The fence: one process takes number n. A process that loses it drops its own fold and uses the stored one.
+    if not parts.store.store_settlement(settlement, plan):
+        return None
+    notify_settled(parts, plan, settlement, outcomes)  # after the write: a listener hears of durable events only
+    return settlement
+
+
+def _decided_outcomes(parts: Parts, plan: Plan, before: Settlement, report: TurnReport | None) -> TurnOutcomes:
+    """The turn's outcomes together with decisions n, which are made and stored first where they are not stored yet."""
+    # Checked before the rows are read. In the other order, another process could store its decisions in between: they
+    # would be found stored and be missing from the rows, and a record whose `dead` row counts would stay pending (I4).
+    decided = parts.store.has_decisions(plan.turn)
+    outcomes = turn_outcomes(parts, plan, report)
+    if decided:
+        return outcomes
+    # Breaker and retention close the turn as void, so both are checked before the first dead letter leaves: a letter
+    # of a void turn announces a record as dead that the next turn handles again.
+    _check_breaker(parts, plan, before, outcomes)
+    _check_retention(parts, plan, before, outcomes.rows)
+    decisions = decide(parts, plan, before, outcomes)
+    # Retention may have passed a record just before its dead letter was read. Such letters are sent again by the turn
+    # that settles their records.
+    _check_retention(parts, plan, before, decisions)
+    parts.store.store_decisions(plan, parts.run_id, decisions)
+    # Whether this process or a rival has won number n: the stored decisions are what counts. Read again, because the
+    # rival's may differ from those made above.
+    return turn_outcomes(parts, plan, report)
+
+
+def _settled_partitions(
+    parts: Parts, plan: Plan, before: Settlement, outcomes: TurnOutcomes
+) -> dict[TopicPartition, SettledPartition]:
+    """A row of settlement n for every partition of the lane, also for those that the plan leaves alone."""
+    states = states_after(plan, before, outcomes)
+    # For the audit only: what the group has committed decides nothing here, and the step that commits reads it again.
+    committed = parts.group.committed(parts.unchanged_partitions({tp: _topic_id(tp, plan, before) for tp in states}))
+    return {
         tp: SettledPartition(
             _topic_id(tp, plan, before),
             before.partitions[tp].state.floor if tp in before.partitions else state.floor,
             state,
-            found.counts.get(tp, {}),
-            gaps_of(plan, tp, found),
-            plan.partitions[tp].acknowledged_foreign_offset
-            if tp in plan.partitions
-            else before.partitions[tp].acknowledged_foreign_offset,
+            outcomes.counts.get(tp, {}),
+            gaps_of(plan, tp, outcomes),
+            _acknowledged_foreign_offset(tp, plan, before),
             committed.get(tp),
             _evidence(plan),
-            _paused(tp, plan, before),
+            _is_paused(tp, plan, before),
             leader_epoch=_leader_epoch(tp, plan, before),
         )
         for tp, state in states.items()
     }
-    partitions = with_metrics(parts, plan, before, partitions, found, report)
-    now = parts.now()
-    settlement = Settlement(plan.turn, plan.kind, parts.run_id, now, partitions, parts.actor, plan.reason)
-    if not parts.store.store_settlement(settlement, plan):
-        return None
-    tell_settled(parts, plan, settlement, found)
-    return settlement
 
 
-def _check_breaker(parts: Parts, plan: Plan, before: Settlement, found: TurnOutcomes) -> None:
+def _check_breaker(parts: Parts, plan: Plan, before: Settlement, outcomes: TurnOutcomes) -> None:
     """Close the turn as void and raise TooManyFailures where too many of its new records failed (S46).
 
-    Only first attempts count, so that a turn of poisonous retries never trips it; what is `dropped` had no other. A
-    claimed turn is never void: the group has moved over it.
+    Only first attempts count, so a turn of poison retries never trips the breaker. `dropped` counts too: it is a
+    failure under a guarantee without retries.
     """
     breaker = parts.pipeline.breaker
+    # A claimed turn is never void: the group has moved over it, so its records would be neither handled nor lost.
     if breaker is None or parts.no_breaker or plan.kind is not TurnKind.RUN or parts.store.has_claim(plan.turn):
         return
-    tried = sum(found.attempted_fresh.values())
-    bad = sum(row.attempt == 1 and row.outcome is Outcome.FAILED for rows in found.rows.values() for row in rows)
-    bad += sum(counts.get(Outcome.DROPPED, 0) for counts in found.counts.values())
-    # Divided, not multiplied: 29 of 100 are a ratio of 0.29 then, and not more.
-    if tried < breaker.min_records or bad / tried <= breaker.failure_ratio:
+    tried = sum(outcomes.attempted_fresh.values())
+    failed = sum(row.attempt == 1 and row.outcome is Outcome.FAILED for rows in outcomes.rows.values() for row in rows)
+    failed += sum(counts.get(Outcome.DROPPED, 0) for counts in outcomes.counts.values())
+    # Divided, not multiplied: 0.29 * 100 is less than 29 in floating point, and 29 of 100 would trip a ratio of 0.29.
+    if tried < breaker.min_records or failed / tried <= breaker.failure_ratio:
         return
     allowed = f"{breaker.failure_ratio * 100:g}%"
-    reason = f"too many failures: {bad} of {tried} new records failed, the breaker allows {allowed}"
+    reason = f"too many failures: {failed} of {tried} new records failed, the breaker allows {allowed}"
     void_turn(parts, plan, before, reason)
     raise TooManyFailures(
         f"{reason}. {plan.turn} is void: nothing of it was settled, dead-lettered or committed. Mend the handler and "
@@ -121,49 +149,47 @@ def _check_breaker(parts: Parts, plan: Plan, before: Settlement, found: TurnOutc
     )
 
 
-def _check_expired(
+def _check_retention(
     parts: Parts, plan: Plan, before: Settlement, rows: Mapping[TopicPartition, Sequence[OutcomeRow]]
 ) -> None:
-    """Close the turn as void and raise RetentionPassed where `rows` have what `on_expired` says not to settle.
-
-    Dead letters that decisions were made of are sent again by the turn that settles their records.
-    """
-    error = expired_of(parts, plan, rows)
+    """Close the turn as void and raise RetentionPassed where `on_expired: fail` forbids to settle `rows`."""
+    error = retention_error(parts, plan, rows)
     if error is not None:
         void_turn(parts, plan, before, str(error))
         raise error
 
 
 def void_turn(parts: Parts, plan: Plan, before: Settlement, reason: str) -> None:
-    """Close a plan that can't be carried out: no state changes and none of its rows counts.
+    """Close a plan that can't be carried out: no state changes, and none of the turn's rows counts.
 
-    What the plan found of the group stays found: a foreign value is answered only until a commit of ours was met.
+    The void settlement takes number n of the settlements. So it races with a process that settles the turn: whichever
+    is stored first decides, and the other one is refused.
     """
-    known = before.partitions
-    acknowledged_foreign_offset = {
-        tp: plan.partitions[tp].acknowledged_foreign_offset
-        if tp in plan.partitions
-        else one.acknowledged_foreign_offset
-        for tp, one in known.items()
-    }
     partitions = {
         tp: replace(
-            one,
-            old_floor=one.state.floor,
+            settled,
+            old_floor=settled.state.floor,
             counts={},
             gaps=0,
             evidence="void",
-            acknowledged_foreign_offset=acknowledged_foreign_offset[tp],
-            metrics=last_fetch(one.metrics),
+            # What the plan has learned of the group holds although the turn is void: a foreign offset stays
+            # acknowledged only until a plan has met a commit of ours.
+            acknowledged_foreign_offset=_acknowledged_foreign_offset(tp, plan, before),
+            metrics=fetch_metrics(settled.metrics),
         )
-        for tp, one in known.items()
+        for tp, settled in before.partitions.items()
     }
     parts.store.store_settlement(
         Settlement(plan.turn, TurnKind.VOID, parts.run_id, parts.now(), partitions, parts.actor, reason), plan
     )
 
 
-def _paused(tp: TopicPartition, plan: Plan, before: Settlement) -> bool:
+def _acknowledged_foreign_offset(tp: TopicPartition, plan: Plan, before: Settlement) -> int | None:
+    partitions = plan.partitions if tp in plan.partitions else before.partitions
+    return partitions[tp].acknowledged_foreign_offset
+
+
+def _is_paused(tp: TopicPartition, plan: Plan, before: Settlement) -> bool:
     if tp in plan.partitions and plan.kind in (TurnKind.PAUSE, TurnKind.RESUME):
         return plan.kind is TurnKind.PAUSE
     return tp in before.partitions and before.partitions[tp].paused
@@ -174,7 +200,7 @@ def _topic_id(tp: TopicPartition, plan: Plan, before: Settlement) -> str:
 
 
 def _leader_epoch(tp: TopicPartition, plan: Plan, before: Settlement) -> int | None:
-    """The plan's, under which replay has read; what a plan left alone keeps its own."""
+    """The leader epoch of the plan, under which replay has read; a partition that the plan left alone keeps its own."""
     planned = plan.partitions[tp].log.leader_epoch if tp in plan.partitions else None
     return planned if planned is not None or tp not in before.partitions else before.partitions[tp].leader_epoch
 

@@ -1,4 +1,4 @@
-"""Where a pipeline stands: the newest settlement beside what the broker says now."""
+"""Where a pipeline stands: the newest settlement, compared with the broker's logs and commits as they are now."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -15,22 +15,23 @@ from ackline.steps.plan import preview_lane
 from ackline.turns import SettledPartition, Settlement, TurnKind
 
 MISSING, CREATED_AGAIN, TRUNCATED = "missing", "created again", "truncated"
-"""Why a run stops at a partition: it is gone; its topic is another one of that name; its log is shorter than it was."""
+"""Why a run stops at a partition: it is gone; its topic was created again; its log is shorter than what was read."""
 
 N = TypeVar("N", int, float)
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionStatus:
-    """One partition; lag is `log_end - floor`, `lag_seconds` the age of the record at the floor, or of the first one
-    above it that retention has left (0 where there is no lag, None where the broker has no time for it). Both are None
-    where there is no log to compare with.
+    """One partition.
 
-    The floor is that of the newest settlement or claim. `read` is the end of what was read and handled whole; `due`
-    counts retries that are due now; `oldest_pending_at` is the time of the record at the lowest pending offset, None
-    where retention took it; `totals` are the effective rows of the epoch by outcome, and `retries`; fetches are those
-    of the last turn that read from the partition. `why` says why runs leave it alone (paused, no longer subscribed, no
-    leader) or stop at it (missing, created again, truncated), or is None.
+    `floor` is that of the newest settlement or claim; `read` the end of what was read and handled whole. `lag` is
+    `log_end - floor`, in offsets. `lag_seconds` is the age of the record at the floor, or of the first one above it
+    that retention has left: 0 without lag, None where the broker has no time for it. Both are None where there is no
+    log to compare with. `due` counts retries that are due now. `oldest_pending_at` is the time of the record at the
+    lowest pending offset; None where retention took it. `totals` are the effective rows of the epoch by outcome, and
+    `retries`. The fetch values are those of the last turn that read from the partition. `why` is the reason for which
+    runs leave the partition alone (paused, no longer subscribed, no leader) or stop at it (missing, created again,
+    truncated); None where there is none.
     """
 
     lane: str
@@ -59,7 +60,10 @@ class PartitionStatus:
 
 @dataclass(frozen=True, slots=True)
 class TopicStatus:
-    """All partitions of a topic: sums, and the worst of what can't be added up. None where no partition knows it."""
+    """All partitions of a topic: sums, and the maximum or minimum of values that can't be added.
+
+    A value is None where it is unknown for every partition.
+    """
 
     topic: str
     partitions: int
@@ -79,25 +83,26 @@ class TopicStatus:
 
 
 def status(parts: Parts) -> list[PartitionStatus]:
-    """Every partition of the lane, and those that it would begin with at its next run."""
+    """Every partition of the lane, and those that would join it at the next run; stores nothing."""
     return status_and_missing(parts)[0]
 
 
 def status_and_missing(parts: Parts) -> tuple[list[PartitionStatus], tuple[str, ...]]:
-    """The same, and the topics and partitions that the file names and the broker does not have."""
+    """The status of every partition, and the topics and partitions that the file names and the broker does not have."""
     newest = parts.store.newest()
-    look = observe_kafka(parts, newest)
-    lane = preview_lane(parts, newest, look)
-    floors = {tp: one.state.floor for tp, one in lane.items()} | _claimed(parts, newest)
-    logs = {tp: look.bounds.get(tp) for tp, one in lane.items() if look.topic_ids.get(tp.topic) == one.topic_id}
+    view = observe_kafka(parts, newest)
+    lane = preview_lane(parts, newest, view)
+    floors = {tp: settled.state.floor for tp, settled in lane.items()} | _claimed_floors(parts, newest)
+    # In a topic that was created again, the lane's offsets mean nothing: there is no lag.
+    logs = {tp: view.bounds.get(tp) for tp, row in lane.items() if view.topic_ids.get(tp.topic) == row.topic_id}
     behind = {tp: max(floors[tp], log.start) for tp, log in logs.items() if log and floors[tp] < log.end}
     times = parts.cluster.record_times(behind) if behind else {}
-    found = []
-    for tp, one in sorted(lane.items()):
-        log, same = look.bounds.get(tp), logs.get(tp)
-        committed = look.committed.get(tp)
-        oldest, metrics = oldest_pending(one.state), one.metrics or {}
-        found.append(
+    partitions = []
+    for tp, settled in sorted(lane.items()):
+        log, same_log = view.bounds.get(tp), logs.get(tp)
+        committed = view.committed.get(tp)
+        oldest, metrics = oldest_pending(settled.state), settled.metrics or {}
+        partitions.append(
             PartitionStatus(
                 parts.store.lane,
                 newest.turn.epoch if newest else 0,
@@ -107,82 +112,82 @@ def status_and_missing(parts: Parts) -> tuple[list[PartitionStatus], tuple[str, 
                 log.end if log else None,
                 committed.offset if committed else None,
                 floors[tp],
-                one.state.complete_to,
-                one.state.pending_by_kind(),
-                one.state.next_due,
-                same.end - floors[tp] if same else None,
-                _lag_seconds(parts, tp, behind, times) if same and floors[tp] <= same.end else None,
-                one.state.complete_to,
-                due_retries(one.state, parts.now()),
+                settled.state.complete_to,
+                settled.state.pending_by_kind(),
+                settled.state.next_due,
+                same_log.end - floors[tp] if same_log else None,
+                _lag_seconds(parts, tp, behind, times) if same_log and floors[tp] <= same_log.end else None,
+                settled.state.complete_to,
+                due_retries(settled.state, parts.now()),
                 oldest,
                 times.get(tp) if oldest is not None and oldest == behind.get(tp) else None,
-                {word: (one.totals or {}).get(word, 0) for word in TOTALS},
+                {word: (settled.totals or {}).get(word, 0) for word in TOTALS},
                 int(metrics[FETCHES]) if FETCHES in metrics else None,
                 metrics.get(FETCH_MEAN),
                 metrics.get(FETCH_MAX),
-                _why(parts, tp, one, look),
+                _why(parts, tp, settled, view),
             )
         )
-    return found, look.missing
+    return partitions, view.missing
 
 
-def _claimed(parts: Parts, newest: Settlement | None) -> dict[TopicPartition, int]:
-    """The floors that a claim has set: at most once, the group is committed over what is under way."""
+def _claimed_floors(parts: Parts, newest: Settlement | None) -> dict[TopicPartition, int]:
+    """At most once: the floors that a claim has set. The group is committed there while the turn is under way."""
     if newest is None or parts.pipeline.guarantee != "at_most_once":
         return {}
     plan = parts.store.open_plan(newest)
     if plan is None or plan.kind is not TurnKind.RUN or not parts.store.has_claim(plan.turn):
         return {}
-    return {tp: one.fresh.end for tp, one in plan.partitions.items() if one.fresh}
+    return {tp: planned.fresh.end for tp, planned in plan.partitions.items() if planned.fresh}
 
 
-def _why(parts: Parts, tp: TopicPartition, one: SettledPartition, look: KafkaView) -> str | None:
-    """The reason that a plan would give, or stop for, as long as it holds for every plan."""
-    if not parts.wants(tp):
+def _why(parts: Parts, tp: TopicPartition, settled: SettledPartition, view: KafkaView) -> str | None:
+    """The reason for which every plan would leave the partition alone, or stop at it; None where there is none."""
+    if not parts.is_subscribed(tp):
         return PARKED
-    if tp not in look.bounds:
+    if tp not in view.bounds:
         return MISSING
-    if look.topic_ids[tp.topic] != one.topic_id:
+    if view.topic_ids[tp.topic] != settled.topic_id:
         return CREATED_AGAIN
-    log = look.bounds[tp]
-    if log is not None and log.end < one.state.complete_to:
+    log = view.bounds[tp]
+    if log is not None and log.end < settled.state.complete_to:
         return TRUNCATED
-    if one.paused:
+    if settled.paused:
         return PAUSED
     return None if log else NO_LEADER
 
 
-def topics_of(partitions: Iterable[PartitionStatus]) -> list[TopicStatus]:
-    """The same by topic, sorted."""
+def status_by_topic(partitions: Iterable[PartitionStatus]) -> list[TopicStatus]:
+    """A status for each topic of the given partitions, sorted by name."""
     by_topic: dict[str, list[PartitionStatus]] = {}
-    for one in partitions:
-        by_topic.setdefault(one.topic, []).append(one)
-    return [_topic(topic, ones) for topic, ones in sorted(by_topic.items())]
+    for status in partitions:
+        by_topic.setdefault(status.topic, []).append(status)
+    return [_topic_status(topic, of_topic) for topic, of_topic in sorted(by_topic.items())]
 
 
-def _topic(topic: str, ones: list[PartitionStatus]) -> TopicStatus:
+def _topic_status(topic: str, partitions: list[PartitionStatus]) -> TopicStatus:
     return TopicStatus(
         topic,
-        len(ones),
-        _of_known(sum, (one.log_start for one in ones)),
-        _of_known(sum, (one.log_end for one in ones)),
-        _of_known(sum, (one.committed for one in ones)),
-        sum(one.floor for one in ones),
-        sum(one.read for one in ones),
-        {kind: sum(one.pending[kind] for one in ones) for kind in PendingKind},
-        sum(one.due for one in ones),
-        min((one.oldest_pending_at for one in ones if one.oldest_pending_at is not None), default=None),
-        _of_known(sum, (one.lag for one in ones)),
-        _of_known(max, (one.lag_seconds for one in ones)),
-        {word: sum(one.totals[word] for one in ones) for word in TOTALS},
-        _of_known(sum, (one.fetches for one in ones)),
-        _of_known(max, (one.fetch_seconds_max for one in ones)),
+        len(partitions),
+        _of_known(sum, (p.log_start for p in partitions)),
+        _of_known(sum, (p.log_end for p in partitions)),
+        _of_known(sum, (p.committed for p in partitions)),
+        sum(p.floor for p in partitions),
+        sum(p.read for p in partitions),
+        {kind: sum(p.pending[kind] for p in partitions) for kind in PendingKind},
+        sum(p.due for p in partitions),
+        min((p.oldest_pending_at for p in partitions if p.oldest_pending_at is not None), default=None),
+        _of_known(sum, (p.lag for p in partitions)),
+        _of_known(max, (p.lag_seconds for p in partitions)),
+        {word: sum(p.totals[word] for p in partitions) for word in TOTALS},
+        _of_known(sum, (p.fetches for p in partitions)),
+        _of_known(max, (p.fetch_seconds_max for p in partitions)),
     )
 
 
-def _of_known(fold: Callable[[list[N]], N], values: Iterable[N | None]) -> N | None:
+def _of_known(combine: Callable[[list[N]], N], values: Iterable[N | None]) -> N | None:
     known = [value for value in values if value is not None]
-    return fold(known) if known else None
+    return combine(known) if known else None
 
 
 def _lag_seconds(

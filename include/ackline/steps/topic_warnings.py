@@ -1,4 +1,4 @@
-"""What a user should know of the settings in force before a run, with what the broker says of the topics."""
+"""Warnings before a run: settings that are allowed and may lose records, given how the topics delete theirs."""
 
 from collections.abc import Iterable
 
@@ -7,19 +7,23 @@ from ackline.errors import AcklineError
 from ackline.steps.parts import Parts
 
 
-def warnings(parts: Parts, topics: Iterable[str]) -> list[str]:
-    """A sentence for each, which names the setting. `topics` are those that are read.
+def run_warnings(parts: Parts, topics: Iterable[str]) -> list[str]:
+    """One sentence for each warning, naming the setting; `topics` are those that are read.
 
-    Never raises: a broker that does not tell topics' settings (DescribeConfigs) only leaves out what depends on them.
+    Never raises. Where the broker refuses to describe topics (DescribeConfigs), the warnings that depend on topics are
+    left out.
     """
     try:
-        return [*parts.cautions, *of_topics(parts, topics)]
+        return [*parts.setting_warnings, *topic_warnings(parts, topics)]
     except AcklineError:
-        return list(parts.cautions)
+        return list(parts.setting_warnings)
 
 
-def of_topics(parts: Parts, topics: Iterable[str]) -> list[str]:
-    """Those that depend on how the topics forget. Raises what asking the broker raises."""
-    dead = parts.pipeline.dead_letter_topic
-    found = parts.cluster.policies([*topics, *([dead] if dead is not None else [])])
-    return list(setting_warnings.of_topics(parts.pipeline, found))
+def topic_warnings(parts: Parts, topics: Iterable[str]) -> list[str]:
+    """The warnings that depend on retention and compaction of the topics.
+
+    Raises AcklineError where the broker does not describe the topics.
+    """
+    dead_letter_topic = parts.pipeline.dead_letter_topic
+    policies = parts.cluster.policies([*topics, *([dead_letter_topic] if dead_letter_topic is not None else [])])
+    return list(setting_warnings.warnings_of_topics(parts.pipeline, policies))

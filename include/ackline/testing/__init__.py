@@ -1,4 +1,4 @@
-"""What tests and the demo run on: a real broker and a real Airflow of this machine, started and ended with care.
+"""Doubles and fixtures for tests: Kafka, the tables and Spark in memory, and a handler that keeps a journal.
 
-Nothing here is imported by the product itself, and the checker shares no code with it.
+Only tests import this package.
 """

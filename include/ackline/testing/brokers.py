@@ -1,8 +1,8 @@
-"""A real Kafka cluster of three brokers (KRaft) on free loopback ports, for what one broker can't show: leaders that
-move, replicas that lag, logs that are cut.
+"""A real Kafka cluster of three brokers (KRaft) on free loopback ports, for tests that one broker is not enough for:
+leaders that move, replicas that lag, logs that are truncated.
 
-Node 1 is the controller, and holds the groups' offsets; it stays. Nodes 2 and 3 may be stopped and killed, and lead the
-partitions.
+Node 1 is the controller, holds the groups' offsets and is never stopped. Nodes 2 and 3 lead the partitions; a test may
+stop and kill them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,13 +19,13 @@ from ackline.local.broker import READY_SECONDS, Broker
 from ackline.local.processes import wait_until
 
 ON_ALL = (2, 3, 1)
-"""Replicas on all nodes, led by node 2 while it is there."""
+"""Replicas on all nodes; node 2 leads while it is up."""
 
 
 class Brokers:
-    """Three brokers below a folder; a context manager that starts them and stops them.
+    """Three brokers below a folder; a context manager that starts and stops them.
 
-    `config` adds to the settings of each, `heap_mb` bounds the heap of each in MiB.
+    `config` adds to the settings of each broker. `heap_mb` limits the heap of each, in MiB.
     """
 
     def __init__(self, directory: Path, *, config: Mapping[str, str] | None = None, heap_mb: int = 256) -> None:
@@ -39,7 +39,7 @@ class Brokers:
 
     @property
     def bootstrap(self) -> str:
-        """What a client calls `bootstrap.servers`: all three."""
+        """The value of a client's `bootstrap.servers`, with all three brokers."""
         return ",".join(node.bootstrap for node in self.nodes.values())
 
     def __enter__(self) -> Self:
@@ -52,7 +52,7 @@ class Brokers:
         self.stop()
 
     def start(self) -> None:
-        """Start those that do not run. Raises FatalError, with all of them ended, where one does not start."""
+        """Starts the brokers that do not run. Raises FatalError if one does not start, after ending all of them."""
         try:
             self.nodes[1].start()
             with ThreadPoolExecutor() as pool:
@@ -62,9 +62,9 @@ class Brokers:
             raise
 
     def stop(self) -> None:
-        """End all of them, the controller last. Any number of times."""
+        """Ends all brokers, the controller last. May be called repeatedly."""
         for node in (3, 2):
-            self.nodes[node].kill()  # nobody is left to hand its leadership to in good order
+            self.nodes[node].kill()  # a shutdown would wait for a broker that takes over its partitions
         self.nodes[1].stop()
 
     def create_topic(
@@ -73,35 +73,35 @@ class Brokers:
         config: Mapping[str, str] | None = None,
         replicas: Sequence[Sequence[int]] = (ON_ALL,),
     ) -> None:
-        """Make a topic with a partition on each of these lists of nodes, and wait until the first of each leads.
+        """Creates a topic with one partition for each list of nodes, and waits until the first node of each list leads.
 
-        Raises KafkaException, say if it exists.
+        Raises KafkaException, e.g. if the topic exists.
         """
         assigned = [list(nodes) for nodes in replicas]
-        made = NewTopic(name, len(assigned), replica_assignment=assigned, config=dict(config or {}))
-        self._admin().create_topics([made])[name].result(30)
+        topic = NewTopic(name, len(assigned), replica_assignment=assigned, config=dict(config or {}))
+        self._admin().create_topics([topic])[name].result(30)
         for partition, nodes in enumerate(replicas):
             self.await_leader(name, nodes[0], partition)
 
     def leader(self, topic: str, partition: int = 0) -> int | None:
-        """The node that leads a partition, as node 1 knows it; None where nobody does."""
-        found = self._admin().list_topics(topic, timeout=10).topics[topic].partitions.get(partition)
-        return found.leader if found is not None and found.leader in self.nodes else None
+        """Returns the node that leads a partition, by the metadata of node 1; None if no node does."""
+        metadata = self._admin().list_topics(topic, timeout=10).topics[topic].partitions.get(partition)
+        return metadata.leader if metadata is not None and metadata.leader in self.nodes else None
 
     def await_leader(self, topic: str, node: int | None, partition: int = 0) -> None:
-        """Wait until `node` leads a partition, or nobody. Raises FatalError where that does not come."""
+        """Waits until `node` leads a partition; None: until no node does. Raises FatalError if that takes too long."""
         if not wait_until(lambda: self.leader(topic, partition) == node, READY_SECONDS):
             raise FatalError(f"{topic}[{partition}] is led by {self.leader(topic, partition)}, not by {node}")
 
     def await_in_sync(self, topic: str, nodes: set[int], partition: int = 0) -> None:
-        """Wait until exactly these nodes are in sync. Raises FatalError where that does not come."""
+        """Waits until exactly these nodes are in sync. Raises FatalError if that takes too long."""
 
         def in_sync() -> bool:
-            found = self._admin().list_topics(topic, timeout=10).topics[topic].partitions[partition]
-            return set(found.isrs) == nodes
+            metadata = self._admin().list_topics(topic, timeout=10).topics[topic].partitions[partition]
+            return set(metadata.isrs) == nodes
 
         if not wait_until(in_sync, READY_SECONDS):
-            raise FatalError(f"{topic}[{partition}] did not come to have the replicas {sorted(nodes)} in sync")
+            raise FatalError(f"{topic}[{partition}]: the replicas in sync are not {sorted(nodes)}")
 
     def _admin(self) -> AdminClient:
         if self._client is None:

@@ -1,11 +1,10 @@
-"""A handler for tests: it writes down each call, then does what the record's value tells it to.
+"""A handler for tests. It writes each call to a journal, and then does what the value of the record orders.
 
-Named in a pipeline file as `ackline.testing.journal:handle`. The journal is the file named by the
-environment variable ACKLINE_JOURNAL; a line is one call, appended in one write, so that calls of many
-processes, some of which are killed, never mix. The value is JSON, or what was decoded from it:
-`{"fail": n}` raises on attempts up to n (−1: on all), `{"skip": true}` and `{"dead": true}` raise Skip
-and Dead, `{"exit": true}` leaves the interpreter; anything else is acked, and what is not JSON raises, as
-it would in a real handler.
+A pipeline file names it as `ackline.testing.journal:handle`. The environment variable ACKLINE_JOURNAL names the journal,
+a file with one call a line. Each line is appended in one write, so that the calls of many processes never mix, even if
+some are killed. The value is JSON, or was decoded from it: `{"fail": n}` raises on attempts up to n (−1: on all),
+`{"skip": true}` raises Skip, `{"dead": true}` raises Dead, and `{"exit": true}` leaves the interpreter. Any other JSON
+is acked; a value that is not JSON raises, as it would in a real handler.
 """
 
 import json
@@ -18,6 +17,7 @@ from ackline.handler import Dead, Record, Skip
 
 JOURNAL = "ACKLINE_JOURNAL"
 """The environment variable that names the journal."""
+REASON = "as the record orders"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,34 +32,35 @@ class Call:
 
 
 def handle(record: Record) -> None:
-    """Write the call down, then obey the record. Raises KeyError where no journal is named."""
-    note = f"{record.topic}\t{record.partition}\t{record.offset}\t{record.attempt}\t{os.getpid()}\n"
+    """Writes the call to the journal and follows the record's orders. Raises KeyError if no journal is named."""
+    line = f"{record.topic}\t{record.partition}\t{record.offset}\t{record.attempt}\t{os.getpid()}\n"
     descriptor = os.open(os.environ[JOURNAL], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     try:
-        os.write(descriptor, note.encode())
+        os.write(descriptor, line.encode())
     finally:
         os.close(descriptor)
     if record.value is not None:
         decoded = not isinstance(record.value, str | bytes)
-        _obey(record.value if decoded else json.loads(record.value), record.attempt)
+        follow_orders(record.value if decoded else json.loads(record.value), record.attempt)
 
 
-def _obey(orders: object, attempt: int) -> None:
+def follow_orders(orders: object, attempt: int) -> None:
+    """Does what the decoded value of a record orders on this attempt; returns if it orders nothing."""
     if not isinstance(orders, dict):
         return
     if orders.get("exit"):
-        sys.exit("the record asked for it")
+        sys.exit(REASON)
     if orders.get("skip"):
-        raise Skip("the record asked for it")
+        raise Skip(REASON)
     if orders.get("dead"):
-        raise Dead("the record asked for it")
+        raise Dead(REASON)
     failures = orders.get("fail", 0)
     if failures < 0 or attempt <= failures:
-        raise ValueError(f"attempt {attempt} fails, as the record asked")
+        raise ValueError(f"attempt {attempt} fails, {REASON}")
 
 
 def read(path: str | Path) -> list[Call]:
-    """The calls so far, in the order in which they were made; none where there is no file yet."""
+    """Returns the calls in a journal, in the order in which they were made; none if the file does not exist yet."""
     if not Path(path).exists():
         return []
     calls = []

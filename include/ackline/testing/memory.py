@@ -1,9 +1,9 @@
 """A world in memory: topics, a consumer group, dead letters, tables and a clock, without a broker, Spark or Delta.
 
-The adapters in `memory_store`, `memory_kafka` and `memory_parts` work on one `World`, which outlives them as the real
-parts outlive a process. What the real parts answer is stated once, in the contract tests that both kinds pass. Nothing
-here waits or runs by itself: whoever owns the world makes its log grow, expire or fail, and a test sees all that was
-written in `history`, in the order in which it was written.
+The adapters in `memory_store`, `memory_kafka` and `memory_parts` work on one `World`. It outlives them, as the real
+parts outlive a process. Contract tests hold the adapters to what the real parts do. A world does nothing by itself and
+never waits: the test lets logs grow, records expire and operations fail. `World.history` lists every write in the order
+in which it was made.
 """
 
 import json
@@ -14,15 +14,16 @@ from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 from ackline.commit_rule import Committed
-from ackline.handler import Dead, Record, Skip
+from ackline.handler import Record
 from ackline.offsets import TopicPartition
+from ackline.testing.journal import follow_orders
 
-EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+UNIX_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 READ, BEFORE, AFTER = "read", "before", "after"
-"""Where a process may be struck: at something that it reads, right before and right after something that it writes."""
+"""When a hook is called: at a read, right before a write, and right after a write."""
 
 Hook = Callable[[str, str], None]
-"""Called by the adapters with (operation, READ, BEFORE or AFTER); it may block, or raise to end the process."""
+"""The adapters call it with (operation, READ, BEFORE or AFTER). It may block, or raise to end the process."""
 
 
 def no_hook(_operation: str, _when: str) -> None:
@@ -30,7 +31,7 @@ def no_hook(_operation: str, _when: str) -> None:
 
 
 class LogRecord(NamedTuple):
-    """A record as it lies in the log; `timestamp` in milliseconds since 1970."""
+    """A record in a log. `timestamp` is in milliseconds since 1970."""
 
     offset: int
     key: bytes | None
@@ -41,9 +42,10 @@ class LogRecord(NamedTuple):
 
 @dataclass(slots=True)
 class MemoryLog:
-    """One partition. `written` keeps every record ever, also those that are `aborted`, `compacted` or below `start`.
+    """The log of one partition.
 
-    Of what was cut it keeps nothing. `epochs` are its leaders' epochs: for each, the log's end when it began.
+    `written` keeps every record, also after it has expired or was compacted, but not records that were truncated.
+    `leader_epochs` has the end of the log at which each leader's epoch began.
     """
 
     start: int = 0
@@ -52,130 +54,135 @@ class MemoryLog:
     written: dict[int, LogRecord] = field(default_factory=dict)
     aborted: set[int] = field(default_factory=set)
     compacted: set[int] = field(default_factory=set)
-    undecided: list[int] = field(default_factory=list)
-    """Offsets of the transaction that is open."""
-    epochs: list[int] = field(default_factory=lambda: [0])
+    in_transaction: list[int] = field(default_factory=list)
+    """The offsets of the open transaction."""
+    leader_epochs: list[int] = field(default_factory=lambda: [0])
 
     def append(
         self, value: bytes | None, time: datetime, *, key: bytes | None = None, headers: Any = (), open_: bool = False
     ) -> int:
-        """A record at the end; `open_` puts it into the open transaction."""
+        """Appends a record and returns its offset; `open_` makes it part of the open transaction."""
         offset, self.end = self.end, self.end + 1
-        milliseconds = int((time - EPOCH).total_seconds() * 1000)
+        milliseconds = int((time - UNIX_EPOCH).total_seconds() * 1000)
         self.written[offset] = LogRecord(offset, key, value, tuple(headers), milliseconds)
         if open_:
-            self.undecided.append(offset)
+            self.in_transaction.append(offset)
         return offset
 
-    def decide(self, commit: bool) -> None:
-        """End the open transaction, whose marker takes an offset."""
-        if self.undecided:
-            self.aborted.update(() if commit else self.undecided)
-            self.undecided.clear()
+    def end_transaction(self, commit: bool) -> None:
+        """Commits or aborts the open transaction, if there is one. Its marker takes an offset."""
+        if self.in_transaction:
+            self.aborted.update(() if commit else self.in_transaction)
+            self.in_transaction.clear()
             self.end += 1
 
-    def gap(self, offsets: int) -> None:
-        """Offsets that never held a record."""
+    def add_gap(self, offsets: int) -> None:
+        """Appends offsets that hold no record."""
         self.end += offsets
 
     def expire(self, start: int) -> None:
-        """Retention: the log now starts at `start`."""
+        """Lets retention raise the log start to `start`, at most to the log end."""
         self.start = max(self.start, min(start, self.end))
 
     def elect(self, end: int | None = None) -> None:
-        """Another leader, whose log ends at `end`: what lay there is cut; by default nothing is."""
+        """Elects another leader, whose log ends at `end`: records from there on are truncated. The default keeps all."""
         end = self.end if end is None else end
-        for offsets in (self.written, self.aborted, self.compacted):
-            for offset in [one for one in offsets if one >= end]:
-                offsets.pop(offset) if isinstance(offsets, dict) else offsets.remove(offset)
-        self.undecided = [offset for offset in self.undecided if offset < end]
+        self.written = {offset: record for offset, record in self.written.items() if offset < end}
+        for offsets in (self.aborted, self.compacted):
+            offsets.difference_update([offset for offset in offsets if offset >= end])
+        self.in_transaction = [offset for offset in self.in_transaction if offset < end]
         self.start, self.end = min(self.start, end), end
-        self.epochs = [*(min(began, end) for began in self.epochs), end]
+        self.leader_epochs = [*(min(began, end) for began in self.leader_epochs), end]
 
-    def epoch_end(self, epoch: int) -> int | None:
-        """Where a leader's epoch ends in this log, or the log start where retention took it whole; None where the log
-        has not come to it."""
-        later = epoch + 1
-        if later > len(self.epochs):
+    def leader_epoch_end(self, leader_epoch: int) -> int | None:
+        """Returns where a leader's epoch ends in this log, or the log start if the whole epoch has expired; None if the
+        log has no such epoch yet."""
+        later = leader_epoch + 1
+        if later > len(self.leader_epochs):
             return None
-        return self.end if later == len(self.epochs) else max(self.start, self.epochs[later])
+        return self.end if later == len(self.leader_epochs) else max(self.start, self.leader_epochs[later])
 
     def readable_end(self, isolation: str) -> int:
-        """The last stable offset under read_committed, else the high watermark."""
-        stable = self.undecided[0] if self.undecided else self.end
+        """Returns the last stable offset under read_committed, otherwise the high watermark."""
+        stable = self.in_transaction[0] if self.in_transaction else self.end
         return max(self.start, stable if isolation == "read_committed" else self.end)
 
-    def ever(self, offset: int, isolation: str) -> LogRecord | None:
-        """The record that was written there, whatever became of it; None for one that was aborted."""
+    def original(self, offset: int, isolation: str) -> LogRecord | None:
+        """Returns the record that was written at an offset, also if it is gone; None if there was none or, under
+        read_committed, if it was aborted."""
         hidden = isolation == "read_committed" and offset in self.aborted
         return None if hidden else self.written.get(offset)
 
     def record(self, offset: int, isolation: str) -> LogRecord | None:
-        """The record that a reader is given there now."""
-        there = self.start <= offset < self.readable_end(isolation) and offset not in self.compacted
-        return self.ever(offset, isolation) if there else None
+        """Returns the record that a reader now gets at an offset; None if it gets none."""
+        readable = self.start <= offset < self.readable_end(isolation) and offset not in self.compacted
+        return self.original(offset, isolation) if readable else None
 
 
 @dataclass(slots=True)
 class MemoryTopic:
-    """A topic, under an id that no other has."""
+    """A topic. No other topic has its id, also not one created later under the same name."""
 
     topic_id: str
     logs: dict[int, MemoryLog]
 
 
 class HandlerCall(NamedTuple):
-    """A call of the handler: by whom, in which turn, on which topic's record, and where the readable log ended."""
+    """A call of the handler by a process, in a turn, for a record of the topic with this id."""
 
-    by: str
+    run_id: str
     turn: int
     tp: TopicPartition
     topic_id: str
     offset: int
     attempt: int
     readable_end: int
+    """Where the readable log ended at the time of the call."""
     epoch: int = 0
 
 
 class TableCommit(NamedTuple):
-    """A commit to a table: `value` is the Plan, the Settlement, or the files of outcomes."""
+    """A commit to a table by a process. `value` is the Plan, the Settlement, or the list of outcome files."""
 
     table: str
     application: str
     number: int
     value: Any
-    by: str
+    run_id: str
 
 
 class GroupCommit(NamedTuple):
-    """Offsets that a process committed; `knew` is the newest settlement that it had seen, `read` what it had last read
-    of the group, when the history was `read_at` long."""
+    """Offsets that a process committed to the group."""
 
     offsets: Mapping[TopicPartition, Committed]
-    by: str
-    knew: tuple[int, int]
-    read: Mapping[TopicPartition, Committed | None]
+    run_id: str
+    newest_settlement: tuple[int, int]
+    """The newest settlement (epoch, n) that the process had seen."""
+    last_read: Mapping[TopicPartition, Committed | None]
+    """What the process had last read of the group."""
     read_at: int
+    """The length of the history at that time."""
 
 
-class Posted(NamedTuple):
-    """A dead letter that has arrived: record, headers by name, and who sent it. `acknowledged`: the sender was told
-    so."""
+class ArrivedLetter(NamedTuple):
+    """A dead letter that has arrived on its topic: the record's value and key, and the headers by name."""
 
     value: bytes | None
     key: bytes | None
-    said: Mapping[str, str]
-    omitted: bool
+    headers: Mapping[str, str]
+    value_omitted: bool
     acknowledged: bool
-    by: str = ""
+    """Whether the sender got the acknowledgement."""
+    run_id: str = ""
 
 
 @dataclass(slots=True)
 class Faults:
-    """What goes wrong next, one word an operation, taken from the left; nothing goes wrong where a queue is empty.
+    """The next faults by kind of operation, one word an operation. An empty queue means that operations succeed.
 
-    letters: "lost" (never arrives), "unanswered" (arrives, nobody says so), "refused" (for good), "large" (goes without
-    its value). tables and commits: "refused" (nothing is stored), "unanswered" (stored, and an error). jobs: "failed".
+    letters: "lost" (never arrives), "unanswered" (arrives, without an acknowledgement), "refused" (never accepted),
+    "large" (arrives without its value). tables and commits: "refused" (nothing is stored), "unanswered" (stored, but
+    the operation fails). jobs: any word (the Spark job fails).
     """
 
     letters: deque[str] = field(default_factory=deque)
@@ -184,19 +191,19 @@ class Faults:
     jobs: deque[str] = field(default_factory=deque)
 
     def clear(self) -> None:
-        """Nothing goes wrong any more."""
+        """Removes all faults."""
         for queue in (self.letters, self.tables, self.commits, self.jobs):
             queue.clear()
 
 
-def take(queue: deque[str]) -> str | None:
-    """The next fault of a queue, used up."""
+def next_fault(queue: deque[str]) -> str | None:
+    """Removes and returns the next fault of a queue; None if the operation is to succeed."""
     return queue.popleft() if queue else None
 
 
 @dataclass(slots=True)
 class MemoryTables:
-    """What is stored: values by their turn, files of outcomes by name, numbers by transaction id."""
+    """What the tables hold: values by turn, outcome files by name, and numbers by transaction id."""
 
     ids: dict[str, str] = field(default_factory=dict)
     numbers: dict[str, dict[str, int]] = field(default_factory=dict)
@@ -204,9 +211,9 @@ class MemoryTables:
     settlements: dict[Any, Any] = field(default_factory=dict)
     outcomes: dict[Any, list[Any]] = field(default_factory=dict)
     notes: dict[tuple[str, int], str] = field(default_factory=dict)
-    """What was said with a commit, by application and number."""
+    """The note of each commit that has one, by application and number."""
     files: dict[str, Any] = field(default_factory=dict)
-    """Files that tasks have written; those in no commit are invisible."""
+    """The files that tasks have written. A file counts once a commit names it."""
 
 
 class World:
@@ -215,66 +222,59 @@ class World:
     def __init__(self, now: datetime) -> None:
         self.now = now
         self.topics: dict[str, MemoryTopic] = {}
-        self.gone: dict[str, MemoryTopic] = {}
-        """Topics that were deleted, by id."""
+        self.deleted_topics: dict[str, MemoryTopic] = {}
+        """Deleted topics, by id."""
         self.committed: dict[tuple[str, TopicPartition], Committed] = {}
         self.members: list[str] = []
         self.tables = MemoryTables()
-        self.history: list[HandlerCall | Posted | TableCommit | GroupCommit] = []
+        self.history: list[HandlerCall | ArrivedLetter | TableCommit | GroupCommit] = []
         self.faults = Faults()
-        self.handle: Callable[[Record], None] = obey
-        self.known: dict[str, tuple[int, int]] = {}
-        """For each process, the newest settlement (epoch, n) that it has seen."""
+        self.handle: Callable[[Record], None] = handle_by_orders
+        self.newest_settlements: dict[str, tuple[int, int]] = {}
+        """The newest settlement (epoch, n) that each process has seen, by run id."""
         self._ids = 0
 
     def clock(self) -> datetime:
-        """The time now."""
+        """Returns the time of the world."""
         return self.now
 
     def new_id(self, kind: str) -> str:
-        """An id that nothing else has."""
+        """Returns an id that nothing else in the world has."""
         self._ids += 1
         return f"{kind}-{self._ids}"
 
     def create_topic(self, name: str, partitions: int = 1) -> MemoryTopic:
-        """A new topic, in place of one that had the name."""
+        """Creates a topic, after deleting one of the same name."""
         self.delete_topic(name)
         self.topics[name] = MemoryTopic(self.new_id("topic"), {number: MemoryLog() for number in range(partitions)})
         return self.topics[name]
 
     def delete_topic(self, name: str) -> None:
-        """The topic is gone, and what groups had committed for it."""
+        """Deletes a topic, with the offsets that groups have committed for it."""
         old = self.topics.pop(name, None)
         if old is not None:
-            self.gone[old.topic_id] = old
-            self.committed = {key: one for key, one in self.committed.items() if key[1].topic != name}
+            self.deleted_topics[old.topic_id] = old
+            self.committed = {key: value for key, value in self.committed.items() if key[1].topic != name}
 
     def log(self, tp: TopicPartition) -> MemoryLog | None:
-        """The log of a partition that exists."""
+        """Returns the log of a partition; None if it does not exist."""
         topic = self.topics.get(tp.topic)
         return None if topic is None else topic.logs.get(tp.partition)
 
     def log_of(self, topic_id: str, tp: TopicPartition) -> MemoryLog | None:
-        """The log of a partition of the topic with this id, also after its deletion."""
+        """Returns the log of a partition of the topic with this id, also after the topic was deleted."""
         topic = self.topics.get(tp.topic)
         if topic is None or topic.topic_id != topic_id:
-            topic = self.gone.get(topic_id)
+            topic = self.deleted_topics.get(topic_id)
         return None if topic is None else topic.logs.get(tp.partition)
 
     def partitions(self) -> Iterator[TopicPartition]:
-        """All partitions there are, sorted."""
+        """Yields all partitions of all topics, sorted."""
         for name, topic in sorted(self.topics.items()):
             for number in sorted(topic.logs):
                 yield TopicPartition(name, number)
 
 
-def obey(record: Record) -> None:
-    """The handler that does what the record says, in the words of `ackline.testing.journal`."""
-    orders = json.loads(record.value) if record.value is not None else {}
-    if orders.get("skip"):
-        raise Skip("the record asked for it")
-    if orders.get("dead"):
-        raise Dead("the record asked for it")
-    failures = orders.get("fail", 0)
-    if failures < 0 or record.attempt <= failures:
-        raise ValueError("as the record asked")
+def handle_by_orders(record: Record) -> None:
+    """The handler of a world: does what the record's value orders, in the words of `ackline.testing.journal`."""
+    follow_orders(json.loads(record.value) if record.value is not None else {}, record.attempt)

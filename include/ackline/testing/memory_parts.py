@@ -1,4 +1,4 @@
-"""A pipeline's parts over a `World`: what the three steps need, with a reader of the world's log in place of Spark."""
+"""The parts of a pipeline over a `World`: all that the steps need, with a reader of the world's logs in place of Spark."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -11,18 +11,18 @@ from ackline.handler import Dead, Record, Skip
 from ackline.kafka.dead_letters import DeadLetters
 from ackline.kafka.exact import ExactReader, Gone
 from ackline.ledger import OutcomeRow
-from ackline.metrics import Fetches
-from ackline.offsets import OffsetRange, Runs, TopicPartition
+from ackline.metrics import FetchTimes
+from ackline.offsets import OffsetRange, TopicPartition, ValuedRanges
 from ackline.outcome import ErrorClass, Outcome
 from ackline.partition_filter import load_partition_filter
 from ackline.pipeline import Pipeline
-from ackline.spark.handlers.call import class_of
+from ackline.spark.handlers.outcomes import error_class_of
 from ackline.spark.output.file_stats import WrittenFile
 from ackline.steps.parts import Parts, Progress
-from ackline.testing.memory import EPOCH, READ, HandlerCall, Hook, LogRecord, World, no_hook, take
+from ackline.testing.memory import UNIX_EPOCH, READ, HandlerCall, Hook, LogRecord, World, no_hook, next_fault
 from ackline.testing.memory_kafka import MemoryCluster, MemoryGroup, MemoryLetters, MemoryReader
 from ackline.testing.memory_store import MemoryStore, OutcomesFile
-from ackline.turns import LIVE, TurnId
+from ackline.turns import LIVE
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -32,18 +32,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class MemoryParts(Parts):
-    """One pipeline, opened in a world for one process."""
+    """The parts of one pipeline in a world, for one process."""
 
     world: World | None = None
     hook: Hook = no_hook
 
     def reader(self) -> ExactReader:
-        """A reader of scattered offsets."""
+        """Returns a reader of given offsets."""
         assert self.world is not None
         return MemoryReader(self.world, self.pipeline.kafka.isolation, self.hook)
 
-    def letters(self, topic: str) -> DeadLetters:
-        """A sender to the dead-letter topic."""
+    def dead_letter_sender(self, topic: str) -> DeadLetters:
+        """Returns a sender to a dead-letter topic."""
         assert self.world is not None
         return MemoryLetters(self.world, topic, self.hook, self.run_id)
 
@@ -51,7 +51,7 @@ class MemoryParts(Parts):
 def memory_parts(
     world: World, pipeline: Pipeline, run_id: str, hook: Hook = no_hook, fixed_now: datetime | None = None
 ) -> MemoryParts:
-    """The parts of a pipeline in a world, for the process `run_id`."""
+    """Returns the parts of a pipeline in a world, for the process `run_id`. `fixed_now` sets its clock, as `--now` does."""
 
     def run_job(_: "Callable[[], SparkSession]", job: "ReplayJob", on_progress: Progress | None) -> "ReplayResult":
         return MemoryJob(world, job, hook).run()
@@ -76,37 +76,38 @@ def memory_parts(
 
 
 def no_session() -> Any:
-    """In place of the function that opens a Spark session: a job in memory never asks for one."""
+    """Takes the place of the function that opens a Spark session; a job in memory never calls it."""
     raise AssertionError("no Spark is needed here")
 
 
 class MemoryJob:
-    """One replay: each record once through the world's handler; the files count once a commit names them."""
+    """One replay: calls the world's handler once for each record, and writes files that count once a commit names them."""
 
     def __init__(self, world: World, job: "ReplayJob", hook: Hook) -> None:
         self._world, self._job, self._hook = world, job, hook
-        self._turn = TurnId(job.pipeline, job.lane, job.epoch, job.turn)
+        self._turn = job.target.turn
         self._calls = 0
 
     def run(self) -> "ReplayResult":
-        """What `ackline.spark.job.run_replay` does. Raises RangeGone where the log no longer holds a range."""
-        from ackline.spark.job import ReplayResult  # not at import: pyspark comes with it
+        """Does what `ackline.spark.job.run_replay` does. Raises RangeGone if a log no longer holds its range."""
+        from ackline.spark.job import ReplayResult  # here, because it imports pyspark
 
+        # Each key becomes a file; its last part: whether the rows are of retries.
         rows: dict[tuple[TopicPartition, Outcome, bool], list[OutcomeRow]] = {}
         for tp, planned in sorted(self._job.fresh.items()):
             for row in self._fresh(tp, planned):
                 rows.setdefault((tp, row.outcome, False), []).append(row)
         for tp, row in self._retries():
             rows.setdefault((tp, row.outcome, True), []).append(row)
-        if take(self._world.faults.jobs):
+        if next_fault(self._world.faults.jobs):
             raise TransientError("Spark did not get through; the same step may succeed later")
-        kept = rows.items() if self._job.record_outcomes else ()
-        files = tuple(self._file(tp, outcome, found) for (tp, outcome, _), found in kept)
+        kept = rows.items() if self._job.settings.record_outcomes else ()
+        files = tuple(self._file(tp, outcome, written) for (tp, outcome, _), written in kept)
         counts: dict[TopicPartition, dict[Outcome, int]] = {}
-        for (tp, outcome, _), found in rows.items():
+        for (tp, outcome, _), written in rows.items():
             counts.setdefault(tp, {}).setdefault(outcome, 0)
-            counts[tp][outcome] += len(found)
-        fetches = {tp: Fetches(1) for tp in counts}  # nobody waits
+            counts[tp][outcome] += len(written)
+        fetches = {tp: FetchTimes(1) for tp in counts}
         fetched = sum(len(runs) for runs in self._job.retries.values())
         return ReplayResult(files, counts, self._calls, fetched, fetches)
 
@@ -118,48 +119,49 @@ class MemoryJob:
                 raise TransientError("Spark did not get through (UnknownTopicOrPartitionException)")
             if offset < log.start:
                 raise RangeGone("the log no longer holds the planned range: retention or deletion was faster")
-            if offset >= log.readable_end(self._job.isolation):
+            if offset >= log.readable_end(self._job.kafka.isolation_level):
                 raise FatalError("the Spark job failed (TimeoutException)")
-            record = log.record(offset, self._job.isolation)
+            record = log.record(offset, self._job.kafka.isolation_level)
             if record is not None:
                 yield self._handled(tp, record, 1)
 
     def _retries(self) -> Iterator[tuple[TopicPartition, OutcomeRow]]:
         attempts = {tp: _spread(runs) for tp, runs in sorted(self._job.retries.items())}
         wanted = {tp: sorted(numbers) for tp, numbers in attempts.items()}
-        reader = MemoryReader(self._world, self._job.isolation, self._hook)
-        for found in reader.read(wanted) if wanted else ():
-            tp = found.topic_partition
-            if isinstance(found, Gone):
-                yield tp, OutcomeRow(found.offset, 0, found.outcome, self._now())
+        reader = MemoryReader(self._world, self._job.kafka.isolation_level, self._hook)
+        for answer in reader.read(wanted) if wanted else ():
+            tp = answer.topic_partition
+            if isinstance(answer, Gone):
+                yield tp, OutcomeRow(answer.offset, 0, answer.outcome, self._now())
                 continue
             log = self._world.log(tp)
             assert log is not None
-            yield tp, self._handled(tp, log.written[found.offset], attempts[tp][found.offset])
+            yield tp, self._handled(tp, log.written[answer.offset], attempts[tp][answer.offset])
 
     def _handled(self, tp: TopicPartition, record: LogRecord, attempt: int) -> OutcomeRow:
-        if record.value is None and not self._job.deliver_tombstones:
+        if record.value is None and not self._job.settings.deliver_tombstones:
             return OutcomeRow(record.offset, attempt, Outcome.SKIPPED, self._now(), ErrorClass.TOMBSTONE)
         topic = self._world.topics[tp.topic]
-        end = topic.logs[tp.partition].readable_end(self._job.isolation)
+        end = topic.logs[tp.partition].readable_end(self._job.kafka.isolation_level)
         self._calls += 1
-        by, turn, epoch = self._job.run_id, self._job.turn, self._job.epoch
-        self._world.history.append(HandlerCall(by, turn, tp, topic.topic_id, record.offset, attempt, end, epoch))
-        time = EPOCH + timedelta(milliseconds=record.timestamp)
-        seen = Record(*tp, record.offset, time, record.key, record.value, record.headers, attempt)
+        run_id, turn, epoch = self._job.target.run_id, self._turn.n, self._turn.epoch
+        self._world.history.append(HandlerCall(run_id, turn, tp, topic.topic_id, record.offset, attempt, end, epoch))
+        time = UNIX_EPOCH + timedelta(milliseconds=record.timestamp)
         try:
-            self._world.handle(seen)
+            self._world.handle(
+                Record(*tp, record.offset, time, record.key, record.value, record.headers, attempt)
+            )
         except Skip:
             return OutcomeRow(record.offset, attempt, Outcome.SKIPPED, self._now(), ErrorClass.SKIP)
         except Exception as error:
-            name = ErrorClass.DEAD.value if isinstance(error, Dead) else class_of(error)
-            return OutcomeRow(record.offset, attempt, self._job.on_failure, self._now(), name)
+            name = ErrorClass.DEAD.value if isinstance(error, Dead) else error_class_of(error)
+            return OutcomeRow(record.offset, attempt, self._job.settings.on_failure, self._now(), name)
         return OutcomeRow(record.offset, attempt, Outcome.ACKED, self._now())
 
     def _now(self) -> datetime:
-        """Rounded up to a millisecond, as outcomes are."""
-        since = (self._job.now or self._world.now) - EPOCH
-        return EPOCH + timedelta(milliseconds=math.ceil(since / timedelta(milliseconds=1)))
+        """Returns the time of the job, rounded up to a millisecond like the times of all outcomes."""
+        since = (self._job.settings.now or self._world.now) - UNIX_EPOCH
+        return UNIX_EPOCH + timedelta(milliseconds=math.ceil(since / timedelta(milliseconds=1)))
 
     def _file(self, tp: TopicPartition, outcome: Outcome, rows: list[OutcomeRow]) -> WrittenFile:
         path = self._world.new_id("file")
@@ -167,5 +169,5 @@ class MemoryJob:
         return WrittenFile(path, 1, len(rows), *tp, outcome, "{}", 0)
 
 
-def _spread(runs: Runs[int]) -> dict[int, int]:
+def _spread(runs: ValuedRanges[int]) -> dict[int, int]:
     return {offset: run.value for run in runs for offset in range(run.start, run.end)}

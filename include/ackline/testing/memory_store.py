@@ -1,4 +1,4 @@
-"""The ledger store in memory: the real store's rules on tables that are values of a `World`."""
+"""The ledger store of a `World`: it has the rules of the real store, and its tables are values in memory."""
 
 import json
 from collections import Counter
@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 import pyarrow as pa
 
 from ackline.audit.rows import plan_date
-from ackline.audit.store import LedgerStore, TurnOutcomes
+from ackline.audit.store import LedgerStore
+from ackline.audit.turn_outcomes import TurnOutcomes
 from ackline.audit.table import AuditTable
 from ackline.errors import FatalError, LedgerError
 from ackline.ledger import OutcomeRow
 from ackline.offsets import TopicPartition, join
 from ackline.outcome import Outcome
-from ackline.testing.memory import AFTER, BEFORE, READ, Hook, TableCommit, World, no_hook, take
+from ackline.testing.memory import AFTER, BEFORE, READ, Hook, TableCommit, World, no_hook, next_fault
 from ackline.turns import Plan, Settlement, TurnId, TurnKind
 
 if TYPE_CHECKING:
@@ -32,10 +33,11 @@ class OutcomesFile(NamedTuple):
 
     @property
     def counted(self) -> bool:
-        """Whether the real store counts it by its statistics alone: one place, one outcome, all well at once."""
-        found = {(tp, row.outcome, row.attempt) for tp, rows in self.rows.items() for row in rows}
-        well = (Outcome.ACKED, Outcome.SKIPPED, Outcome.DROPPED)
-        return len(found) == 1 and all(outcome in well and attempt == 1 for _, outcome, attempt in found)
+        """Whether the real store counts its rows without reading them: all are first attempts of one topic-partition
+        with one outcome that needs no retry."""
+        kinds = {(tp, row.outcome, row.attempt) for tp, rows in self.rows.items() for row in rows}
+        without_retry = (Outcome.ACKED, Outcome.SKIPPED, Outcome.DROPPED)
+        return len(kinds) == 1 and all(outcome in without_retry and attempt == 1 for _, outcome, attempt in kinds)
 
 
 class _Metadata(NamedTuple):
@@ -43,7 +45,7 @@ class _Metadata(NamedTuple):
 
 
 class _Version:
-    """What the store asks of an open Delta table."""
+    """A table at one version, with the methods of DeltaTable that the store calls."""
 
     def __init__(self, world: World, table: "MemoryTable") -> None:
         self._id = world.tables.ids[table.name]
@@ -54,26 +56,26 @@ class _Version:
         return _Metadata(self._id)
 
     def transaction_version(self, application: str) -> int | None:
-        found = self._numbers.get(application)
-        if found is not None:
-            self._table.learned(application, found)
-        return found
+        number = self._numbers.get(application)
+        if number is not None:
+            self._table.note_settlement(application, number)
+        return number
 
 
 class MemoryTable(AuditTable):
-    """A table of a world: fenced appends of values."""
+    """A table of a world. It appends values, each under a transaction id and a number that is given once."""
 
-    def __init__(self, world: World, name: str, by: str, hook: Hook) -> None:
+    def __init__(self, world: World, name: str, run_id: str, hook: Hook) -> None:
         super().__init__("memory://", name)
-        self.world, self.by, self.hook = world, by, hook
+        self.world, self.run_id, self.hook = world, run_id, hook
 
     def open(self) -> "DeltaTable | None":
-        """The newest version, or None where the table is not there yet."""
+        """Returns the newest version; None if the table does not exist yet."""
         self.hook(self.name, READ)
         return None if self.name not in self.world.tables.ids else cast("DeltaTable", _Version(self.world, self))
 
     def create(self) -> "DeltaTable":
-        """The table, made where it is missing."""
+        """Returns the newest version, after creating the table if it does not exist."""
         if self.name not in self.world.tables.ids:
             self.world.tables.ids[self.name] = self.world.new_id("table")
             self.world.tables.numbers[self.name] = {}
@@ -82,48 +84,50 @@ class MemoryTable(AuditTable):
     def append(
         self, rows: "pa.Table | Sequence[AddAction]", application: str, number: int, note: str | None = None
     ) -> bool:
-        """Append rows of `outcomes`, or files that tasks have written; False where the number is taken."""
+        """Appends rows of `outcomes`, or files that tasks have written; returns False if the number is taken."""
         if isinstance(rows, pa.Table):
             return self.put(_files(rows.to_pylist()), application, number, note)
         return self.put([self.world.tables.files[file.path] for file in rows], application, number, note)
 
     def note_of(self, application: str, number: int) -> str | None:
-        """The note that a number was committed with."""
+        """Returns the note of the commit with this number; None if it has none."""
         self.hook("note", READ)
         return self.world.tables.notes.get((application, number))
 
     def put(self, value: Any, application: str, number: int, note: str | None = None) -> bool:
-        """Append a value as `number` of `application`; False where the number is taken. Raises FatalError where the
-        world's tables refuse, or don't say that they have stored it."""
+        """Appends a value as `number` of `application`; returns False if the number is taken.
+
+        Raises FatalError for the fault "refused", which stores nothing, and for "unanswered", which stores the value.
+        """
         kind = application.rsplit("/", 1)[-1]
         self.hook(kind, BEFORE)
         self.create()
-        fault = take(self.world.faults.tables)
+        fault = next_fault(self.world.faults.tables)
         if fault == "refused":
             raise FatalError(f"the table {self.name} at {self.uri} can't be used: no space left on device")
-        won = self.fenced(application, number)
-        self.learned(application, number)
+        won = self.is_free(application, number)
+        self.note_settlement(application, number)
         if won:
             numbers = self.world.tables.numbers[self.name]
             numbers[application] = max(number, numbers.get(application, number))
             self._keep(value)
             if note is not None:
                 self.world.tables.notes[application, number] = note
-            self.world.history.append(TableCommit(self.name, application, number, value, self.by))
+            self.world.history.append(TableCommit(self.name, application, number, value, self.run_id))
         self.hook(kind, AFTER)
         if fault == "unanswered":
             raise FatalError(f"the table {self.name} at {self.uri} can't be used: connection reset by peer")
         return won
 
-    def learned(self, application: str, number: int) -> None:
-        """Note which settlement this process has seen, stored or been refused."""
+    def note_settlement(self, application: str, number: int) -> None:
+        """Records that this process has seen a settlement: it has read it, stored it, or found its number taken."""
         *_, epoch, kind = application.split("/")
         if kind == "settlement":
-            known = self.world.known.get(self.by, (-1, -1))
-            self.world.known[self.by] = max(known, (int(epoch), number))
+            newest = self.world.newest_settlements.get(self.run_id, (-1, -1))
+            self.world.newest_settlements[self.run_id] = max(newest, (int(epoch), number))
 
-    def fenced(self, application: str, number: int) -> bool:
-        """Whether the number is free."""
+    def is_free(self, application: str, number: int) -> bool:
+        """Returns whether the number is above the last one of the application, so that it can still be taken."""
         last = self.world.tables.numbers[self.name].get(application)
         return last is None or last < number
 
@@ -139,77 +143,78 @@ class MemoryTable(AuditTable):
 
 
 def _files(rows: Iterable[Mapping[str, Any]]) -> list[OutcomesFile]:
-    """Rows of `outcomes` as one file a turn."""
-    found: dict[TurnId, dict[TopicPartition, list[OutcomeRow]]] = {}
+    """Returns rows of `outcomes` as one file for each turn."""
+    by_turn: dict[TurnId, dict[TopicPartition, list[OutcomeRow]]] = {}
     for row in rows:
         turn = TurnId(row["pipeline"], row["lane"], row["epoch"], row["turn"])
+        tp = TopicPartition(row["topic"], row["partition"])
         names = ("handled_at", "error_class", "end_offset")
-        one = OutcomeRow(row["offset"], row["attempt"], Outcome(row["outcome"]), *(row[name] for name in names))
-        found.setdefault(turn, {}).setdefault(TopicPartition(row["topic"], row["partition"]), []).append(one)
-    return [OutcomesFile(turn, places) for turn, places in found.items()]
+        value = OutcomeRow(row["offset"], row["attempt"], Outcome(row["outcome"]), *(row[name] for name in names))
+        by_turn.setdefault(turn, {}).setdefault(tp, []).append(value)
+    return [OutcomesFile(turn, by_tp) for turn, by_tp in by_turn.items()]
 
 
 class MemoryStore(LedgerStore):
-    """The ledger store of one pipeline's lane in a world, as one process (`by`) sees it."""
+    """The ledger store of one lane in a world, as the process `run_id` uses it."""
 
-    def __init__(self, world: World, pipeline: str, lane: str, by: str = "", hook: Hook = no_hook) -> None:
+    def __init__(self, world: World, pipeline: str, lane: str, run_id: str = "", hook: Hook = no_hook) -> None:
         super().__init__("memory://", pipeline, lane)
         self.world, self._hook = world, hook
-        self.tables = {name: MemoryTable(world, name, by, hook) for name in ("plans", "outcomes", "settlements")}
+        self.tables = {name: MemoryTable(world, name, run_id, hook) for name in ("plans", "outcomes", "settlements")}
         self.plans, self.outcomes, self.settlements = self.tables.values()
 
     def settlement(self, turn: TurnId) -> Settlement:
-        """A stored settlement. Raises LedgerError where there is none; a genesis without rows has no partition."""
-        found = self.world.tables.settlements.get(turn)
-        if turn.n == 0 and not (found and found.partitions):
+        """Returns a stored settlement; a genesis without rows has no partition. Raises LedgerError if there is none."""
+        stored = self.world.tables.settlements.get(turn)
+        if turn.n == 0 and not (stored and stored.partitions):
             self._hook("settlement", READ)
             return Settlement(turn, TurnKind.GENESIS, "", datetime.min.replace(tzinfo=UTC), {})
         return cast(Settlement, self._stored(self.world.tables.settlements, turn, "settlement"))
 
     def plan(self, turn: TurnId) -> Plan:
-        """A stored plan. Raises LedgerError where there is none."""
+        """Returns a stored plan. Raises LedgerError if there is none."""
         return cast(Plan, self._stored(self.world.tables.plans, turn, "plan"))
 
-    def _stored(self, values: Mapping[TurnId, Any], turn: TurnId, what: str) -> Any:
-        self._hook(what, READ)
+    def _stored(self, values: Mapping[TurnId, Any], turn: TurnId, name: str) -> Any:
+        self._hook(name, READ)
         if turn not in values or not values[turn].partitions:
-            raise LedgerError(f"{what} of {turn} is in the log of the table, but its rows are not there")
+            raise LedgerError(f"{name} of {turn} is in the log of the table, but its rows are not there")
         return values[turn]
 
     def store_plan(self, plan: Plan) -> bool:
-        """Store a plan; False where its number is taken."""
-        rows = {tp: replace(one, retries=join(one.retries)) for tp, one in sorted(plan.partitions.items())}
+        """Stores a plan; returns False if its number is taken."""
+        rows = {tp: replace(planned, retries=join(planned.retries)) for tp, planned in sorted(plan.partitions.items())}
         return self._put("plans", plan.turn, "plan", replace(plan, partitions=rows))
 
     def store_decisions(
         self, plan: Plan, run_id: str, decisions: Mapping[TopicPartition, Iterable[OutcomeRow]]
     ) -> bool:
-        """Store settle's decisions, zero of them too; False where the number is taken."""
-        rows = {tp: tuple(found) for tp, found in sorted(decisions.items())}
+        """Stores the decisions of settle, also if there are none; returns False if the number is taken."""
+        rows = {tp: tuple(decided) for tp, decided in sorted(decisions.items())}
         return self._put("outcomes", plan.turn, "decisions", [OutcomesFile(plan.turn, rows)] if rows else [])
 
     def store_settlement(
         self, settlement: Settlement, plan: Plan | None = None, subscription: Mapping[str, Any] | None = None
     ) -> bool:
-        """Store a settlement; False where its number is taken."""
+        """Stores a settlement; returns False if its number is taken."""
         plan_date(plan.planned_at if plan else settlement.settled_at)
-        one = replace(settlement, partitions=dict(sorted(settlement.partitions.items())))
+        in_order = replace(settlement, partitions=dict(sorted(settlement.partitions.items())))
         note = json.dumps(subscription) if subscription is not None else None
-        return self._put("settlements", settlement.turn, "settlement", one, note)
+        return self._put("settlements", settlement.turn, "settlement", in_order, note)
 
     def _put(self, table: str, turn: TurnId, kind: str, value: Any, note: str | None = None) -> bool:
         return self.tables[table].put(value, self._application(turn.epoch, kind), turn.n, note)
 
     def outcomes_of(self, turn: TurnId) -> TurnOutcomes:
-        """Outcomes and decisions of a turn."""
+        """Returns the outcomes and decisions of a turn."""
         self._hook("rows", READ)
         rows: dict[TopicPartition, list[OutcomeRow]] = {}
         counts: dict[TopicPartition, Counter[str]] = {}
         fresh: Counter[TopicPartition] = Counter()
         for file in self.world.tables.outcomes.get(turn, ()):
-            for tp, found in file.rows.items():
-                counts.setdefault(tp, Counter()).update(row.outcome.value for row in found)
-                fresh[tp] += sum(row.attempt == 1 for row in found)
+            for tp, written in file.rows.items():
+                counts.setdefault(tp, Counter()).update(row.outcome.value for row in written)
+                fresh[tp] += sum(row.attempt == 1 for row in written)
                 if not file.counted:
-                    rows.setdefault(tp, []).extend(found)
+                    rows.setdefault(tp, []).extend(written)
         return TurnOutcomes(rows, counts, fresh)

@@ -1,1 +1,1 @@
-"""The audit page below /ackline in Airflow: where pipelines stand, and what became of a record. It only reads."""
+"""The audit page below /ackline in Airflow: the position of each pipeline, and the outcomes of a record. Read-only."""

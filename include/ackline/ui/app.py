@@ -1,6 +1,7 @@
-"""The routes. Airflow serves a plugin's application to anybody, so each route here asks who it is, and for its DAG.
+"""The routes of the audit page.
 
-GET alone: a request that changes something would need a defence against forged ones.
+Airflow serves a plugin's application without authentication. So each route here requires a login, and the right to read
+the pipeline's DAG. All routes are GET: a request that changes something would need protection against forged ones.
 """
 
 from collections.abc import Awaitable, Callable
@@ -26,7 +27,7 @@ HEADERS = {
     "Cache-Control": "no-store",
 }
 
-# Without the pages that FastAPI adds by itself, which would be open.
+# FastAPI's own pages of documentation are off: nothing would authenticate them.
 app = FastAPI(
     title="Ackline",
     docs_url=None,
@@ -38,29 +39,29 @@ app = FastAPI(
 
 
 @app.middleware("http")
-async def _guarded(request: Request, call_next: Callable[[Request], Awaitable[Response]]) -> Response:
-    answer = await call_next(request)
-    answer.headers.update(HEADERS)
-    return answer
+async def _with_headers(request: Request, call_next: Callable[[Request], Awaitable[Response]]) -> Response:
+    response = await call_next(request)
+    response.headers.update(HEADERS)
+    return response
 
 
 @app.exception_handler(AcklineError)
-async def _failed(request: Request, error: AcklineError) -> HTMLResponse:
+async def _error_page(request: Request, error: AcklineError) -> HTMLResponse:
     return HTMLResponse(pages.problem(str(error)), status_code=500)
 
 
-def _readable(user: GetUserDep) -> set[str]:
-    """The pipelines whose DAG the user may read."""
+def _readable_pipelines(user: GetUserDep) -> set[str]:
+    """Returns the pipelines whose DAG the user may read."""
     dags = get_auth_manager().get_authorized_dag_ids(user=user, method="GET")
     return {dag.removeprefix(DAG_PREFIX) for dag in dags if dag.startswith(DAG_PREFIX)}
 
 
-Readable = Annotated[set[str], Depends(_readable)]
+Readable = Annotated[set[str], Depends(_readable_pipelines)]
 
 
 @app.get("/")
 def index(readable: Readable) -> str:
-    """Every pipeline that the user may see."""
+    """Show every pipeline that the user may read."""
     return pages.index(lanes.lanes(readable))
 
 
@@ -72,9 +73,9 @@ def pipeline(
     partition: Annotated[int | None, Query(ge=0, lt=2**31)] = None,
     offset: Annotated[int | None, Query(ge=0, lt=2**62)] = None,
 ) -> str:
-    """One pipeline: its partitions, its last turns, and what happened to a record."""
+    """Show one pipeline: its partitions, its last turns, and the outcomes of one offset."""
     if name not in readable:
-        raise HTTPException(404, "no such pipeline, or none that you may see")
+        raise HTTPException(404, "no such pipeline, or you may not read its DAG")
     offsets = None if offset is None else OffsetRange(offset, offset + 1)
     asked = AuditFilter(topic=topic or None, partition=partition, offsets=offsets, limit=lanes.MOST_ROWS)
     return pages.pipeline(lanes.lane(name), lanes.turns(name), asked, lanes.audit(name, asked))

@@ -1,4 +1,4 @@
-"""What the page shows, read from the ledger's tables alone: no broker is asked, and no handler is loaded."""
+"""Reads what the page shows from the tables alone. It needs no broker and loads no handler."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -17,7 +17,7 @@ LAST_TURNS = 10
 
 @dataclass(frozen=True, slots=True)
 class Lane:
-    """A pipeline and its newest settlement; None where it has not run."""
+    """The live lane of a pipeline, with its newest settlement; None if it has not run."""
 
     name: str
     newest: Settlement | None
@@ -25,7 +25,7 @@ class Lane:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One settled turn, with its outcomes by kind over all partitions."""
+    """One settled turn, with its rows by outcome over all partitions."""
 
     n: int
     kind: str
@@ -36,17 +36,17 @@ class Turn:
 
 
 def lane(name: str) -> Lane:
-    """One pipeline."""
+    """Returns the live lane of a pipeline."""
     return Lane(name, _store(name).newest())
 
 
 def lanes(names: Iterable[str]) -> list[Lane]:
-    """Several, by name."""
+    """Returns the live lanes of these pipelines, sorted by name."""
     return [lane(name) for name in sorted(names)]
 
 
 def turns(name: str) -> list[Turn]:
-    """The last turns of the newest epoch, newest first."""
+    """Returns the last LAST_TURNS turns of the newest epoch, newest first."""
     store = _store(name)
     newest = store.newest()
     if newest is None:
@@ -56,7 +56,7 @@ def turns(name: str) -> list[Turn]:
 
 
 def audit(name: str, asked: AuditFilter) -> list[dict[str, Any]]:
-    """Effective rows of the audit table; none without an offset or partition to look for, as they may be millions."""
+    """Returns effective rows of the audit table, but none without an offset or a partition: they may be millions."""
     if asked.offsets is None and asked.partition is None:
         return []
     return audit_rows(audit_root(), name, asked)
@@ -68,7 +68,7 @@ def _store(name: str) -> LedgerStore:
 
 def _turn(settlement: Settlement) -> Turn:
     outcomes: Counter[str] = Counter()
-    for one in settlement.partitions.values():
-        outcomes.update(one.counts)
+    for settled in settlement.partitions.values():
+        outcomes.update(settled.counts)
     turn, kind = settlement.turn, settlement.kind.value
     return Turn(turn.n, kind, settlement.run_id, settlement.settled_at, outcomes, settlement.reason)

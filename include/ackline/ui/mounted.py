@@ -1,5 +1,7 @@
-"""The page as Airflow mounts it. Plugins are loaded by every process of Airflow, so the page itself is imported when it
-is first asked for."""
+"""The page as Airflow mounts it.
+
+Every process of Airflow loads the plugins, so this module imports the page only at its first request.
+"""
 
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
@@ -10,7 +12,7 @@ Message = MutableMapping[str, Any]
 async def page(
     scope: Message, receive: Callable[[], Awaitable[Message]], send: Callable[[Message], Awaitable[None]]
 ) -> None:
-    """An ASGI application."""
+    """Serve one request, as an ASGI application."""
     from ackline.ui.app import app
 
     await app(scope, receive, send)

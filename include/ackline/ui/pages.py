@@ -1,4 +1,4 @@
-"""The pages as HTML. Every text from outside goes through `html.escape`."""
+"""Renders the pages as HTML. Every text that comes from outside goes through `html.escape`."""
 
 from collections.abc import Iterable, Sequence
 from datetime import datetime
@@ -22,31 +22,34 @@ form { margin: .5rem 0 } input { width: 9rem; margin-right: 1rem }
 }
 """
 KINDS = tuple(PendingKind)
-STANDS = ["topic", "partition", "floor", "complete to", *(f"pending: {kind}" for kind in KINDS), "next due"]
-AUDIT = ["topic", "partition", "offset", "end_offset", "attempt", "outcome", "error_class", "error_message", "turn",
-         "epoch", "run_id", "handled_at"]  # fmt: skip
+PENDING_COLUMNS = tuple(f"pending: {kind}" for kind in KINDS)
+PARTITION_COLUMNS = ["topic", "partition", "floor", "complete to", *PENDING_COLUMNS, "next due"]
+AUDIT_COLUMNS = [
+    *("topic", "partition", "offset", "end_offset", "attempt", "outcome", "error_class", "error_message", "turn"),
+    *("epoch", "run_id", "handled_at"),
+]
 
 
 def index(lanes: Sequence[Lane]) -> str:
-    """All pipelines, a table of partitions each."""
+    """Returns the page of all pipelines, each with a table of its partitions."""
     parts = [
-        f'<h2><a href="pipelines/{quote(lane.name, safe="")}">{escape(lane.name)}</a></h2>{_stands(lane.newest)}'
+        f'<h2><a href="pipelines/{quote(lane.name, safe="")}">{escape(lane.name)}</a></h2>{_partitions(lane.newest)}'
         for lane in lanes
     ]
-    return _page("Pipelines", "".join(parts) or "<p>No pipeline has a DAG that you may see.</p>")
+    return _page("Pipelines", "".join(parts) or "<p>You may read no DAG of a pipeline.</p>")
 
 
 def pipeline(lane: Lane, turns: Sequence[Turn], asked: AuditFilter, rows: Sequence[dict[str, Any]]) -> str:
-    """One pipeline."""
+    """Returns the page of one pipeline, with the rows of the audit table that were asked for."""
     body = (
-        f'<p><a href="../">All pipelines</a></p>{_stands(lane.newest)}'
+        f'<p><a href="../">All pipelines</a></p>{_partitions(lane.newest)}'
         f"<h2>Last turns</h2>{_turns(turns)}<h2>What happened to a record</h2>{_form(asked)}{_audit(asked, rows)}"
     )
     return _page(lane.name, body)
 
 
 def problem(text: str) -> str:
-    """Why nothing can be shown."""
+    """Returns the page that shows an error."""
     return _page("Ackline", f"<p>{escape(text)}</p>")
 
 
@@ -57,18 +60,18 @@ def _page(title: str, body: str) -> str:
     )
 
 
-def _stands(newest: Settlement | None) -> str:
+def _partitions(newest: Settlement | None) -> str:
     if newest is None:
-        return "<p>It has not run yet.</p>"
+        return "<p>The pipeline has not run yet.</p>"
     rows = []
-    for tp, one in sorted(newest.partitions.items()):
-        pending = one.state.pending_by_kind()
-        state = one.state
+    for tp, settled in sorted(newest.partitions.items()):
+        state = settled.state
+        pending = state.pending_by_kind()
         rows.append(
             [tp.topic, tp.partition, state.floor, state.complete_to, *(pending[kind] for kind in KINDS), state.next_due]
         )
-    said = f"<p>After turn {newest.turn.n} of epoch {newest.turn.epoch}, settled {_cell(newest.settled_at)}.</p>"
-    return said + _table(STANDS, rows)
+    position = f"<p>After turn {newest.turn.n} of epoch {newest.turn.epoch}, settled {_cell(newest.settled_at)}.</p>"
+    return position + _table(PARTITION_COLUMNS, rows)
 
 
 def _turns(turns: Sequence[Turn]) -> str:
@@ -94,9 +97,9 @@ def _audit(asked: AuditFilter, rows: Sequence[dict[str, Any]]) -> str:
     if asked.offsets is None and asked.partition is None:
         return ""
     if not rows:
-        return "<p>No row of a settled turn speaks of it.</p>"
-    most = f"<p>The first {MOST_ROWS} rows.</p>" if len(rows) == MOST_ROWS else ""
-    return most + _table(AUDIT, [[row[name] for name in AUDIT] for row in rows])
+        return "<p>No settled turn has a row for this offset.</p>"
+    notice = f"<p>The first {MOST_ROWS} rows.</p>" if len(rows) == MOST_ROWS else ""
+    return notice + _table(AUDIT_COLUMNS, [[row[name] for name in AUDIT_COLUMNS] for row in rows])
 
 
 def _table(names: Iterable[str], rows: Iterable[Sequence[Any]]) -> str:

@@ -1,17 +1,16 @@
-"""Running a handler on rows: each row gets exactly one outcome, whatever the handler does.
+"""Calls a handler on records: each record gets exactly one outcome, whatever the handler does.
 
-One function a tier, with the same semantics (design.md, "A handler"). A handler may raise anything, `sys.exit`
-included, or answer rubbish: that is the outcome of its record, or batch, and of no other.
+There is one function for each tier, and all tiers have the same semantics. A handler may raise anything, `sys.exit`
+included, or return something that is not an outcome. That is the outcome of its record alone; an Arrow handler's whole
+batch fails.
 """
 
 import inspect
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
-from functools import partial
 from itertools import islice
 from typing import Any, Protocol
 
@@ -19,21 +18,27 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ackline.errors import AcklineError
-from ackline.handler import Dead, Handler, Skip, Tier
-from ackline.outcome import ErrorClass, Outcome
-from ackline.scrub import scrub
-from ackline.spark.records import Int64s, Records
+from ackline.handler import Handler, Tier
+from ackline.outcome import Outcome
+from ackline.spark.handlers.outcomes import (
+    INVALID_WORD,
+    OUTCOME_WORDS,
+    Clock,
+    InvalidOutcome,
+    Outcomes,
+    PayloadOf,
+    RowOutcome,
+    TaskFailure,
+    error_class_of_batch,
+    outcome_of_exception,
+    outcome_of_word,
+    scrubbed_message,
+    tombstone_outcome,
+)
+from ackline.spark.records import Records
 
-Clock = Callable[[], int]
-"""Microseconds since 1970, rounded up to a millisecond: an outcome is never stamped before it was there."""
-
-# The words of a handler's answer. "dead" is stored as a failure that settle does not retry.
-WORDS = pa.array(["acked", "failed", "skipped", "dead"])
-_ANSWERED = ("outcome", "error_class", "error_message")
-_RESERVED = frozenset(word.value for word in ErrorClass)
-_CLASS_LIMIT = 120
-# Acked records share the time of their small group; reading the clock for each would cost a tenth of the whole.
+_OUTCOME_COLUMNS = ("outcome", "error_class", "error_message")
+# The acked records of a small group share one time: reading the clock for each would take a tenth of all the time.
 _GROUP = 64
 
 _forks = 0
@@ -47,144 +52,116 @@ def _count_fork() -> None:
 os.register_at_fork(after_in_child=_count_fork)
 
 
-@dataclass(frozen=True, slots=True)
-class Unacked:
-    """What became of a row that was not acked; `row` is its place in its `Records`."""
+class CallObserver(Protocol):
+    """Logs the calls of a handler, and sends outcomes before the batch is done, because any call may end the process.
 
-    row: int
-    outcome: Outcome
-    error_class: str | None
-    error_message: str | None
-    handled_at: int
-
-
-@dataclass(slots=True)
-class Answers:
-    """The outcomes of all rows: those named in `unacked`, in the order of the rows; every other row is acked.
-
-    `handled_at` holds a time for each row, in microseconds since 1970.
+    The only implementation is in `ackline.spark.isolation.fork_server`.
     """
 
-    handled_at: Int64s
-    unacked: list[Unacked] = field(default_factory=list)
-    calls: int = 0
-
-
-class Watch(Protocol):
-    """Who must know of each call before it is made, and of each failure as soon as it is known, should the handler not
-    come back (`ackline.spark.isolation.isolated`)."""
-
-    def over(self, handler: Handler, tier: Tier) -> Handler:
-        """The handler, each call of it noted before it is made."""
+    def wrap(self, handler: Handler, tier: Tier) -> Handler:
+        """Returns the handler; each call of it is logged before it is made."""
 
     def waiting(self) -> AbstractContextManager[None]:
-        """Around what a call waits for through no fault of its own: that is not counted against it."""
+        """Returns a context in which a call waits for something else: that time does not count against its limit."""
 
-    def told(self, offset: int, one: Unacked) -> None:
-        """What became of the record at `offset`, which was not acked."""
+    def report(self, offset: int, outcome: RowOutcome) -> None:
+        """Sends the outcome of the record at `offset`, which was not acked."""
 
 
-class Routed(ABC):
-    """Answers whole `Records` where there are several handlers: the streams of `ackline.spark.handlers.streams`."""
+class Router(ABC):
+    """Calls one of several handlers for each record: `ackline.spark.handlers.streams`."""
 
     @abstractmethod
-    def answer(self, rows: Records, now: Clock, watch: Watch | None = None) -> Answers:
-        """What becomes of each row."""
+    def call(self, records: Records, now: Clock, observer: CallObserver | None = None) -> Outcomes:
+        """Returns the outcome of each record."""
 
 
-def answer(
-    handler: Handler | Routed,
+def call_handler(
+    handler: Handler | Router,
     tier: Tier,
-    rows: Records,
+    records: Records,
     now: Clock,
     deliver_tombstones: bool,
-    watch: Watch | None = None,
-) -> Answers:
-    """What the handler makes of `rows`. Tombstones it does not want are skipped without it.
+    observer: CallObserver | None = None,
+) -> Outcomes:
+    """Calls the handler, and returns the outcome of each record. Without `deliver_tombstones`, records without a value
+    are skipped, and the handler does not get them.
 
-    Raises an AcklineError only for what keeps a record from being handled through no fault of its own.
+    Raises an AcklineError only for what keeps a record from being handled without being its fault.
     """
-    answer_rows: Callable[[Records, Clock], Answers]
-    if isinstance(handler, Routed):
-        answer_rows = partial(handler.answer, watch=watch)
-    elif tier is Tier.RECORD:
-        answer_rows = partial(answer_records, _noted(handler, tier, watch), watch=watch)
-    else:
-        answer_rows = partial(answer_batch, _noted(handler, tier, watch))
-    if deliver_tombstones or not rows.values.null_count:
-        return answer_rows(rows, now)
-    delivered = rows.values.is_valid().to_numpy(zero_copy_only=False)
-    places = np.flatnonzero(delivered)
-    asked = answer_rows(rows.where(delivered), now) if len(places) else Answers(np.empty(0, np.int64))
-    at = now()
-    handled_at = np.full(len(rows), at, dtype=np.int64)
-    handled_at[places] = asked.handled_at
-    unacked = [_moved(one, int(places[one.row])) for one in asked.unacked]
-    unacked += [tombstone(int(row), at) for row in np.flatnonzero(~delivered)]
-    return Answers(handled_at, sorted(unacked, key=lambda one: one.row), asked.calls)
+    if deliver_tombstones or not records.values.null_count:
+        return _call(handler, tier, records, now, observer)
+    delivered = records.values.is_valid().to_numpy(zero_copy_only=False)
+    rows = np.flatnonzero(delivered)
+    outcomes = Outcomes(np.empty(0, np.int64))
+    if len(rows):
+        outcomes = _call(handler, tier, records.filter(delivered), now, observer)
+    time = now()
+    handled_at = np.full(len(records), time, dtype=np.int64)
+    handled_at[rows] = outcomes.handled_at
+    not_acked = [outcome.at_row(int(rows[outcome.row])) for outcome in outcomes.not_acked]
+    not_acked += [tombstone_outcome(int(row), time) for row in np.flatnonzero(~delivered)]
+    return Outcomes(handled_at, sorted(not_acked, key=lambda outcome: outcome.row), outcomes.calls)
 
 
-def tombstone(row: int, at: int) -> Unacked:
-    """A record without a value that the handler did not see."""
-    return Unacked(row, Outcome.SKIPPED, ErrorClass.TOMBSTONE, None, at)
+def _call(
+    handler: Handler | Router, tier: Tier, records: Records, now: Clock, observer: CallObserver | None
+) -> Outcomes:
+    if isinstance(handler, Router):
+        return handler.call(records, now, observer)
+    if observer is not None:
+        handler = observer.wrap(handler, tier)
+    if tier is Tier.RECORD:
+        return call_record_handler(handler, records, now, observer=observer)
+    return call_arrow_handler(handler, records, now)
 
 
-def _moved(one: Unacked, row: int) -> Unacked:
-    return Unacked(row, one.outcome, one.error_class, one.error_message, one.handled_at)
-
-
-def _noted(handler: Handler, tier: Tier, watch: Watch | None) -> Handler:
-    return handler if watch is None else watch.over(handler, tier)
-
-
-def answer_records(
+def call_record_handler(
     handler: Handler,
-    rows: Records,
+    records: Records,
     now: Clock,
-    payload: Callable[[int], Iterable[bytes | str | None]] | None = None,
-    watch: Watch | None = None,
-) -> Answers:
-    """The record tier: one call a record.
-
-    `payload` says what of a row must not show in an error message, where the handler sees more than its bytes.
-    """
-    count = len(rows)
-    records = rows.records()
+    payload_of: PayloadOf | None = None,
+    observer: CallObserver | None = None,
+) -> Outcomes:
+    """Calls a handler of the record tier once for each record. `payload_of` is for a handler that sees more of a record
+    than its raw bytes."""
+    count = len(records)
+    remaining = iter(records)
     forks = _forks
-    unacked: list[Unacked] = []
+    not_acked: list[RowOutcome] = []
     times: list[int] = []
     for _ in range(0, count, _GROUP):
-        for record in islice(records, _GROUP):
+        for record in islice(remaining, _GROUP):
             try:
                 result = handler(record)
                 if _forks != forks:
-                    _end_copy()
+                    _end_forked_copy()
                 if result is not None:
                     refuse_unfinished(result)
-            except Unanswerable as stop:
-                raise stop.error from None
-            except BaseException as error:  # sys.exit too is the outcome of this record alone
+            except TaskFailure as failure:
+                raise failure.error from None
+            except BaseException as error:  # sys.exit, too, is the outcome of this record alone
                 if _forks != forks:
-                    _end_copy(error)
-                row = int(np.searchsorted(rows.offsets, record.offset))
-                unacked.append(raised(error, row, rows, now(), payload))
-                if watch is not None:
-                    watch.told(record.offset, unacked[-1])
+                    _end_forked_copy(error)
+                row = int(np.searchsorted(records.offsets, record.offset))
+                not_acked.append(outcome_of_exception(error, row, records, now(), payload_of))
+                if observer is not None:
+                    observer.report(record.offset, not_acked[-1])
         times.append(now())
     handled_at = np.repeat(np.array(times, dtype=np.int64), _GROUP)[:count]
-    return Answers(handled_at, unacked, count)
+    return Outcomes(handled_at, not_acked, count)
 
 
-def _end_copy(error: BaseException | None = None) -> None:
-    """End this process, which the handler has forked, and which came back into our code: were it to go on, every
-    record that is left would be handled twice."""
+def _end_forked_copy(error: BaseException | None = None) -> None:
+    """Ends this process, a copy that the handler has forked and that has returned from the handler's call. Otherwise
+    the copy would handle each record that is left a second time."""
     code = error.code if isinstance(error, SystemExit) else error
     os._exit(code if isinstance(code, int) else 0 if code is None else 1)
 
 
 def refuse_unfinished(result: Any) -> None:
-    """Raise for an answer that stands for work not done yet, or for an exception that was not raised: acking it would
-    ack a record that was not handled."""
+    """Raises InvalidOutcome for a result that stands for unfinished work, or for an exception that was returned instead
+    of raised. Acking either would ack a record that was not handled."""
     if isinstance(result, BaseException) or (isinstance(result, type) and issubclass(result, BaseException)):
         raise InvalidOutcome("the handler returned an exception: raise it")
     if inspect.iscoroutine(result) or inspect.isgenerator(result):
@@ -194,149 +171,72 @@ def refuse_unfinished(result: Any) -> None:
     raise InvalidOutcome("the handler returned a coroutine, future or generator: its work was not done")
 
 
-class InvalidOutcome(Exception):
-    """An answer that is none; stored as ErrorClass.INVALID_OUTCOME."""
-
-
-class Undecoded(Exception):
-    """Key or value is not what it should be decoded as; stored as ErrorClass.UNDECODABLE with this text, as it is."""
-
-
-class Unmatched(Exception):
-    """No stream and no filter wants the record; stored as ErrorClass.UNMATCHED."""
-
-
-class Unanswerable(BaseException):
-    """`error` keeps a record from being handled through no fault of its own: the task ends with it."""
-
-    def __init__(self, error: AcklineError) -> None:
-        super().__init__(str(error))
-        self.error = error
-
-
-def raised(
-    error: BaseException,
-    row: int,
-    rows: Records,
-    at: int,
-    payload: Callable[[int], Iterable[bytes | str | None]] | None = None,
-) -> Unacked:
-    """The outcome of a row whose handling raised `error`."""
-    kind = type(error)  # what an exception of the handler's says of its own class may raise in turn
-    if issubclass(kind, Unmatched):
-        return Unacked(row, Outcome.SKIPPED, ErrorClass.UNMATCHED, None, at)
-    if issubclass(kind, Undecoded):
-        return Unacked(row, Outcome.FAILED, ErrorClass.UNDECODABLE, scrub(str(error), ()), at)
-    text = _message(error, (payload or rows.payload)(row))
-    if issubclass(kind, Skip):
-        return Unacked(row, Outcome.SKIPPED, ErrorClass.SKIP, text, at)
-    name = ErrorClass.DEAD.value if issubclass(kind, Dead) else class_of(error)
-    return Unacked(row, Outcome.FAILED, name, text, at)
-
-
-def class_of(error: BaseException) -> str:
-    """The name of an exception's type, with its module where it could be taken for a word of ours."""
-    kind = type(error)
-    if issubclass(kind, InvalidOutcome):
-        return ErrorClass.INVALID_OUTCOME
-    try:
-        return plain_class(kind.__name__, kind.__module__)
-    except BaseException:  # a broken metaclass, likewise
-        return plain_class("", "")
-
-
-def plain_class(name: str, module: str) -> str:
-    """`name` as a value of `error_class` that means nothing to Ackline."""
-    full = f"{module}.{name}" if name in _RESERVED else name
-    return "".join(c for c in full if c.isalnum() or c in "._")[:_CLASS_LIMIT] or "Exception"
-
-
-def _message(error: BaseException, payload: Iterable[bytes | str | None]) -> str | None:
-    try:
-        text = str.__str__(str(error))  # which may have answered with a string of a class of its own
-    except BaseException:  # a broken __str__ is the error of its own record
-        return None
-    return scrub(text, payload) or None
-
-
-def answer_batch(handler: Handler, rows: Records, now: Clock) -> Answers:
-    """The Arrow tier: one call a batch; what it can't say properly, it failed to handle."""
+def call_arrow_handler(handler: Handler, records: Records, now: Clock) -> Outcomes:
+    """Calls a handler of the Arrow tier once for all records. An invalid answer fails the whole batch."""
     forks = _forks
     try:
-        answered = handler(rows.to_arrow())
+        result = handler(records.to_arrow())
         if _forks != forks:
-            _end_copy()
-        refuse_unfinished(answered)
-        outcomes, classes, messages = _read_answer(answered, rows)
-    except BaseException as error:  # sys.exit too is the outcome of this batch alone
+            _end_forked_copy()
+        refuse_unfinished(result)
+        words, classes, messages = _outcome_columns(result, records)
+    except BaseException as error:  # sys.exit, too, is the outcome of this batch alone
         if _forks != forks:
-            _end_copy(error)
-        at = now()
-        text = _message(error, (part for row in range(len(rows)) for part in rows.payload(row)))
-        failed = [Unacked(row, Outcome.FAILED, _batch_class(error), text, at) for row in range(len(rows))]
-        return Answers(np.full(len(rows), at, np.int64), failed, len(rows))
-    at = now()
+            _end_forked_copy(error)
+        return _failed_batch(error, records, now())
+    time = now()
     module = str(getattr(handler, "__module__", "handler"))
-    others = np.flatnonzero(pc.not_equal(outcomes, "acked").to_numpy(zero_copy_only=False))
-    unacked = [
-        spoken(row, outcomes[row].as_py(), _text(classes, row), _text(messages, row), rows, at, module)
-        for row in others.tolist()
+    rows = np.flatnonzero(pc.not_equal(words, "acked").to_numpy(zero_copy_only=False)).tolist()
+    not_acked = [
+        outcome_of_word(row, words[row].as_py(), _value(classes, row), _value(messages, row), records, time, module)
+        for row in rows
     ]
-    return Answers(np.full(len(rows), at, np.int64), unacked, len(rows))
+    return Outcomes(np.full(len(records), time, np.int64), not_acked, len(records))
 
 
-def spoken(
-    row: int, word: str, error_class: str | None, message: str | None, rows: Records | None, at: int, module: str
-) -> Unacked:
-    """The outcome of a row for which a handler said "failed", "skipped" or "dead"."""
-    text = scrub(message, rows.payload(row)) or None if message and rows is not None else None
-    if word == "skipped":
-        return Unacked(row, Outcome.SKIPPED, ErrorClass.SKIP, text, at)
-    if word == "dead":
-        return Unacked(row, Outcome.FAILED, ErrorClass.DEAD, text, at)
-    named = plain_class(scrub(error_class, rows.payload(row)), module) if error_class and rows is not None else None
-    return Unacked(row, Outcome.FAILED, named, text, at)
+def _failed_batch(error: BaseException, records: Records, time: int) -> Outcomes:
+    count = len(records)
+    message = scrubbed_message(error, (part for row in range(count) for part in records.payload_of(row)))
+    error_class = error_class_of_batch(error)
+    failed = [RowOutcome(row, Outcome.FAILED, error_class, message, time) for row in range(count)]
+    return Outcomes(np.full(count, time, np.int64), failed, count)
 
 
-def _text(column: pa.Array | None, row: int) -> str | None:
+def _value(column: pa.Array | None, row: int) -> str | None:
     return None if column is None else column[row].as_py()
 
 
-def _batch_class(error: BaseException) -> str:
-    # `Dead` of a whole batch would bury neighbours: they failed, and are tried again.
-    kind = type(error)
-    return f"{kind.__module__}.{kind.__name__}" if issubclass(kind, Dead | Skip) else class_of(error)
-
-
-def _read_answer(answered: Any, rows: Records) -> tuple[pa.Array, pa.Array | None, pa.Array | None]:
-    """Outcome, error class and error message columns. Raises for an answer that is not one outcome a row."""
+def _outcome_columns(result: Any, records: Records) -> tuple[pa.Array, pa.Array | None, pa.Array | None]:
+    """Returns the columns outcome, error_class and error_message of what an Arrow handler returned. Raises
+    InvalidOutcome, or Arrow's own error, unless that is one outcome for each row."""
     classes: pa.Array | None = None
     messages: pa.Array | None = None
-    if isinstance(answered, pa.Table | pa.RecordBatch):
-        # Of other columns, such as those of the batch itself, nothing is asked.
-        named = {name: _strings(answered.column(name)) for name in answered.schema.names if name in _ANSWERED}
-        if "offset" in answered.schema.names and answered.column("offset").to_pylist() != rows.offsets.tolist():
-            raise InvalidOutcome("the answer is about other offsets than it was given")
-        if "outcome" not in named:
-            raise InvalidOutcome("the answer has no column `outcome`")
-        outcomes, classes, messages = named["outcome"], named.get("error_class"), named.get("error_message")
+    if isinstance(result, pa.Table | pa.RecordBatch):
+        names = result.schema.names
+        # The handler may return its own batch with columns added, so columns of other names are ignored.
+        columns = {name: _string_column(result.column(name)) for name in names if name in _OUTCOME_COLUMNS}
+        if "offset" in names and result.column("offset").to_pylist() != records.offsets.tolist():
+            raise InvalidOutcome("the handler returned other offsets than it was given")
+        if "outcome" not in columns:
+            raise InvalidOutcome("the returned table has no column `outcome`")
+        words, classes, messages = columns["outcome"], columns.get("error_class"), columns.get("error_message")
     else:
-        outcomes = _strings(answered)
-    if len(outcomes) != len(rows):
-        raise InvalidOutcome(f"{len(outcomes)} outcomes for {len(rows)} records")
-    if outcomes.null_count or not pc.all(pc.is_in(outcomes, WORDS)).as_py():
-        raise InvalidOutcome("an outcome is not one of acked, failed, skipped, dead")
-    return outcomes, classes, messages
+        words = _string_column(result)
+    if len(words) != len(records):
+        raise InvalidOutcome(f"{len(words)} outcomes for {len(records)} records")
+    if words.null_count or not pc.all(pc.is_in(words, OUTCOME_WORDS)).as_py():
+        raise InvalidOutcome(INVALID_WORD)
+    return words, classes, messages
 
 
-def _strings(column: Any) -> pa.Array:
+def _string_column(column: Any) -> pa.Array:
     if isinstance(column, pa.ChunkedArray):
         column = column.combine_chunks()
     if isinstance(column, pa.Array):
         return column.cast(pa.string())
     if isinstance(column, str | bytes | dict) or not isinstance(column, Sequence | np.ndarray):
-        raise InvalidOutcome(f"the answer is a {type(column).__name__}, not a sequence of outcomes")
+        raise InvalidOutcome(f"the handler returned {type(column).__name__}, not a sequence of outcomes")
     try:
         return pa.array([str(word) if isinstance(word, str) else word for word in column], pa.string())
     except (pa.ArrowInvalid, pa.ArrowTypeError, TypeError) as error:
-        raise InvalidOutcome("an outcome is not one of acked, failed, skipped, dead") from error
+        raise InvalidOutcome(INVALID_WORD) from error

@@ -1,7 +1,7 @@
-"""Streams in a Python worker: each record is decoded, offered to the filters in order, and handed to one handler.
+"""Streams: decodes each record, and calls the handler of the first stream whose filter takes it.
 
-Decoding and filters are part of handling: what they raise is the outcome of their record alone. A record that nobody
-wants is skipped, with a class of its own. What only the schema registry is to blame for ends the task instead.
+Decoding and filtering are part of handling a record: what they raise is the outcome of that record alone. A record that
+no stream takes is skipped, with the error class Unmatched. A failure of the schema registry ends the Spark task.
 """
 
 from collections.abc import Iterator
@@ -13,31 +13,38 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from ackline.decode import PLAIN, Decode, Undecodable, leaves
+from ackline.decode import DECODERS, Decode, Undecodable, scalar_texts
 from ackline.errors import AcklineError
-from ackline.handler import Handler, Record, Tier, load_handler
+from ackline.handler import Handler, Record, Tier
 from ackline.kafka.registry import Registry
 from ackline.outcome import ErrorClass
 from ackline.spark.handlers.call import (
-    Answers,
-    Clock,
-    InvalidOutcome,
-    Routed,
-    Unanswerable,
-    Undecoded,
-    Unmatched,
-    Watch,
-    answer_batch,
-    answer_records,
-    raised,
+    CallObserver,
+    Router,
+    call_arrow_handler,
+    call_record_handler,
     refuse_unfinished,
 )
-from ackline.spark.records import Records
-from ackline.translation import Code, Stream, Translation, load_code
+from ackline.spark.handlers.outcomes import (
+    Clock,
+    DecodingFailed,
+    InvalidOutcome,
+    Outcomes,
+    TaskFailure,
+    Unmatched,
+    outcome_of_exception,
+)
+from ackline.spark.records import Int64s, Records
+from ackline.stream_functions import StreamFunctions, load_functions
+from ackline.translation import Stream, Translation
 
-# A record is frozen for its handler, not for us: its slots are set before the handler sees it.
+# A record is frozen for its handler. These set a slot of it in place, before the handler gets it.
 _set_key: Any = Record.__dict__["key"].__set__
 _set_value: Any = Record.__dict__["value"].__set__
+
+_BYTES = ("bytes", "bytes")
+_NOT_CALLED = (ErrorClass.UNDECODABLE, ErrorClass.UNMATCHED)
+_EMPTY_RECORD = Record("", 0, 0, None, None, None, (), 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,189 +52,176 @@ class _Route:
     """A stream with its functions and decoders; a decoder is None where bytes stay bytes."""
 
     stream: Stream
-    code: Code
+    functions: StreamFunctions
     key: Decode | None
     value: Decode | None
 
     @property
     def decoding(self) -> tuple[str, str]:
-        """What it decodes to; two routes with the same need it once."""
+        """What keys and values are decoded as. A record is decoded once for all routes with the same decoding."""
         return self.stream.key, self.stream.value
 
     def decode(self, record: Record) -> None:
-        """Decode key and value in place. Raises Undecoded, or Unanswerable where the record is not to blame."""
+        """Decodes key and value in place. Raises DecodingFailed, or TaskFailure if the record is not the cause."""
         try:
             if self.key is not None and record.key is not None:
                 _set_key(record, self.key(record.key, record))
             if self.value is not None and record.value is not None:
                 _set_value(record, self.value(record.value, record))
         except Undecodable as error:
-            raise Undecoded(str(error)) from None
+            raise DecodingFailed(str(error)) from None
         except AcklineError as error:
-            raise Unanswerable(error) from None
+            raise TaskFailure(error) from None
 
     def wants(self, record: Record) -> bool:
-        """What the filter says. Raises InvalidOutcome for an answer that is not True or False."""
-        if self.code.wants is None:
+        """Returns the filter's decision. Raises InvalidOutcome if the filter returned neither True nor False."""
+        if self.functions.filter is None:
             return True
-        said = self.code.wants(record)
-        if isinstance(said, bool | np.bool_):
-            return bool(said)
-        refuse_unfinished(said)
-        raise InvalidOutcome(f"the filter returned {type(said).__name__}, not True or False")
+        wanted = self.functions.filter(record)
+        if isinstance(wanted, bool | np.bool_):
+            return bool(wanted)
+        refuse_unfinished(wanted)
+        raise InvalidOutcome(f"the filter returned {type(wanted).__name__}, not True or False")
 
 
-class Streams(Routed):
-    """The streams of a translation, loaded. Raises what `ackline.translation.load_code` raises."""
+class Streams(Router):
+    """The streams of a translation, with their functions imported. Raises what `load_functions` raises."""
 
     def __init__(self, translation: Translation) -> None:
         self._registry = registry = Registry(dict(translation.registry)) if translation.needs_registry else None
         self._routes = [
-            _Route(one, load_code(one), _decoder(one.key, "key", registry), _decoder(one.value, "value", registry))
-            for one in translation.streams
+            _Route(
+                stream,
+                load_functions(stream),
+                _decoder(stream.key, "key", registry),
+                _decoder(stream.value, "value", registry),
+            )
+            for stream in translation.streams
         ]
-        self._of = lru_cache(maxsize=None)(self._find)
+        self._routes_of = lru_cache(maxsize=None)(self._find_routes)
 
-    def _find(self, topic: str) -> tuple[_Route, ...]:
-        return tuple(route for route in self._routes if route.stream.of(topic))
+    def _find_routes(self, topic: str) -> tuple[_Route, ...]:
+        return tuple(route for route in self._routes if route.stream.covers_topic(topic))
 
     @property
-    def code(self) -> list[Code]:
-        """The streams' functions, in the order in which they are asked."""
-        return [route.code for route in self._routes]
+    def functions(self) -> list[StreamFunctions]:
+        """The functions of the streams, in the order of the streams."""
+        return [route.functions for route in self._routes]
 
-    def answer(self, rows: Records, now: Clock, watch: Watch | None = None) -> Answers:
-        """What the streams make of `rows`. For a `watch`, decoding and filters are part of a record's call; batches
-        that filters have made can't be watched."""
-        routes = self._of(rows.tp.topic)
-        if routes and routes[0].code.wants is None and routes[0].code.tier is Tier.ARROW:
-            return _answer_batch(routes[0], rows, now, watch)
+    def call(self, records: Records, now: Clock, observer: CallObserver | None = None) -> Outcomes:
+        """Returns the outcome of each record. An `observer` counts decoding and filters as part of a record's call; it
+        can't observe the batches that filters make."""
+        routes = self._routes_of(records.tp.topic)
+        if routes and routes[0].functions.filter is None and routes[0].functions.tier is Tier.ARROW:
+            return _call_arrow_route(routes[0], records, now, observer)
         batches: dict[_Route, list[int]] = {}
-        one_of = _one_of(routes, rows, batches)
-        if watch is not None:
-            one_of = watch.over(one_of, Tier.RECORD)
+        handler = _routing_handler(routes, records, batches)
+        if observer is not None:
+            handler = observer.wrap(handler, Tier.RECORD)
             if self._registry is not None:
-                self._registry.waiting = watch.waiting
-        answers = answer_records(
-            one_of, rows, now, lambda row: chain(rows.payload(row), _decoded(routes, rows, row)), watch
+                self._registry.waiting = observer.waiting
+        outcomes = call_record_handler(
+            handler, records, now, lambda row: chain(records.payload_of(row), _decoded(routes, records, row)), observer
         )
-        answers.calls -= sum(one.error_class in _NOT_CALLED for one in answers.unacked)
-        for route, taken in batches.items():
-            _put(answers, np.array(taken), _answer_batch(route, rows.take(taken), now))
-        answers.unacked.sort(key=lambda one: one.row)
-        return answers
+        outcomes.calls -= sum(outcome.error_class in _NOT_CALLED for outcome in outcomes.not_acked)
+        for route, rows in batches.items():
+            _insert(outcomes, np.array(rows), _call_arrow_route(route, records.take(rows), now))
+        outcomes.not_acked.sort(key=lambda outcome: outcome.row)
+        return outcomes
 
 
-_NOT_CALLED = (ErrorClass.UNDECODABLE, ErrorClass.UNMATCHED)
+def _routing_handler(routes: tuple[_Route, ...], records: Records, batches: dict[_Route, list[int]]) -> Handler:
+    """Returns a record handler that calls the handler of the first route which wants the record. For a route with an
+    Arrow handler it only adds the record's row to `batches`."""
+    if len(routes) == 1 and routes[0].functions.filter is None:  # the usual case, made fast
+        decode, handler = routes[0].decode, routes[0].functions.handler
 
-
-def _one_of(routes: tuple[_Route, ...], rows: Records, batches: dict[_Route, list[int]]) -> Handler:
-    """A function of one record that lets the first route which wants it answer, or keeps its row for an Arrow one."""
-    if len(routes) == 1 and routes[0].code.wants is None:  # the usual case, without the questions
-        decode, handler = routes[0].decode, routes[0].code.handler
-
-        def only(record: Record) -> Any:
+        def call_only_route(record: Record) -> Any:
             decode(record)
             return handler(record)
 
-        return only
+        return call_only_route
 
-    def one_of(record: Record) -> Any:
+    def call_first_match(record: Record) -> Any:
         key, value = record.key, record.value
-        decoding = ("bytes", "bytes")
+        decoding = _BYTES
         for route in routes:
             if route.decoding != decoding:
-                if decoding != ("bytes", "bytes"):  # the last filter may have kept the record it saw
+                if decoding != _BYTES:  # a copy, because the last filter may have kept the record that it was given
                     record = replace(record, key=key, value=value)
                 route.decode(record)
                 decoding = route.decoding
             if not route.wants(record):
                 continue
-            if route.code.tier is not Tier.ARROW:
-                return route.code.handler(record)
-            batches.setdefault(route, []).append(int(np.searchsorted(rows.offsets, record.offset)))
+            if route.functions.tier is not Tier.ARROW:
+                return route.functions.handler(record)
+            batches.setdefault(route, []).append(int(np.searchsorted(records.offsets, record.offset)))
             return None
         raise Unmatched
 
-    return one_of
+    return call_first_match
 
 
-def _decoded(routes: tuple[_Route, ...], rows: Records, row: int) -> Iterator[bytes | str]:
-    """What a row's handlers may have seen of it, decoded anew: they may have changed what they were given."""
+def _decoded(routes: tuple[_Route, ...], records: Records, row: int) -> Iterator[bytes | str]:
+    """Yields what the decoders make of a row, as texts. Decodes it anew: a handler may have changed its values."""
     for route in {route.decoding: route for route in routes}.values():
-        record = rows.record(row)
+        record = records.record(row)
         for decode, data in ((route.key, record.key), (route.value, record.value)):
             if decode is not None and data is not None:
                 try:
-                    seen = decode(data, record)
+                    decoded = decode(data, record)
                 except (Undecodable, AcklineError):
                     continue
-                yield from leaves(seen)
+                yield from scalar_texts(decoded)
 
 
-def _answer_batch(route: _Route, rows: Records, now: Clock, watch: Watch | None = None) -> Answers:
-    """A batch for an Arrow handler, without the rows that are not the text they should be: those fail by themselves."""
-    failed: dict[int, str] = {}
-    for decode, column in ((route.key, rows.keys), (route.value, rows.values)):
+def _call_arrow_route(route: _Route, records: Records, now: Clock, observer: CallObserver | None = None) -> Outcomes:
+    """Calls an Arrow handler. Rows that should be text and are not fail alone: the handler does not get them."""
+    undecodable: dict[int, str] = {}
+    for decode, column in ((route.key, records.keys), (route.value, records.values)):
         if decode is not None:
-            failed |= {row: why for row, why in _not_text(decode, column) if row not in failed}
-    sound = rows
-    if failed:
-        sound = rows.take([row for row in range(len(rows)) if row not in failed])
-    if route.key is not None:
-        sound = replace(sound, keys=sound.keys.cast(pa.string()))
-    if route.value is not None:
-        sound = replace(sound, values=sound.values.cast(pa.string()))
-    at = now()
-    answers = Answers(
-        np.full(len(rows), at, np.int64), [raised(Undecoded(why), row, rows, at) for row, why in failed.items()]
-    )
-    if len(sound):
-        places = np.array([row for row in range(len(rows)) if row not in failed])
-        handler = route.code.handler if watch is None else watch.over(route.code.handler, Tier.ARROW)
-        _put(answers, places, answer_batch(handler, sound, now))
-        answers.calls = len(sound)
-    answers.unacked.sort(key=lambda one: one.row)
-    return answers
+            undecodable |= {row: reason for row, reason in _not_text(decode, column) if row not in undecodable}
+    time = now()
+    failures = [outcome_of_exception(DecodingFailed(reason), row, records, time) for row, reason in undecodable.items()]
+    outcomes = Outcomes(np.full(len(records), time, np.int64), failures)
+    rows = np.array([row for row in range(len(records)) if row not in undecodable], dtype=np.int64)
+    if len(rows):
+        batch = records.take(rows) if undecodable else records
+        if route.key is not None:
+            batch = replace(batch, keys=batch.keys.cast(pa.string()))
+        if route.value is not None:
+            batch = replace(batch, values=batch.values.cast(pa.string()))
+        handler = route.functions.handler if observer is None else observer.wrap(route.functions.handler, Tier.ARROW)
+        _insert(outcomes, rows, call_arrow_handler(handler, batch, now))
+        outcomes.calls = len(batch)
+    outcomes.not_acked.sort(key=lambda outcome: outcome.row)
+    return outcomes
 
 
 def _not_text(decode: Decode, column: pa.Array) -> Iterator[tuple[int, str]]:
-    """The rows of a column that are not UTF-8, each with the reason; Arrow says in one go that there is none."""
+    """Yields each row of a column that is not UTF-8, with the reason. Arrow first checks all rows at once, as a rule
+    without a finding; only then each row is decoded."""
     try:
         column.cast(pa.string())
     except pa.ArrowInvalid:
         for row, data in enumerate(column.to_pylist()):
             try:
                 if data is not None:
-                    decode(data, _NOBODY)
+                    decode(data, _EMPTY_RECORD)
             except Undecodable as error:
                 yield row, str(error)
 
 
-_NOBODY = Record("", 0, 0, None, None, None, (), 0)
-
-
-def _put(answers: Answers, places: Any, part: Answers) -> None:
-    """The answers about some rows among those about all: `places` are their rows."""
-    answers.handled_at[places] = part.handled_at
-    answers.unacked += [replace(one, row=int(places[one.row])) for one in part.unacked]
+def _insert(outcomes: Outcomes, rows: Int64s, part: Outcomes) -> None:
+    """Adds the outcomes of some rows, whose indexes are `rows`, to the outcomes of all. Does not sort."""
+    outcomes.handled_at[rows] = part.handled_at
+    outcomes.not_acked += [outcome.at_row(int(rows[outcome.row])) for outcome in part.not_acked]
 
 
 def _decoder(word: str, field: str, registry: Registry | None) -> Decode | None:
     if word == "bytes":
         return None
-    if word in PLAIN:
-        return PLAIN[word](field)
+    if word in DECODERS:
+        return DECODERS[word](field)
     assert registry is not None
     return registry.decoder(word, field)
-
-
-def load_answering(handler: str | None, translation: Translation | None) -> "Handler | Streams":
-    """Returns what `ackline.spark.handlers.call.answer` takes: the streams, or the handler where there are none.
-
-    Raises ConfigError where a function does not import or fit, or the registry's settings don't hold.
-    """
-    if translation is not None:
-        return Streams(translation)
-    assert handler is not None
-    return load_handler(handler)

@@ -1,7 +1,8 @@
-"""Which calls a handler was given, in memory that its process shares with the one that started it.
+"""Logs the calls of a handler in memory that the handler's process shares with its Spark task.
 
-It is written before each call, so it outlives whatever the call does: who finds the process dead, or a call that does
-not end, reads here which records had been handed out. It holds offsets and times, never a payload.
+The process logs each call before it makes the call, so the log survives whatever the call does. If the process dies, or
+a call does not end, the task reads here which records the handler was given. The log holds offsets and times, never a
+payload.
 """
 
 import mmap
@@ -19,25 +20,30 @@ from ackline.handler import Handler, Record, Tier
 from ackline.spark.records import Int64s
 
 _WORD = 8
-# Words of the log: how many rows were handed out, when the last call began (0: none is under way), whether they went
-# together, as a batch, and their offsets.
-_BEGUN, _SINCE, _BATCH, _FIRST = 0, 1, 2, 3
-# In the place of that time: a call is under way, and waits for what is not its own doing.
-_WAITS = -1
-_HEADER = struct.Struct("=qq")
-_ROOM = 1024
+# The words of the log: how many rows the handler was given, when the call under way began (0: none is under way),
+# whether it was given the rows as one batch, and from the fourth word on their offsets.
+_GIVEN, _BEGAN_AT, _AS_BATCH, _OFFSETS = 0, 1, 2, 3
+# In place of that time: a call is under way, and waits for the schema registry, which is not the handler's doing.
+_WAITING = -1
+_STATE = struct.Struct("=qq")
+_INITIAL_ROWS = 1024
 
 
-class Head(NamedTuple):
-    """How many rows were handed out, and since when (CLOCK_MONOTONIC, ns) the last call is under way; 0: none is;
-    negative: it waits for what is not its own doing."""
+class CallState(NamedTuple):
+    """How many rows of the batch the handler was given, and when the call under way began (CLOCK_MONOTONIC, ns).
 
-    begun: int
-    since: int
+    `began_at` is 0 if no call is under way, and negative while a call waits for the schema registry.
+    """
+
+    given: int
+    began_at: int
+
+
+NO_CALL = CallState(0, 0)
 
 
 class CallLog:
-    """The log of one batch at a time. `descriptor` is what the handler's process is given of it."""
+    """The log of one batch at a time. The task passes `descriptor` to the handler's process."""
 
     def __init__(self, descriptor: int) -> None:
         self.descriptor = descriptor
@@ -45,9 +51,9 @@ class CallLog:
 
     @classmethod
     def create(cls) -> "CallLog":
-        """A new one, of this process."""
+        """Makes a new log in this process."""
         descriptor = os.memfd_create("ackline-calls")
-        os.ftruncate(descriptor, (_FIRST + _ROOM) * _WORD)
+        os.ftruncate(descriptor, (_OFFSETS + _INITIAL_ROWS) * _WORD)
         return cls(descriptor)
 
     def _map(self) -> None:
@@ -58,79 +64,80 @@ class CallLog:
         self._words.release()
         self._memory.close()
 
-    def clear(self, rows: int) -> None:
-        """Begin a batch of so many rows; no process is at work on another one."""
-        if len(self._words) < _FIRST + rows:
+    def begin_batch(self, rows: int) -> None:
+        """In the task: empties the log for a batch of `rows` rows. The handler's process must be idle."""
+        if len(self._words) < _OFFSETS + rows:
             self._unmap()
-            os.ftruncate(self.descriptor, (_FIRST + rows) * _WORD)
+            os.ftruncate(self.descriptor, (_OFFSETS + rows) * _WORD)
             self._map()
-        self._words[_SINCE] = 0
-        self._words[_BEGUN] = 0
-        self._words[_BATCH] = 0
+        self._words[_BEGAN_AT] = 0
+        self._words[_GIVEN] = 0
+        self._words[_AS_BATCH] = 0
 
-    def opened(self) -> None:
-        """Look at the batch that was begun elsewhere."""
+    def open_batch(self) -> None:
+        """In the handler's process: makes room for the batch that the task has begun."""
         if os.fstat(self.descriptor).st_size > self._words.nbytes:
             self._unmap()
             self._map()
 
-    def idle(self) -> None:
-        """Every call has come back."""
-        self._words[_SINCE] = 0
+    def end_batch(self) -> None:
+        """In the handler's process: logs that the last call has returned."""
+        self._words[_BEGAN_AT] = 0
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """Around what a call waits for through no fault of its own: that time is not the call's."""
-        words, began = self._words, time.monotonic_ns()
-        since, words[_SINCE] = words[_SINCE], _WAITS
+        """The time in this context does not count against the limit of the call under way."""
+        words, now = self._words, time.monotonic_ns()
+        began_at, words[_BEGAN_AT] = words[_BEGAN_AT], _WAITING
         try:
             yield
         finally:
-            words[_SINCE] = since + time.monotonic_ns() - began
+            words[_BEGAN_AT] = began_at + time.monotonic_ns() - now
 
-    def head(self) -> Head:
-        """How far the batch is; while its process runs, `since` may be one call behind `begun`."""
-        return head_of(self.descriptor)
+    def state(self) -> CallState:
+        """Returns the progress of the batch. While the process runs, `began_at` may be one call behind `given`."""
+        return read_state(self.descriptor)
 
-    def begun(self) -> Int64s:
-        """The offsets that were handed out, in that order."""
-        return np.array(self._words[_FIRST : _FIRST + self._words[_BEGUN]], dtype=np.int64)
+    def given(self) -> Int64s:
+        """Returns the offsets that the handler was given, in that order."""
+        return np.array(self._words[_OFFSETS : _OFFSETS + self._words[_GIVEN]], dtype=np.int64)
 
     @property
-    def batch(self) -> bool:
-        """Whether the rows were handed out together: then none of them is known to have done it."""
-        return bool(self._words[_BATCH])
+    def as_batch(self) -> bool:
+        """Whether one call got all rows, so that any of them may be the culprit."""
+        return bool(self._words[_AS_BATCH])
 
-    def over(self, handler: Handler, tier: Tier) -> Handler:
-        """The handler, each call of it noted before it is made."""
+    def wrap(self, handler: Handler, tier: Tier) -> Handler:
+        """Returns the handler; each call of it is logged before it is made."""
         words, now = self._words, time.monotonic_ns
 
-        def record_noted(record: Record) -> object:
-            begun = words[_BEGUN]
-            words[_FIRST + begun] = record.offset
-            words[_BEGUN] = begun + 1
-            words[_SINCE] = now()
+        def logged_record_call(record: Record) -> object:
+            # The offset before the count, so that no death leaves a counted row without its offset.
+            given = words[_GIVEN]
+            words[_OFFSETS + given] = record.offset
+            words[_GIVEN] = given + 1
+            words[_BEGAN_AT] = now()
             return handler(record)
 
-        def batch_noted(batch: pa.RecordBatch) -> object:
-            begun = words[_BEGUN]
-            for number, offset in enumerate(batch.column("offset").to_pylist(), _FIRST + begun):
-                words[number] = offset
-            words[_BATCH] = 1
-            words[_BEGUN] = begun + batch.num_rows
-            words[_SINCE] = now()
+        def logged_batch_call(batch: pa.RecordBatch) -> object:
+            given = words[_GIVEN]
+            for word, offset in enumerate(batch.column("offset").to_pylist(), _OFFSETS + given):
+                words[word] = offset
+            words[_AS_BATCH] = 1
+            words[_GIVEN] = given + batch.num_rows
+            words[_BEGAN_AT] = now()
             return handler(batch)
 
-        noted = record_noted if tier is Tier.RECORD else batch_noted
-        noted.__module__ = getattr(handler, "__module__", None) or "handler"
-        return noted
+        logged = logged_record_call if tier is Tier.RECORD else logged_batch_call
+        logged.__module__ = getattr(handler, "__module__", None) or "handler"
+        return logged
 
     def close(self) -> None:
-        """Give the memory back."""
+        """Frees the memory."""
         self._unmap()
         os.close(self.descriptor)
 
 
-def head_of(descriptor: int) -> Head:
-    """The head of the log behind a descriptor."""
-    return Head(*_HEADER.unpack(os.pread(descriptor, _HEADER.size, 0)))
+def read_state(descriptor: int) -> CallState:
+    """Returns the state of the log behind a descriptor."""
+    return CallState(*_STATE.unpack(os.pread(descriptor, _STATE.size, 0)))

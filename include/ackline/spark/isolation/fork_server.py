@@ -1,10 +1,12 @@
-"""The process between a Spark task and its handler's process: it has imported everything but the handler, has no
-thread and no connection, and only forks. A handler's process that died is replaced within milliseconds that way, and
-what is forked is clean, which a Python worker in the middle of reading Kafka is not.
+"""The fork server between a Spark task and its handler's process. It has imported everything but the handler, has no
+thread and no connection, and only forks.
 
-Commands come on one socket, and on it goes back how each process ended. When that socket closes, whoever held it is
-gone, and so are the forker, the handler's process and what that has started; should the forker itself be killed, the
-kernel ends the handler's process with it.
+So a handler's process that died is replaced within milliseconds. A fork of the Spark task's own Python worker would
+instead be a copy in the middle of reading Kafka.
+
+Commands come in on one socket, and on it the fork server reports how each process ended. When that socket closes, the
+task has ended, and the fork server kills the handler's process and all that this has started. If the fork server itself
+is killed, the kernel kills the handler's process.
 """
 
 import contextlib
@@ -21,80 +23,84 @@ from contextlib import AbstractContextManager
 
 from ackline.errors import AcklineError, FatalError
 from ackline.handler import Handler, Tier
-from ackline.spark.handlers.call import Unacked
+from ackline.spark.handlers.outcomes import RowOutcome
 from ackline.spark.isolation import frames
-from ackline.spark.isolation.call_log import CallLog, Head, head_of
+from ackline.spark.isolation.call_log import CallLog, CallState, read_state
 
 COMMAND = struct.Struct("=cqq")
-FORK, END, QUIT = b"F", b"E", b"Q"
-"""Fork, with two descriptors: the new process's socket and its call log. End a call: the process is killed if the head
-of its log is still as said, in any case if `since` is 0. Quit: as soon as the process, whose socket is closed, is."""
-STATUS = struct.Struct("=q")
-GRACE = 5.0
-"""Seconds that a handler's process has to end by itself when its task is done, for what it has registered `atexit`."""
+"""A command, and the `CallState` that END_CALL needs."""
+FORK, END_CALL, QUIT = b"F", b"E", b"Q"
+"""FORK comes with two descriptors: the new process's socket, and its call log.
 
-_STOPS_WITHIN = 1.0
+END_CALL kills the process if the state of its call log is still the given one; in any case if `began_at` is 0.
+
+QUIT ends the fork server as soon as the process, whose socket is closed, has ended."""
+STATUS = struct.Struct("=q")
+EXIT_GRACE = 5.0
+"""Seconds that a handler's process has to end by itself after its task, for what it has registered `atexit`."""
+
+_STOP_SECONDS = 1.0
 _PR_SET_PDEATHSIG = 1
 
 
-class Forker:
-    """One handler's process at a time."""
+class ForkServer:
+    """Runs one handler's process at a time."""
 
     def __init__(self, control: socket.socket) -> None:
         self._control = control
         self._pid = 0
         self._log = -1
         self._quit_at: float | None = None
-        self._woken, self._wake = os.pipe()
-        for end in (self._woken, self._wake):
+        self._child_ended, self._wakeup = os.pipe()
+        for end in (self._child_ended, self._wakeup):
             os.set_blocking(end, False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
-        signal.set_wakeup_fd(self._wake, warn_on_full_buffer=False)
+        signal.set_wakeup_fd(self._wakeup, warn_on_full_buffer=False)
 
     def serve(self) -> tuple[int, int] | None:
-        """None when all is over; in each forked process the descriptors of its socket and its log."""
+        """Returns None after QUIT. In each forked process it returns the descriptors of its socket and its call log."""
         while self._pid or self._quit_at is None:
             left = None if self._quit_at is None else max(0.0, self._quit_at - time.monotonic())
-            ready, _, _ = select.select([self._control.fileno(), self._woken], [], [], left)
-            if self._woken in ready:
+            ready, _, _ = select.select([self._control.fileno(), self._child_ended], [], [], left)
+            if self._child_ended in ready:
                 with contextlib.suppress(BlockingIOError):
-                    os.read(self._woken, 4096)
+                    os.read(self._child_ended, 4096)
                 self._reap()
             if self._control.fileno() in ready:
-                born = self._obey()
-                if born is not None:
-                    return born
+                forked = self._handle_command()
+                if forked is not None:
+                    return forked
             if not ready:
                 self._kill()
         return None
 
-    def _obey(self) -> tuple[int, int] | None:
-        said, descriptors, _, _ = socket.recv_fds(self._control, COMMAND.size, 2)
-        if len(said) < COMMAND.size:  # whoever wanted outcomes is gone: end at once what would go on without it
+    def _handle_command(self) -> tuple[int, int] | None:
+        message, descriptors, _, _ = socket.recv_fds(self._control, COMMAND.size, 2)
+        if len(message) < COMMAND.size:  # the task has ended, so nothing may go on handling its records
             self._kill()
             os._exit(0)
-        command, begun, since = COMMAND.unpack(said)
+        command, given, began_at = COMMAND.unpack(message)
         if command == FORK:
             return self._fork(*descriptors)
-        if command == END:
-            self._end(Head(begun, since))
+        if command == END_CALL:
+            self._end_call(CallState(given, began_at))
         elif command == QUIT:
-            self._quit_at = time.monotonic() + GRACE
+            self._quit_at = time.monotonic() + EXIT_GRACE
         return None
 
     def _fork(self, data: int, log: int) -> tuple[int, int] | None:
-        forker = os.getpid()
+        fork_server = os.getpid()
         self._pid = os.fork()
         if self._pid == 0:
-            _die_with(forker)
-            os.setsid()  # a group of its own: what it starts ends with it
+            _die_with(fork_server)
+            os.setsid()  # a process group of its own, so that what the handler starts is killed with it
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            for end in (self._woken, self._wake, self._log):
+            for end in (self._child_ended, self._wakeup, self._log):
                 if end >= 0:
                     os.close(end)
             self._control.close()
-            for end in (data, log):  # not for what the handler starts
+            for end in (data, log):  # programs that the handler starts must not get these
                 os.set_inheritable(end, False)
             return data, log
         os.close(data)
@@ -103,16 +109,17 @@ class Forker:
         self._log = log
         return None
 
-    def _end(self, head: Head) -> None:
-        """Kill the process for a call, unless that has come back meanwhile: then the next one is not to blame."""
-        if self._pid and head.since:
+    def _end_call(self, call: CallState) -> None:
+        """Kills the process for an overdue call. Does not if the call has returned meanwhile: the next call is not to
+        blame for it. The process is stopped while this reads its log, so no call returns in between."""
+        if self._pid and call.began_at:
             os.kill(self._pid, signal.SIGSTOP)
-            until = time.monotonic() + _STOPS_WITHIN  # in the midst of a kernel call it does not, nor does it go on
+            until = time.monotonic() + _STOP_SECONDS  # a process inside a system call does not stop, nor go on
             while not os.waitid(os.P_PID, self._pid, os.WSTOPPED | os.WNOHANG) and time.monotonic() < until:
                 if os.waitid(os.P_PID, self._pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):
                     return
                 time.sleep(0.001)
-            if head_of(self._log) != head:
+            if read_state(self._log) != call:
                 os.kill(self._pid, signal.SIGCONT)
                 return
         self._kill()
@@ -124,7 +131,8 @@ class Forker:
                 os.killpg(self._pid, signal.SIGKILL)
 
     def _reap(self) -> None:
-        """Say how the process ended. What it has started is killed before its number is free for others."""
+        """Reports how the process ended, if it has. First kills what it has started, because after `waitpid` the kernel
+        may give its number to another process."""
         if self._pid and os.waitid(os.P_PID, self._pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):
             self._kill()
             _, status = os.waitpid(self._pid, 0)
@@ -134,65 +142,68 @@ class Forker:
 
 
 def _die_with(parent: int) -> None:
-    """Have the kernel kill this process when `parent` ends."""
+    """Makes the kernel kill this process when `parent` ends."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it has ended already
+    if os.getppid() != parent:  # the parent ended before the call
         os._exit(0)
 
 
-class _Told:
-    """What a handler's process says while it is at work."""
+class _Observer:
+    """The `CallObserver` of a handler's process: logs calls, and sends outcomes to the task."""
 
     def __init__(self, data: socket.socket, log: CallLog) -> None:
         self._data = data
         self._log = log
 
-    def over(self, handler: Handler, tier: Tier) -> Handler:
-        """Note each call."""
-        return self._log.over(handler, tier)
+    def wrap(self, handler: Handler, tier: Tier) -> Handler:
+        return self._log.wrap(handler, tier)
 
     def waiting(self) -> AbstractContextManager[None]:
-        """Around what a call waits for through no fault of its own."""
         return self._log.waiting()
 
-    def told(self, offset: int, one: Unacked) -> None:
-        """Send it at once: it must not be lost with this process."""
-        frames.send(self._data, ("told", (offset, one)))
+    def report(self, offset: int, outcome: RowOutcome) -> None:
+        """Sends the outcome at once, so that it is not lost with this process."""
+        frames.send(self._data, ("outcome", (offset, outcome)))
 
 
-def answer_batches(data: socket.socket, log: CallLog) -> None:
-    """The life of a handler's process: work, then batches of rows, each answered as it would be in the task itself."""
-    from ackline.spark.handlers.answering import answering
+def serve_batches(data: socket.socket, log: CallLog) -> None:
+    """Runs in a handler's process until the task closes the socket: gets the settings, then batches of records, and
+    calls the handler on each as a Spark task does."""
+    from ackline.spark.handlers.load import load_call
 
     try:
-        answer = answering(frames.receive(data), _Told(data, log))
+        settings, tier = frames.receive(data)
+        call = load_call(settings, tier, _Observer(data, log))
         frames.send(data, ("ready", None))
         while True:
-            rows = frames.receive(data)
-            log.opened()
-            answers = answer(rows)
-            log.idle()
-            frames.send(data, ("answers", answers))
+            records = frames.receive(data)
+            log.open_batch()
+            outcomes = call(records)
+            log.end_batch()
+            frames.send(data, ("outcomes", outcomes))
     except EOFError:
         return
     except AcklineError as error:
-        frames.send(data, ("raised", error))
-    except Exception as error:  # without its text, which may quote a record
-        # Out of memory, say, by what the handler has kept. A new process has room, and what this one was given and has
-        # said is known without it.
-        if isinstance(error, MemoryError) or log.head().begun:
+        frames.send(data, ("error", error))
+    except Exception as error:
+        # The process may be out of memory because of what the handler keeps. A new process has room again. The task
+        # has in the call log what this process was given, and has received the outcomes that it reported.
+        if isinstance(error, MemoryError) or log.state().given:
             os._exit(1)
-        frames.send(data, ("raised", FatalError(f"answering failed in the handler's process ({type(error).__name__})")))
+        # The error's text may quote a record, so only its class is sent.
+        failure = FatalError(f"the handler's process failed outside of the handler ({type(error).__name__})")
+        frames.send(data, ("error", failure))
 
 
 def main() -> None:
-    """Run by `ackline.spark.isolation.handler_process`, with the number of the socket as the one argument."""
-    import ackline.spark.handlers.answering  # noqa: F401 - so that what is forked need not
+    """The fork server's program. `ackline.spark.isolation.handler_process` runs it with the number of the socket as the
+    only argument."""
+    import ackline.spark.handlers.load  # noqa: F401 - once here, so that no forked process has to import it
 
     control = socket.socket(fileno=int(sys.argv.pop()))
     gc.collect()
     gc.freeze()
-    born = Forker(control).serve()
-    if born is not None:
-        data, log = born
-        answer_batches(socket.socket(fileno=data), CallLog(log))
+    forked = ForkServer(control).serve()
+    if forked is not None:
+        data, log = forked
+        serve_batches(socket.socket(fileno=data), CallLog(log))

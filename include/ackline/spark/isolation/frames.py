@@ -1,4 +1,14 @@
-"""Messages between a handler's process and the one that started it: pickled values, each behind its length."""
+"""Messages between a handler's process and its Spark task: pickled values, each behind its length.
+
+This is not `multiprocessing.connection.Connection`, because only a socket that never blocks keeps two promises:
+- A death is noticed while the task sends a batch. A daemon that the handler has forked may keep the dead process's end
+  of the socket open, and nothing reads from it. `Connection.send` would block there for ever. The task instead waits
+  for room in the socket and for the fork server's report of the death at the same time.
+- A process that stops in the middle of a message does not stop its task. `Connection.poll` and `wait` report a message
+  by its first byte, and `recv` then blocks until the last one, so no time limit would hold and no death be noticed.
+
+On a non-blocking descriptor, `Connection` loses its place in the middle of a message.
+"""
 
 import pickle
 import socket
@@ -10,13 +20,13 @@ _CHUNK = 1 << 20
 
 
 def frame(value: object) -> list[memoryview]:
-    """`value` as it is sent, in pieces; none is empty."""
+    """Returns `value` as the pieces to send, none of them empty."""
     body = pickle.dumps(value, protocol=5)
     return [memoryview(_LENGTH.pack(len(body))), memoryview(body)]
 
 
 def send(to: socket.socket, value: object) -> None:
-    """Send `value` whole. A short one is one write: whoever is killed has sent it, or has not."""
+    """Sends all of `value`. A short value is one write, so a process that is killed has sent it whole or not at all."""
     length, body = frame(value)
     if len(body) < _CHUNK:
         to.sendall(length.tobytes() + body)
@@ -25,36 +35,36 @@ def send(to: socket.socket, value: object) -> None:
         to.sendall(body)
 
 
-def receive(whence: socket.socket) -> Any:
-    """The next value. Raises EOFError where the other side is gone."""
-    length = _LENGTH.unpack(_exactly(whence, _LENGTH.size))[0]
-    return pickle.loads(_exactly(whence, length))
+def receive(source: socket.socket) -> Any:
+    """Returns the next value. Raises EOFError if the other side is gone."""
+    length = _LENGTH.unpack(_receive_exactly(source, _LENGTH.size))[0]
+    return pickle.loads(_receive_exactly(source, length))
 
 
-def _exactly(whence: socket.socket, size: int) -> bytearray:
-    found = bytearray(size)
-    room = memoryview(found)
+def _receive_exactly(source: socket.socket, size: int) -> bytearray:
+    received = bytearray(size)
+    room = memoryview(received)
     while room:
-        count = whence.recv_into(room, min(len(room), _CHUNK))
+        count = source.recv_into(room, min(len(room), _CHUNK))
         if not count:
             raise EOFError
         room = room[count:]
-    return found
+    return received
 
 
 class Inbox:
-    """Values that come in pieces, as a socket that must not be waited for hands them out."""
+    """Collects values from a non-blocking socket, piece by piece."""
 
     def __init__(self) -> None:
         self._bytes = bytearray()
-        self._want = _LENGTH.size
+        self._next_size = _LENGTH.size
         self._in_body = False
 
-    def take(self, whence: socket.socket) -> bool:
-        """Read what is there; False where no more will come."""
+    def read(self, source: socket.socket) -> bool:
+        """Reads what is there. Returns False if nothing more will come."""
         while True:
             try:
-                piece = whence.recv(_CHUNK)
+                piece = source.recv(_CHUNK)
             except BlockingIOError:
                 return True
             except ConnectionError:
@@ -64,14 +74,14 @@ class Inbox:
             self._bytes += piece
 
     def next(self) -> Any:
-        """The next whole value, or None."""
-        while len(self._bytes) >= self._want:
-            piece = self._bytes[: self._want]
-            del self._bytes[: self._want]
+        """Returns the next value that is complete, or None."""
+        while len(self._bytes) >= self._next_size:
+            piece = self._bytes[: self._next_size]
+            del self._bytes[: self._next_size]
             self._in_body = not self._in_body
             if self._in_body:
-                self._want = _LENGTH.unpack(piece)[0]
+                self._next_size = _LENGTH.unpack(piece)[0]
                 continue
-            self._want = _LENGTH.size
+            self._next_size = _LENGTH.size
             return pickle.loads(piece)
         return None

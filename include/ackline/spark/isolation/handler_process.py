@@ -1,7 +1,7 @@
-"""A handler's process, seen from the task that it works for: batches go in, answers come out, or it dies.
+"""A handler's process as its Spark task sees it: the task sends batches, and the process sends outcomes or dies.
 
-Between the two stands a `Forker`, which starts it, ends it and says how it ended. All waiting is done in one place, on
-both sockets at once, so that neither a death nor a hang goes unnoticed.
+A fork server (`ackline.spark.isolation.fork_server`) starts the process, kills it, and reports how it ended. The task
+waits in one place, on both sockets at once, so it notices a death as well as a hang.
 """
 
 import contextlib
@@ -17,194 +17,203 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from ackline.errors import AcklineError, TransientError
-from ackline.spark.handlers.call import Answers, Unacked
+from ackline.handler import Tier
+from ackline.spark.handlers.outcomes import Outcomes, RowOutcome
 from ackline.spark.isolation import frames
-from ackline.spark.isolation.call_log import CallLog, Head
-from ackline.spark.isolation.fork_server import COMMAND, END, FORK, GRACE, QUIT, STATUS
+from ackline.spark.isolation.call_log import NO_CALL, CallLog, CallState
+from ackline.spark.isolation.fork_server import COMMAND, END_CALL, EXIT_GRACE, FORK, QUIT, STATUS
 from ackline.spark.records import Int64s, Records
+from ackline.spark.settings import ReplaySettings
 
-STARTS_WITHIN = 600.0
-"""Seconds that a handler may take to be imported: a model may have to be loaded."""
-_PATH = "ACKLINE_FORKER_PATH"
-# What the task can import, its process can; the path goes by the environment, for a command line is short.
-_BOOT = (
+START_LIMIT = 600.0
+"""Seconds that the import of a handler may take: it may have to load a model."""
+_PATH = "ACKLINE_FORK_SERVER_PATH"
+# The process gets the import path of its task. The path goes by the environment, because a command line is short.
+_START = (
     f"import json, os, sys; sys.path[:] = json.loads(os.environ.pop('{_PATH}')); "
     "from ackline.spark.isolation.fork_server import main; main()"
 )
-_LOOK_EVERY = 60.0
+_MAX_WAIT = 60.0
 _NS = 1_000_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class Death:
-    """The end of a handler's process, before it had answered.
-
-    `begun` are the offsets that the handler was given, in that order; `told` says what became of those that were not
-    acked, by offset. `batch`: they were given in one call. `under_way`: the last call had not come back. `late`: it was
-    ended for that call's duration.
-    """
+    """The end of a handler's process that had not answered."""
 
     how: str
-    begun: Int64s
-    told: Mapping[int, Unacked]
-    batch: bool
-    under_way: bool
-    late: bool
+    """How it ended, such as "was killed by SIGKILL"."""
+    given: Int64s
+    """The offsets that the handler was given, in that order."""
+    reported: Mapping[int, RowOutcome]
+    """The outcomes, by offset, of those records that were not acked."""
+    as_batch: bool
+    """One call got all of them."""
+    in_call: bool
+    """The last call had not returned."""
+    timed_out: bool
+    """The task had the process killed, because that call took too long."""
 
 
 class HandlerProcess:
-    """One at a time; another is started when one has died. `limit` is that of one call, in seconds."""
+    """One process at a time; the next call after a death starts another."""
 
-    def __init__(self, work: object, limit: float | None) -> None:
-        self._work, self._limit = work, limit
+    def __init__(self, settings: ReplaySettings, tier: Tier) -> None:
+        self._settings, self._tier, self._limit = settings, tier, settings.record_timeout
         self._log = CallLog.create()
-        self._control, theirs = socket.socketpair()
-        with theirs:
-            self._forker = subprocess.Popen(
-                [sys.executable, "-c", _BOOT, str(theirs.fileno())],
+        self._control, remote = socket.socketpair()
+        with remote:
+            self._fork_server = subprocess.Popen(
+                [sys.executable, "-c", _START, str(remote.fileno())],
                 env={**os.environ, _PATH: json.dumps([os.path.abspath(entry) for entry in sys.path])},
                 stdin=subprocess.DEVNULL,
-                pass_fds=[theirs.fileno()],
+                pass_fds=[remote.fileno()],
                 start_new_session=True,
             )
         self._data: socket.socket | None = None
 
-    def ask(self, rows: Records) -> Answers | Death:
-        """What the handler makes of `rows`.
+    def call(self, records: Records) -> Outcomes | Death:
+        """Has the process call the handler. Returns the outcome of each record, or how the process died.
 
-        Raises what `answer` would raise in the task, and TransientError where no process can be had.
+        Raises what `call_handler` and the handler's import raise in the process, and TransientError if the fork server
+        is gone.
         """
-        self._log.clear(len(rows))
+        self._log.begin_batch(len(records))
         if self._data is None:
-            born = self._start()
-            if isinstance(born, Death):
-                return born
-        answers = self._exchange(rows, None)
-        assert isinstance(answers, Answers | Death)
-        return answers
+            started = self._start()
+            if isinstance(started, Death):
+                return started
+        result = self._exchange(records, None)
+        assert isinstance(result, Outcomes | Death)
+        return result
 
     def _start(self) -> object:
-        self._data, theirs = socket.socketpair()
+        self._data, remote = socket.socketpair()
         self._data.setblocking(False)
-        with theirs:
-            self._command(FORK, Head(0, 0), theirs.fileno(), self._log.descriptor)
-        return self._exchange(self._work, time.monotonic() + STARTS_WITHIN)
+        with remote:
+            self._command(FORK, NO_CALL, remote.fileno(), self._log.descriptor)
+        return self._exchange((self._settings, self._tier), time.monotonic() + START_LIMIT)
 
-    def _command(self, command: bytes, head: Head = Head(0, 0), *descriptors: int) -> None:
+    def _command(self, command: bytes, call: CallState = NO_CALL, *descriptors: int) -> None:
         try:
-            socket.send_fds(self._control, [COMMAND.pack(command, *head)], descriptors)
+            socket.send_fds(self._control, [COMMAND.pack(command, *call)], descriptors)
         except OSError:
-            raise _no_forker() from None
+            raise _no_fork_server() from None
 
     def _exchange(self, value: object, until: float | None) -> object:
-        """Send `value`, and wait for the answer or the process's death."""
+        """Sends `value`, and waits for the answer or the process's death."""
         assert self._data is not None
-        out, inbox, told = frames.frame(value), frames.Inbox(), dict[int, Unacked]()
-        accused: Head | None = None
-        open_ = True
+        unsent, inbox, reported = frames.frame(value), frames.Inbox(), dict[int, RowOutcome]()
+        accused: CallState | None = None
+        connected = True
         while True:
-            events = self._wait(open_, bool(out), until if accused is None else time.monotonic() + 1)
-            if self._data.fileno() in events and open_:
-                open_ = self._write(out) and inbox.take(self._data)
-                for answer in self._answers(inbox, told):
+            ready = self._wait(connected, bool(unsent), until if accused is None else time.monotonic() + 1)
+            if self._data.fileno() in ready and connected:
+                connected = self._send(unsent) and inbox.read(self._data)
+                for answer in self._answers(inbox, reported):
                     return answer
-                if not open_:  # dead already, or it has closed what it can't work without
-                    self._command(END)
-            if self._control.fileno() in events:
-                return self._died(inbox, told, accused)
-            late = self._late(until)
-            if late is not None and late != accused:
-                accused = late
-                self._command(END, late)
+                if not connected:  # the process is dead, or the handler has closed the process's socket
+                    self._command(END_CALL)
+            if self._control.fileno() in ready:
+                return self._death(inbox, reported, accused)
+            overdue = self._overdue_call(until)
+            if overdue is not None and overdue != accused:
+                accused = overdue
+                self._command(END_CALL, overdue)
 
-    def _wait(self, data: bool, writing: bool, until: float | None) -> set[int]:
-        """The sockets on which something happens, before a call may be overdue."""
+    def _wait(self, connected: bool, sending: bool, until: float | None) -> set[int]:
+        """Waits for events, at most until a call may be overdue. Returns the descriptors of the ready sockets."""
         assert self._data is not None
         poll = select.poll()
         poll.register(self._control, select.POLLIN)
-        if data:
-            poll.register(self._data, select.POLLIN | (select.POLLOUT if writing else 0))
-        patience = _LOOK_EVERY if until is None else min(_LOOK_EVERY, until - time.monotonic())
+        if connected:
+            poll.register(self._data, select.POLLIN | (select.POLLOUT if sending else 0))
+        patience = _MAX_WAIT if until is None else min(_MAX_WAIT, until - time.monotonic())
         if self._limit is not None:
-            since = self._log.head().since
-            left = self._limit if since <= 0 else self._limit - (time.monotonic_ns() - since) / _NS
+            began_at = self._log.state().began_at
+            left = self._limit if began_at <= 0 else self._limit - (time.monotonic_ns() - began_at) / _NS
             patience = min(patience, left)
-        return {number for number, _ in poll.poll(max(1, patience * 1000))}
+        return {descriptor for descriptor, _ in poll.poll(max(1, patience * 1000))}
 
-    def _write(self, out: list[memoryview]) -> bool:
-        """Send what fits; False where nobody will read it."""
+    def _send(self, unsent: list[memoryview]) -> bool:
+        """Sends what fits into the socket. Returns False if the process no longer reads from it."""
         assert self._data is not None
         with contextlib.suppress(BlockingIOError):
-            while out:
+            while unsent:
                 try:
-                    sent = self._data.send(out[0])
+                    sent = self._data.send(unsent[0])
                 except ConnectionError:
                     return False
-                out[0] = out[0][sent:]
-                if not out[0]:
-                    del out[0]
+                unsent[0] = unsent[0][sent:]
+                if not unsent[0]:
+                    del unsent[0]
         return True
 
-    def _answers(self, inbox: frames.Inbox, told: dict[int, Unacked]) -> Iterator[object]:
-        """The answer, once it is there. Raises the error that stands in its place."""
-        while (found := inbox.next()) is not None:
-            kind, value = found
-            if kind == "told":
-                told[value[0]] = value[1]
-            elif kind == "raised":
+    def _answers(self, inbox: frames.Inbox, reported: dict[int, RowOutcome]) -> Iterator[object]:
+        """Yields the process's answer if it has come, and raises an error that came in its place. Adds the outcomes
+        that the process reports before its answer to `reported`."""
+        while (message := inbox.next()) is not None:
+            kind, value = message
+            if kind == "outcome":
+                reported[value[0]] = value[1]
+            elif kind == "error":
                 assert isinstance(value, AcklineError)
                 raise value
             else:
                 yield value
 
-    def _died(self, inbox: frames.Inbox, told: dict[int, Unacked], accused: Head | None) -> object:
-        """What the process has left behind: its answer, if that was sent."""
+    def _death(self, inbox: frames.Inbox, reported: dict[int, RowOutcome], accused: CallState | None) -> object:
+        """Returns the answer that the process has sent before it died, or else its death."""
         assert self._data is not None
-        said = b""
-        with contextlib.suppress(ConnectionError):  # it has died over a command that it did not read
-            said = self._control.recv(STATUS.size)
-        if len(said) < STATUS.size:
-            raise _no_forker()
+        status = b""
+        with contextlib.suppress(ConnectionError):  # the fork server died before it read a command
+            status = self._control.recv(STATUS.size)
+        if len(status) < STATUS.size:
+            raise _no_fork_server()
         data, self._data = self._data, None
         with data:
-            inbox.take(data)
-        for answer in self._answers(inbox, told):
+            inbox.read(data)
+        for answer in self._answers(inbox, reported):
             return answer
-        head = self._log.head()
-        how = _ended(os.waitstatus_to_exitcode(STATUS.unpack(said)[0]))
-        late = accused is not None and head == accused
-        return Death(how, self._log.begun(), told, self._log.batch, bool(head.since), late)
+        state = self._log.state()
+        return Death(
+            how=_describe_exit(os.waitstatus_to_exitcode(STATUS.unpack(status)[0])),
+            given=self._log.given(),
+            reported=reported,
+            as_batch=self._log.as_batch,
+            in_call=bool(state.began_at),
+            timed_out=accused is not None and state == accused,
+        )
 
-    def _late(self, until: float | None) -> Head | None:
-        """The call that outlasts the limit, if one does; `Head(0, 0)` for a start that does."""
+    def _overdue_call(self, until: float | None) -> CallState | None:
+        """Returns a call that exceeds its limit, NO_CALL for a start that does, and None if neither does."""
         if until is not None and time.monotonic() > until:
-            return Head(0, 0)
-        head = self._log.head()
-        if self._limit is not None and head.since > 0 and time.monotonic_ns() - head.since > self._limit * _NS:
-            return head
+            return NO_CALL
+        state = self._log.state()
+        if self._limit is not None and state.began_at > 0 and time.monotonic_ns() - state.began_at > self._limit * _NS:
+            return state
         return None
 
     def close(self) -> None:
-        """End it: when it is not in the midst of a call, in its own time."""
+        """Ends the process and the fork server. An idle process may run what the handler has registered `atexit`."""
         if self._data is not None:
             self._data.close()
         with contextlib.suppress(TransientError):
             self._command(QUIT)
         try:
-            self._forker.wait(2 * GRACE)
+            self._fork_server.wait(2 * EXIT_GRACE)
         except subprocess.TimeoutExpired:
-            self._forker.kill()
-            self._forker.wait()
+            self._fork_server.kill()
+            self._fork_server.wait()
         self._control.close()
         self._log.close()
 
 
-def _no_forker() -> TransientError:
-    return TransientError("the process that starts the handler's process is gone; the same step may succeed later")
+def _no_fork_server() -> TransientError:
+    return TransientError("the fork server of the handler's process has ended; the same step may succeed later")
 
 
-def _ended(status: int) -> str:
-    """How a process ended, in words."""
+def _describe_exit(status: int) -> str:
     if status >= 0:
         return f"ended with exit status {status}"
     try:

@@ -1,121 +1,125 @@
-"""A handler in a process of its own, so that what kills or hangs that process is the outcome of its record alone.
+"""Calls a handler in a process of its own, so that a crash or a hang is the outcome of the record that caused it.
 
-What is answered, is answered by the same `answer` as in the task itself. Only where the process does not come back with
-an answer it is found here who did it. A record handler is given one record at a time: the one under way did it, those
-before it keep what became of them, and the rest goes to a new process; no record is handed out twice. An Arrow handler
-is given a batch: it is cut in halves until the culprit is alone, but where nothing may be handed out twice, then the
-whole batch has failed.
+The process calls the handler with the same `call_handler` as a Spark task does. This module finds the culprit if the
+process dies before it answers:
+- A record handler gets one record at a time. The record of the last call caused the death, and fails. Records before it
+  keep the outcomes that they had. A new process gets the rest; no record is given to the handler twice.
+- An Arrow handler gets a batch. The batch is halved and tried again until the culprit is alone. At most once allows no
+  second call, so there the whole batch fails.
 
-A death with no call begun (at import, or by a thread of the handler's between two batches) is nobody's doing: another
-process is given the same rows. What dies so three times in a row would do so for ever, and fails the task.
+If no call had begun, no record caused the death: the handler died at its import, or in a thread of its own between two
+batches. Another process gets the same records. After three such deaths in a row the Spark task fails, because a fourth
+process would die, too.
 """
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 import numpy as np
-import numpy.typing as npt
 
 from ackline.errors import FatalError
+from ackline.handler import Tier
 from ackline.outcome import ErrorClass, Outcome
-from ackline.spark.handlers.answering import Work
-from ackline.spark.handlers.call import Answers, Clock, Unacked
+from ackline.spark.handlers.outcomes import Clock, Outcomes, RowOutcome
 from ackline.spark.isolation.handler_process import Death, HandlerProcess
 from ackline.spark.records import Int64s, Records
+from ackline.spark.settings import ReplaySettings
 
-Places = npt.NDArray[np.int64]
-"""Places of rows in their `Records`."""
-
-DEATHS = 3
-"""Deaths in a row, none of them in a call, after which a handler is given up."""
-_CAREFULLY = 100
-"""Rows that the next process is given after a death: where many kill, the rest is not sent again for each of them."""
+MAX_IDLE_DEATHS = 3
+"""After this many deaths in a row without a call the handler fails its Spark task."""
+_ROWS_AFTER_DEATH = 100
+"""The next process after a death first gets this many rows. If many records kill their process, the large rest of the
+batch is not sent again for each of them."""
 
 
-class Isolated:
-    """Answers rows as `answer` does. `work` is what its process has to know; `now` stamps what a death leaves open."""
+class IsolatedHandler:
+    """Calls a handler in a process of its own. `now` is the time of outcomes that a death decides."""
 
-    def __init__(self, work: Work, now: Clock) -> None:
-        self._once, self._limit = work.once, work.record_timeout
+    def __init__(self, settings: ReplaySettings, tier: Tier, now: Clock) -> None:
+        self._once, self._limit = settings.once, settings.record_timeout
         self._now = now
-        self._process = HandlerProcess(work, work.record_timeout)
-        self._deaths = 0
+        self._process = HandlerProcess(settings, tier)
+        self._idle_deaths = 0
 
-    def __call__(self, rows: Records) -> Answers:
-        """What the handler makes of `rows`. Raises what `HandlerProcess.ask` raises, and FatalError for a process that
-        dies before it is given a record."""
-        left = [np.arange(len(rows))]
-        found: list[tuple[Places, Answers]] = []
-        while left:
-            places = left.pop()
-            part = rows if len(places) == len(rows) else rows.where(np.isin(np.arange(len(rows)), places))
-            came = self._process.ask(part)
-            if isinstance(came, Death):
-                known, again = self._after(part, came)
-                if len(known):
-                    found.append((places[known], self._left_behind(part, known, came)))
-                left += [places[one] for one in again if len(one)]
+    def __call__(self, records: Records) -> Outcomes:
+        """Returns the outcome of each record. Raises what `HandlerProcess.call` raises, and FatalError for a process
+        that dies three times before it calls the handler."""
+        remaining = [np.arange(len(records))]
+        parts: list[tuple[Int64s, Outcomes]] = []
+        while remaining:
+            rows = remaining.pop()
+            part = records if len(rows) == len(records) else records.take(rows)
+            result = self._process.call(part)
+            if isinstance(result, Death):
+                decided, again = self._split(part, result)
+                if len(decided):
+                    parts.append((rows[decided], self._outcomes_after_death(part, decided, result)))
+                remaining += [rows[indexes] for indexes in again if len(indexes)]
             else:
-                self._deaths = 0
-                found.append((places, came))
-        return _together(len(rows), found)
+                self._idle_deaths = 0
+                parts.append((rows, result))
+        return _merge(len(records), parts)
 
-    def _after(self, part: Records, death: Death) -> tuple[Places, list[Places]]:
-        """The places in `part` whose outcome is known now, and those to be asked again, last ones first."""
-        begun = np.flatnonzero(np.isin(part.offsets, death.begun))
-        rest = np.flatnonzero(~np.isin(part.offsets, death.begun))
+    def _split(self, part: Records, death: Death) -> tuple[Int64s, list[Int64s]]:
+        """Returns the rows of `part` whose outcome the death decides, and those to try again: the last list first."""
+        given = np.isin(part.offsets, death.given)
+        begun, rest = np.flatnonzero(given), np.flatnonzero(~given)
         if not len(begun):
-            self._deaths += 1
-            if self._deaths >= DEATHS:
-                raise FatalError(f"the handler's process {death.how}, {DEATHS} times before it was given a record")
+            self._idle_deaths += 1
+            if self._idle_deaths >= MAX_IDLE_DEATHS:
+                raise FatalError(
+                    f"the handler's process {death.how}, {MAX_IDLE_DEATHS} times before it was given a record; check "
+                    f"what the handler's import and its threads do"
+                )
             return begun, [rest]
-        self._deaths = 0
-        if not death.batch:
-            return begun, [rest[_CAREFULLY:], rest[:_CAREFULLY]]
+        self._idle_deaths = 0
+        if not death.as_batch:
+            return begun, [rest[_ROWS_AFTER_DEATH:], rest[:_ROWS_AFTER_DEATH]]
         if self._once or len(begun) == 1:
             return begun, [rest]
         half = len(begun) // 2
         return begun[:0], [rest, begun[half:], begun[:half]]
 
-    def _left_behind(self, part: Records, known: Places, death: Death) -> Answers:
-        """The answers about rows that the handler was given before its process died."""
-        at = self._now()
-        if not death.batch:
-            culprit = int(death.begun[-1]) if death.under_way else None
-            unacked = list(_told(part.offsets[known], death, culprit, self._lost(0, death, at)))
+    def _outcomes_after_death(self, part: Records, decided: Int64s, death: Death) -> Outcomes:
+        """Returns the outcomes of rows that the handler was given before its process died."""
+        time = self._now()
+        if death.as_batch:
+            not_acked = [self._failure(row, death, time, len(decided)) for row in range(len(decided))]
         else:
-            unacked = [self._lost(row, death, at, len(known)) for row in range(len(known))]
-        return Answers(np.full(len(known), at, dtype=np.int64), unacked, len(known))
+            culprit = int(death.given[-1]) if death.in_call else None
+            not_acked = list(_outcomes_of_calls(part.offsets[decided], death, culprit, self._failure(0, death, time)))
+        return Outcomes(np.full(len(decided), time, dtype=np.int64), not_acked, len(decided))
 
-    def _lost(self, row: int, death: Death, at: int, rows: int = 1) -> Unacked:
-        of = "" if rows == 1 else f" in a batch of {rows} records"
-        if death.late:
-            text = f"the handler did not return within {self._limit:g} s{of}"
-            return Unacked(row, Outcome.FAILED, ErrorClass.TIMEOUT, text, at)
-        text = f"the handler's process {death.how}{of}"
-        return Unacked(row, Outcome.FAILED, ErrorClass.WORKER_LOST, text, at)
+    def _failure(self, row: int, death: Death, time: int, rows: int = 1) -> RowOutcome:
+        batch = "" if rows == 1 else f" in a batch of {rows} records"
+        if death.timed_out:
+            message = f"the handler did not return within {self._limit:g} s{batch}"
+            return RowOutcome(row, Outcome.FAILED, ErrorClass.TIMEOUT, message, time)
+        return RowOutcome(
+            row, Outcome.FAILED, ErrorClass.WORKER_LOST, f"the handler's process {death.how}{batch}", time
+        )
 
     def close(self) -> None:
-        """End the process."""
+        """Ends the process."""
         self._process.close()
 
 
-def _told(offsets: Int64s, death: Death, culprit: int | None, lost: Unacked) -> Iterator[Unacked]:
-    """What was said of records before the process died, and the one that did it."""
+def _outcomes_of_calls(offsets: Int64s, death: Death, culprit: int | None, failure: RowOutcome) -> Iterator[RowOutcome]:
+    """Yields the outcomes that the process reported before it died, and `failure` for the culprit."""
     for row, offset in enumerate(offsets.tolist()):
-        if offset in death.told:
-            yield replace(death.told[offset], row=row)
+        if offset in death.reported:
+            yield death.reported[offset].at_row(row)
         elif offset == culprit:
-            yield replace(lost, row=row)
+            yield failure.at_row(row)
 
 
-def _together(count: int, found: list[tuple[Places, Answers]]) -> Answers:
-    """The answers about parts of the rows as answers about all of them."""
-    if len(found) == 1:
-        return found[0][1]
+def _merge(count: int, parts: list[tuple[Int64s, Outcomes]]) -> Outcomes:
+    """Joins the outcomes of parts into those of all `count` rows. Each part has the indexes of its rows."""
+    if len(parts) == 1:
+        return parts[0][1]
     handled_at = np.empty(count, dtype=np.int64)
-    unacked: list[Unacked] = []
-    for places, one in found:
-        handled_at[places] = one.handled_at
-        unacked += [replace(other, row=int(places[other.row])) for other in one.unacked]
-    return Answers(handled_at, sorted(unacked, key=lambda one: one.row), sum(one.calls for _, one in found))
+    not_acked: list[RowOutcome] = []
+    for rows, outcomes in parts:
+        handled_at[rows] = outcomes.handled_at
+        not_acked += [outcome.at_row(int(rows[outcome.row])) for outcome in outcomes.not_acked]
+    calls = sum(outcomes.calls for _, outcomes in parts)
+    return Outcomes(handled_at, sorted(not_acked, key=lambda outcome: outcome.row), calls)

@@ -1,4 +1,5 @@
-"""What the Delta log says about a file of outcomes, so that nobody has to open it to count or to pass it by."""
+"""The statistics of an outcomes file for the Delta log. By them settle counts acked records, and a reader skips files,
+without opening a file."""
 
 import json
 from dataclasses import dataclass, field
@@ -9,15 +10,16 @@ import numpy.typing as npt
 
 from ackline.offsets import TopicPartition
 from ackline.outcome import Outcome
-from ackline.spark.records import EPOCH, Int64s
+from ackline.spark.records import UNIX_EPOCH, Int64s
+from ackline.turns import TurnId
 
 
 @dataclass(slots=True)
 class WrittenFile:
-    """A file of outcomes, as an `AddAction` of the Delta log wants it.
+    """A file of outcomes, with what an `AddAction` of the Delta log needs.
 
-    `path` is relative to the table's root, "" where rows were counted and not written; `modification_time` in
-    milliseconds; `stats` is Delta's JSON.
+    `path` is relative to the table's root, or "" if outcomes were counted and not written. `modification_time` is in
+    milliseconds since 1970. `stats` is Delta's JSON.
     """
 
     path: str
@@ -32,13 +34,11 @@ class WrittenFile:
 
 @dataclass(slots=True)
 class FileStats:
-    """Statistics of a file that is being written."""
+    """The statistics of a file while it is written."""
 
     tp: TopicPartition
     outcome: Outcome
-    lane: str
-    epoch: int
-    turn: int
+    turn: TurnId
     rows: int = 0
     _bounds: dict[str, tuple[int, int]] = field(default_factory=dict)
     _nulls: dict[str, int] = field(default_factory=dict)
@@ -51,7 +51,7 @@ class FileStats:
         timestamps: Int64s,
         nulls: dict[str, int],
     ) -> None:
-        """Count rows that were written; `nulls` for the columns that may have any."""
+        """Counts rows that were written. `nulls` are the counts of nulls in the nullable columns."""
         self.rows += len(offsets)
         self._widen("offset", offsets)
         self._widen("attempt", attempts)
@@ -66,29 +66,29 @@ class FileStats:
         old = self._bounds.get(name, (low, high))
         self._bounds[name] = (min(low, old[0]), max(high, old[1]))
 
-    def written(self, path: str, size: int, modification_time: int) -> WrittenFile:
-        """The file as it is now."""
+    def written_file(self, path: str, size: int, modification_time: int) -> WrittenFile:
+        """Returns the file as it is now, with its statistics."""
         topic, partition = self.tp
         constant = {
-            "lane": self.lane,
-            "epoch": self.epoch,
-            "turn": self.turn,
+            "lane": self.turn.lane,
+            "epoch": self.turn.epoch,
+            "turn": self.turn.n,
             "topic": topic,
             "partition": partition,
             "outcome": self.outcome.value,
         }
         stats = {
             "numRecords": self.rows,
-            "minValues": constant | {name: _value(name, low) for name, (low, _) in self._bounds.items()},
-            "maxValues": constant | {name: _value(name, high) for name, (_, high) in self._bounds.items()},
+            "minValues": constant | {name: _json_value(name, low) for name, (low, _) in self._bounds.items()},
+            "maxValues": constant | {name: _json_value(name, high) for name, (_, high) in self._bounds.items()},
             "nullCount": dict.fromkeys([*constant, "run_id", "offset", "attempt", "handled_at"], 0) | self._nulls,
         }
         return WrittenFile(path, size, self.rows, topic, partition, self.outcome, json.dumps(stats), modification_time)
 
 
-def _value(name: str, value: int) -> int | str:
+def _json_value(name: str, value: int) -> int | str:
     if name not in ("handled_at", "record_timestamp"):
         return value
-    # Both are whole milliseconds, which is what the Delta protocol keeps of a time.
-    time = EPOCH + timedelta(microseconds=value)
+    # The Delta protocol keeps milliseconds of a time. Both columns hold whole milliseconds, so nothing is cut off.
+    time = UNIX_EPOCH + timedelta(microseconds=value)
     return time.isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -1,8 +1,12 @@
-"""Outcomes on their way to disk: Parquet files that a task writes itself, column by column.
+"""Writes outcomes to Parquet files, column by column.
 
-A file holds one outcome of one topic-partition, so that settle counts what was acked from the statistics in the Delta
-log, and opens only files of what did not succeed. A file is part of the audit table once a commit names it; those of a
-task that failed, or ran twice, never are. Spark's own writer, a row at a time, would cost more than the read.
+A file holds one outcome of one topic-partition. So settle counts acked records by the statistics in the Delta log, and
+opens only the files of the other outcomes.
+
+A file belongs to the audit table once a commit names it. No commit names the files of a failed Spark task, nor the
+second files of a task that ran twice.
+
+Spark's own writer works row by row; it would take longer than reading the records.
 """
 
 import contextlib
@@ -26,6 +30,7 @@ from ackline.offsets import TopicPartition
 from ackline.outcome import Outcome
 from ackline.spark.output.file_stats import FileStats, WrittenFile
 from ackline.spark.records import TIMESTAMP, Int64s, timestamp_column
+from ackline.turns import TurnId
 
 FILE_COLUMNS = pa.schema(
     [
@@ -45,9 +50,9 @@ FILE_COLUMNS = pa.schema(
         ("handled_at", TIMESTAMP),
     ]
 )
-"""The table's columns without those of its partitions, which are in the path."""
+"""The table's columns, without those of its partitions: their values are in the path."""
 
-# The writer takes a dictionary as it is; of plain texts it would have to find out that they are all the same.
+# The writer writes a dictionary as it is. Given plain strings, it would first have to find that all are equal.
 _CONSTANT = ("lane", "run_id", "topic", "outcome")
 _WRITTEN = pa.schema(
     [(f.name, pa.dictionary(pa.int32(), pa.string()) if f.name in _CONSTANT else f.type) for f in FILE_COLUMNS]
@@ -58,26 +63,25 @@ _FLUSH_ERRORS = 20_000  # with messages of up to 200 characters
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
-    """What all outcomes of a turn have in common. `root` is the table's: a path, or an object store's URI."""
+class OutcomeTarget:
+    """Where the outcomes of a turn are written, and what all of them have in common. `root` is the table's path, or its
+    URI in an object store."""
 
     root: str
-    pipeline: str
+    turn: TurnId
     plan_date: date
-    lane: str
-    epoch: int
-    turn: int
     run_id: str
 
     @property
     def folder(self) -> str:
-        """The turn's partition, below the table's root."""
-        return f"pipeline={quote(self.pipeline, safe='')}/plan_date={self.plan_date.isoformat()}"
+        """The folder of the table partition, relative to the table's root."""
+        return f"pipeline={quote(self.turn.pipeline, safe='')}/plan_date={self.plan_date.isoformat()}"
 
 
 @dataclass(slots=True)
 class Chunk:
-    """Rows of one file, as columns; times in microseconds. Without `classes` and `messages` there are no errors."""
+    """Rows of one file as columns; times are in microseconds since 1970. `classes` and `messages` are the error
+    columns, None if no row has an error."""
 
     offsets: Int64s
     timestamps: Int64s
@@ -88,50 +92,50 @@ class Chunk:
 
 
 class OutcomeFiles:
-    """All files of one task. Leave it with `close`, which makes them durable, or `discard`."""
+    """All files of one Spark task. At the end call `close`, which makes them durable, or `discard`."""
 
-    def __init__(self, turn: Turn) -> None:
-        self._turn = turn
-        self._files: dict[tuple[TopicPartition, Outcome], _File] = {}
+    def __init__(self, target: OutcomeTarget) -> None:
+        self._target = target
+        self._files: dict[tuple[TopicPartition, Outcome], _OutcomeFile] = {}
 
     def add(self, tp: TopicPartition, outcome: Outcome, chunk: Chunk) -> None:
-        """Rows of one topic-partition with the same outcome, in the order of their offsets."""
+        """Adds rows of one topic-partition with the same outcome, in the order of their offsets."""
         if not len(chunk.offsets):
             return
         file = self._files.get((tp, outcome))
         if file is None:
-            file = self._files[tp, outcome] = _File(self._turn, tp, outcome)
+            file = self._files[tp, outcome] = _OutcomeFile(self._target, tp, outcome)
         file.add(chunk)
 
     def close(self) -> list[WrittenFile]:
-        """Finish all files; on a disk of this machine they are durable when this returns."""
+        """Finishes all files. On a local disk they are durable when this returns."""
         return [file.close() for file in self._files.values()]
 
     def discard(self) -> None:
-        """Remove what was begun, as far as that is possible: nothing refers to it."""
+        """Removes the files as far as possible. What stays does no harm, because nothing refers to it."""
         for file in self._files.values():
             file.discard()
 
 
-class OutcomeCounts(OutcomeFiles):
-    """In place of files, where outcomes are not kept as rows: how many there were of each."""
+class OutcomeCounter(OutcomeFiles):
+    """Counts outcomes and writes no file, for a pipeline with `record_outcomes: false`."""
 
-    def __init__(self, turn: Turn) -> None:
-        super().__init__(turn)
+    def __init__(self, target: OutcomeTarget) -> None:
+        super().__init__(target)
         self._counts: Counter[tuple[TopicPartition, Outcome]] = Counter()
 
     def add(self, tp: TopicPartition, outcome: Outcome, chunk: Chunk) -> None:
-        """Count rows."""
+        """Counts the rows of `chunk`."""
         self._counts[tp, outcome] += len(chunk.offsets)
 
     def close(self) -> list[WrittenFile]:
-        """The counts, as files without a path: nothing is written."""
+        """Returns the counts as files without a path."""
         return [WrittenFile("", 0, rows, *tp, outcome, "", 0) for (tp, outcome), rows in self._counts.items() if rows]
 
 
 @dataclass(slots=True)
-class _File:
-    turn: Turn
+class _OutcomeFile:
+    target: OutcomeTarget
     tp: TopicPartition
     outcome: Outcome
     stats: FileStats = field(init=False)
@@ -139,14 +143,14 @@ class _File:
     _pending: list[Chunk] = field(default_factory=list)
     _pending_rows: int = 0
     _writer: Any = None
-    _target: "_Target" = field(init=False)
+    _stored: "_StoredFile" = field(init=False)
 
     def __post_init__(self) -> None:
-        turn = self.turn
-        name = f"{quote(turn.lane, safe='')}-{turn.epoch}-{turn.turn}-{uuid.uuid4()}.parquet"
-        self.path = f"{turn.folder}/{name}"
-        self._target = _Target(turn.root, self.path)
-        self.stats = FileStats(self.tp, self.outcome, turn.lane, turn.epoch, turn.turn)
+        turn = self.target.turn
+        name = f"{quote(turn.lane, safe='')}-{turn.epoch}-{turn.n}-{uuid.uuid4()}.parquet"
+        self.path = f"{self.target.folder}/{name}"
+        self._stored = _StoredFile(self.target.root, self.path)
+        self.stats = FileStats(self.tp, self.outcome, turn)
 
     def add(self, chunk: Chunk) -> None:
         self._pending.append(chunk)
@@ -157,14 +161,14 @@ class _File:
     def close(self) -> WrittenFile:
         self._flush()
         self._writer.close()
-        size, modified = self._target.finish()
-        return self.stats.written(self.path, size, modified)
+        size, modified = self._stored.finish()
+        return self.stats.written_file(self.path, size, modified)
 
     def discard(self) -> None:
         with contextlib.suppress(OSError, pa.ArrowException):
             if self._writer is not None:
                 self._writer.close()
-            self._target.remove()
+            self._stored.remove()
 
     def _flush(self) -> None:
         if not self._pending:
@@ -172,18 +176,18 @@ class _File:
         columns = _Columns.of(self._pending)
         self._pending, self._pending_rows = [], 0
         if self._writer is None:
-            self._writer = self._target.open(_WRITTEN)
+            self._writer = self._stored.open(_WRITTEN)
         self.stats.add(columns.offsets, columns.attempts, columns.handled_at, columns.timestamps, columns.nulls)
         self._writer.write_batch(self._batch(columns), row_group_size=len(columns.offsets))
 
     def _batch(self, columns: "_Columns") -> pa.RecordBatch:
-        turn, tp, count = self.turn, self.tp, len(columns.offsets)
+        turn, tp, count = self.target.turn, self.tp, len(columns.offsets)
         same = np.zeros(count, dtype=np.int32)
         arrays = [
             _constant(turn.lane, same),
             pa.repeat(pa.scalar(turn.epoch, pa.int32()), count),
-            pa.repeat(pa.scalar(turn.turn, pa.int64()), count),
-            _constant(turn.run_id, same),
+            pa.repeat(pa.scalar(turn.n, pa.int64()), count),
+            _constant(self.target.run_id, same),
             _constant(tp.topic, same),
             pa.repeat(pa.scalar(tp.partition, pa.int32()), count),
             pa.array(columns.offsets),
@@ -200,7 +204,7 @@ class _File:
 
 @dataclass(frozen=True, slots=True)
 class _Columns:
-    """Chunks as one."""
+    """Several chunks joined."""
 
     offsets: Int64s
     timestamps: Int64s
@@ -222,7 +226,7 @@ class _Columns:
 
     @property
     def nulls(self) -> dict[str, int]:
-        """How many rows have none, for the columns that may."""
+        """The number of nulls in each nullable column."""
         return {
             "end_offset": len(self.offsets),
             "error_class": self.classes.null_count,
@@ -241,8 +245,8 @@ def _constant(text: str, same: npt.NDArray[np.int32]) -> pa.Array:
     return pa.DictionaryArray.from_arrays(pa.array(same), pa.array([text], pa.string()))
 
 
-class _Target:
-    """A file below the table's root, wherever that is."""
+class _StoredFile:
+    """A file below the table's root, on a local disk or in an object store."""
 
     def __init__(self, root: str, path: str) -> None:
         self._local = "://" not in root
@@ -269,7 +273,7 @@ class _Target:
         )
 
     def finish(self) -> tuple[int, int]:
-        """Size in bytes and time of change in milliseconds, once it is durable."""
+        """Makes the file durable. Returns its size in bytes, and its modification time in milliseconds since 1970."""
         if self._local:
             _sync(self._path)
             _sync(str(Path(self._path).parent))
@@ -280,7 +284,7 @@ class _Target:
         self._store.delete_file(self._path)
 
 
-# Nearly consecutive numbers: a difference takes a few bits, and no dictionary of them is built.
+# These are nearly consecutive numbers: a delta takes a few bits, and the writer builds no dictionary of them.
 _DELTAS = ("offset", "record_timestamp")
 
 

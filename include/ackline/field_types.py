@@ -1,0 +1,91 @@
+"""The types of single values in a pipeline file: names, patterns, Kafka properties, paths of functions, times. Pure."""
+
+import re
+from datetime import UTC, datetime
+from typing import Annotated
+
+from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator
+
+_PIPELINE_NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,199}$"
+_STREAM_NAME = r"^[A-Za-z0-9][\w.-]{0,99}$"
+_CODE_PATH = r"^[A-Za-z_][\w.]*:[A-Za-z_][\w.]*$"
+
+ADVICE_BY_PATTERN = {
+    _PIPELINE_NAME: "write 1 to 200 of the characters A-Z a-z 0-9 _ . -, a letter or digit first",
+    _STREAM_NAME: "write 1 to 100 letters, digits or characters of _ . -, a letter or digit first",
+    _CODE_PATH: "write module:name, such as handlers.orders:handle",
+}
+"""What to write instead of a text that does not match, as pydantic's own message only quotes the pattern."""
+
+PipelineName = Annotated[str, Field(pattern=_PIPELINE_NAME)]
+StreamName = Annotated[str, Field(pattern=_STREAM_NAME)]
+CodePath = Annotated[str, Field(pattern=_CODE_PATH)]
+"""The path of a function or class, `module:name`. Reading the file does not import it."""
+
+_TOPIC = re.compile(r"[a-zA-Z0-9._-]{1,249}")
+
+
+def topic_name(name: str) -> str:
+    """Returns `name` if Kafka accepts it as the name of a topic. Raises ValueError if not."""
+    if not _TOPIC.fullmatch(name) or name in (".", ".."):
+        raise ValueError(f"{name!r} is not a topic name; write 1 to 249 of the characters a-z A-Z 0-9 . _ -")
+    return name
+
+
+TopicName = Annotated[str, BeforeValidator(lambda value: topic_name(value) if isinstance(value, str) else value)]
+
+
+def _group_id(group_id: str) -> str:
+    # Kafka's client cuts the name at a NUL, and so commits the offsets of another group; a blank name crashes it.
+    if group_id != group_id.strip() or not group_id.isprintable():
+        raise ValueError("not a group name: it has control characters, or a blank at its start or end; remove them")
+    return group_id
+
+
+GroupId = Annotated[str, Field(min_length=1, max_length=255), AfterValidator(_group_id)]
+
+PartitionNumbers = Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], Field(min_length=1)]
+
+
+def _regular_expression(pattern: str) -> str:
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        raise ValueError(f"not a regular expression: {error}; correct it") from None
+    return pattern
+
+
+RegularExpression = Annotated[str, Field(min_length=1), AfterValidator(_regular_expression)]
+
+
+def _property_value(value: object) -> object:
+    if not isinstance(value, (str, int, float)):
+        raise ValueError("not valid: write text, a number or a boolean")
+    if isinstance(value, str) and "\0" in value:
+        raise ValueError("not valid: it has a NUL character, where Kafka's client cuts the value; remove it")
+    return value
+
+
+PropertyValue = Annotated[str | int | float | bool, PlainValidator(_property_value)]
+
+
+def parse_time(text: str) -> datetime:
+    """Returns an ISO 8601 time as a datetime in UTC. Raises ValueError if it is not a time or has no time zone."""
+    try:
+        time = datetime.fromisoformat(text)
+        if time.tzinfo is not None:
+            return time.astimezone(UTC)
+    except (ValueError, OverflowError) as error:
+        raise ValueError(f"{text!r} is not a time ({error}); write 2026-01-31T12:00:00Z or +01:00") from None
+    raise ValueError(f"{text} has no time zone; write 2026-01-31T12:00:00Z or +01:00")
+
+
+def _time(value: object) -> object:
+    if isinstance(value, str):
+        return parse_time(value)
+    if isinstance(value, datetime):  # YAML makes a datetime of a time without quotes
+        return parse_time(value.isoformat())
+    return value
+
+
+Time = Annotated[datetime, BeforeValidator(_time)]

@@ -1,0 +1,257 @@
+"""A real Airflow on this machine, on SQLite: scheduler, API server and DAG processor, each as a process of its own.
+
+Each server leads a session, and its tasks run in that session. So `stop` can end every process, which `airflow
+standalone` does not offer. Port, login and secrets are saved in the home: an Airflow started there again is the same.
+"""
+
+import json
+import os
+import secrets
+import subprocess
+import sys
+from base64 import urlsafe_b64encode
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from ackline.errors import FatalError
+from ackline.local.airflow_api import AirflowApi
+from ackline.local.ports import free_ports
+from ackline.local.processes import Server, end, start, wait_until
+from ackline.local.saved_broker import LOOPBACK
+from ackline.process_identity import ProcessIdentity
+
+READY_SECONDS = 180.0
+STOP_SECONDS = 10.0
+SAVED = "airflow_stack.json"
+"""The file in a home that holds a `SavedAirflow`."""
+USERNAME = "admin"
+SERVERS = ("api-server", "scheduler", "dag-processor")
+
+
+@dataclass(frozen=True, slots=True)
+class SavedAirflow:
+    """What a home keeps of its Airflow. `processes` are the pid and the start of each server that was started last."""
+
+    port: int
+    log_port: int
+    password: str
+    viewer_password: str
+    jwt_secret: str
+    api_secret: str
+    fernet_key: str
+    processes: list[tuple[int, int]] = field(default_factory=list)
+
+    @classmethod
+    def new(cls) -> "SavedAirflow":
+        """Returns free ports and new secrets."""
+        port, log_port = free_ports(2)
+        return cls(
+            port=port,
+            log_port=log_port,
+            password=secrets.token_urlsafe(12),
+            viewer_password=secrets.token_urlsafe(12),
+            jwt_secret=secrets.token_hex(32),
+            api_secret=secrets.token_hex(32),
+            fernet_key=urlsafe_b64encode(secrets.token_bytes(32)).decode(),
+        )
+
+    @property
+    def identities(self) -> list[ProcessIdentity]:
+        """The servers as processes, each the leader of its session."""
+        return [ProcessIdentity(pid, started) for pid, started in self.processes]
+
+    @property
+    def url(self) -> str:
+        """The address of the API server and its pages."""
+        return f"http://{LOOPBACK}:{self.port}"
+
+
+class LocalAirflow(AirflowApi):
+    """The Airflow of a home; a context manager that starts and stops it.
+
+    `env` adds to the environment of its processes, and so to Airflow's settings. The caller's AIRFLOW variables are
+    ignored. A `detached` Airflow survives the process that starts it; see `running` and `stop_running`.
+    """
+
+    def __init__(
+        self,
+        home: Path,
+        *,
+        dags_folder: Path,
+        plugins_folder: Path | None = None,
+        env: Mapping[str, str] | None = None,
+        port: int | None = None,
+        detached: bool = False,
+    ) -> None:
+        self.home = home.absolute()
+        saved = _saved(self.home) or SavedAirflow.new()
+        self._saved = replace(saved, port=port or saved.port, processes=[])
+        super().__init__(self._saved.url, USERNAME, self._saved.password)
+        self.viewer = AirflowApi(self.url, "viewer", self._saved.viewer_password)
+        self._folders = (dags_folder.absolute(), (plugins_folder or self.home / "plugins").absolute())
+        self._env = dict(env or {})
+        self._detached = detached
+        # A killed server stays here until `stop`, because the tasks that it has started still run.
+        self._servers: list[tuple[str, Server]] = []
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """The environment variables with which the command `airflow` works on this Airflow."""
+        inherited = {key: value for key, value in os.environ.items() if not key.startswith("AIRFLOW")}
+        local = ",".join(filter(None, [inherited.get("NO_PROXY"), LOOPBACK, "localhost"]))
+        path = os.pathsep.join([str(Path(sys.executable).parent), inherited.get("PATH", os.defpath)])
+        python = {"PATH": path, "PYSPARK_PYTHON": sys.executable, "NO_PROXY": local, "no_proxy": local}
+        return inherited | python | self._settings() | self._env
+
+    def start(self) -> None:
+        """Starts all servers and waits until they are healthy. Raises FatalError with the end of their logs."""
+        if running(self.home):
+            raise FatalError(f"an Airflow runs in {self.home} already")
+        self.home.mkdir(parents=True, exist_ok=True)
+        logins = {USERNAME: self._saved.password, "viewer": self._saved.viewer_password}
+        _write_secret(self.home / "logins.json", logins)
+        self._migrate()
+        since = datetime.now(UTC)
+        try:
+            for name in SERVERS:
+                self._start(name)
+            self._wait_until_healthy(since)
+        except BaseException:
+            self.stop()
+            raise
+
+    def stop(self) -> None:
+        """Ends all servers, their tasks and the processes of the tasks. May be called repeatedly."""
+        end([server.identity for _, server in self._servers], STOP_SECONDS)
+        for _, server in self._servers:
+            server.stop(0)
+        self._servers.clear()
+
+    def kill_scheduler(self) -> None:
+        """Sends SIGKILL to the scheduler, like a crash: the tasks that it has started go on."""
+        for name, server in self._servers:
+            if name == "scheduler":
+                server.kill()
+
+    def start_scheduler(self) -> None:
+        """Starts a scheduler after `kill_scheduler`, and waits until all servers are healthy."""
+        since = datetime.now(UTC)
+        self._start("scheduler")
+        self._wait_until_healthy(since)
+
+    def log_of(self, server: str) -> Path:
+        """Returns the file with the output of a server."""
+        return self.home / f"{server}.log"
+
+    def _settings(self) -> dict[str, str]:
+        dags, plugins = self._folders
+        saved = self._saved
+        settings = {
+            "core.dags_folder": dags,
+            "core.plugins_folder": plugins,
+            "core.load_examples": False,
+            "core.executor": "LocalExecutor",
+            "core.parallelism": 4,
+            "core.fernet_key": saved.fernet_key,
+            "core.execution_api_server_url": f"{self.url}/execution/",
+            "core.simple_auth_manager_users": f"{USERNAME}:admin,viewer:viewer",
+            "core.simple_auth_manager_passwords_file": self.home / "logins.json",
+            "database.sql_alchemy_conn": f"sqlite:///{self.home / 'airflow.db'}",
+            "database.load_default_connections": False,
+            "api.host": LOOPBACK,
+            "api.port": saved.port,
+            "api.base_url": self.url,
+            "api.workers": 1,
+            "api.secret_key": saved.api_secret,
+            "api_auth.jwt_secret": saved.jwt_secret,
+            "dag_processor.refresh_interval": 5,
+            "dag_processor.min_file_process_interval": 5,
+            "dag_processor.parsing_processes": 1,
+            "logging.base_log_folder": self.home / "logs",
+            "logging.worker_log_server_port": saved.log_port,
+            "usage_data_collection.enabled": False,
+        }
+        names = {key: f"AIRFLOW__{key.replace('.', '__').upper()}" for key in settings}
+        return {"AIRFLOW_HOME": str(self.home)} | {names[key]: str(value) for key, value in settings.items()}
+
+    def _migrate(self) -> None:
+        done = self.home / "migrated"
+        if done.exists():
+            return
+        command = [sys.executable, "-m", "airflow", "db", "migrate"]
+        with (self.home / "migrate.log").open("wb") as log:
+            status = subprocess.run(
+                command, env=self.environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, check=False
+            ).returncode
+        if status != 0:
+            raise FatalError(f"`airflow db migrate` failed: {_end_of(self.home / 'migrate.log')}")
+        done.touch()
+
+    def _start(self, name: str) -> None:
+        command = [sys.executable, "-m", "airflow", name]
+        environment, log = self.environment, self.log_of(name)
+        server = start(command, env=environment, log=log, folder=self.home, detached=self._detached)
+        self._servers.append((name, server))
+        processes = [(server.identity.pid, server.identity.started) for _, server in self._servers]
+        _write_secret(self.home / SAVED, asdict(replace(self._saved, processes=processes)))
+
+    def _wait_until_healthy(self, since: datetime) -> None:
+        current = dict(self._servers)
+
+        def ended() -> list[str]:
+            return [name for name, server in current.items() if not server.alive()]
+
+        healthy = wait_until(lambda: bool(ended()) or self.healthy(since), READY_SECONDS, poll_seconds=0.2)
+        if healthy and not ended():
+            return
+        logs = "\n".join(f"{name}: {_end_of(self.log_of(name))}" for name in ended() or SERVERS)
+        raise FatalError(f"Airflow did not start; {self.home} has the logs:\n{logs}")
+
+
+def running(home: Path) -> AirflowApi | None:
+    """Returns the Airflow that runs in a home, also if another process started it; None if no server runs."""
+    saved = _saved(home)
+    if saved is None or not any(identity.alive() for identity in saved.identities):
+        return None
+    return AirflowApi(saved.url, USERNAME, saved.password)
+
+
+def stop_running(home: Path) -> bool:
+    """Ends the Airflow of a home and its tasks, also if another process started it; returns whether it was running."""
+    saved = _saved(home)
+    if saved is None:
+        return False
+    was_running = running(home) is not None
+    end(saved.identities, STOP_SECONDS)
+    return was_running
+
+
+def _saved(home: Path) -> SavedAirflow | None:
+    try:
+        return SavedAirflow(**json.loads((home / SAVED).read_text()))
+    except FileNotFoundError:
+        return None
+
+
+def _write_secret(file: Path, content: object) -> None:
+    scratch = file.with_suffix(".new")
+    scratch.touch(mode=0o600)
+    scratch.write_text(json.dumps(content))
+    scratch.replace(file)
+
+
+def _end_of(log: Path) -> str:
+    return log.read_text(errors="replace")[-800:].strip()

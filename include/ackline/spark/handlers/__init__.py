@@ -1,0 +1,1 @@
+"""Calls handlers: each record that a handler is given gets exactly one outcome."""

@@ -1,0 +1,47 @@
+"""The manifest of a Spark task: the rows that the task returns to the driver, with its files and its counts."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import pyarrow as pa
+
+from ackline.metrics import FetchTimes
+from ackline.offsets import TopicPartition
+from ackline.spark.output.file_stats import WrittenFile
+
+_FILE_COLUMNS = {
+    "path": ("string", pa.string()),
+    "size": ("long", pa.int64()),
+    "rows": ("long", pa.int64()),
+    "topic": ("string", pa.string()),
+    "partition": ("int", pa.int32()),
+    "outcome": ("string", pa.string()),
+    "stats": ("string", pa.string()),
+    "modification_time": ("long", pa.int64()),
+}
+_COLUMNS = _FILE_COLUMNS | {
+    "calls": ("long", pa.int64()),
+    "fetched": ("long", pa.int64()),
+    "fetches": ("long", pa.int64()),
+    "fetch_seconds": ("double", pa.float64()),
+    "fetch_seconds_max": ("double", pa.float64()),
+}
+MANIFEST_DDL = ", ".join(f"{name} {spark_type}" for name, (spark_type, _) in _COLUMNS.items())
+_MANIFEST = pa.schema([(name, arrow_type) for name, (_, arrow_type) in _COLUMNS.items()])
+
+
+def manifest(
+    files: Iterable[WrittenFile], waits: Mapping[TopicPartition, FetchTimes], calls: int, fetched: int
+) -> pa.RecordBatch:
+    """Returns one row for each file, one for each topic-partition whose records the task waited for, and one for the
+    task's own counts. The second kind has no `outcome`; the third has no `topic` either."""
+    rows: list[dict[str, Any]] = [
+        {name: getattr(file, name) for name in _FILE_COLUMNS}
+        | {"path": file.path or None, "outcome": file.outcome.value}
+        for file in files
+    ]
+    for tp, wait in waits.items():
+        times = {"fetches": wait.count, "fetch_seconds": wait.seconds, "fetch_seconds_max": wait.longest}
+        rows.append({"topic": tp.topic, "partition": tp.partition, **times})
+    rows.append({"calls": calls, "fetched": fetched})
+    return pa.RecordBatch.from_pylist(rows, schema=_MANIFEST)

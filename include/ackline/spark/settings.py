@@ -1,0 +1,58 @@
+"""The settings of a replay job. The replay step builds them once; each Spark task gets them pickled, as they are."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from ackline.handler import Tier
+from ackline.outcome import Outcome
+from ackline.spark.output.outcome_files import OutcomeTarget
+from ackline.translation import Translation
+
+
+@dataclass(frozen=True, slots=True)
+class ReplaySettings:
+    """Which handler a job calls, and what becomes of its outcomes.
+
+    The only secret in here is a password for the schema registry, in `translation`.
+    """
+
+    handler: str | None
+    """`module:function`; unused where there is a `translation`."""
+    deliver_tombstones: bool
+    on_failure: Outcome
+    """The outcome of a failure: FAILED, or DROPPED under a guarantee that never retries."""
+    now: datetime | None
+    """The time of all outcomes; None means the executor's clock."""
+    once: bool = False
+    """A Spark task that failed is not tried again, because it may have handled its records."""
+    record_outcomes: bool = True
+    """Each outcome becomes a row; otherwise the tasks only count outcomes."""
+    isolated: bool = False
+    """A process of its own runs the handler."""
+    record_timeout: float | None = None
+    """Seconds that one call of the handler may take. Needs `isolated`."""
+    translation: Translation | None = None
+    """The streams, where records are decoded, filtered or split between handlers."""
+
+
+@dataclass(frozen=True, slots=True)
+class KafkaSettings:
+    """How to read Kafka: librdkafka's properties, without a group. They hold secrets, so they are never shown, and
+    travel only inside the function of a task that reads retries."""
+
+    properties: Mapping[str, str] = field(repr=False)
+    isolation_level: str
+
+
+@dataclass(frozen=True, slots=True)
+class TaskSettings:
+    """What each Spark task of a job needs, beside its records."""
+
+    target: OutcomeTarget
+    replay: ReplaySettings
+    tier: Tier
+    topic: str | None
+    """The only topic of the job, None if there are several."""
+    rate: float | None = None
+    """Records a second that this task may give to the handler; None means no limit."""

@@ -1,0 +1,204 @@
+"""What happens inside a Spark task: it calls the handler on its records, and writes their outcomes to files."""
+
+from collections import defaultdict
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark import TaskContext
+
+from ackline.errors import FatalError
+from ackline.handler import Tier
+from ackline.metrics import FetchTimes
+from ackline.offsets import TopicPartition
+from ackline.outcome import ErrorClass, Outcome
+from ackline.spark.handlers.load import CallHandler, load_call
+from ackline.spark.handlers.outcomes import (
+    INVALID_WORD,
+    OUTCOME_WORDS,
+    Clock,
+    Outcomes,
+    RowOutcome,
+    outcome_clock,
+    outcome_of_word,
+    tombstone_outcome,
+)
+from ackline.spark.isolation.isolated import IsolatedHandler
+from ackline.spark.output.manifest import manifest
+from ackline.spark.output.outcome_files import Chunk, OutcomeCounter, OutcomeFiles
+from ackline.spark.rate_limit import RateLimit
+from ackline.spark.records import Int64s, Records
+from ackline.spark.retries import GoneOffsets
+from ackline.spark.settings import TaskSettings
+
+FETCHED = "fetched"
+TOMBSTONE = "tombstone"
+UNREADABLE = "unreadable"
+"""Values of the column `note` in the column tier, where a row may be about something else than an outcome of the
+handler; `expired` and `compacted` are notes, too."""
+
+
+class TaskRun:
+    """One Spark task. As a context manager it removes the files of a task that fails."""
+
+    def __init__(self, settings: TaskSettings) -> None:
+        if settings.replay.once:
+            _refuse_second_attempt()
+        self._settings = settings
+        self._clock = outcome_clock(settings.replay.now)
+        files = OutcomeFiles if settings.replay.record_outcomes else OutcomeCounter
+        self._files = files(settings.target)
+        self._waits: dict[TopicPartition, FetchTimes] = {}
+        self._last_offsets: dict[TopicPartition, int] = {}
+        self._calls = 0
+        self._fetched = 0
+        self._rate_limit = RateLimit(settings.rate) if settings.rate else None
+        self._call = None if settings.tier is Tier.COLUMN else _call_handler(settings, self._clock)
+
+    def __enter__(self) -> "TaskRun":
+        return self
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        if isinstance(self._call, IsolatedHandler):
+            self._call.close()
+        if kind is not None:
+            self._files.discard()
+
+    def count_fetched(self, records: int) -> None:
+        """Counts records that the broker sent for retries."""
+        self._fetched += records
+
+    def count_wait(self, tp: TopicPartition, wait: FetchTimes) -> None:
+        """Counts how long a batch of records took to come."""
+        if wait.count and tp.partition >= 0:  # a row that is about no record has partition -1
+            self._waits[tp] = self._waits.get(tp, FetchTimes()) + wait
+
+    def handle(self, records: Records) -> None:
+        """Calls the handler, no faster than the rate limit allows, and stores the outcomes."""
+        if self._rate_limit is None:
+            return self._handle(records)
+        for part in self._rate_limit.portions(records, self._settings.tier, self._settings.replay.deliver_tombstones):
+            self._handle(part)
+        return None
+
+    def _handle(self, records: Records) -> None:
+        assert self._call is not None
+        outcomes = self._call(records)
+        self._calls += outcomes.calls
+        self._store(records.tp, records.offsets, records.timestamps, records.attempts, outcomes)
+
+    def store_gone(self, gone: GoneOffsets) -> None:
+        """Stores retries that the log no longer holds. They have attempt 0, because no handler was called."""
+        count = len(gone.offsets)
+        offsets = np.array(gone.offsets, dtype=np.int64)
+        self._check_order(gone.tp, offsets)
+        chunk = Chunk(
+            offsets,
+            np.full(count, -1, dtype=np.int64),
+            np.zeros(count, dtype=np.int32),
+            np.full(count, self._clock(), dtype=np.int64),
+        )
+        self._files.add(gone.tp, gone.outcome, chunk)
+
+    def store_unreadable(self, records: Records) -> None:
+        """Stores each of `records`, which no handler can get, as failed."""
+        time = self._clock()
+        failed = [_unreadable(row, time) for row in range(len(records))]
+        outcomes = Outcomes(np.full(len(records), time, dtype=np.int64), failed)
+        self._store(records.tp, records.offsets, records.timestamps, records.attempts, outcomes)
+
+    def store_column(self, tp: TopicPartition, batch: pa.RecordBatch) -> None:
+        """Stores rows of one topic-partition, each of which has either the column handler's `outcome` or a `note`."""
+        notes = batch.column("note")
+        if self._rate_limit is not None:
+            self._rate_limit.wait(notes.null_count)
+        if notes.null_count == batch.num_rows:
+            return self._store_words(tp, batch)
+        values = notes.to_pylist()
+        for note in dict.fromkeys(values):
+            offsets = batch.filter(pa.array([value == note for value in values])).column("offset").to_pylist()
+            if note == FETCHED:
+                self._fetched += sum(offsets)
+            elif note in (Outcome.EXPIRED, Outcome.COMPACTED):
+                self.store_gone(GoneOffsets(tp, offsets, Outcome(note)))
+        has_record = [value in (None, TOMBSTONE, UNREADABLE) for value in values]
+        if any(has_record):
+            self._store_words(tp, batch.filter(pa.array(has_record)))
+        return None
+
+    def _store_words(self, tp: TopicPartition, batch: pa.RecordBatch) -> None:
+        words, notes, time = batch.column("outcome"), batch.column("note"), self._clock()
+        valid = pc.fill_null(pc.is_in(words, OUTCOME_WORDS), False)
+        acked = pc.and_(pc.and_(valid, notes.is_null()), pc.fill_null(pc.equal(words, "acked"), False))
+        not_acked = []
+        for row in np.flatnonzero(~acked.to_numpy(zero_copy_only=False)).tolist():
+            if notes[row].as_py() == UNREADABLE:
+                not_acked.append(_unreadable(row, time))
+            elif notes[row].is_valid:
+                not_acked.append(tombstone_outcome(row, time))
+            elif valid[row].as_py():
+                module = str(self._settings.replay.handler)
+                not_acked.append(outcome_of_word(row, words[row].as_py(), None, None, None, time, module))
+            else:
+                not_acked.append(RowOutcome(row, Outcome.FAILED, ErrorClass.INVALID_OUTCOME, INVALID_WORD, time))
+        self._calls += notes.null_count
+        handled_at = np.full(batch.num_rows, time, dtype=np.int64)
+        timestamps = batch.column("timestamp").cast(pa.int64()).fill_null(-1).to_numpy(zero_copy_only=False)
+        attempts = batch.column("attempt").to_numpy()
+        self._store(tp, batch.column("offset").to_numpy(), timestamps, attempts, Outcomes(handled_at, not_acked))
+
+    def _store(
+        self, tp: TopicPartition, offsets: Int64s, timestamps: Int64s, attempts: Any, outcomes: Outcomes
+    ) -> None:
+        self._check_order(tp, offsets)
+        if not outcomes.not_acked:
+            self._files.add(tp, Outcome.ACKED, Chunk(offsets, timestamps, attempts, outcomes.handled_at))
+            return
+        acked = np.ones(len(offsets), dtype=np.bool_)
+        others: dict[Outcome, list[RowOutcome]] = defaultdict(list)
+        for result in outcomes.not_acked:
+            acked[result.row] = False
+            failed = result.outcome is Outcome.FAILED
+            others[self._settings.replay.on_failure if failed else result.outcome].append(result)
+        chunk = Chunk(offsets[acked], timestamps[acked], attempts[acked], outcomes.handled_at[acked])
+        self._files.add(tp, Outcome.ACKED, chunk)
+        for outcome, results in others.items():
+            rows = np.array([result.row for result in results])
+            times = np.array([result.handled_at for result in results], dtype=np.int64)
+            classes = [result.error_class for result in results]
+            messages = [result.error_message for result in results]
+            chunk = Chunk(offsets[rows], timestamps[rows], attempts[rows], times, classes, messages)
+            self._files.add(tp, outcome, chunk)
+
+    def _check_order(self, tp: TopicPartition, offsets: Int64s) -> None:
+        """Raises FatalError if an offset came twice or out of order: a column handler may multiply or sort rows."""
+        last = self._last_offsets.get(tp, -1)
+        if not len(offsets):
+            return
+        if offsets[0] <= last or (len(offsets) > 1 and int(np.diff(offsets).min()) <= 0):
+            raise FatalError(f"{tp}: records came twice or out of order after offset {last}; nothing was stored")
+        self._last_offsets[tp] = int(offsets[-1])
+
+    def finish(self) -> pa.RecordBatch:
+        """Closes the files. Returns the task's manifest."""
+        return manifest(self._files.close(), self._waits, self._calls, self._fetched)
+
+
+def _call_handler(settings: TaskSettings, clock: Clock) -> CallHandler:
+    if settings.replay.isolated:
+        return IsolatedHandler(settings.replay, settings.tier, clock)
+    return load_call(settings.replay, settings.tier)
+
+
+def _unreadable(row: int, time: int) -> RowOutcome:
+    return RowOutcome(row, Outcome.FAILED, ErrorClass.UNDECODABLE, "the name of a header is not UTF-8", time)
+
+
+def _refuse_second_attempt() -> None:
+    """Raises FatalError in a Spark task that is not the first attempt at its records. Only at most once needs that."""
+    context = TaskContext.get()
+    if context is not None and context.attemptNumber():
+        raise FatalError(
+            "Spark tried a task again under at_most_once; the task's records may have been handled, so it stops here"
+        )

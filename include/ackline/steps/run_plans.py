@@ -1,0 +1,168 @@
+"""The plan of a run: what the next turn reads. Or, where the lane has to be moved first, the plan of that action."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from ackline import planning
+from ackline.commit_rule import CommitMetadata, Committed, check_commit_allowed, still_acknowledged
+from ackline.errors import GroupMoved, TooFarBehind
+from ackline.metrics import due_retries
+from ackline.offsets import TopicPartition
+from ackline.planning import Limits, PartitionView
+from ackline.steps.action_plans import action_plan, follow_plan, new_plan
+from ackline.steps.commit import commit_metadata_of, may_restore
+from ackline.steps.expired import check_retention
+from ackline.steps.log_checks import check_not_truncated, check_same_topic
+from ackline.steps.observe import KafkaView, written_beyond
+from ackline.steps.parts import Parts
+from ackline.turns import Plan, Settlement, TurnKind
+
+Views = Mapping[TopicPartition, PartitionView]
+
+_NO_WINDOW = 2**62
+"""`max_uncommitted` for guarantees that never retry: nothing is ever pending, so the window never closes."""
+
+
+def next_plan(parts: Parts, newest: Settlement, view: KafkaView, skipped: bool = False) -> Plan:
+    """The plan for the turn after `newest`.
+
+    It is a skip or a reset where the group was moved, under `on_external_reset: follow` (S36). It is a skip where a
+    partition is too far behind, under the policy `skip` (S45), unless this run has `skipped` before. Raises
+    TopicChanged, GroupMoved, NewerCommit, RetentionPassed and TooFarBehind where the lane can't go on.
+    """
+    views, moves = _views(parts, newest, view)
+    # Nothing below is decided before every readable log is known to be the one that was read. In another log the same
+    # offsets mean other records, and a truncated one would pass for a log with nothing new (S42).
+    readable = {tp: newest.partitions[tp] for tp, partition in views.items() if partition.readable}
+    check_not_truncated(parts, readable, view.bounds)
+    views |= _views_into_open_transactions(parts, views)
+    # The group was moved and is to be followed. This comes before the checks of retention and of
+    # max_offset_behind, which are about where the lane stands now: it is about to stand elsewhere.
+    if moves:
+        return follow_plan(parts, newest, moves)
+    check_retention(parts, views)
+    limit = parts.pipeline.max_offset_behind
+    targets = {} if skipped and limit is not None and limit.policy == "skip" else _skip_targets(parts, views)
+    if targets:
+        reason = f"more than max_offset_behind {limit and limit.offsets}"
+        return action_plan(parts, newest, TurnKind.SKIP, targets, reason)
+    retries = parts.pipeline.guarantee == "at_least_once"
+    limits = Limits(parts.pipeline.max_uncommitted if retries else _NO_WINDOW, parts.pipeline.max_records_per_run)
+    views = _with_waiting_times(parts, views, limits)
+    planned = planning.plan_partitions(views, limits, parts.now(), newest.turn.n + 1)
+    return new_plan(parts, newest, TurnKind.RUN, planned)
+
+
+def _views(
+    parts: Parts, newest: Settlement, view: KafkaView
+) -> tuple[dict[TopicPartition, PartitionView], dict[TopicPartition, Committed]]:
+    """A view of each partition of the lane, and the foreign commits that the lane has to follow.
+
+    Topic and group are checked for subscribed partitions alone: a parked one may belong to another pipeline by now.
+    """
+    metadata = commit_metadata_of(parts, newest)
+    views: dict[TopicPartition, PartitionView] = {}
+    moves: dict[TopicPartition, Committed] = {}
+    for tp, settled in newest.partitions.items():
+        committed, subscribed = view.committed.get(tp), parts.is_subscribed(tp)
+        acknowledged = settled.acknowledged_foreign_offset
+        if subscribed:
+            check_same_topic(parts, tp, settled.topic_id, view.topic_ids.get(tp.topic), tp in view.bounds)
+            if committed is not None and _must_follow(parts, tp, committed, metadata, acknowledged):
+                moves[tp] = committed
+        views[tp] = PartitionView(
+            settled.topic_id,
+            settled.state,
+            view.bounds.get(tp),
+            committed,
+            # Once a plan has met a commit of ours, the foreign offset of the start counts as a new move (S36).
+            still_acknowledged(committed, acknowledged, metadata),
+            subscribed,
+            settled.paused,
+        )
+    return views, moves
+
+
+def _must_follow(
+    parts: Parts,
+    tp: TopicPartition,
+    committed: Committed,
+    metadata: CommitMetadata,
+    acknowledged_foreign_offset: int | None,
+) -> bool:
+    """Whether the group was moved and is to be followed; False where the floor may be committed over its offset.
+
+    Raises GroupMoved under `on_external_reset: fail`, and NewerCommit.
+    """
+    if may_restore(parts, committed, metadata):
+        return False
+    try:
+        check_commit_allowed(tp, committed, metadata, acknowledged_foreign_offset)
+    except GroupMoved:
+        if parts.pipeline.on_external_reset == "follow":
+            return True
+        raise
+    return False
+
+
+def _views_into_open_transactions(parts: Parts, views: Views) -> dict[TopicPartition, PartitionView]:
+    """Views of partitions whose `complete_to` is beyond the last stable offset, because a transaction is open there.
+
+    It got there under `read_uncommitted`, by an earlier setting or by the group's former owner. The log was not
+    truncated, so its end is taken to be `complete_to`: there is nothing new until the transaction ends (S43).
+    """
+    ahead = {
+        tp: view.state.complete_to
+        for tp, view in views.items()
+        if view.readable and view.log is not None and view.log.end < view.state.complete_to
+    }
+    adjusted = {}
+    for tp in written_beyond(parts, ahead):
+        log = views[tp].log
+        adjusted[tp] = replace(views[tp], log=log and log._replace(end=ahead[tp]))
+    return adjusted
+
+
+def _with_waiting_times(
+    parts: Parts, views: dict[TopicPartition, PartitionView], limits: Limits
+) -> dict[TopicPartition, PartitionView]:
+    """The views with the time of each first unread record, where the run can't take everything and has to choose."""
+    unread = {
+        tp: max(view.state.complete_to, view.log.start)
+        for tp, view in views.items()
+        if view.readable and view.log is not None and view.log.end > view.state.complete_to
+    }
+    available = sum(view.log.end - unread[tp] for tp, view in views.items() if tp in unread and view.log is not None)
+    available += sum(due_retries(view.state, parts.now()) for view in views.values() if view.readable)
+    if len(unread) < 2 or available <= limits.max_records_per_run:
+        return views
+    times = parts.cluster.record_times(unread)
+    return {tp: replace(view, waits_since=times.get(tp)) for tp, view in views.items()}
+
+
+def _skip_targets(parts: Parts, views: Views) -> dict[TopicPartition, int]:
+    """The offset to which each partition that is too far behind is skipped (S45). Raises TooFarBehind under `fail`.
+
+    What retention took does not count as behind and is no reason for a skip; a skip settles it as well. Paused, parked
+    and leaderless partitions are left alone.
+    """
+    limit = parts.pipeline.max_offset_behind
+    if limit is None:
+        return {}
+    targets = {}
+    for tp, view in views.items():
+        if not view.readable or view.log is None:
+            continue
+        behind = view.log.end - max(view.state.floor, view.log.start)
+        if behind <= limit.offsets:
+            continue
+        if limit.policy == "fail":
+            raise TooFarBehind(
+                f"{tp}: the floor {view.state.floor} is {behind} offsets behind the log's end, more than "
+                f"max_offset_behind ({limit.offsets}); raise it, skip, or let the policy be `skip`",
+                topic=tp.topic,
+                partition=tp.partition,
+                offset=view.state.floor,
+            )
+        targets[tp] = view.log.end - limit.offsets
+    return targets

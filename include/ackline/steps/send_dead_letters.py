@@ -1,0 +1,128 @@
+"""Send dead letters, and decide that their records are `dead`.
+
+A record is `dead` only once all replicas have acknowledged its letter (I6), or where the pipeline file says
+`dead_letter: none`. A letter without an acknowledgement may still have arrived; its record stays pending and the next
+turn sends it again. So the dead-letter topic may hold a letter twice, and never misses one.
+"""
+
+import logging
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+
+from ackline.kafka.dead_letters import Letter
+from ackline.kafka.exact import Found, Gone
+from ackline.ledger import OutcomeRow, PartitionState, Pending, PendingKind
+from ackline.offsets import TopicPartition
+from ackline.outcome import Outcome
+from ackline.steps.log_checks import truncated_partitions
+from ackline.steps.parts import Parts
+from ackline.turns import Plan
+
+log = logging.getLogger(__name__)
+
+Decision = tuple[TopicPartition, OutcomeRow]
+DeadLetters = Mapping[TopicPartition, Mapping[int, Pending]]
+"""By partition and offset: the pending state of each record that waits for its dead letter."""
+
+
+def dead_decisions(parts: Parts, plan: Plan, states: Mapping[TopicPartition, PartitionState]) -> Iterator[Decision]:
+    """A decision for each pending dead letter that can be settled now; the others stay pending.
+
+    A record that is no longer in its log is decided as `expired` or `compacted`.
+    """
+    waiting = {tp: offsets for tp, state in states.items() if (offsets := _pending_dead_letters(state))}
+    unchanged = _unchanged_logs(parts, plan, waiting, states)
+    waiting = {tp: waiting[tp] for tp in unchanged}
+    topic = parts.pipeline.dead_letter_topic
+    if topic is None:
+        for tp, offsets in waiting.items():
+            for offset, pending in offsets.items():
+                yield tp, OutcomeRow(offset, 0, Outcome.DEAD, parts.now(), pending.error_class)
+    elif waiting:
+        decisions = _send(parts, plan, topic, waiting)
+        # Checked again after reading: a topic that was created again between the first check and the read, or a log
+        # that was truncated, has given other records. Their letters are sent, but they settle nothing of the old log.
+        still_unchanged = set(_unchanged_logs(parts, plan, waiting, states))
+        yield from ((tp, row) for tp, row in decisions if tp in still_unchanged)
+
+
+def _send(parts: Parts, plan: Plan, topic: str, waiting: DeadLetters) -> list[Decision]:
+    """Send a letter for each waiting record; decisions for those that the broker has acknowledged or that are gone."""
+    gone: list[Gone] = []
+    decisions: list[Decision] = []
+    refused: Counter[str] = Counter()
+    with parts.dead_letter_sender(topic) as sender:
+        for delivery in sender.send(_letters(parts, plan, waiting, gone)):
+            source = delivery.letter.source
+            if delivery.confirmed and isinstance(source, Found):
+                tp, offset = source.topic_partition, source.offset
+                row = OutcomeRow(offset, 0, Outcome.DEAD, parts.now(), waiting[tp][offset].error_class)
+                decisions.append((tp, row))
+            elif not delivery.confirmed:
+                refused[delivery.error or "no answer"] += 1
+    for error, number in refused.items():
+        log.warning("%s: %d dead letters to %s stay pending: %s", plan.turn, number, topic, error)
+    decisions += [
+        (record.topic_partition, OutcomeRow(record.offset, 0, record.outcome, parts.now())) for record in gone
+    ]
+    return decisions
+
+
+def _unchanged_logs(
+    parts: Parts, plan: Plan, waiting: Iterable[TopicPartition], states: Mapping[TopicPartition, PartitionState]
+) -> list[TopicPartition]:
+    """Those of `waiting` whose log is the one that the plan was made for, up to the end of what was handled.
+
+    Where the topic was created again, or the log was truncated and has grown again, the record at the offset is a
+    different one: a letter of it would settle a record that was never read. Dead letters of such partitions stay
+    pending, and so do those of partitions without a leader, whose log can't be checked.
+    """
+    topics = parts.cluster.topics({tp.topic for tp in waiting})
+    led = [
+        tp
+        for tp in waiting
+        if (topic := topics.get(tp.topic))
+        and topic.topic_id == plan.partitions[tp].topic_id
+        and topic.partitions.get(tp.partition)
+    ]
+    known = {tp: (states[tp].complete_to, plan.partitions[tp].log.leader_epoch) for tp in led}
+    truncated = truncated_partitions(parts, known, parts.cluster.bounds(led))
+    return [tp for tp in led if tp not in truncated]
+
+
+def _letters(parts: Parts, plan: Plan, waiting: DeadLetters, gone: list[Gone]) -> Iterator[Letter]:
+    """A letter for each waiting record, read again from its topic; records that are not there are added to `gone`."""
+    with parts.reader() as reader:
+        for found in reader.read({tp: list(offsets) for tp, offsets in waiting.items()}):
+            if isinstance(found, Gone):
+                gone.append(found)
+            else:
+                yield _letter(plan, found, waiting[found.topic_partition][found.offset])
+
+
+def _letter(plan: Plan, found: Found, pending: Pending) -> Letter:
+    """The record with headers that name its source and why it is dead."""
+    tp = found.topic_partition
+    _, timestamp = found.message.timestamp()
+    headers = {
+        "pipeline": plan.turn.pipeline,
+        "lane": plan.turn.lane,
+        "epoch": plan.turn.epoch,
+        "topic": tp.topic,
+        "partition": tp.partition,
+        "offset": found.offset,
+        "timestamp": timestamp,
+        "attempts": pending.attempts,
+        "error_class": pending.error_class or "",
+        "turn": plan.turn.n,
+    }
+    return Letter(found, [(f"ackline.{name}", str(value).encode()) for name, value in headers.items()])
+
+
+def _pending_dead_letters(state: PartitionState) -> dict[int, Pending]:
+    return {
+        offset: run.value
+        for run in state.pending
+        if run.value.kind is PendingKind.DEAD_LETTER
+        for offset in range(run.start, run.end)
+    }

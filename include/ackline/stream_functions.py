@@ -1,0 +1,82 @@
+"""The handlers and filters of streams as imported functions, checked before a plan is stored. Loads no Spark."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ackline.errors import ConfigError
+from ackline.handler import Handler, Tier, load_handler, tier_of
+from ackline.translation import ARROW_DECODERS, Stream, Translation
+
+
+@dataclass(frozen=True, slots=True)
+class StreamFunctions:
+    """The imported handler of a stream, its tier, and the imported filter; None if the stream has no filter."""
+
+    handler: Handler
+    tier: Tier
+    filter: Handler | None
+
+    @classmethod
+    def of_handler(cls, handler: Handler) -> "StreamFunctions":
+        """Returns the functions of a pipeline whose handler gets all records undecoded."""
+        return cls(handler, tier_of(handler), None)
+
+
+def load_functions(stream: Stream) -> StreamFunctions:
+    """Imports a stream's handler and filter.
+
+    Raises ConfigError as `ackline.handler.load_handler` does, and if a handler of this tier cannot be given what the
+    stream decodes.
+    """
+    handler_key = stream.key_path("handler")
+    handler = load_handler(stream.handler, handler_key)
+    record_filter = load_handler(stream.filter, stream.key_path("filter")) if stream.filter is not None else None
+    tier = tier_of(handler)
+    if tier is Tier.COLUMN:
+        raise ConfigError(
+            f"{handler_key}: {stream.handler} is a column handler, which runs in the JVM on undecoded records; remove "
+            f"`decode`, `filter` and `streams`, or write a record handler",
+            key=handler_key,
+        )
+    for name, decoder in (("key", stream.key), ("value", stream.value)):
+        if tier is Tier.ARROW and decoder not in ARROW_DECODERS:
+            key = stream.key_path(f"decode.{name}")
+            raise ConfigError(
+                f"{key}: {decoder} has no column type, so the Arrow handler {stream.handler} cannot take it; write "
+                f"bytes or utf8 and decode in the handler, or write a record handler",
+                key=key,
+            )
+    return StreamFunctions(handler, tier, record_filter)
+
+
+def check_functions(handler: str | None, translation: Translation | None, isolated: bool = False) -> None:
+    """Imports all handlers and filters of a pipeline, so that no turn is planned that no process can handle.
+
+    Raises ConfigError as `load_functions` does, and if the functions are to be `isolated` and cannot be.
+    """
+    functions: list[StreamFunctions] = []
+    if translation is not None:
+        functions = [load_functions(stream) for stream in translation.streams]
+    elif handler is not None:
+        functions = [StreamFunctions.of_handler(load_handler(handler))]
+    obstacle = isolation_obstacle(functions)
+    if isolated and obstacle is not None:
+        raise ConfigError(obstacle, key="handler_isolation")
+
+
+def isolation_obstacle(functions: Sequence[StreamFunctions]) -> str | None:
+    """Returns why these functions, in the order of the streams, cannot run in a process of their own; None if they
+    can."""
+    filtered = [stream.filter is not None for stream in functions]
+    if any(stream.tier is Tier.COLUMN for stream in functions):
+        reason = "the handler is a column handler, which runs inside Spark's JVM"
+    elif any(stream.tier is Tier.ARROW and any(filtered[: n + 1]) for n, stream in enumerate(functions)):
+        # The log of calls shows which call a death interrupted. A batch that filters have selected is no call of its
+        # own there: it is answered within the call for the records that it was selected from.
+        reason = "a stream has an Arrow handler behind a filter, whose batches are made while other records are handled"
+    else:
+        return None
+    return (
+        f"{reason}, so it cannot run in a process of its own; remove `handler_isolation: process` and "
+        f"`record_timeout`, or write a record handler"
+    )

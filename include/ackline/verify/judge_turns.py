@@ -1,0 +1,126 @@
+"""Rules on turns: each has one plan and one settlement, and reads the offsets that its plan contains."""
+
+from bisect import bisect_left
+from collections import Counter
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from ackline.verify.arrays import find_uncovered, to_ranges
+from ackline.verify.evidence import Evidence, TopicPartition
+from ackline.verify.findings import Findings
+from ackline.verify.lane_history import LaneHistory, PartitionHistory
+from ackline.verify.outcome_rows import OF_RANGES
+
+
+class EpochTurns(NamedTuple):
+    """The turns of one epoch that have a plan, and those that have a settlement."""
+
+    epoch: int
+    planned: set[int]
+    settled: set[int]
+
+    @property
+    def last(self) -> int:
+        """The highest turn of the epoch."""
+        return max(self.planned | self.settled)
+
+
+def turns_by_epoch(evidence: Evidence) -> list[EpochTurns]:
+    """Return the turns of each epoch."""
+    planned, settled = (_turns_of(table) for table in (evidence.plans, evidence.settlements))
+    return [
+        EpochTurns(epoch, planned.get(epoch, set()), settled.get(epoch, set()))
+        for epoch in sorted(planned.keys() | settled.keys())
+    ]
+
+
+def _turns_of(table: pa.Table) -> dict[int, set[int]]:
+    turns: dict[int, set[int]] = {}
+    for row in table.select(["epoch", "turn"]).to_pylist():
+        turns.setdefault(row["epoch"], set()).add(row["turn"])
+    return turns
+
+
+def check_turns_are_stored_once(lane: LaneHistory, found: Findings) -> None:
+    """I11: a turn has at most one plan and one settlement of each partition, so two writers cannot both have it."""
+    for name, table in (("settlement", lane.evidence.settlements), ("plan", lane.evidence.plans)):
+        rows = table.select(["epoch", "turn", "topic", "partition"]).to_pylist()
+        for (epoch, turn, topic, partition), times in Counter(tuple(row.values()) for row in rows).items():
+            if times > 1:
+                what = f"turn {turn} of epoch {epoch} has {times} {name}s"
+                found.add("I11", what, TopicPartition(topic, partition))
+
+
+def check_turns_follow_each_other(lane: LaneHistory, found: Findings) -> None:
+    """I11: turns have no hole, each settled turn has a plan, and only the last turn may be open."""
+    for turns in turns_by_epoch(lane.evidence):
+        epoch, planned, settled = turns
+        for turn in sorted(settled - planned - {0}):  # turn 0 is the genesis of the lane, which needs no plan
+            found.add("I11", f"turn {turn} of epoch {epoch} is settled, but has no plan")
+        for turn in sorted(planned - settled - {turns.last}):
+            found.add("I11", f"turn {turn} of epoch {epoch} has no settlement, but later turns exist")
+        for turn in sorted(set(range(min(settled | {1}), max(settled, default=0))) - settled - planned):
+            found.add("I11", f"turn {turn} of epoch {epoch} does not exist, but later turns do")
+
+
+def check_settlements_cover_every_partition(lane: LaneHistory, found: Findings) -> None:
+    """I4: a settlement has the state of each partition of the lane, because the next turn begins with that state."""
+    settled: dict[tuple[int, int], set[TopicPartition]] = {}
+    for (epoch, tp), settlements in lane.settlements.items():
+        for settlement in settlements:
+            settled.setdefault((epoch, settlement.turn), set()).add(tp)
+    known: set[TopicPartition] = set()
+    for epoch, turn in sorted(settled):
+        for tp in sorted(known - settled[epoch, turn]):
+            found.add("I4", f"turn {turn} of epoch {epoch} is settled without this partition", tp)
+        known |= settled[epoch, turn]
+
+
+def check_plans_stay_in_window(partition: PartitionHistory, found: Findings) -> None:
+    """I8: under at least once, no turn plans fresh offsets beyond the floor plus `max_uncommitted` of its plan."""
+    turns = [settlement.turn for settlement in partition.settlements]
+    for plan in partition.plans:
+        window, before = plan.settings.get("max_uncommitted"), bisect_left(turns, plan.turn)
+        windowed = plan.kind == "run" and plan.settings.get("guarantee") == "at_least_once"
+        floor = partition.settlements[before - 1].floor if before else partition.start
+        if windowed and window and floor is not None and plan.start < plan.end > floor + window:
+            what = f"is the end of the plan of turn {plan.turn}, beyond the floor {floor} plus max_uncommitted {window}"
+            found.add_offsets("I8", what, partition.tp, [plan.end])
+
+
+def check_nothing_is_passed_over(partition: PartitionHistory, found: Findings) -> None:
+    """I4: a turn moves complete_to only over offsets that it reads, or for which it stores a row of a range."""
+    plans = {plan.turn: plan for plan in partition.plans if plan.kind == "run"}
+    rows = partition.outcomes
+    ranges = rows.where((rows.attempt == 0) & np.isin(rows.outcome, OF_RANGES))
+    complete_to = partition.start
+    if complete_to is None:
+        return  # check_epoch_has_start_and_state reports it
+    for settlement in partition.settlements:
+        if settlement.kind == "reset":
+            continue
+        if settlement.complete_to > complete_to:
+            own, plan = ranges.turn == settlement.turn, plans.get(settlement.turn)
+            covered = list(zip(ranges.offset[own].tolist(), ranges.end[own].tolist(), strict=True))
+            if plan and settlement.kind == "run":
+                covered.append((plan.start, plan.end))
+            what = (
+                f"turn {settlement.turn} ({settlement.kind}) moves complete_to past it, "
+                "but neither reads it nor has a row for it"
+            )
+            passed_over = find_uncovered(complete_to, settlement.complete_to, covered)
+            found.add_offsets("I4", what, partition.tp, passed_over)
+        complete_to = max(complete_to, settlement.complete_to)
+
+
+def check_first_attempts_are_planned(partition: PartitionHistory, found: Findings) -> None:
+    """I11: a turn makes first attempts only of offsets in its plan, so a late process cannot add its own range."""
+    plans = {plan.turn: plan for plan in partition.plans if plan.kind == "run"}
+    rows = partition.outcomes
+    first = rows.where(rows.attempt == 1)
+    turns, index = np.unique(first.turn, return_inverse=True)
+    start, end = to_ranges((plans[turn].start, plans[turn].end) if turn in plans else (0, 0) for turn in turns.tolist())
+    unplanned = first.offset[(first.offset < start[index]) | (first.offset >= end[index])]
+    found.add_offsets("I11", "has a first attempt in a turn whose plan does not contain it", partition.tp, unplanned)

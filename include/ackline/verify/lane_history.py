@@ -1,0 +1,136 @@
+"""The evidence by epoch and topic-partition, in the form that the rules read."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ackline.verify.arrays import EMPTY, Ints, slice_between, to_ints
+from ackline.verify.evidence import Evidence, Log, TopicPartition
+from ackline.verify.outcome_rows import LOST, NO_ROWS, OffsetTurns, OutcomeRows, find_offset_turns, split_outcomes
+from ackline.verify.turn_rows import (
+    NO_RANGES,
+    CountedRanges,
+    EpochPartition,
+    PlannedRange,
+    Settlement,
+    split_plans,
+    split_settlements,
+)
+
+
+@dataclass(frozen=True)
+class PartitionHistory:
+    """All that the tables and the log contain about one partition in one epoch.
+
+    `outcomes` are effective rows only. `settlements` and `plans` are in the order of turns, and hold void ones too.
+    `start` is the offset at which the epoch starts; None if no row contains it. `counted` are the ranges whose turns
+    kept no rows. `log` is None if the topic is not among those that were read. `newest`: no later epoch exists.
+    """
+
+    epoch: int
+    tp: TopicPartition
+    newest: bool
+    outcomes: OutcomeRows
+    settlements: Sequence[Settlement]
+    plans: Sequence[PlannedRange]
+    start: int | None
+    counted: CountedRanges
+    log: Log | None
+
+    @property
+    def last(self) -> Settlement | None:
+        """The settlement with the last state of the epoch; a reset's row has the state of the epoch that it opens."""
+        in_epoch = [settlement for settlement in self.settlements if settlement.kind != "reset"]
+        settlements = in_epoch or self.settlements
+        return settlements[-1] if settlements else None
+
+    @cached_property
+    def offset_turns(self) -> OffsetTurns:
+        """The turns that matter to each offset with an outcome."""
+        return find_offset_turns(self.outcomes)
+
+    def settlements_before(self, turn: int) -> list[Settlement]:
+        """Return the settlements of earlier turns."""
+        return [settlement for settlement in self.settlements if settlement.turn < turn]
+
+    def offsets_between(self, start: int, end: int) -> Ints:
+        """Return the offsets in `[start, end)` that a consumer receives; empty if the log was not read."""
+        return slice_between(self.log.offsets, start, end) if self.log else EMPTY
+
+
+class LaneHistory:
+    """One lane, by epoch and topic-partition."""
+
+    def __init__(self, evidence: Evidence) -> None:
+        self.evidence = evidence
+        topics = sorted(pc.unique(evidence.outcomes["topic"]).to_pylist())
+        self.outcomes = split_outcomes(self._effective(evidence.outcomes), topics)
+        self.settlements = split_settlements(evidence.settlements)
+        self.plans = split_plans(evidence.plans.to_pylist())
+        effective_plans = self._effective(evidence.plans)
+        self.starts = self._find_starts(effective_plans)
+        self.counted = self._find_counted(effective_plans)
+        self.newest_epoch = max((epoch for epoch, _ in self.starts), default=0)
+
+    def partition(self, epoch: int, tp: TopicPartition) -> PartitionHistory:
+        """Return the history of one partition in one epoch; its parts are empty where there are no rows."""
+        key = epoch, tp
+        return PartitionHistory(
+            epoch, tp, epoch == self.newest_epoch, self.outcomes.get(key, NO_ROWS), self.settlements.get(key, []),
+            self.plans.get(key, []), self.starts.get(key), self.counted.get(key, NO_RANGES), self.evidence.logs.get(tp),
+        )  # fmt: skip
+
+    def partitions(self) -> list[PartitionHistory]:
+        """Return the history of every epoch and partition that has a settlement or an effective outcome."""
+        return [self.partition(epoch, tp) for epoch, tp in sorted(self.settlements.keys() | self.outcomes.keys())]
+
+    def _effective(self, table: pa.Table) -> pa.Table:
+        """Return the rows that count: those whose turn has a settlement that is not void."""
+        settlements = self.evidence.settlements
+        settled = settlements.filter(pc.not_equal(settlements["kind"], "void"))
+        return table.filter(pa.array(np.isin(_turn_keys(table), _turn_keys(settled))))
+
+    def _find_starts(self, effective_plans: pa.Table) -> dict[EpochPartition, int]:
+        """Return where each epoch starts in each partition: its genesis, or the end of the reset that opened it."""
+        starts: dict[EpochPartition, int] = {}
+        resets = effective_plans.filter(pc.equal(effective_plans["kind"], "reset"))
+        for plan in resets.select(["epoch", "topic", "partition", "end_offset"]).to_pylist():
+            starts[plan["epoch"] + 1, TopicPartition(plan["topic"], plan["partition"])] = plan["end_offset"]
+        for kind, later in (("reset", 1), ("genesis", 0)):
+            for (epoch, tp), settlements in self.settlements.items():
+                # The genesis of a partition that joins later settles all partitions: for the others only the first
+                # genesis is a start.
+                for settlement in settlements:
+                    if settlement.kind == kind:
+                        starts.setdefault((epoch + later, tp), settlement.floor)
+        return starts
+
+    def _find_counted(self, effective_plans: pa.Table) -> dict[EpochPartition, CountedRanges]:
+        """Return the ranges of the turns that were planned to keep no rows, and kept none."""
+        kept = {
+            (epoch, int(turn))
+            for (epoch, _), rows in self.outcomes.items()
+            for turn in np.unique(rows.turn[(rows.attempt >= 1) | (rows.outcome == LOST)])
+        }
+        runs = effective_plans.filter(pc.equal(effective_plans["kind"], "run"))
+        counted: dict[EpochPartition, CountedRanges] = {}
+        for (epoch, tp), plans in split_plans(runs.to_pylist()).items():
+            ranges = sorted(
+                (plan.turn, plan.start, plan.end)
+                for plan in plans
+                if plan.settings.get("record_outcomes") is False
+                and plan.start < plan.end
+                and (epoch, plan.turn) not in kept
+            )
+            if ranges:
+                counted[epoch, tp] = CountedRanges(*np.array(ranges, dtype=np.int64).T)
+        return counted
+
+
+def _turn_keys(table: pa.Table) -> Ints:
+    """Return epoch and turn of each row as one number; an epoch has less than 2^44 turns."""
+    return (to_ints(table["epoch"]) << 44) + to_ints(table["turn"])

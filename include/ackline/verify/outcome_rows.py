@@ -1,0 +1,114 @@
+"""The table `outcomes` as arrays: the words of an outcome, and the effective rows of each partition."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from ackline.verify.arrays import EMPTY, NEVER, Ints, Mask, to_codes, to_ints
+from ackline.verify.evidence import TopicPartition
+
+TERMINAL = ("acked", "skipped", "dropped", "dead", "expired", "compacted", "lost")
+OUTCOMES = (*TERMINAL, "failed", "in_flight")
+"""An outcome's code is its index here: a code from 0 to below FAILED is a terminal outcome."""
+FAILED, DEAD, LOST = OUTCOMES.index("failed"), OUTCOMES.index("dead"), OUTCOMES.index("lost")
+OF_ATTEMPTS = [OUTCOMES.index(word) for word in ("acked", "failed", "dropped")]
+OF_DECISIONS = [OUTCOMES.index(word) for word in ("dead", "expired", "compacted", "lost")]
+OF_RANGES = [OUTCOMES.index(word) for word in ("skipped", "expired", "lost")]
+ERROR_CLASSES = ("Dead", "Tombstone", "Undecodable", "Unmatched")
+
+
+@dataclass(frozen=True, slots=True)
+class OutcomeRows:
+    """Effective rows of one partition in one epoch, sorted by offset, attempt and turn.
+
+    `outcome` is an index in OUTCOMES; −1 is an unknown word. `end` is `offset + 1` for a row of a single record.
+    `raised_dead`: the handler raised Dead. `uncalled`: no handler was called, because the record is a tombstone, was
+    not decoded, or belongs to no stream.
+    """
+
+    turn: Ints
+    offset: Ints
+    end: Ints
+    attempt: Ints
+    outcome: Ints
+    handled_at: Ints
+    raised_dead: Mask
+    uncalled: Mask
+
+    def where(self, chosen: Mask | Ints) -> "OutcomeRows":
+        """Return the rows that a mask or an array of indexes chooses."""
+        return OutcomeRows(*(getattr(self, name)[chosen] for name in OutcomeRows.__slots__))
+
+    @property
+    def terminal(self) -> "OutcomeRows":
+        """The rows with a terminal outcome."""
+        return self.where((self.outcome >= 0) & (self.outcome < FAILED))
+
+    @property
+    def attempts(self) -> "OutcomeRows":
+        """The rows of attempts, without the decisions."""
+        return self.where(self.attempt >= 1)
+
+
+NO_ROWS = OutcomeRows(EMPTY, EMPTY, EMPTY, EMPTY, EMPTY, EMPTY, EMPTY == 0, EMPTY == 0)
+
+
+def split_outcomes(table: pa.Table, topics: Sequence[str]) -> Mapping[tuple[int, TopicPartition], OutcomeRows]:
+    """Return the rows of `outcomes` by epoch and topic-partition. `topics` are all topics of the table."""
+    epoch, turn, offset, attempt = (to_ints(table[name]) for name in ("epoch", "turn", "offset", "attempt"))
+    topic, partition = to_codes(table["topic"], topics), to_ints(table["partition"])
+    end, error = to_ints(table["end_offset"]), to_codes(table["error_class"], ERROR_CLASSES)
+    rows = OutcomeRows(turn, offset, np.where(end < 0, offset + 1, end), attempt, to_codes(table["outcome"], OUTCOMES),
+                       to_ints(table["handled_at"]), error == 0, error >= 1)  # fmt: skip
+    order = np.lexsort((turn, attempt, offset, partition, topic, epoch))
+    keys = np.stack([epoch[order], topic[order], partition[order]])
+    cuts = np.flatnonzero((np.diff(keys, axis=1) != 0).any(axis=0)) + 1
+    parts = [part for part in np.split(order, cuts) if len(part)]
+    first = [part[0] for part in parts]
+    return {
+        (int(epoch[i]), TopicPartition(topics[int(topic[i])], int(partition[i]))): rows.where(part)
+        for i, part in zip(first, parts, strict=True)
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class OffsetTurns:
+    """For each offset with a row, the turns that matter to it; NEVER if there is no such turn.
+
+    `first` is the first turn with a row of the offset, `settled` the first turn with a terminal outcome, `tried` the
+    last turn with an attempt, 0 if none.
+    """
+
+    offset: Ints
+    first: Ints
+    settled: Ints
+    tried: Ints
+
+
+def find_offset_turns(rows: OutcomeRows) -> OffsetTurns:
+    """Return the turns of each offset. Of a range, only its first offset and the offsets with other rows are there."""
+    offsets, index = np.unique(rows.offset, return_inverse=True)
+    first, settled = np.full(len(offsets), NEVER), np.full(len(offsets), NEVER)
+    tried = np.zeros(len(offsets), np.int64)
+    terminal = (rows.outcome >= 0) & (rows.outcome < FAILED)
+    np.minimum.at(first, index, rows.turn)
+    np.minimum.at(settled, index[terminal], rows.turn[terminal])
+    np.maximum.at(tried, index[rows.attempt >= 1], rows.turn[rows.attempt >= 1])
+    ranges = rows.where(terminal & (rows.end > rows.offset + 1))
+    for turn, start, end in zip(ranges.turn, ranges.offset, ranges.end, strict=True):
+        inside = slice(*np.searchsorted(offsets, [start, end]))
+        first[inside], settled[inside] = np.minimum(first[inside], turn), np.minimum(settled[inside], turn)
+    return OffsetTurns(offsets, first, settled, tried)
+
+
+def count_by_turn(rows: OutcomeRows) -> dict[int, dict[str, int]]:
+    """Return how many rows each turn has, by outcome word; rows with an unknown word are left out."""
+    counts: dict[int, dict[str, int]] = {}
+    known = rows.where(rows.outcome >= 0)
+    keys, times = np.unique(known.turn * len(OUTCOMES) + known.outcome, return_counts=True)
+    for key, count in zip(keys.tolist(), times.tolist(), strict=True):
+        turn, code = divmod(key, len(OUTCOMES))
+        counts.setdefault(turn, {})[OUTCOMES[code]] = count
+    return counts

@@ -1,0 +1,39 @@
+"""Reads the three Delta tables."""
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from deltalake import DeltaTable
+from deltalake.exceptions import TableNotFoundError
+
+from ackline.verify.evidence import Unreadable
+
+COLUMNS = {
+    "settlements": ["lane", "epoch", "turn", "kind", "topic", "partition", "old_floor", "new_floor",
+                    "complete_to", "pending", "counts", "gaps"],
+    "plans": ["lane", "epoch", "turn", "kind", "topic", "partition", "start_offset", "end_offset", "settings"],
+    "outcomes": ["lane", "epoch", "turn", "topic", "partition", "offset", "end_offset", "attempt", "outcome",
+                 "error_class", "handled_at"],
+}  # fmt: skip
+TEXT_COLUMNS = frozenset({"lane", "kind", "topic", "outcome", "error_class", "settings"})
+
+
+def read_table(root: str, name: str, pipeline: str, lane: str) -> tuple[pa.Table, str]:
+    """Return the rows of one pipeline and lane, and the id of the table.
+
+    If `plans` or `outcomes` does not exist, the rows are none and the id is empty: a lane that has only begun has
+    neither, and for a table that was lost the settlements show what is missing. Raises Unreadable for `settlements`,
+    without which nothing can be judged, and for a table that exists but cannot be read.
+    """
+    try:
+        table = DeltaTable(f"{root.rstrip('/')}/{name}")
+        rows = table.to_pyarrow_table(columns=COLUMNS[name], filters=[("pipeline", "=", pipeline)])
+    except Exception as error:  # the storage and the table may fail in many ways, and each one means no verdict
+        if isinstance(error, TableNotFoundError) and name != "settlements":
+            return _empty_table(name), ""
+        raise Unreadable(f"table {name} under {root}: {error}") from error
+    return rows.filter(pc.equal(rows["lane"], lane)), str(table.metadata().id)
+
+
+def _empty_table(name: str) -> pa.Table:
+    types = {column: pa.string() if column in TEXT_COLUMNS else pa.int64() for column in COLUMNS[name]}
+    return pa.table({column: pa.array([], type_) for column, type_ in types.items()})

@@ -1,0 +1,87 @@
+"""Runs replay jobs over topics, commits their files to a real Delta table, and reads the rows of the table."""
+
+from collections import Counter
+from collections.abc import Mapping
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+from deltalake.transaction import AddAction
+from pyspark.sql import SparkSession
+
+from ackline.audit.table import AuditTable
+from ackline.local.broker import Broker
+from ackline.offsets import OffsetRange, TopicPartition, ValuedRange, ValuedRanges
+from ackline.outcome import Outcome
+from ackline.spark.job import KafkaSettings, OutcomeTarget, ReplayJob, ReplayResult, ReplaySettings, run_replay
+from ackline.testing import journal
+from ackline.turns import LIVE, TurnId
+
+DAY = date(2024, 5, 6)
+Row = dict[str, Any]
+
+
+class Lab:
+    """One outcomes table; each job is a turn of its own."""
+
+    def __init__(self, spark: SparkSession, broker: Broker, root: Path, journal_file: Path) -> None:
+        self.spark = spark
+        self.broker = broker
+        self.table = AuditTable(str(root), "outcomes")
+        self.table.create()
+        self._journal = journal_file
+        self._turn = 0
+
+    def job(
+        self,
+        handler: str,
+        fresh: Mapping[TopicPartition, tuple[int, int]] | None = None,
+        retries: Mapping[TopicPartition, Mapping[int, int]] | None = None,
+        *,
+        isolation_level: str = "read_committed",
+        kafka: Mapping[str, str] | None = None,
+        max_rate: int | None = None,
+        isolation_reason: str = "",
+        **settings: Any,
+    ) -> ReplayJob:
+        """A job of the next turn. `handler` is a function of `tests.spark.handlers`, or named with its module;
+        `retries` are offsets with the number of the attempt; `settings` are those of `ReplaySettings`."""
+        self._turn += 1
+        path = handler if ":" in handler else f"tests.spark.handlers:{handler}"
+        defaults: dict[str, Any] = {"deliver_tombstones": False, "on_failure": Outcome.FAILED, "now": None}
+        return ReplayJob(
+            OutcomeTarget(self.table.uri, TurnId("orders", LIVE, 0, self._turn), DAY, f"run-{self._turn}"),
+            ReplaySettings(path, **(defaults | settings)),
+            KafkaSettings({"bootstrap.servers": self.broker.bootstrap, **(kafka or {})}, isolation_level),
+            {tp: OffsetRange(*ends) for tp, ends in (fresh or {}).items()},
+            {tp: _ranges(attempts) for tp, attempts in (retries or {}).items()},
+            max_rate,
+            isolation_reason,
+        )
+
+    def run(self, job: ReplayJob) -> ReplayResult:
+        """Runs a job, and commits its files as the replay step does."""
+        result = run_replay(self.spark, job)
+        partition = {"pipeline": "orders", "plan_date": DAY.isoformat()}
+        files = [AddAction(f.path, f.size, partition, f.modification_time, True, f.stats) for f in result.files]
+        assert self.table.append(files, "test", job.target.turn.n)
+        return result
+
+    def rows(self, job: ReplayJob) -> list[Row]:
+        """The table's rows of a job, in the order of their offsets."""
+        rows = self.table.read({"turn": job.target.turn.n}).to_pylist()
+        return sorted(rows, key=lambda row: (row["topic"], row["partition"], row["offset"], row["attempt"]))
+
+    def outcomes(self, job: ReplayJob) -> list[tuple[int, str, str | None]]:
+        """Offset, outcome and error class of each row of a job."""
+        return [(row["offset"], row["outcome"], row["error_class"]) for row in self.rows(job)]
+
+    def calls(self, topic: str) -> Counter[tuple[int, int, int]]:
+        """How often the journal handler was called for each (partition, offset, attempt)."""
+        return Counter(
+            (call.partition, call.offset, call.attempt) for call in journal.read(self._journal) if call.topic == topic
+        )
+
+
+def _ranges(attempts: Mapping[int, int]) -> ValuedRanges[int]:
+    return tuple(ValuedRange(offset, offset + 1, attempt) for offset, attempt in sorted(attempts.items()))

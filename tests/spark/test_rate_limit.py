@@ -1,0 +1,55 @@
+"""The rate limit on real tasks: no tier exceeds it, retries count, and a waiting run can be watched and cancelled."""
+
+import threading
+import time
+
+import pytest
+
+from ackline.errors import AcklineError
+from ackline.offsets import TopicPartition
+from ackline.outcome import Outcome
+from ackline.spark.job import run_replay
+from tests.conftest import MakeTopic
+from tests.contract.kafka_log import fill
+from tests.spark.lab import Lab
+
+RATE, FRESH, RETRIES = 40, 60, 40
+
+
+@pytest.mark.parametrize("handler", ["by_word", "arrow_words", "column_words"])
+def test_all_tasks_together_are_not_faster_than_the_rate(lab: Lab, topic: MakeTopic, handler: str) -> None:
+    name = topic(3)
+    for partition in range(3):
+        fill(lab.broker, name, 60, partition, lambda _: b"acked" if handler != "by_word" else b"ok")
+    fresh = {TopicPartition(name, partition): (0, FRESH // 2) for partition in range(2)}
+    job = lab.job(handler, fresh, {TopicPartition(name, 2): dict.fromkeys(range(RETRIES), 2)}, max_rate=RATE)
+    started = time.monotonic()
+    result = lab.run(job)
+    seconds = time.monotonic() - started
+    times = [row["handled_at"] for row in lab.rows(job)]
+    assert result.calls == FRESH + RETRIES
+    assert sum(counts[Outcome.ACKED] for counts in result.counts.values()) == FRESH + RETRIES
+    assert (FRESH + RETRIES) / RATE <= seconds < 30
+    assert len(times) <= RATE * (max(times) - min(times)).total_seconds() + RATE, "a second's worth at once at most"
+
+
+def test_a_run_that_waits_can_be_watched_and_is_cancelled_at_once(lab: Lab, topic: MakeTopic) -> None:
+    """At this rate the run would take a hundred seconds."""
+    name = topic()
+    fill(lab.broker, name, 100)
+    job = lab.job("ack", {TopicPartition(name, 0): (0, 100)}, max_rate=1)
+    reports: list[tuple[int, int]] = []
+    cancelled = threading.Event()
+
+    def on_progress(done: int, tasks: int) -> None:
+        reports.append((done, tasks))
+        if len(reports) == 3:
+            cancelled.set()
+            lab.spark.sparkContext.cancelAllJobs()
+
+    started = time.monotonic()
+    with pytest.raises(AcklineError):
+        run_replay(lab.spark, job, on_progress)
+    assert cancelled.is_set()
+    assert set(reports) == {(0, 1)}
+    assert time.monotonic() - started < 30

@@ -1,0 +1,108 @@
+"""Properties for Java's Kafka client: their counterparts, its login and its certificates."""
+
+from pathlib import Path
+
+import pytest
+
+from ackline.errors import ConfigError
+from ackline.kafka.config import client_config
+from ackline.kafka.java import DROPPED, java_properties
+
+BROKER = {"bootstrap.servers": "127.0.0.1:9092"}
+PEM = "-----BEGIN CERTIFICATE-----\nQUJD\n-----END CERTIFICATE-----\n"
+KEY = "-----BEGIN PRIVATE KEY-----\nQUJD\n-----END PRIVATE KEY-----\n"
+
+
+def test_plain_properties_get_their_names_in_java() -> None:
+    assert java_properties(client_config({
+        **BROKER, "socket.timeout.ms": 5000, "fetch.wait.max.ms": 10, "fetch.message.max.bytes": 7,
+        "connections.max.idle.ms": 0, "socket.receive.buffer.bytes": 0, "client.id": "me", "check.crcs": True,
+        "session.timeout.ms": 6000, "queued.min.messages": 1, "log_level": 3,
+    })) == {
+        **BROKER, "security.protocol": "PLAINTEXT", "request.timeout.ms": "5000", "fetch.max.wait.ms": "10",
+        "max.partition.fetch.bytes": "7", "connections.max.idle.ms": "-1", "receive.buffer.bytes": "-1",
+        "client.id": "me", "check.crcs": "true",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "module"),
+    [
+        ("PLAIN", "org.apache.kafka.common.security.plain.PlainLoginModule"),
+        ("scram-sha-256", "org.apache.kafka.common.security.scram.ScramLoginModule"),
+        ("SCRAM-SHA-512", "org.apache.kafka.common.security.scram.ScramLoginModule"),
+    ],
+)
+@pytest.mark.parametrize("name", ["sasl.mechanism", "sasl.mechanisms"])
+def test_a_login_becomes_a_jaas_line(name: str, mechanism: str, module: str) -> None:
+    login = {"security.protocol": "sasl_plaintext", name: mechanism, "sasl.username": "me", "sasl.password": "it"}
+    assert java_properties({**BROKER, **login}) == {
+        **BROKER,
+        "security.protocol": "SASL_PLAINTEXT",
+        "sasl.mechanism": mechanism.upper(),
+        "sasl.jaas.config": f'{module} required username="me" password="it";',
+    }
+
+
+def test_a_login_cannot_break_out_of_its_quotes() -> None:
+    login = {"security.protocol": "SASL_SSL", "sasl.mechanism": "PLAIN", "sasl.username": 'a" b=\\"c;'}
+    jaas = java_properties({**BROKER, **login, "sasl.password": "x\ny\r\\"})["sasl.jaas.config"]
+    assert jaas.endswith('required username="a\\" b=\\\\\\"c;" password="x\\ny\\r\\\\";')
+
+
+def test_certificates_become_pem_stores(tmp_path: Path) -> None:
+    files = {name: tmp_path / name for name in ("ca", "certificate", "key")}
+    for name, file in files.items():
+        file.write_text(KEY if name == "key" else PEM)
+    wanted = {
+        **BROKER, "security.protocol": "SSL", "ssl.endpoint.identification.algorithm": "https",
+        "ssl.truststore.type": "PEM", "ssl.truststore.certificates": PEM, "ssl.keystore.type": "PEM",
+        "ssl.keystore.certificate.chain": PEM, "ssl.keystore.key": KEY,
+    }  # fmt: skip
+    by_file = {f"ssl.{name}.location": str(file) for name, file in files.items()}
+    by_text = {"ssl.ca.pem": PEM, "ssl.certificate.pem": PEM, "ssl.key.pem": KEY}
+    for given in (by_file, by_text):
+        assert java_properties({**BROKER, "security.protocol": "ssl", **given}) == wanted
+
+
+def test_a_key_store_is_passed_on() -> None:
+    java = java_properties({
+        **BROKER, "security.protocol": "SSL", "ssl.keystore.location": "/k.p12", "ssl.keystore.password": "it",
+        "ssl.endpoint.identification.algorithm": "none",
+    })  # fmt: skip
+    assert java["ssl.endpoint.identification.algorithm"] == ""
+    assert java["ssl.keystore.type"] == "PKCS12"
+    assert (java["ssl.keystore.location"], java["ssl.keystore.password"]) == ("/k.p12", "it")
+    assert "ssl.truststore.type" not in java
+
+
+SASL = {"security.protocol": "SASL_SSL"}
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        ({**SASL, "sasl.mechanism": "OAUTHBEARER"}, "sasl.mechanism"),
+        ({**SASL, "sasl.username": "me"}, "sasl.mechanism"),  # librdkafka's default is GSSAPI
+        ({**SASL, "sasl.mechanism": "PLAIN", "sasl.username": "me"}, "sasl.password"),
+        ({"ssl.ca.location": "/nowhere/ca.pem"}, "ssl.ca.location"),
+        ({"enable.ssl.certificate.verification": False}, "enable.ssl.certificate.verification"),
+        ({"ssl.endpoint.identification.algorithm": "ldap"}, "ssl.endpoint.identification.algorithm"),
+        ({"ssl.certificate.pem": PEM}, "ssl.key.location"),
+        ({"ssl.key.pem": KEY}, "ssl.certificate.location"),
+        ({"ssl.certificate.pem": PEM, "ssl.key.pem": KEY.replace("PRIVATE", "RSA PRIVATE")}, "ssl.key.pem"),
+        ({"ssl.certificate.pem": PEM, "ssl.key.pem": KEY.replace("PRIVATE", "ENCRYPTED PRIVATE")}, "ssl.key.pem"),
+        ({"ssl.cipher.suites": "AES"}, "ssl.cipher.suites"),
+        ({"no.such.property": 1}, "no.such.property"),
+        ({"oauth_cb": print}, "oauth_cb"),
+    ],
+)
+def test_a_property_without_a_counterpart_is_refused_by_name(given: dict[str, object], named: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        java_properties({**BROKER, "security.protocol": "SSL", **given})
+    assert raised.value.key == named
+    assert f"`{named}`" in str(raised.value)
+
+
+def test_no_dropped_property_is_about_the_connection_or_security() -> None:
+    assert not [name for name in DROPPED if name.startswith(("sasl.", "ssl.", "security.", "bootstrap."))]

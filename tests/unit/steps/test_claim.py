@@ -1,0 +1,85 @@
+"""At most once: what is checked before a claim, and what becomes of a claimed turn (I7, S50)."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from ackline.errors import ConfigError, FatalError, GroupBusy, GroupMoved
+from ackline.offsets import ValuedRange
+from ackline.steps import claim
+from tests.memory_lane import AT_MOST_ONCE, GROUP, OK, TP, TP1, MemoryLane
+
+
+def once(*values: bytes, partitions: int = 1, **settings: Any) -> MemoryLane:
+    return MemoryLane(*values, partitions=partitions, guarantee=AT_MOST_ONCE, **settings)
+
+
+def test_i7_a_plan_with_a_retry_is_not_handed_out_at_most_once() -> None:
+    """No plan of this guarantee has one; a table that was edited by hand may."""
+    lane = once(OK, OK)
+    planned = lane.plan()
+    claim.refuse_retries(planned)
+    with_retry = replace(planned.partitions[TP], retries=(ValuedRange(0, 1, 2),))
+    with pytest.raises(FatalError, match="at most once makes none"):
+        claim.refuse_retries(replace(planned, partitions={TP: with_retry, TP1: planned.partitions[TP]}))
+    lane.world.tables.plans[planned.turn] = replace(planned, partitions={TP: with_retry})
+    with pytest.raises(FatalError, match="at most once makes none"):
+        lane.replay()
+    assert (lane.calls(), lane.parts().store.has_claim(planned.turn)) == ([], False)
+
+
+def refuses(*_: object) -> None:
+    raise ConfigError("handler a:b does not import")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"check_job": refuses}, "does not import"),
+        ({"kafka": {"oauth_cb": print}}, "callback"),
+        ({"kafka": {"bootstrap.servers": "memory", "no.such.property": "1"}}, r"no\.such\.property"),
+    ],
+    ids=["a handler or a Spark that cannot be started", "a connection with a callback", "a property of no meaning"],
+)
+def test_s50_a_job_that_cannot_be_started_is_refused_before_the_plan_is_claimed(
+    changes: dict[str, Any], message: str
+) -> None:
+    """Later it would be lost: a claimed plan is handed out once, or never (I7)."""
+    lane = once(OK)
+    with pytest.raises(ConfigError, match=message):
+        lane.run(lane.parts(**changes))
+    assert (lane.parts().store.has_claim(lane.plan().turn), lane.committed()) == (False, None)
+    lane.run()
+    assert (dict(lane.settled().counts), lane.newest().turn.n) == ({"acked": 1}, 1)
+
+
+@pytest.mark.parametrize("group", ["has a live member", "was moved"])
+def test_s36_s37_at_most_once_a_group_that_can_not_be_committed_costs_no_turn(group: str) -> None:
+    """The group is checked before the plan is claimed; a claim whose commit is refused would be lost."""
+    lane = once(OK)
+    lane.run()
+    lane.produce(OK)
+    planned, ours = lane.plan(), lane.world.committed[GROUP, TP]
+    if group == "was moved":
+        lane.move_group(TP, 0)
+    else:
+        lane.world.members = ["a console consumer"]
+    with pytest.raises((GroupMoved, GroupBusy), match=r"moved|a console consumer"):
+        lane.run()
+    assert not lane.parts().store.has_claim(planned.turn)
+    lane.world.committed[GROUP, TP], lane.world.members = ours, []
+    lane.run()
+    assert lane.calls() == [(0, 1), (1, 1)]
+
+
+def test_s50_of_a_claimed_turn_that_is_lost_idle_partitions_have_lost_nothing() -> None:
+    lane = once(partitions=2, lost_after="0s")
+    lane.run()
+    lane.produce(OK, tp=TP1)
+    planned = lane.plan()
+    claim.claim(lane.parts(), planned, lane.newest())
+    assert claim.take_start_marker(lane.parts(), planned)
+    lane.run()
+    rows = lane.parts().store.outcomes_of(planned.turn).rows
+    assert {tp: [(row.offset, row.end) for row in lost] for tp, lost in rows.items()} == {TP1: [(0, 1)]}

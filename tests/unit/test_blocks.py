@@ -1,0 +1,41 @@
+"""Durations in a pipeline file: a number with its unit, and nothing else."""
+
+from datetime import timedelta
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ackline.blocks import parse_duration
+from ackline.retry import RetryBlock
+from tests.unit.strategies import REPEATABLE
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("0s", 0), ("250ms", 0.25), ("90s", 90), ("1.5h", 5_400), ("1h30m", 5_400), ("2d", 172_800), ("1m500ms", 60.5)],
+)
+def test_a_duration_has_a_unit(text: str, seconds: float) -> None:
+    assert parse_duration(text) == timedelta(seconds=seconds)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "5", 5, 0, 1.5, None, True, "s", "-5s", "+5s", "5 s", " 5s", "5s ", "5S", "1e3s", "5y", "1h 30m", ["5s"]],
+)
+def test_anything_else_is_not_a_duration(text: object) -> None:
+    with pytest.raises(ValueError, match="write a duration with its unit"):
+        parse_duration(text)
+
+
+@pytest.mark.parametrize("text", ["9" * 400 + "s", "1000000000d"])
+def test_a_duration_longer_than_a_calendar_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="too long"):
+        parse_duration(text)
+
+
+@REPEATABLE
+@given(st.integers(0, 10**9), st.sampled_from(["ms", "s"]))
+def test_a_duration_in_the_settings_reads_back_as_itself(number: int, unit: str) -> None:
+    block = RetryBlock.model_validate({"max_delay": f"{number}{unit}"})
+    assert parse_duration(block.model_dump(mode="json")["max_delay"]) == block.max_delay

@@ -1,0 +1,68 @@
+"""Rules on the rows of `outcomes`: each is well-formed, and each record has exactly one terminal outcome."""
+
+import pytest
+
+from tests.unit.verify.fabricated import Change, History, after_noon, assert_found, outcome, retry, violation
+
+
+def ack_a_range(history: History) -> None:
+    history.find(1, 8).update(end_offset=10)
+    history.outcomes.remove(history.find(1, 9))
+
+
+def miscount(history: History) -> None:
+    history.settlements[1].update(counts=[("acked", 7), ("skipped", 1), ("failed", 2)], gaps=0)
+
+
+@pytest.mark.parametrize(("change", "sentences"), [
+    violation(lambda h: h.find(1, 4).update(outcome="done"),
+              "I4 orders[0] offset 4: has an unknown outcome", "I2 orders[0] offset 4: is below the committed"),
+    violation(lambda h: h.find(1, 4).update(outcome=None),
+              "I4 orders[0] offset 4: has an unknown outcome", "I2 orders[0] offset 4: is below the committed"),
+    violation(lambda h: h.find(1, 4).update(attempt=0),
+              "I4 orders[0] offset 4: has the outcome of an attempt (acked, failed or dropped), but no attempt number"),
+    violation(lambda h: h.find(2, 3, 0).update(attempt=2), "I4 orders[0] offset 3: has an outcome that no attempt can "
+              "have (dead, expired, compacted or lost), but an attempt number"),
+    violation(ack_a_range,
+              "I4 orders[0] offset 8: has an end_offset that its outcome or its attempt number does not allow"),
+    violation(lambda h: h.outcomes.append(outcome(2, 8, 0, "expired", end_offset=8)),
+              "I4 orders[0] offset 8: has an end_offset that its outcome or its attempt number does not allow"),
+    violation(lambda h: h.outcomes.append(h.find(1, 4)),
+              "I9 orders[0] offset 4: the same attempt and outcome are stored twice",
+              "I9 orders[0] offset 4: has more than one terminal outcome"),
+    violation(lambda h: h.outcomes.append(outcome(2, 3, 0, "skipped")),
+              "I9 orders[0] offset 3: has more than one terminal outcome"),
+    violation(lambda h: h.outcomes.append(outcome(2, 0, 0, "expired", end_offset=3)),
+              "I9 orders[0] offset 2: has more than one terminal outcome"),
+    violation(lambda h: h.outcomes.append(outcome(2, 4, 2, "failed")),
+              "I9 orders[0] offset 4: was attempted again after the attempt that settled it"),
+    violation(lambda h: h.find(2, 3, 0).update(turn=1),
+              "I9 orders[0] offset 3: was attempted in a later turn than the one that settled it"),
+    violation(lambda h: h.settlements.pop(0),
+              "I4 orders[0]: the tables do not have the start or the last state of epoch 0"),
+    violation(lambda h: h.outcomes.append(outcome(1, 0, 1, "acked", partition=1)),
+              "I4 orders[1]: the tables do not have the start or the last state of epoch 0"),
+    violation(lambda h: h.outcomes.append(outcome(2, 10, 1, "acked")),
+              "I4 orders[0] offset 10: has a terminal outcome, but epoch 0 has read only [0, 10)"),
+    violation(lambda h: h.settlements[2].update(pending=[retry(4, 5, 1, after_noon(0))], new_floor=4),
+              "I4 orders[0] offset 4: is both settled and pending"),
+    violation(lambda h: h.settlements[2].update(kind="run", pending=[retry(3, 4, 1, after_noon(0))] * 2, new_floor=3),
+              "I4 orders[0] offset 3: is pending more than once"),
+    violation(lambda h: h.outcomes.remove(h.find(1, 4)),
+              "I2 orders[0] offset 4: is below the committed offset, but has no terminal outcome",
+              "I4 orders[0] offset 4: is neither settled nor pending, but below complete_to",
+              "I4 orders[0] offset 4: has a handler call, but no outcome of that attempt counts"),
+    violation(miscount, "I4 orders[0]: turn 1 counts {'acked': 7, 'skipped': 1, 'failed': 2}, but its rows give"),
+])  # fmt: skip
+def test_each_violation_is_named(change: Change, sentences: tuple[str, ...]) -> None:
+    assert_found(change, sentences)
+
+
+def test_a_range_that_ends_before_it_starts_hides_no_unsettled_record_i2_i4() -> None:
+    history = History()
+    history.outcomes.remove(history.find(1, 4))
+    history.outcomes.append(outcome(1, 8, 0, "lost", end_offset=3))
+    found = history.violations()
+    assert "I4 orders[0] offset 8: has an end_offset that its outcome or its attempt number does not allow" in found
+    assert "I2 orders[0] offset 4: is below the committed offset, but has no terminal outcome" in found
+    assert "I4 orders[0] offset 4: is neither settled nor pending, but below complete_to" in found
