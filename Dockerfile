@@ -1,5 +1,5 @@
-# The image of Airflow and of Spark in docker-compose.yaml: one environment, so that what a handler imports is the same
-# wherever it runs. Python as in requirements.lock, Java 17 from Debian, JARs by hash.
+# The image of Airflow and of Spark in docker-compose.yaml. Both have one environment, so a handler finds the same packages
+# in the driver and in the workers. Python as in requirements.lock, Java 17 from Debian, JARs by hash.
 FROM python:3.11.14-slim-bookworm
 
 RUN apt-get update \

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Set-up: the virtual environment from the hash-pinned lock, the project in it (editable), and the JARs. `make setup` runs
-# it. When all is there it says nothing and takes a fraction of a second; what was interrupted is done again from the start.
+# it. If everything is there, it prints nothing and takes a fraction of a second. It repeats an interrupted part.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

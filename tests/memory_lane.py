@@ -35,7 +35,7 @@ class MemoryLane:
     """
 
     def __init__(
-        self, *values: bytes, partitions: int = 1, topics: tuple[str, ...] = ("orders",), **settings: Any
+        self, *values: bytes | None, partitions: int = 1, topics: tuple[str, ...] = ("orders",), **settings: Any
     ) -> None:
         self.world = World(NOON)
         self.topics = list(topics)
@@ -60,7 +60,7 @@ class MemoryLane:
         assert found is not None
         return found
 
-    def produce(self, *values: bytes, tp: TopicPartition = TP, time: datetime | None = None) -> None:
+    def produce(self, *values: bytes | None, tp: TopicPartition = TP, time: datetime | None = None) -> None:
         for value in values:
             self.log(tp).append(value, time or self.world.now)
 

@@ -1,35 +1,40 @@
-"""The oracle's own account of a lane: what it knows of each partition and turn, from the rows alone."""
+"""What the oracle remembers of a lane: the settings it judges by, each partition of an epoch, and each turn."""
 
 import re
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple, NoReturn
 
-from ackline.offsets import TopicPartition as At
+from ackline.offsets import TopicPartition
 
 
 class Violation(AssertionError):
     """An invariant does not hold."""
 
 
-def broken(rule: str, said: str) -> NoReturn:
-    """Raise a Violation."""
-    raise Violation(f"{rule}: {said}")
+def broken(rule: str, what: str) -> NoReturn:
+    """Raises Violation."""
+    raise Violation(f"{rule}: {what}")
 
 
 class Waiting(NamedTuple):
-    """A pending offset: what it waits for, after how many attempts, and until when; with jitter, `latest` at most."""
+    """The state of a pending offset: its kind, its attempts and its due time. With jitter, due is `latest` at most."""
 
     kind: str
     attempts: int
     due: datetime | None
     latest: datetime | None = None
 
+    def allows(self, pending: "Waiting") -> bool:
+        """Returns whether a pending offset has this state."""
+        if self.latest and self.due and pending.due:
+            return pending[:2] == self[:2] and self.due <= pending.due <= self.latest
+        return pending[:3] == self[:3]
+
 
 class Policy(NamedTuple):
-    """Retries of one class of errors; the multiplier is 2."""
+    """How often and when records of one error class are retried. The multiplier is 2."""
 
     max_retries: int
     initial_delay: timedelta
@@ -38,14 +43,14 @@ class Policy(NamedTuple):
     jitter: float = 0.0
 
     def delay(self, attempts: int) -> timedelta:
-        """How long to wait after so many attempts, at least."""
+        """Returns the shortest time between this attempt, counted from 1, and the next."""
         wait = self.initial_delay if attempts == 1 else self.period * 2 ** (attempts - 1)
         return min(wait, self.max_delay)
 
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """The settings that the invariants depend on, and that no world changes."""
+    """The settings by which a world is judged. They never change in it."""
 
     group: str
     pipeline: str
@@ -53,56 +58,65 @@ class Rules:
     on_external_reset: str
     policy: Policy
     by_error: Mapping[str, Policy | None]
-    """None: never again."""
+    """The policies of error classes; None: such a record is never retried."""
     dead_letter_topic: str | None
     lost_after: timedelta
     breaker: tuple[float, int] | None
-    """(failure ratio, least number of records)"""
+    """The failure ratio and the least number of records."""
 
-    def policy_of(self, error_class: str | None) -> Policy | None:
-        """The policy of a class of errors."""
-        return self.by_error.get(error_class or "", self.policy)
+    @property
+    def max_retries(self) -> int | None:
+        """The limit of retries of every record; None if it depends on the error class."""
+        return None if self.by_error else self.policy.max_retries
 
     @property
     def most_attempts(self) -> int:
-        """What no record is ever tried more often than."""
-        return 1 + max(one.max_retries for one in (self.policy, *self.by_error.values()) if one is not None)
+        """The highest number of attempts that any record may have."""
+        policies = (self.policy, *self.by_error.values())
+        return 1 + max(policy.max_retries for policy in policies if policy is not None)
+
+    def after_failure(self, row: Any) -> Waiting:
+        """Returns the state of an offset after a failed attempt (I5): a retry, or a dead letter if none is left."""
+        policy = self.by_error.get(row.error_class or "", self.policy)
+        if row.error_class == "Dead" or policy is None or row.attempt > policy.max_retries:
+            return Waiting("dead_letter", row.attempt, None)
+        delay = policy.delay(row.attempt)
+        due, latest = row.handled_at + delay, row.handled_at + delay * (1 + policy.jitter)
+        return Waiting("retry", row.attempt, due, latest if policy.jitter else None)
 
 
 @dataclass(slots=True)
-class Place:
-    """What the rows say of a partition, in one epoch."""
+class PartitionAccount:
+    """One partition in one epoch: its state by the newest settlement, and what its turns have stored."""
 
     topic_id: str
-    start: int
     complete_to: int
     paused: bool = False
-    attempts: Counter[int] = field(default_factory=Counter)
-    fates: dict[int, str] = field(default_factory=dict)
     pending: dict[int, Waiting] = field(default_factory=dict)
-    answers: dict[int, int | None] = field(default_factory=dict)
-    """For each turn, the foreign value that its genesis or the last act has answered, and that may be overwritten."""
-    found_at: dict[int, int] = field(default_factory=dict)
-    """Turns whose plan found a commit of ours, and how long the history was."""
+    failures: dict[int, Waiting] = field(default_factory=dict)
+    """For each offset that has failed, its state after the last failure."""
+    acknowledged: dict[int, int | None] = field(default_factory=dict)
+    """For each turn, the foreign offset that the genesis or the last action has acknowledged; commits may overwrite
+    it."""
+    own_commit_found: dict[int, int] = field(default_factory=dict)
+    """The turns whose plan found a commit of this ledger, with the length of the history at that time."""
     floors: dict[int, int] = field(default_factory=dict)
-    """What each settlement lets be committed."""
+    """The floor after each settlement."""
     claims: dict[int, int] = field(default_factory=dict)
-    """What each claim does: its settlement may pass it, over what retention took first."""
-    calls: Counter[tuple[str, int]] = field(default_factory=Counter)
-    """Handler calls under at most once, by topic id and offset."""
+    """The offset of each claim. A settlement may raise the floor above it, over records that retention took first."""
 
     @property
     def floor(self) -> int:
         return min(self.pending, default=self.complete_to)
 
-    def allowed(self, n: int) -> set[int]:
-        """What may be committed in the name of turn n."""
-        return {known[n] for known in (self.floors, self.claims) if n in known}
+    def allowed_commits(self, n: int) -> set[int]:
+        """Returns the offsets that may be committed for turn n: its floor, and its claim."""
+        return {offsets[n] for offsets in (self.floors, self.claims) if n in offsets}
 
 
 @dataclass(slots=True)
 class Turn:
-    """What is stored of a turn, and by whom."""
+    """What is stored of a turn, and which process has stored it."""
 
     plan: Any = None
     claim: Any = None
@@ -110,15 +124,16 @@ class Turn:
     outcomes: Any = None
     decisions: Any = None
     settlement: Any = None
-    by: dict[str, str] = field(default_factory=dict)
+    stored_by: dict[str, str] = field(default_factory=dict)
+    """The run id of the process that stored each part, by the name of the part."""
     started: datetime | None = None
-    """When its records were handed out; None where that is not known."""
+    """When its records were handed out; None if that is not known."""
     planned_at: int = 0
-    """How long the history was when it was planned."""
-    committed: set[At] = field(default_factory=set)
-    """Where the group was committed in this turn's name."""
-    strangers: set[tuple[str, At]] = field(default_factory=set)
-    """Who read another topic than the one that was planned, and where."""
+    """The length of the history when it was planned."""
+    committed: set[TopicPartition] = field(default_factory=set)
+    """The partitions that were committed for this turn."""
+    misread: set[tuple[str, TopicPartition]] = field(default_factory=set)
+    """The processes (by run id) that read another topic than the planned one, with the partition."""
 
     @property
     def once(self) -> bool:
@@ -126,27 +141,26 @@ class Turn:
         return self.plan is not None and self.plan.settings["guarantee"] == "at_most_once"
 
     def failures(self) -> tuple[int, int]:
-        """(first attempts that failed, first attempts)"""
+        """Returns how many first attempts failed, and how many there are."""
         first = [row.outcome for _, row in rows_of(self.outcomes) if row.attempt == 1]
         return first.count("failed") + first.count("dropped"), len(first)
 
 
-def spread(runs: Iterable[Any]) -> dict[int, Any]:
-    """Runs, offset by offset."""
-    return {offset: run.value for run in runs for offset in range(run.start, run.end)}
+def spread(ranges: Iterable[Any]) -> dict[int, Any]:
+    """Returns the value of each offset of valued ranges."""
+    return {offset: valued.value for valued in ranges for offset in range(valued.start, valued.end)}
 
 
-def rows_of(files: Any) -> Iterable[tuple[At, Any]]:
-    """The rows of a commit to `outcomes`."""
+def rows_of(files: Any) -> Iterable[tuple[TopicPartition, Any]]:
+    """Yields the rows of a commit to `outcomes`, each with its topic-partition."""
     for file in files or ():
-        found: Mapping[At, Any] = file.rows
-        for tp, rows in found.items():
+        for tp, rows in file.rows.items():
             for row in rows:
                 yield tp, row
 
 
 def subscribed(settings: Mapping[str, Any], topic: str) -> bool:
-    """Whether the file, as a plan has stored it, subscribes to a topic."""
+    """Returns whether the pipeline file, as a plan has stored it, subscribes to a topic."""
     block = settings["kafka"]
     if block["pattern"] is not None:
         return re.fullmatch(block["pattern"], topic) is not None

@@ -1,7 +1,7 @@
-"""Processes that can be stopped anywhere: a step runs in a thread of its own, but only while somebody waits for it.
+"""Processes that can be stopped at any operation: each runs in a thread of its own, but only while the test waits.
 
-Control is handed over and back, so that exactly one thread runs at any time: what happens is decided by who is told to
-go on and how far, never by the machine's clock or scheduler.
+Control is handed over and back, so exactly one thread runs at any time. The test decides which process goes on and how
+far; the machine's clock and scheduler decide nothing.
 """
 
 from collections.abc import Callable
@@ -10,14 +10,14 @@ from threading import Semaphore, Thread
 from ackline.testing.memory import Hook
 
 Until = Callable[[str, str], bool]
-"""Whether to stop at (operation, when)."""
+"""Returns whether to stop at (operation, when)."""
 
-PATIENCE = 20_000
-"""Operations after which a process counts as one that never ends."""
+MAX_OPERATIONS = 20_000
+"""A process with more operations counts as one that never ends."""
 
 
 class Killed(BaseException):
-    """The process ends here, and no handler of exceptions notices."""
+    """The process is killed. No `except Exception` catches this."""
 
 
 class Endless(Exception):
@@ -25,28 +25,27 @@ class Endless(Exception):
 
 
 class Actor:
-    """A process: `work` is called with the hook that stops it. `error` is what it ended with."""
+    """A process. `work` is called with the hook that stops it; `error` is the exception that it ended with."""
 
     def __init__(self, name: str, work: Callable[[Hook], None]) -> None:
         self.name = name
         self.over = False
         self.error: Exception | None = None
-        self.at = ("start", "")
         self._work = work
-        self._left = PATIENCE
+        self._left = MAX_OPERATIONS
         self._until: Until | None = None
         self._killed = False
         self._thread: Thread | None = None
         self._go, self._stopped = Semaphore(0), Semaphore(0)
 
     def advance(self, until: Until | None) -> None:
-        """Go on until it wants to stop, or to the end."""
+        """Lets the process run until `until` returns true, or to its end if `until` is None."""
         self._until = until
         if self._thread is None and until is None:
-            self._live()
+            self._run_work()
             return
         if self._thread is None:
-            self._thread = Thread(target=self._threaded, name=self.name, daemon=True)
+            self._thread = Thread(target=self._run_in_thread, name=self.name, daemon=True)
             self._thread.start()
         else:
             self._go.release()
@@ -55,17 +54,17 @@ class Actor:
             self._thread.join()
 
     def kill(self) -> None:
-        """End it where it is."""
+        """Ends the process where it is stopped."""
         self._killed = True
         if self._thread is not None and not self.over:
             self.advance(None)
         self.over = True
 
-    def _threaded(self) -> None:
-        self._live()
+    def _run_in_thread(self) -> None:
+        self._run_work()
         self._stopped.release()
 
-    def _live(self) -> None:
+    def _run_work(self) -> None:
         try:
             self._work(self._hook)
         except Killed:
@@ -80,9 +79,8 @@ class Actor:
         if self._killed:
             raise Killed
         if self._left < 0:
-            raise Endless(f"{self.name} has not ended after {PATIENCE} operations")
+            raise Endless(f"{self.name} has not ended after {MAX_OPERATIONS} operations")
         if self._until is not None and self._until(operation, when):
-            self.at = (operation, when)
             self._stopped.release()
             self._go.acquire()
             if self._killed:

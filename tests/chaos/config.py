@@ -1,4 +1,4 @@
-"""What one world's pipeline file says: each world of the chaos draws its own."""
+"""The pipeline file of one world; each world draws its own."""
 
 from dataclasses import dataclass
 from datetime import timedelta
@@ -6,23 +6,24 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from ackline.retry import parse_duration
+from ackline.blocks import parse_duration
 from tests.chaos.account import Policy, Rules
 
 GROUP, DEAD, NAME = "orders-replay", "orders.dead", "lane"
 TOPICS = ("orders", "payments", "refunds")
-"""Topics that are read; the last one is created later."""
+"""The topics that are read. The last one may be created later."""
 GUARANTEES = ("at_least_once", "at_most_once", "no_guarantee")
 LOST_AFTER = "5m"
 
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """The settings of one world, what its topics hold, and what its group holds before the first run."""
+    """The settings of one world, its first records, and what the group has committed before the first run."""
 
     partitions: int = 1
-    begun: int = 0
-    held: str | None = None
+    first_records: int = 0
+    commit_before: str | None = None
+    """The metadata of the commit before the first run; None: there is none."""
     start: str = "earliest"
     isolation: str = "read_committed"
     guarantee: str = "at_least_once"
@@ -39,10 +40,10 @@ class Config:
     behind: tuple[int, str] | None = None
     pattern: bool = False
     returns: bool = True
-    """Whether topics that were taken out of the file are back in it at the end."""
+    """Whether the file names all topics again at the end."""
 
     def settings(self) -> dict[str, Any]:
-        """The file, but for what it subscribes to."""
+        """Returns the file without its topics."""
         initial, period = self.delays
         retry: dict[str, Any] = {
             "initial_delay": initial,
@@ -74,7 +75,7 @@ class Config:
         return settings
 
     def rules(self) -> Rules:
-        """What the oracle needs to know of it."""
+        """Returns the settings by which the oracle judges."""
         initial, period, most = (parse_duration(text) for text in (*self.delays, "5m"))
         policy = Policy(self.retries, initial, period, most, self.jitter)
         by_error: dict[str, Policy | None] = {}
@@ -95,17 +96,17 @@ class Config:
 
 
 def _often(usual: Any, *others: Any) -> st.SearchStrategy[Any]:
-    """`usual` about half of the time."""
+    """Draws `usual` about half of the time."""
     return st.sampled_from([usual] * max(len(others), 1) + list(others))
 
 
 def configs() -> st.SearchStrategy[Config]:
-    """Every kind of file; the defaults more often than anything else."""
+    """Draws all kinds of files; defaults more often than other values."""
     return st.builds(
         Config,
         partitions=st.integers(1, 2),
-        begun=st.integers(0, 6),
-        held=st.sampled_from([None, None, "", "garbage", '{"ledger": "lost", "pipeline": "lane", "epoch": 0, "n": 9}']),
+        first_records=st.integers(0, 6),
+        commit_before=st.sampled_from([None, None, "", "garbage", '{"ledger": "lost", "pipeline": "lane", "epoch": 0, "n": 9}']),
         start=st.sampled_from(["earliest", "latest", "uncommitted_earliest", "uncommitted_latest"]),
         isolation=_often("read_committed", "read_uncommitted"),
         guarantee=st.sampled_from(["at_least_once"] * 3 + ["at_most_once"] * 2 + ["no_guarantee"]),

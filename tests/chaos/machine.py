@@ -1,7 +1,7 @@
-"""A machine that does to a world whatever a world may do, while runs go on, stop, die and come back late.
+"""The state machine of the chaos tests: the world changes at random while runs go on, stop, die and come back late.
 
-Hypothesis chooses what happens; the steps are the real ones; the oracle judges after each rule. When a sequence ends,
-the faults stop, and the floor must reach the end within a bounded number of runs (I12).
+Hypothesis chooses the rules; the steps are the real ones; the oracle judges after each rule. At the end the faults
+stop, the floor must reach the log end within a bounded number of runs (I12), and the checker judges the tables.
 """
 
 import sys
@@ -11,72 +11,72 @@ from hypothesis import strategies as st
 from hypothesis.stateful import invariant, precondition, rule
 
 from ackline.testing.memory import AFTER, BEFORE, READ
-from tests.chaos.programs import STEPS, Act
+from tests.chaos.programs import STEPS, Action
 from tests.chaos.stage import Stop
-from tests.chaos.unrest import Unrest, scripts, small
+from tests.chaos.unrest import Unrest, orders, small
 
 SLOTS = 3
-"""Processes at once: two that work, and one that sleeps through it."""
+"""Processes that may be stopped at the same time."""
 WRITES = ("plan", "outcomes", "letter", "decisions", "settlement", "commit", "claim", "start")
-READS = ("poll", "fetch", "held", "bounds")
+READS = ("poll", "fetch", "committed", "bounds")
 writes = st.tuples(st.sampled_from(WRITES), st.sampled_from([BEFORE, AFTER]))
 stops = st.one_of(
     st.sampled_from([("", ""), ("", BEFORE), ("", AFTER)]), writes, st.sampled_from([(read, READ) for read in READS])
 )
-acts = st.builds(
-    Act,
+actions = st.builds(
+    Action,
     st.sampled_from(["pause", "resume", "resume", "skip", "reset"]),
     small,
     st.one_of(st.integers(0, 9), st.sampled_from(["earliest", "latest", "floor"])),
     st.booleans(),
 )
-programs = st.one_of(st.sampled_from(["run", "run", "dag", *sorted(STEPS)]), st.sampled_from(sorted(STEPS)), acts)
+programs = st.one_of(st.sampled_from(["run", "run", "dag", *sorted(STEPS)]), st.sampled_from(sorted(STEPS)), actions)
 wholes = st.sampled_from(["run", "run", "dag"])
 
 
 class Turmoil(Unrest):
-    """The rules for processes, and what must hold. `steps` counts them, of all machines of the class."""
+    """The rules for processes, and what must hold. `steps` counts the steps of all machines of the class."""
 
     steps = 0
 
-    @rule(where=small, records=scripts, minutes=st.sampled_from([0, 0, 1, 5]), program=wholes, fixed=st.booleans())
+    @rule(where=small, records=orders, minutes=st.sampled_from([0, 0, 1, 5]), program=wholes, fixed=st.booleans())
     def work(self, where: int, records: list[Any], minutes: int, program: str, fixed: bool) -> None:
-        """Records come, time passes, and a run goes from its beginning to its end, beside those that sleep."""
+        """Produces records, lets time pass, and lets a run go to its end, beside processes that are stopped."""
         self.append(self.log(where), records)
         self.clock(minutes)
         self.advance(self.spawn(program, fixed), None)
 
     @rule(runs=st.integers(1, 4), minutes=st.sampled_from([0, 1, 5]))
     def catch_up(self, runs: int, minutes: int) -> None:
-        """Runs, one after another."""
+        """Lets runs go to their end, one after the other."""
         for _ in range(runs):
             self.clock(minutes)
             self.advance(self.spawn("run"), None)
 
-    @rule(act=acts, then=st.booleans())
-    def whole_act(self, act: Act, then: bool) -> None:
-        """An operator acts; or is refused, where a turn is open."""
-        self.advance(self.spawn(act), None)
+    @rule(action=actions, then=st.booleans())
+    def whole_action(self, action: Action, then: bool) -> None:
+        """Lets an operator action go to its end; it may be refused because a turn is open."""
+        self.advance(self.spawn(action), None)
         if then:
             self.advance(self.spawn("run"), None)
 
     @precondition(lambda self: self.config.breaker)
     @rule()
     def let_through(self) -> None:
-        """A run with --no-breaker."""
+        """Lets a run with --no-breaker go to its end."""
         self.advance(self.spawn("run", lenient=True), None)
 
     @precondition(lambda self: len(self.actors) < SLOTS)
-    @rule(where=small, records=scripts, program=programs, stop=stops, fixed=st.booleans())
-    def start(self, where: int, records: list[Any], program: str | Act, stop: Stop, fixed: bool) -> None:
-        """A process that is stopped before long."""
+    @rule(where=small, records=orders, program=programs, stop=stops, fixed=st.booleans())
+    def start(self, where: int, records: list[Any], program: str | Action, stop: Stop, fixed: bool) -> None:
+        """Starts a process and stops it."""
         self.append(self.log(where), records)
         self.actors.append(self.spawn(program, fixed))
         self.advance(self.actors[-1], stop)
 
-    @rule(where=small, records=scripts, program=programs, stop=writes)
-    def crash(self, where: int, records: list[Any], program: str | Act, stop: Stop) -> None:
-        """A process is killed right before or right after a write."""
+    @rule(where=small, records=orders, program=programs, stop=writes)
+    def crash(self, where: int, records: list[Any], program: str | Action, stop: Stop) -> None:
+        """Starts a process and kills it right before or right after a write."""
         self.append(self.log(where), records)
         actor = self.spawn(program)
         self.advance(actor, stop)
@@ -85,19 +85,19 @@ class Turmoil(Unrest):
     @precondition(lambda self: self.actors)
     @rule(which=small, stop=stops)
     def step(self, which: int, stop: Stop) -> None:
-        """A process goes on for a bit."""
+        """Lets a stopped process go on to another stop."""
         self.advance(self.actors[which % len(self.actors)], stop)
 
     @precondition(lambda self: len(self.actors) < SLOTS)
     @rule(
         where=small,
-        records=scripts,
-        program=st.one_of(wholes, st.sampled_from(["replay", "settle"]), acts),
+        records=orders,
+        program=st.one_of(wholes, st.sampled_from(["replay", "settle"]), actions),
         write=st.sampled_from(WRITES),
-        then=st.lists(st.one_of(wholes, wholes, acts), min_size=1, max_size=3),
+        then=st.lists(st.one_of(wholes, wholes, actions), min_size=1, max_size=3),
     )
-    def overtaken(self, where: int, records: list[Any], program: str | Act, write: str, then: list[str | Act]) -> None:
-        """A process sleeps right before a write while others go on beside it; it may wake later."""
+    def overtaken(self, where: int, records: list[Any], program: str | Action, write: str, then: list[str | Action]) -> None:
+        """Stops a process right before a write while others go to their end; it may go on later."""
         self.append(self.log(where), records)
         self.actors.append(self.spawn(program))
         self.advance(self.actors[-1], (write, BEFORE))
@@ -107,37 +107,37 @@ class Turmoil(Unrest):
     @precondition(lambda self: self.actors)
     @rule(which=small)
     def finish(self, which: int) -> None:
-        """A process goes on to its end: perhaps a late one."""
+        """Lets a stopped process go on to its end."""
         self.advance(self.actors[which % len(self.actors)], None)
 
     @precondition(lambda self: self.actors)
     @rule(which=small)
     def kill(self, which: int) -> None:
-        """A process is killed where it stands."""
+        """Kills a stopped process."""
         self.actors.pop(which % len(self.actors)).kill()
 
     # ---- what must hold -------------------------------------------------------------------------------------------
 
     @invariant()
     def holds(self) -> None:
-        """What the oracle says."""
+        """Lets the oracle judge what is new."""
         type(self).steps += 1
         if hasattr(self, "oracle"):
             self.oracle.check()
 
     def teardown(self) -> None:
-        """I12, where nothing was found before; then the last sleepers wake, and it must hold again."""
+        """Holds I12 before and after the stopped processes go on to their end; then the checker judges the tables."""
         if not hasattr(self, "oracle"):
             return
         try:
             if sys.exc_info()[0] is None:
-                self.calm_down()
+                self.stop_faults()
                 self.reach_the_end()
                 for actor in list(self.actors):
                     self.advance(actor, None)
                     self.oracle.check()
                 self.reach_the_end()
-                self.oracle.check_all_rows()
+                self.oracle.check_tables()
         finally:
             for actor in self.actors:
                 actor.kill()

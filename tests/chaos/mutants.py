@@ -1,49 +1,56 @@
-"""Rules broken on purpose: whoever judges must notice. M1 to M3 carry most weight; the others are of acts, claims, the
-breaker and parked partitions, and are broken for the machine alone."""
+"""Mutants: each breaks one rule of the steps, and the state machine must find a violation.
+
+M1 to M3 break the rules that carry most weight; tests/chaos/test_mutants.py breaks them on real tables too. The others
+are about operator actions, claims, the breaker and parked partitions.
+"""
 
 import contextlib
 from collections.abc import Callable
 from dataclasses import replace
-from datetime import datetime
 from typing import Any
 
 import pytest
 
 from ackline.commit_rule import CommitMetadata, Committed
 from ackline.errors import AcklineError
-from ackline.ledger import PartitionState
+from ackline.ledger import OutcomeRow, PartitionState
 from ackline.offsets import TopicPartition
+from ackline.outcome import Outcome
+from ackline.spark.output.file_stats import WrittenFile
 from ackline.steps import action_plans, claim, commit, decide, plan, run, settle
+from ackline.steps.commit import CommitResult
 from ackline.steps.parts import Parts
 from ackline.testing.memory_kafka import MemoryGroup
+from ackline.testing.memory_parts import MemoryJob
 from ackline.testing.memory_store import MemoryStore, MemoryTable
 from ackline.turns import Plan, PlannedPartition, SettledPartition, Settlement, TurnId, TurnKind
 from tests.chaos.config import GROUP
 
 
 def commit_before_settlement(patch: pytest.MonkeyPatch) -> None:
-    """M1: the group moves before the settlement is stored."""
+    """M1: settle commits to the group before it stores the settlement."""
     real = MemoryStore.store_settlement
 
     def commits_first(store: MemoryStore, settlement: Settlement, plan: Plan | None = None, **first: Any) -> bool:
         if plan is None:
             return real(store, settlement, plan, **first)
         table = store.tables["settlements"]
-        mark = CommitMetadata(store.ledger_id(), store.pipeline, settlement.turn.epoch, settlement.turn.n).encode()
-        floors = {tp: Committed(one.state.floor, mark) for tp, one in settlement.partitions.items()}
+        turn = settlement.turn
+        metadata = CommitMetadata(store.ledger_id(), store.pipeline, turn.epoch, turn.n).encode()
+        floors = {tp: Committed(settled.state.floor, metadata) for tp, settled in settlement.partitions.items()}
         with contextlib.suppress(AcklineError):
-            MemoryGroup(store.world, GROUP, table.by, table.hook).commit(floors)
+            MemoryGroup(store.world, GROUP, table.run_id, table.hook).commit(floors)
         return real(store, settlement, plan)
 
     patch.setattr(MemoryStore, "store_settlement", commits_first)
 
 
 def complete_to_without_proof(patch: pytest.MonkeyPatch) -> None:
-    """M2: settle takes what was planned for what was handled."""
+    """M2: settle takes the plan as proof that its range was read and handled."""
     real, proved = settle.settle_turn, MemoryStore.has_outcomes
     settling: list[bool] = []
 
-    def trusts(parts: Parts, plan: Plan, before: Settlement) -> None:
+    def settle_without_proof(parts: Parts, plan: Plan, before: Settlement) -> None:
         settling.append(True)
         try:
             real(parts, plan, before)
@@ -55,47 +62,54 @@ def complete_to_without_proof(patch: pytest.MonkeyPatch) -> None:
 
     patch.setattr(MemoryStore, "has_outcomes", has_outcomes)
     for module in (settle, plan, run):
-        patch.setattr(module, "settle_turn", trusts)
+        patch.setattr(module, "settle_turn", settle_without_proof)
 
 
 def no_fence_on_outcomes(patch: pytest.MonkeyPatch) -> None:
-    """M3: outcomes n are stored as often as somebody brings them."""
-    real = MemoryTable.fenced
+    """M3: the number of an outcomes commit can be taken more than once."""
+    real = MemoryTable.is_free
 
-    def fenced(table: MemoryTable, application: str, number: int) -> bool:
+    def is_free(table: MemoryTable, application: str, number: int) -> bool:
         return application.endswith("/outcomes") or real(table, application, number)
 
-    patch.setattr(MemoryTable, "fenced", fenced)
+    patch.setattr(MemoryTable, "is_free", is_free)
 
 
 def claim_without_commit(patch: pytest.MonkeyPatch) -> None:
-    """At most once: records are handed out before the group has moved over them (I7)."""
-    patch.setattr(claim, "commit_newest", lambda _: None)
+    """At most once: replay hands records out before it commits the claim to the group (I7)."""
+
+    def commit_nothing(parts: Parts) -> CommitResult:
+        newest = parts.store.newest()
+        assert newest is not None
+        return CommitResult(newest, commit.allowed_commits(parts, newest))
+
+    patch.setattr(claim, "commit_newest", commit_nothing)
 
 
 def start_marker_ignored(patch: pytest.MonkeyPatch) -> None:
-    """At most once: whoever finds the start marker taken hands the records out again (I7)."""
-    real = MemoryStore.store_start
+    """At most once: a process that finds the start marker taken hands the records out again (I7)."""
+    real = MemoryStore.store_start_marker
 
-    def store_start(store: MemoryStore, plan: Plan, at: datetime) -> bool:
-        real(store, plan, at)
+    def store_start_marker(store: MemoryStore, plan: Plan, *args: Any) -> bool:
+        real(store, plan, *args)
         return True
 
-    patch.setattr(MemoryStore, "store_start", store_start)
+    patch.setattr(MemoryStore, "store_start_marker", store_start_marker)
 
 
-def acts_answer_nothing(patch: pytest.MonkeyPatch) -> None:
-    """An act does not record the foreign value that it answers (S36)."""
+def actions_acknowledge_nothing(patch: pytest.MonkeyPatch) -> None:
+    """An operator action does not record the foreign offset that it acknowledges (S36)."""
     real = action_plans.action_row
 
-    def action_row(parts: Parts, newest: Settlement, one: SettledPartition, *rest: Any) -> PlannedPartition:
-        return replace(real(parts, newest, one, *rest), acknowledged_foreign_offset=one.acknowledged_foreign_offset)
+    def action_row(parts: Parts, newest: Settlement, settled: SettledPartition, *rest: Any) -> PlannedPartition:
+        planned = real(parts, newest, settled, *rest)
+        return replace(planned, acknowledged_foreign_offset=settled.acknowledged_foreign_offset)
 
     patch.setattr(action_plans, "action_row", action_row)
 
 
 def resume_forgets_pending(patch: pytest.MonkeyPatch) -> None:
-    """A partition that is resumed begins at complete_to (I4)."""
+    """A resumed partition loses its pending offsets (I4)."""
     real = decide.states_after
 
     def states_after(plan: Plan, *rest: Any) -> dict[TopicPartition, PartitionState]:
@@ -106,25 +120,36 @@ def resume_forgets_pending(patch: pytest.MonkeyPatch) -> None:
     patch.setattr("ackline.steps.settle.states_after", states_after)
 
 
-def mark_without_epoch(patch: pytest.MonkeyPatch) -> None:
-    """Commits of every epoch carry the mark of the first (I3)."""
+def rows_without_the_first(patch: pytest.MonkeyPatch) -> None:
+    """Replay reports no outcome for one of the fresh records that it has handled (I4)."""
+    real = MemoryJob._file
+
+    def write_file(job: MemoryJob, tp: TopicPartition, outcome: Outcome, rows: list[OutcomeRow]) -> WrittenFile:
+        return real(job, tp, outcome, rows if rows[0].attempt > 1 or len(rows) == 1 else rows[1:])
+
+    patch.setattr(MemoryJob, "_file", write_file)
+
+
+def metadata_without_epoch(patch: pytest.MonkeyPatch) -> None:
+    """The metadata of each commit names epoch 0 (I3)."""
     real = commit.commit_metadata_of
     patch.setattr(commit, "commit_metadata_of", lambda parts, newest: replace(real(parts, newest), epoch=0))
 
 
 def breaker_never_trips(patch: pytest.MonkeyPatch) -> None:
-    """A turn is settled however many of its new records failed (S46)."""
+    """A turn is settled however many of its fresh records failed (S46)."""
     patch.setattr(settle, "_check_breaker", lambda *_: None)
 
 
 def parked_not_committed(patch: pytest.MonkeyPatch) -> None:
-    """Partitions that are no longer subscribed are not committed again: Kafka forgets them (I12)."""
-    real = commit.check_commit
+    """Partitions that are no longer subscribed are not committed again, so Kafka removes their commits (I12)."""
+    real = commit.allowed_commits
 
-    def check_commit(parts: Parts, newest: Settlement) -> dict[TopicPartition, Committed]:
-        return {tp: one for tp, one in real(parts, newest).items() if parts.pipeline.kafka.wants(*tp)}
+    def allowed_commits(parts: Parts, newest: Settlement) -> dict[TopicPartition, Committed]:
+        kafka = parts.pipeline.kafka
+        return {tp: committed for tp, committed in real(parts, newest).items() if kafka.subscribes_to(*tp)}
 
-    patch.setattr(commit, "check_commit", check_commit)
+    patch.setattr(commit, "allowed_commits", allowed_commits)
 
 
 MUTANTS: dict[str, Callable[[pytest.MonkeyPatch], Any]] = {
@@ -134,13 +159,14 @@ MUTANTS: dict[str, Callable[[pytest.MonkeyPatch], Any]] = {
 }
 
 OTHERS: dict[str, Callable[[pytest.MonkeyPatch], Any]] = {
-    one.__name__: one
-    for one in (
+    mutant.__name__: mutant
+    for mutant in (
         claim_without_commit,
         start_marker_ignored,
-        acts_answer_nothing,
+        actions_acknowledge_nothing,
         resume_forgets_pending,
-        mark_without_epoch,
+        rows_without_the_first,
+        metadata_without_epoch,
         breaker_never_trips,
         parked_not_committed,
     )

@@ -1,46 +1,54 @@
-"""What must hold in a world, judged from its history alone: design.md's invariants, computed again from the rows.
+"""Judges a world in memory by its history: every write, in the order in which it was made.
 
-Nothing here calls the ledger, the planning or the steps. The oracle replays everything that was written, in the order
-in which it was, keeps its own account of every offset of every epoch, and compares what the settlements and the group
-say with it.
+`Oracle.check` holds what only a history shows: which writes come before which others, what was due, readable or
+claimed when a plan was stored, which process made a write that another has overtaken, and each commit of the group at
+the moment at which it is made. A rule on what the tables, the commits and the handler calls say in the end is stated
+once, in `ackline.verify`: `Oracle.check_tables` turns the world into the checker's evidence and lets the checker judge
+it. The tables are append-only, so one such judgement at the end finds what any moment before has stored. It costs as
+much as a hundred steps, so it is not made at each.
+
+Each judges only what it can. The checker has no settings of the pipeline, so the oracle holds due times and the kinds
+of pending offsets to the retry policy. A settlement's state is taken from the settlement here; that its rows make it
+so, the checker proves. Nothing here calls the ledger, the planning or the steps.
 """
 
 import json
-from typing import Any
 
-from ackline.offsets import TopicPartition as At
-from ackline.testing.memory import GroupCommit, HandlerCall, Posted, TableCommit, World
-from tests.chaos.account import Place, Rules, Turn, broken, spread
+from ackline.offsets import TopicPartition
+from ackline.testing.memory import ArrivedLetter, GroupCommit, HandlerCall, TableCommit, World
+from ackline.verify.judge import judge
+from tests.chaos.account import PartitionAccount, Rules, Turn, Violation, broken, spread
 from tests.chaos.epoch import LENIENT, Epoch
+from tests.chaos.evidence import evidence_of
 from tests.chaos.plans import foreign
 
 
 class Oracle:
-    """Judges one lane. `check` looks at what is new since it was last called; raises Violation."""
+    """Judges one lane. `check` judges what was written since its last call. Both methods raise Violation."""
 
     def __init__(self, world: World, rules: Rules) -> None:
         self.world, self.rules = world, rules
-        self._letters: set[tuple[int, At, int]] = set()
+        self._letters: set[tuple[int, TopicPartition, int]] = set()
         self.epochs = [Epoch(world, rules, 0, self._letters, self.is_ours)]
         self._next = 0
 
     @property
-    def places(self) -> dict[At, Place]:
-        """The partitions, as the newest epoch has them."""
-        return self.epochs[-1].places
+    def partitions(self) -> dict[TopicPartition, PartitionAccount]:
+        """The partitions of the newest epoch."""
+        return self.epochs[-1].partitions
 
     @property
     def open(self) -> Turn | None:
-        """The turn that is planned and not settled."""
+        """The turn that is planned and not settled; None if there is none."""
         turn = self.epochs[-1].turns.get(self.epochs[-1].newest + 1)
         return turn if turn is not None and turn.plan is not None else None
 
     def disturbed(self) -> None:
-        """Somebody moves the group now, or joins it: claims may be lost by it."""
+        """Notes that the group is moved or joined from outside now: claimed records may be lost by it."""
         self.epochs[-1].disturbed_at = len(self.world.history)
 
     def check(self) -> None:
-        """Everything, now."""
+        """Judges the new part of the history."""
         while self._next < len(self.world.history):
             event = self.world.history[self._next]
             self._next += 1
@@ -48,127 +56,119 @@ class Oracle:
                 self._stored(event)
             elif isinstance(event, GroupCommit):
                 self._committed(event)
-            elif isinstance(event, Posted):
-                self._posted(event)
+            elif isinstance(event, ArrivedLetter):
+                self._letter_arrived(event)
             else:
                 self._called(event)
-        for (group, tp), committed in self.world.committed.items():
-            if group == self.rules.group and self.is_ours(committed.metadata):
-                place = self.epochs[json.loads(committed.metadata)["epoch"]].places[tp]
-                if committed.offset > max([*place.floors.values(), *place.claims.values()]):
-                    broken("I1", f"the group holds {committed.offset} of {tp}, the floor is {place.floor}")
 
-    def check_all_rows(self) -> None:
-        """I2 and I4 over every offset there ever was."""
-        for epoch in self.epochs:
-            epoch.check_all_rows()
+    def check_tables(self) -> None:
+        """Lets the independent checker judge the world as it is now."""
+        if not self.world.tables.settlements:
+            return  # there is no lane yet
+        if violations := judge(evidence_of(self.world, self.rules), max_retries=self.rules.max_retries).violations:
+            raise Violation("\n".join(violations))
 
     def is_ours(self, metadata: str) -> bool:
-        """Whether a commit carries the mark of this ledger."""
+        """Returns whether the metadata of a commit names this ledger."""
         try:
-            found = json.loads(metadata)
-            return bool(found["ledger"] == self.world.tables.ids.get("settlements"))
+            return bool(json.loads(metadata)["ledger"] == self.world.tables.ids.get("settlements"))
         except (ValueError, TypeError, KeyError):
             return False
 
     def _stored(self, event: TableCommit) -> None:
-        number, kind = event.application.split("/")[-2:]
-        if kind.startswith("try-"):  # a start, counted: it says nothing about any record
-            return
+        number, part = event.application.split("/")[-2:]
+        if part.startswith("try-"):
+            return  # a counted start of a plan; it is about no record
         if int(number) >= len(self.epochs):
             broken("I11", f"{event.application} {event.number} is of an epoch that no reset has opened")
         epoch = self.epochs[int(number)]
         epoch.stored(event, self._next)
         turn = epoch.turns[event.number]
-        if kind == "settlement" and turn.settlement.kind == "reset":
+        if part == "settlement" and turn.settlement.kind == "reset":
             self.epochs.append(epoch.begin_next(turn))
 
     # ---- the handler, the letters, the group ----------------------------------------------------------------------
 
     def _called(self, call: HandlerCall) -> None:
-        epoch = self.epochs[call.epoch]
-        turn = epoch.turns[call.turn]
-        one = turn.plan.partitions[call.tp]
-        if turn.once:
-            self._check_once(call, turn, epoch.places[call.tp])
-        if call.topic_id != one.topic_id:
-            turn.strangers.add((call.by, call.tp))  # created again under the reader: none of it may count
+        """Each call, also one that is never reported, is of a planned attempt at a readable record."""
+        turn = self.epochs[call.epoch].turns[call.turn]
+        planned = turn.plan.partitions[call.tp]
+        # At most once: claim, commit, start marker, and only then the handler.
+        if turn.once and (turn.stored_by.get("start") != call.run_id or call.tp not in turn.committed):
+            parts = f"claimed, committed, started: {turn.stored_by}"
+            broken("I7", f"{call.run_id} hands out {call.tp} {call.offset}; {parts}")
+        if call.topic_id != planned.topic_id:
+            turn.misread.add((call.run_id, call.tp))  # the topic was created again while it was read: no row may count
             return
-        if call.attempt > self.rules.most_attempts:
-            broken("I5", f"attempt {call.attempt} at {call.tp} {call.offset}")
-        wanted = spread(one.retries).get(call.offset, 1 if one.fresh.start <= call.offset < one.fresh.end else None)
-        if call.attempt != wanted or call.offset >= call.readable_end:
-            broken("I14", f"attempt {call.attempt} at {call.tp} {call.offset} is not of plan {call.turn}: {wanted}")
+        fresh = planned.fresh
+        attempt = spread(planned.retries).get(call.offset, 1 if fresh.start <= call.offset < fresh.end else None)
+        if call.attempt != attempt or call.offset >= call.readable_end:
+            broken("I14", f"attempt {call.attempt} at {call.tp} {call.offset}; plan {call.turn} has attempt {attempt}")
 
-    def _check_once(self, call: HandlerCall, turn: Turn, place: Place) -> None:
-        """At most once: claim, commit, start marker, and only then the handler, once."""
-        place.calls[call.topic_id, call.offset] += 1
-        if place.calls[call.topic_id, call.offset] > 1:
-            broken("I7", f"{call.by} hands out {call.tp} {call.offset} again")
-        if turn.by.get("start") != call.by or call.tp not in turn.committed:
-            broken("I7", f"{call.by} hands out {call.tp} {call.offset}; claimed, committed, started: {turn.by}")
-
-    def _posted(self, letter: Posted) -> None:
-        said = letter.said
-        tp, offset = At(said["ackline.topic"], int(said["ackline.partition"])), int(said["ackline.offset"])
-        epoch = self.epochs[int(said["ackline.epoch"])]
-        if epoch.trips(epoch.turns[int(said["ackline.turn"])]) and not letter.by.endswith(LENIENT):
-            broken("S46", f"{letter.by} sends a letter of {tp} {offset}, of a turn that the breaker does not allow")
-        place = epoch.places[tp]
-        record = epoch.log(tp, place).written.get(offset)
-        if place.topic_id in self.world.gone and (record is None or record.value != letter.value):
-            return  # a stranger's, read while the topic was created again: no record may be dead by it
-        if record is None or not (letter.omitted or letter.value == record.value) or letter.key != record.key:
-            broken("I6", f"the letter of {tp} {offset} holds another record than the topic did")
-        if int(said["ackline.timestamp"]) != record.timestamp:
-            broken("I6", f"the letter of {tp} {offset} says another time")
+    def _letter_arrived(self, letter: ArrivedLetter) -> None:
+        headers = {name.removeprefix("ackline."): value for name, value in letter.headers.items()}
+        tp, offset = TopicPartition(headers["topic"], int(headers["partition"])), int(headers["offset"])
+        epoch = self.epochs[int(headers["epoch"])]
+        if epoch.trips(epoch.turns[int(headers["turn"])]) and not letter.run_id.endswith(LENIENT):
+            broken("S46", f"{letter.run_id} sends a letter of {tp} {offset}, of a turn that the breaker does not allow")
+        topic_id = epoch.partitions[tp].topic_id
+        log = self.world.log_of(topic_id, tp)
+        assert log is not None
+        record = log.written.get(offset)
+        if record is None or record.key != letter.key or not (letter.value_omitted or record.value == letter.value):
+            if topic_id in self.world.deleted_topics:
+                return  # read while the topic was created again: it must not make a record dead
+            broken("I6", f"the letter of {tp} {offset} is of another record")
+        if int(headers["timestamp"]) != record.timestamp:
+            broken("I6", f"the letter of {tp} {offset} has another timestamp than the record")
         if letter.acknowledged:
             self._letters.add((epoch.number, tp, offset))
 
     def _committed(self, commit: GroupCommit) -> None:
-        marks = {
-            (json.loads(committed.metadata)["epoch"], json.loads(committed.metadata)["n"])
-            for committed in commit.offsets.values()
-        }
-        for number, n in marks:
+        turns = set()
+        for tp, committed in commit.offsets.items():
+            metadata = json.loads(committed.metadata)
+            number, n = turn = metadata["epoch"], metadata["n"]
+            turns.add(turn)
             epoch = self.epochs[number]
-            for tp, committed in commit.offsets.items():
-                place = epoch.places.get(tp)
-                allowed = set() if place is None else place.allowed(n)
-                if place is None or not allowed:
-                    broken(
-                        "I1", f"{commit.by} commits {committed.offset} of {tp} by turn {n}; {epoch.newest} is settled"
-                    )
-                if committed.offset not in allowed:
-                    broken("I2", f"{commit.by} commits {committed.offset} of {tp}; the floor of {n} was {allowed}")
-                if (number, n) < commit.knew:
-                    broken("I3", f"{commit.by} commits {tp} by turn {n} of {number}, and knew {commit.knew}")
-                self._check_overwritten(commit, tp, (number, n), place)
-                if n in epoch.turns:
-                    epoch.turns[n].committed.add(tp)
-            self._check_whole(commit, n, epoch)
+            account = epoch.partitions.get(tp)
+            allowed = set() if account is None else account.allowed_commits(n)
+            if account is None or not allowed:
+                broken("I1", f"{commit.run_id} commits {committed.offset} of {tp} for turn {n}; {epoch.newest} is settled")
+            if committed.offset not in allowed:
+                broken("I2", f"{commit.run_id} commits {committed.offset} of {tp}; turn {n} allows {allowed}")
+            if turn < commit.newest_settlement:
+                broken("I3", f"{commit.run_id} commits {tp} for {turn}, and had seen {commit.newest_settlement}")
+            self._check_overwritten(commit, tp, turn, account)
+            if n in epoch.turns:
+                epoch.turns[n].committed.add(tp)
+        for number, n in turns:
+            self._check_complete(commit, n, self.epochs[number])
 
-    def _check_whole(self, commit: GroupCommit, n: int, epoch: Epoch) -> None:
-        """Idle and parked partitions are committed again as well: Kafka forgets what nobody commits. But for what has
-        become somebody else's."""
-        for tp, place in epoch.places.items():
+    def _check_complete(self, commit: GroupCommit, n: int, epoch: Epoch) -> None:
+        """Idle and parked partitions are committed too, because Kafka removes old commits. Partitions with a foreign
+        commit are not."""
+        for tp, account in epoch.partitions.items():
             topic = self.world.topics.get(tp.topic)
-            there = topic is not None and topic.topic_id == place.topic_id and place.allowed(n)
-            committed = commit.read.get(tp)
-            if there and tp not in commit.offsets and (committed is None or self.is_ours(committed.metadata)):
-                broken("I12", f"{commit.by} commits turn {n}, and leaves {tp} out")
+            exists = topic is not None and topic.topic_id == account.topic_id and account.allowed_commits(n)
+            committed = commit.last_read.get(tp)
+            if exists and tp not in commit.offsets and (committed is None or self.is_ours(committed.metadata)):
+                broken("I12", f"{commit.run_id} commits turn {n}, and leaves {tp} out")
 
-    def _check_overwritten(self, commit: GroupCommit, tp: At, mark: tuple[int, int], place: Place) -> None:
-        over = commit.read.get(tp)
-        if over is None:
+    def _check_overwritten(
+        self, commit: GroupCommit, tp: TopicPartition, turn: tuple[int, int], account: PartitionAccount
+    ) -> None:
+        """A commit overwrites no newer commit of this ledger, and only foreign commits that are acknowledged."""
+        before = commit.last_read.get(tp)
+        if before is None:
             return
-        if self.is_ours(over.metadata):
-            found: Any = json.loads(over.metadata)
-            if (found["epoch"], found["n"]) > mark:
-                broken("I3", f"{commit.by} commits {tp} by turn {mark} over {over}")
+        if self.is_ours(before.metadata):
+            metadata = json.loads(before.metadata)
+            if (metadata["epoch"], metadata["n"]) > turn:
+                broken("I3", f"{commit.run_id} commits {tp} for {turn} over {before}")
             return
-        if self.rules.on_external_reset == "restore" and foreign(self.epochs[-1], over):
+        if self.rules.on_external_reset == "restore" and foreign(self.epochs[-1], before):
             return
-        next_found = place.found_at.get(mark[1] + 1)
-        if over.offset != place.answers[mark[1]] or (next_found is not None and next_found <= commit.read_at):
-            broken("S36", f"{commit.by} commits {tp} by turn {mark} over {over}, which nobody answered")
+        found_at = account.own_commit_found.get(turn[1] + 1)
+        if before.offset != account.acknowledged[turn[1]] or (found_at is not None and found_at <= commit.read_at):
+            broken("S36", f"{commit.run_id} commits {tp} for {turn} over {before}, which no turn has acknowledged")

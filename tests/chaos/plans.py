@@ -1,173 +1,181 @@
-"""Plans, judged: what a run may read (I5, I8, I14, S45), and what an act may move (S36)."""
+"""Judges plans when they are stored: what a run may read (I5, I8, I14, S45), and what an action may move (S36)."""
 
 import json
 from typing import TYPE_CHECKING, Any
 
-from ackline.offsets import TopicPartition as At
-from tests.chaos.account import Place, Turn, broken, spread, subscribed
+from ackline.offsets import TopicPartition
+from tests.chaos.account import PartitionAccount, Turn, broken, spread, subscribed
 
 if TYPE_CHECKING:
     from tests.chaos.epoch import Epoch
 
 UNREAD = ("no longer subscribed", "no leader", "paused")
 MOVES = ("skip", "reset")
-ACTS = (*MOVES, "pause", "resume")
+ACTIONS = (*MOVES, "pause", "resume")
 
 
 def check(epoch: "Epoch", n: int, plan: Any) -> None:
-    """Judge plan n, of an epoch whose turn n - 1 is settled."""
-    for tp, one in plan.partitions.items():
-        place = epoch.places.get(tp)
-        if place is None and plan.kind != "genesis":
+    """Judges plan n of an epoch whose turn n - 1 is settled."""
+    for tp, planned in plan.partitions.items():
+        account = epoch.partitions.get(tp)
+        if account is None and plan.kind != "genesis":
             broken("I11", f"plan {n} is of {tp}, which has not joined the lane")
-        if place is not None and (one.floor, one.complete_to) != (place.floor, place.complete_to):
-            broken("I4", f"plan {n} of {tp} begins at {one.complete_to}; the rows say {place.complete_to}")
-        if plan.kind != "run" and (one.fresh or one.retries):
-            broken("I11", f"plan {n}, {plan.kind}, reads {one.fresh} of {tp}")
+        if account is not None and (planned.floor, planned.complete_to) != (account.floor, account.complete_to):
+            broken("I4", f"plan {n} of {tp} begins at {planned.complete_to}; turn {n - 1} left {account.complete_to}")
+        if plan.kind != "run" and (planned.fresh or planned.retries):
+            broken("I11", f"plan {n}, {plan.kind}, reads {planned.fresh} of {tp}")
     if plan.kind == "run":
         _check_run(epoch, n, plan)
-    elif plan.kind in ACTS:
-        _check_act(epoch, n, plan)
+    elif plan.kind in ACTIONS:
+        _check_action(epoch, n, plan)
 
 
-def check_start(epoch: "Epoch", tp: At, one: Any, turn: Turn) -> None:
-    """S32: a partition that joins a topic which the lane knows is read from its log start, whatever `start` says."""
-    log = epoch.world.log_of(one.topic_id, tp)
+def check_start(epoch: "Epoch", tp: TopicPartition, settled: Any, turn: Turn) -> None:
+    """S32: a partition that joins a topic of the lane is read from its log start, whatever `start` is."""
+    log = epoch.world.log_of(settled.topic_id, tp)
     assert log is not None
-    known = turn.plan is not None and any(
-        other.topic == tp.topic for other in epoch.places.keys() - turn.plan.partitions
+    joined = turn.plan is not None and any(
+        other.topic == tp.topic for other in epoch.partitions.keys() - turn.plan.partitions
     )
-    if known and one.state.complete_to > log.start:
-        broken("S32", f"{tp} joins a known topic at {one.state.complete_to}, its log starts at {log.start}")
+    if joined and settled.state.complete_to > log.start:
+        broken("S32", f"{tp} joins a known topic at {settled.state.complete_to}, its log starts at {log.start}")
 
 
 def foreign(epoch: "Epoch", committed: Any) -> bool:
-    """Whether a commit is nobody's of this pipeline, whatever the ledger."""
+    """Returns whether a commit is not of this pipeline, by any ledger."""
     try:
-        found = json.loads(committed.metadata)
-        return bool(found["pipeline"] != epoch.rules.pipeline or not found["ledger"])
+        metadata = json.loads(committed.metadata)
+        return bool(metadata["pipeline"] != epoch.rules.pipeline or not metadata["ledger"])
     except (ValueError, TypeError, KeyError):
         return True
 
 
-def moved(epoch: "Epoch", n: int, plan: Any) -> dict[At, Any]:
-    """What plan n found moved by somebody, and not answered yet, where the file subscribes."""
+def moved(epoch: "Epoch", n: int, plan: Any) -> dict[TopicPartition, Any]:
+    """Returns the foreign commits that plan n found and no earlier turn has acknowledged, of subscribed partitions."""
     return {
-        tp: one.committed
-        for tp, one in plan.partitions.items()
-        if one.committed is not None
-        and foreign(epoch, one.committed)
-        and tp in epoch.places
-        and one.committed.offset != epoch.places[tp].answers[n - 1]
+        tp: planned.committed
+        for tp, planned in plan.partitions.items()
+        if planned.committed is not None
+        and foreign(epoch, planned.committed)
+        and tp in epoch.partitions
+        and planned.committed.offset != epoch.partitions[tp].acknowledged[n - 1]
         and subscribed(plan.settings, tp.topic)
     }
 
 
 def _check_run(epoch: "Epoch", n: int, plan: Any) -> None:
-    if epoch.rules.on_external_reset != "restore" and (found := moved(epoch, n, plan)):
-        broken("S36", f"plan {n} goes on, and the group was moved: {found}")
-    if missing := epoch.places.keys() - plan.partitions.keys():
-        broken("I4", f"plan {n} does not say why {sorted(missing)} get nothing")
+    if epoch.rules.on_external_reset != "restore" and (commits := moved(epoch, n, plan)):
+        broken("S36", f"plan {n} goes on although the group was moved: {commits}")
+    if missing := epoch.partitions.keys() - plan.partitions.keys():
+        broken("I4", f"plan {n} has no row for {sorted(missing)}")
     retries = due = total = 0
-    for tp, one in plan.partitions.items():
-        place = epoch.places[tp]
-        _check_unread(n, tp, place, one, plan.settings)
-        _check_fresh(epoch, n, tp, place, one, plan.settings)
-        attempts = spread(one.retries)
+    for tp, planned in plan.partitions.items():
+        account = epoch.partitions[tp]
+        _check_unread(n, tp, account, planned, plan.settings)
+        _check_fresh(epoch, n, tp, account, planned, plan.settings)
+        attempts = spread(planned.retries)
         for offset, attempt in attempts.items():
-            _check_retry(n, tp, place, offset, attempt, plan.planned_at)
-        retries, total = retries + len(attempts), total + len(attempts) + len(one.fresh)
-        if one.why not in UNREAD:
-            due += sum(w.due is not None and w.due <= plan.planned_at for w in place.pending.values())
+            _check_retry(n, tp, account, offset, attempt, plan.planned_at)
+        retries, total = retries + len(attempts), total + len(attempts) + len(planned.fresh)
+        if planned.why not in UNREAD:
+            due += sum(w.due is not None and w.due <= plan.planned_at for w in account.pending.values())
     limit = plan.settings["max_records_per_run"]
     if total > limit:
-        broken("I8", f"plan {n} holds {total} offsets, max_records_per_run is {limit}")
-    # A tenth is for what is new, of a single offset one turn in ten; but with retries due no plan holds nothing.
+        broken("I8", f"plan {n} has {total} offsets, max_records_per_run is {limit}")
+    # A tenth of the limit is for fresh records; with a limit below ten, that is one offset in some turns. But a plan is
+    # never empty while retries are due.
     if retries < min(due, limit - max(limit // 10, 1)) or (due and not total):
-        broken("I8", f"plan {n} holds {retries} of {due} due retries")
+        broken("I8", f"plan {n} has {retries} of {due} due retries")
 
 
-def _check_unread(n: int, tp: At, place: Place, one: Any, settings: Any) -> None:
-    """Paused and parked partitions are not read, and no others are taken for them."""
+def _check_unread(n: int, tp: TopicPartition, account: PartitionAccount, planned: Any, settings: Any) -> None:
+    """Paused and parked partitions are not read, and `why` names no other partition so."""
     parked = not subscribed(settings, tp.topic)
-    if (parked or place.paused) and (one.fresh or one.retries):
-        broken("I4", f"plan {n} reads {tp}: paused {place.paused}, parked {parked}")
-    if (one.why == "paused") != (place.paused and not parked) or (one.why == "no longer subscribed") != parked:
-        broken("I4", f"plan {n} says {one.why} of {tp}: paused {place.paused}, parked {parked}")
+    if (parked or account.paused) and (planned.fresh or planned.retries):
+        broken("I4", f"plan {n} reads {tp}: paused {account.paused}, parked {parked}")
+    is_paused, is_parked = planned.why == "paused", planned.why == "no longer subscribed"
+    if is_paused != (account.paused and not parked) or is_parked != parked:
+        broken("I4", f"plan {n} has {planned.why!r} for {tp}: paused {account.paused}, parked {parked}")
 
 
 def _has_skipped(epoch: "Epoch", n: int) -> bool:
-    """Whether there was a skip and no run since, or whoever plans has made a skip: who has skipped reads next, however
-    much the log has grown and whatever others have done in between."""
-    by, since = epoch.turns[n].by["plan"], True
+    """Returns whether the run that plans turn n must read on, however far behind it is.
+
+    A run that has skipped reads next, however much the log has grown and whatever others have done since. So does any
+    run when the newest turn but actions is a skip.
+    """
+    run_id, no_run_since = epoch.turns[n].stored_by["plan"], True
     for m in range(n - 1, 0, -1):
         turn = epoch.turns.get(m)
         kind = turn.plan.kind if turn is not None and turn.plan is not None else "run"
-        if turn is not None and kind == "skip" and (since or by in (turn.by.get("plan"), turn.by.get("settlement"))):
-            return True
-        since = since and kind != "run"
+        if turn is not None and kind == "skip":
+            own = run_id in (turn.stored_by.get("plan"), turn.stored_by.get("settlement"))
+            if no_run_since or own:
+                return True
+        no_run_since = no_run_since and kind != "run"
     return False
 
 
-def _check_fresh(epoch: "Epoch", n: int, tp: At, place: Place, one: Any, settings: Any) -> None:
-    fresh, behind = one.fresh, settings["max_offset_behind"]
-    if fresh.start < place.complete_to:
-        broken("I4", f"plan {n} of {tp} begins at {fresh.start}; the rows say {place.complete_to}")
-    unread = one.log.end - max(place.floor, one.log.start)
-    if behind and not _has_skipped(epoch, n) and one.why not in UNREAD and unread > behind["offsets"]:
-        broken("S45", f"plan {n} reads {tp}, {place.floor} of {one.log}, which is too far behind: {behind}")
-    if not fresh:
+def _check_fresh(
+    epoch: "Epoch", n: int, tp: TopicPartition, account: PartitionAccount, planned: Any, settings: Any
+) -> None:
+    fresh, behind = planned.fresh, settings["max_offset_behind"]
+    if fresh.start < account.complete_to:
+        broken("I4", f"plan {n} of {tp} begins at {fresh.start}; turn {n - 1} left {account.complete_to}")
+    unread = planned.log.end - max(account.floor, planned.log.start)
+    if behind and not _has_skipped(epoch, n) and planned.why not in UNREAD and unread > behind["offsets"]:
+        broken("S45", f"plan {n} reads {tp}, {account.floor} of {planned.log}, which is too far behind: {behind}")
+    log = epoch.world.log_of(account.topic_id, tp)
+    # A topic that is created again between two requests of plan is found by replay, before and after it reads.
+    if not fresh or log is None or account.topic_id in epoch.world.deleted_topics:
         return
-    window = settings["max_uncommitted"]
-    if settings["guarantee"] == "at_least_once" and fresh.end > place.floor + window:
-        broken("I8", f"plan {n} of {tp} ends at {fresh.end}, floor {place.floor}, max_uncommitted {window}")
-    log = epoch.log(tp, place)
-    if place.topic_id in epoch.world.gone:
-        return  # created again between two looks of plan: replay asks for the id again, before and after it reads
-    if fresh.end > log.readable_end(epoch.rules.isolation) or place.complete_to < fresh.start != one.log.start:
-        broken("I14", f"plan {n} of {tp} reads [{fresh.start}, {fresh.end}) of [{log.start}, {log.end})")
+    starts_late = account.complete_to < fresh.start != planned.log.start
+    if fresh.end > log.readable_end(epoch.rules.isolation) or starts_late:
+        broken("I14", f"plan {n} of {tp} reads {fresh} of [{log.start}, {log.end})")
 
 
-def _check_retry(n: int, tp: At, place: Place, offset: int, attempt: int, planned_at: Any) -> None:
-    waiting = place.pending.get(offset)
+def _check_retry(
+    n: int, tp: TopicPartition, account: PartitionAccount, offset: int, attempt: int, planned_at: Any
+) -> None:
+    waiting = account.pending.get(offset)
     if waiting is None or waiting.kind != "retry" or waiting.attempts != attempt - 1:
-        broken("I5", f"plan {n} wants attempt {attempt} at {tp} {offset}, where {waiting} waits")
+        broken("I5", f"plan {n} has attempt {attempt} at {tp} {offset}, where {waiting} is pending")
     if waiting.due is None or waiting.due > planned_at:
-        broken("I5", f"plan {n} wants attempt {attempt} at {tp} {offset} at {planned_at}, due is {waiting.due}")
+        broken("I5", f"plan {n} has attempt {attempt} at {tp} {offset} at {planned_at}, due is {waiting.due}")
 
 
-def _check_act(epoch: "Epoch", n: int, plan: Any) -> None:
-    for tp, one in plan.partitions.items():
-        place = epoch.places[tp]
-        log = epoch.world.log_of(one.topic_id, tp)
+def _check_action(epoch: "Epoch", n: int, plan: Any) -> None:
+    for tp, planned in plan.partitions.items():
+        account = epoch.partitions[tp]
+        log = epoch.world.log_of(planned.topic_id, tp)
         end = 0 if log is None else log.readable_end(epoch.rules.isolation)
-        if plan.kind in ("skip", "reset") and one.fresh.start > max(end, place.floor):
-            broken("I14", f"plan {n}, {plan.kind}, moves {tp} to {one.fresh.start}, its log ends at {end}")
-    if plan.run_id.split("-")[0] in ACTS:
-        return  # an operator's word
-    if epoch.rules.on_external_reset != "restore" and (moves := moved(epoch, n, plan)):
-        _check_follow(epoch, n, plan, moves)
+        if plan.kind in MOVES and planned.fresh.start > max(end, account.floor):
+            broken("I14", f"plan {n}, {plan.kind}, moves {tp} to {planned.fresh.start}, its log ends at {end}")
+    if plan.run_id.split("-")[0] in ACTIONS:
+        return  # an operator has asked for it
+    if epoch.rules.on_external_reset != "restore" and (commits := moved(epoch, n, plan)):
+        _check_follow(epoch, n, plan, commits)
         return
     behind = plan.settings["max_offset_behind"]
     if plan.kind != "skip" or behind is None or behind["policy"] != "skip":
-        broken("S36", f"plan {n} is a {plan.kind} by {plan.run_id}, and nobody asked for one")
-    for tp, one in plan.partitions.items():
-        to = one.log.end - behind["offsets"]
-        if epoch.places[tp].paused or not subscribed(plan.settings, tp.topic):
-            broken("S45", f"plan {n} skips {tp}, which runs leave alone")
-        if one.fresh.start != to or to <= epoch.places[tp].floor:
-            broken("S45", f"plan {n} skips {tp} from {epoch.places[tp].floor} to {one.fresh.start} of {one.log.end}")
+        broken("S36", f"plan {n} is a {plan.kind} by {plan.run_id}, without an operator or a setting that asks for it")
+    for tp, planned in plan.partitions.items():
+        to, floor = planned.log.end - behind["offsets"], epoch.partitions[tp].floor
+        if epoch.partitions[tp].paused or not subscribed(plan.settings, tp.topic):
+            broken("S45", f"plan {n} skips {tp}, which is paused or parked")
+        if planned.fresh.start != to or to <= floor:
+            broken("S45", f"plan {n} skips {tp} from {floor} to {planned.fresh.start} of {planned.log}")
 
 
-def _check_follow(epoch: "Epoch", n: int, plan: Any, moves: dict[At, Any]) -> None:
-    """Forward a range is skipped; backward a new epoch begins. Each move is followed once: it is answered then."""
+def _check_follow(epoch: "Epoch", n: int, plan: Any, commits: dict[TopicPartition, Any]) -> None:
+    """A move forward is followed by a skip, a move back by a reset; each once, because that acknowledges it."""
     if epoch.rules.on_external_reset != "follow":
-        broken("S36", f"plan {n} is a {plan.kind} by {plan.run_id}, and the file says nothing of following")
-    targets = {tp: min(moves[tp].offset, one.log.end) for tp, one in plan.partitions.items() if tp in moves}
-    back = any(to < epoch.places[tp].floor for tp, to in targets.items())
+        broken("S36", f"plan {n} is a {plan.kind} by {plan.run_id}, and on_external_reset is not `follow`")
+    targets = {tp: min(commits[tp].offset, planned.log.end) for tp, planned in plan.partitions.items() if tp in commits}
+    back = any(to < epoch.partitions[tp].floor for tp, to in targets.items())
     if plan.kind != ("reset" if back else "skip"):
         broken("S36", f"plan {n} is a {plan.kind}, the group was moved to {targets}")
-    for tp, one in plan.partitions.items():
-        to = targets.get(tp, epoch.places[tp].floor)
-        if one.fresh.start != to:
-            broken("S36", f"plan {n} moves {tp} to {one.fresh.start}; the group says {to}")
+    for tp, planned in plan.partitions.items():
+        to = targets.get(tp, epoch.partitions[tp].floor)
+        if planned.fresh.start != to:
+            broken("S36", f"plan {n} moves {tp} to {planned.fresh.start}; the group was moved to {to}")

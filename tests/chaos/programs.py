@@ -1,4 +1,4 @@
-"""What processes do in the chaos: runs, single steps, and operators' acts."""
+"""What the processes of the state machine run: whole runs, single steps, and operator actions."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,12 +20,12 @@ def _whole(parts: Opened) -> None:
 
 def _dag(parts: Opened) -> None:
     plan.plan(parts())
-    run.replay_on(parts(), no_session)
+    run.replay_until_records(parts(), no_session)
     settle.settle(parts())
 
 
 def _marked(parts: Opened) -> None:
-    """The DAG with its replay marked as successful by hand."""
+    """The DAG, whose replay was marked as successful by hand."""
     plan.plan(parts())
     settle.settle(parts())
 
@@ -41,9 +41,11 @@ STEPS: dict[str, Program] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Act:
-    """An operator's act: on one partition (`where`) or on all of them, to `to`: an offset from the log's start, or one
-    of the words of the command."""
+class Action:
+    """An operator action on all partitions (`whole`), or on one of them.
+
+    `where` is the number of that partition. `to` is a distance from the log start, or a word of the command.
+    """
 
     kind: str
     where: int = 0
@@ -51,20 +53,20 @@ class Act:
     whole: bool = True
 
     def program(self, world: World) -> Program:
-        """What its process does."""
+        """Returns what its process runs."""
         kind = TurnKind(self.kind)
         return lambda parts: operator_actions.perform_action(
             parts(), kind, lambda newest: self._targets(world, newest), "a test"
         )
 
     def _targets(self, world: World, newest: Settlement) -> dict[TopicPartition, int]:
-        """As the command chooses them: a reset is of the whole lane, whose other partitions go on where they stand."""
-        places = sorted(newest.partitions)
-        asked = places if self.whole else places[self.where % max(len(places), 1) :][:1]
-        if not asked:
+        """Returns the targets that the command would choose. A reset leaves the other partitions at their floor."""
+        tps = sorted(newest.partitions)
+        chosen = tps if self.whole else tps[self.where % max(len(tps), 1) :][:1]
+        if not chosen:
             raise ConfigError("no such partition")
-        floors = {tp: one.state.floor for tp, one in newest.partitions.items()}
-        targets = {tp: self._target(world, tp, floors[tp]) for tp in asked}
+        floors = {tp: settled.state.floor for tp, settled in newest.partitions.items()}
+        targets = {tp: self._target(world, tp, floors[tp]) for tp in chosen}
         return floors | targets if self.kind == "reset" else targets
 
     def _target(self, world: World, tp: TopicPartition, floor: int) -> int:

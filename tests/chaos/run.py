@@ -1,9 +1,9 @@
-"""Drive the machine for a number of steps.
+"""Runs the state machine for a number of steps.
 
     python -m tests.chaos.run --steps 100000 [--seed N]
 
-Prints its seed; the same seed and steps do the same again. Where an invariant does not hold, the shortest sequence of
-events that was found to break it is printed, and the exit status is 1.
+It prints its seed; the same seed and steps repeat the run. If an invariant does not hold, it prints the shortest
+sequence of events that it finds to break it, and exits with 1.
 """
 
 import argparse
@@ -23,8 +23,10 @@ WORLDS_A_BATCH = 100
 
 
 def explore(steps: int, first_seed: int, *, shrink: bool = True) -> int:
-    """Take at least so many steps, in worlds of `STEPS_A_WORLD` each; returns how many. Raises Violation, after looking
-    for the shortest way to it if asked to `shrink`."""
+    """Takes at least `steps` steps, in worlds of `STEPS_A_WORLD` each, and returns how many.
+
+    Raises Violation; with `shrink`, after it has looked for the shortest sequence.
+    """
     taken = batch = 0
     while taken < steps:
 
@@ -53,19 +55,19 @@ def _settings(worlds: int, shrink: bool) -> settings:
 
 
 def main(arguments: list[str]) -> int:
-    """The command."""
-    parser = argparse.ArgumentParser(description="Runs that stop, die and come back late, in a world that misbehaves.")
+    """Runs the command and returns its exit status."""
+    parser = argparse.ArgumentParser(description="Runs that stop, die and come back late, in worlds full of faults.")
     parser.add_argument("--steps", type=int, default=100_000)
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(2**31))
-    asked = parser.parse_args(arguments)
-    logging.disable(logging.WARNING)  # what goes wrong in these worlds is meant to
-    print(f"seed {asked.seed}", flush=True)
+    options = parser.parse_args(arguments)
+    logging.disable(logging.WARNING)  # the errors of these worlds are intended
+    print(f"seed {options.seed}", flush=True)
     began = time.monotonic()
     try:
-        taken = explore(asked.steps, asked.seed)
+        taken = explore(options.steps, options.seed)
     except Exception as error:
         traceback.print_exception(error)
-        print(f"seed {asked.seed}: {error}", file=sys.stderr)
+        print(f"seed {options.seed}: {error}", file=sys.stderr)
         return 1
     print(f"{taken} steps in {time.monotonic() - began:.0f} s: every invariant held")
     return 0

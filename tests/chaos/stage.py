@@ -1,4 +1,4 @@
-"""The stage of the chaos: one world, one pipeline, its processes; and how it all ends once the faults stop."""
+"""The state of one chaos test: a world, a pipeline and its processes; and the end, once all faults have stopped."""
 
 import json
 from dataclasses import replace
@@ -29,30 +29,31 @@ from tests.chaos.actor import Actor, Endless
 from tests.chaos.config import DEAD, GROUP, TOPICS, Config, configs
 from tests.chaos.epoch import LENIENT
 from tests.chaos.oracle import Oracle
-from tests.chaos.programs import STEPS, Act
+from tests.chaos.programs import STEPS, Action
 from tests.unit.strategies import NOON
 
-MOVE_IT, IS_OPEN = "Move the group", "is open: let it end"
-CHANGED = "guarantee was changed"
-"""What errors say where a lane would begin beyond the end of a log, where an act would run beside a turn, and where the
-file's guarantee is not that of what is under way."""
+MOVE_IT, IS_OPEN, CHANGED = "Move the group", "is open: let it end", "guarantee was changed"
+"""Parts of errors: the lane would begin beyond the end of a log, an action would run beside an open turn, and the file
+has another guarantee than the turns under way."""
 Stop = tuple[str, str]
-"""(operation, when) to stop at; "" for any."""
+"""(operation, when) at which a process stops; "" stands for any."""
 RAISES = {"KeyError": KeyError, "TimeoutError": TimeoutError}
 
 
 class Stage(RuleBasedStateMachine):
-    """One world, one pipeline, and processes of it."""
+    """One world, one pipeline, and its processes."""
 
     @initialize(config=configs())
     def begin(self, config: Config) -> None:
-        """A pipeline, its topics with a few records, and what the group may hold already."""
+        """Creates the topics with a few records, and what the group may have committed already."""
         self.config = config
         self.world = World(NOON)
         self.latest = NOON
+        """The latest time that the world's clock has shown."""
         self.actors: list[Actor] = []
         self.count = self.records = 0
         self.outage = False
+        """Whether the handler fails for every record."""
         self.recreated = ""
         """The topic that was deleted, and perhaps created again."""
         self.subscribed = list(TOPICS)
@@ -60,25 +61,26 @@ class Stage(RuleBasedStateMachine):
         self.world.create_topic(TOPICS[1])
         self.world.create_topic(DEAD)
         for log in self.logs():
-            self.append(log, [{}] * config.begun)
-        if config.held is not None:
-            self.world.committed[GROUP, TopicPartition(TOPICS[0], 0)] = Committed(config.begun // 2, config.held)
+            self.append(log, [{}] * config.first_records)
+        if config.commit_before is not None:
+            first = TopicPartition(TOPICS[0], 0)
+            self.world.committed[GROUP, first] = Committed(config.first_records // 2, config.commit_before)
         self.settings = config.settings()
         self.oracle = Oracle(self.world, config.rules())
         handle = self.world.handle
 
-        def struck(record: Any) -> None:
+        def handle_or_fail(record: Any) -> None:
             if self.outage:
                 raise ConnectionError("the handler's database is away")
             try:
                 handle(record)
             except ValueError:
-                raise RAISES.get(json.loads(record.value).get("as"), ValueError)("as the record asked") from None
+                raise RAISES.get(json.loads(record.value).get("as"), ValueError)("as the record orders") from None
 
-        self.world.handle = struck
+        self.world.handle = handle_or_fail
 
     def pipeline(self) -> Pipeline:
-        """The pipeline file as it is now."""
+        """Returns the pipeline file as it is now."""
         if self.config.pattern:
             topics: dict[str, Any] = {"pattern": "|".join(self.subscribed) or "none"}
         else:
@@ -86,45 +88,47 @@ class Stage(RuleBasedStateMachine):
         return Pipeline.model_validate({**self.settings, "kafka": {**self.settings["kafka"], **topics}})
 
     def guarantee_under_way(self) -> str:
-        """The guarantee under which the newest turn was planned."""
+        """Returns the guarantee under which the newest turn was planned."""
         plans = [turn.plan for turn in self.oracle.epochs[-1].turns.values() if turn.plan is not None]
         return str(plans[-1].settings["guarantee"] if plans else self.settings["guarantee"])
 
-    def logs(self) -> list[MemoryLog]:
-        """The logs that are read, in order."""
-        return [self.world.topics[tp.topic].logs[tp.partition] for tp in self.places()]
-
-    def places(self) -> list[TopicPartition]:
-        """Their partitions."""
+    def tps(self) -> list[TopicPartition]:
+        """Returns the existing partitions of all topics that the pipeline may read, in order."""
         return [tp for tp in self.world.partitions() if tp.topic in TOPICS]
 
-    def place(self, number: int) -> TopicPartition:
-        """One of them."""
-        places = self.places()
-        return places[number % len(places)]
+    def tp(self, number: int) -> TopicPartition:
+        """Returns one of the partitions, for any number."""
+        tps = self.tps()
+        return tps[number % len(tps)]
+
+    def logs(self) -> list[MemoryLog]:
+        """Returns the logs of all partitions."""
+        return [self.world.topics[tp.topic].logs[tp.partition] for tp in self.tps()]
 
     def log(self, number: int) -> MemoryLog:
-        """Its log."""
-        tp = self.place(number)
+        """Returns the log of one of the partitions, for any number."""
+        tp = self.tp(number)
         return self.world.topics[tp.topic].logs[tp.partition]
 
-    def spawn(self, program: str | Act, fixed: bool = False, lenient: bool = False) -> Actor:
-        """A process that will run a program by the file as it is now; `fixed` sets its clock, as `--now` does, and
-        `lenient` lets it pass the breaker."""
+    def spawn(self, program: str | Action, fixed: bool = False, lenient: bool = False) -> Actor:
+        """Returns a process that will run a program with the file as it is now.
+
+        `fixed` sets its clock, as `--now` does. `lenient` lets it pass the breaker, as `--no-breaker` does.
+        """
         self.count += 1
         kind, work = (
-            (program.kind, program.program(self.world)) if isinstance(program, Act) else (program, STEPS[program])
+            (program.kind, program.program(self.world)) if isinstance(program, Action) else (program, STEPS[program])
         )
-        name, pipeline = f"{kind}-{self.count}{LENIENT if lenient else ''}", self.pipeline()
+        run_id, pipeline = f"{kind}-{self.count}{LENIENT if lenient else ''}", self.pipeline()
         now = self.world.now if fixed else None
 
         def process(hook: Hook) -> None:
-            work(lambda: replace(memory_parts(self.world, pipeline, name, hook, now), no_breaker=lenient))
+            work(lambda: replace(memory_parts(self.world, pipeline, run_id, hook, now), no_breaker=lenient))
 
-        return Actor(name, process)
+        return Actor(run_id, process)
 
     def advance(self, actor: Actor, stop: Stop | None) -> None:
-        """Let a process go on to a stop, or to its end, and judge how it ended."""
+        """Lets a process go on to a stop, or to its end if `stop` is None, and judges the error that it ended with."""
         if stop is None:
             actor.advance(None)
         else:
@@ -135,48 +139,47 @@ class Stage(RuleBasedStateMachine):
             self.check_error(actor)
 
     def check_error(self, actor: Actor) -> None:
-        """An error must be one that says what the world did to the process."""
+        """Raises Violation if the state of the world explains no such error."""
         error = actor.error
         if error is None:
             return
-        said = str(error)
+        message = str(error)
         refused = type(error) is FatalError and not (
-            self.recreated or "can't be used" in said or MOVE_IT in said or IS_OPEN in said
+            self.recreated or "can't be used" in message or MOVE_IT in message or IS_OPEN in message
         )
-        policy = self.config.on_external_reset
-        unasked = (
-            (isinstance(error, GroupMoved) and policy == "restore")
+        against_settings = (
+            (isinstance(error, GroupMoved) and self.config.on_external_reset == "restore")
             or (isinstance(error, TooManyFailures) and (self.config.breaker is None or actor.name.endswith(LENIENT)))
             or (isinstance(error, TooFarBehind) and (self.config.behind or (0, ""))[1] != "fail")
         )
         wrong = isinstance(error, Endless | LedgerError) or not isinstance(error, AcklineError)
-        if wrong or refused or unasked:
+        if wrong or refused or against_settings:
             raise Violation(f"{actor.name} ended with {type(error).__name__}: {error}") from error
 
-    def append(self, log: MemoryLog, scripts: list[Any], open_: bool = False) -> None:
-        """Produce records that tell the handler what to do; None is a tombstone."""
-        for script in scripts:
+    def append(self, log: MemoryLog, orders: list[Any], open_: bool = False) -> None:
+        """Produces records whose values are orders to the handler; None is a tombstone."""
+        for order in orders:
             self.records += 1
-            value = None if script is None else json.dumps({**script, "n": self.records}).encode()
+            value = None if order is None else json.dumps({**order, "n": self.records}).encode()
             headers = (("trace", b"%d" % self.records),)
             log.append(value, self.world.now, key=b"%d" % (self.records % 5), headers=headers, open_=open_)
 
     # ---- the end --------------------------------------------------------------------------------------------------
 
-    def calm_down(self) -> None:
-        """All faults stop."""
+    def stop_faults(self) -> None:
+        """Ends all faults of the world."""
         self.world.faults.clear()
         self.world.members, self.outage = [], False
         for log in self.logs():
             log.has_leader = True
-            log.decide(commit=False)
+            log.end_transaction(commit=False)
         self.world.now = self.latest
         self.settings |= {"max_uncommitted": 5, "max_records_per_run": 5}
         if self.config.returns:
             self.subscribed = list(TOPICS)
 
     def reach_the_end(self) -> None:
-        """I12: runs, one after another, bring every floor to the end, and the group to the floors."""
+        """I12: within a bounded number of runs, each floor reaches the log end and the group each floor."""
         tries = self.oracle.rules.most_attempts + 1
         bound = 20 + 2 * sum(len(log.written) * tries for log in self.logs())
         lenient = False
@@ -188,20 +191,20 @@ class Stage(RuleBasedStateMachine):
             lenient = isinstance(actor.error, TooManyFailures)
             if actor.error is not None:
                 self.check_error(actor)
-                self.help(actor)
-            elif any(place.paused for place in self.oracle.places.values()):
-                self.spawn(Act("resume")).advance(None)
+                self.follow_advice(actor)
+            elif any(account.paused for account in self.oracle.partitions.values()):
+                self.spawn(Action("resume")).advance(None)
                 self.oracle.check()
             elif self.at_the_end():
                 return
         broken("I12", f"{bound} runs after the faults stopped, the floors are {self.floors()}")
 
-    def help(self, actor: Actor) -> None:
-        """What the error tells the operator to do; nothing where another run is to mend it."""
+    def follow_advice(self, actor: Actor) -> None:
+        """Does what the error tells the operator to do; nothing if another run will succeed."""
         error, policy = actor.error, self.config.on_external_reset
-        lets_go_on = isinstance(error, NewerCommit) or MOVE_IT in str(error)
-        lets_go_on |= isinstance(error, GroupMoved) and policy == "fail"
-        if lets_go_on and isinstance(error, AcklineError) and error.topic is not None and error.partition is not None:
+        delete_commit = isinstance(error, NewerCommit) or MOVE_IT in str(error)
+        delete_commit |= isinstance(error, GroupMoved) and policy == "fail"
+        if delete_commit and isinstance(error, AcklineError) and error.topic is not None and error.partition is not None:
             del self.world.committed[GROUP, TopicPartition(error.topic, error.partition)]
         elif isinstance(error, TopicChanged) and self.recreated:
             left = [topic for topic in self.subscribed if topic != error.topic]
@@ -218,20 +221,21 @@ class Stage(RuleBasedStateMachine):
             broken("I12", f"after the faults stopped, {actor.name} ended with {type(error).__name__}: {error}")
 
     def floors(self) -> dict[TopicPartition, Any]:
-        """The floor of each partition, by the rows."""
-        return {tp: self.oracle.places[tp].floor if tp in self.oracle.places else None for tp in self.places()}
+        """Returns the floor of each partition; None if it has not joined the lane."""
+        accounts = self.oracle.partitions
+        return {tp: accounts[tp].floor if tp in accounts else None for tp in self.tps()}
 
     def at_the_end(self) -> bool:
-        """Whether nothing is left to do; parked partitions stay where they are, and are committed there."""
+        """Returns whether nothing is left to do. A parked partition need not be read, but its floor is committed."""
         for tp, floor in self.floors().items():
             committed, log = self.world.committed.get((GROUP, tp)), self.world.log(tp)
-            place = self.oracle.places.get(tp)
+            account = self.oracle.partitions.get(tp)
             assert log is not None
-            wanted = tp.topic in self.subscribed
-            same = place is not None and place.topic_id == self.world.topics[tp.topic].topic_id
-            if wanted and floor != log.readable_end(self.config.isolation):
+            parked = tp.topic not in self.subscribed
+            same = account is not None and account.topic_id == self.world.topics[tp.topic].topic_id
+            if not parked and floor != log.readable_end(self.config.isolation):
                 return False
-            theirs = not wanted and committed is not None and not self.oracle.is_ours(committed.metadata)
-            if same and not theirs and (committed is None or committed.offset != floor):
+            is_foreign = parked and committed is not None and not self.oracle.is_ours(committed.metadata)
+            if same and not is_foreign and (committed is None or committed.offset != floor):
                 return False
         return True

@@ -24,7 +24,7 @@ MANY = 24_000
 """Records of a kilobyte: more than two of the batches that Spark gives to a handler."""
 
 WHERE: dict[str, tuple[Any, str]] = {
-    "read": (replay, "_run"),
+    "read": (replay, "_run_spark_job"),
     "dead letter": (DeadLetters, "send"),
     "commit": (Group, "commit"),
 }

@@ -18,8 +18,8 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
     ResourceType,
 )
 
-from ackline.cli.show import run_json
-from ackline.kafka.dead_letters import DeadLetters, Letter, Sent
+from ackline.cli.json_output import run_json
+from ackline.kafka.dead_letters import DeadLetters, Delivery, Letter
 from ackline.ledger import PendingKind
 from ackline.steps import run
 from ackline.steps.parts import Parts
@@ -35,7 +35,7 @@ def suspended(one: Lab) -> Iterator[None]:
     """The broker neither answers nor goes away while a letter is sent."""
 
     class Unanswered(DeadLetters):
-        def send(self, letters: Iterable[Letter]) -> Iterator[Sent]:
+        def send(self, letters: Iterable[Letter]) -> Iterator[Delivery]:
             read = list(letters)
             os.kill(one.broker.pid, signal.SIGSTOP)
             try:
@@ -45,7 +45,7 @@ def suspended(one: Lab) -> Iterator[None]:
             yield from sent
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Parts, "letters", lambda parts, topic: Unanswered(parts.kafka, topic, timeout=GIVE_UP))
+        patch.setattr(Parts, "dead_letter_sender", lambda parts, topic: Unanswered(parts.kafka, topic, timeout=GIVE_UP))
         yield
 
 

@@ -17,7 +17,7 @@ def classes(one: Lab) -> dict[tuple[int, int], str]:
 
 def test_a_segfault_and_a_hang_fail_their_records_and_are_tried_again(lab: MakeLab) -> None:
     """Faults 11 and 12, S14: the next run handles exactly those that failed (I5)."""
-    one = lab(handler=DEADLY, isolation="process", record_timeout="2s", retry={"initial_delay": "1m"})
+    one = lab(handler=DEADLY, handler_isolation="process", record_timeout="2s", retry={"initial_delay": "1m"})
     values: list[Value] = [{}, {"kill": 1}, None, {"hang": 1}, {"fail": 1}, {}]
     one.produce(*values)
     one.run()
@@ -65,7 +65,7 @@ def test_a_pipeline_without_isolation_gets_through_by_itself(lab: MakeLab, caplo
 
 
 def test_i7_under_at_most_once_nothing_is_called_twice_for_it(lab: MakeLab) -> None:
-    one = lab(handler=DEADLY, guarantee="at_most_once", isolation="process", dead_letter="none")
+    one = lab(handler=DEADLY, guarantee="at_most_once", handler_isolation="process", dead_letter="none")
     one.records(5, {1: {"kill": -1}, 3: {"kill": -1}})
     one.run()
     assert one.handled() == [(offset, 1) for offset in range(5)]

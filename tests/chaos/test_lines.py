@@ -1,11 +1,11 @@
-"""The steps killed at any line, and run again (S52, fault 23): in the end they have written the same.
+"""The steps are killed at each line and run again (S52, fault 23): in the end they have written the same.
 
-On the in-memory parts, where a kill costs milliseconds; tests/chaos/test_kills.py kills real processes at each write.
+Here the parts are in memory, where a kill costs milliseconds; tests/chaos/test_kills.py kills real processes at each
+write.
 """
 
 import sys
-from collections.abc import Callable
-from datetime import UTC, datetime
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -14,50 +14,31 @@ import pytest
 
 from ackline import ledger, planning
 from ackline.ledger import PendingKind
-from ackline.offsets import TopicPartition
-from ackline.pipeline import Pipeline
-from ackline.steps import claim, decide, plan, replay, run, settle
-from ackline.testing.memory import BEFORE, GroupCommit, HandlerCall, Hook, Posted, TableCommit, World, obey
-from ackline.testing.memory_parts import memory_parts, no_session
-from ackline.turns import TurnId
+from ackline.steps import claim, commit, decide, plan, replay, run, run_plans, send_dead_letters, settle
+from ackline.testing.memory import BEFORE, GroupCommit, HandlerCall, Hook, TableCommit
 from tests.chaos.account import Policy, Rules
 from tests.chaos.actor import Actor, Killed
 from tests.chaos.oracle import Oracle
+from tests.memory_lane import DEAD, FAILS, FAILS_ONCE, GROUP, OK, TP, MemoryLane
 
-AT, GROUP, DEAD = TopicPartition("orders", 0), "g", "orders.dead"
-RECORDS: tuple[bytes | None, ...] = (b"{}", b'{"fail": -1}', b'{"skip": true}', b'{"dead": true}', None, b'{"fail": 1}')
-KILLED_IN = {str(Path(str(m.__file__)).resolve()) for m in (plan, replay, settle, decide, claim, run, ledger, planning)}
-"""Files at whose lines a process may end: the steps, and the pure rules that they ask."""
+STEPS = (plan, run_plans, replay, settle, commit, decide, send_dead_letters, claim, run)
+KILLED_IN = {str(Path(str(module.__file__)).resolve()) for module in (*STEPS, ledger, planning)}
+"""The files at whose lines a process is killed: the steps, and the pure rules that they call."""
 
 
-def begun(**more: object) -> tuple[World, Pipeline]:
-    """A world with six records, and a pipeline that has not run."""
-    world = World(datetime(2026, 1, 1, tzinfo=UTC))
-    log = world.create_topic(AT.topic).logs[0]
-    world.create_topic(DEAD)
-    for number, value in enumerate(RECORDS):
-        log.append(value, world.now, key=b"%d" % number)
-    world.handle = obey
-    kafka = {"bootstrap_servers": "memory:1", "group_id": GROUP, "topics": [AT.topic]}
+def six_records(**settings: Any) -> MemoryLane:
+    """Returns a lane that has not run, with a record of each kind."""
     retry = {"initial_delay": "0s", "period": "0s", "max_retries": 1}
-    settings = {
-        "name": "lane",
-        "kafka": kafka,
-        "handler": "a:b",
-        "dead_letter": {"topic": DEAD},
-        "retry": retry,
-        **more,
-    }
-    return world, Pipeline.model_validate(settings)
+    return MemoryLane(OK, FAILS, b'{"skip": true}', DEAD, None, FAILS_ONCE, retry=retry, **settings)
 
 
-def runs(world: World, pipeline: Pipeline, name: str, times: int = 1) -> None:
+def run_times(lane: MemoryLane, run_id: str, times: int = 1) -> None:
     for number in range(times):
-        run.run(memory_parts(world, pipeline, f"{name}-{number}"), no_session)
+        lane.run(lane.parts(f"{run_id}-{number}"))
 
 
 def killed_at(line: int, work: Callable[[], None]) -> bool:
-    """Do `work`, but end it right before the `line`-th line of the steps; whether there was such a line."""
+    """Calls `work` and kills it right before the `line`-th line of the steps; returns whether there was such a line."""
     passed = 0
 
     def count(frame: FrameType, event: str, _: Any) -> Any:
@@ -81,97 +62,96 @@ def killed_at(line: int, work: Callable[[], None]) -> bool:
     return False
 
 
-def rows(world: World) -> set[tuple[int, int, str]]:
-    """(offset, attempt, outcome) of all outcomes of turns that are settled."""
-    stored: dict[TurnId, list[Any]] = world.tables.outcomes
-    assert {turn.n for turn in stored} <= {turn.n for turn in world.tables.settlements}
-    found = [(r.offset, r.attempt, str(r.outcome)) for files in stored.values() for f in files for r in f.rows[AT]]
-    assert len(found) == len(set(found)), "an outcome is stored twice"
+def struck_at_each_line(turns_before: int = 0, **settings: Any) -> Iterator[tuple[int, MemoryLane]]:
+    """Yields the number of each line of a run, and a lane whose run was killed there; last, one that ran to its end."""
+    line, struck = 0, True
+    while struck:
+        line += 1
+        lane = six_records(**settings)
+        run_times(lane, "before", turns_before)
+        struck = killed_at(line, lambda lane=lane: run_times(lane, "struck"))  # type: ignore[misc]
+        yield line, lane
+    assert line > 300
+
+
+def rows(lane: MemoryLane) -> set[tuple[int, int, str]]:
+    """Returns (offset, attempt, outcome) of all outcomes. All turns are settled, and no outcome is stored twice."""
+    stored = lane.world.tables.outcomes
+    assert {turn.n for turn in stored} <= {turn.n for turn in lane.world.tables.settlements}
+    found = [(r.offset, r.attempt, str(r.outcome)) for files in stored.values() for f in files for r in f.rows[TP]]
+    assert len(found) == len(set(found))
     return set(found)
 
 
-def judged(world: World, pipeline: Pipeline) -> None:
-    """By the oracle, which knows the history alone."""
+def judge(lane: MemoryLane) -> None:
+    pipeline = lane.parts().pipeline
     retry = pipeline.retry
     policy = Policy(retry.max_retries, retry.initial_delay, retry.period, retry.max_delay)
-    rules = Rules(GROUP, pipeline.name, pipeline.kafka.isolation, "fail", policy, {}, DEAD, pipeline.lost_after, None)
-    oracle = Oracle(world, rules)
+    dead, lost_after = pipeline.dead_letter_topic, pipeline.lost_after
+    rules = Rules(GROUP, pipeline.name, pipeline.kafka.isolation, "fail", policy, {}, dead, lost_after, None)
+    oracle = Oracle(lane.world, rules)
     oracle.check()
-    oracle.check_all_rows()
+    oracle.check_tables()
 
 
 @pytest.mark.parametrize("turn", [1, 2])
 def test_s52_killed_at_any_line_and_run_again_nothing_is_lost_and_no_outcome_is_there_twice(turn: int) -> None:
-    """Fault 23, and 1, 3, 4, 29 at every line between the writes. Turn 1 has letters of its own, turn 2 retries."""
-    twin, pipeline = begun()
-    runs(twin, pipeline, "twin", 3)
+    """Fault 23, and faults 1, 3, 4, 29 at every line between the writes. Turn 1 sends dead letters, turn 2 retries."""
+    twin = six_records()
+    run_times(twin, "twin", 3)
     undisturbed = rows(twin)
-    assert (len(undisturbed), twin.committed[GROUP, AT].offset) == (10, 6)
-    line = 0
-    while True:
-        line += 1
-        world, pipeline = begun()
-        runs(world, pipeline, "before", turn - 1)
-        struck = killed_at(line, lambda: runs(world, pipeline, "struck"))  # noqa: B023 - called at once
-        judged(world, pipeline)
-        runs(world, pipeline, "after", 3)
-        judged(world, pipeline)
-        assert rows(world) == undisturbed, f"line {line}"
-        assert world.committed[GROUP, AT].offset == 6
-        letters = [int(event.said["ackline.offset"]) for event in world.history if isinstance(event, Posted)]
+    assert (len(undisturbed), twin.committed()) == (10, 6)
+    for line, lane in struck_at_each_line(turns_before=turn - 1):
+        judge(lane)
+        run_times(lane, "after", 3)
+        judge(lane)
+        assert rows(lane) == undisturbed, f"line {line}"
+        assert lane.committed() == 6
+        letters = [int(letter.headers["ackline.offset"]) for letter in lane.letters()]
         assert set(letters) == {1, 3}
         assert len(letters) <= 4
-        if not struck:
-            break
-    assert line > 300
 
 
 def test_s50_killed_at_any_line_at_most_once_hands_nothing_out_twice() -> None:
-    """Fault 37: wherever it ends, each record is handled once or lost; the group moves before the first call."""
-    line = 0
-    while True:
-        line += 1
-        world, pipeline = begun(guarantee="at_most_once", dead_letter="none")
-        struck = killed_at(line, lambda: runs(world, pipeline, "struck"))  # noqa: B023 - called at once
-        world.now += pipeline.lost_after
-        runs(world, pipeline, "after", 2)
-        calls = [event for event in world.history if isinstance(event, HandlerCall)]
-        assert len({call.offset for call in calls}) == len(calls), f"line {line}"
-        if calls:
-            first = next(n for n, event in enumerate(world.history) if isinstance(event, HandlerCall))
-            commits = [event for event in world.history[:first] if isinstance(event, GroupCommit)]
-            assert commits[-1].offsets[AT].offset == 6
-        assert world.committed[GROUP, AT].offset == 6
-        found = rows(world)
-        assert found == {(0, 0, "lost")} or {offset for offset, _, _ in found} == set(range(6))
-        if not struck:
-            break
-    assert line > 300
+    """Fault 37: each record is handled once or lost, and the group moves before the first call."""
+    for line, lane in struck_at_each_line(guarantee="at_most_once", dead_letter="none"):
+        judge(lane)
+        lane.world.now += lane.parts().pipeline.lost_after
+        run_times(lane, "after", 2)
+        judge(lane)
+        offsets = lane.offsets()
+        assert len(set(offsets)) == len(offsets), f"line {line}"
+        history = lane.world.history
+        if offsets:
+            first_call = next(n for n, event in enumerate(history) if isinstance(event, HandlerCall))
+            commits = [event for event in history[:first_call] if isinstance(event, GroupCommit)]
+            assert commits[-1].offsets[TP].offset == 6
+        assert lane.committed() == 6
+        stored = rows(lane)
+        assert stored == {(0, 0, "lost")} or {offset for offset, _, _ in stored} == set(range(6))
 
 
 def test_two_that_settle_at_once_fold_the_decisions_that_are_stored_and_not_their_own() -> None:
-    """The first has its letter acknowledged, the second has not, and stores what it decides before the first does."""
-    world, pipeline = begun()
+    """The first process gets its acknowledgement, the second does not; but the second stores its decisions first."""
+    lane = six_records()
 
-    def process(name: str) -> Actor:
+    def process(run_id: str) -> Actor:
         def work(hook: Hook) -> None:
-            run.run(memory_parts(world, pipeline, name, hook), no_session)
+            lane.run(lane.parts(run_id, hook))
 
-        return Actor(name, work)
+        return Actor(run_id, work)
 
     first, second = process("first"), process("second")
     first.advance(lambda operation, when: (operation, when) == ("decisions", BEFORE))
-    world.faults.letters.append("lost")
+    lane.world.faults.letters.append("lost")
     second.advance(lambda operation, when: (operation, when) == ("settlement", BEFORE))
-    tables = [event for event in world.history if isinstance(event, TableCommit)]
-    assert [event.value for event in tables if event.application.endswith("decisions")] == [[]]
+    commits = [event for event in lane.world.history if isinstance(event, TableCommit)]
+    assert [commit.value for commit in commits if commit.application.endswith("decisions")] == [[]]
     first.advance(None)
     second.advance(None)
-    judged(world, pipeline)
+    judge(lane)
     assert (first.error, second.error) == (None, None)
-    settled = memory_parts(world, pipeline, "third").store.newest()
-    assert settled is not None
-    assert settled.partitions[AT].state.pending_by_kind()[PendingKind.DEAD_LETTER] == 1
-    runs(world, pipeline, "after", 3)
-    judged(world, pipeline)
-    assert world.committed[GROUP, AT].offset == 6
+    assert lane.state().pending_by_kind()[PendingKind.DEAD_LETTER] == 1
+    run_times(lane, "after", 3)
+    judge(lane)
+    assert lane.committed() == 6

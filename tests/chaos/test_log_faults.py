@@ -105,7 +105,7 @@ def test_fault_20_a_topic_created_again_while_it_is_read_proves_nothing(
     """The new one is as long as the old one, so that only its id tells: no outcome is stored, nothing committed."""
     one = lab()
     one.records(3)
-    real = replay._run
+    real = replay._run_spark_job
 
     def replaced(*given: Any) -> Any:
         result = real(*given)
@@ -115,7 +115,7 @@ def test_fault_20_a_topic_created_again_while_it_is_read_proves_nothing(
         return result
 
     with monkeypatch.context() as patch:
-        patch.setattr(replay, "_run", replaced)
+        patch.setattr(replay, "_run_spark_job", replaced)
         with pytest.raises(TopicChanged, match="created again"):
             one.run()
     assert (one.rows(), one.table("outcomes"), one.committed()) == ([], [], None)

@@ -67,7 +67,7 @@ def test_m3_outcomes_without_a_fence_are_found(lab: MakeLab, monkeypatch: pytest
     with monkeypatch.context() as patch, one.parts("late") as late:
         patch.setattr(LedgerStore, "store_outcomes", unfenced)
         planned = one.plan()
-        results = [replay._run(late, planned, one.spark, None) for _ in range(2)]
+        results = [replay._run_spark_job(late, planned, one.spark, None) for _ in range(2)]
         late.store.store_outcomes(planned.turn, replay.add_actions(planned, results[0]))
         one.settle()
         assert one.violations() == []
@@ -82,7 +82,7 @@ def test_m3_two_outcomes_before_the_settlement_are_refused(lab: MakeLab, monkeyp
     with one.parts("late") as late:
         planned = one.plan()
         for number in (planned.turn.n, 99):
-            result = replay._run(late, planned, one.spark, None)
+            result = replay._run_spark_job(late, planned, one.spark, None)
             name = f"ackline/{one.name}/live/0/outcomes" if number != 99 else "mutant"
             late.store.outcomes.append(replay.add_actions(planned, result), name, number)
     with pytest.raises(LedgerError, match="two attempts"):

@@ -47,7 +47,7 @@ def test_two_runs_step_by_step_the_second_adopts_and_adds_nothing(lab: MakeLab) 
         adopted = plan.plan(b)
         assert adopted.adopted
         assert adopted.plan is not None
-        results = [replay._run(parts, adopted.plan, one.spark, None) for parts in (a, b)]
+        results = [replay._run_spark_job(parts, adopted.plan, one.spark, None) for parts in (a, b)]
         stored = [
             parts.store.store_outcomes(adopted.plan.turn, replay.add_actions(adopted.plan, result))
             for parts, result in zip((b, a), results, strict=True)
@@ -95,7 +95,7 @@ def test_a_loser_whose_turn_was_settled_meanwhile_ends_well_although_the_next_is
     with one.parts("a") as a:
         planned = plan.plan(a).plan
         assert planned is not None
-        result = replay._run(a, planned, one.spark, None)
+        result = replay._run_spark_job(a, planned, one.spark, None)
         one.run()
         one.records(2)
         one.plan()

@@ -59,15 +59,15 @@ def test_a_leader_is_killed_while_its_records_are_read_and_nothing_is_lost_or_re
 ) -> None:
     one = on_three((2, 3, 1), config=SAFE, retry={"max_retries": 1, "initial_delay": "0s"})
     one.records(300, fails([7, 250], 1))
-    real = replay._run
+    real = replay._run_spark_job
 
     def struck(*arguments: Any) -> Any:
-        monkeypatch.setattr(replay, "_run", real)
+        monkeypatch.setattr(replay, "_run_spark_job", real)
         one.spark()  # started by now, so that it meets the dead leader
         brokers.nodes[2].kill()
         return real(*arguments)
 
-    monkeypatch.setattr(replay, "_run", struck)
+    monkeypatch.setattr(replay, "_run_spark_job", struck)
     until_done(one)
     assert {row["turn"] for row in one.table("plans") if row["end_offset"] > row["start_offset"]} == {1}
     assert one.settled().leader_epoch == 0, "that under which it was planned; the new leader has the same log"
@@ -115,10 +115,10 @@ def test_a_log_cut_under_the_reader_makes_the_turn_void_and_is_read_again(
     brokers.nodes[3].stop()
     brokers.await_in_sync(one.topic, {2})
     acknowledged_by_the_leader(one, 3)
-    real = replay._run
+    real = replay._run_spark_job
 
     def struck(*arguments: Any) -> Any:
-        monkeypatch.setattr(replay, "_run", real)
+        monkeypatch.setattr(replay, "_run_spark_job", real)
         result = real(*arguments)
         brokers.nodes[2].kill()
         brokers.nodes[3].start()
@@ -126,7 +126,7 @@ def test_a_log_cut_under_the_reader_makes_the_turn_void_and_is_read_again(
         acknowledged_by_the_leader(one, 3)
         return result
 
-    monkeypatch.setattr(replay, "_run", struck)
+    monkeypatch.setattr(replay, "_run_spark_job", struck)
     one.run()
     kinds = [row["kind"] for row in one.table("settlements")]
     assert sorted(kinds) == ["genesis", "run", "void"]

@@ -1,4 +1,4 @@
-"""What a world does of itself: its log, its topics, its group, its clock, its parts and its file change."""
+"""The rules by which a world changes without a process: its logs, topics, group, clock, faults and pipeline file."""
 
 import json
 from datetime import timedelta
@@ -14,65 +14,63 @@ from tests.chaos.config import GROUP, GUARANTEES, NAME, TOPICS
 from tests.chaos.stage import Stage
 
 FAILS: tuple[Any, ...] = ({"fail": 1}, {"fail": 2}, {"fail": -1}, {"fail": 1, "as": "KeyError"})
-SCRIPTS: tuple[Any, ...] = (
+ORDERS: tuple[Any, ...] = (
     *({}, {}, {"skip": True}, {"dead": True}, None, *FAILS),
     {"fail": 2, "as": "TimeoutError"},
 )
 small = st.integers(0, 7)
-scripts = st.lists(st.sampled_from(SCRIPTS), max_size=5)
+orders = st.lists(st.sampled_from(ORDERS), max_size=5)
 words = st.sampled_from(["refused", "unanswered"])
 mostly = st.sampled_from([True, True, True, False])
 
 
 class Unrest(Stage):
-    """The rules by which nothing runs, and everything changes."""
+    """The rules that change the world."""
 
     # ---- the log --------------------------------------------------------------------------------------------------
 
-    @rule(where=small, scripts=scripts, end=st.sampled_from([True, False, None]))
-    def transaction(self, where: int, scripts: list[Any], end: bool | None) -> None:
-        """Records of a transaction, which is committed, aborted or left open."""
+    @rule(where=small, records=orders, commit=st.sampled_from([True, False, None]))
+    def transaction(self, where: int, records: list[Any], commit: bool | None) -> None:
+        """Produces records in a transaction, which is committed, aborted or left open."""
         log = self.log(where)
-        self.append(log, scripts, open_=True)
-        if end is not None:
-            log.decide(end)
+        self.append(log, records, open_=True)
+        if commit is not None:
+            log.end_transaction(commit)
 
     @rule(where=small, far=small, what=st.sampled_from(["gap", "expire", "compact", "compact"]))
     def log_changes(self, where: int, far: int, what: str) -> None:
-        """Offsets without a record; retention; compaction of one offset that may be read, or waits."""
-        log = self.log(where)
+        """Adds offsets without a record, lets records expire, or compacts an offset that is pending or may be read."""
+        log, account = self.log(where), self.oracle.partitions.get(self.tp(where))
         if what == "gap":
-            log.gap(far)
+            log.add_gap(far)
         elif what == "expire":
-            known = self.oracle.places.get(self.place(where))
-            start = max(log.start, known.floor if known else 0) + far
+            start = max(log.start, account.floor if account else 0) + far
             log.expire(min(start, log.readable_end("read_committed")))
         else:
-            place = self.oracle.places.get(self.place(where))
-            pending = sorted(place.pending) if place else []
+            pending = sorted(account.pending) if account else []
             offset = pending[far % len(pending)] if pending else log.start + far
             if offset < log.readable_end("read_committed"):
                 log.compacted.add(offset)
 
     @rule(far=st.integers(1, 3))
     def retention_wins(self, far: int) -> None:
-        """Retention passes the start of what is planned and not read yet."""
+        """Lets the start of each planned range expire before it is read."""
         self.advance(self.spawn("plan"), None)
         self.oracle.check()
         turn = self.oracle.open
-        for tp, one in turn.plan.partitions.items() if turn else ():
+        for tp, planned in turn.plan.partitions.items() if turn else ():
             log = self.world.log(tp)
-            if log is not None and one.fresh:
-                log.expire(min(one.fresh.start + far, log.readable_end("read_committed")))
+            if log is not None and planned.fresh:
+                log.expire(min(planned.fresh.start + far, log.readable_end("read_committed")))
 
     @rule(
         where=small,
         what=st.sampled_from(["leader", "partition", "topic", "parked"] * 3 + ["deleted", "recreated"]),
     )
     def topics_change(self, where: int, what: str) -> None:
-        """A leader goes or comes back; a partition or topic more; the file names other topics; a topic is not what it
-        was."""
-        tp = self.place(where)
+        """Takes or returns a leader, adds a partition or a topic, changes the topics of the file, or deletes a topic
+        and perhaps creates it again."""
+        tp = self.tp(where)
         topic = self.world.topics[tp.topic]
         if what == "leader":
             topic.logs[tp.partition].has_leader ^= True
@@ -102,9 +100,9 @@ class Unrest(Stage):
         mended=mostly,
     )
     def group_changes(self, where: int, far: int, what: str, planned: bool, runs: int, mended: bool) -> None:
-        """The committed offset expires; somebody moves the group, perhaps back to where it was, or joins it; another
-        ledger of this pipeline commits. Runs meet that, perhaps with a turn open; mostly it is mended then."""
-        tp = self.place(where)
+        """Moves the group from outside, perhaps back to an earlier offset, or lets its commit expire, a consumer join
+        it, or another ledger commit. Then come runs, perhaps with a turn open; mostly the group is mended then."""
+        tp = self.tp(where)
         if planned:
             self.advance(self.spawn("plan"), None)
             self.oracle.check()
@@ -116,10 +114,10 @@ class Unrest(Stage):
             self.world.committed.pop((GROUP, tp), None)
         elif what in ("copy", "newer"):
             self.another_commits(tp, what == "newer")
-        elif what == "back" and tp in self.oracle.places:
-            answered = [one for one in self.oracle.places[tp].answers.values() if one is not None]
-            # what the lane has answered once, and must not take for answered again
-            self.world.committed[GROUP, tp] = Committed(answered[far % len(answered)] if answered else max(far, 0), "")
+        elif what == "back" and tp in self.oracle.partitions:
+            # The lane has acknowledged such an offset once; the acknowledgement must not hold for this commit.
+            offsets = [offset for offset in self.oracle.partitions[tp].acknowledged.values() if offset is not None]
+            self.world.committed[GROUP, tp] = Committed(offsets[far % len(offsets)] if offsets else max(far, 0), "")
         else:
             offset = max(0, (committed.offset if committed else 0) + far)
             self.world.committed[GROUP, tp] = Committed(offset, "" if what == "move" else '{"ledger": 5}')
@@ -129,37 +127,37 @@ class Unrest(Stage):
             self.group_is_mended()
 
     def another_commits(self, tp: TopicPartition, newer: bool) -> None:
-        """Somebody runs the pipeline on another ledger, or on a copy of this one that is ahead of it."""
-        ledger, place = self.world.tables.ids.get("settlements"), self.oracle.places.get(tp)
-        if place is not None and ledger is not None:
+        """Commits for this pipeline by another ledger, or by a copy of this one that is ahead of it."""
+        ledger, account = self.world.tables.ids.get("settlements"), self.oracle.partitions.get(tp)
+        if account is not None and ledger is not None:
             epoch, n = len(self.oracle.epochs) - 1, self.oracle.epochs[-1].newest + 3
-            mark = {"ledger": ledger if newer else "lost", "pipeline": NAME, "epoch": epoch, "n": n}
-            self.world.committed[GROUP, tp] = Committed(min(place.floors.values()), json.dumps(mark))
+            metadata = {"ledger": ledger if newer else "lost", "pipeline": NAME, "epoch": epoch, "n": n}
+            self.world.committed[GROUP, tp] = Committed(min(account.floors.values()), json.dumps(metadata))
 
     def group_is_mended(self) -> None:
-        """Whoever was in the group leaves; whatever somebody else committed is deleted."""
+        """Removes members from the group, and commits that are not of this lane."""
         self.world.members = []
         newest = (len(self.oracle.epochs) - 1, self.oracle.epochs[-1].newest)
         for key, committed in list(self.world.committed.items()):
-            mark = json.loads(committed.metadata) if self.oracle.is_ours(committed.metadata) else None
-            if mark is None or (mark["epoch"], mark["n"] - 1) > newest:  # a claim is ahead by one
+            ours = json.loads(committed.metadata) if self.oracle.is_ours(committed.metadata) else None
+            if ours is None or (ours["epoch"], ours["n"] - 1) > newest:  # a claim is ahead by one
                 del self.world.committed[key]
 
     @rule()
     def operators_mend(self) -> None:
-        """Leaders come back, the group is ours again, the file names all topics, transactions end."""
+        """Returns all leaders, mends the group, names all topics in the file, and ends transactions."""
         self.group_is_mended()
         self.subscribed = [topic for topic in TOPICS if topic in self.world.topics and topic != self.recreated]
         self.settings["guarantee"] = self.guarantee_under_way()
         for log in self.logs():
             log.has_leader = True
-            log.decide(commit=True)
+            log.end_transaction(commit=True)
 
     # ---- everything else ------------------------------------------------------------------------------------------
 
     @rule(minutes=st.sampled_from([0.1, 1, 5, 60, -0.5, -60]))
     def clock(self, minutes: float) -> None:
-        """Time passes, or a clock is set."""
+        """Moves the clock, also backwards."""
         self.world.now += timedelta(minutes=minutes)
         self.latest = max(self.latest, self.world.now)
 
@@ -169,8 +167,7 @@ class Unrest(Stage):
         word=words,
     )
     def parts_fail(self, letters: list[str], where: str, word: str) -> None:
-        """The dead-letter topic times out, refuses, or its answer is lost; a table, the coordinator or Spark refuses
-        once, or its answer is lost; the handler fails whatever it gets."""
+        """Queues faults of dead letters, and one of a table, of a commit or of Spark; or begins or ends an outage."""
         self.world.faults.letters.extend(letters)
         if where == "outage":
             self.outage = not self.outage
@@ -179,7 +176,7 @@ class Unrest(Stage):
 
     @rule(window=st.integers(1, 12), most=st.integers(1, 12), guarantee=st.sampled_from(["", "", "", *GUARANTEES]))
     def settings_change(self, window: int, most: int, guarantee: str) -> None:
-        """Somebody edits the file: limits at any time, the guarantee where it should wait until nothing is pending."""
+        """Changes the limits, and perhaps the guarantee, also while something is pending."""
         self.settings |= {"max_uncommitted": window, "max_records_per_run": most}
         if guarantee:
             self.settings["guarantee"] = guarantee

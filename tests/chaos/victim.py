@@ -29,7 +29,7 @@ WRITES: dict[str, tuple[type, str]] = {
     "genesis": (LedgerStore, "store_settlement"),
     "plan": (LedgerStore, "store_plan"),
     "claim": (LedgerStore, "store_claim"),
-    "start": (LedgerStore, "store_start"),
+    "start": (LedgerStore, "store_start_marker"),
     "outcomes": (LedgerStore, "store_outcomes"),
     "letters": (DeadLetters, "send"),
     "decisions": (LedgerStore, "store_decisions"),

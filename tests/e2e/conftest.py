@@ -1,4 +1,4 @@
-"""The fixtures of the tests here; pytest finds them by these names."""
+"""The fixtures of these tests; pytest finds them by name."""
 
 from tests.e2e.fixtures import lab, spark
 

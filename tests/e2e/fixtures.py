@@ -1,4 +1,4 @@
-"""Fixtures that tests/e2e and tests/chaos share: one Spark session for all tests in this process, and labs."""
+"""Fixtures of tests/e2e and tests/chaos: one Spark session for all tests of the process, and labs."""
 
 import os
 from collections.abc import Iterator
@@ -16,28 +16,28 @@ from tests.e2e.lab import Lab, Spark
 
 _folder = TemporaryDirectory(prefix="ackline-journal-")
 _journal = str(Path(_folder.name) / "journal")
-# Spark's Python workers live longer than a test and take their environment from the process that starts them, so there
-# is one journal; labs tell their calls apart by topic.
+# Spark's Python workers outlive a test and inherit their environment, so all labs share one journal. Each lab finds its
+# own calls by topic.
 os.environ[journal.JOURNAL] = _journal
 os.environ.setdefault("ACKLINE_SPARK_MASTER", "local[2]")
 
 
 class MakeLab(Protocol):
-    """Makes a lab; its keywords are those of `Lab`."""
+    """Makes a lab; takes the keywords of `Lab`."""
 
     def __call__(self, **settings: Any) -> Lab: ...
 
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[Spark]:
-    """Gives the one session, which is started when first asked for."""
+    """A function that returns the session; its first call starts it."""
     opened: list[SparkSession] = []
 
     def get() -> SparkSession:
-        found = session.open_session()
-        found.sparkContext.environment[journal.JOURNAL] = _journal
-        opened.append(found)
-        return found
+        spark = session.open_session()
+        spark.sparkContext.environment[journal.JOURNAL] = _journal
+        opened.append(spark)
+        return spark
 
     yield get
     if opened:
@@ -46,17 +46,17 @@ def spark() -> Iterator[Spark]:
 
 @pytest.fixture
 def lab(broker: Broker, spark: Spark, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[MakeLab]:
-    """A factory of labs. After the test the independent checker judges each of them."""
+    """A factory of labs. The independent checker judges each of them after the test."""
     monkeypatch.setenv(journal.JOURNAL, _journal)
-    made: list[Lab] = []
+    labs: list[Lab] = []
 
     def make(**settings: Any) -> Lab:
-        folder = tmp_path / f"lab{len(made)}"
+        folder = tmp_path / f"lab{len(labs)}"
         folder.mkdir()
-        made.append(Lab(broker, folder, spark, **settings))
-        return made[-1]
+        labs.append(Lab(broker, folder, spark, **settings))
+        return labs[-1]
 
     yield make
-    for one in made:
-        if not one.judged:
-            one.judge()
+    for made in labs:
+        if not made.judged:
+            made.judge()

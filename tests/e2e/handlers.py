@@ -1,4 +1,4 @@
-"""Handlers of the end-to-end tests that the journal handler can't play."""
+"""Handlers of the end-to-end tests that do what the journal handler cannot."""
 
 from contextlib import suppress
 
@@ -8,8 +8,8 @@ from ackline.handler import Record, arrow_handler
 from ackline.testing import journal
 
 
-def blabs(record: Record) -> None:
-    """Says all it knows of a record in its exception, as careless code does."""
+def quotes_the_record(record: Record) -> None:
+    """Quotes the record in its exception, as careless code does."""
     with suppress(ValueError):
         journal.handle(record)
     key, headers = (record.key or b"").decode(), dict(record.headers)
@@ -17,14 +17,14 @@ def blabs(record: Record) -> None:
 
 
 @arrow_handler
-def scattered(batch: pa.RecordBatch) -> list[str]:
-    """Every hundredth record fails once."""
+def fails_every_hundredth_once(batch: pa.RecordBatch) -> list[str]:
+    """Fails every hundredth record once."""
     return _fails_once(batch, 100)
 
 
 @arrow_handler
-def every_other(batch: pa.RecordBatch) -> list[str]:
-    """Every other record fails once, so that no two pending offsets are neighbours."""
+def fails_every_other_once(batch: pa.RecordBatch) -> list[str]:
+    """Fails every other record once, so that no two pending offsets are neighbours."""
     return _fails_once(batch, 2)
 
 

@@ -1,10 +1,11 @@
-"""The lab: a pipeline on topics of its own and a clock to set, run turn by turn on the real broker, Spark and Delta.
+"""The lab: a pipeline with topics and a clock of its own, run turn by turn on the real broker, Spark and Delta.
 
-A "poll" of Storm's tests is `run()`, a "restart" is another `run()`: nothing is kept between two of them but the tables
-and Kafka. What a test asserts is read from the broker and from the tables by other means than the product's own, and
-when a test ends, the independent checker judges what it left behind.
+Each `run()` opens the pipeline anew, as a process of its own does: only the tables and Kafka keep anything between two
+runs. A test reads the broker and the tables by other means than the product's own. The independent checker judges each
+lab when its test ends.
 """
 
+import io
 import json
 import os
 import subprocess
@@ -12,19 +13,23 @@ import sys
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import redirect_stderr, redirect_stdout
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import yaml
-from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka import Consumer
+from confluent_kafka import TopicPartition as ClientPartition
 from confluent_kafka.admin import AdminClient
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
+from ackline.cli import app
 from ackline.local.broker import Broker
-from ackline.offsets import TopicPartition as At
-from ackline.pipeline import Pipeline, load
+from ackline.offsets import TopicPartition
+from ackline.pipeline import load
 from ackline.steps import commit as commit_step
 from ackline.steps import plan as planning_step
 from ackline.steps import replay as replay_step
@@ -43,7 +48,7 @@ Value = Mapping[str, object] | bytes | None
 
 
 class Row(NamedTuple):
-    """What a test says of a row of `outcomes`; of a whole range `end` is set."""
+    """What a test compares of a row of `outcomes`; `end` is set if the row is for a range of offsets."""
 
     offset: int
     attempt: int
@@ -52,7 +57,7 @@ class Row(NamedTuple):
 
 
 class Lab:
-    """One pipeline. `now` is the time that each run goes by; `wait` moves it."""
+    """One pipeline. `now` is the time of each run; `advance_clock` moves it."""
 
     def __init__(
         self,
@@ -68,24 +73,24 @@ class Lab:
     ) -> None:
         self.broker, self.folder, self.spark = broker, folder, spark
         unique = uuid.uuid4().hex[:10]
-        self.name, self.group, self.dead = f"lab-{unique}", f"group-{unique}", f"dead-{unique}"
+        self.name, self.group, self.dead_letter_topic = f"lab-{unique}", f"group-{unique}", f"dead-{unique}"
         self.topics = [f"topic-{unique}-{n}" for n in range(topics)]
         self.topic = self.topics[0]
         self.audit = str(folder / "audit")
         self.journal = os.environ[journal.JOURNAL]
         self.now = datetime.now(UTC).replace(microsecond=0)
         self.judged = False
-        """Whether the checker has judged it since it last ran; set by a test that destroys the checker's evidence."""
+        """Whether the checker has judged the lab since its last run. A test that destroys the evidence sets it."""
         self.journalled = True
-        """Whether the handler writes its calls down."""
-        self._called = 0
+        """Whether the handler writes its calls into the journal."""
+        self._calls_returned: Counter[TopicPartition] = Counter()
         self.settings = self._settings(settings)
         if create:
             for topic in self.topics:
                 broker.create_topic(topic, partitions, topic_config)
             if self.settings["dead_letter"] != "none":
-                broker.create_topic(self.dead)
-        self.define()
+                broker.create_topic(self.dead_letter_topic)
+        self.configure()
 
     def _settings(self, given: Mapping[str, Any]) -> dict[str, Any]:
         kafka = {"bootstrap_servers": self.broker.bootstrap, "group_id": self.group, "topics": self.topics}
@@ -95,66 +100,87 @@ class Lab:
         return {
             "name": self.name,
             "handler": "ackline.testing.journal:handle",
-            "dead_letter": {"topic": self.dead},
+            "dead_letter": {"topic": self.dead_letter_topic},
             **given,
             "kafka": {**kafka, **more},
         }
 
-    def define(self, **changed: Any) -> Pipeline:
-        """Write the pipeline file, with settings changed for good; returns it as the product reads it."""
+    @property
+    def file(self) -> Path:
+        """The pipeline file."""
+        return self.folder / "pipelines" / f"{self.name}.yaml"
+
+    def configure(self, **changed: Any) -> None:
+        """Write the pipeline file, with these settings changed from now on."""
         self.settings |= changed
-        folder = self.folder / "pipelines"
-        folder.mkdir(parents=True, exist_ok=True)
-        file = folder / f"{self.name}.yaml"
-        file.write_text(yaml.safe_dump(self.settings))
-        self.pipeline = load(file)
-        return self.pipeline
+        self.file.parent.mkdir(parents=True, exist_ok=True)
+        self.file.write_text(yaml.safe_dump(self.settings))
+        self.pipeline = load(self.file)
 
     # ---- what happens ---------------------------------------------------------------------------------------------
 
-    def wait(self, seconds: float) -> None:
-        """Let time pass."""
+    def advance_clock(self, seconds: float) -> None:
         self.now += timedelta(seconds=seconds)
 
     def produce(self, *values: Value, partition: int = 0, topic: str | None = None) -> None:
-        """Append records, each acknowledged when this returns."""
+        """Produce records; returns when the broker has acknowledged all of them."""
         wire.produce(self.broker.bootstrap, topic or self.topic, map(encoded, values), partition)
 
-    def records(self, count: int, special: Mapping[int, Value] | None = None, **where: Any) -> None:
-        """Append `count` records that are acked, but for those whose place among them is in `special`."""
+    def produce_records(self, count: int, special: Mapping[int, Value] | None = None, **where: Any) -> None:
+        """Produce `count` records that the handler acks; `special` replaces some of them, by position."""
         self.produce(*((special or {}).get(n, {"n": n}) for n in range(count)), **where)
 
     def parts(self, run_id: str | None = None) -> Any:
-        """The pipeline opened at the lab's time: a context manager of `Parts`."""
+        """Returns a context manager that opens the pipeline at the lab's time, and gives its `Parts`."""
         self.judged = False
         return open_parts(
             self.pipeline, run_id=run_id or f"test-{uuid.uuid4().hex[:6]}", actor="test", now=self.now, audit=self.audit
         )
 
     def run(self) -> run_step.RunResult:
-        """One run, in this process."""
         with self.parts() as parts:
             return run_step.run(parts, self.spark)
 
     def plan(self) -> Plan:
-        """The step plan, by itself."""
+        """Run the step plan alone."""
         with self.parts() as parts:
             planned = planning_step.plan(parts).plan
         assert planned is not None
         return planned
 
     def replay(self) -> replay_step.Replayed:
-        """The step replay, by itself."""
+        """Run the step replay alone."""
         with self.parts() as parts:
             return replay_step.replay(parts, self.spark)
 
     def settle(self) -> commit_step.CommitResult:
-        """The step settle, by itself."""
+        """Run the step settle alone."""
         with self.parts() as parts:
             return settle_step.settle(parts)
 
-    def command(self, *arguments: str, env: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-        """The command `ackline`, as a process of its own, piped."""
+    def ackline(self, *arguments: str, env: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+        """Run the command `ackline` in this process, with the tests' Spark session; returns its status and output."""
+        if arguments[0] == "run":
+            self.judged = False
+            self.spark()
+        output, errors, status = io.StringIO(), io.StringIO(), None
+        with (
+            patch.dict(os.environ, {**self.environment, **(env or {})}),
+            patch.object(sys, "argv", ["ackline", *arguments]),
+            redirect_stdout(output),
+            redirect_stderr(errors),
+        ):
+            try:
+                app.main()
+            except SystemExit as ended:
+                status = ended.code
+        return subprocess.CompletedProcess(arguments, int(status or 0), output.getvalue(), errors.getvalue())
+
+    def ackline_process(
+        self, *arguments: str, env: Mapping[str, str] | None = None
+    ) -> subprocess.CompletedProcess[str]:
+        """Run the command `ackline` as a process of its own, with pipes and no terminal."""
+        self.judged = False
         return subprocess.run(
             [str(Path(sys.executable).parent / "ackline"), *arguments],
             env={**os.environ, **self.environment, **(env or {})},
@@ -166,61 +192,66 @@ class Lab:
             check=False,
         )
 
+    def ackline_json(self, *arguments: str) -> Any:
+        """Returns the JSON that a command prints on its last line; the command succeeds."""
+        done = self.ackline(*arguments, "--json")
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout.splitlines()[-1])
+
     @property
     def environment(self) -> dict[str, str]:
-        """What tells a process where this lab's files are."""
-        return {"ACKLINE_PIPELINES": str(self.folder / "pipelines"), "ACKLINE_AUDIT": self.audit}
+        """The environment variables by which a process finds this lab's files."""
+        return {"ACKLINE_PIPELINES": str(self.file.parent), "ACKLINE_AUDIT": self.audit}
 
-    def commit(self, offset: int, metadata: str = "", partition: int = 0) -> None:
-        """Move the group from outside, as any consumer could."""
-        self._consumer_commit(TopicPartition(self.topic, partition, offset, metadata=metadata))
-
-    def _consumer_commit(self, tp: TopicPartition) -> None:
+    def move_group(self, offset: int, metadata: str = "", partition: int = 0) -> None:
+        """Commit an offset for the group, as a client from outside."""
+        tp = ClientPartition(self.topic, partition, offset, metadata=metadata)
         with wire.closing(Consumer({"bootstrap.servers": self.broker.bootstrap, "group.id": self.group})) as consumer:
-            for done in wire.patiently(lambda: consumer.commit(offsets=[tp], asynchronous=False)):
-                assert done.error is None
+            for answer in wire.retry_until_ready(lambda: consumer.commit(offsets=[tp], asynchronous=False)):
+                assert answer.error is None
 
-    def forget_commit(self) -> None:
-        """The group's commits are gone, as after a week without any."""
+    def delete_group(self) -> None:
+        """Delete the group with its commits, as the broker does with a group that commits nothing for a week."""
         admin = AdminClient({"bootstrap.servers": self.broker.bootstrap})  # kept: its requests end with it
         admin.delete_consumer_groups([self.group])[self.group].result(30)
 
     def expire(self, before: int, partition: int = 0) -> None:
-        """Retention takes everything below `before`."""
+        """Delete the records below `before`, as retention does."""
         admin = AdminClient({"bootstrap.servers": self.broker.bootstrap})
-        for done in admin.delete_records([TopicPartition(self.topic, partition, before)]).values():
-            done.result(30)
+        for answer in admin.delete_records([ClientPartition(self.topic, partition, before)]).values():
+            answer.result(30)
 
     # ---- what came of it ------------------------------------------------------------------------------------------
 
-    def held(self, partition: int = 0, topic: str | None = None) -> tuple[int, str] | None:
-        """What the broker holds for the group: offset and metadata; None where there is nothing."""
+    def group_commit(self, partition: int = 0, topic: str | None = None) -> tuple[int, str] | None:
+        """Returns the group's committed offset and its metadata; None without a commit."""
         with wire.closing(Consumer({"bootstrap.servers": self.broker.bootstrap, "group.id": self.group})) as consumer:
-            asked = [TopicPartition(topic or self.topic, partition)]
-            found = wire.patiently(lambda: consumer.committed(asked, timeout=10))[0]
-        return (found.offset, found.metadata or "") if found.offset >= 0 else None
+            tp = ClientPartition(topic or self.topic, partition)
+            committed = wire.retry_until_ready(lambda: consumer.committed([tp], timeout=10))[0]
+        return (committed.offset, committed.metadata or "") if committed.offset >= 0 else None
 
     def committed(self, partition: int = 0, topic: str | None = None) -> int | None:
-        """The group's committed offset, as the broker says."""
-        held = self.held(partition, topic)
-        return held[0] if held else None
+        """Returns the group's committed offset; None without a commit."""
+        commit = self.group_commit(partition, topic)
+        return commit[0] if commit else None
 
     def calls(self) -> list[journal.Call]:
-        """All handler calls of this lab, in order."""
+        """Returns all handler calls of this lab, in order."""
         return [call for call in journal.read(self.journal) if call.topic in self.topics]
 
-    def handled(self, partition: int = 0, topic: str | None = None) -> list[tuple[int, int]]:
-        """(offset, attempt) of the handler calls since this was last asked, sorted, of one partition."""
-        calls = self.calls()
-        new, self._called = calls[self._called :], len(calls)
-        return sorted((c.offset, c.attempt) for c in new if (c.topic, c.partition) == (topic or self.topic, partition))
+    def new_calls(self, partition: int = 0, topic: str | None = None) -> list[tuple[int, int]]:
+        """Returns (offset, attempt) of a partition's handler calls since this method last returned them, sorted."""
+        tp = TopicPartition(topic or self.topic, partition)
+        calls = [(call.offset, call.attempt) for call in self.calls() if (call.topic, call.partition) == tp]
+        new, self._calls_returned[tp] = calls[self._calls_returned[tp] :], len(calls)
+        return sorted(new)
 
-    def offsets(self, partition: int = 0, topic: str | None = None) -> list[int]:
-        """The offsets of `handled`."""
-        return [offset for offset, _ in self.handled(partition, topic)]
+    def new_offsets(self, partition: int = 0, topic: str | None = None) -> list[int]:
+        """Returns the offsets of `new_calls`."""
+        return [offset for offset, _ in self.new_calls(partition, topic)]
 
     def table(self, name: str) -> list[dict[str, Any]]:
-        """All rows of a table; none where it is not there."""
+        """Returns all rows of a table; none if it does not exist."""
         if not DeltaTable.is_deltatable(f"{self.audit}/{name}"):
             return []
         table = DeltaTable(f"{self.audit}/{name}").to_pyarrow_table(filters=[("pipeline", "=", self.name)])
@@ -228,21 +259,21 @@ class Lab:
         return rows
 
     def rows(self, partition: int = 0, topic: str | None = None) -> list[Row]:
-        """The effective rows of `outcomes` of one partition, sorted: those whose turn is settled and not void."""
-        counting = {(s["lane"], s["epoch"], s["turn"]) for s in self.table("settlements") if s["kind"] != "void"}
+        """Returns the effective rows of one partition, sorted: those whose turn is settled and not void."""
+        effective = {(s["lane"], s["epoch"], s["turn"]) for s in self.table("settlements") if s["kind"] != "void"}
         return sorted(
             Row(row["offset"], row["attempt"], row["outcome"], row["end_offset"])
             for row in self.table("outcomes")
             if (row["topic"], row["partition"]) == (topic or self.topic, partition)
-            and (row["lane"], row["epoch"], row["turn"]) in counting
+            and (row["lane"], row["epoch"], row["turn"]) in effective
         )
 
     def outcomes(self, partition: int = 0) -> Counter[str]:
-        """How many effective rows there are of each outcome."""
+        """Returns how many effective rows have each outcome."""
         return Counter(row.outcome for row in self.rows(partition))
 
     def settlement(self) -> Settlement:
-        """The newest settlement."""
+        """Returns the newest settlement."""
         with self.parts() as parts:
             assert isinstance(parts, Parts)
             newest = parts.store.newest()
@@ -250,58 +281,68 @@ class Lab:
         return newest
 
     def settled(self, partition: int = 0, topic: str | None = None) -> SettledPartition:
-        """What the newest settlement says of a partition."""
-        return self.settlement().partitions[At(topic or self.topic, partition)]
+        """Returns a partition as the newest settlement has it."""
+        return self.settlement().partitions[TopicPartition(topic or self.topic, partition)]
 
     def pending(self, partition: int = 0) -> list[int]:
-        """The pending offsets."""
-        return [o for run in self.settled(partition).state.pending for o in range(run.start, run.end)]
+        """Returns the pending offsets of a partition."""
+        pending = self.settled(partition).state.pending
+        return [offset for offsets in pending for offset in range(offsets.start, offsets.end)]
 
     def letters(self) -> list[wire.Read]:
-        """Every record of the dead-letter topic."""
-        return wire.read(self.broker.bootstrap, self.dead)
+        """Returns all records of the dead-letter topic."""
+        return wire.read(self.broker.bootstrap, self.dead_letter_topic)
 
     def violations(self, settled: bool = False) -> list[str]:
-        """What the independent checker finds."""
+        """Returns what the independent checker finds; `settled` says that nothing may be left to do."""
         retry = self.pipeline.retry
-        mine = self.folder / "journal"
-        mine.write_text("".join(f"{c.topic}\t{c.partition}\t{c.offset}\t{c.attempt}\t{c.pid}\n" for c in self.calls()))
+        journal_file = self.folder / "journal"
+        lines = (f"{c.topic}\t{c.partition}\t{c.offset}\t{c.attempt}\t{c.pid}\n" for c in self.calls())
+        journal_file.write_text("".join(lines))
         sources = Sources(
             self.broker.bootstrap,
             self.audit,
             self.name,
             self.group,
             [topic for topic in self.topics if topic in wire.topics(self.broker.bootstrap)],
-            dead_letter_topic=None if self.settings["dead_letter"] == "none" else self.dead,
+            dead_letter_topic=None if self.settings["dead_letter"] == "none" else self.dead_letter_topic,
             isolation=self.pipeline.kafka.isolation,
-            journal=str(mine) if self.journalled else None,
+            journal=str(journal_file) if self.journalled else None,
         )
         # The checker judges by a single limit of retries; a policy by error class or a class of its own has none.
         max_retries = None if retry.by_error or retry.class_ else retry.max_retries
         return check(sources, max_retries=max_retries, settled=settled).violations
 
     def judge(self, settled: bool = False) -> None:
-        """Fail where an invariant does not hold. `settled`: nothing may be left to do either."""
-        if not settled and not DeltaTable.is_deltatable(f"{self.audit}/settlements"):  # killed, or refused, before that
-            assert self.name not in (self.held() or (0, ""))[1]
+        """Fail if the checker finds a violation; `settled` says that nothing may be left to do."""
+        if not settled and not DeltaTable.is_deltatable(f"{self.audit}/settlements"):  # nothing was stored before that
+            assert self.name not in (self.group_commit() or (0, ""))[1]
             return
-        found = self.violations(settled)
-        assert not found, "\n".join(found)
+        violations = self.violations(settled)
+        assert not violations, "\n".join(violations)
         self.judged = True
+
+    # TRANSITION: the former names, until tests/chaos has the new ones
+    held, handled, offsets, records, wait = group_commit, new_calls, new_offsets, produce_records, advance_clock
+    define, forget_commit, command, commit = configure, delete_group, ackline_process, move_group
+
+    @property
+    def dead(self) -> str:
+        return self.dead_letter_topic
 
 
 def encoded(value: Value) -> wire.Write:
-    """A record with this value, without a key unless it is a tombstone."""
+    """Returns a record with this value; only a tombstone has a key."""
     if value is None:
         return wire.Write(None, key=b"gone")
     return wire.Write(value if isinstance(value, bytes) else json.dumps(value).encode())
 
 
 def all_of(outcome: str, offsets: Iterable[int], attempt: int = 1) -> list[Row]:
-    """A row each, as `Lab.rows` has them."""
+    """Returns a row for each offset, to compare with `Lab.rows`."""
     return [Row(offset, attempt, outcome) for offset in offsets]
 
 
 def fails(offsets: Iterable[int], times: int) -> dict[int, Value]:
-    """For `Lab.records`: these fail so often, −1: always."""
+    """Returns records for `Lab.produce_records` whose handler call fails so often; -1: always."""
     return {offset: {"fail": times} for offset in offsets}

@@ -10,35 +10,35 @@ PAYLOAD = b'{"order": 1041, "item": "teapot", "quantity": 2, "note": "' + b"." *
 
 
 def filled(lab: MakeLab, count: int, handler: str) -> Lab:
-    """A lab with `count` records of an ordinary size, in producer batches of at most 16 KiB."""
-    one = lab(handler=f"tests.e2e.handlers:{handler}")
-    one.journalled = False
-    wire.produce(one.broker.bootstrap, one.topic, (wire.Write(PAYLOAD) for _ in range(count)))
-    return one
+    """Returns a lab with `count` records of an ordinary size, in producer batches of at most 16 KiB."""
+    lane = lab(handler=f"tests.e2e.handlers:{handler}")
+    lane.journalled = False
+    wire.produce(lane.broker.bootstrap, lane.topic, (wire.Write(PAYLOAD) for _ in range(count)))
+    return lane
 
 
 def test_a_thousand_scattered_retries_fetch_at_most_fifty_records_each(lab: MakeLab) -> None:
-    one = filled(lab, 100_000, "scattered")
-    one.run()
-    assert len(one.pending()) == 1_000
-    plan = one.plan()
+    lane = filled(lab, 100_000, "fails_every_hundredth_once")
+    lane.run()
+    assert len(lane.pending()) == 1_000
+    plan = lane.plan()
     assert [run.value for planned in plan.partitions.values() for run in planned.retries] == [2] * 1_000
-    replayed = one.replay()
+    replayed = lane.replay()
     assert replayed.calls == 1_000
     assert 1_000 <= replayed.fetched_for_retries <= 50_000
-    one.settle()
-    assert one.committed() == 100_000
-    one.judge(settled=True)
+    lane.settle()
+    assert lane.committed() == 100_000
+    lane.judge(settled=True)
 
 
 def test_a_hundred_thousand_pending_offsets_work(lab: MakeLab) -> None:
-    """None of them next to another, so that each is an entry of the settlement; then all are retried."""
-    one = filled(lab, 200_000, "every_other")
+    """No two are neighbours, so that each is an entry of the settlement; then all are retried."""
+    lane = filled(lab, 200_000, "fails_every_other_once")
     began = time.monotonic()
-    one.run()
-    assert len(one.settled().state.pending) == 100_000
-    assert one.run().calls == 100_000
-    assert one.committed() == 200_000
-    assert one.pending() == []
+    lane.run()
+    assert len(lane.settled().state.pending) == 100_000
+    assert lane.run().calls == 100_000
+    assert lane.committed() == 200_000
+    assert lane.pending() == []
     assert time.monotonic() - began < 120
-    one.judge(settled=True)
+    lane.judge(settled=True)

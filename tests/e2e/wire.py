@@ -1,4 +1,4 @@
-"""Kafka for the tests themselves: producing, transactions included, and reading back, with nothing of the product."""
+"""Produces, in transactions too, and reads back, with nothing of the product."""
 
 import ctypes
 import time
@@ -16,19 +16,19 @@ from confluent_kafka.admin import AdminClient, NewPartitions, OffsetSpec  # type
 __all__ = [
     "Read",
     "Write",
-    "aborted",
     "add_partitions",
     "closing",
-    "committed",
     "delete_topic",
-    "end",
-    "patiently",
+    "log_end",
+    "open_transaction",
     "produce",
+    "produce_aborted",
+    "produce_committed",
     "produce_header",
     "read",
-    "stable",
+    "retry_until_ready",
     "topics",
-    "transaction",
+    "wait_until_stable",
 ]
 
 T = TypeVar("T")
@@ -48,15 +48,16 @@ class Write:
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """A record as a consumer gets it."""
+    """A record as a consumer reads it."""
 
     offset: int
     key: bytes | None
     value: bytes | None
     headers: Headers
 
-    def said(self) -> dict[str, str]:
-        """The headers that Ackline put there, without their prefix."""
+    @property
+    def ackline_headers(self) -> dict[str, str]:
+        """The headers that Ackline added, without their prefix `ackline.`."""
         return {
             name.removeprefix("ackline."): (value or b"").decode()
             for name, value in self.headers
@@ -65,14 +66,14 @@ class Read:
 
 
 def produce(bootstrap: str, topic: str, records: Iterable[Write], partition: int = 0) -> None:
-    """Append records in this order, each once; returns when the broker has all of them."""
-    # A broker alone refuses a request or answers it; what it may refuse is the first to a new partition: sent alone.
-    # Where replicas come and go, idempotence is worth the half second that librdkafka takes to get a producer id.
-    alone = "," not in bootstrap
+    """Produce records in this order, each once; returns when the broker has acknowledged all of them."""
+    # A single broker can refuse only the first request to a new partition, so the first record is sent alone. With
+    # several brokers leaders change, and idempotence is worth the half second that a producer id takes.
+    single_broker = "," not in bootstrap
     producer = Producer(
         {
             "bootstrap.servers": bootstrap,
-            **({"max.in.flight": 1} if alone else {"enable.idempotence": True}),
+            **({"max.in.flight": 1} if single_broker else {"enable.idempotence": True}),
             "linger.ms": 5,
             "batch.size": 16_384,
             "message.max.bytes": 2_000_000,
@@ -82,24 +83,26 @@ def produce(bootstrap: str, topic: str, records: Iterable[Write], partition: int
 
 
 def produce_header(bootstrap: str, topic: str, value: bytes, name: bytes) -> None:
-    """Append a record with a header of any name: this client takes text only, the library below it takes bytes."""
+    """Produce a record whose header has any name. The Python client takes text only; librdkafka takes bytes."""
     libraries = Path(confluent_kafka.__file__).parents[1] / "confluent_kafka.libs"
     library = ctypes.CDLL(str(next(libraries.glob("librdkafka-*.so*"))))
     library.rd_kafka_conf_new.restype = library.rd_kafka_new.restype = ctypes.c_void_p
-    why = ctypes.create_string_buffer(512)
+    error = ctypes.create_string_buffer(512)
     settings = ctypes.c_void_p(library.rd_kafka_conf_new())
-    assert library.rd_kafka_conf_set(settings, b"bootstrap.servers", bootstrap.encode(), why, ctypes.c_size_t(512)) == 0
-    producer = ctypes.c_void_p(library.rd_kafka_new(0, settings, why, ctypes.c_size_t(512)))
-    assert producer.value, why.value
+    assert (
+        library.rd_kafka_conf_set(settings, b"bootstrap.servers", bootstrap.encode(), error, ctypes.c_size_t(512)) == 0
+    )
+    producer = ctypes.c_void_p(library.rd_kafka_new(0, settings, error, ctypes.c_size_t(512)))
+    assert producer.value, error.value
     # Tagged arguments (rdkafka.h): topic 1, partition 3, value 4, flags 7 (copy: 2), header 9, end 0.
-    where = (1, topic.encode(), 3, ctypes.c_int32(0), 4, value, ctypes.c_size_t(len(value)), 7, 2)
-    assert library.rd_kafka_producev(producer, *where, 9, name, b"1", ctypes.c_ssize_t(1), 0) == 0
+    record = (1, topic.encode(), 3, ctypes.c_int32(0), 4, value, ctypes.c_size_t(len(value)), 7, 2)
+    assert library.rd_kafka_producev(producer, *record, 9, name, b"1", ctypes.c_ssize_t(1), 0) == 0
     assert library.rd_kafka_flush(producer, 30_000) == 0
     library.rd_kafka_destroy(producer)
 
 
-def transaction(bootstrap: str, topic: str, records: Iterable[Write], *, partition: int = 0) -> Producer:
-    """Append records in a transaction that is left open; returns its producer, to commit or abort it."""
+def open_transaction(bootstrap: str, topic: str, records: Iterable[Write], *, partition: int = 0) -> Producer:
+    """Produce records in a transaction that stays open; returns its producer, which can commit or abort it."""
     producer = Producer({"bootstrap.servers": bootstrap, "transactional.id": f"tx-{uuid.uuid4().hex}"})
     producer.init_transactions(SECONDS)
     producer.begin_transaction()
@@ -107,28 +110,28 @@ def transaction(bootstrap: str, topic: str, records: Iterable[Write], *, partiti
     return producer
 
 
-def aborted(bootstrap: str, topic: str, records: Iterable[Write], *, partition: int = 0) -> None:
-    """Append records in a transaction that is aborted: they, and a marker, take their offsets."""
-    transaction(bootstrap, topic, records, partition=partition).abort_transaction(SECONDS)
-    stable(bootstrap, topic, partition)
+def produce_aborted(bootstrap: str, topic: str, records: Iterable[Write], *, partition: int = 0) -> None:
+    """Produce records in a transaction that is aborted; its marker takes one more offset."""
+    open_transaction(bootstrap, topic, records, partition=partition).abort_transaction(SECONDS)
+    wait_until_stable(bootstrap, topic, partition)
 
 
-def committed(bootstrap: str, topic: str, records: Iterable[Write], *, partition: int = 0) -> None:
-    """The same, committed."""
-    transaction(bootstrap, topic, records, partition=partition).commit_transaction(SECONDS)
-    stable(bootstrap, topic, partition)
+def produce_committed(bootstrap: str, topic: str, records: Iterable[Write], *, partition: int = 0) -> None:
+    """Produce records in a transaction that is committed; its marker takes one more offset."""
+    open_transaction(bootstrap, topic, records, partition=partition).commit_transaction(SECONDS)
+    wait_until_stable(bootstrap, topic, partition)
 
 
-def stable(bootstrap: str, topic: str, partition: int = 0) -> None:
-    """Wait for the marker, which the broker writes after it has answered."""
+def wait_until_stable(bootstrap: str, topic: str, partition: int = 0) -> None:
+    """Wait for the marker of a transaction, which the broker writes after its answer."""
     deadline = time.monotonic() + SECONDS
-    while end(bootstrap, topic, partition, stable=True) != end(bootstrap, topic, partition):
+    while log_end(bootstrap, topic, partition, stable=True) != log_end(bootstrap, topic, partition):
         assert time.monotonic() < deadline
         time.sleep(0.02)
 
 
-def end(bootstrap: str, topic: str, partition: int = 0, *, stable: bool = False) -> int:
-    """The log's end, or the last stable offset."""
+def log_end(bootstrap: str, topic: str, partition: int = 0, *, stable: bool = False) -> int:
+    """Returns the end of the log, or the last stable offset."""
     level = IsolationLevel.READ_COMMITTED if stable else IsolationLevel.READ_UNCOMMITTED
     tp, latest = TopicPartition(topic, partition), OffsetSpec.latest()  # type: ignore[no-untyped-call]
     admin = AdminClient({"bootstrap.servers": bootstrap})
@@ -142,9 +145,10 @@ def _send(producer: Producer, topic: str, records: Iterable[Write], partition: i
         if error is not None:
             refused.append(error)
 
-    for number, one in enumerate(records):
+    for number, record in enumerate(records):
+        headers = list(record.headers)
         producer.produce(
-            topic, one.value, one.key, partition, delivered, timestamp=one.timestamp, headers=list(one.headers)
+            topic, record.value, record.key, partition, delivered, timestamp=record.timestamp, headers=headers
         )
         if number % 10_000 in (0, 9_999):
             producer.flush(SECONDS)
@@ -153,11 +157,11 @@ def _send(producer: Producer, topic: str, records: Iterable[Write], partition: i
 
 
 def read(bootstrap: str, topic: str, partition: int = 0) -> list[Read]:
-    """Every committed record of a partition."""
+    """Returns the committed records of a partition."""
     settings = {"bootstrap.servers": bootstrap, "group.id": "reader", "enable.partition.eof": True,
                 "isolation.level": "read_committed", "enable.auto.commit": False,
                 "fetch.wait.max.ms": 20}  # fmt: skip
-    found: list[Read] = []
+    records: list[Read] = []
     with closing(Consumer(settings)) as consumer:
         consumer.assign([TopicPartition(topic, partition, 0)])
         deadline = time.monotonic() + SECONDS
@@ -168,16 +172,16 @@ def read(bootstrap: str, topic: str, partition: int = 0) -> list[Read]:
             error = message.error()
             if error is not None:
                 if error.code() == KafkaError._PARTITION_EOF:
-                    return found
+                    return records
                 raise KafkaException(error)
-            given: Any = message.headers() or ()
+            headers: Any = message.headers() or ()
             key, value, offset = cast(tuple[Any, Any, int], (message.key(), message.value(), message.offset()))
-            found.append(Read(offset, key, value, list(given)))
+            records.append(Read(offset, key, value, list(headers)))
     raise TimeoutError(f"{topic}[{partition}] was not read to its end")
 
 
 def add_partitions(bootstrap: str, topic: str, count: int) -> None:
-    """Give a topic `count` partitions in all."""
+    """Add partitions to a topic, up to `count`; returns when each has a leader."""
     admin = AdminClient({"bootstrap.servers": bootstrap})
     admin.create_partitions([NewPartitions(topic, count)])[topic].result(SECONDS)
     deadline = time.monotonic() + SECONDS
@@ -190,7 +194,7 @@ def add_partitions(bootstrap: str, topic: str, count: int) -> None:
 
 
 def delete_topic(bootstrap: str, topic: str) -> None:
-    """Delete a topic; returns when it is gone."""
+    """Delete a topic; returns when the broker no longer lists it."""
     admin = AdminClient({"bootstrap.servers": bootstrap})  # kept: its requests end with it
     admin.delete_topics([topic])[topic].result(SECONDS)
     deadline = time.monotonic() + SECONDS
@@ -200,17 +204,22 @@ def delete_topic(bootstrap: str, topic: str) -> None:
 
 
 def topics(bootstrap: str) -> set[str]:
-    """The names of all topics."""
+    """Returns the names of all topics."""
     return set(AdminClient({"bootstrap.servers": bootstrap}).list_topics(timeout=SECONDS).topics)
 
 
-def patiently(ask: Callable[[], T]) -> T:
-    """Ask until the group's coordinator is ready."""
+def retry_until_ready(request: Callable[[], T]) -> T:
+    """Returns the answer to a request, which is repeated until the group's coordinator is ready."""
     deadline = time.monotonic() + SECONDS
     while True:
         try:
-            return ask()
+            return request()
         except KafkaException:
             if time.monotonic() > deadline:
                 raise
             time.sleep(0.1)
+
+
+# TRANSITION: the former names, until tests/chaos has the new ones
+aborted, committed, transaction, stable = produce_aborted, produce_committed, open_transaction, wait_until_stable
+Read.said = lambda self: self.ackline_headers  # type: ignore[attr-defined]

@@ -38,10 +38,7 @@ NOTES = Translation((Stream("notes", PATH("notes"), PATH("any_note"), value="utf
 
 @pytest.mark.parametrize(
     ("handler", "translation", "reason"),
-    [
-        ("column_words", None, r"is a column handler.*record_timeout"),
-        ("arrow_words", NOTES, "Arrow handler"),
-    ],
+    [("column_words", None, r"is a column handler.*record_timeout"), ("arrow_words", NOTES, "Arrow handler")],
 )
 def test_a_handler_that_can_not_be_isolated_is_refused_only_if_its_pipeline_asks_for_that(
     lab: Lab,

@@ -39,9 +39,7 @@ def test_a_record_handler_settles_each_record_by_itself(lab: Lab, topic: MakeTop
         (8, "acked", None),
     ]
     assert result.calls == 8
-    assert result.counts == {
-        TopicPartition(name, 0): {Outcome.ACKED: 2, Outcome.FAILED: 5, Outcome.SKIPPED: 2},
-    }
+    assert result.counts == {TopicPartition(name, 0): {Outcome.ACKED: 2, Outcome.FAILED: 5, Outcome.SKIPPED: 2}}
     assert not any("customer" in (row["error_message"] or "") for row in lab.rows(job))
 
 

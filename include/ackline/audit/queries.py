@@ -38,7 +38,7 @@ _PRUNED_BY = ("topic", "partition", "turn", "outcome")
 """Columns whose statistics can rule a file out. Run ids have none worth reading."""
 
 
-def audit_rows(root: str, pipeline: str, asked: AuditFilter) -> list[dict[str, Any]]:
+def audit_rows(root: str, pipeline: str, criteria: AuditFilter) -> list[dict[str, Any]]:
     """Returns rows of `outcomes`, sorted by topic, partition, offset and turn. Their key `effective` is True or False.
 
     Raises FatalError if the tables can't be read.
@@ -48,41 +48,41 @@ def audit_rows(root: str, pipeline: str, asked: AuditFilter) -> list[dict[str, A
     if version is None:
         return []
     try:
-        dataset = outcomes.dataset(version, _pruning(pipeline, asked))
-        scanned = dataset.to_table(columns=COLUMNS, filter=_wanted(pipeline, asked))
+        dataset = outcomes.dataset(version, _pruning(pipeline, criteria))
+        scanned = dataset.to_table(columns=COLUMNS, filter=_wanted(pipeline, criteria))
     except (DeltaError, OSError, pa.ArrowException) as error:
         raise outcomes.error(error) from error
-    marked = _with_effective(scanned, root, pipeline, asked.everything)
+    marked = _with_effective(scanned, root, pipeline, criteria.everything)
     order = ["topic", "partition", "offset", "lane", "epoch", "turn", "attempt"]
     marked = marked.sort_by([(name, "ascending") for name in order])
-    if asked.limit is not None:
-        marked = marked.slice(0, asked.limit)
+    if criteria.limit is not None:
+        marked = marked.slice(0, criteria.limit)
     rows: list[dict[str, Any]] = marked.to_pylist()
     return rows
 
 
-def _named_columns(asked: AuditFilter) -> dict[str, str | int]:
+def _named_columns(criteria: AuditFilter) -> dict[str, str | int]:
     """Returns the columns that must have one value, with that value."""
     named: Mapping[str, str | int | None] = {
-        "topic": asked.topic,
-        "partition": asked.partition,
-        "outcome": asked.outcome,
-        "run_id": asked.run_id,
-        "turn": asked.turn,
+        "topic": criteria.topic,
+        "partition": criteria.partition,
+        "outcome": criteria.outcome,
+        "run_id": criteria.run_id,
+        "turn": criteria.turn,
     }
     return {name: value for name, value in named.items() if value is not None}
 
 
-def _pruning(pipeline: str, asked: AuditFilter) -> Where:
-    named = _named_columns(asked)
+def _pruning(pipeline: str, criteria: AuditFilter) -> Where:
+    named = _named_columns(criteria)
     return {"pipeline": pipeline, **{name: value for name, value in named.items() if name in _PRUNED_BY}}
 
 
-def _wanted(pipeline: str, asked: AuditFilter) -> ds.Expression:
-    wanted = as_expression({"pipeline": pipeline, **_named_columns(asked)})
-    if asked.offsets is not None:  # a row for a range is wanted if the range holds any of the offsets
+def _wanted(pipeline: str, criteria: AuditFilter) -> ds.Expression:
+    wanted = as_expression({"pipeline": pipeline, **_named_columns(criteria)})
+    if criteria.offsets is not None:  # a row for a range is wanted if the range holds any of the offsets
         end = pc.coalesce(ds.field("end_offset"), ds.field("offset") + 1)
-        wanted = wanted & (ds.field("offset") < asked.offsets.end) & (end > asked.offsets.start)
+        wanted = wanted & (ds.field("offset") < criteria.offsets.end) & (end > criteria.offsets.start)
     return wanted
 
 

@@ -202,8 +202,8 @@ def audit(
     if outcome is not None and outcome not in list(Outcome):
         raise ConfigError(f"--outcome {outcome}: one of {', '.join(Outcome)}", key="--outcome")
     shown = limit if limit is not None or as_json else SHOWN + 1
-    asked = AuditFilter(topic, partition, range_of(offsets), outcome, run_id, turn, shown, everything)
-    rows = list(json_rows(audit_rows(audit_root(), name, asked)))
+    criteria = AuditFilter(topic, partition, range_of(offsets), outcome, run_id, turn, shown, everything)
+    rows = list(json_rows(audit_rows(audit_root(), name, criteria)))
     if not rows and outcome_rows_are_off(LedgerStore(audit_root(), name, LIVE)):
         _print_error("the newest turn stored no rows (`record_outcomes: false`); its counts are in `ackline status`")
     if as_json:

@@ -52,14 +52,14 @@ def plan(parts: Parts) -> Planned:
     """
     skipped, progress = False, None
     actions: list[Settlement] = []
-    # Each round reads the ledger anew and makes at most one write, fenced by the number that it takes. Where another
-    # run has taken that number, nothing was stored here, and the next round finds what the other run has stored.
+    # Each round reads the ledger anew and moves it by one turn at most; every write is fenced by the turn's number.
+    # Where another run has taken the number, nothing was stored here, and the next round finds what it has stored.
     for _ in range(MAX_LOST_RACES):
         newest = parts.store.newest()
         open_plan = parts.store.open_plan(newest) if newest else None
-        # A run skips what is too far behind once, and reads next: the log may grow by more than `max_offset_behind`
-        # between any two rounds, and a run that skips at each of them reads nothing. Where another run has read since
-        # (or a new epoch has begun), what lies ahead was never skipped by this one (S45).
+        # A run skips once what is too far behind, and then reads: the log may grow by more than `max_offset_behind`
+        # between any two rounds, and a run that skips in each of them never reads. It may skip again where another run
+        # has read since, or a new epoch has begun, because the lane has left the place that was skipped to (S45).
         if newest and (newest.kind in (TurnKind.RUN, TurnKind.VOID) or not newest.turn.n):
             skipped = False
         if newest and open_plan and open_plan.kind is not TurnKind.RUN:

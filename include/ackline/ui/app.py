@@ -77,5 +77,5 @@ def pipeline(
     if name not in readable:
         raise HTTPException(404, "no such pipeline, or you may not read its DAG")
     offsets = None if offset is None else OffsetRange(offset, offset + 1)
-    asked = AuditFilter(topic=topic or None, partition=partition, offsets=offsets, limit=lanes.MOST_ROWS)
-    return pages.pipeline(lanes.lane(name), lanes.turns(name), asked, lanes.audit(name, asked))
+    criteria = AuditFilter(topic=topic or None, partition=partition, offsets=offsets, limit=lanes.MOST_ROWS)
+    return pages.pipeline(lanes.lane(name), lanes.turns(name), criteria, lanes.audit(name, criteria))

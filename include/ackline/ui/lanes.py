@@ -55,11 +55,11 @@ def turns(name: str) -> list[Turn]:
     return [_turn(store.settlement(newest.turn._replace(n=n))) for n in range(newest.turn.n, lowest - 1, -1)]
 
 
-def audit(name: str, asked: AuditFilter) -> list[dict[str, Any]]:
+def audit(name: str, criteria: AuditFilter) -> list[dict[str, Any]]:
     """Returns effective rows of the audit table, but none without an offset or a partition: they may be millions."""
-    if asked.offsets is None and asked.partition is None:
+    if criteria.offsets is None and criteria.partition is None:
         return []
-    return audit_rows(audit_root(), name, asked)
+    return audit_rows(audit_root(), name, criteria)
 
 
 def _store(name: str) -> LedgerStore:

@@ -39,11 +39,11 @@ def index(lanes: Sequence[Lane]) -> str:
     return _page("Pipelines", "".join(parts) or "<p>You may read no DAG of a pipeline.</p>")
 
 
-def pipeline(lane: Lane, turns: Sequence[Turn], asked: AuditFilter, rows: Sequence[dict[str, Any]]) -> str:
-    """Returns the page of one pipeline, with the rows of the audit table that were asked for."""
+def pipeline(lane: Lane, turns: Sequence[Turn], criteria: AuditFilter, rows: Sequence[dict[str, Any]]) -> str:
+    """Returns the page of one pipeline, with the rows of the audit table that match `criteria`."""
     body = (
         f'<p><a href="../">All pipelines</a></p>{_partitions(lane.newest)}'
-        f"<h2>Last turns</h2>{_turns(turns)}<h2>What happened to a record</h2>{_form(asked)}{_audit(asked, rows)}"
+        f"<h2>Last turns</h2>{_turns(turns)}<h2>What happened to a record</h2>{_form(criteria)}{_audit(criteria, rows)}"
     )
     return _page(lane.name, body)
 
@@ -83,18 +83,18 @@ def _turns(turns: Sequence[Turn]) -> str:
     return _table(["turn", "kind", "settled", "run", *outcomes, ""], rows)
 
 
-def _form(asked: AuditFilter) -> str:
-    offset = asked.offsets.start if asked.offsets else None
+def _form(criteria: AuditFilter) -> str:
+    offset = criteria.offsets.start if criteria.offsets else None
     number = 'inputmode="numeric" required'
-    fields = (("topic", asked.topic, ""), ("partition", asked.partition, number), ("offset", offset, number))
+    fields = (("topic", criteria.topic, ""), ("partition", criteria.partition, number), ("offset", offset, number))
     inputs = "".join(
         f'<label>{name} <input name="{name}" value="{_cell(value)}" {more}></label>' for name, value, more in fields
     )
     return f'<form method="get">{inputs}<button>Show</button></form>'
 
 
-def _audit(asked: AuditFilter, rows: Sequence[dict[str, Any]]) -> str:
-    if asked.offsets is None and asked.partition is None:
+def _audit(criteria: AuditFilter, rows: Sequence[dict[str, Any]]) -> str:
+    if criteria.offsets is None and criteria.partition is None:
         return ""
     if not rows:
         return "<p>No settled turn has a row for this offset.</p>"

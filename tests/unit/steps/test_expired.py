@@ -150,8 +150,7 @@ def test_s41_the_replay_step_of_a_dag_stops_as_well() -> None:
 
 
 @pytest.mark.parametrize(
-    ("guarantee", "kind", "settled"),
-    [("at_least_once", VOID, set()), (AT_MOST_ONCE, RUN, {(1, 3, Outcome.EXPIRED)})],
+    ("guarantee", "kind", "settled"), [("at_least_once", VOID, set()), (AT_MOST_ONCE, RUN, {(1, 3, Outcome.EXPIRED)})]
 )
 def test_s41_a_turn_planned_under_record_is_void_once_the_file_says_fail_unless_it_is_claimed(
     guarantee: str, kind: TurnKind, settled: set[Any]

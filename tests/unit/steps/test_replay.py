@@ -10,14 +10,7 @@ from ackline.outcome import Outcome
 from ackline.steps import replay
 from ackline.testing.memory_parts import MemoryParts
 from ackline.turns import TurnKind
-from tests.memory_lane import (
-    AT_LEAST_ONCE,
-    AT_MOST_ONCE,
-    FAILS,
-    NO_GUARANTEE,
-    OK,
-    MemoryLane,
-)
+from tests.memory_lane import AT_LEAST_ONCE, AT_MOST_ONCE, FAILS, NO_GUARANTEE, OK, MemoryLane
 
 Isolation = tuple[bool, str, float | None]
 PLAIN: Isolation = (False, "", None)

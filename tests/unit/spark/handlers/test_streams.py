@@ -205,11 +205,7 @@ def test_a_record_goes_to_the_first_stream_that_wants_it_and_else_to_the_handler
 
 def test_a_record_that_no_stream_wants_is_skipped_as_unmatched(code: Any) -> None:
     code.no = lambda record: False
-    for unwilling in (
-        stream(code, "a", wants="no"),
-        stream(code, "a", topics=("payments",)),
-        stream(code, wants="no"),
-    ):
+    for unwilling in (stream(code, "a", wants="no"), stream(code, "a", topics=("payments",)), stream(code, wants="no")):
         outcomes = call([unwilling], records_of([b"1", b"2"]))
         assert (results(outcomes, 2), outcomes.calls) == ([UNMATCHED] * 2, 0)
 

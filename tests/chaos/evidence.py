@@ -1,0 +1,112 @@
+"""Turns a world into the evidence that the independent checker judges, so that a rule on tables is written once.
+
+A world keeps what a real cluster forgets: here the log of each topic has every record that was ever readable, also if
+it has expired or was compacted. The clock of a world may be set back between a plan and its retries, which were due
+when they were planned; so no row is handled before its turn was planned. Three things are left out:
+
+- The log of a topic that was deleted and created again. The epochs of the lane read different logs, and the checker
+  has one log for a topic. It still judges the rows of such a topic against each other.
+- Dead letters. The oracle judges them, because only the history shows which decisions an acknowledgement came before.
+  And the checker allows no letter of a record that is not dead, but here a fault may hide from settle that a letter
+  has arrived, and then retention or an operator settles the record in another way.
+- Offsets that the lane has not committed itself, but another ledger or another consumer has.
+"""
+
+import json
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from ackline.audit.schemas import TABLES
+from ackline.commit_rule import Committed
+from ackline.offsets import TopicPartition
+from ackline.testing.memory import GroupCommit, HandlerCall, MemoryLog, World
+from ackline.turns import LIVE
+from ackline.verify.evidence import Evidence, Log
+from ackline.verify.evidence import TopicPartition as CheckedPartition
+from ackline.verify.read_tables import COLUMNS
+from tests.chaos.account import Rules, rows_of
+
+Row = tuple[Any, ...]
+CALLS = pa.schema([("topic", pa.string()), *((name, pa.int64()) for name in ("partition", "offset", "attempt"))])
+
+
+def evidence_of(world: World, rules: Rules) -> Evidence:
+    """Returns the tables, logs, commits and handler calls of a world."""
+    return Evidence(
+        rules.pipeline,
+        LIVE,
+        dict(_logs(world, rules)),
+        plans=_rows("plans", _plans(world)),
+        outcomes=_rows("outcomes", _outcomes(world)),
+        settlements=_rows("settlements", _settlements(world)),
+        ledger=world.tables.ids.get("settlements"),
+        calls=_columns(CALLS, ((*e.tp, e.offset, e.attempt) for e in world.history if isinstance(e, HandlerCall))),
+    )
+
+
+def _rows(table: str, rows: Iterable[Row]) -> pa.Table:
+    return _columns(pa.schema([TABLES[table].field(name) for name in COLUMNS[table]]), rows)
+
+
+def _columns(schema: pa.Schema, rows: Iterable[Row]) -> pa.Table:
+    columns = list(zip(*rows, strict=True)) or [()] * len(schema)
+    arrays = [pa.array(values, field.type) for values, field in zip(columns, schema, strict=True)]
+    return pa.table(arrays, schema=schema)
+
+
+def _plans(world: World) -> Iterator[Row]:
+    for plan in world.tables.plans.values():
+        settings = json.dumps(plan.settings, sort_keys=True)
+        for tp, planned in plan.partitions.items():
+            fresh = planned.fresh
+            yield LIVE, plan.turn.epoch, plan.turn.n, plan.kind.value, *tp, fresh.start, fresh.end, settings
+
+
+def _settlements(world: World) -> Iterator[Row]:
+    for settlement in world.tables.settlements.values():
+        turn = settlement.turn
+        for tp, settled in settlement.partitions.items():
+            state = settled.state
+            pending = [(r.start, r.end, r.value.kind.value, r.value.attempts, r.value.due, r.value.error_class)
+                       for r in state.pending]  # fmt: skip
+            yield (LIVE, turn.epoch, turn.n, settlement.kind.value, *tp, settled.old_floor, state.floor,
+                   state.complete_to, pending, list(settled.counts.items()), settled.gaps)  # fmt: skip
+
+
+def _outcomes(world: World) -> Iterator[Row]:
+    for turn, files in world.tables.outcomes.items():
+        planned_at = world.tables.plans[turn].planned_at
+        for tp, row in rows_of(files):
+            yield (LIVE, turn.epoch, turn.n, *tp, row.offset, row.end_offset, row.attempt, row.outcome.value,
+                   row.error_class, max(row.handled_at, planned_at))  # fmt: skip
+
+
+def _logs(world: World, rules: Rules) -> Iterator[tuple[CheckedPartition, Log]]:
+    topic_ids: dict[str, set[str]] = {}
+    for settlement in world.tables.settlements.values():
+        for tp, settled in settlement.partitions.items():
+            topic_ids.setdefault(tp.topic, set()).add(settled.topic_id)
+    own = {tp: committed for e in world.history if isinstance(e, GroupCommit) for tp, committed in e.offsets.items()}
+    for name, (topic_id, *others) in topic_ids.items():
+        topic = world.topics.get(name)
+        if others:
+            continue
+        if topic is None or topic.topic_id != topic_id:
+            topic = world.deleted_topics[topic_id]
+        for partition, log in topic.logs.items():
+            tp = TopicPartition(name, partition)
+            committed = world.committed.get((rules.group, tp))
+            yield CheckedPartition(*tp), _log(log, rules.isolation, committed if committed == own.get(tp) else None)
+
+
+def _log(log: MemoryLog, isolation: str, committed: Committed | None) -> Log:
+    end = log.readable_end(isolation)
+    readable = [offset for offset in log.written if offset < end and log.original(offset, isolation)]
+    kept = np.array([offset for offset in readable if offset not in log.compacted], np.int64)
+    # Of a compacted log the checker needs to know which offsets never were a record for a consumer.
+    never = np.setdiff1d(np.arange(end), readable) if log.compacted else None
+    offset, metadata = (committed.offset, committed.metadata) if committed else (None, "")
+    return Log(0, end, kept, offset, metadata, never)

@@ -1,0 +1,123 @@
+"""Operator actions, and a group that is followed or restored: each action is one audited turn (S36, S45)."""
+
+import pytest
+
+from ackline.errors import FatalError, TooFarBehind
+from ackline.offsets import TopicPartition
+from ackline.steps.action_plans import Targets
+from ackline.steps.operator_actions import perform_action
+from ackline.turns import Settlement, TurnKind
+from tests.e2e.fixtures import MakeLab
+from tests.e2e.lab import Lab, Row, all_of, fails
+
+LATER = {"initial_delay": "1h", "period": "1h"}
+
+
+def perform(lane: Lab, kind: TurnKind, to: int | None = None) -> None:
+    """Carry out an operator action on all partitions, to an offset or at their floor."""
+
+    def choose(newest: Settlement) -> Targets:
+        return {tp: partition.state.floor if to is None else to for tp, partition in newest.partitions.items()}
+
+    with lane.parts() as parts:
+        perform_action(parts, kind, choose, "a test's reason")
+
+
+def audited_kinds(lane: Lab) -> list[str]:
+    """Returns the kinds of the actions' turns, in order; each has one plan and one settlement with actor and reason."""
+    plans, settlements = (
+        sorted((row["epoch"], row["turn"], row["kind"]) for row in lane.table(name) if row["kind"] not in RUNS)
+        for name in ("plans", "settlements")
+    )
+    assert plans == settlements
+    assert all(r["actor"] == "test" and r["reason"] for r in lane.table("settlements") if r["kind"] not in RUNS)
+    return [kind for _, _, kind in plans]
+
+
+RUNS = ("run", "genesis")
+
+
+def test_s36_a_moved_group_is_followed_once_or_restored(lab: MakeLab) -> None:
+    """A move forward is a range of skipped offsets, a move back a new epoch."""
+    lane = lab(on_external_reset="follow", max_uncommitted=2)
+    lane.produce_records(6)
+    lane.run()
+    lane.move_group(5)
+    lane.run()
+    assert lane.new_offsets() == [0, 1, 5]
+    assert lane.rows() == [*all_of("acked", [0, 1]), Row(2, 0, "skipped", 5), Row(5, 1, "acked")]
+    assert lane.committed() == 6
+    lane.move_group(4)
+    lane.run()
+    assert lane.new_offsets() == [4, 5]
+    assert (lane.run().calls, lane.committed(), lane.settlement().turn.epoch) == (0, 6, 1)
+    assert audited_kinds(lane) == ["skip", "reset"]
+    lane.configure(on_external_reset="restore")
+    lane.move_group(1)
+    assert (lane.run().calls, lane.committed(), lane.settlement().turn.epoch) == (0, 6, 1)
+
+
+def test_i15_a_skip_settles_what_is_pending_or_unread_and_a_reset_reads_it_again_in_a_new_epoch(lab: MakeLab) -> None:
+    lane = lab(max_uncommitted=4, retry=LATER)
+    lane.produce_records(8, fails([1, 2, 7], -1))
+    lane.run()
+    perform(lane, TurnKind.SKIP, 6)
+    assert lane.rows() == [
+        Row(0, 1, "acked"),
+        Row(1, 0, "skipped", 3),
+        *all_of("failed", [1, 2]),
+        Row(3, 1, "acked"),
+        Row(4, 0, "skipped", 6),
+    ]
+    assert lane.committed() == 6
+    lane.run()
+    assert lane.new_offsets() == [0, 1, 2, 3, 6, 7]
+    perform(lane, TurnKind.RESET, 0)
+    assert (lane.committed(), lane.pending()) == (0, [])
+    lane.run()
+    assert lane.new_offsets() == [0, 1, 2, 3]
+
+
+def test_a_paused_partition_gets_nothing_until_it_is_resumed(lab: MakeLab) -> None:
+    lane = lab()
+
+    def why_in_status() -> object:
+        return lane.ackline_json("status", lane.name)["partitions"][0]["why"]
+
+    lane.run()
+    perform(lane, TurnKind.PAUSE)
+    lane.produce_records(2)
+    assert lane.run().plans[0].partitions[TopicPartition(lane.topic, 0)].why == "paused"
+    assert why_in_status() == "paused"
+    perform(lane, TurnKind.RESUME)
+    assert why_in_status() is None
+    lane.run()
+    assert lane.new_offsets() == [0, 1]
+
+
+def test_an_action_is_refused_while_a_turn_is_open(lab: MakeLab) -> None:
+    lane = lab()
+    lane.produce_records(2)
+    lane.plan()
+    with pytest.raises(FatalError, match="is open"):
+        perform(lane, TurnKind.SKIP, 1)
+    assert audited_kinds(lane) == []
+
+
+def test_s45_a_partition_too_far_behind_is_skipped_as_one_range_or_stops_the_run(lab: MakeLab) -> None:
+    """Retention may have passed the point to skip to: what is gone is expired, and the rest is read."""
+    lane = lab(max_uncommitted=2, max_offset_behind={"offsets": 5, "policy": "skip"})
+    lane.produce_records(4)
+    lane.run()
+    lane.produce_records(6)
+    lane.run()
+    skipped = [*all_of("acked", [0, 1]), Row(2, 0, "skipped", 5), *all_of("acked", [5, 6])]
+    assert lane.rows() == skipped
+    lane.produce_records(9)
+    lane.expire(17)
+    lane.run()
+    assert lane.rows() == [*skipped, Row(7, 0, "expired", 17), *all_of("acked", [17, 18])]
+    lane.configure(max_offset_behind={"offsets": 1, "policy": "fail"})
+    lane.produce_records(3)
+    with pytest.raises(TooFarBehind, match="3 offsets behind"):
+        lane.run()
