@@ -1,4 +1,4 @@
-"""What all tests share: an environment that touches nothing of the user's, and one broker a session."""
+"""What all tests share: an environment apart from the user's own, and one broker for the session."""
 
 import logging
 import os
@@ -15,36 +15,36 @@ from ackline.local import broker as broker_module
 from ackline.local.broker import Broker
 from ackline.testing.brokers import Brokers
 
-# What the user's shell says to Airflow or to Ackline is not for the tests; where the JARs are is.
+# The user's settings of Airflow and Ackline do not apply to the tests, except for the place of the JARs.
 for _name in list(os.environ):
     if _name.startswith(("AIRFLOW", "ACKLINE_")) and _name not in ("ACKLINE_JARS", "ACKLINE_IVY_SETTINGS"):
         del os.environ[_name]
 _airflow_home = TemporaryDirectory(prefix="ackline-airflow-")
-# Airflow makes its home when it is first imported.
+# Airflow creates its home when it is first imported.
 os.environ["AIRFLOW_HOME"] = _airflow_home.name
 os.environ["AIRFLOW__CORE__LOAD_EXAMPLES"] = "False"
 os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
 os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
-# A test's JVM lives too briefly to earn back what the second compiler costs: half of its time, be it Spark or a broker.
+# Spark and brokers live so briefly here that the second JIT compiler would take half of their time for nothing.
 FIRST_COMPILER = "-XX:TieredStopAtLevel=1"
 os.environ["SPARK_SUBMIT_OPTS"] = FIRST_COMPILER
 broker_module.JVM.append(FIRST_COMPILER)
-# A proxy meant for the world outside has no way to what the tests start.
+# A proxy can't reach the servers that the tests start.
 os.environ["NO_PROXY"] = os.environ["no_proxy"] = "127.0.0.1,localhost"
 os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
-# It logs while the interpreter ends, to a standard error that pytest has closed, and would have the last word.
+# py4j logs while the interpreter exits, when pytest has closed the standard error.
 logging.getLogger("py4j").setLevel(logging.WARNING)
 
 
 class MakeTopic(Protocol):
-    """Makes a topic that nobody else has, and says its name."""
+    """Creates a topic for one test, and returns its name."""
 
     def __call__(self, partitions: int = 1, config: Mapping[str, str] | None = None) -> str: ...
 
 
 @pytest.fixture(scope="session")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
-    """A real broker. A topic is compacted within two seconds, if its own settings want it compacted."""
+    """A real broker. Topics with compaction are compacted within two seconds."""
     settings = {"log.cleaner.backoff.ms": "100", "log.retention.check.interval.ms": "500"}
     with Broker(tmp_path_factory.mktemp("broker"), config=settings) as broker:
         yield broker
@@ -52,14 +52,14 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
 
 @pytest.fixture(scope="session")
 def broker_to_kill(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
-    """A real broker for whoever asks for `fragile`."""
+    """The real broker of the fixture `fragile`."""
     with Broker(tmp_path_factory.mktemp("fragile"), heap_mb=256) as broker:
         yield broker
 
 
 @pytest.fixture
 def fragile(broker_to_kill: Broker) -> Broker:
-    """A broker that is up, and that a test may kill; its topics are those of earlier tests too."""
+    """A broker that is up and that a test may kill. It still has the topics of earlier tests."""
     broker_to_kill.start()
     return broker_to_kill
 
@@ -78,19 +78,19 @@ def topic(broker: Broker) -> MakeTopic:
 
 @pytest.fixture
 def group() -> Callable[[], str]:
-    """A factory of names for consumer groups that nobody else uses."""
+    """A factory of names for consumer groups, each for one test."""
     return lambda: f"group-{uuid.uuid4().hex[:12]}"
 
 
 @pytest.fixture(scope="session")
 def cluster_of_three(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Brokers]:
-    """Three real brokers; whoever asks for `brokers` may stop and kill nodes 2 and 3."""
+    """The three real brokers of the fixture `brokers`."""
     with Brokers(tmp_path_factory.mktemp("brokers")) as brokers:
         yield brokers
 
 
 @pytest.fixture
 def brokers(cluster_of_three: Brokers) -> Brokers:
-    """The three brokers, all of them up."""
+    """Three brokers, all of them up. A test may stop and kill nodes 2 and 3."""
     cluster_of_three.start()
     return cluster_of_three

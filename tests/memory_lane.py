@@ -3,9 +3,12 @@
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Self
+
+import pytest
 
 from ackline.commit_rule import Committed
+from ackline.errors import AcklineError
 from ackline.ledger import OutcomeRow, PartitionState
 from ackline.offsets import TopicPartition
 from ackline.outcome import Outcome
@@ -96,6 +99,23 @@ class MemoryLane:
 
     def run(self, parts: MemoryParts | None = None) -> run.RunResult:
         return run.run(parts or self.parts(), no_session)
+
+    def after_run(self) -> Self:
+        """The lane, after a run."""
+        self.run()
+        return self
+
+    def run_fails(
+        self, error: type[AcklineError] | tuple[type[AcklineError], ...], match: str | None = None
+    ) -> AcklineError:
+        """The error with which a run must stop; `match` is a pattern for its message."""
+        with pytest.raises(error, match=match) as caught:
+            self.run()
+        return caught.value
+
+    def plan_and_replay(self) -> None:
+        self.plan()
+        self.replay()
 
     def plan(self) -> Plan:
         planned = plan.plan(self.parts()).plan

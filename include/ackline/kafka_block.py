@@ -5,12 +5,12 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
-from ackline.blocks import Block
+from ackline.blocks import StrictBlock
 from ackline.field_types import CodePath, GroupId, PartitionNumbers, PropertyValue, RegularExpression, TopicName
 from ackline.properties import broker_addresses, refused_properties
 
 
-class KafkaBlock(Block):
+class KafkaBlock(StrictBlock):
     """The broker, the group whose offsets Ackline commits, and the subscription."""
 
     connection: str | None = Field(None, min_length=1)

@@ -19,7 +19,7 @@ from ackline.outcome import ErrorClass, Outcome
 
 
 class PendingKind(StrEnum):
-    """Why an offset is not settled and holds the floor."""
+    """Why an offset is not settled. The lowest pending offset holds the floor."""
 
     RETRY = "retry"
     """It failed and is retried when due. The only kind that the handler gets again."""
@@ -96,7 +96,7 @@ def fold(
     policy: Backoff,
     seed: str = "",
 ) -> PartitionState:
-    """The state after a turn that read the range `fresh` and made `retries` (value: the number of the attempt).
+    """Returns the state after a turn that read the range `fresh` and made `retries` (value: the number of the attempt).
 
     `rows` are the turn's outcomes and decisions, in any order (S5). Each retry, each decision and each fresh record
     that did not succeed needs its row. A fresh acked record needs none: replay has proved that it read the whole range,
@@ -120,7 +120,7 @@ def fold(
     still_pending = subtract(subtract(state.pending, attempted), decided)
     failed = (ValuedRange(o, o + 1, pending) for o, pending in sorted(states.items()) if pending is not None)
     # fresh.end is at or above the old complete_to, and each offset that stops being pending has a terminal outcome:
-    # neither complete_to nor the floor moves back (I3), and what is acked above a pending offset lifts no floor (S8).
+    # neither complete_to nor the floor moves back (I3), and an acked offset above a pending one does not raise the floor (S8).
     return PartitionState(fresh.end, merge(still_pending, subtract(failed, decided)))
 
 
@@ -132,8 +132,9 @@ def _check_turn_starts_here(state: PartitionState, fresh: OffsetRange, retries: 
             f"the fresh range {fresh} starts below {state.complete_to}, and all offsets below that were read already",
             offset=fresh.start,
         )
-    # A retry must be the attempt that is pending at its offset. Else the offset is settled, and a failure would un-ack
-    # it; or this attempt was made already (I5); or only its dead letter is missing, and the handler gets it no more.
+    # A retry must be the attempt that is pending at its offset. Otherwise one of three holds: the offset is settled, and
+    # a failure would un-ack it; or this attempt was made already (I5); or only the dead letter is missing, and the
+    # handler must not get the record again.
     for attempt in {retry.value for retry in retries}:
         waiting = [
             OffsetRange(pending.start, pending.end)
@@ -150,7 +151,7 @@ def _check_turn_starts_here(state: PartitionState, fresh: OffsetRange, retries: 
 def _states_of_attempts(
     fresh: OffsetRange, retries: ValuedRanges[int], attempts: Iterable[OutcomeRow], policy: Backoff, seed: str
 ) -> dict[int, Pending | None]:
-    """The state after its attempt of each offset that has a row: pending, or None if the attempt settled it."""
+    """Maps each offset that has an attempt to its state after it: pending, or None if the attempt settled it."""
     planned = {offset: retry.value for retry in retries for offset in range(retry.start, retry.end)}
     states: dict[int, Pending | None] = {}
     for row in attempts:

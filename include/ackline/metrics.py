@@ -131,6 +131,16 @@ def oldest_pending(state: PartitionState) -> int | None:
     return state.pending[0].start if state.pending else None
 
 
+def lag_seconds(is_behind: bool, first_at: datetime | None, now: datetime) -> float | None:
+    """The age in seconds of the first record that is not settled, whose time is `first_at`.
+
+    0 if the partition is not behind; None if the record's time is unknown.
+    """
+    if not is_behind:
+        return 0.0
+    return None if first_at is None else max(0.0, round((now - first_at).total_seconds(), 3))
+
+
 def fetch_metrics(before: Mapping[str, float] | None, fetches: FetchTimes | None = None) -> dict[str, float]:
     """The metrics of the last turn that read from the partition: from `fetches` if this turn did, else as in `before`,
     the metrics of the settlement before."""

@@ -11,7 +11,7 @@ from croniter import croniter
 from pydantic import Discriminator, Field, Tag, ValidationError, ValidationInfo, field_validator, model_validator
 
 from ackline import yaml_file
-from ackline.blocks import MAPPING, Block, Duration
+from ackline.blocks import MAPPING, Duration, StrictBlock
 from ackline.errors import ConfigError
 from ackline.field_types import CodePath, PipelineName, Time, TopicName
 from ackline.kafka_block import KafkaBlock
@@ -32,7 +32,7 @@ from ackline.translation import (
 _CRON_PRESETS = ("@hourly", "@daily", "@weekly", "@monthly", "@yearly")
 
 
-class DeadLetterBlock(Block):
+class DeadLetterBlock(StrictBlock):
     """The topic that receives a copy of each record that is given up."""
 
     topic: TopicName
@@ -50,14 +50,14 @@ DeadLetter = Annotated[
 ]
 
 
-class BreakerBlock(Block):
+class BreakerBlock(StrictBlock):
     """How many of a turn's new records may fail before the turn becomes void, because a bad deploy is likely."""
 
     failure_ratio: Annotated[float, Field(ge=0, le=1)]
     min_records: int = Field(100, ge=1)
 
 
-class MaxOffsetBehindBlock(Block):
+class MaxOffsetBehindBlock(StrictBlock):
     """How many offsets a partition may be behind the log's end, and what to do if it is further behind."""
 
     offsets: int = Field(ge=1)
@@ -69,7 +69,7 @@ InitialPosition = Literal[
 ]
 
 
-class Pipeline(Block):
+class Pipeline(StrictBlock):
     """A valid pipeline file. docs/settings.md describes each key and its default."""
 
     name: PipelineName

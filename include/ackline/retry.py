@@ -9,11 +9,11 @@ from typing import Annotated, Literal
 from pydantic import Discriminator, Field, Tag, model_validator
 
 from ackline.backoff import Backoff, RetryPolicy
-from ackline.blocks import MAPPING, Block, Duration
+from ackline.blocks import MAPPING, Duration, StrictBlock
 from ackline.errors import ConfigError
 
 
-class RetryBlock(Block):
+class RetryBlock(StrictBlock):
     """The keys of `retry:`; their meaning is that of `ackline.backoff.RetryPolicy`."""
 
     initial_delay: Duration = timedelta(0)
@@ -51,7 +51,7 @@ class RetryBlock(Block):
         )
 
 
-class RetryNumbers(Block):
+class RetryNumbers(StrictBlock):
     """The keys that an error class has of its own in `retry.by_error`; the others are those of `retry` itself."""
 
     initial_delay: Duration | None = None

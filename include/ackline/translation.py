@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 
-from ackline.blocks import MAPPING, Block
+from ackline.blocks import MAPPING, StrictBlock
 from ackline.field_types import CodePath, RegularExpression, StreamName
 from ackline.pipeline_refusals import KeyPath, error_at
 
@@ -30,7 +30,7 @@ _REGISTRY_ADVICE = (
 )
 
 
-class DecodeBlock(Block):
+class DecodeBlock(StrictBlock):
     """The decoders of keys and values. `bytes` leaves them as they are in the log."""
 
     key: DecoderName | None = None
@@ -42,7 +42,7 @@ class DecodeBlock(Block):
         return self.key or key or "bytes", self.value or value or "bytes"
 
 
-class StreamBlock(Block):
+class StreamBlock(StrictBlock):
     """A named stream. Without `topics` and `pattern` it covers all topics of the pipeline."""
 
     name: StreamName
@@ -170,7 +170,7 @@ def _registry_addresses(urls: object) -> object:
     return urls
 
 
-class RegistryBlock(Block):
+class RegistryBlock(StrictBlock):
     """The address of the schema registry. The login is in the extra of the Kafka connection, never in a file."""
 
     url: Annotated[str, BeforeValidator(_registry_addresses)]

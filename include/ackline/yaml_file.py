@@ -29,7 +29,7 @@ def read(path: Path) -> tuple[yaml.Node | None, Any]:
         _check_size(path)
         text = path.read_text(encoding="utf-8")
         node = yaml.compose(text, Loader=yaml.SafeLoader)
-        _check_keys(path, node)
+        _check_no_duplicate_keys(path, node)
         return node, yaml.safe_load(text)
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: can't be read: {error}", file=path) from error
@@ -84,7 +84,7 @@ def line_of(node: yaml.Node | None, key_path: Iterable[Any]) -> int:
     return line
 
 
-def _check_keys(path: Path, node: yaml.Node | None) -> None:
+def _check_no_duplicate_keys(path: Path, node: yaml.Node | None) -> None:
     for mapping in _mappings(node):
         names: set[str] = set()
         for key, _ in mapping.value:

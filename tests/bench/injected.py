@@ -28,27 +28,27 @@ EVERY = timedelta(minutes=10)
 
 
 class InjectedLane(MemoryLane):
-    """A lane with real tables below `folder`, and as many partitions; the last of its `turns` turns is now."""
+    """A lane with real tables below `folder`. Its clock starts so that the last of `turns` turns is now."""
 
     def __init__(self, folder: Path, partitions: int, turns: int = 1) -> None:
         retry = {"initial_delay": f"{EVERY.total_seconds():g}s"}
         super().__init__(partitions=partitions, name=NAME, dead_letter="none", retry=retry)
         self.world.now = datetime.now(UTC) - turns * EVERY
         self.root = str(folder / "audit")
-        """The audit root."""
+        """The root of the tables."""
 
     def parts(self, *arguments: Any, **changes: Any) -> MemoryParts:
-        """The parts of a process, opened anew as a task does, with the ledger store on its real tables."""
+        """Returns the parts of a process with a ledger store on the real tables, opened anew as in a task."""
         return replace(super().parts(*arguments, **changes), store=LedgerStore(self.root, NAME, LIVE))
 
     def grow(self, records: int) -> None:
-        """Time for the next turn: so many new records in each partition."""
+        """Advances the clock to the next turn, and adds `records` offsets to each partition."""
         self.world.now += EVERY
         for log in self.world.topics["orders"].logs.values():
-            log.add_gap(records)  # never read, so that they need no value
+            log.add_gap(records)  # no record is read, so none needs a value
 
     def inject(self, turn: Plan, failed: int) -> None:
-        """Store the turn's outcomes: the last `failed` new records of each partition fail, all else is acked."""
+        """Stores the outcomes of a turn: the last `failed` fresh records of each partition fail, the others not."""
         store = self.parts().store
         store.outcomes.create()
         files = self._fresh(store, turn, failed) + self._retries(store, turn)
@@ -60,7 +60,7 @@ class InjectedLane(MemoryLane):
         assert store.store_outcomes(turn.turn, add_actions(turn, result), task_report(self.parts(), turn, result))
 
     def age(self, since: float) -> None:
-        """Make log entries written `since` as old as their turn: Delta goes by the files' modification times."""
+        """Makes log entries written after `since` as old as their turn, because Delta uses their modification times."""
         time = self.world.now.timestamp()
         for entry in Path(self.root).glob("*/_delta_log/*"):
             if entry.stat().st_mtime >= since:
@@ -91,5 +91,5 @@ class InjectedLane(MemoryLane):
 
 
 def _files(store: LedgerStore, turn: Plan) -> OutcomeFiles:
-    """The files of one task."""
+    """Returns the writer of the files of one task."""
     return OutcomeFiles(OutcomeTarget(store.outcomes.uri, turn.turn, plan_date(turn.planned_at), turn.run_id))

@@ -1,4 +1,4 @@
-"""The other side: what one would write without Spark and without a ledger, a consumer and a Delta writer in a loop."""
+"""The side without Spark and without a ledger: processes that consume in a loop and write to a Delta table."""
 
 import json
 import uuid
@@ -8,43 +8,47 @@ from multiprocessing.pool import Pool
 from typing import Any
 
 import pyarrow as pa
-from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka import Consumer
+from confluent_kafka import TopicPartition as ClientPartition
 from deltalake import DeltaTable, write_deltalake
 
 from ackline.audit.schemas import OUTCOMES, PARTITION_BY
-from ackline.offsets import TopicPartition as At
+from ackline.offsets import TopicPartition
 from tests.bench.topic import ISOLATION, Subject
 
 ROWS_A_COMMIT = 100_000
 
 
 def plain_loop(pool: Pool, processes: int, subject: Subject) -> int:
-    """The loop in each process of `pool`, which are up already, as the session is: the same columns, a row a record."""
+    """Handles all records in the processes of `pool`, which run already, and returns how many.
+
+    It writes the columns of `outcomes`, one row for each record.
+    """
     root = str(subject.folder / f"plain-{uuid.uuid4().hex[:8]}")
     DeltaTable.create(root, OUTCOMES, partition_by=PARTITION_BY)
     shares = [list(subject.ranges.items())[number::processes] for number in range(processes)]
-    work = [(subject.bootstrap, [(tp, one.end) for tp, one in share], root) for share in shares]
+    work = [(subject.bootstrap, [(tp, offsets.end) for tp, offsets in share], root) for share in shares]
     return sum(pool.starmap(_consume, work, chunksize=1))
 
 
-def _consume(bootstrap: str, share: Sequence[tuple[At, int]], root: str) -> int:
+def _consume(bootstrap: str, share: Sequence[tuple[TopicPartition, int]], root: str) -> int:
     consumer = Consumer({
         "bootstrap.servers": bootstrap, "group.id": "plain", "enable.auto.commit": False,
         "auto.offset.reset": "error", "isolation.level": ISOLATION, "check.crcs": False,
         "fetch.message.max.bytes": 16 << 20, "fetch.max.bytes": 64 << 20,
     })  # fmt: skip
-    consumer.assign([TopicPartition(tp.topic, tp.partition, 0) for tp, _ in share])
-    wanted = sum(end for _, end in share)
+    consumer.assign([ClientPartition(tp.topic, tp.partition, 0) for tp, _ in share])
+    total = sum(end for _, end in share)
     rows: list[tuple[Any, ...]] = []
     handled = 0
-    while handled < wanted:
+    while handled < total:
         for message in consumer.consume(10_000, 1.0):
             if message.error() is not None:
                 raise SystemExit(str(message.error()))
             json.loads(message.value() or b"")
             rows.append((message.topic(), message.partition(), message.offset(), message.timestamp()[1] * 1000))
             handled += 1
-        if len(rows) >= ROWS_A_COMMIT or handled == wanted:
+        if len(rows) >= ROWS_A_COMMIT or handled == total:
             write_deltalake(root, _table(rows), mode="append")
             rows.clear()
     consumer.close()

@@ -1,7 +1,7 @@
-"""`make bench`: what proof costs. One table of ratios, each from interleaved pairs, on one topic of JSON records.
+"""`make bench`, first part: the throughput of `ackline run` in ratios to other programs, on one topic of JSON records.
 
-Both sides read with the same Kafka client settings and call `json.loads` for each record. Ratios carry over from one
-machine to another; the times beside them do not.
+All sides read with the same settings of the Kafka client and call `json.loads` for each record. Each ratio is a median
+of interleaved rounds. Ratios are comparable between machines; the times beside them are not.
 """
 
 import argparse
@@ -33,14 +33,14 @@ PROCESSES = 2
 
 @dataclass(slots=True)
 class Side:
-    """One thing that is measured. `run` does it once and returns how many records it has handled."""
+    """A program that is measured. `run` handles all records once and returns how many it has handled."""
 
     name: str
     run: Callable[[], int]
     seconds: list[float] = field(default_factory=list)
 
     def measure(self, records: int) -> None:
-        """Do it once more. Raises SystemExit where records are missing: a fast side that loses some proves nothing."""
+        """Runs the program and keeps its time. Exits if it has not handled all records: then its time means nothing."""
         start = time.perf_counter()
         handled = self.run()
         self.seconds.append(time.perf_counter() - start)
@@ -50,7 +50,7 @@ class Side:
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """A ratio of two sides, pair by pair, and what it should be."""
+    """A ratio of two sides in each round, and its aim."""
 
     name: str
     values: list[float]
@@ -59,25 +59,30 @@ class Ratio:
 
     @property
     def median(self) -> float:
-        """The middle of the pairs."""
+        """The median of the rounds."""
         return statistics.median(self.values)
 
 
 def ratios(run: Side, noop: Side, loop: Side, isolated: Side) -> list[Ratio]:
-    """What the aims are about: the time beside the noop sink, the throughput beside the plain loop, and what is left of
-    it when the handler runs in processes of its own."""
+    """Returns the ratios that have an aim: the time to that of the noop sink, the throughput to that of the plain loop,
+    and the throughput with an isolated handler to that without."""
     beside_noop = [a / b for a, b in zip(run.seconds, noop.seconds, strict=True)]
     beside_loop = [b / a for a, b in zip(run.seconds, loop.seconds, strict=True)]
-    left = [b / a for a, b in zip(isolated.seconds, run.seconds, strict=True)]
+    isolated_rate = [b / a for a, b in zip(isolated.seconds, run.seconds, strict=True)]
     return [
         Ratio("time of ackline run / of noop sink", beside_noop, "≤ 1.4", statistics.median(beside_noop) <= 1.4),
         Ratio("throughput of ackline run / of plain loop", beside_loop, "≥ 1.2", statistics.median(beside_loop) >= 1.2),
-        Ratio("throughput isolated, with a time limit / not", left, "≥ 0.33", statistics.median(left) >= 1 / 3),
+        Ratio(
+            "throughput isolated, with a time limit / not",
+            isolated_rate,
+            "≥ 0.33",
+            statistics.median(isolated_rate) >= 1 / 3,
+        ),
     ]
 
 
 def main() -> None:
-    """Measure, and print the table."""
+    """Measures all sides and prints the table."""
     options = arguments()
     os.environ["PYSPARK_PYTHON"] = sys.executable
     console = Console()
@@ -98,7 +103,7 @@ def main() -> None:
 
 
 def arguments() -> argparse.Namespace:
-    """The command line."""
+    """Returns the arguments of the command line."""
     parser = argparse.ArgumentParser(prog="python -m tests.bench.run", description=__doc__)
     parser.add_argument("--records", type=int, default=2_000_000, help="records of about 190 bytes (default: 2000000)")
     parser.add_argument("--pairs", type=int, default=7, help="interleaved rounds (default: 7)")
@@ -109,7 +114,7 @@ def arguments() -> argparse.Namespace:
 def measure(
     spark: SparkSession, pool: Pool, subject: Subject, pairs: int, warm_up: int, console: Console
 ) -> list[Side]:
-    """Every side once a round, in an order that turns, so that no side always follows the same one."""
+    """Runs each side once a round, beginning with another one each time, so that none always follows the same one."""
     sides = [
         Side("ackline run", lambda: ackline_run(spark, subject)),
         Side("noop sink", lambda: noop_sink(spark, subject)),
@@ -117,8 +122,8 @@ def measure(
         Side("ackline run, isolated", lambda: ackline_run(spark, subject, record_timeout="30s")),
     ]
     for number in range(warm_up + pairs):
-        turn = number % len(sides)
-        for side in sides[turn:] + sides[:turn]:
+        first = number % len(sides)
+        for side in sides[first:] + sides[:first]:
             side.measure(subject.records)
         if number < warm_up:
             for side in sides:
@@ -131,7 +136,7 @@ def measure(
 
 
 def show(console: Console, records: int, sides: list[Side]) -> None:
-    """The table."""
+    """Prints the table."""
     table = Table(title=f"{records:,} JSON records, {len(sides[0].seconds)} interleaved pairs")
     for name in ("ratio", "median", "spread", "aim", ""):
         table.add_column(name)

@@ -1,4 +1,4 @@
-"""Spark's sides of the comparison. Each function handles all records of the topic once and says how many those were."""
+"""The sides with Spark. Each function handles all records of the topic once and returns how many there were."""
 
 import json
 import uuid
@@ -17,12 +17,12 @@ from tests.bench.topic import ISOLATION, Subject
 
 
 def handle(record: Record) -> None:
-    """The handler."""
+    """Parses the value of a record."""
     json.loads(record.value)
 
 
 def ackline_run(spark: SparkSession, subject: Subject, **more: str) -> int:
-    """The whole `ackline run`, in this process: plan, replay, settle, and the group's commit. `more` are settings."""
+    """Does a whole `ackline run` in this process: plan, replay, settle and the group's commit. `more` are settings."""
     name = f"bench-{uuid.uuid4().hex[:8]}"
     settings = {
         "name": name,
@@ -46,7 +46,7 @@ def ackline_run(spark: SparkSession, subject: Subject, **more: str) -> int:
 
 
 def noop_sink(spark: SparkSession, subject: Subject) -> int:
-    """The handler on what Spark's Kafka source reads, and nothing kept of it."""
+    """Calls the handler for what Spark's Kafka source reads, and writes nothing."""
 
     handled = spark.sparkContext.accumulator(0)
 

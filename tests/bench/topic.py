@@ -1,4 +1,4 @@
-"""The topic of the measurements: believable JSON orders of about 190 bytes."""
+"""The topic of the measurements: realistic JSON orders of about 190 bytes."""
 
 import json
 import random
@@ -15,7 +15,7 @@ ISOLATION = "read_committed"
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """The topic, and a folder for what the sides write."""
+    """The topic, and the folder in which the sides write."""
 
     bootstrap: str
     topic: str
@@ -25,7 +25,7 @@ class Subject:
 
     @property
     def ranges(self) -> dict[TopicPartition, OffsetRange]:
-        """All of it."""
+        """The range of each partition."""
         return {
             TopicPartition(self.topic, partition): OffsetRange(0, len(range(partition, self.records, self.partitions)))
             for partition in range(self.partitions)
@@ -33,7 +33,7 @@ class Subject:
 
 
 def produce(bootstrap: str, topic: str, count: int, partitions: int) -> None:
-    """`count` records, dealt to the partitions in turn; the same ones whenever it is called."""
+    """Produces `count` records to the partitions in turn; they are the same in each call."""
     rng = random.Random(20240506)
     settings: dict[str, Any] = {
         "bootstrap.servers": bootstrap,

@@ -1,7 +1,7 @@
-"""`make bench`, second part: what plan and settle cost in an old ledger, and after a large turn.
+"""`make bench`, second part: the cost of plan and settle in a ledger with many turns, and after a large turn.
 
-The steps, the ledger's tables and the files of outcomes are the real ones. Kafka is in memory, and in place of Spark
-the outcomes are injected, in files as its tasks write them, so that what is timed is the ledger alone.
+The steps, the tables of the ledger and the outcome files are the real ones. Kafka is in memory, and in place of Spark
+the lane writes the outcome files as Spark's tasks do. So only the ledger is measured.
 """
 
 import argparse
@@ -16,34 +16,34 @@ from rich.table import Table
 
 from ackline.audit.maintenance import maintain
 from tests.bench.injected import InjectedLane
-from tests.bench.watched import Seen, settle_watched
+from tests.bench.watched import SettleCost, measure_settle
 
 PARTITIONS = 4
 RECORDS = 1_000
-"""Records of a partition in each of the many turns; one of them fails, and succeeds when it is tried again."""
+"""Records of each partition in each of the many turns. One of them fails, and its retry succeeds."""
 EARLY, LATE = range(6, 16), range(491, 501)
 MAINTAINED_EVERY = 36
-"""Maintenance runs once in so many turns: every six hours, beside a pipeline that runs every ten minutes."""
+"""The number of turns between two runs of maintenance: six hours of a pipeline that runs every ten minutes."""
 AIM = 1.3
 LARGE = (200_000, 2_000_000)
-"""Records of a large turn, of which LARGE_FAILED fail in each: what settle keeps must not grow with the rest."""
+"""Records of each large turn. LARGE_FAILED of them fail; the memory of settle must not grow with the others."""
 LARGE_FAILED = 2_000
 
 
 @dataclass(slots=True)
 class Times:
-    """Seconds of both steps together, by turn, and of each run of maintenance by the turn after which it ran."""
+    """Seconds of plan and settle together by turn, and of maintenance by the turn after which it ran."""
 
     steps: dict[int, float] = field(default_factory=dict)
     maintenance: dict[int, float] = field(default_factory=dict)
 
     def median(self, turns: range) -> float:
-        """The middle of some turns."""
+        """Returns the median of plan and settle in these turns."""
         return statistics.median(self.steps[n] for n in turns)
 
 
 def main() -> None:
-    """Measure both, and print the tables."""
+    """Measures both and prints the tables."""
     parser = argparse.ArgumentParser(prog="python -m tests.bench.turns", description=__doc__)
     parser.add_argument(
         "--every", type=int, default=MAINTAINED_EVERY, help="turns between two runs of maintenance; 0: none"
@@ -56,7 +56,7 @@ def main() -> None:
 
 
 def many_turns(folder: Path, every: int) -> Times:
-    """LATE.stop - 1 turns, one after the other, with the parts opened anew for each step, as tasks do."""
+    """Returns the times of LATE.stop - 1 turns. Each step opens its parts anew, as tasks do."""
     lane, times = InjectedLane(folder, PARTITIONS, LATE.stop), Times()
     for n in range(1, LATE.stop):
         started = time.time()
@@ -76,25 +76,25 @@ def many_turns(folder: Path, every: int) -> Times:
     return times
 
 
-def large_turn(records: int) -> Seen:
-    """A single turn, settled in a process of its own."""
+def large_turn(records: int) -> SettleCost:
+    """Measures the settle step of a single turn, in a process of its own."""
     with TemporaryDirectory(prefix="ackline-bench-") as folder:
         lane = InjectedLane(Path(folder), PARTITIONS)
         lane.grow(records // PARTITIONS)
         lane.inject(lane.plan(), failed=LARGE_FAILED // PARTITIONS)
-        return settle_watched(lane)
+        return measure_settle(lane)
 
 
 def show_many(console: Console, times: Times, every: int) -> None:
-    """The first table."""
+    """Prints the table of many turns."""
     often = f"maintenance every {every} turns" if every else "no maintenance"
     table = Table(title=f"plan + settle in {len(times.steps)} turns of {PARTITIONS * RECORDS:,} records, {often}")
     for name in ("turns", "median ms", "spread"):
         table.add_column(name)
     for turns in (EARLY, LATE):
-        found = sorted(times.steps[n] * 1000 for n in turns)
+        milliseconds = sorted(times.steps[n] * 1000 for n in turns)
         middle = f"{times.median(turns) * 1000:.0f}"
-        table.add_row(f"{turns.start}–{turns.stop - 1}", middle, f"{found[0]:.0f} – {found[-1]:.0f}")
+        table.add_row(f"{turns.start}–{turns.stop - 1}", middle, f"{milliseconds[0]:.0f} – {milliseconds[-1]:.0f}")
     ratio = times.median(LATE) / times.median(EARLY)
     table.add_row("ratio", f"{ratio:.2f}", f"aim ≤ {AIM}: {'met' if ratio <= AIM else 'missed'}")
     console.print(table)
@@ -102,14 +102,14 @@ def show_many(console: Console, times: Times, every: int) -> None:
     console.print(f"maintenance took {runs or 'no time'}", style="dim")
 
 
-def show_large(console: Console, seen: list[Seen]) -> None:
-    """The second."""
+def show_large(console: Console, costs: list[SettleCost]) -> None:
+    """Prints the table of large turns."""
     table = Table(title=f"settle after one turn, {LARGE_FAILED:,} of whose records failed")
     for name in ("records", "files", "files opened", "rows materialised", "seconds", "peak memory, MiB more"):
         table.add_column(name, justify="right")
-    for one in seen:
-        cells = (one.records, one.files, one.opened, one.rows)
-        table.add_row(*(f"{cell:,}" for cell in cells), f"{one.seconds:.2f}", f"{one.peak / 2**20:.0f}")
+    for cost in costs:
+        cells = (cost.records, cost.files, cost.opened, cost.rows)
+        table.add_row(*(f"{cell:,}" for cell in cells), f"{cost.seconds:.2f}", f"{cost.peak / 2**20:.0f}")
     console.print(table)
 
 

@@ -1,4 +1,4 @@
-"""settle in a process of its own, watched from outside: the files that it opens, and the memory that it takes."""
+"""Measures settle in a process of its own: its time, the files that it opens, and its memory."""
 
 import ctypes
 import multiprocessing
@@ -20,8 +20,8 @@ _IN_OPEN = 0x20
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
-    """What settle did: bytes at its peak are those beyond what the process had before."""
+class SettleCost:
+    """The cost of settle. `peak` is its highest memory in bytes, beyond the memory of the process before it."""
 
     records: int
     files: int
@@ -32,19 +32,19 @@ class Seen:
 
 
 class _Counting(LedgerStore):
-    """Counts the rows that become values."""
+    """Counts the rows that the store reads from outcome files."""
 
     rows = 0
 
     def outcomes_of(self, turn: TurnId) -> TurnOutcomes:
-        """Outcomes and decisions of a turn."""
-        found = super().outcomes_of(turn)
-        self.rows = max(self.rows, sum(map(len, found.rows.values())))
-        return found
+        """Returns the outcomes and decisions of a turn."""
+        outcomes = super().outcomes_of(turn)
+        self.rows = max(self.rows, sum(map(len, outcomes.rows.values())))
+        return outcomes
 
 
-def settle_watched(lane: InjectedLane) -> Seen:
-    """Settle the lane's open turn. Linux only: inotify, /proc."""
+def measure_settle(lane: InjectedLane) -> SettleCost:
+    """Settles the open turn of a lane. Works on Linux only, because it needs inotify and /proc."""
     folders = [path for path in Path(lane.root, "outcomes").glob("pipeline=*/plan_date=*") if path.is_dir()]
     files = [file for folder in folders for file in folder.iterdir()]
     watch = _Watch(folders)
@@ -57,33 +57,33 @@ def settle_watched(lane: InjectedLane) -> Seen:
     if child.exitcode != 0:
         raise SystemExit("settle failed")
     records, rows, seconds, peak = answers.get()
-    return Seen(records, len(files), len(opened & {file.name for file in files}), rows, seconds, peak)
+    return SettleCost(records, len(files), len(opened & {file.name for file in files}), rows, seconds, peak)
 
 
 def _settle(lane: InjectedLane, answers: "multiprocessing.SimpleQueue[tuple[int, int, float, int]]") -> None:
     parts = lane.parts()
     store = _Counting(lane.root, NAME, LIVE)
     object.__setattr__(parts, "store", store)
-    assert store.newest() is not None  # what a first look loads is not settle's
-    Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
+    assert store.newest() is not None  # the first read loads modules, which is no cost of settle
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak
     before, begun = _memory("VmRSS"), time.perf_counter()
     settle(parts)
     seconds = time.perf_counter() - begun
     settled = store.newest()
     assert settled is not None
-    records = sum(one.counts["acked"] + one.counts["failed"] for one in settled.partitions.values())
+    records = sum(row.counts["acked"] + row.counts["failed"] for row in settled.partitions.values())
     answers.put((records, store.rows, seconds, _memory("VmHWM") - before))
 
 
 def _memory(name: str) -> int:
-    """A line of this process's status, in bytes."""
-    found = re.search(rf"{name}:\s+(\d+) kB", Path("/proc/self/status").read_text())
-    assert found is not None
-    return int(found[1]) * 1024
+    """Returns a line of the status of this process, in bytes."""
+    line = re.search(rf"{name}:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    assert line is not None
+    return int(line[1]) * 1024
 
 
 class _Watch:
-    """Names of files opened in some folders, by whichever process, from now until it is closed."""
+    """Collects the names of the files that any process opens in some folders, until it is closed."""
 
     def __init__(self, folders: Iterable[Path]) -> None:
         libc = ctypes.CDLL(None, use_errno=True)
@@ -93,17 +93,17 @@ class _Watch:
                 raise OSError(ctypes.get_errno(), "inotify_add_watch", str(folder))
 
     def close(self) -> set[str]:
-        """What was opened."""
-        found = set()
+        """Stops collecting, and returns the names."""
+        names = set()
         try:
             while events := os.read(self._queue, 1 << 16):
-                at = 0
-                while at < len(events):
-                    (length,) = struct.unpack_from("I", events, at + 12)
-                    found.add(events[at + 16 : at + 16 + length].rstrip(b"\0").decode())
-                    at += 16 + length
+                position = 0
+                while position < len(events):
+                    (length,) = struct.unpack_from("I", events, position + 12)
+                    names.add(events[position + 16 : position + 16 + length].rstrip(b"\0").decode())
+                    position += 16 + length
         except BlockingIOError:
-            return found
+            return names
         finally:
             os.close(self._queue)
-        return found
+        return names

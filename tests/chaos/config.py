@@ -14,6 +14,8 @@ TOPICS = ("orders", "payments", "refunds")
 """The topics that are read. The last one may be created later."""
 GUARANTEES = ("at_least_once", "at_most_once", "no_guarantee")
 LOST_AFTER = "5m"
+OF_A_LOST_LEDGER = '{"ledger": "lost", "pipeline": "lane", "epoch": 0, "n": 9}'
+"""The metadata of a commit of this pipeline by another ledger."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +108,9 @@ def configs() -> st.SearchStrategy[Config]:
         Config,
         partitions=st.integers(1, 2),
         first_records=st.integers(0, 6),
-        commit_before=st.sampled_from([None, None, "", "garbage", '{"ledger": "lost", "pipeline": "lane", "epoch": 0, "n": 9}']),
+        commit_before=st.sampled_from(
+            [None, None, "", "garbage", '{"ledger": "lost", "pipeline": "lane", "epoch": 0, "n": 9}']
+        ),
         start=st.sampled_from(["earliest", "latest", "uncommitted_earliest", "uncommitted_latest"]),
         isolation=_often("read_committed", "read_uncommitted"),
         guarantee=st.sampled_from(["at_least_once"] * 3 + ["at_most_once"] * 2 + ["no_guarantee"]),

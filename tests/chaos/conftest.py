@@ -1,4 +1,4 @@
-"""The fixtures of the tests here; pytest finds them by these names."""
+"""Makes the fixtures of tests/e2e available here."""
 
 from tests.e2e.fixtures import lab, spark
 

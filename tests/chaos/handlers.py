@@ -1,4 +1,4 @@
-"""Handlers for faults: two that take their time, some that answer rubbish, and one that kills or hangs its process."""
+"""Handlers for fault tests: slow ones, some with invalid answers, and one that kills or hangs its process."""
 
 import json
 import os
@@ -14,56 +14,56 @@ from ackline.testing import journal
 
 
 def slow(record: Record) -> None:
-    """The journal handler, at most five records a second."""
+    """Journals the call, at most five records a second."""
     journal.handle(record)
     time.sleep(0.2)
 
 
 def gated(record: Record) -> None:
-    """The journal handler, which waits in its first call until the gate of its topic is open."""
+    """Journals the call, and waits until the gate file of its topic exists."""
     journal.handle(record)
     while not gate(record.topic).exists():
         time.sleep(0.02)
 
 
 def gate(topic: str) -> Path:
-    """The file that opens it."""
+    """Returns the gate file of a topic."""
     return Path(f"{os.environ[journal.JOURNAL]}.{topic}")
 
 
 @arrow_handler
 def one_too_few(batch: pa.RecordBatch) -> list[str]:
-    """An outcome for all rows but one."""
+    """Returns no outcome for the last row."""
     return ["acked"] * (batch.num_rows - 1)
 
 
 @arrow_handler
 def one_too_many(batch: pa.RecordBatch) -> list[str]:
-    """An outcome for a row that is not there."""
+    """Returns one outcome more than there are rows."""
     return ["acked"] * (batch.num_rows + 1)
 
 
 @arrow_handler
 def nulls(batch: pa.RecordBatch) -> list[str | None]:
-    """No outcome for the first row."""
+    """Returns null as the outcome of the first row."""
     return [None, *["acked"] * (batch.num_rows - 1)]
 
 
 @arrow_handler
 def foreign_offsets(batch: pa.RecordBatch) -> Any:
-    """Outcomes for offsets that it was not given."""
+    """Returns outcomes for offsets that are not in the batch."""
     offsets = [offset + 1_000 for offset in batch.column("offset").to_pylist()]
     return pa.table({"offset": offsets, "outcome": ["acked"] * batch.num_rows})
 
 
 def deadly(record: Record) -> None:
-    """The journal handler; `{"kill": n}` and `{"hang": n}` kill or hang its process up to attempt n (−1: always)."""
+    """Journals the call; `{"kill": n}` and `{"hang": n}` kill or hang the process up to attempt n (−1: on all)."""
     journal.handle(record)
     orders = json.loads(record.value) if record.value else {}
-    for order, deed in (("kill", _kill), ("hang", _hang)):
-        times = orders.get(order, 0)
+    for name, strike in (("kill", _kill), ("hang", _hang)):
+        times = orders.get(name, 0)
         if times < 0 or record.attempt <= times:
-            deed()
+            strike()
 
 
 def _kill() -> None:

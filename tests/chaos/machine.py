@@ -96,7 +96,9 @@ class Turmoil(Unrest):
         write=st.sampled_from(WRITES),
         then=st.lists(st.one_of(wholes, wholes, actions), min_size=1, max_size=3),
     )
-    def overtaken(self, where: int, records: list[Any], program: str | Action, write: str, then: list[str | Action]) -> None:
+    def overtaken(
+        self, where: int, records: list[Any], program: str | Action, write: str, then: list[str | Action]
+    ) -> None:
         """Stops a process right before a write while others go to their end; it may go on later."""
         self.append(self.log(where), records)
         self.actors.append(self.spawn(program))

@@ -138,7 +138,7 @@ def metadata_without_epoch(patch: pytest.MonkeyPatch) -> None:
 
 def breaker_never_trips(patch: pytest.MonkeyPatch) -> None:
     """A turn is settled however many of its fresh records failed (S46)."""
-    patch.setattr(settle, "_check_breaker", lambda *_: None)
+    patch.setattr(settle, "_void_if_too_many_failed", lambda *_: None)
 
 
 def parked_not_committed(patch: pytest.MonkeyPatch) -> None:

@@ -1,15 +1,14 @@
 """Judges a world in memory by its history: every write, in the order in which it was made.
 
-`Oracle.check` holds what only a history shows: which writes come before which others, what was due, readable or
-claimed when a plan was stored, which process made a write that another has overtaken, and each commit of the group at
-the moment at which it is made. A rule on what the tables, the commits and the handler calls say in the end is stated
-once, in `ackline.verify`: `Oracle.check_tables` turns the world into the checker's evidence and lets the checker judge
-it. The tables are append-only, so one such judgement at the end finds what any moment before has stored. It costs as
-much as a hundred steps, so it is not made at each.
+`Oracle.check` holds the rules that only a history shows: the order of writes, what was due, readable or claimed when a
+plan was stored, which process made a write and what it had seen before, and each commit of the group when it is made.
+A rule on what tables, commits and handler calls hold in the end is stated once, in `ackline.verify`:
+`Oracle.check_tables` turns the world into evidence, and the independent checker judges it. The tables are append-only,
+so one judgement at the end of a world finds what any moment before has stored. It takes about as long as ten steps.
 
-Each judges only what it can. The checker has no settings of the pipeline, so the oracle holds due times and the kinds
-of pending offsets to the retry policy. A settlement's state is taken from the settlement here; that its rows make it
-so, the checker proves. Nothing here calls the ledger, the planning or the steps.
+The checker has no retry policy, so the oracle also holds the due time and the kind of each pending offset. It takes the
+floors that may be committed from the settlements; the checker proves that the rows make these floors. Nothing here
+calls the ledger, the planning or the steps.
 """
 
 import json
@@ -24,7 +23,7 @@ from tests.chaos.plans import foreign
 
 
 class Oracle:
-    """Judges one lane. `check` judges what was written since its last call. Both methods raise Violation."""
+    """Judges one lane: `check` judges what was written since its last call. Raises Violation."""
 
     def __init__(self, world: World, rules: Rules) -> None:
         self.world, self.rules = world, rules
@@ -133,12 +132,13 @@ class Oracle:
             epoch = self.epochs[number]
             account = epoch.partitions.get(tp)
             allowed = set() if account is None else account.allowed_commits(n)
+            what = f"{commit.run_id} commits {committed.offset} of {tp} for turn {n} of epoch {number}"
             if account is None or not allowed:
-                broken("I1", f"{commit.run_id} commits {committed.offset} of {tp} for turn {n}; {epoch.newest} is settled")
+                broken("I1", f"{what}; {epoch.newest} is settled")
             if committed.offset not in allowed:
-                broken("I2", f"{commit.run_id} commits {committed.offset} of {tp}; turn {n} allows {allowed}")
+                broken("I2", f"{what}, which allows {allowed}")
             if turn < commit.newest_settlement:
-                broken("I3", f"{commit.run_id} commits {tp} for {turn}, and had seen {commit.newest_settlement}")
+                broken("I3", f"{what}, and had seen settlement {commit.newest_settlement}")
             self._check_overwritten(commit, tp, turn, account)
             if n in epoch.turns:
                 epoch.turns[n].committed.add(tp)

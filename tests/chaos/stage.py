@@ -204,7 +204,7 @@ class Stage(RuleBasedStateMachine):
         error, policy = actor.error, self.config.on_external_reset
         delete_commit = isinstance(error, NewerCommit) or MOVE_IT in str(error)
         delete_commit |= isinstance(error, GroupMoved) and policy == "fail"
-        if delete_commit and isinstance(error, AcklineError) and error.topic is not None and error.partition is not None:
+        if delete_commit and isinstance(error, AcklineError) and error.topic and error.partition is not None:
             del self.world.committed[GROUP, TopicPartition(error.topic, error.partition)]
         elif isinstance(error, TopicChanged) and self.recreated:
             left = [topic for topic in self.subscribed if topic != error.topic]

@@ -1,10 +1,9 @@
 """The broker is killed and started again in the middle of a step (fault 14).
 
-The same turn goes on, or its step fails whole and is run again.
+The step goes on, or it fails as a whole and runs again; the turn stays the same.
 """
 
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,85 +14,83 @@ from ackline.kafka.dead_letters import DeadLetters
 from ackline.kafka.group import Group
 from ackline.local.broker import READY_SECONDS, Broker
 from ackline.local.processes import wait_until
-from ackline.steps import replay
+from ackline.spark import job
 from tests.chaos import handlers
 from tests.e2e import wire
 from tests.e2e.lab import Lab, Spark
 
 MANY = 24_000
-"""Records of a kilobyte: more than two of the batches that Spark gives to a handler."""
+"""Records of a kilobyte; together they are more than two of the batches that Spark gives to a handler."""
 
-WHERE: dict[str, tuple[Any, str]] = {
-    "read": (replay, "_run_spark_job"),
+STRUCK_AT: dict[str, tuple[Any, str]] = {
+    "read": (job, "run_replay"),
     "dead letter": (DeadLetters, "send"),
     "commit": (Group, "commit"),
 }
 
 
-@pytest.mark.parametrize("where", WHERE)
+@pytest.mark.parametrize("operation", STRUCK_AT)
 def test_the_broker_is_bounced_and_nothing_is_lost_or_repeated(
-    fragile: Broker, tmp_path: Path, spark: Spark, monkeypatch: pytest.MonkeyPatch, where: str
+    fragile: Broker, tmp_path: Path, spark: Spark, monkeypatch: pytest.MonkeyPatch, operation: str
 ) -> None:
-    one = Lab(fragile, tmp_path, spark, retry={"max_retries": 0})
-    one.records(200, {7: {"fail": -1}, 50: {"skip": True}})
-    owner, name = WHERE[where]
+    lane = Lab(fragile, tmp_path, spark, retry={"max_retries": 0})
+    lane.produce_records(200, {7: {"fail": -1}, 50: {"skip": True}})
+    owner, name = STRUCK_AT[operation]
     with monkeypatch.context() as patch:
-        back = _bounced_once(fragile, getattr(owner, name), patch, owner, name)
-        _run_until_done(one, back)
-    assert {row["turn"] for row in one.table("plans") if row["end_offset"] > row["start_offset"]} == {1}
-    assert one.outcomes() == {"acked": 198, "skipped": 1, "failed": 1, "dead": 1}
-    assert one.committed() == 200
-    one.judge(settled=True)
+        restart = _bounce_once(fragile, patch, owner, name)
+        _run_until_done(lane, restart)
+    assert {row["turn"] for row in lane.table("plans") if row["end_offset"] > row["start_offset"]} == {1}
+    assert lane.outcomes() == {"acked": 198, "skipped": 1, "failed": 1, "dead": 1}
+    assert lane.committed() == 200
+    lane.judge(settled=True)
 
 
 def test_the_broker_is_bounced_in_the_middle_of_a_range_that_is_read(
     fragile: Broker, tmp_path: Path, spark: Spark
 ) -> None:
-    """The handler is at its first record when the broker dies; of what follows, Spark has not read all ahead."""
+    """The broker is killed at the first handler call, when Spark has not read all records yet."""
     kafka = {"properties": {"fetch.message.max.bytes": 65_536}}
-    one = Lab(fragile, tmp_path, spark, handler="tests.chaos.handlers:gated", kafka=kafka)
+    lane = Lab(fragile, tmp_path, spark, handler="tests.chaos.handlers:gated", kafka=kafka)
     payload = b'{"note": "' + b"." * 1000 + b'"}'
-    wire.produce(fragile.bootstrap, one.topic, (wire.Write(payload) for _ in range(MANY)))
+    wire.produce(fragile.bootstrap, lane.topic, (wire.Write(payload) for _ in range(MANY)))
 
     def bounce() -> None:
-        if wait_until(lambda: bool(one.calls()), READY_SECONDS):
+        if wait_until(lambda: bool(lane.calls()), READY_SECONDS):
             fragile.kill()
-            handlers.gate(one.topic).touch()
+            handlers.gate(lane.topic).touch()
             fragile.start()
 
-    back = threading.Thread(target=bounce)
-    back.start()
-    _run_until_done(one, back)
-    assert {row["turn"] for row in one.table("plans") if row["end_offset"] > row["start_offset"]} == {1}
-    assert one.outcomes() == {"acked": MANY}
-    assert one.committed() == MANY
-    one.judge(settled=True)
+    restart = threading.Thread(target=bounce)
+    restart.start()
+    _run_until_done(lane, restart)
+    assert {row["turn"] for row in lane.table("plans") if row["end_offset"] > row["start_offset"]} == {1}
+    assert lane.outcomes() == {"acked": MANY}
+    assert lane.committed() == MANY
+    lane.judge(settled=True)
 
 
-def _bounced_once(
-    broker: Broker, real: Callable[..., Any], patch: pytest.MonkeyPatch, owner: Any, name: str
-) -> threading.Thread:
-    """Has the broker die as the step gets there, and come back beside it."""
-    back = threading.Thread(target=broker.start)
+def _bounce_once(broker: Broker, patch: pytest.MonkeyPatch, owner: Any, name: str) -> threading.Thread:
+    """Kills the broker at the first call of a function. Returns the thread that starts it again beside the call."""
+    restart, real = threading.Thread(target=broker.start), getattr(owner, name)
 
     def struck(*arguments: Any, **named: Any) -> Any:
         patch.setattr(owner, name, real)
         broker.kill()
-        back.start()
+        restart.start()
         return real(*arguments, **named)
 
     patch.setattr(owner, name, struck)
-    return back
+    return restart
 
 
-def _run_until_done(one: Lab, back: threading.Thread) -> None:
-    """Run, and again once the broker is back, as Airflow would."""
+def _run_until_done(lane: Lab, restart: threading.Thread) -> None:
+    """Runs, and runs again when the broker is up again, as Airflow would."""
     for _ in range(3):
         try:
-            one.run()
+            lane.run()
         except AcklineError:
-            back.join(2 * READY_SECONDS)
+            restart.join(2 * READY_SECONDS)
         else:
             break
-    back.join(2 * READY_SECONDS)
-    one.run()
+    restart.join(2 * READY_SECONDS)
+    lane.run()

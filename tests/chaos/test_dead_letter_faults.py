@@ -1,7 +1,7 @@
-"""Dead letters that the broker does not take (fault 28): they stay pending, hold the floor, and are sent again.
+"""The broker does not accept a dead letter (fault 28): it stays pending, holds the floor, and is sent again.
 
-A record that is too large for the topic goes without its value (tests/e2e/test_log.py); here not even that is taken.
-That a letter is sent again with the same key and coordinates after a kill (fault 29) is in tests/chaos/test_kills.py.
+A letter that is too large for the topic is sent without its value (tests/e2e/test_log.py); here that is refused too.
+tests/chaos/test_kills.py shows that a letter is sent again with the same key and coordinates after a kill (fault 29).
 """
 
 import os
@@ -27,22 +27,22 @@ from tests.e2e.fixtures import MakeLab
 from tests.e2e.lab import Lab, Row, all_of
 
 GIVE_UP = 1.5
-"""Seconds, in place of half a minute, after which a letter is given up for this run."""
+"""Seconds after which a run gives a letter up; by default half a minute."""
 
 
 @contextmanager
-def suspended(one: Lab) -> Iterator[None]:
-    """The broker neither answers nor goes away while a letter is sent."""
+def suspended(lane: Lab) -> Iterator[None]:
+    """Suspends the broker while a letter is sent: it does not answer, and its connections stay open."""
 
     class Unanswered(DeadLetters):
         def send(self, letters: Iterable[Letter]) -> Iterator[Delivery]:
-            read = list(letters)
-            os.kill(one.broker.pid, signal.SIGSTOP)
+            prepared = list(letters)
+            os.kill(lane.broker.pid, signal.SIGSTOP)
             try:
-                sent = list(super().send(read))
+                deliveries = list(super().send(prepared))
             finally:
-                os.kill(one.broker.pid, signal.SIGCONT)
-            yield from sent
+                os.kill(lane.broker.pid, signal.SIGCONT)
+            yield from deliveries
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Parts, "dead_letter_sender", lambda parts, topic: Unanswered(parts.kafka, topic, timeout=GIVE_UP))
@@ -50,18 +50,17 @@ def suspended(one: Lab) -> Iterator[None]:
 
 
 @contextmanager
-def narrow(one: Lab) -> Iterator[None]:
-    """The topic takes nothing as large as a letter's headers."""
-    size(one, "100")
+def narrow(lane: Lab) -> Iterator[None]:
+    """Limits the record size of the dead-letter topic to less than the headers of a letter."""
+    limit_record_size(lane, "100")
     yield
-    size(one, "1000000")
+    limit_record_size(lane, "1000000")
 
 
-def size(one: Lab, largest: str) -> None:
-    """Set the size of the largest record that the dead-letter topic takes."""
+def limit_record_size(lane: Lab, largest: str) -> None:
     entry = ConfigEntry("max.message.bytes", largest, incremental_operation=AlterConfigOpType.SET)
-    resource = ConfigResource(ResourceType.TOPIC, one.dead, incremental_configs=[entry])
-    admin = AdminClient({"bootstrap.servers": one.broker.bootstrap})
+    resource = ConfigResource(ResourceType.TOPIC, lane.dead_letter_topic, incremental_configs=[entry])
+    admin = AdminClient({"bootstrap.servers": lane.broker.bootstrap})
     admin.incremental_alter_configs([resource])[resource].result(30)
 
 
@@ -69,23 +68,23 @@ def size(one: Lab, largest: str) -> None:
 def test_fault_28_a_letter_that_is_not_confirmed_stays_pending_and_is_sent_again(
     lab: MakeLab, refusing: Callable[[Lab], AbstractContextManager[None]], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """I6. Neither is the record dead, nor handled again; what was acked around it stands, and new records go on."""
-    one = lab(retry={"max_retries": 0})
-    one.records(4, {1: {"fail": -1}})
-    with refusing(one), one.parts() as parts:
-        [partition] = run_json(run.run(parts, one.spark), parts.store)["partitions"]
-    assert f"1 dead letters to {one.dead} stay pending: " in caplog.text
+    """I6: the record is not dead and is not handled again; the records around it stay acked, and new ones are read."""
+    lane = lab(retry={"max_retries": 0})
+    lane.produce_records(4, {1: {"fail": -1}})
+    with refusing(lane), lane.parts() as parts:
+        [partition] = run_json(run.run(parts, lane.spark), parts.store)["partitions"]
+    assert f"1 dead letters to {lane.dead_letter_topic} stay pending: " in caplog.text
     assert (partition["pending"], partition["floor"]) == ({"retry": 0, "dead_letter": 1, "in_flight": 0}, 1)
-    assert one.rows() == sorted([*all_of("acked", [0, 2, 3]), Row(1, 1, "failed")])
-    assert one.committed() == 1
-    one.judge()
-    one.records(1)
-    with refusing(one):
-        one.run()
-    assert one.handled() == [(offset, 1) for offset in range(5)]
-    assert one.settled().state.pending_by_kind()[PendingKind.DEAD_LETTER] == 1
-    assert one.run().calls == 0
-    assert Row(1, 0, "dead") in one.rows()
-    assert {(letter.said()["offset"], letter.value) for letter in one.letters()} == {("1", b'{"fail": -1}')}
-    assert one.committed() == 5
-    one.judge(settled=True)
+    assert lane.rows() == sorted([*all_of("acked", [0, 2, 3]), Row(1, 1, "failed")])
+    assert lane.committed() == 1
+    lane.judge()
+    lane.produce_records(1)
+    with refusing(lane):
+        lane.run()
+    assert lane.new_calls() == [(offset, 1) for offset in range(5)]
+    assert lane.settled().state.pending_by_kind()[PendingKind.DEAD_LETTER] == 1
+    assert lane.run().calls == 0
+    assert Row(1, 0, "dead") in lane.rows()
+    assert {(letter.ackline_headers["offset"], letter.value) for letter in lane.letters()} == {("1", b'{"fail": -1}')}
+    assert lane.committed() == 5
+    lane.judge(settled=True)

@@ -1,28 +1,28 @@
-"""Handlers whose answer can't be trusted: the batch is refused, nothing of it is acked (fault 13)."""
+"""Handlers whose answer is invalid: the whole batch fails, and nothing of it is acked (fault 13)."""
 
 from tests.e2e.fixtures import MakeLab
 from tests.e2e.lab import Row, all_of
 
-RUBBISH = ["one_too_few", "one_too_many", "nulls", "foreign_offsets"]
+INVALID = ["one_too_few", "one_too_many", "nulls", "foreign_offsets"]
 
 
 def test_fault_13_an_answer_that_is_not_one_outcome_a_row_acks_nothing(lab: MakeLab) -> None:
-    """Neither of new records nor of retries; once the handler is mended, it meets all of them again."""
-    one = lab(retry={"initial_delay": "0s", "period": "0s", "max_retries": len(RUBBISH)})
-    one.records(4)
-    one.journalled = False
-    for handler in RUBBISH:
-        one.define(handler=f"tests.chaos.handlers:{handler}")
-        one.run()
-        assert one.committed() == 0
-        assert one.outcomes().keys() == {"failed"}
-    wanted = [Row(offset, attempt, "failed") for offset in range(4) for attempt in range(1, len(RUBBISH) + 1)]
-    assert one.rows() == wanted
-    assert {row["error_class"] for row in one.table("outcomes")} == {"InvalidOutcome"}
-    one.judge()
-    one.define(handler="ackline.testing.journal:handle")
-    one.run()
-    assert one.handled() == [(offset, len(RUBBISH) + 1) for offset in range(4)]
-    assert one.rows() == sorted([*wanted, *all_of("acked", range(4), len(RUBBISH) + 1)])
-    assert one.committed() == 4
-    one.judge(settled=True)
+    """Neither fresh records nor retries are acked; the handler gets all of them again once it is repaired."""
+    lane = lab(retry={"initial_delay": "0s", "period": "0s", "max_retries": len(INVALID)})
+    lane.produce_records(4)
+    lane.journalled = False
+    for handler in INVALID:
+        lane.configure(handler=f"tests.chaos.handlers:{handler}")
+        lane.run()
+        assert lane.committed() == 0
+        assert lane.outcomes().keys() == {"failed"}
+    wanted = [Row(offset, attempt, "failed") for offset in range(4) for attempt in range(1, len(INVALID) + 1)]
+    assert lane.rows() == wanted
+    assert {row["error_class"] for row in lane.table("outcomes")} == {"InvalidOutcome"}
+    lane.judge()
+    lane.configure(handler="ackline.testing.journal:handle")
+    lane.run()
+    assert lane.new_calls() == [(offset, len(INVALID) + 1) for offset in range(4)]
+    assert lane.rows() == sorted([*wanted, *all_of("acked", range(4), len(INVALID) + 1)])
+    assert lane.committed() == 4
+    lane.judge(settled=True)

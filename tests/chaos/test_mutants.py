@@ -1,6 +1,6 @@
-"""The judges judged: each rule that carries weight is broken on purpose, and must be missed by somebody.
+"""The rules that carry most weight are broken on real tables, and the checker or the ledger must find each.
 
-M1 commits before the settlement, M2 moves complete_to to where it has read without proof, M3 stores outcomes unfenced.
+M1 commits before the settlement, M2 moves complete_to without proof, M3 stores outcomes without a fence.
 """
 
 import uuid
@@ -23,69 +23,71 @@ class Killed(Exception):
 
 
 def test_m1_a_commit_before_its_settlement_is_found(lab: MakeLab, monkeypatch: pytest.MonkeyPatch) -> None:
-    one = lab()
-    one.records(4)
-    with one.parts() as parts, monkeypatch.context() as patch:
+    lane = lab()
+    lane.produce_records(4)
+    with lane.parts() as parts, monkeypatch.context() as patch:
         plan.plan(parts)
-        replay.replay(parts, one.spark)
+        replay.replay(parts, lane.spark)
 
         def commits_first(store: LedgerStore, settlement: Settlement, *_: Any) -> bool:
-            mark = CommitMetadata(store.ledger_id(), one.name, settlement.turn.epoch, settlement.turn.n).encode()
-            parts.group.commit({tp: Committed(p.state.floor, mark) for tp, p in settlement.partitions.items()})
+            turn = settlement.turn
+            metadata = CommitMetadata(store.ledger_id(), lane.name, turn.epoch, turn.n).encode()
+            partitions = settlement.partitions
+            parts.group.commit({tp: Committed(settled.state.floor, metadata) for tp, settled in partitions.items()})
             raise Killed
 
         patch.setattr(LedgerStore, "store_settlement", commits_first)
         with pytest.raises(Killed):
-            one.settle()
-    assert any(found.startswith("I1") for found in one.violations())
-    one.judged = True
+            lane.settle()
+    assert any(found.startswith("I1") for found in lane.violations())
+    lane.judged = True
 
 
 def test_m2_complete_to_without_proof_is_found(lab: MakeLab, monkeypatch: pytest.MonkeyPatch) -> None:
-    one = lab()
-    one.records(4)
-    one.plan()
+    lane = lab()
+    lane.produce_records(4)
+    lane.plan()
     with monkeypatch.context() as patch:
         patch.setattr(LedgerStore, "has_outcomes", lambda *_: True)
-        one.settle()
-    assert one.committed() == 4
-    found = one.violations()
+        lane.settle()
+    assert lane.committed() == 4
+    found = lane.violations()
     assert any(line.startswith("I2") for line in found)
     assert any(line.startswith("I4") for line in found)
-    one.judged = True
+    lane.judged = True
 
 
 def test_m3_outcomes_without_a_fence_are_found(lab: MakeLab, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A second set of outcomes before the settlement is refused by the ledger; one after it is found by the checker."""
-    one = lab()
-    one.records(4, {1: {"fail": 1}})
+    """The checker finds a second set of outcomes that comes after the settlement."""
+    lane = lab()
+    lane.produce_records(4, {1: {"fail": 1}})
     real = LedgerStore.store_outcomes
 
     def unfenced(store: LedgerStore, turn: TurnId, files: Sequence[AddAction]) -> bool:
         return real(store, turn, files) or store.outcomes.append(files, f"mutant/{uuid.uuid4()}", turn.n)
 
-    with monkeypatch.context() as patch, one.parts("late") as late:
+    with monkeypatch.context() as patch, lane.parts("late") as late:
         patch.setattr(LedgerStore, "store_outcomes", unfenced)
-        planned = one.plan()
-        results = [replay._run_spark_job(late, planned, one.spark, None) for _ in range(2)]
+        planned = lane.plan()
+        results = [late.run_job(lane.spark, replay.job_of(late, planned), None) for _ in range(2)]
         late.store.store_outcomes(planned.turn, replay.add_actions(planned, results[0]))
-        one.settle()
-        assert one.violations() == []
+        lane.settle()
+        assert lane.violations() == []
         late.store.store_outcomes(planned.turn, replay.add_actions(planned, results[1]))
-    assert any(found.startswith("I9") for found in one.violations())
-    one.judged = True
+    assert any(found.startswith("I9") for found in lane.violations())
+    lane.judged = True
 
 
 def test_m3_two_outcomes_before_the_settlement_are_refused(lab: MakeLab, monkeypatch: pytest.MonkeyPatch) -> None:
-    one = lab()
-    one.records(4, {1: {"fail": 1}})
-    with one.parts("late") as late:
-        planned = one.plan()
+    lane = lab()
+    lane.produce_records(4, {1: {"fail": 1}})
+    with lane.parts("late") as late:
+        planned = lane.plan()
         for number in (planned.turn.n, 99):
-            result = replay._run_spark_job(late, planned, one.spark, None)
-            name = f"ackline/{one.name}/live/0/outcomes" if number != 99 else "mutant"
+            result = late.run_job(lane.spark, replay.job_of(late, planned), None)
+            name = f"ackline/{lane.name}/live/0/outcomes" if number != 99 else "mutant"
             late.store.outcomes.append(replay.add_actions(planned, result), name, number)
     with pytest.raises(LedgerError, match="two attempts"):
-        one.settle()
-    assert one.committed() is None
-    one.judged = True
+        lane.settle()
+    assert lane.committed() is None
+    lane.judged = True

@@ -1,4 +1,4 @@
-"""Two runs at once, and processes that sleep while others go on (S7, S53; faults 2, 5, 24, 25; I3, I11)."""
+"""Two runs at once, and processes that are stopped while others go on (S7, S53; faults 2, 5, 24, 25; I3, I11)."""
 
 import json
 import os
@@ -20,34 +20,34 @@ from tests.e2e.fixtures import MakeLab
 from tests.e2e.lab import Lab, Row, all_of
 
 
-def turns(one: Lab) -> dict[str, Counter[tuple[int, str]]]:
-    """How many rows each turn has in plans and settlements, by kind: one a turn where there is one partition."""
-    return {name: Counter((row["turn"], row["kind"]) for row in one.table(name)) for name in ("plans", "settlements")}
+def turns(lane: Lab) -> dict[str, Counter[tuple[int, str]]]:
+    """Returns how many rows each (turn, kind) has in plans and settlements; with one partition it must be one."""
+    return {name: Counter((row["turn"], row["kind"]) for row in lane.table(name)) for name in ("plans", "settlements")}
 
 
 def test_two_commands_at_once_make_one_plan_one_outcomes_and_one_settlement(lab: MakeLab) -> None:
-    """Fault 2: each of two processes is whole; one adopts what the other began, or stops."""
-    one = lab()
-    one.records(30, {3: {"fail": 1}})
-    with victims.ended(victims.start(one, "run")) as first, victims.ended(victims.start(one, "run")) as second:
-        said = [process.communicate(timeout=victims.SECONDS)[1] for process in (first, second)]
-        assert 0 in (first.returncode, second.returncode), said
-        assert not any("Traceback" in text for text in said), said
-    assert all(count == 1 for kind in turns(one).values() for count in kind.values())
-    one.judge()
-    one.run()
-    one.judge(settled=True)
+    """Fault 2: one process adopts the turn that the other has begun, or stops with an error."""
+    lane = lab()
+    lane.produce_records(30, {3: {"fail": 1}})
+    with victims.ended(victims.start(lane, "run")) as first, victims.ended(victims.start(lane, "run")) as second:
+        errors = [process.communicate(timeout=victims.SECONDS)[1] for process in (first, second)]
+        assert 0 in (first.returncode, second.returncode), errors
+        assert not any("Traceback" in text for text in errors), errors
+    assert all(count == 1 for kind in turns(lane).values() for count in kind.values())
+    lane.judge()
+    lane.run()
+    lane.judge(settled=True)
 
 
 def test_two_runs_step_by_step_the_second_adopts_and_adds_nothing(lab: MakeLab) -> None:
-    one = lab(retry={"max_retries": 0})
-    one.records(3, {1: {"fail": -1}})
-    with one.parts("a") as a, one.parts("b") as b:
+    lane = lab(retry={"max_retries": 0})
+    lane.produce_records(3, {1: {"fail": -1}})
+    with lane.parts("a") as a, lane.parts("b") as b:
         assert not plan.plan(a).adopted
         adopted = plan.plan(b)
         assert adopted.adopted
         assert adopted.plan is not None
-        results = [replay._run_spark_job(parts, adopted.plan, one.spark, None) for parts in (a, b)]
+        results = [parts.run_job(lane.spark, replay.job_of(parts, adopted.plan), None) for parts in (a, b)]
         stored = [
             parts.store.store_outcomes(adopted.plan.turn, replay.add_actions(adopted.plan, result))
             for parts, result in zip((b, a), results, strict=True)
@@ -55,22 +55,22 @@ def test_two_runs_step_by_step_the_second_adopts_and_adds_nothing(lab: MakeLab) 
         assert stored == [True, False]
         settle.settle(a)
         settle.settle(b)
-    assert one.rows() == [Row(0, 1, "acked"), Row(1, 0, "dead"), Row(1, 1, "failed"), Row(2, 1, "acked")]
-    assert turns(one) == {"plans": {(1, "run"): 1}, "settlements": {(0, "genesis"): 1, (1, "run"): 1}}
-    one.judge(settled=True)
+    assert lane.rows() == [Row(0, 1, "acked"), Row(1, 0, "dead"), Row(1, 1, "failed"), Row(2, 1, "acked")]
+    assert turns(lane) == {"plans": {(1, "run"): 1}, "settlements": {(0, "genesis"): 1, (1, "run"): 1}}
+    lane.judge(settled=True)
 
 
 def test_many_runs_at_once_in_threads_settle_each_record_once(lab: MakeLab) -> None:
-    one = lab(max_records_per_run=5)
-    one.records(20)
+    lane = lab(max_records_per_run=5)
+    lane.produce_records(20)
     failed: list[BaseException] = []
 
     def loop() -> None:
         for _ in range(4):
             try:
-                one.run()
+                lane.run()
             except AcklineError:
-                pass  # it stops; what it left is for the others
+                pass  # another run goes on with its turn
             except BaseException as error:
                 failed.append(error)
 
@@ -80,106 +80,105 @@ def test_many_runs_at_once_in_threads_settle_each_record_once(lab: MakeLab) -> N
     for thread in threads:
         thread.join(120)
     assert failed == []
-    one.judge()
+    lane.judge()
     for _ in range(4):
-        one.run()
-    assert one.rows() == all_of("acked", range(20))
-    assert all(count == 1 for kind in turns(one).values() for count in kind.values())
-    one.judge(settled=True)
+        lane.run()
+    assert lane.rows() == all_of("acked", range(20))
+    assert all(count == 1 for kind in turns(lane).values() for count in kind.values())
+    lane.judge(settled=True)
 
 
 def test_a_loser_whose_turn_was_settled_meanwhile_ends_well_although_the_next_is_open(lab: MakeLab) -> None:
-    """Run A replays turn 1; others settle it and plan turn 2. A has nothing left to do, and no proof is missing."""
-    one = lab()
-    one.records(3)
-    with one.parts("a") as a:
+    """Run A replays turn 1; others settle it and plan turn 2. A has nothing left to do, and raises no error."""
+    lane = lab()
+    lane.produce_records(3)
+    with lane.parts("a") as a:
         planned = plan.plan(a).plan
         assert planned is not None
-        result = replay._run_spark_job(a, planned, one.spark, None)
-        one.run()
-        one.records(2)
-        one.plan()
+        result = a.run_job(lane.spark, replay.job_of(a, planned), None)
+        lane.run()
+        lane.produce_records(2)
+        lane.plan()
         assert not a.store.store_outcomes(planned.turn, replay.add_actions(planned, result))
-        run_on = pytest.MonkeyPatch()
-        with run_on.context() as patch:
+        with pytest.MonkeyPatch.context() as patch:
             patch.setattr(run, "plan", lambda parts: plan.Planned(planned, adopted=True))
             patch.setattr(run, "replay", lambda *_: replay.Replayed(planned, result.calls))
-            run.run(a, one.spark)
-    one.run()
-    one.judge(settled=True)
+            run.run(a, lane.spark)
+    lane.run()
+    lane.judge(settled=True)
 
 
 @pytest.mark.parametrize("write", ["decisions", "settlement", "commit"])
 def test_s7_a_process_that_sleeps_through_two_turns_changes_nothing(lab: MakeLab, write: str) -> None:
-    """Its write is refused, or, where Kafka can't refuse it, undone by the next run (fault 24)."""
-    one = lab()
-    one.records(4, {1: {"fail": 1}})
-    one.plan()
-    one.replay()
-    with victims.held(one, "settle", write) as sleeper:
-        one.run()
-        one.run()
-        one.records(2)
-        one.run()
-        rows, floor = one.rows(), one.committed()
+    """Its write is refused. Kafka can't refuse a commit, so the next run undoes it (fault 24)."""
+    lane = lab()
+    lane.produce_records(4, {1: {"fail": 1}})
+    lane.plan()
+    lane.replay()
+    with victims.paused_at(lane, "settle", write) as sleeper:
+        lane.run()
+        lane.run()
+        lane.produce_records(2)
+        lane.run()
+        rows, floor = lane.rows(), lane.committed()
         assert floor == 6
-        status, said = victims.wake(sleeper)
-        assert "Traceback" not in said
-    assert one.rows() == rows
-    assert all(count == 1 for kind in turns(one).values() for count in kind.values())
-    assert status == 0 or one.committed() == floor
+        status, errors = victims.wake(sleeper)
+        assert "Traceback" not in errors
+    assert lane.rows() == rows
+    assert all(count == 1 for kind in turns(lane).values() for count in kind.values())
+    assert status == 0 or lane.committed() == floor
     if write == "commit":
-        assert one.committed() == 1, "Kafka takes it: the floor of turn 1, late"
-    one.judge()
-    one.run()
-    assert one.committed() == 6
-    assert one.rows() == rows
-    one.judge(settled=True)
+        assert lane.committed() == 1, "Kafka accepts the late commit, the floor of turn 1"
+    lane.judge()
+    lane.run()
+    assert lane.committed() == 6
+    assert lane.rows() == rows
+    lane.judge(settled=True)
 
 
 def test_s7_a_driver_that_is_paused_and_resumed_beside_its_retry_adds_nothing(lab: MakeLab) -> None:
-    """Fault 5: suspended in the middle of its batch, past any heartbeat; its task is tried again meanwhile."""
-    one = lab(handler="tests.chaos.handlers:gated")
-    one.records(8, {1: {"fail": 1}})
-    one.plan()
-    with victims.ended(victims.start(one, "replay")) as paused:
-        assert wait_until(lambda: bool(one.calls()), victims.SECONDS), paused.poll()
+    """Fault 5: a driver is suspended in the middle of its batch, and its task is tried again meanwhile."""
+    lane = lab(handler="tests.chaos.handlers:gated")
+    lane.produce_records(8, {1: {"fail": 1}})
+    lane.plan()
+    with victims.ended(victims.start(lane, "replay")) as paused:
+        assert wait_until(lambda: bool(lane.calls()), victims.SECONDS), paused.poll()
         os.killpg(paused.pid, signal.SIGSTOP)
-        assert one.handled() == [(0, 1)]
-        one.define(handler="ackline.testing.journal:handle")
-        one.run()
-        one.run()
-        rows = one.rows()
-        assert one.handled() == sorted([*((offset, 1) for offset in range(8)), (1, 2)])
-        assert one.committed() == 8
-        handlers.gate(one.topic).touch()
+        assert lane.new_calls() == [(0, 1)]
+        lane.configure(handler="ackline.testing.journal:handle")
+        lane.run()
+        lane.run()
+        rows = lane.rows()
+        assert lane.new_calls() == sorted([*((offset, 1) for offset in range(8)), (1, 2)])
+        assert lane.committed() == 8
+        handlers.gate(lane.topic).touch()
         os.killpg(paused.pid, signal.SIGCONT)
-        said = paused.communicate(timeout=victims.SECONDS)[1]
-        assert paused.returncode == 0, said
-    assert one.offsets() == list(range(1, 8)), "it went on to the end, and all of it was refused"
-    assert one.rows() == rows
-    assert len(one.table("outcomes")) == 9
-    assert one.run().calls == 0
-    one.judge(settled=True)
+        errors = paused.communicate(timeout=victims.SECONDS)[1]
+        assert paused.returncode == 0, errors
+    assert lane.new_offsets() == list(range(1, 8)), "it goes on to the end, and its outcomes are refused"
+    assert lane.rows() == rows
+    assert len(lane.table("outcomes")) == 9
+    assert lane.run().calls == 0
+    lane.judge(settled=True)
 
 
 def test_s7_a_process_that_sleeps_before_it_stores_its_plan_adopts_the_winner_s(lab: MakeLab) -> None:
-    one = lab()
-    one.records(4)
-    with victims.held(one, "plan", "plan") as sleeper:
-        one.run()
-        one.records(2)
-        one.plan()
+    lane = lab()
+    lane.produce_records(4)
+    with victims.paused_at(lane, "plan", "plan") as sleeper:
+        lane.run()
+        lane.produce_records(2)
+        lane.plan()
         assert victims.wake(sleeper)[0] == 0
-    one.run()
-    assert turns(one)["plans"] == {(1, "run"): 1, (2, "run"): 1}
-    one.judge(settled=True)
+    lane.run()
+    assert turns(lane)["plans"] == {(1, "run"): 1, (2, "run"): 1}
+    lane.judge(settled=True)
 
 
 def test_a_commit_whose_answer_is_lost_is_made_again(lab: MakeLab, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fault 25: the broker has it, the run does not know; the next one commits the same."""
-    one = lab()
-    one.records(3)
+    """Fault 25: the broker has stored the commit, the run fails, and the next run commits the same."""
+    lane = lab()
+    lane.produce_records(3)
     real = Group.commit
 
     def lost(self: Group, offsets: Mapping[TopicPartition, Committed]) -> None:
@@ -189,9 +188,8 @@ def test_a_commit_whose_answer_is_lost_is_made_again(lab: MakeLab, monkeypatch: 
     with monkeypatch.context() as patch:
         patch.setattr(Group, "commit", lost)
         with pytest.raises(TransientError):
-            one.run()
-    held = one.held()
-    assert held is not None
-    assert (held[0], json.loads(held[1])["n"]) == (3, 1)
-    assert one.run().calls == 0
-    one.judge(settled=True)
+            lane.run()
+    offset, metadata = lane.group_commit() or (None, "{}")
+    assert (offset, json.loads(metadata).get("n")) == (3, 1)
+    assert lane.run().calls == 0
+    lane.judge(settled=True)

@@ -1,6 +1,6 @@
-"""Tables that can't be written, and checkpoints that are torn or lost (fault 32): a run stops, or goes on rightly.
+"""Tables can't be written, and checkpoints are torn or lost (fault 32): a run stops, or it goes on correctly.
 
-What is committed stays; nothing is handled twice or forgotten once the disk is mended.
+What is committed stays. After the repair no record is handled twice, and none is forgotten.
 """
 
 from collections.abc import Callable
@@ -17,27 +17,27 @@ from tests.e2e.lab import Lab, Row
 
 @pytest.mark.parametrize("step", ["plan", "replay", "settle"])
 def test_fault_32_a_full_disk_stops_the_step_and_loses_nothing(lab: MakeLab, step: str) -> None:
-    """No file of the process may hold more than a few hundred bytes: neither data nor the log's entries fit."""
-    one = prepared(lab, step)
-    tables = {name: one.table(name) for name in ("plans", "outcomes", "settlements")}
-    with victims.ended(victims.start(one, step, largest=200)) as victim:
-        _, said = victim.communicate(timeout=victims.SECONDS)
-    assert victim.returncode == 1, said
-    assert "FatalError: the table " in said
-    assert "\x1b" not in said
-    assert "Traceback" not in said
-    assert {name: one.table(name) for name in tables} == tables
-    assert one.committed() is None
-    one.judge()
-    one.run()
-    assert one.rows() == UNDISTURBED
-    one.judge(settled=True)
+    """No file of the process may be larger than 200 bytes, so neither data files nor log entries can be written."""
+    lane = prepared(lab, step)
+    tables = {name: lane.table(name) for name in ("plans", "outcomes", "settlements")}
+    with victims.ended(victims.start(lane, step, largest=200)) as victim:
+        _, errors = victim.communicate(timeout=victims.SECONDS)
+    assert victim.returncode == 1, errors
+    assert "FatalError: the table " in errors
+    assert "\x1b" not in errors
+    assert "Traceback" not in errors
+    assert {name: lane.table(name) for name in tables} == tables
+    assert lane.committed() is None
+    lane.judge()
+    lane.run()
+    assert lane.rows() == UNDISTURBED
+    lane.judge(settled=True)
 
 
-def _refused(one: Lab) -> str:
-    """Why a run stops; nothing where it goes on."""
+def _error_of_run(lane: Lab) -> str:
+    """Returns the error of a run; empty if it succeeds."""
     try:
-        one.run()
+        lane.run()
     except AcklineError as error:
         return str(error)
     return ""
@@ -51,30 +51,30 @@ def _torn(path: Path) -> None:
 def test_fault_32_a_lost_or_torn_checkpoint_is_said_or_does_not_matter(
     lab: MakeLab, damage: Callable[[Path], None]
 ) -> None:
-    """The pointer to it, and then the checkpoint itself, of each of the three tables."""
-    one = lab(retry={"initial_delay": "1h"})
-    one.records(4, {1: {"fail": 1}})
+    """Damages the pointer to the checkpoint, and then the checkpoint, of each of the three tables."""
+    lane = lab(retry={"initial_delay": "1h"})
+    lane.produce_records(4, {1: {"fail": 1}})
     for _ in range(11):
-        one.run()
-    assert (one.offsets(), one.committed(), one.pending()) == ([0, 1, 2, 3], 1, [1])
+        lane.run()
+    assert (lane.new_offsets(), lane.committed(), lane.pending()) == ([0, 1, 2, 3], 1, [1])
     for name in ("_last_checkpoint", "*.checkpoint.parquet"):
         for table in ("plans", "outcomes", "settlements"):
-            [*_, file] = sorted(Path(one.audit, table, "_delta_log").glob(name))
+            [*_, file] = sorted(Path(lane.audit, table, "_delta_log").glob(name))
             whole = file.read_bytes()
             damage(file)
-            refused = _refused(one)
-            assert not refused or f"the table {table} at " in refused
-            assert (one.offsets(), one.committed()) == ([], 1), f"{table}/{file.name}"
+            error = _error_of_run(lane)
+            assert not error or f"the table {table} at " in error
+            assert (lane.new_offsets(), lane.committed()) == ([], 1), f"{table}/{file.name}"
             file.write_bytes(whole)
-    one.wait(3600)
-    one.run()  # ends the turn that a refused run may have left open
-    one.run()
-    assert one.rows() == [
+    lane.advance_clock(3600)
+    lane.run()  # ends a turn that a failed run may have left open
+    lane.run()
+    assert lane.rows() == [
         Row(0, 1, "acked"),
         Row(1, 1, "failed"),
         Row(1, 2, "acked"),
         Row(2, 1, "acked"),
         Row(3, 1, "acked"),
     ]
-    assert one.committed() == 4
-    one.judge(settled=True)
+    assert lane.committed() == 4
+    lane.judge(settled=True)

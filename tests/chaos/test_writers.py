@@ -1,6 +1,6 @@
 """Eight writers to one table on a local path, two of them delta-spark JVMs (fault 30).
 
-One wins a version, nothing is lost.
+Each number has one winner, and no row is lost.
 """
 
 import json
@@ -45,9 +45,9 @@ def test_eight_writers_of_two_kinds_lose_nothing_and_each_number_has_one_winner(
             process.stdin.write("\n")
             process.stdin.flush()
         for name, process in {**jvms, **rust}.items():
-            said, errors = process.communicate(timeout=SECONDS)
+            output, errors = process.communicate(timeout=SECONDS)
             assert process.returncode == 0, errors
-            won[name] = json.loads(said.splitlines()[-1])
+            won[name] = json.loads(output.splitlines()[-1])
     rows = DeltaTable(str(tmp_path / "outcomes")).to_pyarrow_table().to_pylist()
     contested = [(row["turn"], row["run_id"]) for row in rows if row["lane"] == "contest"]
     assert sorted(contested) == sorted((number, name) for name, numbers in won.items() for number in numbers)

@@ -1,9 +1,9 @@
-"""A process that dies, or holds its breath, at one durable write of a step.
+"""A process that runs one step of a lab, and kills or pauses itself at one durable write.
 
-Its one argument is JSON: `file`, `audit` and `now` say what to work on, `step` what to do, and `write`, `when` and
-`what` where it is struck. `kill` is SIGKILL to itself; `hold` prints "held" and goes on when a line comes on standard
-input, as if nothing had been. `largest` is how many bytes a file may have, as on a disk that is full. An
-AcklineError is exit status 1.
+Its argument is a JSON object. `file`, `audit` and `now` name the pipeline, the tables and the time, and `step` is the
+step. `write` and `when` (before, after) are the place of the strike, and `what` is the strike: `kill` sends SIGKILL to
+the process itself; `pause` prints "paused" and waits for a line on standard input. `largest` limits the size of each
+file in bytes, as a full disk does. An AcklineError is exit status 1.
 """
 
 import json
@@ -45,15 +45,15 @@ STEPS: dict[str, Callable[..., Any]] = {
 
 
 def strike(what: str) -> None:
-    """What happens to this process."""
+    """Kills or pauses this process."""
     if what == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
-    print("held", flush=True)
+    print("paused", flush=True)
     sys.stdin.readline()
 
 
 def arm(write: str, when: str, what: str) -> None:
-    """Have it happen right before or right after the first such write."""
+    """Makes the strike happen right before or right after the first such write."""
     owner, name = WRITES[write]
     real = getattr(owner, name)
 
@@ -62,7 +62,7 @@ def arm(write: str, when: str, what: str) -> None:
         if when == "before":
             strike(what)
         done = real(self, *arguments, **named)
-        if write == "letters":  # sent lazily: all of them are acknowledged once the answers are there
+        if write == "letters":  # a generator: when it is exhausted, all letters are acknowledged
             done = iter(list(done))
         if when == "after":
             strike(what)
@@ -71,19 +71,19 @@ def arm(write: str, when: str, what: str) -> None:
     setattr(owner, name, armed)
 
 
-def main(order: dict[str, str]) -> int:
-    """Carry out the step."""
-    if "write" in order:
-        arm(order["write"], order["when"], order["what"])
-    if "largest" in order:  # Python ignores the signal that comes with the error
-        resource.setrlimit(resource.RLIMIT_FSIZE, (int(order["largest"]), resource.RLIM_INFINITY))
-    now = datetime.fromisoformat(order["now"])
-    pipeline = load(Path(order["file"]))
+def main(options: dict[str, str]) -> int:
+    """Runs the step and returns the exit status."""
+    if "write" in options:
+        arm(options["write"], options["when"], options["what"])
+    if "largest" in options:  # Python ignores the signal that comes with the error
+        resource.setrlimit(resource.RLIMIT_FSIZE, (int(options["largest"]), resource.RLIM_INFINITY))
+    now = datetime.fromisoformat(options["now"])
+    pipeline = load(Path(options["file"]))
     try:
         with open_parts(
-            pipeline, run_id=f"victim-{os.getpid()}", actor="victim", now=now, audit=order["audit"]
+            pipeline, run_id=f"victim-{os.getpid()}", actor="victim", now=now, audit=options["audit"]
         ) as parts:
-            STEPS[order["step"]](parts)
+            STEPS[options["step"]](parts)
     except AcklineError as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return 1

@@ -1,4 +1,4 @@
-"""Starting victims: processes of a lab's pipeline that die or hold at one write."""
+"""Starts victims: processes that run a step of a lab, and are killed or paused at one write."""
 
 import json
 import os
@@ -14,14 +14,14 @@ SECONDS = 240
 
 
 def start(
-    one: Lab, step: str, write: str = "", when: str = "before", what: str = "kill", largest: int | None = None
+    lane: Lab, step: str, write: str = "", when: str = "before", what: str = "kill", largest: int | None = None
 ) -> subprocess.Popen[str]:
-    """A process that carries out `step`, and is struck at `write` where one is named."""
-    one.judged = False
+    """Starts a process that runs `step` and, if `write` is given, kills or pauses itself at that write."""
+    lane.judged = False
     order = {
-        "file": str(one.folder / "pipelines" / f"{one.name}.yaml"),
-        "audit": one.audit,
-        "now": one.now.isoformat(),
+        "file": str(lane.folder / "pipelines" / f"{lane.name}.yaml"),
+        "audit": lane.audit,
+        "now": lane.now.isoformat(),
         "step": step,
     } | ({"write": write, "when": when, "what": what} if write else {})
     order |= {"largest": str(largest)} if largest is not None else {}
@@ -37,34 +37,34 @@ def start(
     )
 
 
-def kill(one: Lab, step: str, write: str, when: str) -> None:
-    """Have a step killed right before or after a write."""
-    with ended(start(one, step, write, when)) as victim:
-        _, said = victim.communicate(timeout=SECONDS)
-        assert victim.returncode == -signal.SIGKILL, said
+def kill(lane: Lab, step: str, write: str, when: str) -> None:
+    """Runs a step that is killed right before or right after a write."""
+    with ended(start(lane, step, write, when)) as victim:
+        _, errors = victim.communicate(timeout=SECONDS)
+        assert victim.returncode == -signal.SIGKILL, errors
 
 
 @contextmanager
-def held(one: Lab, step: str, write: str, when: str = "before") -> Iterator[subprocess.Popen[str]]:
-    """A process that sleeps at a write while the block runs; `wake` ends its sleep."""
-    with ended(start(one, step, write, when, "hold")) as victim:
+def paused_at(lane: Lab, step: str, write: str, when: str = "before") -> Iterator[subprocess.Popen[str]]:
+    """A process that is paused at a write while the block runs; `wake` lets it go on."""
+    with ended(start(lane, step, write, when, "pause")) as victim:
         assert victim.stdout is not None
         line = victim.stdout.readline()
-        while line and line.strip() != "held":
+        while line and line.strip() != "paused":
             line = victim.stdout.readline()
-        assert line.strip() == "held", victim.communicate(timeout=SECONDS)[1]
+        assert line.strip() == "paused", victim.communicate(timeout=SECONDS)[1]
         yield victim
 
 
 def wake(victim: subprocess.Popen[str]) -> tuple[int, str]:
-    """Let a held process go on; its exit status, and what it said of errors."""
-    _, said = victim.communicate("\n", timeout=SECONDS)
-    return victim.returncode, said
+    """Lets a paused process go on to its end; returns its exit status and its standard error."""
+    _, errors = victim.communicate("\n", timeout=SECONDS)
+    return victim.returncode, errors
 
 
 @contextmanager
 def ended(victim: subprocess.Popen[str]) -> Iterator[subprocess.Popen[str]]:
-    """The process, and all that it started, gone at the end of the block."""
+    """Kills the process and its children at the end of the block."""
     try:
         yield victim
     finally:

@@ -1,7 +1,7 @@
 """One of eight writers to a table: `python -m tests.chaos.writer delta-rs|delta-spark ROOT NAME NUMBERS`.
 
-All of them want each number of the transaction id "contest"; besides, each counts up one of its own. At the end it
-prints which numbers of the contest it was told it has won.
+All writers try to take each number of the transaction id "contest". Each also counts up a transaction id of its own. At
+the end a writer prints the numbers of the contest that the table has given to it.
 """
 
 import json
@@ -22,7 +22,7 @@ DAY = datetime(2026, 1, 31, tzinfo=UTC)
 
 
 def row(name: str, application: str, number: int) -> dict[str, object]:
-    """A row that says who wrote it as which number."""
+    """Returns a row with the name of its writer and its number."""
     return {
         "pipeline": "contest",
         "plan_date": DAY.date(),
@@ -40,7 +40,7 @@ def row(name: str, application: str, number: int) -> dict[str, object]:
 
 
 def rust(table: AuditTable, name: str) -> Append:
-    """Appends as Ackline does."""
+    """Returns a function that appends as Ackline does."""
     return lambda application, number: table.append(
         pa.Table.from_pylist([row(name, application, number)], schema=OUTCOMES), application, number
     )
@@ -48,7 +48,7 @@ def rust(table: AuditTable, name: str) -> Append:
 
 @contextmanager
 def jvm(table: AuditTable, name: str) -> Iterator[Append]:
-    """Appends by delta-spark, behind the same lock."""
+    """Returns a function that appends with delta-spark, under the same lock."""
     from pyspark.sql import SparkSession
 
     from ackline.spark.jars import spark_jars
@@ -82,10 +82,9 @@ def jvm(table: AuditTable, name: str) -> Iterator[Append]:
             last = table.version_of(application)
             if last is not None and last >= number:
                 return False
-            one = spark.createDataFrame([tuple(row(name, application, number).values())], schema)
-            one.write.format("delta").mode("append").option("txnAppId", application).option("txnVersion", number).save(
-                table.uri
-            )
+            rows = spark.createDataFrame([tuple(row(name, application, number).values())], schema)
+            writer = rows.write.format("delta").mode("append")
+            writer.option("txnAppId", application).option("txnVersion", number).save(table.uri)
             return True
 
     yield append
@@ -93,7 +92,7 @@ def jvm(table: AuditTable, name: str) -> Iterator[Append]:
 
 
 def contest(table: AuditTable, name: str, append: Append, numbers: int) -> None:
-    """Go for each number that is not known to be taken."""
+    """Tries to take each number of the contest, and prints the numbers that it got."""
     won = []
     for number in range(1, numbers + 1):
         assert append(f"own/{name}", number)
@@ -103,7 +102,7 @@ def contest(table: AuditTable, name: str, append: Append, numbers: int) -> None:
 
 
 def main(kind: str, root: str, name: str, numbers: str) -> None:
-    """Write, as one of the two kinds."""
+    """Writes as one of the two kinds."""
     table = AuditTable(root, "outcomes")
     table.create()
     if kind == "delta-rs":

@@ -1,9 +1,11 @@
-"""Clients of the session's broker, an address without a broker, and a schema registry, for the contract tests."""
+"""Fixtures of the contract tests: clients of the session's broker, a schema registry, and a ledger store."""
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
+from ackline.audit.store import LedgerStore
 from ackline.kafka.cluster import Cluster
 from ackline.kafka.config import client_config
 from ackline.kafka.exact import ExactReader
@@ -13,6 +15,18 @@ from ackline.local.broker import Broker
 from ackline.local.ports import free_ports
 from tests.contract import kafka_log
 from tests.schema_registry import StubRegistry, stub_registry
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> str:
+    """An audit root that is not there yet."""
+    return str(tmp_path / "audit")
+
+
+@pytest.fixture
+def store(root: str) -> LedgerStore:
+    """The store of a lane that has not begun."""
+    return LedgerStore(root, "orders", "live")
 
 
 @pytest.fixture

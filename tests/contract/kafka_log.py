@@ -15,13 +15,9 @@ from ackline.local.processes import wait_until
 from ackline.offsets import TopicPartition
 
 COMPACTED = {
-    "cleanup.policy": "compact,delete",
-    "segment.ms": "100",
-    "min.cleanable.dirty.ratio": "0.001",
-    "delete.retention.ms": "0",
-    "min.compaction.lag.ms": "0",
-    "max.compaction.lag.ms": "100",
-}
+    "cleanup.policy": "compact,delete", "segment.ms": "100", "min.cleanable.dirty.ratio": "0.001",
+    "delete.retention.ms": "0", "min.compaction.lag.ms": "0", "max.compaction.lag.ms": "100",
+}  # fmt: skip
 """Settings of a topic that is compacted within seconds, once a later record has rolled its segment."""
 
 
@@ -36,12 +32,7 @@ def config(broker: Broker) -> dict[str, object]:
 
 def producer(broker: Broker, **settings: Any) -> Producer:
     """A producer of small batches. Idempotent: a record that is sent again keeps its place, so record n is offset n."""
-    small = {
-        "batch.size": 16384,
-        "queue.buffering.max.messages": 500_000,
-        "linger.ms": 20,
-        "enable.idempotence": True,
-    }
+    small = {"batch.size": 16384, "queue.buffering.max.messages": 500_000, "linger.ms": 20, "enable.idempotence": True}
     return Producer({"bootstrap.servers": broker.bootstrap, **small, **settings})
 
 

@@ -16,8 +16,8 @@ from ackline.ledger import PartitionState
 from ackline.offsets import LogBounds, OffsetRange, TopicPartition
 from ackline.turns import Plan, PlannedPartition, SettledPartition, Settlement, TurnId, TurnKind
 
-AT = TopicPartition("orders", 0)
-TWO = TopicPartition("orders", 1)
+TP = TopicPartition("orders", 0)
+TP1 = TopicPartition("orders", 1)
 NOON = datetime(2026, 3, 1, 12, 0, 0, 123_456, tzinfo=UTC)
 DAY = NOON.date()
 
@@ -28,15 +28,15 @@ def turn(n: int, epoch: int = 0, pipeline: str = "orders") -> TurnId:
 
 def plan(n: int, run_id: str = "run", epoch: int = 0, pipeline: str = "orders") -> Plan:
     planned = PlannedPartition("id", OffsetRange(0, 10), (), 0, 0, LogBounds(0, 10))
-    return Plan(turn(n, epoch, pipeline), TurnKind.RUN, run_id, NOON, {AT: planned}, "read_committed", {"a": 1})
+    return Plan(turn(n, epoch, pipeline), TurnKind.RUN, run_id, NOON, {TP: planned}, "read_committed", {"a": 1})
 
 
 def settlement(n: int, run_id: str = "run", epoch: int = 0, pipeline: str = "orders") -> Settlement:
     kind = TurnKind.RUN if n else TurnKind.GENESIS
-    return Settlement(turn(n, epoch, pipeline), kind, run_id, NOON, {AT: SettledPartition("id", 0, PartitionState(n))})
+    return Settlement(turn(n, epoch, pipeline), kind, run_id, NOON, {TP: SettledPartition("id", 0, PartitionState(n))})
 
 
-def written(store: LedgerStore, of: TurnId, rows: list[tuple[int, int, str]], tp: TopicPartition = AT) -> AddAction:
+def written(store: LedgerStore, of: TurnId, rows: list[tuple[int, int, str]], tp: TopicPartition = TP) -> AddAction:
     """A file of outcomes (offset, attempt, outcome) as a Spark task leaves it: on disk, in no log, with statistics."""
     values = [
         {**turn_columns(of, DAY, "run"), "topic": tp.topic, "partition": tp.partition, "offset": offset,

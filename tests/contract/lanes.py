@@ -7,7 +7,7 @@ from ackline.audit.table import AuditTable
 from ackline.ledger import OutcomeRow
 from ackline.offsets import TopicPartition
 from ackline.outcome import Outcome
-from tests.contract.lane_rows import AT, NOON, plan, settlement, turn, written
+from tests.contract.lane_rows import NOON, TP, plan, settlement, turn, written
 
 OUTCOMES_A_TURN = {"acked": 5, "failed": 1, "dead": 1}
 ROWS_A_TURN = sum(OUTCOMES_A_TURN.values())
@@ -15,7 +15,7 @@ FILES_A_TURN = 3
 """Of outcomes."""
 
 
-def settled(store: LedgerStore, turns: range, tp: TopicPartition = AT) -> None:
+def settled(store: LedgerStore, turns: range, tp: TopicPartition = TP) -> None:
     """Turns with these outcomes in these files; each number is won."""
     for n in turns:
         of = turn(n, pipeline=store.pipeline)

@@ -9,18 +9,12 @@ from pyspark.sql import functions as F  # noqa: N812 - its usual name
 from ackline.spark.jars import spark_jars
 
 SETTINGS = {
-    "spark.master": "local[1]",
-    "spark.driver.memory": "512m",
-    "spark.driver.bindAddress": "127.0.0.1",
-    "spark.driver.host": "127.0.0.1",
-    "spark.ui.enabled": "false",
-    "spark.ui.showConsoleProgress": "false",
-    "spark.sql.session.timeZone": "UTC",
-    "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
+    "spark.master": "local[1]", "spark.driver.memory": "512m", "spark.driver.bindAddress": "127.0.0.1",
+    "spark.driver.host": "127.0.0.1", "spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false",
+    "spark.sql.session.timeZone": "UTC", "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
     "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
-    "spark.databricks.delta.snapshotPartitions": "1",
-    "spark.sql.jsonGenerator.ignoreNullFields": "false",
-}
+    "spark.databricks.delta.snapshotPartitions": "1", "spark.sql.jsonGenerator.ignoreNullFields": "false",
+}  # fmt: skip
 
 
 def main(uri: str, columns: list[str]) -> None:

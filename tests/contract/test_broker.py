@@ -60,9 +60,7 @@ def test_records_and_group_offsets_survive_a_crash(tmp_path: Path, group: Callab
         produce(broker, "kept", b"1", b"2")
         with client(broker, reader) as consumer:
             consumer.commit(offsets=[TopicPartition("kept", 0, 1)], asynchronous=False)
-
         broker.bounce()
-
         assert broker.bootstrap == bootstrap
         assert broker.pid != process
         assert values_of(broker, "kept", 2) == [b"1", b"2"]
@@ -78,7 +76,6 @@ def test_stopping_leaves_no_process_and_a_second_start_finds_the_data(tmp_path: 
     assert process is not None
     assert not identity_of(process).alive()
     assert running(tmp_path) is None
-
     with Broker(tmp_path, heap_mb=256) as again:
         assert again.bootstrap == broker.bootstrap
         assert values_of(again, "kept", 1) == [b"1"]

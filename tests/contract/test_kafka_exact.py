@@ -4,6 +4,7 @@ import random
 import time
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 
 import pytest
 
@@ -50,12 +51,11 @@ def values(offsets: Iterable[int]) -> Answers:
     return [(offset, b"%d" % offset) for offset in offsets]
 
 
-def expired(*offsets: int) -> Answers:
-    return [(offset, Outcome.EXPIRED) for offset in offsets]
+def gone(outcome: Outcome, *offsets: int) -> Answers:
+    return [(offset, outcome) for offset in offsets]
 
 
-def compacted(*offsets: int) -> Answers:
-    return [(offset, Outcome.COMPACTED) for offset in offsets]
+expired, compacted = partial(gone, Outcome.EXPIRED), partial(gone, Outcome.COMPACTED)
 
 
 @pytest.fixture

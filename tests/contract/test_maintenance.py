@@ -22,22 +22,10 @@ from ackline.audit.table import AuditTable
 from ackline.cli.app import app
 from ackline.errors import ConfigError, FatalError
 from ackline.offsets import TopicPartition
-from tests.contract.lane_rows import AT, DAY, plan, settlement, turn, written
+from tests.contract.lane_rows import DAY, TP, plan, settlement, turn, written
 from tests.contract.lanes import OUTCOMES_A_TURN, begun, files, settled
 
 KINDS = ("plan", "claim", "start", "outcomes", "decisions", "settlement")
-
-
-@pytest.fixture
-def root(tmp_path: Path) -> str:
-    """An audit root that is not there yet."""
-    return str(tmp_path / "audit")
-
-
-@pytest.fixture
-def store(root: str) -> LedgerStore:
-    """The store of a lane that has not begun."""
-    return LedgerStore(root, "orders", "live")
 
 
 def numbers(store: LedgerStore) -> dict[str, int | None]:
@@ -55,9 +43,6 @@ def aged(store: LedgerStore, file: AddAction, by: timedelta) -> Path:
     then = time.time() - by.total_seconds()
     os.utime(path, (then, then))
     return path
-
-
-# ---- what stays as it was -----------------------------------------------------------------------------------------
 
 
 def test_no_row_and_no_transaction_id_changes(root: str, store: LedgerStore) -> None:
@@ -111,15 +96,11 @@ def test_expired_entries_of_the_log_go_and_take_nothing_with_them(root: str, sto
     for entry in log.iterdir():
         os.utime(entry, (0, 0))
     maintain(root)
-
     assert not (log / f"{0:020}.json").exists()
     again = LedgerStore(root, "orders", "live")
     assert numbers(again) == before
     assert [again.settlement(turn(n)).turn.n for n in (0, 1, 25)] == [0, 1, 25]
     assert store.newest() == settlement(25), "a handle from before"
-
-
-# ---- open turns ---------------------------------------------------------------------------------------------------
 
 
 def test_outcomes_of_an_open_turn_are_not_mixed_with_others(root: str, store: LedgerStore) -> None:
@@ -130,12 +111,10 @@ def test_outcomes_of_an_open_turn_are_not_mixed_with_others(root: str, store: Le
     acked = written(store, turn(4), [(offset, 1, "acked") for offset in range(5)])
     store.store_outcomes(turn(4), [acked])
     assert [one.day for one in open_turns(root)] == [(DAY, "orders")]
-
     by_table = {one.table: one for one in maintain(root)}
     assert (by_table["outcomes"].busy, by_table["outcomes"].compacted) == (1, 9)
     aged(store, acked, timedelta()).unlink()
-    assert store.outcomes_of(turn(4)).counts == {AT: {"acked": 5}}
-
+    assert store.outcomes_of(turn(4)).counts == {TP: {"acked": 5}}
     store.store_settlement(settlement(4), plan(4))
     assert open_turns(root) == []
 
@@ -146,21 +125,16 @@ def test_fault_33_what_an_open_turn_has_written_stays_however_long_it_takes(root
     store.store_plan(slow)
     file = written(store, turn(4), [(0, 1, "acked")])
     path = aged(store, file, timedelta(days=20))
-
     assert {one.removed for one in maintain(root)} == {0}
     assert path.exists()
     assert store.store_outcomes(turn(4), [file])
-    assert store.outcomes_of(turn(4)).counts == {AT: {"acked": 1}}
-
-
-# ---- vacuum -------------------------------------------------------------------------------------------------------
+    assert store.outcomes_of(turn(4)).counts == {TP: {"acked": 1}}
 
 
 def test_files_that_no_commit_ever_named_go_after_the_retention(root: str, store: LedgerStore) -> None:
     begun(store)
     old = aged(store, written(store, turn(9), [(0, 1, "acked")]), RETENTION + timedelta(hours=2))
     young = aged(store, written(store, turn(9), [(1, 1, "acked")]), RETENTION - timedelta(hours=2))
-
     assert sum(one.removed for one in maintain(root)) == 1
     assert (old.exists(), young.exists()) == (False, True)
 
@@ -170,7 +144,6 @@ def test_who_reads_an_older_version_can_go_on(root: str, store: LedgerStore) -> 
     older = DeltaTable(store.outcomes.uri)
     before = set(older.file_uris())
     maintain(root)
-
     assert before & set(files(store.outcomes)) == set()
     assert older.to_pyarrow_table().num_rows == 21
 
@@ -190,9 +163,6 @@ def test_a_table_that_can_not_be_read_is_a_clear_error(root: str, store: LedgerS
         maintain(root)
 
 
-# ---- beside others ------------------------------------------------------------------------------------------------
-
-
 def test_fault_33_appends_beside_it_neither_fail_nor_lose_a_row(root: str, store: LedgerStore) -> None:
     begun(store)
     runs = 0
@@ -202,7 +172,6 @@ def test_fault_33_appends_beside_it_neither_fail_nor_lose_a_row(root: str, store
             maintain(root)
             runs += 1
         writer.result()
-
     assert runs > 1
     rows = audit_rows(root, "orders", AuditFilter())
     found = Counter((row["turn"], row["outcome"]) for row in rows)
@@ -210,14 +179,10 @@ def test_fault_33_appends_beside_it_neither_fail_nor_lose_a_row(root: str, store
     assert numbers(store)["settlements settlement"] == 33
 
 
-# ---- the command --------------------------------------------------------------------------------------------------
-
-
 def test_the_command_says_what_was_done(root: str, store: LedgerStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ACKLINE_AUDIT", root)
     nothing = CliRunner().invoke(app, ["maintain"])
     assert (nothing.exit_code, nothing.stdout.strip()) == (0, "There are no tables yet.")
-
     begun(store)
     done = CliRunner().invoke(app, ["maintain", "--json"])
     assert done.exit_code == 0, done.output

@@ -2,7 +2,6 @@
 
 import contextlib
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import ClassVar
 
 import pytest
@@ -13,20 +12,8 @@ from ackline.audit.maintenance import OpenTurn, maintain, open_turns
 from ackline.audit.queries import AuditFilter, audit_rows
 from ackline.audit.store import LedgerStore
 from ackline.audit.table import AuditTable
-from tests.contract.lane_rows import AT, turn, written
+from tests.contract.lane_rows import TP, turn, written
 from tests.contract.lanes import FILES_A_TURN, ROWS_A_TURN, begun, files, settled
-
-
-@pytest.fixture
-def root(tmp_path: Path) -> str:
-    """An audit root that is not there yet."""
-    return str(tmp_path / "audit")
-
-
-@pytest.fixture
-def store(root: str) -> LedgerStore:
-    """The store of a lane that has not begun."""
-    return LedgerStore(root, "orders", "live")
 
 
 class WithoutLock(AuditTable):
@@ -88,7 +75,7 @@ def test_without_a_lock_an_append_goes_through_beside_a_compaction(root: str, st
     assert table.append([written(store, turn(4), [(0, 1, "acked")])], "app", 1)
     assert len(files(table)) == 2
     assert table.version_of("app") == 1
-    assert store.outcomes_of(turn(4)).counts == {AT: {"acked": 1}}
+    assert store.outcomes_of(turn(4)).counts == {TP: {"acked": 1}}
 
 
 def test_without_a_lock_a_compaction_goes_through_beside_an_append(

@@ -1,14 +1,14 @@
-"""What the parts in memory promise, asked of them and of the real ones alike, so that the stand-ins can't drift.
+"""The parts in memory and the real ones pass the same tests, so that the doubles behave like what they stand for.
 
-The store is also real Delta here, the group, the cluster and the exact reader a real broker.
+The ledger store is on real Delta tables too; group, cluster and exact reader are at a real broker too.
 """
 
 import threading
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
-from datetime import timedelta
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -34,7 +34,7 @@ from ackline.testing.memory_store import MemoryStore, OutcomesFile
 from ackline.turns import LIVE, Plan, PlannedPartition, SettledPartition, Settlement, TurnId, TurnKind
 from tests.conftest import MakeTopic
 from tests.contract import kafka_log, lane_rows
-from tests.contract.lane_rows import AT, NOON, TWO, plan, settlement, turn
+from tests.contract.lane_rows import NOON, TP, TP1, plan, settlement, turn
 
 # ---- the ledger store ---------------------------------------------------------------------------------------------
 
@@ -43,7 +43,7 @@ Rows = list[tuple[int, int, str]]
 
 @dataclass(frozen=True)
 class Tables:
-    """Tables of either kind: stores of as many processes as one likes, and files as tasks leave them."""
+    """Tables of either kind. `store` returns a new store, as each process has one; `written` writes an outcome file."""
 
     store: Callable[[], LedgerStore]
     written: Callable[[TurnId, Rows, TopicPartition], Any]
@@ -54,8 +54,8 @@ def in_memory() -> Tables:
 
     def written(of: TurnId, rows: Rows, tp: TopicPartition) -> Any:
         path = world.new_id("file")
-        found = tuple(OutcomeRow(offset, attempt, Outcome(word), NOON) for offset, attempt, word in rows)
-        world.tables.files[path] = OutcomesFile(of, {tp: found})
+        values = tuple(OutcomeRow(offset, attempt, Outcome(word), NOON) for offset, attempt, word in rows)
+        world.tables.files[path] = OutcomesFile(of, {tp: values})
         return AddAction(path, 1, {}, 0, True, "{}")
 
     return Tables(lambda: MemoryStore(world, "orders", LIVE), written)
@@ -70,7 +70,7 @@ def on_disk(root: Path) -> Tables:
 
 @pytest.fixture(params=["memory", "delta"])
 def tables(request: pytest.FixtureRequest, tmp_path: Path) -> Tables:
-    """Tables that are not there yet."""
+    """Tables that do not exist yet."""
     return in_memory() if request.param == "memory" else on_disk(tmp_path / "audit")
 
 
@@ -79,8 +79,8 @@ def test_a_lane_that_has_not_begun_has_nothing(tables: Tables) -> None:
     assert (store.newest(), store.ledger_id()) == (None, "")
     assert not store.has_outcomes(turn(1))
     assert not store.has_decisions(turn(1))
-    found = store.outcomes_of(turn(1))
-    assert (found.rows, found.counts, found.attempted_fresh) == ({}, {}, {})
+    outcomes = store.outcomes_of(turn(1))
+    assert (outcomes.rows, outcomes.counts, outcomes.attempted_fresh) == ({}, {}, {})
     for read in (store.plan, store.settlement):
         with pytest.raises(LedgerError):
             read(turn(1))
@@ -104,48 +104,92 @@ def test_what_a_first_genesis_of_an_earlier_version_was_made_for_is_not_known(ta
     assert store.first_subscription(turn(0)) is None
 
 
-def test_i11_a_number_is_given_once_whoever_asks(tables: Tables) -> None:
-    one, two = tables.store(), tables.store()
-    assert one.store_settlement(settlement(0))
-    assert one.store_plan(plan(1, "one"))
-    assert two.open_plan(settlement(0)) == plan(1, "one")
-    assert not two.store_plan(plan(1, "two"))
-    assert two.store_outcomes(turn(1), [tables.written(turn(1), [(3, 1, "failed")], AT)])
-    assert not one.store_outcomes(turn(1), [tables.written(turn(1), [(3, 1, "acked")], AT)])
-    assert one.store_decisions(plan(1), "one", {})
-    assert not two.store_decisions(plan(1), "two", {AT: [OutcomeRow(3, 0, Outcome.DEAD, NOON)]})
-    assert two.store_settlement(settlement(1, "two"), plan(1))
-    assert not one.store_settlement(settlement(1, "one"), plan(1))
-    assert not one.store_settlement(settlement(0, "one"))
-    newest = one.newest()
-    assert newest is not None
-    assert (newest.run_id, one.open_plan(newest)) == ("two", None)
-    assert one.outcomes_of(turn(1)).counts == {AT: {"failed": 1}}
-    assert one.ledger_id() == two.ledger_id() != ""
+def test_s7_i11_a_number_that_is_taken_is_refused_and_adds_no_row(tables: Tables) -> None:
+    """Each kind of commit has numbers of its own, which all processes share."""
+    first, second = tables.store(), tables.store()
+    assert first.store_settlement(settlement(0))
+    assert first.open_plan(settlement(0)) is None
+    assert first.store_plan(plan(1, "first"))
+    assert second.open_plan(settlement(0)) == plan(1, "first")
+    assert not first.has_outcomes(turn(1))
+    assert second.store_outcomes(turn(1), [tables.written(turn(1), [(0, 1, "failed")], TP)])
+    assert not second.has_decisions(turn(1))
+    assert first.store_decisions(plan(1), "first", {TP: [OutcomeRow(3, 0, Outcome.DEAD, NOON)]})
+    assert second.store_settlement(settlement(1, "second"), plan(1))
+    before = first.outcomes_of(turn(1))
+    assert before.counts == {TP: {"failed": 1, "dead": 1}}
+
+    assert not second.store_plan(plan(1, "second"))
+    assert not first.store_outcomes(turn(1), [tables.written(turn(1), [(0, 1, "acked")], TP)])
+    assert not second.store_decisions(plan(1), "second", {TP: [OutcomeRow(0, 0, Outcome.DEAD, NOON)]})
+    for n in (0, 1):
+        assert not first.store_settlement(settlement(n, "first"), plan(n) if n else None)
+    assert first.outcomes_of(turn(1)) == before
+    assert (first.plan(turn(1)), first.newest()) == (plan(1, "first"), settlement(1, "second"))
+    assert first.settlement(turn(1)) == settlement(1, "second")
+    assert first.open_plan(settlement(1, "second")) is None
+    assert first.ledger_id() == second.ledger_id() != ""
+
+
+def test_a_plan_reads_back_as_it_was_stored(tables: Tables) -> None:
+    """Ordered by topic-partition; equal neighbours among the retries are joined."""
+    retries = (ValuedRange(2, 3, 2), ValuedRange(3, 5, 2), ValuedRange(7, 8, 3))
+    reads = PlannedPartition(
+        "Zq1", OffsetRange(10, 20), retries, 2, 10, LogBounds(1, 30, 7), None, Committed(2, '{"n": "é"}'), 3
+    )
+    partitions = {
+        TP1: PlannedPartition("Zq1", OffsetRange(9, 9), (), 9, 9, LogBounds(2, 9), "nothing new", Committed(0, "")),
+        TopicPartition("new", 11): PlannedPartition("Yx", OffsetRange(0, 0), (), 0, 0, LogBounds(0, 0), "no leader"),
+        TP: reads,
+    }
+    settings = {"retry": {"period": "60s"}, "kafka": {"topics": ["é", "'"]}}
+    stored = Plan(turn(1), TurnKind.RUN, "run", NOON, partitions, "read_uncommitted", settings, "ann", "why not")
+    store = tables.store()
+    assert store.store_plan(stored)
+    joined = replace(reads, retries=(ValuedRange(2, 5, 2), ValuedRange(7, 8, 3)))
+    assert store.plan(turn(1)) == replace(stored, partitions={**partitions, TP: joined})
+    assert list(store.plan(turn(1)).partitions) == sorted(partitions)
+
+
+def test_a_settlement_reads_back_as_it_was_stored(tables: Tables) -> None:
+    pending = (
+        ValuedRange(0, 2, Pending(PendingKind.RETRY, 3, NOON + timedelta(microseconds=1), "ValueError")),
+        ValuedRange(5, 6, Pending(PendingKind.DEAD_LETTER, 4, None, None)),
+        ValuedRange(8, 9, Pending(PendingKind.RETRY, 1, datetime.max.replace(tzinfo=UTC), None)),
+    )
+    state, counts = PartitionState(2**62, pending), {"acked": 7, "failed": 2}
+    partitions = {
+        TP: SettledPartition("Zq1", 0, state, counts, 3, 40, Committed(4, "{}"), "outcomes 1", leader_epoch=7),
+        TP1: SettledPartition("Zq1", 9, PartitionState(9), paused=True, leader_epoch=0),
+    }
+    stored = Settlement(turn(1), TurnKind.VOID, "run", NOON, partitions, "ann", "range gone")
+    store = tables.store()
+    assert store.store_settlement(stored, plan(1))
+    assert store.settlement(turn(1)) == stored
 
 
 def test_a_report_goes_with_the_outcomes_of_who_won_and_is_there_for_all(tables: Tables) -> None:
-    one, two = tables.store(), tables.store()
-    assert one.report_of(turn(1)) is None
+    first, second = tables.store(), tables.store()
+    assert first.report_of(turn(1)) is None
     report = TurnReport(
-        {AT: {"acked": 3}, TWO: {"dropped": 1}}, {AT: FetchTimes(2, 0.5, 0.25), TWO: FetchTimes()}, False
+        {TP: {"acked": 3}, TP1: {"dropped": 1}}, {TP: FetchTimes(2, 0.5, 0.25), TP1: FetchTimes()}, False
     )
-    assert one.store_outcomes(turn(1), [], report)
-    assert not two.store_outcomes(turn(1), [], TurnReport())
-    assert two.store_decisions(plan(1), "run", {})
-    assert (one.report_of(turn(1)), two.report_of(turn(1))) == (report, report)
-    assert two.store_outcomes(turn(2), [])
-    assert one.report_of(turn(2)) is None
-    assert one.report_of(turn(1, epoch=1)) is None
-    assert one.store_lost(plan(3), "run", {AT: [OutcomeRow(0, 0, Outcome.LOST, NOON, None, 3)]})
-    assert one.report_of(turn(3)) == TurnReport()
+    assert first.store_outcomes(turn(1), [], report)
+    assert not second.store_outcomes(turn(1), [], TurnReport())
+    assert second.store_decisions(plan(1), "run", {})
+    assert (first.report_of(turn(1)), second.report_of(turn(1))) == (report, report)
+    assert second.store_outcomes(turn(2), [])
+    assert first.report_of(turn(2)) is None
+    assert first.report_of(turn(1, epoch=1)) is None
+    assert first.store_lost(plan(3), "run", {TP: [OutcomeRow(0, 0, Outcome.LOST, NOON, None, 3)]})
+    assert first.report_of(turn(3)) == TurnReport()
 
 
 def test_figures_and_totals_come_back_and_may_be_missing(tables: Tables) -> None:
     store, state = tables.store(), PartitionState(5)
     rows = {
-        AT: SettledPartition("id", 0, state, gaps=None, metrics={"lag": 3.0, "due": 0.0}, totals={"acked": 2}),
-        TWO: SettledPartition("id", 0, state, metrics={}, totals={}),
+        TP: SettledPartition("id", 0, state, gaps=None, metrics={"lag": 3.0, "due": 0.0}, totals={"acked": 2}),
+        TP1: SettledPartition("id", 0, state, metrics={}, totals={}),
         TopicPartition("payments", 0): SettledPartition("id", 0, state),
     }
     assert store.store_settlement(Settlement(turn(0), TurnKind.GENESIS, "run", NOON, rows))
@@ -157,6 +201,8 @@ def test_zero_rows_are_a_proof_and_a_later_number_proves_no_gap(tables: Tables) 
     assert store.store_outcomes(turn(2), [])
     assert not store.store_outcomes(turn(1), [])
     assert store.has_outcomes(turn(2))
+    found = store.outcomes_of(turn(2))
+    assert (found.rows, found.counts, found.attempted_fresh) == ({}, {}, {})
     assert not store.has_outcomes(turn(3))
     assert not store.has_decisions(turn(2))
 
@@ -169,61 +215,29 @@ def test_an_epoch_is_opened_by_the_last_turn_of_the_one_before(tables: Tables) -
 
 
 def test_starts_of_a_plan_are_counted_whoever_makes_them(tables: Tables) -> None:
-    one, two = tables.store(), tables.store()
-    one.store_settlement(settlement(0))
-    one.store_plan(plan(1))
-    assert [store.count_start(plan(1)) for store in (one, two, one, two, two)] == [1, 2, 3, 4, 4]
-    assert two.open_plan(settlement(0)) == plan(1)
-    assert not one.has_outcomes(turn(1))
-    assert one.store_settlement(settlement(1), plan(1))
-    assert [two.count_start(plan(2)), one.count_start(plan(2))] == [1, 2]
-    assert one.count_start(plan(1)) == 4
+    first, second = tables.store(), tables.store()
+    first.store_settlement(settlement(0))
+    first.store_plan(plan(1))
+    assert [store.count_start(plan(1)) for store in (first, second, first, second, second)] == [1, 2, 3, 4, 4]
+    assert second.open_plan(settlement(0)) == plan(1)
+    assert not first.has_outcomes(turn(1))
+    assert first.store_settlement(settlement(1), plan(1))
+    assert [second.count_start(plan(2)), first.count_start(plan(2))] == [1, 2]
+    assert first.count_start(plan(1)) == 4
     assert tables.store().count_start(plan(2)) == 3
 
 
 def test_s53_who_looked_before_others_went_on_finds_no_plan(tables: Tables) -> None:
-    one, late = tables.store(), tables.store()
-    one.store_settlement(settlement(0))
+    first, late = tables.store(), tables.store()
+    first.store_settlement(settlement(0))
     before = late.newest()
     assert before is not None
-    one.store_plan(plan(2))
+    first.store_plan(plan(2))
     with pytest.raises(LedgerError, match="a commit of the tables is missing"):
         late.open_plan(before)
-    one.store_settlement(settlement(1), plan(1))
+    first.store_settlement(settlement(1), plan(1))
     assert late.open_plan(before) is None
-
-
-def test_a_plan_reads_back_as_it_was_stored(tables: Tables) -> None:
-    retries = (ValuedRange(2, 3, 2), ValuedRange(3, 5, 2), ValuedRange(7, 8, 3))
-    rows = {
-        TWO: PlannedPartition("id", OffsetRange(4, 4), (), 4, 4, LogBounds(0, 4), "nothing new", None, 9),
-        AT: PlannedPartition(
-            "id", OffsetRange(10, 20), retries, 2, 10, LogBounds(1, 30, 7), committed=Committed(2, "é")
-        ),
-    }
-    one = Plan(turn(1), TurnKind.RUN, "run", NOON, rows, "read_committed", {"a": {"b": [1]}}, "somebody", "why")
-    store = tables.store()
-    store.store_plan(one)
-    found = store.plan(turn(1))
-    assert found.partitions[AT].retries == (ValuedRange(2, 5, 2), ValuedRange(7, 8, 3))
-    assert list(found.partitions) == [AT, TWO]
-    assert found.partitions[TWO] == rows[TWO]
-    assert found.partitions[AT].log == LogBounds(1, 30, 7)
-    assert (found.settings, found.actor, found.reason) == (one.settings, one.actor, one.reason)
-
-
-def test_a_settlement_reads_back_as_it_was_stored(tables: Tables) -> None:
-    due = NOON + timedelta(milliseconds=1)
-    pending = (
-        ValuedRange(3, 5, Pending(PendingKind.RETRY, 1, due, "ValueError")),
-        ValuedRange(5, 6, Pending(PendingKind.DEAD_LETTER, 4, None, "Dead")),
-    )
-    state = PartitionState(9, pending)
-    rows = {AT: SettledPartition("id", 1, state, {"acked": 4}, 2, None, Committed(1, "{}"), "outcomes", leader_epoch=7)}
-    one = Settlement(turn(1), TurnKind.RUN, "run", NOON, rows, "somebody", "why")
-    store = tables.store()
-    store.store_settlement(one, plan(1))
-    assert store.settlement(turn(1)) == one
+    assert not late.store_plan(plan(1, "late"))
 
 
 def test_a_turns_outcomes_are_counted_and_those_that_did_not_succeed_at_once_are_read(tables: Tables) -> None:
@@ -231,27 +245,27 @@ def test_a_turns_outcomes_are_counted_and_those_that_did_not_succeed_at_once_are
     store.store_outcomes(
         turn(1),
         [
-            tables.written(turn(1), [(offset, 1, "acked") for offset in range(5)], AT),
-            tables.written(turn(1), [(5, 1, "failed")], AT),
-            tables.written(turn(1), [(2, 2, "acked")], TWO),
-            tables.written(turn(1), [(9, 1, "skipped")], TWO),
+            tables.written(turn(1), [(offset, 1, "acked") for offset in range(5)], TP),
+            tables.written(turn(1), [(5, 1, "failed")], TP),
+            tables.written(turn(1), [(2, 2, "acked")], TP1),
+            tables.written(turn(1), [(9, 1, "skipped")], TP1),
         ],
     )
     decided = OutcomeRow(7, 0, Outcome.EXPIRED, NOON, None, 9)
-    store.store_decisions(plan(1), "run", {AT: [decided]})
-    store.store_outcomes(turn(2), [tables.written(turn(2), [(100, 1, "failed")], AT)])
-    found = store.outcomes_of(turn(1))
-    assert found.counts == {AT: {"acked": 5, "failed": 1, "expired": 1}, TWO: {"acked": 1, "skipped": 1}}
-    assert found.attempted_fresh == {AT: 6, TWO: 1}
-    assert sorted(found.rows[AT]) == [OutcomeRow(5, 1, Outcome.FAILED, NOON), decided]
-    assert list(found.rows[TWO]) == [OutcomeRow(2, 2, Outcome.ACKED, NOON)]
+    store.store_decisions(plan(1), "run", {TP: [decided]})
+    store.store_outcomes(turn(2), [tables.written(turn(2), [(100, 1, "failed")], TP)])
+    outcomes = store.outcomes_of(turn(1))
+    assert outcomes.counts == {TP: {"acked": 5, "failed": 1, "expired": 1}, TP1: {"acked": 1, "skipped": 1}}
+    assert outcomes.attempted_fresh == {TP: 6, TP1: 1}
+    assert sorted(outcomes.rows[TP]) == [OutcomeRow(5, 1, Outcome.FAILED, NOON), decided]
+    assert list(outcomes.rows[TP1]) == [OutcomeRow(2, 2, Outcome.ACKED, NOON)]
 
 
 # ---- the group, the cluster, the exact reader -----------------------------------------------------------------------
 
 
 class Log(Protocol):
-    """One partition of a topic, and a group, of either kind."""
+    """One partition of a topic and one consumer group, of either kind."""
 
     tp: TopicPartition
 
@@ -265,7 +279,7 @@ class Log(Protocol):
 
 
 class LogInMemory:
-    """A world's."""
+    """The log and the group of a world."""
 
     def __init__(self) -> None:
         self.tp = TopicPartition("orders", 0)
@@ -301,7 +315,7 @@ class LogInMemory:
 
 
 class LogOfABroker:
-    """The suite's broker's."""
+    """A log and a group of the broker of the tests."""
 
     def __init__(self, broker: Broker, topic: str) -> None:
         self.tp = TopicPartition(topic, 0)
@@ -345,7 +359,7 @@ class LogOfABroker:
 
 @pytest.fixture(params=["memory", "broker"])
 def log(request: pytest.FixtureRequest) -> Log:
-    """A log without records, and a group that does not exist yet."""
+    """A log without records, and a group without commits."""
     if request.param == "memory":
         return LogInMemory()
     make: MakeTopic = request.getfixturevalue("topic")
@@ -353,12 +367,12 @@ def log(request: pytest.FixtureRequest) -> Log:
 
 
 def test_s31_what_was_committed_is_read_back_and_offset_0_is_not_unset(log: Log) -> None:
-    with log.group() as one, log.group() as two:
-        assert one.committed([log.tp]) == {}
-        one.commit({log.tp: Committed(0, '{"n": 1}')})
-        assert two.committed([log.tp]) == {log.tp: Committed(0, '{"n": 1}')}
-        two.commit({log.tp: Committed(5, "")})
-        assert one.committed([log.tp]) == {log.tp: Committed(5, "")}
+    with log.group() as group, log.group() as other:
+        assert group.committed([log.tp]) == {}
+        group.commit({log.tp: Committed(0, '{"n": 1}')})
+        assert other.committed([log.tp]) == {log.tp: Committed(0, '{"n": 1}')}
+        other.commit({log.tp: Committed(5, "")})
+        assert group.committed([log.tp]) == {log.tp: Committed(5, "")}
 
 
 def test_what_is_not_there_has_no_commit_and_takes_none(log: Log) -> None:
@@ -388,10 +402,10 @@ def test_s40_s41_s43_each_wanted_offset_is_found_or_provably_gone(log: Log) -> N
     with log.cluster() as cluster, log.reader() as reader:
         bounds = cluster.bounds([log.tp])[log.tp]
         assert (bounds.start, bounds.end) == (2, 8)
-        found = {one.offset: one for one in reader.read({log.tp: [0, 1, 2, 3, 4, 6, 7]})}
-        gone = {offset: one.outcome for offset, one in found.items() if isinstance(one, Gone)}
+        answers = list(reader.read({log.tp: [0, 1, 2, 3, 4, 6, 7]}))
+        gone = {answer.offset: answer.outcome for answer in answers if isinstance(answer, Gone)}
         assert gone == dict.fromkeys((0, 1), Outcome.EXPIRED) | dict.fromkeys((4, 6), Outcome.COMPACTED)
-        values = {offset: one.message.value() for offset, one in found.items() if not isinstance(one, Gone)}
+        values = {answer.offset: answer.message.value() for answer in answers if not isinstance(answer, Gone)}
         assert values == {2: b"2", 3: b"3", 7: b"last"}
         with pytest.raises(FatalError, match="the log ends at 8"):
             list(reader.read({log.tp: [8]}))
@@ -399,10 +413,10 @@ def test_s40_s41_s43_each_wanted_offset_is_found_or_provably_gone(log: Log) -> N
 
 def test_a_topic_is_known_by_its_id_and_its_partitions_by_their_leaders(log: Log) -> None:
     with log.cluster() as cluster:
-        found = cluster.topics([log.tp.topic, "nowhere"])
-        assert list(found) == [log.tp.topic]
-        assert found[log.tp.topic].topic_id
-        assert dict(found[log.tp.topic].partitions) == {0: True}
+        topics = cluster.topics([log.tp.topic, "nowhere"])
+        assert list(topics) == [log.tp.topic]
+        assert topics[log.tp.topic].topic_id
+        assert dict(topics[log.tp.topic].partitions) == {0: True}
         assert log.tp.topic in cluster.names()
         log.produce([b"a"])
         assert (cluster.written_ends([log.tp]), cluster.written_ends([])) == ({log.tp: 1}, {})

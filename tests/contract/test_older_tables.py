@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from ackline.audit import schemas
 from ackline.audit.rows import plan_rows, settlement_rows
 from ackline.audit.store import LedgerStore
 from ackline.audit.table import AuditTable
-from tests.contract.lane_rows import AT, DAY, plan, settlement, turn
+from tests.contract.lane_rows import DAY, TP, plan, settlement, turn
 from tests.e2e.lab import ROOT
 
 FIGURES = pa.field("some_figures", pa.map_(pa.string(), pa.float64()))
@@ -46,8 +47,8 @@ def _append(root: str, name: str, rows: pa.Table, kind: str, number: int) -> Non
 
 def _rows(n: int) -> pa.Table:
     """A settlement with every column of today."""
-    one = settlement(n)
-    known = replace(one, partitions={AT: replace(one.partitions[AT], leader_epoch=7, totals={"acked": 3})})
+    settled = replace(settlement(n).partitions[TP], leader_epoch=7, totals={"acked": 3})
+    known = replace(settlement(n), partitions={TP: settled})
     metrics = pa.array([[("fetch", 0.5)]], FIGURES.type)
     return settlement_rows(known, DAY).append_column(FIGURES, metrics)
 
@@ -73,7 +74,7 @@ def test_the_first_write_adds_the_columns_and_both_engines_read_old_and_new_rows
     store = LedgerStore(older, "orders", "live")
     newest = store.newest()
     assert newest is not None
-    assert (newest.turn, newest.partitions[AT].leader_epoch) == (turn(2), 7)
+    assert (newest.turn, newest.partitions[TP].leader_epoch) == (turn(2), 7)
     assert (store.settlement(turn(1)), store.ledger_id()) == (settlement(1), before)
     assert _columns(older, "settlements")[-len(NEW) :] == NEW
     done = subprocess.run(
@@ -84,14 +85,7 @@ def test_the_first_write_adds_the_columns_and_both_engines_read_old_and_new_rows
     assert json.loads(done.stdout.splitlines()[-1]) == [
         {"turn": 0, "topic": "orders", **dict.fromkeys(NEW)},
         {"turn": 1, "topic": "orders", **dict.fromkeys(NEW)},
-        {
-            "turn": 2,
-            "topic": "orders",
-            **dict.fromkeys(NEW),
-            "totals": {"acked": 3},
-            "leader_epoch": 7,
-            FIGURES.name: {"fetch": 0.5},
-        },
+        {"turn": 2, "topic": "orders", **dict(zip(NEW, (None, {"acked": 3}, 7, {"fetch": 0.5}), strict=True))},
     ]
 
 
@@ -122,23 +116,12 @@ def test_where_there_is_no_lock_a_rival_that_adds_them_hurts_nobody(
             rival.create()
         return found
 
-    monkeypatch.setattr(AuditTable, "lock", lambda self: FREE)
+    monkeypatch.setattr(AuditTable, "lock", lambda self: nullcontext())
     monkeypatch.setattr(AuditTable, "open", late)
     assert table.append(_rows(2), "own", 1)
     assert _columns(older, "settlements")[-len(NEW) :] == NEW
     operations = [entry["operation"] for entry in DeltaTable(f"{older}/settlements").history()]
     assert operations.count("ADD COLUMN") == 1
-
-
-class _Free:
-    """In place of the lock."""
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, *_: object) -> None: ...
-
-
-FREE = _Free()
 
 
 def test_a_plan_of_an_earlier_version_is_adopted(older: str) -> None:

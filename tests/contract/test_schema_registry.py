@@ -11,23 +11,14 @@ from ackline.handler import Record
 from ackline.kafka.registry import Registry
 from tests.schema_registry import StubRegistry
 
-ORDER = {
-    "type": "record",
-    "name": "order",
-    "fields": [
-        {"name": "id", "type": "long"},
-        {"name": "customer", "type": "string"},
-        {"name": "status", "type": {"type": "enum", "name": "status", "symbols": ["OPEN", "CANCELLED"]}},
-    ],
-}
+STATUS = {"type": "enum", "name": "status", "symbols": ["OPEN", "CANCELLED"]}
+FIELDS = {"id": "long", "customer": "string", "status": STATUS}
+ORDER = {"type": "record", "name": "order", "fields": [{"name": name, "type": of} for name, of in FIELDS.items()]}
 ALICE = {"id": 123_456, "customer": "Alice", "status": "CANCELLED"}
 DOCUMENT = {
-    "$schema": "http://json-schema.org/draft-07/schema#",
-    "title": "order",
-    "type": "object",
-    "properties": {"id": {"type": "integer"}},
-    "required": ["id"],
-}
+    "$schema": "http://json-schema.org/draft-07/schema#", "title": "order", "type": "object",
+    "properties": {"id": {"type": "integer"}}, "required": ["id"],
+}  # fmt: skip
 RECORD = Record("orders", 0, 0, None, None, None, (), 1)
 
 

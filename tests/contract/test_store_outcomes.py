@@ -18,38 +18,23 @@ from ackline.metrics import TurnReport
 from ackline.offsets import TopicPartition, ValuedRange
 from ackline.outcome import Outcome
 from ackline.turns import SettledPartition, Settlement, TurnKind
-from tests.contract.lane_rows import AT, NOON, TWO, plan, settlement, turn, written
-
-
-@pytest.fixture
-def root(tmp_path: Path) -> str:
-    """An audit root that is not there yet."""
-    return str(tmp_path / "audit")
-
-
-@pytest.fixture
-def store(root: str) -> LedgerStore:
-    """The store of a lane that has not begun."""
-    return LedgerStore(root, "orders", "live")
-
-
-# ---- outcomes of a turn -------------------------------------------------------------------------------------------
+from tests.contract.lane_rows import NOON, TP, TP1, plan, settlement, turn, written
 
 
 def test_outcomes_and_decisions_of_a_turn_come_together(store: LedgerStore) -> None:
     files = [
         written(store, turn(1), [(offset, 1, "acked") for offset in range(5)]),
         written(store, turn(1), [(5, 1, "failed"), (6, 1, "acked"), (2, 2, "acked")]),
-        written(store, turn(1), [(0, 1, "skipped")], TWO),
+        written(store, turn(1), [(0, 1, "skipped")], TP1),
     ]
     store.store_outcomes(turn(1), files)
-    store.store_decisions(plan(1), "run", {AT: [OutcomeRow(7, 0, Outcome.EXPIRED, NOON, None, 9)]})
+    store.store_decisions(plan(1), "run", {TP: [OutcomeRow(7, 0, Outcome.EXPIRED, NOON, None, 9)]})
     store.store_outcomes(turn(2), [written(store, turn(2), [(100, 1, "failed")])])
 
     found = store.outcomes_of(turn(1))
-    assert found.counts == {AT: {"acked": 7, "failed": 1, "expired": 1}, TWO: {"skipped": 1}}
-    assert found.attempted_fresh == {AT: 7, TWO: 1}
-    assert sorted(found.rows[AT]) == sorted([
+    assert found.counts == {TP: {"acked": 7, "failed": 1, "expired": 1}, TP1: {"skipped": 1}}
+    assert found.attempted_fresh == {TP: 7, TP1: 1}
+    assert sorted(found.rows[TP]) == sorted([
         OutcomeRow(5, 1, Outcome.FAILED, NOON),
         OutcomeRow(6, 1, Outcome.ACKED, NOON),
         OutcomeRow(2, 2, Outcome.ACKED, NOON),
@@ -61,11 +46,10 @@ def test_files_where_all_succeeded_at_once_are_counted_without_being_opened(stor
     acked = written(store, turn(1), [(offset, 1, "acked") for offset in range(1_000)])
     store.store_outcomes(turn(1), [acked, written(store, turn(1), [(1_000, 1, "failed")])])
     path = Path(store.outcomes.uri) / acked.path
-
     path.write_bytes(b"not parquet")
-    assert store.outcomes_of(turn(1)).counts == {AT: {"acked": 1_000, "failed": 1}}
+    assert store.outcomes_of(turn(1)).counts == {TP: {"acked": 1_000, "failed": 1}}
     path.unlink()
-    assert store.outcomes_of(turn(1)).attempted_fresh == {AT: 1_001}
+    assert store.outcomes_of(turn(1)).attempted_fresh == {TP: 1_001}
 
 
 @pytest.mark.parametrize(
@@ -75,7 +59,7 @@ def test_files_where_all_succeeded_at_once_are_counted_without_being_opened(stor
 )
 def test_every_other_file_is_opened(store: LedgerStore, rows: list[tuple[int, int, str]]) -> None:
     store.store_outcomes(turn(1), [written(store, turn(1), rows)])
-    assert len(store.outcomes_of(turn(1)).rows[AT]) == 2
+    assert len(store.outcomes_of(turn(1)).rows[TP]) == 2
 
 
 @pytest.mark.parametrize("length", [33, 65, 249])
@@ -102,37 +86,17 @@ def test_a_log_that_can_not_be_read_is_a_clear_error(store: LedgerStore) -> None
         store.newest()
 
 
-# ---- age and size -------------------------------------------------------------------------------------------------
-
-
 def test_fences_and_states_survive_checkpoints(store: LedgerStore) -> None:
     last = 2 * CHECKPOINT_EVERY + 5
     store.store_settlement(settlement(0))
     for n in range(1, last + 1):
         assert store.store_settlement(settlement(n))
     assert list(Path(store.settlements.uri, "_delta_log").glob("*.checkpoint.parquet"))
-
     again = LedgerStore(store.root, "orders", "live")
     assert again.newest() == settlement(last)
     assert not again.store_settlement(settlement(last, "late"))
     assert not again.store_settlement(settlement(0, "late"))
     assert again.settlement(turn(3)) == settlement(3)
-
-
-def test_compaction_moves_files_and_changes_nothing(store: LedgerStore) -> None:
-    store.store_settlement(settlement(0))
-    for n in (1, 2, 3):
-        files = [written(store, turn(n), [(offset, 1, "acked")]) for offset in range(5)]
-        store.store_outcomes(turn(n), [*files, written(store, turn(n), [(9, 1, "failed")])])
-    before = [store.outcomes_of(turn(n)) for n in (1, 2, 3)]
-
-    for table in (store.outcomes, store.settlements):
-        DeltaTable(table.uri).optimize.compact()
-    assert DeltaTable(store.outcomes.uri).get_add_actions().num_rows == 1  # all turns in one file
-    after = [store.outcomes_of(turn(n)) for n in (1, 2, 3)]
-    assert [(one.counts, one.attempted_fresh) for one in after] == [(b.counts, b.attempted_fresh) for b in before]
-    assert not store.store_outcomes(turn(3), [])
-    assert store.newest() == settlement(0)
 
 
 class CompactedBetween(AuditTable):
@@ -150,7 +114,7 @@ def test_fault_33_compaction_while_outcomes_are_read_counts_nothing_twice(root: 
     store.store_outcomes(turn(1), [written(store, turn(1), [(offset, 1, "acked")]) for offset in range(5)])
     store.outcomes = CompactedBetween(root, "outcomes")
     found = store.outcomes_of(turn(1))
-    assert (found.counts, found.attempted_fresh) == ({AT: {"acked": 5}}, {AT: 5})
+    assert (found.counts, found.attempted_fresh) == ({TP: {"acked": 5}}, {TP: 5})
 
 
 def test_a_hundred_thousand_pending_offsets_are_stored_and_read_in_seconds(store: LedgerStore) -> None:
@@ -161,7 +125,7 @@ def test_a_hundred_thousand_pending_offsets_are_stored_and_read_in_seconds(store
         for offset in range(100_000)
     )
     whole = Settlement(
-        turn(0), TurnKind.GENESIS, "r", NOON, {AT: SettledPartition("id", 0, PartitionState(200_000, pending))}
+        turn(0), TurnKind.GENESIS, "r", NOON, {TP: SettledPartition("id", 0, PartitionState(200_000, pending))}
     )
     began = time.process_time()
     store.store_settlement(whole)
@@ -172,7 +136,7 @@ def test_a_hundred_thousand_pending_offsets_are_stored_and_read_in_seconds(store
 def test_outcomes_of_a_turn_with_a_hundred_thousand_failures_are_read_in_seconds(store: LedgerStore) -> None:
     store.store_outcomes(turn(1), [written(store, turn(1), [(offset, 1, "failed") for offset in range(100_000)])])
     began = time.process_time()
-    assert len(store.outcomes_of(turn(1)).rows[AT]) == 100_000
+    assert len(store.outcomes_of(turn(1)).rows[TP]) == 100_000
     assert time.process_time() - began < 20
 
 
@@ -188,7 +152,6 @@ def test_the_tables_are_append_only(store: LedgerStore) -> None:
 def test_the_ledger_id_is_the_settlements_tables_own_and_stays(root: str, store: LedgerStore, tmp_path: Path) -> None:
     assert store.ledger_id() == ""
     assert not Path(root).exists(), "asking makes no table"
-
     store.store_settlement(settlement(0))
     ledger = store.ledger_id()
     store.store_settlement(settlement(1), plan(1))
@@ -199,25 +162,22 @@ def test_the_ledger_id_is_the_settlements_tables_own_and_stays(root: str, store:
     assert other.ledger_id() not in ("", ledger)
 
 
-# ---- what the tasks said of a turn ----------------------------------------------------------------------------------
-
-
 def test_a_report_is_found_behind_the_commits_of_others(root: str, store: LedgerStore) -> None:
     """The table is shared: other pipelines commit between a turn's outcomes and its settlement."""
-    store.store_outcomes(turn(1), [], TurnReport({AT: {"acked": 1}}))
+    store.store_outcomes(turn(1), [], TurnReport({TP: {"acked": 1}}))
     other = LedgerStore(root, "payments", "live")
     for n in range(1, 20):
-        other.store_outcomes(turn(n, pipeline="payments"), [], TurnReport({AT: {"acked": n}}))
+        other.store_outcomes(turn(n, pipeline="payments"), [], TurnReport({TP: {"acked": n}}))
     found = store.report_of(turn(1))
     assert found is not None
-    assert found.counts == {AT: {"acked": 1}}
+    assert found.counts == {TP: {"acked": 1}}
 
 
 def test_a_report_too_far_behind_or_forgotten_by_the_log_is_none_and_no_error(
     store: LedgerStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for n in (1, 2, 3):
-        store.store_outcomes(turn(n), [], TurnReport({AT: {"acked": n}}))
+        store.store_outcomes(turn(n), [], TurnReport({TP: {"acked": n}}))
     with monkeypatch.context() as patched:
         patched.setattr(audit_table, "_HISTORY_LIMITS", (1, 2))
         assert store.report_of(turn(1)) is None

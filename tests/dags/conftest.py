@@ -1,11 +1,11 @@
 """What the DAG tests share."""
 
 import uuid
-from collections.abc import Callable
 
 import pytest
 
 from ackline.local.broker import Broker
+from tests.conftest import MakeTopic
 from tests.dags.project import AirflowCommand, Project
 
 
@@ -22,6 +22,12 @@ def airflow(tmp_path_factory: pytest.TempPathFactory) -> AirflowCommand:
 
 
 @pytest.fixture
-def name() -> Callable[[], str]:
-    """A factory of pipeline names that nobody else uses: Airflow's database is shared."""
-    return lambda: f"p{uuid.uuid4().hex[:8]}"
+def pipeline() -> str:
+    """A pipeline name of this test alone: the tests share Airflow's database."""
+    return f"p{uuid.uuid4().hex[:8]}"
+
+
+@pytest.fixture
+def source(topic: MakeTopic) -> str:
+    """A topic of one partition."""
+    return topic()

@@ -15,6 +15,7 @@ import yaml
 from confluent_kafka import Consumer, Producer, TopicPartition
 
 from ackline.audit.queries import AuditFilter, audit_rows
+from ackline.local.airflow_servers import LocalAirflow
 from ackline.testing import journal
 
 ROOT = Path(__file__).parents[2]
@@ -32,9 +33,6 @@ dags = [value.dag_id for value in made if isinstance(value, airflow.sdk.DAG)]
 heavy = sorted({"pyspark", "py4j", "deltalake", "confluent_kafka", "pyarrow", "pandas"} & set(sys.modules))
 print(json.dumps({"dags": dags, "seconds": seconds, "heavy": heavy, "opened": opened}))
 """
-
-SOON = {"AIRFLOW__SCHEDULER__SCHEDULER_IDLE_SLEEP_TIME": "0.2"}
-"""For an Airflow of servers: what comes next is scheduled soon after what was before it."""
 
 SLOW_HANDLER = """
 import pathlib, time
@@ -54,17 +52,14 @@ class Project:
 
     @property
     def include(self) -> Path:
-        """Where handlers are imported from."""
         return self.folder / "include"
 
     @property
     def pipelines(self) -> Path:
-        """The folder of pipeline files."""
         return self.include / "pipelines"
 
     @property
     def audit(self) -> str:
-        """The audit root."""
         return str(self.folder / "audit")
 
     def write(self, name: str, topic: str, handler: str = "ackline.testing.journal:handle", **more: object) -> Path:
@@ -89,7 +84,6 @@ class Project:
         }
 
     def calls(self) -> list[journal.Call]:
-        """The handler calls so far."""
         return journal.read(self.folder / "journal")
 
     def outcomes(self, pipeline: str) -> list[tuple[int, int, str]]:
@@ -98,7 +92,7 @@ class Project:
         return sorted((row["offset"], row["attempt"], row["outcome"]) for row in rows)
 
     def committed(self, pipeline: str, topic: str, partition: int = 0) -> int | None:
-        """What the broker holds for the pipeline's group."""
+        """The committed offset of the pipeline's group."""
         consumer = Consumer({"bootstrap.servers": self.bootstrap, "group.id": f"{pipeline}-group"})
         try:
             offset = consumer.committed([TopicPartition(topic, partition)], timeout=30)[0].offset
@@ -112,8 +106,15 @@ def parsed(*names: str) -> dict[str, Any]:
     opened, and seconds of work beyond importing Airflow."""
     files = [str(ROOT / "dags" / name) for name in names]
     done = subprocess.run([sys.executable, "-c", PARSE, *files], capture_output=True, text=True, check=True)
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return result
+
+
+def served_airflow(home: Path, project: Project) -> LocalAirflow:
+    """A real Airflow of servers for the project, with this repository's dags/ and plugins/."""
+    soon = {"AIRFLOW__SCHEDULER__SCHEDULER_IDLE_SLEEP_TIME": "0.2"}
+    environment = {**project.environment, **soon}
+    return LocalAirflow(home, dags_folder=ROOT / "dags", plugins_folder=ROOT / "plugins", env=environment)
 
 
 def produce(bootstrap: str, topic: str, *orders: Mapping[str, object]) -> None:
@@ -131,21 +132,20 @@ class AirflowCommand:
         self.home = home
         self._done("db", "migrate", env={})
 
-    def test(self, project: Project, dag_id: str, *options: str, env: Mapping[str, str] | None = None) -> "DagTest":
-        """Run the DAG once, with more in its environment perhaps; whatever becomes of it."""
-        more = {**project.environment, **(env or {})}
-        done = self._done("dags", "test", dag_id, *options, env=more, check=False)
+    def test(self, project: Project, pipeline: str, *options: str, env: Mapping[str, str] | None = None) -> "DagTest":
+        """Run the pipeline's DAG once, with `env` added to its environment. The run may fail."""
+        dag_id, env = f"replay__{pipeline}", {**project.environment, **(env or {})}
+        done = self._done("dags", "test", dag_id, *options, env=env, check=False)
         return DagTest(self, dag_id, done.returncode, done.stdout)
 
     def query(self, sql: str, *arguments: str) -> list[Any]:
         """Rows of Airflow's database."""
-        # Closed again at once: what is left open spoils SQLite's locks for whoever else opens the file in this process.
+        # Closed at once: an open connection spoils SQLite's locks for others that open the file in this process.
         with contextlib.closing(sqlite3.connect(f"file:{self.home / 'airflow.db'}?mode=ro", uri=True)) as database:
             return database.execute(sql, arguments).fetchall()
 
     @property
     def environment(self) -> dict[str, str]:
-        """The environment of its processes."""
         return {
             **os.environ,
             "AIRFLOW_HOME": str(self.home),
@@ -160,13 +160,9 @@ class AirflowCommand:
         return subprocess.run(
             [sys.executable, "-m", "airflow", *arguments],
             env={**self.environment, **env},
-            cwd=self.home,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            check=check,
-        )
+            cwd=self.home, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            text=True, check=check,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,20 +177,21 @@ class DagTest:
     @property
     def states(self) -> dict[str, str]:
         """The state of each task."""
-        sql = "select task_id, state from task_instance where dag_id = ?"
-        return dict(self.airflow.query(sql, self.dag_id))
+        return self._of_tasks("state")
 
     @property
     def attempts(self) -> dict[str, int]:
         """How often each task was tried."""
-        sql = "select task_id, try_number from task_instance where dag_id = ?"
-        return dict(self.airflow.query(sql, self.dag_id))
+        return self._of_tasks("try_number")
+
+    def _of_tasks(self, column: str) -> dict[str, Any]:
+        return dict(self.airflow.query(f"select task_id, {column} from task_instance where dag_id = ?", self.dag_id))
 
     def returned(self, task_id: str) -> Any:
         """What a task returned, from XCom."""
         sql = "select value from xcom where dag_id = ? and task_id = ? and key = 'return_value'"
-        found = json.loads(self.airflow.query(sql, self.dag_id, task_id)[-1][0])
-        return json.loads(found) if isinstance(found, str) else found
+        value = json.loads(self.airflow.query(sql, self.dag_id, task_id)[-1][0])
+        return json.loads(value) if isinstance(value, str) else value
 
 
 def processes() -> Iterator[tuple[int, str, str]]:

@@ -1,12 +1,11 @@
 """The DAG through Airflow itself: `dag.test` against a real broker, Spark and Delta."""
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from ackline.audit.schemas import TABLES
-from tests.conftest import MakeTopic
 from tests.dags.project import CANARY, AirflowCommand, Project, drivers, processes, produce
 
 PAYLOAD = "canary-3Kd8-of-a-record"
@@ -42,19 +41,16 @@ def watched(pipeline: str) -> Iterator[dict[int, tuple[str, str]]]:
 
 
 def test_a_run_handles_each_record_and_commits_the_floor_and_shows_no_secret(
-    project: Project, airflow: AirflowCommand, topic: MakeTopic, name: Callable[[], str]
+    project: Project, airflow: AirflowCommand, pipeline: str, source: str
 ) -> None:
     """I1, I2, I13: offsets 1 and 3 fail and hold the floor; the connection's password is seen by nobody, nor is what
     the records hold, although the handler quotes it."""
-    pipeline, source = name(), topic()
     project.write(pipeline, source, handler="blabbing_handler:handle")
     (project.include / "blabbing_handler.py").write_text(BLABBING_HANDLER)
     orders: list[dict[str, object]] = [{}, {"fail": 1}, {"skip": True}, {"fail": -1}, {}]
     produce(project.bootstrap, source, *({**order, "card": f"<script>{PAYLOAD}\0"} for order in orders))
-
     with watched(pipeline) as seen:
-        done = airflow.test(project, f"replay__{pipeline}")
-
+        done = airflow.test(project, pipeline)
     assert (done.status, done.states) == (0, dict.fromkeys(("plan", "replay", "settle"), "success")), done.printed
     assert project.outcomes(pipeline) == [
         (0, 1, "acked"), (1, 1, "failed"), (2, 1, "skipped"), (3, 1, "failed"), (4, 1, "acked"),
@@ -96,35 +92,27 @@ def _check_files_show_no_secret(*folders: Path) -> None:
 
 
 def test_s8_replay_marked_successful_by_hand_settles_and_commits_nothing(
-    project: Project, airflow: AirflowCommand, topic: MakeTopic, name: Callable[[], str]
+    project: Project, airflow: AirflowCommand, pipeline: str, source: str
 ) -> None:
     """The state of a task proves nothing; the turn stays open, and the next run carries it out."""
-    pipeline, source = name(), topic()
     project.write(pipeline, source)
     produce(project.bootstrap, source, {}, {})
-
-    by_hand = airflow.test(project, f"replay__{pipeline}", "--mark-success-pattern", "replay")
-
+    by_hand = airflow.test(project, pipeline, "--mark-success-pattern", "replay")
     assert by_hand.states == {"plan": "success", "replay": "success", "settle": "failed"}
     assert by_hand.attempts["settle"] == 1, "what is fatal is not tried again"
     assert "has no stored outcomes" in by_hand.printed
     assert (project.calls(), project.outcomes(pipeline), project.committed(pipeline, source)) == ([], [], None)
-
-    done = airflow.test(project, f"replay__{pipeline}")
-
+    done = airflow.test(project, pipeline)
     assert done.returned("plan")["adopted"] is True
     assert (project.outcomes(pipeline), project.committed(pipeline, source)) == ([(0, 1, "acked"), (1, 1, "acked")], 2)
 
 
 def test_a_run_with_nothing_to_read_starts_no_spark_and_commits_again(
-    project: Project, airflow: AirflowCommand, topic: MakeTopic, name: Callable[[], str]
+    project: Project, airflow: AirflowCommand, pipeline: str, source: str
 ) -> None:
     """An idle partition is committed anew, so that Kafka does not forget its offset."""
-    pipeline, source = name(), topic()
     project.write(pipeline, source, retry={"max_retries": 1000})
-
-    done = airflow.test(project, f"replay__{pipeline}")
-
+    done = airflow.test(project, pipeline)
     assert done.status == 0, done.printed
     assert "Spark-Submit cmd" not in done.printed
     assert f"and the topic {source} keeps it for 7 d" in done.printed, "the log of the task warns"
@@ -132,15 +120,12 @@ def test_a_run_with_nothing_to_read_starts_no_spark_and_commits_again(
 
 
 def test_a_connection_that_is_not_defined_fails_at_once_and_is_named(
-    project: Project, airflow: AirflowCommand, topic: MakeTopic, name: Callable[[], str]
+    project: Project, airflow: AirflowCommand, pipeline: str, source: str
 ) -> None:
     """A configuration error is not tried again."""
-    pipeline, source = name(), topic()
     kafka = {"connection": "kafka_elsewhere", "group_id": f"{pipeline}-group", "topics": [source]}
     project.write(pipeline, source, kafka=kafka)
-
-    done = airflow.test(project, f"replay__{pipeline}")
-
+    done = airflow.test(project, pipeline)
     assert (done.states["plan"], done.attempts["plan"]) == ("failed", 1)
     assert "the Airflow connection kafka_elsewhere, which pipeline" in done.printed
     assert not Path(project.audit).exists()

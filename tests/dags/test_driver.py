@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -19,7 +18,6 @@ from ackline.pipeline import load
 from ackline.process_identity import ProcessIdentity
 from ackline.steps.parts import open_parts
 from ackline.steps.plan import plan
-from tests.conftest import MakeTopic
 from tests.dags.project import CANARY, ROOT, Project, produce
 
 WATCHING = """
@@ -43,20 +41,16 @@ def run_driver(project: Project, pipeline: str, connection: str | None) -> "subp
 @pytest.mark.parametrize(
     ("error", "status"),
     [
-        (TransientError("away"), 1),
-        (ConfigError("wrong"), 2),
-        (NoProof("no"), 3),
-        (GroupMoved("no"), 3),
-        (LedgerError("no"), 3),
+        (TransientError, 1), (ConfigError, 2), (NoProof, 3), (GroupMoved, 3), (LedgerError, 3),
     ],
-)
-def test_the_exit_status_tells_what_may_be_tried_again(error: AcklineError, status: int) -> None:
-    """1 is tried again; 2 is the user's to mend, 3 needs somebody to look."""
-    assert exit_status_of(error) == status
+)  # fmt: skip
+def test_the_exit_status_tells_what_may_be_tried_again(error: type[AcklineError], status: int) -> None:
+    """1 is tried again; 2 is a configuration error of the user; 3 needs an operator."""
+    assert exit_status_of(error("no")) == status
 
 
 def test_airflow_tries_again_only_what_is_transient() -> None:
-    """For the steps inside the task; the driver's exit status says the same of replay."""
+    """For the steps inside the task; for replay the driver's exit status means the same."""
     with pytest.raises(TransientError), airflow_errors():
         raise TransientError("away")
     for error in (ConfigError("wrong"), NoProof("no")):
@@ -70,17 +64,15 @@ def test_an_error_that_is_not_ours_is_told_without_its_text() -> None:
     try:
         raise ValueError(payload)
     except ValueError as error:
-        told = describe_unexpected(error)
-
-    assert told.endswith("ackline: unexpected builtins.ValueError")
-    assert CANARY not in told
+        text = describe_unexpected(error)
+    assert text.endswith("ackline: unexpected builtins.ValueError")
+    assert CANARY not in text
 
 
 def test_a_pipeline_that_is_not_there_is_a_broken_configuration(project: Project) -> None:
     """One line on standard error, no traceback."""
     project.write("orders", "orders")
     done = run_driver(project, "other", "null")
-
     assert (done.returncode, len(done.stderr.splitlines())) == (2, 1), done.stderr
     assert done.stderr.startswith("ackline: no pipeline named other")
 
@@ -89,35 +81,31 @@ def test_a_handler_that_does_not_import_is_told_before_the_turn_is_touched(proje
     """Deployed between plan and replay: at most once, the turn would be lost to it."""
     project.write("orders", "orders", handler="ackline.testing.journal:gone", guarantee="at_most_once")
     done = run_driver(project, "orders", json.dumps({"bootstrap.servers": "127.0.0.1:1"}))
-
     assert (done.returncode, len(done.stderr.splitlines())) == (2, 1), done.stderr
     assert "handler ackline.testing.journal:gone does not import" in done.stderr
 
 
 def test_a_broker_that_is_away_is_transient_and_its_password_is_not_told(
-    project: Project, topic: MakeTopic, name: Callable[[], str]
+    project: Project, pipeline: str, source: str
 ) -> None:
     """The driver has the connection from its environment, nowhere else."""
-    pipeline, source = name(), topic()
     produce(project.bootstrap, source, {})
     file = project.write(pipeline, source)
     here = {"bootstrap.servers": project.bootstrap}
     with open_parts(load(file), here, run_id="manual__1", actor="test", audit=project.audit) as parts:
         plan(parts)
     done = run_driver(project, pipeline, json.dumps({"bootstrap.servers": "127.0.0.1:1", "sasl.password": CANARY}))
-
     assert done.returncode == 1, done.stderr
     assert "127.0.0.1:1" in done.stderr
     assert CANARY not in done.stdout + done.stderr
 
 
 def test_the_driver_has_nothing_of_airflows_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """I13: Airflow's own secrets are none of its business; what a handler may need is kept."""
+    """I13: Airflow's own secrets are removed; variables that a handler may need are kept."""
     for variable in ("AIRFLOW__CORE__FERNET_KEY", "AIRFLOW_CONN_OTHER", "__AIRFLOW_SUPERVISOR_FD"):
         monkeypatch.setenv(variable, CANARY)
     monkeypatch.setenv("AWS_REGION", "eu-central-1")
     environment = driver_environment({"bootstrap.servers": "b:1"})
-
     assert CANARY not in environment.values()
     assert environment["AWS_REGION"] == "eu-central-1"
     assert environment[KAFKA_CONFIG] == '{"bootstrap.servers": "b:1"}'
@@ -140,13 +128,8 @@ def test_the_driver_ends_when_its_task_or_its_parent_is_gone(tmp_path: Path, gon
     try:
         os.kill(task.pid if gone == "task" else jvm.pid, signal.SIGKILL)
         assert jvm.wait(20) != 0
-        assert ended(driver)
+        assert wait_until(lambda: not driver.alive(), 20)
     finally:
         for process in (driver, task):
             if process.alive():
                 os.kill(process.pid, signal.SIGKILL)
-
-
-def ended(process: ProcessIdentity, seconds: float = 20) -> bool:
-    """Whether the process is gone within this time."""
-    return wait_until(lambda: not process.alive(), seconds)

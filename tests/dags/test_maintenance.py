@@ -14,47 +14,40 @@ from tests.dags.project import parsed
 
 
 @pytest.fixture
-def task() -> BaseOperator:
-    """Its task."""
-    [found] = maintenance_dag("dags/maintenance.py").tasks
-    assert isinstance(found, BaseOperator)
-    return found
+def task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> BaseOperator:
+    """The DAG's task; its audit root is `tmp_path`."""
+    monkeypatch.setenv("ACKLINE_AUDIT", str(tmp_path))
+    [task] = maintenance_dag("dags/maintenance.py").tasks
+    assert isinstance(task, BaseOperator)
+    return task
 
 
 def test_parsing_opens_no_socket_and_loads_nothing_heavy() -> None:
-    """As for the file that makes the pipelines' DAGs."""
-    found = parsed("maintenance.py")
-    assert (found["dags"], found["heavy"], found["opened"]) == (["ackline_maintenance"], [], [])
+    result = parsed("maintenance.py")
+    assert (result["dags"], result["heavy"], result["opened"]) == (["ackline_maintenance"], [], [])
 
 
 def test_it_runs_every_six_hours_one_run_at_a_time_and_never_for_days_gone_by() -> None:
-    """What one run left undone, the next one does."""
+    """The next run does what a run left undone."""
     made = maintenance_dag("dags/maintenance.py")
     assert made.timetable == CronDataIntervalTimetable("20 */6 * * *", timezone="UTC")
     assert (made.max_active_runs, made.catchup) == (1, False)
-    assert [(one.task_id, one.retries) for one in made.tasks] == [("maintain", 4)]
+    assert [(task.task_id, task.retries) for task in made.tasks] == [("maintain", 4)]
 
 
-def test_its_task_maintains_the_tables_below_the_audit_root(
-    task: BaseOperator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """And says what it did, in numbers."""
-    monkeypatch.setenv("ACKLINE_AUDIT", str(tmp_path))
+def test_its_task_maintains_the_tables_below_the_audit_root(task: BaseOperator, tmp_path: Path) -> None:
+    """It returns what it did, in numbers."""
     store = LedgerStore(str(tmp_path), "orders", "live")
     store.store_settlement(settlement(0))
     store.store_plan(plan(1))
     store.store_outcomes(plan(1).turn, [])
     store.store_settlement(settlement(1), plan(1))
-
     done = task.execute(Context())
-    assert [(one["table"], one["files"]) for one in done] == [(name, name != "outcomes") for name in TABLES]
+    assert [(table["table"], table["files"]) for table in done] == [(name, name != "outcomes") for name in TABLES]
 
 
-def test_what_trying_again_does_not_mend_fails_at_once(
-    task: BaseOperator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A log that is rubbish stays so."""
-    monkeypatch.setenv("ACKLINE_AUDIT", str(tmp_path))
+def test_what_trying_again_does_not_mend_fails_at_once(task: BaseOperator, tmp_path: Path) -> None:
+    """A Delta log that is rubbish stays so."""
     LedgerStore(str(tmp_path), "orders", "live").store_settlement(settlement(0))
     for entry in (tmp_path / "settlements" / "_delta_log").glob("*.json"):
         entry.write_text("{rubbish")

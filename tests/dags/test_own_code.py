@@ -3,7 +3,7 @@
 import importlib
 import sys
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import pytest
 from airflow.sdk import Context
@@ -34,16 +34,11 @@ def test_each_task_finds_it_in_its_own_process(tmp_path: Path, monkeypatch: pyte
         monkeypatch.setenv(variable, value)
     monkeypatch.setenv("PYTHONPATH", "")
     monkeypatch.setattr(sys, "path", list(sys.path))
-    kafka: dict[str, Any] = {"connection": "kafka_default", "group_id": "g", "topics": ["orders"]}
-    file = project.write(
-        "orders",
-        "orders",
-        kafka={**kafka, "partition_filter": "own_code:chosen"},
-        listener="own_code:Hears",
-        retry={"class": "own_code:Policy"},
-    )
+    kafka: dict[str, object] = {"connection": "kafka_default", "group_id": "g", "topics": ["orders"]}
+    retry = {"class": "own_code:Policy"}
+    kafka = {**kafka, "partition_filter": "own_code:chosen"}
+    file = project.write("orders", "orders", kafka=kafka, listener="own_code:Hears", retry=retry)
     (project.include / "own_code.py").write_text(CODE)
     importlib.invalidate_caches()
-
     with opened(load(file), cast(Context, {"run_id": "manual__1"})) as parts:
         assert parts.run_id == "manual__1"

@@ -2,7 +2,7 @@
 
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -12,8 +12,7 @@ from ackline.local.airflow_servers import LocalAirflow
 from ackline.local.broker import Broker
 from ackline.local.processes import wait_until
 from ackline.process_identity import ProcessIdentity
-from tests.conftest import MakeTopic
-from tests.dags.project import CANARY, ROOT, SLOW_HANDLER, SOON, Project, drivers, produce
+from tests.dags.project import CANARY, SLOW_HANDLER, Project, drivers, produce, served_airflow
 
 SECONDS = 120.0
 
@@ -30,28 +29,19 @@ def scheduled(broker: Broker, tmp_path_factory: pytest.TempPathFactory) -> Proje
 
 @pytest.fixture(scope="module")
 def airflow(scheduled: Project, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalAirflow]:
-    """A real Airflow on the project's dags/ and plugins/."""
-    stack = LocalAirflow(
-        tmp_path_factory.mktemp("airflow-stack"),
-        dags_folder=ROOT / "dags",
-        plugins_folder=ROOT / "plugins",
-        env={**scheduled.environment, **SOON},
-    )
-    with stack:
-        yield stack
+    with served_airflow(tmp_path_factory.mktemp("airflow-stack"), scheduled) as airflow:
+        yield airflow
 
 
 def test_the_scheduler_runs_a_pipeline_beside_a_broken_one_which_it_names(
-    scheduled: Project, airflow: LocalAirflow, topic: MakeTopic, name: Callable[[], str]
+    scheduled: Project, airflow: LocalAirflow, pipeline: str, source: str
 ) -> None:
     """The whole way: plan, spark-submit, settle, commit; the broken file is an import error with file and key."""
-    pipeline, source = name(), topic()
     produce(scheduled.bootstrap, source, {}, {"fail": 1}, {})
     scheduled.write(pipeline, source)
     dag = f"replay__{pipeline}"
     airflow.unpause(dag)
     run = airflow.trigger(dag)
-
     assert airflow.wait(dag, run, SECONDS) == "success"
     assert scheduled.outcomes(pipeline) == [(0, 1, "acked"), (1, 1, "failed"), (2, 1, "acked")]
     assert scheduled.committed(pipeline, source) == 1
@@ -71,18 +61,16 @@ def _cleared(scheduled: Project, airflow: LocalAirflow, pipeline: str, source: s
     airflow.clear(dag, run)
     assert airflow.wait(dag, run, SECONDS) == "success"
     wanted = [(0, 1, "acked"), (1, 1, "failed"), (1, 2, "acked"), (2, 1, "acked")]
-    assert scheduled.outcomes(pipeline) == wanted
-    assert scheduled.committed(pipeline, source) == 3
+    assert (scheduled.outcomes(pipeline), scheduled.committed(pipeline, source)) == (wanted, 3)
     calls = [(call.offset, call.attempt) for call in scheduled.calls() if call.topic == source]
     assert sorted(calls) == [(0, 1), (1, 1), (1, 2), (2, 1)]
 
 
 @pytest.mark.parametrize("how", ["its process is killed", "a user marks it as failed"])
 def test_a_replay_task_that_is_killed_leaves_no_spark_behind(
-    scheduled: Project, airflow: LocalAirflow, topic: MakeTopic, name: Callable[[], str], how: str
+    scheduled: Project, airflow: LocalAirflow, pipeline: str, source: str, how: str
 ) -> None:
     """Neither the JVM nor the Python driver in it nor its workers; nothing is stored or committed."""
-    pipeline, source = name(), topic()
     produce(scheduled.bootstrap, source, {})
     handling = scheduled.include / "handling"
     handling.unlink(missing_ok=True)
@@ -93,24 +81,18 @@ def test_a_replay_task_that_is_killed_leaves_no_spark_behind(
     assert wait_until(handling.exists, SECONDS), airflow.log(dag, run, "replay")
     spark = _spark(pipeline)
     assert len(spark) >= 3
-
     if how == "its process is killed":
         os.kill(_task_of(pipeline), signal.SIGKILL)
     else:
-        path = f"/dags/{dag}/dagRuns/{run}/taskInstances/replay"
-        airflow.call("PATCH", path, {"new_state": "failed"})
-
+        airflow.call("PATCH", f"/dags/{dag}/dagRuns/{run}/taskInstances/replay", {"new_state": "failed"})
     assert wait_until(lambda: not any(process.alive() for process in spark), 60)
     assert (scheduled.outcomes(pipeline), scheduled.committed(pipeline, source)) == ([], None)
 
 
 def _spark(pipeline: str) -> list[ProcessIdentity]:
     """The JVM, the driver and every process below them."""
-    pids = {
-        pid
-        for one in drivers(pipeline)
-        for pid in [one, *(c.pid for c in psutil.Process(one).children(recursive=True))]
-    }
+    drivers_of_it = [psutil.Process(pid) for pid in drivers(pipeline)]
+    pids = {process.pid for driver in drivers_of_it for process in (driver, *driver.children(recursive=True))}
     return [process for pid in pids if (process := ProcessIdentity.of(pid))]
 
 

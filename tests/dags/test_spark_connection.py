@@ -9,18 +9,17 @@ from ackline.errors import ConfigError
 from tests.dags.project import CANARY
 
 VARIABLE = f"AIRFLOW_CONN_{SPARK_CONNECTION.upper()}"
+CLUSTER = {"conn_type": "spark", "host": "spark://cluster:7077"}
 
 
 def command() -> list[str]:
-    """What the hook would start."""
+    """The command that the hook would start."""
     hook = DriverHook({"SECRET": CANARY}, conn_id=SPARK_CONNECTION, name="ackline-orders")
     return list(hook._build_spark_submit_command("replay.py"))
 
 
 def master() -> str:
-    """The master in it."""
-    found = command()
-    return found[found.index("--master") + 1]
+    return command()[command().index("--master") + 1]
 
 
 def test_without_the_connection_the_driver_runs_on_this_machine() -> None:
@@ -30,9 +29,8 @@ def test_without_the_connection_the_driver_runs_on_this_machine() -> None:
 
 @pytest.mark.parametrize("host", ["local[2]", "spark://cluster:7077", "yarn"])
 def test_a_cluster_is_a_matter_of_the_connection(monkeypatch: pytest.MonkeyPatch, host: str) -> None:
-    """And for none of them does the environment, with Kafka's password, stand among the arguments (I13)."""
+    """The environment, with Kafka's password, is never among the arguments (I13)."""
     monkeypatch.setenv(VARIABLE, json.dumps({"conn_type": "spark", "host": host}))
-
     assert master() == host
     assert CANARY not in " ".join(command())
 
@@ -40,14 +38,12 @@ def test_a_cluster_is_a_matter_of_the_connection(monkeypatch: pytest.MonkeyPatch
 def test_only_this_machines_driver_is_bound_to_the_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
     """Executors of a cluster must reach the driver."""
     assert "spark.driver.host=127.0.0.1" in command()
-    monkeypatch.setenv(VARIABLE, json.dumps({"conn_type": "spark", "host": "spark://cluster:7077"}))
+    monkeypatch.setenv(VARIABLE, json.dumps(CLUSTER))
     assert "spark.driver.host=127.0.0.1" not in command()
 
 
 def test_deploy_mode_cluster_is_refused_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A driver elsewhere could have the password only from an argument."""
-    extra = {"deploy-mode": "cluster"}
-    monkeypatch.setenv(VARIABLE, json.dumps({"conn_type": "spark", "host": "spark://cluster:7077", "extra": extra}))
-
+    """A driver on another machine could get the password only from an argument."""
+    monkeypatch.setenv(VARIABLE, json.dumps({**CLUSTER, "extra": {"deploy-mode": "cluster"}}))
     with pytest.raises(ConfigError, match="set it to `client`"):
         command()

@@ -5,28 +5,20 @@ runs. A test reads the broker and the tables by other means than the product's o
 lab when its test ends.
 """
 
-import io
 import json
 import os
-import subprocess
-import sys
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import redirect_stderr, redirect_stdout
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
-from unittest.mock import patch
 
 import yaml
-from confluent_kafka import Consumer
-from confluent_kafka import TopicPartition as ClientPartition
 from confluent_kafka.admin import AdminClient
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
-from ackline.cli import app
 from ackline.local.broker import Broker
 from ackline.offsets import TopicPartition
 from ackline.pipeline import load
@@ -40,8 +32,10 @@ from ackline.testing import journal
 from ackline.turns import Plan, SettledPartition, Settlement
 from ackline.verify.check import Sources, check
 from tests.e2e import wire
+from tests.e2e.commands import ROOT, Finished, run_as_process, run_here
 
-ROOT = Path(__file__).parents[2]
+__all__ = ["ROOT", "Lab", "Row", "Spark", "all_of", "fails"]
+
 Spark = Callable[[], SparkSession]
 Value = Mapping[str, object] | bytes | None
 """JSON for the journal handler (`{"fail": 1}`), bytes as they are, or a tombstone."""
@@ -158,45 +152,23 @@ class Lab:
         with self.parts() as parts:
             return settle_step.settle(parts)
 
-    def ackline(self, *arguments: str, env: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-        """Run the command `ackline` in this process, with the tests' Spark session; returns its status and output."""
+    def ackline(self, *arguments: str, env: Mapping[str, str] | None = None) -> Finished:
+        """Run the command `ackline` in this process; returns its status and output."""
         if arguments[0] == "run":
             self.judged = False
             self.spark()
-        output, errors, status = io.StringIO(), io.StringIO(), None
-        with (
-            patch.dict(os.environ, {**self.environment, **(env or {})}),
-            patch.object(sys, "argv", ["ackline", *arguments]),
-            redirect_stdout(output),
-            redirect_stderr(errors),
-        ):
-            try:
-                app.main()
-            except SystemExit as ended:
-                status = ended.code
-        return subprocess.CompletedProcess(arguments, int(status or 0), output.getvalue(), errors.getvalue())
+        return run_here(arguments, {**self.environment, **(env or {})})
 
-    def ackline_process(
-        self, *arguments: str, env: Mapping[str, str] | None = None
-    ) -> subprocess.CompletedProcess[str]:
-        """Run the command `ackline` as a process of its own, with pipes and no terminal."""
+    def ackline_process(self, *arguments: str, env: Mapping[str, str] | None = None) -> Finished:
+        """Run the command `ackline` as a process of its own; returns its status and output."""
         self.judged = False
-        return subprocess.run(
-            [str(Path(sys.executable).parent / "ackline"), *arguments],
-            env={**os.environ, **self.environment, **(env or {})},
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            stdin=subprocess.DEVNULL,
-            timeout=240,
-            check=False,
-        )
+        return run_as_process(arguments, {**self.environment, **(env or {})})
 
     def ackline_json(self, *arguments: str) -> Any:
-        """Returns the JSON that a command prints on its last line; the command succeeds."""
+        """Returns the JSON that a command prints; it succeeds, and prints nothing else on standard output."""
         done = self.ackline(*arguments, "--json")
         assert done.returncode == 0, done.stderr
-        return json.loads(done.stdout.splitlines()[-1])
+        return json.loads(done.stdout)
 
     @property
     def environment(self) -> dict[str, str]:
@@ -205,10 +177,7 @@ class Lab:
 
     def move_group(self, offset: int, metadata: str = "", partition: int = 0) -> None:
         """Commit an offset for the group, as a client from outside."""
-        tp = ClientPartition(self.topic, partition, offset, metadata=metadata)
-        with wire.closing(Consumer({"bootstrap.servers": self.broker.bootstrap, "group.id": self.group})) as consumer:
-            for answer in wire.retry_until_ready(lambda: consumer.commit(offsets=[tp], asynchronous=False)):
-                assert answer.error is None
+        wire.commit_offset(self.broker.bootstrap, self.group, (self.topic, partition), offset, metadata)
 
     def delete_group(self) -> None:
         """Delete the group with its commits, as the broker does with a group that commits nothing for a week."""
@@ -217,18 +186,13 @@ class Lab:
 
     def expire(self, before: int, partition: int = 0) -> None:
         """Delete the records below `before`, as retention does."""
-        admin = AdminClient({"bootstrap.servers": self.broker.bootstrap})
-        for answer in admin.delete_records([ClientPartition(self.topic, partition, before)]).values():
-            answer.result(30)
+        wire.delete_records(self.broker.bootstrap, (self.topic, partition), before)
 
     # ---- what came of it ------------------------------------------------------------------------------------------
 
     def group_commit(self, partition: int = 0, topic: str | None = None) -> tuple[int, str] | None:
         """Returns the group's committed offset and its metadata; None without a commit."""
-        with wire.closing(Consumer({"bootstrap.servers": self.broker.bootstrap, "group.id": self.group})) as consumer:
-            tp = ClientPartition(topic or self.topic, partition)
-            committed = wire.retry_until_ready(lambda: consumer.committed([tp], timeout=10))[0]
-        return (committed.offset, committed.metadata or "") if committed.offset >= 0 else None
+        return wire.committed_offset(self.broker.bootstrap, self.group, (topic or self.topic, partition))
 
     def committed(self, partition: int = 0, topic: str | None = None) -> int | None:
         """Returns the group's committed offset; None without a commit."""
@@ -321,14 +285,6 @@ class Lab:
         violations = self.violations(settled)
         assert not violations, "\n".join(violations)
         self.judged = True
-
-    # TRANSITION: the former names, until tests/chaos has the new ones
-    held, handled, offsets, records, wait = group_commit, new_calls, new_offsets, produce_records, advance_clock
-    define, forget_commit, command, commit = configure, delete_group, ackline_process, move_group
-
-    @property
-    def dead(self) -> str:
-        return self.dead_letter_topic
 
 
 def encoded(value: Value) -> wire.Write:

@@ -1,7 +1,8 @@
-"""Canary (I13): a secret in the connection, payloads that nobody would want to see, and where they must not be.
+"""A secret in the connection and payloads that must show nowhere (I13), and each place where they might show.
 
-One run as a user starts it, watched from outside: what it prints, the arguments of its processes, Spark's event log,
-the tables down to files that no commit names, the page. XCom, Airflow's logs and its database: tests/dags/test_dag.py.
+One run as a user starts it, watched from outside: its output, the arguments of its processes, Spark's event log, the
+tables with the files that no commit names, the other commands, the page. tests/dags/test_dag.py has XCom, Airflow's
+logs and its database.
 """
 
 import json
@@ -36,60 +37,63 @@ VALUES = [
 def test_i13_neither_a_secret_nor_a_payload_is_shown_anywhere(
     lab: MakeLab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The handler fails on each record, and its exceptions quote all it knows. Each record has an outcome, also 50 MB
-    of JSON, which goes to the dead-letter topic whole."""
-    one = lab(
+    """The handler fails on each record, and its exceptions quote the whole record. Each record has an outcome, also
+    50 MB of JSON, which goes to the dead-letter topic whole."""
+    lane = lab(
         create=False,
-        kafka={"connection": "canary"},
-        handler="tests.e2e.handlers:blabs",
+        kafka={"connection": "canary", "properties": {"ssl.key.password": f"{SECRET}-of-the-file"}},
+        handler="tests.e2e.handlers:quotes_the_record",
         retry={"max_retries": 0},
     )
-    _produced(one)
+    _produce_values(lane)
     events = tmp_path / "events"
     events.mkdir()
-    argv: dict[int, str] = {}
-    with _watched(argv):
-        done = one.command("run", one.name, env=_environment(one, events))
+    environment = _environment(lane, events)
+    with _watched_arguments() as arguments:
+        done = lane.ackline_process("run", lane.name, env=environment)
     assert done.returncode == 0, done.stderr
-    each = range(len(VALUES))
-    assert one.rows() == sorted([*all_of("failed", each), *all_of("dead", each, 0)])
-    assert [letter.value for letter in one.letters()] == VALUES
-    assert {kind for kind in ("SparkSubmit", "pyspark.daemon") if any(kind in line for line in argv.values())} == {
-        "SparkSubmit",
-        "pyspark.daemon",
-    }
+    offsets = range(len(VALUES))
+    assert lane.rows() == sorted([*all_of("failed", offsets), *all_of("dead", offsets, 0)])
+    assert [letter.value for letter in lane.letters()] == VALUES
+    for program in ("SparkSubmit", "pyspark.daemon"):
+        assert any(program in line for line in arguments.values()), program
     logs = [path.read_text() for path in events.rglob("*") if path.is_file()]
     assert any("SparkListenerJobEnd" in log for log in logs)
-    monkeypatch.setenv("ACKLINE_AUDIT", one.audit)
-    shown = {
-        "output": [done.stdout, done.stderr],
-        "arguments": list(argv.values()),
+    commands = [
+        lane.ackline(command, lane.name, *options, env=environment)
+        for command, *options in (["status"], ["audit"], ["audit", "--json"], ["plan", "--json"], ["doctor"])
+    ]
+    assert [command.returncode for command in commands] == [0] * 5
+    monkeypatch.setenv("ACKLINE_AUDIT", lane.audit)
+    for where, texts in {
+        "output": [text for process in (done, *commands) for text in (process.stdout, process.stderr)],
+        "arguments": list(arguments.values()),
         "event log": logs,
-        "tables": list(_stored(one)),
-    }
-    for where, texts in {**shown, "page": [_page(one)]}.items():
+        "tables": list(_stored_texts(lane)),
+        "page": [_page(lane)],
+    }.items():
         assert any(texts), where
         assert not [text[:200] for text in texts if SECRET in text or PAYLOAD in text], where
-    one.judge(settled=True)
+    lane.judge(settled=True)
 
 
-def _produced(one: Lab) -> None:
-    for topic in (one.topic, one.dead):
-        one.broker.create_topic(topic, config={"max.message.bytes": str(LARGE + 1_000_000)})
+def _produce_values(lane: Lab) -> None:
+    for topic in (lane.topic, lane.dead_letter_topic):
+        lane.broker.create_topic(topic, config={"max.message.bytes": str(LARGE + 1_000_000)})
     client = Producer(
         {
-            "bootstrap.servers": one.broker.bootstrap,
+            "bootstrap.servers": lane.broker.bootstrap,
             "enable.idempotence": True,
             "message.max.bytes": LARGE + 1_000_000,
         }
     )
     for value in VALUES:
-        client.produce(one.topic, value, f"{PAYLOAD}-key".encode(), headers=[("h", PAYLOAD.encode())])
+        client.produce(lane.topic, value, f"{PAYLOAD}-key".encode(), headers=[("h", PAYLOAD.encode())])
     assert client.flush(60) == 0
 
 
-def _environment(one: Lab, events: Path) -> dict[str, str]:
-    extra = {"bootstrap.servers": one.broker.bootstrap, "security.protocol": "PLAINTEXT", "sasl.password": SECRET}
+def _environment(lane: Lab, events: Path) -> dict[str, str]:
+    extra = {"bootstrap.servers": lane.broker.bootstrap, "security.protocol": "PLAINTEXT", "sasl.password": SECRET}
     log = {"enabled": "true", "compress": "false", "dir": events.as_uri()}
     settings = " ".join(f"--conf spark.eventLog.{name}={value}" for name, value in log.items())
     return {
@@ -101,34 +105,35 @@ def _environment(one: Lab, events: Path) -> dict[str, str]:
 
 
 @contextmanager
-def _watched(seen: dict[int, str]) -> Iterator[None]:
-    """Collects the command lines of all processes that appear while the block runs."""
-    before, over = {pid for pid, _, _ in processes()}, threading.Event()
+def _watched_arguments() -> Iterator[dict[int, str]]:
+    """Collects the command lines of all processes that appear while the block runs, by process id."""
+    arguments: dict[int, str] = {}
+    before, done = {pid for pid, _, _ in processes()}, threading.Event()
 
     def watch() -> None:
-        while not over.wait(0.2):
-            seen.update({pid: argv for pid, argv, _ in processes() if pid not in before and pid != os.getpid()})
+        while not done.wait(0.2):
+            arguments.update({pid: argv for pid, argv, _ in processes() if pid not in before and pid != os.getpid()})
 
     thread = threading.Thread(target=watch)
     thread.start()
     try:
-        yield
+        yield arguments
     finally:
-        over.set()
+        done.set()
         thread.join()
 
 
-def _stored(one: Lab) -> Iterator[str]:
-    """Every file below the audit root, as its bytes, and the values in it where it is compressed."""
-    for path in Path(one.audit).rglob("*"):
+def _stored_texts(lane: Lab) -> Iterator[str]:
+    """Yields the bytes of every file below the audit root, and the values of the compressed ones."""
+    for path in Path(lane.audit).rglob("*"):
         if path.is_file():
             yield path.read_bytes().decode(errors="replace")
             if path.suffix == ".parquet":
                 yield str(pq.ParquetFile(path).read().to_pylist())
 
 
-def _page(one: Lab) -> str:
-    asked = AuditFilter(topic=one.topic, partition=0, limit=lanes.MOST_ROWS)
-    page = pages.pipeline(lanes.lane(one.name), lanes.turns(one.name), asked, lanes.audit(one.name, asked))
+def _page(lane: Lab) -> str:
+    criteria = AuditFilter(topic=lane.topic, partition=0, limit=lanes.MOST_ROWS)
+    page = pages.pipeline(lanes.lane(lane.name), lanes.turns(lane.name), criteria, lanes.audit(lane.name, criteria))
     assert "RuntimeError" in page
     return page

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from ackline.errors import TooManyFailures
-from ackline.steps import replay
+from ackline.spark import job
 from tests.e2e.fixtures import MakeLab
 from tests.e2e.lab import Row, all_of, fails
 
@@ -26,13 +26,13 @@ def test_s50_at_most_once_the_group_has_moved_before_the_first_call(
     lane = lab(guarantee="at_most_once", max_uncommitted=1)
     lane.produce_records(3, fails([1], -1))
     committed_before_the_job: list[int | None] = []
-    run_spark_job = replay._run_spark_job
+    run_replay = job.run_replay
 
     def spy(*arguments: Any) -> Any:
         committed_before_the_job.append(lane.committed())
-        return run_spark_job(*arguments)
+        return run_replay(*arguments)
 
-    monkeypatch.setattr(replay, "_run_spark_job", spy)
+    monkeypatch.setattr(job, "run_replay", spy)
     lane.run()
     assert committed_before_the_job == [3]
     assert lane.rows() == sorted([*all_of("acked", [0, 2]), Row(1, 1, "dropped")])

@@ -149,7 +149,7 @@ def test_s44_each_record_has_an_outcome_and_each_dead_letter_the_original_record
     28: a record that is too large for the dead-letter topic goes with its headers only, and the floor passes it."""
     lane = lab(retry={"max_retries": 0}, create=False)
     lane.broker.create_topic(lane.topic)
-    lane.broker.create_topic(lane.dead_letter_topic, config={"max.message.bytes": "50000"})
+    lane.broker.create_topic(lane.dead_letter_topic, config={"max.message.bytes": "20000"})
     wire.produce(lane.broker.bootstrap, lane.topic, STRANGE)
     lane.run()
     final = {row.offset: row.outcome for row in lane.rows() if row.outcome != "failed"}

@@ -31,14 +31,14 @@ def test_a_thousand_scattered_retries_fetch_at_most_fifty_records_each(lab: Make
     lane.judge(settled=True)
 
 
-def test_a_hundred_thousand_pending_offsets_work(lab: MakeLab) -> None:
+def test_tens_of_thousands_of_pending_offsets_work(lab: MakeLab) -> None:
     """No two are neighbours, so that each is an entry of the settlement; then all are retried."""
-    lane = filled(lab, 200_000, "fails_every_other_once")
+    lane = filled(lab, 60_000, "fails_every_other_once")
     began = time.monotonic()
     lane.run()
-    assert len(lane.settled().state.pending) == 100_000
-    assert lane.run().calls == 100_000
-    assert lane.committed() == 200_000
+    assert len(lane.settled().state.pending) == 30_000
+    assert lane.run().calls == 30_000
+    assert lane.committed() == 60_000
     assert lane.pending() == []
-    assert time.monotonic() - began < 120
+    assert time.monotonic() - began < 60
     lane.judge(settled=True)

@@ -100,7 +100,9 @@ def test_s32_topics_of_a_pattern_and_partitions_that_are_new_are_read_from_their
 def test_s33_three_workers_read_each_record_of_the_named_partitions_exactly_once(lab: MakeLab) -> None:
     lane = lab(partitions=12)
     kafka = {name: value for name, value in lane.settings["kafka"].items() if name != "topics"}
-    lane.configure(kafka={**kafka, "partitions": {lane.topic: [partition for partition in range(12) if partition != 5]}})
+    lane.configure(
+        kafka={**kafka, "partitions": {lane.topic: [partition for partition in range(12) if partition != 5]}}
+    )
     for partition in range(12):
         lane.produce_records(3, partition=partition)
     done = lane.ackline_process("run", lane.name, "--json", env={"ACKLINE_SPARK_MASTER": "local[3]"})

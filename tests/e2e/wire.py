@@ -18,6 +18,9 @@ __all__ = [
     "Write",
     "add_partitions",
     "closing",
+    "commit_offset",
+    "committed_offset",
+    "delete_records",
     "delete_topic",
     "log_end",
     "open_transaction",
@@ -146,9 +149,14 @@ def _send(producer: Producer, topic: str, records: Iterable[Write], partition: i
             refused.append(error)
 
     for number, record in enumerate(records):
-        headers = list(record.headers)
         producer.produce(
-            topic, record.value, record.key, partition, delivered, timestamp=record.timestamp, headers=headers
+            topic,
+            record.value,
+            record.key,
+            partition,
+            delivered,
+            timestamp=record.timestamp,
+            headers=list(record.headers),
         )
         if number % 10_000 in (0, 9_999):
             producer.flush(SECONDS)
@@ -203,6 +211,28 @@ def delete_topic(bootstrap: str, topic: str) -> None:
         time.sleep(0.05)
 
 
+def delete_records(bootstrap: str, tp: tuple[str, int], before: int) -> None:
+    """Delete the records of a partition below `before`."""
+    admin = AdminClient({"bootstrap.servers": bootstrap})
+    for answer in admin.delete_records([TopicPartition(*tp, before)]).values():
+        answer.result(SECONDS)
+
+
+def committed_offset(bootstrap: str, group: str, tp: tuple[str, int]) -> tuple[int, str] | None:
+    """Returns a group's committed offset and its metadata; None without a commit."""
+    with closing(Consumer({"bootstrap.servers": bootstrap, "group.id": group})) as consumer:
+        committed = retry_until_ready(lambda: consumer.committed([TopicPartition(*tp)], timeout=10))[0]
+    return (committed.offset, committed.metadata or "") if committed.offset >= 0 else None
+
+
+def commit_offset(bootstrap: str, group: str, tp: tuple[str, int], offset: int, metadata: str) -> None:
+    """Commit an offset for a group."""
+    offsets = [TopicPartition(*tp, offset, metadata=metadata)]
+    with closing(Consumer({"bootstrap.servers": bootstrap, "group.id": group})) as consumer:
+        for answer in retry_until_ready(lambda: consumer.commit(offsets=offsets, asynchronous=False)):
+            assert answer.error is None
+
+
 def topics(bootstrap: str) -> set[str]:
     """Returns the names of all topics."""
     return set(AdminClient({"bootstrap.servers": bootstrap}).list_topics(timeout=SECONDS).topics)
@@ -218,8 +248,3 @@ def retry_until_ready(request: Callable[[], T]) -> T:
             if time.monotonic() > deadline:
                 raise
             time.sleep(0.1)
-
-
-# TRANSITION: the former names, until tests/chaos has the new ones
-aborted, committed, transaction, stable = produce_aborted, produce_committed, open_transaction, wait_until_stable
-Read.said = lambda self: self.ackline_headers  # type: ignore[attr-defined]

@@ -3,7 +3,7 @@
 import re
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,7 +20,7 @@ from ackline.steps.run import run
 from ackline.ui import pages
 from ackline.ui.lanes import Lane
 from tests.conftest import MakeTopic
-from tests.dags.project import ROOT, SOON, Project, produce
+from tests.dags.project import Project, produce, served_airflow
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -36,15 +36,8 @@ def project(broker: Broker, tmp_path_factory: pytest.TempPathFactory) -> Project
 
 @pytest.fixture(scope="module")
 def airflow(project: Project, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalAirflow]:
-    """A real Airflow with the project's plugins."""
-    home = tmp_path_factory.mktemp("airflow-page")
-    with LocalAirflow(
-        home, dags_folder=ROOT / "dags", plugins_folder=ROOT / "plugins", env={**project.environment, **SOON}
-    ) as stack:
-        yield stack
-
-
-UI = Path(pages.__file__).parent
+    with served_airflow(tmp_path_factory.mktemp("airflow-page"), project) as airflow:
+        yield airflow
 
 
 def get(airflow: LocalAirflow, path: str, token: str | None = None, method: str = "GET") -> tuple[int, str]:
@@ -60,12 +53,11 @@ def get(airflow: LocalAirflow, path: str, token: str | None = None, method: str 
 
 
 def test_nobody_sees_a_page_without_a_login(airflow: LocalAirflow) -> None:
-    """Airflow serves a plugin's routes to anybody, unless they ask for themselves."""
-    pages_there_are = re.findall(
-        r'^@app\.(?!middleware|exception)\w+\("([^"]*)', (UI / "app.py").read_text(), re.MULTILINE
-    )
-    assert set(pages_there_are) >= {"/", "/pipelines/{name}"}
-    for page in pages_there_are:
+    """Airflow serves a plugin's routes to anybody, unless the routes themselves require a login."""
+    source = Path(pages.__file__).with_name("app.py").read_text()
+    paths = re.findall(r'^@app\.(?!middleware|exception)\w+\("([^"]*)', source, re.MULTILINE)
+    assert set(paths) >= {"/", "/pipelines/{name}"}
+    for page in paths:
         for path in (page.format(name="orders"), f"{page.format(name='orders')}?topic=orders&partition=0&offset=1"):
             assert get(airflow, f"/ackline{path}")[0] in (401, 403), path
     for path in ("/ackline/docs", "/ackline/redoc", "/ackline/openapi.json"):
@@ -91,7 +83,6 @@ def test_the_page_shows_where_a_pipeline_stands_and_what_became_of_a_record(
         deleted.result(30)
     turn()
     airflow.wait_for_dag("replay__orders")
-
     for token in (airflow.token(), airflow.viewer.token()):
         status, body = get(airflow, "/ackline/", token)
         assert (status, "orders" in body, source in body) == (200, True, True)
@@ -106,20 +97,16 @@ def _no_spark() -> "SparkSession":
     raise AssertionError("nothing is there to be read")
 
 
-def test_a_task_links_to_the_page_of_its_pipeline(
-    airflow: LocalAirflow, project: Project, topic: MakeTopic, name: Callable[[], str]
-) -> None:
+def test_a_task_links_to_the_page_of_its_pipeline(airflow: LocalAirflow, project: Project, topic: MakeTopic) -> None:
     """A button on each of the three tasks."""
-    pipeline = name()
-    project.write(pipeline, topic())
-    dag = f"replay__{pipeline}"
+    project.write("linked", topic())
+    dag = "replay__linked"
     airflow.unpause(dag)
     run_id = airflow.trigger(dag)
     assert airflow.wait(dag, run_id, 120) == "success"
-
     for task in ("plan", "replay", "settle"):
         links = airflow.call("GET", f"/dags/{dag}/dagRuns/{run_id}/taskInstances/{task}/links")
-        assert links["extra_links"] == {"Audit": f"/ackline/pipelines/{pipeline}"}
+        assert links["extra_links"] == {"Audit": "/ackline/pipelines/linked"}
 
 
 def test_what_comes_from_outside_is_shown_as_text() -> None:
@@ -127,6 +114,5 @@ def test_what_comes_from_outside_is_shown_as_text() -> None:
     hostile = "<script>alert(1)</script>\"'"
     row = dict.fromkeys(pages.AUDIT_COLUMNS, hostile)
     page = pages.pipeline(Lane(hostile, None), [], AuditFilter(topic=hostile, partition=0), [row])
-
     assert "<script>" not in page
     assert 'value="&lt;script&gt;' in page

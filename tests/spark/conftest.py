@@ -11,12 +11,13 @@ from pyspark.sql import SparkSession
 from ackline.local.broker import Broker
 from ackline.spark.session import open_session
 from ackline.testing import journal
+from tests.conftest import MakeTopic
 from tests.spark.lab import Lab
 
 # Spark's Python workers get their environment when they start, and live longer than a test. So all tests share one
 # journal, and each finds its calls there by its topic.
 _folder = TemporaryDirectory(prefix="ackline-journal-")
-_journal = str(Path(_folder.name) / "journal")
+_journal = f"{_folder.name}/journal"
 
 
 @pytest.fixture(scope="session")
@@ -29,7 +30,7 @@ def spark() -> Iterator[SparkSession]:
 
 
 @pytest.fixture
-def lab(spark: SparkSession, broker: Broker, tmp_path: Path) -> Lab:
+def lab(spark: SparkSession, broker: Broker, topic: MakeTopic, tmp_path: Path) -> Lab:
     """Runs jobs, and commits their files to an outcomes table of this test alone."""
     spark.sparkContext.environment[journal.JOURNAL] = _journal
-    return Lab(spark, broker, tmp_path / "audit", Path(_journal))
+    return Lab(spark, broker, tmp_path / "audit", Path(_journal), topic)

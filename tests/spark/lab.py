@@ -1,10 +1,14 @@
 """Runs replay jobs over topics, commits their files to a real Delta table, and reads the rows of the table."""
 
+import os
+import subprocess
+import sys
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import date
 from pathlib import Path
-from typing import Any
+from subprocess import CompletedProcess
+from typing import TYPE_CHECKING, Any
 
 from deltalake.transaction import AddAction
 from pyspark.sql import SparkSession
@@ -16,34 +20,44 @@ from ackline.outcome import Outcome
 from ackline.spark.job import KafkaSettings, OutcomeTarget, ReplayJob, ReplayResult, ReplaySettings, run_replay
 from ackline.testing import journal
 from ackline.turns import LIVE, TurnId
+from tests.contract.kafka_log import fill, put
+
+if TYPE_CHECKING:  # tests.conftest clears the environment that the scripts of these tests are started with
+    from tests.conftest import MakeTopic
 
 DAY = date(2024, 5, 6)
 Row = dict[str, Any]
+Fresh = Mapping[TopicPartition, tuple[int, int]]
+Retries = Mapping[TopicPartition, Mapping[int, int]]
 
 
 class Lab:
     """One outcomes table; each job is a turn of its own."""
 
-    def __init__(self, spark: SparkSession, broker: Broker, root: Path, journal_file: Path) -> None:
-        self.spark = spark
-        self.broker = broker
+    def __init__(self, spark: SparkSession, broker: Broker, root: Path, journal_file: Path, topic: "MakeTopic") -> None:
+        self.spark, self.broker, self.topic = spark, broker, topic
         self.table = AuditTable(str(root), "outcomes")
         self.table.create()
         self._journal = journal_file
         self._turn = 0
 
+    def put(self, *values: bytes | None, key: bytes | None = None) -> TopicPartition:
+        """Partition 0 of a new topic that holds these values."""
+        tp = TopicPartition(self.topic(), 0)
+        put(self.broker, tp.topic, [(key, value) for value in values])
+        return tp
+
+    def fill(self, count: int, *value: Callable[[int], bytes]) -> TopicPartition:
+        """Partition 0 of a new topic with `count` records."""
+        tp = TopicPartition(self.topic(), 0)
+        fill(self.broker, tp.topic, count, 0, *value)
+        return tp
+
     def job(
-        self,
-        handler: str,
-        fresh: Mapping[TopicPartition, tuple[int, int]] | None = None,
-        retries: Mapping[TopicPartition, Mapping[int, int]] | None = None,
-        *,
-        isolation_level: str = "read_committed",
-        kafka: Mapping[str, str] | None = None,
-        max_rate: int | None = None,
-        isolation_reason: str = "",
-        **settings: Any,
-    ) -> ReplayJob:
+        self, handler: str, fresh: Fresh | None = None, retries: Retries | None = None, *,
+        isolation_level: str = "read_committed", kafka: Mapping[str, str] | None = None,
+        max_rate: int | None = None, isolation_reason: str = "", **settings: Any,
+    ) -> ReplayJob:  # fmt: skip
         """A job of the next turn. `handler` is a function of `tests.spark.handlers`, or named with its module;
         `retries` are offsets with the number of the attempt; `settings` are those of `ReplaySettings`."""
         self._turn += 1
@@ -54,10 +68,8 @@ class Lab:
             ReplaySettings(path, **(defaults | settings)),
             KafkaSettings({"bootstrap.servers": self.broker.bootstrap, **(kafka or {})}, isolation_level),
             {tp: OffsetRange(*ends) for tp, ends in (fresh or {}).items()},
-            {tp: _ranges(attempts) for tp, attempts in (retries or {}).items()},
-            max_rate,
-            isolation_reason,
-        )
+            {tp: _ranges(attempts) for tp, attempts in (retries or {}).items()}, max_rate, isolation_reason,
+        )  # fmt: skip
 
     def run(self, job: ReplayJob) -> ReplayResult:
         """Runs a job, and commits its files as the replay step does."""
@@ -66,6 +78,12 @@ class Lab:
         files = [AddAction(f.path, f.size, partition, f.modification_time, True, f.stats) for f in result.files]
         assert self.table.append(files, "test", job.target.turn.n)
         return result
+
+    def ran(self, handler: str, *ranges: Any, **settings: Any) -> ReplayJob:
+        """Makes a job as `job` does, runs it and returns it."""
+        job = self.job(handler, *ranges, **settings)
+        self.run(job)
+        return job
 
     def rows(self, job: ReplayJob) -> list[Row]:
         """The table's rows of a job, in the order of their offsets."""
@@ -81,6 +99,13 @@ class Lab:
         return Counter(
             (call.partition, call.offset, call.attempt) for call in journal.read(self._journal) if call.topic == topic
         )
+
+
+def run_script(script: str, *arguments: str, **environment: str) -> CompletedProcess[str]:
+    """Runs a script in a Python process of its own, and returns its output."""
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), **environment}
+    command = [sys.executable, "-c", script, *arguments]
+    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=120, check=False)
 
 
 def _ranges(attempts: Mapping[int, int]) -> ValuedRanges[int]:

@@ -6,17 +6,14 @@ import pytest
 
 from ackline.offsets import TopicPartition
 from ackline.outcome import Outcome
-from tests.conftest import MakeTopic
 from tests.contract.kafka_log import put
 from tests.spark.lab import Lab
 
 
 @pytest.mark.parametrize("handler", ["by_word", "arrow_words", "column_words"])
-def test_waits_are_counted_of_each_partition_and_rows_may_be_counted_only(
-    lab: Lab, topic: MakeTopic, handler: str
-) -> None:
+def test_waits_are_counted_of_each_partition_and_rows_may_be_counted_only(lab: Lab, handler: str) -> None:
     """Fresh records of two partitions, and retries of a third, in each tier."""
-    name = topic(3)
+    name = lab.topic(3)
     first, second, third = tps = [TopicPartition(name, partition) for partition in range(3)]
     for tp in tps:
         put(lab.broker, name, [(None, b"acked"), (None, None), (None, b"acked")], tp.partition)
@@ -28,8 +25,7 @@ def test_waits_are_counted_of_each_partition_and_rows_may_be_counted_only(
         assert 0 < waits.longest <= waits.seconds < 60
     before = set(Path(lab.table.uri).rglob("*.parquet"))
     counted = lab.run(lab.job(*given, record_outcomes=False))
-    assert counted.files == ()
-    assert set(Path(lab.table.uri).rglob("*.parquet")) == before
+    assert (counted.files, set(Path(lab.table.uri).rglob("*.parquet"))) == ((), before)
     assert (counted.counts, counted.calls) == (recorded.counts, recorded.calls)
     fresh = {Outcome.ACKED: 2, Outcome.SKIPPED: 1}
     assert counted.counts == {first: fresh, second: fresh, third: {Outcome.ACKED: 2}}

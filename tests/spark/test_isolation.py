@@ -11,9 +11,9 @@ from tests.spark.lab import Lab
 
 
 @pytest.mark.parametrize("handler", ["by_deed", "arrow_by_deed"])
-def test_what_kills_or_hangs_its_process_fails_alone(lab: Lab, topic: MakeTopic, handler: str) -> None:
+def test_what_kills_or_hangs_its_process_fails_alone(lab: Lab, handler: str) -> None:
     """Fresh records of one partition and retries of another, in one job."""
-    name = topic(2)
+    name = lab.topic(2)
     words = [b"ok", b"segfault", None, b"ok", b"hang", b"ok"]
     for partition in range(2):
         put(lab.broker, name, [(b"k", word) for word in words], partition)
@@ -21,15 +21,10 @@ def test_what_kills_or_hangs_its_process_fails_alone(lab: Lab, topic: MakeTopic,
     job = lab.job(handler, {fresh: (0, 6)}, {retries: dict.fromkeys(range(1, 6), 2)}, isolated=True, record_timeout=3.0)
     result = lab.run(job)
     expected: list[tuple[int, str, str | None]] = [
-        (0, "acked", None),
-        (1, "failed", "WorkerLost"),
-        (2, "skipped", "Tombstone"),
-        (3, "acked", None),
-        (4, "failed", "Timeout"),
-        (5, "acked", None),
-    ]
-    assert lab.outcomes(job) == expected + expected[1:]
-    assert result.calls == 9
+        (0, "acked", None), (1, "failed", "WorkerLost"), (2, "skipped", "Tombstone"), (3, "acked", None),
+        (4, "failed", "Timeout"), (5, "acked", None),
+    ]  # fmt: skip
+    assert (lab.outcomes(job), result.calls) == (expected + expected[1:], 9)
 
 
 PATH = "tests.spark.stream_handlers:{}".format
@@ -49,13 +44,11 @@ def test_a_handler_that_can_not_be_isolated_is_refused_only_if_its_pipeline_asks
     reason: str,
 ) -> None:
     """A column handler stays in the JVM; an Arrow handler behind a filter is called in the midst of other records."""
-    name = topic()
-    put(lab.broker, name, [(None, b"acked")])
-    fresh = {TopicPartition(name, 0): (0, 1)}
+    tp = lab.put(b"acked")
+    fresh = {tp: (0, 1)}
     with pytest.raises(ConfigError, match=reason):
         lab.run(lab.job(handler, fresh, isolated=True, translation=translation))
     unasked = "started 3 times without outcomes"
-    job = lab.job(handler, fresh, isolated=True, isolation_reason=unasked, translation=translation)
-    lab.run(job)
+    job = lab.ran(handler, fresh, isolated=True, isolation_reason=unasked, translation=translation)
     assert lab.outcomes(job) == [(0, "acked", None)]
     assert "process of its own" not in caplog.text

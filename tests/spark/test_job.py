@@ -1,9 +1,7 @@
 """A replay is one action: it reads each record once, calls the handler once, and stores nothing if it fails."""
 
 import json
-import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -19,7 +17,7 @@ from ackline.spark.job import run_replay
 from ackline.spark.read import tasks_for
 from tests.conftest import MakeTopic
 from tests.contract.kafka_log import delete_before, fill
-from tests.spark.lab import Lab
+from tests.spark.lab import Lab, run_script
 
 JOURNAL = "ackline.testing.journal:handle"
 
@@ -28,42 +26,35 @@ def one_in_ten_fails(offset: int) -> bytes:
     return b"fail" if offset % 10 == 3 else b"ok"
 
 
-def test_the_handler_is_called_once_a_record(lab: Lab, topic: MakeTopic) -> None:
+def test_the_handler_is_called_once_a_record(lab: Lab) -> None:
     """Fault 9: a second evaluation of the plan would call it twice. S33: every partition, each record once."""
-    name = topic(3)
-    for partition in range(3):
-        fill(lab.broker, name, 30_000, partition)
+    name = lab.topic(3)
     tps = [TopicPartition(name, partition) for partition in range(3)]
+    for tp in tps:
+        fill(lab.broker, name, 30_000, tp.partition)
     job = lab.job(JOURNAL, dict.fromkeys(tps[:2], (0, 30000)), {tps[2]: dict.fromkeys(range(500), 2)})
     result = lab.run(job)
     fresh = {(partition, offset, 1) for partition in range(2) for offset in range(30_000)}
     calls = lab.calls(name)
-    assert set(calls) == fresh | {(2, offset, 2) for offset in range(500)}
-    assert set(calls.values()) == {1}
-    assert result.calls == 60_500
-    assert sum(file.rows for file in result.files) == 60_500
+    assert (set(calls), set(calls.values())) == (fresh | {(2, offset, 2) for offset in range(500)}, {1})
+    assert (result.calls, sum(file.rows for file in result.files)) == (60_500, 60_500)
 
 
-def test_a_hundred_thousand_retries_are_read(lab: Lab, topic: MakeTopic) -> None:
-    name = topic()
-    fill(lab.broker, name, 200_000)
-    tp = TopicPartition(name, 0)
+def test_a_hundred_thousand_retries_are_read(lab: Lab) -> None:
+    tp = lab.fill(200_000)
     result = lab.run(lab.job("ack", None, {tp: dict.fromkeys(range(0, 200_000, 2), 3)}))
     assert result.counts == {tp: {Outcome.ACKED: 100_000}}
     assert result.fetched_for_retries < 400_000
 
 
-def test_a_file_holds_one_outcome_of_one_partition_and_its_statistics_are_right(lab: Lab, topic: MakeTopic) -> None:
-    name = topic(2)
+def test_a_file_holds_one_outcome_of_one_partition_and_its_statistics_are_right(lab: Lab) -> None:
+    name = lab.topic(2)
     for partition in range(2):
         fill(lab.broker, name, 1000, partition, one_in_ten_fails)
     result = lab.run(lab.job("by_word", {TopicPartition(name, partition): (0, 1000) for partition in range(2)}))
     assert sorted((file.partition, file.outcome, file.rows) for file in result.files) == [
-        (0, "acked", 900),
-        (0, "failed", 100),
-        (1, "acked", 900),
-        (1, "failed", 100),
-    ]
+        (0, "acked", 900), (0, "failed", 100), (1, "acked", 900), (1, "failed", 100),
+    ]  # fmt: skip
     for file in result.files:
         stats, path = json.loads(file.stats), Path(lab.table.uri, file.path)
         rows = pq.ParquetFile(path).read().to_pylist()
@@ -78,16 +69,14 @@ def test_a_file_holds_one_outcome_of_one_partition_and_its_statistics_are_right(
         assert stats["minValues"]["handled_at"] == low
 
 
-def test_committed_files_are_read_alike_by_delta_by_arrow_and_by_spark(lab: Lab, topic: MakeTopic) -> None:
-    name = topic()
-    fill(lab.broker, name, 100, 0, one_in_ten_fails)
-    job = lab.job("by_word", {TopicPartition(name, 0): (0, 100)})
+def test_committed_files_are_read_alike_by_delta_by_arrow_and_by_spark(lab: Lab) -> None:
+    tp = lab.fill(100, one_in_ten_fails)
+    job = lab.job("by_word", {tp: (0, 100)})
     result = lab.run(job)
     table = DeltaTable(lab.table.uri)
-    whole = table.to_pyarrow_table(filters=[("turn", "=", job.target.turn.n)])
-    assert sorted(whole["offset"].to_pylist()) == list(range(100))
-    failed = table.to_pyarrow_table(filters=[("outcome", "=", "failed")])
-    assert sorted(failed["offset"].to_pylist()) == list(range(3, 100, 10))
+    for column, value, offsets in (("turn", job.target.turn.n, range(100)), ("outcome", "failed", range(3, 100, 10))):
+        rows = table.to_pyarrow_table(filters=[(column, "=", value)])
+        assert sorted(rows["offset"].to_pylist()) == list(offsets)
     paths = [Path(lab.table.uri, file.path) for file in result.files]
     from_files = [row for path in paths for row in pq.ParquetFile(path).read().to_pylist()]
     columns = ["offset", "outcome", "error_class", "error_message", "handled_at", "record_timestamp", "run_id"]
@@ -100,34 +89,29 @@ def test_committed_files_are_read_alike_by_delta_by_arrow_and_by_spark(lab: Lab,
     assert {row["outcome"]: row["count"] for row in counts} == {"acked": 90, "failed": 10}
 
 
-def test_a_range_that_retention_has_deleted_is_an_error(lab: Lab, topic: MakeTopic) -> None:
+def test_a_range_that_retention_has_deleted_is_an_error(lab: Lab) -> None:
     """S41, fault 17: the job never silently starts at a later offset."""
-    name = topic()
-    fill(lab.broker, name, 50)
-    delete_before(lab.broker, name, 10)
+    tp = lab.fill(50)
+    delete_before(lab.broker, tp.topic, 10)
     with pytest.raises(RangeGone):
-        run_replay(lab.spark, lab.job("ack", {TopicPartition(name, 0): (5, 50)}))
+        run_replay(lab.spark, lab.job("ack", {tp: (5, 50)}))
 
 
-def test_offsets_beyond_the_log_end_are_an_error(lab: Lab, topic: MakeTopic, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_offsets_beyond_the_log_end_are_an_error(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     """The job neither succeeds nor hangs for minutes, be the offsets fresh or retries."""
-    name = topic()
-    fill(lab.broker, name, 10)
+    tp = lab.fill(10)
     monkeypatch.setattr(read, "POLL_TIMEOUT_MS", 2000)
     with pytest.raises((RangeGone, TransientError)):
-        run_replay(lab.spark, lab.job("ack", {TopicPartition(name, 0): (0, 20)}))
-    with pytest.raises(FatalError, match=name):
-        run_replay(lab.spark, lab.job("ack", None, {TopicPartition(name, 0): {10_000: 2}}))
+        run_replay(lab.spark, lab.job("ack", {tp: (0, 20)}))
+    with pytest.raises(FatalError, match=tp.topic):
+        run_replay(lab.spark, lab.job("ack", None, {tp: {10_000: 2}}))
 
 
 def test_tasks_are_small_enough_to_watch_and_large_enough_to_pay() -> None:
-    def tasks(*sizes: int, cores: int = 4) -> int:
-        ranges = {TopicPartition("t", number): OffsetRange(0, size) for number, size in enumerate(sizes)}
-        return tasks_for(ranges, cores)
+    def tasks(*sizes: int) -> int:
+        return tasks_for({TopicPartition("t", n): OffsetRange(0, size) for n, size in enumerate(sizes)}, 4)
 
-    assert tasks(10) == 1
-    assert tasks(10, 10, 10, 10, 10, 10) == 6
-    assert tasks(100_000) == 4
+    assert (tasks(10), tasks(10, 10, 10, 10, 10, 10), tasks(100_000)) == (1, 6, 4)
     assert tasks(5_000_000) == 20
 
 
@@ -146,21 +130,13 @@ from ackline.spark.session import open_session
 from tests.spark.lab import Lab
 
 broker = SimpleNamespace(bootstrap={broker.bootstrap!r})
-lab = Lab(open_session(), broker, Path({str(folder / "audit")!r}), Path("none"))
+lab = Lab(open_session(), broker, Path({str(folder / "audit")!r}), Path("none"), None)
 job = lab.job("dies_once", {{TopicPartition({topic!r}, 0): (0, 2000)}}, once={once})
 result = lab.run(job)
 print(json.dumps({{"rows": lab.outcomes(job), "calls": result.calls}}))
 lab.spark.stop()
 """
-    environment = {
-        **os.environ,
-        "ACKLINE_SPARK_MASTER": "local[2,4]",
-        "DIES_ONCE": str(folder),
-        "PYTHONPATH": str(Path(__file__).parents[2]),
-    }
-    done = subprocess.run(
-        [sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=120, check=False
-    )
+    done = run_script(script, ACKLINE_SPARK_MASTER="local[2,4]", DIES_ONCE=str(folder))
     assert (folder / "died").exists()
     return done, (folder / "calls").read_text().split()
 
@@ -170,8 +146,7 @@ def test_a_task_that_is_done_again_leaves_no_row_twice(broker: Broker, topic: Ma
     done, calls = run_and_die(broker, topic(), tmp_path, once=False)
     assert done.returncode == 0, done.stderr[-2000:]
     printed = json.loads(done.stdout.splitlines()[-1])
-    assert printed["rows"] == [[offset, "acked", None] for offset in range(2000)]
-    assert printed["calls"] == 2000
+    assert (printed["rows"], printed["calls"]) == ([[offset, "acked", None] for offset in range(2000)], 2000)
     assert len(calls) > 2000
 
 

@@ -9,7 +9,6 @@ from ackline.errors import AcklineError
 from ackline.offsets import TopicPartition
 from ackline.outcome import Outcome
 from ackline.spark.job import run_replay
-from tests.conftest import MakeTopic
 from tests.contract.kafka_log import fill
 from tests.spark.lab import Lab
 
@@ -17,8 +16,8 @@ RATE, FRESH, RETRIES = 40, 60, 40
 
 
 @pytest.mark.parametrize("handler", ["by_word", "arrow_words", "column_words"])
-def test_all_tasks_together_are_not_faster_than_the_rate(lab: Lab, topic: MakeTopic, handler: str) -> None:
-    name = topic(3)
+def test_all_tasks_together_are_not_faster_than_the_rate(lab: Lab, handler: str) -> None:
+    name = lab.topic(3)
     for partition in range(3):
         fill(lab.broker, name, 60, partition, lambda _: b"acked" if handler != "by_word" else b"ok")
     fresh = {TopicPartition(name, partition): (0, FRESH // 2) for partition in range(2)}
@@ -33,11 +32,10 @@ def test_all_tasks_together_are_not_faster_than_the_rate(lab: Lab, topic: MakeTo
     assert len(times) <= RATE * (max(times) - min(times)).total_seconds() + RATE, "a second's worth at once at most"
 
 
-def test_a_run_that_waits_can_be_watched_and_is_cancelled_at_once(lab: Lab, topic: MakeTopic) -> None:
+def test_a_run_that_waits_can_be_watched_and_is_cancelled_at_once(lab: Lab) -> None:
     """At this rate the run would take a hundred seconds."""
-    name = topic()
-    fill(lab.broker, name, 100)
-    job = lab.job("ack", {TopicPartition(name, 0): (0, 100)}, max_rate=1)
+    tp = lab.fill(100)
+    job = lab.job("ack", {tp: (0, 100)}, max_rate=1)
     reports: list[tuple[int, int]] = []
     cancelled = threading.Event()
 

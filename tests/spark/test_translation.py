@@ -10,7 +10,6 @@ from ackline.kafka.registry import registry_config
 from ackline.offsets import TopicPartition
 from ackline.spark.job import run_replay
 from ackline.translation import Stream, Translation
-from tests.conftest import MakeTopic
 from tests.contract.kafka_log import put
 from tests.schema_registry import stub_registry
 from tests.spark.lab import Lab
@@ -18,19 +17,15 @@ from tests.spark.lab import Lab
 PATH = "tests.spark.stream_handlers:{}".format
 
 
-def test_two_topics_and_three_streams_in_one_job(lab: Lab, topic: MakeTopic) -> None:
+def test_two_topics_and_three_streams_in_one_job(lab: Lab) -> None:
     """A filter splits JSON orders between two handlers; notes are a column of text. A bad record fails alone."""
-    orders, notes = topic(), topic()
+    orders, notes = lab.topic(), lab.topic()
     good = [(f"key-{n}".encode(), json.dumps({"n": n, "customer": "Alice"}).encode()) for n in range(10)]
     put(lab.broker, orders, [*good, (b"key-10", b'{"n": 10'), (b"\xff", b'{"n": 11}'), (b"gone", None)])
     put(lab.broker, notes, [(None, b"note"), (None, b"skip"), (None, b"\xfe"), (None, "süß".encode())])
-    translation = Translation(
-        (
-            Stream("large", PATH("large_order"), PATH("large"), (orders,), None, "utf8", "json"),
-            Stream("orders", PATH("order"), None, (orders,), None, "utf8", "json"),
-            Stream("", PATH("notes"), value="utf8"),
-        )
-    )
+    large = Stream("large", PATH("large_order"), PATH("large"), (orders,), None, "utf8", "json")
+    others = Stream("orders", PATH("order"), None, (orders,), None, "utf8", "json")
+    translation = Translation((large, others, Stream("", PATH("notes"), value="utf8")))
     job = lab.job("", {TopicPartition(orders, 0): (0, 13), TopicPartition(notes, 0): (0, 4)}, translation=translation)
     result = lab.run(job)
     rows = {
@@ -46,9 +41,7 @@ def test_two_topics_and_three_streams_in_one_job(lab: Lab, topic: MakeTopic) -> 
     assert rows[notes] == [(0, "acked", None), (1, "skipped", "Skip"), (2, "failed", "Undecodable"), (3, "acked", None)]
     assert result.calls == 10 + 3
     assert "Alice" not in str(lab.rows(job))
-
-    retry = lab.job("", None, {TopicPartition(orders, 0): {8: 2, 9: 2, 10: 2}}, translation=translation)
-    lab.run(retry)
+    retry = lab.ran("", None, {TopicPartition(orders, 0): {8: 2, 9: 2, 10: 2}}, translation=translation)
     assert lab.outcomes(retry) == [(8, "acked", None), (9, "acked", None), (10, "failed", "Undecodable")]
 
 
@@ -57,37 +50,27 @@ ALICE = {"type": "record", "name": "a", "fields": FIELDS}
 DOCUMENT = {"title": "d", "type": "object", "properties": {"id": {"type": "integer"}}, "required": ["id"]}
 
 
-def test_avro_and_json_schema_are_decoded_with_the_schemas_of_the_registry(lab: Lab, topic: MakeTopic) -> None:
-    avro, documents = topic(), topic()
+def test_avro_and_json_schema_are_decoded_with_the_schemas_of_the_registry(lab: Lab) -> None:
+    avro, documents = lab.topic(), lab.topic()
     tp, other = TopicPartition(avro, 0), TopicPartition(documents, 0)
     with stub_registry() as stub:
-        good = [
-            (stub.avro("string", str(n), avro, "key"), stub.avro(ALICE, {"id": n, "customer": "Alice"}, avro))
-            for n in range(4)
-        ]
+        keys = [stub.avro("string", str(n), avro, "key") for n in range(4)]
+        good = [(key, stub.avro(ALICE, {"id": n, "customer": "Alice"}, avro)) for n, key in enumerate(keys)]
         put(lab.broker, avro, [*good, (good[0][0], good[0][1][:8]), (b"plain", good[0][1])])
         values = [stub.json_schema(DOCUMENT, {"id": n}, documents) for n in range(2)]
         put(lab.broker, documents, [*((None, value) for value in values), (None, values[0][:5] + b'{"id": "Alice"}')])
         stub.login = "me:hunter2"
-        streams = (
-            Stream("avro", PATH("avro"), None, (avro,), None, "avro", "avro"),
-            Stream("", PATH("document"), value="json_schema"),
-        )
+        of_avro = Stream("avro", PATH("avro"), None, (avro,), None, "avro", "avro")
+        streams = (of_avro, Stream("", PATH("document"), value="json_schema"))
         login = {"schema.registry.basic.auth.user.info": "me:hunter2", "schema.registry.max.retries": "0"}
         translation = Translation(streams, registry_config(stub.url, login))
-        job = lab.job("", {tp: (0, 6), other: (0, 3)}, translation=translation)
-        lab.run(job)
+        job = lab.ran("", {tp: (0, 6), other: (0, 3)}, translation=translation)
         rows = [(row["topic"], row["offset"], row["outcome"], row["error_class"]) for row in lab.rows(job)]
-        assert sorted(rows) == sorted(
-            [
-                *((avro, n, "acked", None) for n in range(4)),
-                *((avro, n, "failed", "Undecodable") for n in (4, 5)),
-                *((documents, n, "acked", None) for n in range(2)),
-                (documents, 2, "failed", "Undecodable"),
-            ]
-        )
+        assert sorted(rows) == sorted([
+            *((avro, n, "acked", None) for n in range(4)), *((avro, n, "failed", "Undecodable") for n in (4, 5)),
+            *((documents, n, "acked", None) for n in range(2)), (documents, 2, "failed", "Undecodable"),
+        ])  # fmt: skip
         assert "Alice" not in str(lab.rows(job))
-
         refused = Translation(streams, registry_config(stub.url, {}))
         with pytest.raises(ConfigError, match="refuses the login"):
             run_replay(lab.spark, lab.job("", {tp: (0, 6)}, translation=refused))
@@ -97,12 +80,10 @@ def test_avro_and_json_schema_are_decoded_with_the_schemas_of_the_registry(lab: 
             run_replay(lab.spark, lab.job("", {tp: (0, 6)}, translation=again))
 
 
-def test_a_decoded_record_is_a_whole_frozen_record(lab: Lab, topic: MakeTopic) -> None:
-    name = topic()
-    put(lab.broker, name, [(b"k", b"[1]")])
+def test_a_decoded_record_is_a_whole_frozen_record(lab: Lab) -> None:
+    tp = lab.put(b"[1]", key=b"k")
     translation = Translation((Stream("", f"{__name__}:is_whole", key="utf8", value="json"),))
-    job = lab.job("", {TopicPartition(name, 0): (0, 1)}, translation=translation)
-    lab.run(job)
+    job = lab.ran("", {tp: (0, 1)}, translation=translation)
     assert lab.outcomes(job) == [(0, "acked", None)]
 
 

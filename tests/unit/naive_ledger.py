@@ -37,7 +37,6 @@ class NaiveLedger:
 
     @property
     def floor(self) -> int:
-        """The lowest offset that is not settled."""
         return min(self.pending, default=self.complete_to)
 
     def turn(
@@ -67,7 +66,6 @@ class NaiveLedger:
         self.ends.setdefault(offset, []).append(outcome)
 
     def due(self, now: datetime) -> set[int]:
-        """The offsets whose retry is due."""
         return {offset for offset, state in self.pending.items() if state.due is not None and state.due <= now}
 
     def agrees_with(self, state: PartitionState) -> bool:

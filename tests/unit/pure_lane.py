@@ -23,8 +23,6 @@ WIDE = Limits(max_uncommitted=10_000_000, max_records_per_run=5_000_000)
 
 
 class Call(NamedTuple):
-    """A call of the handler."""
-
     tp: TopicPartition
     offset: int
     attempt: int
@@ -34,7 +32,6 @@ Handle = Callable[[Call], Outcome]
 
 
 def acks(_: Call) -> Outcome:
-    """A handler that succeeds."""
     return Outcome.ACKED
 
 
@@ -53,7 +50,6 @@ class Poll:
 
     @property
     def offsets(self) -> list[int]:
-        """The offsets handled, in order."""
         return [call.offset for call in self.calls]
 
 
@@ -82,11 +78,9 @@ class PureLane:
 
     @property
     def floor(self) -> int:
-        """The floor of the partition FIRST."""
         return self.states[FIRST].floor
 
     def wait(self, seconds: float) -> None:
-        """Let time pass."""
         self.now += timedelta(seconds=seconds)
 
     def poll(self, handle: Handle = acks) -> Poll:
@@ -141,5 +135,4 @@ class PureLane:
         self.logs[tp] = self.logs[tp]._replace(start=start)
 
     def grow(self, end: int, tp: TopicPartition = FIRST) -> None:
-        """The log grows up to `end`."""
         self.logs[tp] = self.logs[tp]._replace(end=end)

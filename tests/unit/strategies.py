@@ -23,7 +23,6 @@ REPEATABLE = settings(derandomize=True, database=None, deadline=None, max_exampl
 
 
 def after(seconds: float) -> datetime:
-    """The time this many seconds after NOON."""
     return NOON + timedelta(seconds=seconds)
 
 
@@ -51,5 +50,4 @@ def policies() -> st.SearchStrategy[RetryPolicy]:
 
 
 def by_offset(ranges: ValuedRanges[V] | list[ValuedRange[V]]) -> dict[int, V]:
-    """The value of each offset."""
     return {offset: valued.value for valued in ranges for offset in range(valued.start, valued.end)}

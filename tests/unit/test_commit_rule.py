@@ -79,14 +79,11 @@ def test_s35_the_floor_is_committed_where_kafka_holds_nothing(acknowledged_forei
 @pytest.mark.parametrize(
     ("committed", "acknowledged_foreign_offset"),
     [
-        (ours(5, n=8), None),
-        (ours(5, epoch=2, n=0), None),
-        (ours(5, n=8), 5),
-        (ours(5, ledger="ledger-b", n=1), None),
-        (ours(5, ledger="ledger-b", n=1), 4),
+        (ours(5, n=8), None), (ours(5, epoch=2, n=0), None), (ours(5, n=8), 5),
+        (ours(5, ledger="ledger-b", n=1), None), (ours(5, ledger="ledger-b", n=1), 4),
     ],
     ids=["newer turn", "newer epoch", "newer turn at the acknowledged offset", "other ledger", "other offset"],
-)
+)  # fmt: skip
 def test_s36_a_newer_commit_and_one_of_another_ledger_stop_the_run(
     committed: Committed, acknowledged_foreign_offset: int | None
 ) -> None:
@@ -115,7 +112,6 @@ def test_s36_a_foreign_commit_is_overwritten_after_a_kill_before_the_first_commi
         check_commit_allowed(TP, foreign, NEWEST, acknowledged_foreign_offset)
         acknowledged_foreign_offset = still_acknowledged(foreign, acknowledged_foreign_offset, NEWEST)
     check_commit_allowed(TP, foreign, NEWEST, acknowledged_foreign_offset)
-
     after_ours = still_acknowledged(ours(50), acknowledged_foreign_offset, NEWEST)
     assert after_ours is None
     with pytest.raises(GroupMoved):
@@ -132,7 +128,6 @@ def test_s30_a_new_ledger_commits_over_the_old_commit_of_a_ledger_that_was_lost(
     """The genesis acknowledges that commit. plan finds it again, and settle commits over it."""
     lost = ours(30, ledger="ledger-lost", epoch=0, n=12)
     genesis, settled = CommitMetadata("ledger-a", "orders", 0, 0), CommitMetadata("ledger-a", "orders", 0, 1)
-
     check_commit_allowed(TP, lost, genesis, 30)  # plan 1
     acknowledged_foreign_offset = still_acknowledged(lost, 30, genesis)
     check_commit_allowed(TP, lost, settled, acknowledged_foreign_offset)  # settle 1

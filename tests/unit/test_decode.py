@@ -47,23 +47,16 @@ def test_s44_any_bytes_are_decoded_or_refused_and_nothing_else(decoder: str, dat
 @pytest.mark.parametrize(
     ("data", "reason"),
     [
-        (b"", "line 1, column 1"),
-        (b"secret", "line 1, column 1"),
-        (b'{"name": "secret", \n}', "line 2, column 1"),
-        (b'{"name": "secret"} {"name": "secret"}', "line 1, column 20"),
-        (b'"sec\0ret"', "line 1, column 5"),
-        (b'"secret\\q"', "line 1, column 8"),
-        (b'"secret', "line 1, column 1"),
-        (b"\xef\xbb\xbf{}", "line 1, column 1"),
-        (b'"secret\xff"', "invalid start byte at byte 7"),
+        (b"", "line 1, column 1"), (b"secret", "line 1, column 1"), (b'{"name": "secret", \n}', "line 2, column 1"),
+        (b'{"name": "secret"} {"name": "secret"}', "line 1, column 20"), (b'"sec\0ret"', "line 1, column 5"),
+        (b'"secret\\q"', "line 1, column 8"), (b'"secret', "line 1, column 1"),
+        (b"\xef\xbb\xbf{}", "line 1, column 1"), (b'"secret\xff"', "invalid start byte at byte 7"),
         (b'"\xed\xa0\x80"', "invalid continuation byte at byte 1"),
-        ('{"secret": 1}'.encode("utf-16"), "invalid start byte at byte 0"),
-        (b"[" * 200_000, "nested too deep"),
-        (b'{"a":' * 200_000, "nested too deep"),
-        (b"9" * 5_000, "ValueError"),
+        ('{"secret": 1}'.encode("utf-16"), "invalid start byte at byte 0"), (b"[" * 200_000, "nested too deep"),
+        (b'{"a":' * 200_000, "nested too deep"), (b"9" * 5_000, "ValueError"),
         (b'["' + b"secret" * 9_000_000, "line 1, column 2"),
     ],
-)
+)  # fmt: skip
 def test_bytes_that_are_not_json_are_refused_without_a_quotation(data: bytes, reason: str) -> None:
     with pytest.raises(Undecodable) as caught:
         decoded("json", data)

@@ -33,15 +33,11 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
 @pytest.mark.parametrize(
     "definition",
     [
-        "def handle(record): ...",
-        "def handle(record, dry_run=False): ...",
-        "def handle(*records): ...",
-        "handle = lambda record: None",
-        "import functools\ndef f(a, record): ...\nhandle = functools.partial(f, 1)",
-        "class Handle:\n    def __call__(self, record): ...\nhandle = Handle()",
-        "handle = print",
+        "def handle(record): ...", "def handle(record, dry_run=False): ...", "def handle(*records): ...",
+        "handle = lambda record: None", "import functools\ndef f(a, record): ...\nhandle = functools.partial(f, 1)",
+        "class Handle:\n    def __call__(self, record): ...\nhandle = Handle()", "handle = print",
     ],
-)
+)  # fmt: skip
 def test_a_callable_of_one_argument_is_a_handler(module: Write, definition: str) -> None:
     name = module(definition)
     assert load_handler(f"{name}:handle") is getattr(sys.modules[name], "handle")  # noqa: B009 - a module has no such type

@@ -31,13 +31,9 @@ def retry(start: int, end: int, attempts: int = 1, due: float = 0) -> ValuedRang
     return ValuedRange(start, end, Pending(PendingKind.RETRY, attempts, after(due), None))
 
 
-# ---- the floor ----------------------------------------------------------------------------------------------------
-
-
 def test_s1_a_proved_gap_does_not_hold_the_floor_a_failed_record_does() -> None:
     lane = PureLane.of(7)
     lane.gaps = {(FIRST, 3), (FIRST, 4)}
-
     assert lane.poll(fails(5)).offsets == [0, 1, 2, 5, 6]
     assert lane.floor == 5
     assert lane.poll().offsets == [5]
@@ -46,7 +42,6 @@ def test_s1_a_proved_gap_does_not_hold_the_floor_a_failed_record_does() -> None:
 
 def test_s2_the_floor_of_a_log_that_starts_at_5() -> None:
     lane = PureLane({FIRST: LogBounds(5, 7)})
-
     lane.poll(fails(5))
     assert lane.floor == 5
     lane.poll()
@@ -60,20 +55,10 @@ def test_s3_s4_the_floor_moves_over_the_acked_records_below_the_lowest_failure(a
     assert lane.floor == acked
 
 
-def test_s5_the_order_in_which_outcomes_arrive_does_not_matter() -> None:
-    rows = [row(n, Outcome.FAILED if n % 3 else Outcome.ACKED) for n in range(9)] + [row(7, Outcome.DEAD, 0)]
-    states = {
-        fold(PartitionState(0), OffsetRange(0, 9), (), order, AT_ONCE)
-        for order in (rows, rows[::-1], rows[4:] + rows[:4])
-    }
-    assert len(states) == 1
-
-
 @pytest.mark.parametrize("gaps", [{1}, {1, 2}, {0, 1, 2}], ids=["inside", "and at the end", "nothing else"])
 def test_s6_gaps_inside_and_at_the_end_of_a_range_are_settled_by_proof(gaps: set[int]) -> None:
     lane = PureLane.of(3)
     lane.gaps = {(FIRST, offset) for offset in gaps}
-
     lane.poll()
     assert lane.floor == 3
 
@@ -83,16 +68,12 @@ def test_s8_what_is_acked_above_a_pending_offset_does_not_lift_the_floor() -> No
     assert (state.floor, state.complete_to) == (3, 100)
 
 
-# ---- retries ------------------------------------------------------------------------------------------------------
-
-
 def test_s10_a_second_failure_half_a_second_later_is_due_half_a_second_later() -> None:
     policy = RetryPolicy(timedelta(seconds=1), timedelta(seconds=1), 1, timedelta(seconds=1))
     first = fold(PartitionState(0), OffsetRange(0, 1), (), [row(0, Outcome.FAILED)], policy)
     again = OutcomeRow(0, 2, Outcome.FAILED, after(0.5))
     lane = PureLane.of(1, policy)
     lane.states[FIRST] = fold(first, OffsetRange(1, 1), (ValuedRange(0, 1, 2),), [again], policy)
-
     lane.now = after(1.0)
     assert lane.poll().calls == []
     lane.now = after(1.5)
@@ -103,9 +84,7 @@ def test_s10_a_second_failure_half_a_second_later_is_due_half_a_second_later() -
 
 def test_s13_max_retries_3_ends_after_the_fourth_attempt_and_the_floor_passes() -> None:
     lane = PureLane.of(2, RetryPolicy(period=timedelta(0), max_retries=3))
-
     attempts = [call.attempt for _ in range(6) for call in lane.poll(fails(0)).calls if call.offset == 0]
-
     assert attempts == [1, 2, 3, 4]
     assert lane.dead == [(FIRST, 0)]
     assert lane.floor == 2
@@ -114,7 +93,6 @@ def test_s13_max_retries_3_ends_after_the_fourth_attempt_and_the_floor_passes() 
 def test_s13_max_retries_0_is_four_dead_letters_and_floor_4() -> None:
     lane = PureLane.of(4, NEVER)
     lane.poll(fails(0, 1, 2, 3))
-
     assert lane.dead == [(FIRST, 0), (FIRST, 1), (FIRST, 2), (FIRST, 3)]
     assert lane.floor == 4
     assert lane.poll().calls == []
@@ -124,7 +102,6 @@ def test_s13_a_dead_letter_that_is_not_confirmed_holds_the_floor_and_is_not_hand
     lane = PureLane.of(4, NEVER)
     lane.confirms = False
     lane.poll(fails(1))
-
     assert lane.states[FIRST].pending_by_kind() == {
         PendingKind.RETRY: 0, PendingKind.DEAD_LETTER: 1, PendingKind.IN_FLIGHT: 0,
     }  # fmt: skip
@@ -133,12 +110,6 @@ def test_s13_a_dead_letter_that_is_not_confirmed_holds_the_floor_and_is_not_hand
     lane.confirms = True
     assert lane.poll().calls == []
     assert (lane.floor, lane.dead) == (4, [(FIRST, 1)])
-
-
-def test_a_record_that_its_handler_declares_dead_gets_no_second_attempt() -> None:
-    lane = PureLane.of(3)
-    lane.poll(lambda call: Outcome.DEAD if call.offset == 1 else Outcome.ACKED)
-    assert (lane.dead, lane.floor) == ([(FIRST, 1)], 3)
 
 
 def test_s14_only_the_failed_record_is_handled_again_and_then_nothing() -> None:
@@ -157,7 +128,6 @@ def test_s15_runs_of_ten_handle_the_eleventh_record_exactly_once() -> None:
     handled += lane.poll().offsets
     assert lane.floor >= 10
     handled += lane.poll().offsets
-
     assert sorted(handled) == [0, 0, *range(1, 11)]
     assert lane.floor == 11
 
@@ -202,13 +172,9 @@ def test_s19_retries_come_by_offset_within_a_partition_whatever_their_due_times(
 def test_s19_two_topics_do_not_disturb_one_another() -> None:
     other = TopicPartition("payments", 0)
     lane = PureLane({FIRST: LogBounds(0, 3), other: LogBounds(0, 3)})
-
     lane.poll(lambda call: Outcome.FAILED if call.tp == FIRST else Outcome.ACKED)
     assert (lane.floor, lane.states[other].floor) == (0, 3)
     assert lane.poll().calls == [Call(FIRST, n, 2) for n in range(3)]
-
-
-# ---- changes of the log -------------------------------------------------------------------------------------------
 
 
 def test_s40_compaction_of_a_pending_offset_leaves_its_neighbours_as_they_were() -> None:
@@ -216,7 +182,6 @@ def test_s40_compaction_of_a_pending_offset_leaves_its_neighbours_as_they_were()
     lane.poll(fails(1, 2, 3))
     lane.gaps = {(FIRST, 2)}
     lane.wait(60)
-
     assert lane.poll(fails(1, 3)).offsets == [1, 3]
     assert [(pending.start, pending.end) for pending in lane.states[FIRST].pending] == [(1, 2), (3, 4)]
     lane.gaps |= {(FIRST, 1), (FIRST, 3)}
@@ -231,7 +196,6 @@ def test_s41_retention_of_pending_offsets_is_expired_and_the_floor_goes_on() -> 
     lane.expire(5)
     lane.grow(6)
     lane.wait(60)
-
     poll = lane.poll()
     assert [r.offset for r in poll.rows[FIRST] if r.outcome is Outcome.EXPIRED] == [0, 1, 2, 3, 4]
     assert poll.offsets == [5]
@@ -243,24 +207,16 @@ def test_s41_retention_past_complete_to_is_recorded_as_a_range() -> None:
     lane.poll()
     lane.grow(20)
     lane.expire(12)
-
     poll = lane.poll()
     assert [(r.offset, r.end) for r in poll.rows[FIRST] if r.outcome is Outcome.EXPIRED] == [(5, 12)]
     assert poll.offsets == list(range(12, 20))
     assert lane.floor == 20
 
 
-# ---- what fold accepts and refuses --------------------------------------------------------------------------------
-
-
-def test_a_decision_of_a_range_settles_each_retry_in_it() -> None:
-    before = PartitionState(10, (retry(2, 8),))
-    state = fold(before, OffsetRange(10, 10), (ValuedRange(2, 8, 2),), [row(2, Outcome.EXPIRED, 0, end=8)], AT_ONCE)
-    assert state == PartitionState(10)
-
-
 def test_a_decision_of_a_range_settles_the_pending_and_fresh_offsets_in_it_and_no_others() -> None:
     before = PartitionState(10, (retry(2, 8),))
+    whole = [row(2, Outcome.EXPIRED, 0, end=8)]
+    assert fold(before, OffsetRange(10, 10), (ValuedRange(2, 8, 2),), whole, AT_ONCE) == PartitionState(10)
     rows = [row(12, Outcome.FAILED), row(15, Outcome.FAILED), row(5, Outcome.SKIPPED, 0, end=14)]
     state = fold(before, OffsetRange(10, 20), (), rows, AT_ONCE)
     assert state == PartitionState(20, (retry(2, 5), ValuedRange(15, 16, Pending(PendingKind.RETRY, 1, NOON, None))))

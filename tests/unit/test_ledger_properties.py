@@ -1,6 +1,5 @@
 """The fold as properties: for any turn it gives what the naive ledger gives, offset by offset."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from random import Random
 
@@ -34,12 +33,7 @@ class Turn:
     policy: RetryPolicy
 
     def fold(self) -> PartitionState:
-        """The state after the turn."""
         return fold(self.before, self.fresh, self.retries, self.rows, self.policy)
-
-
-def state_of(complete_to: int, pending: Mapping[int, Pending]) -> PartitionState:
-    return PartitionState(complete_to, join(ValuedRange(o, o + 1, state) for o, state in sorted(pending.items())))
 
 
 @st.composite
@@ -61,7 +55,7 @@ def turns(draw: st.DrawFn) -> Turn:
         if state.kind is PendingKind.DEAD_LETTER and draw(st.booleans()):
             rows.append(OutcomeRow(offset, 0, Outcome.DEAD, after(0)))
     return Turn(
-        state_of(complete_to, pending),
+        PartitionState(complete_to, join(ValuedRange(o, o + 1, state) for o, state in sorted(pending.items()))),
         fresh,
         join(ValuedRange(o, o + 1, attempt) for o, attempt in sorted(retries.items())),
         draw(st.permutations(rows)),
@@ -122,7 +116,6 @@ def test_i4_what_failed_and_is_not_settled_is_pending_and_nothing_else(turn: Tur
     pending = by_offset(state.pending).keys()
     failed = {row.offset for row in turn.rows if row.outcome is Outcome.FAILED}
     settled = {o for row in turn.rows if row.outcome.terminal for o in range(row.offset, row.end)}
-
     assert pending == (by_offset(turn.before.pending).keys() | failed) - settled
     assert all(o < state.complete_to for o in pending)
 

@@ -20,7 +20,7 @@ from ackline.outcome import Outcome
 from ackline.planning import Limits
 from tests.unit.naive_ledger import NaiveLedger
 from tests.unit.pure_lane import Call, Handle, Poll, PureLane, acks
-from tests.unit.strategies import NOON, REPEATABLE, by_offset
+from tests.unit.strategies import REPEATABLE, by_offset
 
 PARTITIONS = [TopicPartition("orders", 0), TopicPartition("orders", 1), TopicPartition("payments", 0)]
 
@@ -128,19 +128,10 @@ def test_i1_to_i5_i8_and_i12_hold_under_faults_over_many_turns(seed: int) -> Non
     for _ in range(60):
         world.turn(world.handler())
         world.change()
-
     runs = world.recover()
     left = sum(log.end for log in world.lane.logs.values())
     # Each run settles something or passes over what retention took, so there are far fewer runs than offsets.
     assert runs <= left + 10
-
-
-def test_a_clock_that_jumps_an_hour_stalls_nothing() -> None:
-    world = World(Random(7))
-    world.turn(world.handler())
-    world.lane.now = NOON + timedelta(hours=1)
-    world.recover()
-    assert not any(state.pending for state in world.lane.states.values())
 
 
 def test_each_kind_of_pending_and_each_terminal_outcome_occurs_in_these_worlds() -> None:
@@ -153,7 +144,6 @@ def test_each_kind_of_pending_and_each_terminal_outcome_occurs_in_these_worlds()
             world.change()
             kinds |= {pending.value.kind for state in world.lane.states.values() for pending in state.pending}
         ends |= {end for ledger in world.naive.values() for outcomes in ledger.ends.values() for end in outcomes}
-
     assert kinds == {PendingKind.RETRY, PendingKind.DEAD_LETTER}
     assert ends == {
         Outcome.ACKED, Outcome.SKIPPED, Outcome.DROPPED, Outcome.DEAD, Outcome.EXPIRED, Outcome.COMPACTED,

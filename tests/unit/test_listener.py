@@ -194,14 +194,11 @@ def test_a_lane_without_a_topic_has_no_event(lane: MemoryLane) -> None:
 
 
 class Exits(Listener):
-    """Exits when it is created."""
-
     def __init__(self) -> None:
         raise SystemExit(0)
 
 
-class NotAListener:
-    """Has none of the methods."""
+class NotAListener: ...
 
 
 @pytest.mark.parametrize(

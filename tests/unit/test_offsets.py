@@ -16,7 +16,6 @@ Valued = list[ValuedRange[int]]
 @given(valued_ranges())
 def test_join_keeps_each_value_in_the_fewest_ranges(ranges: Valued) -> None:
     joined = join(ranges)
-
     assert by_offset(joined) == by_offset(ranges)
     assert count(joined) == count(ranges) == len(by_offset(ranges))
     assert all(valued.start < valued.end for valued in joined)
@@ -44,9 +43,7 @@ def test_join_refuses_ranges_that_are_not_sorted_and_disjoint(ranges: list[Value
 @given(valued_ranges(), offset_ranges())
 def test_subtract_leaves_the_offsets_that_no_hole_covers(ranges: Valued, holes: list[OffsetRange]) -> None:
     covered = {offset for hole in holes for offset in range(hole.start, hole.end)}
-
     left = list(subtract(ranges, holes))
-
     assert by_offset(left) == {offset: value for offset, value in by_offset(ranges).items() if offset not in covered}
     join(left)  # raises if they are not sorted and disjoint
 
@@ -57,7 +54,6 @@ def test_merge_restores_what_subtract_has_taken_apart(ranges: Valued, holes: lis
     around = [OffsetRange(left.start, left.end) for left in subtract([ValuedRange(0, 1_000, None)], holes)]
     outside = list(subtract(ranges, holes))
     inside = list(subtract(ranges, around))
-
     assert merge(outside, inside) == merge(inside, outside) == join(ranges)
 
 
@@ -93,9 +89,7 @@ def test_partitions_sort_by_topic_then_by_number() -> None:
 def test_the_algebra_is_linear_in_its_ranges() -> None:
     ranges = [ValuedRange(n * 3, n * 3 + 2, n) for n in range(100_000)]
     holes = [OffsetRange(n * 3 + 1, n * 3 + 2) for n in range(100_000)]
-
     began = time.process_time()
     left = merge(subtract(ranges, holes), [ValuedRange(hole.start, hole.end, -1) for hole in holes])
-
     assert count(left) == 200_000
     assert time.process_time() - began < 5  # it takes a tenth of that; a quadratic algorithm takes hours

@@ -13,7 +13,6 @@ EXAMPLES = Path(__file__).parents[2] / "include" / "pipelines"
 
 def test_a_short_file_gets_the_default_settings(write_file: Write) -> None:
     pipeline = load(write_file())
-
     assert pipeline.kafka.isolation == "read_committed"
     assert (pipeline.guarantee, pipeline.start) == ("at_least_once", "uncommitted_earliest")
     assert (pipeline.max_uncommitted, pipeline.max_records_per_run) == (10_000_000, 5_000_000)

@@ -18,7 +18,7 @@ def refusal(path: Path) -> ConfigError:
 
 
 # What is wrong, the changes to the valid file and the text at its end, then line, key and reason of the refusal.
-KEYS = [
+REFUSED = [
     ("unknown key", [], "max_retrys: 3\n", 8, "max_retrys", "unknown key"),
     ("unknown key inside", [("  group_id", "  group: 5\n  group_id")], "", 4, "kafka.group", "unknown key"),
     ("capitals", [("name: orders", "name: orders\nHandler: x")], "", 2, "Handler", "unknown key"),
@@ -99,8 +99,7 @@ KEYS = [
     ("no such minute", [], 'schedule: "61 * * * *"\n', 8, "schedule", "cron"),
     ("a key twice", [], "name: again\n", 8, "name", "twice"),
     ("a key twice inside", [], "retry:\n  period: 1s\n  period: 2s\n", 10, "period", "twice"),
-]  # fmt: skip
-STREAMS_AND_DECODERS = [
+    # Streams and decoders.
     ("no handler, no streams", [NO_HANDLER], "", 1, "handler", "missing"),
     ("unknown decoder", [], "decode: {value: xml}\n", 8, "decode.value", "not 'xml'"),
     ("unknown part of a record", [], "decode: {headers: utf8}\n", 8, "decode.headers", "unknown key"),
@@ -142,8 +141,6 @@ STREAMS_AND_DECODERS = [
      "which the file does not have"),
 ]  # fmt: skip
 
-REFUSED = [*KEYS, *STREAMS_AND_DECODERS]
-
 
 @pytest.mark.parametrize(
     ("changes", "more", "line", "key", "reason"), [c[1:] for c in REFUSED], ids=[c[0] for c in REFUSED]
@@ -154,7 +151,6 @@ def test_a_refusal_names_file_line_key_and_reason(
     path = write_file(*changes, more=more)
     error = refusal(path)
     [message] = str(error).splitlines()
-
     assert message.startswith(f"{path}:{line}: {key}: ")
     assert reason in message
     assert "hunter2" not in message

@@ -1,60 +1,22 @@
 """`retry.class`, a retry class of the user: it alone decides, and no invalid answer of it is stored."""
 
-import json
 from collections.abc import Iterator
 from datetime import UTC, timedelta
-from typing import Any
 
 import pytest
 
 from ackline.errors import ConfigError
 from ackline.ledger import PartitionState
-from ackline.offsets import TopicPartition
-from ackline.pipeline import Pipeline
 from ackline.retry import load_backoff
-from ackline.steps import run
-from ackline.testing.memory import HandlerCall, ArrivedLetter, World
-from ackline.testing.memory_parts import MemoryParts, memory_parts, no_session
+from tests.memory_lane import FAILS, FAILS_ONCE, NOON, OK, MemoryLane
 from tests.unit import retry_classes
-from tests.unit.strategies import NOON
 
 MODULE = "tests.unit.retry_classes"
 
 
-class Lane:
-    """A pipeline in memory on a topic of one partition, whose retries a class decides."""
-
-    def __init__(self, name: str, *scripts: dict[str, Any]) -> None:
-        self.world, self.class_ = World(NOON), f"{MODULE}:{name}"
-        for topic in ("orders", "orders.dead"):
-            self.world.create_topic(topic)
-        for script in scripts:
-            self.world.topics["orders"].logs[0].append(json.dumps(script).encode(), NOON)
-
-    def parts(self) -> MemoryParts:
-        settings = {
-            "name": "lane",
-            "kafka": {"bootstrap_servers": "memory:1", "group_id": "g", "topics": ["orders"]},
-            "handler": "handlers:any",
-            "dead_letter": {"topic": "orders.dead"},
-            "retry": {"class": self.class_},
-        }
-        return memory_parts(self.world, Pipeline.model_validate(settings), "run")
-
-    def run(self) -> None:
-        run.run(self.parts(), no_session)
-
-    def state(self) -> PartitionState:
-        newest = self.parts().store.newest()
-        assert newest is not None
-        return newest.partitions[TopicPartition("orders", 0)].state
-
-    def attempts(self) -> list[tuple[int, int]]:
-        """(offset, attempt) of each call of the handler."""
-        return [(event.offset, event.attempt) for event in self.world.history if isinstance(event, HandlerCall)]
-
-    def letters(self) -> list[ArrivedLetter]:
-        return [event for event in self.world.history if isinstance(event, ArrivedLetter)]
+def lane_of(name: str, *records: bytes) -> MemoryLane:
+    """A lane whose retries the class `name` decides."""
+    return MemoryLane(*records, retry={"class": f"{MODULE}:{name}"})
 
 
 @pytest.fixture(autouse=True)
@@ -66,34 +28,33 @@ def _default_answer() -> Iterator[None]:
 
 
 def test_a_retry_class_decides_when_and_how_often_a_record_is_retried() -> None:
-    lane = Lane("Patient", {"fail": -1}, {})
+    lane = lane_of("Patient", FAILS, OK)
     lane.run()
     assert set(retry_classes.calls) == {(1, NOON, "ValueError", "live/0/orders/0/0/1")}
     (pending,) = lane.state().pending
     assert (pending.value.due, pending.value.attempts) == (NOON + timedelta(hours=1), 1)
     assert pending.value.due is not None
     assert pending.value.due.tzinfo is UTC
-
     lane.run()
-    assert lane.attempts() == [(0, 1), (1, 1)], "not before its time"
+    assert lane.calls() == [(0, 1), (1, 1)], "not before its time"
     lane.world.now += timedelta(hours=1)
     lane.run()
-    assert lane.attempts()[2:] == [(0, 2)]
+    assert lane.calls()[2:] == [(0, 2)]
     assert lane.state() == PartitionState(2)
     assert [letter.headers["ackline.attempts"] for letter in lane.letters()] == ["2"]
 
 
 def test_a_due_time_in_the_past_means_the_next_run() -> None:
-    lane = Lane("Hasty", {"fail": 2})
+    lane = lane_of("Hasty", b'{"fail": 2}')
     for _ in range(3):
         lane.run()
-    assert lane.attempts() == [(0, 1), (0, 2), (0, 3)]
+    assert lane.calls() == [(0, 1), (0, 2), (0, 3)]
     assert lane.state() == PartitionState(1)
 
 
 @pytest.mark.parametrize("answer", sorted(retry_classes.invalid))
 def test_an_invalid_answer_settles_nothing_and_the_turn_goes_on_once_the_class_is_corrected(answer: str) -> None:
-    lane = Lane("Odd", {"fail": 1}, {})
+    lane = lane_of("Odd", FAILS_ONCE, OK)
     retry_classes.answer = answer
     for _ in range(2):
         with pytest.raises(ConfigError, match=rf"retry class {MODULE}:Odd .*ValueError.*was settled") as caught:
@@ -103,17 +64,17 @@ def test_an_invalid_answer_settles_nothing_and_the_turn_goes_on_once_the_class_i
         assert not lane.letters()
     retry_classes.answer = "never"
     lane.run()
-    assert lane.attempts() == [(0, 1), (1, 1)], "the stored outcomes count, and nothing is handled again"
+    assert lane.calls() == [(0, 1), (1, 1)], "the stored outcomes count, and nothing is handled again"
     assert lane.state() == PartitionState(2)
 
 
 def test_an_open_turn_keeps_to_its_retry_class_and_the_error_names_both_if_that_is_gone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    lane = Lane("Odd", {"fail": 1})
+    lane = lane_of("Odd", FAILS_ONCE)
     with pytest.raises(ConfigError):
         lane.run()
-    lane.class_ = f"{MODULE}:Patient"
+    lane.settings["retry"] = {"class": f"{MODULE}:Patient"}
     with monkeypatch.context() as gone:
         gone.delattr(retry_classes, "Odd")
         with pytest.raises(ConfigError, match=r"turn 1 .*retry class .*:Odd can't be used"):

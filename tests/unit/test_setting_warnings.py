@@ -16,22 +16,13 @@ WEEK = TopicPolicy(timedelta(days=7))
 
 
 def pipeline(**settings: Any) -> Pipeline:
-    return Pipeline.model_validate(
-        {
-            "name": "orders",
-            "kafka": {"bootstrap_servers": "x:1", "group_id": "orders-replay", "topics": ["orders"]},
-            "handler": "handlers.orders:handle",
-            "dead_letter": {"topic": "orders.dead"},
-            **settings,
-        }
-    )
+    kafka = {"bootstrap_servers": "x:1", "group_id": "orders-replay", "topics": ["orders"]}
+    file = {"name": "orders", "kafka": kafka, "handler": "a:b", "dead_letter": {"topic": "orders.dead"}}
+    return Pipeline.model_validate(file | settings)
 
 
 def of_topics(pipeline: Pipeline, **topics: TopicPolicy) -> list[str]:
     return list(warnings_of_topics(pipeline, {name.replace("_", "."): policy for name, policy in topics.items()}))
-
-
-# ---- topics -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -124,9 +115,6 @@ def test_a_dead_letter_topic_that_is_compacted_is_named() -> None:
     assert text.startswith("dead_letter.topic: orders.dead is compacted")
 
 
-# ---- the file -----------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("settings", "warning"),
     [
@@ -168,8 +156,6 @@ def test_a_setting_of_the_file_without_effect_is_named(settings: dict[str, Any],
 def test_a_setting_of_the_file_that_has_its_effect_is_not_named(settings: dict[str, Any]) -> None:
     assert list(warnings_of_settings(pipeline(**settings))) == []
 
-
-# ---- the connection -----------------------------------------------------------------------------------------------
 
 SAME = {"enable.auto.commit": "false", "auto.offset.reset": "error", "group.id": "orders-replay", "acks": "ALL",
         "isolation.level": "READ_COMMITTED", "security.protocol": "SSL", "linger.ms": 5, "sasl.password": "x",

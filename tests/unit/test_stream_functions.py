@@ -22,12 +22,9 @@ def shop() -> Iterator[ModuleType]:
 
     module = ModuleType("shop")
     functions = {
-        "good": lambda record: None,
-        "wanted": lambda record: True,
-        "later": later,
-        "batches": arrow_handler(lambda batch: ["acked"]),
-        "column": column_handler(lambda records: records),
-    }
+        "good": lambda record: None, "wanted": lambda record: True, "later": later,
+        "batches": arrow_handler(lambda batch: ["acked"]), "column": column_handler(lambda records: records),
+    }  # fmt: skip
     vars(module).update(functions)
     sys.modules["shop"] = module
     yield module

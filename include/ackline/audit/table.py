@@ -124,8 +124,8 @@ class AuditTable:
     def _writable(self) -> DeltaTable:
         """Returns the newest version for writing. Adds the columns that an earlier version did not have, nullable.
 
-        Adding them is a commit of its own without a fence: killed after it, the process leaves a whole table with
-        nothing else changed. If a rival adds the same columns at once, ours raises CommitFailedError, and the next try
+        Adding them is a commit of its own without a fence: if the process is killed after it, the table is valid and
+        only has more columns. If a rival adds the same columns at once, ours raises CommitFailedError, and the next try
         finds them.
         """
         table = self.open() or self._create_table()
@@ -163,7 +163,7 @@ class AuditTable:
         """Append rows, or files already written, as version `number` of `application`; zero rows are a commit too.
 
         `note` is stored in the metadata of the commit, where `note_of` finds it.
-        Returns True once the commit is stored, and False, having stored nothing, if the number is taken. Raises
+        Returns True once the commit is stored, and False if the number is taken; then nothing is stored. Raises
         TransientError if rivals win each of COMMIT_TRIES commits, and FatalError if the store refuses the write (a full
         disk): then nothing is visible.
         """

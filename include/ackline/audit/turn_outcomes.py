@@ -53,7 +53,8 @@ def read_turn_outcomes(outcomes: AuditTable, turn: TurnId, where: Where) -> Turn
             tp = TopicPartition(file["min.topic"], file["min.partition"])
             counts.setdefault(tp, Counter())[file["min.outcome"]] += file["num_records"]
             fresh[tp] += file["num_records"]
-        # From the version that was counted: a compaction in between would have rows counted twice.
+        # From the version that was counted. In a newer one a compaction may have moved the counted rows into other
+        # files, and they would count twice.
         for tp, row in _rows_of_other_files(outcomes, table, where, counted):
             rows.setdefault(tp, []).append(row)
             counts.setdefault(tp, Counter())[row.outcome.value] += 1

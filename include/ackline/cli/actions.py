@@ -43,7 +43,7 @@ def resume(
     now: Now = None,
     as_json: Json = False,
 ) -> None:
-    """Read paused partitions again.
+    """Resume reading paused partitions.
 
     Example: `ackline resume orders`
     """

@@ -15,7 +15,9 @@ def up(
         int | None, typer.Option(help="The broker's port. The default is a free port.", min=1, max=65535)
     ] = None,
 ) -> None:
-    """Start a broker that stays up. A pipeline whose connection is not defined elsewhere reads from it.
+    """Start a broker that stays up.
+
+    A pipeline reads from it if its file names no bootstrap servers and AIRFLOW_CONN_<ID> of its connection is not set.
 
     Example: `ackline dev up --port 9092`
     """

@@ -26,8 +26,8 @@ SPARSE_FETCH: Mapping[str, object] = {
     "fetch.error.backoff.ms": 100,
     "fetch.queue.backoff.ms": 1,  # a seek waits so long, as its queue is empty then; at 0, librdkafka spins
     "fetch.message.max.bytes": 1024,
-    # Limits how far librdkafka raises a partition's fetch size: it doubles it, for good, whenever a fetch held no
-    # record (aborted, compacted).
+    # Limits the fetch size. librdkafka doubles that of a partition permanently after each fetch without a record
+    # (aborted, compacted).
     "fetch.max.bytes": 1024,
     "message.max.bytes": 1000,  # librdkafka raises fetch.max.bytes to this; larger records are read all the same
 }

@@ -47,7 +47,7 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Gone:
-    """A wanted offset that provably has no record, or none any more: `outcome` is EXPIRED or COMPACTED."""
+    """A wanted offset that is proved to hold no record: retention (EXPIRED) or compaction (COMPACTED) removed it."""
 
     topic_partition: TopicPartition
     offset: int

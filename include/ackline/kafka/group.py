@@ -121,8 +121,9 @@ class Group:
         return answer
 
     def _admin_for_coordinator(self) -> AdminClient:
-        """Returns a new admin client for one request to the coordinator. Raises if the coordinator does not answer the
-        consumer right before.
+        """Returns a new admin client for one request to the coordinator.
+
+        Sends a request through the consumer first, and raises if the coordinator does not answer it.
 
         While a broker dies or comes back, an admin request may end the process (librdkafka issue 4605: an assertion
         about `eonce->refcnt`), all the more on an older connection. The consumer's own requests do not.

@@ -127,7 +127,7 @@ class Registry:
     def decoder(self, word: str, field: str) -> Decode:
         """Returns the decoder for `word` (`avro` or `json_schema`) and `field` (`key` or `value`).
 
-        The decoder raises Undecodable if the record is wrong, an AcklineError if the registry is.
+        The decoder raises Undecodable if the record does not decode, and an AcklineError if the registry fails.
         """
         from confluent_kafka.serialization import MessageField, SerializationContext
 

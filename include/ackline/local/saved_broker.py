@@ -1,6 +1,6 @@
 """Finds the broker that `ackline dev up` or a kept demo left running, by the file that it saved.
 
-Every command that resolves a connection imports this module, so it needs neither psutil nor Airflow nor a Kafka client.
+Every command that finds a connection imports this module, so it imports neither psutil nor Airflow nor Kafka clients.
 """
 
 import json

@@ -1,8 +1,7 @@
 """The records of one topic-partition as columns, in a Python worker.
 
 Fresh records come from Spark and retries from an exact read; both become `Records`, so the same code handles them.
-Building a `Record` for each row is most of the time that Ackline adds to a handler's own, so this file is written for
-speed.
+Ackline spends most of its own time in a task on building a `Record` for each row, so this file is written for speed.
 """
 
 import json

@@ -7,7 +7,8 @@ from ackline.commit_rule import Committed, is_of_ledger, still_acknowledged
 from ackline.errors import ConfigError
 from ackline.offsets import LogBounds, OffsetRange, TopicPartition
 from ackline.steps.commit import commit_metadata_of
-from ackline.steps.log_checks import check_not_truncated, check_same_topic
+from ackline.steps.log_checks import check_not_truncated, check_topic_not_recreated
+from ackline.steps.new_plan import new_plan
 from ackline.steps.parts import Parts
 from ackline.turns import Plan, PlannedPartition, SettledPartition, Settlement, TurnKind
 
@@ -21,10 +22,10 @@ Targets = Mapping[TopicPartition, int]
 def action_plan(
     parts: Parts, newest: Settlement, kind: TurnKind, targets: Targets, reason: str, inside: bool = False
 ) -> Plan:
-    """The plan of an action: a row for each partition that it moves, with the foreign commit that it acknowledges.
+    """Returns the plan of an action: a row for each partition that it moves, with the foreign commit it acknowledges.
 
-    A reset begins a new epoch of the whole lane. Partitions without a row begin it at their floor, in the log that is
-    known. Raises TopicChanged; ConfigError for an unknown partition, and, with `inside`, for a target outside its log.
+    A reset begins a new epoch of the whole lane. Partitions without a row begin it at their floor, in the known log.
+    Raises TopicChanged; ConfigError for an unknown partition, and, with `inside`, for a target outside its log.
     """
     unknown = [str(tp) for tp in targets if tp not in newest.partitions]
     if unknown:
@@ -45,9 +46,9 @@ def action_plan(
 def _action_logs(
     parts: Parts, newest: Settlement, kind: TurnKind, targets: Targets
 ) -> dict[TopicPartition, tuple[str, LogBounds]]:
-    """Topic id and bounds of the logs in which an action moves partitions.
+    """Returns topic id and bounds of the logs in which an action moves partitions.
 
-    A skip goes on in the log that was read; raises TopicChanged where it is another one. A reset takes a log as it is
+    A skip goes on in the log that was read; raises TopicChanged if it is another one. A reset takes a log as it is
     now: it may be truncated, or belong to a topic that was created again. A partition that stays at its floor needs no
     log: retention may have passed the floor, or the topic may be gone.
     """
@@ -62,9 +63,9 @@ def _action_logs(
         topic = topics.get(tp.topic)
         topic_id = topic.topic_id if topic else None
         known_id = settled.topic_id if kind is TurnKind.SKIP else topic_id or ""
-        check_same_topic(parts, tp, known_id, topic_id, topic is not None and tp.partition in topic.partitions)
-    led = [tp for tp in lane if tp.topic in topics and topics[tp.topic].partitions.get(tp.partition)]
-    bounds = parts.cluster.bounds([*moving, *led])
+        check_topic_not_recreated(parts, tp, known_id, topic_id, topic is not None and tp.partition in topic.partitions)
+    with_leader = [tp for tp in lane if tp.topic in topics and topics[tp.topic].partitions.get(tp.partition)]
+    bounds = parts.cluster.bounds([*moving, *with_leader])
     if kind is TurnKind.SKIP:
         check_not_truncated(parts, moving, bounds)
     return {
@@ -75,18 +76,18 @@ def _action_logs(
 
 
 def _floor_is_in(tp: TopicPartition, settled: SettledPartition, topic_id: str, log: LogBounds) -> bool:
-    """Whether a reset that leaves a partition at its floor may take over the log as it is now.
+    """Returns whether a reset that leaves a partition at its floor may take over the log as it is now.
 
-    False where the floor is outside that log: the partition stays in the log that is known, and the next run stops
-    there. Raises ConfigError where the topic was created again and the floor means another record in it.
+    False if the floor is outside that log: the partition stays in the known log, and the next run stops there. Raises
+    ConfigError if the topic was created again and the floor means another record in it.
     """
     floor = settled.state.floor
     if not log.start <= floor <= log.end:
         return False
     if topic_id != settled.topic_id and floor != log.start:
         raise ConfigError(
-            f"{tp}: offset {floor} is where the lane stood in a topic that was deleted and created again; give "
-            f"`--to earliest`, `latest` or another offset of the new one"
+            f"{tp}: offset {floor} is the lane's floor in a topic that was deleted and created again; give "
+            f"`--to earliest`, `latest` or another offset of the new topic"
         )
     return True
 
@@ -100,9 +101,9 @@ def action_row(
     log: LogBounds,
     kind: TurnKind,
 ) -> PlannedPartition:
-    """A row of an action's plan. Acknowledges a foreign commit as it is now, except for pause and resume.
+    """Returns a row of an action's plan. It acknowledges the present foreign commit, except for pause and resume.
 
-    The operator has decided where the lane stands, so its floor may be committed over that value (S36). Pause and
+    The operator has decided the lane's position, so its floor may be committed over that value (S36). Pause and
     resume decide nothing about offsets: the next run still stops at a group that was moved.
     """
     metadata = commit_metadata_of(parts, newest)
@@ -128,31 +129,10 @@ def action_row(
     )
 
 
-def new_plan(
-    parts: Parts,
-    newest: Settlement,
-    kind: TurnKind,
-    partitions: Mapping[TopicPartition, PlannedPartition],
-    reason: str = "",
-) -> Plan:
-    """A plan for the turn after `newest`, with the settings in force."""
-    return Plan(
-        newest.turn._replace(n=newest.turn.n + 1),
-        kind,
-        parts.run_id,
-        parts.now(),
-        partitions,
-        parts.pipeline.kafka.isolation,
-        parts.pipeline.settings(),
-        parts.actor,
-        reason,
-    )
-
-
 def follow_plan(parts: Parts, newest: Settlement, moves: Mapping[TopicPartition, Committed]) -> Plan:
-    """The plan of the action that follows a group which was moved from outside (S36).
+    """Returns the plan of the action that follows a group which was moved from outside (S36).
 
-    Where every move is forward, it skips the ranges that were passed. Where any move is backward, it resets: a new
+    If every move is forward, the action skips the ranges that were passed. If any move is backward, it resets: a new
     epoch begins at the group's offsets, and partitions that were not moved begin it at their floor. A group that was
     moved beyond the log is followed to the log's end. What retention took above the group's offset is settled as
     `expired` by later turns.

@@ -20,13 +20,13 @@ from ackline.turns import Plan, Settlement
 
 
 def claim(parts: Parts, plan: Plan, newest: Settlement) -> None:
-    """Store claim n and commit it. Returns when the plan may be started, or is started already.
+    """Stores claim n and commits it. Returns when the plan may be started, or is started already.
 
-    Raises GroupBusy, GroupMoved or NewerCommit where the group may not be committed. Once the claim is stored, the
-    whole range is recorded as lost before such an error is raised.
+    Raises GroupBusy, GroupMoved or NewerCommit if the group may not be committed. Once the claim is stored, the whole
+    range is recorded as lost before such an error is raised.
     """
     # Another process has started the plan. Its report decides what becomes of the records, whatever has happened to
-    # the group since: recorded as lost here, records would be lost that the other process is handling.
+    # the group since. If this process recorded them as lost, it would lose records that the other one is handling.
     if parts.store.has_start_marker(plan.turn):
         return
     if not parts.store.has_claim(plan.turn):
@@ -35,23 +35,23 @@ def claim(parts: Parts, plan: Plan, newest: Settlement) -> None:
     try:
         committed = commit_newest(parts).committed
         for tp, planned in plan.partitions.items():
-            # Parked since it was planned, and committed by another consumer since: the group has not moved over this
-            # range, so handing it out would break I7.
+            # The partition was parked after it was planned, and another consumer has committed it. The group has not
+            # moved over this range, so handing it out would break I7.
             if planned.fresh and tp not in committed:
                 raise GroupMoved(f"{tp} is no longer subscribed, and another consumer has committed it")
     except (GroupBusy, GroupMoved, NewerCommit) as error:
-        # The claim is stored and can't be committed, and a claimed turn is never void. Left open, it would stop the
-        # lane. Lost at once, but only by the process that takes the start marker: where another one has it, that one
-        # is handling the records, and its report decides.
+        # The claim is stored and can't be committed, and a claimed turn is never void. An open turn would stop the
+        # lane, so its range is recorded as lost at once. Only the process that takes the start marker does that: if
+        # another process has the marker, it is handling the records, and its report decides.
         if parts.store.store_start_marker(plan, parts.now()):
             record_lost(parts, plan, str(error))
         raise
 
 
 def _check_group(parts: Parts, plan: Plan, newest: Settlement) -> None:
-    """Check everything that may refuse the claim's commit while nothing is at stake, live members of the group too.
+    """Checks everything that may refuse the claim's commit, live members of the group too, before the claim is stored.
 
-    Without this check a forgotten console consumer would cost a whole turn.
+    Without this check, a forgotten console consumer would cost a whole turn.
     """
     try:
         allowed_commits(parts, newest)
@@ -68,10 +68,10 @@ def _check_group(parts: Parts, plan: Plan, newest: Settlement) -> None:
 
 
 def take_start_marker(parts: Parts, plan: Plan) -> bool:
-    """Take the start marker. Returns True where this process, and no other ever, hands the plan's records out.
+    """Takes the start marker. Returns True if this process, and no other ever, hands the plan's records out.
 
-    Where the marker is taken: returns False once what was handed out is recorded as lost, and raises TransientError
-    until then.
+    If another process has taken the marker, raises TransientError until `lost_after` has passed. Then records what was
+    handed out as lost, and returns False.
     """
     if parts.store.store_start_marker(plan, parts.now()):
         return True
@@ -88,7 +88,7 @@ def take_start_marker(parts: Parts, plan: Plan) -> bool:
 
 
 def record_lost(parts: Parts, plan: Plan, reason: str) -> None:
-    """Store the plan's ranges as lost, as outcomes n. Changes nothing where outcomes n are stored already."""
+    """Stores the plan's ranges as lost, as outcomes n. Changes nothing if outcomes n are stored already."""
     rows = {
         tp: [OutcomeRow(planned.fresh.start, 0, Outcome.LOST, parts.now(), None, planned.fresh.end, reason)]
         for tp, planned in plan.partitions.items()
@@ -98,6 +98,6 @@ def record_lost(parts: Parts, plan: Plan, reason: str) -> None:
 
 
 def refuse_retries(plan: Plan) -> None:
-    """Raise FatalError for a plan with retries: at most once hands nothing out twice (I7)."""
+    """Raises FatalError for a plan with retries: at most once hands nothing out twice (I7)."""
     if any(planned.retries for planned in plan.partitions.values()):
         raise FatalError(f"{plan.turn} holds retries, and at most once makes none; nothing was handed out")

@@ -2,8 +2,8 @@
 
 Kafka's copy is derived; the settlement is the authority. So every step that commits reads the newest settlement first
 and commits *its* floors, never those of the turn that the step has settled itself: a process that wakes up late repeats
-what is right, and cannot move the group back (I3). A crash before the commit costs nothing, because any later run makes
-the same commit. A crash after it costs nothing either, because committing the same offsets again changes nothing.
+the right offsets, and cannot move the group back (I3). A crash before the commit costs nothing, because any later run
+makes the same commit. A crash after it costs nothing either, because committing the same offsets again changes nothing.
 """
 
 from collections.abc import Mapping
@@ -14,14 +14,14 @@ from ackline.errors import GroupMoved, NewerCommit
 from ackline.offsets import TopicPartition
 from ackline.steps.parts import Parts
 from ackline.steps.races import MAX_LOST_RACES, too_many_lost_races
-from ackline.turns import Settlement, TurnId, TurnKind
+from ackline.turns import Plan, Settlement, TurnId, TurnKind
 
 
 @dataclass(frozen=True, slots=True)
 class CommitResult:
     """The newest settlement, and the offsets that were committed from it and read back.
 
-    `stored` is the settlement that this process has stored itself; None where another process was quicker.
+    `stored` is the settlement that this process has stored itself; None if another process was quicker.
     """
 
     settlement: Settlement | None
@@ -30,10 +30,10 @@ class CommitResult:
 
 
 def commit_newest(parts: Parts) -> CommitResult:
-    """Commit the floors of the newest settlement or claim, whichever process stored it, and read them back.
+    """Commits the floors of the newest settlement or claim, whichever process stored it, and reads them back.
 
     Idle and parked partitions are committed again too, because Kafka forgets offsets that are not renewed. Raises
-    GroupMoved, NewerCommit or GroupBusy where nothing may be committed.
+    GroupMoved, NewerCommit or GroupBusy if nothing may be committed.
     """
     progress = None
     for _ in range(MAX_LOST_RACES):
@@ -44,17 +44,17 @@ def commit_newest(parts: Parts) -> CommitResult:
             offsets = allowed_commits(parts, newest)
         except NewerCommit:
             # Between the two reads above, of the ledger and of the group, another run may have settled and committed.
-            # Its commit is not of another ledger: the ledger shows it on the second look. A second look at an
-            # unchanged ledger proves the opposite, and the error stands.
+            # Then the ledger has changed, and the next round reads it anew. If the ledger has not changed between two
+            # rounds, the commit is from another ledger, and the error stands.
             previous, progress = progress, ledger_progress(parts)
             if progress == previous:
                 raise
             continue
         if offsets:
-            # The settlement or claim behind `offsets` is durable since newest() has returned it. Committed before it,
-            # the group would pass records that have no stored outcome (I1, I2).
+            # The settlement or claim behind `offsets` is durable, because newest() has returned it. A commit before
+            # that would move the group over records that have no stored outcome (I1, I2).
             #
-            # Kafka has no compare-and-set: where another run commits a newer floor between the check above and this
+            # Kafka has no compare-and-set: if another run commits a newer floor between the check above and this
             # line, the older floor overwrites it. Nothing is lost or read twice by that, because the lane reads from
             # the ledger and not from Kafka; the next run commits the newest floor again (I3).
             parts.group.commit(offsets)
@@ -64,7 +64,7 @@ def commit_newest(parts: Parts) -> CommitResult:
 
 
 def ledger_progress(parts: Parts) -> tuple[TurnId | None, bool]:
-    """The ledger's newest turn, and whether the turn after it is claimed.
+    """Returns the ledger's newest turn, and whether the turn after it is claimed.
 
     A commit that looks newer than the ledger has two possible causes. Every step stores before it commits, so another
     run may have stored and committed since this process read the ledger: then the progress changes. Or the commit is
@@ -76,7 +76,7 @@ def ledger_progress(parts: Parts) -> tuple[TurnId | None, bool]:
 
 
 def allowed_commits(parts: Parts, newest: Settlement) -> dict[TopicPartition, Committed]:
-    """What may be committed now: the floors of `newest`, or the ends of the open plan where it is claimed.
+    """Returns what may be committed now: the floors of `newest`, or the ends of the open plan if it is claimed.
 
     A foreign commit of a parked partition is left alone under every `on_external_reset`: the topic may belong to
     another pipeline by now, and this one reads nothing from it. Raises GroupMoved or NewerCommit.
@@ -87,17 +87,27 @@ def allowed_commits(parts: Parts, newest: Settlement) -> dict[TopicPartition, Co
     acknowledged = {tp: settled.acknowledged_foreign_offset for tp, settled in newest.partitions.items()}
     plan = parts.store.open_plan(newest)
     if plan is not None and plan.kind is TurnKind.RUN:
-        # A plan that has met a commit of ours acknowledges no foreign offset any more. From then on the same foreign
-        # offset is a new move of the group, and committing over it would undo that move unseen (S36).
+        # A plan that has found a commit of this ledger acknowledges no foreign offset any more. If the group stands at
+        # that offset again, another client moved it; a commit would undo that move without an error (S36).
         acknowledged |= {tp: planned.acknowledged_foreign_offset for tp, planned in plan.partitions.items()}
-        if parts.pipeline.guarantee == "at_most_once" and parts.store.has_claim(plan.turn):
-            # Only a claim allows the end of an open plan. A plan without a claim may still become void, and its
-            # records would be passed over without an outcome (I1). A claimed turn never becomes void.
-            floors |= {tp: planned.fresh.end for tp, planned in plan.partitions.items() if planned.fresh}
+        if claimed := claimed_floors(parts, plan):
+            floors |= claimed
             metadata = replace(metadata, n=plan.turn.n)
     committed = parts.group.committed(partitions)
     allowed = [tp for tp in partitions if _may_commit(parts, tp, committed.get(tp), metadata, acknowledged[tp])]
     return {tp: Committed(floors[tp], metadata.encode()) for tp in allowed}
+
+
+def claimed_floors(parts: Parts, plan: Plan) -> dict[TopicPartition, int]:
+    """Returns the floors that a claim has set: the ends of the open plan. Empty without a claim.
+
+    Only a claim allows to commit the end of an open plan. A plan without a claim may still become void, and its records
+    would be passed over without an outcome (I1). A claimed turn never becomes void.
+    """
+    claims = plan.kind is TurnKind.RUN and parts.pipeline.guarantee == "at_most_once"
+    if not claims or not parts.store.has_claim(plan.turn):
+        return {}
+    return {tp: planned.fresh.end for tp, planned in plan.partitions.items() if planned.fresh}
 
 
 def _may_commit(
@@ -120,14 +130,14 @@ def _may_commit(
 
 
 def commit_metadata_of(parts: Parts, newest: Settlement) -> CommitMetadata:
-    """The metadata with which the floors of `newest` are committed."""
+    """Returns the metadata with which the floors of `newest` are committed."""
     return CommitMetadata(parts.store.ledger_id(), parts.pipeline.name, newest.turn.epoch, newest.turn.n)
 
 
 def may_restore(parts: Parts, committed: Committed | None, metadata: CommitMetadata) -> bool:
-    """Whether `on_external_reset: restore` allows to overwrite this foreign commit.
+    """Returns whether `on_external_reset: restore` allows to overwrite this foreign commit.
 
-    Never for a commit of this pipeline: one that may not be overwritten is from another ledger or a newer turn.
+    False for a commit of this pipeline: such a commit comes from another ledger or from a newer turn.
     """
     return (
         parts.pipeline.on_external_reset == "restore"

@@ -12,18 +12,18 @@ from ackline.outcome import Outcome
 from ackline.planning import NO_LEADER, PARKED, PAUSED
 from ackline.retry import RetryBlock
 from ackline.steps.parts import Parts
-from ackline.steps.send_dead_letters import dead_decisions
+from ackline.steps.send_dead_letters import send_dead_letters
 from ackline.turns import Plan, Settlement, TurnKind
 
 Decisions = dict[TopicPartition, list[OutcomeRow]]
 
 
 def states_after(plan: Plan, before: Settlement, outcomes: TurnOutcomes) -> dict[TopicPartition, PartitionState]:
-    """The state of every partition of the lane after the turn.
+    """Returns the state of every partition of the lane after the turn.
 
-    The retry policy is the plan's, not the file's: whichever process settles the turn, and whenever, computes the same
-    due times (I9). Raises ConfigError where that policy's class does not import any more, LedgerError where the
-    outcomes contradict the plan.
+    The retry policy is the plan's, not the file's: every process that settles the turn, at any time, computes the same
+    due times (I9). Raises ConfigError if that policy's class does not import any more, LedgerError if the outcomes
+    contradict the plan.
     """
     policy = _policy(plan)
     states = {tp: settled.state for tp, settled in before.partitions.items()}
@@ -35,7 +35,7 @@ def states_after(plan: Plan, before: Settlement, outcomes: TurnOutcomes) -> dict
             seed = f"{plan.turn.lane}/{plan.turn.epoch}/{tp.topic}/{tp.partition}"
             states[tp] = fold(state, planned.fresh, planned.retries, rows, policy, seed)
         elif plan.kind is TurnKind.SKIP:
-            # complete_to never moves back, also where the target of the skip is below it.
+            # complete_to never moves back, even if the target of the skip is below it.
             end = max(state.complete_to, planned.fresh.end)
             states[tp] = fold(state, OffsetRange(end, end), (), rows, policy)
     return dict(sorted(states.items()))
@@ -44,7 +44,7 @@ def states_after(plan: Plan, before: Settlement, outcomes: TurnOutcomes) -> dict
 def _policy(plan: Plan) -> Backoff:
     try:
         return RetryBlock.stored(plan.settings["retry"]).policy()
-    except ConfigError as error:  # the file may name another class by now
+    except ConfigError as error:  # opening the parts has checked the file's class, which may be another one by now
         raise ConfigError(
             f"{plan.turn} stays open: it was planned with a retry policy that can't be used any more: {error}",
             key=error.key,
@@ -52,17 +52,13 @@ def _policy(plan: Plan) -> Backoff:
 
 
 def decide(parts: Parts, plan: Plan, before: Settlement, outcomes: TurnOutcomes) -> Decisions:
-    """Decisions of the turn by partition; sends the dead letters of those that are decided as dead."""
+    """Returns the decisions of the turn by partition; sends the dead letters of those that are decided as dead."""
     if plan.kind is not TurnKind.RUN:
         return _skipped(parts, plan, before) if plan.kind is TurnKind.SKIP else {}
-    decisions: Decisions = {}
-    rows = {tp: list(found) for tp, found in outcomes.rows.items()}
-    for tp, planned in plan.partitions.items():
-        # The plan starts above complete_to where retention took what lies between. The whole range is one row.
-        if planned.complete_to < planned.fresh.start:
-            expired = OutcomeRow(planned.complete_to, 0, Outcome.EXPIRED, parts.now(), None, planned.fresh.start)
-            decisions.setdefault(tp, []).append(expired)
-            rows.setdefault(tp, []).append(expired)
+    decisions = _expired_ranges(parts, plan)
+    rows = {
+        tp: [*outcomes.rows.get(tp, ()), *decisions.get(tp, ())] for tp in dict.fromkeys([*outcomes.rows, *decisions])
+    }
     states = states_after(plan, before, TurnOutcomes(rows, {}, {}))
     # Dead letters of partitions that are left alone wait: their records can't be read, or must not be.
     readable = {
@@ -70,13 +66,25 @@ def decide(parts: Parts, plan: Plan, before: Settlement, outcomes: TurnOutcomes)
         for tp, state in states.items()
         if tp in plan.partitions and plan.partitions[tp].why not in (PARKED, PAUSED, NO_LEADER)
     }
-    for tp, dead in dead_decisions(parts, plan, readable):
+    for tp, dead in send_dead_letters(parts, plan, readable):
         decisions.setdefault(tp, []).append(dead)
     return decisions
 
 
+def _expired_ranges(parts: Parts, plan: Plan) -> Decisions:
+    """Returns an `expired` row for each range that retention took before it was planned: one row for the whole range.
+
+    The fresh range of such a partition starts above `complete_to`.
+    """
+    return {
+        tp: [OutcomeRow(planned.complete_to, 0, Outcome.EXPIRED, parts.now(), None, planned.fresh.start)]
+        for tp, planned in plan.partitions.items()
+        if planned.complete_to < planned.fresh.start
+    }
+
+
 def _skipped(parts: Parts, plan: Plan, before: Settlement) -> Decisions:
-    """What a skip settles without handling it: pending offsets below its target, and unread ranges up to it.
+    """Returns what a skip settles without handling it: pending offsets below its target, and unread ranges up to it.
 
     Offsets below the target that were acked get no row: they have their one terminal outcome already.
     """

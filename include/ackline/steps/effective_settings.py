@@ -9,10 +9,10 @@ from ackline.steps.parts import Parts
 
 
 def effective_settings(parts: Parts) -> str:
-    """All settings of a pipeline on one line, defaults included, as `KEY=VALUE` with the keys of the file.
+    """Returns all settings of a pipeline on one line, defaults included, as `KEY=VALUE` with the keys of the file.
 
     Of Kafka properties, from file and connection, only the names are shown, because their values may be secret; of the
-    connection also the brokers. Values elsewhere that look like a secret are masked.
+    connection also the brokers. Any other value that looks like a secret is masked.
     """
     settings = dict(_flattened(parts.pipeline.settings()))
     settings["kafka.bootstrap_servers"] = str(parts.kafka.get("bootstrap.servers", ""))
@@ -21,7 +21,7 @@ def effective_settings(parts: Parts) -> str:
 
 
 def outcome_rows_are_off(store: LedgerStore) -> bool:
-    """Whether the lane's newest turn was planned with `record_outcomes: false`."""
+    """Returns whether the lane's newest turn was planned with `record_outcomes: false`."""
     newest = store.newest()
     return (
         newest is not None and newest.turn.n > 0 and not store.plan(newest.turn).settings.get("record_outcomes", True)

@@ -13,9 +13,9 @@ from ackline.turns import Plan, Settlement, TurnKind
 
 
 def notify_settled(parts: Parts, plan: Plan, settlement: Settlement, outcomes: TurnOutcomes) -> None:
-    """Pass the events of a settlement to the listener.
+    """Passes the events of a settlement to the listener.
 
-    Only the process that has stored the settlement calls this; from others, every event would come again.
+    Only the process that has stored the settlement calls this. If others did too, every event would come again.
     """
 
     def will_be_retried(tp: TopicPartition, row: OutcomeRow) -> bool:
@@ -38,7 +38,7 @@ def notify_settled(parts: Parts, plan: Plan, settlement: Settlement, outcomes: T
 
 
 def pending_kind(settlement: Settlement, tp: TopicPartition, offset: int) -> PendingKind | None:
-    """Why an offset is pending after a settlement; None where it is settled."""
+    """Returns why an offset is pending after a settlement; None if it is settled."""
     runs = settlement.partitions[tp].state.pending
     after = bisect.bisect_right(runs, offset, key=lambda run: run.start)
     return runs[after - 1].value.kind if after > 0 and offset < runs[after - 1].end else None

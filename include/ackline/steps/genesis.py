@@ -1,6 +1,6 @@
-"""Where partitions start that the ledger does not have yet: decided once, and stored before anything is planned.
+"""The initial position of each partition that is new to the lane: decided once, and stored before it is planned.
 
-Decided once, because the answer changes: "latest" of a later run would pass over what has come in between (S54).
+Decided once, because the answer changes: "latest" of a later run would pass over records that came meanwhile (S54).
 """
 
 from collections.abc import Mapping
@@ -11,42 +11,42 @@ from ackline.errors import FatalError
 from ackline.kafka_block import KafkaBlock
 from ackline.ledger import PartitionState
 from ackline.offsets import LogBounds, OffsetRange, TopicPartition
-from ackline.steps.action_plans import new_plan
+from ackline.steps.new_plan import new_plan
 from ackline.steps.observe import KafkaView, written_beyond
 from ackline.steps.parts import Parts
 from ackline.turns import Plan, PlannedPartition, SettledPartition, Settlement, TurnKind
 
-Start = tuple[int, str]
-"""An initial position, and the evidence for it, which the settlement stores."""
+InitialPosition = tuple[int, str]
+"""An offset, and the evidence for it, which the settlement stores."""
 
 
 def genesis_partitions(
     parts: Parts, newest: Settlement | None, view: KafkaView
 ) -> dict[TopicPartition, SettledPartition]:
-    """The subscribed partitions that are not in the lane yet, each settled at its initial position.
+    """Returns the subscribed partitions that are not in the lane yet, each settled at its initial position.
 
-    Leaves out a partition without a leader, unless the group's commit decides where it starts. Raises FatalError where
-    the group's commit is beyond the log's end.
+    Leaves out a partition without a leader, unless the group's commit decides where it starts. Raises FatalError if the
+    group's commit is beyond the log's end.
     """
     known = newest.partitions if newest else {}
     known_topics = {tp.topic for tp in known}
     before = previous_subscription(parts, newest)
-    starts: dict[TopicPartition, SettledPartition] = {}
+    genesis: dict[TopicPartition, SettledPartition] = {}
     for tp, log in sorted(view.bounds.items()):
         if tp in known or not parts.is_subscribed(tp):
             continue
         committed = view.committed.get(tp)
-        start = _start_by_commit(parts, committed, tp.topic in known_topics)
-        if start is None and log is not None:
-            start = _start_by_log(parts, tp, log, tp.topic in known_topics, before)
-        if start is None:
+        position = _initial_position_by_commit(parts, committed, tp.topic in known_topics)
+        if position is None and log is not None:
+            position = _initial_position_by_log(parts, tp, log, tp.topic in known_topics, before)
+        if position is None:
             continue
-        offset, evidence = start
+        offset, evidence = position
         _check_not_beyond_end(parts, tp, offset, log)
-        # A foreign commit that is there now is acknowledged: the first floor may be committed over it. A commit of this
+        # A foreign commit that exists now is acknowledged: the first floor may be committed over it. A commit of this
         # ledger is not foreign, and needs no acknowledgement.
         ours = is_of_ledger(committed, parts.pipeline.name, parts.store.ledger_id())
-        starts[tp] = SettledPartition(
+        genesis[tp] = SettledPartition(
             view.topic_ids[tp.topic],
             offset,
             PartitionState(offset),
@@ -55,23 +55,23 @@ def genesis_partitions(
             evidence=evidence,
             leader_epoch=log.leader_epoch if log is not None else None,
         )
-    return starts
+    return genesis
 
 
 def leaderless_partitions(
     parts: Parts, lane: Mapping[TopicPartition, SettledPartition], view: KafkaView
 ) -> tuple[TopicPartition, ...]:
-    """Subscribed partitions that can't join the lane yet: without a leader, the ends of their log are unknown."""
+    """Returns subscribed partitions that can't join the lane yet: without a leader, their log's ends are unknown."""
     return tuple(
         tp for tp, log in sorted(view.bounds.items()) if log is None and tp not in lane and parts.is_subscribed(tp)
     )
 
 
-def _start_by_commit(parts: Parts, committed: Committed | None, known_topic: bool) -> Start | None:
-    """The start that the group's commit decides (S30): our own commit, or a foreign one under `uncommitted_*` alone.
+def _initial_position_by_commit(parts: Parts, committed: Committed | None, known_topic: bool) -> InitialPosition | None:
+    """Returns the position by the group's commit (S30): this pipeline's own, or under `uncommitted_*` a foreign one.
 
-    None for a new partition of a topic that is in the lane already: this ledger has handled nothing of it, also where
-    the group has a commit for it.
+    None for a new partition of a topic that is in the lane already: this ledger has handled nothing of it, even if the
+    group has a commit for it.
     """
     if committed is None or known_topic:
         return None
@@ -80,15 +80,15 @@ def _start_by_commit(parts: Parts, committed: Committed | None, known_topic: boo
     return (committed.offset, "the group's commit") if parts.pipeline.start.startswith("uncommitted_") else None
 
 
-def _start_by_log(
+def _initial_position_by_log(
     parts: Parts, tp: TopicPartition, log: LogBounds, known_topic: bool, before: KafkaBlock | None
-) -> Start:
-    """The start that the log decides: the log start where all of it came after the lane began, else by `start`."""
+) -> InitialPosition:
+    """Returns the position in the log: its start if all of it came after the lane began, else the one by `start`."""
     if known_topic:
         return log.start, "new partition: log start"
     if before is not None and before.subscribes_to(*tp):
-        # The last turn looked for this topic and did not find it. All of its records came later (S32, S54). A filter
-        # is code, which may have been another then; from the log start, no record is passed over.
+        # The last turn looked for this topic and did not find it. All of its records came later (S32, S54). The
+        # filter's code may have changed since then; from the log start, no record is passed over.
         filtered = ", or filtered out," if before.partition_filter else ""
         return log.start, f"the topic was missing{filtered} at the last turn: log start"
     timestamp = parts.pipeline.start_timestamp
@@ -102,12 +102,12 @@ def _start_by_log(
 
 
 def _check_not_beyond_end(parts: Parts, tp: TopicPartition, offset: int, log: LogBounds | None) -> None:
-    """Raise FatalError for a start beyond the end of the log; an open transaction counts as part of the log (S43)."""
+    """Raises FatalError for an offset beyond the end of the log; an open transaction is part of the log (S43)."""
     if log is None or offset <= log.end or tp in written_beyond(parts, {tp: offset}):
         return
     raise FatalError(
         f"{tp}: the group {parts.pipeline.kafka.group_id} holds offset {offset}, beyond the log end {log.end}: "
-        f"the topic was truncated or recreated. Move the group to where the pipeline shall start",
+        f"the topic was truncated or recreated. Move the group to the offset at which the pipeline is to start",
         topic=tp.topic,
         partition=tp.partition,
         offset=offset,
@@ -115,7 +115,7 @@ def _check_not_beyond_end(parts: Parts, tp: TopicPartition, offset: int, log: Lo
 
 
 def previous_subscription(parts: Parts, newest: Settlement | None) -> KafkaBlock | None:
-    """The subscription of the last turn that looked for topics; None before the first one.
+    """Returns the subscription of the last turn that looked for topics; None before the first one.
 
     A topic in it that is not in the lane did not exist at that turn (S32, S54).
     """
@@ -126,14 +126,14 @@ def previous_subscription(parts: Parts, newest: Settlement | None) -> KafkaBlock
         turn = parts.store.reset_into(turn.epoch)
     settings = parts.store.plan(turn).settings["kafka"] if turn.n else parts.store.first_subscription(turn)
     if settings is None:
-        # The Delta log has expired the note of the first genesis. Taken as unchanged, every new topic starts at its log
-        # start, and no record is passed over.
+        # The Delta log has expired the subscription of the first genesis. It is taken as unchanged: every new topic
+        # starts at its log start, and no record is passed over.
         return parts.pipeline.kafka
     return KafkaBlock.stored({**settings, "properties": {}})
 
 
 def genesis_plan(parts: Parts, newest: Settlement, genesis: Mapping[TopicPartition, SettledPartition]) -> Plan:
-    """The plan of the turn in which partitions join a lane that has begun."""
+    """Returns the plan of the turn in which partitions join a lane that has begun."""
     partitions = {}
     for tp, settled in genesis.items():
         start = settled.state.complete_to

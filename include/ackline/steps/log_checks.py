@@ -1,8 +1,8 @@
 """Whether a log is still the one that was read: the same topic, with nothing truncated of what was settled (S42).
 
 A topic that was created again has another topic id. A log that was truncated, and has perhaps grown again, has another
-leader epoch. Its end proves nothing: new records take the offsets of those that are gone. Only where the leader epoch
-has changed is the leader queried for the end of the known epoch (`ackline.kafka.truncation`).
+leader epoch. Its end proves nothing: new records take the offsets of those that are gone. If the leader epoch has
+changed, and only then, the leader is queried for the end of the known epoch (`ackline.kafka.truncation`).
 """
 
 from collections.abc import Mapping
@@ -19,10 +19,10 @@ Logs = Mapping[TopicPartition, LogBounds | None]
 
 
 def truncated_partitions(parts: Parts, known: Known, logs: Logs) -> dict[TopicPartition, int | None]:
-    """The partitions whose log no longer holds all that lay below the known offset under the known leader epoch.
+    """Returns the partitions whose log no longer holds all records below the known offset under the known leader epoch.
 
-    The value is the offset below which the log is unchanged; None where that is unknown. Where no leader epoch is
-    known (rows of an earlier version, or a broker that gives none), the log is taken as it is.
+    The value is the offset below which the log is unchanged; None if that is unknown. If no leader epoch is known (rows
+    of an earlier version, or a broker that gives none), the log is taken as unchanged.
     """
     changed = {}
     for tp, (offset, leader_epoch) in known.items():
@@ -33,7 +33,10 @@ def truncated_partitions(parts: Parts, known: Known, logs: Logs) -> dict[TopicPa
 
 
 def check_not_truncated(parts: Parts, lane: Mapping[TopicPartition, SettledPartition], logs: Logs) -> None:
-    """Raise TopicChanged where a log no longer holds what was read below `complete_to`: it is not "caught up"."""
+    """Raises TopicChanged if a log no longer holds what was read below `complete_to`.
+
+    Without this check, the lane would count as caught up.
+    """
     known = {tp: (settled.state.complete_to, settled.leader_epoch) for tp, settled in lane.items()}
     for tp, end in truncated_partitions(parts, known, logs).items():
         state, log = lane[tp].state, logs[tp]
@@ -54,10 +57,12 @@ def _what_is_left(end: int | None) -> str:
     return "nothing is known to be left" if end is None else f"only what is below {end} is left"
 
 
-def check_same_topic(parts: Parts, tp: TopicPartition, known_id: str, topic_id: str | None, exists: bool) -> None:
-    """Raise TopicChanged where a partition is gone, or belongs to a new topic of the same name.
+def check_topic_not_recreated(
+    parts: Parts, tp: TopicPartition, known_id: str, topic_id: str | None, exists: bool
+) -> None:
+    """Raises TopicChanged if a partition is gone, or belongs to a new topic of the same name.
 
-    `topic_id` is the id of the topic as it is now, None where there is none; `exists`: whether it has this partition.
+    `topic_id` is the present id of the topic, None if there is no topic; `exists`: whether it has this partition.
     """
     if topic_id == known_id and exists:
         return
@@ -73,13 +78,13 @@ def check_same_topic(parts: Parts, tp: TopicPartition, known_id: str, topic_id: 
 
 
 def check_planned_ranges(parts: Parts, plan: Plan, after: bool = False) -> None:
-    """Check that every planned range is in the log that the plan was made for. Raises RangeGone and TopicChanged.
+    """Checks that every planned range is in the log that the plan was made for. Raises RangeGone and TopicChanged.
 
-    Checked before reading, because Spark waits for two minutes for offsets that never come. Checked again with `after`,
-    topic ids and leader epochs alone: leader epochs only grow, so one that is the planned one before and after reading
-    was the leader's in between. Where it is another, the new leader must have the log of the planned one up to the end
-    of the plan, retries included. What was truncated above the settled state is planned again; where the log was
-    truncated below it, the next plan stops the run.
+    The check comes before reading, because Spark waits for two minutes for offsets that never come. With `after`, it
+    comes after reading and compares topic ids and leader epochs alone. Leader epochs only grow: if the planned epoch is
+    the leader's before and after reading, it was so in between. If the epoch has changed, the new leader must have the
+    log of the planned one up to the end of the plan, retries included. A later turn plans again what was truncated
+    above the settled state. If the log was truncated below it, the next plan stops the run.
     """
     wanted = {tp: planned for tp, planned in plan.partitions.items() if not planned.empty}
     _check_topic_ids(parts, plan, wanted)
@@ -111,9 +116,9 @@ def _check_topic_ids(parts: Parts, plan: Plan, wanted: Mapping[TopicPartition, P
 
 
 def _check_bounds(wanted: Mapping[TopicPartition, PlannedPartition], logs: Mapping[TopicPartition, LogBounds]) -> None:
-    """Raise RangeGone or TopicChanged where a fresh range is not whole in the log.
+    """Raises RangeGone or TopicChanged if a part of a fresh range is not in the log.
 
-    Retries are not checked: each one that retention has taken gets an `expired` outcome of its own.
+    Retries are not checked: each retry that retention has taken gets an `expired` outcome of its own.
     """
     for tp, log in logs.items():
         fresh = wanted[tp].fresh

@@ -1,8 +1,8 @@
 """Metrics of a turn: what its tasks report beside the outcome rows, and what of that a settlement keeps.
 
-They are shown and decide nothing, with one exception. Where outcomes are not kept as rows (`record_outcomes: false`),
-the report that is stored with the commit of outcomes is the only source of their counts. Once the Delta log has expired
-it, counts and gaps are unknown, and are stored as unknown.
+They are shown and decide nothing, with one exception. If outcomes are not kept as rows (`record_outcomes: false`), the
+report that is stored with the commit of outcomes is the only source of their counts. Once the Delta log has expired the
+report, counts and gaps are unknown, and are stored as unknown.
 """
 
 from collections import Counter
@@ -12,7 +12,7 @@ from dataclasses import replace
 from ackline.audit.turn_outcomes import TurnOutcomes
 from ackline.errors import AcklineError
 from ackline.ledger import PartitionState
-from ackline.metrics import TurnReport, fetch_metrics, partition_metrics, retries_in, totals_after
+from ackline.metrics import TurnReport, fetch_metrics, lag_seconds, partition_metrics, retries_in, totals_after
 from ackline.offsets import LogBounds, TopicPartition
 from ackline.outcome import Outcome
 from ackline.planning import NO_LEADER, PARKED, PAUSED
@@ -23,20 +23,20 @@ _ATTEMPTS = (Outcome.ACKED, Outcome.FAILED, Outcome.SKIPPED, Outcome.DROPPED)
 
 
 def keeps_outcome_rows(parts: Parts, plan: Plan) -> bool:
-    """Whether each outcome of a turn becomes a row: as its plan has it, whichever process carries it out.
+    """Returns whether each outcome of a turn becomes a row. Its plan decides, whichever process carries it out.
 
-    Always under at_least_once, because a failure without a row would pass for a gap, and the record would be lost.
+    Always True under at_least_once: a failure without a row would count as a gap, and the record would be lost.
     """
     return bool(plan.settings.get("record_outcomes", True)) or parts.pipeline.guarantee == "at_least_once"
 
 
 def stored_report(parts: Parts, plan: Plan) -> TurnReport | None:
-    """The report of a turn's tasks; None where no task has run, or the Delta log has expired the report."""
+    """Returns the report of a turn's tasks; None if no task has run, or the Delta log has expired the report."""
     return None if plan.kind is not TurnKind.RUN or plan.empty else parts.store.report_of(plan.turn)
 
 
 def turn_outcomes(parts: Parts, plan: Plan, report: TurnReport | None) -> TurnOutcomes:
-    """The outcomes of a turn: rows, and counts that include outcomes which are not kept as rows."""
+    """Returns the outcomes of a turn: rows, and counts that include outcomes which are not kept as rows."""
     outcomes = parts.store.outcomes_of(plan.turn)
     if report is None:
         forgotten = plan.kind is TurnKind.RUN and not plan.empty and not plan.settings.get("record_outcomes", True)
@@ -53,7 +53,7 @@ def turn_outcomes(parts: Parts, plan: Plan, report: TurnReport | None) -> TurnOu
 
 
 def gaps_of(plan: Plan, tp: TopicPartition, outcomes: TurnOutcomes) -> int | None:
-    """How many offsets of the fresh range held no record; None where the Delta log has expired the turn's report."""
+    """Returns how many offsets of the fresh range held no record; None if the Delta log has expired the report."""
     if tp not in plan.partitions:
         return 0
     if not outcomes.complete:
@@ -70,8 +70,8 @@ def with_metrics(
     outcomes: TurnOutcomes,
     report: TurnReport | None,
 ) -> dict[TopicPartition, SettledPartition]:
-    """The partitions of a settlement with their `metrics` and `totals`; the same whichever process computes them."""
-    seconds = _lag_seconds(parts, plan, {tp: settled.state for tp, settled in partitions.items()})
+    """Returns a settlement's partitions with `metrics` and `totals`; the same in every process that computes them."""
+    seconds = _lag_seconds_of(parts, plan, {tp: settled.state for tp, settled in partitions.items()})
     now, measured = parts.now(), {}
     for tp, settled in partitions.items():
         previous, rows = before.partitions.get(tp), outcomes.rows.get(tp, ())
@@ -85,12 +85,12 @@ def with_metrics(
     return measured
 
 
-def _lag_seconds(
+def _lag_seconds_of(
     parts: Parts, plan: Plan, states: Mapping[TopicPartition, PartitionState]
-) -> dict[TopicPartition, float]:
-    """Age in seconds of the first record at or above each floor; 0 where nothing is behind.
+) -> dict[TopicPartition, float | None]:
+    """Returns the age in seconds of the first record at or above each floor; 0 if no record waits there.
 
-    Absent where the broker has no time for it. A broker that does not answer fails no settlement: these are metrics.
+    None if the broker has no time for it. A broker that does not answer fails no settlement: these are metrics.
     """
     logs = {tp: log for tp in states if (log := _planned_log(plan, tp)) is not None}
     behind = {tp: max(states[tp].floor, log.start) for tp, log in logs.items() if states[tp].floor < log.end}
@@ -98,15 +98,15 @@ def _lag_seconds(
         times = parts.cluster.record_times(behind) if behind else {}
     except AcklineError:
         times = {}
-    ages = {tp: max(0.0, round((parts.now() - time).total_seconds(), 3)) for tp, time in times.items()}
-    return dict.fromkeys(logs.keys() - behind.keys(), 0.0) | ages
+    now = parts.now()
+    return {tp: lag_seconds(tp in behind, times.get(tp), now) for tp in logs}
 
 
 def _planned_log(plan: Plan, tp: TopicPartition) -> LogBounds | None:
-    """The bounds of the log that the plan of a run was made for; None where the plan had none.
+    """Returns the bounds of the log that the plan of a run was made for; None if the plan had none.
 
-    Such a plan stores an empty log at `complete_to`. A paused or parked partition may have that stored for a real log,
-    which is empty there: the two look the same, so its bounds count as unknown too.
+    Such a plan stores an empty log at `complete_to`. For a paused or parked partition, the same bounds may stand for a
+    real log that is empty there. The two look the same, so these bounds count as unknown too.
     """
     if plan.kind is not TurnKind.RUN or tp not in plan.partitions:
         return None

@@ -23,13 +23,13 @@ class KafkaView:
 
 
 def observe_kafka(parts: Parts, newest: Settlement | None) -> KafkaView:
-    """Read the subscription and the lane's topics from the broker. How far behind the lane is costs no more requests.
+    """Returns the subscription and the lane's topics, read from the broker. The lag needs no more requests.
 
-    Topic ids are read before bounds. A topic that is created again in between goes by its old id here. That is found:
-    replay reads the ids before and after it reads records, and the plan after one that reads nothing stops at the new
-    id.
+    Topic ids are read before bounds. A topic that is created again in between is shown under its old id. Later checks
+    detect that: replay compares the ids before and after it reads records, and after a plan that reads nothing, the
+    next plan stops at the new id.
     """
-    parts.cluster.reachable()  # fails within seconds, with the broker's name, where the broker is away
+    parts.cluster.reachable()  # fails within seconds, with the broker's name, if the broker is away
     block = parts.pipeline.kafka
     known = {tp.topic for tp in newest.partitions} if newest else set()
     names = parts.cluster.names() if block.named_topics is None else block.named_topics
@@ -51,9 +51,9 @@ def observe_kafka(parts: Parts, newest: Settlement | None) -> KafkaView:
 
 
 def written_beyond(parts: Parts, offsets: Mapping[TopicPartition, int]) -> set[TopicPartition]:
-    """The partitions whose log is written up to the given offset, beyond the last stable offset.
+    """Returns the partitions whose log is written up to the given offset, beyond the last stable offset.
 
-    Empty under `read_uncommitted`, where the readable end is the end of the log.
+    Empty under `read_uncommitted`: there the readable end is the end of the log.
     """
     if parts.pipeline.kafka.isolation != "read_committed":
         return set()

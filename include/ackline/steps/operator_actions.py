@@ -25,7 +25,7 @@ Choose = Callable[[Settlement], Targets]
 
 
 def perform_action(parts: Parts, kind: TurnKind, choose: Choose, reason: str) -> CommitResult:
-    """Carry out an action on the live lane, and commit what follows from it.
+    """Carries out an action on the live lane, and commits what follows from it.
 
     `choose` is called again whenever another run has taken the turn, because the lane has moved then. Raises FatalError
     while a turn is open; ConfigError for a lane that has not begun, for partitions that it does not have, and for
@@ -41,7 +41,7 @@ def perform_action(parts: Parts, kind: TurnKind, choose: Choose, reason: str) ->
                 f"{open_plan.turn} is open: let it end (`ackline run {parts.pipeline.name}`), then {kind} again"
             )
         plan = _plan(parts, newest, kind, choose, reason)
-        # Refused where another process has stored plan n since `newest` was read. Nothing is stored then; look again.
+        # Refused if another process has stored plan n since `newest` was read. Nothing is stored then; look again.
         if parts.store.store_plan(plan):
             settle_turn(parts, plan, newest)
             return _commit(parts, kind)
@@ -51,7 +51,7 @@ def perform_action(parts: Parts, kind: TurnKind, choose: Choose, reason: str) ->
 def _plan(parts: Parts, newest: Settlement, kind: TurnKind, choose: Choose, reason: str) -> Plan:
     if kind is not TurnKind.RESET:
         # The plan stores the settings in force, and the next turn takes them for those that pending records were
-        # planned under. A changed guarantee would pass unseen. A reset leaves nothing pending, so it may change them.
+        # planned under. A changed guarantee would not show. A reset leaves nothing pending, so it may change them.
         check_settings_unchanged(parts, newest)
     targets = choose(newest)
     if not targets:
@@ -62,10 +62,10 @@ def _plan(parts: Parts, newest: Settlement, kind: TurnKind, choose: Choose, reas
 
 
 def _subscription_of_last_look(parts: Parts, newest: Settlement) -> dict[str, Any]:
-    """The subscription that the plan of an action stores: that of the last turn that looked for topics.
+    """Returns the subscription that the plan of an action stores: that of the last turn that looked for topics.
 
-    An action looks for none. With the file's subscription in its plan, a topic that was added to the file before the
-    action would count as missing at that turn, and start at its log start instead of where `start` puts it (S30).
+    An action looks for no topics. With the file's subscription in its plan, a topic that was added to the file before
+    the action would count as missing at that turn. It would start at its log start instead of by `start` (S30).
     """
     before = previous_subscription(parts, newest) or parts.pipeline.kafka
     return before.model_dump(mode="json", include={"topics", "pattern", "partitions", "partition_filter"})

@@ -50,7 +50,7 @@ def _check_job(spark: "Callable[[], SparkSession]", job: "ReplayJob") -> None:
 class Parts:
     """The adapters of one pipeline, opened for one run.
 
-    `fixed_now` is the time of the whole run where the user has set one. `no_breaker` lets this run pass the breaker.
+    `fixed_now` is the time of the whole run if the user has set one. `no_breaker` lets this run pass the breaker.
     """
 
     pipeline: Pipeline
@@ -68,27 +68,27 @@ class Parts:
     clock: Clock = lambda: datetime.now(UTC)
     run_job: "Callable[[Callable[[], SparkSession], ReplayJob, Progress | None], ReplayResult]" = _replay_job
     check_job: "Callable[[Callable[[], SparkSession], ReplayJob], None]" = _check_job
-    """Raises where the job can't be started, before anything is handed out."""
+    """Raises if the job can't be started, before anything is handed out."""
     translation: Translation | None = None
     partition_filter: PartitionFilter = all_partitions
 
     def notify(self, event: str, *details: Any) -> None:
-        """Pass an event to the listener, if there is one. Call it only once the event is durable."""
+        """Passes an event to the listener, if there is one. Call it only once the event is durable."""
         if self.listener is not None:
             self.listener.notify(event, *details)
 
     def is_subscribed(self, tp: TopicPartition) -> bool:
-        """Whether the pipeline reads this partition. Raises ConfigError where the partition filter fails."""
+        """Returns whether the pipeline reads this partition. Raises ConfigError if the partition filter fails."""
         return self.pipeline.kafka.subscribes_to(*tp) and self.partition_filter(tp)
 
     def existing_partitions(self, partitions: Iterable[TopicPartition]) -> list[TopicPartition]:
-        """Those of `partitions` that the broker has, whatever their topic id."""
+        """Returns the partitions that the broker has, whatever their topic id."""
         wanted = list(partitions)
         topics = self.cluster.topics(sorted({tp.topic for tp in wanted}))
         return [tp for tp in wanted if tp.topic in topics and tp.partition in topics[tp.topic].partitions]
 
     def unchanged_partitions(self, topic_ids: Mapping[TopicPartition, str]) -> list[TopicPartition]:
-        """The partitions that the broker still has under the given topic id.
+        """Returns the partitions that the broker still has under the given topic id.
 
         In a topic that was created again, the lane's offsets mean nothing: nothing is read or committed there.
         """
@@ -100,27 +100,27 @@ class Parts:
         ]
 
     def reader(self) -> ExactReader:
-        """A reader of scattered offsets, under the pipeline's isolation level."""
+        """Returns a reader of scattered offsets, under the pipeline's isolation level."""
         return ExactReader(self.kafka, self.pipeline.kafka.isolation)
 
     def dead_letter_sender(self, topic: str) -> DeadLetters:
-        """A sender of dead letters to `topic`."""
+        """Returns a sender of dead letters to `topic`."""
         return DeadLetters(self.kafka, topic)
 
     def now(self) -> datetime:
-        """The time by which this run decides, in UTC."""
+        """Returns the time by which this run decides, in UTC."""
         return self.fixed_now or self.clock()
 
 
 def new_run_id(origin: str) -> str:
-    """A generated name for a run, such as `cli__2026-01-31T12:00:00Z__4f2a`."""
+    """Returns a generated name for a run, such as `cli__2026-01-31T12:00:00Z__4f2a`."""
     return f"{origin}__{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}__{secrets.token_hex(2)}"
 
 
 def translation_of(pipeline: Pipeline, connection: Mapping[str, Any]) -> Translation | None:
-    """The pipeline's streams with the schema registry's settings; None where one handler takes the raw records.
+    """Returns the pipeline's streams with the schema registry's settings; None if one handler takes the raw records.
 
-    Raises ConfigError where a registry is needed and the settings of file and connection do not fit it.
+    Raises ConfigError if a registry is needed and the settings of file and connection do not fit it.
     """
     translation = pipeline.translation
     if translation is None or not translation.needs_registry:
@@ -152,11 +152,11 @@ def open_parts(
     audit: str | None = None,
     no_breaker: bool = False,
 ) -> Iterator[Parts]:
-    """Open the parts of a pipeline; they are closed at the end of the context.
+    """Opens the parts of a pipeline, and closes them at the end of the context.
 
-    `connection` holds the properties of the Kafka connection that the pipeline names. It is not needed where the file
-    names bootstrap servers itself. Raises ConfigError where it is missing, and where code that the file names (retry
-    class, listener, partition filter) does not import.
+    `connection` holds the properties of the Kafka connection that the pipeline names. It is not needed if the file
+    names bootstrap servers itself. Raises ConfigError if it is missing, and if code that the file names (retry class,
+    listener, partition filter) does not import.
     """
     connection = _connection_with_broker(pipeline, connection)
     pipeline.retry.policy()  # a class that does not import is refused before anything is planned

@@ -1,4 +1,4 @@
-"""plan: decide what the next turn reads, and store it before anything is read.
+"""plan: decide what the next turn reads, and store that before anything is read.
 
 Its writes, in this order: the first genesis (settlement 0), or a genesis turn for partitions that are new to the lane;
 then plan n. A crash before a write costs nothing. After it, the next run finds what was written: a lane that has begun,
@@ -30,7 +30,7 @@ _NAMED = 5
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """The turn to carry out; `plan` is None where no subscribed topic exists yet.
+    """The turn to carry out; `plan` is None if no subscribed topic exists yet.
 
     `missing` names subscribed topics, and partitions that the file names, which do not exist. `leaderless` are
     partitions that would join the lane if they had a leader. `actions` are the settlements of skips, resets, pauses and
@@ -45,21 +45,21 @@ class Planned:
 
 
 def plan(parts: Parts) -> Planned:
-    """The lane's open plan, or else a new one, stored.
+    """Returns the lane's open plan, or else a new one, stored.
 
-    Raises ConfigError where the dead-letter topic is missing or the fixed clock is behind the last turn; TopicChanged,
-    GroupMoved, NewerCommit, TooFarBehind and RetentionPassed where the lane can't go on as it is.
+    Raises ConfigError if the dead-letter topic is missing or the fixed clock is behind the last turn; TopicChanged,
+    GroupMoved, NewerCommit, TooFarBehind and RetentionPassed if the lane can't go on as it is.
     """
     skipped, progress = False, None
     actions: list[Settlement] = []
     # Each round reads the ledger anew and moves it by one turn at most; every write is fenced by the turn's number.
-    # Where another run has taken the number, nothing was stored here, and the next round finds what it has stored.
+    # If another run has taken the number, nothing was stored here, and the next round finds what it has stored.
     for _ in range(MAX_LOST_RACES):
         newest = parts.store.newest()
         open_plan = parts.store.open_plan(newest) if newest else None
         # A run skips once what is too far behind, and then reads: the log may grow by more than `max_offset_behind`
-        # between any two rounds, and a run that skips in each of them never reads. It may skip again where another run
-        # has read since, or a new epoch has begun, because the lane has left the place that was skipped to (S45).
+        # between any two rounds, and a run that skips in each of them never reads. It may skip again if another run has
+        # read since, or a new epoch has begun: then the lane is no longer at the offset that was skipped to (S45).
         if newest and (newest.kind in (TurnKind.RUN, TurnKind.VOID) or not newest.turn.n):
             skipped = False
         if newest and open_plan and open_plan.kind is not TurnKind.RUN:
@@ -67,12 +67,12 @@ def plan(parts: Parts) -> Planned:
             # own, stored in the round before, or that of an operator whose process has died.
             skipped |= open_plan.kind is TurnKind.SKIP
             settled = settle_turn(parts, open_plan, newest)
-            if settled:  # None where another process was quicker: then that process reports it
+            if settled:  # None if another process was quicker: then that process reports it
                 actions.append(settled)
                 _log_move(open_plan)
         elif open_plan:
-            # A lane has at most one open plan. It is adopted, whichever run has stored it and however long ago:
-            # planned beside it, the same offsets would be handled twice.
+            # A lane has at most one open plan. It is adopted, whichever run has stored it and however long ago. A
+            # second plan would handle the same offsets twice.
             _check_clock(parts, open_plan.planned_at)
             return Planned(open_plan, adopted=True, actions=tuple(actions))
         else:
@@ -93,7 +93,7 @@ def plan(parts: Parts) -> Planned:
 
 
 def _log_move(plan: Plan) -> None:
-    """Log a warning of a skip or a reset that this run has settled; a genesis, pause or resume moves no offset."""
+    """Logs a warning of a skip or a reset that this run has settled; a genesis, pause or resume moves no offset."""
     if plan.kind in (TurnKind.SKIP, TurnKind.RESET):
         moves = [f"{tp} to {planned.fresh.start}" for tp, planned in plan.partitions.items()]
         more = f" and {len(moves) - _NAMED} more" if len(moves) > _NAMED else ""
@@ -101,7 +101,7 @@ def _log_move(plan: Plan) -> None:
 
 
 def preview(parts: Parts) -> Planned:
-    """What `plan` would store; stores nothing. A lane that has not begun is shown from where it would start."""
+    """Returns what `plan` would store; stores nothing. A lane that has not begun is shown at its initial positions."""
     newest = parts.store.newest()
     open_plan = parts.store.open_plan(newest) if newest else None
     view = observe_kafka(parts, newest)
@@ -120,18 +120,18 @@ def preview(parts: Parts) -> Planned:
 
 
 def preview_lane(parts: Parts, newest: Settlement | None, view: KafkaView) -> dict[TopicPartition, SettledPartition]:
-    """The lane's partitions, and those that would join it now, at their initial positions."""
+    """Returns the lane's partitions, and those that would join it now, at their initial positions."""
     return {**(newest.partitions if newest else {}), **genesis_partitions(parts, newest, view)}
 
 
 def _take_turn(parts: Parts, newest: Settlement | None, skipped: bool) -> Planned | None:
-    """Make one attempt to store what comes next: a genesis, an action, or the plan of a run.
+    """Makes one attempt to store what comes next: a genesis, an action, or the plan of a run.
 
-    Returns None where another round is needed: it was a genesis or an action, which is settled before the lane goes on,
-    or another run has taken the number.
+    Returns None if another round is needed: it was a genesis or an action, which is settled before the lane goes on, or
+    another run has taken the number.
     """
-    # All checks come before the first write, so that a run which can't work leaves no trace. Kafka comes first: it is
-    # the one that fails most often, and it fails within seconds.
+    # All checks come before the first write, so that a run which can't work leaves no trace. The check of Kafka comes
+    # first: it fails most often, and within seconds.
     _check_clock(parts, newest.settled_at if newest else None)
     view = observe_kafka(parts, newest)
     _check_dead_letter_topic(parts)
@@ -155,9 +155,9 @@ def _take_turn(parts: Parts, newest: Settlement | None, skipped: bool) -> Planne
 
 
 def _store_first_genesis(parts: Parts, genesis: dict[TopicPartition, SettledPartition]) -> None:
-    """Begin the lane. Stored also where no topic exists yet, together with the subscription that was looked for.
+    """Begins the lane, even if no topic exists yet. Stores the subscription with it.
 
-    A topic that is created later is then known to have been missing, and is read from its log start (S32).
+    So a topic that is created later is known to have been missing, and is read from its log start (S32).
     """
     turn = _first_turn(parts)
     first = Settlement(turn, TurnKind.GENESIS, parts.run_id, parts.now(), genesis, parts.actor, "first run")
@@ -166,7 +166,7 @@ def _store_first_genesis(parts: Parts, genesis: dict[TopicPartition, SettledPart
 
 
 def _check_clock(parts: Parts, last: datetime | None) -> None:
-    """Raise ConfigError for a fixed clock behind the last turn: due times and grace periods would run backwards."""
+    """Raises ConfigError for a fixed clock behind the last turn: due times and grace periods would run backwards."""
     if parts.fixed_now and last and parts.fixed_now < last:
         raise ConfigError(
             f"--now {parts.fixed_now.isoformat()} is before the last turn, of {last.isoformat()}", key="--now"

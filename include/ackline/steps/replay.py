@@ -1,15 +1,15 @@
 """replay: read exactly the offsets of the open plan, handle them, and make the outcomes visible in one fenced commit.
 
-Outcomes n is its one write that counts. It is written for zero rows too, and it is the only proof that the range was
-handled whole: neither the exit status of a process nor the state of an Airflow task is one (S8). A crash before it
+Only its write of outcomes n counts. It is made for zero rows too, and it is the only proof that the whole range was
+handled: neither the exit status of a process nor the state of an Airflow task proves that (S8). A crash before it
 costs the work and nothing else: no log entry names the files that the tasks have written, so they are invisible, and
 the range is replayed. After it, a repeat finds the number taken and adds nothing (I9, I11).
 
-At most once, the claim and the start marker come before the first handler call (steps/claim.py).
+Under at most once, the claim and the start marker come before the first handler call (steps/claim.py).
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from deltalake.transaction import AddAction
@@ -27,7 +27,7 @@ from ackline.steps.log_checks import check_planned_ranges
 from ackline.steps.measure import keeps_outcome_rows
 from ackline.steps.parts import Parts, Progress
 from ackline.steps.setting_changes import check_open_plan_settings
-from ackline.steps.settle import void_turn
+from ackline.steps.void import void_turn
 from ackline.turns import Plan, Settlement
 
 if TYPE_CHECKING:
@@ -44,8 +44,7 @@ _ISOLATES = (ErrorClass.WORKER_LOST, ErrorClass.TIMEOUT)
 class Replayed:
     """What this process did: handler calls made, and records fetched to find the retries.
 
-    `void` is the reason why the turn was closed without effect; None where it was not. `plan` is None where there was
-    no open plan.
+    `void` is the reason why the turn was closed as void; None if it was not. `plan` is None if there was no open plan.
     """
 
     plan: Plan | None
@@ -55,8 +54,8 @@ class Replayed:
 
 
 def replay(parts: Parts, spark: "Callable[[], SparkSession]", on_progress: Progress | None = None) -> Replayed:
-    """Carry out the lane's open plan, if its outcomes are not stored yet. Starts Spark only where there is something
-    to read.
+    """Carries out the lane's open plan, if its outcomes are not stored yet. Starts Spark only if there is something to
+    read.
 
     A plan whose range is no longer in the log is closed by a void settlement, and the next turn plans again. Raises
     TopicChanged, ConfigError, TransientError and FatalError.
@@ -69,8 +68,8 @@ def replay(parts: Parts, spark: "Callable[[], SparkSession]", on_progress: Progr
         # Zero rows are proof too: without this commit, an empty turn would look like one that never ran.
         parts.store.store_outcomes(plan.turn, [])
         return Replayed(plan)
-    # Everything that can refuse the job is checked before the claim. At most once, a claimed turn is handed out once
-    # or lost, so a registry that is away or a setting that Spark refuses would cost the whole range.
+    # Everything that can refuse the job is checked before the claim. Under at most once, a claimed turn is handed out
+    # once or lost, so a registry that is away or a setting that Spark refuses would cost the whole range.
     check_open_plan_settings(parts, plan)
     check_registry(parts.translation)
     job = job_of(parts, plan)
@@ -78,11 +77,11 @@ def replay(parts: Parts, spark: "Callable[[], SparkSession]", on_progress: Progr
     once = parts.pipeline.guarantee == "at_most_once"
     if once and range_error is None and not parts.store.has_start_marker(plan.turn):
         parts.check_job(spark, job)
-    # A plan that can't be read and is not claimed may become void, below. One that is claimed may not: it goes through
-    # the claim and the start marker even then, so that one process alone decides that it is lost.
+    # A plan that can't be read and is not claimed may become void, below. A claimed plan may not: it goes through the
+    # claim and the start marker although it can't be read, so that one process alone decides that it is lost.
     if once and (range_error is None or parts.store.has_claim(plan.turn)) and not _claim_and_start(parts, plan, newest):
         return Replayed(plan)
-    result = range_error or _carry_out(parts, plan, newest, spark, on_progress)
+    result = range_error or _carry_out(parts, plan, newest, job, spark, on_progress)
     if isinstance(result, RangeGone | TopicChanged):
         return _close_unreadable_turn(parts, plan, newest, result)
     if parts.store.store_outcomes(plan.turn, add_actions(plan, result), task_report(parts, plan, result)):
@@ -99,7 +98,7 @@ def _range_error(parts: Parts, plan: Plan) -> RangeGone | TopicChanged | None:
 
 
 def _claim_and_start(parts: Parts, plan: Plan, newest: Settlement) -> bool:
-    """At most once: claim, commit, start. Returns whether this process may call the handler."""
+    """Claims the plan, commits the claim, takes the start marker. Returns whether this process may call the handler."""
     refuse_retries(plan)
     claim(parts, plan, newest)
     return take_start_marker(parts, plan)
@@ -109,16 +108,19 @@ def _carry_out(
     parts: Parts,
     plan: Plan,
     newest: Settlement,
+    job: "ReplayJob",
     spark: "Callable[[], SparkSession]",
     on_progress: Progress | None,
 ) -> "ReplayResult | RangeGone | TopicChanged":
-    """What the tasks did; or the error because of which it can't be done, or does not count."""
+    """Runs the Spark job. Returns what its tasks did, or the error because of which they can't run or do not count."""
     try:
-        # The start is counted before Spark begins: a start that takes this process down with it must have been counted.
-        because = _isolation_reason(parts, plan, newest)
-        result = _run_spark_job(parts, plan, spark, on_progress, because)
+        # The start is counted before Spark begins: a start that takes this process down with it must be counted too. At
+        # most once counts no start: a claimed plan is started once and never again.
+        starts = 0 if parts.pipeline.guarantee == "at_most_once" else parts.store.count_start(plan)
+        parts.store.outcomes.create()
+        result = parts.run_job(spark, _isolated(job, _why_isolate(starts, plan, newest)), on_progress)
         # Spark reads by topic name and offset. A topic that was created again under the reader, or a log that was
-        # truncated, has given other records in the same place, and its job succeeds all the same.
+        # truncated, has given other records at the same offsets, and the job succeeds all the same.
         check_planned_ranges(parts, plan, after=True)
     except (RangeGone, TopicChanged) as error:
         return error
@@ -126,12 +128,12 @@ def _carry_out(
 
 
 def _close_unreadable_turn(parts: Parts, plan: Plan, newest: Settlement, error: RangeGone | TopicChanged) -> Replayed:
-    """Close a turn that can't be carried out. Raises TopicChanged where the next turn could not be either."""
+    """Closes a turn that can't be carried out. Raises TopicChanged if the next turn could not be carried out either."""
     if parts.store.has_claim(plan.turn):  # a claimed turn is never void: the group has moved over it
         record_lost(parts, plan, str(error))
         return Replayed(plan)
-    # Another run may have read the range before it went, and stored its outcomes. A void settlement would make them
-    # ineffective, and the next turn would record as expired what has been handled.
+    # Another run may have read the range before it was gone, and stored its outcomes. A void settlement would make them
+    # ineffective, and the next turn would record handled records as expired.
     if not parts.store.has_outcomes(plan.turn):
         void_turn(parts, plan, newest, str(error))
     if isinstance(error, TopicChanged):
@@ -139,25 +141,9 @@ def _close_unreadable_turn(parts: Parts, plan: Plan, newest: Settlement, error: 
     return Replayed(plan, void=str(error))
 
 
-def _run_spark_job(
-    parts: Parts,
-    plan: Plan,
-    spark: "Callable[[], SparkSession]",
-    on_progress: Progress | None,
-    because: str = "",
-) -> "ReplayResult":
-    parts.store.outcomes.create()
-    return parts.run_job(spark, job_of(parts, plan, because), on_progress)
-
-
-def _isolation_reason(parts: Parts, plan: Plan, newest: Settlement) -> str:
-    """Why the handler is isolated without `handler_isolation: process` in the file; empty where it is not.
-
-    Counts a start of the plan. At most once counts nothing: a claimed plan is started once and never again.
-    """
-    if parts.pipeline.guarantee == "at_most_once":
-        return ""
-    if parts.store.count_start(plan) > COUNTED_STARTS:
+def _why_isolate(starts: int, plan: Plan, newest: Settlement) -> str:
+    """Returns why the handler is isolated without `handler_isolation: process` in the file; empty if it is not."""
+    if starts > COUNTED_STARTS:
         return f"started {COUNTED_STARTS} times without outcomes"
     for tp, planned in plan.partitions.items():
         pending = newest.partitions[tp].state.pending if tp in newest.partitions else ()
@@ -167,8 +153,15 @@ def _isolation_reason(parts: Parts, plan: Plan, newest: Settlement) -> str:
     return ""
 
 
-def job_of(parts: Parts, plan: Plan, because: str = "") -> "ReplayJob":
-    """The plan as a job of the Spark adapter; `because` is the reason to isolate a handler although the file does not.
+def _isolated(job: "ReplayJob", reason: str) -> "ReplayJob":
+    """Returns the job with an isolated handler; unchanged without a reason, or if the file isolates the handler."""
+    if not reason or job.settings.isolated:
+        return job
+    return replace(job, settings=replace(job.settings, isolated=True), isolation_reason=reason)
+
+
+def job_of(parts: Parts, plan: Plan) -> "ReplayJob":
+    """Returns the plan as a job of the Spark adapter, with the isolation of the handler that the pipeline file sets.
 
     Raises ConfigError for Kafka properties that Spark's own client can't use.
     """
@@ -186,7 +179,7 @@ def job_of(parts: Parts, plan: Plan, because: str = "") -> "ReplayJob":
         now=parts.fixed_now,
         once=pipeline.guarantee == "at_most_once",
         record_outcomes=keeps_outcome_rows(parts, plan),
-        isolated=pipeline.isolated or bool(because),
+        isolated=pipeline.isolated,
         record_timeout=timeout.total_seconds() if timeout else None,
         translation=parts.translation,
     )
@@ -197,12 +190,11 @@ def job_of(parts: Parts, plan: Plan, because: str = "") -> "ReplayJob":
         fresh={tp: planned.fresh for tp, planned in plan.partitions.items() if planned.fresh},
         retries={tp: planned.retries for tp, planned in plan.partitions.items() if planned.retries},
         max_rate=pipeline.max_rate,
-        isolation_reason="" if pipeline.isolated else because,
     )
 
 
 def task_report(parts: Parts, plan: Plan, result: "ReplayResult") -> TurnReport:
-    """The counts and fetch times that the tasks report, stored in the same commit as their outcomes."""
+    """Returns the counts and fetch times that the tasks report; replay stores them in the commit of the outcomes."""
     counts = {
         tp: {outcome.value: rows for outcome, rows in by_outcome.items()} for tp, by_outcome in result.counts.items()
     }
@@ -210,7 +202,7 @@ def task_report(parts: Parts, plan: Plan, result: "ReplayResult") -> TurnReport:
 
 
 def add_actions(plan: Plan, result: "ReplayResult") -> list[AddAction]:
-    """The files that the tasks have written, as entries of the Delta log."""
+    """Returns the files that the tasks have written, as entries of the Delta log."""
     values: Mapping[str, str | None] = {
         "pipeline": plan.turn.pipeline,
         "plan_date": plan_date(plan.planned_at).isoformat(),

@@ -1,6 +1,6 @@
-"""One run: one turn after another, until a turn has met a record or the log has no more.
+"""One run: one turn after another, until a turn has read a record or the log has no more.
 
-A turn that meets only gaps would otherwise cost a whole schedule interval. The identity of the work is the turn's, not
+Otherwise, a turn that reads only gaps would cost a whole schedule interval. The identity of the work is the turn's, not
 the run's: a run that finds an open turn finishes it, whichever run began it.
 """
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 MAX_VOID_TURNS = 5
 """Void turns in a row after which a run stops.
 
-A turn is void where its range is gone when it is read. One or two happen where retention deletes a segment between plan
+A turn is void if its range is gone when replay reads it. One or two happen if retention deletes a segment between plan
 and read. Five in a row mean that retention is quicker than the run, and more turns would not change that.
 """
 
@@ -35,8 +35,8 @@ and read. Five in a row mean that retention is quicker than the run, and more tu
 class RunResult:
     """What a run did: `calls` are handler calls of this process, `outcomes` effective rows of its turns and actions.
 
-    `commit` is the group's commit after the last turn; None where no turn was taken. `voided` holds the reasons of the
-    void turns since the last turn that counts.
+    `commit` is the group's commit after the last turn; None if no turn was taken. `voided` holds the reasons of the
+    void turns since the last turn that was not void.
     """
 
     plans: list[Plan] = field(default_factory=list)
@@ -54,7 +54,7 @@ def run(
     on_plan: Callable[[Plan, bool], None] | None = None,
     on_progress: Progress | None = None,
 ) -> RunResult:
-    """Plan, replay and settle, and again while the last turn met no record and the log has more.
+    """Plans, replays and settles, and again while the last turn has read no record and the log has more.
 
     `on_plan` is called with each plan, and whether it was adopted. Raises RangeGone after MAX_VOID_TURNS void turns in
     a row, and what the three steps raise.
@@ -71,7 +71,7 @@ def run(
         if on_plan:
             on_plan(planned.plan, planned.adopted)
         replayed = replay(parts, spark, on_progress)
-        # This turn only. Where another run has settled it and planned the next, that one is for the other run to prove.
+        # This turn only. If another run has planned the next turn, that run settles it.
         result.commit = settle(parts, planned.plan.turn)
         settlement = parts.store.settlement(planned.plan.turn)
         _add_turn(result, planned.plan, replayed, settlement)
@@ -84,10 +84,10 @@ def run(
 def replay_until_records(
     parts: Parts, spark: "Callable[[], SparkSession]", on_progress: Progress | None = None
 ) -> Replayed:
-    """Replay turns until one has met a record or the log has no more: the replay step of a DAG.
+    """Replays turns until one has read a record or the log has no more: the replay step of a DAG.
 
-    Turns without a record are settled here, and the next one is planned and replayed. So the turn that the DAG's settle
-    step finds is the one that met records. Raises RangeGone after MAX_VOID_TURNS void turns in a row.
+    Turns without a record are settled here, and the next turn is planned and replayed. So the DAG's settle step finds
+    the turn that has read records. Raises RangeGone after MAX_VOID_TURNS void turns in a row.
     """
     calls = void_turns = 0
     while True:
@@ -101,7 +101,7 @@ def replay_until_records(
         if newest is None or replayed.plan is None:
             return replace(replayed, calls=calls)
         if open_plan is not None and open_plan.turn != replayed.plan.turn:
-            # Another run has settled this process's turn and planned the next. That turn is for the other run to prove.
+            # Another run has settled this process's turn and planned the next turn. That run settles it.
             return replace(replayed, calls=calls)
         if open_plan is not None:
             outcomes = turn_outcomes(parts, open_plan, stored_report(parts, open_plan))
@@ -119,20 +119,20 @@ def _too_many_void_turns(parts: Parts, reason: str | None) -> RangeGone:
 
 
 def needs_another_turn(done: Plan, settlement: Settlement) -> bool:
-    """Whether the run takes another turn: its last one was void, or met no record while the log has more."""
+    """Returns whether the run takes another turn: the last one was void, or has read no record and the log has more."""
     if settlement.kind is TurnKind.VOID:
         return True
-    met = any(has_records(settled.counts) for settled in settlement.partitions.values())
-    return not met and log_has_more(done)
+    has_read = any(has_records(settled.counts) for settled in settlement.partitions.values())
+    return not has_read and log_has_more(done)
 
 
 def has_records(counts: Mapping[str, int]) -> bool:
-    """Whether these counts include a record that was there. What retention took first is no work done."""
+    """Returns whether these counts include a record that was read. A record that retention took does not count."""
     return any(counts.get(word) for word in (Outcome.ACKED, Outcome.FAILED, Outcome.SKIPPED, Outcome.DROPPED))
 
 
 def log_has_more(done: Plan) -> bool:
-    """Whether a plan moved a partition forward and stopped short of the log's end.
+    """Returns whether a plan moved a partition forward and ended before the log's end.
 
     Both are needed: after a turn that moves nothing, the next one would be the same, without end.
     """

@@ -1,4 +1,4 @@
-"""The plan of a run: what the next turn reads. Or, where the lane has to be moved first, the plan of that action."""
+"""The plan of a run: what the next turn reads. If the lane has to be moved first, it is the plan of that action."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -9,11 +9,12 @@ from ackline.errors import GroupMoved, TooFarBehind
 from ackline.metrics import due_retries
 from ackline.offsets import TopicPartition
 from ackline.planning import Limits, PartitionView
-from ackline.steps.action_plans import action_plan, follow_plan, new_plan
+from ackline.steps.action_plans import action_plan, follow_plan
 from ackline.steps.commit import commit_metadata_of, may_restore
-from ackline.steps.expired import check_retention
-from ackline.steps.log_checks import check_not_truncated, check_same_topic
+from ackline.steps.log_checks import check_not_truncated, check_topic_not_recreated
+from ackline.steps.new_plan import new_plan
 from ackline.steps.observe import KafkaView, written_beyond
+from ackline.steps.on_expired_fail import stop_if_expired
 from ackline.steps.parts import Parts
 from ackline.turns import Plan, Settlement, TurnKind
 
@@ -24,23 +25,23 @@ _NO_WINDOW = 2**62
 
 
 def next_plan(parts: Parts, newest: Settlement, view: KafkaView, skipped: bool = False) -> Plan:
-    """The plan for the turn after `newest`.
+    """Returns the plan for the turn after `newest`.
 
-    It is a skip or a reset where the group was moved, under `on_external_reset: follow` (S36). It is a skip where a
-    partition is too far behind, under the policy `skip` (S45), unless this run has `skipped` before. Raises
-    TopicChanged, GroupMoved, NewerCommit, RetentionPassed and TooFarBehind where the lane can't go on.
+    It is a skip or a reset if the group was moved, under `on_external_reset: follow` (S36). It is a skip if a partition
+    is too far behind, under the policy `skip` (S45), unless this run has `skipped` before. Raises TopicChanged,
+    GroupMoved, NewerCommit, RetentionPassed and TooFarBehind if the lane can't go on.
     """
     views, moves = _views(parts, newest, view)
     # Nothing below is decided before every readable log is known to be the one that was read. In another log the same
-    # offsets mean other records, and a truncated one would pass for a log with nothing new (S42).
+    # offsets mean other records, and a truncated log would count as one with nothing new (S42).
     readable = {tp: newest.partitions[tp] for tp, partition in views.items() if partition.readable}
     check_not_truncated(parts, readable, view.bounds)
     views |= _views_into_open_transactions(parts, views)
-    # The group was moved and is to be followed. This comes before the checks of retention and of
-    # max_offset_behind, which are about where the lane stands now: it is about to stand elsewhere.
+    # The group was moved, and the lane follows it. This comes before the checks of retention and of max_offset_behind:
+    # they judge the lane's present position, which this action changes.
     if moves:
         return follow_plan(parts, newest, moves)
-    check_retention(parts, views)
+    stop_if_expired(parts, views)
     limit = parts.pipeline.max_offset_behind
     targets = {} if skipped and limit is not None and limit.policy == "skip" else _skip_targets(parts, views)
     if targets:
@@ -56,7 +57,7 @@ def next_plan(parts: Parts, newest: Settlement, view: KafkaView, skipped: bool =
 def _views(
     parts: Parts, newest: Settlement, view: KafkaView
 ) -> tuple[dict[TopicPartition, PartitionView], dict[TopicPartition, Committed]]:
-    """A view of each partition of the lane, and the foreign commits that the lane has to follow.
+    """Returns a view of each partition of the lane, and the foreign commits that the lane has to follow.
 
     Topic and group are checked for subscribed partitions alone: a parked one may belong to another pipeline by now.
     """
@@ -67,7 +68,7 @@ def _views(
         committed, subscribed = view.committed.get(tp), parts.is_subscribed(tp)
         acknowledged = settled.acknowledged_foreign_offset
         if subscribed:
-            check_same_topic(parts, tp, settled.topic_id, view.topic_ids.get(tp.topic), tp in view.bounds)
+            check_topic_not_recreated(parts, tp, settled.topic_id, view.topic_ids.get(tp.topic), tp in view.bounds)
             if committed is not None and _must_follow(parts, tp, committed, metadata, acknowledged):
                 moves[tp] = committed
         views[tp] = PartitionView(
@@ -75,7 +76,7 @@ def _views(
             settled.state,
             view.bounds.get(tp),
             committed,
-            # Once a plan has met a commit of ours, the foreign offset of the start counts as a new move (S36).
+            # Once a plan has found a commit of this ledger, the foreign offset of the start counts as a new move (S36).
             still_acknowledged(committed, acknowledged, metadata),
             subscribed,
             settled.paused,
@@ -90,7 +91,7 @@ def _must_follow(
     metadata: CommitMetadata,
     acknowledged_foreign_offset: int | None,
 ) -> bool:
-    """Whether the group was moved and is to be followed; False where the floor may be committed over its offset.
+    """Returns whether the group was moved and is to be followed; False if the floor may be committed over its offset.
 
     Raises GroupMoved under `on_external_reset: fail`, and NewerCommit.
     """
@@ -106,10 +107,11 @@ def _must_follow(
 
 
 def _views_into_open_transactions(parts: Parts, views: Views) -> dict[TopicPartition, PartitionView]:
-    """Views of partitions whose `complete_to` is beyond the last stable offset, because a transaction is open there.
+    """Returns views of partitions whose `complete_to` is beyond the last stable offset, because a transaction is open.
 
-    It got there under `read_uncommitted`, by an earlier setting or by the group's former owner. The log was not
-    truncated, so its end is taken to be `complete_to`: there is nothing new until the transaction ends (S43).
+    `complete_to` passed the last stable offset under `read_uncommitted`: an earlier setting, or that of the group's
+    former owner. The log was not truncated, so its end is taken to be `complete_to`: there is nothing new until the
+    transaction ends (S43).
     """
     ahead = {
         tp: view.state.complete_to
@@ -126,7 +128,7 @@ def _views_into_open_transactions(parts: Parts, views: Views) -> dict[TopicParti
 def _with_waiting_times(
     parts: Parts, views: dict[TopicPartition, PartitionView], limits: Limits
 ) -> dict[TopicPartition, PartitionView]:
-    """The views with the time of each first unread record, where the run can't take everything and has to choose."""
+    """Returns the views with the time of each first unread record, if the run can't take all and has to choose."""
     unread = {
         tp: max(view.state.complete_to, view.log.start)
         for tp, view in views.items()
@@ -141,10 +143,10 @@ def _with_waiting_times(
 
 
 def _skip_targets(parts: Parts, views: Views) -> dict[TopicPartition, int]:
-    """The offset to which each partition that is too far behind is skipped (S45). Raises TooFarBehind under `fail`.
+    """Returns the offset to which each partition that is too far behind is skipped (S45).
 
-    What retention took does not count as behind and is no reason for a skip; a skip settles it as well. Paused, parked
-    and leaderless partitions are left alone.
+    Raises TooFarBehind under `fail`. Offsets that retention took do not count as behind; a skip settles them too.
+    Paused, parked and leaderless partitions are left alone.
     """
     limit = parts.pipeline.max_offset_behind
     if limit is None:

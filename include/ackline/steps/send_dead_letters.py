@@ -1,6 +1,6 @@
 """Send dead letters, and decide that their records are `dead`.
 
-A record is `dead` only once all replicas have acknowledged its letter (I6), or where the pipeline file says
+A record is `dead` only once all replicas have acknowledged its letter (I6), or if the pipeline file sets
 `dead_letter: none`. A letter without an acknowledgement may still have arrived; its record stays pending and the next
 turn sends it again. So the dead-letter topic may hold a letter twice, and never misses one.
 """
@@ -21,14 +21,14 @@ from ackline.turns import Plan
 log = logging.getLogger(__name__)
 
 Decision = tuple[TopicPartition, OutcomeRow]
-DeadLetters = Mapping[TopicPartition, Mapping[int, Pending]]
+WaitingLetters = Mapping[TopicPartition, Mapping[int, Pending]]
 """By partition and offset: the pending state of each record that waits for its dead letter."""
 
 
-def dead_decisions(parts: Parts, plan: Plan, states: Mapping[TopicPartition, PartitionState]) -> Iterator[Decision]:
-    """A decision for each pending dead letter that can be settled now; the others stay pending.
+def send_dead_letters(parts: Parts, plan: Plan, states: Mapping[TopicPartition, PartitionState]) -> Iterator[Decision]:
+    """Sends the pending dead letters, and yields a decision for each record that can be settled now.
 
-    A record that is no longer in its log is decided as `expired` or `compacted`.
+    The other records stay pending. A record that is no longer in its log is decided as `expired` or `compacted`.
     """
     waiting = {tp: offsets for tp, state in states.items() if (offsets := _pending_dead_letters(state))}
     unchanged = _unchanged_logs(parts, plan, waiting, states)
@@ -46,8 +46,8 @@ def dead_decisions(parts: Parts, plan: Plan, states: Mapping[TopicPartition, Par
         yield from ((tp, row) for tp, row in decisions if tp in still_unchanged)
 
 
-def _send(parts: Parts, plan: Plan, topic: str, waiting: DeadLetters) -> list[Decision]:
-    """Send a letter for each waiting record; decisions for those that the broker has acknowledged or that are gone."""
+def _send(parts: Parts, plan: Plan, topic: str, waiting: WaitingLetters) -> list[Decision]:
+    """Sends a letter for each waiting record. Returns decisions for acknowledged letters and for gone records."""
     gone: list[Gone] = []
     decisions: list[Decision] = []
     refused: Counter[str] = Counter()
@@ -71,27 +71,27 @@ def _send(parts: Parts, plan: Plan, topic: str, waiting: DeadLetters) -> list[De
 def _unchanged_logs(
     parts: Parts, plan: Plan, waiting: Iterable[TopicPartition], states: Mapping[TopicPartition, PartitionState]
 ) -> list[TopicPartition]:
-    """Those of `waiting` whose log is the one that the plan was made for, up to the end of what was handled.
+    """Returns the partitions of `waiting` whose log is unchanged since the plan, up to `complete_to`.
 
-    Where the topic was created again, or the log was truncated and has grown again, the record at the offset is a
+    If the topic was created again, or the log was truncated and has grown again, the record at the offset is a
     different one: a letter of it would settle a record that was never read. Dead letters of such partitions stay
     pending, and so do those of partitions without a leader, whose log can't be checked.
     """
     topics = parts.cluster.topics({tp.topic for tp in waiting})
-    led = [
+    with_leader = [
         tp
         for tp in waiting
         if (topic := topics.get(tp.topic))
         and topic.topic_id == plan.partitions[tp].topic_id
         and topic.partitions.get(tp.partition)
     ]
-    known = {tp: (states[tp].complete_to, plan.partitions[tp].log.leader_epoch) for tp in led}
-    truncated = truncated_partitions(parts, known, parts.cluster.bounds(led))
-    return [tp for tp in led if tp not in truncated]
+    known = {tp: (states[tp].complete_to, plan.partitions[tp].log.leader_epoch) for tp in with_leader}
+    truncated = truncated_partitions(parts, known, parts.cluster.bounds(with_leader))
+    return [tp for tp in with_leader if tp not in truncated]
 
 
-def _letters(parts: Parts, plan: Plan, waiting: DeadLetters, gone: list[Gone]) -> Iterator[Letter]:
-    """A letter for each waiting record, read again from its topic; records that are not there are added to `gone`."""
+def _letters(parts: Parts, plan: Plan, waiting: WaitingLetters, gone: list[Gone]) -> Iterator[Letter]:
+    """Yields a letter for each waiting record, read again from its topic; adds records that are gone to `gone`."""
     with parts.reader() as reader:
         for found in reader.read({tp: list(offsets) for tp, offsets in waiting.items()}):
             if isinstance(found, Gone):
@@ -101,7 +101,7 @@ def _letters(parts: Parts, plan: Plan, waiting: DeadLetters, gone: list[Gone]) -
 
 
 def _letter(plan: Plan, found: Found, pending: Pending) -> Letter:
-    """The record with headers that name its source and why it is dead."""
+    """Returns the record with headers that name its source and why it is dead."""
     tp = found.topic_partition
     _, timestamp = found.message.timestamp()
     headers = {

@@ -1,7 +1,7 @@
 """Guarantee and isolation level change between turns only, and only while nothing is pending.
 
 Records under way were planned under the old values. Under other values, a record that was handed out at most once could
-be handed out again (I7), or a failure could be dropped that was to be retried.
+be handed out again (I7), or a failure that was to be retried could be dropped.
 """
 
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ from ackline.turns import Plan, Settlement
 
 
 def check_settings_unchanged(parts: Parts, newest: Settlement) -> None:
-    """Raise ConfigError where guarantee or isolation level changed while records are pending under the old one.
+    """Raises ConfigError if guarantee or isolation level changed while records are pending under the old one.
 
     Checked before every turn but a reset, against the settings of the last turn's plan.
     """
@@ -28,7 +28,7 @@ def check_settings_unchanged(parts: Parts, newest: Settlement) -> None:
 
 
 def check_open_plan_settings(parts: Parts, plan: Plan) -> None:
-    """Raise ConfigError where an open plan would be handed out under another guarantee or isolation level than its own.
+    """Raises ConfigError if an open plan would be handed out under another guarantee or isolation level than its own.
 
     A plan that was made at most once may have been handed out already.
     """
@@ -40,7 +40,7 @@ def check_open_plan_settings(parts: Parts, plan: Plan) -> None:
 
 
 def _changes(parts: Parts, before: Mapping[str, Any]) -> list[tuple[str, str, str]]:
-    """Key, old and new value of each of the two settings that differs."""
+    """Returns key, old and new value of each of the two settings that differs."""
     now = parts.pipeline.settings()
     values = (
         ("guarantee", before["guarantee"], now["guarantee"]),

@@ -16,29 +16,29 @@ from dataclasses import replace
 from ackline.audit.turn_outcomes import TurnOutcomes
 from ackline.errors import GroupMoved, NoProof, TooManyFailures
 from ackline.ledger import OutcomeRow
-from ackline.metrics import TurnReport, fetch_metrics
+from ackline.metrics import TurnReport
 from ackline.offsets import TopicPartition
 from ackline.outcome import Outcome
 from ackline.steps.commit import CommitResult, commit_newest
 from ackline.steps.decide import decide, states_after
 from ackline.steps.events import notify_settled
-from ackline.steps.expired import retention_error
 from ackline.steps.measure import gaps_of, stored_report, turn_outcomes, with_metrics
+from ackline.steps.on_expired_fail import expired_rows_error
 from ackline.steps.parts import Parts
+from ackline.steps.void import acknowledged_foreign_offset, void_turn
 from ackline.turns import Plan, SettledPartition, Settlement, TurnId, TurnKind
 
 
 def settle(
     parts: Parts, turn: TurnId | None = None, on_stored: Callable[[Settlement], None] | None = None
 ) -> CommitResult:
-    """Settle the lane's open turn, if there is one, and commit the newest floor.
+    """Settles the lane's open turn, if there is one, and commits the newest floor.
 
-    With `turn`, settles that turn only: where another run has settled it and planned the next one, that next turn is
-    for the other run to prove. `on_stored` is called with the settlement that this process has stored, before the
-    commit.
+    With `turn`, settles that turn only: if another run has planned the next turn, that run settles it. `on_stored` is
+    called with the settlement that this process has stored, before the commit.
 
-    Raises NoProof where the turn's outcomes are not stored; GroupBusy, GroupMoved and NewerCommit where the floor may
-    not be committed. The settlement is stored by then, and a later run commits it.
+    Raises NoProof if the turn's outcomes are not stored; GroupBusy, GroupMoved and NewerCommit if the floor may not be
+    committed. The settlement is stored by then, and a later run commits it.
     """
     newest = parts.store.newest()
     plan = parts.store.open_plan(newest) if newest else None
@@ -55,13 +55,13 @@ def settle(
 
 
 def settle_turn(parts: Parts, plan: Plan, before: Settlement) -> Settlement | None:
-    """Store decisions n and settlement n of an open plan; `before` is settlement n - 1.
+    """Stores decisions n and settlement n of an open plan; `before` is settlement n - 1.
 
-    Returns what was stored; None where another process has taken number n, to settle the turn or to void it.
+    Returns what was stored; None if another process has taken number n, to settle the turn or to void it.
     Raises NoProof, TooManyFailures and RetentionPassed.
     """
-    # Only the stored outcomes prove that the range was handled whole. The state of an Airflow task does not: it can be
-    # set by hand. Folded without them, complete_to would pass records that no handler has met (S8).
+    # Only the stored outcomes prove that the whole range was handled. The state of an Airflow task does not: it can be
+    # set by hand. A fold without outcomes would move complete_to over records that no handler has handled (S8).
     if plan.kind is TurnKind.RUN and not parts.store.has_outcomes(plan.turn):
         raise NoProof(
             f"{plan.turn} has no stored outcomes, so nothing proves that it was handled; a task marked as successful "
@@ -71,41 +71,41 @@ def settle_turn(parts: Parts, plan: Plan, before: Settlement) -> Settlement | No
     outcomes = _decided_outcomes(parts, plan, before, report)
     partitions = with_metrics(parts, plan, before, _settled_partitions(parts, plan, before, outcomes), outcomes, report)
     settlement = Settlement(plan.turn, plan.kind, parts.run_id, parts.now(), partitions, parts.actor, plan.reason)
-    # The fence: one process takes number n. A process that loses it drops its own fold and uses the stored one.
+    # The fence: one process takes number n. Any other process drops its own fold and uses the stored one.
     if not parts.store.store_settlement(settlement, plan):
         return None
-    notify_settled(parts, plan, settlement, outcomes)  # after the write: a listener hears of durable events only
+    notify_settled(parts, plan, settlement, outcomes)  # after the write: listeners get durable events only
     return settlement
 
 
 def _decided_outcomes(parts: Parts, plan: Plan, before: Settlement, report: TurnReport | None) -> TurnOutcomes:
-    """The turn's outcomes together with decisions n, which are made and stored first where they are not stored yet."""
-    # Checked before the rows are read. In the other order, another process could store its decisions in between: they
-    # would be found stored and be missing from the rows, and a record whose `dead` row counts would stay pending (I4).
+    """Returns the turn's outcomes with decisions n, which are made and stored first if they are not stored yet."""
+    # Checked before the rows are read. In the other order, another process could store its decisions in between. The
+    # check would find them, but the rows would not hold them: a record whose `dead` row counts would stay pending (I4).
     decided = parts.store.has_decisions(plan.turn)
     outcomes = turn_outcomes(parts, plan, report)
     if decided:
         return outcomes
-    # Breaker and retention close the turn as void, so both are checked before the first dead letter leaves: a letter
+    # Breaker and retention close the turn as void, so both are checked before the first dead letter is sent: a letter
     # of a void turn announces a record as dead that the next turn handles again.
-    _check_breaker(parts, plan, before, outcomes)
-    _check_retention(parts, plan, before, outcomes.rows)
+    _void_if_too_many_failed(parts, plan, before, outcomes)
+    _void_if_expired(parts, plan, before, outcomes.rows)
     decisions = decide(parts, plan, before, outcomes)
     # Retention may have passed a record just before its dead letter was read. Such letters are sent again by the turn
     # that settles their records.
-    _check_retention(parts, plan, before, decisions)
+    _void_if_expired(parts, plan, before, decisions)
     parts.store.store_decisions(plan, parts.run_id, decisions)
-    # Whether this process or a rival has won number n: the stored decisions are what counts. Read again, because the
-    # rival's may differ from those made above.
+    # Only the stored decisions count, whichever process has taken number n. They are read again, because those of
+    # another process may differ from the decisions made above.
     return turn_outcomes(parts, plan, report)
 
 
 def _settled_partitions(
     parts: Parts, plan: Plan, before: Settlement, outcomes: TurnOutcomes
 ) -> dict[TopicPartition, SettledPartition]:
-    """A row of settlement n for every partition of the lane, also for those that the plan leaves alone."""
+    """Returns a row of settlement n for every partition of the lane, also for those that the plan leaves alone."""
     states = states_after(plan, before, outcomes)
-    # For the audit only: what the group has committed decides nothing here, and the step that commits reads it again.
+    # For the audit only: the group's commits decide nothing here, and the step that commits reads them again.
     committed = parts.group.committed(parts.unchanged_partitions({tp: _topic_id(tp, plan, before) for tp in states}))
     return {
         tp: SettledPartition(
@@ -114,7 +114,7 @@ def _settled_partitions(
             state,
             outcomes.counts.get(tp, {}),
             gaps_of(plan, tp, outcomes),
-            _acknowledged_foreign_offset(tp, plan, before),
+            acknowledged_foreign_offset(tp, plan, before),
             committed.get(tp),
             _evidence(plan),
             _is_paused(tp, plan, before),
@@ -124,8 +124,8 @@ def _settled_partitions(
     }
 
 
-def _check_breaker(parts: Parts, plan: Plan, before: Settlement, outcomes: TurnOutcomes) -> None:
-    """Close the turn as void and raise TooManyFailures where too many of its new records failed (S46).
+def _void_if_too_many_failed(parts: Parts, plan: Plan, before: Settlement, outcomes: TurnOutcomes) -> None:
+    """Closes the turn as void and raises TooManyFailures if too many of its new records failed (S46).
 
     Only first attempts count, so a turn of poison retries never trips the breaker. `dropped` counts too: it is a
     failure under a guarantee without retries.
@@ -144,49 +144,19 @@ def _check_breaker(parts: Parts, plan: Plan, before: Settlement, outcomes: TurnO
     reason = f"too many failures: {failed} of {tried} new records failed, the breaker allows {allowed}"
     void_turn(parts, plan, before, reason)
     raise TooManyFailures(
-        f"{reason}. {plan.turn} is void: nothing of it was settled, dead-lettered or committed. Mend the handler and "
+        f"{reason}. {plan.turn} is void: nothing of it was settled, dead-lettered or committed. Fix the handler and "
         f"run again, or let it through with --no-breaker"
     )
 
 
-def _check_retention(
+def _void_if_expired(
     parts: Parts, plan: Plan, before: Settlement, rows: Mapping[TopicPartition, Sequence[OutcomeRow]]
 ) -> None:
-    """Close the turn as void and raise RetentionPassed where `on_expired: fail` forbids to settle `rows`."""
-    error = retention_error(parts, plan, rows)
+    """Closes the turn as void and raises RetentionPassed if `on_expired: fail` forbids to settle `rows`."""
+    error = expired_rows_error(parts, plan, rows)
     if error is not None:
         void_turn(parts, plan, before, str(error))
         raise error
-
-
-def void_turn(parts: Parts, plan: Plan, before: Settlement, reason: str) -> None:
-    """Close a plan that can't be carried out: no state changes, and none of the turn's rows counts.
-
-    The void settlement takes number n of the settlements. So it races with a process that settles the turn: whichever
-    is stored first decides, and the other one is refused.
-    """
-    partitions = {
-        tp: replace(
-            settled,
-            old_floor=settled.state.floor,
-            counts={},
-            gaps=0,
-            evidence="void",
-            # What the plan has learned of the group holds although the turn is void: a foreign offset stays
-            # acknowledged only until a plan has met a commit of ours.
-            acknowledged_foreign_offset=_acknowledged_foreign_offset(tp, plan, before),
-            metrics=fetch_metrics(settled.metrics),
-        )
-        for tp, settled in before.partitions.items()
-    }
-    parts.store.store_settlement(
-        Settlement(plan.turn, TurnKind.VOID, parts.run_id, parts.now(), partitions, parts.actor, reason), plan
-    )
-
-
-def _acknowledged_foreign_offset(tp: TopicPartition, plan: Plan, before: Settlement) -> int | None:
-    partitions = plan.partitions if tp in plan.partitions else before.partitions
-    return partitions[tp].acknowledged_foreign_offset
 
 
 def _is_paused(tp: TopicPartition, plan: Plan, before: Settlement) -> bool:
@@ -200,7 +170,7 @@ def _topic_id(tp: TopicPartition, plan: Plan, before: Settlement) -> str:
 
 
 def _leader_epoch(tp: TopicPartition, plan: Plan, before: Settlement) -> int | None:
-    """The leader epoch of the plan, under which replay has read; a partition that the plan left alone keeps its own."""
+    """Returns the leader epoch under which replay has read: the plan's; without one there, the one before the turn."""
     planned = plan.partitions[tp].log.leader_epoch if tp in plan.partitions else None
     return planned if planned is not None or tp not in before.partitions else before.partitions[tp].leader_epoch
 

@@ -1,4 +1,4 @@
-"""Where a pipeline stands: the newest settlement, compared with the broker's logs and commits as they are now."""
+"""The status of a pipeline: the newest settlement, compared with the present logs and commits of the broker."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -6,16 +6,17 @@ from datetime import datetime
 from typing import TypeVar
 
 from ackline.ledger import PendingKind
-from ackline.metrics import FETCH_MAX, FETCH_MEAN, FETCHES, TOTALS, due_retries, oldest_pending
+from ackline.metrics import FETCH_MAX, FETCH_MEAN, FETCHES, TOTALS, due_retries, lag_seconds, oldest_pending
 from ackline.offsets import TopicPartition
 from ackline.planning import NO_LEADER, PARKED, PAUSED
+from ackline.steps.commit import claimed_floors
 from ackline.steps.observe import KafkaView, observe_kafka
 from ackline.steps.parts import Parts
 from ackline.steps.plan import preview_lane
-from ackline.turns import SettledPartition, Settlement, TurnKind
+from ackline.turns import SettledPartition, Settlement
 
 MISSING, CREATED_AGAIN, TRUNCATED = "missing", "created again", "truncated"
-"""Why a run stops at a partition: it is gone; its topic was created again; its log is shorter than what was read."""
+"""Why a run stops at a partition: it is gone; its topic was created again; its log ends below what was read."""
 
 N = TypeVar("N", int, float)
 
@@ -24,14 +25,14 @@ N = TypeVar("N", int, float)
 class PartitionStatus:
     """One partition.
 
-    `floor` is that of the newest settlement or claim; `read` the end of what was read and handled whole. `lag` is
+    `floor` is that of the newest settlement or claim; every offset below `read` was read and handled. `lag` is
     `log_end - floor`, in offsets. `lag_seconds` is the age of the record at the floor, or of the first one above it
-    that retention has left: 0 without lag, None where the broker has no time for it. Both are None where there is no
-    log to compare with. `due` counts retries that are due now. `oldest_pending_at` is the time of the record at the
-    lowest pending offset; None where retention took it. `totals` are the effective rows of the epoch by outcome, and
+    that retention has left: 0 without lag, None if the broker has no time for it. Both are None if there is no log to
+    compare with. `due` counts retries that are due now. `oldest_pending_at` is the time of the record at the
+    lowest pending offset; None if retention took it. `totals` are the effective rows of the epoch by outcome, and
     `retries`. The fetch values are those of the last turn that read from the partition. `why` is the reason for which
     runs leave the partition alone (paused, no longer subscribed, no leader) or stop at it (missing, created again,
-    truncated); None where there is none.
+    truncated); None if there is none.
     """
 
     lane: str
@@ -62,7 +63,7 @@ class PartitionStatus:
 class TopicStatus:
     """All partitions of a topic: sums, and the maximum or minimum of values that can't be added.
 
-    A value is None where it is unknown for every partition.
+    A value is None if it is unknown for every partition.
     """
 
     topic: str
@@ -83,12 +84,12 @@ class TopicStatus:
 
 
 def status(parts: Parts) -> list[PartitionStatus]:
-    """Every partition of the lane, and those that would join it at the next run; stores nothing."""
+    """Returns the status of every partition of the lane, and of those that would join it now; stores nothing."""
     return status_and_missing(parts)[0]
 
 
 def status_and_missing(parts: Parts) -> tuple[list[PartitionStatus], tuple[str, ...]]:
-    """The status of every partition, and the topics and partitions that the file names and the broker does not have."""
+    """Returns the status of every partition, and what the file names and the broker does not have."""
     newest = parts.store.newest()
     view = observe_kafka(parts, newest)
     lane = preview_lane(parts, newest, view)
@@ -97,7 +98,7 @@ def status_and_missing(parts: Parts) -> tuple[list[PartitionStatus], tuple[str, 
     logs = {tp: view.bounds.get(tp) for tp, row in lane.items() if view.topic_ids.get(tp.topic) == row.topic_id}
     behind = {tp: max(floors[tp], log.start) for tp, log in logs.items() if log and floors[tp] < log.end}
     times = parts.cluster.record_times(behind) if behind else {}
-    partitions = []
+    now, partitions = parts.now(), []
     for tp, settled in sorted(lane.items()):
         log, same_log = view.bounds.get(tp), logs.get(tp)
         committed = view.committed.get(tp)
@@ -116,9 +117,9 @@ def status_and_missing(parts: Parts) -> tuple[list[PartitionStatus], tuple[str, 
                 settled.state.pending_by_kind(),
                 settled.state.next_due,
                 same_log.end - floors[tp] if same_log else None,
-                _lag_seconds(parts, tp, behind, times) if same_log and floors[tp] <= same_log.end else None,
+                lag_seconds(tp in behind, times.get(tp), now) if same_log and floors[tp] <= same_log.end else None,
                 settled.state.complete_to,
-                due_retries(settled.state, parts.now()),
+                due_retries(settled.state, now),
                 oldest,
                 times.get(tp) if oldest is not None and oldest == behind.get(tp) else None,
                 {word: (settled.totals or {}).get(word, 0) for word in TOTALS},
@@ -132,17 +133,13 @@ def status_and_missing(parts: Parts) -> tuple[list[PartitionStatus], tuple[str, 
 
 
 def _claimed_floors(parts: Parts, newest: Settlement | None) -> dict[TopicPartition, int]:
-    """At most once: the floors that a claim has set. The group is committed there while the turn is under way."""
-    if newest is None or parts.pipeline.guarantee != "at_most_once":
-        return {}
-    plan = parts.store.open_plan(newest)
-    if plan is None or plan.kind is not TurnKind.RUN or not parts.store.has_claim(plan.turn):
-        return {}
-    return {tp: planned.fresh.end for tp, planned in plan.partitions.items() if planned.fresh}
+    """Returns the floors that a claim has set. The group is committed there while the turn is under way."""
+    plan = parts.store.open_plan(newest) if newest and parts.pipeline.guarantee == "at_most_once" else None
+    return claimed_floors(parts, plan) if plan else {}
 
 
 def _why(parts: Parts, tp: TopicPartition, settled: SettledPartition, view: KafkaView) -> str | None:
-    """The reason for which every plan would leave the partition alone, or stop at it; None where there is none."""
+    """Returns why every plan would leave the partition alone, or stop at it; None if there is no such reason."""
     if not parts.is_subscribed(tp):
         return PARKED
     if tp not in view.bounds:
@@ -158,7 +155,7 @@ def _why(parts: Parts, tp: TopicPartition, settled: SettledPartition, view: Kafk
 
 
 def status_by_topic(partitions: Iterable[PartitionStatus]) -> list[TopicStatus]:
-    """A status for each topic of the given partitions, sorted by name."""
+    """Returns a status for each topic of the given partitions, sorted by name."""
     by_topic: dict[str, list[PartitionStatus]] = {}
     for status in partitions:
         by_topic.setdefault(status.topic, []).append(status)
@@ -188,15 +185,3 @@ def _topic_status(topic: str, partitions: list[PartitionStatus]) -> TopicStatus:
 def _of_known(combine: Callable[[list[N]], N], values: Iterable[N | None]) -> N | None:
     known = [value for value in values if value is not None]
     return combine(known) if known else None
-
-
-def _lag_seconds(
-    parts: Parts,
-    tp: TopicPartition,
-    behind: Mapping[TopicPartition, int],
-    times: Mapping[TopicPartition, datetime],
-) -> float | None:
-    if tp not in behind:
-        return 0.0
-    time = times.get(tp)
-    return None if time is None else max(0.0, round((parts.now() - time).total_seconds(), 3))

@@ -8,10 +8,10 @@ from ackline.steps.parts import Parts
 
 
 def run_warnings(parts: Parts, topics: Iterable[str]) -> list[str]:
-    """One sentence for each warning, naming the setting; `topics` are those that are read.
+    """Returns one sentence for each warning, naming the setting; `topics` are those that are read.
 
-    Never raises. Where the broker refuses to describe topics (DescribeConfigs), the warnings that depend on topics are
-    left out.
+    Never raises. If the broker refuses to describe topics (DescribeConfigs), leaves out the warnings that depend on
+    topics.
     """
     try:
         return [*parts.setting_warnings, *topic_warnings(parts, topics)]
@@ -20,9 +20,9 @@ def run_warnings(parts: Parts, topics: Iterable[str]) -> list[str]:
 
 
 def topic_warnings(parts: Parts, topics: Iterable[str]) -> list[str]:
-    """The warnings that depend on retention and compaction of the topics.
+    """Returns the warnings that depend on retention and compaction of the topics.
 
-    Raises AcklineError where the broker does not describe the topics.
+    Raises AcklineError if the broker does not describe the topics.
     """
     dead_letter_topic = parts.pipeline.dead_letter_topic
     policies = parts.cluster.policies([*topics, *([dead_letter_topic] if dead_letter_topic is not None else [])])

@@ -1,8 +1,8 @@
 """A handler for tests. It writes each call to a journal, and then does what the value of the record orders.
 
-A pipeline file names it as `ackline.testing.journal:handle`. The environment variable ACKLINE_JOURNAL names the journal,
-a file with one call a line. Each line is appended in one write, so that the calls of many processes never mix, even if
-some are killed. The value is JSON, or was decoded from it: `{"fail": n}` raises on attempts up to n (−1: on all),
+A pipeline file names it as `ackline.testing.journal:handle`. The environment variable ACKLINE_JOURNAL names the
+journal, a file with one call a line. Each line is appended in one write, so the calls of many processes never mix, even
+if some are killed. The value is JSON, or was decoded from it: `{"fail": n}` raises on attempts up to n (−1: on all),
 `{"skip": true}` raises Skip, `{"dead": true}` raises Dead, and `{"exit": true}` leaves the interpreter. Any other JSON
 is acked; a value that is not JSON raises, as it would in a real handler.
 """

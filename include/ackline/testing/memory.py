@@ -85,7 +85,7 @@ class MemoryLog:
         self.start = max(self.start, min(start, self.end))
 
     def elect(self, end: int | None = None) -> None:
-        """Elects another leader, whose log ends at `end`: records from there on are truncated. The default keeps all."""
+        """Elects another leader whose log ends at `end`, and truncates the records from there on; by default none."""
         end = self.end if end is None else end
         self.written = {offset: record for offset, record in self.written.items() if offset < end}
         for offsets in (self.aborted, self.compacted):

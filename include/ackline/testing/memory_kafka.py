@@ -20,15 +20,15 @@ from ackline.setting_warnings import TopicPolicy
 from ackline.testing.memory import (
     AFTER,
     BEFORE,
-    UNIX_EPOCH,
     READ,
+    UNIX_EPOCH,
+    ArrivedLetter,
     GroupCommit,
     Hook,
     MemoryLog,
-    ArrivedLetter,
     World,
-    no_hook,
     next_fault,
+    no_hook,
 )
 
 CREATE_TIME = 1

@@ -1,4 +1,4 @@
-"""The parts of a pipeline over a `World`: all that the steps need, with a reader of the world's logs in place of Spark."""
+"""The parts of a pipeline over a `World`: all that the steps need, with a reader of its logs in place of Spark."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -19,7 +19,7 @@ from ackline.pipeline import Pipeline
 from ackline.spark.handlers.outcomes import error_class_of
 from ackline.spark.output.file_stats import WrittenFile
 from ackline.steps.parts import Parts, Progress
-from ackline.testing.memory import UNIX_EPOCH, READ, HandlerCall, Hook, LogRecord, World, no_hook, next_fault
+from ackline.testing.memory import READ, UNIX_EPOCH, HandlerCall, Hook, LogRecord, World, next_fault, no_hook
 from ackline.testing.memory_kafka import MemoryCluster, MemoryGroup, MemoryLetters, MemoryReader
 from ackline.testing.memory_store import MemoryStore, OutcomesFile
 from ackline.turns import LIVE
@@ -51,7 +51,7 @@ class MemoryParts(Parts):
 def memory_parts(
     world: World, pipeline: Pipeline, run_id: str, hook: Hook = no_hook, fixed_now: datetime | None = None
 ) -> MemoryParts:
-    """Returns the parts of a pipeline in a world, for the process `run_id`. `fixed_now` sets its clock, as `--now` does."""
+    """Returns the parts of a pipeline in a world, for one process; `fixed_now` sets its clock, as `--now` does."""
 
     def run_job(_: "Callable[[], SparkSession]", job: "ReplayJob", on_progress: Progress | None) -> "ReplayResult":
         return MemoryJob(world, job, hook).run()
@@ -81,7 +81,7 @@ def no_session() -> Any:
 
 
 class MemoryJob:
-    """One replay: calls the world's handler once for each record, and writes files that count once a commit names them."""
+    """One replay: calls the world's handler once for each record, and writes outcome files that no commit names yet."""
 
     def __init__(self, world: World, job: "ReplayJob", hook: Hook) -> None:
         self._world, self._job, self._hook = world, job, hook
@@ -148,9 +148,7 @@ class MemoryJob:
         self._world.history.append(HandlerCall(run_id, turn, tp, topic.topic_id, record.offset, attempt, end, epoch))
         time = UNIX_EPOCH + timedelta(milliseconds=record.timestamp)
         try:
-            self._world.handle(
-                Record(*tp, record.offset, time, record.key, record.value, record.headers, attempt)
-            )
+            self._world.handle(Record(*tp, record.offset, time, record.key, record.value, record.headers, attempt))
         except Skip:
             return OutcomeRow(record.offset, attempt, Outcome.SKIPPED, self._now(), ErrorClass.SKIP)
         except Exception as error:

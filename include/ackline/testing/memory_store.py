@@ -11,13 +11,13 @@ import pyarrow as pa
 
 from ackline.audit.rows import plan_date
 from ackline.audit.store import LedgerStore
-from ackline.audit.turn_outcomes import TurnOutcomes
 from ackline.audit.table import AuditTable
+from ackline.audit.turn_outcomes import TurnOutcomes
 from ackline.errors import FatalError, LedgerError
 from ackline.ledger import OutcomeRow
 from ackline.offsets import TopicPartition, join
 from ackline.outcome import Outcome
-from ackline.testing.memory import AFTER, BEFORE, READ, Hook, TableCommit, World, no_hook, next_fault
+from ackline.testing.memory import AFTER, BEFORE, READ, Hook, TableCommit, World, next_fault, no_hook
 from ackline.turns import Plan, Settlement, TurnId, TurnKind
 
 if TYPE_CHECKING:

@@ -61,12 +61,8 @@ class ReadyGroup(Group):
 
 def group(client: Any, timeout: float = 30.0) -> Group:
     group = object.__new__(ReadyGroup)
-    group.group_id, group._config, group._timeout, group._request_timeout = (
-        "g",
-        {"bootstrap.servers": "b:1"},
-        timeout,
-        1,
-    )
+    group.group_id, group._config = "g", {"bootstrap.servers": "b:1"}
+    group._timeout, group._request_timeout = timeout, 1
     group._last, group._admin, group._consumer = LastError(), client, client
     return group
 

@@ -6,13 +6,10 @@ from ackline.errors import ConfigError
 from ackline.kafka.registry import registry_config, without_registry_settings
 
 CONNECTION = {
-    "bootstrap.servers": "127.0.0.1:9092",
-    "schema.registry.url": "https://me:hunter%402@registry:8081/path",
-    "schema.registry.basic.auth.credentials.source": "USER_INFO",
-    "schema.registry.timeout": "2.5",
-    "schema.registry.max.retries": "1",
-    "schema.registry.ssl.ca.location": None,
-}
+    "bootstrap.servers": "127.0.0.1:9092", "schema.registry.url": "https://me:hunter%402@registry:8081/path",
+    "schema.registry.basic.auth.credentials.source": "USER_INFO", "schema.registry.timeout": "2.5",
+    "schema.registry.max.retries": "1", "schema.registry.ssl.ca.location": None,
+}  # fmt: skip
 
 
 def test_i13_the_login_leaves_the_address_and_each_setting_has_its_type() -> None:

@@ -18,11 +18,9 @@ ACKED: RowResult = ("acked", None)
 
 
 def records_of(
-    values: Sequence[bytes | None],
-    keys: Sequence[bytes | None] | None = None,
-    headers: Any = None,
+    values: Sequence[bytes | None], keys: Sequence[bytes | None] | None = None, headers: Any = None,
     topic: str = "orders",
-) -> Records:
+) -> Records:  # fmt: skip
     """Records of partition 3 at the offsets 100, 102, 104, …; each is a second attempt."""
     count = len(values)
     return Records(
@@ -39,7 +37,6 @@ def records_of(
 def results(outcomes: Outcomes, count: int) -> list[RowResult]:
     """The outcome of each of `count` rows, and its error class. Fails unless each row has exactly one."""
     rows = [outcome.row for outcome in outcomes.not_acked]
-    assert rows == sorted(set(rows))
-    assert len(outcomes.handled_at) == count
+    assert (rows, len(outcomes.handled_at)) == (sorted(set(rows)), count)
     not_acked = {outcome.row: (outcome.outcome.value, outcome.error_class) for outcome in outcomes.not_acked}
     return [not_acked.get(row, ACKED) for row in range(count)]

@@ -83,7 +83,5 @@ def test_only_records_that_the_handler_gets_count(deliver_tombstones: bool, seco
 
 
 def test_tasks_share_the_rate_by_how_many_may_run_at_once() -> None:
-    assert rate_per_task(100, tasks=40, cores=4) == 25
-    assert rate_per_task(100, tasks=2, cores=4) == 50
-    assert rate_per_task(100, tasks=40, cores=None) == 2.5
-    assert rate_per_task(1, tasks=4, cores=4) == 0.25
+    assert (rate_per_task(100, tasks=40, cores=4), rate_per_task(100, tasks=2, cores=4)) == (25, 50)
+    assert (rate_per_task(100, tasks=40, cores=None), rate_per_task(1, tasks=4, cores=4)) == (2.5, 0.25)

@@ -7,7 +7,9 @@ import pytest
 
 from ackline.errors import ConfigError, FatalError, GroupBusy, GroupMoved
 from ackline.offsets import ValuedRange
+from ackline.outcome import Outcome
 from ackline.steps import claim
+from ackline.turns import TurnKind
 from tests.memory_lane import AT_MOST_ONCE, GROUP, OK, TP, TP1, MemoryLane
 
 
@@ -33,15 +35,12 @@ def refuses(*_: object) -> None:
     raise ConfigError("handler a:b does not import")
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"check_job": refuses}, "does not import"),
-        ({"kafka": {"oauth_cb": print}}, "callback"),
-        ({"kafka": {"bootstrap.servers": "memory", "no.such.property": "1"}}, r"no\.such\.property"),
-    ],
-    ids=["a handler or a Spark that cannot be started", "a connection with a callback", "a property of no meaning"],
-)
+@pytest.mark.parametrize(("changes", "message"), [
+    pytest.param({"check_job": refuses}, "does not import", id="a handler or a Spark that cannot be started"),
+    pytest.param({"kafka": {"oauth_cb": print}}, "callback", id="a connection with a callback"),
+    pytest.param({"kafka": {"bootstrap.servers": "memory", "no.such.property": "1"}}, r"no\.such\.property",
+                 id="a property of no meaning"),
+])  # fmt: skip
 def test_s50_a_job_that_cannot_be_started_is_refused_before_the_plan_is_claimed(
     changes: dict[str, Any], message: str
 ) -> None:
@@ -57,16 +56,14 @@ def test_s50_a_job_that_cannot_be_started_is_refused_before_the_plan_is_claimed(
 @pytest.mark.parametrize("group", ["has a live member", "was moved"])
 def test_s36_s37_at_most_once_a_group_that_can_not_be_committed_costs_no_turn(group: str) -> None:
     """The group is checked before the plan is claimed; a claim whose commit is refused would be lost."""
-    lane = once(OK)
-    lane.run()
+    lane = once(OK).after_run()
     lane.produce(OK)
     planned, ours = lane.plan(), lane.world.committed[GROUP, TP]
     if group == "was moved":
         lane.move_group(TP, 0)
     else:
         lane.world.members = ["a console consumer"]
-    with pytest.raises((GroupMoved, GroupBusy), match=r"moved|a console consumer"):
-        lane.run()
+    lane.run_fails((GroupMoved, GroupBusy), match=r"moved|a console consumer")
     assert not lane.parts().store.has_claim(planned.turn)
     lane.world.committed[GROUP, TP], lane.world.members = ours, []
     lane.run()
@@ -74,8 +71,7 @@ def test_s36_s37_at_most_once_a_group_that_can_not_be_committed_costs_no_turn(gr
 
 
 def test_s50_of_a_claimed_turn_that_is_lost_idle_partitions_have_lost_nothing() -> None:
-    lane = once(partitions=2, lost_after="0s")
-    lane.run()
+    lane = once(partitions=2, lost_after="0s").after_run()
     lane.produce(OK, tp=TP1)
     planned = lane.plan()
     claim.claim(lane.parts(), planned, lane.newest())
@@ -83,3 +79,11 @@ def test_s50_of_a_claimed_turn_that_is_lost_idle_partitions_have_lost_nothing() 
     lane.run()
     rows = lane.parts().store.outcomes_of(planned.turn).rows
     assert {tp: [(row.offset, row.end) for row in lost] for tp, lost in rows.items()} == {TP1: [(0, 1)]}
+
+
+def test_s50_a_claimed_range_that_retention_has_deleted_is_lost_and_not_void() -> None:
+    lane = once(OK, OK, OK)
+    claim.claim(lane.parts(), lane.plan(), lane.newest())
+    lane.log().expire(3)
+    lane.run()
+    assert (lane.newest().kind, lane.ranges(Outcome.LOST), lane.calls()) == (TurnKind.RUN, [(0, 3)], [])

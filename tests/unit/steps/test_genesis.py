@@ -47,8 +47,7 @@ def test_s30_a_topic_that_is_new_in_the_file_uses_the_start_also_after_operator_
     kinds: list[TurnKind], added: str
 ) -> None:
     """An action looks for no topics, so a new topic of the file does not count as missing at the action's turn."""
-    lane = lane_of_four()
-    lane.run()
+    lane = lane_of_four().after_run()
     lane.create(PAYMENTS.topic, records=4)
     if added == "before the actions":
         lane.topics.append(PAYMENTS.topic)
@@ -64,8 +63,7 @@ def test_s30_a_topic_that_is_new_in_the_file_uses_the_start_also_after_operator_
 def test_s32_a_topic_that_was_missing_is_read_from_its_log_start_also_after_operator_actions(
     kinds: list[TurnKind],
 ) -> None:
-    lane = lane_of_four(topics=(TP.topic, PAYMENTS.topic))
-    lane.run()
+    lane = lane_of_four(topics=(TP.topic, PAYMENTS.topic)).after_run()
     for kind in kinds:
         lane.perform(kind)
     lane.create(PAYMENTS.topic, records=4)
@@ -78,8 +76,7 @@ def test_s30_s32_a_name_that_was_mended_uses_the_start_although_the_first_run_fo
     expired: bool, offsets: list[int]
 ) -> None:
     """Where the Delta log has expired the first genesis's subscription, no record is passed over."""
-    lane = lane_of_four(topics=("ordres",))
-    lane.run()
+    lane = lane_of_four(topics=("ordres",)).after_run()
     lane.run()
     if expired:
         lane.world.tables.notes.clear()
@@ -93,13 +90,11 @@ def test_s54_a_topic_that_was_missing_is_read_from_its_log_start_although_others
     start: str, first: int
 ) -> None:
     """All of it came after the first run; only `uncommitted_*` take a foreign commit."""
-    lane = lane_of_four(start, (TP.topic, PAYMENTS.topic))
-    lane.run()
+    lane = lane_of_four(start, (TP.topic, PAYMENTS.topic)).after_run()
     lane.create(PAYMENTS.topic, records=4)
     lane.move_group(PAYMENTS, 3, FOREIGN)
     lane.run()
-    assert lane.offsets(PAYMENTS) == list(range(first, 4))
-    assert lane.committed(PAYMENTS) == 4
+    assert (lane.offsets(PAYMENTS), lane.committed(PAYMENTS)) == (list(range(first, 4)), 4)
 
 
 @pytest.mark.parametrize(
@@ -118,15 +113,13 @@ def test_s30_a_partition_without_leader_starts_at_the_commit_that_counts_or_at_i
     lane.run()
     lane.log(TP1).has_leader = True
     lane.run()
-    assert lane.offsets(TP1) == list(range(first, 4))
-    assert lane.committed(TP1) == 4
+    assert (lane.offsets(TP1), lane.committed(TP1)) == (list(range(first, 4)), 4)
 
 
 @pytest.mark.parametrize("metadata", [OURS, FOREIGN])
 def test_s32_a_new_partition_of_a_known_topic_is_read_from_its_log_start_whatever_was_committed(metadata: str) -> None:
     """Also with a commit of another ledger of this pipeline: what that ledger has handled, this one has not."""
-    lane = lane_of_four("uncommitted_latest")
-    lane.run()
+    lane = lane_of_four("uncommitted_latest").after_run()
     lane.world.topics[TP.topic].logs[1] = MemoryLog()
     lane.produce(*[OK] * 4, tp=TP1)
     lane.move_group(TP1, 3, metadata)
@@ -159,8 +152,7 @@ def test_s43_a_commit_in_an_open_transaction_does_not_mean_that_the_log_was_trun
 
 
 def test_s43_a_lane_that_becomes_read_committed_waits_for_the_transaction_that_it_has_read_into() -> None:
-    lane = lane_with_open_transaction("earliest", kafka={"isolation": "read_uncommitted"})
-    lane.run()
+    lane = lane_with_open_transaction("earliest", kafka={"isolation": "read_uncommitted"}).after_run()
     lane.settings["kafka"] = {"isolation": "read_committed"}
     lane.run()
     assert lane.offsets() == [0, 1, 2, 3, 4, 5]
@@ -173,10 +165,8 @@ def test_s43_a_lane_that_becomes_read_committed_waits_for_the_transaction_that_i
 def test_s42_beyond_all_that_is_written_the_run_stops_also_beside_an_open_transaction() -> None:
     lane = lane_with_open_transaction("uncommitted_earliest")
     lane.move_group(TP, 7, FOREIGN)
-    with pytest.raises(FatalError, match="beyond the log end"):
-        lane.run()
+    lane.run_fails(FatalError, "beyond the log end")
     lane.move_group(TP, 6, FOREIGN)
     lane.run()
     lane.log().end -= 1
-    with pytest.raises(TopicChanged, match="truncated or recreated"):
-        lane.run()
+    lane.run_fails(TopicChanged, "truncated or recreated")

@@ -22,8 +22,7 @@ ZERO = dict.fromkeys(TOTALS, 0)
 def test_i9_every_process_that_settles_a_turn_stores_the_same_metrics_and_totals() -> None:
     """Killed after the decisions; a second process folds to what the first would have stored."""
     lane = MemoryLane(OK, FAILS, OK, retry={"max_retries": 0}, dead_letter="none")
-    lane.plan()
-    lane.replay()
+    lane.plan_and_replay()
     computed = []
 
     def killed(_: MemoryStore, settlement: Any, _plan: Any = None) -> bool:
@@ -35,19 +34,16 @@ def test_i9_every_process_that_settles_a_turn_stores_the_same_metrics_and_totals
         with pytest.raises(KeyboardInterrupt):
             lane.settle(lane.parts("first"))
     assert lane.settle(lane.parts("second")).stored is not None
-    assert lane.settled() == computed[0]
-    assert lane.settled().totals == ZERO | {"acked": 2, "failed": 1, "dead": 1}
+    assert (lane.settled(), lane.settled().totals) == (computed[0], ZERO | {"acked": 2, "failed": 1, "dead": 1})
     assert lane.settle(lane.parts("third")).stored is None
 
 
 def test_a_reset_begins_at_0_and_a_void_turn_adds_nothing() -> None:
-    lane = MemoryLane(OK, OK)
-    lane.run()
+    lane = MemoryLane(OK, OK).after_run()
     before = lane.settled()
     lane.produce(FAILS_ONCE)
     lane.settings["breaker"] = {"failure_ratio": 0.5, "min_records": 1}
-    with pytest.raises(TooManyFailures):
-        lane.run()
+    lane.run_fails(TooManyFailures)
     assert lane.settled().totals == before.totals == ZERO | {"acked": 2}
     lane.settings.clear()
     lane.perform(TurnKind.RESET, {TP: 0})
@@ -57,8 +53,7 @@ def test_a_reset_begins_at_0_and_a_void_turn_adds_nothing() -> None:
 
 
 def test_totals_go_on_where_an_earlier_version_kept_none() -> None:
-    lane = MemoryLane(OK)
-    lane.run()
+    lane = MemoryLane(OK).after_run()
     settlements = lane.world.tables.settlements
     for turn, settlement in settlements.items():
         rows = {tp: replace(row, metrics=None, totals=None) for tp, row in settlement.partitions.items()}
@@ -79,8 +74,7 @@ def test_a_broker_that_has_no_time_for_a_record_fails_no_settlement(monkeypatch:
 
 
 def test_the_report_of_the_tasks_is_stored_with_the_turn_also_where_rows_are_kept() -> None:
-    lane = MemoryLane(OK)
-    lane.run()
+    lane = MemoryLane(OK).after_run()
     report = lane.parts().store.report_of(lane.newest().turn)
     assert isinstance(report, TurnReport)
     assert (report.recorded, report.counts) == (True, {TP: {"acked": 1}})
@@ -101,8 +95,7 @@ def test_a_run_without_rows_goes_on_past_gaps_until_it_meets_a_record() -> None:
     lane.produce(OK, FAILS_ONCE)
     lane.log().add_gap(5)
     done = lane.run()
-    assert [plan.turn.n for plan in done.plans] == [1, 2]
-    assert done.outcomes == {"acked": 1}
+    assert ([plan.turn.n for plan in done.plans], done.outcomes) == ([1, 2], {"acked": 1})
     lane.plan()
     run.replay_until_records(lane.parts(), no_session)
     lane.settle()
@@ -114,8 +107,7 @@ def test_a_run_without_rows_goes_on_past_gaps_until_it_meets_a_record() -> None:
 
 def test_counts_that_the_delta_log_has_expired_are_unknown_and_no_gaps(monkeypatch: pytest.MonkeyPatch) -> None:
     lane = lane_without_rows(OK, OK)
-    lane.plan()
-    lane.replay()
+    lane.plan_and_replay()
     monkeypatch.setattr(MemoryTable, "note_of", lambda *_: None)
     lane.settle()
     assert (lane.settled().gaps, lane.settled().counts, lane.floor()) == (None, {}, 2)
@@ -128,8 +120,7 @@ def test_a_turn_planned_without_rows_is_not_handed_out_at_least_once() -> None:
     lane.plan()
     without_rows = lane.settings
     lane.settings = {**without_rows, "guarantee": AT_LEAST_ONCE, "record_outcomes": True}
-    with pytest.raises(ConfigError, match="guarantee was changed"):
-        lane.run()
+    lane.run_fails(ConfigError, "guarantee was changed")
     lane.settings = without_rows
     lane.run()
     assert (lane.settled().counts, lane.settled().gaps) == ({"acked": 2, "dropped": 1}, 0)

@@ -23,8 +23,7 @@ def test_a_partition_without_leader_at_the_first_run_is_named_and_joins_once_it_
     assert {row["partition"]: row["why"] for row in shown["partitions"]} == {0: None, 1: NO_LEADER}
     assert "orders[1] has no leader" in caplog.text
     lane.log(TP1).has_leader = True
-    assert lane.run().leaderless == ()
-    assert (lane.offsets(), lane.offsets(TP1)) == ([0, 1], [0])
+    assert (lane.run().leaderless, lane.offsets(), lane.offsets(TP1)) == ((), [0, 1], [0])
 
 
 def test_where_no_partition_has_a_leader_nothing_begins_and_all_are_named() -> None:
@@ -38,8 +37,7 @@ def test_where_no_partition_has_a_leader_nothing_begins_and_all_are_named() -> N
 @pytest.mark.parametrize("taken", ["by a run", "by an operator action"])
 def test_s53_a_step_that_always_loses_its_turn_stops(taken: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As where the tables do not return what was stored: nothing is settled, and the step does not loop for ever."""
-    lane = MemoryLane(OK)
-    lane.run()
+    lane = MemoryLane(OK).after_run()
     lost: list[Plan] = []
 
     def loses(_: MemoryStore, plan: Plan) -> bool:

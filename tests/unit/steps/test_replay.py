@@ -57,8 +57,7 @@ def test_the_fourth_start_without_outcomes_isolates_and_the_next_plan_does_not(g
     assert starts.jobs == [PLAIN] * 3 + [isolated] * 2
     starts.lane.produce(OK)
     starts.run()
-    assert starts.jobs[5:] == [PLAIN]
-    assert starts.counted() == {"try-1": 2, "try-2": 1, "try-3": 1}
+    assert (starts.jobs[5:], starts.counted()) == ([PLAIN], {"try-1": 2, "try-2": 1, "try-3": 1})
 
 
 def test_a_start_is_counted_before_it_is_made() -> None:
@@ -80,10 +79,8 @@ def test_a_start_is_counted_before_it_is_made() -> None:
 def test_an_empty_plan_and_one_whose_outcomes_are_stored_are_not_started() -> None:
     starts = Starts()
     starts.lane.plan()
-    starts.lane.replay(starts.parts())
-    starts.lane.replay(starts.parts())
-    starts.run()
-    starts.run()
+    for step in (starts.lane.replay, starts.lane.replay, starts.lane.run, starts.lane.run):
+        step(starts.parts())
     assert starts.counted() == {"try-1": 1}
 
 
@@ -156,8 +153,7 @@ def test_retention_that_passes_what_was_read_already_takes_no_outcome_away() -> 
     """What was handled stays acked; it is not read again, and does not become `expired`."""
     lane = MemoryLane(OK, OK, OK)
     lane.run(parts_that_end_with(lane, lambda: lane.log().expire(2)))
-    assert dict(lane.settled().counts) == {"acked": 3}
-    assert lane.calls() == [(0, 1), (1, 1), (2, 1)]
+    assert (dict(lane.settled().counts), lane.calls()) == ({"acked": 3}, [(0, 1), (1, 1), (2, 1)])
 
 
 def test_s42_a_topic_created_again_while_it_was_read_proves_nothing() -> None:
@@ -171,8 +167,7 @@ def test_s42_a_topic_created_again_while_it_was_read_proves_nothing() -> None:
 
 def test_s41_a_plan_of_retries_alone_goes_on_where_retention_has_passed_all_that_was_read() -> None:
     """The retries are expired one by one. Their turn is not void, because the next turn would meet the same."""
-    lane = MemoryLane(FAILS, FAILS, retry={"max_retries": 3}, max_uncommitted=2)
-    lane.run()
+    lane = MemoryLane(FAILS, FAILS, retry={"max_retries": 3}, max_uncommitted=2).after_run()
     lane.produce(OK, OK, OK)
     lane.plan()
     lane.log().expire(4)

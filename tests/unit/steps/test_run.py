@@ -39,13 +39,11 @@ def test_the_replay_step_leaves_the_turn_of_another_run_to_that_run() -> None:
 
 def test_a_run_goes_on_after_a_turn_that_only_found_what_retention_took() -> None:
     """The window, counted from the floor, may end before the log starts: such a turn moves on and reads nothing."""
-    lane = MemoryLane(OK, OK, max_uncommitted=2)
-    lane.run()
+    lane = MemoryLane(OK, OK, max_uncommitted=2).after_run()
     lane.produce(OK, OK, OK, OK)
     lane.log().expire(5)
     lane.run()
-    assert (lane.newest().turn.n, lane.committed()) == (3, 6)
-    assert lane.calls()[2:] == [(5, 1)]
+    assert (lane.newest().turn.n, lane.committed(), lane.calls()[2:]) == (3, 6, [(5, 1)])
 
 
 @pytest.mark.parametrize("step", [run.run, run.replay_until_records])
@@ -68,8 +66,7 @@ def test_a_run_stops_after_five_void_turns_in_a_row(step: object) -> None:
 
 def test_s45_a_run_that_has_skipped_skips_again_after_another_run_has_read() -> None:
     """The other run finishes the skip that this one has planned, and goes on; then the log grows."""
-    lane = MemoryLane(max_offset_behind={"offsets": 4, "policy": "skip"})
-    lane.run()
+    lane = MemoryLane(max_offset_behind={"offsets": 4, "policy": "skip"}).after_run()
     lane.produce(*[OK] * 9)
 
     def another_run() -> None:

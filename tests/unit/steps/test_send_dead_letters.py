@@ -21,8 +21,7 @@ def test_i6_only_records_whose_letters_were_acknowledged_are_dead(fault: str) ->
 
 
 def test_i6_letters_are_acknowledged_before_decisions_are_stored() -> None:
-    lane = MemoryLane(DEAD)
-    lane.run()
+    lane = MemoryLane(DEAD).after_run()
     writes = [
         event.application.rsplit("/", 1)[-1] if isinstance(event, TableCommit) else type(event)
         for event in lane.world.history
@@ -48,8 +47,7 @@ def test_letters_of_a_paused_partition_wait() -> None:
 def test_dead_letters_of_a_partition_without_leader_stay_pending_and_the_others_are_sent() -> None:
     lane = MemoryLane(FAILS, partitions=2, retry={"max_retries": 0})
     lane.produce(FAILS, tp=TP1)
-    lane.plan()
-    lane.replay()
+    lane.plan_and_replay()
     lane.log(TP1).has_leader = False
     lane.settle()
     assert [len(lane.state(tp).pending) for tp in (TP, TP1)] == [0, 1]

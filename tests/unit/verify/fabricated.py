@@ -28,13 +28,11 @@ SCHEMAS = {
         ("handled_at", UTC_TIME),
     ]),
     "plans": pa.schema([
-        *KEY, ("kind", pa.string()), ("topic", pa.string()), ("partition", pa.int32()),
-        ("topic_id", pa.string()),
+        *KEY, ("kind", pa.string()), ("topic", pa.string()), ("partition", pa.int32()), ("topic_id", pa.string()),
         ("start_offset", pa.int64()), ("end_offset", pa.int64()), ("settings", pa.string()),
     ]),
     "settlements": pa.schema([
-        *KEY, ("kind", pa.string()), ("topic", pa.string()), ("partition", pa.int32()),
-        ("topic_id", pa.string()),
+        *KEY, ("kind", pa.string()), ("topic", pa.string()), ("partition", pa.int32()), ("topic_id", pa.string()),
         ("old_floor", pa.int64()), ("new_floor", pa.int64()), ("complete_to", pa.int64()),
         ("pending", pa.list_(PENDING)), ("counts", pa.map_(pa.string(), pa.int64())), ("gaps", pa.int64()),
     ]),

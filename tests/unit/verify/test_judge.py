@@ -9,9 +9,7 @@ from tests.unit.verify.fabricated import History, after_noon, genesis, outcome, 
 
 
 def test_a_correct_history_has_no_violation() -> None:
-    report = History().judged()
-    assert report.ok
-    assert report.violations == []
+    assert (History().judged().ok, History().violations()) == (True, [])
 
 
 def test_rows_of_an_open_turn_do_not_count_and_its_letter_is_on_its_way() -> None:
@@ -41,8 +39,7 @@ def test_expired_offsets_are_settled_by_a_range_s41() -> None:
     history.settlements = [genesis(), settlement(1, 0, 10, 10)]
     history.plans, history.letters, history.calls, history.turn = [plan(1, 8, 10)], [], [(8, 1), (9, 1)], 1
     report = history.judged()
-    assert report.violations == []
-    assert (report.totals["expired"], report.totals["acked"]) == (8, 2)
+    assert (report.violations, report.totals["expired"], report.totals["acked"]) == ([], 8, 2)
 
 
 def test_a_genesis_of_a_new_partition_does_not_move_the_start_of_the_others() -> None:
@@ -55,21 +52,22 @@ def test_a_genesis_of_a_new_partition_does_not_move_the_start_of_the_others() ->
     assert "I4 orders[0] offset 8: is neither settled nor pending, but below complete_to" in history.violations()
 
 
-def test_a_reset_opens_an_epoch_that_is_judged_by_itself() -> None:
+def history_with_reset() -> History:
     history = History(epoch=1, turn=1)
     history.plans += [plan(3, 8, 8, kind="reset"), plan(1, 8, 10, epoch=1)]
     history.settlements += [settlement(3, 10, 8, 8, kind="reset"), settlement(1, 8, 10, 10, epoch=1)]
     history.outcomes += [outcome(1, offset, 1, "acked", epoch=1) for offset in (8, 9)]
-    report = history.judged()
-    assert report.violations == []
-    assert (report.totals["acked"], report.totals["dead"]) == (2, 0)
+    return history
+
+
+def test_a_reset_opens_an_epoch_that_is_judged_by_itself() -> None:
+    report = history_with_reset().judged()
+    assert (report.violations, report.totals["acked"], report.totals["dead"]) == ([], 2, 0)
 
 
 def test_the_start_of_an_epoch_is_found_without_the_plan_of_its_reset() -> None:
-    history = History(epoch=1, turn=1)
-    history.plans += [plan(1, 8, 10, epoch=1)]
-    history.settlements += [settlement(3, 10, 8, 8, kind="reset"), settlement(1, 8, 10, 10, epoch=1)]
-    history.outcomes += [outcome(1, offset, 1, "acked", epoch=1) for offset in (8, 9)]
+    history = history_with_reset()
+    history.plans.pop(-2)
     assert history.violations() == ["I11: turn 3 of epoch 0 is settled, but has no plan"]
 
 

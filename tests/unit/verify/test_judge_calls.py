@@ -25,6 +25,6 @@ def test_at_most_once_a_second_call_for_an_offset_is_found_i7() -> None:
     history.calls.append((3, 1))
     assert history.violations() == [
         "I7 orders[0] offset 3: has more than one handler call, but was planned at most once"
-    ]  # fmt: skip
+    ]
     history.plans[0].update(settings=None)
     assert history.violations() == []

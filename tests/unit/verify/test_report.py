@@ -47,8 +47,7 @@ def test_violations_are_printed_and_the_status_is_1(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     judge_without_reading(monkeypatch, Report(["I1: wrong"], {"records": 2}, {}))
-    assert command.main(ARGUMENTS) == 1
-    assert capsys.readouterr().out == "all: 2 records\nI1: wrong\n"
+    assert (command.main(ARGUMENTS), capsys.readouterr().out) == (1, "all: 2 records\nI1: wrong\n")
     assert command.main([*ARGUMENTS, "--json"]) == 1
     printed = json.loads(capsys.readouterr().out)
     assert printed == {"ok": False, "violations": ["I1: wrong"], "totals": {"records": 2}, "topics": {}}

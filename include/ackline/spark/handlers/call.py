@@ -1,8 +1,8 @@
 """Calls a handler on records: each record gets exactly one outcome, whatever the handler does.
 
 There is one function for each tier, and all tiers have the same semantics. A handler may raise anything, `sys.exit`
-included, or return something that is not an outcome. That is the outcome of its record alone; an Arrow handler's whole
-batch fails.
+included, or return something that is not an outcome. That decides the outcome of its record
+only. With an Arrow handler, it fails the whole batch.
 """
 
 import inspect

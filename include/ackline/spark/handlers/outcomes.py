@@ -43,7 +43,7 @@ class RowOutcome:
 
 @dataclass(slots=True)
 class Outcomes:
-    """One outcome for each row: that in `not_acked`, which is in the order of the rows; every other row is acked.
+    """One outcome for each row. `not_acked` holds those that are not acked, sorted by row; every other row is acked.
 
     `handled_at` holds a time for each row, in microseconds since 1970. `calls` counts the records that the handler got.
     """

@@ -83,30 +83,23 @@ class Nameless(Exception, metaclass=NamelessType):
     pass
 
 
-class OddText(str):
-    def __getitem__(self, key: Any) -> str:
-        raise RuntimeError("no part")
-
-
 class Odd(Exception):
+    class Text(str):
+        def __getitem__(self, key: Any) -> str:
+            raise RuntimeError("no part")
+
     def __str__(self) -> str:
-        return OddText("odd")
+        return self.Text("odd")
 
 
 @pytest.mark.parametrize(
     ("error", "result"),
     [
-        (lambda: ValueError("no"), ("failed", "ValueError")),
-        (lambda: SystemExit(3), ("failed", "SystemExit")),
+        *((kind, ("failed", kind.__name__)) for kind in (ValueError, SystemExit, KeyboardInterrupt, GeneratorExit)),
+        *((kind, ("failed", kind.__name__)) for kind in (StopIteration, RecursionError, Broken, Odd)),
         (lambda: sys.exit("bye"), ("failed", "SystemExit")),
-        (KeyboardInterrupt, ("failed", "KeyboardInterrupt")),
-        (GeneratorExit, ("failed", "GeneratorExit")),
-        (StopIteration, ("failed", "StopIteration")),
-        (RecursionError, ("failed", "RecursionError")),
-        (Broken, ("failed", "Broken")),
         (lambda: Classless(), ("failed", "Classless")),
         (lambda: Nameless(), ("failed", "Exception")),
-        (Odd, ("failed", "Odd")),
         (lambda: Skip("not ours"), ("skipped", "Skip")),
         (lambda: Dead("never"), ("failed", "Dead")),
         (lambda: type("Dead", (Exception,), {"__module__": "shop"})(), ("failed", "shop.Dead")),
@@ -172,8 +165,7 @@ def test_a_process_that_the_handler_forks_handles_no_other_record(tier: str, exi
         if os.getpid() != parent:
             os._exit(99)
         assert became == [ACKED]
-    assert statuses == [3 if exits else 0] * 2
-    assert calls.read_text().splitlines() == ["called"] * 2
+    assert (statuses, calls.read_text().splitlines()) == ([3 if exits else 0] * 2, ["called"] * 2)
 
 
 def test_tombstones_are_skipped_without_the_handler() -> None:
@@ -181,11 +173,9 @@ def test_tombstones_are_skipped_without_the_handler() -> None:
     records: list[Record] = []
     outcomes = call(records.append, records_of(values))
     assert results(outcomes, 5) == [ACKED, TOMBSTONE, ACKED, TOMBSTONE, ACKED]
-    assert [record.value for record in records] == [b"a", b"x", b""]
-    assert outcomes.calls == 3
+    assert ([record.value for record in records], outcomes.calls) == ([b"a", b"x", b""], 3)
     assert results_of(raising(ValueError), values)[2] == ("failed", "ValueError")
-    assert results_of(records.append, [None], deliver_tombstones=True) == [ACKED]
-    assert records[-1].value is None
+    assert (results_of(records.append, [None], deliver_tombstones=True), records[-1].value) == ([ACKED], None)
 
 
 def test_a_message_is_short_and_quotes_nothing_of_the_record() -> None:
@@ -193,11 +183,9 @@ def test_a_message_is_short_and_quotes_nothing_of_the_record() -> None:
         raise ValueError(f"can't read {record.value!r} of {record.key!r} {record.headers!r} " + "long " * 100)
 
     records = records_of([b"confidential 31337"], [b"customer-9876"], [(("h", b"token-abcdef"),)])
-    (outcome,) = call(handle, records).not_acked
-    assert outcome.error_message is not None
-    assert len(outcome.error_message) <= MESSAGE_LIMIT
-    for secret in ("confidential", "31337", "9876", "abcdef"):
-        assert secret not in outcome.error_message
+    message = call(handle, records).not_acked[0].error_message or ""
+    assert 0 < len(message) <= MESSAGE_LIMIT
+    assert not [secret for secret in ("confidential", "31337", "9876", "abcdef") if secret in message]
 
 
 def test_a_time_is_never_before_the_handler_ended() -> None:
@@ -274,41 +262,37 @@ def test_an_arrow_handler_may_return_error_classes_and_messages() -> None:
 
 
 @pytest.mark.parametrize(
-    "reply",
+    "answer",
     [
-        lambda batch: ["acked"] * (batch.num_rows - 1),
-        lambda batch: ["acked"] * (batch.num_rows + 1),
-        lambda batch: ["acked", None, "acked"],
-        lambda batch: ["acked", "ok", "acked"],
-        lambda batch: ["acked", "dropped", "acked"],
-        lambda batch: ["acked", 1, "acked"],
-        lambda batch: [["acked"]] * 3,
-        lambda batch: None,
-        lambda batch: "acked",
-        lambda batch: True,
-        lambda batch: {"outcome": ["acked"] * 3},
-        lambda batch: (word for word in ["acked"] * 3),
-        lambda batch: pa.array([1, 2, 3]),
-        lambda batch: pa.table({"result": ["acked"] * 3}),
-        lambda batch: pa.table({"offset": [1, 2, 3], "outcome": ["acked"] * 3}),
+        *(["acked"] * count for count in (2, 4)),
+        *(["acked", word, "acked"] for word in (None, "ok", "dropped", 1)),
+        *(
+            [["acked"]] * 3,
+            None,
+            "acked",
+            True,
+            {"outcome": ["acked"] * 3},
+            (word for word in ["acked"] * 3),
+            pa.array([1, 2, 3]),
+        ),
+        pa.table({"result": ["acked"] * 3}),
+        pa.table({"offset": [1, 2, 3], "outcome": ["acked"] * 3}),
     ],
 )
-def test_an_invalid_answer_of_an_arrow_handler_fails_the_whole_batch(reply: Reply) -> None:
+def test_an_invalid_answer_of_an_arrow_handler_fails_the_whole_batch(answer: object) -> None:
     """Fault 13: with a wrong count, nulls or foreign offsets, nothing of the batch is acked."""
-    assert results_of(arrow(reply), [b"a", b"b", b"c"]) == [INVALID] * 3
+    assert results_of(arrow(lambda batch: answer), [b"a", b"b", b"c"]) == [INVALID] * 3
 
 
 @pytest.mark.parametrize(
     ("error", "error_class"),
     [
-        (ValueError("x"), "ValueError"),
-        (SystemExit(1), "SystemExit"),
-        (KeyboardInterrupt(), "KeyboardInterrupt"),
+        *((error, error.__name__) for error in (ValueError, SystemExit, KeyboardInterrupt)),
         (Dead("only one of these"), "ackline.handler.Dead"),
     ],
 )
 def test_an_arrow_handler_that_raises_fails_its_batch_and_buries_none_of_it(
-    error: BaseException, error_class: str
+    error: BaseException | type[BaseException], error_class: str
 ) -> None:
     """`Dead` would bury the neighbours of the record that it is meant for, so the batch is tried again."""
 
@@ -327,5 +311,4 @@ def test_an_arrow_handler_gets_no_tombstone_that_it_does_not_want() -> None:
 
     failed: RowResult = ("failed", None)
     assert results_of(arrow(reply), [None, b"a", None, b"b"]) == [TOMBSTONE, failed, TOMBSTONE, failed]
-    assert offsets == [102, 106]
-    assert results_of(arrow(reply), [None, None]) == [TOMBSTONE] * 2
+    assert (offsets, results_of(arrow(reply), [None, None])) == ([102, 106], [TOMBSTONE] * 2)

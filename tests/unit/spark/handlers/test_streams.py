@@ -103,9 +103,7 @@ def test_s44_what_is_null_is_not_decoded(code: Any) -> None:
 @pytest.mark.parametrize(
     ("error", "result"),
     [
-        (ValueError("x"), ("failed", "ValueError")),
-        (SystemExit(1), ("failed", "SystemExit")),
-        (KeyboardInterrupt(), ("failed", "KeyboardInterrupt")),
+        *((error("x"), ("failed", error.__name__)) for error in (ValueError, SystemExit, KeyboardInterrupt)),
         (TransientError("a handler's own"), ("failed", "TransientError")),
         (Undecodable("a handler's own"), ("failed", "ackline.decode.Undecodable")),
         (Skip("so"), ("skipped", "Skip")),
@@ -162,9 +160,8 @@ def test_i13_a_message_repeats_nothing_of_a_decoded_value(
         raise blab(record.value)
 
     code.blabs = blabs
-    message = message_of(
-        [stream(code, **{function: "blabs"}, value="json")], records_of([json.dumps(SECRETS).encode()])
-    )
+    streams = [stream(code, **{function: "blabs"}, value="json")]
+    message = message_of(streams, records_of([json.dumps(SECRETS).encode()]))
     assert not [canary for canary in CANARIES if canary in message]
 
 
@@ -232,8 +229,7 @@ def test_each_stream_gets_the_record_decoded_its_own_way(code: Any) -> None:
 
 
 def test_a_record_that_does_not_decode_for_the_first_filter_fails(code: Any) -> None:
-    """A later stream may have another decoder. But if it got the record, no error would show that the first can't read
-    it."""
+    """If a later stream got the record, no error would show that the first stream can't read it."""
     code.no = lambda record: False
     streams = [stream(code, "a", wants="no", value="json"), stream(code)]
     assert results_of(streams, records_of([b"{"])) == [UNDECODABLE]
@@ -294,7 +290,6 @@ def test_every_record_has_one_outcome_and_at_most_one_handler(
         setattr(module, f"f{number}", lambda record, rule=FILTERS[wants]: rule(int(record.value)))
         filtered = None if wants == "none" else f"f{number}"
         streams.append(stream(module, f"s{number}", f"h{number}", filtered, topics=tuple(topics) or None, value="utf8"))
-
     encoded = [None if value is None else b"\xff" if value == "bad" else str(value).encode() for value in values]
     expected = [expected_of(drawn, topic, value) for value in values]
     assert results_of(streams, records_of(encoded, topic=topic)) == [result for result, _ in expected]
@@ -316,12 +311,10 @@ def test_an_arrow_handler_gets_decoded_text_and_rows_that_are_not_text_fail_alon
     code.handle = handle
     records = records_of([b"a", b"\xff", b"c", b"d"], [b"k", b"k", None, b"\xfe"])
     outcomes = call([stream(code, key="utf8", value="utf8")], records)
-    assert results(outcomes, 4) == [ACKED, UNDECODABLE, ("failed", None), UNDECODABLE]
-    assert outcomes.calls == 2
+    assert (results(outcomes, 4), outcomes.calls) == ([ACKED, UNDECODABLE, ("failed", None), UNDECODABLE], 2)
     (batch,) = batches
     assert (batch.schema.field("key").type, batch.schema.field("value").type) == (pa.string(), pa.string())
-    assert batch.column("value").to_pylist() == ["a", "c"]
-    assert batch.column("offset").to_pylist() == [100, 104]
+    assert (batch.column("value").to_pylist(), batch.column("offset").to_pylist()) == (["a", "c"], [100, 104])
 
 
 def test_an_arrow_stream_behind_a_filter_gets_its_rows_as_one_batch(code: Any) -> None:

@@ -36,7 +36,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 @pytest.fixture
 def isolated(folder: Path) -> Iterator[MakeIsolated]:
-    """A factory."""
     gc.collect()  # now, so that descriptors of earlier tests are not closed during this one
     before = descriptors()
     made: list[IsolatedHandler] = []
@@ -48,8 +47,7 @@ def isolated(folder: Path) -> Iterator[MakeIsolated]:
     yield make
     for handler in made:
         handler.close()
-    assert psutil.Process().children(recursive=True) == []
-    assert descriptors() == before
+    assert (psutil.Process().children(recursive=True), descriptors()) == ([], before)
 
 
 def descriptors() -> int:

@@ -26,10 +26,6 @@ def note(name: str, text: object) -> None:
         file.write(f"{text}\n")
 
 
-def kill() -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
 def spin() -> None:
     while True:
         pass
@@ -54,16 +50,8 @@ def exit_later() -> None:
     threading.Timer(0.2, os._exit, [4]).start()
 
 
-def fail() -> None:
-    raise ValueError("can't digest 'fail'")
-
-
-def skip() -> None:
-    raise Skip("the value names it")
-
-
-def dead() -> None:
-    raise Dead("the value names it")
+def fail(error: Exception) -> None:
+    raise error
 
 
 def print_much() -> None:
@@ -83,7 +71,7 @@ def hoard() -> None:
 
 
 DEEDS: dict[str, Callable[[], object]] = {
-    "kill": kill,
+    "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
     "segfault": lambda: ctypes.string_at(0),
     "exit3": lambda: os._exit(3),
     "group": lambda: os.killpg(0, signal.SIGKILL),
@@ -96,9 +84,9 @@ DEEDS: dict[str, Callable[[], object]] = {
     "daemon": daemon,
     "child": child,
     "hoard": hoard,
-    "fail": fail,
-    "skip": skip,
-    "dead": dead,
+    "fail": lambda: fail(ValueError("can't digest 'fail'")),
+    "skip": lambda: fail(Skip("the value names it")),
+    "dead": lambda: fail(Dead("the value names it")),
     "exit": lambda: sys.exit(7),
     "print": print_much,
 }
@@ -110,18 +98,15 @@ def do(deed: str) -> None:
 
 
 def handle(record: Record) -> None:
-    """Note the call, then do the value's deed."""
     note("calls", f"{record.offset} {os.getpid()}")
     do((record.value or b"")[:40].decode())
 
 
 def quiet(record: Record) -> None:
-    """Do the value's deed."""
     do(record.value.decode())
 
 
 def take_a_tenth(record: Record) -> None:
-    """Take a tenth of a second."""
     time.sleep(0.1)
 
 
@@ -136,7 +121,6 @@ def arrow(batch: pa.RecordBatch) -> list[str]:
 
 
 def handle_text(record: Record) -> None:
-    """Note the call, then do the deed that a decoded value names."""
     note("calls", f"{record.offset} {os.getpid()}")
     do(record.value["do"])
 

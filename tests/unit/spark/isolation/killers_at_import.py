@@ -18,5 +18,4 @@ else:
 
 
 def handle(record: Record) -> None:
-    """Note the call."""
     note("calls", f"{record.offset} {os.getpid()}")

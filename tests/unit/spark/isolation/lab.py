@@ -2,37 +2,24 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from ackline.outcome import Outcome
 from ackline.spark.handlers.outcomes import Outcomes
 from ackline.spark.isolation.isolated import IsolatedHandler
 from ackline.spark.records import Records
 from ackline.spark.settings import ReplaySettings
-from ackline.translation import Translation
 from tests.unit.spark.batches import records_of, results
 
 KILLERS = "tests.unit.spark.isolation.killers"
 
 
 def settings_of(
-    handler: str = "handle",
-    *,
-    limit: float | None = None,
-    once: bool = False,
-    deliver: bool = False,
-    translation: Translation | None = None,
+    handler: str = "handle", *, limit: float | None = None, deliver: bool = False, **settings: Any
 ) -> ReplaySettings:
-    """`handler` is a function of `killers`, or named with its module."""
-    return ReplaySettings(
-        handler if ":" in handler else f"{KILLERS}:{handler}",
-        deliver,
-        Outcome.FAILED,
-        None,
-        once=once,
-        isolated=True,
-        record_timeout=limit,
-        translation=translation,
-    )
+    """`handler` is a function of `killers`, or named with its module; `settings` are those of `ReplaySettings`."""
+    path = handler if ":" in handler else f"{KILLERS}:{handler}"
+    return ReplaySettings(path, deliver, Outcome.FAILED, None, isolated=True, record_timeout=limit, **settings)
 
 
 def batch_of(values: Sequence[bytes | None], topic: str = "orders") -> Records:

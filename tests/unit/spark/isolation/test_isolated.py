@@ -37,8 +37,7 @@ def test_outcomes_are_those_of_the_same_handler_in_the_spark_task(isolated: Make
         [(row.row, row.outcome, row.error_class, row.error_message) for row in outcomes.not_acked]
         for outcomes in (inside, outside)
     ]
-    assert fields[0] == fields[1]
-    assert inside.calls == outside.calls
+    assert (fields[0], inside.calls) == (fields[1], outside.calls)
     assert (inside.handled_at >= NOW).all()
 
 
@@ -53,8 +52,7 @@ def test_one_process_handles_all_batches_of_a_task(isolated: MakeIsolated, folde
 def test_values_of_50_mb_and_batches_of_any_size_pass(isolated: MakeIsolated, folder: Path) -> None:
     handler = isolated()
     assert call(handler, [b"-" * 50_000_000, b"kill", b"-" * 50_000_000]) == ["acked", "WorkerLost", "acked"]
-    assert call(handler, [b"a"] * 20_000) == ["acked"] * 20_000
-    assert len(calls(folder)) == 20_003
+    assert (call(handler, [b"a"] * 20_000), len(calls(folder))) == (["acked"] * 20_000, 20_003)
 
 
 # ---- the process dies ---------------------------------------------------------------------------------------------
@@ -69,8 +67,7 @@ def test_records_that_kill_their_process_fail_and_no_record_is_handed_out_twice(
     assert classes(outcomes, 10) == (
         ["acked", "ValueError", "Tombstone", "WorkerLost", "Tombstone", "Skip", *["WorkerLost"] * 3, "acked"]
     )
-    assert outcomes.calls == 8
-    assert calls(folder) == [100, 102, 106, 110, 112, 114, 116, 118]
+    assert (outcomes.calls, calls(folder)) == (8, [100, 102, 106, 110, 112, 114, 116, 118])
     lost = [outcome for outcome in outcomes.not_acked if outcome.error_class == "WorkerLost"]
     assert {(outcome.outcome, outcome.handled_at) for outcome in lost} == {(Outcome.FAILED, NOW)}
     assert [outcome.error_message for outcome in lost] == [
@@ -79,8 +76,7 @@ def test_records_that_kill_their_process_fail_and_no_record_is_handed_out_twice(
         "the handler's process ended with exit status 3",
         "the handler's process was killed by SIGKILL",
     ]
-    assert outcomes.not_acked[0].error_message == "can't digest '***'"
-    assert call(handler, [b"a"]) == ["acked"]
+    assert (outcomes.not_acked[0].error_message, call(handler, [b"a"])) == ("can't digest '***'", ["acked"])
 
 
 def test_a_process_whose_handler_closes_its_sockets_is_killed(isolated: MakeIsolated, folder: Path) -> None:
@@ -125,8 +121,7 @@ def test_a_death_between_batches_fails_no_record(
     assert call(handler, [deed]) == ["acked"]
     [process] = pids(folder)
     assert wait_until(lambda: not psutil.pid_exists(process), 10)
-    assert call(handler, [value, b"b"]) == ["acked", "acked"]
-    assert calls(folder) == [100, 100, 102]
+    assert (call(handler, [value, b"b"]), calls(folder)) == (["acked", "acked"], [100, 100, 102])
 
 
 # ---- a call hangs -------------------------------------------------------------------------------------------------
@@ -169,8 +164,7 @@ def test_a_batch_is_halved_until_the_culprit_is_alone(
     expected = ["acked"] * 40
     expected[7], expected[8], expected[23] = error_class, "Tombstone", error_class
     outcomes = isolated("arrow", tier=Tier.ARROW, limit=0.3)(batch_of(values))
-    assert classes(outcomes, 40) == expected
-    assert outcomes.calls == 39
+    assert (classes(outcomes, 40), outcomes.calls) == (expected, 39)
     assert 116 not in calls(folder)
 
 
@@ -179,8 +173,7 @@ def test_where_nothing_may_be_called_twice_a_killed_batch_fails_whole(isolated: 
     outcomes = isolated("arrow", tier=Tier.ARROW, once=True)(batch_of([b"a", None, b"kill", b"b"]))
     assert classes(outcomes, 4) == ["WorkerLost", "Tombstone", "WorkerLost", "WorkerLost"]
     message = "the handler's process was killed by SIGKILL in a batch of 3 records"
-    assert outcomes.not_acked[0].error_message == message
-    assert calls(folder) == [100, 104, 106]
+    assert (outcomes.not_acked[0].error_message, calls(folder)) == (message, [100, 104, 106])
 
 
 # ---- the import fails, the fork server dies -----------------------------------------------------------------------
@@ -209,8 +202,7 @@ def test_a_handler_that_dies_once_before_its_first_record_goes_on(
     isolated: MakeIsolated, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("KILLERS_IMPORT", "exit once")
-    assert call(isolated(AT_IMPORT), [b"a"]) == ["acked"]
-    assert len(pids(folder, "imports")) == 2
+    assert (call(isolated(AT_IMPORT), [b"a"]), len(pids(folder, "imports"))) == (["acked"], 2)
 
 
 def test_the_death_of_the_fork_server_is_a_transient_error(isolated: MakeIsolated) -> None:

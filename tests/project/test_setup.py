@@ -66,15 +66,10 @@ class Machine:
 
     def setup(self, *first_on_path: Path) -> subprocess.CompletedProcess[str]:
         path = os.pathsep.join(str(folder) for folder in (*first_on_path, self.bin))
-        environment = {"PATH": path, "HOME": str(self.tree)}
         return subprocess.run(
-            [self.tree / "scripts/setup.sh"],
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+            [self.tree / "scripts/setup.sh"], env={"PATH": path, "HOME": str(self.tree)}, stdin=subprocess.DEVNULL,
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
 
     @property
     def calls(self) -> list[str]:
@@ -115,14 +110,13 @@ def test_a_java_that_is_too_old_is_named(machine: Machine, version: str) -> None
     assert "Java 17 or later" in refusal(machine)
 
 
-def test_a_python_that_is_too_old_is_named(machine: Machine) -> None:
-    machine.install_python("python3", allows="false")
-    assert "Python 3.11 to 3.14" in refusal(machine)
-
-
-def test_a_python_without_the_venv_module_is_named(machine: Machine) -> None:
-    machine.install_python("python3", allows='case "$*" in *venv*) false;; esac')
-    assert "apt install python3-venv" in refusal(machine)
+@pytest.mark.parametrize(
+    ("allows", "advice"),
+    [("false", "Python 3.11 to 3.14"), ('case "$*" in *venv*) false;; esac', "apt install python3-venv")],
+)
+def test_a_python_that_is_too_old_or_without_venv_is_named(machine: Machine, allows: str, advice: str) -> None:
+    machine.install_python("python3", allows)
+    assert advice in refusal(machine)
 
 
 def test_a_newer_python_beside_one_that_is_too_old_is_used(machine: Machine) -> None:
@@ -132,25 +126,27 @@ def test_a_newer_python_beside_one_that_is_too_old_is_used(machine: Machine) -> 
     assert machine.calls == [f"{machine.bin / 'python3.12'} -m venv --clear .venv"]
 
 
-def _work_of_processes() -> float:
-    """Seconds of computing by the processes that this one has started and seen end."""
-    spent = os.times()
-    return spent.children_user + spent.children_system
-
-
 def test_nothing_is_done_or_said_when_all_is_there(machine: Machine) -> None:
     machine.finish_setup()
-    before = _work_of_processes()
+    before = os.times()
     done = machine.setup()
-    assert _work_of_processes() - before < 1
+    after = os.times()  # the computing of the processes that this one has started
+    assert after.children_user + after.children_system - before.children_user - before.children_system < 1
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     assert machine.calls == ["-c ", "-m ackline.spark.jars fetch"]
 
 
-@pytest.mark.parametrize("broken", ["locked", "bin/python"])
-def test_an_interrupted_setup_is_done_again_from_the_start(machine: Machine, broken: str) -> None:
+@pytest.mark.parametrize("change", ["stamp missing", "python missing", "lock changed", "tree moved"])
+def test_an_interrupted_setup_a_changed_lock_or_a_moved_tree_makes_a_new_environment(
+    machine: Machine, change: str
+) -> None:
     machine.finish_setup()
-    (machine.tree / ".venv" / broken).unlink()
+    if change == "lock changed":
+        (machine.tree / "requirements.lock").write_text("# another\n")
+    elif change == "tree moved":
+        machine.tree = machine.tree.rename(machine.tree.with_name("moved"))
+    else:
+        (machine.tree / ".venv" / {"stamp missing": "locked", "python missing": "bin/python"}[change]).unlink()
     machine.setup()
     assert machine.made_an_environment()
 
@@ -161,20 +157,6 @@ def test_the_environment_is_not_made_by_its_own_python(machine: Machine) -> None
     shutil.copy(machine.bin / "python3", own / "python3")
     machine.setup(own)
     assert machine.calls == [f"{machine.bin / 'python3'} -m venv --clear .venv"]
-
-
-def test_a_changed_lock_makes_a_new_environment(machine: Machine) -> None:
-    machine.finish_setup()
-    (machine.tree / "requirements.lock").write_text("# another\n")
-    machine.setup()
-    assert machine.made_an_environment()
-
-
-def test_a_tree_that_was_moved_gets_a_new_environment(machine: Machine) -> None:
-    machine.finish_setup()
-    machine.tree = machine.tree.rename(machine.tree.with_name("moved"))
-    machine.setup()
-    assert machine.made_an_environment()
 
 
 def test_another_setting_of_a_tool_changes_nothing(machine: Machine) -> None:

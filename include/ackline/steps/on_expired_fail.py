@@ -1,14 +1,14 @@
-"""`on_expired: fail`: where retention was quicker than the pipeline, the run stops and settles nothing as expired.
+"""`on_expired: fail`: if retention was quicker than the pipeline, the run stops and settles nothing as expired.
 
 `expired` rows can come to count in two places, and both are checked:
-- `check_retention`, before plan n is stored. What the log no longer holds is neither planned nor passed over, so every
+- `stop_if_expired`, before plan n is stored. What the log no longer holds is neither planned nor passed over, so every
   later run stops in the same way until an operator decides. The genesis, an earlier write, may be stored by then: it
   makes no row about any record, and `ackline skip` needs the lane that it begins.
-- `retention_error`, before decisions n are stored. It finds what retention took between plan and read, or before a
+- `expired_rows_error`, before decisions n are stored. It finds what retention took between plan and read, or before a
   dead letter was read again. Outcomes n are stored by then, but rows count only once a settlement names their turn, and
   this turn becomes void. After a crash before the void settlement, the next run finds the same rows and does the same.
-  After a crash behind it, the next plan stops by the first check. So no run repeats the turn for ever.
-A fresh range that is gone when it is to be read makes its turn void by itself (`RangeGone`); the next plan stops.
+  After a crash behind it, the first check stops the next plan. So no run repeats the turn for ever.
+If a fresh range is gone when replay is about to read it, `RangeGone` makes the turn void; the next plan stops.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -25,8 +25,8 @@ _NAMED = 5
 """How many partitions a message names, and how many ranges of each."""
 
 
-def check_retention(parts: Parts, views: Mapping[TopicPartition, PartitionView]) -> None:
-    """Raise RetentionPassed where the log starts above what a partition has not read yet, or has pending."""
+def stop_if_expired(parts: Parts, views: Mapping[TopicPartition, PartitionView]) -> None:
+    """Raises RetentionPassed if the log starts above an offset that a partition has not read yet or has pending."""
     if parts.pipeline.on_expired != "fail":
         return
     lost = {tp: _lost_ranges(parts, view) for tp, view in views.items() if view.readable}
@@ -48,12 +48,12 @@ def _lost_ranges(parts: Parts, view: PartitionView) -> list[ValuedRange[None]]:
     return list(join(run for run in [*pending, *unread] if run.start < run.end))
 
 
-def retention_error(
+def expired_rows_error(
     parts: Parts, plan: Plan, rows: Mapping[TopicPartition, Sequence[OutcomeRow]]
 ) -> RetentionPassed | None:
-    """The error because of which the turn becomes void, where one of `rows` would settle something as expired.
+    """Returns the error because of which the turn becomes void, if one of `rows` would settle something as expired.
 
-    None where the rows may be settled. A claimed turn is never void, because the group has moved over it: its expired
+    None if the rows may be settled. A claimed turn is never void, because the group has moved over it: its expired
     rows are settled as they are.
     """
     if parts.pipeline.on_expired != "fail":
