@@ -120,7 +120,8 @@ def fold(
     still_pending = subtract(subtract(state.pending, attempted), decided)
     failed = (ValuedRange(o, o + 1, pending) for o, pending in sorted(states.items()) if pending is not None)
     # fresh.end is at or above the old complete_to, and each offset that stops being pending has a terminal outcome:
-    # neither complete_to nor the floor moves back (I3), and an acked offset above a pending one does not raise the floor (S8).
+    # neither complete_to nor the floor moves back (I3), and an acked offset above a pending one does not raise the
+    # floor (S8).
     return PartitionState(fresh.end, merge(still_pending, subtract(failed, decided)))
 
 
@@ -132,8 +133,8 @@ def _check_turn_starts_here(state: PartitionState, fresh: OffsetRange, retries: 
             f"the fresh range {fresh} starts below {state.complete_to}, and all offsets below that were read already",
             offset=fresh.start,
         )
-    # A retry must be the attempt that is pending at its offset. Otherwise one of three holds: the offset is settled, and
-    # a failure would un-ack it; or this attempt was made already (I5); or only the dead letter is missing, and the
+    # A retry must be the attempt that is pending at its offset. Otherwise one of three holds: the offset is settled,
+    # and a failure would un-ack it; or this attempt was made already (I5); or only the dead letter is missing, and the
     # handler must not get the record again.
     for attempt in {retry.value for retry in retries}:
         waiting = [

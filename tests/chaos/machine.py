@@ -13,7 +13,7 @@ from hypothesis.stateful import invariant, precondition, rule
 from ackline.testing.memory import AFTER, BEFORE, READ
 from tests.chaos.programs import STEPS, Action
 from tests.chaos.stage import Stop
-from tests.chaos.unrest import Unrest, orders, small
+from tests.chaos.world_changes import WorldChanges, orders, small
 
 SLOTS = 3
 """Processes that may be stopped at the same time."""
@@ -34,7 +34,7 @@ programs = st.one_of(st.sampled_from(["run", "run", "dag", *sorted(STEPS)]), st.
 wholes = st.sampled_from(["run", "run", "dag"])
 
 
-class Turmoil(Unrest):
+class ChaosMachine(WorldChanges):
     """The rules for processes, and what must hold. `steps` counts the steps of all machines of the class."""
 
     steps = 0

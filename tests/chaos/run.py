@@ -16,7 +16,7 @@ import traceback
 from hypothesis import HealthCheck, Phase, Verbosity, seed, settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from tests.chaos.machine import Turmoil
+from tests.chaos.machine import ChaosMachine
 
 STEPS_A_WORLD = 50
 WORLDS_A_BATCH = 100
@@ -30,7 +30,7 @@ def explore(steps: int, first_seed: int, *, shrink: bool = True) -> int:
     taken = batch = 0
     while taken < steps:
 
-        class Batch(Turmoil):
+        class Batch(ChaosMachine):
             steps = 0
 
         worlds = min(WORLDS_A_BATCH, -(-(steps - taken) // STEPS_A_WORLD))

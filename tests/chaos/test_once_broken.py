@@ -6,7 +6,7 @@ from ackline.errors import GroupMoved
 from ackline.outcome import Outcome
 from tests.chaos.account import rows_of
 from tests.chaos.config import Config
-from tests.chaos.machine import Turmoil
+from tests.chaos.machine import ChaosMachine
 from tests.memory_lane import OK, TP, MemoryLane
 
 
@@ -24,7 +24,7 @@ def test_a_void_turn_remembers_that_its_plan_met_a_commit_of_ours() -> None:
 
 
 def test_a_topic_created_again_while_settle_reads_its_dead_letters_makes_none_of_its_own_dead() -> None:
-    machine = Turmoil()
+    machine = ChaosMachine()
     machine.begin(Config())
     machine.outage = True
     machine.append(machine.log(0), [{}])

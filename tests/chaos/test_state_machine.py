@@ -3,7 +3,7 @@
 import pytest
 
 from tests.chaos.account import Violation
-from tests.chaos.machine import Turmoil
+from tests.chaos.machine import ChaosMachine
 from tests.chaos.mutants import MUTANTS, OTHERS
 from tests.chaos.run import explore
 
@@ -28,13 +28,13 @@ def test_a_rule_that_is_broken_on_purpose_is_noticed(mutant: str, seed: int, mon
 
 def test_the_same_seed_does_the_same_again(monkeypatch: pytest.MonkeyPatch) -> None:
     histories: list[str] = []
-    teardown = Turmoil.teardown
+    teardown = ChaosMachine.teardown
 
-    def keep_history(machine: Turmoil) -> None:
+    def keep_history(machine: ChaosMachine) -> None:
         teardown(machine)
         histories.append(repr(machine.world.history))
 
-    monkeypatch.setattr(Turmoil, "teardown", keep_history)
+    monkeypatch.setattr(ChaosMachine, "teardown", keep_history)
     explore(300, SEED, shrink=False)
     first = histories.copy()
     histories.clear()

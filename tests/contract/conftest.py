@@ -19,7 +19,7 @@ from tests.schema_registry import StubRegistry, stub_registry
 
 @pytest.fixture
 def root(tmp_path: Path) -> str:
-    """An audit root that is not there yet."""
+    """An audit root that does not exist yet."""
     return str(tmp_path / "audit")
 
 

@@ -1,4 +1,4 @@
-"""Plans, settlements and files of outcomes for the tests of the store."""
+"""Plans, settlements and outcome files for the tests of the ledger store."""
 
 import json
 import time
@@ -37,7 +37,7 @@ def settlement(n: int, run_id: str = "run", epoch: int = 0, pipeline: str = "ord
 
 
 def written(store: LedgerStore, of: TurnId, rows: list[tuple[int, int, str]], tp: TopicPartition = TP) -> AddAction:
-    """A file of outcomes (offset, attempt, outcome) as a Spark task leaves it: on disk, in no log, with statistics."""
+    """Writes a file of (offset, attempt, outcome) as a Spark task does: on disk, with statistics, in no log."""
     values = [
         {**turn_columns(of, DAY, "run"), "topic": tp.topic, "partition": tp.partition, "offset": offset,
          "attempt": attempt, "outcome": outcome, "handled_at": NOON}
@@ -50,9 +50,9 @@ def written(store: LedgerStore, of: TurnId, rows: list[tuple[int, int, str]], tp
     path.parent.mkdir(parents=True, exist_ok=True)
     pq.write_table(table, path)
     bounds = {
-        column: (min(found), max(found))
+        column: (min(values_of), max(values_of))
         for column in ("lane", "epoch", "turn", "topic", "partition", "offset", "attempt", "outcome")
-        if (found := table[column].to_pylist())
+        if (values_of := table[column].to_pylist())
     }
     stats = {
         "numRecords": len(rows),

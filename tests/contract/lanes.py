@@ -1,4 +1,4 @@
-"""Lanes with turns that are over, for the tests of maintenance."""
+"""Lanes with settled turns, for the tests of maintenance."""
 
 from deltalake import DeltaTable
 
@@ -12,11 +12,11 @@ from tests.contract.lane_rows import NOON, TP, plan, settlement, turn, written
 OUTCOMES_A_TURN = {"acked": 5, "failed": 1, "dead": 1}
 ROWS_A_TURN = sum(OUTCOMES_A_TURN.values())
 FILES_A_TURN = 3
-"""Of outcomes."""
+"""In the outcomes table: two of attempts, one of decisions."""
 
 
-def settled(store: LedgerStore, turns: range, tp: TopicPartition = TP) -> None:
-    """Turns with these outcomes in these files; each number is won."""
+def settle_turns(store: LedgerStore, turns: range, tp: TopicPartition = TP) -> None:
+    """Store turns whole, each with the outcomes of `OUTCOMES_A_TURN`."""
     for n in turns:
         of = turn(n, pipeline=store.pipeline)
         planned = plan(n, pipeline=store.pipeline)
@@ -27,13 +27,13 @@ def settled(store: LedgerStore, turns: range, tp: TopicPartition = TP) -> None:
         assert store.store_settlement(settlement(n, pipeline=store.pipeline), planned)
 
 
-def begun(store: LedgerStore, turns: int = 3) -> LedgerStore:
-    """A lane with some turns settled."""
+def begin_lane(store: LedgerStore, turns: int = 3) -> LedgerStore:
+    """Store a genesis and some whole turns; returns the store."""
     store.store_settlement(settlement(0, pipeline=store.pipeline))
-    settled(store, range(1, turns + 1))
+    settle_turns(store, range(1, turns + 1))
     return store
 
 
 def files(table: AuditTable) -> list[str]:
-    """What the newest version names."""
+    """Returns the data files of the newest version."""
     return sorted(DeltaTable(table.uri).file_uris())

@@ -1,4 +1,4 @@
-"""Maintenance where there is no lock, as on an object store: nobody fails because of it, and no row is there twice."""
+"""Maintenance without a lock, as on an object store: no writer fails because of it, and no row is stored twice."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -13,11 +13,11 @@ from ackline.audit.queries import AuditFilter, audit_rows
 from ackline.audit.store import LedgerStore
 from ackline.audit.table import AuditTable
 from tests.contract.lane_rows import TP, turn, written
-from tests.contract.lanes import FILES_A_TURN, ROWS_A_TURN, begun, files, settled
+from tests.contract.lanes import FILES_A_TURN, ROWS_A_TURN, begin_lane, files, settle_turns
 
 
 class WithoutLock(AuditTable):
-    """A table as on an object store: no lock, and rivals, one a look, that commit between our look and our commit."""
+    """A table as on an object store: no lock. At each read one of the rivals commits before the reader does."""
 
     rivals: ClassVar[list[Callable[[], object]]] = []
 
@@ -28,48 +28,48 @@ class WithoutLock(AuditTable):
         yield
 
     def open(self) -> DeltaTable | None:
-        """The newest version; then the next rival is quicker."""
+        """Returns the newest version, after which the next rival has committed."""
         table = super().open()
         if table is not None and self.name == "outcomes" and self.rivals:
             self.rivals.pop(0)()
         return table
 
 
-def nobody() -> None:
-    """No rival."""
+def no_rival() -> None:
+    """Commit nothing."""
 
 
 @pytest.fixture
 def rivals(monkeypatch: pytest.MonkeyPatch) -> list[Callable[[], object]]:
-    """The rivals of maintenance; the first of its looks at the outcomes are not those on which it writes."""
+    """The rivals of maintenance. It writes nothing upon its first three reads of the outcomes."""
     monkeypatch.setattr(maintenance, "AuditTable", WithoutLock)
-    monkeypatch.setattr(WithoutLock, "rivals", [nobody, nobody, nobody])
+    monkeypatch.setattr(WithoutLock, "rivals", [no_rival, no_rival, no_rival])
     return WithoutLock.rivals
 
 
 @pytest.fixture
-def asleep(
+def before_the_write(
     rivals: list[Callable[[], object]], monkeypatch: pytest.MonkeyPatch
 ) -> Callable[[Callable[[], object]], None]:
-    """Says what happens while our first compaction, which has chosen its version, sleeps before it writes."""
+    """A function that has an action done after our first compaction has chosen its version, before it writes."""
     rivals.clear()
 
-    def while_asleep(meanwhile: Callable[[], object]) -> None:
-        looks = iter(["the vacuum of plans", "the compaction of outcomes"])
+    def set_action(action: Callable[[], object]) -> None:
+        readers = iter(["the vacuum of plans", "the compaction of outcomes"])
 
-        def look(root: str) -> list[OpenTurn]:
-            if next(looks) == "the compaction of outcomes":
+        def read(root: str) -> list[OpenTurn]:
+            if next(readers) == "the compaction of outcomes":
                 monkeypatch.setattr(maintenance, "open_turns", open_turns)
-                meanwhile()
+                action()
             return open_turns(root)
 
-        monkeypatch.setattr(maintenance, "open_turns", look)
+        monkeypatch.setattr(maintenance, "open_turns", read)
 
-    return while_asleep
+    return set_action
 
 
 def test_without_a_lock_an_append_goes_through_beside_a_compaction(root: str, store: LedgerStore) -> None:
-    begun(store)
+    begin_lane(store)
     table = WithoutLock(root, "outcomes")
     WithoutLock.rivals.append(lambda: DeltaTable(table.uri).optimize.compact())
     assert table.append([written(store, turn(4), [(0, 1, "acked")])], "app", 1)
@@ -79,22 +79,22 @@ def test_without_a_lock_an_append_goes_through_beside_a_compaction(root: str, st
 
 
 def test_without_a_lock_a_compaction_goes_through_beside_an_append(
-    root: str, store: LedgerStore, asleep: Callable[[Callable[[], object]], None]
+    root: str, store: LedgerStore, before_the_write: Callable[[Callable[[], object]], None]
 ) -> None:
-    begun(store)
-    asleep(lambda: settled(store, range(4, 5)))
+    begin_lane(store)
+    before_the_write(lambda: settle_turns(store, range(4, 5)))
     assert maintain(root)[1].compacted == 3 * FILES_A_TURN
     assert len(files(store.outcomes)) == 1 + FILES_A_TURN
     assert len(audit_rows(root, "orders", AuditFilter())) == 4 * ROWS_A_TURN
 
 
 def rival_maintenance(root: str) -> Callable[[], object]:
-    """Another maintenance, from its look at the table to its commit, as long as ours sleeps."""
+    """Returns a whole maintenance, to be done before ours writes."""
 
     def run() -> None:
-        mine, WithoutLock.rivals = WithoutLock.rivals, []
+        rivals, WithoutLock.rivals = WithoutLock.rivals, []
         maintain(root)
-        WithoutLock.rivals = mine
+        WithoutLock.rivals = rivals
 
     return run
 
@@ -102,17 +102,17 @@ def rival_maintenance(root: str) -> Callable[[], object]:
 def test_without_a_lock_a_compaction_that_loses_is_tried_again_and_doubles_no_row(
     root: str, store: LedgerStore, rivals: list[Callable[[], object]]
 ) -> None:
-    begun(store)
+    begin_lane(store)
     rivals.append(rival_maintenance(root))
     assert (maintain(root)[1].busy, len(files(store.outcomes))) == (0, 1)
     assert len(audit_rows(root, "orders", AuditFilter())) == 3 * ROWS_A_TURN
 
 
-def test_without_a_lock_a_compaction_that_sleeps_on_its_claim_doubles_no_row(
-    root: str, store: LedgerStore, asleep: Callable[[Callable[[], object]], None]
+def test_without_a_lock_a_compaction_that_is_late_after_its_claim_doubles_no_row(
+    root: str, store: LedgerStore, before_the_write: Callable[[Callable[[], object]], None]
 ) -> None:
-    begun(store)
-    asleep(rival_maintenance(root))
+    begin_lane(store)
+    before_the_write(rival_maintenance(root))
     assert maintain(root)[1].files == 1
     assert len(audit_rows(root, "orders", AuditFilter())) == 3 * ROWS_A_TURN
 
@@ -120,13 +120,13 @@ def test_without_a_lock_a_compaction_that_sleeps_on_its_claim_doubles_no_row(
 def test_without_a_lock_a_compaction_that_keeps_losing_is_left_for_the_next_time(
     root: str, store: LedgerStore, rivals: list[Callable[[], object]]
 ) -> None:
-    begun(store)
+    begin_lane(store)
     turns = iter(range(4, 100))
 
     def rival() -> None:
         rival_maintenance(root)()
         n = next(turns)
-        settled(store, range(n, n + 1))
+        settle_turns(store, range(n, n + 1))
 
     rivals += [rival] * 10
     assert maintain(root)[1].busy == 1
@@ -136,7 +136,7 @@ def test_without_a_lock_a_compaction_that_keeps_losing_is_left_for_the_next_time
 
 
 def test_without_a_lock_appends_go_through_beside_the_claims_of_compactions(root: str, store: LedgerStore) -> None:
-    begun(store)
+    begin_lane(store)
     table = WithoutLock(root, "outcomes")
     WithoutLock.rivals += [rival_claim(table)] * 3
     assert table.append([], "app", 1)
@@ -144,5 +144,5 @@ def test_without_a_lock_appends_go_through_beside_the_claims_of_compactions(root
 
 
 def rival_claim(table: AuditTable) -> Callable[[], object]:
-    """What a compaction does first where there is no lock."""
+    """Returns the first commit of a compaction without a lock."""
     return lambda: DeltaTable(table.uri).alter.set_table_description("claimed")

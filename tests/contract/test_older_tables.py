@@ -1,4 +1,4 @@
-"""Tables of an earlier version: read as they are, and given the columns they lack when they are next written to."""
+"""Tables of an earlier version are read as they are, and the next write adds the columns that they lack."""
 
 import json
 import subprocess
@@ -22,12 +22,12 @@ from tests.e2e.lab import ROOT
 FIGURES = pa.field("some_figures", pa.map_(pa.string(), pa.float64()))
 """A column that no version has yet: maps are added like any other."""
 NEW = ["figures", "totals", "leader_epoch", FIGURES.name]
-"""What the earlier version did not know."""
+"""The columns that the earlier version did not have."""
 
 
 @pytest.fixture
 def older(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """An audit root whose tables an earlier version has made, with a genesis, a plan and its settlement in them."""
+    """An audit root with tables of an earlier version: a genesis, a settlement, and an open plan."""
     root = str(tmp_path / "audit")
     with monkeypatch.context() as earlier:
         for name in ("plans", "settlements"):
@@ -46,7 +46,7 @@ def _append(root: str, name: str, rows: pa.Table, kind: str, number: int) -> Non
 
 
 def _rows(n: int) -> pa.Table:
-    """A settlement with every column of today."""
+    """Returns a settlement with all columns."""
     settled = replace(settlement(n).partitions[TP], leader_epoch=7, totals={"acked": 3})
     known = replace(settlement(n), partitions={TP: settled})
     metrics = pa.array([[("fetch", 0.5)]], FIGURES.type)
@@ -89,7 +89,7 @@ def test_the_first_write_adds_the_columns_and_both_engines_read_old_and_new_rows
     ]
 
 
-def test_of_many_who_add_them_at_once_one_does_and_no_row_is_lost(older: str) -> None:
+def test_of_writers_that_add_the_columns_at_once_one_does_and_no_row_is_lost(older: str) -> None:
     def write(n: int) -> bool:
         return AuditTable(older, "settlements").append(_rows(1), f"own/{n}", 1)
 
@@ -101,7 +101,7 @@ def test_of_many_who_add_them_at_once_one_does_and_no_row_is_lost(older: str) ->
     assert AuditTable(older, "settlements").read(None).num_rows == 2 + 8
 
 
-def test_where_there_is_no_lock_a_rival_that_adds_them_hurts_nobody(
+def test_without_a_lock_a_rival_that_adds_the_columns_fails_no_append(
     older: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     table, rival = AuditTable(older, "settlements"), AuditTable(older, "settlements")
@@ -109,12 +109,12 @@ def test_where_there_is_no_lock_a_rival_that_adds_them_hurts_nobody(
     real = AuditTable.open
 
     def late(self: AuditTable) -> DeltaTable | None:
-        """The version found before the rival has written."""
-        found = real(self)
+        """Returns the version from before the rival's write."""
+        table_before = real(self)
         if self is table:
             monkeypatch.setattr(AuditTable, "open", real)
             rival.create()
-        return found
+        return table_before
 
     monkeypatch.setattr(AuditTable, "lock", lambda self: nullcontext())
     monkeypatch.setattr(AuditTable, "open", late)

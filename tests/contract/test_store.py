@@ -1,4 +1,4 @@
-"""The ledger store on real Delta tables: its fences, races for a number, and what reads back as it was stored."""
+"""The ledger store on real Delta tables: its fences, and races for a number. See also test_memory.py."""
 
 import contextlib
 import multiprocessing
@@ -43,26 +43,26 @@ def test_pipelines_lanes_and_epochs_do_not_fence_one_another(root: str, store: L
 
 
 def test_the_newest_settlement_is_of_the_newest_epoch(store: LedgerStore) -> None:
-    for one in (settlement(0), settlement(1), settlement(2), settlement(0, epoch=1)):
-        assert store.store_settlement(one)
-    found = store.newest()
-    assert found is not None
-    assert found.turn == turn(0, epoch=1)
+    for stored in (settlement(0), settlement(1), settlement(2), settlement(0, epoch=1)):
+        assert store.store_settlement(stored)
+    newest = store.newest()
+    assert newest is not None
+    assert newest.turn == turn(0, epoch=1)
 
 
 NUMBERS = 12
 
 
 def race(root: str, name: str, start: Barrier, won: "Queue[tuple[str, list[int], list[str]]]") -> None:
-    """A process that tries to store plans 1 to NUMBERS, and says which it won and whose it found."""
+    """Try to store plans 1 to NUMBERS; puts which of them were stored, and whose plan each number has."""
     store = LedgerStore(root, "orders", "live")
-    mine, found = [], []
+    mine, winners = [], []
     for n in range(1, NUMBERS + 1):
         start.wait(60)
         if store.store_plan(plan(n, name)):
             mine.append(n)
-        found.append(store.plan(turn(n)).run_id)
-    won.put((name, mine, found))
+        winners.append(store.plan(turn(n)).run_id)
+    won.put((name, mine, winners))
 
 
 def test_s53_of_processes_that_race_for_a_number_one_wins_and_the_others_read_the_winners(root: str) -> None:
@@ -79,12 +79,12 @@ def test_s53_of_processes_that_race_for_a_number_one_wins_and_the_others_read_th
             racer.kill()
     assert sorted(n for _, mine, _ in results for n in mine) == list(range(1, NUMBERS + 1))
     winner = {n: name for name, mine, _ in results for n in mine}
-    for _, _, found in results:
-        assert found == [winner[n] for n in range(1, NUMBERS + 1)]
+    for _, _, winners in results:
+        assert winners == [winner[n] for n in range(1, NUMBERS + 1)]
 
 
 class WithoutLock(AuditTable):
-    """A table as on an object store: no lock, and a rival that commits between our look and our commit."""
+    """A table as on an object store: no lock, and a rival that commits between our read and our commit."""
 
     rival: Callable[[], object] | None = None
 
@@ -93,7 +93,7 @@ class WithoutLock(AuditTable):
         yield
 
     def open(self) -> DeltaTable | None:
-        """The newest version; then, once, the rival is quicker."""
+        """Returns the newest version, after which, once, the rival has committed."""
         table = super().open()
         if table is not None and self.rival is not None:
             rival, self.rival = self.rival, None
@@ -121,7 +121,7 @@ def test_without_a_lock_another_pipelines_commit_in_between_is_no_conflict(root:
     assert (slow.version_of("app"), slow.version_of("another")) == (1, 1)
 
 
-def test_the_partition_column_of_all_that_a_plan_brings_about_is_the_plans_day(store: LedgerStore) -> None:
+def test_all_rows_of_a_turn_have_the_day_of_its_plan_as_their_partition(store: LedgerStore) -> None:
     late = Plan(turn(1), TurnKind.RUN, "r", NOON.replace(hour=23, minute=59), plan(1).partitions, "read_committed")
     store.store_settlement(settlement(0))
     store.store_plan(late)
@@ -133,6 +133,6 @@ def test_the_partition_column_of_all_that_a_plan_brings_about_is_the_plans_day(s
         assert set(table.read({"turn": 1})["plan_date"].to_pylist()) == {date(2026, 3, 1)}
 
 
-def test_settlements_of_a_version_that_kept_no_figures_are_read() -> None:
+def test_settlements_of_a_version_without_metrics_are_read() -> None:
     rows = settlement_rows(settlement(1), NOON.date())
     assert settlement_from_rows(rows.drop_columns(["figures", "totals"])) == settlement(1)

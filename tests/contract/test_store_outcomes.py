@@ -1,4 +1,4 @@
-"""Reading a turn's outcomes, and ledgers that are old or large: statistics, checkpoints, compaction, size."""
+"""The store reads a turn's outcomes, and ledgers that are old or large: statistics, checkpoints, compaction."""
 
 import os
 import time
@@ -21,7 +21,7 @@ from ackline.turns import SettledPartition, Settlement, TurnKind
 from tests.contract.lane_rows import NOON, TP, TP1, plan, settlement, turn, written
 
 
-def test_outcomes_and_decisions_of_a_turn_come_together(store: LedgerStore) -> None:
+def test_outcomes_and_decisions_of_a_turn_are_read_together(store: LedgerStore) -> None:
     files = [
         written(store, turn(1), [(offset, 1, "acked") for offset in range(5)]),
         written(store, turn(1), [(5, 1, "failed"), (6, 1, "acked"), (2, 2, "acked")]),
@@ -31,10 +31,10 @@ def test_outcomes_and_decisions_of_a_turn_come_together(store: LedgerStore) -> N
     store.store_decisions(plan(1), "run", {TP: [OutcomeRow(7, 0, Outcome.EXPIRED, NOON, None, 9)]})
     store.store_outcomes(turn(2), [written(store, turn(2), [(100, 1, "failed")])])
 
-    found = store.outcomes_of(turn(1))
-    assert found.counts == {TP: {"acked": 7, "failed": 1, "expired": 1}, TP1: {"skipped": 1}}
-    assert found.attempted_fresh == {TP: 7, TP1: 1}
-    assert sorted(found.rows[TP]) == sorted([
+    outcomes = store.outcomes_of(turn(1))
+    assert outcomes.counts == {TP: {"acked": 7, "failed": 1, "expired": 1}, TP1: {"skipped": 1}}
+    assert outcomes.attempted_fresh == {TP: 7, TP1: 1}
+    assert sorted(outcomes.rows[TP]) == sorted([
         OutcomeRow(5, 1, Outcome.FAILED, NOON),
         OutcomeRow(6, 1, Outcome.ACKED, NOON),
         OutcomeRow(2, 2, Outcome.ACKED, NOON),
@@ -100,10 +100,10 @@ def test_fences_and_states_survive_checkpoints(store: LedgerStore) -> None:
 
 
 class CompactedBetween(AuditTable):
-    """A table that somebody compacts after each look at it."""
+    """A table that is compacted after each read."""
 
     def open(self) -> DeltaTable | None:
-        """The newest version, which is not the newest any more when it is used."""
+        """Returns the newest version, which the compaction then replaces."""
         table = super().open()
         if table is not None:
             DeltaTable(self.uri).optimize.compact()
@@ -113,8 +113,8 @@ class CompactedBetween(AuditTable):
 def test_fault_33_compaction_while_outcomes_are_read_counts_nothing_twice(root: str, store: LedgerStore) -> None:
     store.store_outcomes(turn(1), [written(store, turn(1), [(offset, 1, "acked")]) for offset in range(5)])
     store.outcomes = CompactedBetween(root, "outcomes")
-    found = store.outcomes_of(turn(1))
-    assert (found.counts, found.attempted_fresh) == ({TP: {"acked": 5}}, {TP: 5})
+    outcomes = store.outcomes_of(turn(1))
+    assert (outcomes.counts, outcomes.attempted_fresh) == ({TP: {"acked": 5}}, {TP: 5})
 
 
 def test_a_hundred_thousand_pending_offsets_are_stored_and_read_in_seconds(store: LedgerStore) -> None:
@@ -151,7 +151,7 @@ def test_the_tables_are_append_only(store: LedgerStore) -> None:
 
 def test_the_ledger_id_is_the_settlements_tables_own_and_stays(root: str, store: LedgerStore, tmp_path: Path) -> None:
     assert store.ledger_id() == ""
-    assert not Path(root).exists(), "asking makes no table"
+    assert not Path(root).exists(), "reading the id creates no table"
     store.store_settlement(settlement(0))
     ledger = store.ledger_id()
     store.store_settlement(settlement(1), plan(1))
@@ -162,18 +162,18 @@ def test_the_ledger_id_is_the_settlements_tables_own_and_stays(root: str, store:
     assert other.ledger_id() not in ("", ledger)
 
 
-def test_a_report_is_found_behind_the_commits_of_others(root: str, store: LedgerStore) -> None:
+def test_a_report_is_found_behind_the_commits_of_other_pipelines(root: str, store: LedgerStore) -> None:
     """The table is shared: other pipelines commit between a turn's outcomes and its settlement."""
     store.store_outcomes(turn(1), [], TurnReport({TP: {"acked": 1}}))
     other = LedgerStore(root, "payments", "live")
     for n in range(1, 20):
         other.store_outcomes(turn(n, pipeline="payments"), [], TurnReport({TP: {"acked": n}}))
-    found = store.report_of(turn(1))
-    assert found is not None
-    assert found.counts == {TP: {"acked": 1}}
+    report = store.report_of(turn(1))
+    assert report is not None
+    assert report.counts == {TP: {"acked": 1}}
 
 
-def test_a_report_too_far_behind_or_forgotten_by_the_log_is_none_and_no_error(
+def test_a_report_too_far_behind_or_expired_from_the_log_is_none_and_no_error(
     store: LedgerStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for n in (1, 2, 3):

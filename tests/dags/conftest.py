@@ -1,4 +1,4 @@
-"""What the DAG tests share."""
+"""Fixtures of the DAG tests: a project, an Airflow without servers, and names."""
 
 import uuid
 

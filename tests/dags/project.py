@@ -1,4 +1,4 @@
-"""A project of its own for a test: pipeline files and handlers in a folder, and what Airflow is told about them."""
+"""A project for one test: pipeline files and handlers in a folder, and the environment of an Airflow that runs it."""
 
 import contextlib
 import json
@@ -20,7 +20,7 @@ from ackline.testing import journal
 
 ROOT = Path(__file__).parents[2]
 CANARY = "canary-7Qx1-never-shown"
-"""The password of the Kafka connection. The broker does not ask for it; it must not be seen anywhere."""
+"""The password of the Kafka connection. The broker does not ask for it; it must show nowhere (I13)."""
 
 PARSE = """
 import airflow.configuration, airflow.sdk, json, runpy, sys, time
@@ -45,7 +45,7 @@ def handle(record):
 
 @dataclass(frozen=True, slots=True)
 class Project:
-    """A folder with `include/pipelines`, handlers beside it, a journal and an audit root, against one broker."""
+    """A folder with `include/pipelines`, handlers beside it, a journal and an audit root; its broker is `bootstrap`."""
 
     folder: Path
     bootstrap: str
@@ -63,7 +63,7 @@ class Project:
         return str(self.folder / "audit")
 
     def write(self, name: str, topic: str, handler: str = "ackline.testing.journal:handle", **more: object) -> Path:
-        """A pipeline file for a topic; its group is `NAME-group`."""
+        """Write a pipeline file for a topic; its group is `NAME-group`. Returns the file."""
         self.pipelines.mkdir(parents=True, exist_ok=True)
         kafka = {"connection": "kafka_default", "group_id": f"{name}-group", "topics": [topic]}
         retry = {"initial_delay": "0s", "period": "1s", "max_retries": 2}
@@ -74,7 +74,7 @@ class Project:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What an Airflow that works on this project needs in its environment."""
+        """The environment variables by which Airflow finds the project's files and its Kafka connection."""
         extra = {"bootstrap.servers": self.bootstrap, "security.protocol": "PLAINTEXT", "sasl.password": CANARY}
         return {
             "AIRFLOW_CONN_KAFKA_DEFAULT": json.dumps({"conn_type": "kafka", "extra": extra}),
@@ -87,12 +87,12 @@ class Project:
         return journal.read(self.folder / "journal")
 
     def outcomes(self, pipeline: str) -> list[tuple[int, int, str]]:
-        """(offset, attempt, outcome) of each effective row."""
+        """Returns (offset, attempt, outcome) of each effective row."""
         rows = audit_rows(self.audit, pipeline, AuditFilter())
         return sorted((row["offset"], row["attempt"], row["outcome"]) for row in rows)
 
     def committed(self, pipeline: str, topic: str, partition: int = 0) -> int | None:
-        """The committed offset of the pipeline's group."""
+        """Returns the committed offset of the pipeline's group; None without a commit."""
         consumer = Consumer({"bootstrap.servers": self.bootstrap, "group.id": f"{pipeline}-group"})
         try:
             offset = consumer.committed([TopicPartition(topic, partition)], timeout=30)[0].offset
@@ -102,8 +102,8 @@ class Project:
 
 
 def parsed(*names: str) -> dict[str, Any]:
-    """What parsing these files of dags/ in a fresh process came to: ids of the DAGs, heavy modules loaded, sockets
-    opened, and seconds of work beyond importing Airflow."""
+    """Parse files of dags/ in a new process. Returns the DAG ids, the heavy modules that were loaded, the sockets that
+    were opened, and the seconds of computing beyond importing Airflow."""
     files = [str(ROOT / "dags" / name) for name in names]
     done = subprocess.run([sys.executable, "-c", PARSE, *files], capture_output=True, text=True, check=True)
     result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
@@ -111,22 +111,22 @@ def parsed(*names: str) -> dict[str, Any]:
 
 
 def served_airflow(home: Path, project: Project) -> LocalAirflow:
-    """A real Airflow of servers for the project, with this repository's dags/ and plugins/."""
+    """Returns an Airflow with all its servers for the project, with this repository's dags/ and plugins/."""
     soon = {"AIRFLOW__SCHEDULER__SCHEDULER_IDLE_SLEEP_TIME": "0.2"}
     environment = {**project.environment, **soon}
     return LocalAirflow(home, dags_folder=ROOT / "dags", plugins_folder=ROOT / "plugins", env=environment)
 
 
 def produce(bootstrap: str, topic: str, *orders: Mapping[str, object]) -> None:
-    """Produce what the journal's handler obeys, one record each, to partition 0."""
+    """Produce a record for each order, which the journal handler obeys, to partition 0."""
     producer = Producer({"bootstrap.servers": bootstrap, "max.in.flight": 1})
     for order in orders:
         producer.produce(topic, json.dumps(order).encode(), partition=0)
-        assert producer.flush(30) == 0  # one by one: none overtakes another that is sent again
+        assert producer.flush(30) == 0  # before the next: a record that is sent again could come later
 
 
 class AirflowCommand:
-    """An Airflow without servers: `airflow dags test`, which is `dag.test`, in a process of its own."""
+    """An Airflow without servers: runs `airflow dags test`, which is `dag.test`, as a process."""
 
     def __init__(self, home: Path) -> None:
         self.home = home
@@ -139,7 +139,7 @@ class AirflowCommand:
         return DagTest(self, dag_id, done.returncode, done.stdout)
 
     def query(self, sql: str, *arguments: str) -> list[Any]:
-        """Rows of Airflow's database."""
+        """Returns rows of Airflow's database."""
         # Closed at once: an open connection spoils SQLite's locks for others that open the file in this process.
         with contextlib.closing(sqlite3.connect(f"file:{self.home / 'airflow.db'}?mode=ro", uri=True)) as database:
             return database.execute(sql, arguments).fetchall()
@@ -181,21 +181,21 @@ class DagTest:
 
     @property
     def attempts(self) -> dict[str, int]:
-        """How often each task was tried."""
+        """The number of tries of each task."""
         return self._of_tasks("try_number")
 
     def _of_tasks(self, column: str) -> dict[str, Any]:
         return dict(self.airflow.query(f"select task_id, {column} from task_instance where dag_id = ?", self.dag_id))
 
     def returned(self, task_id: str) -> Any:
-        """What a task returned, from XCom."""
+        """Returns the return value of a task, from XCom."""
         sql = "select value from xcom where dag_id = ? and task_id = ? and key = 'return_value'"
         value = json.loads(self.airflow.query(sql, self.dag_id, task_id)[-1][0])
         return json.loads(value) if isinstance(value, str) else value
 
 
 def processes() -> Iterator[tuple[int, str, str]]:
-    """(pid, command line, environment) of each process that may be read."""
+    """Yields (pid, command line, environment) of each process that this user may read."""
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             argv, env = ((folder / name).read_bytes().replace(b"\0", b" ").decode() for name in ("cmdline", "environ"))
@@ -205,5 +205,5 @@ def processes() -> Iterator[tuple[int, str, str]]:
 
 
 def drivers(pipeline: str) -> dict[int, tuple[str, str]]:
-    """The processes of a pipeline's Spark driver: the JVM and the Python in it, with argv and environment."""
+    """Returns argv and environment of the processes of a pipeline's Spark driver: the JVM and the Python below it."""
     return {pid: (argv, env) for pid, argv, env in processes() if f"replay.py {pipeline} " in argv}

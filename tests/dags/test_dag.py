@@ -1,4 +1,4 @@
-"""The DAG through Airflow itself: `dag.test` against a real broker, Spark and Delta."""
+"""The DAG, run by Airflow (`dag.test`) on a real broker, Spark and Delta."""
 
 import threading
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ from ackline.audit.schemas import TABLES
 from tests.dags.project import CANARY, AirflowCommand, Project, drivers, processes, produce
 
 PAYLOAD = "canary-3Kd8-of-a-record"
-BLABBING_HANDLER = """
+QUOTING_HANDLER = """
 from ackline.testing import journal
 
 def handle(record):
@@ -22,19 +22,19 @@ def handle(record):
 
 @contextmanager
 def watched(pipeline: str) -> Iterator[dict[int, tuple[str, str]]]:
-    """Argv and environment of each driver process of a pipeline while it runs; any process that shows the canary."""
-    seen: dict[int, tuple[str, str]] = {}
+    """Collects argv and environment of the pipeline's driver processes, and of any process with a canary in argv."""
+    found: dict[int, tuple[str, str]] = {}
     done = threading.Event()
 
     def watch() -> None:
         while not done.wait(0.1):
-            seen.update(drivers(pipeline))
-            seen.update({pid: (argv, env) for pid, argv, env in processes() if CANARY in argv or PAYLOAD in argv})
+            found.update(drivers(pipeline))
+            found.update({pid: (argv, env) for pid, argv, env in processes() if CANARY in argv or PAYLOAD in argv})
 
     thread = threading.Thread(target=watch)
     thread.start()
     try:
-        yield seen
+        yield found
     finally:
         done.set()
         thread.join()
@@ -43,13 +43,13 @@ def watched(pipeline: str) -> Iterator[dict[int, tuple[str, str]]]:
 def test_a_run_handles_each_record_and_commits_the_floor_and_shows_no_secret(
     project: Project, airflow: AirflowCommand, pipeline: str, source: str
 ) -> None:
-    """I1, I2, I13: offsets 1 and 3 fail and hold the floor; the connection's password is seen by nobody, nor is what
-    the records hold, although the handler quotes it."""
-    project.write(pipeline, source, handler="blabbing_handler:handle")
-    (project.include / "blabbing_handler.py").write_text(BLABBING_HANDLER)
+    """I1, I2, I13: offsets 1 and 3 fail and hold the floor. Neither the connection's password nor the records show
+    anywhere, although the handler quotes the records."""
+    project.write(pipeline, source, handler="quoting_handler:handle")
+    (project.include / "quoting_handler.py").write_text(QUOTING_HANDLER)
     orders: list[dict[str, object]] = [{}, {"fail": 1}, {"skip": True}, {"fail": -1}, {}]
     produce(project.bootstrap, source, *({**order, "card": f"<script>{PAYLOAD}\0"} for order in orders))
-    with watched(pipeline) as seen:
+    with watched(pipeline) as watched_processes:
         done = airflow.test(project, pipeline)
     assert (done.status, done.states) == (0, dict.fromkeys(("plan", "replay", "settle"), "success")), done.printed
     assert project.outcomes(pipeline) == [
@@ -60,9 +60,9 @@ def test_a_run_handles_each_record_and_commits_the_floor_and_shows_no_secret(
         (offset, 1) for offset in range(5)
     ]
     _check_summaries(done.returned("plan"), done.returned("settle"), source)
-    assert len(seen) >= 2, "the JVM and the Python in it were not found"
-    assert not [argv for argv, _ in seen.values() if CANARY in argv or PAYLOAD in argv]
-    assert not [env for _, env in seen.values() if "AIRFLOW_CONN" in env or "AIRFLOW__" in env]
+    assert len(watched_processes) >= 2, "the JVM or the Python below it was not found"
+    assert not [argv for argv, _ in watched_processes.values() if CANARY in argv or PAYLOAD in argv]
+    assert not [env for _, env in watched_processes.values() if "AIRFLOW_CONN" in env or "AIRFLOW__" in env]
     assert CANARY not in done.printed
     assert PAYLOAD not in done.printed
     _check_files_show_no_secret(airflow.home, Path(project.audit))
@@ -82,7 +82,7 @@ def _check_summaries(planned: dict[str, object], settled: dict[str, object], sou
 
 
 def _check_files_show_no_secret(*folders: Path) -> None:
-    """Airflow's database with its XComs, its logs, and the tables."""
+    """The folders hold Airflow's database with its XComs, its logs, and the tables."""
     files = [file for folder in folders for file in folder.rglob("*") if file.is_file()]
     assert {"airflow.db"} | set(TABLES) <= {file.name for file in files} | {file.parts[-3] for file in files} | {
         part for file in files for part in file.parts
@@ -99,7 +99,7 @@ def test_s8_replay_marked_successful_by_hand_settles_and_commits_nothing(
     produce(project.bootstrap, source, {}, {})
     by_hand = airflow.test(project, pipeline, "--mark-success-pattern", "replay")
     assert by_hand.states == {"plan": "success", "replay": "success", "settle": "failed"}
-    assert by_hand.attempts["settle"] == 1, "what is fatal is not tried again"
+    assert by_hand.attempts["settle"] == 1, "a fatal error is not retried"
     assert "has no stored outcomes" in by_hand.printed
     assert (project.calls(), project.outcomes(pipeline), project.committed(pipeline, source)) == ([], [], None)
     done = airflow.test(project, pipeline)
@@ -110,7 +110,7 @@ def test_s8_replay_marked_successful_by_hand_settles_and_commits_nothing(
 def test_a_run_with_nothing_to_read_starts_no_spark_and_commits_again(
     project: Project, airflow: AirflowCommand, pipeline: str, source: str
 ) -> None:
-    """An idle partition is committed anew, so that Kafka does not forget its offset."""
+    """An idle partition is committed again, so that its commit does not expire."""
     project.write(pipeline, source, retry={"max_retries": 1000})
     done = airflow.test(project, pipeline)
     assert done.status == 0, done.printed
@@ -122,7 +122,7 @@ def test_a_run_with_nothing_to_read_starts_no_spark_and_commits_again(
 def test_a_connection_that_is_not_defined_fails_at_once_and_is_named(
     project: Project, airflow: AirflowCommand, pipeline: str, source: str
 ) -> None:
-    """A configuration error is not tried again."""
+    """Airflow does not retry a configuration error."""
     kafka = {"connection": "kafka_elsewhere", "group_id": f"{pipeline}-group", "topics": [source]}
     project.write(pipeline, source, kafka=kafka)
     done = airflow.test(project, pipeline)

@@ -1,4 +1,4 @@
-"""The Spark driver's exit status, and that it ends with its task: without Airflow, as spark-submit would start it."""
+"""The Spark driver without Airflow, started as spark-submit does: its exit status, its secrets, and its end."""
 
 import json
 import os
@@ -32,7 +32,7 @@ time.sleep(600)
 
 
 def run_driver(project: Project, pipeline: str, connection: str | None) -> "subprocess.CompletedProcess[str]":
-    """spark_jobs/replay.py by itself, with this Kafka connection as JSON."""
+    """Run spark_jobs/replay.py alone; `connection` is the Kafka connection as JSON."""
     environment = {**os.environ, **project.environment, **({KAFKA_CONFIG: connection} if connection else {})}
     command = [sys.executable, str(ROOT / "spark_jobs" / "replay.py"), pipeline, "--run-id=manual__1"]
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=120)
@@ -44,13 +44,13 @@ def run_driver(project: Project, pipeline: str, connection: str | None) -> "subp
         (TransientError, 1), (ConfigError, 2), (NoProof, 3), (GroupMoved, 3), (LedgerError, 3),
     ],
 )  # fmt: skip
-def test_the_exit_status_tells_what_may_be_tried_again(error: type[AcklineError], status: int) -> None:
-    """1 is tried again; 2 is a configuration error of the user; 3 needs an operator."""
+def test_the_exit_status_depends_on_whether_the_error_may_be_retried(error: type[AcklineError], status: int) -> None:
+    """1 is retried; 2 is a configuration error; 3 needs an operator."""
     assert exit_status_of(error("no")) == status
 
 
-def test_airflow_tries_again_only_what_is_transient() -> None:
-    """For the steps inside the task; for replay the driver's exit status means the same."""
+def test_airflow_retries_only_transient_errors() -> None:
+    """Errors of the steps inside the task; those of replay come as the driver's exit status."""
     with pytest.raises(TransientError), airflow_errors():
         raise TransientError("away")
     for error in (ConfigError("wrong"), NoProof("no")):
@@ -58,8 +58,8 @@ def test_airflow_tries_again_only_what_is_transient() -> None:
             raise error
 
 
-def test_an_error_that_is_not_ours_is_told_without_its_text() -> None:
-    """I13: Spark quotes what a handler was given."""
+def test_i13_an_unexpected_error_is_reported_without_its_text() -> None:
+    """Spark's errors quote records."""
     payload = json.dumps({"name": CANARY})
     try:
         raise ValueError(payload)
@@ -69,26 +69,26 @@ def test_an_error_that_is_not_ours_is_told_without_its_text() -> None:
     assert CANARY not in text
 
 
-def test_a_pipeline_that_is_not_there_is_a_broken_configuration(project: Project) -> None:
-    """One line on standard error, no traceback."""
+def test_a_pipeline_that_does_not_exist_is_a_configuration_error(project: Project) -> None:
+    """It is one line on standard error, without a traceback."""
     project.write("orders", "orders")
     done = run_driver(project, "other", "null")
     assert (done.returncode, len(done.stderr.splitlines())) == (2, 1), done.stderr
     assert done.stderr.startswith("ackline: no pipeline named other")
 
 
-def test_a_handler_that_does_not_import_is_told_before_the_turn_is_touched(project: Project) -> None:
-    """Deployed between plan and replay: at most once, the turn would be lost to it."""
+def test_a_handler_that_does_not_import_is_refused_before_the_turn_is_touched(project: Project) -> None:
+    """A handler may be deployed between plan and replay. At most once, a claimed turn would be lost."""
     project.write("orders", "orders", handler="ackline.testing.journal:gone", guarantee="at_most_once")
     done = run_driver(project, "orders", json.dumps({"bootstrap.servers": "127.0.0.1:1"}))
     assert (done.returncode, len(done.stderr.splitlines())) == (2, 1), done.stderr
     assert "handler ackline.testing.journal:gone does not import" in done.stderr
 
 
-def test_a_broker_that_is_away_is_transient_and_its_password_is_not_told(
+def test_a_broker_that_is_away_is_a_transient_error_and_its_password_is_not_shown(
     project: Project, pipeline: str, source: str
 ) -> None:
-    """The driver has the connection from its environment, nowhere else."""
+    """The driver reads the connection from its environment only."""
     produce(project.bootstrap, source, {})
     file = project.write(pipeline, source)
     here = {"bootstrap.servers": project.bootstrap}
@@ -100,8 +100,8 @@ def test_a_broker_that_is_away_is_transient_and_its_password_is_not_told(
     assert CANARY not in done.stdout + done.stderr
 
 
-def test_the_driver_has_nothing_of_airflows_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """I13: Airflow's own secrets are removed; variables that a handler may need are kept."""
+def test_i13_the_driver_inherits_none_of_airflows_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They may hold secrets. Variables that a handler may need are kept."""
     for variable in ("AIRFLOW__CORE__FERNET_KEY", "AIRFLOW_CONN_OTHER", "__AIRFLOW_SUPERVISOR_FD"):
         monkeypatch.setenv(variable, CANARY)
     monkeypatch.setenv("AWS_REGION", "eu-central-1")
@@ -114,7 +114,7 @@ def test_the_driver_has_nothing_of_airflows_environment(monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize("gone", ["task", "parent"])
 def test_the_driver_ends_when_its_task_or_its_parent_is_gone(tmp_path: Path, gone: str) -> None:
-    """Its parent, the JVM, is ended with it."""
+    """The driver's parent is the JVM, which ends with it."""
     # A shell stands for the JVM: it starts the driver and waits for it.
     script = tmp_path / "driver.py"
     script.write_text(WATCHING)

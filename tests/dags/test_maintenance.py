@@ -1,4 +1,4 @@
-"""The DAG that keeps the tables quick: cheap to parse, every six hours, and its one task does what the command does."""
+"""The maintenance DAG: cheap to parse, every six hours, and its one task does what `ackline maintain` does."""
 
 from pathlib import Path
 
@@ -27,7 +27,7 @@ def test_parsing_opens_no_socket_and_loads_nothing_heavy() -> None:
     assert (result["dags"], result["heavy"], result["opened"]) == (["ackline_maintenance"], [], [])
 
 
-def test_it_runs_every_six_hours_one_run_at_a_time_and_never_for_days_gone_by() -> None:
+def test_it_runs_every_six_hours_one_run_at_a_time_and_without_catchup() -> None:
     """The next run does what a run left undone."""
     made = maintenance_dag("dags/maintenance.py")
     assert made.timetable == CronDataIntervalTimetable("20 */6 * * *", timezone="UTC")
@@ -46,8 +46,8 @@ def test_its_task_maintains_the_tables_below_the_audit_root(task: BaseOperator, 
     assert [(table["table"], table["files"]) for table in done] == [(name, name != "outcomes") for name in TABLES]
 
 
-def test_what_trying_again_does_not_mend_fails_at_once(task: BaseOperator, tmp_path: Path) -> None:
-    """A Delta log that is rubbish stays so."""
+def test_an_error_that_no_retry_can_solve_fails_at_once(task: BaseOperator, tmp_path: Path) -> None:
+    """A damaged Delta log stays damaged."""
     LedgerStore(str(tmp_path), "orders", "live").store_settlement(settlement(0))
     for entry in (tmp_path / "settlements" / "_delta_log").glob("*.json"):
         entry.write_text("{rubbish")

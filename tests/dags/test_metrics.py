@@ -1,5 +1,4 @@
-"""Figures through Airflow's own metrics: a real OpenTelemetry receiver, a real StatsD socket, stable names and tags, no
-count twice."""
+"""Metrics through Airflow to a real OpenTelemetry receiver and a real StatsD socket: stable names, no count twice."""
 
 import contextlib
 import gzip
@@ -27,14 +26,14 @@ from tests.dags.project import CANARY, AirflowCommand, Project, produce
 from tests.memory_lane import FAILS, FAILS_ONCE, OK, MemoryLane
 
 Points = dict[str, list[tuple[dict[str, str], float]]]
-"""What was received: by name, each point's tags and value."""
+"""The received points, by name of the metric: tags and value of each."""
 
 GAUGES = {
     "log_start", "log_end", "records", "committed", "floor", "read", "lag", "lag_seconds", "due", "pending.retry",
     "pending.dead_letter", "pending.in_flight", "oldest_pending_seconds", "fetches", "fetch_seconds_max",
     *(f"total.{word}" for word in COUNTED),
 }  # fmt: skip
-"""Of partitions and of topics alike."""
+"""Sent for partitions and for topics."""
 SETTINGS: dict[str, Any] = {
     "name": "orders", "dead_letter": "none", "start": "earliest", "retry": {"initial_delay": "1m", "max_retries": 1},
 }  # fmt: skip
@@ -42,7 +41,7 @@ SETTINGS: dict[str, Any] = {
 
 @contextmanager
 def receiver() -> Iterator[tuple[int, Points]]:
-    """An OTLP receiver over HTTP: its port, and what it has received."""
+    """Runs an OTLP receiver over HTTP; yields its port, and the points that it receives."""
     points: Points = {}
 
     class Handler(BaseHTTPRequestHandler):
@@ -68,7 +67,7 @@ def receiver() -> Iterator[tuple[int, Points]]:
 
 
 def keep(request: Any, points: Points) -> None:
-    """The newest value of each point."""
+    """Keep the newest value of each point."""
     for metric in (m for r in request.resource_metrics for scope in r.scope_metrics for m in scope.metrics):
         for point in [*metric.gauge.data_points, *metric.sum.data_points]:
             tags = {tag.key: tag.value.string_value for tag in point.attributes}
@@ -77,7 +76,7 @@ def keep(request: Any, points: Points) -> None:
             points[metric.name] = [*kept, (tags, value)]
 
 
-def test_a_run_sends_its_figures_through_airflow_and_logs_the_settings_in_force(
+def test_a_run_sends_its_metrics_through_airflow_and_logs_the_settings_in_force(
     project: Project, airflow: AirflowCommand, topic: MakeTopic, pipeline: str
 ) -> None:
     """Over HTTP to a real receiver. The connection's password is in no line of the log (I13)."""
@@ -130,8 +129,8 @@ def statsd(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], list[str]]]
     stats.initialize(factory=stats_utils.get_stats_factory(), export_legacy_names=True)
 
 
-def test_plain_statsd_is_told_the_partition_in_the_name(lane: MemoryLane, statsd: Callable[[], list[str]]) -> None:
-    """It has no tags: the bare name alone would be whichever partition was sent last."""
+def test_plain_statsd_gets_the_partition_in_the_name(lane: MemoryLane, statsd: Callable[[], list[str]]) -> None:
+    """StatsD has no tags: the name without the partition holds the value that was sent last."""
     turn(lane)
     lines = statsd()
     assert [line for line in lines if ".partition.lag" in line and "seconds" not in line] == [
@@ -152,7 +151,7 @@ def test_plain_statsd_is_told_the_partition_in_the_name(lane: MemoryLane, statsd
     assert {f"{name}.orders.orders.0" for name in {*GAUGES, "fetch_seconds_mean"}} <= names
 
 
-def test_statsd_with_the_tags_of_influxdb_is_told_each_once(
+def test_statsd_with_the_tags_of_influxdb_gets_each_metric_once(
     lane: MemoryLane, monkeypatch: pytest.MonkeyPatch, statsd: Callable[[], list[str]]
 ) -> None:
     monkeypatch.setenv("AIRFLOW__METRICS__STATSD_INFLUXDB_ENABLED", "True")
@@ -167,7 +166,7 @@ def test_statsd_with_the_tags_of_influxdb_is_told_each_once(
     assert all(",pipeline=orders,topic=orders" in line for line in lines)
 
 
-def test_a_dot_in_a_topics_name_is_no_level_of_the_name(statsd: Callable[[], list[str]]) -> None:
+def test_a_dot_in_a_topics_name_adds_no_level_to_the_name(statsd: Callable[[], list[str]]) -> None:
     lane = MemoryLane(topics=("orders.eu",), **SETTINGS)
     lane.create("orders.eu")
     turn(lane)
@@ -178,10 +177,10 @@ def test_a_dot_in_a_topics_name_is_no_level_of_the_name(statsd: Callable[[], lis
 
 
 class Sent(list[tuple[str, str, float, tuple[tuple[str, str], ...]]]):
-    """What was sent: kind, name, value, tags."""
+    """The metrics that were sent: kind, name, value, tags."""
 
     def named(self, kind: str) -> dict[str, set[tuple[str, ...]]]:
-        """The tags' names of each name."""
+        """Returns the names of the tags of each metric."""
         tags_of: dict[str, set[tuple[str, ...]]] = {}
         for its_kind, name, _, tags in self:
             if its_kind == kind:
@@ -189,14 +188,14 @@ class Sent(list[tuple[str, str, float, tuple[tuple[str, str], ...]]]):
         return tags_of
 
     def sums(self, kind: str) -> dict[str, float]:
-        """Of each name, all values together."""
+        """Returns the sum of the values of each metric."""
         names = {name for its_kind, name, _, _ in self if its_kind == kind}
         return {name: sum(v for k, n, v, _ in self if (k, n) == (kind, name)) for name in names}
 
 
 @pytest.fixture
 def sent(monkeypatch: pytest.MonkeyPatch) -> Sent:
-    """In place of a back end."""
+    """Takes the place of a back end."""
     sent = Sent()
     for kind in ("gauge", "incr"):
         keep = lambda name, value, tags, kind=kind: sent.append((kind, name, value, tuple(tags.items())))  # noqa: E731
@@ -206,7 +205,7 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> Sent:
 
 @pytest.fixture
 def lane() -> MemoryLane:
-    """Two partitions; of the first's records one fails once and one fails for good."""
+    """Two partitions; in the first, one record fails once and one always fails."""
     return MemoryLane(OK, FAILS_ONCE, FAILS, OK, partitions=2, **SETTINGS)
 
 
@@ -216,12 +215,12 @@ def settle_and_publish(lane: MemoryLane) -> None:
 
 
 def turn(lane: MemoryLane) -> None:
-    """plan, replay, settle and publish, as the DAG's tasks do."""
+    """Plan, replay, settle and publish, as the DAG's tasks do."""
     lane.plan_and_replay()
     settle_and_publish(lane)
 
 
-def test_names_and_tags_are_these(lane: MemoryLane, sent: Sent) -> None:
+def test_the_names_and_tags_of_the_metrics_are_stable(lane: MemoryLane, sent: Sent) -> None:
     turn(lane)
     by_partition, by_topic = ("pipeline", "topic", "partition"), ("pipeline", "topic")
     partition = {f"ackline.partition.{name}": {by_partition} for name in {*GAUGES, "fetch_seconds_mean"}}
@@ -234,12 +233,12 @@ def test_names_and_tags_are_these(lane: MemoryLane, sent: Sent) -> None:
     }
 
 
-def test_counts_are_added_once_however_often_and_by_whomever_a_turn_is_settled(lane: MemoryLane, sent: Sent) -> None:
+def test_counts_are_added_once_however_often_a_turn_is_settled(lane: MemoryLane, sent: Sent) -> None:
     lane.plan_and_replay()
     for _ in range(3):
         settle_and_publish(lane)
     assert sent.sums("incr")["ackline.partition.acked"] == sent.sums("incr")["ackline.topic.acked"] == 2
-    assert len([name for _, name, _, _ in sent if name == "ackline.topic.floor"]) == 3, "gauges always"
+    assert len([name for _, name, _, _ in sent if name == "ackline.topic.floor"]) == 3, "gauges are sent each time"
     lane.world.now += timedelta(minutes=1)
     turn(lane)
     assert sent.sums("incr") == {
@@ -250,7 +249,7 @@ def test_counts_are_added_once_however_often_and_by_whomever_a_turn_is_settled(l
     assert [value for _, name, value, _ in sent if name == "ackline.topic.total.acked"] == [2, 2, 2, 3]
 
 
-def test_a_commit_that_is_refused_hides_neither_what_was_settled_nor_the_lag(
+def test_counts_and_lag_are_sent_although_the_commit_is_refused(
     lane: MemoryLane, sent: Sent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The settlement is stored by then, and a later settle has nothing left to count."""

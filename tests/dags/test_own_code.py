@@ -1,4 +1,4 @@
-"""Code of the project's own that a task needs beside the handler: listener, retry class, partition filter."""
+"""The code of a project that a task needs beside the handler: listener, retry class, partition filter."""
 
 import importlib
 import sys
@@ -15,7 +15,7 @@ from tests.dags.project import Project
 CODE = """
 from ackline.listener import Listener
 
-class Hears(Listener):
+class Own(Listener):
     pass
 
 class Policy:
@@ -27,7 +27,9 @@ def chosen(topic, partition):
 """
 
 
-def test_each_task_finds_it_in_its_own_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_task_imports_the_projects_code_in_its_own_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """settle runs where neither plan nor replay has made the project's folder importable."""
     project = Project(tmp_path, "127.0.0.1:1")
     for variable, value in project.environment.items():
@@ -37,7 +39,7 @@ def test_each_task_finds_it_in_its_own_process(tmp_path: Path, monkeypatch: pyte
     kafka: dict[str, object] = {"connection": "kafka_default", "group_id": "g", "topics": ["orders"]}
     retry = {"class": "own_code:Policy"}
     kafka = {**kafka, "partition_filter": "own_code:chosen"}
-    file = project.write("orders", "orders", kafka=kafka, listener="own_code:Hears", retry=retry)
+    file = project.write("orders", "orders", kafka=kafka, listener="own_code:Own", retry=retry)
     (project.include / "own_code.py").write_text(CODE)
     importlib.invalidate_caches()
     with opened(load(file), cast(Context, {"run_id": "manual__1"})) as parts:

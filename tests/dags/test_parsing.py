@@ -1,4 +1,4 @@
-"""Parsing DAG files: cheap, silent on the network, and whole whatever one pipeline file says."""
+"""Parsing DAG files is cheap, opens no socket, and makes the DAGs of all valid pipeline files beside a broken one."""
 
 import subprocess
 from datetime import timedelta
@@ -28,7 +28,7 @@ def dag(project: Project) -> DAG:
 
 
 def test_parsing_opens_no_socket_loads_nothing_heavy_and_is_quick(here: Project) -> None:
-    """The best of some tries, as a machine may be busy; the limit is 0.3 s beyond importing Airflow."""
+    """The limit is 0.3 s beyond importing Airflow. One of five tries must keep it, as a machine may be busy."""
     for _ in range(5):
         result = parsed(*FILES)
         assert (result["dags"], result["heavy"], result["opened"]) == (["replay__orders"], [], [])
@@ -47,8 +47,8 @@ def test_a_dag_has_the_three_tasks_in_order_and_one_run_at_a_time(here: Project)
     assert made.tags == {"ackline", "replay"}
 
 
-def test_tasks_are_tried_again_with_a_growing_delay(here: Project) -> None:
-    """Transient errors pass; `verdict` takes care of the others."""
+def test_tasks_are_retried_with_a_growing_delay(here: Project) -> None:
+    """Transient errors are retried; `airflow_errors` fails a task at once for the others."""
     for task in dag(here).tasks:
         delay = (task.retry_delay, task.retry_exponential_backoff)
         assert (task.retries, *delay) == (4, timedelta(seconds=30), 2.0)
@@ -66,7 +66,7 @@ def test_a_pipeline_without_a_schedule_is_not_scheduled(here: Project) -> None:
     assert dag(here).schedule is None
 
 
-def test_the_page_of_a_dag_says_what_it_does_and_no_value_of_a_property(here: Project) -> None:
+def test_the_page_of_a_dag_shows_its_settings_and_no_value_of_a_property(here: Project) -> None:
     """A property of a client may be a secret."""
     properties = {"properties": {"ssl.key.password": "hush"}}
     kafka = {"connection": "kafka_default", "group_id": "a|`b`", "topics": ["orders"], **properties}
@@ -105,7 +105,7 @@ def test_a_broken_file_leaves_the_others_and_is_reported_by_file_and_key(
     assert [reason in raised.value.stderr for reason in reasons] == [True] * len(reasons)
 
 
-def test_a_schedule_that_no_calendar_meets_is_a_broken_file(here: Project) -> None:
+def test_a_schedule_that_names_no_time_is_a_broken_file(here: Project) -> None:
     """Five valid fields may still name no time."""
     here.write("odd", "odd", schedule="61 * * * *")
     made = make_dags(here.pipelines, "dags/replay.py")
@@ -120,7 +120,7 @@ def test_no_folder_of_pipeline_files_is_reported_not_raised(here: Project) -> No
     assert "ACKLINE_PIPELINES" in made.broken[here.folder / "gone"]
 
 
-def test_its_page_names_the_class_that_decides_on_retries(here: Project) -> None:
-    """Numbers that the file does not hold would be wrong."""
+def test_the_page_of_a_dag_names_the_retry_class(here: Project) -> None:
+    """The default numbers would be wrong."""
     here.write("orders", "orders", retry={"class": "policies:Own"})
     assert "| retries | `by the class policies:Own` |" in (dag(here).doc_md or "")

@@ -1,4 +1,4 @@
-"""The DAG under the real scheduler: an Airflow of servers, as the demo and a user have it."""
+"""The DAG under the real scheduler: an Airflow with all its servers, as in the demo."""
 
 import os
 import signal
@@ -19,7 +19,7 @@ SECONDS = 120.0
 
 @pytest.fixture(scope="module")
 def scheduled(broker: Broker, tmp_path_factory: pytest.TempPathFactory) -> Project:
-    """The project that the scheduler works on; a file of it is broken."""
+    """The project that the scheduler runs; one of its files is broken."""
     project = Project(tmp_path_factory.mktemp("scheduled"), broker.bootstrap)
     project.pipelines.mkdir(parents=True)
     (project.pipelines / "broken.yaml").write_text("name: broken\nguarantee: exactly_once\n")
@@ -33,10 +33,10 @@ def airflow(scheduled: Project, tmp_path_factory: pytest.TempPathFactory) -> Ite
         yield airflow
 
 
-def test_the_scheduler_runs_a_pipeline_beside_a_broken_one_which_it_names(
+def test_the_scheduler_runs_a_pipeline_beside_a_broken_one_and_names_that(
     scheduled: Project, airflow: LocalAirflow, pipeline: str, source: str
 ) -> None:
-    """The whole way: plan, spark-submit, settle, commit; the broken file is an import error with file and key."""
+    """It plans, submits the Spark job, settles and commits. The broken file is an import error with file and key."""
     produce(scheduled.bootstrap, source, {}, {"fail": 1}, {})
     scheduled.write(pipeline, source)
     dag = f"replay__{pipeline}"
@@ -70,7 +70,7 @@ def _cleared(scheduled: Project, airflow: LocalAirflow, pipeline: str, source: s
 def test_a_replay_task_that_is_killed_leaves_no_spark_behind(
     scheduled: Project, airflow: LocalAirflow, pipeline: str, source: str, how: str
 ) -> None:
-    """Neither the JVM nor the Python driver in it nor its workers; nothing is stored or committed."""
+    """The JVM, the Python driver below it and its workers end; nothing is stored or committed."""
     produce(scheduled.bootstrap, source, {})
     handling = scheduled.include / "handling"
     handling.unlink(missing_ok=True)
@@ -90,14 +90,14 @@ def test_a_replay_task_that_is_killed_leaves_no_spark_behind(
 
 
 def _spark(pipeline: str) -> list[ProcessIdentity]:
-    """The JVM, the driver and every process below them."""
-    drivers_of_it = [psutil.Process(pid) for pid in drivers(pipeline)]
-    pids = {process.pid for driver in drivers_of_it for process in (driver, *driver.children(recursive=True))}
+    """Returns the JVM, the driver and every process below them."""
+    driver_processes = [psutil.Process(pid) for pid in drivers(pipeline)]
+    pids = {process.pid for driver in driver_processes for process in (driver, *driver.children(recursive=True))}
     return [process for pid in pids if (process := ProcessIdentity.of(pid))]
 
 
 def _task_of(pipeline: str) -> int:
-    """The Airflow task's process: the parent of the JVM."""
+    """Returns the Airflow task's process, which is the parent of the JVM."""
     jvm = min(drivers(pipeline), key=lambda pid: psutil.Process(pid).create_time())
     parent = psutil.Process(jvm).ppid()
     assert Path(f"/proc/{parent}/exe").resolve().name.startswith("python")

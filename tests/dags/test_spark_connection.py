@@ -1,4 +1,4 @@
-"""Where the driver runs: the Airflow connection `spark_default`, or this machine where it is not defined."""
+"""The driver runs on the master of the Airflow connection `spark_default`, or on this machine if it is not defined."""
 
 import json
 
@@ -13,7 +13,7 @@ CLUSTER = {"conn_type": "spark", "host": "spark://cluster:7077"}
 
 
 def command() -> list[str]:
-    """The command that the hook would start."""
+    """Returns the command that the hook would start."""
     hook = DriverHook({"SECRET": CANARY}, conn_id=SPARK_CONNECTION, name="ackline-orders")
     return list(hook._build_spark_submit_command("replay.py"))
 
@@ -28,7 +28,7 @@ def test_without_the_connection_the_driver_runs_on_this_machine() -> None:
 
 
 @pytest.mark.parametrize("host", ["local[2]", "spark://cluster:7077", "yarn"])
-def test_a_cluster_is_a_matter_of_the_connection(monkeypatch: pytest.MonkeyPatch, host: str) -> None:
+def test_the_connection_decides_on_the_cluster(monkeypatch: pytest.MonkeyPatch, host: str) -> None:
     """The environment, with Kafka's password, is never among the arguments (I13)."""
     monkeypatch.setenv(VARIABLE, json.dumps({"conn_type": "spark", "host": host}))
     assert master() == host

@@ -1,4 +1,4 @@
-"""The audit page, served by a real Airflow: nobody sees it without a login, and nothing on it runs."""
+"""The audit page, served by a real Airflow: it needs a login, and runs nothing that records or errors hold."""
 
 import re
 import urllib.error
@@ -41,7 +41,7 @@ def airflow(project: Project, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 
 def get(airflow: LocalAirflow, path: str, token: str | None = None, method: str = "GET") -> tuple[int, str]:
-    """Status and body of one request."""
+    """Returns status and body of one request."""
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     request = urllib.request.Request(airflow.url + path, headers=headers, method=method)
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
@@ -52,8 +52,8 @@ def get(airflow: LocalAirflow, path: str, token: str | None = None, method: str 
         return error.code, error.read().decode()
 
 
-def test_nobody_sees_a_page_without_a_login(airflow: LocalAirflow) -> None:
-    """Airflow serves a plugin's routes to anybody, unless the routes themselves require a login."""
+def test_no_page_is_served_without_a_login(airflow: LocalAirflow) -> None:
+    """Airflow serves a plugin's routes without a login, unless the routes themselves require one."""
     source = Path(pages.__file__).with_name("app.py").read_text()
     paths = re.findall(r'^@app\.(?!middleware|exception)\w+\("([^"]*)', source, re.MULTILINE)
     assert set(paths) >= {"/", "/pipelines/{name}"}
@@ -64,10 +64,10 @@ def test_nobody_sees_a_page_without_a_login(airflow: LocalAirflow) -> None:
         assert get(airflow, path)[0] in (401, 403, 404), path
 
 
-def test_the_page_shows_where_a_pipeline_stands_and_what_became_of_a_record(
+def test_the_page_shows_the_status_of_a_pipeline_and_the_outcome_of_a_record(
     airflow: LocalAirflow, project: Project, topic: MakeTopic
 ) -> None:
-    """Retention takes records 0 to 2 before they are read: expired, as the page says; nothing can be changed."""
+    """Retention deletes records 0 to 2 before they are read, so they are expired. The page changes nothing."""
     source = topic()
     file = project.write("orders", source)
     here = {"bootstrap.servers": project.bootstrap}
@@ -94,11 +94,11 @@ def test_the_page_shows_where_a_pipeline_stands_and_what_became_of_a_record(
 
 
 def _no_spark() -> "SparkSession":
-    raise AssertionError("nothing is there to be read")
+    raise AssertionError("there is nothing to read")
 
 
 def test_a_task_links_to_the_page_of_its_pipeline(airflow: LocalAirflow, project: Project, topic: MakeTopic) -> None:
-    """A button on each of the three tasks."""
+    """Each of the three tasks has a button."""
     project.write("linked", topic())
     dag = "replay__linked"
     airflow.unpause(dag)
@@ -109,7 +109,7 @@ def test_a_task_links_to_the_page_of_its_pipeline(airflow: LocalAirflow, project
         assert links["extra_links"] == {"Audit": "/ackline/pipelines/linked"}
 
 
-def test_what_comes_from_outside_is_shown_as_text() -> None:
+def test_text_from_outside_is_escaped() -> None:
     """An exception's class or a run's id may be anything."""
     hostile = "<script>alert(1)</script>\"'"
     row = dict.fromkeys(pages.AUDIT_COLUMNS, hostile)

@@ -1,4 +1,4 @@
-"""What docker-compose.yaml, its Dockerfile and .env.example name exists in this project, and nothing is left open."""
+"""docker-compose.yaml, its Dockerfile and .env.example name only what exists, and no password has a default."""
 
 import importlib.util
 import json
@@ -19,11 +19,11 @@ SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
 DOCKERFILE = (ROOT / "Dockerfile").read_text().replace("\\\n", " ")
 LOCK = (ROOT / "requirements.lock").read_text()
 HOME = "/opt/ackline"
-"""Where the image keeps the project."""
+"""The folder of the project in the image."""
 
 
 def package(name: str) -> Path:
-    """The folder of an installed package, which is not imported for that."""
+    """Returns the folder of an installed package, without importing it."""
     spec = importlib.util.find_spec(name)
     assert spec is not None
     assert spec.origin is not None
@@ -31,14 +31,14 @@ def package(name: str) -> Path:
 
 
 def environments() -> Iterator[tuple[str, str, str]]:
-    """Each variable that a service sets: service, name, value."""
+    """Yields (service, name, value) of each variable that a service sets."""
     for name, service in SERVICES.items():
         for variable, value in service.get("environment", {}).items():
             yield name, variable, str(value)
 
 
 def commands() -> Iterator[tuple[str, list[str]]]:
-    """Each command of a service of our own image and of its Dockerfile, as words; a script by its lines."""
+    """Yields each command of the Dockerfile and of the services of its image, as words; a script line by line."""
     own = [(name, s["command"]) for name, s in SERVICES.items() if s["image"].startswith("ackline:")]
     own += [
         (name, s["healthcheck"]["test"][1:])
@@ -60,7 +60,7 @@ def pipelines() -> list[dict[str, Any]]:
     return [yaml.safe_load(file.read_text()) for file in sorted((ROOT / "include/pipelines").glob("*.yaml"))]
 
 
-def test_it_is_the_stack_broker_airflow_with_postgres_spark_master_and_worker() -> None:
+def test_the_services_are_a_broker_airflow_with_postgres_and_spark() -> None:
     airflow = {"airflow-init", "airflow-api-server", "airflow-scheduler", "airflow-dag-processor"}
     assert set(SERVICES) == {"kafka", "topics", "postgres", "spark-master", "spark-worker", *airflow}
     for name, service in SERVICES.items():
@@ -78,7 +78,7 @@ def test_every_published_port_is_on_loopback() -> None:
     assert not any(key in service for service in SERVICES.values() for key in ("network_mode", "privileged"))
 
 
-def test_every_image_has_a_version_and_those_are_the_projects() -> None:
+def test_every_image_has_a_version_and_ours_are_those_of_the_project() -> None:
     images = {service["image"] for service in SERVICES.values()} | set(
         re.findall(r"^FROM (\S+)", DOCKERFILE, re.MULTILINE)
     )
@@ -103,7 +103,7 @@ def test_no_password_is_written_down_and_none_has_a_default() -> None:
     assert re.findall(r"\$\{\w+(?!\w|:\?)", COMPOSE_TEXT) == []
 
 
-def test_the_example_environment_names_the_variables_and_no_others_and_leaves_them_empty() -> None:
+def test_the_example_environment_names_exactly_the_variables_and_leaves_them_empty() -> None:
     lines = [line for line in (ROOT / ".env.example").read_text().splitlines() if line and line[0] != "#"]
     example = dict(line.split("=", 1) for line in lines)
     assert set(example) == set(re.findall(r"(?<!\$)\$\{(\w+)", COMPOSE_TEXT))
@@ -128,7 +128,7 @@ def test_every_path_of_the_project_exists() -> None:
         assert (ROOT / path).exists(), path
 
 
-def test_every_other_folder_is_made_in_the_image_so_that_its_volume_is_writable() -> None:
+def test_every_other_folder_is_created_in_the_image_so_that_its_volume_is_writable() -> None:
     made = re.search(r"mkdir -p ([^&]*)", DOCKERFILE)
     assert made is not None
     for path in set(re.findall(r"(/opt/[\w-]+)", COMPOSE_TEXT + DOCKERFILE)) - {"/opt/kafka"}:
@@ -188,7 +188,7 @@ def test_the_connections_are_those_of_the_pipelines_and_of_the_stack() -> None:
     assert spark["host"] in SERVICES["spark-worker"]["command"]
 
 
-def test_the_topics_of_the_pipelines_are_made() -> None:
+def test_the_topics_of_the_pipelines_are_created() -> None:
     made = re.search(r"for topic in (.*);", SERVICES["topics"]["command"][2])
     assert made is not None
     for pipeline in pipelines():
@@ -196,7 +196,7 @@ def test_the_topics_of_the_pipelines_are_made() -> None:
 
 
 @pytest.mark.parametrize("service", ["airflow-api-server", "airflow-scheduler", "spark-worker"])
-def test_the_tables_are_on_one_volume_wherever_they_are_written_or_read(service: str) -> None:
+def test_all_services_that_use_the_tables_have_them_on_the_same_volume(service: str) -> None:
     audit = SERVICES["airflow-scheduler"]["environment"]["ACKLINE_AUDIT"]
     assert f"audit:{audit}" in SERVICES[service]["volumes"]
 

@@ -1,4 +1,4 @@
-"""Set-up: what is pinned, what a missing prerequisite says, and what a second or an interrupted set-up does."""
+"""Set-up: pinned versions, the error for a missing prerequisite, and a second or an interrupted set-up."""
 
 import hashlib
 import os
@@ -14,7 +14,7 @@ from ackline.spark import jars
 
 ROOT = Path(__file__).parents[2]
 TOOLS = ("bash", "awk", "cat", "dirname", "env", "flock", "head", "mkdir", "rm", "sed", "sha256sum")
-# Stands for a Python of the machine: says who it is, and notes what else it is asked to do.
+# Takes the place of a Python of the machine: prints its own path, and notes all other calls.
 PYTHON = """#!/bin/sh
 case "$*" in
     *"print(sys.executable)"*) {allows} && echo "$0" ;;
@@ -27,7 +27,7 @@ echo 'openjdk version "{version}" 2025-04-15' >&2
 
 
 class Machine:
-    """A tree with the set-up's files, and a PATH on which nothing is found but what was put there."""
+    """A tree with the set-up's files, and a PATH with nothing but the given programs."""
 
     def __init__(self, folder: Path) -> None:
         self.tree = folder / "tree"
@@ -38,8 +38,8 @@ class Machine:
         for name in ("scripts/setup.sh", "requirements.lock", "pyproject.toml"):
             shutil.copy(ROOT / name, self.tree / name)
         for name in TOOLS:
-            if found := shutil.which(name):
-                (self.bin / name).symlink_to(found)
+            if path := shutil.which(name):
+                (self.bin / name).symlink_to(path)
         self.install("git", "#!/bin/sh\n")
         self.install("java", JAVA.format(version="17.0.15"))
         self.install_python("python3")
@@ -52,7 +52,7 @@ class Machine:
         self.install(name, PYTHON.format(allows=allows, calls=self._calls))
 
     def finish_setup(self) -> None:
-        """An environment as a whole set-up leaves it, in which every command succeeds."""
+        """Make the environment that a complete set-up leaves behind; every command in it succeeds."""
         (self.tree / ".venv/bin").mkdir(parents=True)
         python = self.tree / ".venv/bin/python"
         python.write_text(f'#!/bin/sh\necho "$*" >>"{self._calls}"\n')
@@ -97,7 +97,7 @@ def refusal(machine: Machine) -> str:
     ("missing", "advice"),
     [("git", "apt install git"), ("java", "apt install openjdk-17"), ("python3", "apt install python3")],
 )
-def test_a_missing_prerequisite_is_one_line_that_says_what_to_install(
+def test_a_missing_prerequisite_is_an_error_of_one_line_with_advice(
     machine: Machine, missing: str, advice: str
 ) -> None:
     (machine.bin / missing).unlink()
@@ -126,7 +126,7 @@ def test_a_newer_python_beside_one_that_is_too_old_is_used(machine: Machine) -> 
     assert machine.calls == [f"{machine.bin / 'python3.12'} -m venv --clear .venv"]
 
 
-def test_nothing_is_done_or_said_when_all_is_there(machine: Machine) -> None:
+def test_a_complete_setup_does_and_prints_nothing(machine: Machine) -> None:
     machine.finish_setup()
     before = os.times()
     done = machine.setup()
@@ -177,7 +177,7 @@ def test_a_changed_project_is_installed_into_the_environment_that_is_there(machi
 
 
 @pytest.mark.parametrize(("checks", "tests", "status"), [(0, 0, 0), (1, 0, 2), (0, 1, 2)])
-def test_the_whole_run_fails_with_checks_or_tests_and_closes_with_the_tests_line(
+def test_the_ci_run_fails_with_checks_or_tests_and_ends_with_the_last_line_of_the_tests(
     tmp_path: Path, checks: int, tests: int, status: int
 ) -> None:
     (tmp_path / ".ci").mkdir()
@@ -192,7 +192,7 @@ def test_the_whole_run_fails_with_checks_or_tests_and_closes_with_the_tests_line
     assert done.stdout.splitlines()[-1] == "closing line"
 
 
-def test_make_alone_prints_the_targets() -> None:
+def test_make_without_a_target_prints_the_targets() -> None:
     listed = subprocess.run(["make", "-C", ROOT, "--no-print-directory"], capture_output=True, text=True, check=True)
     targets = {line.split()[1] for line in listed.stdout.splitlines()}
     assert targets >= {"setup", "test", "test-unit", "check", "demo", "up", "down", "bench", "lock", "clean", "help"}
@@ -216,7 +216,7 @@ def test_no_address_of_a_registry_is_in_the_tree(file: str) -> None:
     assert "://" not in (ROOT / file).read_text()
 
 
-def test_jars_are_locked_once_each_and_spark_gets_none_that_it_has() -> None:
+def test_jars_are_locked_once_each_without_those_that_spark_brings() -> None:
     locked = jars.locked()
     assert len({jar.file for jar in locked}) == len(locked)
     assert all(re.fullmatch("[0-9a-f]{64}", jar.sha256) for jar in locked)
@@ -225,11 +225,11 @@ def test_jars_are_locked_once_each_and_spark_gets_none_that_it_has() -> None:
         assert jar.configuration == "broker" or jar.module.startswith(jars.WANTED_BY_SPARK)
 
 
-def test_missing_jars_are_an_error_that_says_what_to_do(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_missing_jars_are_an_error_with_advice(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("ACKLINE_JARS", str(tmp_path))
-    for ask in (jars.jar_folder, jars.spark_jars, jars.kafka_source_jars, jars.broker_classpath):
+    for read in (jars.jar_folder, jars.spark_jars, jars.kafka_source_jars, jars.broker_classpath):
         with pytest.raises(ConfigError, match="make setup"):
-            ask()
+            read()
 
 
 def test_only_the_kafka_source_is_given_to_a_session_without_delta() -> None:
@@ -247,32 +247,32 @@ def test_a_damaged_jar_is_fetched_again_and_the_others_stay(monkeypatch: pytest.
     (folder / victim.file).write_bytes(b"half a download")
     (folder / ".fetching-abandoned").mkdir()
     monkeypatch.setenv("ACKLINE_JARS", str(folder))
-    asked: list[str] = []
+    requests: list[str] = []
 
-    def stands_for_the_repository(cache: Path, *arguments: str) -> None:
-        asked.append(Path(arguments[arguments.index("-ivy") + 1]).read_text())
+    def fetch_from_the_repository(cache: Path, *arguments: str) -> None:
+        requests.append(Path(arguments[arguments.index("-ivy") + 1]).read_text())
         target = cache.parent / victim.file
         target.parent.mkdir(parents=True)
         shutil.copy(whole / victim.file, target)
 
-    monkeypatch.setattr(jars, "_ivy", stands_for_the_repository)
+    monkeypatch.setattr(jars, "_ivy", fetch_from_the_repository)
     assert jars.fetch() == 1
     assert jars.damaged(folder, jars.locked()) == []
-    assert [text.count("<dependency ") for text in asked] == [1]
+    assert [text.count("<dependency ") for text in requests] == [1]
     assert not list(folder.glob(".fetching-*"))
     assert jars.fetch() == 0
 
 
-def test_a_jar_that_is_not_what_the_lock_says_is_thrown_away(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_jar_whose_hash_is_not_that_of_the_lock_is_deleted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("ACKLINE_JARS", str(tmp_path))
 
-    def stands_for_a_false_repository(cache: Path, *arguments: str) -> None:
+    def fetch_from_a_false_repository(cache: Path, *arguments: str) -> None:
         for jar in jars.locked():
             target = cache.parent / jar.file
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_bytes(b"something else")
 
-    monkeypatch.setattr(jars, "_ivy", stands_for_a_false_repository)
+    monkeypatch.setattr(jars, "_ivy", fetch_from_a_false_repository)
     assert jars.main(["fetch"]) == 1
     assert not list(tmp_path.rglob("*.jar"))
     assert jars.main(["verify"]) == 2

@@ -24,7 +24,7 @@ words = st.sampled_from(["refused", "unanswered"])
 mostly = st.sampled_from([True, True, True, False])
 
 
-class Unrest(Stage):
+class WorldChanges(Stage):
     """The rules that change the world."""
 
     # ---- the log --------------------------------------------------------------------------------------------------
