@@ -4,8 +4,16 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import cast
 
+import pytest
+from airflow.sdk import Context
+from airflow.sdk.exceptions import AirflowFailException
+
+from ackline.airflow.operators import PlanOperator
 from ackline.audit.schemas import TABLES
+from ackline.pipeline import load
+from tests.dags import otlp_receiver
 from tests.dags.project import CANARY, AirflowCommand, Project, drivers, processes, produce
 
 PAYLOAD = "canary-3Kd8-of-a-record"
@@ -23,24 +31,24 @@ def handle(record):
 @contextmanager
 def watched(pipeline: str) -> Iterator[dict[int, tuple[str, str]]]:
     """Collects argv and environment of the pipeline's driver processes, and of any process with a canary in argv."""
-    found: dict[int, tuple[str, str]] = {}
+    matching: dict[int, tuple[str, str]] = {}
     done = threading.Event()
 
     def watch() -> None:
         while not done.wait(0.1):
-            found.update(drivers(pipeline))
-            found.update({pid: (argv, env) for pid, argv, env in processes() if CANARY in argv or PAYLOAD in argv})
+            matching.update(drivers(pipeline))
+            matching.update({pid: (argv, env) for pid, argv, env in processes() if CANARY in argv or PAYLOAD in argv})
 
     thread = threading.Thread(target=watch)
     thread.start()
     try:
-        yield found
+        yield matching
     finally:
         done.set()
         thread.join()
 
 
-def test_a_run_handles_each_record_and_commits_the_floor_and_shows_no_secret(
+def test_a_run_handles_each_record_commits_the_floor_sends_metrics_and_shows_no_secret(
     project: Project, airflow: AirflowCommand, pipeline: str, source: str
 ) -> None:
     """I1, I2, I13: offsets 1 and 3 fail and hold the floor. Neither the connection's password nor the records show
@@ -49,8 +57,8 @@ def test_a_run_handles_each_record_and_commits_the_floor_and_shows_no_secret(
     (project.include / "quoting_handler.py").write_text(QUOTING_HANDLER)
     orders: list[dict[str, object]] = [{}, {"fail": 1}, {"skip": True}, {"fail": -1}, {}]
     produce(project.bootstrap, source, *({**order, "card": f"<script>{PAYLOAD}\0"} for order in orders))
-    with watched(pipeline) as watched_processes:
-        done = airflow.test(project, pipeline)
+    with watched(pipeline) as watched_processes, otlp_receiver.receiver() as (port, points):
+        done = airflow.test(project, pipeline, env=otlp_receiver.environment(port))
     assert (done.status, done.states) == (0, dict.fromkeys(("plan", "replay", "settle"), "success")), done.printed
     assert project.outcomes(pipeline) == [
         (0, 1, "acked"), (1, 1, "failed"), (2, 1, "skipped"), (3, 1, "failed"), (4, 1, "acked"),
@@ -60,6 +68,8 @@ def test_a_run_handles_each_record_and_commits_the_floor_and_shows_no_secret(
         (offset, 1) for offset in range(5)
     ]
     _check_summaries(done.returned("plan"), done.returned("settle"), source)
+    _check_metrics(points, pipeline, source)
+    assert done.printed.count("settings in force: ") == 2, "by plan and by replay"
     assert len(watched_processes) >= 2, "the JVM or the Python below it was not found"
     assert not [argv for argv, _ in watched_processes.values() if CANARY in argv or PAYLOAD in argv]
     assert not [env for _, env in watched_processes.values() if "AIRFLOW_CONN" in env or "AIRFLOW__" in env]
@@ -79,6 +89,22 @@ def _check_summaries(planned: dict[str, object], settled: dict[str, object], sou
             "pending": {"retry": 2, "dead_letter": 0, "in_flight": 0},
         }
     ]  # fmt: skip
+
+
+def _check_metrics(points: otlp_receiver.Points, pipeline: str, source: str) -> None:
+    """They have arrived at the receiver, tagged with pipeline, topic and partition."""
+    received = {
+        metric.removeprefix("airflow.ackline."): {
+            tuple(tags.values())[1:]: value for tags, value in values if tags.get("pipeline") == pipeline
+        }
+        for metric, values in points.items()
+    }
+    partition = (source, "0")
+    assert received["partition.lag"] == {partition: 4}
+    assert received["partition.acked"] == received["partition.failed"] == {partition: 2}
+    assert received["partition.pending.retry"] == {partition: 2}
+    assert received["topic.committed"] == {(source,): 1}
+    assert received["partition.fetch_seconds_mean"][partition] > 0
 
 
 def _check_files_show_no_secret(*folders: Path) -> None:
@@ -120,12 +146,14 @@ def test_a_run_with_nothing_to_read_starts_no_spark_and_commits_again(
 
 
 def test_a_connection_that_is_not_defined_fails_at_once_and_is_named(
-    project: Project, airflow: AirflowCommand, pipeline: str, source: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Airflow does not retry a configuration error."""
-    kafka = {"connection": "kafka_elsewhere", "group_id": f"{pipeline}-group", "topics": [source]}
-    project.write(pipeline, source, kafka=kafka)
-    done = airflow.test(project, pipeline)
-    assert (done.states["plan"], done.attempts["plan"]) == ("failed", 1)
-    assert "the Airflow connection kafka_elsewhere, which pipeline" in done.printed
+    """Airflow does not retry a task that raises AirflowFailException, as the test of S8 shows for settle."""
+    project = Project(tmp_path, "127.0.0.1:1")
+    for variable, value in project.environment.items():
+        monkeypatch.setenv(variable, value)
+    kafka = {"connection": "kafka_elsewhere", "group_id": "g", "topics": ["orders"]}
+    plan = PlanOperator(task_id="plan", pipeline=load(project.write("orders", "orders", kafka=kafka)))
+    with pytest.raises(AirflowFailException, match="the Airflow connection kafka_elsewhere, which pipeline orders"):
+        plan.execute(cast(Context, {"run_id": "manual__1"}))
     assert not Path(project.audit).exists()

@@ -1,32 +1,25 @@
-"""Metrics through Airflow to a real OpenTelemetry receiver and a real StatsD socket: stable names, no count twice."""
+"""Metrics through Airflow, also to a real StatsD socket: stable names and tags, and no count twice.
+
+test_dag.py sends them to a real OpenTelemetry receiver.
+"""
 
 import contextlib
-import gzip
 import socket
-import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from datetime import timedelta
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
 from airflow.sdk.exceptions import AirflowFailException
 from airflow.sdk.observability import stats
 from airflow.sdk.observability.metrics import stats_utils
-from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 
 from ackline.airflow import operators
 from ackline.airflow.gauges import COUNTED, publish_metrics
 from ackline.errors import GroupBusy
 from ackline.steps.settle import settle
 from ackline.testing.memory_kafka import MemoryGroup
-from tests.conftest import MakeTopic
-from tests.dags.project import CANARY, AirflowCommand, Project, produce
 from tests.memory_lane import FAILS, FAILS_ONCE, OK, MemoryLane
-
-Points = dict[str, list[tuple[dict[str, str], float]]]
-"""The received points, by name of the metric: tags and value of each."""
 
 GAUGES = {
     "log_start", "log_end", "records", "committed", "floor", "read", "lag", "lag_seconds", "due", "pending.retry",
@@ -37,72 +30,6 @@ GAUGES = {
 SETTINGS: dict[str, Any] = {
     "name": "orders", "dead_letter": "none", "start": "earliest", "retry": {"initial_delay": "1m", "max_retries": 1},
 }  # fmt: skip
-
-
-@contextmanager
-def receiver() -> Iterator[tuple[int, Points]]:
-    """Runs an OTLP receiver over HTTP; yields its port, and the points that it receives."""
-    points: Points = {}
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            body = self.rfile.read(int(self.headers["Content-Length"]))
-            text = gzip.decompress(body) if self.headers.get("Content-Encoding") == "gzip" else body
-            keep(ExportMetricsServiceRequest.FromString(text), points)
-            self.send_response(200)
-            self.end_headers()
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
-        yield server.server_port, points
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
-
-
-def keep(request: Any, points: Points) -> None:
-    """Keep the newest value of each point."""
-    for metric in (m for r in request.resource_metrics for scope in r.scope_metrics for m in scope.metrics):
-        for point in [*metric.gauge.data_points, *metric.sum.data_points]:
-            tags = {tag.key: tag.value.string_value for tag in point.attributes}
-            value = point.as_double if point.HasField("as_double") else float(point.as_int)
-            kept = [earlier for earlier in points.get(metric.name, []) if earlier[0] != tags]
-            points[metric.name] = [*kept, (tags, value)]
-
-
-def test_a_run_sends_its_metrics_through_airflow_and_logs_the_settings_in_force(
-    project: Project, airflow: AirflowCommand, topic: MakeTopic, pipeline: str
-) -> None:
-    """Over HTTP to a real receiver. The connection's password is in no line of the log (I13)."""
-    source = topic(2)
-    project.write(pipeline, source)
-    produce(project.bootstrap, source, {}, {"fail": 1}, {"skip": True}, {"fail": -1}, {})
-    with receiver() as (port, points):
-        endpoint = {"ENDPOINT": f"http://127.0.0.1:{port}", "PROTOCOL": "http/protobuf"}
-        env = {f"OTEL_EXPORTER_OTLP_{key}": value for key, value in endpoint.items()}
-        env |= {"AIRFLOW__METRICS__OTEL_ON": "True", "NO_PROXY": "127.0.0.1", "no_proxy": "127.0.0.1"}
-        done = airflow.test(project, pipeline, env=env)
-    assert done.status == 0, done.printed
-    received = {
-        metric.removeprefix("airflow.ackline."): {
-            tuple(tags.values())[1:]: value for tags, value in values if tags.get("pipeline") == pipeline
-        }
-        for metric, values in points.items()
-    }
-    first, second = (source, "0"), (source, "1")
-    assert received["partition.lag"] == {first: 4, second: 0}
-    assert received["partition.acked"] == received["partition.failed"] == {first: 2}
-    assert received["partition.pending.retry"] == {first: 2, second: 0}
-    assert received["topic.committed"] == {(source,): 1}
-    assert received["partition.fetch_seconds_mean"][first] > 0
-    assert done.printed.count("settings in force: ") == 2, "by plan and by replay"
-    assert CANARY not in done.printed
 
 
 # ---- StatsD ---------------------------------------------------------------------------------------------------------

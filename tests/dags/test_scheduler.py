@@ -36,7 +36,10 @@ def airflow(scheduled: Project, tmp_path_factory: pytest.TempPathFactory) -> Ite
 def test_the_scheduler_runs_a_pipeline_beside_a_broken_one_and_names_that(
     scheduled: Project, airflow: LocalAirflow, pipeline: str, source: str
 ) -> None:
-    """It plans, submits the Spark job, settles and commits. The broken file is an import error with file and key."""
+    """It plans, submits the Spark job, settles and commits; each task links to the pipeline's page.
+
+    The broken file is an import error with file and key.
+    """
     produce(scheduled.bootstrap, source, {}, {"fail": 1}, {})
     scheduled.write(pipeline, source)
     dag = f"replay__{pipeline}"
@@ -48,6 +51,9 @@ def test_the_scheduler_runs_a_pipeline_beside_a_broken_one_and_names_that(
     log = airflow.log(dag, run, "replay")
     assert "Spark-Submit cmd" in log
     assert CANARY not in log
+    for task in ("plan", "replay", "settle"):
+        links = airflow.call("GET", f"/dags/{dag}/dagRuns/{run}/taskInstances/{task}/links")
+        assert links["extra_links"] == {"Audit": f"/ackline/pipelines/{pipeline}"}
     assert wait_until(lambda: len(airflow.import_errors()) == 1, SECONDS)
     ((file, reason),) = airflow.import_errors().items()
     assert file.endswith("broken_pipelines.py")

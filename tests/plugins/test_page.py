@@ -97,18 +97,6 @@ def _no_spark() -> "SparkSession":
     raise AssertionError("there is nothing to read")
 
 
-def test_a_task_links_to_the_page_of_its_pipeline(airflow: LocalAirflow, project: Project, topic: MakeTopic) -> None:
-    """Each of the three tasks has a button."""
-    project.write("linked", topic())
-    dag = "replay__linked"
-    airflow.unpause(dag)
-    run_id = airflow.trigger(dag)
-    assert airflow.wait(dag, run_id, 120) == "success"
-    for task in ("plan", "replay", "settle"):
-        links = airflow.call("GET", f"/dags/{dag}/dagRuns/{run_id}/taskInstances/{task}/links")
-        assert links["extra_links"] == {"Audit": "/ackline/pipelines/linked"}
-
-
 def test_text_from_outside_is_escaped() -> None:
     """An exception's class or a run's id may be anything."""
     hostile = "<script>alert(1)</script>\"'"
