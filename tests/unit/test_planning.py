@@ -88,6 +88,16 @@ def test_due_retries_come_first_and_fresh_offsets_get_at_least_a_tenth_if_there_
     assert (count(planned.retries), len(planned.fresh)) == (retries, fresh)
 
 
+def test_the_retries_that_have_been_due_longest_come_first_across_partitions() -> None:
+    due = {FIRST: view(50, 50, failed(0, 50, due=-1)), SECOND: view(50, 50, failed(0, 50, due=-2))}
+    assert {tp: count(planned.retries) for tp, planned in plan(due, total=60).items()} == {FIRST: 10, SECOND: 50}
+
+
+def test_what_one_partition_leaves_over_the_others_get() -> None:
+    planned = plan({FIRST: view(0, 10), SECOND: view(0, 1_000), THIRD: view(0, 1_000)}, total=100)
+    assert {tp: len(planned[tp].fresh) for tp in planned} == {FIRST: 10, SECOND: 45, THIRD: 45}
+
+
 def test_a_retry_carries_the_number_of_the_attempt_to_be_made() -> None:
     planned = plan({FIRST: view(9, 9, failed(1, 3, attempts=1), failed(3, 4, attempts=4))})[FIRST]
     assert planned.retries == (ValuedRange(1, 3, 2), ValuedRange(3, 4, 5))
