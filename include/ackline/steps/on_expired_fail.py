@@ -2,7 +2,7 @@
 
 `expired` rows can come to count in two places, and both are checked:
 - `stop_if_expired`, before plan n is stored. What the log no longer holds is neither planned nor passed over, so every
-  later run stops in the same way until an operator decides. The genesis, an earlier write, may be stored by then: it
+  later run stops with this error until an operator decides. The genesis, an earlier write, may be stored by then: it
   makes no row about any record, and `ackline skip` needs the lane that it begins.
 - `expired_rows_error`, before decisions n are stored. It finds what retention took between plan and read, or before a
   dead letter was read again. Outcomes n are stored by then, but rows count only once a settlement names their turn, and
