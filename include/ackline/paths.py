@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import ackline
+from ackline.turns import LIVE
 
 
 def project_root() -> Path:
@@ -34,6 +35,12 @@ def audit_root() -> str:
     if root.startswith("file://"):
         root = root.removeprefix("file://")
     return root if "://" in root else str(project_root() / root)
+
+
+def lane_folder(root: str, pipeline: str, lane: str) -> str:
+    """Returns the folder, or the URI in an object store, of the three tables of a lane."""
+    folder = f"{root.rstrip('/')}/{pipeline}"
+    return folder if lane == LIVE else f"{folder}/{lane}"
 
 
 def make_handlers_importable() -> None:

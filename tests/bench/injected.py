@@ -62,7 +62,7 @@ class InjectedLane(MemoryLane):
     def age(self, since: float) -> None:
         """Makes log entries written after `since` as old as their turn, because Delta uses their modification times."""
         time = self.world.now.timestamp()
-        for entry in Path(self.root).glob("*/_delta_log/*"):
+        for entry in Path(self.root).glob("*/*/_delta_log/*"):
             if entry.stat().st_mtime >= since:
                 os.utime(entry, (time, time))
 

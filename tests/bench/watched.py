@@ -45,7 +45,7 @@ class _Counting(LedgerStore):
 
 def measure_settle(lane: InjectedLane) -> SettleCost:
     """Settles the open turn of a lane. Works on Linux only, because it needs inotify and /proc."""
-    folders = [path for path in Path(lane.root, "outcomes").glob("pipeline=*/plan_date=*") if path.is_dir()]
+    folders = [path for path in Path(lane.root, NAME, "outcomes").glob("plan_date=*") if path.is_dir()]
     files = [file for folder in folders for file in folder.iterdir()]
     watch = _Watch(folders)
     context = multiprocessing.get_context("spawn")

@@ -58,7 +58,7 @@ def test_killed_at_a_write_and_run_again_the_result_is_that_of_the_twin(
     lane = prepared(lab, step)
     victims.kill(lane, step, write, when)
     if (when, write) == ("before", "outcomes"):  # fault 31: no log entry names the data files
-        assert list(Path(lane.audit, "outcomes").glob("pipeline=*/**/*.parquet"))
+        assert list(Path(lane.tables, "outcomes").glob("plan_date=*/*.parquet"))
         assert lane.table("outcomes") == []
     lane.judge()
     lane.run()
@@ -109,7 +109,7 @@ def test_data_files_that_no_log_entry_names_are_invisible(lab: MakeLab) -> None:
     lane = lab()
     lane.produce_records(5)
     lane.run()
-    [file] = [path for path in Path(lane.audit, "outcomes").rglob("*.parquet") if "_delta_log" not in path.parts]
+    [file] = [path for path in Path(lane.tables, "outcomes").rglob("*.parquet") if "_delta_log" not in path.parts]
     file.with_name(f"orphan-{file.name}").write_bytes(file.read_bytes())
     lane.produce_records(2)
     lane.run()

@@ -59,7 +59,7 @@ def test_fault_32_a_lost_or_torn_checkpoint_is_said_or_does_not_matter(
     assert (lane.new_offsets(), lane.committed(), lane.pending()) == ([0, 1, 2, 3], 1, [1])
     for name in ("_last_checkpoint", "*.checkpoint.parquet"):
         for table in ("plans", "outcomes", "settlements"):
-            [*_, file] = sorted(Path(lane.audit, table, "_delta_log").glob(name))
+            [*_, file] = sorted(Path(lane.tables, table, "_delta_log").glob(name))
             whole = file.read_bytes()
             damage(file)
             error = _error_of_run(lane)

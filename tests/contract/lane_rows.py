@@ -43,9 +43,8 @@ def written(store: LedgerStore, of: TurnId, rows: list[tuple[int, int, str]], tp
          "attempt": attempt, "outcome": outcome, "handled_at": NOON}
         for offset, attempt, outcome in rows
     ]  # fmt: skip
-    table = pa.Table.from_pylist(values, schema=OUTCOMES).drop_columns(["pipeline", "plan_date"])
-    folder = f"pipeline={of.pipeline}/plan_date={DAY.isoformat()}"
-    name = f"{folder}/part-{of.n}-{tp.partition}-{time.monotonic_ns()}.parquet"
+    table = pa.Table.from_pylist(values, schema=OUTCOMES).drop_columns(["plan_date"])
+    name = f"plan_date={DAY.isoformat()}/part-{of.n}-{tp.partition}-{time.monotonic_ns()}.parquet"
     path = Path(store.outcomes.uri) / name
     path.parent.mkdir(parents=True, exist_ok=True)
     pq.write_table(table, path)
@@ -60,6 +59,6 @@ def written(store: LedgerStore, of: TurnId, rows: list[tuple[int, int, str]], tp
         "maxValues": {column: high for column, (_, high) in bounds.items()},
         "nullCount": dict.fromkeys(bounds, 0),
     }
-    partition: dict[str, str | None] = {"pipeline": of.pipeline, "plan_date": DAY.isoformat()}
+    partition: dict[str, str | None] = {"plan_date": DAY.isoformat()}
     size, modified = path.stat().st_size, int(path.stat().st_mtime * 1000)
     return AddAction(name, size, partition, modified, True, json.dumps(stats))

@@ -31,7 +31,7 @@ KINDS = ("plan", "claim", "start", "outcomes", "decisions", "settlement")
 def fences(store: LedgerStore) -> dict[str, int | None]:
     """Returns the number of each transaction id of each table."""
     return {
-        f"{table} {kind}": AuditTable(store.root, table).version_of(f"ackline/orders/live/0/{kind}")
+        f"{table} {kind}": AuditTable(store.folder, table).version_of(f"ackline/orders/live/0/{kind}")
         for table in TABLES
         for kind in KINDS
     }
@@ -109,13 +109,13 @@ def test_outcomes_of_an_open_turn_are_not_mixed_with_others(root: str, store: Le
     store.store_plan(plan(4))
     acked = written(store, turn(4), [(offset, 1, "acked") for offset in range(5)])
     store.store_outcomes(turn(4), [acked])
-    assert [open_turn.day for open_turn in open_turns(root)] == [(DAY, "orders")]
-    by_table = {result.table: result for result in maintain(root)}
-    assert (by_table["outcomes"].busy, by_table["outcomes"].compacted) == (1, 9)
+    assert [open_turn.plan_date for open_turn in open_turns(store.folder)] == [DAY]
+    done = {(result.pipeline, result.table): (result.busy, result.compacted) for result in maintain(root)}
+    assert (done["orders", "outcomes"], done["payments", "outcomes"]) == ((1, 0), (0, 9))
     set_age(store, acked, timedelta()).unlink()
     assert store.outcomes_of(turn(4)).counts == {TP: {"acked": 5}}
     store.store_settlement(settlement(4), plan(4))
-    assert open_turns(root) == []
+    assert open_turns(store.folder) == []
 
 
 def test_fault_33_a_file_of_an_open_turn_is_not_removed_however_old_it_is(root: str, store: LedgerStore) -> None:
@@ -189,6 +189,7 @@ def test_the_command_prints_what_was_done(root: str, store: LedgerStore, monkeyp
     by_table = {result.pop("table"): result for result in json.loads(done.stdout)}
     assert set(by_table) == set(TABLES)
     assert by_table["outcomes"] == {
-        "files_before": 9, "files": 1, "compacted": 9, "busy": 0, "removed": 0, "version": 7
+        "pipeline": "orders", "lane": "live", "files_before": 9, "files": 1, "compacted": 9, "busy": 0, "removed": 0,
+        "version": 7,
     }  # fmt: skip
     assert "settlements" in CliRunner().invoke(app, ["maintain"]).stdout

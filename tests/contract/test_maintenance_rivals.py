@@ -70,7 +70,7 @@ def before_the_write(
 
 def test_without_a_lock_an_append_goes_through_beside_a_compaction(root: str, store: LedgerStore) -> None:
     begin_lane(store)
-    table = WithoutLock(root, "outcomes")
+    table = WithoutLock(store.folder, "outcomes")
     WithoutLock.rivals.append(lambda: DeltaTable(table.uri).optimize.compact())
     assert table.append([written(store, turn(4), [(0, 1, "acked")])], "app", 1)
     assert len(files(table)) == 2
@@ -137,7 +137,7 @@ def test_without_a_lock_a_compaction_that_keeps_losing_is_left_for_the_next_time
 
 def test_without_a_lock_appends_go_through_beside_the_claims_of_compactions(root: str, store: LedgerStore) -> None:
     begin_lane(store)
-    table = WithoutLock(root, "outcomes")
+    table = WithoutLock(store.folder, "outcomes")
     WithoutLock.rivals += [rival_claim(table)] * 3
     assert table.append([], "app", 1)
     assert table.version_of("app") == 1

@@ -42,7 +42,7 @@ def older(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 def _append(root: str, name: str, rows: pa.Table, kind: str, number: int) -> None:
     known = [column for column in rows.column_names if column not in NEW]
-    assert AuditTable(root, name).append(rows.select(known), f"ackline/orders/live/0/{kind}", number)
+    assert AuditTable(f"{root}/orders", name).append(rows.select(known), f"ackline/orders/live/0/{kind}", number)
 
 
 def _rows(n: int) -> pa.Table:
@@ -54,13 +54,13 @@ def _rows(n: int) -> pa.Table:
 
 
 def _columns(root: str, name: str) -> list[str]:
-    return [field.name for field in DeltaTable(f"{root}/{name}").schema().fields]
+    return [field.name for field in DeltaTable(f"{root}/orders/{name}").schema().fields]
 
 
 def test_rows_of_an_earlier_version_read_as_null_before_anything_is_written(older: str) -> None:
     store = LedgerStore(older, "orders", "live")
     assert store.newest() == settlement(1)
-    assert AuditTable(older, "settlements").read(None, ["turn", *NEW]).sort_by("turn").to_pylist() == [
+    assert AuditTable(f"{older}/orders", "settlements").read(None, ["turn", *NEW]).sort_by("turn").to_pylist() == [
         {"turn": n, **dict.fromkeys(NEW)} for n in (0, 1)
     ]
     assert not set(NEW) & set(_columns(older, "settlements"))
@@ -68,7 +68,7 @@ def test_rows_of_an_earlier_version_read_as_null_before_anything_is_written(olde
 
 def test_the_first_write_adds_the_columns_and_both_engines_read_old_and_new_rows(older: str) -> None:
     before = LedgerStore(older, "orders", "live").ledger_id()
-    table = AuditTable(older, "settlements")
+    table = AuditTable(f"{older}/orders", "settlements")
     assert not table.append(_rows(1), "ackline/orders/live/0/settlement", 1), "an earlier version has taken it"
     assert table.append(_rows(2), "ackline/orders/live/0/settlement", 2)
     store = LedgerStore(older, "orders", "live")
@@ -78,7 +78,7 @@ def test_the_first_write_adds_the_columns_and_both_engines_read_old_and_new_rows
     assert (store.settlement(turn(1)), store.ledger_id()) == (settlement(1), before)
     assert _columns(older, "settlements")[-len(NEW) :] == NEW
     done = subprocess.run(
-        [sys.executable, "-m", "tests.contract.spark_reader", f"{older}/settlements", "turn", "topic", *NEW],
+        [sys.executable, "-m", "tests.contract.spark_reader", f"{older}/orders/settlements", "turn", "topic", *NEW],
         cwd=ROOT, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=150, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-2000:]
@@ -91,20 +91,20 @@ def test_the_first_write_adds_the_columns_and_both_engines_read_old_and_new_rows
 
 def test_of_writers_that_add_the_columns_at_once_one_does_and_no_row_is_lost(older: str) -> None:
     def write(n: int) -> bool:
-        return AuditTable(older, "settlements").append(_rows(1), f"own/{n}", 1)
+        return AuditTable(f"{older}/orders", "settlements").append(_rows(1), f"own/{n}", 1)
 
     with ThreadPoolExecutor(8) as pool:
         assert all(pool.map(write, range(8)))
     assert _columns(older, "settlements")[-len(NEW) :] == NEW
-    operations = [entry["operation"] for entry in DeltaTable(f"{older}/settlements").history()]
+    operations = [entry["operation"] for entry in DeltaTable(f"{older}/orders/settlements").history()]
     assert operations.count("ADD COLUMN") == 1
-    assert AuditTable(older, "settlements").read(None).num_rows == 2 + 8
+    assert AuditTable(f"{older}/orders", "settlements").read(None).num_rows == 2 + 8
 
 
 def test_without_a_lock_a_rival_that_adds_the_columns_fails_no_append(
     older: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    table, rival = AuditTable(older, "settlements"), AuditTable(older, "settlements")
+    table, rival = AuditTable(f"{older}/orders", "settlements"), AuditTable(f"{older}/orders", "settlements")
     assert table.open() is not None
     real = AuditTable.open
 
@@ -120,7 +120,7 @@ def test_without_a_lock_a_rival_that_adds_the_columns_fails_no_append(
     monkeypatch.setattr(AuditTable, "open", late)
     assert table.append(_rows(2), "own", 1)
     assert _columns(older, "settlements")[-len(NEW) :] == NEW
-    operations = [entry["operation"] for entry in DeltaTable(f"{older}/settlements").history()]
+    operations = [entry["operation"] for entry in DeltaTable(f"{older}/orders/settlements").history()]
     assert operations.count("ADD COLUMN") == 1
 
 

@@ -1,6 +1,7 @@
 """The store reads a turn's outcomes, and ledgers that are old or large: statistics, checkpoints, compaction."""
 
 import os
+import shutil
 import time
 from datetime import timedelta
 from pathlib import Path
@@ -112,7 +113,7 @@ class CompactedBetween(AuditTable):
 
 def test_fault_33_compaction_while_outcomes_are_read_counts_nothing_twice(root: str, store: LedgerStore) -> None:
     store.store_outcomes(turn(1), [written(store, turn(1), [(offset, 1, "acked")]) for offset in range(5)])
-    store.outcomes = CompactedBetween(root, "outcomes")
+    store.outcomes = CompactedBetween(store.folder, "outcomes")
     outcomes = store.outcomes_of(turn(1))
     assert (outcomes.counts, outcomes.attempted_fresh) == ({TP: {"acked": 5}}, {TP: 5})
 
@@ -149,28 +150,21 @@ def test_the_tables_are_append_only(store: LedgerStore) -> None:
     assert store.newest() == settlement(0)
 
 
-def test_the_ledger_id_is_the_settlements_tables_own_and_stays(root: str, store: LedgerStore, tmp_path: Path) -> None:
+def test_the_ledger_id_is_a_property_of_the_settlements_and_stays(
+    root: str, store: LedgerStore, tmp_path: Path
+) -> None:
     assert store.ledger_id() == ""
     assert not Path(root).exists(), "reading the id creates no table"
     store.store_settlement(settlement(0))
     ledger = store.ledger_id()
     store.store_settlement(settlement(1), plan(1))
-    assert ledger == store.ledger_id() == LedgerStore(root, "payments", "live").ledger_id()
-    assert ledger == str(DeltaTable(store.settlements.uri).metadata().id)
-    other = LedgerStore(str(tmp_path / "other"), "orders", "live")
-    other.store_settlement(settlement(0))
-    assert other.ledger_id() not in ("", ledger)
-
-
-def test_a_report_is_found_behind_the_commits_of_other_pipelines(root: str, store: LedgerStore) -> None:
-    """The table is shared: other pipelines commit between a turn's outcomes and its settlement."""
-    store.store_outcomes(turn(1), [], TurnReport({TP: {"acked": 1}}))
-    other = LedgerStore(root, "payments", "live")
-    for n in range(1, 20):
-        other.store_outcomes(turn(n, pipeline="payments"), [], TurnReport({TP: {"acked": n}}))
-    report = store.report_of(turn(1))
-    assert report is not None
-    assert report.counts == {TP: {"acked": 1}}
+    assert ledger == store.ledger_id() == LedgerStore(root, "orders", "live").ledger_id() != ""
+    assert DeltaTable(store.settlements.uri).metadata().configuration["ackline.ledger"] == ledger
+    shutil.copytree(store.folder, tmp_path / "copy" / "orders")
+    assert LedgerStore(str(tmp_path / "copy"), "orders", "live").ledger_id() == ledger
+    for other in (LedgerStore(str(tmp_path / "other"), "orders", "live"), LedgerStore(root, "payments", "live")):
+        other.store_settlement(settlement(0, pipeline=other.pipeline))
+        assert other.ledger_id() not in ("", ledger)
 
 
 def test_a_report_too_far_behind_or_expired_from_the_log_is_none_and_no_error(

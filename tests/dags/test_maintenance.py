@@ -49,7 +49,7 @@ def test_its_task_maintains_the_tables_below_the_audit_root(task: BaseOperator, 
 def test_an_error_that_no_retry_can_solve_fails_at_once(task: BaseOperator, tmp_path: Path) -> None:
     """A damaged Delta log stays damaged."""
     LedgerStore(str(tmp_path), "orders", "live").store_settlement(settlement(0))
-    for entry in (tmp_path / "settlements" / "_delta_log").glob("*.json"):
+    for entry in (tmp_path / "orders" / "settlements" / "_delta_log").glob("*.json"):
         entry.write_text("{rubbish")
     with pytest.raises(AirflowFailException, match="the table settlements at"):
         task.execute(Context())

@@ -57,7 +57,7 @@ def test_tasks_are_retried_with_a_growing_delay(here: Project) -> None:
 def test_settle_announces_the_audit_table(here: Project) -> None:
     """Other DAGs may be scheduled on it."""
     uris = [outlet.uri for outlet in dag(here).get_task("settle").outlets if isinstance(outlet, Asset)]
-    assert uris == [f"file://{here.audit}/outcomes/pipeline=orders"]
+    assert uris == [f"file://{here.audit}/orders/outcomes"]
 
 
 def test_a_pipeline_without_a_schedule_is_not_scheduled(here: Project) -> None:

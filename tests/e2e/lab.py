@@ -214,11 +214,16 @@ class Lab:
         """Returns the offsets of `new_calls`."""
         return [offset for offset, _ in self.new_calls(partition, topic)]
 
+    @property
+    def tables(self) -> str:
+        """The folder of the tables of the live lane."""
+        return f"{self.audit}/{self.name}"
+
     def table(self, name: str) -> list[dict[str, Any]]:
         """Returns all rows of a table; none if it does not exist."""
-        if not DeltaTable.is_deltatable(f"{self.audit}/{name}"):
+        if not DeltaTable.is_deltatable(f"{self.tables}/{name}"):
             return []
-        table = DeltaTable(f"{self.audit}/{name}").to_pyarrow_table(filters=[("pipeline", "=", self.name)])
+        table = DeltaTable(f"{self.tables}/{name}").to_pyarrow_table()
         rows: list[dict[str, Any]] = table.to_pylist()
         return rows
 
@@ -279,7 +284,7 @@ class Lab:
 
     def judge(self, settled: bool = False) -> None:
         """Fail if the checker finds a violation; `settled` says that nothing may be left to do."""
-        if not settled and not DeltaTable.is_deltatable(f"{self.audit}/settlements"):  # nothing was stored before that
+        if not settled and not DeltaTable.is_deltatable(f"{self.tables}/settlements"):  # nothing was stored before that
             assert self.name not in (self.group_commit() or (0, ""))[1]
             return
         violations = self.violations(settled)

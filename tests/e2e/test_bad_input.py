@@ -252,10 +252,10 @@ def test_tables_that_can_not_be_read_are_named_and_stop_each_command_that_reads_
         for name, affected in commands.items():
             shutil.rmtree(lane.audit)
             shutil.copytree(kept, lane.audit)
-            damage(Path(lane.audit, name))
+            damage(Path(lane.tables, name))
             for command in affected:
                 error = refusal(lane, 1, command, lane.name)
-                assert f"ackline: the table {name} at {lane.audit}/{name} " in error, (damage.__name__, command)
+                assert f"ackline: the table {name} at {lane.tables}/{name} " in error, (damage.__name__, command)
                 assert "<unknown>" not in error
     assert lane.group_commit() == committed
     assert len(lane.calls()) == 2
@@ -309,4 +309,4 @@ def test_a_broker_that_is_away_or_refuses_is_reported_within_seconds_in_one_line
     assert advice in error
     assert [line.startswith("ackline: ") for line in error.splitlines() if "settings in force" not in line] == [True]
     assert "canary" not in error
-    assert not Path(lane.audit, "plans").exists()
+    assert not Path(lane.tables).exists()

@@ -67,7 +67,7 @@ def test_without_rows_the_counts_are_stored_and_the_checker_judges_by_them(lab: 
     lane.produce_records(2, partition=1)
     lane.run()
     assert lane.table("outcomes") == []
-    assert DeltaTable(f"{lane.audit}/outcomes").file_uris() == []
+    assert DeltaTable(f"{lane.tables}/outcomes").file_uris() == []
     assert (lane.settled().counts, lane.settled(1).counts) == ({"acked": 3, "dropped": 2, "skipped": 1}, {"acked": 2})
     assert lane.settled().totals == ZERO | {"acked": 3, "dropped": 2, "skipped": 1}
     assert (lane.settled().gaps, lane.committed()) == (0, 6)

@@ -74,7 +74,7 @@ class Lab:
     def run(self, job: ReplayJob) -> ReplayResult:
         """Runs a job, and commits its files as the replay step does."""
         result = run_replay(self.spark, job)
-        partition = {"pipeline": "orders", "plan_date": DAY.isoformat()}
+        partition = {"plan_date": DAY.isoformat()}
         files = [AddAction(f.path, f.size, partition, f.modification_time, True, f.stats) for f in result.files]
         assert self.table.append(files, "test", job.target.turn.n)
         return result

@@ -12,9 +12,10 @@ from pathlib import Path
 from airflow.sdk import DAG, Asset, CronDataIntervalTimetable
 
 from ackline.airflow.operators import PlanOperator, ReplayOperator, SettleOperator
-from ackline.paths import audit_root
+from ackline.paths import audit_root, lane_folder
 from ackline.pipeline import Pipeline
 from ackline.pipeline_folder import load_folder
+from ackline.turns import LIVE
 
 RETRIES = {
     "retries": 4,
@@ -84,7 +85,9 @@ def audit_asset(pipeline: str) -> Asset:
     """Returns the asset of a pipeline's rows in the audit table. A DAG scheduled on it runs after each settle."""
     root = audit_root()
     uri = root if "://" in root else Path(root).absolute().as_uri()
-    return Asset(name=f"ackline/outcomes/{pipeline}", uri=f"{uri}/outcomes/pipeline={pipeline}", group="ackline")
+    return Asset(
+        name=f"ackline/outcomes/{pipeline}", uri=f"{lane_folder(uri, pipeline, LIVE)}/outcomes", group="ackline"
+    )
 
 
 def _timetable(schedule: str | None) -> CronDataIntervalTimetable | None:

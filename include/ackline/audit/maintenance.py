@@ -1,7 +1,7 @@
 """Keeps the tables quick: compacts small files, removes unused ones, and checkpoints the log.
 
 No row and no transaction id changes, so the fences and reads of a turn work after it as before. Each write holds the
-lock that appends take, for one day of one pipeline at a time. An object store has no such lock: there an append
+lock that appends take, for one day of one lane at a time. An object store has no such lock: there an append
 succeeds beside a compaction, and of two compactions one fails. Only Ackline may compact these tables: delta-rs lets two
 compactions replace the same files, and then the table holds every row twice.
 """
@@ -17,6 +17,7 @@ from deltalake import ColumnProperties, DeltaTable, WriterProperties
 from deltalake.exceptions import CommitFailedError, DeltaError
 from tenacity import Retrying, retry_if_exception_type, stop_after_attempt
 
+from ackline.audit.layout import LaneFolder, all_lanes
 from ackline.audit.schemas import TABLES
 from ackline.audit.table import AuditTable
 from ackline.errors import ConfigError
@@ -49,24 +50,19 @@ _COMPACTION_TRIES = 3
 """How often a compaction is tried beside writers that no lock keeps out. The next maintenance tries again."""
 
 
-class Day(NamedTuple):
-    """A partition of a table: the turns that one pipeline planned on one UTC day."""
+class OpenTurn(NamedTuple):
+    """A turn that is planned and not settled, and the UTC day of its plan: its partition of the tables."""
 
     plan_date: date
-    pipeline: str
-
-
-class OpenTurn(NamedTuple):
-    """A turn that is planned and not settled."""
-
-    day: Day
     planned_at: datetime
 
 
 @dataclass(frozen=True, slots=True)
 class Maintained:
-    """What maintenance did to one table."""
+    """What maintenance did to one table of one lane."""
 
+    pipeline: str
+    lane: str
     table: str
     files_before: int
     files: int
@@ -90,31 +86,34 @@ def maintain(root: str, retention: timedelta = RETENTION) -> list[Maintained]:
             f"still reads; keep files for {RETENTION.days} days at least",
             key="retention",
         )
-    tables = [AuditTable(root, name) for name in TABLES]
-    return [_maintain(root, table, retention) for table in tables if table.open() is not None]
+    lanes = [(lane, AuditTable(lane.folder, name)) for lane in all_lanes(root) for name in TABLES]
+    return [_maintain(lane, table, retention) for lane, table in lanes if table.open() is not None]
 
 
-def open_turns(root: str) -> list[OpenTurn]:
-    """Returns the turns of all pipelines and lanes that are planned and not settled."""
-    keys = ["pipeline", "lane", "epoch", "turn"]
+def open_turns(folder: str) -> list[OpenTurn]:
+    """Returns the turns of a lane, whose tables are in `folder`, that are planned and not settled."""
+    keys = ["epoch", "turn"]
     # Plans are read first: a turn that another process settles between the two reads then counts as settled.
-    planned = AuditTable(root, "plans").read(None, [*keys, "plan_date", "planned_at"])
-    settled = AuditTable(root, "settlements").read(None, keys)
+    planned = AuditTable(folder, "plans").read(None, [*keys, "plan_date", "planned_at"])
+    settled = AuditTable(folder, "settlements").read(None, keys)
     planned = planned.group_by([*keys, "plan_date"]).aggregate([("planned_at", "min")])
     unsettled = planned.join(settled.group_by(keys).aggregate([]), keys, join_type="left anti").to_pylist()
-    return [OpenTurn(Day(row["plan_date"], row["pipeline"]), row["planned_at_min"]) for row in unsettled]
+    return [OpenTurn(row["plan_date"], row["planned_at_min"]) for row in unsettled]
 
 
-def _maintain(root: str, table: AuditTable, retention: timedelta) -> Maintained:
+def _maintain(lane: LaneFolder, table: AuditTable, retention: timedelta) -> Maintained:
     compacted = busy = 0
     try:
         before = len(_opened(table).file_uris())
         for day in _fragmented(table):
-            done = _compact(root, table, day)
+            done = _compact(lane.folder, table, day)
             compacted, busy = compacted + (done or 0), busy + (done is None)
-        removed = _vacuum(root, table, retention)
+        removed = _vacuum(lane.folder, table, retention)
         after = _checkpoint(table)
-        return Maintained(table.name, before, len(after.file_uris()), compacted, busy, removed, after.version())
+        files = len(after.file_uris())
+        return Maintained(
+            lane.pipeline, lane.lane, table.name, before, files, compacted, busy, removed, after.version()
+        )
     except (DeltaError, OSError) as error:
         raise table.error(error) from error
 
@@ -125,18 +124,17 @@ def _opened(table: AuditTable) -> DeltaTable:
     return version
 
 
-def _fragmented(table: AuditTable) -> list[Day]:
+def _fragmented(table: AuditTable) -> list[date]:
     """Returns the days, oldest first, that have at least two files below the size of a compacted one."""
     files = pa.table(_opened(table).get_add_actions(flatten=True))
     if not files.num_rows:
         return []
     small = files.filter(pc.less(files["size_bytes"], LAYOUTS[table.name].size))
-    counts = small.group_by(["partition.plan_date", "partition.pipeline"]).aggregate([([], "count_all")]).to_pylist()
-    days = [Day(row["partition.plan_date"], row["partition.pipeline"]) for row in counts if row["count_all"] > 1]
-    return sorted(days)
+    counts = small.group_by(["partition.plan_date"]).aggregate([([], "count_all")]).to_pylist()
+    return sorted(row["partition.plan_date"] for row in counts if row["count_all"] > 1)
 
 
-def _compact(root: str, table: AuditTable, day: Day) -> int | None:
+def _compact(folder: str, table: AuditTable, day: date) -> int | None:
     """Merge the small files of a day. Returns how many they were; None if the day is left for the next maintenance.
 
     A day with an open turn keeps its files of outcomes: settle counts acked records by the statistics of files that
@@ -148,7 +146,7 @@ def _compact(root: str, table: AuditTable, day: Day) -> int | None:
             version = _opened(table)
             if not table.has_lock:
                 _make_older_compactions_fail(version)
-            if table.name == "outcomes" and any(turn.day == day for turn in open_turns(root)):
+            if table.name == "outcomes" and any(turn.plan_date == day for turn in open_turns(folder)):
                 return None
             return _rewrite(version, day, LAYOUTS[table.name])
 
@@ -166,10 +164,10 @@ def _make_older_compactions_fail(version: DeltaTable) -> None:
     version.alter.set_table_description(f"last compacted from version {version.version()}")
 
 
-def _rewrite(version: DeltaTable, day: Day, layout: Layout) -> int:
+def _rewrite(version: DeltaTable, day: date, layout: Layout) -> int:
     packed = ColumnProperties(encoding="DELTA_BINARY_PACKED", dictionary_enabled=False)
     done = version.optimize.compact(
-        [("pipeline", "=", day.pipeline), ("plan_date", "=", day.plan_date.isoformat())],
+        [("plan_date", "=", day.isoformat())],
         layout.size,
         max_concurrent_tasks=1,
         writer_properties=WriterProperties(
@@ -182,7 +180,7 @@ def _rewrite(version: DeltaTable, day: Day, layout: Layout) -> int:
     return int(done["numFilesRemoved"])
 
 
-def _vacuum(root: str, table: AuditTable, retention: timedelta) -> int:
+def _vacuum(folder: str, table: AuditTable, retention: timedelta) -> int:
     """Remove files that no version within the retention names. Returns how many.
 
     A file of outcomes is younger than the plan of its turn. While a turn is open, the retention therefore reaches back
@@ -190,7 +188,7 @@ def _vacuum(root: str, table: AuditTable, retention: timedelta) -> int:
     """
     with table.lock():
         now = datetime.now(UTC)
-        ages = [now - turn.planned_at + timedelta(days=1) for turn in open_turns(root)]
+        ages = [now - turn.planned_at + timedelta(days=1) for turn in open_turns(folder)]
         hours = math.ceil(max([retention, *ages]) / timedelta(hours=1))
         version = _opened(table)
         unused = version.vacuum(hours, dry_run=True, full=True)

@@ -5,6 +5,8 @@ A row is effective once a settlement names its turn, unless that settlement is v
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import reduce
+from operator import and_
 from typing import Any
 
 import pyarrow as pa
@@ -12,8 +14,9 @@ import pyarrow.compute as pc
 import pyarrow.dataset as ds
 from deltalake.exceptions import DeltaError
 
+from ackline.audit.layout import lanes_of
 from ackline.audit.schemas import OUTCOMES
-from ackline.audit.table import AuditTable, Where, as_expression
+from ackline.audit.table import AuditTable, Where
 from ackline.offsets import OffsetRange
 from ackline.turns import TurnKind
 
@@ -34,31 +37,37 @@ class AuditFilter:
 
 
 COLUMNS = [name for name in OUTCOMES.names if name != "plan_date"]
+_NO_ROWS = OUTCOMES.empty_table().select(COLUMNS).append_column("effective", pa.array([], pa.bool_()))
 _PRUNED_BY = ("topic", "partition", "turn", "outcome")
 """Columns whose statistics can rule a file out. Run ids have none worth reading."""
 
 
 def audit_rows(root: str, pipeline: str, criteria: AuditFilter) -> list[dict[str, Any]]:
-    """Returns rows of `outcomes`, sorted by topic, partition, offset and turn. Their key `effective` is True or False.
+    """Returns rows of `outcomes` of all lanes, sorted by topic, partition, offset and turn.
 
-    Raises FatalError if the tables can't be read.
+    Their key `effective` is True or False. Raises FatalError if the tables can't be read, and ConfigError if they have
+    the first layout.
     """
-    outcomes = AuditTable(root, "outcomes")
-    version = outcomes.open()
-    if version is None:
-        return []
-    try:
-        dataset = outcomes.dataset(version, _pruning(pipeline, criteria))
-        scanned = dataset.to_table(columns=COLUMNS, filter=_wanted(pipeline, criteria))
-    except (DeltaError, OSError, pa.ArrowException) as error:
-        raise outcomes.error(error) from error
-    marked = _with_effective(scanned, root, pipeline, criteria.everything)
+    marked = pa.concat_tables([_rows_of_lane(lane.folder, criteria) for lane in lanes_of(root, pipeline)] or [_NO_ROWS])
     order = ["topic", "partition", "offset", "lane", "epoch", "turn", "attempt"]
     marked = marked.sort_by([(name, "ascending") for name in order])
     if criteria.limit is not None:
         marked = marked.slice(0, criteria.limit)
     rows: list[dict[str, Any]] = marked.to_pylist()
     return rows
+
+
+def _rows_of_lane(folder: str, criteria: AuditFilter) -> pa.Table:
+    outcomes = AuditTable(folder, "outcomes")
+    version = outcomes.open()
+    if version is None:
+        return _NO_ROWS
+    try:
+        dataset = outcomes.dataset(version, _pruning(criteria))
+        scanned = dataset.to_table(columns=COLUMNS, filter=_wanted(criteria))
+    except (DeltaError, OSError, pa.ArrowException) as error:
+        raise outcomes.error(error) from error
+    return _with_effective(scanned, folder, criteria.everything)
 
 
 def _named_columns(criteria: AuditFilter) -> dict[str, str | int]:
@@ -73,25 +82,26 @@ def _named_columns(criteria: AuditFilter) -> dict[str, str | int]:
     return {name: value for name, value in named.items() if value is not None}
 
 
-def _pruning(pipeline: str, criteria: AuditFilter) -> Where:
-    named = _named_columns(criteria)
-    return {"pipeline": pipeline, **{name: value for name, value in named.items() if name in _PRUNED_BY}}
+def _pruning(criteria: AuditFilter) -> Where | None:
+    return {name: value for name, value in _named_columns(criteria).items() if name in _PRUNED_BY} or None
 
 
-def _wanted(pipeline: str, criteria: AuditFilter) -> ds.Expression:
-    wanted = as_expression({"pipeline": pipeline, **_named_columns(criteria)})
+def _wanted(criteria: AuditFilter) -> ds.Expression:
+    wanted = reduce(
+        and_, (ds.field(name) == value for name, value in _named_columns(criteria).items()), ds.scalar(True)
+    )
     if criteria.offsets is not None:  # a row for a range is wanted if the range holds any of the offsets
         end = pc.coalesce(ds.field("end_offset"), ds.field("offset") + 1)
         wanted = wanted & (ds.field("offset") < criteria.offsets.end) & (end > criteria.offsets.start)
     return wanted
 
 
-def _with_effective(rows: pa.Table, root: str, pipeline: str, everything: bool) -> pa.Table:
+def _with_effective(rows: pa.Table, folder: str, everything: bool) -> pa.Table:
     keys = ["lane", "epoch", "turn"]
-    settled = AuditTable(root, "settlements").read({"pipeline": pipeline}, [*keys, "kind"])
+    settled = AuditTable(folder, "settlements").read(None, [*keys, "kind"])
     counting = settled.filter(pc.not_equal(settled["kind"], TurnKind.VOID.value)).select(keys)
     counting = counting.group_by(keys).aggregate([])
-    counting = counting.append_column("effective", pa.array([True] * counting.num_rows))
+    counting = counting.append_column("effective", pa.repeat(pa.scalar(True), counting.num_rows))
     joined = rows.join(counting, keys, join_type="left outer" if everything else "inner")
     marked = pc.fill_null(joined["effective"], False)
     return joined.set_column(joined.schema.get_field_index("effective"), "effective", marked)

@@ -1,4 +1,4 @@
-"""The columns of the three tables. They are append-only, and partitioned by pipeline and the plan's date.
+"""The columns of a lane's three tables. They are append-only, and partitioned by the plan's date.
 
 A new column goes to the end and is nullable. `AuditTable` adds it to a table of an earlier version before its first
 write there, and reads it as null from older rows.
@@ -6,7 +6,7 @@ write there, and reads it as null from older rows.
 
 import pyarrow as pa
 
-PARTITION_BY = ["pipeline", "plan_date"]
+PARTITION_BY = ["plan_date"]
 TIME = pa.timestamp("us", "UTC")
 
 _TURN = [

@@ -14,6 +14,7 @@ from typing import Any
 import pyarrow as pa
 from deltalake.transaction import AddAction
 
+from ackline.audit.layout import check_layout
 from ackline.audit.rows import (
     decision_rows,
     plan_date,
@@ -28,6 +29,7 @@ from ackline.errors import LedgerError
 from ackline.ledger import OutcomeRow, PartitionState
 from ackline.metrics import TurnReport
 from ackline.offsets import TopicPartition
+from ackline.paths import lane_folder
 from ackline.scrub import scrub_address
 from ackline.turns import Plan, Settlement, TurnId, TurnKind
 
@@ -36,32 +38,33 @@ COUNTED_STARTS = 3
 
 
 class LedgerStore:
-    """The ledger of one lane of a pipeline, in the tables below an audit root."""
+    """The ledger of one lane of a pipeline, in its tables below an audit root."""
 
     def __init__(self, root: str, pipeline: str, lane: str) -> None:
         self.root = root
         self.pipeline = pipeline
         self.lane = lane
-        self.plans = AuditTable(root, "plans")
-        self.outcomes = AuditTable(root, "outcomes")
-        self.settlements = AuditTable(root, "settlements")
+        self.folder = lane_folder(root, pipeline, lane)
+        self.plans = AuditTable(self.folder, "plans")
+        self.outcomes = AuditTable(self.folder, "outcomes")
+        self.settlements = AuditTable(self.folder, "settlements")
 
     def ledger_id(self) -> str:
-        """Returns the id of the ledger, by which commit metadata names it: the id of the settlements table.
-
-        It is "" as long as there is no ledger.
-        """
-        table = self.settlements.open()
-        return "" if table is None else str(table.metadata().id)
+        """Returns the id of the ledger, by which commit metadata names it; "" as long as there is no ledger."""
+        return self.settlements.ledger_id()
 
     # ---- settlements ----------------------------------------------------------------------------------------------
 
     def newest(self) -> Settlement | None:
-        """Returns the newest settlement of the newest epoch, or None if the lane has none yet."""
+        """Returns the newest settlement of the newest epoch, or None if the lane has none yet.
+
+        Raises ConfigError if it has none because the tables below the root have the first layout.
+        """
         epoch, n = -1, None
         while (later := self.settlements.version_of(self._application(epoch + 1, "settlement"))) is not None:
             epoch, n = epoch + 1, later
         if n is None:
+            self.check_layout()
             return None
         newest = self.settlement(TurnId(self.pipeline, self.lane, epoch, n))
         return self._first_of_new_epoch(newest) if newest.kind is TurnKind.RESET else newest
@@ -80,6 +83,10 @@ class LedgerStore:
             )
         turn = reset.turn._replace(epoch=reset.turn.epoch + 1, n=0)
         return replace(reset, turn=turn, kind=TurnKind.GENESIS, partitions=partitions)
+
+    def check_layout(self) -> None:
+        """Raises ConfigError if the tables below the root have the first layout."""
+        check_layout(self.root)
 
     def settlement(self, turn: TurnId) -> Settlement:
         """Returns a stored settlement. Raises LedgerError if it is not stored."""
@@ -223,7 +230,7 @@ class LedgerStore:
         return rows
 
     def _where(self, turn: TurnId) -> Where:
-        return {"pipeline": turn.pipeline, "lane": turn.lane, "epoch": turn.epoch, "turn": turn.n}
+        return {"epoch": turn.epoch, "turn": turn.n}  # pipeline and lane have tables of their own
 
     def _application(self, epoch: int, kind: str) -> str:
         return f"ackline/{self.pipeline}/{self.lane}/{epoch}/{kind}"

@@ -8,6 +8,7 @@ reads the version and commits on one handle: if a rival commits in between, ours
 import contextlib
 import re
 import time
+import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import reduce
 from operator import and_
@@ -42,6 +43,8 @@ RELOAD_AFTER = 60.0
 COMMIT_TRIES = 4
 """How often a commit is tried beside rivals. Under the lock of a local table there are none; without one, a compaction
 or an added column can make a commit fail that is free to be made again at once."""
+LEDGER_ID = "ackline.ledger"
+"""The property of the settlements table that holds the id of the ledger."""
 _COMMIT, _NOTE = "ackline.commit", "ackline.note"
 _HISTORY_LIMITS = (8, 64, 512)
 """How many of the newest commits are searched for a note: first what nearly always holds it, at last a bound that does
@@ -50,16 +53,16 @@ _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 """delta-rs colours its error texts even when no terminal shows them."""
 _BACKTRACE = re.compile(r" 0: <unknown>.*")
 """What Delta's kernel appends to its error texts."""
-_IN_EVERY_VERSION = (*PARTITION_BY, "lane", "epoch", "turn", "run_id", "topic", "partition")
+_IN_EVERY_VERSION = (*PARTITION_BY, "pipeline", "lane", "epoch", "turn", "run_id", "topic", "partition")
 
 
 class AuditTable:
-    """The table `name` of `schemas.TABLES` below an audit root, which is a path or an object-store URI."""
+    """The table `name` of `schemas.TABLES` in a lane's folder, which is a path or an object-store URI."""
 
-    def __init__(self, root: str, name: str) -> None:
-        self.uri = f"{root.rstrip('/')}/{name}"
+    def __init__(self, folder: str, name: str) -> None:
+        self.uri = f"{folder.rstrip('/')}/{name}"
         self.name = name
-        self._root = None if "://" in root else Path(root)
+        self._folder = None if "://" in folder else Path(folder)
         self._loaded: DeltaTable | None = None
         self._loaded_at = 0.0
         self._has_all_columns = False
@@ -79,12 +82,18 @@ class AuditTable:
             # A mistyped scheme must not pass for a table that is still to be created.
             if str(error).startswith("Unknown scheme"):
                 raise self.error(error) from error
-            if self._root is not None and self._root.exists() and not self._root.is_dir():
-                raise self.error(NotADirectoryError(f"{self._root} is not a folder")) from None
+            if self._folder is not None:
+                self._check_is_no_file(self._folder)
             return None
         except (DeltaError, OSError) as error:
             raise self.error(error) from error
         return self._loaded
+
+    def _check_is_no_file(self, folder: Path) -> None:
+        """Raises FatalError if a file is where a folder, or a folder above it, is to be created."""
+        existing = next(path for path in (folder, *folder.parents) if path.exists())
+        if not existing.is_dir():
+            raise self.error(NotADirectoryError(f"{existing} is not a folder"))
 
     def _check_is_ours(self, table: DeltaTable) -> None:
         """Raises FatalError for a table that is not Ackline's."""
@@ -136,7 +145,22 @@ class AuditTable:
             self._has_all_columns = True
         return table
 
+    def ledger_id(self) -> str:
+        """Returns the id of the ledger that this table of settlements begins; "" if the table does not exist.
+
+        It is a property of the table, so a copy or a successor of the table keeps it. Raises FatalError if the table
+        has lost it.
+        """
+        table = self.open()
+        if table is None:
+            return ""
+        ledger_id = table.metadata().configuration.get(LEDGER_ID)
+        if not ledger_id:
+            raise self.error(ValueError(f"it has no property {LEDGER_ID}; restore its folder from a backup"))
+        return ledger_id
+
     def _create_table(self) -> DeltaTable:
+        ledger_id = {LEDGER_ID: str(uuid.uuid4())} if self.name == "settlements" else {}
         return DeltaTable.create(
             self.uri,
             schema=TABLES[self.name],
@@ -146,7 +170,9 @@ class AuditTable:
                 "delta.appendOnly": "true",
                 "delta.checkpointInterval": str(CHECKPOINT_EVERY),
                 "delta.logRetentionDuration": LOG_RETENTION,
+                **ledger_id,
             },
+            raise_if_key_not_exists=False,  # LEDGER_ID is a key of ours
         )
 
     def version_of(self, application: str) -> int | None:
@@ -242,7 +268,7 @@ class AuditTable:
         Arrow itself reads local ones. Through delta-rs's Python file system, threads of Arrow that outlive the
         interpreter abort the process at its end (apache/arrow#34314).
         """
-        local = None if self._root is None else pafs.SubTreeFileSystem(self.uri, pafs.LocalFileSystem())
+        local = None if self._folder is None else pafs.SubTreeFileSystem(self.uri, pafs.LocalFileSystem())
         schema = pa.schema(table.schema().to_arrow())
         for field in _missing_columns(table.schema(), TABLES[self.name]):  # null in a table of an earlier version
             schema = schema.append(field)
@@ -252,7 +278,7 @@ class AuditTable:
     @property
     def has_lock(self) -> bool:
         """Whether `lock` keeps other processes out. An object store has no such lock."""
-        return self._root is not None
+        return self._folder is not None
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
@@ -261,13 +287,13 @@ class AuditTable:
         Neither writer promises to be safe on a local path by itself. Does nothing on an object store, whose conditional
         put takes the lock's place.
         """
-        if self._root is None:
+        if self._folder is None:
             yield
             return
-        folder = self._root / ".locks"
-        lock = FileLock(folder / f"{self.name}.lock")
+        locks = self._folder / ".locks"
+        lock = FileLock(locks / f"{self.name}.lock")
         try:
-            folder.mkdir(parents=True, exist_ok=True)
+            locks.mkdir(parents=True, exist_ok=True)
             lock.acquire()
         except OSError as error:
             raise self.error(error) from error

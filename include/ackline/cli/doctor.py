@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from ackline.audit.layout import all_lanes
 from ackline.audit.schemas import TABLES
 from ackline.audit.table import AuditTable
 from ackline.cli.connection import connection_of
@@ -87,8 +88,9 @@ def _audit() -> str:
         Path(root).mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=root):
             pass
-    for name in TABLES:
-        AuditTable(root, name).open()
+    for lane in all_lanes(root):
+        for name in TABLES:
+            AuditTable(lane.folder, name).open()
     return scrub_address(root)
 
 

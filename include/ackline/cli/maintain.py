@@ -22,9 +22,19 @@ def maintain(as_json: Json = False) -> None:
     if as_json:
         json_output.print_json([asdict(table) for table in maintained])
         return
-    columns = ["table", "files before", "files", "compacted", "busy days", "removed", "version"]
+    columns = ["pipeline", "lane", "table", "files before", "files", "compacted", "busy days", "removed", "version"]
     rows = (
-        [done.table, done.files_before, done.files, done.compacted, done.busy, done.removed, done.version]
+        [
+            done.pipeline,
+            done.lane,
+            done.table,
+            done.files_before,
+            done.files,
+            done.compacted,
+            done.busy,
+            done.removed,
+            done.version,
+        ]
         for done in maintained
     )
     tables.console().print(tables.table(None, columns, rows) if maintained else "There are no tables yet.")

@@ -203,8 +203,5 @@ def task_report(parts: Parts, plan: Plan, result: "ReplayResult") -> TurnReport:
 
 def add_actions(plan: Plan, result: "ReplayResult") -> list[AddAction]:
     """Returns the files that the tasks have written, as entries of the Delta log."""
-    values: Mapping[str, str | None] = {
-        "pipeline": plan.turn.pipeline,
-        "plan_date": plan_date(plan.planned_at).isoformat(),
-    }
+    values: Mapping[str, str | None] = {"plan_date": plan_date(plan.planned_at).isoformat()}
     return [AddAction(f.path, f.size, values, f.modification_time, True, f.stats) for f in result.files]

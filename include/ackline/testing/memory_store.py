@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from ackline.audit.rows import plan_date
 from ackline.audit.store import LedgerStore
-from ackline.audit.table import AuditTable
+from ackline.audit.table import LEDGER_ID, AuditTable
 from ackline.audit.turn_outcomes import TurnOutcomes
 from ackline.errors import FatalError, LedgerError
 from ackline.ledger import OutcomeRow
@@ -41,7 +41,7 @@ class OutcomesFile(NamedTuple):
 
 
 class _Metadata(NamedTuple):
-    id: str
+    configuration: Mapping[str, str]
 
 
 class _Version:
@@ -53,7 +53,7 @@ class _Version:
         self._table = table
 
     def metadata(self) -> _Metadata:
-        return _Metadata(self._id)
+        return _Metadata({LEDGER_ID: self._id})
 
     def transaction_version(self, application: str) -> int | None:
         number = self._numbers.get(application)
@@ -162,6 +162,9 @@ class MemoryStore(LedgerStore):
         self.world, self._hook = world, hook
         self.tables = {name: MemoryTable(world, name, run_id, hook) for name in ("plans", "outcomes", "settlements")}
         self.plans, self.outcomes, self.settlements = self.tables.values()
+
+    def check_layout(self) -> None:
+        """Does nothing: a world has no folders."""
 
     def settlement(self, turn: TurnId) -> Settlement:
         """Returns a stored settlement; a genesis without rows has no partition. Raises LedgerError if there is none."""

@@ -18,20 +18,21 @@ TEXT_COLUMNS = frozenset({"lane", "kind", "topic", "outcome", "error_class", "se
 
 
 def read_table(root: str, name: str, pipeline: str, lane: str) -> tuple[pa.Table, str]:
-    """Return the rows of one pipeline and lane, and the id of the table.
+    """Return the rows of one pipeline and lane, and the id of the ledger, which is a property of `settlements`.
 
-    If `plans` or `outcomes` does not exist, the rows are none and the id is empty: a lane that has only begun has
+    If `plans` or `outcomes` does not exist, the rows are none: a lane that has only begun has
     neither, and for a table that was lost the settlements show what is missing. Raises Unreadable for `settlements`,
     without which nothing can be judged, and for a table that exists but cannot be read.
     """
     try:
-        table = DeltaTable(f"{root.rstrip('/')}/{name}")
-        rows = table.to_pyarrow_table(columns=COLUMNS[name], filters=[("pipeline", "=", pipeline)])
+        folder = f"{root.rstrip('/')}/{pipeline}" + ("" if lane == "live" else f"/{lane}")
+        table = DeltaTable(f"{folder}/{name}")
+        rows = table.to_pyarrow_table(columns=COLUMNS[name])
     except Exception as error:  # the storage and the table may fail in many ways, and each one means no verdict
         if isinstance(error, TableNotFoundError) and name != "settlements":
             return _empty_table(name), ""
         raise Unreadable(f"table {name} under {root}: {error}") from error
-    return rows.filter(pc.equal(rows["lane"], lane)), str(table.metadata().id)
+    return rows.filter(pc.equal(rows["lane"], lane)), table.metadata().configuration.get("ackline.ledger", "")
 
 
 def _empty_table(name: str) -> pa.Table:

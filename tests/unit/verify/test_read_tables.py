@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from deltalake import write_deltalake
+from deltalake import DeltaTable, write_deltalake
 
 from ackline.verify.evidence import Unreadable
 from ackline.verify.judge import judge
@@ -18,13 +18,18 @@ def test_real_delta_tables_have_the_same_verdict(tmp_path: Path) -> None:
     history, tables, ledger = History(), {}, ""
     for name, schema in SCHEMAS.items():
         data = pa.Table.from_pylist(getattr(history, name), schema)
-        for written in (data, data.set_column(0, "pipeline", pa.array(["other"] * len(data)))):
-            write_deltalake(str(tmp_path / name), written, mode="append", partition_by=["pipeline", "plan_date"])
+        for pipeline in ("orders", "other"):
+            folder = str(tmp_path / pipeline / name)
+            DeltaTable.create(
+                folder, data.schema, partition_by=["plan_date"], configuration={"ackline.ledger": f"of {pipeline}"},
+                raise_if_key_not_exists=False,
+            )  # fmt: skip
+            write_deltalake(folder, data, mode="append")
         tables[name], ledger = read_table(str(tmp_path), name, "orders", "live")
         assert len(tables[name]) == len(data)
     evidence = replace(history.evidence(), **tables, ledger="ledger-1")
     assert judge(evidence, max_retries=1, settled=True).violations == []
-    assert ledger
+    assert ledger == "of orders"
     found = judge(replace(evidence, ledger=ledger), max_retries=1, settled=True).violations
     assert any("the group has committed 10 with metadata" in line for line in found)
 
@@ -36,7 +41,7 @@ def test_without_settlements_there_is_no_verdict(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["plans", "outcomes"])
 def test_with_a_torn_table_there_is_no_verdict(tmp_path: Path, name: str) -> None:
-    log = tmp_path / name / "_delta_log"
+    log = tmp_path / "orders" / name / "_delta_log"
     log.mkdir(parents=True)
     (log / f"{0:020}.json").write_text("torn")
     with pytest.raises(Unreadable, match=f"table {name}"):

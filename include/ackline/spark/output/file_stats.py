@@ -70,6 +70,7 @@ class FileStats:
         """Returns the file as it is now, with its statistics."""
         topic, partition = self.tp
         constant = {
+            "pipeline": self.turn.pipeline,
             "lane": self.turn.lane,
             "epoch": self.turn.epoch,
             "turn": self.turn.n,

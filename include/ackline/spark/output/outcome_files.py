@@ -34,6 +34,7 @@ from ackline.turns import TurnId
 
 FILE_COLUMNS = pa.schema(
     [
+        ("pipeline", pa.string()),
         ("lane", pa.string()),
         ("epoch", pa.int32()),
         ("turn", pa.int64()),
@@ -50,10 +51,10 @@ FILE_COLUMNS = pa.schema(
         ("handled_at", TIMESTAMP),
     ]
 )
-"""The table's columns, without those of its partitions: their values are in the path."""
+"""The table's columns, without the plan's date: its value is in the path."""
 
 # The writer writes a dictionary as it is. Given plain strings, it would first have to find that all are equal.
-_CONSTANT = ("lane", "run_id", "topic", "outcome")
+_CONSTANT = ("pipeline", "lane", "run_id", "topic", "outcome")
 _WRITTEN = pa.schema(
     [(f.name, pa.dictionary(pa.int32(), pa.string()) if f.name in _CONSTANT else f.type) for f in FILE_COLUMNS]
 )
@@ -75,7 +76,7 @@ class OutcomeTarget:
     @property
     def folder(self) -> str:
         """The folder of the table partition, relative to the table's root."""
-        return f"pipeline={quote(self.turn.pipeline, safe='')}/plan_date={self.plan_date.isoformat()}"
+        return f"plan_date={self.plan_date.isoformat()}"
 
 
 @dataclass(slots=True)
@@ -184,6 +185,7 @@ class _OutcomeFile:
         turn, tp, count = self.target.turn, self.tp, len(columns.offsets)
         same = np.zeros(count, dtype=np.int32)
         arrays = [
+            _constant(turn.pipeline, same),
             _constant(turn.lane, same),
             pa.repeat(pa.scalar(turn.epoch, pa.int32()), count),
             pa.repeat(pa.scalar(turn.n, pa.int64()), count),
