@@ -72,5 +72,5 @@ def _folders(folder: str) -> set[str]:
             found = store.get_file_info(pafs.FileSelector(base, allow_not_found=True))
             names = {info.base_name for info in found if info.type is pafs.FileType.Directory}
     except (OSError, pa.ArrowException) as error:
-        raise FatalError(f"{scrub_address(folder)} can't be listed: {scrub_address(str(error))}") from error
+        raise FatalError(f"the folder at {scrub_address(folder)} can't be used: {scrub_address(str(error))}") from error
     return {name for name in names if not name.startswith(".")}
