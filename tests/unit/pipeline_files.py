@@ -45,6 +45,8 @@ NOT_YAML = {
     "list in itself": "x: &a [*a]\n",
     "laughs": "a0: &a0 [x]\n" + "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]\n" for n in range(1, 12)),
     "many levels": "x: " + "[" * 2_000 + "]" * 2_000 + "\n",
+    "levels that would end libyaml's process": "x: " + "[" * 100_000,
+    "levels of dashes": "x:\n" + "- " * 100_000,
 }
 """Text at the end of a file that makes it invalid as a whole, by what is wrong."""
 

@@ -1,13 +1,15 @@
 """A folder of pipeline files: a refused file affects no other, and no two pipelines share a group's offsets."""
 
+import time
 from pathlib import Path
 
 import pytest
 
+from ackline.conflicts import conflicts
 from ackline.errors import ConfigError
-from ackline.pipeline import load
-from ackline.pipeline_folder import find_pipeline, load_folder
-from tests.unit.pipeline_files import OTHER, Write
+from ackline.pipeline import DeadLetterBlock, Pipeline, load
+from ackline.pipeline_folder import find_pipeline, load_folder, load_pipeline
+from tests.unit.pipeline_files import GOOD, OTHER, Write
 
 
 def test_a_refused_file_leaves_the_others_as_they_are(write_file: Write, tmp_path: Path) -> None:
@@ -105,3 +107,59 @@ def test_the_problems_of_another_file_are_not_reported_for_it(write_file: Write,
     write_file(("name: orders", "name: orders2"), name="x.yaml", more="y: 1\n")
     with pytest.raises(ConfigError, match="no pipeline named orders in"):
         find_pipeline(tmp_path, "orders")
+
+
+def test_a_pipeline_is_loaded_from_its_own_file_alone(
+    write_file: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_file(name="some-name.yaml")
+    write_file(*OTHER, name="other.yaml")
+    write_file(("name: orders", "name: ["), name="broken.yaml")
+    loaded = []
+
+    def noted(path: Path) -> Pipeline:
+        loaded.append(path)
+        return load(path)
+
+    monkeypatch.setattr("ackline.pipeline_folder.load", noted)
+    assert load_pipeline(tmp_path, "orders") == load(path)
+    assert loaded == [path]
+    with pytest.raises(ConfigError, match="no pipeline named nothing"):
+        load_pipeline(tmp_path, "nothing")
+
+
+def test_a_file_named_after_its_pipeline_is_found_before_any_other_is_read(
+    write_file: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_file(name="orders.yaml")
+    monkeypatch.setattr("ackline.pipeline_folder._files", lambda _: pytest.fail("reads the folder"))
+    assert load_pipeline(tmp_path, "orders") == load(path)
+
+
+def test_an_unusual_way_to_write_the_name_is_found_too(tmp_path: Path) -> None:
+    path = tmp_path / "x.yaml"
+    path.write_text(GOOD.replace("name: orders", "'name': orders"))
+    assert load_pipeline(tmp_path, "orders") == load(path)
+
+
+@pytest.mark.parametrize("shared", ["nothing", "the group", "the topic", "the dead letters"])
+def test_conflicts_of_ten_times_as_many_files_take_about_ten_times_as_long(write_file: Write, shared: str) -> None:
+    template = load(write_file())
+
+    def seconds(files: int) -> float:
+        pipelines = {}
+        for n in range(files):
+            kafka = template.kafka.model_copy(
+                update={
+                    "group_id": "g" if shared == "the group" else f"g{n}",
+                    "topics": ["t"] if shared == "the topic" else [f"t{n}"],
+                }
+            )
+            letters = DeadLetterBlock(topic="d" if shared == "the dead letters" else f"d{n}")
+            changes = {"name": f"p{n}", "kafka": kafka, "dead_letter": letters}
+            pipelines[Path(f"{n}.yaml")] = template.model_copy(update=changes)
+        start = time.process_time()
+        assert list(conflicts(pipelines)) == []
+        return time.process_time() - start
+
+    assert min(seconds(5_000) for _ in range(3)) < 40 * max(min(seconds(500) for _ in range(3)), 0.0005)

@@ -4,17 +4,19 @@ Airflow parses the files in dags/ every few seconds. So nothing here opens a con
 client: the tasks import what they need when they run.
 """
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from airflow.sdk import DAG, Asset, CronDataIntervalTimetable
+from airflow.sdk import DAG, Asset, CronDataIntervalTimetable, get_parsing_context
 
+from ackline.airflow.links import DAG_PREFIX
 from ackline.airflow.operators import PlanOperator, ReplayOperator, SettleOperator
 from ackline.paths import audit_root, lane_folder
 from ackline.pipeline import Pipeline
-from ackline.pipeline_folder import load_folder
+from ackline.pipeline_folder import load_folder, load_pipeline
 from ackline.turns import LIVE
 
 RETRIES = {
@@ -38,31 +40,54 @@ def make_dags(folder: Path, file: str) -> FolderDags:
     """Returns a DAG for each pipeline file of `folder`, for the DAG file `file`. Never raises.
 
     If a DAG file raises after it made DAGs, Airflow drops all of them. So this function only collects the errors of
-    broken pipeline files, and a second DAG file, which makes no DAGs, raises them.
+    broken pipeline files, and a second DAG file, which makes no DAGs, raises them. A task that parses the DAG file
+    again gets its own DAG alone, from its own pipeline file: another file can't stop it or make it slow.
     """
+    own = get_parsing_context().dag_id
+    name = own.removeprefix(DAG_PREFIX) if own is not None and own.startswith(DAG_PREFIX) else None
+    pipelines, broken = _load(folder, name)
+    dags = {}
+    for pipeline in pipelines:
+        with _collected(broken, folder, pipeline):
+            dags[f"{DAG_PREFIX}{pipeline.name}"] = replay_dag(pipeline, file)
+    return FolderDags(dags, broken)
+
+
+def broken_files(folder: Path) -> Mapping[Path, str]:
+    """Returns the errors of the pipeline files that have no DAG. Makes no DAG: that takes most of the time."""
+    pipelines, broken = _load(folder, None)
+    for pipeline in pipelines:
+        with _collected(broken, folder, pipeline):
+            _timetable(pipeline.schedule)
+    return broken
+
+
+def _load(folder: Path, name: str | None) -> tuple[Collection[Pipeline], dict[Path, str]]:
+    """Returns the valid pipelines of a folder, or `name` alone, and the errors of the others by file."""
     try:
         if not folder.is_dir():
-            return FolderDags(
-                {}, {folder: f"{folder}: no such folder; set ACKLINE_PIPELINES to the folder of the pipeline files"}
-            )
+            return [], {folder: f"{folder}: no such folder; set ACKLINE_PIPELINES to the folder of the pipeline files"}
+        if name is not None:
+            return [load_pipeline(folder, name)], {}
         loaded = load_folder(folder)
     except Exception as error:
-        return FolderDags({}, {folder: f"{folder}: {type(error).__name__}: {error}"})
-    dags: dict[str, DAG] = {}
-    broken = {path: str(error) for path, error in loaded.broken.items()}
-    for pipeline in loaded.pipelines.values():
-        try:
-            dag = replay_dag(pipeline, file)
-            dags[dag.dag_id] = dag
-        except Exception as error:
-            broken[folder / pipeline.name] = f"{folder}: pipeline {pipeline.name}: {type(error).__name__}: {error}"
-    return FolderDags(dags, broken)
+        return [], {folder: f"{folder}: {type(error).__name__}: {error}"}
+    return loaded.pipelines.values(), {path: str(error) for path, error in loaded.broken.items()}
+
+
+@contextlib.contextmanager
+def _collected(broken: dict[Path, str], folder: Path, pipeline: Pipeline) -> Iterator[None]:
+    """Adds an error of the block to `broken` instead of raising it."""
+    try:
+        yield
+    except Exception as error:
+        broken[folder / pipeline.name] = f"{folder}: pipeline {pipeline.name}: {type(error).__name__}: {error}"
 
 
 def replay_dag(pipeline: Pipeline, file: str) -> DAG:
     """Returns the DAG of one pipeline. Raises ValueError for a schedule that never comes."""
     dag = DAG(
-        dag_id=f"replay__{pipeline.name}",
+        dag_id=f"{DAG_PREFIX}{pipeline.name}",
         schedule=_timetable(pipeline.schedule),
         start_date=datetime(2025, 1, 1, tzinfo=UTC),
         catchup=False,

@@ -59,14 +59,14 @@ def describe_unexpected(error: Exception) -> str:
 def replay_open_plan(name: str, run_id: str, connection: str) -> str:
     """Replay the open plan. Returns one line that sums it up."""
     from ackline.paths import make_handlers_importable, pipelines_folder
-    from ackline.pipeline_folder import find_pipeline
+    from ackline.pipeline_folder import load_pipeline
     from ackline.spark.session import open_session
     from ackline.steps.parts import open_parts
     from ackline.steps.run import replay_until_records
     from ackline.stream_functions import check_functions
 
     make_handlers_importable()
-    pipeline = find_pipeline(pipelines_folder(), name)
+    pipeline = load_pipeline(pipelines_folder(), name)
     # The handler may have changed since the plan. At most once, a handler that fails to import costs the whole turn.
     check_functions(pipeline.handler, pipeline.translation, pipeline.isolated)
     with open_parts(pipeline, json.loads(connection), run_id=run_id, actor="airflow") as parts:
