@@ -1,6 +1,8 @@
 """Avro and JSON Schema with a registry over HTTP: when the record is wrong, the registry, or the configuration."""
 
 import json
+import socket
+from typing import Any
 
 import httpx2
 import pytest
@@ -110,8 +112,27 @@ def test_a_schema_that_refers_to_an_unreachable_address_is_a_transient_error(
     monkeypatch.setattr(httpx2, "get", refuse)
     framed = stub.json_schema(DOCUMENT, {"id": 7})
     stub.schemas[0]["schema"] = json.dumps({**DOCUMENT, "properties": {"id": {"$ref": "http://8.8.8.8/id.json"}}})
-    with pytest.raises(TransientError, match=r"can't be reached \(ConnectError\)"):
+    with pytest.raises(TransientError, match=r"can't be reached \(host 8\.8\.8\.8, ConnectError\)"):
         registry.decoder("json_schema", "value")(framed, RECORD)
+
+
+def test_a_schema_that_refers_to_a_host_that_does_not_resolve_is_a_transient_error(
+    stub: StubRegistry, registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    resolve = socket.getaddrinfo
+
+    def answer(host: str, *others: Any, **named: Any) -> Any:
+        if host == "schemas.example":
+            raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
+        return resolve(host, *others, **named)
+
+    monkeypatch.setattr(socket, "getaddrinfo", answer)
+    framed = stub.json_schema(DOCUMENT, {"id": 7})
+    reference = {"$ref": "http://me:hunter2@schemas.example/id.json"}
+    stub.schemas[0]["schema"] = json.dumps({**DOCUMENT, "properties": {"id": reference}})
+    with pytest.raises(TransientError, match=r"can't be reached \(host schemas\.example, gaierror\)") as raised:
+        registry.decoder("json_schema", "value")(framed, RECORD)
+    assert "hunter2" not in str(raised.value)
 
 
 def test_a_registry_that_refuses_the_login_is_a_configuration_error(stub: StubRegistry) -> None:

@@ -2,18 +2,20 @@
 
 The cause of a failure decides what happens:
 - The record's bytes do not match their schema, or name a schema that the registry does not have: Undecodable.
-- The registry is unreachable, times out or is not ready (HTTP 408, 429, 5xx): TransientError. Nothing is stored, and
-  the same turn is tried again.
+- The registry is unreachable, times out or is not ready (HTTP 408, 429, 5xx), or an address that a JSON Schema refers
+  to is unreachable or has a host that does not resolve: TransientError. Nothing is stored, and the same turn is tried
+  again.
 - The registry refuses the login: ConfigError. The address is not a schema registry's: FatalError.
 """
 
 import re
+import socket
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext, suppress
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
-from urllib.parse import unquote
+from urllib.parse import unquote, urlsplit
 
 from ackline.decode import Decode, Undecodable, strict_json, why_not_json
 from ackline.errors import AcklineError, ConfigError, FatalError, TransientError
@@ -167,15 +169,14 @@ class Registry:
         import httpx2  # the HTTP library of Confluent's client
         from jsonschema import ValidationError
 
-        cause: BaseException | None = error
-        while cause is not None:
-            # The schema refers to another one by address, and that address is unreachable.
-            if isinstance(cause, httpx2.TransportError):
-                return self._unreachable(cause)
+        for cause in _with_causes(error):
+            # The schema refers to another one by address, and Confluent's client fetches that address itself. It first
+            # resolves the host, and a name server that does not answer is no reason to fail a record.
+            if isinstance(cause, httpx2.TransportError | socket.gaierror):
+                return _unreachable_reference(error, cause)
             if isinstance(cause, ValidationError):
                 path = "/".join(str(part) for part in cause.absolute_schema_path)
                 return Undecodable(f"the {field} does not meet its schema at {path}")
-            cause = cause.__cause__ or cause.__context__
         if data[:1] not in (b"\0", b"\1"):
             return Undecodable(f"the {field} does not begin with the id of a schema")
         if word == "json_schema" and isinstance(error, ValueError | RecursionError):
@@ -232,6 +233,27 @@ class Registry:
             f"{self._address} does not answer like a schema registry ({answer}); check `schema.registry.url` "
             f"in the Kafka connection's extra, or `schema_registry` in the pipeline file"
         )
+
+
+def _with_causes(error: BaseException) -> Iterator[BaseException]:
+    """Yields the error, its cause, the cause of that, and so on."""
+    cause: BaseException | None = error
+    while cause is not None:
+        yield cause
+        cause = cause.__cause__ or cause.__context__
+
+
+def _unreachable_reference(error: BaseException, cause: BaseException) -> TransientError:
+    """Returns the error for a schema that refers to an address without an answer. Names the host of the address only:
+    the rest may hold a login."""
+    from referencing.exceptions import Unresolvable
+
+    references = (urlsplit(item.ref).hostname for item in _with_causes(error) if isinstance(item, Unresolvable))
+    host = next((name for name in references if name), "unknown")
+    return TransientError(
+        f"a JSON Schema refers to an address that can't be reached (host {host}, {type(cause).__name__}); check that "
+        f"the host resolves and answers from here, or register the schema as a reference; then run this again"
+    )
 
 
 def check_registry(translation: Translation | None) -> None:
