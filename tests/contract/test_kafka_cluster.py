@@ -209,3 +209,19 @@ def test_the_offset_at_a_time_is_that_of_the_first_record_stamped_then_or_later_
     assert offset_at(30.0001) is None
     assert cluster.offsets_at([stamped, empty], datetime(1960, 1, 1, tzinfo=UTC)) == {stamped: 0, empty: None}
     assert cluster.offsets_at([], NOON) == {}
+
+
+def test_a_timestamp_that_is_no_time_gives_no_time_of_a_record_and_can_be_looked_up(
+    broker: Broker, cluster: Cluster, topic: MakeTopic
+) -> None:
+    """Nanoseconds and microseconds where Kafka means milliseconds, the year 1, and none."""
+    tp = TopicPartition(topic(1, {"message.timestamp.after.max.ms": str(2**63 - 1)}), 0)
+    client = producer(broker)
+    times = [1_700_000_000_000, 1_700_000_000_000_000, 1_700_000_000_000_000_000, -62_135_596_800_000, -1]
+    for milliseconds in times:
+        client.produce(tp.topic, b"v", partition=0, timestamp=milliseconds)
+    assert client.flush(30) == 0
+    assert cluster.record_time(tp, 0, timeout=30) == datetime(2023, 11, 14, 22, 13, 20, tzinfo=UTC)
+    assert [cluster.record_time(tp, offset, timeout=30) for offset in (1, 2, 3, 4)] == [None] * 4
+    assert [cluster.offsets_since([tp], number)[tp] for number in (0, 10**15, 10**16, 2**63 - 1)] == [0, 1, 2, None]
+    assert cluster.offsets_since([], 0) == {}

@@ -201,3 +201,33 @@ def test_s44_a_header_whose_name_is_not_text_stops_no_run(lab: MakeLab, handler:
     assert sorted(letters, key=str) == sorted([(value, ("h", b"1"))] * 51 + [omitted], key=str)
     assert lane.committed() == 52
     lane.judge(settled=True)
+
+
+NOT_TIMES = [1_700_000_000_000_000, 1_700_000_000_000_000_000, 2**63 - 1, -62_135_596_800_000, -1]
+"""Microseconds and nanoseconds where Kafka means milliseconds, the largest number, the year 1, and no timestamp."""
+
+
+@pytest.mark.parametrize("guarantee", ["at_least_once", "at_most_once"])
+def test_s44_a_timestamp_that_is_no_time_stops_no_run(
+    lab: MakeLab, guarantee: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The record has no timestamp for the handler, the tables and the lag. Its dead letter has the number."""
+    takes_any = {"message.timestamp.after.max.ms": str(2**63 - 1), "retention.ms": "-1"}
+    lane = lab(guarantee=guarantee, topic_config=takes_any, retry={"max_retries": 1, "initial_delay": "1m"})
+    poison = encoded({"fail": -1}).value
+    wire.produce(lane.broker.bootstrap, lane.topic, [wire.Write(poison, timestamp=number) for number in NOT_TIMES])
+    lane.produce_records(2)
+    assert lane.run().outcomes == {"failed" if guarantee == "at_least_once" else "dropped": 5, "acked": 2}
+    assert caplog.text.count("4 records whose timestamp is no time") == 1
+    timed = [row["offset"] for row in lane.table("outcomes") if row["record_timestamp"] is not None]
+    assert sorted(timed) == [5, 6]
+    if guarantee == "at_least_once":
+        assert "lag_seconds" not in (lane.settled().metrics or {})
+        status = lane.ackline_json("status", lane.name)["partitions"][0]
+        assert (status["floor"], status["lag"], status["lag_seconds"]) == (0, 7, None)
+        lane.advance_clock(60)
+        assert lane.run().outcomes == {"failed": 5, "dead": 5}
+        headers = [letter.ackline_headers for letter in lane.letters()]
+        assert sorted(int(named["timestamp"]) for named in headers) == sorted(NOT_TIMES)
+    assert lane.committed() == 7
+    lane.judge(settled=True)

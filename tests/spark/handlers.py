@@ -7,6 +7,7 @@ import signal
 import sys
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import pyarrow as pa
 from pyspark.sql import Column, DataFrame
@@ -143,3 +144,43 @@ def arrow_by_deed(batch: pa.RecordBatch) -> list[str]:
 def column_raises(records: DataFrame) -> Column:
     """An expression that fails its task, quoting the record."""
     return F.raise_error(F.concat(F.lit("can't digest "), F.col("value").cast("string"), F.col("key").cast("string")))
+
+
+def is_failed(parts: tuple[Any, ...]) -> bool:
+    """Whether the handlers below fail a record with this time, key, value and headers: about one in three."""
+    time, *payload = parts
+    return crc32(repr([time and time.timestamp(), *payload]).encode()) % 3 == 0
+
+
+def by_digest(record: Record) -> None:
+    """Fails a record by its whole content, and quotes it."""
+    parts = (record.timestamp, record.key, record.value, record.headers)
+    if is_failed(parts):
+        raise ValueError(f"can't digest {parts!r}")
+
+
+@arrow_handler
+def arrow_by_digest(batch: pa.RecordBatch) -> pa.Table:
+    """Fails the rows that `by_digest` fails, and quotes them."""
+    rows = [(row["timestamp"], row["key"], row["value"], _pairs(row["headers"])) for row in batch.to_pylist()]
+    words = ["failed" if is_failed(parts) else "acked" for parts in rows]
+    messages = [f"can't digest {parts[1:3]!r}" for parts in rows]
+    return pa.table({"outcome": words, "error_message": messages})
+
+
+def _pairs(headers: Any) -> tuple[tuple[str, bytes | None], ...]:
+    return tuple((pair["key"], pair["value"]) for pair in headers or ())
+
+
+@column_handler
+def column_by_digest(records: DataFrame) -> Column:
+    """Fails a record by its key and value."""
+    empty = F.lit(b"")
+    digest = F.crc32(F.concat(F.coalesce("key", empty), F.coalesce("value", empty)))
+    return F.when(digest % 3 == 0, "failed").otherwise("acked")
+
+
+@column_handler
+def column_acks(records: DataFrame) -> Column:
+    """Nothing to do."""
+    return F.lit("acked")

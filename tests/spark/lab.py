@@ -56,7 +56,8 @@ class Lab:
     def job(
         self, handler: str, fresh: Fresh | None = None, retries: Retries | None = None, *,
         isolation_level: str = "read_committed", kafka: Mapping[str, str] | None = None,
-        max_rate: int | None = None, isolation_reason: str = "", **settings: Any,
+        max_rate: int | None = None, isolation_reason: str = "", exact_from: Mapping[TopicPartition, int] | None = None,
+        **settings: Any,
     ) -> ReplayJob:  # fmt: skip
         """A job of the next turn. `handler` is a function of `tests.spark.handlers`, or named with its module;
         `retries` are offsets with the number of the attempt; `settings` are those of `ReplaySettings`."""
@@ -69,6 +70,7 @@ class Lab:
             KafkaSettings({"bootstrap.servers": self.broker.bootstrap, **(kafka or {})}, isolation_level),
             {tp: OffsetRange(*ends) for tp, ends in (fresh or {}).items()},
             {tp: _ranges(attempts) for tp, attempts in (retries or {}).items()}, max_rate, isolation_reason,
+            exact_from or {},
         )  # fmt: skip
 
     def run(self, job: ReplayJob) -> ReplayResult:

@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from math import ceil
 from typing import Any, Self, TypeVar
 
@@ -19,6 +19,7 @@ from ackline.kafka.config import brokers
 from ackline.kafka.failures import NOT_FOUND, LastError, ackline_error, kafka_error
 from ackline.kafka.truncation import Positions, truncated_logs
 from ackline.offsets import LogBounds, TopicPartition
+from ackline.record_time import time_of
 from ackline.setting_warnings import TopicPolicy
 
 REQUEST_TIMEOUT = 30.0
@@ -163,10 +164,20 @@ class Cluster:
 
         Raises as `bounds` does.
         """
+        # To Kafka, a negative timestamp is not a time.
+        return self.offsets_since(partitions, max(0, ceil(time.timestamp() * 1000)))
+
+    def offsets_since(
+        self, partitions: Iterable[TopicPartition], milliseconds: int
+    ) -> dict[TopicPartition, int | None]:
+        """Returns the first offset of each partition whose record has the timestamp `milliseconds` or a greater one;
+        None if there is no such record. The number need not be a time.
+
+        Raises as `bounds` does.
+        """
         tps = sorted(set(partitions))
         if not tps:
             return {}
-        milliseconds = max(0, ceil(time.timestamp() * 1000))  # to Kafka, a negative timestamp is not a time
         listed = self._while_leaders_move(lambda: self._offsets(tps, OffsetSpec.for_timestamp(milliseconds)))
         return {tp: int(listed[tp].offset) if int(listed[tp].offset) >= 0 else None for tp in tps}
 
@@ -188,8 +199,8 @@ class Cluster:
         self, offsets: Mapping[TopicPartition, int], *, timeout: float = 5.0
     ) -> dict[TopicPartition, datetime]:
         """Returns for each partition the timestamp of the first record at or after its offset, in one pass that fetches
-        a few kilobytes of each. A partition without such a record, or without an answer within `timeout` seconds, is
-        absent."""
+        a few kilobytes of each. A partition is absent without such a record, if the record's timestamp is no time, and
+        without an answer within `timeout` seconds."""
         if self._reader is None:
             self._reader = clients.consumer(self._config, "ackline-times", self._isolation, **clients.SPARSE_FETCH)
         reader, waiting = self._reader, dict(offsets)
@@ -207,8 +218,9 @@ class Cluster:
                 del waiting[tp]
                 reader.incremental_unassign([ClientPartition(*tp)])
                 kind, milliseconds = message.timestamp()
-                if error is None and kind and milliseconds >= 0:
-                    times[tp] = datetime.fromtimestamp(milliseconds / 1000, UTC)
+                time_of_record = time_of(milliseconds) if error is None and kind else None
+                if time_of_record is not None:
+                    times[tp] = time_of_record
             reader.unassign()
         return times
 

@@ -22,6 +22,7 @@ _TRANSIENT = (
 )
 # The last line of a Python worker's traceback for an AcklineError. These texts hold no payload, so they are kept.
 _OWN_ERROR = re.compile(r"^ackline\.errors\.(\w+): (.*)$", re.MULTILINE)
+_OVERFLOW = re.compile(r"Record at topic (\S+) partition (\d+) offset (\d+) has timestamp value -?\d+ that overflows")
 _CLASSES = re.compile(r"\b((?:[a-z]\w*\.)+[A-Z]\w*(?:Exception|Error)|[A-Z]\w*(?:Exception|Error))(?=:|\b)")
 
 
@@ -35,6 +36,8 @@ def error_of_spark(error: Exception) -> AcklineError:
         kind: Any = getattr(errors, name, FatalError)
         if isinstance(kind, type) and issubclass(kind, AcklineError):
             return kind(message.strip())
+    if overflow := _OVERFLOW.search(text):
+        return _overflow_error(*overflow.groups())
     if any(sign in text for sign in _DATA_LOSS):
         return RangeGone("the log no longer holds the planned range: retention or deletion was faster; plan again")
     classes = ", ".join(dict.fromkeys(name.rsplit(".", 1)[-1] for name in _CLASSES.findall(text)[:40])) or "no reason"
@@ -43,8 +46,23 @@ def error_of_spark(error: Exception) -> AcklineError:
     return FatalError(f"the Spark job failed ({classes}); the log of its executors has the stack trace")
 
 
+def is_timestamp_overflow(error: Exception) -> bool:
+    """Returns whether Spark's Kafka source could not convert a record's timestamp."""
+    return _OVERFLOW.search(_text(error)) is not None
+
+
+def _overflow_error(topic: str, partition: str, offset: str) -> FatalError:
+    """Returns the error under at most once. Under other guarantees, the job starts again with exact reads."""
+    return FatalError(
+        f"{topic}[{partition}]: Spark can't convert the timestamp of the record at offset {offset}, which is too far "
+        f"before 1970. At most once starts no turn again: the next run stores what is left of it as `lost`; let the "
+        f"producer write milliseconds since 1970",
+        topic=topic, partition=int(partition), offset=int(offset),
+    )  # fmt: skip
+
+
 def _text(error: Exception) -> str:
-    """Returns the texts of the error and its causes, for matching only."""
+    """Returns the texts of the error and its causes, for matching only: they may quote a payload."""
     parts = [str(error)]
     cause: Any = getattr(error, "java_exception", None) or getattr(error, "_origin", None)
     for _ in range(10):

@@ -19,7 +19,8 @@ from ackline.handler import Handler, Tier, tier_of
 from ackline.metrics import FetchTimes
 from ackline.offsets import OffsetRange, TopicPartition, count
 from ackline.outcome import Outcome
-from ackline.spark.failure import error_of_spark
+from ackline.spark.exact_fresh import split_ranges, with_fresh
+from ackline.spark.failure import error_of_spark, is_timestamp_overflow
 from ackline.spark.handlers.column import NOTED_DDL, as_records, with_outcomes
 from ackline.spark.handlers.load import load_handler_or_streams
 from ackline.spark.handlers.streams import Streams
@@ -60,6 +61,8 @@ class ReplayJob:
     """Records a second that the handler gets at most, from all tasks together."""
     isolation_reason: str = ""
     """Why `settings.isolated` is set although the pipeline file has no `handler_isolation: process`; else empty."""
+    exact_from: Mapping[TopicPartition, int] = field(default_factory=dict)
+    """The offset from which on the log may hold timestamps that Spark's source can't read, where there is one."""
 
 
 @dataclass(slots=True)
@@ -74,6 +77,8 @@ class ReplayResult:
     """Records that the broker sent for the retries."""
     fetches: Mapping[TopicPartition, FetchTimes] = field(default_factory=dict)
     """How long tasks waited for records."""
+    out_of_range: int = 0
+    """Records whose timestamp is no time."""
 
 
 def check_replay(spark: SparkSession, job: ReplayJob) -> None:
@@ -88,7 +93,11 @@ def check_replay(spark: SparkSession, job: ReplayJob) -> None:
 def run_replay(spark: SparkSession, job: ReplayJob, on_progress: Progress | None = None) -> ReplayResult:
     """Reads the job's ranges and retries, calls the handler once for each record, and writes the files of outcomes.
 
-    Calls `on_progress` from another thread with (tasks done, all tasks). Raises RangeGone if the log no longer holds a
+    Handles a record again only if Spark's source can't convert a timestamp that no `exact_from` announces: then it
+    starts the job again with exact reads, except at most once. Calls `on_progress` from another thread with (tasks
+    done, all tasks). Logs how many records have a timestamp that is no time.
+
+    Raises RangeGone if the log no longer holds a
     range, TransientError if brokers or workers fail, ConfigError for an unusable handler or property, and FatalError
     otherwise. No message quotes a record.
     """
@@ -100,14 +109,28 @@ def run_replay(spark: SparkSession, job: ReplayJob, on_progress: Progress | None
     )
     if not job.fresh and not job.retries:
         return ReplayResult((), {}, 0, 0)
-    try:
-        with report_progress(spark.sparkContext, f"ackline-{uuid.uuid4()}", on_progress):
-            rows = _manifests(spark, job, handler).collect()
-    except (PySparkException, Py4JError) as error:
-        raise error_of_spark(error) from None
-    result = _result(rows)
+    with report_progress(spark.sparkContext, f"ackline-{uuid.uuid4()}", on_progress):
+        result = _result(_collect(spark, job, handler))
     _check_counts(result, job)
+    if result.out_of_range:
+        log.warning(
+            "%s: handled %d records whose timestamp is no time from 1970 to 9999, as records without one; let their "
+            "producer write milliseconds since 1970",
+            job.target.turn, result.out_of_range,
+        )  # fmt: skip
     return result
+
+
+def _collect(spark: SparkSession, job: ReplayJob, handler: Handler | Streams) -> list[Any]:
+    """Runs the job and returns the rows of its tasks' manifests."""
+    try:
+        return _manifests(spark, job, handler).collect()
+    except (PySparkException, Py4JError) as error:
+        # A second start gives the handler records again, as after a kill. At most once never does.
+        if job.settings.once or not is_timestamp_overflow(error):
+            raise error_of_spark(error) from None
+    log.warning("%s: Spark's source can't convert a record's timestamp; the ranges are read exactly", job.target.turn)
+    return _collect(spark, replace(job, exact_from=dict.fromkeys(job.fresh, 0)), handler)
 
 
 def _with_possible_isolation(job: ReplayJob, handler: Handler | Streams) -> ReplayJob:
@@ -131,6 +154,8 @@ def _with_possible_isolation(job: ReplayJob, handler: Handler | Streams) -> Repl
 
 def _manifests(spark: SparkSession, job: ReplayJob, handler: Handler | Streams) -> DataFrame:
     """Returns the one lineage of the job: its rows are the manifests of all tasks."""
+    by_source, exactly = split_ranges(job.fresh, job.exact_from)
+    job = replace(job, fresh=by_source, retries=with_fresh(job.retries, exactly))
     topics = {tp.topic for tp in [*job.fresh, *job.retries]}
     task = TaskSettings(
         job.target,
@@ -192,10 +217,11 @@ def _result(rows: Iterable[Any]) -> ReplayResult:
     files: list[WrittenFile] = []
     counts: dict[TopicPartition, dict[Outcome, int]] = {}
     fetches: dict[TopicPartition, FetchTimes] = {}
-    calls = fetched = 0
+    calls = fetched = out_of_range = 0
     for row in rows:
         if row.topic is None:
             calls, fetched = calls + row.calls, fetched + row.fetched
+            out_of_range += row.out_of_range
             continue
         tp = TopicPartition(row.topic, row.partition)
         if row.outcome is None:
@@ -207,7 +233,7 @@ def _result(rows: Iterable[Any]) -> ReplayResult:
             files.append(WrittenFile(row.path, row.size, row.rows, *tp, outcome, row.stats, row.modification_time))
         counts_of_tp = counts.setdefault(tp, {})
         counts_of_tp[outcome] = counts_of_tp.get(outcome, 0) + row.rows
-    return ReplayResult(tuple(files), counts, calls, fetched, fetches)
+    return ReplayResult(tuple(files), counts, calls, fetched, fetches, out_of_range)
 
 
 def _check_counts(result: ReplayResult, job: ReplayJob) -> None:

@@ -8,7 +8,7 @@ import json
 from base64 import b64decode
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from itertools import repeat
 from typing import Any
 
@@ -19,11 +19,14 @@ from confluent_kafka import Message
 
 from ackline.handler import Record
 from ackline.offsets import TopicPartition
+from ackline.record_time import LATEST_MILLISECOND, NO_TIMESTAMP, UNIX_EPOCH
 
 Headers = tuple[tuple[str, bytes | None], ...]
 Int64s = npt.NDArray[np.int64]
 
-UNIX_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+OUT_OF_RANGE = -2
+"""In `Records.timestamps`: the record has a timestamp that is no time (`ackline.record_time`)."""
+_LATEST = LATEST_MILLISECOND * 1000
 
 TIMESTAMP = pa.timestamp("us", "UTC")
 HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
@@ -46,7 +49,8 @@ RECORD_COLUMNS = pa.schema(
 class Records:
     """The records of one topic-partition as columns, in the order of their offsets. Iterate over it for each `Record`.
 
-    `timestamps` are microseconds since 1970, negative where Kafka has none. `headers` is None if no record has headers.
+    `timestamps` are microseconds since 1970: NO_TIMESTAMP where Kafka has none, OUT_OF_RANGE where it is no time.
+    `headers` is None if no record has headers.
     """
 
     tp: TopicPartition
@@ -174,14 +178,22 @@ class _MutableRecord:
 
 
 def timestamp_column(microseconds: Int64s) -> pa.Array:
-    """Returns times as an Arrow column. A negative time, which means that Kafka has none, becomes null."""
+    """Returns times as an Arrow column, with null for NO_TIMESTAMP and OUT_OF_RANGE."""
     none = microseconds < 0
     return pa.array(microseconds, pa.int64(), mask=none if none.any() else None).cast(TIMESTAMP)
 
 
+def checked_times(microseconds: Int64s) -> Int64s:
+    """Returns the timestamps as `Records` has them, given each one as microseconds, whatever the producer has set."""
+    if not len(microseconds) or (microseconds.min() >= 0 and microseconds.max() <= _LATEST):
+        return microseconds
+    is_time = (microseconds >= 0) & (microseconds <= _LATEST)
+    return np.where(is_time, microseconds, np.where(microseconds == NO_TIMESTAMP * 1000, NO_TIMESTAMP, OUT_OF_RANGE))
+
+
 def _datetimes(microseconds: Int64s) -> list[datetime | None]:
     # Consecutive records often share their millisecond, so a datetime is built once for each run of equal times.
-    starts = np.flatnonzero(np.diff(microseconds, prepend=-2))
+    starts = np.flatnonzero(np.diff(microseconds, prepend=OUT_OF_RANGE - 1))  # the first row always starts a run
     times = np.empty(len(starts), dtype=object)
     times[:] = list(map(UNIX_EPOCH.__add__, microseconds[starts].view("timedelta64[us]").tolist()))
     times[microseconds[starts] < 0] = None
@@ -203,7 +215,7 @@ def from_spark(batch: pa.RecordBatch, topic: str | None) -> Records:
     return Records(
         TopicPartition(topics[0].as_py(), int(partitions[0])),
         batch.column("offset").to_numpy(),
-        batch.column("timestamp").cast(pa.int64()).to_numpy(zero_copy_only=False),
+        checked_times(batch.column("timestamp").cast(pa.int64()).to_numpy(zero_copy_only=False)),
         batch.column("key"),
         batch.column("value"),
         None if headers.null_count == len(headers) else [headers_from_json(text) for text in headers.to_pylist()],
@@ -223,11 +235,12 @@ def from_messages(
     tp: TopicPartition, messages: Sequence[Message], headers: Sequence[Headers], attempts: Sequence[int]
 ) -> Records:
     """Returns the records of an exact read. `attempts` has the number of the attempt that each of them is now given."""
-    milliseconds = np.array([message.timestamp()[1] for message in messages], dtype=np.int64)
+    # Clipped, because a number of more than 292,000 years does not fit 64 bits in microseconds.
+    milliseconds = np.clip([message.timestamp()[1] for message in messages], OUT_OF_RANGE, LATEST_MILLISECOND + 1)
     return Records(
         tp,
         np.array([message.offset() for message in messages], dtype=np.int64),
-        milliseconds * 1000,
+        checked_times(milliseconds.astype(np.int64) * 1000),
         pa.array([message.key() for message in messages], pa.binary()),
         pa.array([message.value() for message in messages], pa.binary()),
         headers if any(headers) else None,

@@ -1,11 +1,14 @@
-"""Reads the retries of one Spark task: exactly the wanted offsets, in batches."""
+"""Reads the retries of one Spark task: exactly the wanted offsets, in batches.
+
+Fresh ranges that Spark's Kafka source can't read come the same way (`ackline.spark.exact_fresh`).
+"""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from confluent_kafka import Message
 
-from ackline.errors import FatalError
+from ackline.errors import FatalError, RangeGone
 from ackline.kafka.cursor import headers_of
 from ackline.kafka.exact import ExactReader, Found, Gone
 from ackline.offsets import TopicPartition, ValuedRange, ValuedRanges
@@ -13,12 +16,16 @@ from ackline.outcome import Outcome
 from ackline.spark.records import Headers, Records, from_messages
 
 Attempts = ValuedRanges[int]
-"""Offsets of one topic-partition to retry; the value is the number of the attempt that each is now given."""
+"""Offsets of one topic-partition to read; the value is the number of the attempt that each is now given, or FRESH."""
+
+FRESH = 0
+"""The value of fresh offsets in `Attempts`: they are first attempts, and one without a record is a gap."""
 
 Retries = Mapping[TopicPartition, Attempts]
 
 # Connecting takes a task some tens of milliseconds. With more offsets than this, another task is worth that.
 _OFFSETS_PER_TASK = 500
+_MAX_OFFSETS_PER_TASK = 250_000  # a task holds them all, and its progress is seen when it ends
 _TASKS_PER_CORE = 4
 _BATCH_ROWS = 1000
 _BATCH_BYTES = 16 << 20
@@ -52,7 +59,7 @@ def split_for_tasks(retries: Retries, cores: int) -> list[Retries]:
     """Splits `retries` into parts of about equal size, one for each Spark task on `cores` cores. A part is a
     continuous section of the retries, in the order of topic-partitions and offsets."""
     total = sum(len(attempts) for ranges in retries.values() for attempts in ranges)
-    tasks = max(1, min(-(-total // _OFFSETS_PER_TASK), cores * _TASKS_PER_CORE))
+    tasks = max(1, min(-(-total // _OFFSETS_PER_TASK), cores * _TASKS_PER_CORE), -(-total // _MAX_OFFSETS_PER_TASK))
     size = -(-total // tasks)
     parts: list[dict[TopicPartition, list[ValuedRange[int]]]] = []
     room = 0
@@ -84,7 +91,9 @@ class _Collected:
 
     def add(self, tp: TopicPartition, answer: Found | Gone) -> Iterator[Batch]:
         """Adds `answer`. Before that, yields what was collected if `answer` is of another kind; then a full batch."""
-        if isinstance(answer, Gone):
+        if isinstance(answer, Gone) and self.attempts[answer.offset] == FRESH:
+            _check_is_gap(tp, answer)
+        elif isinstance(answer, Gone):
             if self.messages or answer.outcome is not self.outcome:
                 yield from self.flush(tp)
             self.outcome = answer.outcome
@@ -108,7 +117,7 @@ class _Collected:
         if gone:
             yield GoneOffsets(tp, gone, self.outcome)
         if messages:
-            attempts = [self.attempts[message.offset() or 0] for message in messages]
+            attempts = [max(1, self.attempts[message.offset() or 0]) for message in messages]
             records = from_messages(tp, messages, headers, attempts)
             yield records if self.readable else UnreadableRecords(records)
 
@@ -119,7 +128,8 @@ def read_retries_exactly(
     """Yields what the log holds at the wanted offsets, in the order of offsets within a topic-partition. At the end
     calls `fetched` with the number of records that the broker sent.
 
-    Raises what `ExactReader` raises, and FatalError if the reader left an offset out.
+    Yields nothing for a fresh offset that is a gap. Raises what `ExactReader` raises, RangeGone if retention has taken
+    a fresh offset, and FatalError if the reader left an offset out.
     """
     collected = {tp: _Collected(_attempt_by_offset(ranges)) for tp, ranges in retries.items()}
     answered = 0
@@ -133,6 +143,12 @@ def read_retries_exactly(
     expected = sum(len(batch.attempts) for batch in collected.values())
     if answered != expected:
         raise FatalError(f"the reader answered {answered} of {expected} retries; nothing was stored")
+
+
+def _check_is_gap(tp: TopicPartition, answer: Gone) -> None:
+    """Raises RangeGone for a fresh offset below the log start: its record was never read, so it is no gap."""
+    if answer.outcome is Outcome.EXPIRED:
+        raise RangeGone(f"{tp}: the log no longer holds offset {answer.offset} of the planned range; plan again")
 
 
 def _attempt_by_offset(ranges: Attempts) -> dict[int, int]:

@@ -13,6 +13,7 @@ from ackline.handler import Tier
 from ackline.metrics import FetchTimes
 from ackline.offsets import TopicPartition
 from ackline.outcome import ErrorClass, Outcome
+from ackline.record_time import NO_TIMESTAMP
 from ackline.spark.handlers.load import CallHandler, load_call
 from ackline.spark.handlers.outcomes import (
     INVALID_WORD,
@@ -28,7 +29,7 @@ from ackline.spark.isolation.isolated import IsolatedHandler
 from ackline.spark.output.manifest import manifest
 from ackline.spark.output.outcome_files import Chunk, OutcomeCounter, OutcomeFiles
 from ackline.spark.rate_limit import RateLimit
-from ackline.spark.records import Int64s, Records
+from ackline.spark.records import OUT_OF_RANGE, Int64s, Records
 from ackline.spark.retries import GoneOffsets
 from ackline.spark.settings import TaskSettings
 
@@ -53,6 +54,7 @@ class TaskRun:
         self._last_offsets: dict[TopicPartition, int] = {}
         self._calls = 0
         self._fetched = 0
+        self._out_of_range = 0
         self._rate_limit = RateLimit(settings.rate) if settings.rate else None
         self._call = None if settings.tier is Tier.COLUMN else _call_handler(settings, self._clock)
 
@@ -95,7 +97,7 @@ class TaskRun:
         self._check_order(gone.tp, offsets)
         chunk = Chunk(
             offsets,
-            np.full(count, -1, dtype=np.int64),
+            np.full(count, NO_TIMESTAMP, dtype=np.int64),
             np.zeros(count, dtype=np.int32),
             np.full(count, self._clock(), dtype=np.int64),
         )
@@ -144,7 +146,9 @@ class TaskRun:
                 not_acked.append(RowOutcome(row, Outcome.FAILED, ErrorClass.INVALID_OUTCOME, INVALID_WORD, time))
         self._calls += notes.null_count
         handled_at = np.full(batch.num_rows, time, dtype=np.int64)
-        timestamps = batch.column("timestamp").cast(pa.int64()).fill_null(-1).to_numpy(zero_copy_only=False)
+        timestamps = batch.column("timestamp").cast(pa.int64()).fill_null(NO_TIMESTAMP).to_numpy(zero_copy_only=False)
+        out_of_range = batch.column("out_of_range").to_numpy(zero_copy_only=False)
+        timestamps = np.where(out_of_range, OUT_OF_RANGE, timestamps)
         attempts = batch.column("attempt").to_numpy()
         self._store(tp, batch.column("offset").to_numpy(), timestamps, attempts, Outcomes(handled_at, not_acked))
 
@@ -152,6 +156,7 @@ class TaskRun:
         self, tp: TopicPartition, offsets: Int64s, timestamps: Int64s, attempts: Any, outcomes: Outcomes
     ) -> None:
         self._check_order(tp, offsets)
+        self._out_of_range += int(np.count_nonzero(timestamps == OUT_OF_RANGE))
         if not outcomes.not_acked:
             self._files.add(tp, Outcome.ACKED, Chunk(offsets, timestamps, attempts, outcomes.handled_at))
             return
@@ -182,7 +187,7 @@ class TaskRun:
 
     def finish(self) -> pa.RecordBatch:
         """Closes the files. Returns the task's manifest."""
-        return manifest(self._files.close(), self._waits, self._calls, self._fetched)
+        return manifest(self._files.close(), self._waits, self._calls, self._fetched, self._out_of_range)
 
 
 def _call_handler(settings: TaskSettings, clock: Clock) -> CallHandler:

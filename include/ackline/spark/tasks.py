@@ -14,13 +14,14 @@ import pyarrow as pa
 
 from ackline.metrics import FetchTimes, timed_fetches
 from ackline.offsets import TopicPartition
-from ackline.spark.records import RECORD_COLUMNS, from_spark
+from ackline.spark.records import OUT_OF_RANGE, RECORD_COLUMNS, Records, from_spark
 from ackline.spark.retries import GoneOffsets, Retries, UnreadableRecords, read_retries_exactly
 from ackline.spark.settings import KafkaSettings, TaskSettings
 from ackline.spark.task_run import FETCHED, UNREADABLE, TaskRun
 
-NOTED_COLUMNS = RECORD_COLUMNS.append(pa.field("note", pa.string()))
-"""The columns of retries in the column tier. A row with a `note` is about something else than a record to handle."""
+NOTED_COLUMNS = RECORD_COLUMNS.append(pa.field("note", pa.string())).append(pa.field("out_of_range", pa.bool_()))
+"""The columns of retries in the column tier. A row with a `note` is about something else than a record to handle. The
+timestamp of a row that is `out_of_range` is no time, so it is null."""
 
 Batches = Iterator[pa.RecordBatch]
 Task = Callable[[Batches], Batches]
@@ -73,9 +74,9 @@ def read_retries(kafka: KafkaSettings, parts: Any) -> Task:
                 if isinstance(batch, GoneOffsets):
                     yield _note_rows(batch.tp, batch.offsets, batch.outcome)
                 elif isinstance(batch, UnreadableRecords):
-                    yield _with_note(batch.records.to_arrow(), UNREADABLE)
+                    yield _with_note(batch.records, UNREADABLE)
                 else:
-                    yield _with_note(batch.to_arrow())
+                    yield _with_note(batch)
         yield _note_rows(TopicPartition("", -1), [sum(fetched)], FETCHED)
 
     return task
@@ -119,11 +120,12 @@ def _by_topic_partition(batch: pa.RecordBatch, topic: str | None) -> Iterable[tu
         yield TopicPartition(str(name), int(partitions[start])), batch.slice(start, end - start)
 
 
-def _with_note(batch: pa.RecordBatch, note: str | None = None) -> pa.RecordBatch:
-    columns = [*batch.columns, pa.array([note] * batch.num_rows, pa.string())]
+def _with_note(records: Records, note: str | None = None) -> pa.RecordBatch:
+    out_of_range = pa.array(records.timestamps == OUT_OF_RANGE)
+    columns = [*records.to_arrow().columns, pa.array([note] * len(records), pa.string()), out_of_range]
     return pa.RecordBatch.from_arrays(columns, schema=NOTED_COLUMNS)
 
 
 def _note_rows(tp: TopicPartition, offsets: Sequence[int], note: str) -> pa.RecordBatch:
-    row = {"topic": tp.topic, "partition": tp.partition, "attempt": 0, "note": str(note)}
+    row = {"topic": tp.topic, "partition": tp.partition, "attempt": 0, "note": str(note), "out_of_range": False}
     return pa.RecordBatch.from_pylist([{**row, "offset": offset} for offset in offsets], schema=NOTED_COLUMNS)

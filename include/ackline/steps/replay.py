@@ -20,7 +20,7 @@ from ackline.errors import ConfigError, RangeGone, TopicChanged
 from ackline.kafka.java import java_properties
 from ackline.kafka.registry import check_registry
 from ackline.metrics import TurnReport
-from ackline.offsets import OffsetRange, count, subtract
+from ackline.offsets import OffsetRange, TopicPartition, count, subtract
 from ackline.outcome import ErrorClass, Outcome
 from ackline.steps.claim import claim, record_lost, refuse_retries, take_start_marker
 from ackline.steps.log_checks import check_planned_ranges
@@ -75,6 +75,8 @@ def replay(parts: Parts, spark: "Callable[[], SparkSession]", on_progress: Progr
     job = job_of(parts, plan)
     range_error = _range_error(parts, plan)
     once = parts.pipeline.guarantee == "at_most_once"
+    if range_error is None:
+        job = replace(job, exact_from=_unreadable_from(parts, job))
     if once and range_error is None and not parts.store.has_start_marker(plan.turn):
         parts.check_job(spark, job)
     # A plan that can't be read and is not claimed may become void, below. A claimed plan may not: it goes through the
@@ -95,6 +97,14 @@ def _range_error(parts: Parts, plan: Plan) -> RangeGone | TopicChanged | None:
     except (RangeGone, TopicChanged) as error:
         return error
     return None
+
+
+def _unreadable_from(parts: Parts, job: "ReplayJob") -> dict[TopicPartition, int]:
+    """Returns the first offset of each partition whose timestamp Spark's source can't read, where the log has one."""
+    from ackline.spark.exact_fresh import FIRST_UNREADABLE
+
+    first = parts.cluster.offsets_since(job.fresh, FIRST_UNREADABLE)
+    return {tp: offset for tp, offset in first.items() if offset is not None}
 
 
 def _claim_and_start(parts: Parts, plan: Plan, newest: Settlement) -> bool:

@@ -10,15 +10,15 @@ import json
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any, NamedTuple
 
 from ackline.commit_rule import Committed
 from ackline.handler import Record
 from ackline.offsets import TopicPartition
+from ackline.record_time import UNIX_EPOCH
 from ackline.testing.journal import follow_orders
 
-UNIX_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 READ, BEFORE, AFTER = "read", "before", "after"
 """When a hook is called: at a read, right before a write, and right after a write."""
 

@@ -1,7 +1,7 @@
 """The Kafka adapters of a `World`: cluster, consumer group, exact reader and dead-letter sender."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from datetime import datetime, timedelta
+from datetime import datetime
 
 from confluent_kafka import OFFSET_INVALID, Message
 from confluent_kafka import TopicPartition as ClientPartition
@@ -16,12 +16,12 @@ from ackline.kafka.group import Group
 from ackline.kafka.truncation import Positions
 from ackline.offsets import LogBounds, TopicPartition
 from ackline.outcome import Outcome
+from ackline.record_time import time_of
 from ackline.setting_warnings import TopicPolicy
 from ackline.testing.memory import (
     AFTER,
     BEFORE,
     READ,
-    UNIX_EPOCH,
     ArrivedLetter,
     GroupCommit,
     Hook,
@@ -112,9 +112,21 @@ class MemoryCluster(Cluster):
             log = self.world.log(tp)
             records = (log.record(offset, self.isolation) for offset in range(first, log.end)) if log else ()
             record = next((record for record in records if record is not None), None)
-            if record is not None:
-                times[tp] = UNIX_EPOCH + timedelta(milliseconds=record.timestamp)
+            time = time_of(record.timestamp) if record is not None else None
+            if time is not None:
+                times[tp] = time
         return times
+
+    def offsets_since(
+        self, partitions: Iterable[TopicPartition], milliseconds: int
+    ) -> dict[TopicPartition, int | None]:
+        """Returns the first offset of each partition whose record has this timestamp or a greater one, or None."""
+        first: dict[TopicPartition, int | None] = {}
+        for tp in partitions:
+            log = self._log_with_leader(tp)
+            records = (record for record in log.written.values() if record.offset >= log.start)
+            first[tp] = next((record.offset for record in records if record.timestamp >= milliseconds), None)
+        return first
 
 
 class MemoryGroup(Group):

@@ -16,10 +16,11 @@ from ackline.offsets import OffsetRange, TopicPartition, ValuedRanges
 from ackline.outcome import ErrorClass, Outcome
 from ackline.partition_filter import load_partition_filter
 from ackline.pipeline import Pipeline
+from ackline.record_time import UNIX_EPOCH, time_of
 from ackline.spark.handlers.outcomes import error_class_of
 from ackline.spark.output.file_stats import WrittenFile
 from ackline.steps.parts import Parts, Progress
-from ackline.testing.memory import READ, UNIX_EPOCH, HandlerCall, Hook, LogRecord, World, next_fault, no_hook
+from ackline.testing.memory import READ, HandlerCall, Hook, LogRecord, World, next_fault, no_hook
 from ackline.testing.memory_kafka import MemoryCluster, MemoryGroup, MemoryLetters, MemoryReader
 from ackline.testing.memory_store import MemoryStore, OutcomesFile
 from ackline.turns import LIVE
@@ -146,7 +147,7 @@ class MemoryJob:
         self._calls += 1
         run_id, turn, epoch = self._job.target.run_id, self._turn.n, self._turn.epoch
         self._world.history.append(HandlerCall(run_id, turn, tp, topic.topic_id, record.offset, attempt, end, epoch))
-        time = UNIX_EPOCH + timedelta(milliseconds=record.timestamp)
+        time = time_of(record.timestamp)
         try:
             self._world.handle(Record(*tp, record.offset, time, record.key, record.value, record.headers, attempt))
         except Skip:

@@ -13,6 +13,7 @@ from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
 from ackline.errors import ConfigError
 from ackline.handler import Handler
+from ackline.record_time import LATEST_MILLISECOND, NO_TIMESTAMP
 from ackline.spark.task_run import TOMBSTONE
 
 RECORD_DDL = (
@@ -20,28 +21,32 @@ RECORD_DDL = (
     "headers array<struct<key: string, value: binary>>, attempt int"
 )
 """The columns that a column handler gets."""
-NOTED_DDL = RECORD_DDL + ", note string"
+NOTED_DDL = RECORD_DDL + ", note string, out_of_range boolean"
 _COLUMNS = [part.split()[0] for part in RECORD_DDL.replace("<struct<key: string, value: binary>>", "").split(", ")]
 
 
 def as_records(source: DataFrame) -> DataFrame:
     """Selects the columns of NOTED_DDL from fresh records of Spark's Kafka source."""
-    # A timestamp of -1 ms means that Kafka has none.
-    timestamp = F.when(F.col("timestamp") >= F.timestamp_seconds(F.lit(0)), F.col("timestamp")).alias("timestamp")
+    milliseconds = F.unix_millis("timestamp")
+    is_time = milliseconds.between(0, LATEST_MILLISECOND)
+    timestamp = F.when(is_time, F.col("timestamp")).alias("timestamp")
+    out_of_range = (~is_time & (milliseconds != NO_TIMESTAMP)).alias("out_of_range")
     first, none = F.lit(1).alias("attempt"), F.lit(None).cast("string").alias("note")
-    return source.select("topic", "partition", "offset", timestamp, "key", "value", "headers", first, none)
+    return source.select(
+        "topic", "partition", "offset", timestamp, "key", "value", "headers", first, none, out_of_range
+    )
 
 
 def with_outcomes(records: DataFrame, handler: Handler, path: str, deliver_tombstones: bool, topic: bool) -> DataFrame:
-    """Returns the columns partition, offset, timestamp, attempt, note and outcome for each row of `records`, which has
-    those of NOTED_DDL. With `topic`, that column comes first. `path` is the handler's, for errors.
+    """Returns the columns partition, offset, timestamp, attempt, note, out_of_range and outcome for each row of
+    `records`, which has those of NOTED_DDL. With `topic`, that column comes first. `path` is the handler's, for errors.
 
     Raises ConfigError if the handler returned anything else than a column over these rows.
     """
     note = F.col("note")
     if not deliver_tombstones:
         note = F.coalesce(note, F.when(F.col("value").isNull(), F.lit(TOMBSTONE)))
-    noted = records.select(*_COLUMNS, note.alias("note"))
+    noted = records.select(*_COLUMNS, note.alias("note"), "out_of_range")
     try:
         answer: Any = handler(noted.select(*_COLUMNS))
         if not isinstance(answer, Column):
@@ -50,7 +55,7 @@ def with_outcomes(records: DataFrame, handler: Handler, path: str, deliver_tombs
                 key="handler",
             )
         outcome = F.when(F.col("note").isNull(), answer.cast("string")).alias("outcome")
-        kept = ["topic"] * topic + ["partition", "offset", "timestamp", "attempt", "note"]
+        kept = ["topic"] * topic + ["partition", "offset", "timestamp", "attempt", "note", "out_of_range"]
         outcomes = noted.select(*kept, outcome)
         adds_only_columns = _is_projection(outcomes, noted)
     except (PySparkException, Py4JError) as error:

@@ -10,8 +10,9 @@ import pyarrow as pa
 from ackline.errors import AcklineError
 from ackline.handler import Dead, Skip
 from ackline.outcome import ErrorClass, Outcome
+from ackline.record_time import UNIX_EPOCH
 from ackline.scrub import scrub
-from ackline.spark.records import UNIX_EPOCH, Int64s, Records
+from ackline.spark.records import Int64s, Records
 
 Clock = Callable[[], int]
 """Returns microseconds since 1970, rounded up to a millisecond, so that no outcome is stamped before it exists."""

@@ -10,7 +10,8 @@ import numpy.typing as npt
 
 from ackline.offsets import TopicPartition
 from ackline.outcome import Outcome
-from ackline.spark.records import UNIX_EPOCH, Int64s
+from ackline.record_time import UNIX_EPOCH
+from ackline.spark.records import Int64s
 from ackline.turns import TurnId
 
 

@@ -22,6 +22,7 @@ _FILE_COLUMNS = {
 _COLUMNS = _FILE_COLUMNS | {
     "calls": ("long", pa.int64()),
     "fetched": ("long", pa.int64()),
+    "out_of_range": ("long", pa.int64()),
     "fetches": ("long", pa.int64()),
     "fetch_seconds": ("double", pa.float64()),
     "fetch_seconds_max": ("double", pa.float64()),
@@ -31,7 +32,11 @@ _MANIFEST = pa.schema([(name, arrow_type) for name, (_, arrow_type) in _COLUMNS.
 
 
 def manifest(
-    files: Iterable[WrittenFile], waits: Mapping[TopicPartition, FetchTimes], calls: int, fetched: int
+    files: Iterable[WrittenFile],
+    waits: Mapping[TopicPartition, FetchTimes],
+    calls: int,
+    fetched: int,
+    out_of_range: int,
 ) -> pa.RecordBatch:
     """Returns one row for each file, one for each topic-partition whose records the task waited for, and one for the
     task's own counts. The second kind has no `outcome`; the third has no `topic` either."""
@@ -43,5 +48,5 @@ def manifest(
     for tp, wait in waits.items():
         times = {"fetches": wait.count, "fetch_seconds": wait.seconds, "fetch_seconds_max": wait.longest}
         rows.append({"topic": tp.topic, "partition": tp.partition, **times})
-    rows.append({"calls": calls, "fetched": fetched})
+    rows.append({"calls": calls, "fetched": fetched, "out_of_range": out_of_range})
     return pa.RecordBatch.from_pylist(rows, schema=_MANIFEST)

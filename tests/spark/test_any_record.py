@@ -1,0 +1,142 @@
+"""S44: whatever a broker takes as a record, each record gets its outcome, and none stops its neighbours."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+from zlib import crc32
+
+import pytest
+from confluent_kafka import Message
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from ackline.errors import FatalError, RangeGone
+from ackline.kafka.cluster import Cluster
+from ackline.offsets import TopicPartition
+from ackline.record_time import time_of
+from ackline.spark.exact_fresh import FIRST_UNREADABLE
+from ackline.spark.job import ReplayJob
+from tests.contract.kafka_log import aborted, config, delete_before, messages, producer, put
+from tests.spark.handlers import is_failed
+from tests.spark.lab import Lab
+
+LIMIT = 2**63
+ANY_TIME = {"message.timestamp.after.max.ms": str(LIMIT - 1), "max.message.bytes": "3000000", "retention.ms": "-1"}
+"""Settings of a topic that takes any timestamp, and values of more than a mebibyte."""
+NOW = 1_700_000_000_000
+NEAR = [NOW, -1, -2, -62_135_596_800_000, 253_402_300_799_999, 253_402_300_800_000, NOW * 1000, FIRST_UNREADABLE - 1]
+"""Timestamps that Spark's source can convert: usual, none, before 1970, year 1, the last of 9999, the next one,
+microseconds, and the last that it can convert."""
+FAR = [NOW * 1_000_000, FIRST_UNREADABLE, LIMIT - 1, -FIRST_UNREADABLE, -LIMIT]
+"""Timestamps that it can't convert: nanoseconds, and the ends of 64 bits."""
+
+Drawn = tuple[int, bytes | None, bytes | None, list[tuple[str, bytes | None]]]
+"""Timestamp, key, value and headers of a record."""
+
+near = st.sampled_from(NEAR) | st.integers(1 - FIRST_UNREADABLE, FIRST_UNREADABLE - 1)
+far = st.sampled_from(FAR) | st.integers(-LIMIT, LIMIT - 1)
+payloads = st.none() | st.binary(max_size=40) | st.text(max_size=20).map(str.encode)
+names = st.text(st.characters(exclude_categories=["Cs"]), max_size=8) | st.sampled_from(["twice", ""])
+headers = st.lists(st.tuples(names, payloads), max_size=6)
+
+
+def records(timestamps: st.SearchStrategy[int]) -> st.SearchStrategy[list[Drawn]]:
+    return st.lists(st.tuples(timestamps, payloads, payloads, headers), min_size=20, max_size=40)
+
+
+def large() -> list[Drawn]:
+    """Records of sizes that hypothesis does not draw."""
+    many: list[tuple[str, bytes | None]] = [(f"name-{number % 7}", b"%d" % number) for number in range(1000)]
+    return [(NOW, b"k" * 70_000, b"v" * (1 << 20), []), (NOW, None, b"\xff\x00" * (1 << 19), []), (NOW, b"", b"", many)]
+
+
+def produce(lab: Lab, topic: str, drawn: Sequence[Drawn]) -> list[Message]:
+    """Produces records to a new topic, and returns them as a plain consumer reads them."""
+    client = producer(lab.broker, **{"message.max.bytes": 3_000_000, "linger.ms": 200})
+    for timestamp, key, value, pairs in drawn:
+        client.produce(topic, value, key, partition=0, timestamp=timestamp, headers=list(pairs))
+    assert client.flush(60) == 0
+    read = messages(lab.broker, topic)
+    assert len(read) == len(drawn)
+    return read
+
+
+def expected(read: Iterable[Message], tier: str, attempt: int) -> list[tuple[int, int, str, Any]]:
+    """Offset, attempt, outcome and stored timestamp of each record."""
+    rows = []
+    for message in read:
+        time, key, value = time_of(message.timestamp()[1]), message.key(), message.value()
+        parts = (time, key, value, tuple(message.headers() or ()))
+        failed = is_failed(parts) if tier != "column_by_digest" else crc32((key or b"") + (value or b"")) % 3 == 0
+        rows.append((message.offset() or 0, attempt, "failed" if failed else "acked", time))
+    return rows
+
+
+def stored(lab: Lab, job: ReplayJob, tp: TopicPartition) -> list[tuple[int, int, str, Any]]:
+    """Offset, attempt, outcome and timestamp of each row that a job has stored for a topic-partition."""
+    columns = ("offset", "attempt", "outcome", "record_timestamp")
+    return [tuple(row[name] for name in columns) for row in lab.rows(job) if row["topic"] == tp.topic]
+
+
+@pytest.mark.parametrize("tier", ["by_digest", "arrow_by_digest", "column_by_digest"])
+@settings(
+    max_examples=3, deadline=None, phases=[Phase.explicit, Phase.generate],
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.data_too_large, HealthCheck.too_slow],
+)  # fmt: skip
+@given(convertible=records(near), any_time=records(far))
+def test_s44_any_record_that_a_broker_takes_has_an_outcome(
+    lab: Lab, tier: str, convertible: list[Drawn], any_time: list[Drawn]
+) -> None:
+    """Fresh from Spark's source, from exact reads, and as retries. The outcome follows from the whole record."""
+    plain, odd = (TopicPartition(lab.topic(1, ANY_TIME), 0) for _ in range(2))
+    read = {
+        plain: produce(lab, plain.topic, [*convertible, *large()]),
+        odd: produce(lab, odd.topic, [*any_time, (LIMIT - 1, b"k", b"v", [])]),
+    }
+    with Cluster(config(lab.broker), "read_committed") as cluster:
+        exact_from = {
+            tp: start for tp, start in cluster.offsets_since(read, FIRST_UNREADABLE).items() if start is not None
+        }
+    assert list(exact_from) == [odd]
+    times = [message.timestamp()[1] for of_tp in read.values() for message in of_tp]
+    for fresh, retried in ((plain, odd), (odd, plain)):
+        retries = dict.fromkeys(range(len(read[retried])), 2)
+        job = lab.job(
+            tier, {fresh: (0, len(read[fresh]))}, {retried: retries}, deliver_tombstones=True, exact_from=exact_from
+        )
+        result = lab.run(job)
+        assert stored(lab, job, fresh) == expected(read[fresh], tier, 1)
+        assert stored(lab, job, retried) == expected(read[retried], tier, 2)
+        assert result.calls == len(times)
+        assert result.out_of_range == sum(time != -1 and time_of(time) is None for time in times)
+
+
+@pytest.mark.parametrize("tier", ["ack", "column_acks"])
+def test_a_timestamp_far_before_1970_costs_a_second_start_and_no_record(
+    lab: Lab, tier: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It can't be looked up before the job, and Spark's source fails the job for it."""
+    tp = TopicPartition(lab.topic(1, ANY_TIME), 0)
+    read = produce(lab, tp.topic, [(time, b"k", b"v", []) for time in (NOW, -LIMIT, NOW)])
+    job = lab.job(tier, {tp: (0, 3)})
+    lab.run(job)
+    assert stored(lab, job, tp) == [(n, 1, "acked", time_of(m.timestamp()[1])) for n, m in enumerate(read)]
+    assert "the ranges are read exactly" in caplog.text
+    assert caplog.text.count("handled 1 records whose timestamp is no time") == 1
+    with pytest.raises(
+        FatalError, match=r"\[0\]: Spark can't convert the timestamp of the record at offset 1"
+    ) as raised:
+        lab.run(lab.job(tier, {tp: (0, 3)}, once=True))
+    assert (raised.value.topic, raised.value.partition, raised.value.offset) == (*tp, 1)
+
+
+def test_an_exact_read_of_a_fresh_range_passes_gaps_and_fails_for_what_retention_has_taken(lab: Lab) -> None:
+    tp = lab.put(b"0", b"1")
+    aborted(lab.broker, tp.topic, [b"2", b"3"])  # with a marker at 4
+    put(lab.broker, tp.topic, [(None, b"5")])
+    job = lab.ran("ack", {tp: (0, 6)}, exact_from={tp: 1})
+    assert [(row["offset"], row["attempt"], row["outcome"]) for row in lab.rows(job)] == [
+        (0, 1, "acked"), (1, 1, "acked"), (5, 1, "acked"),
+    ]  # fmt: skip
+    delete_before(lab.broker, tp.topic, 1)
+    with pytest.raises(RangeGone, match=r"\[0\]: the log no longer holds offset 0"):
+        lab.ran("ack", {tp: (0, 6)}, exact_from={tp: 0})
