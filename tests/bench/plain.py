@@ -34,7 +34,7 @@ def plain_loop(pool: Pool, processes: int, subject: Subject) -> int:
 def _consume(bootstrap: str, share: Sequence[tuple[TopicPartition, int]], root: str) -> int:
     consumer = Consumer({
         "bootstrap.servers": bootstrap, "group.id": "plain", "enable.auto.commit": False,
-        "auto.offset.reset": "error", "isolation.level": ISOLATION, "check.crcs": False,
+        "auto.offset.reset": "error", "isolation.level": ISOLATION, "check.crcs": True,
         "fetch.message.max.bytes": 16 << 20, "fetch.max.bytes": 64 << 20,
     })  # fmt: skip
     consumer.assign([ClientPartition(tp.topic, tp.partition, 0) for tp, _ in share])

@@ -264,9 +264,11 @@ def test_a_batch_that_cannot_be_decoded_is_an_error_not_a_gap(broker: Broker, na
         file.write(b"DAMAGED")
     reading = results(broker, name, [0, 1, 2])
     assert answers([next(reading)]) == [(0, b"first")]
-    with pytest.raises(FatalError, match="_BAD_MSG") as raised:
+    with pytest.raises(FatalError, match=r"\[0\]: the batch of records at offset 1 is damaged .*_BAD_MSG") as raised:
         list(reading)
-    assert raised.value.offset == 1
+    assert (raised.value.topic, raised.value.partition, raised.value.offset) == (name, 0, 1)
+    unchecked = {**config(broker), "check.crcs": "false"}
+    assert answers(read_exactly(unchecked, "read_committed", {TopicPartition(name, 0): [1]})) == [(1, b"DAMAGED")]
 
 
 def test_a_reader_may_be_left_early_and_used_again(broker: Broker, reader: ExactReader, name: str) -> None:

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from ackline.errors import TopicChanged
+from ackline.errors import FatalError, TopicChanged
 from tests.e2e import wire
 from tests.e2e.fixtures import MakeLab
 from tests.e2e.lab import Row, all_of, encoded, fails
@@ -230,4 +230,48 @@ def test_s44_a_timestamp_that_is_no_time_stops_no_run(
         headers = [letter.ackline_headers for letter in lane.letters()]
         assert sorted(int(named["timestamp"]) for named in headers) == sorted(NOT_TIMES)
     assert lane.committed() == 7
+    lane.judge(settled=True)
+
+
+@pytest.mark.parametrize("by_retry", [False, True], ids=["fresh", "retry"])
+def test_a_batch_that_is_damaged_on_the_broker_stops_the_run_and_nothing_is_settled_past_it(
+    lab: MakeLab, by_retry: bool
+) -> None:
+    """Spark's client reads it fresh, librdkafka as a retry. What the operator deletes is `expired`."""
+    lane = lab(retry={"initial_delay": "1m"})
+    for value in ({}, {"fail": 1, "pad": "damaged"}, {}):
+        lane.produce(value)
+    if by_retry:
+        lane.run()
+        lane.advance_clock(60)
+    segment = next((lane.broker.directory / "data" / f"{lane.topic}-0").glob("*.log"))
+    with segment.open("r+b") as file:
+        file.seek(segment.read_bytes().index(b"damaged"))
+        file.write(b"DAMAGED")
+    for _ in range(2):
+        with pytest.raises(
+            FatalError, match=rf"^{lane.topic}\[0\]: the batch of records at offset 1 is damaged .*replica"
+        ):
+            lane.run()
+        assert lane.committed() == (1 if by_retry else None)
+    lane.expire(2)
+    lane.run()
+    lane.run()
+    assert lane.outcomes()["expired"] == 1
+    assert lane.committed() == 3
+    lane.judge(settled=True)
+
+
+def test_a_pipeline_that_switches_checksums_off_reads_on(lab: MakeLab) -> None:
+    lane = lab(kafka={"properties": {"check.crcs": False}}, retry={"initial_delay": "1m"})
+    for value in ({}, {"fail": 1, "pad": "damaged"}, {}):
+        lane.produce(value)
+    segment = next((lane.broker.directory / "data" / f"{lane.topic}-0").glob("*.log"))
+    with segment.open("r+b") as file:
+        file.seek(segment.read_bytes().index(b"damaged"))
+        file.write(b"DAMAGED")
+    lane.run()
+    lane.advance_clock(60)
+    lane.run()
+    assert lane.outcomes() == {"acked": 3, "failed": 1}
     lane.judge(settled=True)

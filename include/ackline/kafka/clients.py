@@ -69,10 +69,13 @@ class _ClientLog:
 
 
 def consumer(config: Mapping[str, object], group_id: str, isolation: str, **settings: object) -> Consumer:
-    """Returns a consumer that never commits by itself. `settings` override `config`."""
+    """Returns a consumer that never commits by itself. `settings` override `config`.
+
+    It verifies the checksum of each batch, unless `config` has `check.crcs: false`: librdkafka does not by default.
+    """
     properties = {name: value for name, value in config.items() if name not in PRODUCER_ONLY}
     explicit = {"group.id": group_id, "isolation.level": isolation, **settings}
-    client: Consumer = _create(Consumer, {**_QUICK_RECONNECT, **properties, **explicit}, config)
+    client: Consumer = _create(Consumer, {**_QUICK_RECONNECT, "check.crcs": True, **properties, **explicit}, config)
     return client
 
 

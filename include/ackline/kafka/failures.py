@@ -29,6 +29,8 @@ COORDINATOR_NOT_READY = frozenset({
 """Errors of requests to a group coordinator that is starting, moving or briefly unreachable."""
 NOT_FOUND = frozenset({"UNKNOWN_TOPIC_OR_PART", "_UNKNOWN_TOPIC", "_UNKNOWN_PARTITION", "_NOENT", "UNKNOWN_TOPIC_ID"})
 """Errors of requests about a topic or partition that does not exist."""
+DAMAGED = frozenset({"_BAD_MSG", "_BAD_COMPRESSION", "INVALID_MSG"})
+"""Errors of a batch whose checksum does not match, or that can't be decoded."""
 _LOGIN = frozenset({"_AUTHENTICATION", "_SSL", "SASL_AUTHENTICATION_FAILED", "UNSUPPORTED_SASL_MECHANISM",
                     "ILLEGAL_SASL_STATE"})  # fmt: skip
 _UNANSWERED = frozenset({"_TIMED_OUT", "_TRANSPORT", "_ALL_BROKERS_DOWN"})
@@ -74,6 +76,16 @@ class LastError:
     def detail(self, error: KafkaError) -> str:
         """Returns the newest connection error as an addition to the message of `error`, or an empty text."""
         return f"; {self._last.str()}" if self._last is not None and error.name() in _UNANSWERED else ""
+
+
+def damaged_batch_error(tp: TopicPartition, offset: int, reason: str) -> FatalError:
+    """Returns the error for a batch of records whose checksum does not match; it holds `offset`, or is next to it."""
+    return FatalError(
+        f"{tp}: the batch of records at offset {offset} is damaged on the broker ({reason}); nothing of this turn was "
+        f"stored. Let a replica that is intact lead the partition, then run this again. Without one, delete the "
+        f"records up to the end of the batch (kafka-delete-records): the next run records them as `expired`",
+        topic=tp.topic, partition=tp.partition, offset=offset,
+    )  # fmt: skip
 
 
 def ackline_error(

@@ -20,7 +20,15 @@ from ackline.kafka import clients
 from ackline.kafka.cluster import Cluster
 from ackline.kafka.config import brokers
 from ackline.kafka.cursor import Cursor, Found, Gone
-from ackline.kafka.failures import NOT_FOUND, LastError, ackline_error, is_login_failure, is_transient
+from ackline.kafka.failures import (
+    DAMAGED,
+    NOT_FOUND,
+    LastError,
+    ackline_error,
+    damaged_batch_error,
+    is_login_failure,
+    is_transient,
+)
 from ackline.offsets import TopicPartition
 from ackline.outcome import Outcome
 
@@ -75,7 +83,7 @@ class Fetcher:
         self._passing_error: KafkaError | None = None
         self._client = clients.consumer(
             config, "ackline-exact", isolation,
-            **{**(clients.DENSE_FETCH if dense else clients.SPARSE_FETCH), "check.crcs": True, "error_cb": self._last,
+            **{**(clients.DENSE_FETCH if dense else clients.SPARSE_FETCH), "error_cb": self._last,
                "stats_cb": self._statistics, "statistics.interval.ms": 200},
         )  # fmt: skip
 
@@ -180,6 +188,8 @@ class Fetcher:
 
     def _ackline_error(self, error: KafkaError, cursor: Cursor | None) -> AcklineError:
         tp, offset = (cursor.tp, cursor.next) if cursor is not None else (None, None)
+        if tp is not None and offset is not None and error.name() in DAMAGED:
+            return damaged_batch_error(tp, offset, error.name())
         doing = "reading records" if offset is None else f"reading from offset {offset}"
         return ackline_error(error, doing, self._config, tp, offset, self._last)
 

@@ -5,6 +5,8 @@ from typing import Any
 
 from ackline import errors
 from ackline.errors import AcklineError, FatalError, RangeGone, TransientError
+from ackline.kafka.failures import damaged_batch_error
+from ackline.offsets import TopicPartition
 
 _DATA_LOSS = ("Some data may have been lost", "OffsetOutOfRangeException", "_START_OFFSET_GREATER_THAN_END_OFFSET")
 _TRANSIENT = (
@@ -23,6 +25,12 @@ _TRANSIENT = (
 # The last line of a Python worker's traceback for an AcklineError. These texts hold no payload, so they are kept.
 _OWN_ERROR = re.compile(r"^ackline\.errors\.(\w+): (.*)$", re.MULTILINE)
 _OVERFLOW = re.compile(r"Record at topic (\S+) partition (\d+) offset (\d+) has timestamp value -?\d+ that overflows")
+_DAMAGED = (
+    re.compile(r"Record batch for partition (?P<topic>\S+)-(?P<partition>\d+) at offset (?P<offset>\d+) is invalid"),
+    re.compile(r"Record for partition (?P<topic>\S+)-(?P<partition>\d+) at offset (?P<offset>\d+) is invalid"),
+    re.compile(r"when fetching offset (?P<offset>\d+) for topic-partition (?P<topic>\S+)-(?P<partition>\d+)"),
+)
+"""Texts of Java's client about a batch whose checksum does not match."""
 _CLASSES = re.compile(r"\b((?:[a-z]\w*\.)+[A-Z]\w*(?:Exception|Error)|[A-Z]\w*(?:Exception|Error))(?=:|\b)")
 
 
@@ -38,6 +46,10 @@ def error_of_spark(error: Exception) -> AcklineError:
             return kind(message.strip())
     if overflow := _OVERFLOW.search(text):
         return _overflow_error(*overflow.groups())
+    for pattern in _DAMAGED:
+        if damaged := pattern.search(text):
+            tp = TopicPartition(damaged["topic"], int(damaged["partition"]))
+            return damaged_batch_error(tp, int(damaged["offset"]), "its checksum does not match")
     if any(sign in text for sign in _DATA_LOSS):
         return RangeGone("the log no longer holds the planned range: retention or deletion was faster; plan again")
     classes = ", ".join(dict.fromkeys(name.rsplit(".", 1)[-1] for name in _CLASSES.findall(text)[:40])) or "no reason"

@@ -24,7 +24,7 @@ TUNED = {
     "max.poll.records": "20000",
     "max.partition.fetch.bytes": str(16 << 20),
     "fetch.max.bytes": str(64 << 20),
-    "check.crcs": "false",
+    "check.crcs": "true",  # Java's default, named here because a broker hands out what its disk holds unchecked
 }
 POLL_TIMEOUT_MS = 15_000
 """The source fails after this time if an offset does not come, for example because the log was truncated while it read.
