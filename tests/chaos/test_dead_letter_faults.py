@@ -23,6 +23,7 @@ from ackline.kafka.dead_letters import DeadLetters, Delivery, Letter
 from ackline.ledger import PendingKind
 from ackline.steps import run
 from ackline.steps.parts import Parts
+from ackline.testing.journal import REASON
 from tests.e2e.fixtures import MakeLab
 from tests.e2e.lab import Lab, Row, all_of
 
@@ -70,6 +71,7 @@ def test_fault_28_a_letter_that_is_not_confirmed_stays_pending_and_is_sent_again
 ) -> None:
     """I6: the record is not dead and is not handled again; the records around it stay acked, and new ones are read."""
     lane = lab(retry={"max_retries": 0})
+    failed_at = lane.now.isoformat(timespec="milliseconds")
     lane.produce_records(4, {1: {"fail": -1}})
     with refusing(lane), lane.parts() as parts:
         [partition] = run_json(run.run(parts, lane.spark), parts.store)["partitions"]
@@ -79,12 +81,18 @@ def test_fault_28_a_letter_that_is_not_confirmed_stays_pending_and_is_sent_again
     assert lane.committed() == 1
     lane.judge()
     lane.produce_records(1)
+    lane.advance_clock(60)
     with refusing(lane):
         lane.run()
     assert lane.new_calls() == [(offset, 1) for offset in range(5)]
     assert lane.settled().state.pending_by_kind()[PendingKind.DEAD_LETTER] == 1
     assert lane.run().calls == 0
     assert Row(1, 0, "dead") in lane.rows()
-    assert {(letter.ackline_headers["offset"], letter.value) for letter in lane.letters()} == {("1", b'{"fail": -1}')}
+    letters = [(letter.ackline_headers, letter.value) for letter in lane.letters()]
+    assert {(named["offset"], value) for named, value in letters} == {("1", b'{"fail": -1}')}
+    # They come from the row of the attempt, two turns ago.
+    assert {(named["error_message"], named["failed_at"]) for named, _ in letters} == {
+        (f"attempt 1 fails, {REASON}", failed_at)
+    }
     assert lane.committed() == 5
     lane.judge(settled=True)

@@ -72,7 +72,8 @@ def test_killed_at_a_write_and_run_again_the_result_is_that_of_the_twin(
 
 
 def test_letters_of_a_killed_settle_are_sent_again_with_the_same_coordinates(lab: MakeLab) -> None:
-    """Fault 29: the same letter with the same key may be on the topic twice, and is there at least once (I6)."""
+    """Fault 29: the same letter, with the same key and headers, may be on the topic twice, and is there at least once
+    (I6)."""
     lane = lab(retry={"max_retries": 0})
     records = [wire.Write(b'{"fail": -1}', b"a"), wire.Write(b"{}", b"b"), wire.Write(b'{"dead": true}', b"c")]
     wire.produce(lane.broker.bootstrap, lane.topic, records)
@@ -83,6 +84,8 @@ def test_letters_of_a_killed_settle_are_sent_again_with_the_same_coordinates(lab
     letters = [(letter.ackline_headers["offset"], letter.key, letter.value) for letter in lane.letters()]
     once = [("0", b"a", b'{"fail": -1}'), ("2", b"c", b'{"dead": true}')]
     assert sorted(letters) == sorted(once * 2)
+    headers = [sorted(letter.ackline_headers.items()) for letter in lane.letters()]
+    assert all(headers.count(of_letter) == 2 for of_letter in headers)
 
 
 def test_s52_the_driver_is_killed_in_the_middle_of_a_batch(lab: MakeLab) -> None:

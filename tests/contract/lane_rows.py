@@ -36,11 +36,17 @@ def settlement(n: int, run_id: str = "run", epoch: int = 0, pipeline: str = "ord
     return Settlement(turn(n, epoch, pipeline), kind, run_id, NOON, {TP: SettledPartition("id", 0, PartitionState(n))})
 
 
-def written(store: LedgerStore, of: TurnId, rows: list[tuple[int, int, str]], tp: TopicPartition = TP) -> AddAction:
+def written(
+    store: LedgerStore,
+    of: TurnId,
+    rows: list[tuple[int, int, str]],
+    tp: TopicPartition = TP,
+    message: str | None = None,
+) -> AddAction:
     """Writes a file of (offset, attempt, outcome) as a Spark task does: on disk, with statistics, in no log."""
     values = [
         {**turn_columns(of, DAY, "run"), "topic": tp.topic, "partition": tp.partition, "offset": offset,
-         "attempt": attempt, "outcome": outcome, "handled_at": NOON}
+         "attempt": attempt, "outcome": outcome, "error_message": message, "handled_at": NOON}
         for offset, attempt, outcome in rows
     ]  # fmt: skip
     table = pa.Table.from_pylist(values, schema=OUTCOMES).drop_columns(["plan_date"])

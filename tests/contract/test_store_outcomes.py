@@ -43,6 +43,37 @@ def test_outcomes_and_decisions_of_a_turn_are_read_together(store: LedgerStore) 
     ])  # fmt: skip
 
 
+def test_the_last_failures_are_those_of_the_given_attempts_by_their_newest_turn(store: LedgerStore) -> None:
+    """A void turn has made attempt 1 of offset 3 before. The records at 5 and 6 have failed in an earlier turn."""
+    store.store_outcomes(turn(1), [written(store, turn(1), [(3, 1, "failed"), (4, 1, "failed")], message="of turn 1")])
+    store.store_outcomes(turn(2), [written(store, turn(2), [(5, 1, "failed"), (6, 2, "failed")], message="of turn 2")])
+    now = [
+        written(store, turn(3), [(3, 1, "failed"), (4, 2, "failed"), (8, 1, "failed")], message="of turn 3"),
+        written(store, turn(3), [(9, 1, "failed")]),
+        written(store, turn(3), [(3, 1, "acked"), (4, 1, "failed")], TP1, message="of another partition"),
+    ]
+    store.store_outcomes(turn(3), now)
+    failures = store.last_failures(turn(3), {TP: {3: 1, 4: 2, 5: 1, 6: 1, 7: 1, 9: 1}, TP1: {3: 1}})
+    assert {key: failure.message for key, failure in failures.items()} == {
+        (TP, 3): "of turn 3", (TP, 4): "of turn 3", (TP, 5): "of turn 2", (TP, 9): None,
+    }  # fmt: skip
+    assert {failure.failed_at for failure in failures.values()} == {NOON}
+    assert store.last_failures(turn(3), {}) == store.last_failures(turn(3, epoch=1), {TP: {3: 1}}) == {}
+
+
+def test_failures_of_the_turn_open_no_file_of_another_one_and_earlier_ones_only_what_may_hold_them(
+    store: LedgerStore,
+) -> None:
+    for n in range(1, 4):
+        store.store_outcomes(turn(n), [written(store, turn(n), [(100 * n, 1, "failed"), (100 * n + 9, 1, "failed")])])
+    (damaged,) = (Path(path) for path in DeltaTable(store.outcomes.uri).file_uris() if "part-1-" in path)
+    damaged.write_bytes(b"not parquet")
+    assert list(store.last_failures(turn(3), {TP: {300: 1}})) == [(TP, 300)]
+    assert list(store.last_failures(turn(3), {TP: {200: 1, 309: 1}})) == [(TP, 309), (TP, 200)]
+    with pytest.raises(FatalError, match=r"the table outcomes at .* can't be used"):
+        store.last_failures(turn(3), {TP: {100: 1}})
+
+
 def test_files_where_all_succeeded_at_once_are_counted_without_being_opened(store: LedgerStore) -> None:
     acked = written(store, turn(1), [(offset, 1, "acked") for offset in range(1_000)])
     store.store_outcomes(turn(1), [acked, written(store, turn(1), [(1_000, 1, "failed")])])

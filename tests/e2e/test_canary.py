@@ -55,6 +55,7 @@ def test_i13_neither_a_secret_nor_a_payload_is_shown_anywhere(
     offsets = range(len(VALUES))
     assert lane.rows() == sorted([*all_of("failed", offsets), *all_of("dead", offsets, 0)])
     assert [letter.value for letter in lane.letters()] == VALUES
+    assert all("can't handle" in letter.ackline_headers["error_message"] for letter in lane.letters())
     for program in ("SparkSubmit", "pyspark.daemon"):
         assert any(program in line for line in arguments.values()), program
     logs = [path.read_text() for path in events.rglob("*") if path.is_file()]
@@ -71,6 +72,7 @@ def test_i13_neither_a_secret_nor_a_payload_is_shown_anywhere(
         "event log": logs,
         "tables": list(_stored_texts(lane)),
         "page": [_page(lane)],
+        "headers of dead letters": [str(letter.ackline_headers) for letter in lane.letters()],
     }.items():
         assert any(texts), where
         assert not [text[:200] for text in texts if SECRET in text or PAYLOAD in text], where

@@ -5,6 +5,7 @@ import random
 import pytest
 
 from ackline.errors import FatalError, TopicChanged
+from ackline.testing.journal import REASON
 from tests.e2e import wire
 from tests.e2e.fixtures import MakeLab
 from tests.e2e.lab import Row, all_of, encoded, fails
@@ -173,6 +174,8 @@ def test_s44_each_record_has_an_outcome_and_each_dead_letter_the_original_record
         "timestamp": "1700000000123",
         "attempts": "1",
         "error_class": "ValueError",
+        "error_message": f"attempt 1 fails, {REASON}",
+        "failed_at": lane.now.isoformat(timespec="milliseconds"),
         "turn": "1",
     }
     lane.judge(settled=True)

@@ -14,6 +14,7 @@ from typing import Any
 import pyarrow as pa
 from deltalake.transaction import AddAction
 
+from ackline.audit.last_failures import Attempts, Failures, read_last_failures
 from ackline.audit.layout import check_layout
 from ackline.audit.rows import (
     decision_rows,
@@ -220,6 +221,10 @@ class LedgerStore:
     def outcomes_of(self, turn: TurnId) -> TurnOutcomes:
         """Returns outcomes and decisions of a turn, at the cost of those that did not succeed at once."""
         return read_turn_outcomes(self.outcomes, turn, self._where(turn))
+
+    def last_failures(self, turn: TurnId, attempts: Attempts) -> Failures:
+        """Returns why and when the given attempts failed, as far as their rows are there; `turn` has most of them."""
+        return read_last_failures(self.outcomes, turn, attempts)
 
     def _check_has_rows(self, rows: pa.Table, table: AuditTable, turn: TurnId, what: str) -> pa.Table:
         if not rows.num_rows:

@@ -8,7 +8,9 @@ turn sends it again. So the dead-letter topic may hold a letter twice, and never
 import logging
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
 
+from ackline.audit.last_failures import LastFailure
 from ackline.kafka.dead_letters import Letter
 from ackline.kafka.exact import Found, Gone
 from ackline.ledger import OutcomeRow, PartitionState, Pending, PendingKind
@@ -19,6 +21,8 @@ from ackline.steps.parts import Parts
 from ackline.turns import Plan
 
 log = logging.getLogger(__name__)
+
+_PORTION = 10_000
 
 Decision = tuple[TopicPartition, OutcomeRow]
 WaitingLetters = Mapping[TopicPartition, Mapping[int, Pending]]
@@ -93,18 +97,36 @@ def _unchanged_logs(
 def _letters(parts: Parts, plan: Plan, waiting: WaitingLetters, gone: list[Gone]) -> Iterator[Letter]:
     """Yields a letter for each waiting record, read again from its topic; adds records that are gone to `gone`."""
     with parts.reader() as reader:
-        for found in reader.read({tp: list(offsets) for tp, offsets in waiting.items()}):
-            if isinstance(found, Gone):
-                gone.append(found)
-            else:
-                yield _letter(plan, found, waiting[found.topic_partition][found.offset])
+        for portion in _portions(waiting):
+            attempts = {tp: {offset: waiting[tp][offset].attempts for offset in part} for tp, part in portion.items()}
+            failures = parts.store.last_failures(plan.turn, attempts)
+            for found in reader.read(portion):
+                if isinstance(found, Gone):
+                    gone.append(found)
+                    continue
+                tp, offset = found.topic_partition, found.offset
+                yield _letter(plan, found, waiting[tp][offset], failures.get((tp, offset)))
 
 
-def _letter(plan: Plan, found: Found, pending: Pending) -> Letter:
-    """Returns the record with headers that name its source and why it is dead."""
+def _portions(waiting: WaitingLetters) -> Iterator[dict[TopicPartition, list[int]]]:
+    """Yields the waiting offsets in portions of at most _PORTION, so that few error messages are held at a time."""
+    remaining = iter([(tp, offset) for tp, offsets in waiting.items() for offset in offsets])
+    while portion := list(islice(remaining, _PORTION)):
+        by_partition: dict[TopicPartition, list[int]] = {}
+        for tp, offset in portion:
+            by_partition.setdefault(tp, []).append(offset)
+        yield by_partition
+
+
+def _letter(plan: Plan, found: Found, pending: Pending, failure: LastFailure | None) -> Letter:
+    """Returns the record with headers that name its source and why it is dead.
+
+    All but `turn` are the same however often the letter is sent. The header of the message, and that of its time, are
+    missing if maintenance has removed the row of the attempt; the one of the message also if the failure had none.
+    """
     tp = found.topic_partition
     _, timestamp = found.message.timestamp()
-    headers = {
+    headers: dict[str, object] = {
         "pipeline": plan.turn.pipeline,
         "lane": plan.turn.lane,
         "epoch": plan.turn.epoch,
@@ -116,6 +138,10 @@ def _letter(plan: Plan, found: Found, pending: Pending) -> Letter:
         "error_class": pending.error_class or "",
         "turn": plan.turn.n,
     }
+    if failure is not None and failure.message is not None:
+        headers["error_message"] = failure.message
+    if failure is not None:
+        headers["failed_at"] = failure.failed_at.isoformat(timespec="milliseconds")
     return Letter(found, [(f"ackline.{name}", str(value).encode()) for name, value in headers.items()])
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import pyarrow as pa
 
+from ackline.audit.last_failures import Attempts, Failures, LastFailure
 from ackline.audit.rows import plan_date
 from ackline.audit.store import LedgerStore
 from ackline.audit.table import LEDGER_ID, AuditTable
@@ -207,6 +208,17 @@ class MemoryStore(LedgerStore):
 
     def _put(self, table: str, turn: TurnId, kind: str, value: Any, note: str | None = None) -> bool:
         return self.tables[table].put(value, self._application(turn.epoch, kind), turn.n, note)
+
+    def last_failures(self, turn: TurnId, attempts: Attempts) -> Failures:
+        """Returns when the given attempts failed last. A world keeps no messages of attempts, so each is None."""
+        failures: Failures = {}
+        for n, files in sorted(self.world.tables.outcomes.items(), key=lambda item: item[0].n):
+            lane = (n.pipeline, n.lane, n.epoch) == (turn.pipeline, turn.lane, turn.epoch)
+            for tp, by_offset in attempts.items() if lane else ():
+                for row in (row for file in files for row in file.rows.get(tp, ())):
+                    if row.outcome is Outcome.FAILED and by_offset.get(row.offset) == row.attempt:
+                        failures[tp, row.offset] = LastFailure(row.reason, row.handled_at)
+        return failures
 
     def outcomes_of(self, turn: TurnId) -> TurnOutcomes:
         """Returns the outcomes and decisions of a turn."""

@@ -1,5 +1,7 @@
 """Dead letters: what was not acknowledged stays pending, and nothing becomes dead before its letter is safe (I6)."""
 
+from datetime import timedelta
+
 import pytest
 
 from ackline.ledger import PendingKind
@@ -30,6 +32,29 @@ def test_i6_letters_are_acknowledged_before_decisions_are_stored() -> None:
     order = [write for write in writes if write in ("outcomes", ArrivedLetter, "decisions", GroupCommit)]
     assert order == ["outcomes", ArrivedLetter, "decisions", GroupCommit]
     assert writes[-2:] == ["settlement", GroupCommit]
+
+
+def test_a_letter_that_is_sent_again_by_a_later_turn_has_the_time_of_its_failure_and_not_of_that_turn() -> None:
+    lane = MemoryLane(DEAD)
+    lane.world.faults.letters.append("unanswered")
+    lane.run()
+    lane.world.now += timedelta(hours=1)
+    lane.run()
+    first, second = [dict(letter.headers) for letter in lane.letters()]
+    assert first.pop("ackline.turn") != second.pop("ackline.turn")
+    assert first == second
+    assert first["ackline.failed_at"] == "2026-03-01T12:00:00.000+00:00"
+    assert "ackline.error_message" not in first, "a world keeps no messages"
+
+
+def test_letters_are_read_in_portions_and_each_is_sent_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ackline.steps.send_dead_letters._PORTION", 2)
+    lane = MemoryLane(*[DEAD] * 3, partitions=2)
+    lane.produce(*[DEAD] * 2, tp=TP1)
+    lane.run()
+    sent = [(letter.headers["ackline.partition"], letter.headers["ackline.offset"]) for letter in lane.letters()]
+    assert sorted(sent) == [("0", "0"), ("0", "1"), ("0", "2"), ("1", "0"), ("1", "1")]
+    assert (lane.committed(), lane.committed(TP1)) == (3, 2)
 
 
 def test_letters_of_a_paused_partition_wait() -> None:
