@@ -22,6 +22,11 @@ _SECRET = re.compile(
 _USER_INFO = re.compile(r"(?<=://)[^/@\s]+@")
 _LOGIN = re.compile(r"(?<=://)[^/@\s:]*:[^/@\s]*@")
 _QUOTED = re.compile(r"'([^']+)'|\"([^\"]+)\"|`([^`]+)`")
+_PUNCTUATION = re.compile(r"[!-/:-@\[-`{-~]{1,3}")
+"""A quotation that is kept though the record contains it: one to three ASCII punctuation characters. Parsers name a
+delimiter in this way (`Expecting ',' delimiter`), and almost every record contains that delimiter. It is safe: scrub
+never masks punctuation outside quotation marks, so a quotation of it shows nothing more. A quoted letter, digit or
+emoji may be a whole value, such as an initial, and four characters may be a password; both stay masked."""
 _WORD = re.compile(r"[^\W_]{4,}")
 _DIGITS = re.compile(r"\d{3,}")
 _ESCAPE = re.compile(r"\\u([0-9a-fA-F]{4})|\\x([0-9a-fA-F]{2})|\\([\"'\\/])")
@@ -37,7 +42,8 @@ def scrub(message: str, payload: Iterable[bytes | str | None]) -> str:
 
     `payload` is the record's key, value and header values, in any order. Words of four characters and more, groups of
     three digits and more, and quoted strings are masked if they occur in it; so are the values of settings whose name
-    looks secret. Text that a handler computed from a payload (a hash, another encoding) is not recognized.
+    looks secret. A quotation of at most three punctuation characters is kept. Text that a handler computed from a
+    payload (a hash, another encoding) is not recognized.
     """
     text = _CONTROL.sub(" ", message[:_SCANNED])
     text = _without_secrets(text)
@@ -82,6 +88,8 @@ def _variants(payload: Iterable[bytes | str | None]) -> list[str]:
 
 def _mask_quoted(match: re.Match[str], payload_text: str) -> str:
     inner = next(group for group in match.groups() if group is not None)
+    if _PUNCTUATION.fullmatch(inner):
+        return match.group()
     text = inner.casefold()
     shared = text in payload_text if len(text) > 3 else _mask_short_word(text, payload_text) == MASK
     return match.group().replace(inner, MASK) if shared else match.group()

@@ -1,6 +1,7 @@
 """A stored error message names what went wrong and holds nothing of the record (I13)."""
 
 import json
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given
@@ -35,6 +36,30 @@ def test_no_word_of_a_quoted_payload_is_left(quote: object) -> None:
     for word in ("Zoé", "fluss", "c4n4ry", "secret", "31337", "hidden", "words"):
         assert word.casefold() not in kept.casefold()
     assert kept.startswith("can't book")
+
+
+def error_of(parse: Callable[[], object]) -> str:
+    with pytest.raises(ValueError) as caught:
+        parse()
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("value", [b'{"a": 1 "b": 2, "c": 3}', b'{"a" 1, "b": 2}', b"[1, 2 3]"])
+def test_the_delimiter_that_a_parser_misses_is_kept(value: bytes) -> None:
+    message = error_of(lambda: json.loads(value))
+    assert "delimiter" in message
+    assert scrub(message, [value]) == message
+
+
+@pytest.mark.parametrize("value", ["x", "7", "Li", "NL", "DE0", "é", "😀", "!!??", "a,b", ", ,"])
+def test_a_quoted_value_that_is_short_is_masked_unless_it_is_punctuation(value: str) -> None:
+    assert scrub(f"bad {value!r} here", [f'{{"field": "{value}"}}'.encode()]) == f"bad '{MASK}' here"
+
+
+@given(st.text(alphabet="!#%,:;{}[]", min_size=1, max_size=12), st.sampled_from("'\"`"))
+def test_a_quotation_of_a_record_of_punctuation_shows_at_most_three_characters_of_it(value: str, quote: str) -> None:
+    kept = scrub(f"bad {quote}{value}{quote} here", [value.encode()])
+    assert kept == f"bad {quote}{value if len(value) <= 3 else MASK}{quote} here"
 
 
 def test_a_value_joined_with_other_letters_is_masked() -> None:
