@@ -104,3 +104,11 @@ def test_text_from_outside_is_escaped() -> None:
     page = pages.pipeline(Lane(hostile, None), [], AuditFilter(topic=hostile, partition=0), [row])
     assert "<script>" not in page
     assert 'value="&lt;script&gt;' in page
+
+
+def test_a_decision_is_shown_without_the_number_of_an_attempt() -> None:
+    row = dict.fromkeys(pages.AUDIT_COLUMNS) | {"offset": 7, "outcome": "dead", "error_message": "after 4 attempts"}
+    rows = [row | {"attempt": 4, "outcome": "failed"}, row | {"attempt": 0}]
+    page = pages.pipeline(Lane("orders", None), [], AuditFilter(partition=0), rows)
+    assert "<td class=number>4</td><td>failed</td>" in page
+    assert "<td></td><td>dead</td><td></td><td>after 4 attempts</td>" in page

@@ -39,7 +39,7 @@ def test_no_word_of_a_quoted_payload_is_left(quote: object) -> None:
 
 
 def error_of(parse: Callable[[], object]) -> str:
-    with pytest.raises(ValueError) as caught:
+    with pytest.raises(json.JSONDecodeError) as caught:
         parse()
     return str(caught.value)
 

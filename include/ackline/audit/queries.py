@@ -3,7 +3,7 @@
 A row is effective once a settlement names its turn, unless that settlement is void.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import reduce
 from operator import and_
@@ -43,14 +43,14 @@ _PRUNED_BY = ("topic", "partition", "turn", "outcome")
 
 
 def audit_rows(root: str, pipeline: str, criteria: AuditFilter) -> list[dict[str, Any]]:
-    """Returns rows of `outcomes` of all lanes, sorted by topic, partition, offset and turn.
+    """Returns rows of `outcomes` of all lanes, sorted by topic, partition, offset and time.
 
-    Their key `effective` is True or False. Raises FatalError if the tables can't be read, and ConfigError if they have
-    the first layout.
+    If `criteria` chooses one offset, its rows are sorted by time alone, those of ranges that contain it included. Their
+    key `effective` is True or False. Raises FatalError if the tables can't be read, and ConfigError if they have the
+    first layout.
     """
     marked = pa.concat_tables([_rows_of_lane(lane.folder, criteria) for lane in lanes_of(root, pipeline)] or [_NO_ROWS])
-    order = ["topic", "partition", "offset", "lane", "epoch", "turn", "attempt"]
-    marked = marked.sort_by([(name, "ascending") for name in order])
+    marked = _sorted_by_time(marked, by_offset=criteria.offsets is None or len(criteria.offsets) > 1)
     if criteria.limit is not None:
         marked = marked.slice(0, criteria.limit)
     rows: list[dict[str, Any]] = marked.to_pylist()
@@ -105,6 +105,22 @@ def _with_effective(rows: pa.Table, folder: str, everything: bool) -> pa.Table:
     joined = rows.join(counting, keys, join_type="left outer" if everything else "inner")
     marked = pc.fill_null(joined["effective"], False)
     return joined.set_column(joined.schema.get_field_index("effective"), "effective", marked)
+
+
+def _sorted_by_time(rows: pa.Table, by_offset: bool) -> pa.Table:
+    """Returns the rows by topic-partition, then by offset if `by_offset`, then in the order in which they were made.
+
+    Turns give that order, not `handled_at`: executors have clocks of their own, and `--now` fixes the clock of a whole
+    run. In a turn, settle makes decisions (attempt 0) after replay has made the attempts.
+    """
+    decision = pc.equal(rows["attempt"], 0)
+    keys = ["topic", "partition", *(["offset"] if by_offset else []), "lane", "epoch", "turn", "decision", "attempt"]
+    return rows.append_column("decision", decision).sort_by([(key, "ascending") for key in keys]).drop(["decision"])
+
+
+def displayed_values(row: Mapping[str, Any], columns: Iterable[str]) -> list[Any]:
+    """Returns these columns of a row for a table that a person reads. A decision is no attempt: its number is None."""
+    return [None if name == "attempt" and row[name] == 0 else row[name] for name in columns]
 
 
 def json_rows(rows: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:

@@ -213,6 +213,8 @@ def audit(
 
 
 def _print_rows(rows: list[dict[str, Any]], limit: int | None) -> None:
+    from ackline.audit.queries import displayed_values
+
     columns = [
         "topic",
         "partition",
@@ -227,7 +229,7 @@ def _print_rows(rows: list[dict[str, Any]], limit: int | None) -> None:
     ]
     out = tables.console()
     cut = len(rows) if limit is not None else SHOWN
-    out.print(tables.table(None, columns, ([row[name] for name in columns] for row in rows[:cut])))
+    out.print(tables.table(None, columns, (displayed_values(row, columns) for row in rows[:cut])))
     if not rows:
         out.print("No rows.")
     if len(rows) > cut:

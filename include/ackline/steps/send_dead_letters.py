@@ -41,7 +41,7 @@ def send_dead_letters(parts: Parts, plan: Plan, states: Mapping[TopicPartition, 
     if topic is None:
         for tp, offsets in waiting.items():
             for offset, pending in offsets.items():
-                yield tp, OutcomeRow(offset, 0, Outcome.DEAD, parts.now(), pending.error_class)
+                yield tp, _decision(parts, offset, Outcome.DEAD, pending)
     elif waiting:
         decisions = _send(parts, plan, topic, waiting)
         # Checked again after reading: a topic that was created again between the first check and the read, or a log
@@ -60,8 +60,7 @@ def _send(parts: Parts, plan: Plan, topic: str, waiting: WaitingLetters) -> list
             source = delivery.letter.source
             if delivery.confirmed and isinstance(source, Found):
                 tp, offset = source.topic_partition, source.offset
-                row = OutcomeRow(offset, 0, Outcome.DEAD, parts.now(), waiting[tp][offset].error_class)
-                decisions.append((tp, row))
+                decisions.append((tp, _decision(parts, offset, Outcome.DEAD, waiting[tp][offset])))
             elif not delivery.confirmed:
                 refused[delivery.error or "no answer"] += 1
     for error, number in refused.items():
@@ -70,6 +69,12 @@ def _send(parts: Parts, plan: Plan, topic: str, waiting: WaitingLetters) -> list
         (record.topic_partition, OutcomeRow(record.offset, 0, record.outcome, parts.now())) for record in gone
     ]
     return decisions
+
+
+def _decision(parts: Parts, offset: int, outcome: Outcome, pending: Pending) -> OutcomeRow:
+    """Returns the row that ends a record. Its attempt is 0, so its message names how many attempts the record had."""
+    attempts = f"after {pending.attempts} attempt{'s' if pending.attempts != 1 else ''}"
+    return OutcomeRow(offset, 0, outcome, parts.now(), pending.error_class, reason=attempts)
 
 
 def _unchanged_logs(

@@ -6,7 +6,7 @@ from html import escape
 from typing import Any
 from urllib.parse import quote
 
-from ackline.audit.queries import AuditFilter
+from ackline.audit.queries import AuditFilter, displayed_values
 from ackline.ledger import PendingKind
 from ackline.turns import Settlement
 from ackline.ui.lanes import MOST_ROWS, Lane, Turn
@@ -99,7 +99,7 @@ def _audit(criteria: AuditFilter, rows: Sequence[dict[str, Any]]) -> str:
     if not rows:
         return "<p>No settled turn has a row for this offset.</p>"
     notice = f"<p>The first {MOST_ROWS} rows.</p>" if len(rows) == MOST_ROWS else ""
-    return notice + _table(AUDIT_COLUMNS, [[row[name] for name in AUDIT_COLUMNS] for row in rows])
+    return notice + _table(AUDIT_COLUMNS, [displayed_values(row, AUDIT_COLUMNS) for row in rows])
 
 
 def _table(names: Iterable[str], rows: Iterable[Sequence[Any]]) -> str:

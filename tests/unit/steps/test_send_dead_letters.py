@@ -5,6 +5,7 @@ from datetime import timedelta
 import pytest
 
 from ackline.ledger import PendingKind
+from ackline.outcome import Outcome
 from ackline.testing.memory import ArrivedLetter, GroupCommit, HandlerCall, TableCommit
 from ackline.turns import TurnKind
 from tests.memory_lane import DEAD, FAILS, OK, TP, TP1, MemoryLane
@@ -79,3 +80,12 @@ def test_dead_letters_of_a_partition_without_leader_stay_pending_and_the_others_
     lane.log(TP1).has_leader = True
     lane.run()
     assert [letter.value for letter in lane.letters()] == [FAILS, FAILS]
+
+
+@pytest.mark.parametrize(("dead_letter", "retries"), [({"topic": "dead"}, 2), ("none", 2), ("none", 0)])
+def test_a_dead_row_names_how_many_attempts_the_record_had(dead_letter: object, retries: int) -> None:
+    lane = MemoryLane(FAILS, dead_letter=dead_letter, retry={"max_retries": retries, "period": "0s"})
+    for _ in range(retries + 1):
+        lane.run()
+    dead = [row.reason for row in lane.effective_rows() if row.outcome is Outcome.DEAD]
+    assert dead == ["after 3 attempts" if retries else "after 1 attempt"]
