@@ -23,10 +23,11 @@ from ackline.outcome import Outcome
 T = TypeVar("T")
 
 CountsByOutcome = Mapping[str, int]
-"""How many rows of `outcomes` there are by outcome; a row of a range counts once."""
+"""How many offsets have each outcome. A row of a range counts as all its offsets, also those that held no record:
+no process has read them. `failed` and `acked` count attempts, so a record that failed twice counts twice."""
 
 TOTALS = (*(outcome.value for outcome in Outcome if outcome is not Outcome.IN_FLIGHT), "retries")
-"""The keys of `totals`: the effective rows of the epoch so far by outcome, and how many attempts were retries."""
+"""The keys of `totals`: the offsets of the epoch so far by outcome, and how many attempts were retries."""
 
 FETCHES, FETCH_MEAN, FETCH_MAX = "fetches", "fetch_seconds_mean", "fetch_seconds_max"
 _FETCH_METRICS = (FETCHES, FETCH_MEAN, FETCH_MAX)
@@ -160,8 +161,8 @@ def partition_metrics(
 ) -> dict[str, float]:
     """The metrics of a partition after a turn, by name. Leaves out what is not known.
 
-    `log` is the log as the plan saw it, `rows` are the turn's. `OUTCOME_offsets` counts the offsets of rows that stand
-    for a range, gaps included.
+    `log` is the log as the plan saw it, `rows` are the turn's. `OUTCOME_in_ranges` is the part of that outcome's count
+    which comes from rows of ranges: these offsets may hold no record.
     """
     turn_rows = list(rows)
     metrics: dict[str, float | None] = {
@@ -178,6 +179,6 @@ def partition_metrics(
     }
     for row in turn_rows:
         if row.end_offset is not None:
-            name = f"{row.outcome.value}_offsets"
+            name = f"{row.outcome.value}_in_ranges"
             metrics[name] = (metrics.get(name) or 0) + row.end - row.offset
     return {name: float(value) for name, value in metrics.items() if value is not None}

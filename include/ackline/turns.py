@@ -62,7 +62,7 @@ class SettledPartition:
     state: PartitionState
     """The state after the turn."""
     counts: Mapping[str, int] = field(default_factory=dict)
-    """How many rows the turn added, by outcome."""
+    """How many offsets got each outcome in the turn; see `ackline.metrics.CountsByOutcome`."""
     gaps: int | None = 0
     """How many offsets of the fresh range held no record; None if that is not known."""
     acknowledged_foreign_offset: int | None = None

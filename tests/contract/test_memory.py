@@ -255,7 +255,7 @@ def test_a_turns_outcomes_are_counted_and_those_that_did_not_succeed_at_once_are
     store.store_decisions(plan(1), "run", {TP: [decided]})
     store.store_outcomes(turn(2), [tables.written(turn(2), [(100, 1, "failed")], TP)])
     outcomes = store.outcomes_of(turn(1))
-    assert outcomes.counts == {TP: {"acked": 5, "failed": 1, "expired": 1}, TP1: {"acked": 1, "skipped": 1}}
+    assert outcomes.counts == {TP: {"acked": 5, "failed": 1, "expired": 2}, TP1: {"acked": 1, "skipped": 1}}
     assert outcomes.attempted_fresh == {TP: 6, TP1: 1}
     assert sorted(outcomes.rows[TP]) == [OutcomeRow(5, 1, Outcome.FAILED, NOON), decided]
     assert list(outcomes.rows[TP1]) == [OutcomeRow(2, 2, Outcome.ACKED, NOON)]

@@ -33,7 +33,7 @@ def test_outcomes_and_decisions_of_a_turn_are_read_together(store: LedgerStore) 
     store.store_outcomes(turn(2), [written(store, turn(2), [(100, 1, "failed")])])
 
     outcomes = store.outcomes_of(turn(1))
-    assert outcomes.counts == {TP: {"acked": 7, "failed": 1, "expired": 1}, TP1: {"skipped": 1}}
+    assert outcomes.counts == {TP: {"acked": 7, "failed": 1, "expired": 2}, TP1: {"skipped": 1}}
     assert outcomes.attempted_fresh == {TP: 7, TP1: 1}
     assert sorted(outcomes.rows[TP]) == sorted([
         OutcomeRow(5, 1, Outcome.FAILED, NOON),

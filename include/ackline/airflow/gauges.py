@@ -31,7 +31,7 @@ def publish_metrics(parts: Parts, stored: Settlement | None) -> None:
     try:
         incr, gauge = _senders()
         if stored is not None:
-            _add_counters(incr, stored)
+            add_counters(incr, stored)
         _set_gauges(gauge, parts, status(parts))
     except AcklineError as error:  # the broker has gone away since: the next settle sets the gauges
         log.warning("no metrics of %s: %s", parts.pipeline.name, error)
@@ -60,19 +60,20 @@ def _senders() -> tuple[Send, Send]:
     return sending(stats.incr), sending(stats.gauge)
 
 
-def _add_counters(incr: Send, stored: Settlement) -> None:
+def add_counters(incr: Send, stored: Settlement) -> None:
+    """Pass what a settlement adds to `incr`: offsets by outcome, and retries, of each partition and of each topic."""
     topics: dict[str, dict[str, int]] = {}
     for tp, settled in stored.partitions.items():
         of_topic = topics.setdefault(tp.topic, dict.fromkeys(COUNTED, 0))
         tags = _tags(stored.turn.pipeline, stored.turn.lane, tp.topic, tp.partition)
-        for word, rows in {**settled.counts, "retries": int((settled.metrics or {}).get("retries", 0))}.items():
-            if rows and word in of_topic:
-                of_topic[word] += rows
-                incr(f"{PARTITION}.{word}", rows, tags)
+        for word, offsets in {**settled.counts, "retries": int((settled.metrics or {}).get("retries", 0))}.items():
+            if offsets and word in of_topic:
+                of_topic[word] += offsets
+                incr(f"{PARTITION}.{word}", offsets, tags)
     for topic, counts in topics.items():
-        for word, rows in counts.items():
-            if rows:
-                incr(f"{TOPIC}.{word}", rows, _tags(stored.turn.pipeline, stored.turn.lane, topic))
+        for word, offsets in counts.items():
+            if offsets:
+                incr(f"{TOPIC}.{word}", offsets, _tags(stored.turn.pipeline, stored.turn.lane, topic))
 
 
 def _set_gauges(gauge: Send, parts: Parts, partitions: Iterable[PartitionStatus]) -> None:

@@ -28,7 +28,7 @@ class TurnOutcomes:
     rows: Mapping[TopicPartition, Sequence[OutcomeRow]]
     """Every row that did not succeed at its first attempt."""
     counts: Mapping[TopicPartition, Mapping[str, int]]
-    """How many rows of each outcome, those that succeeded too."""
+    """How many offsets have each outcome, those that succeeded too. A row of a range counts as all its offsets."""
     attempted_fresh: Mapping[TopicPartition, int]
     """How many offsets of the fresh range held a record. The other offsets of the range are gaps."""
     complete: bool = True
@@ -57,7 +57,7 @@ def read_turn_outcomes(outcomes: AuditTable, turn: TurnId, where: Where) -> Turn
         # files, and they would count twice.
         for tp, row in _rows_of_other_files(outcomes, table, where, counted):
             rows.setdefault(tp, []).append(row)
-            counts.setdefault(tp, Counter())[row.outcome.value] += 1
+            counts.setdefault(tp, Counter())[row.outcome.value] += row.end - row.offset
             fresh[tp] += row.attempt == 1
     except (DeltaError, OSError, pa.ArrowException) as error:
         raise outcomes.error(error) from error

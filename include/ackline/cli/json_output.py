@@ -53,7 +53,7 @@ def leaderless_json(partitions: Iterable[TopicPartition]) -> list[dict[str, Any]
 
 
 def run_json(ran: RunResult, store: LedgerStore) -> dict[str, Any]:
-    """Returns the closing line of `ackline run --json`: `records` counts handler calls, `outcomes` effective rows."""
+    """Returns the closing line of `ackline run --json`: `records` counts handler calls, `outcomes` offsets."""
     last = ran.plans[-1] if ran.plans else None
     settlement = store.settlement(last.turn) if last else None
     committed = ran.commit.committed if ran.commit else {}

@@ -58,8 +58,11 @@ def gaps_of(plan: Plan, tp: TopicPartition, outcomes: TurnOutcomes) -> int | Non
         return 0
     if not outcomes.complete:
         return None
-    lost = sum(row.end - row.offset for row in outcomes.rows.get(tp, ()) if row.outcome is Outcome.LOST)
-    return len(plan.partitions[tp].fresh) - outcomes.attempted_fresh.get(tp, 0) - lost
+    fresh = plan.partitions[tp].fresh
+    # No outcome proves anything about the offsets of a range row (lost, expired), so they are no proved gaps.
+    ranges = (row for row in outcomes.rows.get(tp, ()) if row.end_offset is not None)
+    unread = sum(max(0, min(row.end, fresh.end) - max(row.offset, fresh.start)) for row in ranges)
+    return len(fresh) - outcomes.attempted_fresh.get(tp, 0) - unread
 
 
 def with_metrics(

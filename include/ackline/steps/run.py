@@ -33,8 +33,9 @@ and read. Five in a row mean that retention is quicker than the run, and more tu
 
 @dataclass(slots=True)
 class RunResult:
-    """What a run did: `calls` are handler calls of this process, `outcomes` effective rows of its turns and actions.
+    """What a run did: `calls` are handler calls of this process, `outcomes` offsets by outcome.
 
+    `outcomes` counts those of its turns and actions that count; a range counts as all its offsets.
     `commit` is the group's commit after the last turn; None if no turn was taken. `voided` holds the reasons of the
     void turns since the last turn that was not void.
     """

@@ -29,7 +29,7 @@ class PartitionStatus:
     `log_end - floor`, in offsets. `lag_seconds` is the age of the record at the floor, or of the first one above it
     that retention has left: 0 without lag, None if the broker has no time for it. Both are None if there is no log to
     compare with. `due` counts retries that are due now. `oldest_pending_at` is the time of the record at the
-    lowest pending offset; None if retention took it. `totals` are the effective rows of the epoch by outcome, and
+    lowest pending offset; None if retention took it. `totals` are the offsets of the epoch by outcome, and
     `retries`. The fetch values are those of the last turn that read from the partition. `why` is the reason for which
     runs leave the partition alone (paused, no longer subscribed, no leader) or stop at it (missing, created again,
     truncated); None if there is none.

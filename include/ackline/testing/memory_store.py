@@ -228,7 +228,8 @@ class MemoryStore(LedgerStore):
         fresh: Counter[TopicPartition] = Counter()
         for file in self.world.tables.outcomes.get(turn, ()):
             for tp, written in file.rows.items():
-                counts.setdefault(tp, Counter()).update(row.outcome.value for row in written)
+                for row in written:
+                    counts.setdefault(tp, Counter())[row.outcome.value] += row.end - row.offset
                 fresh[tp] += sum(row.attempt == 1 for row in written)
                 if not file.counted:
                     rows.setdefault(tp, []).extend(written)

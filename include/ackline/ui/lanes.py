@@ -25,7 +25,7 @@ class Lane:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One settled turn, with its rows by outcome over all partitions."""
+    """One settled turn, with its offsets by outcome over all partitions."""
 
     n: int
     kind: str
@@ -52,7 +52,7 @@ def turns(name: str) -> list[Turn]:
     if newest is None:
         return []
     lowest = max(0, newest.turn.n - LAST_TURNS + 1)
-    return [_turn(store.settlement(newest.turn._replace(n=n))) for n in range(newest.turn.n, lowest - 1, -1)]
+    return [to_turn(store.settlement(newest.turn._replace(n=n))) for n in range(newest.turn.n, lowest - 1, -1)]
 
 
 def audit(name: str, criteria: AuditFilter) -> list[dict[str, Any]]:
@@ -66,7 +66,8 @@ def _store(name: str) -> LedgerStore:
     return LedgerStore(audit_root(), name, LIVE)
 
 
-def _turn(settlement: Settlement) -> Turn:
+def to_turn(settlement: Settlement) -> Turn:
+    """Returns what the page shows of a settlement."""
     outcomes: Counter[str] = Counter()
     for settled in settlement.partitions.values():
         outcomes.update(settled.counts)

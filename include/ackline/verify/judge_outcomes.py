@@ -85,7 +85,7 @@ def check_each_record_is_settled_or_pending(partition: PartitionHistory, found: 
 
 
 def check_counts_match_rows(partition: PartitionHistory, found: Findings) -> None:
-    """I4: the counts in a settlement are the numbers of rows that its turn stored, by outcome."""
+    """I4: the counts in a settlement are the numbers of offsets in the rows that its turn stored, by outcome."""
     stored = count_by_turn(partition.outcomes)
     counts_by_turn = {settlement.turn: settlement.counts for settlement in partition.settlements}
     for turn, counts in counts_by_turn.items():

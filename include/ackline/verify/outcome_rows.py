@@ -104,11 +104,13 @@ def find_offset_turns(rows: OutcomeRows) -> OffsetTurns:
 
 
 def count_by_turn(rows: OutcomeRows) -> dict[int, dict[str, int]]:
-    """Return how many rows each turn has, by outcome word; rows with an unknown word are left out."""
+    """Return how many offsets the rows of each turn have, by outcome word; rows with an unknown word are left out."""
     counts: dict[int, dict[str, int]] = {}
     known = rows.where(rows.outcome >= 0)
-    keys, times = np.unique(known.turn * len(OUTCOMES) + known.outcome, return_counts=True)
-    for key, count in zip(keys.tolist(), times.tolist(), strict=True):
+    keys, index = np.unique(known.turn * len(OUTCOMES) + known.outcome, return_inverse=True)
+    offsets = np.zeros(len(keys), np.int64)
+    np.add.at(offsets, index, known.end - known.offset)
+    for key, count in zip(keys.tolist(), offsets.tolist(), strict=True):
         turn, code = divmod(key, len(OUTCOMES))
         counts.setdefault(turn, {})[OUTCOMES[code]] = count
     return counts

@@ -133,5 +133,5 @@ def test_s50_a_range_that_is_lost_is_a_row_and_no_gap() -> None:
     with pytest.raises(AcklineError):
         lane.replay()
     lane.run()
-    assert (lane.settled().counts, lane.settled().gaps) == ({Outcome.LOST: 1}, 0)
-    assert lane.metrics()["lost_offsets"] == 2
+    assert (lane.settled().counts, lane.settled().gaps) == ({Outcome.LOST: 2}, 0)
+    assert lane.metrics()["lost_in_ranges"] == 2

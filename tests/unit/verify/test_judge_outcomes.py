@@ -2,7 +2,18 @@
 
 import pytest
 
-from tests.unit.verify.fabricated import Change, History, after_noon, assert_found, outcome, retry, violation
+from tests.unit.verify.fabricated import (
+    Change,
+    History,
+    after_noon,
+    assert_found,
+    genesis,
+    outcome,
+    plan,
+    retry,
+    settlement,
+    violation,
+)
 
 
 def ack_a_range(history: History) -> None:
@@ -66,3 +77,16 @@ def test_a_range_that_ends_before_it_starts_hides_no_unsettled_record_i2_i4() ->
     assert "I4 orders[0] offset 8: has an end_offset that its outcome or its attempt number does not allow" in found
     assert "I2 orders[0] offset 4: is below the committed offset, but has no terminal outcome" in found
     assert "I4 orders[0] offset 4: is neither settled nor pending, but below complete_to" in found
+
+
+@pytest.mark.parametrize(("counted", "violations"), [
+    (8, []),
+    (1, ["I4 orders[0]: turn 1 counts {'acked': 2, 'expired': 1}, but its rows give {'acked': 2, 'expired': 8}"]),
+])  # fmt: skip
+def test_a_settlement_counts_each_offset_of_a_range(counted: int, violations: list[str]) -> None:
+    history = History(records=[8, 9], log_start=8, turn=1, letters=[], calls=[(8, 1), (9, 1)], plans=[plan(1, 8, 10)])
+    acked = [outcome(1, offset, 1, "acked") for offset in (8, 9)]
+    history.outcomes = [outcome(1, 0, 0, "expired", end_offset=8), *acked]
+    counts = [("acked", 2), ("expired", counted)]
+    history.settlements = [genesis(), settlement(1, 0, 10, 10, counts=counts, gaps=0)]
+    assert history.violations() == violations
