@@ -10,6 +10,10 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Protocol
 
+FOREVER = 2**31 - 2
+"""The `max_retries` of a record that is retried until it succeeds: as many retries as the 32-bit columns of attempts
+hold, so that no attempt overflows. With a retry each second they take 68 years."""
+
 
 class Backoff(Protocol):
     """What decides on retries: `RetryPolicy`, or a class of the user (`retry.class`), made without arguments."""
@@ -35,7 +39,7 @@ class RetryPolicy:
     max_delay: timedelta = timedelta(hours=1)
     """The longest wait, without its jitter."""
     max_retries: int = 5
-    """Attempts after the first: 3 means at most 4 attempts."""
+    """Attempts after the first: 3 means at most 4 attempts. At most FOREVER."""
     jitter: float = 0.0
     """The share of a wait, 0 to 1, by which chance may lengthen it."""
     by_error: "Mapping[str, RetryPolicy | None]" = field(default_factory=dict)

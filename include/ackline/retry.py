@@ -6,11 +6,28 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Literal
 
-from pydantic import Discriminator, Field, Tag, model_validator
+from pydantic import BeforeValidator, Discriminator, Field, PlainSerializer, Tag, model_validator
 
-from ackline.backoff import Backoff, RetryPolicy
+from ackline.backoff import FOREVER, Backoff, RetryPolicy
 from ackline.blocks import MAPPING, Duration, StrictBlock
 from ackline.errors import ConfigError
+
+
+def _number_of_retries(value: object) -> object:
+    if value == "forever":
+        return FOREVER
+    if isinstance(value, str):
+        raise ValueError(f"write a whole number, or forever, not {value!r}")
+    return value
+
+
+MaxRetries = Annotated[
+    int,
+    Field(ge=0, le=FOREVER),
+    BeforeValidator(_number_of_retries),
+    PlainSerializer(lambda number: "forever" if number == FOREVER else number),
+]
+"""A key of a pipeline file that is a number of retries, or `forever`. Stored plans hold the same word."""
 
 
 class RetryBlock(StrictBlock):
@@ -20,7 +37,7 @@ class RetryBlock(StrictBlock):
     period: Duration = timedelta(minutes=1)
     multiplier: Annotated[float, Field(ge=1, le=1000)] = 2.0
     max_delay: Duration = timedelta(hours=1)
-    max_retries: int = Field(5, ge=0, le=2**31 - 2)
+    max_retries: MaxRetries = 5
     jitter: Annotated[float, Field(ge=0, le=1)] = 0.0
     by_error: dict[Annotated[str, Field(min_length=1)], "RetryOverride"] = Field(default_factory=dict)
     class_: Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_][\w.]*$")] | None = Field(None, alias="class")
@@ -58,7 +75,7 @@ class RetryNumbers(StrictBlock):
     period: Duration | None = None
     multiplier: Annotated[float, Field(ge=1, le=1000)] | None = None
     max_delay: Duration | None = None
-    max_retries: int | None = Field(None, ge=0, le=2**31 - 2)
+    max_retries: MaxRetries | None = None
     jitter: Annotated[float, Field(ge=0, le=1)] | None = None
 
     def over(self, retry: RetryBlock) -> RetryPolicy:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from croniter import croniter
 
-from ackline.backoff import RetryPolicy
+from ackline.backoff import FOREVER, RetryPolicy
 from ackline.outcome import ErrorClass
 from ackline.properties import ignored_properties
 
@@ -105,12 +105,18 @@ def _warnings_of_retention(
     """Warnings if retention may take a record before its last attempt, between two runs, or while a run reads."""
     kept = math.inf if policy.retention is None else policy.retention.total_seconds()
     wait, error_class = waits
-    if wait and wait >= kept:
+    if wait and wait >= kept < math.inf:
         of_class = f" ({error_class})" if error_class else ""
-        yield (
-            f"retry: a record may wait {_text(wait)} for its last attempt{of_class}, and the topic {topic} keeps "
-            f"it for {_text(kept)} (retention.ms): what retention takes first is `expired`"
-        )
+        if math.isinf(wait):
+            yield (
+                f"retry: with `max_retries: forever`{of_class} a record that always fails is retried until the topic "
+                f"{topic} deletes it, after {_text(kept)} (retention.ms): it is then `expired`, without a dead letter"
+            )
+        else:
+            yield (
+                f"retry: a record may wait {_text(wait)} for its last attempt{of_class}, and the topic {topic} keeps "
+                f"it for {_text(kept)} (retention.ms): what retention takes first is `expired`"
+            )
     if apart and apart >= kept:
         yield (
             f"schedule: its runs are up to {_text(apart)} apart, and the topic {topic} keeps records for "
@@ -127,8 +133,8 @@ def longest_wait(pipeline: "Pipeline") -> tuple[float, str | None]:
     """The longest time, in seconds, that a record may wait for all its retries together, and the error class that waits
     so long (None: any class without a policy of its own).
 
-    Each retry waits at least until the next run of the schedule. (0, None) if a class of the user decides on retries,
-    because its delays can't be known.
+    Each retry waits at least until the next run of the schedule. The time is infinite with `max_retries: forever`. (0,
+    None) if a class of the user decides on retries, because its delays can't be known.
     """
     policy = pipeline.retry.policy()
     if not isinstance(policy, RetryPolicy):
@@ -136,8 +142,14 @@ def longest_wait(pipeline: "Pipeline") -> tuple[float, str | None]:
     between_runs, _ = _seconds_between_runs(pipeline.schedule)
     policies: list[tuple[RetryPolicy, str | None]] = [(policy, None)]
     policies += [(own, error_class) for error_class, own in sorted(policy.by_error.items()) if own is not None]
-    waits = [(max(_sum_of_delays(own), own.max_retries * between_runs), error_class) for own, error_class in policies]
+    waits = [(_longest_wait_of(own, between_runs), error_class) for own, error_class in policies]
     return max(waits, key=lambda wait: wait[0])
+
+
+def _longest_wait_of(policy: RetryPolicy, between_runs: float) -> float:
+    if policy.max_retries == FOREVER:
+        return math.inf
+    return max(_sum_of_delays(policy), policy.max_retries * between_runs)
 
 
 def _sum_of_delays(policy: RetryPolicy) -> float:

@@ -2,11 +2,12 @@
 
 from datetime import UTC, datetime, timedelta
 
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ackline.backoff import RetryPolicy
+from ackline.backoff import FOREVER, RetryPolicy
 from tests.unit.naive_ledger import naive_delay
 from tests.unit.strategies import NOON, REPEATABLE, policies
 
@@ -78,6 +79,16 @@ def test_a_later_attempt_never_waits_less(policy: RetryPolicy, attempts: int) ->
 def test_any_policy_of_a_pipeline_file_has_a_due_time(policy: RetryPolicy, attempts: int, time: datetime) -> None:
     assert timedelta(0) <= policy.delay(attempts) <= policy.max_delay
     assert time <= policy.due_time(time, attempts, "seed") == policy.due_time(time, attempts, "seed")
+
+
+@pytest.mark.parametrize("attempts", [1, 6, 70_000, FOREVER])
+def test_with_retries_forever_an_attempt_always_follows_and_its_number_fits_the_tables(attempts: int) -> None:
+    policy = RetryPolicy(max_retries=FOREVER)
+    due = policy.next_attempt(attempts, NOON, "ValueError", "seed")
+    assert due is not None
+    assert NOON <= due <= NOON + timedelta(hours=1)
+    assert pa.scalar(attempts + 1, pa.int32()).as_py() == attempts + 1
+    assert policy.next_attempt(FOREVER + 1, NOON, "ValueError", "seed") is None, "the columns hold no higher number"
 
 
 @pytest.mark.parametrize("attempts", [0, -1])

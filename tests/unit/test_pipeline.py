@@ -1,11 +1,13 @@
 """A valid pipeline file: its defaults, and what its settings become. Refused files: test_pipeline_refusals.py."""
 
+import json
 from datetime import timedelta
 from pathlib import Path
 
-from ackline.backoff import RetryPolicy
+from ackline.backoff import FOREVER, RetryPolicy
 from ackline.pipeline import load
 from ackline.pipeline_folder import load_folder
+from ackline.retry import RetryBlock
 from tests.unit.pipeline_files import Write
 
 EXAMPLES = Path(__file__).parents[2] / "include" / "pipelines"
@@ -34,6 +36,18 @@ def test_the_retry_block_is_the_policy_of_the_backoff(write_file: Write) -> None
     assert load(write_file(more=block)).retry.policy() == RetryPolicy(
         timedelta(milliseconds=100), timedelta(seconds=2), 3.0, timedelta(minutes=90), 0
     )
+
+
+def test_a_file_can_ask_for_retries_without_end_and_for_such_of_one_error_class(write_file: Write) -> None:
+    block = "retry: {max_retries: forever, by_error: {KeyError: {max_retries: 2}}}\n"
+    stored = load(write_file(more=block)).settings()["retry"]
+    assert (stored["max_retries"], stored["by_error"]["KeyError"]["max_retries"]) == ("forever", 2)
+    policy = RetryBlock.stored(json.loads(json.dumps(stored))).policy()
+    assert isinstance(policy, RetryPolicy)
+    assert (policy.max_retries, policy.by_error["KeyError"]) == (FOREVER, RetryPolicy(max_retries=2))
+    of_class = load(write_file(more="retry: {by_error: {KeyError: {max_retries: forever}}}\n")).retry.policy()
+    assert isinstance(of_class, RetryPolicy)
+    assert (of_class.max_retries, of_class.by_error["KeyError"]) == (5, RetryPolicy(max_retries=FOREVER))
 
 
 def test_a_file_can_do_without_a_dead_letter_topic(write_file: Write) -> None:

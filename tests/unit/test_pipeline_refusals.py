@@ -29,6 +29,7 @@ REFUSED = [
     ("text for number", [], "max_uncommitted: 1e6\n", 8, "max_uncommitted", "valid integer"),
     ("fraction", [], "max_records_per_run: 1.5\n", 8, "max_records_per_run", "valid integer"),
     ("boolean for number", [], "retry: {max_retries: true}\n", 8, "retry.max_retries", "valid integer"),
+    ("word for number", [], "retry: {max_retries: always}\n", 8, "retry.max_retries", "a whole number, or forever"),
     ("number for text", [("name: orders", "name: 5")], "", 1, "name", "valid string"),
     ("boolean for text", [("name: orders", "name: yes")], "", 1, "name", "valid string"),
     ("block for list", [("[orders]", "{orders: 1}")], "", 5, "kafka.topics", "valid list"),

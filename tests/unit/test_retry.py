@@ -1,4 +1,5 @@
-"""`retry.class`, a retry class of the user: it alone decides, and no invalid answer of it is stored."""
+"""`retry.class`, a retry class of the user: it alone decides, and no invalid answer of it is stored. And retries
+without end."""
 
 from collections.abc import Iterator
 from datetime import UTC, timedelta
@@ -6,9 +7,11 @@ from datetime import UTC, timedelta
 import pytest
 
 from ackline.errors import ConfigError
-from ackline.ledger import PartitionState
+from ackline.ledger import PartitionState, PendingKind
+from ackline.outcome import Outcome
 from ackline.retry import load_backoff
-from tests.memory_lane import FAILS, FAILS_ONCE, NOON, OK, MemoryLane
+from ackline.turns import TurnKind
+from tests.memory_lane import DEAD, FAILS, FAILS_ONCE, NOON, OK, TP, MemoryLane
 from tests.unit import retry_classes
 
 MODULE = "tests.unit.retry_classes"
@@ -93,3 +96,23 @@ def test_a_class_that_can_not_be_called_is_refused_before_anything_is_planned(na
     with pytest.raises(ConfigError, match=f"retry class {MODULE}:{name} can't be used: .*{why}") as caught:
         load_backoff(f"{MODULE}:{name}")
     assert caught.value.key == "retry.class"
+
+
+# ---- retries without end ------------------------------------------------------------------------------------------
+
+
+def test_i5_with_retries_forever_no_record_becomes_dead_by_its_failures_but_a_handlers_dead_is() -> None:
+    lane = MemoryLane(FAILS, OK, DEAD, retry={"max_retries": "forever", "period": "0s"})
+    for _ in range(30):
+        lane.run()
+    (pending,) = lane.state().pending
+    assert (pending.start, pending.value.kind, pending.value.attempts) == (0, PendingKind.RETRY, 30)
+    assert lane.ranges(Outcome.DEAD) == [(2, 3)]
+    assert [letter.headers["ackline.offset"] for letter in lane.letters()] == ["2"]
+    assert lane.committed() == 0
+
+
+def test_a_record_that_is_retried_forever_is_skipped_by_an_operator() -> None:
+    lane = MemoryLane(FAILS, OK, retry={"max_retries": "forever", "period": "0s"}).after_run()
+    lane.perform(TurnKind.SKIP, {TP: 1})
+    assert (lane.committed(), lane.pending()) == (2, [])

@@ -33,11 +33,16 @@ def of_topics(pipeline: Pipeline, **topics: TopicPolicy) -> list[str]:
         ({"retry": {"by_error": {"TimeoutError": {"max_retries": 20, "period": "1d", "max_delay": "1d"}}}}, 7,
          "retry: a record may wait 19 d for its last attempt (TimeoutError), and the topic orders keeps it for 7 d"),
         ({"schedule": "@daily"}, 4, "retry: a record may wait 5 d for its last attempt, and the topic orders keeps"),
-        ({"retry": {"max_retries": 2**31 - 2, "multiplier": 1.0000001, "max_delay": "900000000d", "jitter": 1.0}}, 7,
+        ({"retry": {"max_retries": 2**31 - 3, "multiplier": 1.0000001, "max_delay": "900000000d", "jitter": 1.0}}, 7,
          "retry: "),
+        ({"retry": {"max_retries": "forever"}}, 7, "retry: with `max_retries: forever` a record that always fails is "
+         "retried until the topic orders deletes it, after 7 d (retention.ms): it is then `expired`"),
+        ({"retry": {"by_error": {"KeyError": {"max_retries": "forever"}}}}, 7,
+         "retry: with `max_retries: forever` (KeyError) a record"),
         ({"max_rate": 5}, 7, "max_rate: a run of max_records_per_run may take 11 d 13 h, and the topic orders keeps"),
     ],
-    ids=["retries", "the slowest error class", "retries wait for runs", "as many as there may be", "a slow run"],
+    ids=["retries", "the slowest error class", "retries wait for runs", "a huge multiple of days", "without end",
+         "without end for one error class", "a slow run"],
 )  # fmt: skip
 def test_retention_that_overtakes_retries_or_a_run_is_named_with_both_times(
     settings: dict[str, Any], days: int, warning: str

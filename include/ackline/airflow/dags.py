@@ -14,6 +14,7 @@ from airflow.sdk import DAG, Asset, CronDataIntervalTimetable, get_parsing_conte
 
 from ackline.airflow.links import DAG_PREFIX
 from ackline.airflow.operators import PlanOperator, ReplayOperator, SettleOperator
+from ackline.backoff import FOREVER
 from ackline.paths import audit_root, lane_folder
 from ackline.pipeline import Pipeline
 from ackline.pipeline_folder import load_folder, load_pipeline
@@ -136,6 +137,7 @@ def subscription_text(pipeline: Pipeline) -> str:
 def documentation_of(pipeline: Pipeline) -> str:
     """Returns the documentation of a DAG. It has the names of Kafka properties only: their values may be secret."""
     kafka, retry = pipeline.kafka, pipeline.retry
+    retries = "forever" if retry.max_retries == FOREVER else retry.max_retries
     broker = f"the Airflow connection {kafka.connection}" if kafka.connection else kafka.bootstrap_servers or ""
     rows = {
         "reads": f"{subscription_text(pipeline)} ({kafka.isolation})",
@@ -147,7 +149,7 @@ def documentation_of(pipeline: Pipeline) -> str:
         "starts at": pipeline.start,
         "retries": f"by the class {retry.class_}"
         if retry.class_
-        else f"{retry.max_retries}; first after {_seconds(retry.initial_delay)}, then {_seconds(retry.period)} × "
+        else f"{retries}; first after {_seconds(retry.initial_delay)}, then {_seconds(retry.period)} × "
         f"{retry.multiplier:g}^(n−1), at most {_seconds(retry.max_delay)}",
         "dead letters": pipeline.dead_letter_topic or "none: a dead record leaves no copy in Kafka",
         "tombstones": pipeline.tombstones,

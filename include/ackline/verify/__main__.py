@@ -30,11 +30,17 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     letters.add_argument("--no-dead-letters", action="store_true", help="the pipeline has `dead_letter: none`")
     parser.add_argument("--isolation", default=LEVELS[0], choices=LEVELS, help="the pipeline's `kafka.isolation`")
     parser.add_argument("--journal", help="file of handler calls, one a line")
-    parser.add_argument("--max-retries", type=int, help="the limit of retries; without it, attempts have no limit")
+    retries = "the limit of retries, or forever; without it, the number of attempts is not judged"
+    parser.add_argument("--max-retries", type=parse_retries, help=retries)
     parser.add_argument("--lane", default="live", help="lane to judge")
     parser.add_argument("--settled", action="store_true", help="nothing may be open, pending or behind the log's end")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
     return parser.parse_args(argv)
+
+
+def parse_retries(text: str) -> int:
+    """Return the limit that a pipeline file's `max_retries` means; `forever` is the most that the tables can count."""
+    return 2**31 - 2 if text == "forever" else int(text)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

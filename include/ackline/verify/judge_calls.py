@@ -14,7 +14,8 @@ from ackline.verify.outcome_rows import LOST, OutcomeRows
 from ackline.verify.turn_rows import PlannedRange
 
 ATTEMPT_BITS = 16
-"""A call is one number: its offset, shifted by this many bits, plus its attempt."""
+"""A call is one number: its offset, shifted by this many bits, plus its attempt. Higher attempts than fit there are
+judged as one attempt; with `max_retries: forever` a record may have them."""
 ATTEMPT_MASK = (1 << ATTEMPT_BITS) - 1
 
 
@@ -31,7 +32,7 @@ def calls_by_partition(calls: pa.Table) -> Mapping[TopicPartition, Ints]:
 
 
 def _call_numbers(offset: Ints, attempt: Ints) -> Ints:
-    return (offset << ATTEMPT_BITS) + attempt
+    return (offset << ATTEMPT_BITS) + np.minimum(attempt, ATTEMPT_MASK)
 
 
 def _offsets(calls: Ints) -> Ints:

@@ -11,6 +11,8 @@ from tests.unit.verify.fabricated import Change, assert_found, at_most_once, out
     violation(lambda h: h.calls.append((3, 3)),
               "I5 orders[0] offset 3: has a handler call of an attempt above the limit of 2 attempts",
               "I4 orders[0] offset 3: has a handler call, but no outcome of that attempt counts"),
+    violation(lambda h: h.calls.append((3, 2**16 + 1)),  # is no call of attempt 1 at offset 4
+              "I4 orders[0] offset 3: has a handler call, but no outcome of that attempt counts"),
 ])  # fmt: skip
 def test_each_violation_is_named(change: Change, sentences: tuple[str, ...]) -> None:
     assert_found(change, sentences)
