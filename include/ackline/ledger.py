@@ -7,15 +7,19 @@ and stores the state in the table `settlements`. The floor of the state is the o
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import StrEnum
+from itertools import pairwise
 from typing import NamedTuple
 
 from ackline.backoff import Backoff
 from ackline.errors import LedgerError
 from ackline.offsets import OffsetRange, ValuedRange, ValuedRanges, merge, subtract
 from ackline.outcome import ErrorClass, Outcome
+
+MOST_GAP_RANGES = 16
+"""How many ranges of gaps a state holds. A limit, because each turn above a floor that stays may add one."""
 
 
 class PendingKind(StrEnum):
@@ -50,6 +54,16 @@ class PartitionState:
     """The end of what is proved to have been read and handled whole."""
     pending: ValuedRanges[Pending] = ()
     """The offsets below `complete_to` that are not settled."""
+    gaps_above_floor: ValuedRanges[int] = ()
+    """Ranges between the floor and `complete_to`, each with how many of its offsets gave no record to a handler: gaps,
+    and ranges that expired or were skipped. Their places inside the range are not known. The planning counts the
+    records above the floor with it; it settles nothing."""
+
+    @property
+    def uncommitted(self) -> int:
+        """How many records were read above the floor, pending or settled: what the window limits (I8). At most this
+        many; fewer if the floor has moved into a range of `gaps_above_floor`."""
+        return self.complete_to - self.floor - sum(gaps.value for gaps in self.gaps_above_floor)
 
     @property
     def floor(self) -> int:
@@ -95,13 +109,15 @@ def fold(
     rows: Iterable[OutcomeRow],
     policy: Backoff,
     seed: str = "",
+    gaps: int = 0,
 ) -> PartitionState:
     """Returns the state after a turn that read the range `fresh` and made `retries` (value: the number of the attempt).
 
     `rows` are the turn's outcomes and decisions, in any order (S5). Each retry, each decision and each fresh record
     that did not succeed needs its row. A fresh acked record needs none: replay has proved that it read the whole range,
     so an offset without a row is acked or a gap (S6). A decision overrides an attempt at the same offset. `seed` names
-    the partition (lane, epoch, topic, partition) for the jitter.
+    the partition (lane, epoch, topic, partition) for the jitter. `gaps` is how many offsets of `fresh` held no record,
+    or 0 if that is not known.
 
     Raises LedgerError if the turn and its rows do not fit this state; each misfit would lose a record silently or
     un-ack one (I2, I4, S7).
@@ -122,7 +138,35 @@ def fold(
     # fresh.end is at or above the old complete_to, and each offset that stops being pending has a terminal outcome:
     # neither complete_to nor the floor moves back (I3), and an acked offset above a pending one does not raise the
     # floor (S8).
-    return PartitionState(fresh.end, merge(still_pending, subtract(failed, decided)))
+    after = PartitionState(fresh.end, merge(still_pending, subtract(failed, decided)))
+    without_records = ValuedRange(state.complete_to, fresh.end, fresh.start - state.complete_to + gaps)
+    return replace(after, gaps_above_floor=_gaps_above(after.floor, [*state.gaps_above_floor, without_records]))
+
+
+def _gaps_above(floor: int, gaps: Iterable[ValuedRange[int]]) -> ValuedRanges[int]:
+    """The part of `gaps` at or above the floor, as at most MOST_GAP_RANGES ranges.
+
+    No step here adds gaps that are not there, so `PartitionState.uncommitted` never falls below the number of records.
+    Where the floor is inside a range, the offsets below the floor may all be gaps: they are subtracted. A merged range
+    has the same gaps, but subtracts the records that it now contains too. So the two ranges are merged that have the
+    fewest records from the start of one to the start of the other. With none, a long gap that many turns have read,
+    merging loses nothing.
+    """
+    above: list[ValuedRange[int]] = []
+    for known in gaps:
+        start = max(known.start, floor)
+        left = known.value - (start - known.start)
+        if left > 0:
+            above.append(ValuedRange(start, known.end, left))
+    while len(above) > 1:
+        records = [second.start - first.start - first.value for first, second in pairwise(above)]
+        fewest = min(records)
+        if fewest > 0 and len(above) <= MOST_GAP_RANGES:
+            break
+        at = records.index(fewest)
+        first, second = above[at : at + 2]
+        above[at : at + 2] = [ValuedRange(first.start, second.end, first.value + second.value)]
+    return tuple(above)
 
 
 def _check_turn_starts_here(state: PartitionState, fresh: OffsetRange, retries: ValuedRanges[int]) -> None:

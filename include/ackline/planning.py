@@ -1,8 +1,8 @@
 """What the next turn reads of each partition: a pure function of the states, the log bounds and the limits.
 
-Fresh offsets stop at the window, which ends at `floor + max_uncommitted`. Due retries never do: otherwise a full window
-would stop the very retries that empty it (I8; Storm's STORM-2343). The plan step passes in what it has read, and stores
-the result.
+Fresh offsets stop at the window: a partition has at most `max_uncommitted` records above its floor that were read. Due
+retries never stop there: otherwise a full window would stop the very retries that empty it (I8; Storm's STORM-2343).
+The plan step passes in what it has read, and stores the result.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -23,7 +23,8 @@ class Limits:
     """How much a turn may read."""
 
     max_uncommitted: int
-    """The size of the window: how many offsets above its floor a partition may read."""
+    """The size of the window: how many records above its floor a partition may have read, pending and settled ones.
+    Whether an unread offset holds a record is not known, so each counts as one until it was read."""
     max_records_per_run: int
     """How many offsets the turn reads at most: fresh ones and retries, of all partitions."""
 
@@ -131,7 +132,8 @@ def _room(tp: TopicPartition, view: PartitionView, limits: Limits) -> OffsetRang
             offset=view.log.end,
         )
     start = max(complete_to, view.log.start)
-    return OffsetRange(start, max(start, min(view.log.end, view.state.floor + limits.max_uncommitted)))
+    allowed = max(0, limits.max_uncommitted - view.state.uncommitted)
+    return OffsetRange(start, max(start, min(view.log.end, start + allowed)))
 
 
 class _DueRetries(NamedTuple):

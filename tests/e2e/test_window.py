@@ -1,4 +1,4 @@
-"""The window: fresh offsets stop at the floor + max_uncommitted, due retries never do (S20–S24, I8)."""
+"""The window: fresh offsets stop at max_uncommitted records above the floor, due retries never do (S20–S24, I8)."""
 
 from tests.e2e.fixtures import MakeLab
 from tests.e2e.lab import fails

@@ -122,13 +122,14 @@ class PureLane:
 
     def _settled(self, tp: TopicPartition, planned: PlannedPartition, rows: list[OutcomeRow]) -> PartitionState:
         before = self.states[tp]
-        state = fold(before, planned.fresh, planned.retries, rows, self.policy)
+        gaps = sum((tp, offset) in self.gaps for offset in range(planned.fresh.start, planned.fresh.end))
+        state = fold(before, planned.fresh, planned.retries, rows, self.policy, gaps=gaps)
         for pending in state.pending if self.confirms else ():
             if pending.value.kind is PendingKind.DEAD_LETTER:
                 for offset in range(pending.start, pending.end):
                     self.dead.append((tp, offset))
                     rows.append(OutcomeRow(offset, 0, Outcome.DEAD, self.now, pending.value.error_class))
-        return fold(before, planned.fresh, planned.retries, rows, self.policy)
+        return fold(before, planned.fresh, planned.retries, rows, self.policy, gaps=gaps)
 
     def expire(self, start: int, tp: TopicPartition = FIRST) -> None:
         """Retention takes everything below `start`."""

@@ -72,6 +72,7 @@ class World:
         """Poll once, check the plan, take the same turn in the naive ledgers and compare."""
         before = dict(self.lane.states)
         due = {tp: ledger.due(self.lane.now) for tp, ledger in self.naive.items()}
+        read_before = {tp: self._records_above(tp, state.floor) for tp, state in before.items()}
         poll = self.lane.poll(handle)
         self.calls.update(poll.calls)
         read = sum(len(planned.fresh) + count(planned.retries) for planned in poll.planned.values())
@@ -79,16 +80,22 @@ class World:
         for tp, planned in poll.planned.items():
             retries = by_offset(planned.retries)
             assert retries.keys() <= due[tp], "I5: a retry before its due time"
-            window = max(before[tp].floor + self.lane.limits.max_uncommitted, planned.fresh.start)
-            assert planned.fresh.end <= window, "I8: fresh offsets beyond the window"
+            window = self.lane.limits.max_uncommitted
+            assert not planned.fresh or read_before[tp] + len(planned.fresh) <= window, "I8: beyond the window"
             self.naive[tp].turn(planned.fresh, retries, poll.rows[tp], self.lane.policy)
             assert self.naive[tp].agrees_with(self.lane.states[tp])
             self._check(tp, before[tp], poll)
         return poll
 
+    def _records_above(self, tp: TopicPartition, floor: int) -> int:
+        """How many records at or above `floor` a handler has got."""
+        return len({call.offset for call in self.calls if call.tp == tp and call.offset >= floor})
+
     def _check(self, tp: TopicPartition, before: PartitionState, poll: Poll) -> None:
         state, ledger = self.lane.states[tp], self.naive[tp]
         assert before.floor <= state.floor <= state.complete_to, "I3: a floor went back"
+        read = self._records_above(tp, state.floor)
+        assert read <= state.uncommitted <= state.complete_to - state.floor, "I8: records above the floor"
         handled = {call.offset for call in self.calls if call.tp == tp}
         for offset in range(self.starts[tp], state.complete_to):
             ends = ledger.ends.get(offset, [])

@@ -166,9 +166,14 @@ def views(draw: st.DrawFn) -> PartitionView:
         if draw(st.booleans())
         for kind in [draw(kinds)]
     ]
+    floor = pending[0].start if pending else complete_to
+    gaps = draw(st.integers(0, complete_to - floor))
+    above_floor = (ValuedRange(floor, complete_to, gaps),) if gaps else ()
     end = complete_to + draw(st.integers(0, 25))
     log = None if draw(st.integers(0, 9)) == 0 else LogBounds(min(draw(st.integers(0, 20)), end), end)
-    return PartitionView("id", PartitionState(complete_to, join(pending)), log, subscribed=draw(st.integers(0, 9)) > 0)
+    return PartitionView(
+        "id", PartitionState(complete_to, join(pending), above_floor), log, subscribed=draw(st.integers(0, 9)) > 0
+    )
 
 
 @REPEATABLE
@@ -217,7 +222,8 @@ def naive_room(view: PartitionView, limits: Limits) -> range:
     if view.log is None or not view.subscribed:
         return range(view.state.complete_to, view.state.complete_to)
     start = max(view.state.complete_to, view.log.start)
-    return range(start, max(start, min(view.log.end, view.state.floor + limits.max_uncommitted)))
+    read = view.state.complete_to - view.state.floor - sum(gaps.value for gaps in view.state.gaps_above_floor)
+    return range(start, min(view.log.end, start + max(0, limits.max_uncommitted - read)))
 
 
 def test_the_partition_furthest_behind_in_time_is_served_first_and_none_starves() -> None:

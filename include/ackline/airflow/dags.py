@@ -153,7 +153,7 @@ def documentation_of(pipeline: Pipeline) -> str:
         f"{retry.multiplier:g}^(n−1), at most {_seconds(retry.max_delay)}",
         "dead letters": pipeline.dead_letter_topic or "none: a dead record leaves no copy in Kafka",
         "tombstones": pipeline.tombstones,
-        "takes at most": f"{pipeline.max_records_per_run:,} records, {pipeline.max_uncommitted:,} above the floor",
+        "takes at most": f"{pipeline.max_records_per_run:,} records, {pipeline.max_uncommitted:,} above a floor",
     }
     table = "\n".join(f"| {name} | {_code(value)} |" for name, value in rows.items())
     return (

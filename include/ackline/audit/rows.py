@@ -130,6 +130,11 @@ def settlement_rows(settlement: Settlement, day: date) -> pa.Table:
             "figures": None if settled.metrics is None else list(settled.metrics.items()),
             "totals": None if settled.totals is None else list(settled.totals.items()),
             "leader_epoch": settled.leader_epoch,
+            # Not joined like other ranges: the value counts offsets of the whole range, so two ranges do not make one.
+            "gaps_above_floor": [
+                {"start_offset": known.start, "end_offset": known.end, "gaps": known.value}
+                for known in settled.state.gaps_above_floor
+            ],
         }
         for tp, settled in sorted(settlement.partitions.items())
     ]
@@ -149,7 +154,7 @@ def settlement_from_rows(rows: pa.Table) -> Settlement:
         partitions[TopicPartition(row["topic"], row["partition"])] = SettledPartition(
             row["topic_id"],
             row["old_floor"],
-            PartitionState(row["complete_to"], pending_ranges),
+            PartitionState(row["complete_to"], pending_ranges, _gaps_above_floor(row.get("gaps_above_floor"))),
             dict(row["counts"]),
             row["gaps"],
             row["seen"],
@@ -215,6 +220,11 @@ def _lists(column: pa.ChunkedArray) -> list[pa.StructArray]:
 
 def _as_tuples(structs: pa.StructArray | None) -> Iterable[tuple[Any, ...]]:
     return () if structs is None else zip(*(field.to_pylist() for field in structs.flatten()), strict=True)
+
+
+def _gaps_above_floor(rows: Iterable[Mapping[str, int]] | None) -> ValuedRanges[int]:
+    """Returns the ranges of a settlement's row; none in rows of a version that did not store them."""
+    return tuple(ValuedRange(row["start_offset"], row["end_offset"], row["gaps"]) for row in rows or ())
 
 
 def _turn(row: Mapping[str, Any]) -> TurnId:

@@ -86,6 +86,16 @@ PENDING = pa.list_(
     )
 )
 
+GAPS_ABOVE_FLOOR = pa.list_(
+    pa.struct(
+        [
+            pa.field("start_offset", pa.int64()),
+            pa.field("end_offset", pa.int64()),
+            pa.field("gaps", pa.int64()),
+        ]
+    )
+)
+
 SETTLEMENTS = pa.schema(
     [
         *_TURN,
@@ -110,6 +120,7 @@ SETTLEMENTS = pa.schema(
         pa.field("figures", pa.map_(pa.string(), pa.float64())),
         pa.field("totals", pa.map_(pa.string(), pa.int64())),
         pa.field("leader_epoch", pa.int32()),
+        pa.field("gaps_above_floor", GAPS_ABOVE_FLOOR),
     ]
 )
 """A row is one topic-partition after a turn. The next turn starts from these rows alone."""

@@ -11,6 +11,7 @@ from ackline.offsets import OffsetRange, TopicPartition, ValuedRange, join
 from ackline.outcome import Outcome
 from ackline.planning import NO_LEADER, PARKED, PAUSED
 from ackline.retry import RetryBlock
+from ackline.steps.measure import gaps_of
 from ackline.steps.parts import Parts
 from ackline.steps.send_dead_letters import send_dead_letters
 from ackline.turns import Plan, Settlement, TurnKind
@@ -33,7 +34,8 @@ def states_after(plan: Plan, before: Settlement, outcomes: TurnOutcomes) -> dict
         if plan.kind in (TurnKind.RUN, TurnKind.GENESIS):
             # Jitter is seeded by the record's identity, so that a repeat of the fold gives the same due times.
             seed = f"{plan.turn.lane}/{plan.turn.epoch}/{tp.topic}/{tp.partition}"
-            states[tp] = fold(state, planned.fresh, planned.retries, rows, policy, seed)
+            gaps = gaps_of(plan, tp, outcomes) or 0
+            states[tp] = fold(state, planned.fresh, planned.retries, rows, policy, seed, gaps)
         elif plan.kind is TurnKind.SKIP:
             # complete_to never moves back, even if the target of the skip is below it.
             end = max(state.complete_to, planned.fresh.end)
@@ -59,7 +61,7 @@ def decide(parts: Parts, plan: Plan, before: Settlement, outcomes: TurnOutcomes)
     rows = {
         tp: [*outcomes.rows.get(tp, ()), *decisions.get(tp, ())] for tp in dict.fromkeys([*outcomes.rows, *decisions])
     }
-    states = states_after(plan, before, TurnOutcomes(rows, {}, {}))
+    states = states_after(plan, before, TurnOutcomes(rows, {}, {}, complete=False))
     # Dead letters of partitions that are left alone wait: their records can't be read, or must not be.
     readable = {
         tp: state

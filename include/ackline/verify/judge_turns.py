@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from ackline.verify.arrays import find_uncovered, to_ranges
+from ackline.verify.arrays import find_uncovered, slice_between, to_ranges
 from ackline.verify.evidence import Evidence, TopicPartition
 from ackline.verify.findings import Findings
 from ackline.verify.lane_history import LaneHistory, PartitionHistory
@@ -79,14 +79,25 @@ def check_settlements_cover_every_partition(lane: LaneHistory, found: Findings) 
 
 
 def check_plans_stay_in_window(partition: PartitionHistory, found: Findings) -> None:
-    """I8: under at least once, no turn plans fresh offsets beyond the floor plus `max_uncommitted` of its plan."""
+    """I8: under at least once, no turn plans more fresh offsets than leave `max_uncommitted` records above the floor.
+
+    Records above the floor are those with a first attempt. Each fresh offset may be a record, so it counts as one.
+    """
+    rows = partition.outcomes
+    read = rows.offset[rows.attempt == 1]
     turns = [settlement.turn for settlement in partition.settlements]
     for plan in partition.plans:
         window, before = plan.settings.get("max_uncommitted"), bisect_left(turns, plan.turn)
         windowed = plan.kind == "run" and plan.settings.get("guarantee") == "at_least_once"
         floor = partition.settlements[before - 1].floor if before else partition.start
-        if windowed and window and floor is not None and plan.start < plan.end > floor + window:
-            what = f"is the end of the plan of turn {plan.turn}, beyond the floor {floor} plus max_uncommitted {window}"
+        if not windowed or not window or floor is None or plan.start >= plan.end:
+            continue
+        above, fresh = len(slice_between(read, floor, plan.start)), plan.end - plan.start
+        if above + fresh > window:
+            what = (
+                f"is the end of the plan of turn {plan.turn}, which reads {fresh} offsets although {above} records "
+                f"above the floor {floor} were read and max_uncommitted is {window}"
+            )
             found.add_offsets("I8", what, partition.tp, [plan.end])
 
 

@@ -7,7 +7,7 @@ from ackline.steps import run
 from ackline.testing.memory import AFTER, BEFORE
 from ackline.testing.memory_parts import no_session
 from ackline.turns import TurnKind
-from tests.memory_lane import OK, MemoryLane
+from tests.memory_lane import FAILS, OK, TP, MemoryLane
 
 
 def test_the_replay_step_goes_on_over_gaps_to_the_turn_that_settle_is_to_find() -> None:
@@ -37,13 +37,26 @@ def test_the_replay_step_leaves_the_turn_of_another_run_to_that_run() -> None:
     assert (lane.newest().turn.n, lane.calls()) == (1, [(0, 1), (1, 1)])
 
 
-def test_a_run_goes_on_after_a_turn_that_only_found_what_retention_took() -> None:
-    """The window, counted from the floor, may end before the log starts: such a turn moves on and reads nothing."""
+def test_what_retention_took_leaves_the_window_to_the_records_behind_it() -> None:
     lane = MemoryLane(OK, OK, max_uncommitted=2).after_run()
     lane.produce(OK, OK, OK, OK)
     lane.log().expire(5)
     lane.run()
-    assert (lane.newest().turn.n, lane.committed(), lane.calls()[2:]) == (3, 6, [(5, 1)])
+    assert (lane.newest().turn.n, lane.committed(), lane.calls()[2:]) == (2, 6, [(5, 1)])
+
+
+def test_a_run_goes_on_over_a_gap_longer_than_the_window_beside_a_pending_record() -> None:
+    """The gap fills no window: behind it, as many records are read as the window allows beside the pending one."""
+    lane = MemoryLane(FAILS, max_uncommitted=4, retry={"initial_delay": "1h"}).after_run()
+    lane.log().add_gap(20)
+    lane.produce(*[OK] * 10)
+    lane.run()
+    assert (lane.offsets(), lane.state().uncommitted) == ([0, 21], 2)
+    for _ in range(3):
+        lane.run()
+    assert (lane.offsets(), lane.state().uncommitted) == ([0, 21, 22, 23], 4)
+    assert [planned.why for planned in lane.plan().partitions.values()] == ["window full"]
+    assert sum(settlement.partitions[TP].gaps or 0 for settlement in lane.world.tables.settlements.values()) == 20
 
 
 @pytest.mark.parametrize("step", [run.run, run.replay_until_records])
