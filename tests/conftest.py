@@ -44,8 +44,12 @@ class MakeTopic(Protocol):
 
 @pytest.fixture(scope="session")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
-    """A real broker. Topics with compaction are compacted within two seconds."""
-    settings = {"log.cleaner.backoff.ms": "100", "log.retention.check.interval.ms": "500"}
+    """A real broker. It compacts within two seconds, and deletes what `retention.ms` lets go within one."""
+    settings = {
+        "log.cleaner.backoff.ms": "100",
+        "log.retention.check.interval.ms": "500",
+        "log.initial.task.delay.ms": "1000",  # 30 s by default: no retention before that
+    }
     with Broker(tmp_path_factory.mktemp("broker"), config=settings) as broker:
         yield broker
 

@@ -12,7 +12,9 @@ import pytest
 
 from ackline.errors import TransientError
 from ackline.local.processes import wait_until
+from ackline.steps import claim
 from tests.chaos import victims
+from tests.e2e import wire
 from tests.e2e.fixtures import MakeLab
 from tests.e2e.lab import Lab, Row, all_of
 
@@ -47,6 +49,26 @@ def test_fault_37_killed_after_the_claim_the_range_is_handled_once_or_lost(
     assert lane.committed() == 4
     assert lane.letters() == []
     assert_handled_once(lane)
+    lane.judge(settled=True)
+
+
+@pytest.mark.parametrize("gone", [2, 4], ids=["in part", "whole"])
+def test_s50_a_claimed_range_that_is_gone_from_the_log_is_lost_whole_and_not_void(lab: MakeLab, gone: int) -> None:
+    """The log loses its records after the claim has moved the group: none is handed out, and none is expired."""
+    lane = lab(guarantee="at_most_once", lost_after=f"{GRACE}s")
+    lane.produce_records(4)
+    plan = lane.plan()
+    with lane.parts() as parts:
+        claim.claim(parts, plan, lane.settlement())
+    assert lane.committed() == 4
+    lane.expire(gone)
+    assert wire.log_start(lane.broker.bootstrap, lane.topic) == gone
+    lane.run()
+    assert (lane.rows(), lane.calls()) == ([Row(0, 0, "lost", 4)], [])
+    assert (lane.settlement().kind, lane.committed()) == ("run", 4)
+    lane.produce_records(1)
+    lane.run()
+    assert lane.rows() == [Row(0, 0, "lost", 4), Row(4, 1, "acked")]
     lane.judge(settled=True)
 
 

@@ -3,6 +3,7 @@
 In tests/e2e/test_log.py it changes between two runs.
 """
 
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -37,6 +38,39 @@ def test_fault_17_retention_passes_retries_that_are_planned_already(lab: MakeLab
     assert lane.settled().counts["expired"] == 1
     assert lane.committed() == 8
     assert {row["turn"] for row in lane.table("plans")} == {1, 2}
+    lane.judge(settled=True)
+
+
+def test_fault_17_retention_by_time_removes_segments_of_planned_retries_and_of_unread_records(lab: MakeLab) -> None:
+    """The broker's own retention: `retention.ms` removes the segment of an hour ago from each of two partitions. In the
+    first the plan of a run holds retries in it. In the second nothing was read yet."""
+    lane = lab(partitions=2, topic_config={"retention.ms": "-1", "segment.ms": "60000"}, retry=MINUTE)
+    bootstrap, topic = lane.broker.bootstrap, lane.topic
+    hour_ago = int((lane.now - timedelta(hours=1)).timestamp() * 1000)
+    old = [wire.Write(b'{"fail": 1}' if offset in (1, 2, 4) else b"{}", timestamp=hour_ago) for offset in range(5)]
+    wire.produce(bootstrap, topic, old)  # 0 to 4
+    lane.produce_records(3, fails([2], 1))  # 5 to 7, in the next segment
+    lane.run()
+    assert (lane.pending(), lane.committed()) == ([1, 2, 4, 7], 1)
+    lane.advance_clock(60)
+    lane.plan()
+    wire.produce(bootstrap, topic, old[:1] * 6, partition=1)  # 0 to 5
+    lane.produce_records(1, partition=1)
+    wire.set_topic_config(bootstrap, topic, retention_ms=str(30 * 60 * 1000))
+    assert wait_until(lambda: [wire.log_start(bootstrap, topic, tp) for tp in (0, 1)] == [5, 6], 60)
+
+    lane.run()
+    assert [row for row in lane.rows() if row.offset in (1, 2, 4, 7) and row.attempt != 1] == [
+        *(Row(offset, 0, "expired") for offset in (1, 2, 4)),
+        Row(7, 2, "acked"),
+    ]
+    assert (lane.settled().counts, lane.settled(1).counts) == ({"expired": 3, "acked": 1}, {})
+    assert lane.committed() == 8
+    lane.run()
+    assert lane.rows(1) == [Row(0, 0, "expired", 6), Row(6, 1, "acked")]
+    metrics = lane.settled(1).metrics or {}
+    assert (lane.settled(1).counts, metrics["expired_offsets"]) == ({"expired": 1, "acked": 1}, 6)
+    assert [lane.committed(partition) for partition in (0, 1)] == [8, 7]
     lane.judge(settled=True)
 
 

@@ -1,10 +1,12 @@
 """Handlers of the end-to-end tests that do what the journal handler cannot."""
 
+import os
 from contextlib import suppress
 
 import pyarrow as pa
 
 from ackline.handler import Record, arrow_handler
+from ackline.local.processes import wait_until
 from ackline.testing import journal
 
 
@@ -31,6 +33,17 @@ def fails_every_other_once(batch: pa.RecordBatch) -> list[str]:
 def _fails_once(batch: pa.RecordBatch, nth: int) -> list[str]:
     attempts = zip(batch.column("offset").to_pylist(), batch.column("attempt").to_pylist(), strict=True)
     return ["failed" if attempt == 1 and offset % nth == 0 else "acked" for offset, attempt in attempts]
+
+
+def waits_for_three_workers(record: Record) -> None:
+    """Acks a record once three processes have called this function; fails if they do not come."""
+    journal.handle(record)
+    file = os.environ[journal.JOURNAL]
+
+    def three() -> bool:
+        return len({call.pid for call in journal.read(file) if call.topic == record.topic}) >= 3
+
+    assert wait_until(three, 60), "three processes were to share the partitions"
 
 
 def even(record: Record) -> bool:

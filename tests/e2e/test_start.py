@@ -6,9 +6,10 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from ackline.errors import GroupBusy
 from tests.e2e import wire
 from tests.e2e.fixtures import MakeLab
-from tests.e2e.lab import Row
+from tests.e2e.lab import ROOT, Row, fails
 
 FIRST_RECORD = datetime.now(UTC).replace(microsecond=0) - timedelta(hours=1)
 BETWEEN_3_AND_4 = (FIRST_RECORD + timedelta(seconds=3, milliseconds=500)).isoformat()
@@ -98,19 +99,23 @@ def test_s32_topics_of_a_pattern_and_partitions_that_are_new_are_read_from_their
 
 
 def test_s33_three_workers_read_each_record_of_the_named_partitions_exactly_once(lab: MakeLab) -> None:
-    lane = lab(partitions=12)
+    """The handler returns from its first records once three processes have called it: each of them has a share."""
+    lane = lab(partitions=12, handler="tests.e2e.handlers:waits_for_three_workers")
     kafka = {name: value for name, value in lane.settings["kafka"].items() if name != "topics"}
     lane.configure(
         kafka={**kafka, "partitions": {lane.topic: [partition for partition in range(12) if partition != 5]}}
     )
     for partition in range(12):
         lane.produce_records(3, partition=partition)
-    done = lane.ackline_process("run", lane.name, "--json", env={"ACKLINE_SPARK_MASTER": "local[3]"})
+    three_workers = {"ACKLINE_SPARK_MASTER": "local[3]", "PYTHONPATH": str(ROOT)}
+    done = lane.ackline_process("run", lane.name, "--json", env=three_workers)
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout.splitlines()[-1])["records"] == 33
+    printed = json.loads(done.stdout.splitlines()[-1])
+    assert (printed["records"], printed["outcomes"]) == (33, {"acked": 33})
     calls = lane.calls()
-    assert len({(call.partition, call.offset) for call in calls}) == len(calls) == 33
-    assert 1 <= len({call.pid for call in calls}) <= 3
+    named = {(partition, offset) for partition in range(12) if partition != 5 for offset in range(3)}
+    assert sorted((call.partition, call.offset) for call in calls) == sorted(named)
+    assert len({call.pid for call in calls}) == 3
     assert (lane.committed(4), lane.committed(5), lane.committed(6)) == (3, None, 3)
 
 
@@ -129,13 +134,40 @@ def test_s35_a_commit_that_vanished_is_made_again_and_nothing_is_read_twice(lab:
     lane.judge(settled=True)
 
 
-def test_s54_latest_is_decided_once_although_the_first_run_is_empty_and_fails(lab: MakeLab) -> None:
-    """The first run stops after its genesis is stored, before anything is committed."""
+@pytest.mark.parametrize("first_run", ["is empty", "fails at its commit", "is killed after its plan"])
+def test_s54_latest_is_decided_once_although_the_first_run_is_empty_or_fails(lab: MakeLab, first_run: str) -> None:
+    """A live member of the group makes the first run fail: the group has no commit then, and the topic grows."""
     lane = lab(start="latest")
     lane.produce_records(3)
-    lane.plan()
+    if first_run == "is empty":
+        assert lane.run().calls == 0
+    elif first_run == "is killed after its plan":
+        lane.plan()
+    else:
+        with wire.member(lane.broker.bootstrap, lane.group, lane.topic), pytest.raises(GroupBusy):
+            lane.run()
+    assert lane.committed() == (3 if first_run == "is empty" else None)
     lane.produce_records(2)
     lane.run()
     lane.run()
     assert lane.new_offsets() == [3, 4]
+    assert lane.committed() == 5
+    lane.judge(settled=True)
+
+
+@pytest.mark.parametrize(("start", "first"), [("uncommitted_earliest", 2), ("earliest", 0)])
+def test_s31_a_failed_record_of_a_group_that_another_owner_has_committed_holds_the_floor_and_is_retried(
+    lab: MakeLab, start: str, first: int
+) -> None:
+    """The commit at the failed record replaces the other owner's, although that is the same offset or a higher one."""
+    lane = lab(start=start)
+    lane.produce_records(5, fails([first], 1))
+    lane.move_group(2, OF_ANOTHER_PIPELINE)
+    lane.run()
+    assert (lane.new_offsets(), lane.pending()) == (list(range(first, 5)), [first])
+    offset, metadata = lane.group_commit() or (None, "{}")
+    owner = json.loads(metadata)
+    assert (offset, owner["pipeline"], owner["n"]) == (first, lane.name, 1)
+    lane.run()
+    assert (lane.new_calls(), lane.committed(), lane.pending()) == ([(first, 2)], 5, [])
     lane.judge(settled=True)

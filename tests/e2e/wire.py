@@ -3,15 +3,22 @@
 import ctypes
 import time
 import uuid
-from collections.abc import Callable, Iterable
-from contextlib import closing
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import confluent_kafka
 from confluent_kafka import Consumer, IsolationLevel, KafkaError, KafkaException, Producer, TopicPartition
-from confluent_kafka.admin import AdminClient, NewPartitions, OffsetSpec  # type: ignore[attr-defined]
+from confluent_kafka.admin import (  # type: ignore[attr-defined]
+    AdminClient,
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+    NewPartitions,
+    OffsetSpec,
+)
 
 __all__ = [
     "Read",
@@ -23,6 +30,8 @@ __all__ = [
     "delete_records",
     "delete_topic",
     "log_end",
+    "log_start",
+    "member",
     "open_transaction",
     "produce",
     "produce_aborted",
@@ -30,6 +39,7 @@ __all__ = [
     "produce_header",
     "read",
     "retry_until_ready",
+    "set_topic_config",
     "topics",
     "wait_until_stable",
 ]
@@ -141,6 +151,24 @@ def log_end(bootstrap: str, topic: str, partition: int = 0, *, stable: bool = Fa
     return int(admin.list_offsets({tp: latest}, isolation_level=level)[tp].result(SECONDS).offset)
 
 
+def log_start(bootstrap: str, topic: str, partition: int = 0) -> int:
+    """Returns the start of the log: the lowest offset that it still has."""
+    tp, earliest = TopicPartition(topic, partition), OffsetSpec.earliest()  # type: ignore[no-untyped-call]
+    admin = AdminClient({"bootstrap.servers": bootstrap})
+    return int(admin.list_offsets({tp: earliest})[tp].result(SECONDS).offset)
+
+
+def set_topic_config(bootstrap: str, topic: str, **settings: str) -> None:
+    """Change settings of a topic; a dot in a name is written as `_`."""
+    entries = [
+        ConfigEntry(name.replace("_", "."), value, incremental_operation=AlterConfigOpType.SET)
+        for name, value in settings.items()
+    ]
+    resource = ConfigResource(ConfigResource.Type.TOPIC, topic, incremental_configs=entries)
+    admin = AdminClient({"bootstrap.servers": bootstrap})  # kept: its requests end with it
+    admin.incremental_alter_configs([resource])[resource].result(SECONDS)
+
+
 def _send(producer: Producer, topic: str, records: Iterable[Write], partition: int) -> None:
     refused: list[KafkaError] = []
 
@@ -231,6 +259,18 @@ def commit_offset(bootstrap: str, group: str, tp: tuple[str, int], offset: int, 
     with closing(Consumer({"bootstrap.servers": bootstrap, "group.id": group})) as consumer:
         for answer in retry_until_ready(lambda: consumer.commit(offsets=offsets, asynchronous=False)):
             assert answer.error is None
+
+
+@contextmanager
+def member(bootstrap: str, group: str, topic: str, client_id: str = "member") -> Iterator[None]:
+    """A live member of the group, which has the topic's partitions while the block runs, and commits nothing."""
+    settings = {"bootstrap.servers": bootstrap, "group.id": group, "client.id": client_id, "enable.auto.commit": False}
+    with closing(Consumer(settings)) as consumer:
+        consumer.subscribe([topic])
+        deadline = time.monotonic() + SECONDS
+        while consumer.poll(0.1) is not None or not consumer.assignment():
+            assert time.monotonic() < deadline
+        yield
 
 
 def topics(bootstrap: str) -> set[str]:

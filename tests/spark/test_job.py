@@ -141,13 +141,15 @@ lab.spark.stop()
     return done, (folder / "calls").read_text().split()
 
 
-def test_a_task_that_is_done_again_leaves_no_row_twice(broker: Broker, topic: MakeTopic, tmp_path: Path) -> None:
-    """Fault 7: a Python worker is killed in the middle of its task (`local[2,4]`)."""
+def test_fault_7_the_task_of_a_killed_python_worker_is_done_again_and_leaves_no_row_twice(
+    broker: Broker, topic: MakeTopic, tmp_path: Path
+) -> None:
+    """Under `local[2,4]`, which may try each task four times."""
     done, calls = run_and_die(broker, topic(), tmp_path, once=False)
     assert done.returncode == 0, done.stderr[-2000:]
     printed = json.loads(done.stdout.splitlines()[-1])
     assert (printed["rows"], printed["calls"]) == ([[offset, "acked", None] for offset in range(2000)], 2000)
-    assert len(calls) > 2000
+    assert len(calls) > 2000, "the killed task's calls, and those of the task that replaced it"
 
 
 def test_s50_a_task_that_may_have_handled_its_records_is_not_done_again(
