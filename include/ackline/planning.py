@@ -70,8 +70,8 @@ def plan_partitions(
 ) -> dict[TopicPartition, PlannedPartition]:
     """What turn number `turn` reads of each partition, and where it reads nothing, why.
 
-    Due retries take their share of `max_records_per_run` first, the longest due before the others, and leave at least
-    a tenth to fresh offsets. One half of the fresh offsets is shared evenly, so that no partition starves. The other
+    Due retries take their share of `max_records_per_run` first and leave at least a tenth to fresh offsets. The longest
+    due come first; of those with the same due time, the ones with the fewest attempts. One half of the fresh offsets is shared evenly, so that no partition starves. The other
     half goes to the partitions that are furthest behind in time; if no times are known, all is shared evenly. A lot,
     seeded by the turn, divides what is left over. Raises TopicChanged if a state is ahead of its log: such a partition
     is not caught up (S42).
@@ -140,10 +140,12 @@ class _DueRetries(NamedTuple):
     """Retries of neighbouring offsets with one due time; the order of the fields is the order of service."""
 
     due: datetime
+    # Records that failed in the same turn are due at the same time. Without this field the lowest partitions would come
+    # first each time, and the highest ones would get fewer attempts for as long as a run can't read all that is due.
+    attempts: int
     tp: TopicPartition
     start: int
     end: int
-    attempts: int
 
 
 def _due_retries(views: Mapping[TopicPartition, PartitionView], now: datetime) -> Iterable[_DueRetries]:
@@ -153,7 +155,7 @@ def _due_retries(views: Mapping[TopicPartition, PartitionView], now: datetime) -
         for pending in view.state.pending:
             state = pending.value
             if state.kind is PendingKind.RETRY and state.due is not None and state.due <= now:
-                yield _DueRetries(state.due, tp, pending.start, pending.end, state.attempts)
+                yield _DueRetries(state.due, state.attempts, tp, pending.start, pending.end)
 
 
 def _first_due(due: Sequence[_DueRetries], limit: int) -> dict[TopicPartition, ValuedRanges[int]]:

@@ -1,6 +1,6 @@
-"""Metrics through Airflow, also to a real StatsD socket: stable names and tags, and no count twice.
+"""The metrics of a settle of a lane in memory: stable names and tags, the format of StatsD, and no count twice.
 
-test_dag.py sends them to a real OpenTelemetry receiver.
+A real run sends them to a real OpenTelemetry receiver in test_dag.py, and to a real StatsD socket in test_scheduler.py.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ from ackline.airflow.gauges import COUNTED, publish_metrics
 from ackline.errors import GroupBusy
 from ackline.steps.settle import settle
 from ackline.testing.memory_kafka import MemoryGroup
-from tests.memory_lane import FAILS, FAILS_ONCE, OK, MemoryLane
+from tests.memory_lane import FAILS, FAILS_ONCE, OK, TP1, MemoryLane
 
 GAUGES = {
     "log_start", "log_end", "records", "committed", "floor", "read", "lag", "lag_seconds", "due", "pending.retry",
@@ -158,6 +158,22 @@ def test_the_names_and_tags_of_the_metrics_are_stable(lane: MemoryLane, sent: Se
         for of, tags in (("partition", by_partition), ("topic", by_topic))
         for word in ("acked", "failed")
     }
+
+
+def test_the_records_of_a_partition_are_what_its_log_still_has(lane: MemoryLane, sent: Sent) -> None:
+    """Storm's `recordsInPartition`: log end − log start, also where the log starts above 0."""
+    lane.log().expire(3)
+    turn(lane)
+    lane.log(TP1).append(OK, lane.world.now)
+    lane.log().expire(4)
+    turn(lane)
+    assert [(value, tags[1:]) for _, name, value, tags in sent if name == "ackline.partition.records"] == [
+        (1, (("topic", "orders"), ("partition", "0"))),
+        (0, (("topic", "orders"), ("partition", "1"))),
+        (0, (("topic", "orders"), ("partition", "0"))),
+        (1, (("topic", "orders"), ("partition", "1"))),
+    ]
+    assert [value for _, name, value, _ in sent if name == "ackline.topic.records"] == [1, 1]
 
 
 def test_counts_are_added_once_however_often_a_turn_is_settled(lane: MemoryLane, sent: Sent) -> None:

@@ -1,5 +1,8 @@
 """Retries: a run reads what is due and nothing else, and what is exhausted gets a dead letter (S13–S19)."""
 
+from collections import Counter
+from itertools import pairwise
+
 from tests.e2e.fixtures import MakeLab
 from tests.e2e.lab import Row, fails
 
@@ -58,6 +61,25 @@ def test_s15_a_run_of_at_most_ten_handles_the_eleventh_record_once_in_all(lab: M
     assert lane.committed() == 11
     assert lane.run().calls == 0
     lane.judge(settled=True)
+
+
+def test_at_the_limit_of_a_run_no_partition_waits_for_the_retries_of_another_to_be_done(lab: MakeLab) -> None:
+    """Nine retries in three partitions, always failing, and runs of at most four: the longest due first."""
+    lane = lab(partitions=3, max_records_per_run=9, retry={"initial_delay": "1s", "period": "1s", "multiplier": 1})
+    for partition in range(3):
+        lane.produce_records(3, fails(range(3), -1), partition=partition)
+    lane.run()
+    lane.configure(max_records_per_run=4)
+    tried = [Counter((call.partition, call.offset) for call in lane.calls())]
+    for _ in range(5):
+        lane.advance_clock(1)
+        assert lane.run().calls == 4
+        tried.append(Counter((call.partition, call.offset) for call in lane.calls()))
+    assert [(len(times), max(times.values()) - min(times.values())) for times in tried] == [
+        *((9, difference) for difference in (0, 1, 1, 1, 1, 1))
+    ]
+    retried = [{partition for partition, _ in after - before} for before, after in pairwise(tried)]
+    assert retried == [{0, 1}, {1, 2}, {2, 0}, {1, 2}, {2, 0}]
 
 
 def test_s16_s18_only_what_is_due_is_handled_and_nothing_early(lab: MakeLab) -> None:

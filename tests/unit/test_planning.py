@@ -1,5 +1,6 @@
 """What a turn reads: due retries, the window, the limits, and why it reads nothing of a partition."""
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from datetime import datetime, timedelta
@@ -91,6 +92,22 @@ def test_due_retries_come_first_and_fresh_offsets_get_at_least_a_tenth_if_there_
 def test_the_retries_that_have_been_due_longest_come_first_across_partitions() -> None:
     due = {FIRST: view(50, 50, failed(0, 50, due=-1)), SECOND: view(50, 50, failed(0, 50, due=-2))}
     assert {tp: count(planned.retries) for tp, planned in plan(due, total=60).items()} == {FIRST: 10, SECOND: 50}
+
+
+def test_at_the_limit_each_partition_gets_its_due_retries_in_turn_and_none_starves() -> None:
+    """All 30 records fail always, and a run reads seven. A retry that fails again is due after those that wait; of
+    those that failed together, the one with the fewest attempts comes first."""
+    always = fails(*range(10))
+    lane = PureLane({tp: LogBounds(0, 10) for tp in (FIRST, SECOND, THIRD)})
+    attempts = Counter((call.tp, call.offset) for call in lane.poll(always).calls)
+    lane.limits = Limits(1_000, 7)
+    for run in range(1, 31):
+        lane.wait(1)
+        attempts.update((call.tp, call.offset) for call in lane.poll(always).calls)
+        assert (len(attempts), attempts.total()) == (30, 30 + 7 * run)
+        assert max(attempts.values()) - min(attempts.values()) <= 1
+    by_partition = [sum(n for (tp, _), n in attempts.items() if tp == of) for of in (FIRST, SECOND, THIRD)]
+    assert by_partition == [80, 80, 80]
 
 
 def test_what_one_partition_leaves_over_the_others_get() -> None:
@@ -188,14 +205,16 @@ def test_any_plan_keeps_the_limits_reads_only_due_retries_and_shares_the_fresh_o
     fresh = sum(len(partition.fresh) for partition in planned.values())
     due = sorted(retry for tp, state in states.items() for retry in naive_due(tp, state))
     taken = sorted(
-        (by_offset(states[tp].state.pending)[offset].due, tp, offset)
+        retry
         for tp, partition in planned.items()
-        for offset in by_offset(partition.retries)
+        for retry in naive_due(tp, states[tp])
+        if retry[-1] in by_offset(partition.retries)
     )
+    assert len(taken) == sum(count(partition.retries) for partition in planned.values())
 
     assert planned.keys() == states.keys()
     assert fresh + len(taken) <= limits.max_records_per_run
-    assert taken == due[: len(taken)], "the longest due first"
+    assert taken == due[: len(taken)], "the longest due first, then those with the fewest attempts"
     wanted = sum(len(naive_room(state, limits)) for state in states.values())
     if len(taken) < len(due):  # some must wait: then the run is full, and a tenth of it is for fresh offsets
         assert fresh + len(taken) == limits.max_records_per_run
@@ -210,9 +229,9 @@ def test_any_plan_keeps_the_limits_reads_only_due_retries_and_shares_the_fresh_o
         assert (partition.why is None) == (not partition.empty)
 
 
-def naive_due(tp: TopicPartition, view: PartitionView) -> list[tuple[datetime | None, TopicPartition, int]]:
+def naive_due(tp: TopicPartition, view: PartitionView) -> list[tuple[datetime | None, int, TopicPartition, int]]:
     return [
-        (state.due, tp, offset)
+        (state.due, state.attempts, tp, offset)
         for offset, state in by_offset(view.state.pending).items()
         if view.log and view.subscribed and state.kind is PendingKind.RETRY and state.due and state.due <= NOON
     ]
