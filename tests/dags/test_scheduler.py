@@ -1,20 +1,80 @@
 """The DAG under the real scheduler: an Airflow with all its servers, as in the demo."""
 
+import json
 import os
 import signal
+from collections import Counter
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
+from ackline.audit.queries import AuditFilter, audit_rows
 from ackline.local.airflow_servers import LocalAirflow
 from ackline.local.broker import Broker
 from ackline.local.processes import wait_until
 from ackline.process_identity import ProcessIdentity
+from tests.conftest import MakeTopic
 from tests.dags.project import CANARY, SLOW_HANDLER, Project, drivers, produce, served_airflow
+from tests.dags.statsd_receiver import Received, receiver
+from tests.e2e.wire import commit_offset, delete_records
 
 SECONDS = 120.0
+OWN_CODE = """
+import json, os, pathlib, time
+from ackline.listener import Listener
+
+EVENTS = pathlib.Path(__file__).with_name("events")
+
+def first(topic, partition):
+    return partition == 0
+
+def handle(record):
+    if json.loads(record.value).get("hang"):
+        time.sleep(600)
+
+class Never:
+    def next_attempt(self, attempts, handled_at, error_class, seed):
+        assert error_class == "Timeout"
+        return None
+
+class Own(Listener):
+    def note(self, *event):
+        with EVENTS.open("a") as events:
+            print(os.getpid(), *event, file=events)
+
+    def on_open(self, pipeline, run_id):
+        self.note("open")
+
+    def on_partitions_changed(self, partitions):
+        self.note("partitions_changed", [tp.partition for tp in partitions])
+
+    def on_planned(self, plan):
+        self.note("planned", [tp.partition for tp in plan.partitions])
+
+    def on_handled(self, turn, counts):
+        [of] = counts.values()
+        self.note("handled", {str(outcome): rows for outcome, rows in sorted(of.items())})
+
+    def on_acked(self, turn, counts):
+        self.note("acked", *counts.values())
+
+    def on_dead(self, turn, offsets):
+        self.note("dead", *offsets.values())
+
+    def on_expired(self, turn, ranges):
+        self.note("expired", *ranges.values())
+
+    def on_committed(self, committed):
+        self.note("committed", *(commit.offset for commit in committed.values()))
+
+    def on_close(self):
+        self.note("close")
+"""
+"""A project's own code. Its listener notes each event with the process that calls it."""
 
 
 @pytest.fixture(scope="module")
@@ -28,24 +88,32 @@ def scheduled(broker: Broker, tmp_path_factory: pytest.TempPathFactory) -> Proje
 
 
 @pytest.fixture(scope="module")
-def airflow(scheduled: Project, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalAirflow]:
-    with served_airflow(tmp_path_factory.mktemp("airflow-stack"), scheduled) as airflow:
+def statsd() -> Iterator[Received]:
+    """What the tasks of the scheduler's runs send to StatsD."""
+    with receiver() as received:
+        yield received
+
+
+@pytest.fixture(scope="module")
+def airflow(scheduled: Project, statsd: Received, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalAirflow]:
+    home = tmp_path_factory.mktemp("airflow-stack")
+    with served_airflow(home, scheduled, statsd.environment) as airflow:
         yield airflow
 
 
-def test_the_scheduler_runs_a_pipeline_beside_a_broken_one_and_names_that(
-    scheduled: Project, airflow: LocalAirflow, pipeline: str, source: str
+def test_the_cron_of_a_pipeline_fires_beside_a_broken_one_that_is_named(
+    scheduled: Project, airflow: LocalAirflow, statsd: Received, pipeline: str, source: str
 ) -> None:
-    """It plans, submits the Spark job, settles and commits; each task links to the pipeline's page.
-
-    The broken file is an import error with file and key.
-    """
+    """Nothing triggers the run. It plans, submits the Spark job, settles and commits; each task links to the pipeline's
+    page, and settle sends the metrics. The broken file is an import error with file and key."""
     produce(scheduled.bootstrap, source, {}, {"fail": 1}, {})
-    scheduled.write(pipeline, source)
+    scheduled.write(pipeline, source, schedule="0 0 1 * *")
     dag = f"replay__{pipeline}"
     airflow.unpause(dag)
-    run = airflow.trigger(dag)
+    assert wait_until(lambda: bool(airflow.runs(dag)), SECONDS)
+    [run] = airflow.runs(dag)
     assert airflow.wait(dag, run, SECONDS) == "success"
+    _check_it_was_scheduled_for_the_last_month(airflow.call("GET", f"/dags/{dag}/dagRuns/{run}"))
     assert scheduled.outcomes(pipeline) == [(0, 1, "acked"), (1, 1, "failed"), (2, 1, "acked")]
     assert scheduled.committed(pipeline, source) == 1
     log = airflow.log(dag, run, "replay")
@@ -58,7 +126,33 @@ def test_the_scheduler_runs_a_pipeline_beside_a_broken_one_and_names_that(
     ((file, reason),) = airflow.import_errors().items()
     assert file.endswith("broken_pipelines.py")
     assert "broken.yaml:2: guarantee:" in reason
+    _check_metrics(statsd, scheduled, pipeline, source)
     _cleared(scheduled, airflow, pipeline, source, run)
+    assert wait_until(lambda: statsd.sums(pipeline, source, 0).get("retries") == 1, SECONDS)
+    assert statsd.sums(pipeline, source, 0) == {"acked": 3, "failed": 1, "retries": 1}
+    assert list(airflow.runs(dag)) == [run]
+
+
+def _check_it_was_scheduled_for_the_last_month(run: dict[str, Any]) -> None:
+    """The cron names the first of each month: the interval is the last month that is over, and not of zero length."""
+    start, end = (datetime.fromisoformat(run[f"data_interval_{name}"]) for name in ("start", "end"))
+    assert (run["run_type"], run["triggered_by"]) == ("scheduled", "timetable")
+    assert (start.day, end.day) == (1, 1)
+    assert timedelta(days=28) <= end - start <= timedelta(days=31)
+    assert timedelta(0) <= datetime.now(UTC) - end <= timedelta(days=32)
+
+
+def _check_metrics(statsd: Received, scheduled: Project, pipeline: str, source: str) -> None:
+    """They have arrived at the socket, as the broker and the tables have them."""
+    assert wait_until(lambda: "total.retries" in statsd.last(pipeline, source, 0), SECONDS)
+    gauges = statsd.last(pipeline, source, 0)
+    outcomes = Counter(outcome for _, _, outcome in scheduled.outcomes(pipeline))
+    assert gauges | {
+        "log_start": 0, "log_end": 3, "records": 3, "read": 3, "floor": 1, "lag": 2, "pending.retry": 1,
+        "committed": scheduled.committed(pipeline, source),
+        "total.acked": outcomes["acked"], "total.failed": outcomes["failed"], "total.retries": 0,
+    } == gauges  # fmt: skip
+    assert statsd.sums(pipeline, source, 0) == outcomes == {"acked": 2, "failed": 1}
 
 
 def _cleared(scheduled: Project, airflow: LocalAirflow, pipeline: str, source: str, run: str) -> None:
@@ -70,6 +164,76 @@ def _cleared(scheduled: Project, airflow: LocalAirflow, pipeline: str, source: s
     assert (scheduled.outcomes(pipeline), scheduled.committed(pipeline, source)) == (wanted, 3)
     calls = [(call.offset, call.attempt) for call in scheduled.calls() if call.topic == source]
     assert sorted(calls) == [(0, 1), (1, 1), (1, 2), (2, 1)]
+
+
+def test_each_task_imports_the_projects_code_in_a_process_of_its_own_and_calls_it(
+    scheduled: Project, airflow: LocalAirflow, statsd: Received, pipeline: str, topic: MakeTopic
+) -> None:
+    """A partition filter, a listener, a retry class and a handler that hangs. Records 0 and 1 expire before they are
+    read; `record_timeout` ends the call for 3, and the retry class gives it up. Partition 1 is not read."""
+    source = topic(partitions=2)
+    produce(scheduled.bootstrap, source, {}, {}, {}, {"hang": True}, {})
+    delete_records(scheduled.bootstrap, (source, 0), 2)
+    commit_offset(scheduled.bootstrap, f"{pipeline}-group", (source, 0), 0, "")
+    file = _own_code(scheduled, pipeline, source)
+    dag = f"replay__{pipeline}"
+    airflow.unpause(dag)
+    run = airflow.trigger(dag)
+    assert airflow.wait(dag, run, SECONDS) == "success", airflow.log(dag, run, "replay")
+    assert scheduled.outcomes(pipeline) == [
+        (0, 0, "expired"), (2, 1, "acked"), (3, 0, "dead"), (3, 1, "failed"), (4, 1, "acked"),
+    ]  # fmt: skip
+    assert [scheduled.committed(pipeline, source, partition) for partition in (0, 1)] == [5, None]
+    events: dict[str, list[str]] = {}
+    for line in (scheduled.include / "events").read_text().splitlines():
+        process, _, event = line.partition(" ")
+        events.setdefault(process, []).append(event)
+    assert list(events.values()) == [
+        ["open", "partitions_changed [0]", "planned [0]", "close"],  # plan
+        ["open", "close"],  # replay's task, which starts the driver
+        ["open", "handled {'acked': 2, 'failed': 1}", "close"],  # the driver
+        ["open", "acked 2", "dead [3]", "expired [(0, 2)]", "committed 5", "close"],  # settle
+    ]
+    rows = audit_rows(scheduled.audit, pipeline, AuditFilter())
+    assert [row["error_class"] for row in rows if row["outcome"] in ("failed", "dead")] == ["Timeout", "Timeout"]
+    assert statsd.sums(pipeline, source, 0) == {"acked": 2, "failed": 1, "dead": 1, "expired": 1}
+    gauges = statsd.last(pipeline, source, 0)
+    assert (gauges["log_start"], gauges["log_end"], gauges["records"]) == (2, 5, 3)
+    _expired_fail(scheduled, airflow, pipeline, source, file)
+
+
+def _own_code(scheduled: Project, pipeline: str, source: str) -> Path:
+    """Write the project's code and the pipeline file that names it. Returns the file."""
+    (scheduled.include / "own_code.py").write_text(OWN_CODE)
+    kafka = {
+        "connection": "kafka_default", "group_id": f"{pipeline}-group", "topics": [source],
+        "partition_filter": "own_code:first",
+    }  # fmt: skip
+    return scheduled.write(
+        pipeline, source, "own_code:handle", kafka=kafka, listener="own_code:Own", retry={"class": "own_code:Never"},
+        record_timeout="1s",
+    )  # fmt: skip
+
+
+def _expired_fail(scheduled: Project, airflow: LocalAirflow, pipeline: str, source: str, file: Path) -> None:
+    """S41: with `on_expired: fail` the task plan fails at once, names what is gone, and stores nothing."""
+    file.write_text(f"{file.read_text()}on_expired: fail\n")
+    produce(scheduled.bootstrap, source, {}, {})
+    delete_records(scheduled.bootstrap, (source, 0), 6)
+    outcomes = scheduled.outcomes(pipeline)
+    dag = f"replay__{pipeline}"
+    run = airflow.trigger(dag)
+    assert airflow.wait(dag, run, SECONDS) == "failed"
+    assert airflow.task_states(dag, run) == {"plan": "failed", "replay": "upstream_failed", "settle": "upstream_failed"}
+    assert airflow.call("GET", f"/dags/{dag}/dagRuns/{run}/taskInstances/plan")["try_number"] == 1
+    assert f"retention took records that were not settled: {source}[0] [5, 6)" in _error_of(airflow, dag, run)
+    assert (scheduled.outcomes(pipeline), scheduled.committed(pipeline, source)) == (outcomes, 5)
+
+
+def _error_of(airflow: LocalAirflow, dag: str, run: str) -> str:
+    """Returns the log of the task plan, errors included."""
+    path = f"/dags/{dag}/dagRuns/{run}/taskInstances/plan/logs/1?full_content=true"
+    return json.dumps(airflow.call("GET", path))
 
 
 @pytest.mark.parametrize("how", ["its process is killed", "a user marks it as failed"])
