@@ -71,10 +71,10 @@ def plan_partitions(
     """What turn number `turn` reads of each partition, and where it reads nothing, why.
 
     Due retries take their share of `max_records_per_run` first and leave at least a tenth to fresh offsets. The longest
-    due come first; of those with the same due time, the ones with the fewest attempts. One half of the fresh offsets is shared evenly, so that no partition starves. The other
-    half goes to the partitions that are furthest behind in time; if no times are known, all is shared evenly. A lot,
-    seeded by the turn, divides what is left over. Raises TopicChanged if a state is ahead of its log: such a partition
-    is not caught up (S42).
+    due come first; of those with the same due time, the ones with the fewest attempts. One half of the fresh offsets is
+    shared evenly, so that no partition starves. The other half goes to the partitions that are furthest behind in time;
+    if no times are known, all is shared evenly. A lot, seeded by the turn, divides what is left over. Raises
+    TopicChanged if a state is ahead of its log: such a partition is not caught up (S42).
     """
     room = {tp: _room(tp, view, limits) for tp, view in views.items()}
     due = sorted(_due_retries(views, now))
