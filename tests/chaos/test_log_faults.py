@@ -69,7 +69,7 @@ def test_fault_17_retention_by_time_removes_segments_of_planned_retries_and_of_u
     lane.run()
     assert lane.rows(1) == [Row(0, 0, "expired", 6), Row(6, 1, "acked")]
     metrics = lane.settled(1).metrics or {}
-    assert (lane.settled(1).counts, metrics["expired_offsets"]) == ({"expired": 1, "acked": 1}, 6)
+    assert (lane.settled(1).counts, metrics["expired_in_ranges"]) == ({"expired": 6, "acked": 1}, 6)
     assert [lane.committed(partition) for partition in (0, 1)] == [8, 7]
     lane.judge(settled=True)
 
