@@ -63,7 +63,7 @@ def written(
         "numRecords": len(rows),
         "minValues": {column: low for column, (low, _) in bounds.items()},
         "maxValues": {column: high for column, (_, high) in bounds.items()},
-        "nullCount": dict.fromkeys(bounds, 0),
+        "nullCount": dict.fromkeys(bounds, 0) | {"end_offset": len(rows)},
     }
     partition: dict[str, str | None] = {"plan_date": DAY.isoformat()}
     size, modified = path.stat().st_size, int(path.stat().st_mtime * 1000)

@@ -32,7 +32,7 @@ def test_the_audit_puts_the_lanes_of_a_pipeline_together_again(root: str, store:
     for each, offset in ((store, 1), (lane, 2), (other, 3)):
         of = turn(1, pipeline=each.pipeline)._replace(lane=each.lane)
         each.store_outcomes(of, [written(each, of, [(offset, 1, "acked")])])
-    each_row = [(row["lane"], row["offset"]) for row in audit_rows(root, "orders", AuditFilter(everything=True))]
+    each_row = [(row["lane"], row["offset"]) for row in list(audit_rows(root, "orders", AuditFilter(everything=True)))]
     assert each_row == [("live", 1), ("backfill-7", 2)]
 
 
@@ -40,7 +40,7 @@ def test_the_first_layout_is_refused_with_what_to_do(
     root: str, store: LedgerStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     DeltaTable.create(f"{root}/settlements", SETTLEMENTS, partition_by=["pipeline", "plan_date"])
-    for refused in (store.newest, lambda: maintain(root), lambda: audit_rows(root, "orders", AuditFilter())):
+    for refused in (store.newest, lambda: maintain(root), lambda: list(audit_rows(root, "orders", AuditFilter()))):
         with pytest.raises(ConfigError, match=r"first layout.*Point ACKLINE_AUDIT at an empty folder"):
             refused()
     monkeypatch.setenv("ACKLINE_AUDIT", root)

@@ -49,7 +49,7 @@ def test_no_row_and_no_transaction_id_changes(root: str, store: LedgerStore) -> 
     begin_lane(store)
     store.store_claim(plan(3))
     store.store_start_marker(plan(3), datetime.now(UTC))
-    rows, outcomes = audit_rows(root, "orders", AuditFilter(everything=True)), store.outcomes_of(turn(2))
+    rows, outcomes = list(audit_rows(root, "orders", AuditFilter(everything=True))), store.outcomes_of(turn(2))
     before, ledger = fences(store), store.ledger_id()
     assert [before[name] for name in ("plans claim", "plans start", "settlements settlement")] == [3, 3, 3]
 
@@ -57,7 +57,7 @@ def test_no_row_and_no_transaction_id_changes(root: str, store: LedgerStore) -> 
     assert fences(store) == fences(LedgerStore(root, "orders", "live")) == before
     again = LedgerStore(root, "orders", "live")
     assert (again.newest(), again.plan(turn(2)), again.ledger_id()) == (settlement(3), plan(2), ledger)
-    assert audit_rows(root, "orders", AuditFilter(everything=True)) == rows
+    assert list(audit_rows(root, "orders", AuditFilter(everything=True))) == rows
     assert [again.outcomes_of(turn(2)).counts, again.outcomes_of(turn(2)).attempted_fresh] == [
         outcomes.counts,
         outcomes.attempted_fresh,
@@ -85,8 +85,8 @@ def test_rows_of_a_long_topic_name_are_found_in_a_compacted_file(root: str, stor
     settle_turns(store, range(1, 3), tp)
     settle_turns(store, range(3, 5))
     maintain(root)
-    assert len(audit_rows(root, "orders", AuditFilter(topic=tp.topic))) == 14
-    assert audit_rows(root, "orders", AuditFilter(topic=tp.topic[:-1])) == []
+    assert len(list(audit_rows(root, "orders", AuditFilter(topic=tp.topic)))) == 14
+    assert list(audit_rows(root, "orders", AuditFilter(topic=tp.topic[:-1]))) == []
 
 
 def test_expired_entries_of_the_log_are_removed_and_no_fence_or_row_with_them(root: str, store: LedgerStore) -> None:
@@ -172,7 +172,7 @@ def test_fault_33_appends_beside_maintenance_neither_fail_nor_lose_a_row(root: s
             runs += 1
         writer.result()
     assert runs > 1
-    rows = audit_rows(root, "orders", AuditFilter())
+    rows = list(audit_rows(root, "orders", AuditFilter()))
     assert Counter((row["turn"], row["outcome"]) for row in rows) == {
         (n, word): count for n in range(1, 34) for word, count in OUTCOMES_A_TURN.items()
     }

@@ -85,7 +85,7 @@ def test_without_a_lock_a_compaction_goes_through_beside_an_append(
     before_the_write(lambda: settle_turns(store, range(4, 5)))
     assert maintain(root)[1].compacted == 3 * FILES_A_TURN
     assert len(files(store.outcomes)) == 1 + FILES_A_TURN
-    assert len(audit_rows(root, "orders", AuditFilter())) == 4 * ROWS_A_TURN
+    assert len(list(audit_rows(root, "orders", AuditFilter()))) == 4 * ROWS_A_TURN
 
 
 def rival_maintenance(root: str) -> Callable[[], object]:
@@ -105,7 +105,7 @@ def test_without_a_lock_a_compaction_that_loses_is_tried_again_and_doubles_no_ro
     begin_lane(store)
     rivals.append(rival_maintenance(root))
     assert (maintain(root)[1].busy, len(files(store.outcomes))) == (0, 1)
-    assert len(audit_rows(root, "orders", AuditFilter())) == 3 * ROWS_A_TURN
+    assert len(list(audit_rows(root, "orders", AuditFilter()))) == 3 * ROWS_A_TURN
 
 
 def test_without_a_lock_a_compaction_that_is_late_after_its_claim_doubles_no_row(
@@ -114,7 +114,7 @@ def test_without_a_lock_a_compaction_that_is_late_after_its_claim_doubles_no_row
     begin_lane(store)
     before_the_write(rival_maintenance(root))
     assert maintain(root)[1].files == 1
-    assert len(audit_rows(root, "orders", AuditFilter())) == 3 * ROWS_A_TURN
+    assert len(list(audit_rows(root, "orders", AuditFilter()))) == 3 * ROWS_A_TURN
 
 
 def test_without_a_lock_a_compaction_that_keeps_losing_is_left_for_the_next_time(
@@ -132,7 +132,7 @@ def test_without_a_lock_a_compaction_that_keeps_losing_is_left_for_the_next_time
     assert maintain(root)[1].busy == 1
     rivals.clear()
     assert maintain(root)[1].busy == 0
-    assert len(audit_rows(root, "orders", AuditFilter())) == ROWS_A_TURN * (next(turns) - 1)
+    assert len(list(audit_rows(root, "orders", AuditFilter()))) == ROWS_A_TURN * (next(turns) - 1)
 
 
 def test_without_a_lock_appends_go_through_beside_the_claims_of_compactions(root: str, store: LedgerStore) -> None:

@@ -88,7 +88,7 @@ class Project:
 
     def outcomes(self, pipeline: str) -> list[tuple[int, int, str]]:
         """Returns (offset, attempt, outcome) of each effective row."""
-        rows = audit_rows(self.audit, pipeline, AuditFilter())
+        rows = list(audit_rows(self.audit, pipeline, AuditFilter()))
         return sorted((row["offset"], row["attempt"], row["outcome"]) for row in rows)
 
     def committed(self, pipeline: str, topic: str, partition: int = 0) -> int | None:

@@ -194,7 +194,7 @@ def test_each_task_imports_the_projects_code_in_a_process_of_its_own_and_calls_i
         ["open", "handled {'acked': 2, 'failed': 1}", "close"],  # the driver
         ["open", "acked 2", "dead [3]", "expired [(0, 2)]", "committed 5", "close"],  # settle
     ]
-    rows = audit_rows(scheduled.audit, pipeline, AuditFilter())
+    rows = list(audit_rows(scheduled.audit, pipeline, AuditFilter()))
     assert [row["error_class"] for row in rows if row["outcome"] in ("failed", "dead")] == ["Timeout", "Timeout"]
     assert statsd.sums(pipeline, source, 0) == {"acked": 2, "failed": 1, "dead": 1, "expired": 1}
     gauges = statsd.last(pipeline, source, 0)

@@ -121,7 +121,7 @@ def test_the_page_shows_the_numbers_of_the_tables_and_of_the_broker(
     wire.produce(project.bootstrap, source, map(encoded, [{"dead": True}, {}]), partition=1)
     wire.delete_records(project.bootstrap, (source, 0), 3)
     turn()
-    rows = audit_rows(project.audit, "orders", AuditFilter())
+    rows = list(audit_rows(project.audit, "orders", AuditFilter()))
     assert len(rows) == 7  # 0 to 2 are one row, and the dead record has two
     ends = [wire.log_end(project.bootstrap, source, partition) for partition in (0, 1)]
     floors = [project.committed("orders", source, partition) for partition in (0, 1)]

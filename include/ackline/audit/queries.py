@@ -9,16 +9,14 @@ from functools import reduce
 from operator import and_
 from typing import Any
 
-import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
-from deltalake.exceptions import DeltaError
 
 from ackline.audit.layout import lanes_of
+from ackline.audit.scan import DECISION, LaneScanner, Scan, comes_after, first_rows
 from ackline.audit.schemas import OUTCOMES
-from ackline.audit.table import AuditTable, Where
+from ackline.audit.table import Where
 from ackline.offsets import OffsetRange
-from ackline.turns import TurnKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,37 +35,47 @@ class AuditFilter:
 
 
 COLUMNS = [name for name in OUTCOMES.names if name != "plan_date"]
-_NO_ROWS = OUTCOMES.empty_table().select(COLUMNS).append_column("effective", pa.array([], pa.bool_()))
+PAGE_ROWS = 100_000
+"""Rows that are held at a time when all rows are asked for. Each page reads the files again that may hold its rows."""
 _PRUNED_BY = ("topic", "partition", "turn", "outcome")
 """Columns whose statistics can rule a file out. Run ids have none worth reading."""
 
 
-def audit_rows(root: str, pipeline: str, criteria: AuditFilter) -> list[dict[str, Any]]:
-    """Returns rows of `outcomes` of all lanes, sorted by topic, partition, offset and time.
+def audit_rows(root: str, pipeline: str, criteria: AuditFilter) -> Iterator[dict[str, Any]]:
+    """Yields rows of `outcomes` of all lanes, sorted by topic, partition, offset and time, `criteria.limit` at most.
 
-    If `criteria` chooses one offset, its rows are sorted by time alone, those of ranges that contain it included. Their
-    key `effective` is True or False. Raises FatalError if the tables can't be read, and ConfigError if they have the
-    first layout.
+    If `criteria` chooses one offset, its rows are sorted by time alone, those of ranges that contain it included. The
+    key `effective` of a row is True or False. Holds PAGE_ROWS rows at a time, or `limit` if that is less, and opens no
+    file beyond the last row. Raises FatalError if the tables can't be read, and ConfigError if they have the first
+    layout.
     """
-    marked = pa.concat_tables([_rows_of_lane(lane.folder, criteria) for lane in lanes_of(root, pipeline)] or [_NO_ROWS])
-    marked = _sorted_by_time(marked, by_offset=criteria.offsets is None or len(criteria.offsets) > 1)
-    if criteria.limit is not None:
-        marked = marked.slice(0, criteria.limit)
-    rows: list[dict[str, Any]] = marked.to_pylist()
-    return rows
+    lanes = [LaneScanner(lane.folder) for lane in lanes_of(root, pipeline)]
+    order, wanted, left = _order(criteria), _wanted(criteria), criteria.limit
+    after: ds.Expression | None = None
+    while left is None or left > 0:
+        limit = PAGE_ROWS if left is None else min(left, PAGE_ROWS)
+        page_wanted = wanted if after is None else wanted & after
+        scan = Scan(COLUMNS, page_wanted, order, limit, _pruning(criteria), criteria.offsets, criteria.everything)
+        page = first_rows(lanes, scan)
+        if page is None:
+            return
+        for batch in page.drop([DECISION]).to_batches(1_000):
+            yield from batch.to_pylist()
+        if page.num_rows < limit:
+            return
+        after = comes_after({name: page[name][-1].as_py() for name in order})
+        left = None if left is None else left - page.num_rows
 
 
-def _rows_of_lane(folder: str, criteria: AuditFilter) -> pa.Table:
-    outcomes = AuditTable(folder, "outcomes")
-    version = outcomes.open()
-    if version is None:
-        return _NO_ROWS
-    try:
-        dataset = outcomes.dataset(version, _pruning(criteria))
-        scanned = dataset.to_table(columns=COLUMNS, filter=_wanted(criteria))
-    except (DeltaError, OSError, pa.ArrowException) as error:
-        raise outcomes.error(error) from error
-    return _with_effective(scanned, folder, criteria.everything)
+def _order(criteria: AuditFilter) -> list[str]:
+    """Returns the columns by which rows are sorted.
+
+    Turns give the order in time, not `handled_at`: executors have clocks of their own, and `--now` fixes the clock of a
+    whole run. In a turn, settle makes decisions after replay has made the attempts.
+    """
+    by_offset = criteria.offsets is None or len(criteria.offsets) > 1
+    return ["topic", "partition", *(["offset"] if by_offset else []), "lane", "epoch", "turn", DECISION, "attempt",
+            *([] if by_offset else ["offset"]), "outcome"]  # fmt: skip
 
 
 def _named_columns(criteria: AuditFilter) -> dict[str, str | int]:
@@ -87,35 +95,12 @@ def _pruning(criteria: AuditFilter) -> Where | None:
 
 
 def _wanted(criteria: AuditFilter) -> ds.Expression:
-    wanted = reduce(
-        and_, (ds.field(name) == value for name, value in _named_columns(criteria).items()), ds.scalar(True)
-    )
+    named = _named_columns(criteria).items()
+    wanted = reduce(and_, (ds.field(name) == value for name, value in named), ds.scalar(True))
     if criteria.offsets is not None:  # a row for a range is wanted if the range holds any of the offsets
         end = pc.coalesce(ds.field("end_offset"), ds.field("offset") + 1)
         wanted = wanted & (ds.field("offset") < criteria.offsets.end) & (end > criteria.offsets.start)
     return wanted
-
-
-def _with_effective(rows: pa.Table, folder: str, everything: bool) -> pa.Table:
-    keys = ["lane", "epoch", "turn"]
-    settled = AuditTable(folder, "settlements").read(None, [*keys, "kind"])
-    counting = settled.filter(pc.not_equal(settled["kind"], TurnKind.VOID.value)).select(keys)
-    counting = counting.group_by(keys).aggregate([])
-    counting = counting.append_column("effective", pa.repeat(pa.scalar(True), counting.num_rows))
-    joined = rows.join(counting, keys, join_type="left outer" if everything else "inner")
-    marked = pc.fill_null(joined["effective"], False)
-    return joined.set_column(joined.schema.get_field_index("effective"), "effective", marked)
-
-
-def _sorted_by_time(rows: pa.Table, by_offset: bool) -> pa.Table:
-    """Returns the rows by topic-partition, then by offset if `by_offset`, then in the order in which they were made.
-
-    Turns give that order, not `handled_at`: executors have clocks of their own, and `--now` fixes the clock of a whole
-    run. In a turn, settle makes decisions (attempt 0) after replay has made the attempts.
-    """
-    decision = pc.equal(rows["attempt"], 0)
-    keys = ["topic", "partition", *(["offset"] if by_offset else []), "lane", "epoch", "turn", "decision", "attempt"]
-    return rows.append_column("decision", decision).sort_by([(key, "ascending") for key in keys]).drop(["decision"])
 
 
 def displayed_values(row: Mapping[str, Any], columns: Iterable[str]) -> list[Any]:
@@ -123,7 +108,7 @@ def displayed_values(row: Mapping[str, Any], columns: Iterable[str]) -> list[Any
     return [None if name == "attempt" and row[name] == 0 else row[name] for name in columns]
 
 
-def json_rows(rows: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+def json_rows(rows: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
     """Yields rows with their times as ISO 8601 text, for JSON."""
     for row in rows:
         yield {name: value.isoformat() if hasattr(value, "isoformat") else value for name, value in row.items()}

@@ -1,6 +1,5 @@
 """The commands. Each opens a pipeline, calls a step, and prints the result."""
 
-import json
 import logging
 import os
 import sys
@@ -203,13 +202,15 @@ def audit(
         raise ConfigError(f"--outcome {outcome}: one of {', '.join(Outcome)}", key="--outcome")
     shown = limit if limit is not None or as_json else SHOWN + 1
     criteria = AuditFilter(topic, partition, range_of(offsets), outcome, run_id, turn, shown, everything)
-    rows = list(json_rows(audit_rows(audit_root(), name, criteria)))
-    if not rows and outcome_rows_are_off(LedgerStore(audit_root(), name, LIVE)):
-        _print_error("the newest turn stored no rows (`record_outcomes: false`); its counts are in `ackline status`")
+    found = json_rows(audit_rows(audit_root(), name, criteria))
     if as_json:
-        print("[" + ",\n".join(json.dumps(row) for row in rows) + "]")
-        return
-    _print_rows(rows, limit)
+        printed = json_output.print_json_list(found)
+    else:
+        rows = list(found)
+        printed = len(rows)
+        _print_rows(rows, limit)
+    if not printed and outcome_rows_are_off(LedgerStore(audit_root(), name, LIVE)):
+        _print_error("the newest turn stored no rows (`record_outcomes: false`); its counts are in `ackline status`")
 
 
 def _print_rows(rows: list[dict[str, Any]], limit: int | None) -> None:

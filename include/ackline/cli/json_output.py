@@ -17,6 +17,16 @@ def print_json(value: object) -> None:
     print(json.dumps(value))
 
 
+def print_json_list(values: Iterable[object]) -> int:
+    """Print values as a JSON list, a line each and each as it comes. Returns how many they were."""
+    printed = 0
+    for value in values:
+        print(",\n" if printed else "[", json.dumps(value), sep="", end="")
+        printed += 1
+    print("]" if printed else "[]")
+    return printed
+
+
 def plan_json(plan: Plan, adopted: bool) -> dict[str, Any]:
     """Returns a plan as JSON. In the plan of an operator action, its reason is why each partition reads nothing."""
     return {

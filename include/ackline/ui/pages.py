@@ -94,8 +94,8 @@ def _form(criteria: AuditFilter) -> str:
 
 
 def _audit(criteria: AuditFilter, rows: Sequence[dict[str, Any]]) -> str:
-    if criteria.offsets is None and criteria.partition is None:
-        return ""
+    if criteria.offsets is None and not rows:
+        return "" if criteria.partition is None and criteria.topic is None else "<p>Enter an offset.</p>"
     if not rows:
         return "<p>No settled turn has a row for this offset.</p>"
     notice = f"<p>The first {MOST_ROWS} rows.</p>" if len(rows) == MOST_ROWS else ""

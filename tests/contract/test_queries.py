@@ -1,0 +1,145 @@
+"""Queries of real audit tables: the first rows in order, whatever the files, without holding more than is shown."""
+
+import json
+import random
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from ackline.audit import queries
+from ackline.audit.maintenance import maintain
+from ackline.audit.queries import AuditFilter, audit_rows
+from ackline.audit.store import LedgerStore
+from ackline.ledger import OutcomeRow
+from ackline.offsets import OffsetRange, TopicPartition
+from ackline.outcome import Outcome
+from ackline.spark.job import ReplayResult
+from ackline.spark.output.outcome_files import Chunk, OutcomeFiles, OutcomeTarget
+from ackline.steps.replay import add_actions
+from tests.contract.lane_rows import DAY, NOON, TP, TP1, plan, settlement, turn, written
+
+Key = tuple[str, int, int, int, int, str, bool]
+OUTCOMES = ["acked", "failed", "dead"]
+
+
+def keys(rows: Any) -> list[Key]:
+    return [
+        (row["topic"], row["partition"], row["offset"], row["turn"], row["attempt"], row["outcome"], row["effective"])
+        for row in rows
+    ]
+
+
+@pytest.fixture
+def drawn(store: LedgerStore) -> list[Key]:
+    """A lane of six turns with drawn rows, the last two open. Returns its rows in the order of a query."""
+    draw, rows = random.Random(7), []
+    store.store_settlement(settlement(0))
+    for n in range(1, 7):
+        offsets = draw.sample(range(40), 8)
+        chosen = [(offset, attempt, draw.choice(OUTCOMES)) for offset in offsets for attempt in (1, 2)]
+        decided = OutcomeRow(n * 3, 0, Outcome.EXPIRED, NOON, None, n * 3 + 5)
+        tps = (TP, TP1, TopicPartition("payments", 0))
+        store.store_plan(plan(n))
+        store.store_outcomes(turn(n), [written(store, turn(n), chosen, tp) for tp in tps])
+        store.store_decisions(plan(n), "run", {TP: [decided]})
+        if n < 5:
+            store.store_settlement(settlement(n), plan(n))
+        rows += [(*tp, offset, n, attempt, outcome, n < 5) for tp in tps for offset, attempt, outcome in chosen]
+        rows += [(*TP, decided.offset, n, 0, "expired", n < 5)]
+    return sorted(rows, key=lambda row: (*row[:4], row[4] == 0, row[4]))
+
+
+@pytest.mark.parametrize("compacted", [False, True])
+@pytest.mark.parametrize("page", [20, 1_000_000])
+def test_pages_of_any_size_give_all_rows_once_and_in_order(
+    root: str, drawn: list[Key], page: int, compacted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if compacted:
+        maintain(root)
+    monkeypatch.setattr(queries, "PAGE_ROWS", page)
+    effective = [key for key in drawn if key[-1]]
+    assert keys(audit_rows(root, "orders", AuditFilter(everything=True))) == drawn
+    assert keys(audit_rows(root, "orders", AuditFilter())) == effective
+    for limit in (0, 7, len(effective)):
+        assert keys(audit_rows(root, "orders", AuditFilter(limit=limit))) == effective[:limit]
+    chosen = AuditFilter(topic="orders", partition=0, outcome="failed", offsets=OffsetRange(10, 20), limit=5)
+    wanted = [k for k in effective if k[:2] == ("orders", 0) and k[5] == "failed" and 10 <= k[2] < 20]
+    assert keys(audit_rows(root, "orders", chosen)) == wanted[:5]
+
+
+def test_an_offset_is_found_in_the_ranges_that_contain_it(root: str, drawn: list[Key]) -> None:
+    rows = keys(audit_rows(root, "orders", AuditFilter(topic="orders", partition=0, offsets=OffsetRange(11, 12))))
+    ranges = [(row[2], row[3]) for row in rows if row[5] == "expired"]
+    assert ranges == [(n * 3, n) for n in range(1, 5) if n * 3 <= 11 < n * 3 + 5]
+
+
+def test_a_limit_opens_no_file_beyond_the_last_row(
+    root: str, store: LedgerStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.store_settlement(settlement(0))
+    for n in range(1, 6):
+        store.store_outcomes(turn(n), [written(store, turn(n), [(n * 10 + i, 1, "acked") for i in range(10)])])
+        store.store_settlement(settlement(n), plan(n))
+    files = sorted(Path(store.outcomes.uri).rglob("plan_date=*/*.parquet"), key=lambda path: path.name)
+    for later in files[2:]:
+        later.write_bytes(b"not Parquet")
+    assert [row["offset"] for row in audit_rows(root, "orders", AuditFilter(limit=12))] == list(range(10, 22))
+    for first in files[:3]:
+        first.write_bytes(b"not Parquet")
+    offsets = AuditFilter(offsets=OffsetRange(200, 210))
+    assert list(audit_rows(root, "orders", offsets)) == [], "no file can hold these offsets"
+
+
+def test_the_command_prints_a_list_in_json_however_many_rows_there_are(
+    root: str, drawn: list[Key], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from ackline.cli.app import app
+
+    monkeypatch.setattr("ackline.cli.app.pipeline_named", lambda _: None)
+    monkeypatch.setenv("ACKLINE_AUDIT", root)
+    for arguments, count in (([], len([k for k in drawn if k[-1]])), (["--limit", "1"], 1), (["--turn", "99"], 0)):
+        shown = CliRunner().invoke(app, ["audit", "orders", "--json", *arguments])
+        assert len(json.loads(shown.stdout)) == count
+
+
+MEASURE = """
+import resource, sys
+from ackline.audit.queries import AuditFilter, audit_rows
+from ackline.offsets import OffsetRange
+root, limit = sys.argv[1], int(sys.argv[2])
+warm = list(audit_rows(root, "orders", AuditFilter(offsets=OffsetRange(5, 6), limit=1)))
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+rows = sum(1 for _ in audit_rows(root, "orders", AuditFilter(partition=0, limit=limit or None)))
+print(rows, (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)
+"""
+
+
+@pytest.mark.parametrize(("limit", "most"), [(200, 100), (0, 200)])
+def test_a_partition_of_a_million_rows_costs_few_megabytes(root: str, limit: int, most: int) -> None:
+    rows = 1_000_000
+    fill(root, rows)
+    done = subprocess.run(
+        [sys.executable, "-c", MEASURE, root, str(limit)], capture_output=True, text=True, timeout=240, check=True
+    )
+    shown, mebibytes = map(int, done.stdout.split())
+    assert shown == (limit or rows)
+    assert mebibytes <= most, mebibytes
+
+
+def fill(root: str, rows: int) -> None:
+    """Stores one settled turn with `rows` acked records of one partition, as a Spark task writes them."""
+    store = LedgerStore(root, "orders", "live")
+    store.store_settlement(settlement(0))
+    files = OutcomeFiles(OutcomeTarget(store.outcomes.uri, turn(1), DAY, "run"))
+    for start in range(0, rows, 100_000):
+        offsets = np.arange(start, start + 100_000)
+        ones = np.ones(len(offsets), dtype=np.int32)
+        files.add(TP, Outcome.ACKED, Chunk(offsets, offsets, ones, offsets))
+    result = ReplayResult(tuple(files.close()), {}, rows, 0)
+    store.store_outcomes(turn(1), add_actions(plan(1), result))
+    store.store_settlement(settlement(1), plan(1))
