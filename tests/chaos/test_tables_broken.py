@@ -3,6 +3,7 @@
 What is committed stays. After the repair no record is handled twice, and none is forgotten.
 """
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -51,7 +52,7 @@ def _torn(path: Path) -> None:
 def test_fault_32_a_lost_or_torn_checkpoint_is_said_or_does_not_matter(
     lab: MakeLab, damage: Callable[[Path], None]
 ) -> None:
-    """Damages the pointer to the checkpoint, and then the checkpoint, of each of the three tables."""
+    """Damages the newest checkpoint of each of the three tables, and a pointer to it, which only other tools write."""
     lane = lab(retry={"initial_delay": "1h"})
     lane.produce_records(4, {1: {"fail": 1}})
     for _ in range(11):
@@ -59,13 +60,19 @@ def test_fault_32_a_lost_or_torn_checkpoint_is_said_or_does_not_matter(
     assert (lane.new_offsets(), lane.committed(), lane.pending()) == ([0, 1, 2, 3], 1, [1])
     for name in ("_last_checkpoint", "*.checkpoint.parquet"):
         for table in ("plans", "outcomes", "settlements"):
-            [*_, file] = sorted(Path(lane.tables, table, "_delta_log").glob(name))
+            log = Path(lane.tables, table, "_delta_log")
+            checkpoint = max(log.glob("*.checkpoint.parquet"))
+            file = checkpoint if name.startswith("*") else log / name
+            if file != checkpoint:
+                file.write_text(json.dumps({"version": int(checkpoint.name[:20]), "size": 1}))
             whole = file.read_bytes()
             damage(file)
             error = _error_of_run(lane)
             assert not error or f"the table {table} at " in error
             assert (lane.new_offsets(), lane.committed()) == ([], 1), f"{table}/{file.name}"
-            file.write_bytes(whole)
+            file.unlink(missing_ok=True)
+            if file == checkpoint:
+                file.write_bytes(whole)
     lane.advance_clock(3600)
     lane.run()  # ends a turn that a failed run may have left open
     lane.run()

@@ -212,6 +212,9 @@ def test_a_report_too_far_behind_or_expired_from_the_log_is_none_and_no_error(
     for entry in log.glob("*.json"):
         os.utime(entry, (old, old))
     maintain(store.root)
+    assert list(log.glob("*01.json")), "the only checkpoint may be lost"
+    store.store_outcomes(turn(4), [])
+    maintain(store.root)
     assert not list(log.glob("*01.json"))
     assert LedgerStore(store.root, "orders", "live").report_of(turn(1)) is None
     assert store.has_outcomes(turn(3))

@@ -202,8 +202,5 @@ def _checkpoint(table: AuditTable) -> DeltaTable:
 
     In this order, so that no moment has neither.
     """
-    with table.lock():
-        version = _opened(table)
-        version.create_checkpoint()
-        version.cleanup_metadata()
-        return version
+    table.checkpoint()
+    return _opened(table)

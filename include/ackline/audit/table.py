@@ -3,41 +3,52 @@
 A fenced append carries a Delta transaction id (application, version), and the table refuses it when that version is
 taken. It replaces the compare-and-set that Kafka does not have. delta-rs alone appends a repeat again. So an append
 reads the version and commits on one handle: if a rival commits in between, ours fails as a concurrent transaction.
+
+An append to a local table is on the disk when it returns. The data files and their folders are synced before the log
+entry is written, and the log entry and its folder after it, so a power cut leaves no log entry without its data. A read
+syncs the newest log entry too, before the caller can act on it: the process that wrote it may have died before it did.
 """
 
 import contextlib
+import logging
 import re
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import reduce
+from datetime import timedelta
+from functools import cached_property, reduce
 from operator import and_
 from pathlib import Path
-from typing import TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import pyarrow as pa
 import pyarrow.dataset as ds
 import pyarrow.fs as pafs
-from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
+from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Transaction
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 from deltalake.schema import Schema
-from deltalake.transaction import AddAction
+from deltalake.transaction import AddAction, RemoveAction
 from filelock import FileLock
 from tenacity import Retrying, retry_if_exception_type, stop_after_attempt
 
+from ackline.audit.checkpoints import CheckpointError, expire_entries, write_checkpoint
+from ackline.audit.data_files import write_rows
+from ackline.audit.delta_log import ACTIONS, DeltaLog, TornEntryError
 from ackline.audit.schemas import PARTITION_BY, TABLES
+from ackline.audit.storage import Storage
 from ackline.errors import FatalError, TransientError
 from ackline.scrub import scrub_address
 
+_logger = logging.getLogger(__name__)
 T = TypeVar("T")
 Where: TypeAlias = Mapping[str, str | int]
 """Columns with the values that a row must have, all of them."""
 
 CHECKPOINT_EVERY = 10
 """Commits between checkpoints. A commit since the last one adds 0.5 ms to opening; a checkpoint takes 4 ms."""
-LOG_RETENTION = "interval 1 days"
-"""How long Delta keeps log entries that a checkpoint covers. Each commit lists them all. Data and transaction ids stay
-in the checkpoint."""
+LOG_RETENTION = timedelta(days=1)
+"""How long log entries stay that two checkpoints cover. Each commit lists them all. Data and transaction ids stay in
+the checkpoint."""
 RELOAD_AFTER = 60.0
 """Seconds for which a handle is updated instead of loaded anew."""
 COMMIT_TRIES = 4
@@ -45,6 +56,8 @@ COMMIT_TRIES = 4
 or an added column can make a commit fail that is free to be made again at once."""
 LEDGER_ID = "ackline.ledger"
 """The property of the settlements table that holds the id of the ledger."""
+_NO_HOOKS = PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False)
+"""delta-rs writes no checkpoint after a commit and removes no log entry: it would sync neither."""
 _COMMIT, _NOTE = "ackline.commit", "ackline.note"
 _HISTORY_LIMITS = (8, 64, 512)
 """How many of the newest commits are searched for a note: first what nearly always holds it, at last a bound that does
@@ -69,15 +82,21 @@ class AuditTable:
         """Whether this process has seen every column of the schema in the table. No column is ever removed."""
 
     def open(self) -> DeltaTable | None:
-        """Returns the newest version, or None if the table does not exist. Raises FatalError if it can't be read.
+        """Returns the newest version, or None if the table does not exist.
 
-        The handle keeps its version until the next call. It is loaded once, then updated by what was committed since,
-        and loaded anew after RELOAD_AFTER seconds, before the log entries that it builds on can expire.
+        The version is on the disk: the caller may act on it. The handle keeps its version until the next call. It is
+        loaded once, then updated by what was committed since, and loaded anew after RELOAD_AFTER seconds, before the
+        log entries that it builds on can expire. Raises FatalError if the table can't be read; the error names the file
+        if the last commit is torn.
         """
         try:
             if self._loaded is None or not self._update(self._loaded):
-                self._loaded, self._loaded_at = DeltaTable(self.uri), time.monotonic()
+                self._loaded, self._loaded_at = self._load(), time.monotonic()
                 self._check_is_ours(self._loaded)
+            self._secure(self._loaded.version())
+        except TornEntryError as error:
+            self._loaded = None
+            raise self._torn(error) from None
         except TableNotFoundError as error:
             # A mistyped scheme must not pass for a table that is still to be created.
             if str(error).startswith("Unknown scheme"):
@@ -94,6 +113,12 @@ class AuditTable:
         existing = next(path for path in (folder, *folder.parents) if path.exists())
         if not existing.is_dir():
             raise self.error(NotADirectoryError(f"{existing} is not a folder"))
+
+    def _load(self) -> DeltaTable:
+        if self._folder is not None:
+            self.log.forget()
+            self.log.secure()  # before delta-rs, whose error for a torn entry names no file
+        return DeltaTable(self.uri)
 
     def _check_is_ours(self, table: DeltaTable) -> None:
         """Raises FatalError for a table that is not Ackline's."""
@@ -141,7 +166,9 @@ class AuditTable:
         if not self._has_all_columns:
             missing = _missing_columns(table.schema(), TABLES[self.name])
             if missing:
-                table.alter.add_columns(Schema.from_arrow(pa.schema(missing)).fields)
+                fields = Schema.from_arrow(pa.schema(missing)).fields
+                table.alter.add_columns(fields, post_commithook_properties=_NO_HOOKS)
+                self._secure(table.version())
             self._has_all_columns = True
         return table
 
@@ -161,19 +188,41 @@ class AuditTable:
 
     def _create_table(self) -> DeltaTable:
         ledger_id = {LEDGER_ID: str(uuid.uuid4())} if self.name == "settlements" else {}
-        return DeltaTable.create(
+        self.storage.make_durably("_delta_log")  # with the folders above it, which hold every later commit
+        table = DeltaTable.create(
             self.uri,
             schema=TABLES[self.name],
             mode="ignore",
             partition_by=PARTITION_BY,
             configuration={
                 "delta.appendOnly": "true",
-                "delta.checkpointInterval": str(CHECKPOINT_EVERY),
-                "delta.logRetentionDuration": LOG_RETENTION,
+                # No other writer checkpoints the log or removes entries of it: neither would sync what it writes.
+                "delta.checkpointInterval": str(2**31 - 1),
+                "delta.enableExpiredLogCleanup": "false",
+                "delta.logRetentionDuration": f"interval {LOG_RETENTION.days} days",
                 **ledger_id,
             },
             raise_if_key_not_exists=False,  # LEDGER_ID is a key of ours
+            commit_properties=CommitProperties(custom_metadata={ACTIONS: 2}),  # protocol and metadata
+            post_commithook_properties=_NO_HOOKS,
         )
+        self._secure(table.version())
+        return table
+
+    def _secure(self, version: int) -> None:
+        """Makes a version of a local table durable before anybody acts on it."""
+        if self._folder is not None:
+            self.log.secure(version)
+
+    @cached_property
+    def storage(self) -> Storage:
+        """The files of the table."""
+        return Storage(self.uri)
+
+    @cached_property
+    def log(self) -> DeltaLog:
+        """The log of the table."""
+        return DeltaLog(self.storage)
 
     def version_of(self, application: str) -> int | None:
         """Returns the highest version that was committed under a transaction id, or None."""
@@ -193,17 +242,21 @@ class AuditTable:
         TransientError if rivals win each of COMMIT_TRIES commits, and FatalError if the store refuses the write (a full
         disk): then nothing is visible.
         """
-        metadata = None if note is None else {_COMMIT: f"{application}/{number}", _NOTE: note}
-        fence = CommitProperties(app_transactions=[Transaction(application, number)], custom_metadata=metadata)
+        metadata = {} if note is None else {_COMMIT: f"{application}/{number}", _NOTE: note}
+        fence = Transaction(application, number)
+        files: list[AddAction] | None = None
 
         def append() -> bool:
+            nonlocal files
             with self.lock():
                 try:
                     # The handle that proves the number free is the one that commits: a rival in between makes it fail.
                     table = self._writable()
                     if _is_taken(table.transaction_version(application), number):
                         return False
-                    self._commit(table, rows, fence)
+                    if files is None:  # a commit that is tried again names the same files
+                        files = self._write(rows) if isinstance(rows, pa.Table) else list(rows)
+                    self.commit(table, files, fence, metadata)
                 except CommitFailedError:  # a rival took the number; or compacted, and then the number is still free
                     if _is_taken(self.version_of(application), number):
                         return False
@@ -211,7 +264,10 @@ class AuditTable:
             return True
 
         try:
-            return _retry_beside_rivals(append)
+            stored = _retry_beside_rivals(append)
+            if stored:
+                self._checkpoint_if_due()
+            return stored
         except CommitFailedError:
             raise TransientError(
                 f"the table {scrub_address(self.uri)} refused {COMMIT_TRIES} commits in a row because others write to "
@@ -219,6 +275,30 @@ class AuditTable:
             ) from None
         except (DeltaError, OSError) as error:
             raise self.error(error) from error
+
+    def _checkpoint_if_due(self) -> None:
+        """Writes a checkpoint after CHECKPOINT_EVERY commits. The commit that was stored does not depend on it."""
+        files = self.log.files()
+        if files.entries and files.entries[-1].version - files.newest_checkpoint >= CHECKPOINT_EVERY:
+            try:
+                self.checkpoint()
+            except FatalError as error:
+                _logger.warning("%s. The commit is stored; `ackline maintain` tries the checkpoint again", error)
+
+    def checkpoint(self) -> None:
+        """Writes a checkpoint of the newest version, and then removes the log entries that nobody needs any more.
+
+        Raises FatalError if that fails; then the log holds what it held.
+        """
+        with self.lock():
+            table = self.open()
+            if table is None:
+                return
+            try:
+                write_checkpoint(self.log, table)
+                expire_entries(self.log, LOG_RETENTION)
+            except (DeltaError, OSError, pa.ArrowException, CheckpointError) as error:
+                raise self.error(error) from error
 
     def note_of(self, application: str, number: int) -> str | None:
         """Returns the note of the commit `number` of `application`.
@@ -241,12 +321,35 @@ class AuditTable:
                 return None
         return None
 
-    def _commit(self, table: DeltaTable, rows: pa.Table | Sequence[AddAction], fence: CommitProperties) -> None:
-        if isinstance(rows, pa.Table) and rows.num_rows:
-            write_deltalake(table, rows, mode="append", commit_properties=fence)
-        else:  # write_deltalake makes no commit for zero rows, but zero rows prove a turn as any others do
-            files = [] if isinstance(rows, pa.Table) else list(rows)
-            table.create_write_transaction(files, "append", table.schema(), PARTITION_BY, commit_properties=fence)
+    def _write(self, rows: pa.Table) -> list[AddAction]:
+        """Writes rows to durable files that no log entry names yet."""
+        return [
+            AddAction(file.path, file.size, partition, file.modification_time, True, file.stats)
+            for file, partition in write_rows(self.storage, rows, PARTITION_BY)
+        ]
+
+    def commit(
+        self,
+        table: DeltaTable,
+        actions: Sequence[AddAction | RemoveAction],
+        fence: Transaction,
+        metadata: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Writes one log entry upon the version of `table`, and syncs it. The data files are durable before.
+
+        Raises CommitFailedError if a commit since that version carries the same transaction id.
+        """
+        table.create_write_transaction(
+            list(actions),
+            "append",
+            table.schema(),
+            PARTITION_BY,
+            commit_properties=CommitProperties(
+                app_transactions=[fence], custom_metadata={**(metadata or {}), ACTIONS: len(actions) + 1}
+            ),
+            post_commithook_properties=_NO_HOOKS,
+        )
+        self._secure(table.version() + 1)
 
     def read(
         self, where: Where | None, columns: Sequence[str] | None = None, table: DeltaTable | None = None
@@ -301,6 +404,19 @@ class AuditTable:
             yield
         finally:
             lock.release()
+
+    def _torn(self, torn: TornEntryError) -> FatalError:
+        """Returns the error for a log entry that is not whole."""
+        what_to_do = (
+            "The machine went down while it was written, and no process has acted on it. Remove it with "
+            "`ackline maintain --repair`, then run this again"
+            if torn.is_last
+            else "Later commits build on it: restore the folder of the table from a backup"
+        )
+        return FatalError(
+            f"the table {self.name} at {scrub_address(self.uri)} can't be used: its log entry {torn.path} is empty or "
+            f"cut short. {what_to_do}"
+        )
 
     def error(self, cause: BaseException) -> FatalError:
         """Returns the error for a table whose log or files can't be read or written."""

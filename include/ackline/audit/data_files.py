@@ -1,0 +1,154 @@
+"""Writes the data files of a table: the ledger's own rows, the outcomes of Spark's tasks, and compacted files.
+
+delta-rs writes its data files without syncing them, so a power cut could leave a log entry without its data. Ackline
+therefore writes and syncs each data file itself, and only then has a log entry name it.
+"""
+
+import contextlib
+import json
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import date, datetime
+from typing import Any
+from urllib.parse import quote
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from ackline.audit.storage import Storage
+
+_DELTAS = ("offset", "record_timestamp")
+"""Columns of nearly consecutive numbers: a delta takes a few bits, and the writer builds no dictionary of them."""
+_TEXTS_WITH_BOUNDS = ("pipeline", "lane", "topic", "outcome", "kind")
+"""Columns of text whose smallest and largest value go into the log, because readers skip files by them. The log keeps
+them whole: delta-rs shortens them, and could then skip a file that holds a long topic name."""
+
+
+@dataclass(frozen=True, slots=True)
+class DataFile:
+    """A finished file, with what its log entry needs.
+
+    `path` is relative to the table, `modification_time` in milliseconds since 1970, `stats` Delta's JSON.
+    """
+
+    path: str
+    size: int
+    modification_time: int
+    stats: str
+
+
+class DataFileWriter:
+    """Writes one Parquet file. At the end call `finish`, which makes the file durable, or `discard`."""
+
+    def __init__(self, storage: Storage, path: str, schema: pa.Schema) -> None:
+        self._storage, self._path = storage, path
+        self._footers: list[pq.FileMetaData] = []
+        storage.make_folder_of(path)
+        deltas = [name for name in _DELTAS if name in schema.names]
+        self._stream = storage.filesystem.open_output_stream(path)
+        self._writer: Any = pq.ParquetWriter(
+            self._stream,
+            schema,
+            compression="zstd",
+            compression_level=1,
+            use_dictionary=[name for name in schema.names if name not in deltas],
+            column_encoding=dict.fromkeys(deltas, "DELTA_BINARY_PACKED"),
+            store_schema=False,
+            version="2.6",
+            metadata_collector=self._footers,
+        )
+
+    def write(self, rows: pa.RecordBatch | pa.Table, row_group_size: int | None = None) -> None:
+        """Adds rows, in row groups of at most `row_group_size` rows. If that fails, the file is discarded."""
+        try:
+            self._writer.write(rows, row_group_size=row_group_size)
+        except BaseException:
+            self.discard()
+            raise
+
+    def finish(self) -> DataFile:
+        """Returns the file. On a local disk it is durable by now, its folders too."""
+        try:
+            self._writer.close()
+            self._stream.close()
+        except BaseException:
+            self.discard()
+            raise
+        self._storage.sync(self._path)
+        info = self._storage.filesystem.get_file_info(self._path)
+        return DataFile(self._path, info.size, info.mtime_ns // 1_000_000, delta_stats(self._footers[0]))
+
+    def discard(self) -> None:
+        """Removes the file as far as possible. What stays does no harm, because no log entry names it."""
+        self._writer.is_open = False  # it has nothing more to write; on a full disk that would fail again
+        with contextlib.suppress(OSError, pa.ArrowException):
+            self._stream.close()
+        with contextlib.suppress(OSError, pa.ArrowException):
+            self._storage.filesystem.delete_file(self._path)
+
+
+def write_rows(storage: Storage, rows: pa.Table, partition_by: Sequence[str]) -> list[tuple[DataFile, dict[str, str]]]:
+    """Writes rows to one durable file a table partition. Returns each file with the values of its partition."""
+    written = []
+    for values in rows.select(list(partition_by)).group_by(list(partition_by)).aggregate([]).to_pylist():
+        chosen = rows
+        for name, value in values.items():
+            chosen = chosen.filter(pc.equal(chosen[name], pa.scalar(value, chosen[name].type)))
+        partition = {name: partition_value(value) for name, value in values.items()}
+        chosen = chosen.drop_columns(list(partition_by))
+        writer = DataFileWriter(storage, f"{partition_folder(partition)}/{uuid.uuid4()}.parquet", chosen.schema)
+        writer.write(chosen)
+        written.append((writer.finish(), partition))
+    return written
+
+
+def partition_value(value: str | date) -> str:
+    """Returns the value of a partition column as the Delta log writes it."""
+    return value.isoformat() if isinstance(value, date) else value
+
+
+def partition_folder(values: Mapping[str, str]) -> str:
+    """Returns the folder of a table partition, relative to the table."""
+    return "/".join(f"{name}={quote(value, safe='')}" for name, value in values.items())
+
+
+def delta_stats(footer: pq.FileMetaData) -> str:
+    """Returns the statistics of a file for the Delta log, as JSON, from those that Parquet's writer has collected."""
+    bounds: dict[str, tuple[Any, Any]] = {}
+    nulls: dict[str, int] = {}
+    unknown: set[str] = set()
+    for group in range(footer.num_row_groups):
+        for index in range(footer.num_columns):
+            column = footer.row_group(group).column(index)
+            name, stats = column.path_in_schema, column.statistics
+            if "." in name:  # a nested column
+                continue
+            if stats is None or not stats.has_null_count or (stats.num_values and not stats.has_min_max):
+                unknown.add(name)  # bounds of the other row groups alone would have readers skip the rows of this one
+                continue
+            nulls[name] = nulls.get(name, 0) + stats.null_count
+            if stats.has_min_max and _has_bounds(name, stats.min):
+                low, high = bounds.get(name, (stats.min, stats.max))
+                bounds[name] = (min(low, stats.min), max(high, stats.max))
+    return json.dumps(
+        {
+            "numRecords": footer.num_rows,
+            "minValues": {name: _json_value(low) for name, (low, _) in bounds.items() if name not in unknown},
+            "maxValues": {name: _json_value(high) for name, (_, high) in bounds.items() if name not in unknown},
+            "nullCount": {name: count for name, count in nulls.items() if name not in unknown},
+        }
+    )
+
+
+def _has_bounds(name: str, value: object) -> bool:
+    if isinstance(value, str):
+        return name in _TEXTS_WITH_BOUNDS
+    return isinstance(value, int | datetime) and not isinstance(value, bool)
+
+
+def _json_value(value: Any) -> Any:
+    if isinstance(value, datetime):
+        return value.isoformat(timespec="microseconds").replace("+00:00", "Z")
+    return value

@@ -1,0 +1,156 @@
+"""The log of a table: its entries and checkpoints, whether an entry is whole, and that it is on the disk.
+
+delta-rs writes an entry under another name and links it into place, but syncs nothing. After a power cut the newest
+entry may be empty or cut short. delta-rs reads an empty one as a commit of nothing, and one that ends after a line as a
+commit without its transaction id. Both would be a lost turn, so Ackline checks each entry before it reads the table.
+"""
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pyarrow.fs as pafs
+import pyarrow.parquet as pq
+
+from ackline.audit.storage import Storage, sync_file, sync_folder
+
+LOG = "_delta_log"
+POINTER = f"{LOG}/_last_checkpoint"
+"""Delta's file that names the newest checkpoint. Ackline's own checkpoints have none: a reader that follows it to a
+checkpoint that is lost refuses the table, and one without it takes the newest checkpoint that is there."""
+ACTIONS = "ackline.actions"
+"""The key of a commit's metadata for the number of its other actions: an entry that was cut after a line has less."""
+_NAME = re.compile(r"(\d{20})(\.json|\.checkpoint\.parquet)")
+
+
+class TornEntryError(Exception):
+    """A log entry is not whole. `is_last` states whether no later entry exists."""
+
+    def __init__(self, path: Path, is_last: bool) -> None:
+        super().__init__(str(path))
+        self.path = path
+        self.is_last = is_last
+
+
+class LogFile(NamedTuple):
+    """An entry or a checkpoint of the log. `modified` is in seconds since 1970, `path` relative to the table."""
+
+    version: int
+    path: str
+    modified: float
+
+
+@dataclass(frozen=True, slots=True)
+class LogFiles:
+    """What the folder of the log holds, each in the order of versions."""
+
+    entries: list[LogFile]
+    checkpoints: list[LogFile]
+
+    @property
+    def newest_checkpoint(self) -> int:
+        """The version of the newest checkpoint, -1 if there is none."""
+        return self.checkpoints[-1].version if self.checkpoints else -1
+
+
+class DeltaLog:
+    """The log of one table, as one handle on the table sees it."""
+
+    def __init__(self, storage: Storage) -> None:
+        self.storage = storage
+        self._secured = -1
+        """All entries up to this version are whole and on the disk."""
+
+    def files(self) -> LogFiles:
+        """Returns the entries and checkpoints; none if there is no log."""
+        found: dict[str, list[LogFile]] = {".json": [], ".checkpoint.parquet": []}
+        for info in self.storage.filesystem.get_file_info(pafs.FileSelector(LOG, allow_not_found=True)):
+            # Nothing is ever written into an empty checkpoint. delta-rs, too, passes over it.
+            if (match := _NAME.fullmatch(info.base_name)) and (info.size or match[2] == ".json"):
+                found[match[2]].append(LogFile(int(match[1]), info.path, info.mtime_ns / 1e9))
+        return LogFiles(sorted(found[".json"]), sorted(found[".checkpoint.parquet"]))
+
+    def forget(self) -> None:
+        """Has the next call of `secure` check all entries that the newest checkpoint does not cover."""
+        self._secured = self.files().newest_checkpoint
+
+    def secure(self, version: int = -1) -> None:
+        """Checks each entry up to `version` or later that this handle has not checked, and syncs the newest one.
+
+        Whoever reads the table calls this first, so no process acts on a commit that a power cut could undo: neither on
+        its own, nor on one whose writer died before it synced the entry. The older entries are on the disk already,
+        because each writer calls this before it adds an entry. Does nothing in an object store. Raises TornEntryError,
+        and OSError if the disk refuses.
+        """
+        if self.storage.folder is None:
+            return
+        newest = self._checked_from(self._secured)
+        if newest < version:  # entries in between are gone, and a checkpoint covers them
+            newest = self._checked_from(self.files().newest_checkpoint)
+        if newest > self._secured:
+            if self._entry(newest).exists():
+                sync_file(self._entry(newest))
+                sync_folder(self._entry(newest).parent)
+            self._secured = newest
+
+    def _checked_from(self, version: int) -> int:
+        """Checks the entries after a version, and returns the version of the last one."""
+        while (entry := self._entry(version + 1)).exists():
+            if not is_whole(entry):
+                raise TornEntryError(entry, is_last=not self._entry(version + 2).exists())
+            version += 1
+        return version
+
+    def _entry(self, version: int) -> Path:
+        assert self.storage.folder is not None
+        return self.storage.folder / LOG / f"{version:020}.json"
+
+    def transactions(self, version: int) -> dict[str, int]:
+        """Returns the transaction ids as of a version: the last number of each application.
+
+        They are read from the newest checkpoint and the entries after it, because delta-rs returns only those whose
+        application is known.
+        """
+        files, numbers = self.files(), dict[str, int]()
+        before = [checkpoint for checkpoint in files.checkpoints if checkpoint.version <= version]
+        start = -1
+        if before:
+            start = before[-1].version
+            numbers.update(self._checkpointed_transactions(before[-1].path))
+        for entry in files.entries:
+            if start < entry.version <= version:
+                with self.storage.filesystem.open_input_file(entry.path) as file:
+                    numbers.update(_transactions_of(file.read()))
+        return numbers
+
+    def _checkpointed_transactions(self, path: str) -> Iterator[tuple[str, int]]:
+        with self.storage.filesystem.open_input_file(path) as file:
+            for transaction in pq.read_table(file, columns=["txn"])["txn"].to_pylist():
+                if transaction is not None:
+                    yield transaction["appId"], transaction["version"]
+
+
+def _transactions_of(entry: bytes) -> Iterator[tuple[str, int]]:
+    for action in _actions_of(entry):
+        if "txn" in action:
+            yield action["txn"]["appId"], action["txn"]["version"]
+
+
+def _actions_of(entry: bytes) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in entry.splitlines()]
+
+
+def is_whole(entry: Path) -> bool:
+    """Returns whether a log entry is as its writer wrote it.
+
+    An entry of Ackline states the number of its actions. The entry of another writer is whole if each of its lines is.
+    """
+    try:
+        actions = _actions_of(entry.read_bytes())
+        counts = [int(action["commitInfo"][ACTIONS]) for action in actions if ACTIONS in action.get("commitInfo", ())]
+    except (ValueError, TypeError, AttributeError):
+        return False
+    return bool(actions) and all(count == len(actions) - 1 for count in counts)
