@@ -20,7 +20,12 @@ MAY_IMPORT: dict[str, dict[str, str]] = {
     CORE: {},
     "kafka": {CORE: ""},
     "audit": {CORE: ""},
-    "spark": {CORE: "", "kafka": "Spark's tasks read retries with the exact reader"},
+    "spark": {
+        CORE: "",
+        "kafka": "Spark's tasks read retries with the exact reader",
+        "audit.data_files": "a task writes its outcomes as the ledger writes its rows",
+        "audit.storage": "the folder of the table that a task writes to",
+    },
     "steps": {CORE: "", "kafka": "", "audit": "", "spark": ""},
     "airflow": {
         CORE: "",

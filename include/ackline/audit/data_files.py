@@ -9,7 +9,7 @@ import json
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import date, datetime
+from datetime import date, datetime, timedelta
 from typing import Any
 from urllib.parse import quote
 
@@ -135,8 +135,8 @@ def delta_stats(footer: pq.FileMetaData) -> str:
     return json.dumps(
         {
             "numRecords": footer.num_rows,
-            "minValues": {name: _json_value(low) for name, (low, _) in bounds.items() if name not in unknown},
-            "maxValues": {name: _json_value(high) for name, (_, high) in bounds.items() if name not in unknown},
+            "minValues": {name: _json_value(low, 0) for name, (low, _) in bounds.items() if name not in unknown},
+            "maxValues": {name: _json_value(high, 999) for name, (_, high) in bounds.items() if name not in unknown},
             "nullCount": {name: count for name, count in nulls.items() if name not in unknown},
         }
     )
@@ -148,7 +148,9 @@ def _has_bounds(name: str, value: object) -> bool:
     return isinstance(value, int | datetime) and not isinstance(value, bool)
 
 
-def _json_value(value: Any) -> Any:
+def _json_value(value: Any, rounding: int) -> Any:
+    """Returns a bound as Delta writes it: a time in milliseconds, rounded down, or up by `rounding` of 999 µs."""
     if isinstance(value, datetime):
-        return value.isoformat(timespec="microseconds").replace("+00:00", "Z")
+        rounded = value + timedelta(microseconds=rounding)
+        return rounded.isoformat(timespec="milliseconds").replace("+00:00", "Z")
     return value

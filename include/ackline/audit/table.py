@@ -243,7 +243,7 @@ class AuditTable:
         disk): then nothing is visible.
         """
         metadata = {} if note is None else {_COMMIT: f"{application}/{number}", _NOTE: note}
-        fence = Transaction(application, number)
+        fence = [Transaction(application, number)]
         files: list[AddAction] | None = None
 
         def append() -> bool:
@@ -332,21 +332,20 @@ class AuditTable:
         self,
         table: DeltaTable,
         actions: Sequence[AddAction | RemoveAction],
-        fence: Transaction,
+        transactions: Sequence[Transaction],
         metadata: Mapping[str, Any] | None = None,
     ) -> None:
         """Writes one log entry upon the version of `table`, and syncs it. The data files are durable before.
 
-        Raises CommitFailedError if a commit since that version carries the same transaction id.
+        Raises CommitFailedError if a commit since that version carries one of these transaction ids.
         """
+        metadata = {**(metadata or {}), ACTIONS: len(actions) + len(transactions)}
         table.create_write_transaction(
             list(actions),
             "append",
             table.schema(),
             PARTITION_BY,
-            commit_properties=CommitProperties(
-                app_transactions=[fence], custom_metadata={**(metadata or {}), ACTIONS: len(actions) + 1}
-            ),
+            commit_properties=CommitProperties(app_transactions=list(transactions), custom_metadata=metadata),
             post_commithook_properties=_NO_HOOKS,
         )
         self._secure(table.version() + 1)

@@ -9,26 +9,22 @@ second files of a task that ran twice.
 Spark's own writer works row by row; it would take longer than reading the records.
 """
 
-import contextlib
-import os
 import uuid
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import date
-from pathlib import Path
-from typing import Any
 from urllib.parse import quote
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.fs as pafs
-import pyarrow.parquet as pq
 
+from ackline.audit.data_files import DataFileWriter
+from ackline.audit.storage import Storage
 from ackline.offsets import TopicPartition
 from ackline.outcome import Outcome
-from ackline.spark.output.file_stats import FileStats, WrittenFile
+from ackline.spark.output.file_stats import WrittenFile
 from ackline.spark.records import TIMESTAMP, Int64s, timestamp_column
 from ackline.turns import TurnId
 
@@ -97,6 +93,7 @@ class OutcomeFiles:
 
     def __init__(self, target: OutcomeTarget) -> None:
         self._target = target
+        self._storage = Storage(target.root)
         self._files: dict[tuple[TopicPartition, Outcome], _OutcomeFile] = {}
 
     def add(self, tp: TopicPartition, outcome: Outcome, chunk: Chunk) -> None:
@@ -105,7 +102,7 @@ class OutcomeFiles:
             return
         file = self._files.get((tp, outcome))
         if file is None:
-            file = self._files[tp, outcome] = _OutcomeFile(self._target, tp, outcome)
+            file = self._files[tp, outcome] = _OutcomeFile(self._target, self._storage, tp, outcome)
         file.add(chunk)
 
     def close(self) -> list[WrittenFile]:
@@ -137,21 +134,13 @@ class OutcomeCounter(OutcomeFiles):
 @dataclass(slots=True)
 class _OutcomeFile:
     target: OutcomeTarget
+    storage: Storage
     tp: TopicPartition
     outcome: Outcome
-    stats: FileStats = field(init=False)
-    path: str = field(init=False)
+    rows: int = 0
     _pending: list[Chunk] = field(default_factory=list)
     _pending_rows: int = 0
-    _writer: Any = None
-    _stored: "_StoredFile" = field(init=False)
-
-    def __post_init__(self) -> None:
-        turn = self.target.turn
-        name = f"{quote(turn.lane, safe='')}-{turn.epoch}-{turn.n}-{uuid.uuid4()}.parquet"
-        self.path = f"{self.target.folder}/{name}"
-        self._stored = _StoredFile(self.target.root, self.path)
-        self.stats = FileStats(self.tp, self.outcome, turn)
+    _writer: DataFileWriter | None = None
 
     def add(self, chunk: Chunk) -> None:
         self._pending.append(chunk)
@@ -161,25 +150,27 @@ class _OutcomeFile:
 
     def close(self) -> WrittenFile:
         self._flush()
-        self._writer.close()
-        size, modified = self._stored.finish()
-        return self.stats.written_file(self.path, size, modified)
+        file = self._open().finish()
+        return WrittenFile(file.path, file.size, self.rows, *self.tp, self.outcome, file.stats, file.modification_time)
 
     def discard(self) -> None:
-        with contextlib.suppress(OSError, pa.ArrowException):
-            if self._writer is not None:
-                self._writer.close()
-            self._stored.remove()
+        if self._writer is not None:
+            self._writer.discard()
+
+    def _open(self) -> DataFileWriter:
+        if self._writer is None:
+            turn = self.target.turn
+            name = f"{quote(turn.lane, safe='')}-{turn.epoch}-{turn.n}-{uuid.uuid4()}.parquet"
+            self._writer = DataFileWriter(self.storage, f"{self.target.folder}/{name}", _WRITTEN)
+        return self._writer
 
     def _flush(self) -> None:
         if not self._pending:
             return
         columns = _Columns.of(self._pending)
         self._pending, self._pending_rows = [], 0
-        if self._writer is None:
-            self._writer = self._stored.open(_WRITTEN)
-        self.stats.add(columns.offsets, columns.attempts, columns.handled_at, columns.timestamps, columns.nulls)
-        self._writer.write_batch(self._batch(columns), row_group_size=len(columns.offsets))
+        self.rows += len(columns.offsets)
+        self._open().write(self._batch(columns), row_group_size=len(columns.offsets))
 
     def _batch(self, columns: "_Columns") -> pa.RecordBatch:
         turn, tp, count = self.target.turn, self.tp, len(columns.offsets)
@@ -226,16 +217,6 @@ class _Columns:
             _texts([(chunk.messages, len(chunk.offsets)) for chunk in chunks]),
         )
 
-    @property
-    def nulls(self) -> dict[str, int]:
-        """The number of nulls in each nullable column."""
-        return {
-            "end_offset": len(self.offsets),
-            "error_class": self.classes.null_count,
-            "error_message": self.messages.null_count,
-            "record_timestamp": int((self.timestamps < 0).sum()),
-        }
-
 
 def _texts(columns: Sequence[tuple[Sequence[str | None] | None, int]]) -> pa.Array:
     return pa.concat_arrays(
@@ -245,54 +226,3 @@ def _texts(columns: Sequence[tuple[Sequence[str | None] | None, int]]) -> pa.Arr
 
 def _constant(text: str, same: npt.NDArray[np.int32]) -> pa.Array:
     return pa.DictionaryArray.from_arrays(pa.array(same), pa.array([text], pa.string()))
-
-
-class _StoredFile:
-    """A file below the table's root, on a local disk or in an object store."""
-
-    def __init__(self, root: str, path: str) -> None:
-        self._local = "://" not in root
-        if self._local:
-            self._store, base = pafs.LocalFileSystem(), root
-        else:
-            self._store, base = pafs.FileSystem.from_uri(root)
-        self._path = f"{base.rstrip('/')}/{path}"
-        self._local = isinstance(self._store, pafs.LocalFileSystem)
-
-    def open(self, schema: pa.Schema) -> Any:
-        if self._local:
-            Path(self._path).parent.mkdir(parents=True, exist_ok=True)
-        return pq.ParquetWriter(
-            self._path,
-            schema,
-            filesystem=self._store,
-            compression="zstd",
-            compression_level=1,
-            use_dictionary=[name for name in schema.names if name not in _DELTAS],
-            column_encoding=dict.fromkeys(_DELTAS, "DELTA_BINARY_PACKED"),
-            store_schema=False,
-            version="2.6",
-        )
-
-    def finish(self) -> tuple[int, int]:
-        """Makes the file durable. Returns its size in bytes, and its modification time in milliseconds since 1970."""
-        if self._local:
-            _sync(self._path)
-            _sync(str(Path(self._path).parent))
-        info = self._store.get_file_info(self._path)
-        return info.size, info.mtime_ns // 1_000_000
-
-    def remove(self) -> None:
-        self._store.delete_file(self._path)
-
-
-# These are nearly consecutive numbers: a delta takes a few bits, and the writer builds no dictionary of them.
-_DELTAS = ("offset", "record_timestamp")
-
-
-def _sync(path: str) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
