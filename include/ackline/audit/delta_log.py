@@ -8,10 +8,10 @@ commit without its transaction id. Both would be a lost turn, so Ackline checks 
 import json
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import pyarrow as pa
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
@@ -43,8 +43,7 @@ class LogFile(NamedTuple):
     modified: float
 
 
-@dataclass(frozen=True, slots=True)
-class LogFiles:
+class LogFiles(NamedTuple):
     """What the folder of the log holds, each in the order of versions."""
 
     entries: list[LogFile]
@@ -72,6 +71,15 @@ class DeltaLog:
             if (match := _NAME.fullmatch(info.base_name)) and (info.size or match[2] == ".json"):
                 found[match[2]].append(LogFile(int(match[1]), info.path, info.mtime_ns / 1e9))
         return LogFiles(sorted(found[".json"]), sorted(found[".checkpoint.parquet"]))
+
+    def is_readable(self, checkpoint: LogFile) -> bool:
+        """Returns whether a checkpoint has a whole footer. Raises OSError if the file can't be opened."""
+        with self.storage.filesystem.open_input_file(checkpoint.path) as file:
+            try:
+                pq.read_metadata(file)
+            except (pa.ArrowException, OSError):
+                return False
+        return True
 
     def forget(self) -> None:
         """Has the next call of `secure` check all entries that the newest checkpoint does not cover."""
@@ -153,4 +161,4 @@ def is_whole(entry: Path) -> bool:
         counts = [int(action["commitInfo"][ACTIONS]) for action in actions if ACTIONS in action.get("commitInfo", ())]
     except (ValueError, TypeError, AttributeError):
         return False
-    return bool(actions) and all(count == len(actions) - 1 for count in counts)
+    return bool(actions) and all(actions) and all(count == len(actions) - 1 for count in counts)

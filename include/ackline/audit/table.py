@@ -105,8 +105,21 @@ class AuditTable:
                 self._check_is_no_file(self._folder)
             return None
         except (DeltaError, OSError) as error:
-            raise self.error(error) from error
+            raise self._unreadable(error) from error
         return self._loaded
+
+    def _unreadable(self, error: Exception) -> FatalError:
+        """Returns the error for a table that can't be loaded. It names the newest checkpoint if that is torn."""
+        if self._folder is not None:
+            with contextlib.suppress(OSError):
+                for checkpoint in self.log.files().checkpoints[-1:]:
+                    if not self.log.is_readable(checkpoint):
+                        return FatalError(
+                            f"the table {self.name} at {scrub_address(self.uri)} can't be used: its checkpoint "
+                            f"{Path(self.uri, checkpoint.path)} is damaged. `ackline maintain --repair` removes it if "
+                            f"the log is whole without it"
+                        )
+        return self.error(error)
 
     def _check_is_no_file(self, folder: Path) -> None:
         """Raises FatalError if a file is where a folder, or a folder above it, is to be created."""
