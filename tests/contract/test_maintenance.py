@@ -4,25 +4,31 @@ import json
 import os
 import time
 from collections import Counter
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
+import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 from deltalake.transaction import AddAction
+from filelock import FileLock
 from typer.testing import CliRunner
 
+from ackline.audit import maintenance
+from ackline.audit.data_files import DataFile
 from ackline.audit.maintenance import RETENTION, maintain, open_turns
 from ackline.audit.queries import AuditFilter, audit_rows
 from ackline.audit.schemas import TABLES
 from ackline.audit.store import LedgerStore
-from ackline.audit.table import AuditTable
+from ackline.audit.table import AuditTable, Where
 from ackline.cli.app import app
 from ackline.errors import ConfigError, FatalError
 from ackline.offsets import TopicPartition
-from tests.contract.lane_rows import DAY, TP, plan, settlement, turn, written
+from tests.contract.lane_rows import NOON, TP, plan, settlement, turn, written
 from tests.contract.lanes import OUTCOMES_A_TURN, begin_lane, files, settle_turns
 
 KINDS = ("plan", "claim", "start", "outcomes", "decisions", "settlement")
@@ -102,20 +108,68 @@ def test_expired_entries_of_the_log_are_removed_and_no_fence_or_row_with_them(ro
     assert store.newest() == settlement(25), "a store that was opened before"
 
 
-def test_outcomes_of_an_open_turn_are_not_mixed_with_others(root: str, store: LedgerStore) -> None:
+def test_a_day_is_compacted_up_to_its_open_turn_whose_files_are_not_mixed_with_others(
+    root: str, store: LedgerStore
+) -> None:
     """Settle counts acked records by the file's statistics, so their file may hold nothing else."""
     begin_lane(store)
     begin_lane(LedgerStore(root, "payments", "live"))
     store.store_plan(plan(4))
     acked = written(store, turn(4), [(offset, 1, "acked") for offset in range(5)])
     store.store_outcomes(turn(4), [acked])
-    assert [open_turn.plan_date for open_turn in open_turns(store.folder)] == [DAY]
+    assert [(turn.epoch, turn.n, turn.planned_at) for turn in open_turns(store.folder)] == [(0, 4, NOON)]
     done = {(result.pipeline, result.table): (result.busy, result.compacted) for result in maintain(root)}
-    assert (done["orders", "outcomes"], done["payments", "outcomes"]) == ((1, 0), (0, 9))
+    assert (done["orders", "outcomes"], done["payments", "outcomes"]) == ((0, 9), (0, 9))
     set_age(store, acked, timedelta()).unlink()
     assert store.outcomes_of(turn(4)).counts == {TP: {"acked": 5}}
     store.store_settlement(settlement(4), plan(4))
     assert open_turns(store.folder) == []
+
+
+def test_open_turns_are_known_without_reading_the_tables(
+    root: str, store: LedgerStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin_lane(store, 30)
+    store.store_plan(plan(31))
+    maintain(root)
+    read: list[object] = []
+    rows_of = AuditTable.read
+
+    def reading(table: AuditTable, where: Where | None, columns: Sequence[str] | None = None) -> pa.Table:
+        rows = rows_of(table, where, columns)
+        read.append((table.name, rows.num_rows))
+        return rows
+
+    monkeypatch.setattr(AuditTable, "read", reading)
+    assert [turn.n for turn in open_turns(store.folder)] == [31]
+    assert read == [("plans", 1)]
+
+
+def test_files_are_rewritten_and_removed_outside_the_lock(
+    root: str, store: LedgerStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run of the lane waits for a commit and a checkpoint, never for the rewriting of files."""
+    begin_lane(store)
+    old = set_age(store, written(store, turn(9), [(0, 1, "acked")]), RETENTION + timedelta(hours=2))
+    rewrite, rewritten = maintenance._rewrite, []
+
+    def free(table: AuditTable) -> bool:
+        with FileLock(Path(store.folder, ".locks", f"{table.name}.lock"), timeout=0):
+            return True
+
+    def rewriting(table: AuditTable, *arguments: Any) -> DataFile:
+        rewritten.append(free(table))
+        return rewrite(table, *arguments)
+
+    def removing(path: str) -> None:
+        assert free(store.outcomes)
+        Path(store.outcomes.uri, path).unlink()
+
+    monkeypatch.setattr(maintenance, "_rewrite", rewriting)
+    monkeypatch.setattr(maintenance, "_remove", lambda table, path: removing(path))
+    assert sum(result.removed for result in maintain(root)) == 1
+    assert rewritten == [True, True, True]
+    assert not old.exists()
 
 
 def test_fault_33_a_file_of_an_open_turn_is_not_removed_however_old_it_is(root: str, store: LedgerStore) -> None:

@@ -1,22 +1,27 @@
 """Keeps the tables quick: compacts small files, removes unused ones, and checkpoints the log.
 
-No row and no transaction id changes, so the fences and reads of a turn work after it as before. Each write holds the
-lock that appends take, for one day of one lane at a time. An object store has no such lock: there an append
-succeeds beside a compaction, and of two compactions one fails. Only Ackline may compact these tables: delta-rs lets two
-compactions replace the same files, and then the table holds every row twice.
+No row and no transaction id changes, so the fences and reads of a turn work after it as before. Files are rewritten and
+removed beside the runs of the lane; appends wait only while a compaction commits, and while the log is checkpointed.
+Only Ackline may compact these tables: delta-rs lets two compactions replace the same files, and then the table holds
+every row twice. Ackline's compactions carry a transaction id of their own, so of two at once one fails.
 """
 
+import contextlib
 import math
+import time
+import uuid
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pyarrow as pa
-import pyarrow.compute as pc
-from deltalake import ColumnProperties, DeltaTable, WriterProperties
+import pyarrow.dataset as ds
+from deltalake import DeltaTable, Transaction
 from deltalake.exceptions import CommitFailedError, DeltaError
-from tenacity import Retrying, retry_if_exception_type, stop_after_attempt
+from deltalake.transaction import AddAction, RemoveAction
 
+from ackline.audit.data_files import DataFile, DataFileWriter, partition_folder
 from ackline.audit.layout import LaneFolder, all_lanes
 from ackline.audit.schemas import TABLES
 from ackline.audit.table import AuditTable
@@ -35,25 +40,26 @@ class Layout:
     """Bytes of a compacted file, roughly. Larger files stay as they are."""
     rows: int
     """Rows of a row group."""
-    delta_encoded: tuple[str, ...] = ()
-    """Columns of numbers that hardly differ from one row to the next: their differences take a few bits."""
 
 
 # Plans and settlements have small row groups: a compacted file holds many, each with up to 100,000 pending ranges, and
 # a step reads one of them.
 LAYOUTS = {
     "plans": Layout(4 << 20, 16),
-    "outcomes": Layout(64 << 20, 131_072, ("offset", "record_timestamp")),
+    "outcomes": Layout(64 << 20, 131_072),
     "settlements": Layout(4 << 20, 16),
 }
+_COMPACTION = "ackline/compaction"
+"""The transaction id of compactions. delta-rs refuses the later of two that begin at the same version."""
 _COMPACTION_TRIES = 3
-"""How often a compaction is tried beside writers that no lock keeps out. The next maintenance tries again."""
+"""How often a compaction is tried beside other compactions. The next maintenance tries again."""
 
 
 class OpenTurn(NamedTuple):
-    """A turn that is planned and not settled, and the UTC day of its plan: its partition of the tables."""
+    """A turn that is planned and not settled."""
 
-    plan_date: date
+    epoch: int
+    n: int
     planned_at: datetime
 
 
@@ -69,7 +75,7 @@ class Maintained:
     compacted: int
     """Files that were merged into larger ones."""
     busy: int
-    """Days that stay fragmented until the next maintenance, because a turn is open there or others were writing."""
+    """Days that stay fragmented until the next maintenance, because another one compacted them at the same time."""
     removed: int
     """Unused files that were removed."""
     version: int
@@ -91,14 +97,21 @@ def maintain(root: str, retention: timedelta = RETENTION) -> list[Maintained]:
 
 
 def open_turns(folder: str) -> list[OpenTurn]:
-    """Returns the turns of a lane, whose tables are in `folder`, that are planned and not settled."""
-    keys = ["epoch", "turn"]
+    """Returns the turns of a lane, whose tables are in `folder`, that are planned and not settled.
+
+    The logs alone hold the last turn planned and settled in each epoch, so only the rows of open turns are read.
+    """
+    plans, settlements = AuditTable(folder, "plans"), AuditTable(folder, "settlements")
     # Plans are read first: a turn that another process settles between the two reads then counts as settled.
-    planned = AuditTable(folder, "plans").read(None, [*keys, "plan_date", "planned_at"])
-    settled = AuditTable(folder, "settlements").read(None, keys)
-    planned = planned.group_by([*keys, "plan_date"]).aggregate([("planned_at", "min")])
-    unsettled = planned.join(settled.group_by(keys).aggregate([]), keys, join_type="left anti").to_pylist()
-    return [OpenTurn(row["plan_date"], row["planned_at_min"]) for row in unsettled]
+    planned, settled = plans.transactions(), settlements.transactions()
+    opened = []
+    for application, n in planned.items():
+        of, kind = application.rsplit("/", 1)
+        if kind == "plan" and n > settled.get(f"{of}/settlement", -1):
+            epoch = int(of.rsplit("/", 1)[1])
+            rows = plans.read({"epoch": epoch, "turn": n}, ["planned_at"])
+            opened.append(OpenTurn(epoch, n, min(rows["planned_at"].to_pylist())))
+    return opened
 
 
 def _maintain(lane: LaneFolder, table: AuditTable, retention: timedelta) -> Maintained:
@@ -109,7 +122,8 @@ def _maintain(lane: LaneFolder, table: AuditTable, retention: timedelta) -> Main
             done = _compact(lane.folder, table, day)
             compacted, busy = compacted + (done or 0), busy + (done is None)
         removed = _vacuum(lane.folder, table, retention)
-        after = _checkpoint(table)
+        table.checkpoint()
+        after = _opened(table)
         files = len(after.file_uris())
         return Maintained(
             lane.pipeline, lane.lane, table.name, before, files, compacted, busy, removed, after.version()
@@ -126,81 +140,126 @@ def _opened(table: AuditTable) -> DeltaTable:
 
 def _fragmented(table: AuditTable) -> list[date]:
     """Returns the days, oldest first, that have at least two files below the size of a compacted one."""
-    files = pa.table(_opened(table).get_add_actions(flatten=True))
-    if not files.num_rows:
-        return []
-    small = files.filter(pc.less(files["size_bytes"], LAYOUTS[table.name].size))
-    counts = small.group_by(["partition.plan_date"]).aggregate([([], "count_all")]).to_pylist()
-    return sorted(row["partition.plan_date"] for row in counts if row["count_all"] > 1)
+    days = [file["partition.plan_date"] for file in _small_files(_opened(table), LAYOUTS[table.name])]
+    return sorted({day for day in days if days.count(day) > 1})
+
+
+def _small_files(version: DeltaTable, layout: Layout) -> list[dict[str, Any]]:
+    """Returns the files below the size of a compacted one, with their statistics, oldest first."""
+    files = pa.table(version.get_add_actions(flatten=True)).to_pylist()
+    small = [file for file in files if file["size_bytes"] < layout.size]
+    return sorted(small, key=lambda file: (file["modification_time"], file["path"]))
 
 
 def _compact(folder: str, table: AuditTable, day: date) -> int | None:
-    """Merge the small files of a day. Returns how many they were; None if the day is left for the next maintenance.
+    """Merge the small files of a day. Returns how many they were; None if other compactions were always faster."""
+    merged = 0
+    for _ in range(_COMPACTION_TRIES):
+        # The version is chosen before open turns are looked up, so it cannot hold a turn that opens later.
+        version = _opened(table)
+        open_now = open_turns(folder) if table.name == "outcomes" else []
+        files = [file for file in _small_files(version, LAYOUTS[table.name]) if file["partition.plan_date"] == day]
+        chosen = [file for file in files if not _may_hold(file, open_now)]
+        with contextlib.suppress(CommitFailedError):
+            for together in _joined(chosen, LAYOUTS[table.name].size):
+                merged += _merge(table, version, together)
+            return merged
+    return None
 
-    A day with an open turn keeps its files of outcomes: settle counts acked records by the statistics of files that
-    hold nothing else. The version is chosen before open turns are looked up, so it cannot hold a turn that opens later.
+
+def _may_hold(file: dict[str, Any], turns: Iterable[OpenTurn]) -> bool:
+    """Returns whether a file may hold outcomes of an open turn: settle counts acked records by the statistics of files
+    that hold nothing else, so these files stay as they are."""
+
+    def within(name: str, value: int) -> bool:
+        low, high = file.get(f"min.{name}"), file.get(f"max.{name}")
+        return low is None or high is None or low <= value <= high  # None: a file without statistics
+
+    return any(within("epoch", turn.epoch) and within("turn", turn.n) for turn in turns)
+
+
+def _joined(files: list[dict[str, Any]], size: int) -> Iterator[list[dict[str, Any]]]:
+    """Yields groups of at least two files, each of which makes up about one compacted file."""
+    together: list[dict[str, Any]] = []
+    for file in files:
+        if together and sum(other["size_bytes"] for other in together) + file["size_bytes"] > size:
+            if len(together) > 1:
+                yield together
+            together = []
+        together.append(file)
+    if len(together) > 1:
+        yield together
+
+
+def _merge(table: AuditTable, version: DeltaTable, files: Sequence[dict[str, Any]]) -> int:
+    """Replace files by one that holds their rows. Returns how many they were.
+
+    The new file is written and synced outside the lock, and no log entry names it until then. The commit is made upon a
+    version that still has all the files: under the lock of a local table that is certain, elsewhere the transaction id
+    makes the commit fail if another compaction is in between. Raises CommitFailedError then.
     """
-
-    def compact() -> int | None:
-        with table.lock():
-            version = _opened(table)
-            if not table.has_lock:
-                _make_older_compactions_fail(version)
-            if table.name == "outcomes" and any(turn.plan_date == day for turn in open_turns(folder)):
-                return None
-            return _rewrite(version, day, LAYOUTS[table.name])
-
-    tries = Retrying(
-        retry=retry_if_exception_type(CommitFailedError), stop=stop_after_attempt(_COMPACTION_TRIES), reraise=True
-    )
+    day = files[0]["partition.plan_date"].isoformat()
+    merged = _rewrite(table, version, day, {file["path"] for file in files})
     try:
-        return tries(compact)
+        with table.lock():
+            newest = _opened(table)
+            if not {file["path"] for file in files} <= _paths(newest):
+                raise CommitFailedError("another compaction has replaced these files")
+            now = int(time.time() * 1000)
+            values: dict[str, str | None] = {"plan_date": day}
+            added = AddAction(merged.path, merged.size, values, merged.modification_time, False, merged.stats)
+            removed = [RemoveAction(file["path"], False, now, file["size_bytes"], values) for file in files]
+            table.commit(newest, [added, *removed], [Transaction(_COMPACTION, newest.version() + 1)])
     except CommitFailedError:
-        return None
+        _remove(table, merged.path)
+        raise
+    return len(files)
 
 
-def _make_older_compactions_fail(version: DeltaTable) -> None:
-    """Changes the table's metadata, which delta-rs treats as a conflict. Two compactions are no conflict for it."""
-    version.alter.set_table_description(f"last compacted from version {version.version()}")
+def _paths(version: DeltaTable) -> set[str]:
+    return set(pa.table(version.get_add_actions(flatten=True))["path"].to_pylist())
 
 
-def _rewrite(version: DeltaTable, day: date, layout: Layout) -> int:
-    packed = ColumnProperties(encoding="DELTA_BINARY_PACKED", dictionary_enabled=False)
-    done = version.optimize.compact(
-        [("plan_date", "=", day.isoformat())],
-        layout.size,
-        max_concurrent_tasks=1,
-        writer_properties=WriterProperties(
-            compression="ZSTD",
-            compression_level=1,
-            max_row_group_size=layout.rows,
-            column_properties=dict.fromkeys(layout.delta_encoded, packed),
-        ),
-    )
-    return int(done["numFilesRemoved"])
+def _rewrite(table: AuditTable, version: DeltaTable, day: str, paths: set[str]) -> DataFile:
+    """Writes the rows of files to one new file, a row group at a time."""
+    names = {path.rsplit("/", 1)[-1] for path in paths}
+    dataset = table.dataset(version, {"plan_date": day})
+    fragments = [fragment for fragment in dataset.get_fragments() if fragment.path.rsplit("/", 1)[-1] in names]
+    rows = ds.FileSystemDataset(fragments, dataset.schema, dataset.format, dataset.filesystem)
+    columns = [name for name in dataset.schema.names if name != "plan_date"]
+    schema = pa.schema([dataset.schema.field(name) for name in columns])
+    path = f"{partition_folder({'plan_date': day})}/compacted-{uuid.uuid4()}.parquet"
+    writer = DataFileWriter(table.storage, path, schema)
+    size, waiting = LAYOUTS[table.name].rows, schema.empty_table()
+    try:
+        for batch in rows.to_batches(columns=columns):
+            waiting = pa.concat_tables([waiting, pa.table(batch).cast(schema)])
+            while waiting.num_rows >= size:
+                writer.write(waiting.slice(0, size), size)
+                waiting = waiting.slice(size)
+        if waiting.num_rows:
+            writer.write(waiting, size)
+    except BaseException:
+        writer.discard()
+        raise
+    return writer.finish()
 
 
 def _vacuum(folder: str, table: AuditTable, retention: timedelta) -> int:
     """Remove files that no version within the retention names. Returns how many.
 
     A file of outcomes is younger than the plan of its turn. While a turn is open, the retention therefore reaches back
-    beyond its plan, so that the files of its tasks stay however long the tasks take.
+    beyond its plan, so that the files of its tasks stay however long the tasks take. No lock is needed: a commit names
+    a file only while its turn is open, or right after a compaction has written it.
     """
-    with table.lock():
-        now = datetime.now(UTC)
-        ages = [now - turn.planned_at + timedelta(days=1) for turn in open_turns(folder)]
-        hours = math.ceil(max([retention, *ages]) / timedelta(hours=1))
-        version = _opened(table)
-        unused = version.vacuum(hours, dry_run=True, full=True)
-        if unused:  # a vacuum makes two commits, even of nothing
-            version.vacuum(hours, dry_run=False, full=True)
-        return len(unused)
+    now = datetime.now(UTC)
+    ages = [now - turn.planned_at + timedelta(days=1) for turn in open_turns(folder)]
+    hours = math.ceil(max([retention, *ages]) / timedelta(hours=1))
+    unused = _opened(table).vacuum(hours, dry_run=True, full=True)  # without dry_run it adds two commits, unsynced
+    for path in unused:
+        _remove(table, path)
+    return len(unused)
 
 
-def _checkpoint(table: AuditTable) -> DeltaTable:
-    """Writes a checkpoint, which holds the transaction ids too, and then removes the log entries that have expired.
-
-    In this order, so that no moment has neither.
-    """
-    table.checkpoint()
-    return _opened(table)
+def _remove(table: AuditTable, path: str) -> None:
+    table.storage.filesystem.delete_file(path)

@@ -237,6 +237,14 @@ class AuditTable:
         """The log of the table."""
         return DeltaLog(self.storage)
 
+    def transactions(self) -> dict[str, int]:
+        """Returns the highest version of each transaction id; none if the table does not exist."""
+        table = self.open()
+        try:
+            return {} if table is None else self.log.transactions(table.version())
+        except (OSError, ValueError, pa.ArrowException) as error:
+            raise self.error(error) from error
+
     def version_of(self, application: str) -> int | None:
         """Returns the highest version that was committed under a transaction id, or None."""
         table = self.open()
