@@ -4,6 +4,7 @@ delta-rs's own checkpoints and its clean-up of the log are off: it syncs no chec
 the entries that only the checkpoint still holds.
 """
 
+import json
 import os
 import shutil
 import time
@@ -11,6 +12,7 @@ from datetime import timedelta
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 from deltalake import DeltaTable
 
 from ackline.audit.delta_log import LOG, POINTER, DeltaLog
@@ -44,9 +46,26 @@ def write_checkpoint(log: DeltaLog, table: DeltaTable) -> None:
         # From here on the entries that it covers may go: it is on the disk, and has been read back.
         os.replace(checkpoint, log.storage.folder / LOG / checkpoint.name)
         sync_folder(log.storage.folder / LOG)
-        (log.storage.folder / POINTER).unlink(missing_ok=True)
+        _point_at_the_one_before(log)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _point_at_the_one_before(log: DeltaLog) -> None:
+    """Has readers list the log from the checkpoint before the newest on, instead of from its beginning.
+
+    A pointer to the newest one would make delta-rs refuse the table if that is lost. This pointer is not synced:
+    delta-rs passes over a torn one.
+    """
+    assert log.storage.folder is not None
+    pointer, checkpoints = log.storage.folder / POINTER, log.files().checkpoints
+    if len(checkpoints) < 2:
+        pointer.unlink(missing_ok=True)
+        return
+    rows = pq.read_metadata(log.storage.folder / checkpoints[-2].path).num_rows
+    beside = log.storage.folder / _SCRATCH / pointer.name
+    beside.write_text(json.dumps({"version": checkpoints[-2].version, "size": rows}))
+    os.replace(beside, pointer)
 
 
 def _checkpoint_in(scratch: Path, log: DeltaLog, table: DeltaTable) -> Path:

@@ -19,8 +19,8 @@ from ackline.audit.storage import Storage, sync_file, sync_folder
 
 LOG = "_delta_log"
 POINTER = f"{LOG}/_last_checkpoint"
-"""Delta's file that names the newest checkpoint. Ackline's own checkpoints have none: a reader that follows it to a
-checkpoint that is lost refuses the table, and one without it takes the newest checkpoint that is there."""
+"""Delta's file that names the newest checkpoint. Ackline's names the one before. A reader lists the log from there on,
+and takes the newest checkpoint that it meets; it refuses the table if it meets none."""
 ACTIONS = "ackline.actions"
 """The key of a commit's metadata for the number of its other actions: an entry that was cut after a line has less."""
 _NAME = re.compile(r"(\d{20})(\.json|\.checkpoint\.parquet)")
