@@ -123,7 +123,7 @@ def test_without_a_lock_the_transaction_id_refuses_a_compaction_with_a_rival_rig
     begin_lane(store)
     rivals += [no_rival, rival_maintenance(root)]  # after it has chosen its files, and has found them all there
     assert (maintain(root)[1].busy, len(files(store.outcomes))) == (0, 1)
-    assert len(audit_rows(root, "orders", AuditFilter())) == 3 * ROWS_A_TURN
+    assert len(list(audit_rows(root, "orders", AuditFilter()))) == 3 * ROWS_A_TURN
 
 
 def test_without_a_lock_a_compaction_that_keeps_losing_is_left_for_the_next_time(
