@@ -125,8 +125,8 @@ class MemoryLane:
     def replay(self, parts: MemoryParts | None = None) -> replay.Replayed:
         return replay.replay(parts or self.parts(), no_session)
 
-    def settle(self, parts: MemoryParts | None = None) -> CommitResult:
-        return settle.settle(parts or self.parts())
+    def settle(self, parts: MemoryParts | None = None, **options: Any) -> CommitResult:
+        return settle.settle(parts or self.parts(), **options)
 
     def perform(
         self, kind: TurnKind, targets: Mapping[TopicPartition, int] | None = None, *, whole: bool = False

@@ -26,6 +26,10 @@ class AcklineError(Exception):
         self.partition = partition
         self.offset = offset
 
+    def add_advice(self, sentence: str) -> None:
+        """Add a sentence to the message that names what to do next."""
+        self.args = (f"{str(self).rstrip('.')}. {sentence}",)
+
 
 class ConfigError(AcklineError):
     """A pipeline file, a setting or an argument is refused before anything is written. The user changes it.
@@ -57,6 +61,10 @@ class RangeGone(FatalError):
 class TopicChanged(FatalError):
     """A topic was deleted, recreated or truncated since the lane read it. The operator begins a new epoch with
     `ackline reset` (S42)."""
+
+
+class TurnVoided(FatalError):
+    """An operator has closed the turn of this run with `ackline void`. The next run plans its offsets again."""
 
 
 class NoProof(FatalError):

@@ -51,6 +51,10 @@ class TurnKind(StrEnum):
     """Closes a plan that can't be carried out: no state changes, and no row of the turn counts."""
 
 
+VOIDED_BY_OPERATOR = "voided by an operator"
+"""The evidence of a void settlement that an operator has asked for. A run whose turn it closes plans no other turn."""
+
+
 @dataclass(frozen=True, slots=True)
 class SettledPartition:
     """One topic-partition after a turn: a row of `settlements`."""
@@ -96,6 +100,12 @@ class Settlement:
     """Who started that run: `airflow`, or the user of the command."""
     reason: str = ""
     """The plan's reason; of a void turn, why it was closed."""
+
+    @property
+    def voided_by_operator(self) -> bool:
+        """Whether an operator has closed the turn with `ackline void`."""
+        evidence = (settled.evidence for settled in self.partitions.values())
+        return self.kind is TurnKind.VOID and VOIDED_BY_OPERATOR in evidence
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,3 +161,29 @@ class Plan:
     def empty(self) -> bool:
         """Whether the turn reads nothing at all; then replay starts no Spark."""
         return all(planned.empty for planned in self.partitions.values())
+
+
+class MarkerKind(StrEnum):
+    """What a marker of an open at-most-once turn means."""
+
+    START = "start"
+    """The process that stored it is the only one that hands the plan's records out."""
+    WAIVER = "waiver"
+    """The turn is never claimed: it is void, and its records are planned again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Marker:
+    """A mark on an open turn: a row of `plans` without a topic, which is no part of the plan."""
+
+    kind: MarkerKind
+    run_id: str
+    """The run that stored it."""
+    at: datetime
+    actor: str = ""
+    reason: str = ""
+    """Of a waiver, why the turn is void."""
+    by_operator: bool = False
+    """Whether an operator has waived the turn."""
+    pause: bool = False
+    """Whether the void settlement pauses the partitions of the plan."""

@@ -120,6 +120,7 @@ class Turn:
 
     plan: Any = None
     claim: Any = None
+    waiver: Any = None
     start: Any = None
     outcomes: Any = None
     decisions: Any = None
@@ -134,6 +135,8 @@ class Turn:
     """The partitions that were committed for this turn."""
     misread: set[tuple[str, TopicPartition]] = field(default_factory=set)
     """The processes (by run id) that read another topic than the planned one, with the partition."""
+    handed_out: set[tuple[TopicPartition, int]] = field(default_factory=set)
+    """The offsets for which the handler was called."""
 
     @property
     def once(self) -> bool:

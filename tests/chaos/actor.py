@@ -27,7 +27,7 @@ class Endless(Exception):
 class Actor:
     """A process. `work` is called with the hook that stops it; `error` is the exception that it ended with."""
 
-    def __init__(self, name: str, work: Callable[[Hook], None]) -> None:
+    def __init__(self, name: str, work: Callable[[Hook], object]) -> None:
         self.name = name
         self.over = False
         self.error: Exception | None = None

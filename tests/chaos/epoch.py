@@ -4,7 +4,6 @@ Nothing here calls the ledger, the planning or the steps.
 """
 
 from collections.abc import Callable
-from datetime import datetime
 from typing import Any
 
 from ackline.offsets import TopicPartition
@@ -14,6 +13,13 @@ from tests.chaos.account import PartitionAccount, Rules, Turn, Waiting, broken, 
 
 LENIENT = "-lenient"
 """The end of the run ids of processes that run with --no-breaker."""
+OPERATOR_VOIDS = ("void", "voidpause")
+"""The beginning of the run ids of processes in which an operator closes an open turn."""
+
+
+def is_operator_void(run_id: str) -> bool:
+    """Returns whether a process is an operator's void."""
+    return run_id.split("-")[0] in OPERATOR_VOIDS
 
 
 class Epoch:
@@ -41,6 +47,8 @@ class Epoch:
         """Judges a commit to a table and adds it to the account; `index` is its place in the history."""
         n, part = event.number, event.application.rsplit("/", 1)[-1]
         turn = self.turns.setdefault(n, Turn())
+        if part == "claim" and event.value:  # the same number: a turn is claimed or waived, never both
+            part = "waiver"
         if part in turn.stored_by:
             broken("I11", f"{part} {n} is stored twice")
         if part != "plan" and turn.plan is None and n:
@@ -50,8 +58,8 @@ class Epoch:
             broken("I11", f"{part} {n} is stored after its settlement")
         setattr(turn, part, event.value)
         turn.stored_by[part] = event.run_id
-        if part == "start" and (handed_out := self.world.tables.notes.get((event.application, n))):
-            turn.started = datetime.fromisoformat(handed_out)
+        if part == "start":
+            turn.started = event.value.at
         judge = getattr(self, f"_{part}", None)
         if judge is not None:
             judge(n, turn, index)
@@ -89,9 +97,18 @@ class Epoch:
     def _claim(self, n: int, turn: Turn, _: int) -> None:
         if n != self.newest + 1 or not turn.once:
             broken("I11", f"claim {n} is stored when turn {self.newest} is settled")
+        if turn.waiver is not None:
+            broken("I7", f"claim {n} is stored, and turn {n} was waived")
         for tp, account in self.partitions.items():
             fresh = turn.plan.partitions[tp].fresh
             account.claims[n] = fresh.end if fresh else account.floor
+
+    def _waiver(self, n: int, turn: Turn, _: int) -> None:
+        process = turn.stored_by["waiver"]
+        if n != self.newest + 1 or not turn.once or turn.claim is not None:
+            broken("I7", f"waiver {n} is stored when turn {self.newest} is settled: {turn.stored_by}")
+        if not is_operator_void(process) and not self._gone(turn):
+            broken("I11", f"{process} waives turn {n}, and nothing keeps it from being carried out")
 
     def _start(self, n: int, turn: Turn, _: int) -> None:
         if "claim" not in turn.stored_by:
@@ -108,6 +125,7 @@ class Epoch:
             starter = turn.stored_by.get("start", process)
             early = row.handled_at < (turn.started or turn.plan.planned_at) + self.rules.lost_after
             excused = not early or self.disturbed_at >= turn.planned_at or self._gone(turn)
+            excused |= is_operator_void(process)
             if row.outcome == "lost" and starter != process and not excused:
                 broken("I7", f"{process} stores turn {n} as lost, which {starter} may still report")
 
@@ -155,9 +173,17 @@ class Epoch:
     def _check_void(self, n: int, turn: Turn) -> None:
         if turn.plan.kind != "run" or "claim" in turn.stored_by:
             broken("I7", f"turn {n}, {turn.plan.kind}, is void, and claimed turns and actions never are")
+        if turn.once and any(not planned.empty for planned in turn.plan.partitions.values()) and turn.waiver is None:
+            broken("I7", f"turn {n} is void, and was not waived: a driver may still claim it")
         tripped = self.trips(turn) and not turn.stored_by["settlement"].endswith(LENIENT)
-        if not tripped and not self._gone(turn):
+        by_operator = is_operator_void(turn.stored_by.get("waiver", turn.stored_by["settlement"]))
+        if by_operator != turn.settlement.voided_by_operator:
+            broken("I11", f"settlement {n} is an operator's void: {turn.settlement.voided_by_operator}")
+        if not by_operator and not tripped and not turn.waiver and not self._gone(turn):
             broken("I11", f"turn {n} is void, and nothing kept it from being carried out")
+        if turn.stored_by.get("waiver", turn.stored_by["settlement"]).startswith("voidpause"):
+            for tp, planned in turn.plan.partitions.items():
+                self.partitions[tp].paused |= not planned.empty
 
     def _gone(self, turn: Turn) -> bool:
         """Returns whether the log has lost a part of what is planned."""
@@ -197,10 +223,10 @@ class Epoch:
         if account.floor < max(account.claims.values(), default=0):
             broken("I3", f"settlement {n} of {tp} lowers the floor to {account.floor}, below a claim")
         plan = self.turns[n].plan
-        if plan is not None and plan.kind == "skip" and tp in plan.partitions:
+        if plan is not None and plan.kind in plans.MOVES and tp in plan.partitions:
             target = plan.partitions[tp].fresh.end
             if account.floor < target:
-                broken("I4", f"skip {n} of {tp} to {target} leaves the floor at {account.floor}")
+                broken("I15", f"{plan.kind} {n} of {tp} to {target} leaves the floor at {account.floor}")
         account.floors[n] = account.floor
 
     def _check_columns(self, n: int, tp: TopicPartition, account: PartitionAccount, settled: Any) -> None:

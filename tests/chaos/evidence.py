@@ -63,6 +63,8 @@ def _plans(world: World) -> Iterator[Row]:
         for tp, planned in plan.partitions.items():
             fresh = planned.fresh
             yield LIVE, plan.turn.epoch, plan.turn.n, plan.kind.value, *tp, fresh.start, fresh.end, settings
+    for (application, n), marker in world.tables.markers.items():
+        yield LIVE, int(application.split("/")[-2]), n, marker.kind.value, None, None, None, None, None
 
 
 def _settlements(world: World) -> Iterator[Row]:
@@ -72,8 +74,9 @@ def _settlements(world: World) -> Iterator[Row]:
             state = settled.state
             pending = [(r.start, r.end, r.value.kind.value, r.value.attempts, r.value.due, r.value.error_class)
                        for r in state.pending]  # fmt: skip
+            counts = list(settled.counts.items())
             yield (LIVE, turn.epoch, turn.n, settlement.kind.value, *tp, settled.old_floor, state.floor,
-                   state.complete_to, pending, list(settled.counts.items()), settled.gaps)  # fmt: skip
+                   state.complete_to, pending, counts, settled.gaps, settlement.reason)  # fmt: skip
 
 
 def _outcomes(world: World) -> Iterator[Row]:

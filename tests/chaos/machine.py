@@ -32,6 +32,7 @@ actions = st.builds(
 )
 programs = st.one_of(st.sampled_from(["run", "run", "dag", *sorted(STEPS)]), st.sampled_from(sorted(STEPS)), actions)
 wholes = st.sampled_from(["run", "run", "dag"])
+voids = st.sampled_from(["void", "void", "voidpause"])
 
 
 class ChaosMachine(WorldChanges):
@@ -94,7 +95,7 @@ class ChaosMachine(WorldChanges):
         records=orders,
         program=st.one_of(wholes, st.sampled_from(["replay", "settle"]), actions),
         write=st.sampled_from(WRITES),
-        then=st.lists(st.one_of(wholes, wholes, actions), min_size=1, max_size=3),
+        then=st.lists(st.one_of(wholes, wholes, actions, voids), min_size=1, max_size=3),
     )
     def overtaken(
         self, where: int, records: list[Any], program: str | Action, write: str, then: list[str | Action]
@@ -105,6 +106,32 @@ class ChaosMachine(WorldChanges):
         self.advance(self.actors[-1], (write, BEFORE))
         for other in then:
             self.advance(self.spawn(other), None)
+
+    @rule(program=voids, then=st.booleans())
+    def operator_voids(self, program: str, then: bool) -> None:
+        """Lets an operator close the open turn, beside processes that work on it."""
+        self.advance(self.spawn(program), None)
+        if then:
+            self.advance(self.spawn("run"), None)
+
+    @precondition(lambda self: len(self.actors) < SLOTS - 1)
+    @rule(where=small, records=orders, far=st.integers(0, 2), other=st.one_of(wholes, voids), stop=writes)
+    def gone_before_claim(self, where: int, records: list[Any], far: int, other: str, stop: Stop) -> None:
+        """Stops a driver right before its claim. Then a part of the range expires, which another process meets, and
+        the driver goes on while that one is stopped."""
+        self.append(self.log(where), records)
+        self.advance(self.spawn("plan"), None)
+        first = self.spawn("replay")
+        self.actors.append(first)
+        self.advance(first, ("claim", BEFORE))
+        self.expire_planned(far, where)
+        second = self.spawn(other)
+        self.actors.append(second)
+        self.advance(second, stop)
+        for actor in (first, second):
+            if not actor.over:
+                self.advance(actor, None)
+                self.oracle.check()
 
     @precondition(lambda self: self.actors)
     @rule(which=small)

@@ -12,18 +12,27 @@ from typing import Any
 import pytest
 
 from ackline.commit_rule import CommitMetadata, Committed
-from ackline.errors import AcklineError
+from ackline.errors import AcklineError, RangeGone, TopicChanged
 from ackline.ledger import OutcomeRow, PartitionState
 from ackline.offsets import TopicPartition
 from ackline.outcome import Outcome
 from ackline.spark.output.file_stats import WrittenFile
-from ackline.steps import action_plans, claim, commit, decide, plan, run, settle
+from ackline.steps import action_plans, claim, commit, decide, plan, replay, run, settle, void
 from ackline.steps.commit import CommitResult
 from ackline.steps.parts import Parts
 from ackline.testing.memory_kafka import MemoryGroup
 from ackline.testing.memory_parts import MemoryJob
 from ackline.testing.memory_store import MemoryStore, MemoryTable
-from ackline.turns import Plan, PlannedPartition, SettledPartition, Settlement, TurnId, TurnKind
+from ackline.turns import (
+    Marker,
+    MarkerKind,
+    Plan,
+    PlannedPartition,
+    SettledPartition,
+    Settlement,
+    TurnId,
+    TurnKind,
+)
 from tests.chaos.config import GROUP
 
 
@@ -152,6 +161,44 @@ def parked_not_committed(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(commit, "allowed_commits", allowed_commits)
 
 
+def void_beside_a_claim(patch: pytest.MonkeyPatch) -> None:
+    """At most once: a turn whose range is gone is void without a waiver, if no claim was seen a moment ago (I7)."""
+    real = replay._claim_or_waive
+
+    def claim_or_void(
+        parts: Parts, plan: Plan, newest: Settlement, range_error: RangeGone | TopicChanged | None
+    ) -> bool:
+        if range_error is None or parts.store.has_claim(plan.turn):
+            return real(parts, plan, newest, None)
+        marker = Marker(MarkerKind.WAIVER, parts.run_id, parts.now(), parts.actor, str(range_error))
+        void.store_void(parts, plan, newest, marker)
+        return False
+
+    patch.setattr(replay, "_claim_or_waive", claim_or_void)
+
+
+def waiver_ignored(patch: pytest.MonkeyPatch) -> None:
+    """At most once: a driver takes a waiver for a claim, and hands the turn out (I7)."""
+    patch.setattr(MemoryStore, "has_claim", lambda store, turn: store._rights(turn)[0])
+    patch.setattr(MemoryStore, "has_waiver", lambda *_: False)
+
+
+def reset_leaves_no_rows(patch: pytest.MonkeyPatch) -> None:
+    """A reset records nothing of what it passes over, so no epoch has an outcome of it (I15)."""
+    decided, folded = decide.decide, decide.states_after
+
+    def decide_nothing(parts: Parts, plan: Plan, *rest: Any) -> decide.Decisions:
+        return {} if plan.kind is TurnKind.RESET else decided(parts, plan, *rest)
+
+    def states_after(plan: Plan, before: Settlement, *rest: Any) -> dict[TopicPartition, PartitionState]:
+        if plan.kind is TurnKind.RESET:
+            return {tp: settled.state for tp, settled in before.partitions.items()}
+        return folded(plan, before, *rest)
+
+    patch.setattr(settle, "decide", decide_nothing)
+    patch.setattr(settle, "states_after", states_after)
+
+
 MUTANTS: dict[str, Callable[[pytest.MonkeyPatch], Any]] = {
     "M1": commit_before_settlement,
     "M2": complete_to_without_proof,
@@ -169,5 +216,8 @@ OTHERS: dict[str, Callable[[pytest.MonkeyPatch], Any]] = {
         metadata_without_epoch,
         breaker_never_trips,
         parked_not_committed,
+        void_beside_a_claim,
+        waiver_ignored,
+        reset_leaves_no_rows,
     )
 }

@@ -96,6 +96,9 @@ class Oracle:
         if turn.once and (turn.stored_by.get("start") != call.run_id or call.tp not in turn.committed):
             parts = f"claimed, committed, started: {turn.stored_by}"
             broken("I7", f"{call.run_id} hands out {call.tp} {call.offset}; {parts}")
+        if turn.once:
+            self._check_called_once(call)
+        turn.handed_out.add((call.tp, call.offset))
         if call.topic_id != planned.topic_id:
             turn.misread.add((call.run_id, call.tp))  # the topic was created again while it was read: no row may count
             return
@@ -103,6 +106,17 @@ class Oracle:
         attempt = spread(planned.retries).get(call.offset, 1 if fresh.start <= call.offset < fresh.end else None)
         if call.attempt != attempt or call.offset >= call.readable_end:
             broken("I14", f"attempt {call.attempt} at {call.tp} {call.offset}; plan {call.turn} has attempt {attempt}")
+
+    def _check_called_once(self, call: HandlerCall) -> None:
+        """I7: in an epoch, no turn at most once hands out an offset that a turn before it, or it itself, has handed
+        out. Turns on another topic of the same name are not compared."""
+        for n, turn in self.epochs[call.epoch].turns.items():
+            same_topic = turn.plan is not None and call.tp in turn.plan.partitions
+            same_topic = same_topic and turn.plan.partitions[call.tp].topic_id == call.topic_id
+            if same_topic and turn.once and (call.tp, call.offset) in turn.handed_out:
+                broken(
+                    "I7", f"{call.run_id} hands out {call.tp} {call.offset} in turn {call.turn}; turn {n} has already"
+                )
 
     def _letter_arrived(self, letter: ArrivedLetter) -> None:
         headers = {name.removeprefix("ackline."): value for name, value in letter.headers.items()}

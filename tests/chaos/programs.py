@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from ackline.errors import ConfigError
 from ackline.offsets import TopicPartition
-from ackline.steps import operator_actions, plan, replay, run, settle
+from ackline.steps import operator_actions, operator_void, plan, replay, run, settle
 from ackline.testing.memory import World
 from ackline.testing.memory_parts import MemoryParts, no_session
 from ackline.turns import Settlement, TurnKind
@@ -30,6 +30,13 @@ def _marked(parts: Opened) -> None:
     settle.settle(parts())
 
 
+def _void(parts: Opened, pause: bool = False) -> None:
+    """`ackline void`: closes the turn that is open when it looks."""
+    opened = parts()
+    turn = operator_void.open_turn(opened).plan.turn
+    operator_void.void_open_turn(opened, turn, "a test", pause)
+
+
 STEPS: dict[str, Program] = {
     "run": _whole,
     "dag": _dag,
@@ -37,6 +44,8 @@ STEPS: dict[str, Program] = {
     "plan": lambda parts: plan.plan(parts()),
     "replay": lambda parts: replay.replay(parts(), no_session),
     "settle": lambda parts: settle.settle(parts()),
+    "void": _void,
+    "voidpause": lambda parts: _void(parts, pause=True),
 }
 
 

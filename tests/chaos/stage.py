@@ -27,7 +27,7 @@ from ackline.testing.memory_parts import memory_parts
 from tests.chaos.account import Violation, broken
 from tests.chaos.actor import Actor, Endless
 from tests.chaos.config import DEAD, GROUP, TOPICS, Config, configs
-from tests.chaos.epoch import LENIENT
+from tests.chaos.epoch import LENIENT, is_operator_void
 from tests.chaos.oracle import Oracle
 from tests.chaos.programs import STEPS, Action
 from tests.unit.strategies import NOON
@@ -35,6 +35,8 @@ from tests.unit.strategies import NOON
 MOVE_IT, IS_OPEN, CHANGED = "Move the group", "is open: let it end", "guarantee was changed"
 """Parts of errors: the lane would begin beyond the end of a log, an action would run beside an open turn, and the file
 has another guarantee than the turns under way."""
+NO_VOID = ("is not open any more", "is claimed and its outcomes are stored")
+"""Parts of errors of an operator's void: another process has closed the turn, or its handler has reported."""
 Stop = tuple[str, str]
 """(operation, when) at which a process stops; "" stands for any."""
 RAISES = {"KeyError": KeyError, "TimeoutError": TimeoutError}
@@ -147,6 +149,7 @@ class Stage(RuleBasedStateMachine):
         refused = type(error) is FatalError and not (
             self.recreated or "can't be used" in message or MOVE_IT in message or IS_OPEN in message
         )
+        refused = refused and not (is_operator_void(actor.name) and any(part in message for part in NO_VOID))
         against_settings = (
             (isinstance(error, GroupMoved) and self.config.on_external_reset == "restore")
             or (isinstance(error, TooManyFailures) and (self.config.breaker is None or actor.name.endswith(LENIENT)))

@@ -56,11 +56,16 @@ class WorldChanges(Stage):
     def retention_wins(self, far: int) -> None:
         """Lets the start of each planned range expire before it is read."""
         self.advance(self.spawn("plan"), None)
+        self.expire_planned(far)
+
+    def expire_planned(self, far: int, only: int | None = None) -> None:
+        """Lets the first `far` offsets of each planned range expire, or of one of them."""
         self.oracle.check()
         turn = self.oracle.open
         for tp, planned in turn.plan.partitions.items() if turn else ():
             log = self.world.log(tp)
-            if log is not None and planned.fresh:
+            chosen = only is None or tp == self.tp(only)
+            if log is not None and planned.fresh and chosen:
                 log.expire(min(planned.fresh.start + far, log.readable_end("read_committed")))
 
     @rule(

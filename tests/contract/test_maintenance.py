@@ -54,7 +54,7 @@ def set_age(store: LedgerStore, file: AddAction, age: timedelta) -> Path:
 def test_no_row_and_no_transaction_id_changes(root: str, store: LedgerStore) -> None:
     begin_lane(store)
     store.store_claim(plan(3))
-    store.store_start_marker(plan(3), datetime.now(UTC))
+    store.store_start_marker(plan(3), "run", datetime.now(UTC))
     rows, outcomes = list(audit_rows(root, "orders", AuditFilter(everything=True))), store.outcomes_of(turn(2))
     before, ledger = fences(store), store.ledger_id()
     assert [before[name] for name in ("plans claim", "plans start", "settlements settlement")] == [3, 3, 3]

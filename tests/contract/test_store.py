@@ -10,12 +10,13 @@ from multiprocessing.synchronize import Barrier
 import pytest
 from deltalake import DeltaTable
 
+from ackline.audit.maintenance import maintain, open_turns
 from ackline.audit.rows import settlement_from_rows, settlement_rows
 from ackline.audit.store import LedgerStore
 from ackline.audit.table import AuditTable
 from ackline.ledger import OutcomeRow
 from ackline.outcome import Outcome
-from ackline.turns import Plan, Settlement, TurnKind
+from ackline.turns import Marker, MarkerKind, Plan, Settlement, TurnKind
 from tests.contract.lane_rows import NOON, TP, plan, settlement, turn, written
 
 
@@ -29,6 +30,43 @@ def test_s7_a_late_process_of_an_older_turn_can_store_nothing(store: LedgerStore
     assert not store.store_plan(plan(2, "late"))
     assert not store.store_settlement(settlement(2, "late"), plan(2))
     assert store.outcomes_of(turn(2)).counts == {}
+
+
+WAIVER = Marker(MarkerKind.WAIVER, "run-b", NOON, "alice", "the range is gone", by_operator=True, pause=True)
+
+
+@pytest.mark.parametrize("waives", [False, True])
+def test_i7_of_a_claim_and_a_waiver_of_one_turn_the_first_one_counts(
+    root: str, store: LedgerStore, waives: bool
+) -> None:
+    rival = LedgerStore(root, "orders", "live")
+    store.store_settlement(settlement(0))
+    store.store_plan(plan(1))
+    assert (store.is_claimable(turn(1)), store.has_claim(turn(1)), store.has_waiver(turn(1))) == (True, False, False)
+    assert store.store_waiver(plan(1), WAIVER) if waives else store.store_claim(plan(1))
+    assert not rival.store_claim(plan(1))
+    assert not rival.store_waiver(plan(1), WAIVER)
+    for reader in (store, rival):
+        assert (reader.has_claim(turn(1)), reader.has_waiver(turn(1))) == (not waives, waives)
+        assert reader.waiver_of(turn(1)) == (WAIVER if waives else None)
+        assert not reader.is_claimable(turn(1))
+    store.store_plan(plan(2))
+    store.store_claim(plan(2))
+    assert [store.has_claim(turn(n)) or store.has_waiver(turn(n)) for n in (1, 2)] == [False, True], "turn 1 is over"
+
+
+def test_s50_when_a_turn_was_started_is_a_row_that_outlives_the_log_and_is_no_part_of_the_plan(
+    root: str, store: LedgerStore
+) -> None:
+    store.store_settlement(settlement(0))
+    store.store_plan(plan(1))
+    assert store.started_at(turn(1)) is None
+    assert store.store_start_marker(plan(1), "run-a", NOON)
+    assert not store.store_start_marker(plan(1), "run-b", NOON + timedelta(minutes=1))
+    maintain(root)
+    again = LedgerStore(root, "orders", "live")
+    assert (again.started_at(turn(1)), again.plan(turn(1))) == (NOON, plan(1))
+    assert [opened.planned_at for opened in open_turns(store.folder)] == [plan(1).planned_at]
 
 
 def test_pipelines_lanes_and_epochs_do_not_fence_one_another(root: str, store: LedgerStore) -> None:

@@ -10,13 +10,23 @@ from datetime import UTC, date, datetime
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from ackline.audit.schemas import OUTCOMES, PLANS, SETTLEMENTS
 from ackline.commit_rule import Committed
 from ackline.ledger import OutcomeRow, PartitionState, Pending, PendingKind
 from ackline.offsets import LogBounds, OffsetRange, TopicPartition, V, ValuedRange, ValuedRanges, join
 from ackline.outcome import MESSAGE_LIMIT
-from ackline.turns import Plan, PlannedPartition, SettledPartition, Settlement, TurnId, TurnKind
+from ackline.turns import (
+    Marker,
+    MarkerKind,
+    Plan,
+    PlannedPartition,
+    SettledPartition,
+    Settlement,
+    TurnId,
+    TurnKind,
+)
 
 
 def plan_date(planned_at: datetime) -> date:
@@ -99,6 +109,33 @@ def plan_from_rows(rows: pa.Table) -> Plan:
         first["actor"],
         first["reason"],
     )
+
+
+def without_markers(rows: pa.Table) -> pa.Table:
+    """Returns the rows of `plans` that are part of a plan, and not a mark on the turn."""
+    return rows.filter(pc.is_valid(rows["topic"]))
+
+
+def marker_rows(plan: Plan, marker: Marker) -> pa.Table:
+    """Returns a marker as one row of `plans` without a topic, so that no reader takes it for a part of the plan."""
+    row = {
+        **turn_columns(plan.turn, plan_date(plan.planned_at), marker.run_id),
+        "kind": marker.kind.value,
+        "settings": json.dumps({"by_operator": marker.by_operator, "pause": marker.pause}, sort_keys=True),
+        "planned_at": marker.at,
+        "actor": marker.actor,
+        "reason": marker.reason,
+    }
+    return pa.Table.from_pylist([row], schema=PLANS)
+
+
+def marker_from_rows(rows: pa.Table) -> Marker | None:
+    """Returns the marker that these rows hold; None if there are none."""
+    for row in rows.drop_columns(["retries"]).to_pylist():
+        settings = json.loads(row["settings"])
+        kind, at = MarkerKind(row["kind"]), _utc(row["planned_at"])
+        return Marker(kind, row["run_id"], at, row["actor"], row["reason"], settings["by_operator"], settings["pause"])
+    return None
 
 
 def settlement_rows(settlement: Settlement, day: date) -> pa.Table:

@@ -71,7 +71,8 @@ PLANS = pa.schema(
         pa.field("leader_epoch", pa.int32()),
     ]
 )
-"""A row is one topic-partition of a plan: what the turn reads of it, or why it reads nothing."""
+"""A row is one topic-partition of a plan: what the turn reads of it, or why it reads nothing. A row without a topic is
+a marker of the turn (`ackline.turns.MarkerKind`), and no part of its plan."""
 
 PENDING = pa.list_(
     pa.struct(

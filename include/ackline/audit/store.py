@@ -18,11 +18,14 @@ from ackline.audit.last_failures import Attempts, Failures, read_last_failures
 from ackline.audit.layout import check_layout
 from ackline.audit.rows import (
     decision_rows,
+    marker_from_rows,
+    marker_rows,
     plan_date,
     plan_from_rows,
     plan_rows,
     settlement_from_rows,
     settlement_rows,
+    without_markers,
 )
 from ackline.audit.table import AuditTable, Where
 from ackline.audit.turn_outcomes import TurnOutcomes, read_turn_outcomes
@@ -32,7 +35,7 @@ from ackline.metrics import TurnReport
 from ackline.offsets import TopicPartition
 from ackline.paths import lane_folder
 from ackline.scrub import scrub_address
-from ackline.turns import Plan, Settlement, TurnId, TurnKind
+from ackline.turns import Marker, MarkerKind, Plan, Settlement, TurnId, TurnKind
 
 COUNTED_STARTS = 3
 """Starts of a plan that are counted. After the third without outcomes, the next one isolates the handler."""
@@ -143,7 +146,8 @@ class LedgerStore:
 
     def plan(self, turn: TurnId) -> Plan:
         """Returns a stored plan. Raises LedgerError if it is not stored."""
-        return plan_from_rows(self._check_has_rows(self.plans.read(self._where(turn)), self.plans, turn, "plan"))
+        rows = without_markers(self.plans.read(self._where(turn)))
+        return plan_from_rows(self._check_has_rows(rows, self.plans, turn, "plan"))
 
     def store_plan(self, plan: Plan) -> bool:
         """Store a plan. Returns False if its number is taken."""
@@ -162,25 +166,69 @@ class LedgerStore:
     # ---- at most once ---------------------------------------------------------------------------------------------
 
     def has_claim(self, turn: TurnId) -> bool:
-        """Returns whether claim n is stored: then the floor of an at-most-once lane is the end of plan n."""
-        return (self.plans.version_of(self._application(turn.epoch, "claim")) or 0) >= turn.n
+        """Returns whether claim n is stored and turn n was not waived: then the floor is the end of plan n.
+
+        False if a later turn is claimed or waived: turn n is over then, and its end may not be committed any more.
+        """
+        return self._rights(turn) == (True, False)
+
+    def has_waiver(self, turn: TurnId) -> bool:
+        """Returns whether turn n was waived: nobody may claim it any more, and it is to be closed as void."""
+        return self._rights(turn) == (True, True)
+
+    def _rights(self, turn: TurnId) -> tuple[bool, bool]:
+        """Returns whether claim n is the newest number taken, and whether waiver n is.
+
+        Both are read from one version of the table. Read one after the other, waiver n + 1 could hide waiver n.
+        """
+        table = self.plans.open()
+        if table is None:
+            return False, False
+        claim, waiver = (table.transaction_version(self._application(turn.epoch, k)) for k in ("claim", "waiver"))
+        return claim == turn.n, waiver == turn.n
+
+    def is_claimable(self, turn: TurnId) -> bool:
+        """Returns whether claim n can still be stored: neither turn n nor a later one is claimed or waived."""
+        return (self.plans.version_of(self._application(turn.epoch, "claim")) or 0) < turn.n
 
     def store_claim(self, plan: Plan) -> bool:
-        """Claim a plan, by a commit without rows: the plan holds everything. Returns False if it is claimed already."""
+        """Claim a plan, by a commit without rows: the plan holds everything. Returns False if number n is taken, by
+        another claim or by a waiver."""
         return self.plans.append([], self._application(plan.turn.epoch, "claim"), plan.turn.n)
+
+    def store_waiver(self, plan: Plan, waiver: Marker) -> bool:
+        """Take the number of claim n, so that the plan is never handed out. Returns False if number n is taken.
+
+        The waiver is a second transaction id in the same commit. So claim and waiver are rivals for one number, and
+        each reader finds out which of the two has won.
+        """
+        return self._store_marker(plan, waiver, "claim", also="waiver")
+
+    def waiver_of(self, turn: TurnId) -> Marker | None:
+        """Returns who waived turn n, and why; None if it was not waived."""
+        return self._marker(turn, MarkerKind.WAIVER) if self.has_waiver(turn) else None
 
     def has_start_marker(self, turn: TurnId) -> bool:
         """Returns whether a process has started a claimed plan."""
         return (self.plans.version_of(self._application(turn.epoch, "start")) or 0) >= turn.n
 
-    def store_start_marker(self, plan: Plan, now: datetime) -> bool:
+    def store_start_marker(self, plan: Plan, run_id: str, now: datetime) -> bool:
         """Mark a claimed plan as started. Returns False if another process has started it."""
-        return self.plans.append([], self._application(plan.turn.epoch, "start"), plan.turn.n, now.isoformat())
+        return self._store_marker(plan, Marker(MarkerKind.START, run_id, now), "start")
 
     def started_at(self, turn: TurnId) -> datetime | None:
-        """Returns when a claimed plan was started; None if it was not, or if the Delta log has expired it."""
-        note = self.plans.note_of(self._application(turn.epoch, "start"), turn.n)
-        return None if note is None else datetime.fromisoformat(note)
+        """Returns when a claimed plan was started; None if it was not."""
+        marker = self._marker(turn, MarkerKind.START)
+        return None if marker is None else marker.at
+
+    def _store_marker(self, plan: Plan, marker: Marker, kind: str, also: str | None = None) -> bool:
+        """Stores a marker as number n of `kind`; the same commit carries number n of `also`."""
+        application, n = self._application(plan.turn.epoch, kind), plan.turn.n
+        more = () if also is None else (self._application(plan.turn.epoch, also),)
+        return self.plans.append(marker_rows(plan, marker), application, n, more=more)
+
+    def _marker(self, turn: TurnId, kind: MarkerKind) -> Marker | None:
+        return marker_from_rows(self.plans.read({**self._where(turn), "kind": kind.value}))
 
     def store_lost(self, plan: Plan, run_id: str, rows: Mapping[TopicPartition, Iterable[OutcomeRow]]) -> bool:
         """Store the lost ranges of a claimed plan as its outcomes. Returns False if outcomes n are stored."""

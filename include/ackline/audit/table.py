@@ -254,17 +254,23 @@ class AuditTable:
             raise self.error(error) from error
 
     def append(
-        self, rows: pa.Table | Sequence[AddAction], application: str, number: int, note: str | None = None
+        self,
+        rows: pa.Table | Sequence[AddAction],
+        application: str,
+        number: int,
+        note: str | None = None,
+        more: Sequence[str] = (),
     ) -> bool:
         """Append rows, or files already written, as version `number` of `application`; zero rows are a commit too.
 
-        `note` is stored in the metadata of the commit, where `note_of` finds it.
+        `note` is stored in the metadata of the commit, where `note_of` finds it. `more` are further applications of
+        which the commit takes the same number; they are no fence.
         Returns True once the commit is stored, and False if the number is taken; then nothing is stored. Raises
         TransientError if rivals win each of COMMIT_TRIES commits, and FatalError if the store refuses the write (a full
         disk): then nothing is visible.
         """
         metadata = {} if note is None else {_COMMIT: f"{application}/{number}", _NOTE: note}
-        fence = [Transaction(application, number)]
+        fence = [Transaction(name, number) for name in (application, *more)]
         files: list[AddAction] | None = None
 
         def append() -> bool:

@@ -2,7 +2,8 @@
 
 The writes, in this order:
 1. Claim n, a number of its own: the plan stays open. From here on the floor is the plan's end. A crash before it costs
-   nothing; after it, any run commits the end, and the turn may no longer become void.
+   nothing; after it, any run commits the end, and the turn may no longer become void. A process that gives the turn up
+   takes the same number, as a waiver (steps/void.py): then the turn is never handed out.
 2. The group's commit. It comes before the first handler call, so that no restart of any consumer of the group reads
    these records again (I7).
 3. Start marker n, fenced: one process ever takes it, and only that process hands the records out.
@@ -19,19 +20,23 @@ from ackline.steps.parts import Parts
 from ackline.turns import Plan, Settlement
 
 
-def claim(parts: Parts, plan: Plan, newest: Settlement) -> None:
-    """Stores claim n and commits it. Returns when the plan may be started, or is started already.
+def claim(parts: Parts, plan: Plan, newest: Settlement) -> bool:
+    """Stores claim n and commits it. Returns whether the plan is claimed, and so may be started, or is started already;
+    False if it was waived, or if its turn is over: then it may not be handed out.
 
     Raises GroupBusy, GroupMoved or NewerCommit if the group may not be committed. Once the claim is stored, the whole
     range is recorded as lost before such an error is raised.
     """
+    if parts.store.is_claimable(plan.turn):
+        _check_group(parts, plan, newest)
+        # The fence. If the number is taken, another process has claimed or waived the turn, for good.
+        parts.store.store_claim(plan)
+    if not parts.store.has_claim(plan.turn):
+        return False
     # Another process has started the plan. Its report decides what becomes of the records, whatever has happened to
     # the group since. If this process recorded them as lost, it would lose records that the other one is handling.
     if parts.store.has_start_marker(plan.turn):
-        return
-    if not parts.store.has_claim(plan.turn):
-        _check_group(parts, plan, newest)
-        parts.store.store_claim(plan)
+        return True
     try:
         committed = commit_newest(parts).committed
         for tp, planned in plan.partitions.items():
@@ -43,9 +48,10 @@ def claim(parts: Parts, plan: Plan, newest: Settlement) -> None:
         # The claim is stored and can't be committed, and a claimed turn is never void. An open turn would stop the
         # lane, so its range is recorded as lost at once. Only the process that takes the start marker does that: if
         # another process has the marker, it is handling the records, and its report decides.
-        if parts.store.store_start_marker(plan, parts.now()):
+        if parts.store.store_start_marker(plan, parts.run_id, parts.now()):
             record_lost(parts, plan, str(error))
         raise
+    return True
 
 
 def _check_group(parts: Parts, plan: Plan, newest: Settlement) -> None:
@@ -63,7 +69,7 @@ def _check_group(parts: Parts, plan: Plan, newest: Settlement) -> None:
         # its commit is refused, and its range is recorded as lost.
     except NewerCommit:
         # Another process may have stored this claim and committed it since the ledger was read (S53).
-        if not parts.store.has_claim(plan.turn):
+        if parts.store.is_claimable(plan.turn):
             raise
 
 
@@ -73,7 +79,7 @@ def take_start_marker(parts: Parts, plan: Plan) -> bool:
     If another process has taken the marker, raises TransientError until `lost_after` has passed. Then records what was
     handed out as lost, and returns False.
     """
-    if parts.store.store_start_marker(plan, parts.now()):
+    if parts.store.store_start_marker(plan, parts.run_id, parts.now()):
         return True
     # The grace period begins at the hand-out, not at the plan: a plan may wait in a queue for longer than `lost_after`
     # before a process takes it, and that process may still report.
@@ -81,20 +87,21 @@ def take_start_marker(parts: Parts, plan: Plan) -> bool:
     if parts.now() < until:
         raise TransientError(
             f"{plan.turn} was handed out by another process, which may still report; what it has not reported by "
-            f"{until.isoformat(timespec='seconds')} is lost. Run again then"
+            f"{until.isoformat(timespec='seconds')} is lost. Run again then, or record it as lost at once with "
+            f"`ackline void {parts.pipeline.name} --reason …`"
         )
     record_lost(parts, plan, f"handed out, and not reported within {parts.pipeline.lost_after}")
     return False
 
 
-def record_lost(parts: Parts, plan: Plan, reason: str) -> None:
-    """Stores the plan's ranges as lost, as outcomes n. Changes nothing if outcomes n are stored already."""
+def record_lost(parts: Parts, plan: Plan, reason: str) -> bool:
+    """Stores the plan's ranges as lost, as outcomes n. Returns False, and changes nothing, if outcomes n are stored."""
     rows = {
         tp: [OutcomeRow(planned.fresh.start, 0, Outcome.LOST, parts.now(), None, planned.fresh.end, reason)]
         for tp, planned in plan.partitions.items()
         if planned.fresh
     }
-    parts.store.store_lost(plan, parts.run_id, rows)
+    return parts.store.store_lost(plan, parts.run_id, rows)
 
 
 def refuse_retries(plan: Plan) -> None:

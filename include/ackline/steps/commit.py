@@ -14,6 +14,7 @@ from ackline.errors import GroupMoved, NewerCommit
 from ackline.offsets import TopicPartition
 from ackline.steps.parts import Parts
 from ackline.steps.races import MAX_LOST_RACES, too_many_lost_races
+from ackline.steps.void import is_at_most_once
 from ackline.turns import Plan, Settlement, TurnId, TurnKind
 
 
@@ -102,10 +103,9 @@ def claimed_floors(parts: Parts, plan: Plan) -> dict[TopicPartition, int]:
     """Returns the floors that a claim has set: the ends of the open plan. Empty without a claim.
 
     Only a claim allows to commit the end of an open plan. A plan without a claim may still become void, and its records
-    would be passed over without an outcome (I1). A claimed turn never becomes void.
+    would be passed over without an outcome (I1). A claimed turn never becomes void; a waived one is never claimed.
     """
-    claims = plan.kind is TurnKind.RUN and parts.pipeline.guarantee == "at_most_once"
-    if not claims or not parts.store.has_claim(plan.turn):
+    if not is_at_most_once(plan) or not parts.store.has_claim(plan.turn):
         return {}
     return {tp: planned.fresh.end for tp, planned in plan.partitions.items() if planned.fresh}
 

@@ -14,6 +14,7 @@ from ackline.retry import RetryBlock
 from ackline.steps.measure import gaps_of
 from ackline.steps.parts import Parts
 from ackline.steps.send_dead_letters import send_dead_letters
+from ackline.steps.void import void_advice
 from ackline.turns import Plan, Settlement, TurnKind
 
 Decisions = dict[TopicPartition, list[OutcomeRow]]
@@ -36,8 +37,9 @@ def states_after(plan: Plan, before: Settlement, outcomes: TurnOutcomes) -> dict
             seed = f"{plan.turn.lane}/{plan.turn.epoch}/{tp.topic}/{tp.partition}"
             gaps = gaps_of(plan, tp, outcomes) or 0
             states[tp] = fold(state, planned.fresh, planned.retries, rows, policy, seed, gaps)
-        elif plan.kind is TurnKind.SKIP:
-            # complete_to never moves back, even if the target of the skip is below it.
+        elif plan.kind in (TurnKind.SKIP, TurnKind.RESET):
+            # complete_to never moves back, even if the target is below it. A reset that goes forward ends its epoch as
+            # a skip does; what it leaves pending, the new epoch reads.
             end = max(state.complete_to, planned.fresh.end)
             states[tp] = fold(state, OffsetRange(end, end), (), rows, policy)
     return dict(sorted(states.items()))
@@ -48,7 +50,8 @@ def _policy(plan: Plan) -> Backoff:
         return RetryBlock.stored(plan.settings["retry"]).policy()
     except ConfigError as error:  # opening the parts has checked the file's class, which may be another one by now
         raise ConfigError(
-            f"{plan.turn} stays open: it was planned with a retry policy that can't be used any more: {error}",
+            f"{plan.turn} stays open: it was planned with a retry policy that can't be used any more: {error}. "
+            f"{void_advice(plan.turn)}",
             key=error.key,
         ) from None
 
@@ -56,7 +59,7 @@ def _policy(plan: Plan) -> Backoff:
 def decide(parts: Parts, plan: Plan, before: Settlement, outcomes: TurnOutcomes) -> Decisions:
     """Returns the decisions of the turn by partition; sends the dead letters of those that are decided as dead."""
     if plan.kind is not TurnKind.RUN:
-        return _skipped(parts, plan, before) if plan.kind is TurnKind.SKIP else {}
+        return _skipped(parts, plan, before) if plan.kind in (TurnKind.SKIP, TurnKind.RESET) else {}
     decisions = _expired_ranges(parts, plan)
     rows = {
         tp: [*outcomes.rows.get(tp, ()), *decisions.get(tp, ())] for tp in dict.fromkeys([*outcomes.rows, *decisions])
@@ -86,14 +89,18 @@ def _expired_ranges(parts: Parts, plan: Plan) -> Decisions:
 
 
 def _skipped(parts: Parts, plan: Plan, before: Settlement) -> Decisions:
-    """Returns what a skip settles without handling it: pending offsets below its target, and unread ranges up to it.
+    """Returns what a skip or a reset settles without handling it: pending offsets below its target, and unread ranges
+    up to it. For a reset, that is what the new epoch does not read, so that no record is passed over silently (I15).
 
     Offsets below the target that were acked get no row: they have their one terminal outcome already.
     """
     decisions: Decisions = {}
     for tp, planned in plan.partitions.items():
-        state, target = before.partitions[tp].state, planned.fresh.end
-        pending = [ValuedRange(run.start, min(run.end, target), None) for run in state.pending if run.start < target]
+        settled, target = before.partitions[tp], planned.fresh.end
+        state = settled.state
+        # A reset takes over a topic that was created again. Nothing of the old topic is ever read again.
+        end = target if planned.topic_id == settled.topic_id else max(state.complete_to, target)
+        pending = [ValuedRange(run.start, min(run.end, end), None) for run in state.pending if run.start < end]
         unread = [ValuedRange(state.complete_to, target, None)] if state.complete_to < target else []
         decisions[tp] = [
             OutcomeRow(run.start, 0, Outcome.SKIPPED, parts.now(), None, run.end, plan.reason)

@@ -18,6 +18,7 @@ from ackline.steps.parts import Parts
 from ackline.steps.races import MAX_LOST_RACES, too_many_lost_races
 from ackline.steps.setting_changes import check_settings_unchanged
 from ackline.steps.settle import settle_turn
+from ackline.steps.void import close_if_waived, void_advice
 from ackline.turns import Plan, Settlement, TurnKind
 
 Choose = Callable[[Settlement], Targets]
@@ -36,9 +37,12 @@ def perform_action(parts: Parts, kind: TurnKind, choose: Choose, reason: str) ->
         if newest is None:
             raise ConfigError(f"{parts.pipeline.name} has not run yet: there is nothing to {kind}")
         open_plan = parts.store.open_plan(newest)
+        if open_plan is not None and close_if_waived(parts, open_plan, newest):
+            continue
         if open_plan is not None:
             raise FatalError(
-                f"{open_plan.turn} is open: let it end (`ackline run {parts.pipeline.name}`), then {kind} again"
+                f"{open_plan.turn} is open: let it end (`ackline run {parts.pipeline.name}`), then {kind} again. "
+                f"{void_advice(open_plan.turn)}"
             )
         plan = _plan(parts, newest, kind, choose, reason)
         # Refused if another process has stored plan n since `newest` was read. Nothing is stored then; look again.

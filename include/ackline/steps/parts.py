@@ -151,8 +151,9 @@ def open_parts(
     now: datetime | None = None,
     audit: str | None = None,
     no_breaker: bool = False,
+    lane: str = LIVE,
 ) -> Iterator[Parts]:
-    """Opens the parts of a pipeline, and closes them at the end of the context.
+    """Opens the parts of a pipeline and lane, and closes them at the end of the context.
 
     `connection` holds the properties of the Kafka connection that the pipeline names. It is not needed if the file
     names bootstrap servers itself. Raises ConfigError if it is missing, and if code that the file names (retry class,
@@ -165,7 +166,7 @@ def open_parts(
     config = client_config({**without_registry_settings(connection), **pipeline.kafka.properties})
     translation = translation_of(pipeline, connection)
     setting_warnings = (*warnings_of_settings(pipeline), *warnings_of_connection(pipeline, connection))
-    store = LedgerStore(audit or audit_root(), pipeline.name, LIVE)
+    store = LedgerStore(audit or audit_root(), pipeline.name, lane)
     with (
         contextlib.closing(Cluster(config, pipeline.kafka.isolation)) as cluster,
         contextlib.closing(Group(config, pipeline.kafka.group_id)) as group,

@@ -20,6 +20,7 @@ from ackline.steps.races import MAX_LOST_RACES, too_many_lost_races
 from ackline.steps.run_plans import next_plan
 from ackline.steps.setting_changes import check_settings_unchanged
 from ackline.steps.settle import settle_turn
+from ackline.steps.void import close_if_waived
 from ackline.turns import Plan, SettledPartition, Settlement, TurnId, TurnKind
 
 log = logging.getLogger(__name__)
@@ -70,6 +71,9 @@ def plan(parts: Parts) -> Planned:
             if settled:  # None if another process was quicker: then that process reports it
                 actions.append(settled)
                 _log_move(open_plan)
+        elif newest and open_plan and close_if_waived(parts, open_plan, newest):
+            # The process that has waived the turn has died before it could close it. This run goes on with the next.
+            continue
         elif open_plan:
             # A lane has at most one open plan. It is adopted, whichever run has stored it and however long ago. A
             # second plan would handle the same offsets twice.

@@ -9,6 +9,7 @@ Under at most once, the claim and the start marker come before the first handler
 """
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -16,7 +17,7 @@ from deltalake.transaction import AddAction
 
 from ackline.audit.rows import plan_date
 from ackline.audit.store import COUNTED_STARTS
-from ackline.errors import ConfigError, RangeGone, TopicChanged
+from ackline.errors import ConfigError, RangeGone, TopicChanged, TransientError
 from ackline.kafka.java import java_properties
 from ackline.kafka.registry import check_registry
 from ackline.metrics import TurnReport
@@ -27,8 +28,8 @@ from ackline.steps.log_checks import check_planned_ranges
 from ackline.steps.measure import keeps_outcome_rows
 from ackline.steps.parts import Parts, Progress
 from ackline.steps.setting_changes import check_open_plan_settings
-from ackline.steps.void import void_turn
-from ackline.turns import Plan, Settlement
+from ackline.steps.void import advises_void, check_not_voided, close_if_waived, void_advice, void_turn, waive
+from ackline.turns import Marker, MarkerKind, Plan, Settlement
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -79,9 +80,11 @@ def replay(parts: Parts, spark: "Callable[[], SparkSession]", on_progress: Progr
         job = replace(job, exact_from=_unreadable_from(parts, job))
     if once and range_error is None and not parts.store.has_start_marker(plan.turn):
         parts.check_job(spark, job)
-    # A plan that can't be read and is not claimed may become void, below. A claimed plan may not: it goes through the
-    # claim and the start marker although it can't be read, so that one process alone decides that it is lost.
-    if once and (range_error is None or parts.store.has_claim(plan.turn)) and not _claim_and_start(parts, plan, newest):
+    if once and not _claim_or_waive(parts, plan, newest, range_error):
+        return _close_waived_turn(parts, plan, newest, range_error)
+    # A claimed plan goes through the start marker although it can't be read, so that one process alone decides that it
+    # is lost.
+    if once and not take_start_marker(parts, plan):
         return Replayed(plan)
     result = range_error or _carry_out(parts, plan, newest, job, spark, on_progress)
     if isinstance(result, RangeGone | TopicChanged):
@@ -96,6 +99,10 @@ def _range_error(parts: Parts, plan: Plan) -> RangeGone | TopicChanged | None:
         check_planned_ranges(parts, plan)
     except (RangeGone, TopicChanged) as error:
         return error
+    except TransientError as error:
+        if _lacks_leader(parts, plan):
+            error.add_advice(void_advice(plan.turn))
+        raise
     return None
 
 
@@ -107,11 +114,42 @@ def _unreadable_from(parts: Parts, job: "ReplayJob") -> dict[TopicPartition, int
     return {tp: offset for tp, offset in first.items() if offset is not None}
 
 
-def _claim_and_start(parts: Parts, plan: Plan, newest: Settlement) -> bool:
-    """Claims the plan, commits the claim, takes the start marker. Returns whether this process may call the handler."""
+def _lacks_leader(parts: Parts, plan: Plan) -> bool:
+    """Returns whether a partition that had a leader when it was planned has none: it may never get one again. False if
+    no broker answers."""
+    reads = [tp for tp, planned in plan.partitions.items() if not planned.empty]
+    with suppress(TransientError):
+        topics = parts.cluster.topics(sorted({tp.topic for tp in reads}))
+        return any(tp.topic in topics and topics[tp.topic].partitions.get(tp.partition) is False for tp in reads)
+    return False
+
+
+def _claim_or_waive(parts: Parts, plan: Plan, newest: Settlement, range_error: RangeGone | TopicChanged | None) -> bool:
+    """Claims a plan that can be read, and waives one that can't be. Returns whether the plan is claimed.
+
+    Both take the same number. So if another process reads the range that this one finds gone, either it has claimed the
+    turn, and its report counts, or it finds the turn waived, and calls no handler.
+    """
     refuse_retries(plan)
-    claim(parts, plan, newest)
-    return take_start_marker(parts, plan)
+    waiver = Marker(MarkerKind.WAIVER, parts.run_id, parts.now(), parts.actor, str(range_error))
+    if range_error is not None and waive(parts, plan, waiver):
+        return False
+    return claim(parts, plan, newest)
+
+
+def _close_waived_turn(
+    parts: Parts, plan: Plan, newest: Settlement, range_error: RangeGone | TopicChanged | None
+) -> Replayed:
+    """Closes a turn that may not be handed out. Raises TopicChanged if the next turn could not be carried out either,
+    and TurnVoided if an operator has waived the turn."""
+    waiver = parts.store.waiver_of(plan.turn)
+    if waiver is None:  # the turn is over: another process has closed it and begun the next one
+        return Replayed(plan)
+    close_if_waived(parts, plan, newest)
+    check_not_voided(parts, plan.turn)
+    if isinstance(range_error, TopicChanged):
+        raise range_error
+    return Replayed(plan, void=waiver.reason)
 
 
 def _carry_out(
@@ -128,7 +166,9 @@ def _carry_out(
         # most once counts no start: a claimed plan is started once and never again.
         starts = 0 if parts.pipeline.guarantee == "at_most_once" else parts.store.count_start(plan)
         parts.store.outcomes.create()
-        result = parts.run_job(spark, _isolated(job, _why_isolate(starts, plan, newest)), on_progress)
+        isolated = _isolated(job, _why_isolate(starts, plan, newest))
+        with advises_void(plan.turn):
+            result = parts.run_job(spark, isolated, on_progress)
         # Spark reads by topic name and offset. A topic that was created again under the reader, or a log that was
         # truncated, has given other records at the same offsets, and the job succeeds all the same.
         check_planned_ranges(parts, plan, after=True)
@@ -146,6 +186,7 @@ def _close_unreadable_turn(parts: Parts, plan: Plan, newest: Settlement, error: 
     # ineffective, and the next turn would record handled records as expired.
     if not parts.store.has_outcomes(plan.turn):
         void_turn(parts, plan, newest, str(error))
+    check_not_voided(parts, plan.turn)
     if isinstance(error, TopicChanged):
         raise error
     return Replayed(plan, void=str(error))

@@ -18,6 +18,7 @@ from ackline.steps.parts import Parts, Progress
 from ackline.steps.plan import plan
 from ackline.steps.replay import Replayed, replay
 from ackline.steps.settle import settle, settle_turn
+from ackline.steps.void import check_not_voided
 from ackline.turns import Plan, Settlement, TurnKind
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ def run(
     """Plans, replays and settles, and again while the last turn has read no record and the log has more.
 
     `on_plan` is called with each plan, and whether it was adopted. Raises RangeGone after MAX_VOID_TURNS void turns in
-    a row, and what the three steps raise.
+    a row, TurnVoided if an operator has closed a turn of this run as void, and what the three steps raise.
     """
     result = RunResult()
     while True:
@@ -88,7 +89,8 @@ def replay_until_records(
     """Replays turns until one has read a record or the log has no more: the replay step of a DAG.
 
     Turns without a record are settled here, and the next turn is planned and replayed. So the DAG's settle step finds
-    the turn that has read records. Raises RangeGone after MAX_VOID_TURNS void turns in a row.
+    the turn that has read records. Raises RangeGone after MAX_VOID_TURNS void turns in a row, and TurnVoided if an
+    operator has closed the turn as void.
     """
     calls = void_turns = 0
     while True:
@@ -101,6 +103,8 @@ def replay_until_records(
         open_plan = parts.store.open_plan(newest) if newest else None
         if newest is None or replayed.plan is None:
             return replace(replayed, calls=calls)
+        if open_plan is None:
+            check_not_voided(parts, replayed.plan.turn)
         if open_plan is not None and open_plan.turn != replayed.plan.turn:
             # Another run has settled this process's turn and planned the next turn. That run settles it.
             return replace(replayed, calls=calls)
@@ -109,6 +113,7 @@ def replay_until_records(
             if any(has_records(counts) for counts in outcomes.counts.values()) or not log_has_more(open_plan):
                 return replace(replayed, calls=calls)
             settle_turn(parts, open_plan, newest)
+            check_not_voided(parts, open_plan.turn)
         plan(parts)
 
 

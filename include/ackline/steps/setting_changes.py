@@ -9,6 +9,7 @@ from typing import Any
 
 from ackline.errors import ConfigError
 from ackline.steps.parts import Parts
+from ackline.steps.void import void_advice
 from ackline.turns import Plan, Settlement
 
 
@@ -34,7 +35,8 @@ def check_open_plan_settings(parts: Parts, plan: Plan) -> None:
     """
     for key, old, new in _changes(parts, plan.settings):
         raise ConfigError(
-            f"{key} was changed from {old} to {new} while {plan.turn} is open; change it back until it is settled",
+            f"{key} was changed from {old} to {new} while {plan.turn} is open; change it back until it is settled. "
+            f"{void_advice(plan.turn)}",
             key=key,
         )
 

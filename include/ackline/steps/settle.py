@@ -25,33 +25,49 @@ from ackline.steps.events import notify_settled
 from ackline.steps.measure import gaps_of, stored_report, turn_outcomes, with_metrics
 from ackline.steps.on_expired_fail import expired_rows_error
 from ackline.steps.parts import Parts
-from ackline.steps.void import acknowledged_foreign_offset, void_turn
+from ackline.steps.void import (
+    acknowledged_foreign_offset,
+    advises_void,
+    check_not_voided,
+    close_if_waived,
+    void_advice,
+    void_turn,
+)
 from ackline.turns import Plan, SettledPartition, Settlement, TurnId, TurnKind
 
 
 def settle(
-    parts: Parts, turn: TurnId | None = None, on_stored: Callable[[Settlement], None] | None = None
+    parts: Parts,
+    turn: TurnId | None = None,
+    on_stored: Callable[[Settlement], None] | None = None,
+    and_later: bool = False,
 ) -> CommitResult:
     """Settles the lane's open turn, if there is one, and commits the newest floor.
 
-    With `turn`, settles that turn only: if another run has planned the next turn, that run settles it. `on_stored` is
-    called with the settlement that this process has stored, before the commit.
+    With `turn`, settles that turn only: if another run has planned the next turn, that run settles it. With
+    `and_later`, settles also a turn that this run has planned after it. `on_stored` is called with the settlement that
+    this process has stored, before the commit.
 
-    Raises NoProof if the turn's outcomes are not stored; GroupBusy, GroupMoved and NewerCommit if the floor may not be
-    committed. The settlement is stored by then, and a later run commits it.
+    Raises NoProof if the turn's outcomes are not stored; TurnVoided if an operator has closed `turn` as void;
+    GroupBusy, GroupMoved and NewerCommit if the floor may not be committed. The settlement is stored by then, and a
+    later run commits it.
     """
     newest = parts.store.newest()
     plan = parts.store.open_plan(newest) if newest else None
-    stored = settle_turn(parts, plan, newest) if newest and plan and turn in (None, plan.turn) else None
+    mine = plan is not None and (turn in (None, plan.turn) or (and_later and plan.run_id == parts.run_id))
+    stored = settle_turn(parts, plan, newest) if newest and plan and mine else None
     if stored is not None and on_stored is not None:
         on_stored(stored)
     try:
-        return replace(commit_newest(parts), stored=stored)
+        result = replace(commit_newest(parts), stored=stored)
     except GroupMoved:
         if parts.pipeline.on_external_reset != "follow":
             raise
         # The settlement stands. To follow the group is a turn of its own, which the next run's plan takes (S36).
-        return CommitResult(parts.store.newest(), {}, stored)
+        result = CommitResult(parts.store.newest(), {}, stored)
+    if turn is not None:
+        check_not_voided(parts, turn)  # after the commit: the newest floor is right, whatever became of this turn
+    return result
 
 
 def settle_turn(parts: Parts, plan: Plan, before: Settlement) -> Settlement | None:
@@ -60,12 +76,14 @@ def settle_turn(parts: Parts, plan: Plan, before: Settlement) -> Settlement | No
     Returns what was stored; None if another process has taken number n, to settle the turn or to void it.
     Raises NoProof, TooManyFailures and RetentionPassed.
     """
+    if close_if_waived(parts, plan, before):
+        return None
     # Only the stored outcomes prove that the whole range was handled. The state of an Airflow task does not: it can be
     # set by hand. A fold without outcomes would move complete_to over records that no handler has handled (S8).
     if plan.kind is TurnKind.RUN and not parts.store.has_outcomes(plan.turn):
         raise NoProof(
             f"{plan.turn} has no stored outcomes, so nothing proves that it was handled; a task marked as successful "
-            f"proves nothing. Run replay again"
+            f"proves nothing. Run replay again. {void_advice(plan.turn)}"
         )
     report = stored_report(parts, plan)
     outcomes = _decided_outcomes(parts, plan, before, report)
@@ -83,7 +101,7 @@ def _decided_outcomes(parts: Parts, plan: Plan, before: Settlement, report: Turn
     # Checked before the rows are read. In the other order, another process could store its decisions in between. The
     # check would find them, but the rows would not hold them: a record whose `dead` row counts would stay pending (I4).
     decided = parts.store.has_decisions(plan.turn)
-    outcomes = turn_outcomes(parts, plan, report)
+    outcomes = _read_outcomes(parts, plan, report)
     if decided:
         return outcomes
     # Breaker and retention close the turn as void, so both are checked before the first dead letter is sent: a letter
@@ -97,7 +115,12 @@ def _decided_outcomes(parts: Parts, plan: Plan, before: Settlement, report: Turn
     parts.store.store_decisions(plan, parts.run_id, decisions)
     # Only the stored decisions count, whichever process has taken number n. They are read again, because those of
     # another process may differ from the decisions made above.
-    return turn_outcomes(parts, plan, report)
+    return _read_outcomes(parts, plan, report)
+
+
+def _read_outcomes(parts: Parts, plan: Plan, report: TurnReport | None) -> TurnOutcomes:
+    with advises_void(plan.turn):  # files of outcomes that were lost do not come back by themselves
+        return turn_outcomes(parts, plan, report)
 
 
 def _settled_partitions(

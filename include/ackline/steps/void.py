@@ -1,15 +1,62 @@
-"""Close a turn as void: it changes no state, and none of its rows counts."""
+"""Close a turn as void: it changes no state, none of its rows counts, and a later turn plans its offsets again.
 
+At least once, settlement n alone closes the turn: it takes the number that settling the turn would take. What a driver
+stores after it does not count.
+
+At most once, a void settlement alone would race with the driver that claims the turn and hands its records out: both
+would win, and the next turn would hand the same records out again (I7). So the writes come in this order:
+1. Waiver n, which takes the number of claim n. A turn is either claimed or waived, and stays so. After a crash here,
+   every process that meets the turn closes it, with the reason that the waiver holds. Nobody commits its end.
+2. Settlement n, of kind void.
+A claimed turn is never void, because the group may have moved over it: it is recorded as lost (steps/claim.py).
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
+from ackline.errors import FatalError, RangeGone, TopicChanged, TurnVoided
 from ackline.metrics import fetch_metrics
 from ackline.offsets import TopicPartition
 from ackline.steps.parts import Parts
-from ackline.turns import Plan, Settlement, TurnKind
+from ackline.turns import VOIDED_BY_OPERATOR, Marker, MarkerKind, Plan, Settlement, TurnId, TurnKind
 
 
-def void_turn(parts: Parts, plan: Plan, before: Settlement, reason: str) -> None:
-    """Stores a void settlement for a plan that can't be carried out.
+def void_turn(parts: Parts, plan: Plan, before: Settlement, reason: str) -> bool:
+    """Closes a plan that can't be carried out as void. Returns False, and stores nothing, if the turn is claimed."""
+    waiver = Marker(MarkerKind.WAIVER, parts.run_id, parts.now(), parts.actor, reason)
+    if is_at_most_once(plan):
+        return waive(parts, plan, waiver) and close_if_waived(parts, plan, before)
+    store_void(parts, plan, before, waiver)
+    return True
+
+
+def is_at_most_once(plan: Plan) -> bool:
+    """Returns whether the turn may be claimed. Its plan decides, and not the file, which may have changed since. An
+    empty plan hands nothing out, and is never claimed."""
+    return plan.kind is TurnKind.RUN and not plan.empty and plan.settings.get("guarantee") == "at_most_once"
+
+
+def waive(parts: Parts, plan: Plan, waiver: Marker) -> bool:
+    """Takes the claim's number of an at-most-once turn. Returns whether the turn is waived, by this process or by
+    another one; False if it is claimed."""
+    return parts.store.store_waiver(plan, waiver) or parts.store.has_waiver(plan.turn)
+
+
+def close_if_waived(parts: Parts, plan: Plan, before: Settlement) -> bool:
+    """Closes an open turn as void if it was waived, with the reason that the waiver holds. Returns whether it was.
+
+    Every step that meets an open turn calls this. The process that has waived it may have died before it could close
+    the turn, and no other step may carry out a waived turn.
+    """
+    waiver = parts.store.waiver_of(plan.turn) if is_at_most_once(plan) else None
+    if waiver is not None:
+        store_void(parts, plan, before, waiver)
+    return waiver is not None
+
+
+def store_void(parts: Parts, plan: Plan, before: Settlement, waiver: Marker) -> bool:
+    """Stores the void settlement of an open plan. Returns False if settlement n is stored already.
 
     The void settlement takes number n of the settlements. So it races with a process that settles the turn: the first
     one stored decides, and the other one is refused.
@@ -20,20 +67,53 @@ def void_turn(parts: Parts, plan: Plan, before: Settlement, reason: str) -> None
             old_floor=settled.state.floor,
             counts={},
             gaps=0,
-            evidence="void",
+            evidence=VOIDED_BY_OPERATOR if waiver.by_operator else "void",
             # What the plan has found out about the group stays true although the turn is void: a foreign offset is
             # acknowledged only until a plan has found a commit of this ledger.
             acknowledged_foreign_offset=acknowledged_foreign_offset(tp, plan, before),
             metrics=fetch_metrics(settled.metrics),
+            paused=settled.paused or (waiver.pause and tp in plan.partitions and not plan.partitions[tp].empty),
         )
         for tp, settled in before.partitions.items()
     }
-    parts.store.store_settlement(
-        Settlement(plan.turn, TurnKind.VOID, parts.run_id, parts.now(), partitions, parts.actor, reason), plan
+    settlement = Settlement(
+        plan.turn, TurnKind.VOID, parts.run_id, parts.now(), partitions, waiver.actor, waiver.reason
     )
+    return parts.store.store_settlement(settlement, plan)
 
 
 def acknowledged_foreign_offset(tp: TopicPartition, plan: Plan, before: Settlement) -> int | None:
     """Returns the foreign offset that stays acknowledged: by the plan if it holds the partition, else as before."""
     partitions = plan.partitions if tp in plan.partitions else before.partitions
     return partitions[tp].acknowledged_foreign_offset
+
+
+def check_not_voided(parts: Parts, turn: TurnId) -> None:
+    """Raises TurnVoided if an operator has closed the turn as void: the run that worked on it ends, and plans no other
+    turn."""
+    newest = parts.store.newest()
+    if newest is None or (newest.turn.epoch, newest.turn.n) < (turn.epoch, turn.n):
+        return
+    settlement = parts.store.settlement(turn)
+    if settlement.voided_by_operator:
+        raise TurnVoided(
+            f"{turn} was closed as void by {settlement.actor or 'an operator'}: {settlement.reason}. Nothing of it "
+            f"counts, and nothing more was planned; the next run plans its offsets again"
+        )
+
+
+def void_advice(turn: TurnId) -> str:
+    """Returns the sentence that names the way out of an open turn."""
+    return f"If the turn can't be carried out, close it with `ackline void {turn.pipeline} --reason …`"
+
+
+@contextmanager
+def advises_void(turn: TurnId) -> Iterator[None]:
+    """Adds `void_advice` to a fatal error, because the same turn would meet it again. Not to those that close it."""
+    try:
+        yield
+    except (RangeGone, TopicChanged):
+        raise
+    except FatalError as error:
+        error.add_advice(void_advice(turn))
+        raise

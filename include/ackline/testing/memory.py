@@ -142,7 +142,7 @@ class HandlerCall(NamedTuple):
 
 
 class TableCommit(NamedTuple):
-    """A commit to a table by a process. `value` is the Plan, the Settlement, or the list of outcome files."""
+    """A commit to a table by a process. `value` is the Plan, the Settlement, the Marker or a list of outcome files."""
 
     table: str
     application: str
@@ -212,6 +212,8 @@ class MemoryTables:
     outcomes: dict[Any, list[Any]] = field(default_factory=dict)
     notes: dict[tuple[str, int], str] = field(default_factory=dict)
     """The note of each commit that has one, by application and number."""
+    markers: dict[tuple[str, int], Any] = field(default_factory=dict)
+    """The marker of each commit that has one, by application and number."""
     files: dict[str, Any] = field(default_factory=dict)
     """The files that tasks have written. A file counts once a commit names it."""
 

@@ -19,7 +19,7 @@ from ackline.ledger import OutcomeRow
 from ackline.offsets import TopicPartition, join
 from ackline.outcome import Outcome
 from ackline.testing.memory import AFTER, BEFORE, READ, Hook, TableCommit, World, next_fault, no_hook
-from ackline.turns import Plan, Settlement, TurnId, TurnKind
+from ackline.turns import Marker, MarkerKind, Plan, Settlement, TurnId, TurnKind
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -83,20 +83,25 @@ class MemoryTable(AuditTable):
         return cast("DeltaTable", _Version(self.world, self))
 
     def append(
-        self, rows: "pa.Table | Sequence[AddAction]", application: str, number: int, note: str | None = None
+        self,
+        rows: "pa.Table | Sequence[AddAction]",
+        application: str,
+        number: int,
+        note: str | None = None,
+        more: Sequence[str] = (),
     ) -> bool:
         """Appends rows of `outcomes`, or files that tasks have written; returns False if the number is taken."""
         if isinstance(rows, pa.Table):
-            return self.put(_files(rows.to_pylist()), application, number, note)
-        return self.put([self.world.tables.files[file.path] for file in rows], application, number, note)
+            return self.put(_files(rows.to_pylist()), application, number, note, more)
+        return self.put([self.world.tables.files[file.path] for file in rows], application, number, note, more)
 
     def note_of(self, application: str, number: int) -> str | None:
         """Returns the note of the commit with this number; None if it has none."""
         self.hook("note", READ)
         return self.world.tables.notes.get((application, number))
 
-    def put(self, value: Any, application: str, number: int, note: str | None = None) -> bool:
-        """Appends a value as `number` of `application`; returns False if the number is taken.
+    def put(self, value: Any, application: str, number: int, note: str | None = None, more: Sequence[str] = ()) -> bool:
+        """Appends a value as `number` of `application` and of `more`; returns False if the number is taken.
 
         Raises FatalError for the fault "refused", which stores nothing, and for "unanswered", which stores the value.
         """
@@ -110,8 +115,9 @@ class MemoryTable(AuditTable):
         self.note_settlement(application, number)
         if won:
             numbers = self.world.tables.numbers[self.name]
-            numbers[application] = max(number, numbers.get(application, number))
-            self._keep(value)
+            for name in (application, *more):
+                numbers[name] = max(number, numbers.get(name, number))
+            self._keep(value, application, number)
             if note is not None:
                 self.world.tables.notes[application, number] = note
             self.world.history.append(TableCommit(self.name, application, number, value, self.run_id))
@@ -132,12 +138,14 @@ class MemoryTable(AuditTable):
         last = self.world.tables.numbers[self.name].get(application)
         return last is None or last < number
 
-    def _keep(self, value: Any) -> None:
+    def _keep(self, value: Any, application: str, number: int) -> None:
         tables = self.world.tables
         if isinstance(value, Plan):
             tables.plans[value.turn] = value
         elif isinstance(value, Settlement):
             tables.settlements[value.turn] = value
+        elif isinstance(value, Marker):
+            tables.markers[application, number] = value
         else:
             for file in value:
                 tables.outcomes.setdefault(file.turn, []).append(file)
@@ -205,6 +213,15 @@ class MemoryStore(LedgerStore):
         in_order = replace(settlement, partitions=dict(sorted(settlement.partitions.items())))
         note = json.dumps(subscription) if subscription is not None else None
         return self._put("settlements", settlement.turn, "settlement", in_order, note)
+
+    def _store_marker(self, plan: Plan, marker: Marker, kind: str, also: str | None = None) -> bool:
+        n, (application, *more) = plan.turn.n, [self._application(plan.turn.epoch, k) for k in (kind, also) if k]
+        return self.tables["plans"].put(marker, application, n, more=more)
+
+    def _marker(self, turn: TurnId, kind: MarkerKind) -> Marker | None:
+        self._hook("marker", READ)
+        application = "claim" if kind is MarkerKind.WAIVER else "start"
+        return self.world.tables.markers.get((self._application(turn.epoch, application), turn.n))
 
     def _put(self, table: str, turn: TurnId, kind: str, value: Any, note: str | None = None) -> bool:
         return self.tables[table].put(value, self._application(turn.epoch, kind), turn.n, note)

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from ackline.verify.arrays import Ints
 
@@ -46,7 +47,8 @@ class Log:
 class DeadLetter:
     """A dead letter, by the origin in its headers.
 
-    `digest` is of its key and value; None if a header marks it as sent without the value of its record.
+    `digest` is of its key and value; None if a header marks it as sent without the value of its record. `turn` is the
+    turn that sent it; None if no header names it.
     """
 
     lane: str
@@ -55,6 +57,7 @@ class DeadLetter:
     partition: int
     offset: int
     digest: str | None
+    turn: int | None = None
 
     @property
     def tp(self) -> TopicPartition:
@@ -81,6 +84,16 @@ class Evidence:
     ledger: str | None = None
     letters: Sequence[DeadLetter] | None = None
     calls: pa.Table | None = None
+
+    @property
+    def planned(self) -> pa.Table:
+        """The rows of `plans` that are a part of a plan."""
+        return self.plans.filter(pc.is_valid(self.plans["topic"]))
+
+    def marked(self, kind: str) -> set[tuple[int, int]]:
+        """Return epoch and turn of each marker of this kind: a row of `plans` without a topic, such as a waiver."""
+        markers = self.plans.filter(pc.and_(pc.is_null(self.plans["topic"]), pc.equal(self.plans["kind"], kind)))
+        return {(row["epoch"], row["turn"]) for row in markers.select(["epoch", "turn"]).to_pylist()}
 
     @property
     def lane_letters(self) -> list[DeadLetter]:

@@ -16,6 +16,9 @@ LANE_RULES: tuple[Callable[[LaneHistory, Findings], None], ...] = (
     judge_turns.check_turns_are_stored_once,
     judge_turns.check_turns_follow_each_other,
     judge_turns.check_settlements_cover_every_partition,
+    judge_turns.check_waived_turns_are_void,
+    judge_turns.check_void_turns_have_a_reason,
+    judge_outcomes.check_no_epoch_leaves_records_over,
 )
 PARTITION_RULES: tuple[Callable[[PartitionHistory, Findings], None], ...] = (
     judge_outcomes.check_rows_are_well_formed,

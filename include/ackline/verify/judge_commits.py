@@ -94,12 +94,13 @@ def floor_after(partition: PartitionHistory, turn: int) -> int | None:
 
 
 def claimed_offset(partition: PartitionHistory, turn: int) -> int | None:
-    """Return the offset that a turn under at most once commits before its hand-out; None under other guarantees.
+    """Return the offset that a turn under at most once commits before its hand-out; None under other guarantees, and
+    for a waived turn, whose end nobody may commit.
 
     It is the end of the turn's plan. A plan that reads nothing of the partition claims the floor before the turn.
     """
     plan = next((plan for plan in partition.plans if plan.turn == turn and plan.at_most_once), None)
-    if plan is None:
+    if plan is None or turn in partition.waived:
         return None
     if plan.start < plan.end:
         return plan.end

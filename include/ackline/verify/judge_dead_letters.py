@@ -13,9 +13,17 @@ from ackline.verify.turn_rows import EpochPartition
 
 
 def letter_offsets(evidence: Evidence) -> Mapping[EpochPartition, Ints]:
-    """Return the offsets that have dead letters, sorted, by epoch and topic-partition of the dead record."""
+    """Return the offsets that have dead letters, sorted, by epoch and topic-partition of the dead record.
+
+    A letter of a void turn does not count: settle sends letters before it stores decisions, and a turn that an operator
+    closes then is made again.
+    """
+    rows = evidence.settlements.select(["epoch", "turn", "kind"]).to_pylist()
+    void = {(row["epoch"], row["turn"]) for row in rows if row["kind"] == "void"}
     offsets: dict[EpochPartition, set[int]] = {}
     for letter in evidence.lane_letters:
+        if (letter.epoch, letter.turn) in void:
+            continue
         offsets.setdefault((letter.epoch, letter.tp), set()).add(letter.offset)
     return {key: np.array(sorted(found), dtype=np.int64) for key, found in offsets.items()}
 

@@ -15,7 +15,7 @@ def check_floor_is_lowest_pending(partition: PartitionHistory, found: Findings) 
     """I4: the floor is the lowest pending offset, or complete_to if nothing is pending."""
     for settlement in partition.settlements:
         lowest = int(min(settlement.pending.start, default=settlement.complete_to))
-        if settlement.kind != "reset" and settlement.floor != lowest:
+        if settlement.floor != lowest:
             what = f"is the floor of turn {settlement.turn}, but by its pending offsets and complete_to it is {lowest}"
             found.add_offsets("I4", what, partition.tp, [settlement.floor])
 
@@ -49,14 +49,14 @@ def check_void_turns_change_nothing(partition: PartitionHistory, found: Findings
 
 
 def _successive_settlements(partition: PartitionHistory) -> list[tuple[Settlement, Settlement]]:
-    """Return each settlement of the epoch with the one before it, but no reset: that opens another epoch."""
-    return [(before, after) for before, after in pairwise(partition.settlements) if after.kind != "reset"]
+    """Return each settlement of the epoch with the one before it."""
+    return list(pairwise(partition.settlements))
 
 
 def check_floor_passes_only_settled_offsets(partition: PartitionHistory, found: Findings) -> None:
     """I1: after no turn was the floor above an offset that was not settled yet."""
     turns = partition.offset_turns
-    passed = _turns_that_pass(turns.offset, [(s.turn, s.floor) for s in _in_epoch(partition)])
+    passed = _turns_that_pass(turns.offset, [(s.turn, s.floor) for s in partition.settlements])
     early = turns.offset[(turns.settled < NEVER) & (passed < turns.settled)]
     found.add_offsets("I1", "the floor passed it before the turn that settled it", partition.tp, early)
 
@@ -64,7 +64,7 @@ def check_floor_passes_only_settled_offsets(partition: PartitionHistory, found: 
 def check_complete_to_passes_only_read_offsets(partition: PartitionHistory, found: Findings) -> None:
     """I4: after no turn was complete_to above an offset whose first outcome came in a later turn."""
     turns = partition.offset_turns
-    passed = _turns_that_pass(turns.offset, [(s.turn, s.complete_to) for s in _in_epoch(partition)])
+    passed = _turns_that_pass(turns.offset, [(s.turn, s.complete_to) for s in partition.settlements])
     early = turns.offset[(turns.first < NEVER) & (passed < turns.first)]
     found.add_offsets("I4", "complete_to passed it before the turn of its first outcome", partition.tp, early)
 
@@ -74,7 +74,7 @@ def check_pending_offsets_after_each_turn(partition: PartitionHistory, found: Fi
     turns = partition.offset_turns
     waited = turns.settled > turns.first
     unsettled = OffsetTurns(turns.offset[waited], turns.first[waited], turns.settled[waited], turns.tried[waited])
-    for settlement in _in_epoch(partition):
+    for settlement in partition.settlements:
         turn, pending = settlement.turn, settlement.pending
         is_pending = pending.count_covering(unsettled.offset) > 0
         must_be = (unsettled.first <= turn) & (turn < unsettled.settled)
@@ -85,10 +85,6 @@ def check_pending_offsets_after_each_turn(partition: PartitionHistory, found: Fi
             spread = [np.arange(start, end) for start, end in zip(pending.start, pending.end, strict=True)]
             what = f"is pending after turn {turn}, but its outcomes do not make it so"
             found.add_offsets("I4", what, partition.tp, np.setdiff1d(np.concatenate(spread), unsettled.offset[must_be]))
-
-
-def _in_epoch(partition: PartitionHistory) -> list[Settlement]:
-    return [settlement for settlement in partition.settlements if settlement.kind != "reset"]
 
 
 def _turns_that_pass(offsets: Ints, bounds: list[tuple[int, int]]) -> Ints:

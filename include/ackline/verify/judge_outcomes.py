@@ -4,7 +4,7 @@ import numpy as np
 
 from ackline.verify.arrays import NEVER, count_covering
 from ackline.verify.findings import Findings
-from ackline.verify.lane_history import PartitionHistory
+from ackline.verify.lane_history import LaneHistory, PartitionHistory
 from ackline.verify.outcome_rows import FAILED, OF_ATTEMPTS, OF_DECISIONS, OF_RANGES, count_by_turn
 
 
@@ -82,6 +82,27 @@ def check_each_record_is_settled_or_pending(partition: PartitionHistory, found: 
     found.add_offsets("I4", "is pending more than once", tp, offsets[pending > 1])
     neither = np.isin(offsets, received) & (settled == 0) & (pending == 0)
     found.add_offsets("I4", "is neither settled nor pending, but below complete_to", tp, offsets[neither])
+
+
+def check_no_epoch_leaves_records_over(lane: LaneHistory, found: Findings) -> None:
+    """I15: over all epochs, each record from the first start to the newest floor has a terminal outcome.
+
+    A reset begins at another offset. What it passes over must be settled in the epoch that it ends.
+    """
+    for tp in sorted({tp for _, tp in lane.starts}):
+        epochs = [lane.partition(epoch, tp) for epoch in sorted(e for e, of_tp in lane.starts if of_tp == tp)]
+        last = epochs[-1].last
+        floor = epochs[-1].start if last is None else last.floor
+        if len(epochs) == 1 or epochs[0].start is None or floor is None:
+            continue  # check_each_record_is_settled_or_pending judges a single epoch
+        received = epochs[0].offsets_between(epochs[0].start, floor)
+        settled = np.zeros(len(received), np.int64)
+        for epoch in epochs:
+            terminal = epoch.outcomes.terminal
+            settled += count_covering(received, terminal.offset, terminal.end) + epoch.counted.count_covering(received)
+        found.add_offsets(
+            "I15", "has a terminal outcome in no epoch, but is below the floor", tp, received[settled == 0]
+        )
 
 
 def check_counts_match_rows(partition: PartitionHistory, found: Findings) -> None:

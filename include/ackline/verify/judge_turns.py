@@ -29,7 +29,7 @@ class EpochTurns(NamedTuple):
 
 def turns_by_epoch(evidence: Evidence) -> list[EpochTurns]:
     """Return the turns of each epoch."""
-    planned, settled = (_turns_of(table) for table in (evidence.plans, evidence.settlements))
+    planned, settled = (_turns_of(table) for table in (evidence.planned, evidence.settlements))
     return [
         EpochTurns(epoch, planned.get(epoch, set()), settled.get(epoch, set()))
         for epoch in sorted(planned.keys() | settled.keys())
@@ -45,7 +45,7 @@ def _turns_of(table: pa.Table) -> dict[int, set[int]]:
 
 def check_turns_are_stored_once(lane: LaneHistory, found: Findings) -> None:
     """I11: a turn has at most one plan and one settlement of each partition, so two writers cannot both have it."""
-    for name, table in (("settlement", lane.evidence.settlements), ("plan", lane.evidence.plans)):
+    for name, table in (("settlement", lane.evidence.settlements), ("plan", lane.evidence.planned)):
         rows = table.select(["epoch", "turn", "topic", "partition"]).to_pylist()
         for (epoch, turn, topic, partition), times in Counter(tuple(row.values()) for row in rows).items():
             if times > 1:
@@ -63,6 +63,36 @@ def check_turns_follow_each_other(lane: LaneHistory, found: Findings) -> None:
             found.add("I11", f"turn {turn} of epoch {epoch} has no settlement, but later turns exist")
         for turn in sorted(set(range(min(settled | {1}), max(settled, default=0))) - settled - planned):
             found.add("I11", f"turn {turn} of epoch {epoch} does not exist, but later turns do")
+
+
+def check_waived_turns_are_void(lane: LaneHistory, found: Findings) -> None:
+    """I7: at most once, a turn is void if it was waived, and only then: its claim and its waiver exclude each other.
+
+    A turn that is void and not waived may have been handed out by a driver that has claimed it. The next turn plans the
+    same offsets again.
+    """
+    kinds = _kinds_of_settlements(lane)
+    once = {(epoch, plan.turn) for (epoch, _), plans in lane.plans.items() for plan in plans if plan.hands_out_once}
+    void = {turn for turn, kind in kinds.items() if kind == "void"}
+    for epoch, turn in sorted(once & void - lane.waived):
+        found.add(
+            "I7", f"turn {turn} of epoch {epoch} is void, but was not waived: its records may be handed out twice"
+        )
+    for epoch, turn in sorted(lane.waived & (kinds.keys() - void)):
+        found.add("I7", f"turn {turn} of epoch {epoch} was waived, but is settled as a {kinds[epoch, turn]}")
+    for epoch, turn in sorted(lane.waived & lane.evidence.marked("start")):
+        found.add("I7", f"turn {turn} of epoch {epoch} was waived, but a driver has started it")
+
+
+def _kinds_of_settlements(lane: LaneHistory) -> dict[tuple[int, int], str]:
+    return {(epoch, s.turn): s.kind for (epoch, _), settlements in lane.settlements.items() for s in settlements}
+
+
+def check_void_turns_have_a_reason(lane: LaneHistory, found: Findings) -> None:
+    """I11: a void settlement names why the turn was closed, whether an operator has closed it or a step."""
+    rows = lane.evidence.settlements.select(["epoch", "turn", "kind", "reason"]).to_pylist()
+    for epoch, turn in sorted({(r["epoch"], r["turn"]) for r in rows if r["kind"] == "void" and not r["reason"]}):
+        found.add("I11", f"turn {turn} of epoch {epoch} is void, and no reason is stored")
 
 
 def check_settlements_cover_every_partition(lane: LaneHistory, found: Findings) -> None:
@@ -110,8 +140,6 @@ def check_nothing_is_passed_over(partition: PartitionHistory, found: Findings) -
     if complete_to is None:
         return  # check_epoch_has_start_and_state reports it
     for settlement in partition.settlements:
-        if settlement.kind == "reset":
-            continue
         if settlement.complete_to > complete_to:
             own, plan = ranges.turn == settlement.turn, plans.get(settlement.turn)
             covered = list(zip(ranges.offset[own].tolist(), ranges.end[own].tolist(), strict=True))

@@ -29,6 +29,7 @@ class PartitionHistory:
     `outcomes` are effective rows only. `settlements` and `plans` are in the order of turns, and hold void ones too.
     `start` is the offset at which the epoch starts; None if no row contains it. `counted` are the ranges whose turns
     kept no rows. `log` is None if the topic is not among those that were read. `newest`: no later epoch exists.
+    `waived` are the turns that were never claimed, and never will be.
     """
 
     epoch: int
@@ -40,13 +41,12 @@ class PartitionHistory:
     start: int | None
     counted: CountedRanges
     log: Log | None
+    waived: frozenset[int] = frozenset()
 
     @property
     def last(self) -> Settlement | None:
-        """The settlement with the last state of the epoch; a reset's row has the state of the epoch that it opens."""
-        in_epoch = [settlement for settlement in self.settlements if settlement.kind != "reset"]
-        settlements = in_epoch or self.settlements
-        return settlements[-1] if settlements else None
+        """The settlement with the last state of the epoch."""
+        return self.settlements[-1] if self.settlements else None
 
     @cached_property
     def offset_turns(self) -> OffsetTurns:
@@ -70,8 +70,9 @@ class LaneHistory:
         topics = sorted(pc.unique(evidence.outcomes["topic"]).to_pylist())
         self.outcomes = split_outcomes(self._effective(evidence.outcomes), topics)
         self.settlements = split_settlements(evidence.settlements)
-        self.plans = split_plans(evidence.plans.to_pylist())
-        effective_plans = self._effective(evidence.plans)
+        self.plans = split_plans(evidence.planned.to_pylist())
+        self.waived = evidence.marked("waiver")
+        effective_plans = self._effective(evidence.planned)
         self.starts = self._find_starts(effective_plans)
         self.counted = self._find_counted(effective_plans)
         self.newest_epoch = max((epoch for epoch, _ in self.starts), default=0)
@@ -82,6 +83,7 @@ class LaneHistory:
         return PartitionHistory(
             epoch, tp, epoch == self.newest_epoch, self.outcomes.get(key, NO_ROWS), self.settlements.get(key, []),
             self.plans.get(key, []), self.starts.get(key), self.counted.get(key, NO_RANGES), self.evidence.logs.get(tp),
+            frozenset(turn for of_epoch, turn in self.waived if of_epoch == epoch),
         )  # fmt: skip
 
     def partitions(self) -> list[PartitionHistory]:

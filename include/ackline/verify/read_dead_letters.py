@@ -48,7 +48,10 @@ def parse_dead_letter(message: Message, pipeline: str) -> DeadLetter | None:
         # A dead letter that the broker refuses for good is sent without the value, and a header of its own marks it.
         without_value = message.value() is None and headers.keys() > HEADERS
         content = None if without_value else digest(message)
-        return DeadLetter(lane, int(epoch), topic, int(partition), int(offset), content)
+        turn = headers.get(f"{PREFIX}turn")
+        return DeadLetter(
+            lane, int(epoch), topic, int(partition), int(offset), content, None if turn is None else int(turn)
+        )
     except (KeyError, ValueError, AttributeError) as error:
         where = f"{message.topic()}[{message.partition()}] offset {message.offset()}"
         raise Unreadable(f"dead letter {where}: a header of its origin is missing or invalid: {error!r}") from error

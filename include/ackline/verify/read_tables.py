@@ -9,12 +9,12 @@ from ackline.verify.evidence import Unreadable
 
 COLUMNS = {
     "settlements": ["lane", "epoch", "turn", "kind", "topic", "partition", "old_floor", "new_floor",
-                    "complete_to", "pending", "counts", "gaps"],
+                    "complete_to", "pending", "counts", "gaps", "reason"],
     "plans": ["lane", "epoch", "turn", "kind", "topic", "partition", "start_offset", "end_offset", "settings"],
     "outcomes": ["lane", "epoch", "turn", "topic", "partition", "offset", "end_offset", "attempt", "outcome",
                  "error_class", "handled_at"],
 }  # fmt: skip
-TEXT_COLUMNS = frozenset({"lane", "kind", "topic", "outcome", "error_class", "settings"})
+TEXT_COLUMNS = frozenset({"lane", "kind", "topic", "outcome", "error_class", "settings", "reason"})
 
 
 def read_table(root: str, name: str, pipeline: str, lane: str) -> tuple[pa.Table, str]:

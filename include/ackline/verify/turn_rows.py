@@ -65,6 +65,11 @@ class PlannedRange:
         """Whether the turn was planned under the guarantee `at_most_once`."""
         return self.settings.get("guarantee") == "at_most_once"
 
+    @property
+    def hands_out_once(self) -> bool:
+        """Whether the turn hands out records of this partition, at most once."""
+        return self.kind == "run" and self.at_most_once and self.start < self.end
+
 
 @dataclass(frozen=True, slots=True)
 class CountedRanges:

@@ -9,7 +9,9 @@ from ackline.errors import ConfigError, FatalError, GroupBusy, GroupMoved
 from ackline.offsets import ValuedRange
 from ackline.outcome import Outcome
 from ackline.steps import claim
+from ackline.testing.memory import BEFORE
 from ackline.turns import TurnKind
+from tests.chaos.actor import Actor
 from tests.memory_lane import AT_MOST_ONCE, GROUP, OK, TP, TP1, MemoryLane
 
 
@@ -87,3 +89,24 @@ def test_s50_a_claimed_range_that_retention_has_deleted_is_lost_and_not_void() -
     lane.log().expire(3)
     lane.run()
     assert (lane.newest().kind, lane.ranges(Outcome.LOST), lane.calls()) == (TurnKind.RUN, [(0, 3)], [])
+
+
+@pytest.mark.parametrize("winner", ["the driver that claims", "the driver that finds the range gone"])
+def test_i7_of_a_driver_that_claims_and_one_that_finds_the_range_gone_one_wins(winner: str) -> None:
+    """Claim and waiver are rivals for one number: a turn that is void was never handed out."""
+    lane = once(OK, OK, partitions=2)
+    lane.produce(OK, OK, tp=TP1)
+    lane.plan()
+    claims = Actor("claims", lambda hook: lane.replay(lane.parts("claims", hook)))
+    claims.advance(lambda operation, when: (operation, when) == ("claim", BEFORE))
+    lane.log(TP1).expire(1)
+    voids = Actor("voids", lambda hook: lane.replay(lane.parts("voids", hook)))
+    before = "claim" if winner == "the driver that claims" else "settlement"
+    voids.advance(lambda operation, when: (operation, when) == (before, BEFORE))
+    for driver in (claims, voids):
+        if not driver.over:
+            driver.advance(None)
+    lane.run()
+    for tp in (TP, TP1):
+        assert sorted(lane.offsets(tp)) == sorted(set(lane.offsets(tp)))
+        assert lane.floor(tp) == lane.committed(tp) == 2

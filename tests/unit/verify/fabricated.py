@@ -35,6 +35,7 @@ SCHEMAS = {
         *KEY, ("kind", pa.string()), ("topic", pa.string()), ("partition", pa.int32()), ("topic_id", pa.string()),
         ("old_floor", pa.int64()), ("new_floor", pa.int64()), ("complete_to", pa.int64()),
         ("pending", pa.list_(PENDING)), ("counts", pa.map_(pa.string(), pa.int64())), ("gaps", pa.int64()),
+        ("reason", pa.string()),
     ]),
 }  # fmt: skip
 AT_MOST_ONCE = json.dumps({"guarantee": "at_most_once"})
@@ -62,6 +63,11 @@ def plan(turn: int, start: int, end: int, **columns: Any) -> Row:
 def settlement(turn: int, old: int, new: int, complete_to: int, *pending: Row, **columns: Any) -> Row:
     return row(turn, **{"kind": "run", "old_floor": old, "new_floor": new, "complete_to": complete_to,
                         "pending": list(pending), "counts": [], **columns})  # fmt: skip
+
+
+def marker(turn: int, kind: str) -> Row:
+    """A mark on a turn: a row of `plans` without a topic."""
+    return {**plan(turn, 0, 0, kind=kind), "topic": None, "partition": None, "start_offset": None, "end_offset": None}
 
 
 def genesis() -> Row:

@@ -26,7 +26,7 @@ def test_rows_of_a_void_turn_do_not_count() -> None:
             late.update(turn=3, handled_at=after_noon(180))
     history.plans.append(plan(2, 10, 10))
     history.outcomes.append(outcome(2, 3, 2, "acked"))
-    history.settlements.append(history.settlements[1] | row(2, kind="void", old_floor=3))
+    history.settlements.append(history.settlements[1] | row(2, kind="void", old_floor=3, reason="a test"))
     assert history.violations() == []
 
 
@@ -55,7 +55,7 @@ def test_a_genesis_of_a_new_partition_does_not_move_the_start_of_the_others() ->
 def history_with_reset() -> History:
     history = History(epoch=1, turn=1)
     history.plans += [plan(3, 8, 8, kind="reset"), plan(1, 8, 10, epoch=1)]
-    history.settlements += [settlement(3, 10, 8, 8, kind="reset"), settlement(1, 8, 10, 10, epoch=1)]
+    history.settlements += [settlement(3, 10, 10, 10, kind="reset"), settlement(1, 8, 10, 10, epoch=1)]
     history.outcomes += [outcome(1, offset, 1, "acked", epoch=1) for offset in (8, 9)]
     return history
 
@@ -65,10 +65,13 @@ def test_a_reset_opens_an_epoch_that_is_judged_by_itself() -> None:
     assert (report.violations, report.totals["acked"], report.totals["dead"]) == ([], 2, 0)
 
 
-def test_the_start_of_an_epoch_is_found_without_the_plan_of_its_reset() -> None:
+def test_an_epoch_starts_at_the_floor_of_a_partition_that_its_reset_leaves_alone() -> None:
     history = history_with_reset()
-    history.plans.pop(-2)
-    assert history.violations() == ["I11: turn 3 of epoch 0 is settled, but has no plan"]
+    history.plans = [*(r for r in history.plans if r["turn"] != 3 and r["epoch"] == 0), plan(1, 10, 10, epoch=1)]
+    history.plans.append(plan(3, 0, 0, kind="reset", partition=1))
+    history.outcomes = [r for r in history.outcomes if r["epoch"] == 0]
+    history.settlements[-1] = settlement(1, 10, 10, 10, epoch=1)
+    assert history.violations() == []
 
 
 def test_another_lane_has_no_commit_of_its_own() -> None:

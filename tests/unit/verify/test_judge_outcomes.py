@@ -90,3 +90,19 @@ def test_a_settlement_counts_each_offset_of_a_range(counted: int, violations: li
     counts = [("acked", 2), ("expired", counted)]
     history.settlements = [genesis(), settlement(1, 0, 10, 10, counts=counts, gaps=0)]
     assert history.violations() == violations
+
+
+def test_i15_what_a_reset_passes_over_is_settled_in_the_epoch_that_it_ends() -> None:
+    history = History(epoch=1, turn=0)
+    history.records += [10, 11]
+    history.log_end = history.committed = 12
+    history.plans.append(plan(3, 12, 12, kind="reset"))
+    history.settlements.append(settlement(3, 10, 12, 12, kind="reset", counts=[("skipped", 2)]))
+    history.outcomes.append(outcome(3, 10, 0, "skipped", end_offset=12))
+    assert history.violations(settled=False) == []
+    history.outcomes.pop()
+    history.settlements[-1].update(new_floor=10, complete_to=10, counts=[])
+    assert history.violations(settled=False) == [
+        f"I15 orders[0] offset {offset}: has a terminal outcome in no epoch, but is below the floor"
+        for offset in (10, 11)
+    ]

@@ -5,11 +5,15 @@ import json
 import pytest
 
 from tests.unit.verify.fabricated import (
+    AT_MOST_ONCE,
     Change,
     History,
+    Row,
     after_noon,
     assert_found,
+    at_most_once,
     genesis,
+    marker,
     outcome,
     plan,
     retry,
@@ -93,3 +97,45 @@ def test_a_gap_that_was_read_does_not_fill_the_window_i8(
     history.outcomes += [outcome(1, offset, 1, "acked") for offset in records[1:]] + [outcome(2, 9, 1, "acked")]
     history.settlements = [genesis(), settlement(1, 0, 0, 9, waits), settlement(2, 0, 0, 10, waits)]
     assert history.violations(settled=False) == violations
+
+
+def void(turn: int, **columns: object) -> Row:
+    return settlement(turn, 0, 0, 0, kind="void", **{"reason": "the range is gone", **columns})
+
+
+def waived_turn() -> History:
+    """Turn 1 is waived and void; turn 2 reads the same offsets at most once."""
+    history = at_most_once(*(outcome(2, offset, 1, "acked") for offset in (0, 1, 2, 3, 4, 5, 7, 8, 9)))
+    history.turn, history.calls = 2, [(offset, 1) for offset in history.records]
+    history.plans += [marker(1, "waiver"), plan(2, 0, 10, settings=AT_MOST_ONCE), marker(2, "start")]
+    history.settlements = [genesis(), void(1), settlement(2, 0, 10, 10)]
+    return history
+
+
+def test_i7_a_waived_turn_is_void_and_its_offsets_are_handed_out_by_the_next_turn() -> None:
+    assert waived_turn().violations() == []
+    waived_and_open = waived_turn()
+    waived_and_open.plans, waived_and_open.settlements = waived_and_open.plans[:2], waived_and_open.settlements[:1]
+    waived_and_open.outcomes, waived_and_open.committed, waived_and_open.turn = [], 0, 0
+    waived_and_open.calls = []
+    assert waived_and_open.violations(settled=False) == []
+
+
+@pytest.mark.parametrize(("change", "sentence"), [
+    (lambda h: h.plans.pop(1), "I7: turn 1 of epoch 0 is void, but was not waived: its records may be handed out "
+                               "twice"),
+    (lambda h: h.plans.append(marker(2, "waiver")), "I7: turn 2 of epoch 0 was waived, but is settled as a run"),
+    (lambda h: h.plans.append(marker(1, "start")), "I7: turn 1 of epoch 0 was waived, but a driver has started it"),
+    (lambda h: h.settlements[1].update(reason=""), "I11: turn 1 of epoch 0 is void, and no reason is stored"),
+])  # fmt: skip
+def test_each_violation_of_a_waived_turn_is_named(change: Change, sentence: str) -> None:
+    history = waived_turn()
+    change(history)
+    assert sentence in history.violations()
+
+
+def test_i1_the_end_of_a_waived_turn_may_not_be_committed() -> None:
+    history = waived_turn()
+    history.plans, history.settlements = history.plans[:2], history.settlements[:2]
+    history.outcomes, history.calls, history.turn = [], [], 1
+    assert any(found.startswith("I1 orders[0] offset 10: is committed, above") for found in history.violations(False))

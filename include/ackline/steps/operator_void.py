@@ -1,0 +1,140 @@
+"""`ackline void`: an operator closes an open turn that can't be carried out: its handler kills the driver, for example.
+
+What becomes of the turn depends on what is stored of it, and never on the state of a process:
+- At least once, and at most once before the claim, it is void: nothing of it counts, and its offsets are planned again.
+- At most once after the claim, its ranges are recorded as lost, because the handler may have been called for them.
+- An operator action or a genesis is settled. Nothing in it can fail for good, and its plan holds all that it does.
+The ledger is written before the group is asked. So a turn can be closed while the group is busy or no broker answers.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from ackline.errors import AcklineError, ConfigError, FatalError
+from ackline.steps.action_plans import Targets
+from ackline.steps.claim import record_lost
+from ackline.steps.commit import commit_newest
+from ackline.steps.operator_actions import perform_action
+from ackline.steps.parts import Parts
+from ackline.steps.settle import settle_turn
+from ackline.steps.void import close_if_waived, is_at_most_once, store_void, waive
+from ackline.turns import LIVE, Marker, MarkerKind, Plan, Settlement, TurnId, TurnKind
+
+
+class Consequence(StrEnum):
+    """What becomes of an open turn that an operator closes."""
+
+    VOID = "void"
+    """Nothing of it counts, and its offsets are planned again."""
+    LOST = "lost"
+    """Its ranges are recorded as lost: the turn is claimed, and the handler may have been called."""
+    SETTLED = "settled"
+    """It is settled: an operator action, a genesis, or a turn that another process has settled meanwhile."""
+
+
+@dataclass(frozen=True, slots=True)
+class OpenTurn:
+    """An open turn, and what would become of it. `has_outcomes`: replay has reported it, so a run can settle it."""
+
+    plan: Plan
+    consequence: Consequence
+    has_outcomes: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ClosedTurn:
+    """What became of the turn. `not_committed` is why the group's offsets were not committed; None if they were, or if
+    the lane commits none."""
+
+    plan: Plan
+    consequence: Consequence
+    not_committed: str | None = None
+
+
+def open_turn(parts: Parts) -> OpenTurn:
+    """Returns the lane's open turn. Stores nothing. Raises ConfigError if no turn is open."""
+    plan, _ = _open_plan(parts)
+    has_outcomes = parts.store.has_outcomes(plan.turn)
+    if plan.kind is not TurnKind.RUN:
+        return OpenTurn(plan, Consequence.SETTLED, has_outcomes)
+    claimed = is_at_most_once(plan) and parts.store.has_claim(plan.turn)
+    return OpenTurn(plan, Consequence.LOST if claimed else Consequence.VOID, has_outcomes)
+
+
+def void_open_turn(parts: Parts, turn: TurnId, reason: str, pause: bool = False) -> ClosedTurn:
+    """Closes the open turn `turn`, and commits the newest floor. With `pause`, the partitions that it reads are paused.
+
+    Raises ConfigError if no turn is open, FatalError if another turn is, or if `turn` is claimed and reported.
+    """
+    plan, before = _open_plan(parts)
+    if plan.turn != turn:
+        raise FatalError(f"{turn} is not open any more; {plan.turn} is. Nothing was stored. Look at that turn first")
+    consequence = _close(parts, plan, before, reason, pause)
+    return ClosedTurn(plan, consequence, _commit(parts))
+
+
+def _open_plan(parts: Parts) -> tuple[Plan, Settlement]:
+    newest = parts.store.newest()
+    plan = parts.store.open_plan(newest) if newest else None
+    if newest is None or plan is None:
+        raise ConfigError(f"{parts.pipeline.name} has no open turn in its lane {parts.store.lane}: nothing to void")
+    return plan, newest
+
+
+def _close(parts: Parts, plan: Plan, before: Settlement, reason: str, pause: bool) -> Consequence:
+    if plan.kind is not TurnKind.RUN:
+        settle_turn(parts, plan, before)
+        return Consequence.SETTLED
+    waiver = Marker(MarkerKind.WAIVER, parts.run_id, parts.now(), parts.actor, reason, by_operator=True, pause=pause)
+    if not is_at_most_once(plan):
+        # One commit. Its number is the one that settling the turn would take, so the first of the two decides.
+        return Consequence.VOID if store_void(parts, plan, before, waiver) else _settled_meanwhile(parts, plan)
+    # The waiver takes the claim's number (steps/void.py). If it is refused, the handler may have been called.
+    if waive(parts, plan, waiver):
+        close_if_waived(parts, plan, before)
+        return _settled_meanwhile(parts, plan)
+    consequence = _lose(parts, plan, before, reason)
+    if pause:
+        _pause(parts, plan, reason)
+    return consequence
+
+
+def _settled_meanwhile(parts: Parts, plan: Plan) -> Consequence:
+    kind = parts.store.settlement(plan.turn).kind
+    return Consequence.VOID if kind is TurnKind.VOID else Consequence.SETTLED
+
+
+def _lose(parts: Parts, plan: Plan, before: Settlement, reason: str) -> Consequence:
+    """Records the ranges of a claimed turn as lost, unless its driver has reported meanwhile, and settles the turn."""
+    if not parts.store.has_claim(plan.turn):
+        raise FatalError(f"{plan.turn} is not open any more: another process has closed it. Nothing was stored")
+    if parts.store.has_outcomes(plan.turn):
+        raise FatalError(
+            f"{plan.turn} is claimed and its outcomes are stored, so it is neither void nor lost. Settle it with "
+            f"`ackline run {parts.pipeline.name}`. If files of its outcomes are missing, restore them from a backup"
+        )
+    # The start marker comes first: a driver that has claimed the turn and not started yet then calls no handler. The
+    # lost ranges are outcomes n, so the report of a driver that has started is refused.
+    parts.store.store_start_marker(plan, parts.run_id, parts.now())
+    lost = record_lost(parts, plan, reason)
+    settle_turn(parts, plan, before)
+    return Consequence.LOST if lost else Consequence.SETTLED
+
+
+def _pause(parts: Parts, plan: Plan, reason: str) -> None:
+    def choose(newest: Settlement) -> Targets:
+        return {tp: newest.partitions[tp].state.floor for tp, planned in plan.partitions.items() if not planned.empty}
+
+    perform_action(parts, TurnKind.PAUSE, choose, reason)
+
+
+def _commit(parts: Parts) -> str | None:
+    """Commits the newest floor. Returns why it was not committed: the turn is closed all the same, and the next run
+    commits it or stops with the same error."""
+    if parts.store.lane != LIVE:
+        return None
+    try:
+        commit_newest(parts)
+    except AcklineError as error:
+        return str(error)
+    return None

@@ -1,0 +1,261 @@
+"""A turn that is closed as void: by an operator, under each guarantee, and beside drivers that work on it (I7, I11)."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from ackline.errors import AcklineError, ConfigError, FatalError, NoProof, TransientError, TurnVoided
+from ackline.outcome import Outcome
+from ackline.steps import operator_void
+from ackline.steps.operator_void import ClosedTurn, Consequence
+from ackline.steps.run import replay_until_records
+from ackline.testing.memory import AFTER, BEFORE
+from ackline.testing.memory_parts import no_session
+from ackline.turns import TurnKind
+from tests.chaos.actor import Actor, Killed
+from tests.memory_lane import AT_LEAST_ONCE, AT_MOST_ONCE, OK, TP, TP1, MemoryLane
+
+GUARANTEES = (AT_LEAST_ONCE, AT_MOST_ONCE)
+REASON = "the batch is broken"
+
+
+def void(lane: MemoryLane, pause: bool = False, run_id: str = "operator") -> ClosedTurn:
+    parts = lane.parts(run_id)
+    return operator_void.void_open_turn(parts, operator_void.open_turn(parts).plan.turn, REASON, pause)
+
+
+def stopped(lane: MemoryLane, work: Callable[[Any], object], operation: str, when: str) -> Actor:
+    """Returns a process that was stopped at an operation."""
+    actor = Actor("slow", lambda hook: work(lane.parts("slow", hook)))
+    actor.advance(lambda at, at_when: (at, at_when) == (operation, when))
+    assert not actor.over
+    return actor
+
+
+@pytest.mark.parametrize("guarantee", GUARANTEES)
+def test_i11_what_an_operator_voids_is_planned_again_and_nothing_is_lost(guarantee: str) -> None:
+    lane = MemoryLane(OK, OK, guarantee=guarantee)
+    lane.plan()
+    closed = void(lane)
+    assert (closed.consequence, closed.not_committed) == (Consequence.VOID, None)
+    assert (lane.newest().kind, lane.newest().reason, lane.floor()) == (TurnKind.VOID, "the batch is broken", 0)
+    lane.run()
+    assert (lane.offsets(), lane.committed(), lane.newest().turn.n) == ([0, 1], 2, 2)
+
+
+@pytest.mark.parametrize("guarantee", GUARANTEES)
+def test_after_a_void_the_operators_actions_work(guarantee: str) -> None:
+    lane = MemoryLane(OK, OK, guarantee=guarantee)
+    lane.plan()
+    with pytest.raises(FatalError, match="ackline void lane --reason"):
+        lane.perform(TurnKind.SKIP, {TP: 1})
+    void(lane)
+    lane.perform(TurnKind.PAUSE)
+    lane.perform(TurnKind.RESUME)
+    lane.perform(TurnKind.SKIP, {TP: 1})
+    lane.perform(TurnKind.RESET, {TP: 0})
+    lane.run()
+    assert (lane.offsets(), lane.committed()) == ([0, 1], 2)
+
+
+@pytest.mark.parametrize("guarantee", GUARANTEES)
+def test_a_void_pauses_the_partitions_of_its_turn_in_the_same_settlement(guarantee: str) -> None:
+    lane = MemoryLane(OK, partitions=2, guarantee=guarantee)
+    lane.plan()
+    void(lane, pause=True)
+    assert (lane.newest().kind, lane.settled(TP).paused, lane.settled(TP1).paused) == (TurnKind.VOID, True, False)
+    lane.run()
+    assert lane.offsets() == []
+    lane.perform(TurnKind.RESUME)
+    lane.run()
+    assert lane.offsets() == [0]
+
+
+@pytest.mark.parametrize("when", [BEFORE, AFTER])
+@pytest.mark.parametrize("operation", ["claim", "start", "outcomes"])
+def test_i7_at_most_once_a_turn_that_is_voided_beside_its_driver_is_handed_out_at_most_once(
+    operation: str, when: str
+) -> None:
+    lane = MemoryLane(OK, OK, guarantee=AT_MOST_ONCE)
+    lane.plan()
+    driver = stopped(lane, lambda parts: replay_until_records(parts, no_session), operation, when)
+    reported = (operation, when) == ("outcomes", AFTER)
+    if reported:
+        with pytest.raises(FatalError, match="claimed and its outcomes are stored"):
+            void(lane)
+    else:
+        claimed = (operation, when) != ("claim", BEFORE)
+        assert void(lane).consequence is (Consequence.LOST if claimed else Consequence.VOID)
+    driver.advance(None)
+    lane.run()
+    lane.run()
+    assert len(lane.offsets()) == len(set(lane.offsets()))
+    assert (lane.floor(), lane.committed()) == (2, 2)
+    assert len(lane.ranges(Outcome.LOST)) == (not reported and (operation, when) != ("claim", BEFORE))
+
+
+@pytest.mark.parametrize("guarantee", GUARANTEES)
+@pytest.mark.parametrize("program", ["run", "task"])
+def test_a_run_whose_turn_an_operator_has_voided_says_who_and_why_and_plans_no_other(
+    guarantee: str, program: str
+) -> None:
+    lane = MemoryLane(OK, OK, guarantee=guarantee)
+    lane.plan()
+    work = lane.run if program == "run" else lambda parts: replay_until_records(parts, no_session)
+    slow = stopped(lane, work, "claim" if guarantee == AT_MOST_ONCE else "outcomes", BEFORE)
+    void(lane)
+    slow.advance(None)
+    assert isinstance(slow.error, TurnVoided)
+    assert "closed as void by test: the batch is broken" in str(slow.error)
+    assert lane.newest().turn.n == 1
+    assert lane.parts().store.open_plan(lane.newest()) is None
+    lane.run()
+    assert (lane.floor(), lane.committed()) == (2, 2)
+
+
+def test_a_settle_task_whose_turn_an_operator_has_voided_says_who_and_why() -> None:
+    lane = MemoryLane(OK)
+    turn = lane.plan().turn
+    lane.replay()
+    void(lane)
+    with pytest.raises(TurnVoided, match="closed as void by test: the batch is broken"):
+        lane.settle(turn=turn)
+    assert lane.committed() == 0
+
+
+@pytest.mark.parametrize("closes", ["run", "replay", "settle", "action"])
+def test_i11_a_waived_turn_is_closed_by_any_process_that_meets_it(closes: str) -> None:
+    """The operator's process dies between the waiver and the settlement; reason and pause are in the waiver."""
+    lane = MemoryLane(OK, guarantee=AT_MOST_ONCE)
+    lane.plan()
+    operator = stopped(lane, lambda parts: void_by(parts, pause=True), "claim", AFTER)
+    operator.kill()
+    if closes == "replay":
+        with pytest.raises(TurnVoided):
+            lane.replay()
+    elif closes == "action":
+        lane.perform(TurnKind.PAUSE)
+    else:
+        getattr(lane, closes)()
+    kinds = [TurnKind.GENESIS, TurnKind.VOID, *{"run": [TurnKind.RUN], "action": [TurnKind.PAUSE]}.get(closes, [])]
+    assert (lane.kinds(), lane.settled().paused) == (kinds, True)
+    void_settlement = list(lane.world.tables.settlements.values())[1]
+    assert (void_settlement.reason, void_settlement.voided_by_operator) == ("the batch is broken", True)
+    lane.perform(TurnKind.RESUME)
+    lane.run()
+    assert (lane.offsets(), lane.committed()) == ([0], 1)
+
+
+def test_i1_the_end_of_a_waived_turn_is_not_committed() -> None:
+    lane = MemoryLane(OK, OK, guarantee=AT_MOST_ONCE)
+    lane.plan()
+    operator = stopped(lane, void_by, "claim", AFTER)
+    operator.kill()
+    lane.settle()
+    assert (lane.committed(), lane.floor()) == (0, 0)
+
+
+def void_by(parts: Any, pause: bool = False) -> None:
+    operator_void.void_open_turn(parts, operator_void.open_turn(parts).plan.turn, REASON, pause)
+
+
+@pytest.mark.parametrize("kind", [TurnKind.SKIP, TurnKind.PAUSE, TurnKind.RESET])
+def test_an_open_operator_action_is_settled_and_never_void(kind: TurnKind) -> None:
+    lane = MemoryLane(OK, OK, OK).after_run()
+    lane.strike("decisions", kill, BEFORE)
+    with pytest.raises(Killed):
+        lane.perform(kind, {TP: 3})
+    assert void(lane).consequence is Consequence.SETTLED
+    assert kind in lane.kinds()
+    assert TurnKind.VOID not in lane.kinds()
+
+
+def kill() -> None:
+    raise Killed
+
+
+def test_with_no_turn_open_there_is_nothing_to_void() -> None:
+    lane = MemoryLane(OK)
+    with pytest.raises(ConfigError, match="no open turn in its lane live"):
+        void(lane)
+    lane.run()
+    with pytest.raises(ConfigError, match="no open turn in its lane live"):
+        void(lane)
+
+
+def test_another_turn_than_the_one_that_was_shown_is_not_closed() -> None:
+    lane = MemoryLane(OK)
+    turn = lane.plan().turn
+    void(lane)
+    lane.plan()
+    with pytest.raises(FatalError, match=r"turn 2 .* is\. Nothing was stored"):
+        operator_void.void_open_turn(lane.parts(), turn, "a test")
+
+
+def test_s37_a_turn_is_closed_although_the_group_can_not_be_committed() -> None:
+    lane = MemoryLane(OK)
+    lane.plan()
+    lane.world.members = ["a console consumer"]
+    closed = void(lane)
+    assert closed.not_committed is not None
+    assert "a console consumer" in closed.not_committed
+    assert lane.newest().kind is TurnKind.VOID
+
+
+# ---- the errors of turns that may be stuck ---------------------------------------------------------------------------
+
+
+def no_proof(lane: MemoryLane) -> None:
+    lane.settle()
+
+
+def guarantee_changed(lane: MemoryLane) -> None:
+    lane.settings["guarantee"] = AT_MOST_ONCE
+    lane.run()
+
+
+def batch_does_not_decode(lane: MemoryLane) -> None:
+    def fails(*_: Any) -> Any:
+        raise FatalError("the Spark job failed (CorruptRecordException)")
+
+    lane.replay(lane.parts(run_job=fails))
+
+
+def leader_is_gone(lane: MemoryLane) -> None:
+    lane.log().has_leader = False
+    lane.replay()
+
+
+def outcome_files_are_lost(lane: MemoryLane) -> None:
+    def fails(*_: Any) -> Any:
+        raise FatalError("the table outcomes can't be used: no such file")
+
+    lane.replay()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("ackline.testing.memory_store.MemoryStore.outcomes_of", fails)
+        lane.settle()
+
+
+@pytest.mark.parametrize(
+    ("stuck", "error"),
+    [
+        (no_proof, NoProof),
+        (guarantee_changed, ConfigError),
+        (batch_does_not_decode, FatalError),
+        (leader_is_gone, TransientError),
+        (outcome_files_are_lost, FatalError),
+    ],
+)
+def test_the_error_of_a_turn_that_may_be_stuck_names_the_way_out(
+    stuck: Callable[[MemoryLane], None], error: type[AcklineError]
+) -> None:
+    lane = MemoryLane(OK)
+    lane.plan()
+    with pytest.raises(error, match=r"`ackline void lane --reason …`"):
+        stuck(lane)
+    lane.settings["guarantee"] = AT_LEAST_ONCE
+    lane.log().has_leader = True
+    void(lane)
+    lane.run()
+    assert lane.committed() == 1
