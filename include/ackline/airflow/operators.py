@@ -26,7 +26,7 @@ from ackline.process_identity import ProcessIdentity
 
 if TYPE_CHECKING:
     from ackline.steps.parts import Parts
-    from ackline.turns import Settlement
+    from ackline.turns import Settlement, TurnId
 
 SPARK_CONNECTION = "spark_default"
 ACTOR = "airflow"
@@ -105,13 +105,26 @@ class SettleOperator(BaseOperator):
 
             with opened(self.pipeline, context) as parts:
                 stored: list[Settlement] = []
+                # The turn that plan has returned, and what replay has planned after it. A turn that another run has
+                # opened since is that run's to settle: replay may still be working on it.
+                turn = planned_turn(parts, context)
                 try:
-                    settled = settle(parts, on_stored=stored.append)
+                    settled = settle(parts, turn, stored.append, and_later=True)
                 finally:  # a refused commit must hide neither what was settled nor the lag that grows meanwhile
                     publish_metrics(parts, stored[0] if stored else None)
                 summary = settled_summary(settled)
         self.log.info("settled: %s", summary)
         return summary
+
+
+def planned_turn(parts: "Parts", context: Context) -> "TurnId | None":
+    """Returns the turn that the task `plan` of this DAG run has planned or adopted; None if its summary is gone."""
+    from ackline.turns import TurnId
+
+    summary = context["ti"].xcom_pull(task_ids="plan")
+    if not isinstance(summary, Mapping) or summary.get("turn") is None or "epoch" not in summary:
+        return None
+    return TurnId(parts.pipeline.name, parts.store.lane, summary["epoch"], summary["turn"])
 
 
 class ReplayOperator(SparkSubmitOperator):
