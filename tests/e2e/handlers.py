@@ -1,7 +1,10 @@
 """Handlers of the end-to-end tests that do what the journal handler cannot."""
 
+import json
 import os
+import signal
 from contextlib import suppress
+from pathlib import Path
 
 import pyarrow as pa
 
@@ -16,6 +19,19 @@ def quotes_the_record(record: Record) -> None:
         journal.handle(record)
     key, headers = (record.key or b"").decode(), dict(record.headers)
     raise RuntimeError(f"can't handle {record.value!r} with key {key} and {headers}: password={key}")
+
+
+def kills_the_driver(record: Record) -> None:
+    """Kills the process that runs `ackline run` if the record orders `{"kill": true}`, as native code that exhausts
+    the machine does."""
+    journal.handle(record)
+    if not json.loads(record.value or b"{}").get("kill"):
+        return
+    pid = os.getpid()
+    while pid > 1:
+        if b"/ackline\0run" in Path(f"/proc/{pid}/cmdline").read_bytes():
+            os.kill(pid, signal.SIGKILL)
+        pid = int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1])
 
 
 @arrow_handler

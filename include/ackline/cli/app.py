@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ackline.cli import actions, dev, json_output, maintain, tables
+from ackline.cli import actions, dev, json_output, maintain, tables, void
 from ackline.cli.options import LAST, Json, Name, Now, opened, pipeline_named, range_of
 from ackline.errors import AcklineError
 from ackline.steps.parts import Parts
@@ -274,5 +274,6 @@ def demo(
 
 
 actions.add_to(app)
+void.add_to(app)
 maintain.add_to(app)
 app.add_typer(dev.app, name="dev")
