@@ -112,6 +112,10 @@ class LedgerStore:
         note = json.dumps(subscription) if subscription is not None else None
         return self.settlements.append(settlement_rows(settlement, day), application, settlement.turn.n, note)
 
+    def is_settled(self, turn: TurnId) -> bool:
+        """Returns whether settlement n is stored, void ones included."""
+        return (self.settlements.version_of(self._application(turn.epoch, "settlement")) or 0) >= turn.n
+
     def first_subscription(self, genesis: TurnId) -> dict[str, Any] | None:
         """Returns the subscription of the first genesis; None if the Delta log has expired it."""
         note = self.settlements.note_of(self._application(genesis.epoch, "settlement"), genesis.n)
@@ -173,7 +177,7 @@ class LedgerStore:
         return self._rights(turn) == (True, False)
 
     def has_waiver(self, turn: TurnId) -> bool:
-        """Returns whether turn n was waived: nobody may claim it any more, and it is to be closed as void."""
+        """Returns whether turn n was waived: no process may claim it, and it is to be closed as void."""
         return self._rights(turn) == (True, True)
 
     def _rights(self, turn: TurnId) -> tuple[bool, bool]:

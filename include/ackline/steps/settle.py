@@ -87,6 +87,11 @@ def settle_turn(parts: Parts, plan: Plan, before: Settlement) -> Settlement | No
         )
     report = stored_report(parts, plan)
     outcomes = _decided_outcomes(parts, plan, before, report)
+    # If another process has closed the turn as void meanwhile, decisions n may have been refused because later ones are
+    # stored, and the rows of this turn are not whole. Checked after they were read: while the turn is open, a taken
+    # number of decisions can only be n.
+    if parts.store.is_settled(plan.turn):
+        return None
     partitions = with_metrics(parts, plan, before, _settled_partitions(parts, plan, before, outcomes), outcomes, report)
     settlement = Settlement(plan.turn, plan.kind, parts.run_id, parts.now(), partitions, parts.actor, plan.reason)
     # The fence: one process takes number n. Any other process drops its own fold and uses the stored one.

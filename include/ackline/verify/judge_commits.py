@@ -95,7 +95,7 @@ def floor_after(partition: PartitionHistory, turn: int) -> int | None:
 
 def claimed_offset(partition: PartitionHistory, turn: int) -> int | None:
     """Return the offset that a turn under at most once commits before its hand-out; None under other guarantees, and
-    for a waived turn, whose end nobody may commit.
+    for a waived turn, whose end no process may commit.
 
     It is the end of the turn's plan. A plan that reads nothing of the partition claims the floor before the turn.
     """

@@ -28,7 +28,7 @@ def test_a_reset_of_one_partition_leaves_the_others_at_their_floor() -> None:
 
 
 def test_i15_a_reset_that_goes_forward_records_what_the_new_epoch_does_not_read_as_skipped() -> None:
-    """Pending offsets below its target, and what nobody has read; what is pending above it, the new epoch reads."""
+    """Pending offsets below its target, and what was not read; what is pending above it, the new epoch reads."""
     lane = MemoryLane(OK, FAILS, OK, FAILS, retry=LATER, max_records_per_run=4).after_run()
     lane.produce(OK, OK, OK)
     lane.perform(TurnKind.RESET, {TP: 3})

@@ -124,6 +124,24 @@ def test_a_settle_task_whose_turn_an_operator_has_voided_says_who_and_why() -> N
     assert lane.committed() == 0
 
 
+def test_i9_a_settle_that_comes_late_to_a_voided_turn_ends_as_if_it_had_not_come() -> None:
+    """Decisions of the next turn are stored by then, so its own are refused, and what they expire is not decided."""
+    lane = MemoryLane(OK, OK)
+    lane.run()
+    lane.produce(OK, OK, OK)
+    lane.log().expire(4)
+    turn = lane.plan().turn
+    lane.replay()
+    late = stopped(lane, lambda parts: lane.settle(parts, turn=turn), "decisions", BEFORE)
+    void(lane)
+    lane.run()
+    settled = lane.newest()
+    late.advance(None)
+    assert isinstance(late.error, TurnVoided)
+    assert lane.newest() == settled
+    assert lane.ranges(Outcome.EXPIRED) == [(2, 4)]
+
+
 @pytest.mark.parametrize("closes", ["run", "replay", "settle", "action"])
 def test_i11_a_waived_turn_is_closed_by_any_process_that_meets_it(closes: str) -> None:
     """The operator's process dies between the waiver and the settlement; reason and pause are in the waiver."""
