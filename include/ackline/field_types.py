@@ -9,11 +9,13 @@ from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator
 _PIPELINE_NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,199}$"
 _STREAM_NAME = r"^[A-Za-z0-9][\w.-]{0,99}$"
 _CODE_PATH = r"^[A-Za-z_][\w.]*:[A-Za-z_][\w.]*$"
+_MEMORY = r"^[1-9][0-9]{0,8}[kmgt]$"
 
 ADVICE_BY_PATTERN = {
     _PIPELINE_NAME: "write 1 to 200 of the characters A-Z a-z 0-9 _ . -, a letter or digit first",
     _STREAM_NAME: "write 1 to 100 letters, digits or characters of _ . -, a letter or digit first",
     _CODE_PATH: "write module:name, such as handlers.orders:handle",
+    _MEMORY: "write an amount of memory with its unit, such as 512m or 4g",
 }
 """What to write instead of a text that does not match, as pydantic's own message only quotes the pattern."""
 
@@ -21,6 +23,9 @@ PipelineName = Annotated[str, Field(pattern=_PIPELINE_NAME)]
 StreamName = Annotated[str, Field(pattern=_STREAM_NAME)]
 CodePath = Annotated[str, Field(pattern=_CODE_PATH)]
 """The path of a function or class, `module:name`. Reading the file does not import it."""
+
+Memory = Annotated[str, Field(pattern=_MEMORY)]
+"""An amount of memory as Spark writes it."""
 
 _TOPIC = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 

@@ -17,6 +17,8 @@ from ackline.field_types import CodePath, PipelineName, Time, TopicName
 from ackline.kafka_block import KafkaBlock
 from ackline.pipeline_refusals import DEAD_LETTER_ADVICE, error_at, refusal
 from ackline.retry import RetryBlock
+from ackline.spark_block import SparkBlock
+from ackline.spark_properties import DYNAMIC_ALLOCATION, DYNAMIC_ALLOCATION_REASON, is_true
 from ackline.translation import (
     PIPELINE_STREAM,
     DecodeBlock,
@@ -98,6 +100,7 @@ class Pipeline(StrictBlock):
     on_expired: Literal["record", "fail"] = "record"
     listener: CodePath | None = None
     schedule: str | None = None
+    spark: SparkBlock = SparkBlock()
 
     @model_validator(mode="after")
     def _check_start_timestamp(self) -> "Pipeline":
@@ -190,6 +193,13 @@ class Pipeline(StrictBlock):
             )
         return dead_letter
 
+    @field_validator("spark")
+    @classmethod
+    def _check_dynamic_allocation(cls, spark: SparkBlock, info: ValidationInfo) -> SparkBlock:
+        if info.data.get("guarantee") == "at_most_once" and is_true(spark.conf.get(DYNAMIC_ALLOCATION)):
+            raise error_at(("spark", "conf", DYNAMIC_ALLOCATION), DYNAMIC_ALLOCATION_REASON)
+        return spark
+
     @property
     def dead_letter_topic(self) -> str | None:
         """The topic for records that are given up; None if the file has `dead_letter: none`."""
@@ -223,9 +233,11 @@ class Pipeline(StrictBlock):
         return self.schema_registry.url if isinstance(self.schema_registry, RegistryBlock) else None
 
     def settings(self) -> dict[str, Any]:
-        """Returns the settings for plans and logs. Kafka properties are a list of names: their values may be secret."""
+        """Returns the settings for plans and logs. Properties of Kafka and Spark are lists of names: their values may
+        be secret."""
         settings = self.model_dump(mode="json", by_alias=True)
         settings["kafka"]["properties"] = sorted(self.kafka.properties)
+        settings["spark"]["conf"] = sorted(self.spark.conf)
         return settings
 
 

@@ -42,6 +42,18 @@ def test_only_this_machines_driver_is_bound_to_the_loopback(monkeypatch: pytest.
     assert "spark.driver.host=127.0.0.1" not in command()
 
 
+def test_spark_connect_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(VARIABLE, json.dumps({"conn_type": "spark", "host": "sc://cluster", "port": 15002}))
+    with pytest.raises(ConfigError, match="spark_default names sc://cluster:15002, a Spark Connect server"):
+        command()
+
+
+def test_the_driver_gets_the_master_to_choose_the_settings_of_its_session(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(VARIABLE, json.dumps(CLUSTER))
+    hook = DriverHook({"A": "1"}, conn_id=SPARK_CONNECTION, name="ackline-orders")
+    assert hook._environment == {"A": "1", "ACKLINE_SPARK_MASTER": "spark://cluster:7077"}
+
+
 def test_deploy_mode_cluster_is_refused_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     """A driver on another machine could get the password only from an argument."""
     monkeypatch.setenv(VARIABLE, json.dumps({**CLUSTER, "extra": {"deploy-mode": "cluster"}}))

@@ -157,6 +157,17 @@ def test_every_airflow_command_and_setting_is_one_of_this_airflow() -> None:
             assert option in settings[section]["options"], variable
 
 
+def test_driver_master_and_worker_share_spark_s_secret() -> None:
+    """Kafka's password travels in the tasks, so the driver refuses a cluster without authentication."""
+    lines = COMPOSE["configs"]["spark-defaults"]["content"].splitlines()
+    defaults = dict(line.split(maxsplit=1) for line in lines)
+    assert re.fullmatch(r"\$\{\w+:\?[^}]+\}", defaults.pop("spark.authenticate.secret"))
+    for name in ("airflow-scheduler", "spark-master", "spark-worker"):
+        folder = SERVICES[name]["environment"]["SPARK_CONF_DIR"]
+        assert SERVICES[name]["configs"] == [{"source": "spark-defaults", "target": f"{folder}/spark-defaults.conf"}]
+    assert set(defaults.values()) == {"true"}
+
+
 def test_the_spark_daemons_are_classes_of_this_pyspark() -> None:
     jar = next((package("pyspark") / "jars").glob("spark-core_*.jar"))
     classes = {word for _, words in commands() for word in words if word.startswith("org.apache.spark.")}

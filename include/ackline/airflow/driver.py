@@ -70,7 +70,7 @@ def replay_open_plan(name: str, run_id: str, connection: str) -> str:
     # The handler may have changed since the plan. At most once, a handler that fails to import costs the whole turn.
     check_functions(pipeline.handler, pipeline.translation, pipeline.isolated)
     with open_parts(pipeline, json.loads(connection), run_id=run_id, actor="airflow") as parts:
-        done = replay_until_records(parts, lambda: open_session(f"ackline-{name}"))
+        done = replay_until_records(parts, lambda: open_session(f"ackline-{name}", pipeline.spark))
     if done.plan is None:
         return f"{name}: no turn is open"
     return f"{done.plan.turn}: {done.calls:,} handler calls" + (f"; void: {done.void}" if done.void else "")

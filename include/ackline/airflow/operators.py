@@ -23,6 +23,7 @@ from ackline.errors import AcklineError, ConfigError, TransientError
 from ackline.paths import handlers_folder, make_handlers_importable, project_root
 from ackline.pipeline import Pipeline
 from ackline.process_identity import ProcessIdentity
+from ackline.spark_master import MASTER, check_master, is_local
 
 if TYPE_CHECKING:
     from ackline.steps.parts import Parts
@@ -75,6 +76,7 @@ class PlanOperator(BaseOperator):
 
             make_handlers_importable()
             check_functions(self.pipeline.handler, self.pipeline.translation, self.pipeline.isolated)
+            DriverHook({}, conn_id=SPARK_CONNECTION)  # refuses a master on which replay can't run
             with opened(self.pipeline, context) as parts:
                 self.log.info("settings in force: %s", effective_settings(parts))
                 java_properties(parts.kafka)  # refuses properties that Spark's Kafka client does not have
@@ -181,7 +183,7 @@ class ReplayOperator(SparkSubmitOperator):
             conn_id=SPARK_CONNECTION,
             name=self.name,
             jars=",".join(str(jar) for jar in kafka_source_jars()),
-            driver_memory=os.environ.get("ACKLINE_SPARK_MEMORY", "1g"),
+            driver_memory=self.pipeline.spark.driver_memory or os.environ.get("ACKLINE_SPARK_MEMORY", "1g"),
             application_args=[self.pipeline.name, f"--run-id={context['run_id']}"],
         )
 
@@ -203,7 +205,7 @@ class DriverHook(SparkSubmitHook):
     """The provider's hook, for a driver beside the task that has its own environment.
 
     Only that process gets the environment. The provider would pass it as visible arguments to YARN and Kubernetes, and
-    would copy Airflow's own secrets into it. Raises ConfigError for deploy mode `cluster`.
+    would copy Airflow's own secrets into it. Raises ConfigError for deploy mode `cluster` and for Spark Connect.
     """
 
     def __init__(self, environment: Mapping[str, str], **kwargs: Any) -> None:
@@ -214,8 +216,10 @@ class DriverHook(SparkSubmitHook):
                 f"would travel as an argument: set it to `client`; executors run on the cluster in both modes",
                 key="deploy-mode",
             )
-        self._environment = dict(environment)
-        self._conf = driver_settings(self._connection["master"])
+        master = check_master(self._connection["master"], f"the Airflow connection {SPARK_CONNECTION}")
+        # The driver needs the master before it has a Spark context, to choose the settings of its session.
+        self._environment = {**environment, MASTER: master}
+        self._conf = driver_settings(master)
 
     @classmethod
     def get_connection(cls, conn_id: str) -> Connection:
@@ -243,7 +247,7 @@ def driver_settings(master: str) -> dict[str, str]:
         "spark.ui.showConsoleProgress": "false",
         "spark.sql.catalogImplementation": "in-memory",
     }
-    if master.startswith("local"):
+    if is_local(master):
         settings |= {
             "spark.ui.enabled": "false",
             "spark.driver.bindAddress": "127.0.0.1",

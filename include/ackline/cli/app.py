@@ -11,6 +11,7 @@ import typer
 from ackline.cli import actions, dev, json_output, maintain, tables, void
 from ackline.cli.options import LAST, Json, Name, Now, opened, pipeline_named, range_of
 from ackline.errors import AcklineError
+from ackline.spark_master import master_of_environment
 from ackline.steps.parts import Parts
 from ackline.turns import Plan
 
@@ -89,9 +90,12 @@ def run(
     from ackline.steps import run as runs
     from ackline.steps.effective_settings import effective_settings
 
+    master_of_environment()  # a master that is refused is refused before anything is planned
     with opened(name, now, no_breaker) as parts, tables.progress(as_json) as on_progress:
         print(f"settings in force: {effective_settings(parts)}", file=sys.stderr)
-        ran = runs.run(parts, open_session, _warn_once(parts), on_progress)
+        ran = runs.run(
+            parts, lambda: open_session(f"ackline-{name}", parts.pipeline.spark), _warn_once(parts), on_progress
+        )
         store = parts.store
     if as_json:
         json_output.print_json(json_output.run_json(ran, store))
@@ -117,6 +121,7 @@ def plan(name: Name, as_json: Json = False, now: Now = None) -> None:
     """
     from ackline.steps.plan import preview
 
+    master_of_environment()
     with opened(name, now) as parts:
         found = preview(parts)
         if found.plan:

@@ -122,7 +122,7 @@ def _truststore(given: Mapping[str, str]) -> dict[str, str]:
     if algorithm not in ("https", "none"):
         raise _no_counterpart("ssl.endpoint.identification.algorithm", f"it is https or none, not {algorithm}")
     java["ssl.endpoint.identification.algorithm"] = "" if algorithm == "none" else "https"
-    authority = _pem(given, "ssl.ca") if given.get("ssl.ca.location") != "probe" else None
+    authority = pem_text(given, "ssl.ca") if given.get("ssl.ca.location") != "probe" else None
     if authority is not None:
         java |= {"ssl.truststore.type": "PEM", "ssl.truststore.certificates": authority}
     return java
@@ -135,7 +135,7 @@ def _keystore(given: Mapping[str, str]) -> dict[str, str]:
         if "ssl.keystore.password" in given:
             java["ssl.keystore.password"] = given["ssl.keystore.password"]
         return java
-    certificate, key = _pem(given, "ssl.certificate"), _pem(given, "ssl.key", _check_key_format)
+    certificate, key = pem_text(given, "ssl.certificate"), pem_text(given, "ssl.key", _check_key_format)
     if (certificate is None) != (key is None):
         missing = "ssl.key.location" if key is None else "ssl.certificate.location"
         raise ConfigError(f"`{missing}` is missing: a client certificate needs its key, and a key its certificate",
@@ -155,9 +155,9 @@ def _check_key_format(name: str, pem: str) -> None:
         )  # fmt: skip
 
 
-def _pem(given: Mapping[str, str], prefix: str, check: Callable[[str, str], None] | None = None) -> str | None:
-    """The PEM text in the property `prefix`.pem, or in the file that `prefix`.location names; None if both are
-    missing."""
+def pem_text(given: Mapping[str, str], prefix: str, check: Callable[[str, str], None] | None = None) -> str | None:
+    """Returns the PEM text in the property `prefix`.pem, or in the file that `prefix`.location names; None if both are
+    missing. Raises ConfigError for a file that can't be read, and what `check(name, text)` raises."""
     name = f"{prefix}.pem"
     pem = given.get(name)
     if pem is None:

@@ -37,7 +37,7 @@ _CLASSES = re.compile(r"\b((?:[a-z]\w*\.)+[A-Z]\w*(?:Exception|Error)|[A-Z]\w*(?
 def error_of_spark(error: Exception) -> AcklineError:
     """Returns the error to raise for a Spark job that failed with `error`: the AcklineError of a task where there is
     one, else RangeGone, TransientError or FatalError."""
-    text = _text(error)
+    text = text_of(error)
     own_errors = _OWN_ERROR.findall(text)
     if own_errors:
         name, message = own_errors[-1]
@@ -60,7 +60,7 @@ def error_of_spark(error: Exception) -> AcklineError:
 
 def is_timestamp_overflow(error: Exception) -> bool:
     """Returns whether Spark's Kafka source could not convert a record's timestamp."""
-    return _OVERFLOW.search(_text(error)) is not None
+    return _OVERFLOW.search(text_of(error)) is not None
 
 
 def _overflow_error(topic: str, partition: str, offset: str) -> FatalError:
@@ -73,7 +73,7 @@ def _overflow_error(topic: str, partition: str, offset: str) -> FatalError:
     )  # fmt: skip
 
 
-def _text(error: Exception) -> str:
+def text_of(error: Exception) -> str:
     """Returns the texts of the error and its causes, for matching only: they may quote a payload."""
     parts = [str(error)]
     cause: Any = getattr(error, "java_exception", None) or getattr(error, "_origin", None)

@@ -5,8 +5,10 @@ returns their names. The outcomes count once the caller has committed the files.
 """
 
 import logging
+import os
 import uuid
 from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -27,12 +29,18 @@ from ackline.spark.handlers.streams import Streams
 from ackline.spark.output.file_stats import WrittenFile
 from ackline.spark.output.manifest import MANIFEST_DDL
 from ackline.spark.output.outcome_files import OutcomeTarget
+from ackline.spark.probe import probe_executors
 from ackline.spark.progress import Progress, report_progress
 from ackline.spark.rate_limit import rate_per_task
 from ackline.spark.read import for_python, fresh_records, source_options, tasks_for
 from ackline.spark.retries import Attempts, split_for_tasks
 from ackline.spark.settings import KafkaSettings, ReplaySettings, TaskSettings
+from ackline.spark.shared_folder import SharedFolder, unusable_folder
+from ackline.spark.task_folder import TaskFolder, open_task_folder
 from ackline.spark.tasks import handle_fresh, handle_retries, read_retries, store_column
+from ackline.spark.visible_files import wait_until_visible
+from ackline.spark_master import is_local
+from ackline.spark_properties import DYNAMIC_ALLOCATION, DYNAMIC_ALLOCATION_REASON, is_true
 from ackline.stream_functions import StreamFunctions, isolation_obstacle
 
 __all__ = [
@@ -81,13 +89,36 @@ class ReplayResult:
     """Records whose timestamp is no time."""
 
 
+_probed: set[str] = set()
+"""The ids of the Spark applications whose executors have been asked."""
+
+
 def check_replay(spark: SparkSession, job: ReplayJob) -> None:
-    """Checks handler, properties and session, and reads no record. Raises what `run_replay` would raise for them."""
+    """Checks handler, properties, session and executors, and reads no record. Call it before a turn is claimed.
+
+    Raises what `run_replay` would raise for them, and ConfigError for dynamic allocation.
+    """
     handler = load_handler_or_streams(job.settings.handler, job.settings.translation)
+    # Spark moves tasks away from executors that it gives back, so it would repeat tasks in the normal course of a job.
+    if job.settings.once and is_true(spark.sparkContext.getConf().get(DYNAMIC_ALLOCATION, "false")):
+        raise ConfigError(f"`{DYNAMIC_ALLOCATION}` is on: {DYNAMIC_ALLOCATION_REASON}", key=DYNAMIC_ALLOCATION)
     try:
         _manifests(spark, _with_possible_isolation(job, handler), handler)  # lazy: only an action reads
     except (PySparkException, Py4JError) as error:
         raise error_of_spark(error) from None
+    _probe(spark, job, handler)
+
+
+def _probe(spark: SparkSession, job: ReplayJob, handler: Handler | Streams) -> None:
+    imports_handler = isinstance(handler, Streams) or tier_of(handler) is not Tier.COLUMN
+    root = os.path.dirname(job.target.root.rstrip("/"))
+    if job.settings.once:
+        SharedFolder(root).check_exclusive()
+    try:
+        probe_executors(spark.sparkContext, root, job.settings, job.kafka, imports_handler)
+    except OSError as error:
+        raise unusable_folder(root, error) from None
+    _probed.add(spark.sparkContext.applicationId)
 
 
 def run_replay(spark: SparkSession, job: ReplayJob, on_progress: Progress | None = None) -> ReplayResult:
@@ -95,11 +126,11 @@ def run_replay(spark: SparkSession, job: ReplayJob, on_progress: Progress | None
 
     Handles a record again only if Spark's source can't convert a timestamp that no `exact_from` announces: then it
     starts the job again with exact reads, except at most once. Calls `on_progress` from another thread with (tasks
-    done, all tasks). Logs how many records have a timestamp that is no time.
+    done, all tasks). Logs how many records have a timestamp that is no time. When it returns, this machine sees all
+    files.
 
-    Raises RangeGone if the log no longer holds a
-    range, TransientError if brokers or workers fail, ConfigError for an unusable handler or property, and FatalError
-    otherwise. No message quotes a record.
+    Raises RangeGone if the log no longer holds a range, TransientError if brokers or workers fail, ConfigError for an
+    unusable handler, property or executor, and FatalError otherwise. No message quotes a record.
     """
     handler = load_handler_or_streams(job.settings.handler, job.settings.translation)
     job = replace(
@@ -109,9 +140,19 @@ def run_replay(spark: SparkSession, job: ReplayJob, on_progress: Progress | None
     )
     if not job.fresh and not job.retries:
         return ReplayResult((), {}, 0, 0)
-    with report_progress(spark.sparkContext, f"ackline-{uuid.uuid4()}", on_progress):
-        result = _result(_collect(spark, job, handler))
+    if not is_local(str(spark.sparkContext.master)) and spark.sparkContext.applicationId not in _probed:
+        _probe(spark, job, handler)
+    try:
+        with (
+            _task_folder(spark, job) as folder,
+            report_progress(spark.sparkContext, f"ackline-{uuid.uuid4()}", on_progress),
+        ):
+            result = _result(_collect(spark, job, handler, folder))
+    except OSError as error:
+        raise unusable_folder(job.target.root, error) from None
     _check_counts(result, job)
+    # The caller commits these names next. A name whose file this machine does not see must never get into the log.
+    wait_until_visible(job.target.root, result.files)
     if result.out_of_range:
         log.warning(
             "%s: handled %d records whose timestamp is no time from 1970 to 9999, as records without one; let their "
@@ -121,16 +162,23 @@ def run_replay(spark: SparkSession, job: ReplayJob, on_progress: Progress | None
     return result
 
 
-def _collect(spark: SparkSession, job: ReplayJob, handler: Handler | Streams) -> list[Any]:
+def _collect(spark: SparkSession, job: ReplayJob, handler: Handler | Streams, folder: TaskFolder | None) -> list[Any]:
     """Runs the job and returns the rows of its tasks' manifests."""
     try:
-        return _manifests(spark, job, handler).collect()
+        return _manifests(spark, job, handler, folder).collect()
     except (PySparkException, Py4JError) as error:
         # A second start gives the handler records again, as after a kill. At most once never does.
         if job.settings.once or not is_timestamp_overflow(error):
             raise error_of_spark(error) from None
     log.warning("%s: Spark's source can't convert a record's timestamp; the ranges are read exactly", job.target.turn)
-    return _collect(spark, replace(job, exact_from=dict.fromkeys(job.fresh, 0)), handler)
+    return _collect(spark, replace(job, exact_from=dict.fromkeys(job.fresh, 0)), handler, folder)
+
+
+def _task_folder(spark: SparkSession, job: ReplayJob) -> AbstractContextManager[TaskFolder | None]:
+    """Returns the folder in which the tasks prove that they may start; None where nothing needs proof."""
+    if is_local(str(spark.sparkContext.master)) and not job.settings.once:
+        return nullcontext()
+    return open_task_folder(job.target.root, job.target.turn, job.settings.once)
 
 
 def _with_possible_isolation(job: ReplayJob, handler: Handler | Streams) -> ReplayJob:
@@ -152,7 +200,9 @@ def _with_possible_isolation(job: ReplayJob, handler: Handler | Streams) -> Repl
     raise ConfigError(obstacle, key="handler_isolation")
 
 
-def _manifests(spark: SparkSession, job: ReplayJob, handler: Handler | Streams) -> DataFrame:
+def _manifests(
+    spark: SparkSession, job: ReplayJob, handler: Handler | Streams, folder: TaskFolder | None = None
+) -> DataFrame:
     """Returns the one lineage of the job: its rows are the manifests of all tasks."""
     by_source, exactly = split_ranges(job.fresh, job.exact_from)
     job = replace(job, fresh=by_source, retries=with_fresh(job.retries, exactly))
@@ -163,6 +213,7 @@ def _manifests(spark: SparkSession, job: ReplayJob, handler: Handler | Streams) 
         Tier.RECORD if isinstance(handler, Streams) else tier_of(handler),
         topics.pop() if len(topics) == 1 else None,
         None if job.max_rate is None else _rate_per_task(spark, job, job.max_rate),
+        folder,
     )
     several_topics = task.topic is None
     sources = []

@@ -1,15 +1,23 @@
 """The Spark session that Ackline's jobs run in.
 
-Under spark-submit, the submission decides on the cluster, the memory and the JARs. Otherwise `open_session` starts a
-session on this machine. Both get the settings that Ackline's rules depend on. Spark logs its settings, so a secret is
-never one.
+Under spark-submit, the submission decides on the cluster, the memory of the driver and the JARs. Otherwise
+`open_session` starts a session itself. Both get the settings that Ackline's rules depend on, and those of the block
+`spark:`. Spark logs its settings and takes them as arguments, so a secret is never one.
 """
 
 import os
+import re
+import socket
 import sys
 from pathlib import Path
 
+from py4j.protocol import Py4JJavaError
 from pyspark.sql import SparkSession
+
+from ackline.errors import AcklineError, ConfigError, TransientError
+from ackline.spark.shipped_code import ship_code
+from ackline.spark_block import SparkBlock
+from ackline.spark_master import is_local, master_of_environment
 
 REQUIRED_SETTINGS = {
     # A speculative attempt beside the first would call the handler twice.
@@ -31,44 +39,102 @@ REQUIRED_SETTINGS = {
     "spark.redaction.regex": "(?i)secret|password|passwd|token|credential|access[.]?key|sasl|ssl|jaas|oauth|apikey",
 }
 
+ENCRYPTION = {
+    "spark.authenticate": "true",
+    "spark.network.crypto.enabled": "true",
+    "spark.io.encryption.enabled": "true",
+}
+"""Settings of a session whose executors are on other machines: tasks and options of the Kafka source hold passwords."""
+LOOPBACK = {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1"}
 
-def open_session(app_name: str = "ackline") -> SparkSession:
+_SECRET = "spark.authenticate.secret"
+_STANDALONE = re.compile(r"spark://\[?([^,\]]+?)\]?:(\d+)")
+
+
+def open_session(app_name: str = "ackline", block: SparkBlock | None = None) -> SparkSession:
     """Returns the session of this process; starts one if there is none.
 
     Outside spark-submit the session is `local[*]` with 1 GiB, without a user interface and with a quiet log.
-    ACKLINE_SPARK_MASTER and ACKLINE_SPARK_MEMORY override that. Raises ConfigError if the JARs of the Kafka source are
-    not installed.
+    ACKLINE_SPARK_MASTER, ACKLINE_SPARK_MEMORY and `block` override that. On a cluster the session carries Ackline's
+    code and the handlers to the executors. Raises ConfigError if the JARs of the Kafka source are not installed, if
+    the master is refused or if it needs a secret that is not configured, and TransientError if Spark does not start.
     """
+    block = block or SparkBlock()
+    master = master_of_environment()
+    if block.python is not None and not is_local(master):
+        os.environ["PYSPARK_PYTHON"] = block.python
     # Python workers use this interpreter. Without it they use the first `python3` on their PATH.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     builder = SparkSession.builder.appName(app_name)
-    settings = REQUIRED_SETTINGS if _submitted() else REQUIRED_SETTINGS | _local_settings()
-    for key, value in settings.items():
+    for key, value in session_settings(master, block, submitted="PYSPARK_GATEWAY_PORT" in os.environ).items():
         builder = builder.config(key, value)
-    return builder.getOrCreate()
+    try:
+        session = builder.getOrCreate()
+    except Py4JJavaError as error:
+        raise _not_started(master, str(error)) from None
+    if not is_local(str(session.sparkContext.master)):
+        ship_code(session.sparkContext)
+    return session
 
 
-def _submitted() -> bool:
-    return "PYSPARK_GATEWAY_PORT" in os.environ
+def session_settings(master: str, block: SparkBlock, *, submitted: bool) -> dict[str, str]:
+    """Returns the settings of a session; `submitted` leaves those to spark-submit that it decides on."""
+    settings = {} if submitted else _own_settings(master, block)
+    settings |= block.properties() | REQUIRED_SETTINGS
+    if not is_local(master) and block.encryption == "required":
+        settings |= ENCRYPTION
+    return settings
 
 
-def _local_settings() -> dict[str, str]:
+def _own_settings(master: str, block: SparkBlock) -> dict[str, str]:
     from ackline.spark.jars import kafka_source_jars
 
     log4j2 = Path(__file__).with_name("log4j2.properties")
-    return {
-        "spark.master": os.environ.get("ACKLINE_SPARK_MASTER", "local[*]"),
-        "spark.driver.memory": os.environ.get("ACKLINE_SPARK_MEMORY", "1g"),
-        "spark.driver.bindAddress": "127.0.0.1",
-        "spark.driver.host": "127.0.0.1",
+    settings = {
+        "spark.master": master,
+        "spark.driver.memory": block.driver_memory or os.environ.get("ACKLINE_SPARK_MEMORY", "1g"),
         "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={log4j2.as_uri()} -XX:+UseParallelGC",
         "spark.jars": ",".join(str(jar) for jar in kafka_source_jars()),
-        # With this path the workers import the same handlers as this process.
-        "spark.executorEnv.PYTHONPATH": os.pathsep.join(_import_paths()),
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.sql.catalogImplementation": "in-memory",
     }
+    if is_local(master):
+        # With this path the workers import the same handlers as this process.
+        return settings | LOOPBACK | {"spark.executorEnv.PYTHONPATH": os.pathsep.join(_import_paths())}
+    address = _address_towards(master)
+    return settings | ({"spark.driver.host": address} if address else {})
+
+
+def _address_towards(master: str) -> str | None:
+    """Returns this machine's address in the network of a standalone master, where its executors reach the driver.
+
+    None for another kind of master, and for one whose name does not resolve: Spark then chooses the address.
+    """
+    found = _STANDALONE.match(master)
+    if found is None:
+        return None
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(found[1], int(found[2]), type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind) as probe:
+            probe.connect(address)  # of a datagram socket: chooses a route and sends nothing
+            return str(probe.getsockname()[0])
+    except OSError:
+        return None
+
+
+def _not_started(master: str, text: str) -> AcklineError:
+    if _SECRET in text:
+        return ConfigError(
+            f"the master {master} needs `{_SECRET}` in spark-defaults.conf, with the value that its master and workers "
+            f"have: the Kafka password travels in the tasks. To go without, write `spark: {{encryption: none}}` into "
+            f"the pipeline file",
+            key="spark.encryption",
+        )
+    return TransientError(
+        f"Spark did not start on {master}: check that the master runs, and that it has the same "
+        f"`spark.authenticate` settings as the driver"
+    )
 
 
 def _import_paths() -> list[str]:

@@ -7,6 +7,7 @@ from datetime import datetime
 from ackline.handler import Tier
 from ackline.outcome import Outcome
 from ackline.spark.output.outcome_files import OutcomeTarget
+from ackline.spark.task_folder import TaskFolder
 from ackline.translation import Translation
 
 
@@ -56,3 +57,5 @@ class TaskSettings:
     """The only topic of the job, None if there are several."""
     rate: float | None = None
     """Records a second that this task may give to the handler; None means no limit."""
+    folder: TaskFolder | None = None
+    """Where this task proves that it may start; None if it needs no proof: on one machine, unless at most once."""

@@ -1,6 +1,9 @@
 """What happens inside a Spark task: it calls the handler on its records, and writes their outcomes to files."""
 
+import socket
 from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -8,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark import TaskContext
 
-from ackline.errors import FatalError
+from ackline.errors import ConfigError, FatalError
 from ackline.handler import Tier
 from ackline.metrics import FetchTimes
 from ackline.offsets import TopicPartition
@@ -44,8 +47,6 @@ class TaskRun:
     """One Spark task. As a context manager it removes the files of a task that fails."""
 
     def __init__(self, settings: TaskSettings) -> None:
-        if settings.replay.once:
-            _refuse_second_attempt()
         self._settings = settings
         self._clock = outcome_clock(settings.replay.now)
         files = OutcomeFiles if settings.replay.record_outcomes else OutcomeCounter
@@ -59,6 +60,18 @@ class TaskRun:
         self._call = None if settings.tier is Tier.COLUMN else _call_handler(settings, self._clock)
 
     def __enter__(self) -> "TaskRun":
+        """Checks, before the first record, that this task may start. Raises what `TaskFolder.check` raises, and
+        ConfigError if the handler does not import."""
+        try:
+            if isinstance(self._call, IsolatedHandler):
+                with _naming_host():
+                    self._call.start()
+            # The import comes before the marker: after an import that fails, another executor may take this part.
+            if self._settings.folder is not None:
+                self._settings.folder.check(_part())
+        except BaseException as error:
+            self.__exit__(type(error), error, None)
+            raise
         return self
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
@@ -193,17 +206,24 @@ class TaskRun:
 def _call_handler(settings: TaskSettings, clock: Clock) -> CallHandler:
     if settings.replay.isolated:
         return IsolatedHandler(settings.replay, settings.tier, clock)
-    return load_call(settings.replay, settings.tier)
+    with _naming_host():
+        return load_call(settings.replay, settings.tier)
+
+
+@contextmanager
+def _naming_host() -> Iterator[None]:
+    """Adds the host to a ConfigError: a handler may import on some executors only."""
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError(f"the executor on {socket.gethostname()}: {error}", key=error.key) from None
 
 
 def _unreadable(row: int, time: int) -> RowOutcome:
     return RowOutcome(row, Outcome.FAILED, ErrorClass.UNDECODABLE, "the name of a header is not UTF-8", time)
 
 
-def _refuse_second_attempt() -> None:
-    """Raises FatalError in a Spark task that is not the first attempt at its records. Only at most once needs that."""
+def _part() -> int:
+    """Returns the number of this task's part of the job, which is the same in each attempt; 0 outside Spark."""
     context = TaskContext.get()
-    if context is not None and context.attemptNumber():
-        raise FatalError(
-            "Spark tried a task again under at_most_once; the task's records may have been handled, so it stops here"
-        )
+    return context.partitionId() if context is not None else 0

@@ -22,7 +22,7 @@ from ackline.paths import audit_root
 from ackline.pipeline import Pipeline
 from ackline.setting_warnings import warnings_of_connection, warnings_of_settings
 from ackline.translation import Translation
-from ackline.turns import LIVE
+from ackline.turns import LIVE, TurnId
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -44,6 +44,12 @@ def _check_job(spark: "Callable[[], SparkSession]", job: "ReplayJob") -> None:
     from ackline.spark.job import check_replay
 
     check_replay(spark(), job)
+
+
+def _remove_task_folders(store: LedgerStore, turn: TurnId) -> None:
+    from ackline.spark.task_folder import remove_task_folders
+
+    remove_task_folders(store.outcomes.uri, turn)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +75,8 @@ class Parts:
     run_job: "Callable[[Callable[[], SparkSession], ReplayJob, Progress | None], ReplayResult]" = _replay_job
     check_job: "Callable[[Callable[[], SparkSession], ReplayJob], None]" = _check_job
     """Raises if the job can't be started, before anything is handed out."""
+    remove_task_folders: Callable[[LedgerStore, TurnId], None] = _remove_task_folders
+    """Removes what a turn that is settled leaves of its Spark tasks."""
     translation: Translation | None = None
     partition_filter: PartitionFilter = all_partitions
 

@@ -18,6 +18,7 @@ from deltalake.transaction import AddAction
 from ackline.audit.rows import plan_date
 from ackline.audit.store import COUNTED_STARTS
 from ackline.errors import ConfigError, RangeGone, TopicChanged, TransientError
+from ackline.kafka.certificates import inlined_certificates
 from ackline.kafka.java import java_properties
 from ackline.kafka.registry import check_registry
 from ackline.metrics import TurnReport
@@ -237,7 +238,10 @@ def job_of(parts: Parts, plan: Plan) -> "ReplayJob":
     return ReplayJob(
         target=OutcomeTarget(parts.store.outcomes.uri, plan.turn, plan_date(plan.planned_at), parts.run_id),
         settings=settings,
-        kafka=KafkaSettings({name: str(value) for name, value in parts.kafka.items()}, plan.isolation),
+        # Tasks of another machine have none of the driver's files.
+        kafka=KafkaSettings(
+            inlined_certificates({name: str(value) for name, value in parts.kafka.items()}), plan.isolation
+        ),
         fresh={tp: planned.fresh for tp, planned in plan.partitions.items() if planned.fresh},
         retries={tp: planned.retries for tp, planned in plan.partitions.items() if planned.retries},
         max_rate=pipeline.max_rate,

@@ -97,6 +97,8 @@ def settle_turn(parts: Parts, plan: Plan, before: Settlement) -> Settlement | No
     # The fence: one process takes number n. Any other process drops its own fold and uses the stored one.
     if not parts.store.store_settlement(settlement, plan):
         return None
+    # After the write: as long as the turn is open, the markers of its tasks keep Spark from starting a part again (I7).
+    parts.remove_task_folders(parts.store, plan.turn)
     notify_settled(parts, plan, settlement, outcomes)  # after the write: listeners get durable events only
     return settlement
 

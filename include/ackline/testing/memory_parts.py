@@ -70,6 +70,7 @@ def memory_parts(
         clock=world.clock,
         run_job=run_job,
         check_job=lambda *_: None,
+        remove_task_folders=lambda *_: None,
         partition_filter=load_partition_filter(pipeline.kafka.partition_filter),
         world=world,
         hook=hook,

@@ -87,6 +87,13 @@ class HandlerProcess:
         assert isinstance(result, Outcomes | Death)
         return result
 
+    def start(self) -> None:
+        """Starts the process without a record. If it dies, the next call starts another. Raises what the handler's
+        import raises in the process, and TransientError if the fork server is gone."""
+        self._log.begin_batch(0)
+        if self._data is None:
+            self._start()
+
     def _start(self) -> object:
         self._data, remote = socket.socketpair()
         self._data.setblocking(False)

@@ -98,6 +98,10 @@ class IsolatedHandler:
             row, Outcome.FAILED, ErrorClass.WORKER_LOST, f"the handler's process {death.how}{batch}", time
         )
 
+    def start(self) -> None:
+        """Starts the process, which imports the handler. Raises what the import raises."""
+        self._process.start()
+
     def close(self) -> None:
         """Ends the process."""
         self._process.close()

@@ -1,0 +1,200 @@
+"""Asks the executors, before records are handed out, whether they can handle them and whether they share the root.
+
+The probe is a Spark job with a task for each core. It covers the executors that are there; for those that come later,
+each task looks again before its first record (`ackline.spark.task_folder`).
+"""
+
+import logging
+import pickle
+import re
+import time
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import pyarrow
+import pyspark
+from py4j.protocol import Py4JError
+from pyspark import SparkContext
+from pyspark.errors import PySparkException
+
+import ackline
+from ackline.errors import AcklineError, ConfigError
+from ackline.spark.failure import error_of_spark, text_of
+from ackline.spark.settings import KafkaSettings, ReplaySettings
+from ackline.spark.shared_folder import SharedFolder
+from ackline.spark.visible_files import wait_until_sized
+from ackline.spark_master import is_local
+
+log = logging.getLogger(__name__)
+
+_ROUNDS = 5
+_MAX_TASKS = 1000
+_FIRST_EXECUTOR_SECONDS = 60.0
+_QUIET_SECONDS = 2.0
+_POLL_SECONDS = 0.2
+_FILES = ("ssl.keystore.location", "ssl.ca.location", "ssl.certificate.location", "ssl.key.location")
+"""Kafka properties that name files. Those that were not inlined must be on the executors."""
+
+_TASK_HOST = re.compile(r"\(TID \d+\) \((\S+) executor")
+_TASK_CAUSE = re.compile(r"^(?:\w+\.)*(\w*(?:Error|Exception|NotFound)): (.+)$", re.MULTILINE)
+_SPARK_CAUSE = re.compile(r"(\[PYTHON_VERSION_MISMATCH\][^\n]*|Cannot run program[^\n]*)")
+
+
+class Answer(NamedTuple):
+    """What a task of the probe found: its host, the reason why the executor is unfit, and the file that it wrote."""
+
+    host: str
+    problem: str
+    file: str
+    size: int
+
+
+def probe_executors(
+    context: SparkContext,
+    root: str,
+    settings: ReplaySettings,
+    kafka: KafkaSettings,
+    imports_handler: bool,
+    sleep: Callable[[float], None] = time.sleep,
+) -> None:
+    """Checks versions, imports and files of the executors that are there, and that they share the folder `root`.
+
+    A column handler runs in the JVM, so nothing needs `imports_handler` on the executors. Raises ConfigError with the
+    host and the cause, and what Spark's job raises. Leaves no file behind.
+    """
+    _wait_for_executors(context, sleep)
+    files = {name: str(kafka.properties[name]) for name in _FILES if name in kafka.properties}
+    files = {name: path for name, path in files.items() if path != "probe"}
+    folder = SharedFolder(f"{root}/.probe-{uuid.uuid4()}")
+    token, answers = "driver", list[Answer]()
+    try:
+        folder.make()
+        folder.write(token, b"driver")
+        task = _probe_task(_versions(), pickle.dumps((settings, imports_handler)), files, folder.uri, token)
+        for _ in range(_ROUNDS):
+            executors = _executors(context)
+            tasks = min(max(context.defaultParallelism, executors), _MAX_TASKS)
+            answers += _ask(context, task, tasks)
+            _check(answers)
+            if _executors(context) <= executors:
+                break
+        wait_until_sized(folder.uri, {answer.file: answer.size for answer in answers})
+    finally:
+        for name in {token, *(answer.file for answer in answers)}:
+            folder.remove(name)
+        folder.remove_if_empty()
+
+
+def _versions() -> dict[str, str]:
+    """Returns what must be equal on driver and executors. The worker itself compares the minor version of Python."""
+    return {
+        "ackline": ackline.__version__,
+        "pyspark": pyspark.__version__,
+        "pyarrow": pyarrow.__version__.partition(".")[0],
+    }
+
+
+def _ask(context: SparkContext, task: Callable[[Iterable[int]], Iterator[Any]], tasks: int) -> list[Answer]:
+    try:
+        return [Answer(*row) for row in context.parallelize(range(tasks), tasks).mapPartitions(task).collect()]
+    except (PySparkException, Py4JError) as error:
+        raise _error_of_probe(error) from None
+
+
+def _check(answers: Iterable[Answer]) -> None:
+    problems = dict.fromkeys((answer.host, answer.problem) for answer in answers if answer.problem)
+    if problems:
+        hosts = "; ".join(f"the executor on {host}: {problem}" for host, problem in list(problems)[:3])
+        raise ConfigError(f"the executors can't run this pipeline, and no record was handed out: {hosts}")
+
+
+def _error_of_probe(error: Exception) -> AcklineError:
+    """Returns ConfigError with host and cause for an executor whose Python does not get as far as the probe.
+
+    The probe holds no record, so this may quote Spark's text.
+    """
+    text = text_of(error)
+    hosts, causes = _TASK_HOST.findall(text), _SPARK_CAUSE.findall(text)
+    causes = causes or [f"{name}: {reason}" for name, reason in _TASK_CAUSE.findall(text) if name != "SparkException"]
+    if not hosts or not causes or "ExecutorLostFailure" in text:
+        return error_of_spark(error)
+    return ConfigError(
+        f"the executor on {hosts[-1]} can't run this pipeline, and no record was handed out: {causes[0].strip()}. "
+        f"PYSPARK_PYTHON, or `spark.python` of the pipeline file, names the Python of the executors"
+    )
+
+
+def _wait_for_executors(context: SparkContext, sleep: Callable[[float], None]) -> None:
+    """Waits until an executor is there, and for two seconds no other has come: they register one after another."""
+    if is_local(str(context.master)):
+        return
+    polls, quiet, executors = int(_FIRST_EXECUTOR_SECONDS / _POLL_SECONDS), 0.0, 0
+    for _ in range(polls):
+        now = _executors(context)
+        quiet = quiet + _POLL_SECONDS if now == executors else 0.0
+        executors = now
+        if executors and quiet >= _QUIET_SECONDS:
+            return
+        sleep(_POLL_SECONDS)
+    if not executors:
+        log.warning("%s: no executor is there yet; Spark waits until the cluster has room", context.master)
+
+
+def _executors(context: SparkContext) -> int:
+    """Returns the number of executors; on a local master 0, because the driver itself runs the tasks."""
+    jsc: Any = context._jsc
+    return max(len(jsc.sc().statusTracker().getExecutorInfos()) - 1, 0)
+
+
+def _probe_task(
+    versions: Mapping[str, str], packed: bytes, files: Mapping[str, str], folder: str, token: str
+) -> Callable[[Iterable[int]], Iterator[tuple[str, str, str, int]]]:
+    """Returns the probe's task. It imports everything itself, so that it can report what does not import."""
+
+    def probe(parts: Iterable[int]) -> Iterator[tuple[str, str, str, int]]:
+        import importlib
+        import pickle
+        import socket
+        import uuid
+
+        content = b"executor"
+
+        def check() -> str:
+            for name, wanted in versions.items():
+                found = importlib.import_module(name).__version__
+                if found != wanted and found.partition(".")[0] != wanted:
+                    raise RuntimeError(f"it has {name} {found}, and the driver {wanted}; install the same version")
+            from ackline.spark.handlers.load import load_handler_or_streams
+            from ackline.spark.shared_folder import SharedFolder
+
+            importlib.import_module("ackline.spark.tasks")  # with what tasks need, the Kafka client among it
+            settings, imports_handler = pickle.loads(packed)
+            if imports_handler:
+                load_handler_or_streams(settings.handler, settings.translation)
+            for name, path in files.items():
+                try:
+                    open(path, "rb").close()
+                except OSError as error:
+                    raise RuntimeError(f"the file {path} of `{name}` can't be read: {error.strerror}") from None
+            shared = SharedFolder(folder)
+            if shared.read(token) is None:
+                raise RuntimeError(
+                    f"it does not see {folder}/{token}, so executors and driver do not share ACKLINE_AUDIT: set it to "
+                    f"a folder that all machines mount at the same path"
+                )
+            file = f"executor-{uuid.uuid4()}"
+            shared.write(file, content)
+            if shared.read(file) != content:
+                raise RuntimeError(f"it can't read back what it wrote below {folder}")
+            return file
+
+        for _ in parts:
+            try:
+                answer = (socket.gethostname(), "", check(), len(content))
+            except Exception as error:
+                text = str(error) if isinstance(error, RuntimeError) else f"{type(error).__name__}: {error}"
+                answer = (socket.gethostname(), text, "", 0)
+            yield answer
+
+    return probe

@@ -1,0 +1,102 @@
+"""Small files below the audit root through which the driver and its tasks prove that they share it."""
+
+import contextlib
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.fs as pafs
+
+from ackline.errors import ConfigError, FatalError
+from ackline.scrub import scrub_address
+
+
+class SharedFolder:
+    """A folder below the audit root, on a file system or in an object store. No instance is pickled: open it by its
+    path or URI where it is used."""
+
+    def __init__(self, uri: str) -> None:
+        self.uri = uri
+        if "://" in uri:
+            self._store, self._path = pafs.FileSystem.from_uri(uri)
+        else:
+            self._store, self._path = pafs.LocalFileSystem(), uri
+        self._local = isinstance(self._store, pafs.LocalFileSystem)
+
+    def make(self) -> None:
+        """Creates the folder and those above it, where they are missing. An object store has no folders."""
+        if self._local:
+            Path(self._path).mkdir(parents=True, exist_ok=True)
+
+    def write(self, name: str, content: bytes) -> None:
+        """Writes a file. Raises OSError, also if the folder does not exist on a file system."""
+        with self._store.open_output_stream(f"{self._path}/{name}") as file:
+            file.write(content)
+
+    def check_exclusive(self) -> None:
+        """Raises ConfigError if `create_exclusively` does not work here: in an object store."""
+        if not self._local:
+            raise ConfigError(
+                f"at most once needs an audit root that creates a file exclusively, and {self.uri.split('://')[0]} is "
+                f"not supported for it: set ACKLINE_AUDIT to a shared file system, or choose another guarantee",
+                key="guarantee",
+            )
+
+    def create_exclusively(self, name: str) -> bool:
+        """Creates an empty file that does not exist yet. Returns False if it exists; of all callers, on all machines,
+        one gets True. Raises OSError, and what `check_exclusive` raises."""
+        self.check_exclusive()
+        try:
+            # The system call is exclusive on NFS too, from version 3 on. Not synced: a marker protects from tasks of
+            # this job, and a crash that loses it ends the driver, or its file server, with the job.
+            os.close(os.open(f"{self._path}/{name}", os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+        except FileExistsError:
+            return False
+        return True
+
+    def read(self, name: str) -> bytes | None:
+        """Returns the content of a file; None if it does not exist. Raises OSError."""
+        try:
+            with self._store.open_input_stream(f"{self._path}/{name}") as file:
+                return bytes(file.read())
+        except FileNotFoundError:
+            return None
+
+    def sizes(self, names: Iterable[str]) -> dict[str, int]:
+        """Returns the sizes in bytes of those files that exist. Raises OSError."""
+        wanted = list(names)
+        infos = self._store.get_file_info([f"{self._path}/{name}" for name in wanted])
+        return {name: info.size for name, info in zip(wanted, infos, strict=True) if info.is_file}
+
+    def refresh(self, names: Iterable[str]) -> None:
+        """Makes an NFS client ask its server again for the folders of these files.
+
+        The client may remember for up to a minute that a file does not exist; to open and list the folder ends that.
+        """
+        if self._local:
+            for folder in {os.path.dirname(f"{self._path}/{name}") for name in names}:
+                with contextlib.suppress(OSError):
+                    os.listdir(folder)
+
+    def remove(self, name: str) -> None:
+        """Removes a file, if it exists and can be removed."""
+        with contextlib.suppress(OSError, pa.ArrowException):
+            self._store.delete_file(f"{self._path}/{name}")
+
+    def remove_if_empty(self) -> None:
+        """Removes the folder itself, if it is empty."""
+        if self._local:
+            with contextlib.suppress(OSError):
+                os.rmdir(self._path)
+
+    def names(self) -> list[str]:
+        """Returns the names of the files and folders in the folder, sorted; none if it does not exist."""
+        selector = pafs.FileSelector(self._path, allow_not_found=True)
+        return sorted(info.base_name for info in self._store.get_file_info(selector))
+
+
+def unusable_folder(uri: str, error: OSError) -> FatalError:
+    """Returns the error to raise if this machine can't use a folder below the audit root."""
+    reason = error.strerror or type(error).__name__
+    return FatalError(f"the folder {scrub_address(uri)} below ACKLINE_AUDIT can't be used: {reason}")

@@ -1,0 +1,221 @@
+"""Machines of a cluster, and pipelines whose driver is a process of the command on one of them."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections import Counter
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import yaml
+from deltalake import DeltaTable
+
+from ackline.local.broker import Broker
+from ackline.local.processes import wait_until
+from ackline.local.saved_broker import LOOPBACK
+from ackline.testing import journal
+from ackline.testing.spark_cluster import SparkCluster, Worker
+from tests.e2e import wire
+from tests.e2e.commands import ROOT
+
+START = datetime(2026, 1, 31, 12, tzinfo=UTC)
+SECONDS = 280.0
+"""The time limit for a command; a run takes some 15 s on a quiet machine."""
+QUICK_START = {"spark.executor.extraJavaOptions": "-XX:TieredStopAtLevel=1"}
+"""Executors live too briefly here for the second compiler."""
+HANDLER = '''
+import json, os, time
+from ackline import Record
+from ackline.testing import journal
+
+def handle(record: Record) -> None:
+    """Writes the call into the journal. For a record with a gate, waits until its file is there."""
+    journal.handle(record)
+    gate = json.loads(record.value).get("gate")
+    while gate and not os.path.exists(gate):
+        with open(gate + "-folder", "w") as file:
+            file.write(os.getcwd())  # below the folder of the worker
+        time.sleep(0.05)
+'''
+NEEDS_A_PACKAGE = HANDLER + "\nimport a_package_of_the_driver\n"
+
+
+class ReachableBroker(Broker):
+    """A broker that clients in the network of the workers reach."""
+
+    address = LOOPBACK
+
+    @property
+    def bootstrap(self) -> str:
+        return f"{self.address}:{self.port}"
+
+    def _listens(self) -> bool:
+        with socket.socket() as client:
+            return client.connect_ex((self.address, self.port)) == 0
+
+
+@dataclass(slots=True)
+class Machines:
+    """The cluster and the broker. `shared` is seen by all machines, `private` by the driver's alone."""
+
+    cluster: SparkCluster
+    broker: Broker
+    shared: Path
+    private: Path
+
+    def add_workers(self, count: int) -> list[Worker]:
+        """Starts workers that see neither the project nor the private folder."""
+        hidden = [ROOT / "include", self.private]
+        workers = [self.cluster.add_worker(hidden=hidden) for _ in range(count)]
+        self.cluster.wait_for_workers()
+        return workers
+
+
+@dataclass(slots=True)
+class Lane:
+    """A pipeline whose driver is a process of the command `ackline` on this machine."""
+
+    machines: Machines
+    name: str
+    handler: str = HANDLER
+    settings: dict[str, Any] = field(default_factory=dict)
+    environment: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        broker, folder = self.machines.broker, self.shared
+        folder.mkdir()
+        (self.private / "pipelines").mkdir(parents=True)
+        broker.create_topic(self.name, 2)
+        self.configure(self.handler)
+
+    def configure(self, handler: str, **changed: Any) -> None:
+        """Writes handler and pipeline file, with these settings changed from now on."""
+        self.settings |= changed
+        spark = {
+            "executor_memory": "512m",
+            "conf": {"spark.executorEnv.ACKLINE_JOURNAL": str(self.shared / "journal"), **QUICK_START},
+            **self.settings.get("spark", {}),
+        }
+        broker = self.machines.broker.bootstrap
+        settings = {
+            "name": self.name,
+            "kafka": {"bootstrap_servers": broker, "group_id": f"{self.name}-group", "topics": [self.name]},
+            "handler": f"{self.module}:handle",
+            "dead_letter": "none",
+            **self.settings,
+            "spark": spark,
+        }
+        (self.private / f"{self.module}.py").write_text(handler)
+        (self.private / "pipelines" / "pipeline.yaml").write_text(yaml.safe_dump(settings))
+
+    @property
+    def module(self) -> str:
+        return f"handler_of_{self.name.replace('-', '_')}"
+
+    @property
+    def shared(self) -> Path:
+        return self.machines.shared / self.name
+
+    @property
+    def private(self) -> Path:
+        return self.machines.private / self.name
+
+    @property
+    def audit(self) -> Path:
+        return self.shared / "audit"
+
+    @property
+    def gate(self) -> Path:
+        """The file for which a record with a gate waits."""
+        return self.shared / "gate"
+
+    def folder_at_gate(self) -> str:
+        """Returns the working folder of the task that waits at the gate; "" before one does."""
+        file = self.shared / "gate-folder"
+        return file.read_text() if file.exists() else ""
+
+    def produce(self, count: int, gate: int | None = None) -> None:
+        """Produces records to both partitions; the handler waits at offset `gate` of partition 0."""
+        for partition in range(2):
+            values = [{"gate": str(self.gate)} if n == gate and partition == 0 else {} for n in range(count)]
+            wire.produce(
+                self.machines.broker.bootstrap,
+                self.name,
+                [wire.Write(json.dumps(value).encode()) for value in values],
+                partition,
+            )
+
+    def start(self, *arguments: str, now: datetime = START) -> "subprocess.Popen[str]":
+        """Starts `ackline run` in the background."""
+        command = [str(Path(sys.executable).parent / "ackline"), "run", self.name, "--json", *arguments]
+        command += ["--now", now.isoformat()]
+        env = {
+            **os.environ,
+            **self.machines.cluster.environment,
+            "ACKLINE_PIPELINES": str(self.private / "pipelines"),
+            "ACKLINE_AUDIT": str(self.audit),
+            **self.environment,
+        }
+        return subprocess.Popen(command, env=env, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+    def run(self, now: datetime = START) -> "Ended":
+        return ended(self.start(now=now))
+
+    def calls(self) -> Counter[tuple[int, int]]:
+        """Returns how often the handler was called for each (partition, offset)."""
+        return Counter((call.partition, call.offset) for call in journal.read(self.shared / "journal"))
+
+    def wait_for_call(self, partition: int, offset: int) -> None:
+        assert wait_until(lambda: (partition, offset) in self.calls(), SECONDS)
+
+    def committed(self) -> int | None:
+        """Returns the group's committed offset of partition 0; None without a commit."""
+        tp = (self.name, 0)
+        commit = wire.committed_offset(self.machines.broker.bootstrap, f"{self.name}-group", tp)
+        return commit[0] if commit else None
+
+    def table(self, name: str) -> list[dict[str, Any]]:
+        """Returns all rows of a table."""
+        rows: list[dict[str, Any]] = DeltaTable(str(self.audit / self.name / name)).to_pyarrow_table().to_pylist()
+        return rows
+
+    def violations(self, *arguments: str) -> list[str]:
+        """Returns what the independent checker finds, which reads tables, topics, group and the journal of calls."""
+        more = ["--no-dead-letters", "--journal", str(self.shared / "journal"), *arguments]
+        found = checked(self.machines, self.name, f"{self.name}-group", self.name, self.audit, *more)["violations"]
+        return list(found)
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A command that has ended."""
+
+    status: int
+    errors: str
+    printed: dict[str, Any]
+
+
+def ended(process: "subprocess.Popen[str]") -> Ended:
+    """Waits for a command. Kills it if it takes too long."""
+    try:
+        output, errors = process.communicate(timeout=SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.communicate()
+        raise
+    lines = output.strip().splitlines()
+    return Ended(process.returncode, errors[-3000:], json.loads(lines[-1]) if lines else {})
+
+
+def checked(machines: Machines, pipeline: str, group: str, topic: str, audit: Path, *more: str) -> dict[str, Any]:
+    """Runs the checker as a process, and returns what it prints."""
+    options = {"bootstrap": machines.broker.bootstrap, "audit": str(audit), "pipeline": pipeline, "group": group}
+    arguments = [part for name, value in {**options, "topic": topic}.items() for part in (f"--{name}", value)]
+    command = [sys.executable, "-m", "ackline.verify", *arguments, "--json", *more]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found

@@ -1,0 +1,196 @@
+"""Executors elsewhere: a real standalone cluster whose workers have networks, host names and mounts of their own.
+
+The workers see neither the project's sources nor the handlers: both travel with the job. They share the tables, the
+journal and the gates, as they would by NFS.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+import yaml
+
+from ackline.local import order_events
+from ackline.local.processes import wait_until
+from ackline.testing.spark_cluster import SparkCluster, Worker
+from tests.e2e.cluster_lab import (
+    HANDLER,
+    NEEDS_A_PACKAGE,
+    QUICK_START,
+    SECONDS,
+    START,
+    Ended,
+    Lane,
+    Machines,
+    ReachableBroker,
+    checked,
+    ended,
+)
+from tests.e2e.commands import ROOT
+
+pytestmark = pytest.mark.timeout(600)
+"""A test has up to three runs, each of which starts a driver and executors."""
+
+
+@pytest.fixture(scope="module")
+def machines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machines]:
+    """A master with two workers, and a broker that they reach."""
+    folder = tmp_path_factory.mktemp("machines")
+    for name in ("shared", "private"):
+        (folder / name).mkdir()
+    with SparkCluster(folder / "cluster") as cluster:
+        broker = ReachableBroker(folder / "broker", heap_mb=256)
+        broker.address = cluster.address
+        with broker:
+            made = Machines(cluster, broker, folder / "shared", folder / "private")
+            made.add_workers(2)
+            yield made
+
+
+@pytest.fixture
+def two_workers(machines: Machines) -> Machines:
+    """The cluster with two workers, those that an earlier test has killed replaced."""
+    machines.add_workers(2 - len(machines.cluster.workers))
+    return machines
+
+
+def test_the_demo_s_records_are_proved_though_the_workers_have_no_copy_of_the_project(two_workers: Machines) -> None:
+    """The package and the handlers travel with the job, authenticated and encrypted. Four runs share a session."""
+    machines, folder = two_workers, two_workers.private / "demo"
+    shutil.copytree(ROOT / "include" / "handlers", folder / "handlers")
+    (folder / "pipelines").mkdir()
+    text = (ROOT / "include" / "pipelines" / "orders.yaml").read_text()
+    spark = yaml.safe_dump({"spark": {"executor_memory": "512m", "conf": QUICK_START}})
+    (folder / "pipelines" / "orders.yaml").write_text(f"{text}\n{spark}")
+    bootstrap, audit = machines.broker.bootstrap, machines.shared / "demo"
+    machines.broker.create_topic("orders", 4)
+    machines.broker.create_topic("orders.dead")
+    counts = order_events.produce(bootstrap, "orders", order_events.orders(20_000))
+    times = [(START + timedelta(seconds=seconds)).isoformat() for seconds in (0, 1, 10, 30)]
+    script = f"""
+import sys
+from ackline.cli import main
+for now in {times!r}:
+    sys.argv = ["ackline", "run", "orders", "--json", "--now", now]
+    try:
+        main()
+    except SystemExit as ended:
+        assert not ended.code
+"""
+    connection = {"conn_type": "kafka", "extra": {"bootstrap.servers": bootstrap}}
+    env = {
+        **os.environ, **machines.cluster.environment, "ACKLINE_PIPELINES": str(folder / "pipelines"),
+        "ACKLINE_AUDIT": str(audit), "AIRFLOW_CONN_KAFKA_DEFAULT": json.dumps(connection),
+    }  # fmt: skip
+    done = subprocess.run([sys.executable, "-c", script], env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = checked(machines, "orders", "orders-replay", "orders", audit, "--dead-letter-topic", "orders.dead",
+                    "--max-retries", "3", "--settled")  # fmt: skip
+    totals = {name: found["totals"][name] for name in ("records", "acked", "dead", "skipped")}
+    assert (found["violations"], totals) == ([], {
+        "records": counts.records, "acked": counts.acked, "dead": counts.dead, "skipped": counts.skipped,
+    })  # fmt: skip
+
+
+def killed_in_mid_handler(machines: Machines, name: str, guarantee: str) -> tuple[Lane, Ended]:
+    """Runs a pipeline, and kills the worker whose handler has the record with the gate. Returns how the run ended."""
+    lane = Lane(machines, name, settings={"guarantee": guarantee})
+    lane.produce(200, gate=100)
+    run = lane.start()
+    lane.wait_for_call(0, 100)
+    assert wait_until(lambda: lane.folder_at_gate() != "", SECONDS)
+    busy = next(worker for worker in machines.cluster.workers if f"/{worker.name}/" in lane.folder_at_gate())
+    machines.cluster.remove(busy)
+    lane.gate.touch()
+    return lane, ended(run)
+
+
+def test_fault_7_a_worker_killed_in_mid_handler_loses_nothing_at_least_once(two_workers: Machines) -> None:
+    lane, run = killed_in_mid_handler(two_workers, "killed-at-least-once", "at_least_once")
+    assert run.status == 0, run.errors
+    assert run.printed["outcomes"] == {"acked": 400}
+    calls = lane.calls()
+    assert set(calls) == {(partition, offset) for partition in range(2) for offset in range(200)}
+    assert calls[0, 100] == 2
+    assert lane.violations("--settled") == []
+
+
+def test_i7_fault_7_a_worker_killed_in_mid_handler_repeats_nothing_at_most_once(two_workers: Machines) -> None:
+    """What it was handed and never reported is lost after the grace period."""
+    lane, run = killed_in_mid_handler(two_workers, "killed-at-most-once", "at_most_once")
+    assert run.status == 1
+    assert "Spark tried a task again under at_most_once" in run.errors
+    assert set(lane.calls().values()) == {1}
+    later = lane.run(START + timedelta(hours=2))
+    assert (later.status, later.printed["outcomes"]) == (0, {"lost": 2}), later.errors
+    assert set(lane.calls().values()) == {1}
+    assert lane.violations("--settled") == []
+
+
+BIG = {"spark": {"executor_memory": "1200m"}}
+"""Settings of a pipeline whose executors fit on a large worker only."""
+
+
+@contextmanager
+def large_worker(machines: Machines, *hidden: Path) -> Iterator[Worker]:
+    """A worker on which alone the executors of a `BIG` pipeline fit. It does not see the folders `hidden` either."""
+    worker = machines.cluster.add_worker(memory="1500m", hidden=[ROOT / "include", machines.private, *hidden])
+    try:
+        machines.cluster.wait_for_workers()
+        yield worker
+    finally:
+        machines.cluster.remove(worker)
+
+
+def test_a_worker_that_does_not_share_the_tables_is_refused_and_nothing_is_stored(machines: Machines) -> None:
+    if not machines.cluster.separate:
+        pytest.skip("this system gives a process no mounts of its own")
+    lane = Lane(machines, "private-tables", settings=BIG)
+    lane.produce(10)
+    lane.audit.mkdir()
+    with large_worker(machines, lane.audit) as worker:
+        run = lane.run()
+    assert (run.status, lane.calls()) == (2, {}), run.errors
+    assert f"the executor on {worker.name}: it does not see {lane.audit}/" in run.errors
+    assert "executors and driver do not share ACKLINE_AUDIT" in run.errors
+    assert [row["kind"] for row in lane.table("settlements")] == ["genesis"] * 2
+    assert lane.table("outcomes") == []
+    assert not list((lane.audit / lane.name).glob(".probe*"))
+
+
+def test_s50_a_worker_without_a_package_of_the_handler_costs_nothing_at_most_once(two_workers: Machines) -> None:
+    """The probe finds it before the turn is claimed."""
+    machines = two_workers
+    lane = Lane(machines, "no-package", NEEDS_A_PACKAGE, {**BIG, "guarantee": "at_most_once"})
+    lane.produce(10)
+    packages = lane.private / "packages"
+    packages.mkdir()
+    (packages / "a_package_of_the_driver.py").write_text("")
+    lane.environment["PYTHONPATH"] = str(packages)
+    with large_worker(machines) as worker:
+        run = lane.run()
+    assert (run.status, lane.calls(), lane.committed()) == (2, {}, None), run.errors
+    assert "No module named 'a_package_of_the_driver'" in run.errors
+    if machines.cluster.separate:
+        assert f"the executor on {worker.name}: " in run.errors
+    lane.configure(HANDLER, spark={})
+    later = lane.run(START + timedelta(hours=3))
+    assert (later.status, later.printed.get("outcomes")) == (0, {"acked": 20}), later.errors
+    assert (len(lane.calls()), lane.violations("--settled")) == (20, [])
+
+
+def test_two_pipelines_at_once_both_end(two_workers: Machines) -> None:
+    lanes = [Lane(two_workers, f"at-once-{n}") for n in range(2)]
+    for lane in lanes:
+        lane.produce(50)
+    for lane, run in [(lane, lane.start()) for lane in lanes]:
+        done = ended(run)
+        assert (done.status, done.printed.get("outcomes")) == (0, {"acked": 100}), done.errors
+        assert lane.violations("--settled") == []

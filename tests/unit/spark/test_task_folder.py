@@ -1,0 +1,96 @@
+"""What a task checks before its first record: that it shares the root, and at most once that no other has begun."""
+
+from pathlib import Path
+
+import pytest
+
+from ackline.errors import ConfigError, FatalError
+from ackline.spark.shared_folder import SharedFolder
+from ackline.spark.task_folder import open_task_folder, remove_task_folders
+from ackline.turns import LIVE, TurnId
+
+TURN = TurnId("orders", LIVE, 0, 7)
+
+
+def files(root: Path) -> list[str]:
+    return sorted(str(path.relative_to(root)) for path in root.rglob("*") if path.is_file())
+
+
+def test_i7_a_part_starts_once_whatever_spark_says_about_its_attempt(tmp_path: Path) -> None:
+    """A stage that Spark submits anew begins at attempt 0."""
+    with open_task_folder(str(tmp_path / "outcomes"), TURN, once=True) as folder:
+        folder.check(0)
+        folder.check(1)
+        with pytest.raises(FatalError, match="Spark tried a task again under at_most_once"):
+            folder.check(0)
+    # The markers stay until the turn is settled: the driver may have died.
+    assert files(tmp_path) == [f".tasks/{LIVE}-0-7/part-{part}" for part in (0, 1)]
+
+
+def test_at_least_once_a_part_may_start_again_and_nothing_is_left(tmp_path: Path) -> None:
+    with open_task_folder(str(tmp_path / "outcomes"), TURN, once=False) as folder:
+        folder.check(0)
+        folder.check(0)
+    assert files(tmp_path) == []
+
+
+@pytest.mark.parametrize("once", [True, False])
+def test_a_task_that_does_not_see_what_the_driver_wrote_hands_nothing_out(tmp_path: Path, once: bool) -> None:
+    with open_task_folder(str(tmp_path / "outcomes"), TURN, once=once) as folder:
+        Path(folder.uri, folder.token).unlink()  # as on a machine that has another folder at this path
+        with pytest.raises(ConfigError, match="executors and driver do not share ACKLINE_AUDIT"):
+            folder.check(0)
+    assert files(tmp_path) == []
+
+
+def test_i7_a_task_of_a_turn_that_another_run_has_settled_hands_nothing_out(tmp_path: Path) -> None:
+    """Its marker is gone with the folder, and so is its token: a part that was started before can't start again."""
+    table = str(tmp_path / "outcomes")
+    with open_task_folder(table, TURN, once=True) as folder:
+        folder.check(0)
+        remove_task_folders(table, TURN)
+        with pytest.raises(ConfigError, match="another run has settled the turn"):
+            folder.check(0)
+    assert not Path(folder.uri).exists()
+
+
+def test_the_token_is_removed_before_the_markers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between the two, a task could otherwise create the marker of a part that was started before."""
+    table, removed = str(tmp_path / "outcomes"), list[str]()
+    monkeypatch.setattr(SharedFolder, "remove", lambda _, name: removed.append(name))
+    with open_task_folder(table, TURN, once=True) as folder:
+        for part in range(12):
+            folder.check(part)
+        remove_task_folders(table, TURN)
+    assert removed[0] == folder.token
+    assert len(removed) == 14
+
+
+def test_settling_removes_this_turn_and_what_earlier_ones_left_and_nothing_else(tmp_path: Path) -> None:
+    table = str(tmp_path / "outcomes")
+    kept = [TURN._replace(n=8), TURN._replace(epoch=1, n=1), TURN._replace(lane="backfill-1", n=1)]
+    for turn in (TURN, TURN._replace(n=6), *kept):
+        with open_task_folder(table, turn, once=True) as folder:
+            folder.check(0)
+    remove_task_folders(table, TURN)
+    folders = {path.split("/")[1] for path in files(tmp_path)}
+    assert folders == {f"{turn.lane}-{turn.epoch}-{turn.n}" for turn in kept}
+
+
+def test_removing_where_nothing_was_left_is_no_error(tmp_path: Path) -> None:
+    remove_task_folders(str(tmp_path / "outcomes"), TURN)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_root_that_cannot_be_written_names_the_right_that_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> bool:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(SharedFolder, "create_exclusively", refuse)
+    with (
+        open_task_folder(str(tmp_path / "outcomes"), TURN, once=True) as folder,
+        pytest.raises(ConfigError, match=r"the executor on \S+ can't use .*Permission denied"),
+    ):
+        folder.check(0)
