@@ -42,9 +42,10 @@ format: setup ## let ruff lay out the code
 	@ruff check --fix --select I $(CHECKED)
 	@ruff format $(CHECKED)
 
-bench: setup ## throughput, as ratios; then what old ledgers and large turns cost
+bench: setup ## throughput, as ratios; then what old ledgers, large turns and many partitions cost
 	@python -m tests.bench.run
 	@python -m tests.bench.turns
+	@python -m tests.bench.partitions
 
 chaos: setup ## 100,000 steps of runs that stop, die and come back late; `make chaos STEPS=N SEED=N`
 	@python -m tests.chaos.run --steps $(or $(STEPS),100000) $(if $(SEED),--seed $(SEED))

@@ -18,6 +18,7 @@ from ackline.local.broker import Broker
 from ackline.offsets import OffsetRange, TopicPartition, ValuedRange, ValuedRanges
 from ackline.outcome import Outcome
 from ackline.spark.job import KafkaSettings, OutcomeTarget, ReplayJob, ReplayResult, ReplaySettings, run_replay
+from ackline.spark.progress import Progress
 from ackline.testing import journal
 from ackline.turns import LIVE, TurnId
 from tests.contract.kafka_log import fill, put
@@ -73,9 +74,9 @@ class Lab:
             exact_from or {},
         )  # fmt: skip
 
-    def run(self, job: ReplayJob) -> ReplayResult:
+    def run(self, job: ReplayJob, on_progress: Progress | None = None) -> ReplayResult:
         """Runs a job, and commits its files as the replay step does."""
-        result = run_replay(self.spark, job)
+        result = run_replay(self.spark, job, on_progress)
         partition = {"plan_date": DAY.isoformat()}
         files = [AddAction(f.path, f.size, partition, f.modification_time, True, f.stats) for f in result.files]
         assert self.table.append(files, "test", job.target.turn.n)

@@ -16,7 +16,7 @@ from ackline.spark import read
 from ackline.spark.job import run_replay
 from ackline.spark.read import tasks_for
 from tests.conftest import MakeTopic
-from tests.contract.kafka_log import delete_before, fill
+from tests.contract.kafka_log import delete_before, fill, put
 from tests.spark.lab import Lab, run_script
 
 JOURNAL = "ackline.testing.journal:handle"
@@ -47,17 +47,22 @@ def test_a_hundred_thousand_retries_are_read(lab: Lab) -> None:
     assert result.fetched_for_retries < 400_000
 
 
-def test_a_file_holds_one_outcome_of_one_partition_and_its_statistics_are_right(lab: Lab) -> None:
-    name = lab.topic(2)
-    for partition in range(2):
-        fill(lab.broker, name, 1000, partition, one_in_ten_fails)
-    result = lab.run(lab.job("by_word", {TopicPartition(name, partition): (0, 1000) for partition in range(2)}))
-    assert sorted((file.partition, file.outcome, file.rows) for file in result.files) == [
-        (0, "acked", 900), (0, "failed", 100), (1, "acked", 900), (1, "failed", 100),
+def test_small_groups_share_a_file_of_one_outcome_and_its_statistics_are_right(lab: Lab) -> None:
+    """Seven small partitions are read by two tasks, and a large one has a task and a file of acked records."""
+    tps = [TopicPartition(lab.topic(), 0), *(TopicPartition(name, p) for name in [lab.topic(7)] for p in range(7))]
+    for tp in tps:
+        fill(lab.broker, tp.topic, 1000 if tp is not tps[0] else 20_000, tp.partition, one_in_ten_fails)
+    result = lab.run(lab.job("by_word", {tp: (0, 1000 if tp is not tps[0] else 20_000) for tp in tps}))
+    assert sorted((file.outcome, file.rows) for file in result.files) == [
+        ("acked", 2_700), ("acked", 3_600), ("acked", 18_000), ("failed", 300), ("failed", 400), ("failed", 2_000),
     ]  # fmt: skip
+    small = {Outcome.ACKED: 900, Outcome.FAILED: 100}
+    assert result.counts == {tps[0]: {Outcome.ACKED: 18_000, Outcome.FAILED: 2_000}, **dict.fromkeys(tps[1:], small)}
     for file in result.files:
         stats, path = json.loads(file.stats), Path(lab.table.uri, file.path)
         rows = pq.ParquetFile(path).read().to_pylist()
+        places = [(row["topic"], row["partition"], row["offset"]) for row in rows]
+        assert places == sorted(places)
         assert path.stat().st_size == file.size
         assert stats["numRecords"] == file.rows == len(rows)
         for column in stats["minValues"].keys() - {"handled_at", "record_timestamp"}:
@@ -111,8 +116,40 @@ def test_tasks_are_small_enough_to_watch_and_large_enough_to_pay() -> None:
     def tasks(*sizes: int) -> int:
         return tasks_for({TopicPartition("t", n): OffsetRange(0, size) for n, size in enumerate(sizes)}, 4)
 
-    assert (tasks(10), tasks(10, 10, 10, 10, 10, 10), tasks(100_000)) == (1, 6, 4)
+    assert (tasks(10), tasks(10, 10, 10), tasks(*[10] * 6), tasks(100_000)) == (1, 3, 4, 4)
     assert tasks(5_000_000) == 20
+    assert (tasks(*[100] * 1000), tasks(*[5_000] * 1000)) == (4, 20), "small ranges share tasks"
+    assert tasks(200_000, 200_000, *[100] * 998) == 4 + 4, "large ranges have tasks of their own"
+
+
+@pytest.mark.parametrize("handler", ["by_word", "arrow_words", "column_words"])
+def test_partitions_that_share_a_task_get_their_own_outcomes_in_their_order(lab: Lab, handler: str) -> None:
+    """Two topics, sixteen partitions, and two tasks: each record is handled once, and each partition is read whole."""
+    tps = [TopicPartition(name, partition) for name in (lab.topic(8), lab.topic(8)) for partition in range(8)]
+    outcomes = {tp: ["acked", "failed", "acked", "skipped"] * 3 + ["acked"] * tp.partition for tp in tps}
+    words = {"failed": b"fail", "skipped": b"skip"} if handler == "by_word" else {}
+    for tp in tps:
+        values = [words.get(outcome, outcome.encode()) for outcome in outcomes[tp]]
+        put(lab.broker, tp.topic, [(None, value) for value in values], tp.partition)
+    fresh = {tp: (tp.partition % 3, len(outcomes[tp])) for tp in tps}
+    reports: set[tuple[int, int]] = set()
+    job = lab.job(handler, fresh)
+    result = lab.run(job, lambda *report: reports.add(report))
+    assert {tasks for _, tasks in reports} == {2}
+    rows = [(row["topic"], row["partition"], row["offset"], row["outcome"]) for row in lab.rows(job)]
+    expected = [(*tp, offset, outcomes[tp][offset]) for tp in sorted(tps) for offset in range(*fresh[tp])]
+    assert (rows, result.calls) == (expected, len(expected))
+    assert set(result.fetches) <= set(tps)
+
+
+def test_a_range_that_is_gone_fails_the_task_that_it_shares(lab: Lab) -> None:
+    name = lab.topic(8)
+    tps = [TopicPartition(name, partition) for partition in range(8)]
+    for tp in tps:
+        fill(lab.broker, name, 20, tp.partition)
+    delete_before(lab.broker, name, 10)
+    with pytest.raises(RangeGone):
+        run_replay(lab.spark, lab.job("ack", {tp: (5 if tp is tps[0] else 10, 20) for tp in tps}))
 
 
 def run_and_die(

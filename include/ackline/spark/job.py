@@ -32,7 +32,7 @@ from ackline.spark.output.outcome_files import OutcomeTarget
 from ackline.spark.probe import probe_executors
 from ackline.spark.progress import Progress, report_progress
 from ackline.spark.rate_limit import rate_per_task
-from ackline.spark.read import for_python, fresh_records, source_options, tasks_for
+from ackline.spark.read import for_python, fresh_records, large_and_small, source_options, tasks_for
 from ackline.spark.retries import Attempts, split_for_tasks
 from ackline.spark.settings import KafkaSettings, ReplaySettings, TaskSettings
 from ackline.spark.shared_folder import SharedFolder, unusable_folder
@@ -243,9 +243,9 @@ def _rate_per_task(spark: SparkSession, job: ReplayJob, max_rate: int) -> float:
     """
     context = spark.sparkContext
     cores = context.defaultParallelism
-    # The source may round up the number of parts of each range.
-    fresh_tasks = tasks_for(job.fresh, cores) + len(job.fresh) if job.fresh else 0
-    tasks = fresh_tasks + len(split_for_tasks(job.retries, cores))
+    large, _ = large_and_small(job.fresh)
+    # The source may round up the number of parts of each large range.
+    tasks = tasks_for(job.fresh, cores) + len(large) + len(split_for_tasks(job.retries, cores))
     local = str(context.master).split("[")[0] == "local" and not context.getConf().contains("spark.default.parallelism")
     return rate_per_task(max_rate, tasks, cores if local else None)
 
@@ -270,6 +270,10 @@ def _result(rows: Iterable[Any]) -> ReplayResult:
     fetches: dict[TopicPartition, FetchTimes] = {}
     calls = fetched = out_of_range = 0
     for row in rows:
+        if row.path is not None:
+            file = WrittenFile(row.path, row.size, row.rows, Outcome(row.outcome), row.stats, row.modification_time)
+            files.append(file)
+            continue
         if row.topic is None:
             calls, fetched = calls + row.calls, fetched + row.fetched
             out_of_range += row.out_of_range
@@ -280,8 +284,6 @@ def _result(rows: Iterable[Any]) -> ReplayResult:
             fetches[tp] = fetches.get(tp, FetchTimes()) + waited
             continue
         outcome = Outcome(row.outcome)
-        if row.path is not None:
-            files.append(WrittenFile(row.path, row.size, row.rows, *tp, outcome, row.stats, row.modification_time))
         counts_of_tp = counts.setdefault(tp, {})
         counts_of_tp[outcome] = counts_of_tp.get(outcome, 0) + row.rows
     return ReplayResult(tuple(files), counts, calls, fetched, fetches, out_of_range)

@@ -201,19 +201,11 @@ def _datetimes(microseconds: Int64s) -> list[datetime | None]:
     return repeated
 
 
-def from_spark(batch: pa.RecordBatch, topic: str | None) -> Records:
-    """Returns fresh records, selected by `ackline.spark.read.for_python`. Each of them is a first attempt.
-
-    `topic` is the only topic of the job, or None if the batch has a column `topic`. Raises ValueError for a batch of
-    several topic-partitions; a task of Spark's Kafka source reads only one.
-    """
-    partitions = batch.column("partition").to_numpy()
-    topics = pa.array([topic]) if topic is not None else batch.column("topic").unique()
-    if len(topics) != 1 or (partitions != partitions[0]).any():
-        raise ValueError("a task was given records of several topic-partitions")
+def from_spark(tp: TopicPartition, batch: pa.RecordBatch) -> Records:
+    """Returns fresh records of one topic-partition, selected by `ackline.spark.read.for_python`: first attempts."""
     headers = batch.column("headers")
     return Records(
-        TopicPartition(topics[0].as_py(), int(partitions[0])),
+        tp,
         batch.column("offset").to_numpy(),
         checked_times(batch.column("timestamp").cast(pa.int64()).to_numpy(zero_copy_only=False)),
         batch.column("key"),

@@ -200,7 +200,8 @@ class TaskRun:
 
     def finish(self) -> pa.RecordBatch:
         """Closes the files. Returns the task's manifest."""
-        return manifest(self._files.close(), self._waits, self._calls, self._fetched, self._out_of_range)
+        counts = self._files.counts
+        return manifest(self._files.close(), counts, self._waits, self._calls, self._fetched, self._out_of_range)
 
 
 def _call_handler(settings: TaskSettings, clock: Clock) -> CallHandler:

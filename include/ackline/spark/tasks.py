@@ -33,10 +33,10 @@ def handle_fresh(settings: TaskSettings) -> Task:
     def task(batches: Batches) -> Batches:
         with TaskRun(settings) as run:
             for batch, wait in timed_fetches(batches, perf_counter):
-                if batch.num_rows:
-                    records = from_spark(batch, settings.topic)
-                    run.count_wait(records.tp, wait)
-                    run.handle(records)
+                for tp, part in _by_topic_partition(batch, settings.topic):
+                    run.count_wait(tp, wait)
+                    run.handle(from_spark(tp, part))
+                    wait = FetchTimes()  # the task waited once for the whole batch: its first topic-partition counts it
             yield run.finish()
 
     return task
@@ -91,7 +91,7 @@ def store_column(settings: TaskSettings) -> Task:
                 for tp, part in _by_topic_partition(batch, settings.topic):
                     run.count_wait(tp, wait)
                     run.store_column(tp, part)
-                    wait = FetchTimes()  # the task waited once for the whole batch: its first topic-partition counts it
+                    wait = FetchTimes()  # as in `handle_fresh`
             yield run.finish()
 
     return task

@@ -166,7 +166,7 @@ class MemoryJob:
     def _file(self, tp: TopicPartition, outcome: Outcome, rows: list[OutcomeRow]) -> WrittenFile:
         path = self._world.new_id("file")
         self._world.tables.files[path] = OutcomesFile(self._turn, {tp: tuple(rows)})
-        return WrittenFile(path, 1, len(rows), *tp, outcome, "{}", 0)
+        return WrittenFile(path, 1, len(rows), outcome, "{}", 0)
 
 
 def _spread(runs: ValuedRanges[int]) -> dict[int, int]:

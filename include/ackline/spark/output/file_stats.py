@@ -9,15 +9,12 @@ from ackline.outcome import Outcome
 class WrittenFile:
     """A file of outcomes, with what an `AddAction` of the Delta log needs.
 
-    `path` is relative to the table's root, or "" if outcomes were counted and not written. `modification_time` is in
-    milliseconds since 1970. `stats` is Delta's JSON.
+    `path` is relative to the table's root. `modification_time` is in milliseconds since 1970. `stats` is Delta's JSON.
     """
 
     path: str
     size: int
     rows: int
-    topic: str
-    partition: int
     outcome: Outcome
     stats: str
     modification_time: int

@@ -7,19 +7,20 @@ import pyarrow as pa
 
 from ackline.metrics import FetchTimes
 from ackline.offsets import TopicPartition
+from ackline.outcome import Outcome
 from ackline.spark.output.file_stats import WrittenFile
 
 _FILE_COLUMNS = {
     "path": ("string", pa.string()),
     "size": ("long", pa.int64()),
     "rows": ("long", pa.int64()),
-    "topic": ("string", pa.string()),
-    "partition": ("int", pa.int32()),
     "outcome": ("string", pa.string()),
     "stats": ("string", pa.string()),
     "modification_time": ("long", pa.int64()),
 }
 _COLUMNS = _FILE_COLUMNS | {
+    "topic": ("string", pa.string()),
+    "partition": ("int", pa.int32()),
     "calls": ("long", pa.int64()),
     "fetched": ("long", pa.int64()),
     "out_of_range": ("long", pa.int64()),
@@ -33,18 +34,20 @@ _MANIFEST = pa.schema([(name, arrow_type) for name, (_, arrow_type) in _COLUMNS.
 
 def manifest(
     files: Iterable[WrittenFile],
+    counts: Mapping[tuple[TopicPartition, Outcome], int],
     waits: Mapping[TopicPartition, FetchTimes],
     calls: int,
     fetched: int,
     out_of_range: int,
 ) -> pa.RecordBatch:
-    """Returns one row for each file, one for each topic-partition whose records the task waited for, and one for the
-    task's own counts. The second kind has no `outcome`; the third has no `topic` either."""
+    """Returns a row for each file, for each outcome of a topic-partition with its number of `rows`, for each
+    topic-partition whose records the task waited for, and one for the task's own counts. Only the first kind has a
+    `path`; the third has no `outcome`, and the fourth no `topic` either."""
     rows: list[dict[str, Any]] = [
-        {name: getattr(file, name) for name in _FILE_COLUMNS}
-        | {"path": file.path or None, "outcome": file.outcome.value}
-        for file in files
+        {name: getattr(file, name) for name in _FILE_COLUMNS} | {"outcome": file.outcome.value} for file in files
     ]
+    for (tp, outcome), number in counts.items():
+        rows.append({"topic": tp.topic, "partition": tp.partition, "outcome": outcome.value, "rows": number})
     for tp, wait in waits.items():
         times = {"fetches": wait.count, "fetch_seconds": wait.seconds, "fetch_seconds_max": wait.longest}
         rows.append({"topic": tp.topic, "partition": tp.partition, **times})

@@ -1,7 +1,9 @@
 """Writes outcomes to Parquet files, column by column.
 
-A file holds one outcome of one topic-partition. So settle counts acked records by the statistics in the Delta log, and
-opens only the files of the other outcomes.
+A file holds one outcome. An outcome of one topic-partition with many rows has a file of its own, so settle counts
+acked records by the statistics in the Delta log, and opens only the files of the other outcomes. The other
+topic-partitions of a task share a file of each outcome, sorted by topic-partition. So a task writes a few files,
+however many topic-partitions it reads, and opening them costs settle little.
 
 A file belongs to the audit table once a commit names it. No commit names the files of a failed Spark task, nor the
 second files of a task that ran twice.
@@ -56,7 +58,12 @@ _WRITTEN = pa.schema(
 )
 
 _FLUSH_ROWS = 250_000
-_FLUSH_ERRORS = 20_000  # with messages of up to 200 characters
+_ERROR_WEIGHT = 12
+"""A row with a message of up to 200 characters takes about as much memory as this many rows without one."""
+_OWN_FILE_ROWS = 10_000
+"""With at least this many rows, an outcome of a topic-partition has a file of its own."""
+
+Group = tuple[TopicPartition, Outcome]
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,104 +96,132 @@ class Chunk:
 
 
 class OutcomeFiles:
-    """All files of one Spark task. At the end call `close`, which makes them durable, or `discard`."""
+    """All files of one Spark task. At the end call `close`, which makes them durable, or `discard`.
+
+    `counts` holds how many rows were added of each outcome of each topic-partition.
+    """
 
     def __init__(self, target: OutcomeTarget) -> None:
         self._target = target
         self._storage = Storage(target.root)
-        self._files: dict[tuple[TopicPartition, Outcome], _OutcomeFile] = {}
+        self._waiting: dict[Group, _Waiting] = {}
+        self._own: dict[Group, _OutcomeFile] = {}
+        self._shared: dict[Outcome, _OutcomeFile] = {}
+        self._weight = 0
+        self.counts: Counter[Group] = Counter()
 
     def add(self, tp: TopicPartition, outcome: Outcome, chunk: Chunk) -> None:
         """Adds rows of one topic-partition with the same outcome, in the order of their offsets."""
         if not len(chunk.offsets):
             return
-        file = self._files.get((tp, outcome))
-        if file is None:
-            file = self._files[tp, outcome] = _OutcomeFile(self._target, self._storage, tp, outcome)
-        file.add(chunk)
+        group = tp, outcome
+        self.counts[group] += len(chunk.offsets)
+        waiting = self._waiting.setdefault(group, _Waiting())
+        self._weight += waiting.add(chunk)
+        if waiting.weight >= _FLUSH_ROWS:
+            self._write_own(group)
+        elif self._weight >= 2 * _FLUSH_ROWS:  # many groups, none of which is large
+            self._write_all()
 
     def close(self) -> list[WrittenFile]:
         """Finishes all files. On a local disk they are durable when this returns."""
-        return [file.close() for file in self._files.values()]
+        self._write_all()
+        return [file.close() for file in [*self._own.values(), *self._shared.values()]]
 
     def discard(self) -> None:
         """Removes the files as far as possible. What stays does no harm, because nothing refers to it."""
-        for file in self._files.values():
+        for file in [*self._own.values(), *self._shared.values()]:
             file.discard()
+
+    def _write_own(self, group: Group) -> None:
+        tp, outcome = group
+        if group not in self._own:
+            self._own[group] = _OutcomeFile(self._target, self._storage, outcome)
+        self._own[group].write([(tp, self._take(group))])
+
+    def _write_all(self) -> None:
+        """Writes what waits: large groups to files of their own, and the others of each outcome to a shared one."""
+        for group, waiting in list(self._waiting.items()):
+            if group in self._own or waiting.rows >= _OWN_FILE_ROWS:
+                self._write_own(group)
+        for outcome in dict.fromkeys(outcome for _, outcome in self._waiting):
+            small = sorted(tp for tp, other in self._waiting if other is outcome)
+            if outcome not in self._shared:
+                self._shared[outcome] = _OutcomeFile(self._target, self._storage, outcome)
+            self._shared[outcome].write([(tp, self._take((tp, outcome))) for tp in small])
+
+    def _take(self, group: Group) -> "_Columns":
+        waiting = self._waiting.pop(group)
+        self._weight -= waiting.weight
+        return _Columns.of(waiting.chunks)
 
 
 class OutcomeCounter(OutcomeFiles):
     """Counts outcomes and writes no file, for a pipeline with `record_outcomes: false`."""
 
-    def __init__(self, target: OutcomeTarget) -> None:
-        super().__init__(target)
-        self._counts: Counter[tuple[TopicPartition, Outcome]] = Counter()
-
     def add(self, tp: TopicPartition, outcome: Outcome, chunk: Chunk) -> None:
         """Counts the rows of `chunk`."""
-        self._counts[tp, outcome] += len(chunk.offsets)
-
-    def close(self) -> list[WrittenFile]:
-        """Returns the counts as files without a path."""
-        return [WrittenFile("", 0, rows, *tp, outcome, "", 0) for (tp, outcome), rows in self._counts.items() if rows]
+        if len(chunk.offsets):
+            self.counts[tp, outcome] += len(chunk.offsets)
 
 
 @dataclass(slots=True)
-class _OutcomeFile:
-    target: OutcomeTarget
-    storage: Storage
-    tp: TopicPartition
-    outcome: Outcome
-    rows: int = 0
-    _pending: list[Chunk] = field(default_factory=list)
-    _pending_rows: int = 0
-    _writer: DataFileWriter | None = None
+class _Waiting:
+    """Rows of one outcome of one topic-partition that are not written yet."""
 
-    def add(self, chunk: Chunk) -> None:
-        self._pending.append(chunk)
-        self._pending_rows += len(chunk.offsets)
-        if self._pending_rows >= (_FLUSH_ROWS if chunk.messages is None else _FLUSH_ERRORS):
-            self._flush()
+    chunks: list[Chunk] = field(default_factory=list)
+    rows: int = 0
+    weight: int = 0
+
+    def add(self, chunk: Chunk) -> int:
+        """Keeps a chunk, and returns its weight."""
+        weight = len(chunk.offsets) * (1 if chunk.messages is None else _ERROR_WEIGHT)
+        self.chunks.append(chunk)
+        self.rows += len(chunk.offsets)
+        self.weight += weight
+        return weight
+
+
+class _OutcomeFile:
+    """A file of one outcome."""
+
+    def __init__(self, target: OutcomeTarget, storage: Storage, outcome: Outcome) -> None:
+        name = f"{quote(target.turn.lane, safe='')}-{target.turn.epoch}-{target.turn.n}-{uuid.uuid4()}.parquet"
+        self._target = target
+        self._outcome = outcome
+        self._rows = 0
+        self._writer = DataFileWriter(storage, f"{target.folder}/{name}", _WRITTEN)
+
+    def write(self, parts: Sequence[tuple[TopicPartition, "_Columns"]]) -> None:
+        """Writes the rows of some topic-partitions as one row group."""
+        rows = pa.Table.from_batches([self._batch(tp, columns) for tp, columns in parts])
+        self._rows += rows.num_rows
+        self._writer.write(rows.unify_dictionaries(), row_group_size=rows.num_rows)
 
     def close(self) -> WrittenFile:
-        self._flush()
-        file = self._open().finish()
-        return WrittenFile(file.path, file.size, self.rows, *self.tp, self.outcome, file.stats, file.modification_time)
+        """Finishes the file. On a local disk it is durable when this returns."""
+        file = self._writer.finish()
+        return WrittenFile(file.path, file.size, self._rows, self._outcome, file.stats, file.modification_time)
 
     def discard(self) -> None:
-        if self._writer is not None:
-            self._writer.discard()
+        """Removes the file as far as possible."""
+        self._writer.discard()
 
-    def _open(self) -> DataFileWriter:
-        if self._writer is None:
-            turn = self.target.turn
-            name = f"{quote(turn.lane, safe='')}-{turn.epoch}-{turn.n}-{uuid.uuid4()}.parquet"
-            self._writer = DataFileWriter(self.storage, f"{self.target.folder}/{name}", _WRITTEN)
-        return self._writer
-
-    def _flush(self) -> None:
-        if not self._pending:
-            return
-        columns = _Columns.of(self._pending)
-        self._pending, self._pending_rows = [], 0
-        self.rows += len(columns.offsets)
-        self._open().write(self._batch(columns), row_group_size=len(columns.offsets))
-
-    def _batch(self, columns: "_Columns") -> pa.RecordBatch:
-        turn, tp, count = self.target.turn, self.tp, len(columns.offsets)
+    def _batch(self, tp: TopicPartition, columns: "_Columns") -> pa.RecordBatch:
+        turn, count = self._target.turn, len(columns.offsets)
         same = np.zeros(count, dtype=np.int32)
         arrays = [
             _constant(turn.pipeline, same),
             _constant(turn.lane, same),
             pa.repeat(pa.scalar(turn.epoch, pa.int32()), count),
             pa.repeat(pa.scalar(turn.n, pa.int64()), count),
-            _constant(self.target.run_id, same),
+            _constant(self._target.run_id, same),
             _constant(tp.topic, same),
             pa.repeat(pa.scalar(tp.partition, pa.int32()), count),
             pa.array(columns.offsets),
             pa.nulls(count, pa.int64()),
             pa.array(columns.attempts),
-            _constant(self.outcome.value, same),
+            _constant(self._outcome.value, same),
             columns.classes,
             columns.messages,
             timestamp_column(columns.timestamps),

@@ -1,0 +1,75 @@
+"""`make bench`, third part: a run over many partitions with few records each, in a warm session on two cores.
+
+Most of the cost is that of a partition, not of a record: a Kafka consumer, rows of the plan and the settlement, files.
+"""
+
+import argparse
+import os
+import resource
+import statistics
+import sys
+import time
+import uuid
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from rich.console import Console
+from rich.table import Table
+
+from ackline.local.broker import Broker
+from ackline.spark.session import open_session
+from tests.bench.sides import ackline_run
+from tests.bench.topic import Subject, produce
+
+PARTITIONS, RECORDS = 1_000, 100
+AIM = 30.0
+"""Seconds of a run over PARTITIONS partitions with RECORDS records each."""
+
+
+def main() -> None:
+    """Measures the runs and prints the table."""
+    parser = argparse.ArgumentParser(prog="python -m tests.bench.partitions", description=__doc__)
+    parser.add_argument("--partitions", type=int, default=PARTITIONS, help="partitions of the topic (default: 1000)")
+    parser.add_argument("--records", type=int, default=RECORDS, help="records of each partition (default: 100)")
+    parser.add_argument("--runs", type=int, default=3, help="measured runs, after one to warm up (default: 3)")
+    options = parser.parse_args()
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    os.environ.setdefault("ACKLINE_SPARK_MASTER", "local[2]")
+    console = Console()
+    with TemporaryDirectory(prefix="ackline-bench-") as folder, Broker(Path(folder) / "broker", heap_mb=1024) as broker:
+        topic = f"bench-{uuid.uuid4().hex[:8]}"
+        broker.create_topic(topic, options.partitions)
+        total = options.partitions * options.records
+        produce(broker.bootstrap, topic, total, options.partitions)
+        spark = open_session("ackline-bench")
+        try:
+            subject = Subject(broker.bootstrap, topic, options.partitions, total, Path(folder))
+            seconds = []
+            for number in range(options.runs + 1):
+                begun = time.perf_counter()
+                handled = ackline_run(spark, subject)
+                if handled != total:
+                    sys.exit(f"handled {handled} of {total} records")
+                seconds.append(time.perf_counter() - begun)
+                console.print(f"run {number}: {seconds[-1]:.2f} s", style="dim")
+            files = len(list(Path(folder).glob("*/**/outcomes/**/*.parquet"))) // len(seconds)
+        finally:
+            spark.stop()
+    show(console, options, seconds[1:], files)
+
+
+def show(console: Console, options: argparse.Namespace, seconds: list[float], files: int) -> None:
+    """Prints the table."""
+    title = f"ackline run over {options.partitions:,} partitions with {options.records} records each, warm, two cores"
+    table = Table(title=title)
+    for name in ("median s", "spread", "outcome files", "memory of this process, MiB", ""):
+        table.add_column(name)
+    middle = statistics.median(seconds)
+    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+    aim = f"aim ≤ {AIM:g} s: {'met' if middle <= AIM else 'missed'}"
+    table.add_row(f"{middle:.1f}", f"{min(seconds):.1f} – {max(seconds):.1f}", str(files), str(memory), aim)
+    console.print(table)
+
+
+if __name__ == "__main__":
+    main()
