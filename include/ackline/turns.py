@@ -85,6 +85,16 @@ class SettledPartition:
     leader_epoch: int | None = None
     """The epoch of the leader whose log has all that is settled or pending below `complete_to`; None if not known."""
 
+    @property
+    def unsettled(self) -> int:
+        """How many offsets between the floor and the log end, as the plan saw it, hold the lane back."""
+        return int((self.metrics or {}).get("lag", self.state.complete_to - self.state.floor))
+
+
+def worst_partitions(badness: Mapping[TopicPartition, int], limit: int) -> list[TopicPartition]:
+    """Returns the partitions with the highest numbers, at most `limit` of them, sorted by topic and number."""
+    return sorted(sorted(badness, key=lambda tp: (-badness[tp], tp))[:limit])
+
 
 @dataclass(frozen=True, slots=True)
 class Settlement:

@@ -13,7 +13,11 @@ from ackline.commit_rule import Committed
 from ackline.offsets import TopicPartition, count
 from ackline.steps.parts import Progress as OnProgress
 from ackline.steps.status import PartitionStatus
-from ackline.turns import Plan, Settlement, TurnKind
+from ackline.turns import Plan, Settlement, TurnKind, worst_partitions
+
+WORST = 10
+"""How many partitions the table of a turn lists."""
+_TURN_OUTCOMES = ("acked", "failed", "skipped", "dead", "expired")
 
 
 def console(stderr: bool = False) -> Console:
@@ -62,9 +66,12 @@ def plan_table(plan: Plan, adopted: bool, stored: bool) -> Table:
 
 
 def turn_table(plan: Plan, settlement: Settlement, committed: Mapping[TopicPartition, Committed]) -> Table:
-    """Returns the table of what a turn did to each partition. `committed` was read back from the broker."""
+    """Returns the table of what a turn did to the partitions, at most WORST of them: those with the most offsets that
+    are not settled. `committed` was read back from the broker."""
     rows = []
-    for tp, settled in sorted(settlement.partitions.items()):
+    worst = worst_partitions({tp: settled.unsettled for tp, settled in settlement.partitions.items()}, WORST)
+    for tp in worst:
+        settled = settlement.partitions[tp]
         planned = plan.partitions.get(tp)
         fresh = planned.fresh if planned and planned.fresh else None
         floor = settled.state.floor
@@ -73,7 +80,7 @@ def turn_table(plan: Plan, settlement: Settlement, committed: Mapping[TopicParti
                 str(tp),
                 str(fresh) if fresh else None,
                 count(planned.retries) if planned else 0,
-                *(settled.counts.get(name, 0) for name in ("acked", "failed", "skipped", "dead", "expired")),
+                *(settled.counts.get(name, 0) for name in _TURN_OUTCOMES),
                 sum(settled.state.pending_by_kind().values()),
                 floor,
                 committed[tp].offset if tp in committed else None,
@@ -81,9 +88,20 @@ def turn_table(plan: Plan, settlement: Settlement, committed: Mapping[TopicParti
                 (planned.why if planned else None) or "",
             ]
         )
-    words = ["acked", "failed", "skipped", "dead", "expired"]
-    columns = ["partition", "read", "retries", *words, "pending", "floor", "committed", "lag", ""]
-    return table(f"Turn {plan.turn.n}: {settlement.kind}", columns, rows)
+    columns = ["partition", "read", "retries", *_TURN_OUTCOMES, "pending", "floor", "committed", "lag", ""]
+    title = f"Turn {plan.turn.n}: {settlement.kind}"
+    if len(worst) < len(settlement.partitions):
+        rows.append(_totals(settlement))
+        title += f", {len(worst)} of {len(settlement.partitions)} partitions, those furthest behind"
+    return table(title, columns, rows)
+
+
+def _totals(settlement: Settlement) -> list[Any]:
+    """Returns the row of `turn_table` that adds up all partitions."""
+    settled = settlement.partitions.values()
+    counts = [sum(each.counts.get(name, 0) for each in settled) for name in _TURN_OUTCOMES]
+    pending = sum(sum(each.state.pending_by_kind().values()) for each in settled)
+    return ["all", None, None, *counts, pending, None, None, sum(each.unsettled for each in settled), ""]
 
 
 def status_table(pipeline: str, partitions: Iterable[PartitionStatus]) -> Table:
