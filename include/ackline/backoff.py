@@ -47,10 +47,23 @@ class RetryPolicy:
 
     def next_attempt(self, attempts: int, handled_at: datetime, error_class: str | None, seed: str) -> datetime | None:
         """The due time of the next attempt by the policy of `error_class`, or None if no attempt is left."""
-        policy = self.by_error.get(error_class or "", self)
+        policy = self._policy_of(error_class)
         if policy is None or policy.exhausted(attempts):
             return None
         return policy.due_time(handled_at, attempts, seed)
+
+    def wait(self, attempts: int, error_class: str | None) -> timedelta | None:
+        """The wait before the next attempt by the policy of `error_class`, without jitter; None if none is left."""
+        policy = self._policy_of(error_class)
+        return None if policy is None or policy.exhausted(attempts) else policy.delay(attempts)
+
+    def _policy_of(self, error_class: str | None) -> "RetryPolicy | None":
+        return self.by_error.get(error_class or "", self)
+
+    @property
+    def uses_seed(self) -> bool:
+        """Whether chance lengthens any wait, so that due times differ by their seed."""
+        return bool(self.jitter) or any(policy is not None and policy.uses_seed for policy in self.by_error.values())
 
     def due_time(self, handled_at: datetime, attempts: int, seed: str = "") -> datetime:
         """The earliest time of the attempt after number `attempts`, which failed at `handled_at`.

@@ -4,46 +4,40 @@ A turn reads a fresh range and due retries (`ackline.planning`). Its outcomes ar
 been read, so an offset of the range without a row was acked or holds no record. The ledger therefore keeps only what is
 pending, and the fold costs O(pending + rows that did not succeed), never O(records read). settle folds the outcomes
 and stores the state in the table `settlements`. The floor of the state is the only offset that settle may commit.
+
+A turn may fail as a whole, so the fold works on columns: `OutcomeColumns` in, `PendingRuns` out, some tens of bytes for
+each row.
 """
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from enum import StrEnum
 from itertools import pairwise
-from typing import NamedTuple
 
-from ackline.backoff import Backoff
+import numpy as np
+
+from ackline.backoff import Backoff, RetryPolicy
 from ackline.errors import LedgerError
-from ackline.offsets import OffsetRange, ValuedRange, ValuedRanges, merge, subtract
-from ackline.outcome import ErrorClass, Outcome
+from ackline.offsets import OffsetRange, ValuedRange, ValuedRanges, subtract
+from ackline.outcome import ErrorClass
+from ackline.outcome_rows import OutcomeColumns, OutcomeRow
+from ackline.pending import (
+    LATEST,
+    MICROSECOND,
+    NEVER,
+    Pending,
+    PendingKind,
+    PendingRuns,
+    PendingState,
+    microseconds,
+    time_of,
+)
+from ackline.range_arrays import Int64s, Ranges, index_of_range, spread, union
+
+__all__ = ["MOST_GAP_RANGES", "OutcomeRow", "PartitionState", "Pending", "PendingKind", "fold"]
 
 MOST_GAP_RANGES = 16
 """How many ranges of gaps a state holds. A limit, because each turn above a floor that stays may add one."""
-
-
-class PendingKind(StrEnum):
-    """Why an offset is not settled. The lowest pending offset holds the floor."""
-
-    RETRY = "retry"
-    """It failed and is retried when due. The only kind that the handler gets again."""
-    DEAD_LETTER = "dead_letter"
-    """It has no attempt left, or the handler declared it dead. The broker has not acknowledged its dead letter yet."""
-    IN_FLIGHT = "in_flight"
-    """The handler has handed it on; the answer is not there yet."""
-
-
-@dataclass(frozen=True, slots=True)
-class Pending:
-    """The state of one pending offset."""
-
-    kind: PendingKind
-    attempts: int
-    """How many attempts were made so far."""
-    due: datetime | None
-    """The earliest time of the next attempt, aware; None if there is no next attempt."""
-    error_class: str | None
-    """The error class of the last attempt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +46,7 @@ class PartitionState:
 
     complete_to: int
     """The end of what is proved to have been read and handled whole."""
-    pending: ValuedRanges[Pending] = ()
+    pending: Sequence[ValuedRange[Pending]] = ()
     """The offsets below `complete_to` that are not settled."""
     gaps_above_floor: ValuedRanges[int] = ()
     """Ranges between the floor and `complete_to`, each with how many of its offsets gave no record to a handler: gaps,
@@ -72,34 +66,13 @@ class PartitionState:
 
     def pending_by_kind(self) -> dict[PendingKind, int]:
         """How many offsets are pending of each kind, zeros included."""
-        counts = dict.fromkeys(PendingKind, 0)
-        for pending in self.pending:
-            counts[pending.value.kind] += len(pending)
-        return counts
+        runs = PendingRuns.of(self.pending)
+        return {kind: runs.of_kind(kind).offsets for kind in PendingKind}
 
     @property
     def next_due(self) -> datetime | None:
         """The earliest due time of the pending retries, or None if there are none."""
-        return min((pending.value.due for pending in self.pending if pending.value.due is not None), default=None)
-
-
-class OutcomeRow(NamedTuple):
-    """A row of the table `outcomes`, as far as the ledger needs it: an attempt, or a decision of settle."""
-
-    offset: int
-    attempt: int
-    """The number of the attempt, counted from 1; 0 in a decision."""
-    outcome: Outcome
-    handled_at: datetime
-    error_class: str | None = None
-    end_offset: int | None = None
-    """The exclusive end, where the row stands for a whole range; None for a row of one offset."""
-    reason: str | None = None
-
-    @property
-    def end(self) -> int:
-        """The exclusive end of the row's offsets."""
-        return self.offset + 1 if self.end_offset is None else self.end_offset
+        return time_of(int(PendingRuns.of(self.pending).dues.min(initial=NEVER)))
 
 
 def fold(
@@ -122,23 +95,23 @@ def fold(
     Raises LedgerError if the turn and its rows do not fit this state; each misfit would lose a record silently or
     un-ack one (I2, I4, S7).
     """
-    _check_turn_starts_here(state, fresh, retries)
-    attempts: list[OutcomeRow] = []
-    decisions: list[OutcomeRow] = []
-    for row in rows:
-        (attempts if row.attempt else decisions).append(row)
-    states = _states_of_attempts(fresh, retries, attempts, policy, seed)
-    decided = _decided_ranges(decisions)
-    _check_each_retry_is_answered(retries, states, decided)
+    pending = PendingRuns.of(state.pending)
+    planned = _Retries.of(retries)
+    _check_turn_starts_here(state.complete_to, pending, fresh, planned)
+    columns = OutcomeColumns.of(rows)
+    decided = _decided_ranges(columns.where(columns.attempts == 0))
+    attempts = columns.where(columns.attempts != 0)
+    attempts = attempts.where(np.argsort(attempts.offsets, kind="stable"))
+    _check_attempts_were_planned(attempts, fresh, planned)
+    _check_each_retry_is_answered(planned, attempts, decided)
     _check_nothing_skipped_over(state.complete_to, fresh.start, decided)
 
-    attempted = [OffsetRange(offset, offset + 1) for offset in sorted(states)]
-    still_pending = subtract(subtract(state.pending, attempted), decided)
-    failed = (ValuedRange(o, o + 1, pending) for o, pending in sorted(states.items()) if pending is not None)
+    still_pending = pending.minus((attempts.offsets, attempts.offsets + 1)).minus(decided)
+    failed = _pending_after_failures(attempts.where(~attempts.terminal), policy, seed).minus(decided)
     # fresh.end is at or above the old complete_to, and each offset that stops being pending has a terminal outcome:
     # neither complete_to nor the floor moves back (I3), and an acked offset above a pending one does not raise the
     # floor (S8).
-    after = PartitionState(fresh.end, merge(still_pending, subtract(failed, decided)))
+    after = PartitionState(fresh.end, still_pending.plus(failed))
     without_records = ValuedRange(state.complete_to, fresh.end, fresh.start - state.complete_to + gaps)
     return replace(after, gaps_above_floor=_gaps_above(after.floor, [*state.gaps_above_floor, without_records]))
 
@@ -169,94 +142,138 @@ def _gaps_above(floor: int, gaps: Iterable[ValuedRange[int]]) -> ValuedRanges[in
     return tuple(above)
 
 
-def _check_turn_starts_here(state: PartitionState, fresh: OffsetRange, retries: ValuedRanges[int]) -> None:
+@dataclass(frozen=True, slots=True)
+class _Retries:
+    """Each planned retry, by rising offset."""
+
+    offsets: Int64s
+    attempts: Int64s
+
+    @classmethod
+    def of(cls, retries: ValuedRanges[int]) -> "_Retries":
+        starts, ends, attempts = (
+            np.array([getattr(run, name) for run in retries], dtype=np.int64) for name in ("start", "end", "value")
+        )
+        offsets, index = spread((starts, ends))
+        return cls(offsets, attempts[index])
+
+
+def _check_turn_starts_here(complete_to: int, pending: PendingRuns, fresh: OffsetRange, retries: _Retries) -> None:
     """Prove that the turn was planned from this state and not from an older one (S7)."""
     # Offsets below complete_to are settled or pending: a row of a second fresh read would un-ack a settled one (I4).
-    if fresh.start < state.complete_to:
+    if fresh.start < complete_to:
         raise LedgerError(
-            f"the fresh range {fresh} starts below {state.complete_to}, and all offsets below that were read already",
+            f"the fresh range {fresh} starts below {complete_to}, and all offsets below that were read already",
             offset=fresh.start,
         )
     # A retry must be the attempt that is pending at its offset. Otherwise one of three holds: the offset is settled,
     # and a failure would un-ack it; or this attempt was made already (I5); or only the dead letter is missing, and the
     # handler must not get the record again.
-    for attempt in {retry.value for retry in retries}:
-        waiting = [
-            OffsetRange(pending.start, pending.end)
-            for pending in state.pending
-            if pending.value.kind is PendingKind.RETRY and pending.value.attempts == attempt - 1
-        ]
-        for unexpected in subtract((retry for retry in retries if retry.value == attempt), waiting):
-            raise LedgerError(
-                f"attempt {attempt} was planned at offset {unexpected.start}, where no such attempt is pending",
-                offset=unexpected.start,
-            )
+    made = [state.attempts if state.kind is PendingKind.RETRY else None for state in pending.states]
+    next_attempts = np.array([-1 if attempts is None else attempts + 1 for attempts in made], dtype=np.int64)
+    run = index_of_range(retries.offsets, (pending.starts, pending.ends))
+    expected = np.full(len(run), -1, dtype=np.int64)
+    expected[run >= 0] = next_attempts[pending.codes[run[run >= 0]]]
+    for index in np.flatnonzero(expected != retries.attempts)[:1].tolist():
+        offset, attempt = int(retries.offsets[index]), int(retries.attempts[index])
+        raise LedgerError(
+            f"attempt {attempt} was planned at offset {offset}, where no such attempt is pending", offset=offset
+        )
 
 
-def _states_of_attempts(
-    fresh: OffsetRange, retries: ValuedRanges[int], attempts: Iterable[OutcomeRow], policy: Backoff, seed: str
-) -> dict[int, Pending | None]:
-    """Maps each offset that has an attempt to its state after it: pending, or None if the attempt settled it."""
-    planned = {offset: retry.value for retry in retries for offset in range(retry.start, retry.end)}
-    states: dict[int, Pending | None] = {}
-    for row in attempts:
-        expected = planned.get(row.offset, 1 if fresh.start <= row.offset < fresh.end else None)
-        # A row that this turn did not plan is of another turn, and would settle or un-ack what this one has not read.
-        if row.attempt != expected:
-            raise LedgerError(
-                f"the outcome at offset {row.offset} is of attempt {row.attempt}, planned was {expected}",
-                offset=row.offset,
-            )
-        # With two outcomes of one attempt the state would depend on the order of the rows (S5).
-        if row.offset in states:
-            raise LedgerError(f"two attempts at offset {row.offset} in one turn", offset=row.offset)
-        states[row.offset] = None if row.outcome.terminal else _pending_after_failure(row, policy, seed)
-    return states
+def _check_attempts_were_planned(attempts: OutcomeColumns, fresh: OffsetRange, retries: _Retries) -> None:
+    """Prove that each of the attempts, which are sorted by offset, was planned, and was made once."""
+    in_fresh = (fresh.start <= attempts.offsets) & (attempts.offsets < fresh.end)
+    expected = np.where(in_fresh, 1, 0)
+    if len(retries.offsets):
+        nearest = np.minimum(np.searchsorted(retries.offsets, attempts.offsets), len(retries.offsets) - 1)
+        retried = retries.offsets[nearest] == attempts.offsets
+        expected[retried] = retries.attempts[nearest[retried]]
+    # A row that this turn did not plan is of another turn, and would settle or un-ack what this one has not read.
+    for index in np.flatnonzero(expected != attempts.attempts)[:1].tolist():
+        offset = int(attempts.offsets[index])
+        raise LedgerError(
+            f"the outcome at offset {offset} is of attempt {attempts.attempts[index]}, planned was "
+            f"{int(expected[index]) or None}",
+            offset=offset,
+        )
+    # With two outcomes of one attempt the state would depend on the order of the rows (S5).
+    for offset in attempts.offsets[1:][attempts.offsets[1:] == attempts.offsets[:-1]][:1].tolist():
+        raise LedgerError(f"two attempts at offset {offset} in one turn", offset=offset)
 
 
-def _pending_after_failure(row: OutcomeRow, policy: Backoff, seed: str) -> Pending:
-    """A retry with its due time, or a dead letter if no attempt is left (I5, S13).
+def _pending_after_failures(failed: OutcomeColumns, policy: Backoff, seed: str) -> PendingRuns:
+    """For each row a retry with its due time, or a dead letter if no attempt is left (I5, S13).
 
     The seed makes the jitter the same whenever settle computes this again (I9)."""
+    dues = _dues(failed, policy, seed)
+    # A code for each result and attempt, and twice as many: without and with a next attempt.
+    numbers, attempt = np.unique(failed.attempts, return_inverse=True)
+    results = len(failed.results)
+    codes = (attempt * results + failed.codes) * 2 + (dues != NEVER)
+    states = [
+        PendingState(kind, number, error_class)
+        for number in numbers.tolist()
+        for _, error_class in failed.results
+        for kind in (PendingKind.DEAD_LETTER, PendingKind.RETRY)
+    ]
+    used, codes = np.unique(codes, return_inverse=True)
+    states = [states[code] for code in used.tolist()]
+    return PendingRuns(failed.offsets, failed.offsets + 1, codes.astype(np.int32), dues, states).joined()
+
+
+def _dues(failed: OutcomeColumns, policy: Backoff, seed: str) -> Int64s:
+    """Returns the due time of each row, in microseconds since 1970; NEVER if it gets no further attempt."""
+    if not isinstance(policy, RetryPolicy) or policy.uses_seed:
+        return np.fromiter((_due(row, policy, seed) for row in failed), np.int64, len(failed))
+    # Without chance the wait depends on attempt and error class alone, and millions of rows have few of these.
+    attempts = failed.attempts.astype(np.int64)
+    kinds, kind_of_row = np.unique(attempts * len(failed.results) + failed.codes, return_inverse=True)
+    waits = np.full(len(kinds), -1)
+    for index, kind in enumerate(kinds.tolist()):
+        attempt, code = divmod(kind, len(failed.results))
+        error_class = failed.results[code][1]
+        wait = None if error_class == ErrorClass.DEAD else policy.wait(attempt, error_class)
+        if wait is not None:
+            waits[index] = min(wait // MICROSECOND, LATEST)
+    row_waits = waits[kind_of_row]
+    dues: Int64s = np.where(row_waits < 0, NEVER, np.minimum(failed.handled_at + row_waits, LATEST))
+    return dues
+
+
+def _due(row: OutcomeRow, policy: Backoff, seed: str) -> int:
     due = None
     if row.error_class != ErrorClass.DEAD:
         due = policy.next_attempt(row.attempt, row.handled_at, row.error_class, f"{seed}/{row.offset}/{row.attempt}")
-    kind = PendingKind.DEAD_LETTER if due is None else PendingKind.RETRY
-    return Pending(kind, row.attempt, due, row.error_class)
+    return microseconds(due)
 
 
-def _decided_ranges(decisions: Iterable[OutcomeRow]) -> list[OffsetRange]:
-    """The offsets that settle has decided, as sorted, disjoint ranges; rows may overlap."""
-    decided: list[OffsetRange] = []
-    for row in sorted(decisions, key=lambda row: row.offset):
-        # A decision ends an offset. One that left it open would take the offset out of pending without settling it.
-        if not row.outcome.terminal:
-            raise LedgerError(
-                f"the decision at offset {row.offset} is {row.outcome}, which settles nothing", offset=row.offset
-            )
-        if decided and row.offset <= decided[-1].end:
-            decided[-1] = OffsetRange(decided[-1].start, max(decided[-1].end, row.end))
-        else:
-            decided.append(OffsetRange(row.offset, row.end))
-    return decided
+def _decided_ranges(decisions: OutcomeColumns) -> Ranges:
+    """The offsets that settle has decided; rows may overlap."""
+    # A decision ends an offset. One that left it open would take the offset out of pending without settling it.
+    for row in decisions.where(np.flatnonzero(~decisions.terminal)[:1]):
+        raise LedgerError(
+            f"the decision at offset {row.offset} is {row.outcome}, which settles nothing", offset=row.offset
+        )
+    return union(decisions.offsets, decisions.ends)
 
 
-def _check_each_retry_is_answered(
-    retries: ValuedRanges[int], states: dict[int, Pending | None], decided: Sequence[OffsetRange]
-) -> None:
+def _check_each_retry_is_answered(retries: _Retries, attempts: OutcomeColumns, decided: Ranges) -> None:
     """Prove that each retry has an outcome or a decision. Retries are read offset by offset, so no range proves them:
     to count a missing row as a success would pass over a record that was perhaps never handled (S8)."""
-    for retry in subtract(retries, decided):
-        for offset in range(retry.start, retry.end):
-            if offset not in states:
-                raise LedgerError(f"the turn has no outcome for the retry at offset {offset}", offset=offset)
+    answered = np.isin(retries.offsets, attempts.offsets, assume_unique=True)
+    answered |= index_of_range(retries.offsets, decided) >= 0
+    for offset in retries.offsets[~answered][:1].tolist():
+        raise LedgerError(f"the turn has no outcome for the retry at offset {offset}", offset=offset)
 
 
-def _check_nothing_skipped_over(complete_to: int, start: int, decided: Sequence[OffsetRange]) -> None:
+def _check_nothing_skipped_over(complete_to: int, start: int, decided: Ranges) -> None:
     """Prove that each offset between `complete_to` and the fresh range has a decision, such as `expired`. The new
     complete_to is above them: without a decision they would be neither settled nor pending (I4)."""
     passed = [ValuedRange(complete_to, start, None)] if complete_to < start else []
-    for skipped in subtract(passed, decided):
+    near = (decided[0] < start) & (decided[1] > complete_to)
+    holes = [OffsetRange(*hole) for hole in zip(decided[0][near].tolist(), decided[1][near].tolist(), strict=True)]
+    for skipped in subtract(passed, holes):
         raise LedgerError(
             f"offsets [{skipped.start}, {skipped.end}) would be skipped over: the turn neither read nor decided them",
             offset=skipped.start,

@@ -16,9 +16,11 @@ from datetime import datetime
 from typing import TypeVar
 
 from ackline.commit_rule import Committed
-from ackline.ledger import OutcomeRow, PartitionState, PendingKind
+from ackline.ledger import OutcomeRow, PartitionState
 from ackline.offsets import LogBounds, TopicPartition
 from ackline.outcome import Outcome
+from ackline.outcome_rows import OutcomeColumns
+from ackline.pending import PendingRuns
 
 T = TypeVar("T")
 
@@ -115,16 +117,12 @@ def totals_after(before: CountsByOutcome | None, counts: CountsByOutcome, retrie
 
 def retries_in(rows: Iterable[OutcomeRow]) -> int:
     """How many of the rows are attempts after a record's first."""
-    return sum(row.attempt > 1 for row in rows)
+    return int((OutcomeColumns.of(rows).attempts > 1).sum())
 
 
 def due_retries(state: PartitionState, now: datetime) -> int:
     """How many pending retries are due at `now`."""
-    return sum(
-        len(pending)
-        for pending in state.pending
-        if pending.value.kind is PendingKind.RETRY and pending.value.due is not None and pending.value.due <= now
-    )
+    return PendingRuns.of(state.pending).due_at(now).offsets
 
 
 def oldest_pending(state: PartitionState) -> int | None:
@@ -164,7 +162,7 @@ def partition_metrics(
     `log` is the log as the plan saw it, `rows` are the turn's. `OUTCOME_in_ranges` is the part of that outcome's count
     which comes from rows of ranges: these offsets may hold no record.
     """
-    turn_rows = list(rows)
+    turn_rows = OutcomeColumns.of(rows)
     metrics: dict[str, float | None] = {
         "log_start": log.start if log else None,
         "log_end": log.end if log else None,
@@ -177,8 +175,7 @@ def partition_metrics(
         "oldest_pending": oldest_pending(state),
         "retries": retries_in(turn_rows),
     }
-    for row in turn_rows:
-        if row.end_offset is not None:
-            name = f"{row.outcome.value}_in_ranges"
-            metrics[name] = (metrics.get(name) or 0) + row.end - row.offset
+    for row in turn_rows.of_ranges():
+        name = f"{row.outcome.value}_in_ranges"
+        metrics[name] = (metrics.get(name) or 0) + row.end - row.offset
     return {name: float(value) for name, value in metrics.items() if value is not None}

@@ -5,16 +5,19 @@ retries never stop there: otherwise a full window would stop the very retries th
 The plan step passes in what it has read, and stores the result.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import pairwise
 from random import Random
-from typing import NamedTuple
+
+import numpy as np
 
 from ackline.commit_rule import Committed
 from ackline.errors import TopicChanged
 from ackline.ledger import PartitionState, PendingKind
-from ackline.offsets import LogBounds, OffsetRange, TopicPartition, ValuedRange, ValuedRanges, count, join
+from ackline.offsets import LogBounds, OffsetRange, TopicPartition, ValuedRanges, count
+from ackline.pending import PendingRuns, join_attempts
 from ackline.turns import PlannedPartition
 
 
@@ -77,14 +80,13 @@ def plan_partitions(
     TopicChanged if a state is ahead of its log: such a partition is not caught up (S42).
     """
     room = {tp: _room(tp, view, limits) for tp, view in views.items()}
-    due = sorted(_due_retries(views, now))
     demand = sum(len(fresh) for fresh in room.values())
     total = limits.max_records_per_run
     lot = Random(turn)
     # A tenth of one offset is one turn in ten, by lot: else fresh offsets never come while a retry is always due.
     tenth = max(total // 10, 1) if total > 1 else int(lot.random() < 0.1)
     reserved = min(demand, tenth)
-    retries = _first_due(due, total - reserved)
+    retries = _first_due(views, now, total - reserved)
     wanted = {tp: len(fresh) for tp, fresh in room.items()}
     since = {tp: view.waits_since for tp, view in views.items() if view.waits_since is not None}
     shares = _shares_by_wait(wanted, since, total - sum(count(ranges) for ranges in retries.values()), lot)
@@ -136,38 +138,38 @@ def _room(tp: TopicPartition, view: PartitionView, limits: Limits) -> OffsetRang
     return OffsetRange(start, max(start, min(view.log.end, start + allowed)))
 
 
-class _DueRetries(NamedTuple):
-    """Retries of neighbouring offsets with one due time; the order of the fields is the order of service."""
+def _first_due(
+    views: Mapping[TopicPartition, PartitionView], now: datetime, limit: int
+) -> dict[TopicPartition, ValuedRanges[int]]:
+    """The first `limit` due retries, by partition and offset; the value is the number of the attempt to be made.
 
-    due: datetime
-    # Records that failed in the same turn are due at the same time. Without this field the lowest partitions would come
-    # first each time, and the highest ones would get fewer attempts for as long as a run can't read all that is due.
-    attempts: int
-    tp: TopicPartition
-    start: int
-    end: int
-
-
-def _due_retries(views: Mapping[TopicPartition, PartitionView], now: datetime) -> Iterable[_DueRetries]:
-    for tp, view in views.items():
-        if not view.readable:
-            continue
-        for pending in view.state.pending:
-            state = pending.value
-            if state.kind is PendingKind.RETRY and state.due is not None and state.due <= now:
-                yield _DueRetries(state.due, state.attempts, tp, pending.start, pending.end)
-
-
-def _first_due(due: Sequence[_DueRetries], limit: int) -> dict[TopicPartition, ValuedRanges[int]]:
-    """The first `limit` due retries, by partition and offset; the value is the number of the attempt to be made."""
-    taken: dict[TopicPartition, list[ValuedRange[int]]] = {}
-    for retries in due:
-        if limit <= 0:
-            break
-        end = min(retries.end, retries.start + limit)
-        limit -= end - retries.start
-        taken.setdefault(retries.tp, []).append(ValuedRange(retries.start, end, retries.attempts + 1))
-    return {tp: join(sorted(ranges, key=lambda retry: retry.start)) for tp, ranges in taken.items()}
+    The longest due are first; of those with the same due time, the fewest attempts, and then the lowest topic-partition
+    and offset. Records that failed in the same turn are due at the same time. Without the attempts the lowest
+    partitions would come first each time, and the highest ones would get fewer attempts for as long as a run can't read
+    all that is due.
+    """
+    due = {
+        tp: runs
+        for tp in sorted(tp for tp, view in views.items() if view.readable)
+        if (runs := PendingRuns.of(views[tp].state.pending).due_at(now))
+    }
+    if not due or limit <= 0:
+        return {}
+    starts, ends, dues = (
+        np.concatenate([getattr(runs, n) for runs in due.values()]) for n in ("starts", "ends", "dues")
+    )
+    rank = np.repeat(np.arange(len(due)), [len(runs) for runs in due.values()])
+    attempts = np.concatenate([runs.attempts for runs in due.values()])
+    order = np.lexsort((starts, rank, attempts, dues))
+    lengths = (ends - starts)[order]
+    before = np.cumsum(lengths) - lengths
+    ends[order] = starts[order] + np.clip(limit - before, 0, lengths)
+    bounds = np.cumsum([0, *(len(runs) for runs in due.values())])
+    taken = {
+        tp: join_attempts(starts[first:end], ends[first:end], attempts[first:end] + 1)
+        for tp, (first, end) in zip(due, pairwise(bounds.tolist()), strict=True)
+    }
+    return {tp: retries for tp, retries in taken.items() if retries}
 
 
 def _shares_by_wait(
@@ -211,8 +213,8 @@ def _why_nothing(view: PartitionView, room: OffsetRange, now: datetime) -> str:
         return PAUSED
     if view.log is None:
         return NO_LEADER
-    retries = [pending.value.due or now for pending in view.state.pending if pending.value.kind is PendingKind.RETRY]
-    if any(due <= now for due in retries):
+    retries = PendingRuns.of(view.state.pending).of_kind(PendingKind.RETRY)
+    if retries.due_at(now):
         return RUN_FULL
     if view.log.end <= room.start:
         return WAITING if retries else CAUGHT_UP

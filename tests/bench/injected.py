@@ -51,11 +51,13 @@ class InjectedLane(MemoryLane):
         """Stores the outcomes of a turn: the last `failed` fresh records of each partition fail, the others not."""
         store = self.parts().store
         store.outcomes.create()
-        files = self._fresh(store, turn, failed) + self._retries(store, turn)
+        files: list[WrittenFile] = []
         counts: dict[TopicPartition, dict[Outcome, int]] = {}
-        for file in files:
-            by_outcome = counts.setdefault(TopicPartition(file.topic, file.partition), {})
-            by_outcome[file.outcome] = by_outcome.get(file.outcome, 0) + file.rows
+        for task in (self._fresh(store, turn, failed), self._retries(store, turn)):
+            files += task.close()
+            for (tp, outcome), rows in task.counts.items():
+                by_outcome = counts.setdefault(tp, {})
+                by_outcome[outcome] = by_outcome.get(outcome, 0) + rows
         result = ReplayResult(tuple(files), counts, 0, 0, dict.fromkeys(counts, FetchTimes(10, 1.0, 0.5)))
         assert store.store_outcomes(turn.turn, add_actions(turn, result), task_report(self.parts(), turn, result))
 
@@ -66,24 +68,25 @@ class InjectedLane(MemoryLane):
             if entry.stat().st_mtime >= since:
                 os.utime(entry, (time, time))
 
-    def _fresh(self, store: LedgerStore, turn: Plan, failed: int) -> list[WrittenFile]:
+    def _fresh(self, store: LedgerStore, turn: Plan, failed: int) -> OutcomeFiles:
         files = _files(store, turn)
         for tp, planned in turn.partitions.items():
             middle = planned.fresh.end - failed
             self._add(files, tp, Outcome.ACKED, range(planned.fresh.start, middle), 1)
             self._add(files, tp, Outcome.FAILED, range(middle, planned.fresh.end), 1)
-        return files.close()
+        return files
 
-    def _retries(self, store: LedgerStore, turn: Plan) -> list[WrittenFile]:
+    def _retries(self, store: LedgerStore, turn: Plan) -> OutcomeFiles:
         files = _files(store, turn)
         for tp, planned in turn.partitions.items():
             for run in planned.retries:
                 self._add(files, tp, Outcome.ACKED, range(run.start, run.end), run.value)
-        return files.close()
+        return files
 
     def _add(self, files: OutcomeFiles, tp: TopicPartition, outcome: Outcome, offsets: range, attempt: int) -> None:
-        now = (self.world.now - UNIX_EPOCH) // timedelta(microseconds=1)
-        times = np.full(len(offsets), now, dtype=np.int64)
+        now = (self.world.now - UNIX_EPOCH) // timedelta(milliseconds=1)
+        # A millisecond for each record, so that no two are due at the same time.
+        times = (now - np.arange(len(offsets), dtype=np.int64)[::-1]) * 1000
         attempts = np.full(len(offsets), attempt, dtype=np.int32)
         texts = [(["ValueError"] * len(offsets)), ["no such customer"] * len(offsets)]
         errors = texts if outcome is Outcome.FAILED else [None, None]

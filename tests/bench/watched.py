@@ -24,6 +24,7 @@ class SettleCost:
     """The cost of settle. `peak` is its highest memory in bytes, beyond the memory of the process before it."""
 
     records: int
+    failed: int
     files: int
     opened: int
     rows: int
@@ -56,11 +57,11 @@ def measure_settle(lane: InjectedLane) -> SettleCost:
     opened = watch.close()
     if child.exitcode != 0:
         raise SystemExit("settle failed")
-    records, rows, seconds, peak = answers.get()
-    return SettleCost(records, len(files), len(opened & {file.name for file in files}), rows, seconds, peak)
+    records, failed, rows, seconds, peak = answers.get()
+    return SettleCost(records, failed, len(files), len(opened & {file.name for file in files}), rows, seconds, peak)
 
 
-def _settle(lane: InjectedLane, answers: "multiprocessing.SimpleQueue[tuple[int, int, float, int]]") -> None:
+def _settle(lane: InjectedLane, answers: "multiprocessing.SimpleQueue[tuple[int, int, int, float, int]]") -> None:
     parts = lane.parts()
     store = _Counting(lane.root, NAME, LIVE)
     object.__setattr__(parts, "store", store)
@@ -71,8 +72,9 @@ def _settle(lane: InjectedLane, answers: "multiprocessing.SimpleQueue[tuple[int,
     seconds = time.perf_counter() - begun
     settled = store.newest()
     assert settled is not None
-    records = sum(row.counts["acked"] + row.counts["failed"] for row in settled.partitions.values())
-    answers.put((records, store.rows, seconds, _memory("VmHWM") - before))
+    records = sum(row.counts.get("acked", 0) + row.counts.get("failed", 0) for row in settled.partitions.values())
+    failed = sum(row.counts.get("failed", 0) for row in settled.partitions.values())
+    answers.put((records, failed, store.rows, seconds, _memory("VmHWM") - before))
 
 
 def _memory(name: str) -> int:

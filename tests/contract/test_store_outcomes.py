@@ -3,14 +3,18 @@
 import os
 import shutil
 import time
+from collections import Counter
 from datetime import timedelta
 from pathlib import Path
 
+import numpy as np
 import pytest
 from deltalake import DeltaTable
+from deltalake.transaction import AddAction
 
 from ackline.audit import table as audit_table
 from ackline.audit.maintenance import maintain
+from ackline.audit.rows import plan_date
 from ackline.audit.store import LedgerStore
 from ackline.audit.table import CHECKPOINT_EVERY, AuditTable
 from ackline.errors import FatalError
@@ -18,6 +22,7 @@ from ackline.ledger import OutcomeRow, PartitionState, Pending, PendingKind
 from ackline.metrics import TurnReport
 from ackline.offsets import TopicPartition, ValuedRange
 from ackline.outcome import Outcome
+from ackline.spark.output.outcome_files import Chunk, OutcomeFiles, OutcomeTarget
 from ackline.turns import SettledPartition, Settlement, TurnKind
 from tests.contract.lane_rows import NOON, TP, TP1, plan, settlement, turn, written
 
@@ -37,7 +42,6 @@ def test_outcomes_and_decisions_of_a_turn_are_read_together(store: LedgerStore) 
     assert outcomes.attempted_fresh == {TP: 7, TP1: 1}
     assert sorted(outcomes.rows[TP]) == sorted([
         OutcomeRow(5, 1, Outcome.FAILED, NOON),
-        OutcomeRow(6, 1, Outcome.ACKED, NOON),
         OutcomeRow(2, 2, Outcome.ACKED, NOON),
         OutcomeRow(7, 0, Outcome.EXPIRED, NOON, None, 9),
     ])  # fmt: skip
@@ -91,7 +95,10 @@ def test_files_where_all_succeeded_at_once_are_counted_without_being_opened(stor
 )
 def test_every_other_file_is_opened(store: LedgerStore, rows: list[tuple[int, int, str]]) -> None:
     store.store_outcomes(turn(1), [written(store, turn(1), rows)])
-    assert len(store.outcomes_of(turn(1)).rows[TP]) == 2
+    outcomes = store.outcomes_of(turn(1))
+    assert outcomes.counts[TP] == Counter(outcome for _, _, outcome in rows)
+    assert outcomes.attempted_fresh[TP] == sum(attempt == 1 for _, attempt, _ in rows)
+    assert len(outcomes.rows.get(TP, ())) == sum(attempt > 1 for _, attempt, _ in rows)
 
 
 @pytest.mark.parametrize("length", [33, 65, 249])
@@ -129,6 +136,50 @@ def test_fences_and_states_survive_checkpoints(store: LedgerStore) -> None:
     assert not again.store_settlement(settlement(last, "late"))
     assert not again.store_settlement(settlement(0, "late"))
     assert again.settlement(turn(3)) == settlement(3)
+
+
+def test_first_attempts_are_counted_without_opening_the_files_of_those_that_failed(store: LedgerStore) -> None:
+    files = [
+        written(store, turn(1), [(offset, 1, "acked") for offset in range(90)]),
+        written(store, turn(1), [(offset, 1, "failed") for offset in range(90, 100)]),
+    ]
+    retries = written(store, turn(1), [(0, 2, "failed"), (1, 2, "acked")], TP1)
+    store.store_outcomes(turn(1), [*files, retries])
+    store.store_decisions(plan(1), "run", {TP: [OutcomeRow(200, 0, Outcome.EXPIRED, NOON, None, 9)]})
+    kept = {file.path: (Path(store.outcomes.uri) / file.path).read_bytes() for file in files}
+    for path in kept:
+        (Path(store.outcomes.uri) / path).write_bytes(b"not parquet")
+    assert store.first_attempts_of(turn(1)) == {"acked": 90, "failed": 10}
+    for path, content in kept.items():
+        (Path(store.outcomes.uri) / path).write_bytes(content)
+    DeltaTable(store.outcomes.uri).optimize.compact()
+    assert store.first_attempts_of(turn(1)) == {"acked": 90, "failed": 10}
+
+
+def test_partitions_that_share_files_are_counted_each_for_itself_also_after_a_compaction(store: LedgerStore) -> None:
+    """A task writes a file of each outcome for its small partitions, and one for each large outcome of a partition."""
+    store.outcomes.create()
+    task = OutcomeFiles(OutcomeTarget(store.outcomes.uri, turn(1), plan_date(NOON), "run"))
+    tps = [TopicPartition(topic, number) for topic in ("a", "b") for number in range(50)]
+    sizes = dict.fromkeys(tps, 100) | {tps[0]: 20_000}
+    for tp in reversed(tps):
+        for number, outcome in enumerate((Outcome.FAILED, Outcome.ACKED, Outcome.SKIPPED)):
+            count = sizes[tp] if outcome is Outcome.ACKED else 2
+            offsets = np.arange(number * 100_000, number * 100_000 + count)
+            now = np.full(count, 1_000_000)
+            task.add(tp, outcome, Chunk(offsets, now, np.ones(count, dtype=np.int32), now))
+    files = task.close()
+    assert len(files) == 4, "three shared files, and one of the partition with many records"
+    actions = [
+        AddAction(f.path, f.size, {"plan_date": "2026-03-01"}, f.modification_time, True, f.stats) for f in files
+    ]
+    store.store_outcomes(turn(1), actions)
+    for _ in range(2):
+        outcomes = store.outcomes_of(turn(1))
+        assert outcomes.counts == {tp: {"acked": sizes[tp], "skipped": 2, "failed": 2} for tp in tps}
+        assert outcomes.attempted_fresh == {tp: sizes[tp] + 4 for tp in tps}
+        assert {tp: [row.offset for row in rows] for tp, rows in outcomes.rows.items()} == {tp: [0, 1] for tp in tps}
+        DeltaTable(store.outcomes.uri).optimize.compact()
 
 
 class CompactedBetween(AuditTable):

@@ -1,5 +1,6 @@
 """Hypothesis strategies for the pure core, and the settings under which each run of a property is the same."""
 
+from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from typing import TypeVar
@@ -8,7 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 
 from ackline.backoff import RetryPolicy
-from ackline.offsets import OffsetRange, ValuedRange, ValuedRanges
+from ackline.offsets import OffsetRange, ValuedRange
 
 V = TypeVar("V")
 
@@ -49,5 +50,5 @@ def policies() -> st.SearchStrategy[RetryPolicy]:
     return st.builds(RetryPolicy, seconds, seconds, st.sampled_from([1.0, 2.0, 3.0]), seconds, st.integers(0, 3))
 
 
-def by_offset(ranges: ValuedRanges[V] | list[ValuedRange[V]]) -> dict[int, V]:
+def by_offset(ranges: Iterable[ValuedRange[V]]) -> dict[int, V]:
     return {offset: valued.value for valued in ranges for offset in range(valued.start, valued.end)}

@@ -3,8 +3,10 @@
 Each `poll` of a `PureLane` is one run: it plans, handles the records and folds their outcomes in memory.
 """
 
+import tracemalloc
 from datetime import timedelta
 
+import numpy as np
 import pytest
 
 from ackline.backoff import RetryPolicy
@@ -12,6 +14,7 @@ from ackline.errors import LedgerError
 from ackline.ledger import OutcomeRow, PartitionState, Pending, PendingKind, fold
 from ackline.offsets import LogBounds, OffsetRange, TopicPartition, ValuedRange
 from ackline.outcome import Outcome
+from ackline.outcome_rows import OutcomeColumns
 from ackline.planning import Limits
 from tests.unit.pure_lane import AT_ONCE, FIRST, Call, PureLane, fails
 from tests.unit.strategies import NOON, after
@@ -296,3 +299,24 @@ def test_the_next_due_time_is_that_of_the_earliest_retry() -> None:
     state = PartitionState(9, (retry(1, 2, due=30), retry(4, 5, due=10), retry(6, 7, due=20)))
     assert state.next_due == after(10)
     assert PartitionState(9).next_due is None
+
+
+def test_a_turn_that_failed_as_a_whole_costs_tens_of_bytes_a_record() -> None:
+    """Each record has a due time of its own, so that no two are one run; no row becomes an object that stays."""
+    count = 200_000
+    offsets = np.arange(count, dtype=np.int64)
+    rows = OutcomeColumns(
+        offsets,
+        np.full(count, -1),
+        np.ones(count, dtype=np.int32),
+        offsets * 1000,
+        np.zeros(count, dtype=np.int32),
+        [(Outcome.FAILED, "ValueError")],
+    )
+    tracemalloc.start()
+    state = fold(PartitionState(0), OffsetRange(0, count), (), rows, RetryPolicy(jitter=0.5), "live/0/t/0")
+    kept, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert (len(state.pending), state.floor) == (count, 0)
+    assert kept < 40 * count
+    assert peak < 200 * count

@@ -1,6 +1,6 @@
 """The fold as properties: for any turn it gives what the naive ledger gives, offset by offset."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 
 from hypothesis import given
@@ -10,6 +10,8 @@ from ackline.backoff import RetryPolicy
 from ackline.ledger import OutcomeRow, PartitionState, Pending, PendingKind, fold
 from ackline.offsets import OffsetRange, ValuedRange, ValuedRanges, join
 from ackline.outcome import Outcome
+from ackline.outcome_rows import OutcomeColumns
+from ackline.pending import PendingRuns
 from tests.unit.naive_ledger import NaiveLedger
 from tests.unit.strategies import REPEATABLE, after, by_offset, policies
 
@@ -130,3 +132,30 @@ def test_i5_a_failed_record_waits_for_a_retry_only_if_the_policy_has_one_left(tu
             last = row.error_class == "Dead" or row.attempt > turn.policy.max_retries
             kind = PendingKind.DEAD_LETTER if last else PendingKind.RETRY
             assert (pending[row.offset].kind, pending[row.offset].attempts) == (kind, row.attempt)
+
+
+@REPEATABLE
+@given(turns(), st.floats(0, 1))
+def test_i9_each_failure_has_the_due_time_that_its_own_attempt_gets_from_the_policy(turn: Turn, jitter: float) -> None:
+    """With and without jitter: the fold asks once for neighbours whose attempts are equal, if chance plays no part."""
+    policy = replace(turn.policy, jitter=jitter)
+    state = fold(turn.before, turn.fresh, turn.retries, turn.rows, policy, "lane/0/t/0")
+    pending = by_offset(state.pending)
+    for row in turn.rows:
+        if row.outcome is Outcome.FAILED and row.offset in pending and row.error_class != "Dead":
+            seed = f"lane/0/t/0/{row.offset}/{row.attempt}"
+            due = policy.next_attempt(row.attempt, row.handled_at, row.error_class, seed)
+            assert pending[row.offset].due == due
+
+
+@REPEATABLE
+@given(turns())
+def test_columns_of_rows_and_of_pending_runs_are_the_same_values(turn: Turn) -> None:
+    columns, pending = OutcomeColumns.of(turn.rows), PendingRuns.of(turn.before.pending)
+    assert list(columns) == [row._replace(reason=None) for row in turn.rows]
+    halves = [columns[: len(columns) // 2], list(columns[len(columns) // 2 :])]
+    assert OutcomeColumns.concat(halves) == columns
+    assert (tuple(pending), pending) == (turn.before.pending, turn.before.pending)
+    assert [pending[index] for index in range(-len(pending), 0)] == list(turn.before.pending)
+    by_columns = fold(PartitionState(turn.before.complete_to, pending), turn.fresh, turn.retries, columns, turn.policy)
+    assert by_columns == turn.fold()

@@ -5,18 +5,20 @@ offset of a settlement is `held`, and metrics are `figures`.
 """
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, date, datetime
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ackline.audit.schemas import OUTCOMES, PLANS, SETTLEMENTS
+from ackline.audit.schemas import OUTCOMES, PENDING, PLANS, SETTLEMENTS
 from ackline.commit_rule import Committed
-from ackline.ledger import OutcomeRow, PartitionState, Pending, PendingKind
+from ackline.ledger import OutcomeRow, PartitionState, PendingKind
 from ackline.offsets import LogBounds, OffsetRange, TopicPartition, V, ValuedRange, ValuedRanges, join
 from ackline.outcome import MESSAGE_LIMIT
+from ackline.pending import NEVER, PendingRuns, PendingState
 from ackline.turns import (
     Marker,
     MarkerKind,
@@ -156,7 +158,6 @@ def settlement_rows(settlement: Settlement, day: date) -> pa.Table:
             "old_floor": settled.old_floor,
             "new_floor": settled.state.floor,
             "complete_to": settled.state.complete_to,
-            "pending": _range_rows(settled.state.pending, _pending_fields),
             "counts": list(settled.counts.items()),
             "gaps": settled.gaps,
             "seen": settled.acknowledged_foreign_offset,
@@ -175,7 +176,10 @@ def settlement_rows(settlement: Settlement, day: date) -> pa.Table:
         }
         for tp, settled in sorted(settlement.partitions.items())
     ]
-    return pa.Table.from_pylist(rows, schema=SETTLEMENTS)
+    index = SETTLEMENTS.get_field_index("pending")
+    table = pa.Table.from_pylist(rows, schema=SETTLEMENTS.remove(index))
+    pending = _pending_column([settled.state for _, settled in sorted(settlement.partitions.items())])
+    return table.add_column(index, SETTLEMENTS.field(index), pending)
 
 
 def settlement_from_rows(rows: pa.Table) -> Settlement:
@@ -184,14 +188,10 @@ def settlement_from_rows(rows: pa.Table) -> Settlement:
     first = plain[0]
     partitions = {}
     for row, pending in zip(plain, _lists(rows["pending"]), strict=True):
-        pending_ranges = tuple(
-            ValuedRange(start, end, Pending(PendingKind(kind), attempts, _utc(due) if due else None, error_class))
-            for start, end, kind, attempts, due, error_class in _as_tuples(pending)
-        )
         partitions[TopicPartition(row["topic"], row["partition"])] = SettledPartition(
             row["topic_id"],
             row["old_floor"],
-            PartitionState(row["complete_to"], pending_ranges, _gaps_above_floor(row.get("gaps_above_floor"))),
+            PartitionState(row["complete_to"], _pending_runs(pending), _gaps_above_floor(row.get("gaps_above_floor"))),
             dict(row["counts"]),
             row["gaps"],
             row["seen"],
@@ -236,13 +236,47 @@ def decision_rows(
     return pa.Table.from_pylist(rows, schema=OUTCOMES)
 
 
-def _pending_fields(pending: Pending) -> dict[str, Any]:
-    return {
-        "kind": pending.kind.value,
-        "attempts": pending.attempts,
-        "due": pending.due,
-        "error_class": pending.error_class,
-    }
+def _pending_column(states: Sequence[PartitionState]) -> pa.ChunkedArray:
+    """Returns the pending runs of each state as a list of the table. They may be millions, so none becomes a dict."""
+    lists = []
+    for state in states:  # a chunk each, because joining the chunks would copy them
+        structs = _pending_structs(PendingRuns.of(state.pending).joined())
+        lists.append(pa.ListArray.from_arrays(pa.array([0, len(structs)], pa.int32()), structs, type=PENDING))
+    return pa.chunked_array(lists, PENDING)
+
+
+def _pending_structs(runs: PendingRuns) -> pa.StructArray:
+    types = {field.name: field.type for field in PENDING.value_type}
+    dues = pa.array(runs.dues, mask=runs.dues == NEVER).cast(types["due"])
+    columns = [runs.starts, runs.ends, *(_spelled(runs, name, types) for name in ("kind", "attempts")), dues]
+    arrays = [*map(pa.array, columns), _spelled(runs, "error_class", types)]
+    return pa.StructArray.from_arrays(arrays, fields=list(PENDING.value_type))
+
+
+def _spelled(runs: PendingRuns, name: str, types: Mapping[str, pa.DataType]) -> pa.Array:
+    """Returns a field of the states of all runs."""
+    return pa.array([getattr(state, name) for state in runs.states], types[name]).take(pa.array(runs.codes))
+
+
+def _pending_runs(structs: pa.StructArray | None) -> PendingRuns:
+    if structs is None or not len(structs):
+        return PendingRuns.of(())
+    columns = {field.name: column for field, column in zip(structs.type, structs.flatten(), strict=True)}
+    names = ("kind", "attempts", "error_class")
+    parts = [columns[name].dictionary_encode(null_encoding="encode") for name in names]
+    codes = np.zeros(len(structs), dtype=np.int64)
+    for part in parts:
+        codes = codes * len(part.dictionary) + part.indices.to_numpy()
+    _, first, codes = np.unique(codes, return_index=True, return_inverse=True)
+    states = [
+        PendingState(PendingKind(kind), attempts, error_class)
+        for kind, attempts, error_class in zip(
+            *(columns[name].take(pa.array(first)).to_pylist() for name in names), strict=True
+        )
+    ]
+    dues = columns["due"].cast(pa.int64()).fill_null(NEVER).to_numpy()
+    starts, ends = (columns[name].to_numpy() for name in ("start_offset", "end_offset"))
+    return PendingRuns(starts, ends, codes.astype(np.int32), dues, states)
 
 
 def _range_rows(ranges: ValuedRanges[V], fields: Callable[[V], dict[str, Any]]) -> list[dict[str, Any]]:

@@ -6,6 +6,7 @@ here.
 """
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -28,7 +29,7 @@ from ackline.audit.rows import (
     without_markers,
 )
 from ackline.audit.table import AuditTable, Where
-from ackline.audit.turn_outcomes import TurnOutcomes, read_turn_outcomes
+from ackline.audit.turn_outcomes import TurnOutcomes, count_first_attempts, read_turn_outcomes
 from ackline.errors import LedgerError
 from ackline.ledger import OutcomeRow, PartitionState
 from ackline.metrics import TurnReport
@@ -277,6 +278,10 @@ class LedgerStore:
     def last_failures(self, turn: TurnId, attempts: Attempts) -> Failures:
         """Returns why and when the given attempts failed, as far as their rows are there; `turn` has most of them."""
         return read_last_failures(self.outcomes, turn, attempts)
+
+    def first_attempts_of(self, turn: TurnId) -> Counter[str]:
+        """Returns how many first attempts of a turn had which outcome, by statistics as far as possible."""
+        return count_first_attempts(self.outcomes, turn, self._where(turn))
 
     def _check_has_rows(self, rows: pa.Table, table: AuditTable, turn: TurnId, what: str) -> pa.Table:
         if not rows.num_rows:

@@ -1,11 +1,12 @@
 """The outcomes of one turn, as settle needs them: rows of what did not succeed at once, and counts of everything."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
@@ -13,12 +14,14 @@ from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
 from ackline.audit.table import AuditTable, Where, as_expression
-from ackline.ledger import OutcomeRow
 from ackline.offsets import TopicPartition
 from ackline.outcome import Outcome
+from ackline.outcome_rows import OutcomeColumns, OutcomeRow
 from ackline.turns import TurnId
 
 _COLUMNS = ["topic", "partition", "offset", "end_offset", "attempt", "outcome", "error_class", "handled_at"]
+_GROUP = ["topic", "partition", "outcome"]
+_SUCCEEDED = [Outcome.ACKED.value, Outcome.SKIPPED.value, Outcome.DROPPED.value]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,61 +41,165 @@ class TurnOutcomes:
 def read_turn_outcomes(outcomes: AuditTable, turn: TurnId, where: Where) -> TurnOutcomes:
     """Returns outcomes and decisions of a turn, whose rows are those that match `where`.
 
-    A file in which every record succeeded at its first attempt is counted by its statistics and not opened, so the cost
-    is that of what did not succeed. Raises FatalError if the table can't be read.
+    A file in which every record succeeded at its first attempt is counted by its statistics and not opened; if several
+    topic-partitions share it, only their names are read. So the cost is that of what did not succeed. Raises FatalError
+    if the table can't be read.
     """
     table = outcomes.open()
     if table is None:
         return TurnOutcomes({}, {}, {})
-    counts: dict[TopicPartition, Counter[str]] = {}
-    fresh: Counter[TopicPartition] = Counter()
-    rows: dict[TopicPartition, list[OutcomeRow]] = {}
+    reading = _Reading()
     try:
-        counted = _files_counted_by_statistics(pa.table(table.get_add_actions(flatten=True)), turn)
-        for file in counted.values():
-            tp = TopicPartition(file["min.topic"], file["min.partition"])
-            counts.setdefault(tp, Counter())[file["min.outcome"]] += file["num_records"]
-            fresh[tp] += file["num_records"]
+        succeeded = _of_one_outcome(table, turn, _SUCCEEDED)
         # From the version that was counted. In a newer one a compaction may have moved the counted rows into other
         # files, and they would count twice.
-        for tp, row in _rows_of_other_files(outcomes, table, where, counted):
-            rows.setdefault(tp, []).append(row)
-            counts.setdefault(tp, Counter())[row.outcome.value] += row.end - row.offset
-            fresh[tp] += row.attempt == 1
+        dataset = outcomes.dataset(table, where)
+        shared = {name for name, file in succeeded.items() if _is_shared(file)}
+        for name in succeeded.keys() - shared:
+            file = succeeded[name]
+            tp = TopicPartition(file["min.topic"], file["min.partition"])
+            reading.count_succeeded(tp, file["min.outcome"], file["num_records"])
+        for batch in _batches(dataset, shared.__contains__, _GROUP, None):
+            reading.count_all(batch)
+        for batch in _batches(dataset, lambda name: name not in succeeded, _COLUMNS, as_expression(where)):
+            reading.add(batch)
     except (DeltaError, OSError, pa.ArrowException) as error:
         raise outcomes.error(error) from error
-    return TurnOutcomes(rows, counts, fresh)
+    return reading.result()
 
 
-def _files_counted_by_statistics(files: pa.Table, turn: TurnId) -> dict[str, dict[str, Any]]:
-    """Returns the files of the turn that need not be opened, by name: one outcome of one partition, all succeeded."""
+def count_first_attempts(outcomes: AuditTable, turn: TurnId, where: Where) -> Counter[str]:
+    """Returns how many first attempts of a turn had which outcome, whatever their number at little cost.
+
+    It opens no file whose statistics hold the answer: all files that Spark's tasks have written, until a compaction
+    mixes them with others. Raises FatalError if the table can't be read.
+    """
+    table, counts = outcomes.open(), Counter[str]()
+    if table is None:
+        return counts
+    try:
+        counted = _of_one_outcome(table, turn, list(Outcome))
+        for file in counted.values():
+            counts[file["min.outcome"]] += file["num_records"]
+        dataset, chosen = outcomes.dataset(table, where), as_expression(where) & (ds.field("attempt") == 1)
+        for batch in _batches(dataset, lambda name: name not in counted, ["outcome"], chosen):
+            counts.update({outcome: number for (outcome,), number in _groups(batch, ["outcome"])})
+    except (DeltaError, OSError, pa.ArrowException) as error:
+        raise outcomes.error(error) from error
+    return counts
+
+
+class _Reading:
+    """What was read of a turn so far."""
+
+    def __init__(self) -> None:
+        self._counts: dict[TopicPartition, Counter[str]] = {}
+        self._fresh: Counter[TopicPartition] = Counter()
+        self._rows: dict[TopicPartition, list[OutcomeColumns]] = {}
+
+    def count_succeeded(self, tp: TopicPartition, outcome: str, number: int) -> None:
+        """Counts records that succeeded at their first attempt."""
+        self._counts.setdefault(tp, Counter())[outcome] += number
+        self._fresh[tp] += number
+
+    def count_all(self, batch: pa.RecordBatch) -> None:
+        """Counts rows, each of a record that succeeded at its first attempt."""
+        for (topic, partition, outcome), number in _groups(batch, _GROUP):
+            self.count_succeeded(TopicPartition(topic, partition), outcome, number)
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        """Counts rows of _COLUMNS, and keeps those that did not succeed at once."""
+        first = pc.equal(batch.column("attempt"), 1)
+        succeeded = pc.and_(first, pc.is_in(batch.column("outcome"), pa.array(_SUCCEEDED)))
+        self.count_all(batch.filter(succeeded))
+        rest = batch.filter(pc.invert(succeeded))
+        columns = _columns(rest)
+        for tp, rows in _rows_of_partitions(rest):
+            part = columns.where(rows)
+            self._rows.setdefault(tp, []).append(part)
+            numbers = np.zeros(len(part.results), dtype=np.int64)
+            np.add.at(numbers, part.codes, part.ends - part.offsets)  # a row of a range counts its offsets
+            for (outcome, _), number in zip(part.results, numbers.tolist(), strict=True):
+                if number:
+                    self._counts.setdefault(tp, Counter())[outcome.value] += number
+            self._fresh[tp] += int((part.attempts == 1).sum())
+
+    def result(self) -> TurnOutcomes:
+        """Returns what was read."""
+        rows = {tp: OutcomeColumns.concat(parts) for tp, parts in self._rows.items()}
+        return TurnOutcomes(rows, self._counts, self._fresh)
+
+
+def _of_one_outcome(table: DeltaTable, turn: TurnId, outcomes: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Returns the files of the turn that hold first attempts with one outcome, which is among `outcomes`, by name."""
+    files = pa.table(table.get_add_actions(flatten=True))
     if not files.num_rows or "min.turn" not in files.column_names:
         return {}
     chosen = pa.scalar(True)
     for name, value in (("epoch", turn.epoch), ("turn", turn.n), ("attempt", 1)):
         for bound in ("min", "max"):
             chosen = pc.and_kleene(chosen, pc.equal(files[f"{bound}.{name}"], value))
-    for name in ("topic", "partition", "outcome"):
-        chosen = pc.and_kleene(chosen, pc.equal(files[f"min.{name}"], files[f"max.{name}"]))
-    succeeded = pa.array([Outcome.ACKED, Outcome.SKIPPED, Outcome.DROPPED])
-    chosen = pc.and_kleene(chosen, pc.is_in(files["min.outcome"], succeeded))
-    columns = ["path", "num_records", "min.topic", "min.partition", "min.outcome"]
+    chosen = pc.and_kleene(chosen, pc.equal(files["min.outcome"], files["max.outcome"]))
+    chosen = pc.and_kleene(chosen, pc.is_in(files["min.outcome"], pa.array([str(outcome) for outcome in outcomes])))
+    names = ["min.topic", "max.topic", "min.partition", "max.partition", "min.outcome"]
     # A file without statistics compares as null. It is opened.
-    counted = files.filter(pc.fill_null(chosen, False)).select(columns).to_pylist()
+    counted = files.filter(pc.fill_null(chosen, False)).select(["path", "num_records", *names]).to_pylist()
     return {_file_name(file["path"]): file for file in counted}
 
 
-def _rows_of_other_files(
-    outcomes: AuditTable, table: DeltaTable, where: Where, counted: Mapping[str, Any]
-) -> Iterable[tuple[TopicPartition, OutcomeRow]]:
-    dataset = outcomes.dataset(table, where)
-    fragments = [fragment for fragment in dataset.get_fragments() if _file_name(fragment.path) not in counted]
-    others = ds.FileSystemDataset(fragments, dataset.schema, dataset.format, dataset.filesystem)
-    for batch in others.to_batches(columns=_COLUMNS, filter=as_expression(where)):
-        columns = (batch.column(name).to_pylist() for name in _COLUMNS)
-        for topic, partition, offset, end, attempt, outcome, error_class, handled_at in zip(*columns, strict=True):
-            row = OutcomeRow(offset, attempt, Outcome(outcome), handled_at.astimezone(UTC), error_class, end)
-            yield TopicPartition(topic, partition), row
+def _is_shared(file: Mapping[str, Any] | None) -> bool:
+    """Whether this file of one outcome has rows of several topic-partitions."""
+    return file is not None and any(file[f"min.{name}"] != file[f"max.{name}"] for name in ("topic", "partition"))
+
+
+def _batches(
+    dataset: ds.Dataset, is_wanted: Callable[[str], bool], columns: Sequence[str], where: ds.Expression | None
+) -> Iterator[pa.RecordBatch]:
+    """Yields columns of the rows that match `where`, in the wanted files. Reads little ahead: a batch may have a
+    hundred thousand rows."""
+    fragments = [fragment for fragment in dataset.get_fragments() if is_wanted(_file_name(fragment.path))]
+    wanted = ds.FileSystemDataset(fragments, dataset.schema, dataset.format, dataset.filesystem)
+    yield from wanted.to_batches(columns=list(columns), filter=where, batch_readahead=2, fragment_readahead=2)
+
+
+def _groups(batch: pa.RecordBatch, columns: Sequence[str]) -> Iterator[tuple[tuple[Any, ...], int]]:
+    """Yields the distinct values of some columns, and how many rows have them."""
+    counted = pa.Table.from_batches([batch]).group_by(list(columns)).aggregate([([], "count_all")])
+    values = (counted[name].to_pylist() for name in columns)
+    yield from zip(zip(*values, strict=True), counted["count_all"].to_pylist(), strict=True)
+
+
+def _columns(batch: pa.RecordBatch) -> OutcomeColumns:
+    """Returns rows of _COLUMNS, of whatever topic-partition, as columns."""
+    words, classes = (
+        batch.column(name).dictionary_encode(null_encoding="encode") for name in ("outcome", "error_class")
+    )
+    codes = words.indices.to_numpy() * len(classes.dictionary) + classes.indices.to_numpy()
+    results = [
+        (Outcome(word), error_class)
+        for word in words.dictionary.to_pylist()
+        for error_class in classes.dictionary.to_pylist()
+    ]
+    return OutcomeColumns(
+        batch.column("offset").to_numpy(),
+        batch.column("end_offset").fill_null(-1).to_numpy(),
+        batch.column("attempt").to_numpy(),
+        batch.column("handled_at").cast(pa.timestamp("us", "UTC")).cast(pa.int64()).to_numpy(),
+        codes.astype(np.int32),
+        results,
+    )
+
+
+def _rows_of_partitions(batch: pa.RecordBatch) -> Iterator[tuple[TopicPartition, npt.NDArray[np.int64]]]:
+    """Yields each topic-partition with the indexes of its rows."""
+    topics = batch.column("topic").dictionary_encode()
+    partitions = batch.column("partition").to_numpy()
+    order = np.lexsort((partitions, topics.indices.to_numpy()))
+    sorted_by = [topics.indices.to_numpy()[order], partitions[order]]
+    changes = np.any([column[1:] != column[:-1] for column in sorted_by], axis=0)
+    for rows in np.split(order, np.flatnonzero(changes) + 1):
+        if len(rows):
+            yield TopicPartition(topics[int(rows[0])].as_py(), int(partitions[rows[0]])), rows
 
 
 def _file_name(path: str) -> str:

@@ -9,6 +9,7 @@ from ackline.errors import ConfigError
 from ackline.ledger import OutcomeRow, PartitionState, fold
 from ackline.offsets import OffsetRange, TopicPartition, ValuedRange, join
 from ackline.outcome import Outcome
+from ackline.outcome_rows import OutcomeColumns
 from ackline.planning import NO_LEADER, PARKED, PAUSED
 from ackline.retry import RetryBlock
 from ackline.steps.measure import gaps_of
@@ -62,7 +63,8 @@ def decide(parts: Parts, plan: Plan, before: Settlement, outcomes: TurnOutcomes)
         return _skipped(parts, plan, before) if plan.kind in (TurnKind.SKIP, TurnKind.RESET) else {}
     decisions = _expired_ranges(parts, plan)
     rows = {
-        tp: [*outcomes.rows.get(tp, ()), *decisions.get(tp, ())] for tp in dict.fromkeys([*outcomes.rows, *decisions])
+        tp: OutcomeColumns.concat([outcomes.rows.get(tp, ()), decisions.get(tp, ())])
+        for tp in dict.fromkeys([*outcomes.rows, *decisions])
     }
     states = states_after(plan, before, TurnOutcomes(rows, {}, {}, complete=False))
     # Dead letters of partitions that are left alone wait: their records can't be read, or must not be.

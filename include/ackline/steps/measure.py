@@ -15,6 +15,7 @@ from ackline.ledger import PartitionState
 from ackline.metrics import TurnReport, fetch_metrics, lag_seconds, partition_metrics, retries_in, totals_after
 from ackline.offsets import LogBounds, TopicPartition
 from ackline.outcome import Outcome
+from ackline.outcome_rows import OutcomeColumns
 from ackline.planning import NO_LEADER, PARKED, PAUSED
 from ackline.steps.parts import Parts
 from ackline.turns import Plan, SettledPartition, Settlement, TurnKind
@@ -52,6 +53,15 @@ def turn_outcomes(parts: Parts, plan: Plan, report: TurnReport | None) -> TurnOu
     return replace(outcomes, counts=counts, attempted_fresh=fresh)
 
 
+def first_attempts(parts: Parts, plan: Plan, report: TurnReport | None) -> Counter[str]:
+    """Returns how many new records of a turn had which outcome. The cost does not grow with their number."""
+    counts = parts.store.first_attempts_of(plan.turn)
+    if report is not None and not report.recorded:
+        for reported in report.counts.values():  # each is a first attempt, see above
+            counts.update({word: reported.get(word, 0) for word in _ATTEMPTS})
+    return counts
+
+
 def gaps_of(plan: Plan, tp: TopicPartition, outcomes: TurnOutcomes) -> int | None:
     """Returns how many offsets of the fresh range held no record; None if the Delta log has expired the report."""
     if tp not in plan.partitions:
@@ -60,7 +70,7 @@ def gaps_of(plan: Plan, tp: TopicPartition, outcomes: TurnOutcomes) -> int | Non
         return None
     fresh = plan.partitions[tp].fresh
     # No outcome proves anything about the offsets of a range row (lost, expired), so they are no proved gaps.
-    ranges = (row for row in outcomes.rows.get(tp, ()) if row.end_offset is not None)
+    ranges = OutcomeColumns.of(outcomes.rows.get(tp, ())).of_ranges()
     unread = sum(max(0, min(row.end, fresh.end) - max(row.offset, fresh.start)) for row in ranges)
     return len(fresh) - outcomes.attempted_fresh.get(tp, 0) - unread
 

@@ -17,6 +17,7 @@ from ackline.errors import RetentionPassed
 from ackline.ledger import OutcomeRow, PendingKind
 from ackline.offsets import TopicPartition, ValuedRange, join
 from ackline.outcome import Outcome
+from ackline.outcome_rows import OutcomeColumns
 from ackline.planning import PartitionView
 from ackline.steps.parts import Parts
 from ackline.turns import Plan
@@ -61,7 +62,7 @@ def expired_rows_error(
     lost = {
         tp: join(ValuedRange(start, end, None) for start, end in sorted((row.offset, row.end) for row in expired))
         for tp, found in rows.items()
-        if (expired := [row for row in found if row.outcome is Outcome.EXPIRED])
+        if (expired := OutcomeColumns.of(found).with_outcome(Outcome.EXPIRED))
     }
     if not lost or parts.store.has_claim(plan.turn):
         return None

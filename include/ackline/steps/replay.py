@@ -22,8 +22,9 @@ from ackline.kafka.certificates import inlined_certificates
 from ackline.kafka.java import java_properties
 from ackline.kafka.registry import check_registry
 from ackline.metrics import TurnReport
-from ackline.offsets import OffsetRange, TopicPartition, count, subtract
+from ackline.offsets import TopicPartition, count, subtract
 from ackline.outcome import ErrorClass, Outcome
+from ackline.pending import PendingRuns, ranges_of
 from ackline.steps.claim import claim, record_lost, refuse_retries, take_start_marker
 from ackline.steps.log_checks import check_planned_ranges
 from ackline.steps.measure import keeps_outcome_rows
@@ -199,7 +200,7 @@ def _why_isolate(starts: int, plan: Plan, newest: Settlement) -> str:
         return f"started {COUNTED_STARTS} times without outcomes"
     for tp, planned in plan.partitions.items():
         pending = newest.partitions[tp].state.pending if tp in newest.partitions else ()
-        killers = [OffsetRange(run.start, run.end) for run in pending if run.value.error_class in _ISOLATES]
+        killers = ranges_of(PendingRuns.of(pending).where(lambda state: state.error_class in _ISOLATES))
         if count(subtract(planned.retries, killers)) < count(planned.retries):
             return "it tries a record again that has killed or hung its process"
     return ""

@@ -109,8 +109,9 @@ def replay_until_records(
             # Another run has settled this process's turn and planned the next turn. That run settles it.
             return replace(replayed, calls=calls)
         if open_plan is not None:
-            outcomes = turn_outcomes(parts, open_plan, stored_report(parts, open_plan))
-            if any(has_records(counts) for counts in outcomes.counts.values()) or not log_has_more(open_plan):
+            report = stored_report(parts, open_plan)
+            counts = report.counts if report else turn_outcomes(parts, open_plan, report).counts
+            if any(map(has_records, counts.values())) or not log_has_more(open_plan):
                 return replace(replayed, calls=calls)
             settle_turn(parts, open_plan, newest)
             check_not_voided(parts, open_plan.turn)

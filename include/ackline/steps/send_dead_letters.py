@@ -16,6 +16,7 @@ from ackline.kafka.exact import Found, Gone
 from ackline.ledger import OutcomeRow, PartitionState, Pending, PendingKind
 from ackline.offsets import TopicPartition
 from ackline.outcome import Outcome
+from ackline.pending import PendingRuns
 from ackline.steps.log_checks import truncated_partitions
 from ackline.steps.parts import Parts
 from ackline.turns import Plan
@@ -153,7 +154,6 @@ def _letter(plan: Plan, found: Found, pending: Pending, failure: LastFailure | N
 def _pending_dead_letters(state: PartitionState) -> dict[int, Pending]:
     return {
         offset: run.value
-        for run in state.pending
-        if run.value.kind is PendingKind.DEAD_LETTER
+        for run in PendingRuns.of(state.pending).of_kind(PendingKind.DEAD_LETTER)
         for offset in range(run.start, run.end)
     }

@@ -22,7 +22,7 @@ from ackline.outcome import Outcome
 from ackline.steps.commit import CommitResult, commit_newest
 from ackline.steps.decide import decide, states_after
 from ackline.steps.events import notify_settled
-from ackline.steps.measure import gaps_of, stored_report, turn_outcomes, with_metrics
+from ackline.steps.measure import first_attempts, gaps_of, stored_report, turn_outcomes, with_metrics
 from ackline.steps.on_expired_fail import expired_rows_error
 from ackline.steps.parts import Parts
 from ackline.steps.void import (
@@ -108,18 +108,21 @@ def _decided_outcomes(parts: Parts, plan: Plan, before: Settlement, report: Turn
     # Checked before the rows are read. In the other order, another process could store its decisions in between. The
     # check would find them, but the rows would not hold them: a record whose `dead` row counts would stay pending (I4).
     decided = parts.store.has_decisions(plan.turn)
+    # The breaker judges by counts, before the rows of a turn that failed as a whole are read.
+    if not decided:
+        _void_if_too_many_failed(parts, plan, before, report)
     outcomes = _read_outcomes(parts, plan, report)
     if decided:
         return outcomes
     # Breaker and retention close the turn as void, so both are checked before the first dead letter is sent: a letter
     # of a void turn announces a record as dead that the next turn handles again.
-    _void_if_too_many_failed(parts, plan, before, outcomes)
     _void_if_expired(parts, plan, before, outcomes.rows)
     decisions = decide(parts, plan, before, outcomes)
     # Retention may have passed a record just before its dead letter was read. Such letters are sent again by the turn
     # that settles their records.
     _void_if_expired(parts, plan, before, decisions)
     parts.store.store_decisions(plan, parts.run_id, decisions)
+    del outcomes  # they may be millions, and must not be in memory twice
     # Only the stored decisions count, whichever process has taken number n. They are read again, because those of
     # another process may differ from the decisions made above.
     return _read_outcomes(parts, plan, report)
@@ -154,7 +157,7 @@ def _settled_partitions(
     }
 
 
-def _void_if_too_many_failed(parts: Parts, plan: Plan, before: Settlement, outcomes: TurnOutcomes) -> None:
+def _void_if_too_many_failed(parts: Parts, plan: Plan, before: Settlement, report: TurnReport | None) -> None:
     """Closes the turn as void and raises TooManyFailures if too many of its new records failed (S46).
 
     Only first attempts count, so a turn of poison retries never trips the breaker. `dropped` counts too: it is a
@@ -164,9 +167,8 @@ def _void_if_too_many_failed(parts: Parts, plan: Plan, before: Settlement, outco
     # A claimed turn is never void: the group has moved over it, so its records would be neither handled nor lost.
     if breaker is None or parts.no_breaker or plan.kind is not TurnKind.RUN or parts.store.has_claim(plan.turn):
         return
-    tried = sum(outcomes.attempted_fresh.values())
-    failed = sum(row.attempt == 1 and row.outcome is Outcome.FAILED for rows in outcomes.rows.values() for row in rows)
-    failed += sum(counts.get(Outcome.DROPPED, 0) for counts in outcomes.counts.values())
+    counts = first_attempts(parts, plan, report)
+    tried, failed = counts.total(), counts[Outcome.FAILED] + counts[Outcome.DROPPED]
     # Divided, not multiplied: 0.29 * 100 is less than 29 in floating point, and 29 of 100 would trip a ratio of 0.29.
     if tried < breaker.min_records or failed / tried <= breaker.failure_ratio:
         return

@@ -237,6 +237,14 @@ class MemoryStore(LedgerStore):
                         failures[tp, row.offset] = LastFailure(row.reason, row.handled_at)
         return failures
 
+    def first_attempts_of(self, turn: TurnId) -> Counter[str]:
+        """Returns how many first attempts of a turn had which outcome."""
+        self._hook("rows", READ)
+        files = self.world.tables.outcomes.get(turn, ())
+        return Counter(
+            row.outcome.value for file in files for rows in file.rows.values() for row in rows if row.attempt == 1
+        )
+
     def outcomes_of(self, turn: TurnId) -> TurnOutcomes:
         """Returns the outcomes and decisions of a turn."""
         self._hook("rows", READ)

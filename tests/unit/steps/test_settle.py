@@ -9,6 +9,7 @@ from ackline.metrics import TOTALS
 from ackline.offsets import OffsetRange
 from ackline.outcome import Outcome
 from ackline.steps import settle
+from ackline.testing.memory_store import MemoryStore
 from ackline.turns import TurnKind
 from tests.memory_lane import AT_MOST_ONCE, FAILS, OK, TP, TP1, MemoryLane
 
@@ -83,6 +84,13 @@ def test_s46_as_many_failures_as_the_ratio_allows_do_not_trip_it_and_one_more_do
     if failing < 100:
         lane.produce(*[FAILS] * (failing + 1), *[OK] * (99 - failing))
         assert f"{failing + 1} of 100 new records failed" in trip(lane)
+
+
+def test_s46_it_judges_by_counts_before_any_row_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise a turn in which millions of records failed would be read only to be closed as void."""
+    lane = MemoryLane(*[FAILS] * 10, breaker={"failure_ratio": 0.5, "min_records": 2})
+    monkeypatch.setattr(MemoryStore, "outcomes_of", lambda *_: pytest.fail("rows were read"))
+    assert "10 of 10 new records failed" in trip(lane)
 
 
 def test_s46_below_min_records_it_does_not_trip() -> None:
