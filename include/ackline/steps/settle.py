@@ -167,7 +167,8 @@ def _void_if_too_many_failed(parts: Parts, plan: Plan, before: Settlement, repor
     # A claimed turn is never void: the group has moved over it, so its records would be neither handled nor lost.
     if breaker is None or parts.no_breaker or plan.kind is not TurnKind.RUN or parts.store.has_claim(plan.turn):
         return
-    counts = first_attempts(parts, plan, report)
+    with advises_void(plan.turn):
+        counts = first_attempts(parts, plan, report)
     tried, failed = counts.total(), counts[Outcome.FAILED] + counts[Outcome.DROPPED]
     # Divided, not multiplied: 0.29 * 100 is less than 29 in floating point, and 29 of 100 would trip a ratio of 0.29.
     if tried < breaker.min_records or failed / tried <= breaker.failure_ratio:

@@ -13,7 +13,7 @@ from ackline.spark.visible_files import wait_until_visible
 
 
 def written(path: str, size: int) -> WrittenFile:
-    return WrittenFile(path, size, 1, "orders", 0, Outcome.ACKED, "{}", 0)
+    return WrittenFile(path, size, 1, Outcome.ACKED, "{}", 0)
 
 
 class Time:
