@@ -50,8 +50,9 @@ bench: setup ## throughput, as ratios; then what old ledgers, large turns and ma
 chaos: setup ## 100,000 steps of runs that stop, die and come back late; `make chaos STEPS=N SEED=N`
 	@python -m tests.chaos.run --steps $(or $(STEPS),100000) $(if $(SEED),--seed $(SEED))
 
-lock: setup ## compile requirements.in and ivy.xml into requirements.lock and jars.lock, as new as they allow
+lock: setup ## compile the requirements.in files and ivy.xml into their locks, as new as they allow
 	$(UV_COMPILE) --upgrade --output-file requirements.lock --quiet requirements.in
+	$(UV_COMPILE) --upgrade --output-file tests/object_store/requirements.txt --quiet tests/object_store/requirements.in
 	python -m ackline.spark.jars lock
 
 clean: ## remove the virtual environment and all caches in the tree; the JARs' cache stays

@@ -14,10 +14,14 @@ import pytest
 from ackline.local import broker as broker_module
 from ackline.local.broker import Broker
 from ackline.testing.brokers import Brokers
+from tests.object_store.store import ObjectStore, object_store
 
-# The user's settings of Airflow and Ackline do not apply to the tests, except for the place of the JARs.
+# The user's settings of Airflow, Ackline and object stores do not apply to the tests, except for the place of the JARs.
 for _name in list(os.environ):
-    if _name.startswith(("AIRFLOW", "ACKLINE_")) and _name not in ("ACKLINE_JARS", "ACKLINE_IVY_SETTINGS"):
+    if _name.startswith(("AIRFLOW", "ACKLINE_", "AWS_", "AZURE_", "GOOGLE_")) and _name not in (
+        "ACKLINE_JARS",
+        "ACKLINE_IVY_SETTINGS",
+    ):
         del os.environ[_name]
 _airflow_home = TemporaryDirectory(prefix="ackline-airflow-")
 # Airflow creates its home when it is first imported.
@@ -98,3 +102,18 @@ def brokers(cluster_of_three: Brokers) -> Brokers:
     """Three brokers, all of them up. A test may stop and kill nodes 2 and 3."""
     cluster_of_three.start()
     return cluster_of_three
+
+
+@pytest.fixture(scope="session")
+def s3_server() -> Iterator[ObjectStore]:
+    """An S3 server, which keeps its objects in memory."""
+    with object_store() as server:
+        yield server
+
+
+@pytest.fixture
+def s3(s3_server: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> ObjectStore:
+    """The S3 server, which this process finds by its environment."""
+    for name, value in s3_server.environment.items():
+        monkeypatch.setenv(name, value)
+    return s3_server

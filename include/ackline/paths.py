@@ -8,7 +8,11 @@ import sys
 from pathlib import Path
 
 import ackline
+from ackline.errors import ConfigError
 from ackline.turns import LIVE
+
+OBJECT_STORES = ("s3", "gs", "az", "abfs", "abfss")
+"""The schemes of the object stores that can hold the tables."""
 
 
 def project_root() -> Path:
@@ -29,12 +33,38 @@ def handlers_folder() -> Path:
 
 
 def audit_root() -> str:
-    """The folder of the tables: ACKLINE_AUDIT, a path or an object-store URI, or `.ackline/audit` of the project."""
+    """The folder of the tables: ACKLINE_AUDIT, a path or an object-store URI, or `.ackline/audit` of the project.
+
+    Raises ConfigError if it is a URI that can't name the folder of a table.
+    """
     # An empty variable counts as unset: as a relative path it would make the project itself the folder of the tables.
     root = os.environ.get("ACKLINE_AUDIT") or ".ackline/audit"
     if root.startswith("file://"):
         root = root.removeprefix("file://")
-    return root if "://" in root else str(project_root() / root)
+    return _checked_uri(root) if "://" in root else str(project_root() / root)
+
+
+def _checked_uri(root: str) -> str:
+    """Returns the URI of a folder in an object store, without a slash at its end and with `s3` for Hadoop's `s3a`."""
+    scheme, _, path = root.partition("://")
+    scheme = {"s3a": "s3"}.get(scheme, scheme)
+    bucket = path.partition("/")[0]
+    reason, shown = None, root.partition("?")[0]  # what follows a `?` may be a signature
+    # A secret may contain a slash, so the `@` after it may come later. Azure's CONTAINER@ACCOUNT is no login.
+    if ":" in bucket or ("@" in bucket and scheme not in ("abfs", "abfss")):
+        reason, shown = (
+            "it holds a login. Remove it, and set the login as docs/settings.md describes",
+            f"{scheme}://***",
+        )
+    elif scheme not in OBJECT_STORES:
+        reason = f"Unknown scheme: {scheme}. Use a path, or a URI with one of {', '.join(OBJECT_STORES)}"
+    elif "?" in path or "#" in path:
+        reason = "it has a `?` or a `#`, which a URI of a folder cannot contain. Remove it"
+    elif not path.strip("/"):
+        reason = f"it names no bucket. Write {scheme}://BUCKET/FOLDER"
+    if reason is not None:
+        raise ConfigError(f"ACKLINE_AUDIT={shown} can't be used: {reason}", key="ACKLINE_AUDIT")
+    return f"{scheme}://{path.rstrip('/')}"
 
 
 def lane_folder(root: str, pipeline: str, lane: str) -> str:

@@ -1,5 +1,6 @@
 """Fixtures of the contract tests: clients of the session's broker, a schema registry, and a ledger store."""
 
+import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -14,13 +15,25 @@ from ackline.kafka.registry import Registry
 from ackline.local.broker import Broker
 from ackline.local.ports import free_ports
 from tests.contract import kafka_log
+from tests.object_store.store import ObjectStore
 from tests.schema_registry import StubRegistry, stub_registry
 
 
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Repeats the tests of a module with `ROOTS` for each of these audit roots."""
+    roots = getattr(metafunc.module, "ROOTS", None)
+    chosen = any(mark.args[0] == "root" for mark in metafunc.definition.iter_markers("parametrize"))
+    if roots and not chosen and "root" in metafunc.fixturenames:
+        metafunc.parametrize("root", roots, indirect=True)
+
+
 @pytest.fixture
-def root(tmp_path: Path) -> str:
-    """An audit root that does not exist yet."""
-    return str(tmp_path / "audit")
+def root(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """An audit root that does not exist yet: on the disk, or in S3."""
+    if getattr(request, "param", "disk") == "disk":
+        return str(tmp_path / "audit")
+    store: ObjectStore = request.getfixturevalue("s3")
+    return f"{store.bucket(f'bucket-{uuid.uuid4()}')}/audit"
 
 
 @pytest.fixture

@@ -1,14 +1,15 @@
 """Plans, settlements and outcome files for the tests of the ledger store."""
 
 import json
+import os
 import time
 from datetime import UTC, datetime
-from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 from deltalake.transaction import AddAction
 
+from ackline.audit.object_store import arrow_filesystem
 from ackline.audit.rows import turn_columns
 from ackline.audit.schemas import OUTCOMES
 from ackline.audit.store import LedgerStore
@@ -51,9 +52,11 @@ def written(
     ]  # fmt: skip
     table = pa.Table.from_pylist(values, schema=OUTCOMES).drop_columns(["plan_date"])
     name = f"plan_date={DAY.isoformat()}/part-{of.n}-{tp.partition}-{time.monotonic_ns()}.parquet"
-    path = Path(store.outcomes.uri) / name
-    path.parent.mkdir(parents=True, exist_ok=True)
-    pq.write_table(table, path)
+    filesystem, base = arrow_filesystem(store.outcomes.uri)
+    path = f"{base}/{name}"
+    filesystem.create_dir(os.path.dirname(path))
+    pq.write_table(table, path, filesystem=filesystem)
+    info = filesystem.get_file_info(path)
     bounds = {
         column: (min(values_of), max(values_of))
         for column in ("lane", "epoch", "turn", "topic", "partition", "offset", "attempt", "outcome")
@@ -66,5 +69,4 @@ def written(
         "nullCount": dict.fromkeys(bounds, 0) | {"end_offset": len(rows)},
     }
     partition: dict[str, str | None] = {"plan_date": DAY.isoformat()}
-    size, modified = path.stat().st_size, int(path.stat().st_mtime * 1000)
-    return AddAction(name, size, partition, modified, True, json.dumps(stats))
+    return AddAction(name, info.size, partition, info.mtime_ns // 1_000_000, True, json.dumps(stats))

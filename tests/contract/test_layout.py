@@ -14,8 +14,12 @@ from ackline.audit.store import LedgerStore
 from ackline.cli.app import app
 from ackline.errors import ConfigError
 from tests.contract.lane_rows import settlement, turn, written
+from tests.contract.roots import EVERYWHERE, ON_DISK
+
+ROOTS = EVERYWHERE
 
 
+@ON_DISK
 def test_each_lane_has_three_tables_in_a_folder_of_its_own(root: str) -> None:
     for pipeline, lane in [("orders", "live"), ("orders", "backfill-7"), ("plans", "live")]:
         LedgerStore(root, pipeline, lane).store_settlement(settlement(0, pipeline=pipeline))
@@ -36,6 +40,7 @@ def test_the_audit_puts_the_lanes_of_a_pipeline_together_again(root: str, store:
     assert each_row == [("live", 1), ("backfill-7", 2)]
 
 
+@ON_DISK
 def test_the_first_layout_is_refused_with_what_to_do(
     root: str, store: LedgerStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -30,6 +30,7 @@ from ackline.errors import ConfigError, FatalError
 from ackline.offsets import TopicPartition
 from tests.contract.lane_rows import NOON, TP, plan, settlement, turn, written
 from tests.contract.lanes import OUTCOMES_A_TURN, begin_lane, files, settle_turns
+from tests.contract.roots import ON_BOTH
 
 KINDS = ("plan", "claim", "start", "outcomes", "decisions", "settlement")
 
@@ -51,6 +52,7 @@ def set_age(store: LedgerStore, file: AddAction, age: timedelta) -> Path:
     return path
 
 
+@ON_BOTH
 def test_no_row_and_no_transaction_id_changes(root: str, store: LedgerStore) -> None:
     begin_lane(store)
     store.store_claim(plan(3))
@@ -73,6 +75,7 @@ def test_no_row_and_no_transaction_id_changes(root: str, store: LedgerStore) -> 
     assert again.newest() == settlement(4)
 
 
+@ON_BOTH
 def test_a_second_maintenance_changes_nothing(root: str, store: LedgerStore) -> None:
     begin_lane(store)
     first = maintain(root)
@@ -192,6 +195,7 @@ def test_files_that_no_commit_names_are_removed_after_the_retention(root: str, s
     assert (old.exists(), young.exists()) == (False, True)
 
 
+@ON_BOTH
 def test_a_reader_of_an_older_version_can_go_on(root: str, store: LedgerStore) -> None:
     begin_lane(store)
     older = DeltaTable(store.outcomes.uri)
@@ -216,6 +220,7 @@ def test_a_table_that_can_not_be_read_is_a_clear_error(root: str, store: LedgerS
         maintain(root)
 
 
+@ON_BOTH
 def test_fault_33_appends_beside_maintenance_neither_fail_nor_lose_a_row(root: str, store: LedgerStore) -> None:
     begin_lane(store)
     runs = 0

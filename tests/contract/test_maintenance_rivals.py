@@ -14,6 +14,9 @@ from ackline.audit.store import LedgerStore
 from ackline.audit.table import AuditTable
 from tests.contract.lane_rows import TP, turn, written
 from tests.contract.lanes import FILES_A_TURN, ROWS_A_TURN, begin_lane, files, settle_turns
+from tests.contract.roots import EVERYWHERE
+
+ROOTS = EVERYWHERE
 
 
 class WithoutLock(AuditTable):

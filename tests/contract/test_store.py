@@ -18,6 +18,9 @@ from ackline.ledger import OutcomeRow
 from ackline.outcome import Outcome
 from ackline.turns import Marker, MarkerKind, Plan, Settlement, TurnKind
 from tests.contract.lane_rows import NOON, TP, plan, settlement, turn, written
+from tests.contract.roots import EVERYWHERE
+
+ROOTS = EVERYWHERE
 
 
 def test_s7_a_late_process_of_an_older_turn_can_store_nothing(store: LedgerStore) -> None:

@@ -25,6 +25,9 @@ from ackline.outcome import Outcome
 from ackline.spark.output.outcome_files import Chunk, OutcomeFiles, OutcomeTarget
 from ackline.turns import SettledPartition, Settlement, TurnKind
 from tests.contract.lane_rows import NOON, TP, TP1, plan, settlement, turn, written
+from tests.contract.roots import EVERYWHERE, ON_DISK
+
+ROOTS = EVERYWHERE
 
 
 def test_outcomes_and_decisions_of_a_turn_are_read_together(store: LedgerStore) -> None:
@@ -65,6 +68,7 @@ def test_the_last_failures_are_those_of_the_given_attempts_by_their_newest_turn(
     assert store.last_failures(turn(3), {}) == store.last_failures(turn(3, epoch=1), {TP: {3: 1}}) == {}
 
 
+@ON_DISK
 def test_failures_of_the_turn_open_no_file_of_another_one_and_earlier_ones_only_what_may_hold_them(
     store: LedgerStore,
 ) -> None:
@@ -78,6 +82,7 @@ def test_failures_of_the_turn_open_no_file_of_another_one_and_earlier_ones_only_
         store.last_failures(turn(3), {TP: {100: 1}})
 
 
+@ON_DISK
 def test_files_where_all_succeeded_at_once_are_counted_without_being_opened(store: LedgerStore) -> None:
     acked = written(store, turn(1), [(offset, 1, "acked") for offset in range(1_000)])
     store.store_outcomes(turn(1), [acked, written(store, turn(1), [(1_000, 1, "failed")])])
@@ -109,6 +114,7 @@ def test_a_long_topic_name_is_not_cut_by_the_statistics(store: LedgerStore, leng
     assert store.outcomes_of(turn(1)).counts == {tp: {"acked": 2}}
 
 
+@ON_DISK
 def test_a_file_that_must_be_opened_and_can_not_be_is_a_clear_error(store: LedgerStore) -> None:
     failed = written(store, turn(1), [(0, 1, "failed")])
     store.store_outcomes(turn(1), [failed])
@@ -117,6 +123,7 @@ def test_a_file_that_must_be_opened_and_can_not_be_is_a_clear_error(store: Ledge
         store.outcomes_of(turn(1))
 
 
+@ON_DISK
 def test_a_log_that_can_not_be_read_is_a_clear_error(store: LedgerStore) -> None:
     store.store_settlement(settlement(0))
     for entry in Path(store.settlements.uri, "_delta_log").glob("*.json"):
@@ -130,7 +137,7 @@ def test_fences_and_states_survive_checkpoints(store: LedgerStore) -> None:
     store.store_settlement(settlement(0))
     for n in range(1, last + 1):
         assert store.store_settlement(settlement(n))
-    assert list(Path(store.settlements.uri, "_delta_log").glob("*.checkpoint.parquet"))
+    assert store.settlements.log.files().checkpoints
     again = LedgerStore(store.root, "orders", "live")
     assert again.newest() == settlement(last)
     assert not again.store_settlement(settlement(last, "late"))
@@ -232,6 +239,7 @@ def test_the_tables_are_append_only(store: LedgerStore) -> None:
     assert store.newest() == settlement(0)
 
 
+@ON_DISK
 def test_the_ledger_id_is_a_property_of_the_settlements_and_stays(
     root: str, store: LedgerStore, tmp_path: Path
 ) -> None:
@@ -249,6 +257,7 @@ def test_the_ledger_id_is_a_property_of_the_settlements_and_stays(
         assert other.ledger_id() not in ("", ledger)
 
 
+@ON_DISK
 def test_a_report_too_far_behind_or_expired_from_the_log_is_none_and_no_error(
     store: LedgerStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:

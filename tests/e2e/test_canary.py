@@ -49,7 +49,7 @@ def test_i13_neither_a_secret_nor_a_payload_is_shown_anywhere(
     events = tmp_path / "events"
     events.mkdir()
     environment = _environment(lane, events)
-    with _watched_arguments() as arguments:
+    with watched_arguments() as arguments:
         done = lane.ackline_process("run", lane.name, env=environment)
     assert done.returncode == 0, done.stderr
     offsets = range(len(VALUES))
@@ -109,7 +109,7 @@ def _environment(lane: Lab, events: Path) -> dict[str, str]:
 
 
 @contextmanager
-def _watched_arguments() -> Iterator[dict[int, str]]:
+def watched_arguments() -> Iterator[dict[int, str]]:
     """Collects the command lines of all processes that appear while the block runs, by process id."""
     arguments: dict[int, str] = {}
     before, done = {pid for pid, _, _ in processes()}, threading.Event()

@@ -33,7 +33,8 @@ def union(parts):
 spark_job._union = union
 for handler in ("by_word", "column_words", "column_raises"):
     # Every property of the connection goes where a password would go. A broker without a login accepts this one.
-    job = lab.job(handler, {tp: (0, 2)}, {tp: {2: 2}}, kafka={"client.id": secret})
+    job = lab.job(handler, {tp: (0, 2)}, {tp: {2: 2}}, kafka={"client.id": secret},
+                  store_options={"aws_secret_access_key": secret})
     try:
         lab.run(job)
         print(lab.rows(job))

@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 from deltalake import DeltaTable
 
 from ackline.audit.delta_log import LOG, POINTER, DeltaLog
+from ackline.audit.object_store import options_of
 from ackline.audit.storage import sync_file, sync_folder
 
 _SCRATCH = ".checkpoint"
@@ -37,7 +38,8 @@ def write_checkpoint(log: DeltaLog, table: DeltaTable) -> None:
         return
     if log.storage.folder is None:  # an object store never shows a part of a file
         table.create_checkpoint()
-        _compare(DeltaTable(table.table_uri), table, log.transactions(version), log.transactions(version))
+        written = DeltaTable(log.storage.uri, version, storage_options=options_of(log.storage.uri))
+        _compare(written, table, log.transactions(version), log.transactions(version))
         return
     scratch = log.storage.folder / _SCRATCH
     shutil.rmtree(scratch, ignore_errors=True)  # left by a process that was killed

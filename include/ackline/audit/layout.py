@@ -12,6 +12,7 @@ from typing import NamedTuple
 import pyarrow as pa
 import pyarrow.fs as pafs
 
+from ackline.audit.object_store import arrow_filesystem, cause_of, is_remote
 from ackline.audit.schemas import TABLES
 from ackline.errors import ConfigError, FatalError
 from ackline.paths import lane_folder
@@ -64,13 +65,13 @@ def check_layout(root: str) -> None:
 def _folders(folder: str) -> set[str]:
     """Returns the names of the folders in `folder`, without hidden ones; none if it does not exist."""
     try:
-        if "://" not in folder:
+        if not is_remote(folder):
             path = Path(folder)
             names = {child.name for child in path.iterdir() if child.is_dir()} if path.is_dir() else set()
         else:
-            store, base = pafs.FileSystem.from_uri(folder)
+            store, base = arrow_filesystem(folder)
             found = store.get_file_info(pafs.FileSelector(base, allow_not_found=True))
             names = {info.base_name for info in found if info.type is pafs.FileType.Directory}
     except (OSError, pa.ArrowException) as error:
-        raise FatalError(f"the folder at {scrub_address(folder)} can't be used: {scrub_address(str(error))}") from error
+        raise FatalError(f"the folder at {scrub_address(folder)} can't be used: {cause_of(error, folder)}") from error
     return {name for name in names if not name.startswith(".")}

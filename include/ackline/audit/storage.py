@@ -11,15 +11,15 @@ from pathlib import Path, PurePosixPath
 
 import pyarrow.fs as pafs
 
+from ackline.audit.object_store import arrow_filesystem
+
 
 class Storage:
     """The folder of a table. Paths are relative to it, with `/` between the parts."""
 
     def __init__(self, uri: str) -> None:
-        if "://" in uri:
-            store, base = pafs.FileSystem.from_uri(uri)
-        else:
-            store, base = pafs.LocalFileSystem(), uri
+        self.uri = uri
+        store, base = arrow_filesystem(uri)
         self.filesystem = pafs.SubTreeFileSystem(base, store)
         self.folder = Path(base) if isinstance(store, pafs.LocalFileSystem) else None
         """The folder of a local table; None in an object store."""

@@ -11,7 +11,6 @@ syncs the newest log entry too, before the caller can act on it: the process tha
 
 import contextlib
 import logging
-import re
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,7 +22,6 @@ from typing import Any, TypeAlias, TypeVar
 
 import pyarrow as pa
 import pyarrow.dataset as ds
-import pyarrow.fs as pafs
 from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Transaction
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 from deltalake.schema import Schema
@@ -32,8 +30,10 @@ from filelock import FileLock
 from tenacity import Retrying, retry_if_exception_type, stop_after_attempt
 
 from ackline.audit.checkpoints import CheckpointError, expire_entries, write_checkpoint
+from ackline.audit.conditional_put import prove_conditional_put
 from ackline.audit.data_files import write_rows
 from ackline.audit.delta_log import ACTIONS, DeltaLog, TornEntryError
+from ackline.audit.object_store import cause_of, is_remote, options_of
 from ackline.audit.schemas import PARTITION_BY, TABLES
 from ackline.audit.storage import Storage
 from ackline.errors import FatalError, TransientError
@@ -62,10 +62,6 @@ _COMMIT, _NOTE = "ackline.commit", "ackline.note"
 _HISTORY_LIMITS = (8, 64, 512)
 """How many of the newest commits are searched for a note: first what nearly always holds it, at last a bound that does
 not grow with the log."""
-_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
-"""delta-rs colours its error texts even when no terminal shows them."""
-_BACKTRACE = re.compile(r" 0: <unknown>.*")
-"""What Delta's kernel appends to its error texts."""
 _IN_EVERY_VERSION = (*PARTITION_BY, "pipeline", "lane", "epoch", "turn", "run_id", "topic", "partition")
 
 
@@ -75,7 +71,7 @@ class AuditTable:
     def __init__(self, folder: str, name: str) -> None:
         self.uri = f"{folder.rstrip('/')}/{name}"
         self.name = name
-        self._folder = None if "://" in folder else Path(folder)
+        self._folder = None if is_remote(folder) else Path(folder)
         self._loaded: DeltaTable | None = None
         self._loaded_at = 0.0
         self._has_all_columns = False
@@ -131,7 +127,7 @@ class AuditTable:
         if self._folder is not None:
             self.log.forget()
             self.log.secure()  # before delta-rs, whose error for a torn entry names no file
-        return DeltaTable(self.uri)
+        return DeltaTable(self.uri, storage_options=options_of(self.uri))
 
     def _check_is_ours(self, table: DeltaTable) -> None:
         """Raises FatalError for a table that is not Ackline's."""
@@ -200,6 +196,8 @@ class AuditTable:
         return ledger_id
 
     def _create_table(self) -> DeltaTable:
+        # The fences of an object store are its conditional puts: no ledger begins where they don't hold.
+        prove_conditional_put(self.uri.rpartition("/")[0])
         ledger_id = {LEDGER_ID: str(uuid.uuid4())} if self.name == "settlements" else {}
         self.storage.make_durably("_delta_log")  # with the folders above it, which hold every later commit
         table = DeltaTable.create(
@@ -216,7 +214,13 @@ class AuditTable:
                 **ledger_id,
             },
             raise_if_key_not_exists=False,  # LEDGER_ID is a key of ours
-            commit_properties=CommitProperties(custom_metadata={ACTIONS: 2}),  # protocol and metadata
+            storage_options=options_of(self.uri),
+            # delta-rs would try a creation that lost its race again as version 1, and so replace the ledger's id that
+            # the winner has begun with. Without it the loser raises CommitFailedError, and opens the winner's table.
+            commit_properties=CommitProperties(
+                custom_metadata={ACTIONS: 2},  # protocol and metadata
+                max_commit_retries=0,
+            ),
             post_commithook_properties=_NO_HOOKS,
         )
         self._secure(table.version())
@@ -394,15 +398,15 @@ class AuditTable:
     def dataset(self, table: DeltaTable, where: Where | None) -> ds.Dataset:
         """Returns the files whose statistics allow rows that match `where`; they are not opened yet.
 
-        Arrow itself reads local ones. Through delta-rs's Python file system, threads of Arrow that outlive the
-        interpreter abort the process at its end (apache/arrow#34314).
+        Arrow itself reads them, and not delta-rs's Python file system (`object_store.arrow_filesystem`).
         """
-        local = None if self._folder is None else pafs.SubTreeFileSystem(self.uri, pafs.LocalFileSystem())
         schema = pa.schema(table.schema().to_arrow())
         for field in _missing_columns(table.schema(), TABLES[self.name]):  # null in a table of an earlier version
             schema = schema.append(field)
         pruning = None if where is None else _as_sql(where)
-        return table.to_pyarrow_dataset(filesystem=local, file_pruning_predicate=pruning, schema=schema)
+        return table.to_pyarrow_dataset(
+            filesystem=self.storage.filesystem, file_pruning_predicate=pruning, schema=schema
+        )
 
     @property
     def has_lock(self) -> bool:
@@ -446,8 +450,8 @@ class AuditTable:
 
     def error(self, cause: BaseException) -> FatalError:
         """Returns the error for a table whose log or files can't be read or written."""
-        why = _BACKTRACE.sub("", " ".join(_COLOURS.sub("", str(cause)).split()))[:300]
-        return FatalError(f"the table {self.name} at {scrub_address(self.uri)} can't be used: {scrub_address(why)}")
+        why = cause_of(cause, self.uri)
+        return FatalError(f"the table {self.name} at {scrub_address(self.uri)} can't be used: {why}")
 
 
 def _retry_beside_rivals(commit: Callable[[], T]) -> T:

@@ -10,7 +10,9 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from ackline.audit.conditional_put import prove_conditional_put
 from ackline.audit.layout import all_lanes
+from ackline.audit.object_store import is_remote
 from ackline.audit.schemas import TABLES
 from ackline.audit.table import AuditTable
 from ackline.cli.connection import connection_of
@@ -84,7 +86,8 @@ def _jars() -> str:
 
 def _audit() -> str:
     root = audit_root()
-    if "://" not in root:
+    prove_conditional_put(root)
+    if not is_remote(root):
         Path(root).mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=root):
             pass

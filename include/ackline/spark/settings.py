@@ -15,7 +15,8 @@ from ackline.translation import Translation
 class ReplaySettings:
     """Which handler a job calls, and what becomes of its outcomes.
 
-    The only secret in here is a password for the schema registry, in `translation`.
+    The secrets in here are a password for the schema registry, in `translation`, and the login of an object store.
+    They travel only inside the function of a task.
     """
 
     handler: str | None
@@ -35,6 +36,8 @@ class ReplaySettings:
     """Seconds that one call of the handler may take. Needs `isolated`."""
     translation: Translation | None = None
     """The streams, where records are decoded, filtered or split between handlers."""
+    store_options: Mapping[str, str] | None = field(default=None, repr=False)
+    """How tasks reach the object store of the tables (`audit.object_store`); None if the tables are on a disk."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ import socket
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark import TaskContext
 
+from ackline.audit.object_store import use_options
 from ackline.errors import ConfigError, FatalError
 from ackline.handler import Tier
 from ackline.metrics import FetchTimes
@@ -47,6 +49,7 @@ class TaskRun:
     """One Spark task. As a context manager it removes the files of a task that fails."""
 
     def __init__(self, settings: TaskSettings) -> None:
+        use_options(settings.replay.store_options)
         self._settings = settings
         self._clock = outcome_clock(settings.replay.now)
         files = OutcomeFiles if settings.replay.record_outcomes else OutcomeCounter
@@ -206,7 +209,7 @@ class TaskRun:
 
 def _call_handler(settings: TaskSettings, clock: Clock) -> CallHandler:
     if settings.replay.isolated:
-        return IsolatedHandler(settings.replay, settings.tier, clock)
+        return IsolatedHandler(replace(settings.replay, store_options=None), settings.tier, clock)
     with _naming_host():
         return load_call(settings.replay, settings.tier)
 

@@ -6,6 +6,7 @@ from deltalake import DeltaTable
 from deltalake.exceptions import TableNotFoundError
 
 from ackline.verify.evidence import Unreadable
+from ackline.verify.storage import filesystem_of, storage_options, storage_uri
 
 COLUMNS = {
     "settlements": ["lane", "epoch", "turn", "kind", "topic", "partition", "old_floor", "new_floor",
@@ -26,8 +27,11 @@ def read_table(root: str, name: str, pipeline: str, lane: str) -> tuple[pa.Table
     """
     try:
         folder = f"{root.rstrip('/')}/{pipeline}" + ("" if lane == "live" else f"/{lane}")
-        table = DeltaTable(f"{folder}/{name}")
-        rows = table.to_pyarrow_table(columns=COLUMNS[name])
+        uri = storage_uri(f"{folder}/{name}")
+        options = storage_options(uri)
+        table = DeltaTable(uri, storage_options=options)
+        dataset = table.to_pyarrow_dataset(filesystem=filesystem_of(uri, options))
+        rows = dataset.to_table(columns=COLUMNS[name])
     except Exception as error:  # the storage and the table may fail in many ways, and each one means no verdict
         if isinstance(error, TableNotFoundError) and name != "settlements":
             return _empty_table(name), ""

@@ -1,0 +1,186 @@
+"""The tables in an object store: who may create, who may commit, and what is refused."""
+
+import os
+import subprocess
+import sys
+import uuid
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
+from typing import TypeVar
+
+import pyarrow.fs as pafs
+import pytest
+from deltalake import DeltaTable
+from typer.testing import CliRunner
+
+from ackline.audit import conditional_put
+from ackline.audit.conditional_put import create_exclusively, prove_conditional_put
+from ackline.audit.object_store import arrow_filesystem, use_options
+from ackline.audit.store import LedgerStore
+from ackline.cli.app import app
+from ackline.errors import AcklineError, ConfigError, FatalError
+from ackline.ledger import OutcomeRow
+from ackline.outcome import Outcome
+from tests.contract.lane_rows import NOON, TP, plan, settlement, turn
+from tests.object_store.store import SECRET, ObjectStore
+
+T = TypeVar("T")
+DRIVERS = 50
+
+
+@pytest.fixture
+def root(s3: ObjectStore) -> str:
+    """An audit root in a bucket of its own."""
+    return f"{s3.bucket(f'bucket-{uuid.uuid4()}')}/audit"
+
+
+@pytest.fixture
+def careless(s3: ObjectStore) -> str:
+    """An audit root in a store that ignores the condition of a put."""
+    return f"{s3.bucket(f'careless-{uuid.uuid4()}')}/audit"
+
+
+@pytest.fixture(autouse=True)
+def _own_options() -> Iterator[None]:
+    conditional_put._proved.clear()
+    yield
+    use_options(None)
+
+
+def at_once(call: Callable[[], T], times: int) -> list[T]:
+    """Calls a function from several threads at the same time."""
+    ready = Barrier(times)
+
+    def wait_and_call(_: int) -> T:
+        ready.wait()
+        return call()
+
+    with ThreadPoolExecutor(times) as pool:
+        return list(pool.map(wait_and_call, range(times)))
+
+
+def names(folder: str) -> list[str]:
+    """Returns the objects below a folder."""
+    store, base = arrow_filesystem(folder)
+    found = store.get_file_info(pafs.FileSelector(base, recursive=True, allow_not_found=True))
+    return sorted(info.path.removeprefix(f"{base}/") for info in found if info.is_file)
+
+
+# ---- conditional puts -----------------------------------------------------------------------------------------------
+
+
+def test_an_object_is_created_by_one_caller_only(root: str) -> None:
+    assert sorted(at_once(lambda: create_exclusively(root, "marks/1"), 8)) == [False] * 7 + [True]
+    assert not create_exclusively(root, "marks/1")
+    assert create_exclusively(root, "marks/2")
+
+
+def test_a_store_that_refuses_a_second_put_is_proved_and_nothing_stays(root: str) -> None:
+    prove_conditional_put(root)
+    assert names(root) == []
+
+
+def test_a_store_that_ignores_the_condition_is_refused_before_a_ledger_begins(careless: str) -> None:
+    with pytest.raises(ConfigError, match=r"If-None-Match.*Use a store that supports conditional writes") as refused:
+        LedgerStore(careless, "orders", "live").store_settlement(settlement(0))
+    assert careless in str(refused.value)
+    assert names(f"{careless}/orders") == []
+
+
+def test_doctor_refuses_a_store_that_ignores_the_condition(
+    careless: str, root: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for place, shown in ((careless, "overwritten an object"), (root.replace("s3://", "s3a://") + "/", root)):
+        monkeypatch.setenv("ACKLINE_AUDIT", place)
+        assert shown in " ".join(CliRunner().invoke(app, ["doctor", "--json"]).stdout.split())
+
+
+# ---- races ----------------------------------------------------------------------------------------------------------
+
+
+def test_s53_drivers_that_create_the_tables_at_once_begin_one_ledger(root: str) -> None:
+    """delta-rs alone would create the table a second time as version 1, with another ledger's id."""
+    first = at_once(lambda: LedgerStore(root, "orders", "live").store_settlement(settlement(0)), 8)
+    assert sorted(first) == [False] * 7 + [True]
+    store = LedgerStore(root, "orders", "live")
+    operations = [entry["operation"] for entry in DeltaTable(store.settlements.uri).history()]
+    assert operations == ["WRITE", "CREATE TABLE"]
+    assert store.newest() == settlement(0)
+
+
+def test_s53_of_fifty_drivers_one_takes_each_number_and_none_fails(root: str) -> None:
+    LedgerStore(root, "orders", "live").store_settlement(settlement(0))
+
+    def run() -> list[bool]:
+        store = LedgerStore(root, "orders", "live")
+        won = []
+        for n in (1, 2):
+            rows = {TP: [OutcomeRow(5, 0, Outcome.DEAD, NOON)]}
+            won += [store.store_plan(plan(n)), store.store_outcomes(turn(n), [])]
+            won += [store.store_decisions(plan(n), "run", rows), store.store_settlement(settlement(n), plan(n))]
+        return won
+
+    wins = at_once(run, DRIVERS)
+    assert [sum(column) for column in zip(*wins, strict=True)] == [1] * 8
+    store = LedgerStore(root, "orders", "live")
+    assert store.newest() == settlement(2)
+    assert store.outcomes.read(None).num_rows == 2
+
+
+# ---- kills ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("place", "again"), [("before", "True"), ("after", "False")])
+def test_a_kill_between_data_and_log_entry_leaves_no_row_and_one_after_it_no_second(
+    root: str, place: str, again: str
+) -> None:
+    def appended(where: str) -> "subprocess.CompletedProcess[str]":
+        command = [sys.executable, "-m", "tests.contract.object_store_actor", root, where]
+        return subprocess.run(command, capture_output=True, text=True, check=False)
+
+    assert appended(place).returncode == 9
+    store = LedgerStore(root, "orders", "live")
+    assert store.outcomes.read(None).num_rows == (place == "after")
+    done = appended("nowhere")
+    assert (done.returncode, done.stdout.strip(), done.stderr) == (0, again, "")
+    assert store.outcomes.read(None).num_rows == 1
+
+
+# ---- logins ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_connection_reaches_the_tables(root: str, s3: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in s3.environment:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("ACKLINE_AUDIT_CONNECTION", "store")
+    extra = f'{{"endpoint_url": "{s3.endpoint}", "allow_http": true, "region_name": "us-east-1"}}'
+    fields = f'{{"conn_type": "aws", "login": "key", "password": "{SECRET}", "extra": {extra}}}'
+    monkeypatch.setenv("AIRFLOW_CONN_STORE", fields)
+    store = LedgerStore(root, "orders", "live")
+    assert store.store_settlement(settlement(0))
+    assert store.newest() == settlement(0)
+
+
+@pytest.mark.parametrize("store", ["s3://no-such-bucket/audit", "s3://bucket/audit"])
+def test_a_store_that_can_not_be_used_is_a_clear_error_without_the_login(
+    s3: ObjectStore, monkeypatch: pytest.MonkeyPatch, store: str
+) -> None:
+    if "no-such" not in store:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", "https://127.0.0.1:1")
+    for call in (lambda: prove_conditional_put(store), LedgerStore(store, "orders", "live").newest):
+        with pytest.raises(AcklineError, match="can't be used") as error:
+            call()
+        assert isinstance(error.value, ConfigError | FatalError)
+        assert SECRET not in str(error.value)
+
+
+def test_a_process_that_has_read_remote_tables_ends_well(root: str) -> None:
+    """Arrow's threads that outlive the interpreter must not abort it."""
+    store = LedgerStore(root, "orders", "live")
+    store.store_settlement(settlement(0))
+    store.store_decisions(plan(1), "run", {TP: [OutcomeRow(5, 0, Outcome.DEAD, NOON)]})
+    script = "from ackline.audit.queries import *; print(len(audit_rows(%r, 'orders', AuditFilter(everything=True))))"
+    command = [sys.executable, "-c", script % root]
+    for done in [subprocess.run(command, capture_output=True, text=True, env=os.environ) for _ in range(3)]:
+        assert (done.returncode, done.stdout, done.stderr) == (0, "1\n", "")

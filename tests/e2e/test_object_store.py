@@ -1,0 +1,80 @@
+"""A pipeline whose tables are in an object store, as a user starts it."""
+
+import json
+import os
+import subprocess
+import sys
+import uuid
+from pathlib import Path
+
+import pyarrow.fs as pafs
+import pytest
+
+from ackline.audit.object_store import arrow_filesystem
+from tests.e2e.fixtures import MakeLab
+from tests.e2e.lab import Lab
+from tests.e2e.test_canary import watched_arguments
+from tests.object_store.store import REGION, SECRET, ObjectStore
+
+
+def test_i13_a_run_reads_and_writes_its_tables_in_an_object_store_and_shows_no_login(
+    lab: MakeLab, s3_server: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The login is that of a connection. Two turns on real Spark and a real broker, maintenance, and a verdict."""
+    lane = lab(retry={"max_retries": 1, "initial_delay": "0s"})
+    lane.audit = s3_server.bucket(f"bucket-{uuid.uuid4()}").replace("s3://", "s3a://") + "/audit/"
+    lane.produce_records(20, {3: {"fail": 1}})
+    events = tmp_path / "events"
+    events.mkdir()
+    environment = _environment(s3_server, events)
+    with watched_arguments() as arguments:
+        first, second = [lane.ackline_process("run", lane.name, "--json", env=environment) for _ in range(2)]
+    assert [first.returncode, second.returncode] == [0, 0], first.stderr + second.stderr
+    assert json.loads(first.stdout.splitlines()[-1])["outcomes"] == {"acked": 19, "failed": 1}
+    assert json.loads(second.stdout.splitlines()[-1])["outcomes"] == {"acked": 1}
+    others = [
+        lane.ackline_process(*command, env=environment)
+        for command in (["status", lane.name], ["audit", lane.name, "--json"], ["doctor"], ["maintain"])
+    ]
+    assert [command.returncode for command in others] == [0] * 4, [command.stderr for command in others]
+    assert len(json.loads(others[1].stdout)) == 21
+    assert lane.committed() == 20
+    _judge(lane, environment)
+    logs = [path.read_text() for path in events.rglob("*") if path.is_file()]
+    assert any("SparkListenerJobEnd" in log for log in logs)
+    shown = [text for process in (first, second, *others) for text in (process.stdout, process.stderr)]
+    for texts in (shown, list(arguments.values()), logs, _stored_texts(lane.audit, s3_server, monkeypatch)):
+        assert any(texts)
+        assert not [text[:200] for text in texts if SECRET in text]
+
+
+def _environment(store: ObjectStore, events: Path) -> dict[str, str]:
+    extra = {"endpoint_url": store.endpoint, "region_name": REGION, "allow_http": True}
+    fields = {"conn_type": "aws", "login": "key", "password": SECRET, "extra": extra}
+    log = {"enabled": "true", "compress": "false", "dir": events.as_uri()}
+    settings = " ".join(f"--conf spark.eventLog.{name}={value}" for name, value in log.items())
+    return {
+        "ACKLINE_AUDIT_CONNECTION": "store",
+        "AIRFLOW_CONN_STORE": json.dumps(fields),
+        "PYSPARK_SUBMIT_ARGS": f"{settings} pyspark-shell",
+    }
+
+
+def _judge(lane: Lab, environment: dict[str, str]) -> None:
+    """Runs the checker as a process of its own."""
+    arguments = ["--bootstrap", lane.broker.bootstrap, "--audit", lane.audit, "--pipeline", lane.name, "--group",
+                 lane.group, "--topic", lane.topic, "--dead-letter-topic", lane.dead_letter_topic,
+                 "--settled"]  # fmt: skip
+    command = [sys.executable, "-m", "ackline.verify", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **environment}, check=False)
+    assert (done.returncode, done.stderr) == (0, ""), done.stdout + done.stderr
+    lane.judged = True
+
+
+def _stored_texts(root: str, store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Returns the content of every object below the root."""
+    for name, value in store.environment.items():
+        monkeypatch.setenv(name, value)
+    filesystem, base = arrow_filesystem(root.replace("s3a://", "s3://").rstrip("/"))
+    found = filesystem.get_file_info(pafs.FileSelector(base, recursive=True))
+    return [filesystem.open_input_file(info.path).read().decode(errors="replace") for info in found if info.is_file]
