@@ -180,7 +180,9 @@ def test_a_process_that_has_read_remote_tables_ends_well(root: str) -> None:
     store = LedgerStore(root, "orders", "live")
     store.store_settlement(settlement(0))
     store.store_decisions(plan(1), "run", {TP: [OutcomeRow(5, 0, Outcome.DEAD, NOON)]})
-    script = "from ackline.audit.queries import *; print(len(audit_rows(%r, 'orders', AuditFilter(everything=True))))"
+    script = (
+        "from ackline.audit.queries import *; print(len(list(audit_rows(%r, 'orders', AuditFilter(everything=True)))))"
+    )
     command = [sys.executable, "-c", script % root]
     for done in [subprocess.run(command, capture_output=True, text=True, env=os.environ) for _ in range(3)]:
         assert (done.returncode, done.stdout, done.stderr) == (0, "1\n", "")

@@ -17,6 +17,8 @@ from ackline.process_identity import ProcessIdentity
 
 KAFKA_CONFIG = "ACKLINE_KAFKA_CONFIG"
 """The variable that holds the Kafka connection as JSON."""
+STORE_OPTIONS = "ACKLINE_STORE_OPTIONS"
+"""The variable that holds the options of the tables' object store as JSON."""
 TASK = "ACKLINE_AIRFLOW_TASK"
 """The variable that holds the process of the Airflow task, as the text of its `ProcessIdentity`."""
 DONE, TRANSIENT, CONFIGURATION, FATAL = 0, 1, 2, 3
@@ -30,10 +32,11 @@ def main(argv: Sequence[str]) -> int:
     arguments = parser.parse_args(argv)
     # Removed from the environment, so that no process started here inherits them.
     secret = os.environ.pop(KAFKA_CONFIG, "null")
+    store_options = os.environ.pop(STORE_OPTIONS, "null")
     task = os.environ.pop(TASK, None)
     end_with_task(ProcessIdentity.decode(task) if task else None)
     try:
-        print(replay_open_plan(arguments.pipeline, arguments.run_id, secret))
+        print(replay_open_plan(arguments.pipeline, arguments.run_id, secret, store_options))
     except AcklineError as error:
         print(f"ackline: {error}", file=sys.stderr)
         return exit_status_of(error)
@@ -56,8 +59,9 @@ def describe_unexpected(error: Exception) -> str:
     return f"{frames}ackline: unexpected {type(error).__module__}.{type(error).__qualname__}"
 
 
-def replay_open_plan(name: str, run_id: str, connection: str) -> str:
+def replay_open_plan(name: str, run_id: str, connection: str, store_options: str = "null") -> str:
     """Replay the open plan. Returns one line that sums it up."""
+    from ackline.audit.object_store import use_options
     from ackline.paths import make_handlers_importable, pipelines_folder
     from ackline.pipeline_folder import load_pipeline
     from ackline.spark.session import open_session
@@ -65,6 +69,7 @@ def replay_open_plan(name: str, run_id: str, connection: str) -> str:
     from ackline.steps.run import replay_until_records
     from ackline.stream_functions import check_functions
 
+    use_options(json.loads(store_options))
     make_handlers_importable()
     pipeline = load_pipeline(pipelines_folder(), name)
     # The handler may have changed since the plan. At most once, a handler that fails to import costs the whole turn.

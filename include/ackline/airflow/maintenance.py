@@ -25,8 +25,10 @@ class MaintainOperator(BaseOperator):
     def execute(self, context: Context) -> list[dict[str, Any]]:
         """Maintain the tables. Safe beside runs, and safe to repeat."""
         with airflow_errors():
+            from ackline.airflow.audit_connection import use_audit_connection
             from ackline.audit.maintenance import maintain
 
+            use_audit_connection()
             tables = [asdict(maintained) for maintained in maintain(audit_root())]
         for table in tables:
             self.log.info("maintained: %s", table)

@@ -17,7 +17,7 @@ from airflow.sdk import BaseOperator, Connection, Context
 from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowNotFoundException
 
 import ackline
-from ackline.airflow.driver import CONFIGURATION, FATAL, KAFKA_CONFIG, TASK
+from ackline.airflow.driver import CONFIGURATION, FATAL, KAFKA_CONFIG, STORE_OPTIONS, TASK
 from ackline.airflow.provider import SparkSubmitHook, SparkSubmitOperator
 from ackline.errors import AcklineError, ConfigError, TransientError
 from ackline.paths import handlers_folder, make_handlers_importable, project_root
@@ -47,9 +47,11 @@ def airflow_errors() -> Iterator[None]:
 @contextmanager
 def opened(pipeline: Pipeline, context: Context) -> Iterator["Parts"]:
     """Opens a pipeline for one task. Its turns carry the run id of the DAG run."""
+    from ackline.airflow.audit_connection import use_audit_connection
     from ackline.airflow.connection import kafka_connection
     from ackline.steps.parts import open_parts
 
+    use_audit_connection()
     make_handlers_importable()  # a listener, a retry class or a partition filter may live there
     with open_parts(pipeline, kafka_connection(pipeline), run_id=context["run_id"], actor=ACTOR) as parts:
         yield parts
@@ -175,11 +177,12 @@ class ReplayOperator(SparkSubmitOperator):
         return True
 
     def _driver_hook(self, context: Context) -> "DriverHook":
+        from ackline.airflow.audit_connection import use_audit_connection
         from ackline.airflow.connection import kafka_connection
         from ackline.spark.jars import kafka_source_jars
 
         return DriverHook(
-            driver_environment(kafka_connection(self.pipeline)),
+            driver_environment(kafka_connection(self.pipeline), use_audit_connection()),
             conn_id=SPARK_CONNECTION,
             name=self.name,
             jars=",".join(str(jar) for jar in kafka_source_jars()),
@@ -259,14 +262,20 @@ def driver_settings(master: str) -> dict[str, str]:
 _AIRFLOW_VARIABLE = re.compile(r"_*AIRFLOW", re.IGNORECASE)
 
 
-def driver_environment(connection: Mapping[str, Any] | None) -> dict[str, str]:
-    """Returns the environment of the driver: that of the task without AIRFLOW variables, which hold secrets."""
+def driver_environment(
+    connection: Mapping[str, Any] | None, store_options: Mapping[str, str] | None = None
+) -> dict[str, str]:
+    """Returns the environment of the driver: that of the task without AIRFLOW variables, which hold secrets.
+
+    The Kafka connection and the options of the object store are added; the driver removes both when it starts.
+    """
     kept = {name: value for name, value in os.environ.items() if not _AIRFLOW_VARIABLE.match(name)}
     folders = [str(handlers_folder()), *filter(None, [kept.get("PYTHONPATH")])]
     # spark-submit is beside the interpreter. A scheduler may not have it on its PATH.
     commands = [os.path.dirname(sys.executable), kept.get("PATH", os.defpath)]
     kept |= {
         KAFKA_CONFIG: json.dumps(connection),
+        STORE_OPTIONS: json.dumps(store_options),
         TASK: str(ProcessIdentity.of(os.getpid())),
         "PATH": os.pathsep.join(commands),
         "PYTHONPATH": os.pathsep.join(folders),

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from ackline.airflow.audit_connection import use_audit_connection
 from ackline.audit.queries import AuditFilter, audit_rows
 from ackline.audit.store import LedgerStore
 from ackline.paths import audit_root
@@ -57,10 +58,14 @@ def turns(name: str) -> list[Turn]:
 
 def audit(name: str, criteria: AuditFilter) -> list[dict[str, Any]]:
     """Returns effective rows of the audit table, but none without an offset: they may be millions."""
-    return [] if criteria.offsets is None else list(audit_rows(audit_root(), name, criteria))
+    if criteria.offsets is None:
+        return []
+    use_audit_connection()
+    return list(audit_rows(audit_root(), name, criteria))
 
 
 def _store(name: str) -> LedgerStore:
+    use_audit_connection()
     return LedgerStore(audit_root(), name, LIVE)
 
 
