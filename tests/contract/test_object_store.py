@@ -22,6 +22,8 @@ from ackline.cli.app import app
 from ackline.errors import AcklineError, ConfigError, FatalError
 from ackline.ledger import OutcomeRow
 from ackline.outcome import Outcome
+from ackline.spark.task_folder import TaskFolder, open_task_folder, remove_task_folders
+from ackline.turns import LIVE, TurnId
 from tests.contract.lane_rows import NOON, TP, plan, settlement, turn
 from tests.object_store.store import SECRET, ObjectStore
 
@@ -74,6 +76,22 @@ def test_an_object_is_created_by_one_caller_only(root: str) -> None:
     assert sorted(at_once(lambda: create_exclusively(root, "marks/1"), 8)) == [False] * 7 + [True]
     assert not create_exclusively(root, "marks/1")
     assert create_exclusively(root, "marks/2")
+
+
+def test_i7_a_part_of_a_job_starts_once_though_two_executions_begin_it_at_once(root: str) -> None:
+    def starts(folder: TaskFolder) -> bool:
+        try:
+            folder.check(0)
+        except FatalError:
+            return False
+        return True
+
+    of = TurnId("orders", LIVE, 0, 7)
+    with open_task_folder(f"{root}/outcomes", of, once=True) as folder:
+        assert sorted(at_once(lambda: starts(folder), 4)) == [False] * 3 + [True]
+    assert names(root) == [".tasks/live-0-7/part-0"]
+    remove_task_folders(f"{root}/outcomes", of)
+    assert names(root) == []
 
 
 def test_a_store_that_refuses_a_second_put_is_proved_and_nothing_stays(root: str) -> None:

@@ -129,7 +129,7 @@ def test_i7_fault_7_a_worker_killed_in_mid_handler_repeats_nothing_at_most_once(
     assert "Spark tried a task again under at_most_once" in run.errors
     assert set(lane.calls().values()) == {1}
     later = lane.run(START + timedelta(hours=2))
-    assert (later.status, later.printed["outcomes"]) == (0, {"lost": 2}), later.errors
+    assert (later.status, later.printed["outcomes"]) == (0, {"lost": 400}), later.errors
     assert set(lane.calls().values()) == {1}
     assert lane.violations("--settled") == []
 

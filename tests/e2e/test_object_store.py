@@ -48,6 +48,22 @@ def test_i13_a_run_reads_and_writes_its_tables_in_an_object_store_and_shows_no_l
         assert not [text[:200] for text in texts if SECRET in text]
 
 
+def test_at_most_once_runs_with_its_tables_in_an_object_store(
+    lab: MakeLab, s3_server: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lane = lab(guarantee="at_most_once", dead_letter="none", retry={"max_retries": 0})
+    lane.audit = s3_server.bucket(f"bucket-{uuid.uuid4()}") + "/audit"
+    lane.produce_records(20, {3: {"fail": 1}})
+    events = tmp_path / "events"
+    events.mkdir()
+    environment = _environment(s3_server, events)
+    run = lane.ackline_process("run", lane.name, "--json", env=environment)
+    assert run.returncode == 0, run.stderr
+    assert json.loads(run.stdout.splitlines()[-1])["outcomes"] == {"acked": 19, "dropped": 1}
+    assert lane.committed() == 20
+    _judge(lane, environment)
+
+
 def _environment(store: ObjectStore, events: Path) -> dict[str, str]:
     extra = {"endpoint_url": store.endpoint, "region_name": REGION, "allow_http": True}
     fields = {"conn_type": "aws", "login": "key", "password": SECRET, "extra": extra}

@@ -23,6 +23,7 @@ MAY_IMPORT: dict[str, dict[str, str]] = {
     "spark": {
         CORE: "",
         "kafka": "Spark's tasks read retries with the exact reader",
+        "audit.conditional_put": "a task creates its marker exclusively, in an object store too",
         "audit.data_files": "a task writes its outcomes as the ledger writes its rows",
         "audit.object_store": "a task reaches the object store with the options of its driver",
         "audit.storage": "the folder of the table that a task writes to",

@@ -52,6 +52,8 @@ def check_layout(root: str) -> None:
 
     Without this check every pipeline would begin a new ledger beside its old one.
     """
+    if not is_remote(root) and Path(root).exists() and not Path(root).is_dir():
+        raise FatalError(f"the tables can't be used: {root} is not a folder; set ACKLINE_AUDIT to one")
     for name in TABLES:
         if "_delta_log" in _folders(f"{root.rstrip('/')}/{name}"):
             raise ConfigError(

@@ -35,7 +35,7 @@ from ackline.spark.rate_limit import rate_per_task
 from ackline.spark.read import for_python, fresh_records, large_and_small, source_options, tasks_for
 from ackline.spark.retries import Attempts, split_for_tasks
 from ackline.spark.settings import KafkaSettings, ReplaySettings, TaskSettings
-from ackline.spark.shared_folder import SharedFolder, unusable_folder
+from ackline.spark.shared_folder import unusable_folder
 from ackline.spark.task_folder import TaskFolder, open_task_folder
 from ackline.spark.tasks import handle_fresh, handle_retries, read_retries, store_column
 from ackline.spark.visible_files import wait_until_visible
@@ -112,8 +112,6 @@ def check_replay(spark: SparkSession, job: ReplayJob) -> None:
 def _probe(spark: SparkSession, job: ReplayJob, handler: Handler | Streams) -> None:
     imports_handler = isinstance(handler, Streams) or tier_of(handler) is not Tier.COLUMN
     root = os.path.dirname(job.target.root.rstrip("/"))
-    if job.settings.once:
-        SharedFolder(root).check_exclusive()
     try:
         probe_executors(spark.sparkContext, root, job.settings, job.kafka, imports_handler)
     except OSError as error:

@@ -165,6 +165,7 @@ def _probe_task(
                 found = importlib.import_module(name).__version__
                 if found != wanted and found.partition(".")[0] != wanted:
                     raise RuntimeError(f"it has {name} {found}, and the driver {wanted}; install the same version")
+            from ackline.audit.object_store import use_options
             from ackline.spark.handlers.load import load_handler_or_streams
             from ackline.spark.shared_folder import SharedFolder
 
@@ -177,6 +178,7 @@ def _probe_task(
                     open(path, "rb").close()
                 except OSError as error:
                     raise RuntimeError(f"the file {path} of `{name}` can't be read: {error.strerror}") from None
+            use_options(settings.store_options)
             shared = SharedFolder(folder)
             if shared.read(token) is None:
                 raise RuntimeError(

@@ -8,7 +8,9 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.fs as pafs
 
-from ackline.errors import ConfigError, FatalError
+from ackline.audit.conditional_put import create_exclusively
+from ackline.audit.object_store import arrow_filesystem
+from ackline.errors import FatalError
 from ackline.scrub import scrub_address
 
 
@@ -18,10 +20,7 @@ class SharedFolder:
 
     def __init__(self, uri: str) -> None:
         self.uri = uri
-        if "://" in uri:
-            self._store, self._path = pafs.FileSystem.from_uri(uri)
-        else:
-            self._store, self._path = pafs.LocalFileSystem(), uri
+        self._store, self._path = arrow_filesystem(uri)
         self._local = isinstance(self._store, pafs.LocalFileSystem)
 
     def make(self) -> None:
@@ -34,19 +33,11 @@ class SharedFolder:
         with self._store.open_output_stream(f"{self._path}/{name}") as file:
             file.write(content)
 
-    def check_exclusive(self) -> None:
-        """Raises ConfigError if `create_exclusively` does not work here: in an object store."""
-        if not self._local:
-            raise ConfigError(
-                f"at most once needs an audit root that creates a file exclusively, and {self.uri.split('://')[0]} is "
-                f"not supported for it: set ACKLINE_AUDIT to a shared file system, or choose another guarantee",
-                key="guarantee",
-            )
-
     def create_exclusively(self, name: str) -> bool:
         """Creates an empty file that does not exist yet. Returns False if it exists; of all callers, on all machines,
-        one gets True. Raises OSError, and what `check_exclusive` raises."""
-        self.check_exclusive()
+        one gets True. Raises OSError."""
+        if not self._local:
+            return create_exclusively(self.uri, name)
         try:
             # The system call is exclusive on NFS too, from version 3 on. Not synced: a marker protects from tasks of
             # this job, and a crash that loses it ends the driver, or its file server, with the job.
