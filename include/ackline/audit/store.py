@@ -17,6 +17,7 @@ from deltalake.transaction import AddAction
 
 from ackline.audit.last_failures import Attempts, Failures, read_last_failures
 from ackline.audit.layout import check_layout
+from ackline.audit.object_store import options_of
 from ackline.audit.rows import (
     decision_rows,
     marker_from_rows,
@@ -57,6 +58,11 @@ class LedgerStore:
     def ledger_id(self) -> str:
         """Returns the id of the ledger, by which commit metadata names it; "" as long as there is no ledger."""
         return self.settlements.ledger_id()
+
+    def storage_options(self) -> dict[str, str]:
+        """Returns the options by which a Spark task reaches the tables in an object store, the login among them; none
+        on a file system."""
+        return options_of(self.root)
 
     # ---- settlements ----------------------------------------------------------------------------------------------
 

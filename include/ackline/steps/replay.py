@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 
 from deltalake.transaction import AddAction
 
-from ackline.audit.object_store import options_of
 from ackline.audit.rows import plan_date
 from ackline.audit.store import COUNTED_STARTS
 from ackline.errors import ConfigError, RangeGone, TopicChanged, TransientError
@@ -236,7 +235,7 @@ def job_of(parts: Parts, plan: Plan) -> "ReplayJob":
         isolated=pipeline.isolated,
         record_timeout=timeout.total_seconds() if timeout else None,
         translation=parts.translation,
-        store_options=options_of(parts.store.root) or None,
+        store_options=parts.store.storage_options() or None,
     )
     return ReplayJob(
         target=OutcomeTarget(parts.store.outcomes.uri, plan.turn, plan_date(plan.planned_at), parts.run_id),

@@ -172,6 +172,10 @@ class MemoryStore(LedgerStore):
         self.tables = {name: MemoryTable(world, name, run_id, hook) for name in ("plans", "outcomes", "settlements")}
         self.plans, self.outcomes, self.settlements = self.tables.values()
 
+    def storage_options(self) -> dict[str, str]:
+        """Returns none: no task reads this store."""
+        return {}
+
     def check_layout(self) -> None:
         """Does nothing: a world has no folders."""
 
