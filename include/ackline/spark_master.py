@@ -30,14 +30,14 @@ def master_of_environment() -> str:
 def check_master(master: str, source: str) -> str:
     """Returns the master. Raises ConfigError for Spark Connect; `source` is where the master is named.
 
-    A client of Spark Connect has no Spark context, through which Ackline ships the handlers, asks the executors and
+    A client of Spark Connect has no Spark context, through which Ackline ships the handlers, probes the executors and
     cancels its job.
     """
     if master.startswith(_CONNECT):
         address = re.split(r"[;@?]", master)[0].rstrip("/")  # a token may follow
         raise ConfigError(
             f"{source} names {address}, a Spark Connect server, where Ackline can't run: it ships the handlers and "
-            f"asks the executors through a Spark context. Name a master: spark://HOST:PORT, k8s://…, yarn or local[*]",
+            "probes the executors through a Spark context. Name a master: spark://HOST:PORT, k8s://…, yarn or local[*]",
             key=source,
         )
     return master

@@ -52,7 +52,7 @@ class TurnKind(StrEnum):
 
 
 VOIDED_BY_OPERATOR = "voided by an operator"
-"""The evidence of a void settlement that an operator has asked for. A run whose turn it closes plans no other turn."""
+"""The evidence of a void settlement that an operator has requested. A run whose turn it closes plans no other turn."""
 
 
 @dataclass(frozen=True, slots=True)

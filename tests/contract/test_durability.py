@@ -1,4 +1,4 @@
-"""Each commit is on the disk before anybody acts on it: the order of writes and syncs, as the kernel sees it."""
+"""Each commit is on the disk before any process acts on it: the order of writes and syncs, as the kernel sees it."""
 
 import json
 import os
@@ -111,7 +111,7 @@ needs_strace = pytest.mark.skipif(shutil.which("strace") is None, reason="strace
 
 
 @needs_strace
-def test_data_is_on_the_disk_before_its_log_entry_and_the_entry_before_anybody_acts_on_it(tmp_path: Path) -> None:
+def test_data_is_on_the_disk_before_its_log_entry_and_the_entry_before_any_process_acts_on_it(tmp_path: Path) -> None:
     events = traced(tmp_path, "")
     entries = [event.path for event in events if _is_entry(event)]
     names = [Path(path).parents[1].name for path in entries]

@@ -65,8 +65,8 @@ def at_once(call: Callable[[], T], times: int) -> list[T]:
 def names(folder: str) -> list[str]:
     """Returns the objects below a folder."""
     store, base = arrow_filesystem(folder)
-    found = store.get_file_info(pafs.FileSelector(base, recursive=True, allow_not_found=True))
-    return sorted(info.path.removeprefix(f"{base}/") for info in found if info.is_file)
+    infos = store.get_file_info(pafs.FileSelector(base, recursive=True, allow_not_found=True))
+    return sorted(info.path.removeprefix(f"{base}/") for info in infos if info.is_file)
 
 
 # ---- conditional puts -----------------------------------------------------------------------------------------------

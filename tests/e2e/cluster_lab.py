@@ -186,8 +186,8 @@ class Lane:
     def violations(self, *arguments: str) -> list[str]:
         """Returns what the independent checker finds, which reads tables, topics, group and the journal of calls."""
         more = ["--no-dead-letters", "--journal", str(self.shared / "journal"), *arguments]
-        found = checked(self.machines, self.name, f"{self.name}-group", self.name, self.audit, *more)["violations"]
-        return list(found)
+        report = checked(self.machines, self.name, f"{self.name}-group", self.name, self.audit, *more)
+        return list(report["violations"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,5 +217,5 @@ def checked(machines: Machines, pipeline: str, group: str, topic: str, audit: Pa
     arguments = [part for name, value in {**options, "topic": topic}.items() for part in (f"--{name}", value)]
     command = [sys.executable, "-m", "ackline.verify", *arguments, "--json", *more]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
+    report: dict[str, Any] = json.loads(done.stdout)
+    return report

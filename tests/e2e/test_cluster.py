@@ -91,10 +91,10 @@ for now in {times!r}:
     }  # fmt: skip
     done = subprocess.run([sys.executable, "-c", script], env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
-    found = checked(machines, "orders", "orders-replay", "orders", audit, "--dead-letter-topic", "orders.dead",
+    report = checked(machines, "orders", "orders-replay", "orders", audit, "--dead-letter-topic", "orders.dead",
                     "--max-retries", "3", "--settled")  # fmt: skip
-    totals = {name: found["totals"][name] for name in ("records", "acked", "dead", "skipped")}
-    assert (found["violations"], totals) == ([], {
+    totals = {name: report["totals"][name] for name in ("records", "acked", "dead", "skipped")}
+    assert (report["violations"], totals) == ([], {
         "records": counts.records, "acked": counts.acked, "dead": counts.dead, "skipped": counts.skipped,
     })  # fmt: skip
 

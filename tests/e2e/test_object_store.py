@@ -93,5 +93,5 @@ def _stored_texts(root: str, store: ObjectStore, monkeypatch: pytest.MonkeyPatch
     for name, value in store.environment.items():
         monkeypatch.setenv(name, value)
     filesystem, base = arrow_filesystem(root.replace("s3a://", "s3://").rstrip("/"))
-    found = filesystem.get_file_info(pafs.FileSelector(base, recursive=True))
-    return [filesystem.open_input_file(info.path).read().decode(errors="replace") for info in found if info.is_file]
+    infos = filesystem.get_file_info(pafs.FileSelector(base, recursive=True))
+    return [filesystem.open_input_file(info.path).read().decode(errors="replace") for info in infos if info.is_file]

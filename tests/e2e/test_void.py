@@ -109,7 +109,7 @@ def test_it_is_a_dry_run_until_it_is_confirmed(guarantee: str, lab: MakeLab) -> 
     assert (lane.table("settlements"), lane.table("plans")) == before
 
 
-def test_a_terminal_is_asked_and_no_means_no(lab: MakeLab, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_at_a_terminal_it_asks_and_no_changes_nothing(lab: MakeLab, monkeypatch: pytest.MonkeyPatch) -> None:
     lane = lab()
     lane.produce_records(2)
     lane.plan()

@@ -1,4 +1,4 @@
-"""What executors are asked before records are handed out, and that a part of a turn starts once at most once."""
+"""What executors must answer before records are handed out, and that a part of a turn starts once at most once."""
 
 import socket
 import sys

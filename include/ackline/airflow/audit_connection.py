@@ -26,11 +26,13 @@ def use_audit_connection() -> dict[str, str] | None:
         return None
     if name:
         try:
-            found = Connection.get(name)
+            connection = Connection.get(name)
         except AirflowNotFoundException:
             raise ConfigError(
                 f"the Airflow connection {name}, which {CONNECTION} names, is not defined", key=CONNECTION
             ) from None
-        fields = connection_variable.Connection(found.conn_type, found.login, found.password, found.extra_dejson)
+        fields = connection_variable.Connection(
+            connection.conn_type, connection.login, connection.password, connection.extra_dejson
+        )
         use_options(options_of_connection(name, fields))
     return options_of(root)

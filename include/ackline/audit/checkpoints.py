@@ -48,12 +48,12 @@ def write_checkpoint(log: DeltaLog, table: DeltaTable) -> None:
         # From here on the entries that it covers may go: it is on the disk, and has been read back.
         os.replace(checkpoint, log.storage.folder / LOG / checkpoint.name)
         sync_folder(log.storage.folder / LOG)
-        _point_at_the_one_before(log)
+        _point_at_older_checkpoint(log)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
 
 
-def _point_at_the_one_before(log: DeltaLog) -> None:
+def _point_at_older_checkpoint(log: DeltaLog) -> None:
     """Has readers list the log from the checkpoint before the newest on, instead of from its beginning.
 
     A pointer to the newest one would make delta-rs refuse the table if that is lost. This pointer is not synced:

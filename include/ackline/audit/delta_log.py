@@ -65,12 +65,12 @@ class DeltaLog:
 
     def files(self) -> LogFiles:
         """Returns the entries and checkpoints; none if there is no log."""
-        found: dict[str, list[LogFile]] = {".json": [], ".checkpoint.parquet": []}
+        files: dict[str, list[LogFile]] = {".json": [], ".checkpoint.parquet": []}
         for info in self.storage.filesystem.get_file_info(pafs.FileSelector(LOG, allow_not_found=True)):
             # Nothing is ever written into an empty checkpoint. delta-rs, too, passes over it.
             if (match := _NAME.fullmatch(info.base_name)) and (info.size or match[2] == ".json"):
-                found[match[2]].append(LogFile(int(match[1]), info.path, info.mtime_ns / 1e9))
-        return LogFiles(sorted(found[".json"]), sorted(found[".checkpoint.parquet"]))
+                files[match[2]].append(LogFile(int(match[1]), info.path, info.mtime_ns / 1e9))
+        return LogFiles(sorted(files[".json"]), sorted(files[".checkpoint.parquet"]))
 
     def is_readable(self, checkpoint: LogFile) -> bool:
         """Returns whether a checkpoint has a whole footer. Raises OSError if the file can't be opened."""
@@ -88,10 +88,10 @@ class DeltaLog:
     def secure(self, version: int = -1) -> None:
         """Checks each entry up to `version` or later that this handle has not checked, and syncs the newest one.
 
-        Whoever reads the table calls this first, so no process acts on a commit that a power cut could undo: neither on
-        its own, nor on one whose writer died before it synced the entry. The older entries are on the disk already,
-        because each writer calls this before it adds an entry. Does nothing in an object store. Raises TornEntryError,
-        and OSError if the disk refuses.
+        Every reader calls this first, so no process acts on a commit that a power cut could undo: neither on its own,
+        nor on one whose writer died before it synced the entry. The older entries are on the disk already, because each
+        writer calls this before it adds an entry. Does nothing in an object store. Raises TornEntryError, and OSError
+        if the disk refuses.
         """
         if self.storage.folder is None:
             return

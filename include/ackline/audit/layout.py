@@ -72,8 +72,8 @@ def _folders(folder: str) -> set[str]:
             names = {child.name for child in path.iterdir() if child.is_dir()} if path.is_dir() else set()
         else:
             store, base = arrow_filesystem(folder)
-            found = store.get_file_info(pafs.FileSelector(base, allow_not_found=True))
-            names = {info.base_name for info in found if info.type is pafs.FileType.Directory}
+            infos = store.get_file_info(pafs.FileSelector(base, allow_not_found=True))
+            names = {info.base_name for info in infos if info.type is pafs.FileType.Directory}
     except (OSError, pa.ArrowException) as error:
         raise FatalError(f"the folder at {scrub_address(folder)} can't be used: {cause_of(error, folder)}") from error
     return {name for name in names if not name.startswith(".")}

@@ -123,19 +123,19 @@ def _of_profile() -> dict[str, str]:
     except (configparser.Error, UnicodeDecodeError):
         raise ConfigError("the files of AWS profiles can't be read", key="AWS_SHARED_CREDENTIALS_FILE") from None
     profile = name or "default"
-    found = {key: value for section in (f"profile {profile}", profile) if section in files
-             for key, value in files[section].items()}  # fmt: skip
-    if name and "aws_access_key_id" not in found:
+    settings = {key: value for section in (f"profile {profile}", profile) if section in files
+                for key, value in files[section].items()}  # fmt: skip
+    if name and "aws_access_key_id" not in settings:
         raise ConfigError(
             f"AWS_PROFILE={name} has no access key, and Ackline follows no other kind of profile: set "
             f"AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_SESSION_TOKEN, e.g. by "
             f"`aws configure export-credentials --format env`",
             key="AWS_PROFILE",
         )
-    if "aws_access_key_id" not in found:
+    if "aws_access_key_id" not in settings:
         return {}
     names = {"region": "aws_region"} | {name.lower(): name.lower() for name in _S3[:3]}
-    return {option: found[key] for key, option in names.items() if found.get(key)}
+    return {option: settings[key] for key, option in names.items() if settings.get(key)}
 
 
 def options_of_connection(name: str, connection: Connection) -> dict[str, str]:

@@ -36,7 +36,7 @@ class AuditFilter:
 
 COLUMNS = [name for name in OUTCOMES.names if name != "plan_date"]
 PAGE_ROWS = 100_000
-"""Rows that are held at a time when all rows are asked for. Each page reads the files again that may hold its rows."""
+"""Rows that are held at a time when there is no limit. Each page reads the files again that may hold its rows."""
 _PRUNED_BY = ("topic", "partition", "turn", "outcome")
 """Columns whose statistics can rule a file out. Run ids have none worth reading."""
 

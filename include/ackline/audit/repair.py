@@ -43,7 +43,7 @@ def repair(root: str) -> list[TornFile]:
 
     Each table is looked through again under its lock, because a run may have gone on since `torn_files`.
     """
-    found = []
+    all_torn = []
     for lane in all_lanes(root):
         for table in _local_tables(lane):
             with table.lock():
@@ -52,8 +52,8 @@ def repair(root: str) -> list[TornFile]:
                     if file.removable:
                         Path(file.file).unlink()
                         sync_folder(Path(file.file).parent)  # or the torn file is back after the next power cut
-            found += torn
-    return found
+            all_torn += torn
+    return all_torn
 
 
 def _local_tables(lane: LaneFolder) -> list[AuditTable]:
@@ -71,12 +71,12 @@ def _torn_files(lane: LaneFolder, table: AuditTable) -> list[TornFile]:
     files = log.files()
     broken = [checkpoint for checkpoint in files.checkpoints if not log.is_readable(checkpoint)]
     whole = [checkpoint.version for checkpoint in files.checkpoints if checkpoint not in broken]
-    found = [torn(checkpoint.path, "checkpoint", _is_covered(log, whole)) for checkpoint in broken]
+    unreadable = [torn(checkpoint.path, "checkpoint", _is_covered(log, whole)) for checkpoint in broken]
     if _is_dangling(folder, whole):
-        found.append(torn(POINTER, "pointer to a checkpoint", True))
+        unreadable.append(torn(POINTER, "pointer to a checkpoint", True))
     start, last = max(whole, default=-1), max((entry.version for entry in files.entries), default=-1)
     later = [entry for entry in files.entries if entry.version > start and not is_whole(folder / entry.path)]
-    return found + [torn(entry.path, "log entry", entry.version == last) for entry in later]
+    return unreadable + [torn(entry.path, "log entry", entry.version == last) for entry in later]
 
 
 def _is_covered(log: DeltaLog, whole: list[int]) -> bool:

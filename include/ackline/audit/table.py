@@ -227,7 +227,7 @@ class AuditTable:
         return table
 
     def _secure(self, version: int) -> None:
-        """Makes a version of a local table durable before anybody acts on it."""
+        """Makes a version of a local table durable before any process acts on it."""
         if self._folder is not None:
             self.log.secure(version)
 
@@ -317,7 +317,7 @@ class AuditTable:
                 _logger.warning("%s. The commit is stored; `ackline maintain` tries the checkpoint again", error)
 
     def checkpoint(self) -> None:
-        """Writes a checkpoint of the newest version, and then removes the log entries that nobody needs any more.
+        """Writes a checkpoint of the newest version, and then removes the log entries that no reader needs any more.
 
         Raises FatalError if that fails; then the log holds what it held.
         """

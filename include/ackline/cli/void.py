@@ -31,7 +31,7 @@ def void(
 
     Use it for a turn that stops every run: a batch that does not decode, a handler that kills the driver, a partition
     that lost its leader, files of outcomes that are lost. At most once, a turn that is handed out already is recorded
-    as lost instead. It is a dry run until `--yes`; a terminal is asked.
+    as lost instead. Without `--yes` it asks at a terminal, and changes nothing elsewhere.
 
     Example: `ackline void orders --reason "batch at offset 1041 does not decode" --pause --yes`
     """
@@ -39,16 +39,16 @@ def void(
         raise ConfigError("--reason is empty: write why, for readers of the audit table", key="--reason")
     # Without the handler: one that does not import may be why no run gets on.
     with opened(name, now, lane=lane, handler=False) as parts:
-        found = open_turn(parts)
+        to_close = open_turn(parts)
         if not as_json or not yes:
-            print(_what_would_happen(found, pause), file=sys.stderr if as_json else sys.stdout)
-        if not is_confirmed(f"Close {found.plan.turn}?", yes, dry_run):
+            print(_what_would_happen(to_close, pause), file=sys.stderr if as_json else sys.stdout)
+        if not is_confirmed(f"Close {to_close.plan.turn}?", yes, dry_run):
             if as_json:
-                json_output.print_json({**_body(found.plan, found.consequence, reason, pause), "dry_run": True})
+                json_output.print_json({**_body(to_close.plan, to_close.consequence, reason, pause), "dry_run": True})
             else:
                 print("Nothing was changed.")
             return
-        closed = void_open_turn(parts, found.plan.turn, reason, pause)
+        closed = void_open_turn(parts, to_close.plan.turn, reason, pause)
     if as_json:
         body = _body(closed.plan, closed.consequence, reason, pause)
         json_output.print_json({**body, "dry_run": False, "not_committed": closed.not_committed})
@@ -81,8 +81,8 @@ def _body(plan: Plan, consequence: Consequence, reason: str, pause: bool) -> dic
     }
 
 
-def _what_would_happen(found: OpenTurn, pause: bool) -> str:
-    plan = found.plan
+def _what_would_happen(to_close: OpenTurn, pause: bool) -> str:
+    plan = to_close.plan
     lines = [f"{plan.turn}, a {plan.kind} of {plan.planned_at.isoformat(timespec='seconds')} by run {plan.run_id}:"]
     for tp, planned in sorted(plan.partitions.items()):
         if not planned.empty:
@@ -90,13 +90,13 @@ def _what_would_happen(found: OpenTurn, pause: bool) -> str:
             lines.append(
                 f"  {tp} [{planned.fresh.start}, {planned.fresh.end})" + (f", {retries} retries" * (retries > 0))
             )
-    lines.append(_CONSEQUENCES[found.consequence])
-    if found.has_outcomes and found.consequence is Consequence.VOID:
+    lines.append(_CONSEQUENCES[to_close.consequence])
+    if to_close.has_outcomes and to_close.consequence is Consequence.VOID:
         lines.append(
             "Its outcomes are stored, so a run may be able to settle it. After a void they do not count; dead letters "
             "that it has sent stay."
         )
-    if pause and found.consequence is not Consequence.SETTLED:
+    if pause and to_close.consequence is not Consequence.SETTLED:
         lines.append("These partitions will be paused until `ackline resume`.")
     return "\n".join(lines)
 

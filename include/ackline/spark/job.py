@@ -90,7 +90,7 @@ class ReplayResult:
 
 
 _probed: set[str] = set()
-"""The ids of the Spark applications whose executors have been asked."""
+"""The ids of the Spark applications whose executors were probed."""
 
 
 def check_replay(spark: SparkSession, job: ReplayJob) -> None:

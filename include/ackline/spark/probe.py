@@ -1,4 +1,4 @@
-"""Asks the executors, before records are handed out, whether they can handle them and whether they share the root.
+"""Checks, before records are handed out, that the executors can handle them and share the root with the driver.
 
 The probe is a Spark job with a task for each core. It covers the executors that are there; for those that come later,
 each task looks again before its first record (`ackline.spark.task_folder`).
@@ -162,9 +162,9 @@ def _probe_task(
 
         def check() -> str:
             for name, wanted in versions.items():
-                found = importlib.import_module(name).__version__
-                if found != wanted and found.partition(".")[0] != wanted:
-                    raise RuntimeError(f"it has {name} {found}, and the driver {wanted}; install the same version")
+                version = importlib.import_module(name).__version__
+                if version != wanted and version.partition(".")[0] != wanted:
+                    raise RuntimeError(f"it has {name} {version}, and the driver {wanted}; install the same version")
             from ackline.audit.object_store import use_options
             from ackline.spark.handlers.load import load_handler_or_streams
             from ackline.spark.shared_folder import SharedFolder

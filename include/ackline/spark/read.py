@@ -26,7 +26,7 @@ _SMALL = 10_000
 # With the sizes the source reads 1.0 million records a second instead of 0.6 million. The other settings are for many
 # small ranges, because the source creates a consumer for each range. After the last record the consumer fetches ahead,
 # and its next request waits until the broker has answered: half a second by default, at the end of the log. JMX and
-# metrics for the broker, which nobody reads, are half the cost of a consumer.
+# metrics for the broker, which Ackline does not read, are half the cost of a consumer.
 TUNED = {
     "max.poll.records": "20000",
     "max.partition.fetch.bytes": str(16 << 20),

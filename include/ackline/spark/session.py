@@ -111,11 +111,11 @@ def _address_towards(master: str) -> str | None:
 
     None for another kind of master, and for one whose name does not resolve: Spark then chooses the address.
     """
-    found = _STANDALONE.match(master)
-    if found is None:
+    standalone = _STANDALONE.match(master)
+    if standalone is None:
         return None
     try:
-        family, kind, _, _, address = socket.getaddrinfo(found[1], int(found[2]), type=socket.SOCK_DGRAM)[0]
+        family, kind, _, _, address = socket.getaddrinfo(standalone[1], int(standalone[2]), type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, kind) as probe:
             probe.connect(address)  # of a datagram socket: chooses a route and sends nothing
             return str(probe.getsockname()[0])

@@ -7,8 +7,8 @@ At most once a task also creates a marker, named after its part, before its firs
 execution of this part may have called the handler, so the task refuses. Spark's attempt number proves nothing: it is 0
 again in a stage that Spark submits anew. Names hold lane, epoch, turn and part.
 
-Whoever removes the folder removes the tokens first. A task creates its marker and then looks for its token again: if
-the marker of an earlier execution is gone already, so is the token, and the task refuses all the same (I7).
+Settle removes the tokens before the markers. A task creates its marker and then looks for its token again: if the
+marker of an earlier execution is gone already, so is the token, and the task refuses all the same (I7).
 """
 
 import os
@@ -105,10 +105,10 @@ def remove_task_folders(table: str, turn: TurnId) -> None:
     except OSError:
         return
     for name in names:
-        found = _TURN.fullmatch(name)
-        if found is None or found["lane"] != quote(turn.lane, safe=""):
+        folder_name = _TURN.fullmatch(name)
+        if folder_name is None or folder_name["lane"] != quote(turn.lane, safe=""):
             continue
-        if (int(found["epoch"]), int(found["n"])) <= (turn.epoch, turn.n):
+        if (int(folder_name["epoch"]), int(folder_name["n"])) <= (turn.epoch, turn.n):
             folder = SharedFolder(f"{turns.uri}/{name}")
             files = folder.names()
             for file in sorted(files, key=lambda file: not file.startswith(_TOKEN)):  # tokens first: see above

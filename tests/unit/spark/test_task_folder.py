@@ -16,7 +16,7 @@ def files(root: Path) -> list[str]:
     return sorted(str(path.relative_to(root)) for path in root.rglob("*") if path.is_file())
 
 
-def test_i7_a_part_starts_once_whatever_spark_says_about_its_attempt(tmp_path: Path) -> None:
+def test_i7_a_part_starts_once_whatever_attempt_spark_reports(tmp_path: Path) -> None:
     """A stage that Spark submits anew begins at attempt 0."""
     with open_task_folder(str(tmp_path / "outcomes"), TURN, once=True) as folder:
         folder.check(0)

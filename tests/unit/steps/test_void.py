@@ -97,7 +97,7 @@ def test_i7_at_most_once_a_turn_that_is_voided_beside_its_driver_is_handed_out_a
 
 @pytest.mark.parametrize("guarantee", GUARANTEES)
 @pytest.mark.parametrize("program", ["run", "task"])
-def test_a_run_whose_turn_an_operator_has_voided_says_who_and_why_and_plans_no_other(
+def test_a_run_whose_turn_an_operator_has_voided_names_who_and_why_and_plans_no_other(
     guarantee: str, program: str
 ) -> None:
     lane = MemoryLane(OK, OK, guarantee=guarantee)
@@ -114,7 +114,7 @@ def test_a_run_whose_turn_an_operator_has_voided_says_who_and_why_and_plans_no_o
     assert (lane.floor(), lane.committed()) == (2, 2)
 
 
-def test_a_settle_task_whose_turn_an_operator_has_voided_says_who_and_why() -> None:
+def test_a_settle_task_whose_turn_an_operator_has_voided_names_who_and_why() -> None:
     lane = MemoryLane(OK)
     turn = lane.plan().turn
     lane.replay()
