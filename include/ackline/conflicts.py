@@ -60,7 +60,7 @@ def _first_other(path: Path, others: Iterable[Path]) -> Path | None:
 
 
 class _Subscribers:
-    """The files that subscribe to a topic, found without asking every file."""
+    """The files that subscribe to a topic, found without a look at every file."""
 
     def __init__(self, pipelines: Mapping[Path, "Pipeline"]) -> None:
         self._named: dict[str, list[Path]] = {}

@@ -112,8 +112,8 @@ def _files(table: DeltaTable) -> pa.Table:
 def expire_entries(log: DeltaLog, retention: timedelta) -> None:
     """Removes the entries and checkpoints of the log that are older than the retention and no longer needed.
 
-    The newest checkpoint but one stays, with all entries since: should the newest one be lost, the table is whole
-    without it. The caller holds the table's lock.
+    The newest checkpoint but one stays, with all entries since, so the table is whole even if the newest checkpoint
+    is lost. The caller holds the table's lock.
     """
     files, horizon = log.files(), time.time() - retention.total_seconds()
     if len(files.checkpoints) < 2:

@@ -1,7 +1,7 @@
 """Conditional puts: an object is created by one writer only, and the store refuses all others.
 
-Every fence of the ledger stands on it: an entry of Delta's log is an object that is created exclusively. S3 has the
-header `If-None-Match: *` for it. Some stores ignore that header, and then a rival's turn would overwrite ours.
+Every fence of the ledger depends on this: each entry of Delta's log is created by a conditional put. In S3 that is a
+put with the header `If-None-Match: *`. Some stores ignore the header; there a rival's turn would overwrite ours.
 
 obstore makes the puts here: it is the Python binding of the Rust library through which delta-rs commits. Arrow has no
 conditional put, and delta-rs looks for a rival's entry first, so that its commits prove nothing about the store.

@@ -1,8 +1,8 @@
-"""The log of a table: its entries and checkpoints, whether an entry is whole, and that it is on the disk.
+"""Reads the log of a table, checks that its entries are whole, and syncs them to the disk.
 
 delta-rs writes an entry under another name and links it into place, but syncs nothing. After a power cut the newest
 entry may be empty or cut short. delta-rs reads an empty one as a commit of nothing, and one that ends after a line as a
-commit without its transaction id. Both would be a lost turn, so Ackline checks each entry before it reads the table.
+commit without its transaction id. Either would lose a turn, so Ackline checks each entry before it reads the table.
 """
 
 import json

@@ -19,7 +19,7 @@ from ackline.turns import TurnKind
 
 _BATCH_ROWS = 32_768
 _FEW_TURNS = 16
-"""Up to so many turns are looked up one by one, each in the file of its settlement."""
+"""At most this many turns are looked up one by one, each in the file of its settlement."""
 _TURNS_AN_EPOCH = 1 << 40
 DECISION = "decision"
 """A column of the scan: whether a row is a decision of settle, which has attempt 0 and comes after the attempts."""
@@ -58,9 +58,9 @@ class _FirstRows:
 
     scan: Scan
     rows: pa.Table | None = None
-    """At least the first rows, once sorted `scan.limit` of them."""
+    """The first rows, and others until the next sort, which keeps `scan.limit` rows."""
     _last: dict[str, Any] | None = None
-    """The order of the last row that is wanted by now; None if each further row is still wanted."""
+    """The order of row number `scan.limit`; rows after it are dropped. None as long as fewer rows were read."""
 
     def add(self, batch: pa.Table) -> None:
         if self._last is not None:
@@ -137,7 +137,7 @@ class LaneScanner:
         return marked if everything else marked.filter(effective)
 
     def _look_up(self, turns: set[tuple[int, int]]) -> None:
-        """Notes of each turn whether it is effective: settled, and not void."""
+        """Records for each turn whether it is effective: settled, and not void."""
         if not turns:
             return
         settlements = AuditTable(self.folder, "settlements")

@@ -70,8 +70,8 @@ def sync_file(path: Path) -> None:
 def sync_folder(path: Path) -> None:
     """Writes a folder's directory entries to the disk. Raises OSError if that fails.
 
-    Some file systems cannot sync a folder and answer EINVAL or EBADF. Databases ignore that too, because there is
-    nothing else that they could do.
+    Some file systems cannot sync a folder and answer EINVAL or EBADF. Ackline ignores these errors, as
+    databases do, because no other call syncs a folder there.
     """
     try:
         sync_file(path)

@@ -69,7 +69,7 @@ def read_turn_outcomes(outcomes: AuditTable, turn: TurnId, where: Where) -> Turn
 
 
 def count_first_attempts(outcomes: AuditTable, turn: TurnId, where: Where) -> Counter[str]:
-    """Returns how many first attempts of a turn had which outcome, whatever their number at little cost.
+    """Returns for each outcome how many first attempts of a turn had it. The cost hardly grows with their number.
 
     It opens no file whose statistics hold the answer: all files that Spark's tasks have written, until a compaction
     mixes them with others. Raises FatalError if the table can't be read.

@@ -1,4 +1,4 @@
-"""Certificates that travel with a job: the files of a connection are on the machine of the driver alone."""
+"""Replaces the names of certificate files by their text, because only the driver's machine has the files."""
 
 from collections.abc import Mapping
 

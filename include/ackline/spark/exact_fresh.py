@@ -7,7 +7,8 @@ several times as long, so it is done only where it is needed:
 
 - replay asks each partition's leader for the first timestamp that is too large, before anything is handed out.
 - A timestamp that is too small (far before 1970) can't be looked up like that. The job then fails, and starts again
-  with exact reads. It has handled some records by then, as a run that was killed; at most once it does not start again.
+  with exact reads. By then it has handled some records, like a run that was killed. At most once it does
+  not start again.
 """
 
 from collections.abc import Mapping

@@ -226,7 +226,7 @@ def headers_from_json(text: str | None) -> Headers:
 def from_messages(
     tp: TopicPartition, messages: Sequence[Message], headers: Sequence[Headers], attempts: Sequence[int]
 ) -> Records:
-    """Returns the records of an exact read. `attempts` has the number of the attempt that each of them is now given."""
+    """Returns the records of an exact read. `attempts` has the number of each record's present attempt."""
     # Clipped, because a number of more than 292,000 years does not fit 64 bits in microseconds.
     milliseconds = np.clip([message.timestamp()[1] for message in messages], OUT_OF_RANGE, LATEST_MILLISECOND + 1)
     return Records(

@@ -21,7 +21,7 @@ def wait_until_visible(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> None:
-    """Returns when each file is there below `root` with the size that its task has named.
+    """Waits until each file is there below `root` with the size that its task has named.
 
     Call it before the commit that names the files: Delta readers fail on a file that is missing. Raises ConfigError if
     one is missing, or has another size, after a minute.
@@ -35,7 +35,7 @@ def wait_until_sized(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> None:
-    """Returns when each file of `sizes` (by its path below `root`) is there with its size in bytes.
+    """Waits until each file of `sizes` (by its path below `root`) is there with its size in bytes.
 
     Raises ConfigError if one is missing, or has another size, after a minute.
     """

@@ -109,7 +109,10 @@ def void_advice(turn: TurnId) -> str:
 
 @contextmanager
 def advises_void(turn: TurnId) -> Iterator[None]:
-    """Adds `void_advice` to a fatal error, because the same turn would meet it again. Not to those that close it."""
+    """Adds `void_advice` to a fatal error, because the same turn would meet it again.
+
+    Adds nothing to RangeGone and TopicChanged, for which the step closes the turn itself.
+    """
     try:
         yield
     except (RangeGone, TopicChanged):
