@@ -220,6 +220,15 @@ def test_a_table_that_can_not_be_read_is_a_clear_error(root: str, store: LedgerS
         maintain(root)
 
 
+def test_a_table_that_can_not_be_read_holds_up_no_other_pipeline(root: str, store: LedgerStore) -> None:
+    begin_lane(store)
+    other = begin_lane(LedgerStore(root, "payments", "live"))
+    Path(files(store.plans)[0]).unlink()
+    with pytest.raises(FatalError, match=r"5 tables were maintained, 1 were not: the table plans at .*orders"):
+        maintain(root)
+    assert [len(files(table)) for table in (other.plans, other.outcomes, other.settlements)] == [1, 1, 1]
+
+
 @ON_BOTH
 def test_fault_33_appends_beside_maintenance_neither_fail_nor_lose_a_row(root: str, store: LedgerStore) -> None:
     begin_lane(store)

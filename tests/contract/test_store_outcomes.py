@@ -145,6 +145,7 @@ def test_fences_and_states_survive_checkpoints(store: LedgerStore) -> None:
     assert again.settlement(turn(3)) == settlement(3)
 
 
+@ON_DISK
 def test_first_attempts_are_counted_without_opening_the_files_of_those_that_failed(store: LedgerStore) -> None:
     files = [
         written(store, turn(1), [(offset, 1, "acked") for offset in range(90)]),

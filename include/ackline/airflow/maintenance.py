@@ -13,17 +13,22 @@ from ackline.airflow.dags import RETRIES
 from ackline.airflow.operators import airflow_errors
 from ackline.paths import audit_root
 
+LISTED_TABLES = 10
+"""Tables that XCom names. The log names all."""
 SCHEDULE = "20 */6 * * *"
 """Every six hours: then a pipeline that runs every ten minutes does not get slower (`make bench`)."""
 
 
 class MaintainOperator(BaseOperator):
-    """Compacts, checkpoints and vacuums the tables of all pipelines. Returns what it did to each table."""
+    """Compacts, checkpoints and vacuums the tables of all pipelines."""
 
     ui_color = "#e8e3f3"
 
-    def execute(self, context: Context) -> list[dict[str, Any]]:
-        """Maintain the tables. Safe beside runs, and safe to repeat."""
+    def execute(self, context: Context) -> dict[str, Any]:
+        """Maintain the tables. Returns totals, and the ten tables with the most files.
+
+        Safe beside runs, and safe to repeat.
+        """
         with airflow_errors():
             from ackline.airflow.audit_connection import use_audit_connection
             from ackline.audit.maintenance import maintain
@@ -32,7 +37,9 @@ class MaintainOperator(BaseOperator):
             tables = [asdict(maintained) for maintained in maintain(audit_root())]
         for table in tables:
             self.log.info("maintained: %s", table)
-        return tables
+        most_files = sorted(tables, key=lambda table: table["files"], reverse=True)[:LISTED_TABLES]
+        totals = {key: sum(table[key] for table in tables) for key in ("files", "compacted", "busy", "removed")}
+        return {"tables": len(tables), **totals, "most_files": most_files}
 
 
 def maintenance_dag(file: str) -> DAG:

@@ -5,6 +5,7 @@ reads the `conf` of a DAG run: a user who may trigger a DAG decides when it runs
 """
 
 import json
+import logging
 import os
 import re
 import sys
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from ackline.steps.parts import Parts
     from ackline.turns import Settlement, TurnId
 
+_logger = logging.getLogger(__name__)
 SPARK_CONNECTION = "spark_default"
 ACTOR = "airflow"
 
@@ -154,7 +156,7 @@ class ReplayOperator(SparkSubmitOperator):
         try:
             super().execute(context)
         except AirflowException as error:
-            _raise_for_exit_status(self._hook, error)
+            _raise_for_exit_status(self._hook, error, self.pipeline.name)
 
     def on_kill(self) -> None:
         """End the JVM of spark-submit. The driver watches it, and ends itself then."""
@@ -191,10 +193,15 @@ class ReplayOperator(SparkSubmitOperator):
         )
 
 
-def _raise_for_exit_status(hook: SparkSubmitHook | None, error: AirflowException) -> NoReturn:
+def _raise_for_exit_status(hook: SparkSubmitHook | None, error: AirflowException, name: str) -> NoReturn:
     """Raises AirflowFailException for an exit status that would be the same next time, else the error itself."""
     if isinstance(hook, DriverHook) and hook.exit_status in (CONFIGURATION, FATAL):
         raise AirflowFailException(_reason(str(error))) from None
+    if isinstance(hook, DriverHook) and (hook.exit_status is None or hook.exit_status < 0 or hook.exit_status > 128):
+        # The driver died of a signal, so its own error could not name the way out of a turn that kills each driver.
+        _logger.warning(
+            "the driver was killed; if each retry ends so, `ackline void %s --reason …` closes the turn", name
+        )
     raise error
 
 

@@ -11,7 +11,7 @@ import uuid
 from typing import TYPE_CHECKING, Any
 
 from ackline.audit.object_store import cause_of, is_remote, options_of
-from ackline.errors import ConfigError
+from ackline.errors import ConfigError, TransientError
 from ackline.scrub import scrub_address
 
 if TYPE_CHECKING:
@@ -57,7 +57,9 @@ def prove_conditional_put(folder: str) -> None:
             f"login, and that the login may list, read, write and delete below ACKLINE_AUDIT",
             key="ACKLINE_AUDIT",
         ) from None
-    if not first or second:
+    if not first:  # the name is new, so an answer was lost on its way and the put was made again
+        raise TransientError(f"the object store of {scrub_address(folder)} did not answer; run this again")
+    if second:
         raise ConfigError(
             f"the object store of {scrub_address(folder)} has overwritten an object that it should have refused to "
             f"create again (S3: `If-None-Match: *`). Two runs could both store the same turn there, and records would "

@@ -25,7 +25,7 @@ from ackline.audit.data_files import DataFile, DataFileWriter, partition_folder
 from ackline.audit.layout import LaneFolder, all_lanes
 from ackline.audit.schemas import TABLES
 from ackline.audit.table import AuditTable
-from ackline.errors import ConfigError
+from ackline.errors import ConfigError, FatalError
 
 RETENTION = timedelta(days=7)
 """How long a file stays at least after the newest version stopped naming it, because a reader may use an older version.
@@ -51,6 +51,7 @@ LAYOUTS = {
 }
 _COMPACTION = "ackline/compaction"
 """The transaction id of compactions. delta-rs refuses the later of two that begin at the same version."""
+_NAMED_FAILURES = 5
 _COMPACTION_TRIES = 3
 """How often a compaction is tried beside other compactions. The next maintenance tries again."""
 
@@ -84,7 +85,8 @@ class Maintained:
 def maintain(root: str, retention: timedelta = RETENTION) -> list[Maintained]:
     """Compact, vacuum and checkpoint each table below an audit root.
 
-    Raises ConfigError for a retention below RETENTION, and FatalError if a table can't be read or written.
+    A table that can't be read or written holds up no other one. Raises FatalError for such tables at the end, and
+    ConfigError for a retention below RETENTION.
     """
     if retention < RETENTION:
         raise ConfigError(
@@ -92,8 +94,21 @@ def maintain(root: str, retention: timedelta = RETENTION) -> list[Maintained]:
             f"still reads; keep files for {RETENTION.days} days at least",
             key="retention",
         )
-    lanes = [(lane, AuditTable(lane.folder, name)) for lane in all_lanes(root) for name in TABLES]
-    return [_maintain(lane, table, retention) for lane, table in lanes if table.open() is not None]
+    done: list[Maintained] = []
+    failed: list[FatalError] = []
+    for lane in all_lanes(root):
+        for name in TABLES:
+            table = AuditTable(lane.folder, name)
+            try:
+                if table.open() is not None:
+                    done.append(_maintain(lane, table, retention))
+            except FatalError as error:
+                failed.append(error)
+    if failed:
+        named = "; ".join(str(error) for error in failed[:_NAMED_FAILURES])
+        more = f"; and {len(failed) - _NAMED_FAILURES} more" if len(failed) > _NAMED_FAILURES else ""
+        raise FatalError(f"{len(done)} tables were maintained, {len(failed)} were not: {named}{more}")
+    return done
 
 
 def open_turns(folder: str) -> list[OpenTurn]:

@@ -171,6 +171,9 @@ class AuditTable:
         only has more columns. If a rival adds the same columns at once, ours raises CommitFailedError, and the next try
         finds them.
         """
+        # The fences of an object store are its conditional puts: nothing is written where they don't hold. A process
+        # proves each bucket once.
+        prove_conditional_put(self.uri.rpartition("/")[0])
         table = self.open() or self._create_table()
         if not self._has_all_columns:
             missing = _missing_columns(table.schema(), TABLES[self.name])
@@ -196,8 +199,6 @@ class AuditTable:
         return ledger_id
 
     def _create_table(self) -> DeltaTable:
-        # The fences of an object store are its conditional puts: no ledger begins where they don't hold.
-        prove_conditional_put(self.uri.rpartition("/")[0])
         ledger_id = {LEDGER_ID: str(uuid.uuid4())} if self.name == "settlements" else {}
         self.storage.make_durably("_delta_log")  # with the folders above it, which hold every later commit
         table = DeltaTable.create(

@@ -16,7 +16,7 @@ import re
 import socket
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from urllib.parse import quote
 
@@ -100,20 +100,25 @@ def remove_task_folders(table: str, turn: TurnId) -> None:
     Call it after settlement n is stored. What can't be removed stays until a later call.
     """
     turns = SharedFolder(_folder_of_turns(table))
-    try:
-        names = turns.names()
-    except OSError:
-        return
-    for name in names:
-        folder_name = _TURN.fullmatch(name)
-        if folder_name is None or folder_name["lane"] != quote(turn.lane, safe=""):
-            continue
-        if (int(folder_name["epoch"]), int(folder_name["n"])) <= (turn.epoch, turn.n):
-            folder = SharedFolder(f"{turns.uri}/{name}")
-            files = folder.names()
-            for file in sorted(files, key=lambda file: not file.startswith(_TOKEN)):  # tokens first: see above
-                folder.remove(file)
-            folder.remove_if_empty()
+    with suppress(OSError):
+        for name in turns.names():
+            match = _TURN.fullmatch(name)
+            if match is None or match["lane"] != quote(turn.lane, safe=""):
+                continue
+            if (int(match["epoch"]), int(match["n"])) <= (turn.epoch, turn.n):
+                _remove_files(SharedFolder(f"{turns.uri}/{name}"))
+
+
+def _remove_files(folder: SharedFolder) -> None:
+    """Removes the tokens of a folder, and then the markers. While a token is left, the markers stay (I7)."""
+    for file in folder.names():
+        if file.startswith(_TOKEN):
+            folder.remove(file)
+    left = folder.names()
+    if not any(file.startswith(_TOKEN) for file in left):
+        for file in left:
+            folder.remove(file)
+        folder.remove_if_empty()
 
 
 def _folder_of_turns(table: str) -> str:

@@ -81,6 +81,8 @@ def take_start_marker(parts: Parts, plan: Plan) -> bool:
     """
     if parts.store.store_start_marker(plan, parts.run_id, parts.now()):
         return True
+    if parts.store.has_outcomes(plan.turn):  # the other process has reported, or an operator has recorded it as lost
+        return False
     # The grace period begins at the hand-out, not at the plan: a plan may wait in a queue for longer than `lost_after`
     # before a process takes it, and that process may still report.
     until = (parts.store.started_at(plan.turn) or plan.planned_at) + parts.pipeline.lost_after

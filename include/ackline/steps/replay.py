@@ -8,6 +8,7 @@ the range is replayed. After it, a repeat finds the number taken and adds nothin
 Under at most once, the claim and the start marker come before the first handler call (steps/claim.py).
 """
 
+import logging
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -41,6 +42,8 @@ if TYPE_CHECKING:
 
 _ISOLATES = (ErrorClass.WORKER_LOST, ErrorClass.TIMEOUT)
 """Error classes of a last attempt after which the next attempt would take the whole task down again."""
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +170,8 @@ def _carry_out(
         # The start is counted before Spark begins: a start that takes this process down with it must be counted too. At
         # most once counts no start: a claimed plan is started once and never again.
         starts = 0 if parts.pipeline.guarantee == "at_most_once" else parts.store.count_start(plan)
+        if starts > COUNTED_STARTS:  # a handler that kills each driver leaves no error that could name the way out
+            log.warning("%s has started %d times without outcomes. %s", plan.turn, starts - 1, void_advice(plan.turn))
         parts.store.outcomes.create()
         isolated = _isolated(job, _why_isolate(starts, plan, newest))
         with advises_void(plan.turn):

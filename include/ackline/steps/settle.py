@@ -175,7 +175,8 @@ def _void_if_too_many_failed(parts: Parts, plan: Plan, before: Settlement, repor
         return
     allowed = f"{breaker.failure_ratio * 100:g}%"
     reason = f"too many failures: {failed} of {tried} new records failed, the breaker allows {allowed}"
-    void_turn(parts, plan, before, reason)
+    if not void_turn(parts, plan, before, reason):
+        return  # another process has settled the turn meanwhile, so it is not void
     raise TooManyFailures(
         f"{reason}. {plan.turn} is void: nothing of it was settled, dead-lettered or committed. Fix the handler and "
         f"run again, or let it through with --no-breaker"
@@ -187,8 +188,7 @@ def _void_if_expired(
 ) -> None:
     """Closes the turn as void and raises RetentionPassed if `on_expired: fail` forbids to settle `rows`."""
     error = expired_rows_error(parts, plan, rows)
-    if error is not None:
-        void_turn(parts, plan, before, str(error))
+    if error is not None and void_turn(parts, plan, before, str(error)):
         raise error
 
 

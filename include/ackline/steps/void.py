@@ -23,12 +23,15 @@ from ackline.turns import VOIDED_BY_OPERATOR, Marker, MarkerKind, Plan, Settleme
 
 
 def void_turn(parts: Parts, plan: Plan, before: Settlement, reason: str) -> bool:
-    """Closes a plan that can't be carried out as void. Returns False, and stores nothing, if the turn is claimed."""
+    """Closes a plan that can't be carried out as void. Returns whether the turn is void now: False if it is claimed, or
+    if another process has settled it meanwhile."""
     waiver = Marker(MarkerKind.WAIVER, parts.run_id, parts.now(), parts.actor, reason)
     if is_at_most_once(plan):
-        return waive(parts, plan, waiver) and close_if_waived(parts, plan, before)
-    store_void(parts, plan, before, waiver)
-    return True
+        if waive(parts, plan, waiver):
+            close_if_waived(parts, plan, before)
+    else:
+        store_void(parts, plan, before, waiver)
+    return parts.store.is_settled(plan.turn) and parts.store.settlement(plan.turn).kind is TurnKind.VOID
 
 
 def is_at_most_once(plan: Plan) -> bool:

@@ -54,16 +54,43 @@ def test_i7_a_task_of_a_turn_that_another_run_has_settled_hands_nothing_out(tmp_
     assert not Path(folder.uri).exists()
 
 
+def test_i7_markers_stay_while_a_token_can_not_be_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job that is still running could otherwise begin a part again: it would find its token, and no marker."""
+    table, remove = str(tmp_path / "outcomes"), SharedFolder.remove
+    with open_task_folder(table, TURN, once=True) as folder:
+        folder.check(0)
+        with monkeypatch.context() as patched:
+            patched.setattr(
+                SharedFolder, "remove", lambda self, name: None if name == folder.token else remove(self, name)
+            )
+            remove_task_folders(table, TURN)
+        with pytest.raises(FatalError, match="Spark tried a task again"):
+            folder.check(0)
+
+
+def test_a_folder_that_can_not_be_listed_stops_no_settlement(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: SharedFolder) -> list[str]:
+        raise OSError("stale")
+
+    monkeypatch.setattr(SharedFolder, "names", refuse)
+    remove_task_folders(str(tmp_path / "outcomes"), TURN)
+
+
 def test_the_token_is_removed_before_the_markers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Between the two, a task could otherwise create the marker of a part that was started before."""
-    table, removed = str(tmp_path / "outcomes"), list[str]()
-    monkeypatch.setattr(SharedFolder, "remove", lambda _, name: removed.append(name))
+    table, removed, remove = str(tmp_path / "outcomes"), list[str](), SharedFolder.remove
+
+    def noted(folder: SharedFolder, name: str) -> None:
+        removed.append(name)
+        remove(folder, name)
+
+    monkeypatch.setattr(SharedFolder, "remove", noted)
     with open_task_folder(table, TURN, once=True) as folder:
         for part in range(12):
             folder.check(part)
         remove_task_folders(table, TURN)
-    assert removed[0] == folder.token
-    assert len(removed) == 14
+        assert removed[0] == folder.token
+        assert len(removed) == 13
 
 
 def test_settling_removes_this_turn_and_what_earlier_ones_left_and_nothing_else(tmp_path: Path) -> None:

@@ -95,7 +95,7 @@ class CallLog:
             words[_BEGAN_AT] = began_at + time.monotonic_ns() - now
 
     def state(self) -> CallState:
-        """Returns the progress of the batch. While the process runs, `began_at` may be one call behind `given`."""
+        """Returns the progress of the batch. While the process runs, `began_at` may be one call ahead of `given`."""
         return read_state(self.descriptor)
 
     def given(self) -> Int64s:
@@ -112,11 +112,12 @@ class CallLog:
         words, now = self._words, time.monotonic_ns
 
         def logged_record_call(record: Record) -> object:
-            # The offset before the count, so that no death leaves a counted row without its offset.
+            # The offset before the count, so that no death leaves a counted row without its offset. The time before the
+            # count, so that no death leaves a counted row for which no call is under way: it would pass for acked.
             given = words[_GIVEN]
             words[_OFFSETS + given] = record.offset
-            words[_GIVEN] = given + 1
             words[_BEGAN_AT] = now()
+            words[_GIVEN] = given + 1
             return handler(record)
 
         def logged_batch_call(batch: pa.RecordBatch) -> object:

@@ -85,7 +85,8 @@ class IsolatedHandler:
         if death.as_batch:
             not_acked = [self._failure(row, death, time, len(decided)) for row in range(len(decided))]
         else:
-            culprit = int(death.given[-1]) if death.in_call else None
+            # A process that dies between the two writes of the log leaves a call without a row.
+            culprit = int(death.given[-1]) if death.in_call and len(death.given) else None
             not_acked = list(_outcomes_of_calls(part.offsets[decided], death, culprit, self._failure(0, death, time)))
         return Outcomes(np.full(len(decided), time, dtype=np.int64), not_acked, len(decided))
 
