@@ -42,10 +42,13 @@ format: setup ## let ruff lay out the code
 	@ruff check --fix --select I $(CHECKED)
 	@ruff format $(CHECKED)
 
-bench: setup ## throughput, as ratios; then what old ledgers, large turns and many partitions cost
+bench: setup ## throughput, as ratios; then what each size costs, with its aim
 	@python -m tests.bench.run
 	@python -m tests.bench.turns
+	@python -m tests.bench.ledger_sizes
 	@python -m tests.bench.partitions
+	@python -m tests.bench.queries
+	@python -m tests.bench.pipelines
 
 chaos: setup ## 100,000 steps of runs that stop, die and come back late; `make chaos STEPS=N SEED=N`
 	@python -m tests.chaos.run --steps $(or $(STEPS),100000) $(if $(SEED),--seed $(SEED))

@@ -1,4 +1,4 @@
-"""`make bench`, third part: a run over many partitions with few records each, in a warm session on two cores.
+"""`make bench`, fourth part: a run over many partitions with few records each, in a warm session on two cores.
 
 Most of the cost is that of a partition, not of a record: a Kafka consumer, rows of the plan and the settlement, files.
 """
@@ -14,10 +14,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from rich.console import Console
-from rich.table import Table
 
 from ackline.local.broker import Broker
+from ackline.spark.read import tasks_for
 from ackline.spark.session import open_session
+from tests.bench.figures import MIB, Figure, descendants_peak, show_figures
 from tests.bench.sides import ackline_run
 from tests.bench.topic import Subject, produce
 
@@ -52,23 +53,27 @@ def main() -> None:
                     sys.exit(f"handled {handled} of {total} records")
                 seconds.append(time.perf_counter() - begun)
                 console.print(f"run {number}: {seconds[-1]:.2f} s", style="dim")
-            files = len(list(Path(folder).glob("*/**/outcomes/**/*.parquet"))) // len(seconds)
+            jvm = descendants_peak(spark.sparkContext._gateway.proc.pid)  # type: ignore[union-attr]
+            tasks = tasks_for(subject.ranges, spark.sparkContext.defaultParallelism)
+            files = len(list(Path(folder).glob("*/**/outcomes/**/*.parquet"))) / len(seconds) / tasks
         finally:
             spark.stop()
-    show(console, options, seconds[1:], files)
+    show(console, options, seconds[1:], files, tasks, jvm)
 
 
-def show(console: Console, options: argparse.Namespace, seconds: list[float], files: int) -> None:
+def show(
+    console: Console, options: argparse.Namespace, seconds: list[float], files: float, tasks: int, jvm: int
+) -> None:
     """Prints the table."""
+    spread = f"{min(seconds):.1f} – {max(seconds):.1f}"
+    figures = [
+        Figure("a run, median", statistics.median(seconds), "s", most=AIM, note=spread),
+        Figure("outcome files", files, "a task", note=f"{tasks} tasks"),
+        Figure("memory of this process", resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, "MiB, peak"),
+        Figure("memory of the driver and the Python workers", jvm / MIB, "MiB, sum of peaks"),
+    ]
     title = f"ackline run over {options.partitions:,} partitions with {options.records} records each, warm, two cores"
-    table = Table(title=title)
-    for name in ("median s", "spread", "outcome files", "memory of this process, MiB", ""):
-        table.add_column(name)
-    middle = statistics.median(seconds)
-    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
-    aim = f"aim ≤ {AIM:g} s: {'met' if middle <= AIM else 'missed'}"
-    table.add_row(f"{middle:.1f}", f"{min(seconds):.1f} – {max(seconds):.1f}", str(files), str(memory), aim)
-    console.print(table)
+    show_figures(console, title, figures)
 
 
 if __name__ == "__main__":

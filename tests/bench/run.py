@@ -29,6 +29,7 @@ from tests.bench.topic import Subject, produce
 
 PARTITIONS = 4
 PROCESSES = 2
+VERDICTS = {True: "met", False: "missed", None: ""}
 
 
 @dataclass(slots=True)
@@ -50,12 +51,12 @@ class Side:
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """A ratio of two sides in each round, and its aim."""
+    """A ratio of two sides in each round, and its aim. `met` is None without an aim."""
 
     name: str
     values: list[float]
     aim: str
-    met: bool
+    met: bool | None
 
     @property
     def median(self) -> float:
@@ -63,11 +64,12 @@ class Ratio:
         return statistics.median(self.values)
 
 
-def ratios(run: Side, noop: Side, loop: Side, isolated: Side) -> list[Ratio]:
-    """Returns the ratios that have an aim: the time to that of the noop sink, the throughput to that of the plain loop,
-    and the throughput with an isolated handler to that without."""
+def ratios(run: Side, noop: Side, loop: Side, isolated: Side, unchecked: Side) -> list[Ratio]:
+    """Returns the ratios: the time to that of the noop sink, the throughput to that of the plain loop, the throughput
+    with an isolated handler to that without, and the throughput with check.crcs on to that with it off."""
     beside_noop = [a / b for a, b in zip(run.seconds, noop.seconds, strict=True)]
     beside_loop = [b / a for a, b in zip(run.seconds, loop.seconds, strict=True)]
+    checked_rate = [b / a for a, b in zip(run.seconds, unchecked.seconds, strict=True)]
     isolated_rate = [b / a for a, b in zip(isolated.seconds, run.seconds, strict=True)]
     return [
         Ratio("time of ackline run / of noop sink", beside_noop, "≤ 1.4", statistics.median(beside_noop) <= 1.4),
@@ -78,6 +80,7 @@ def ratios(run: Side, noop: Side, loop: Side, isolated: Side) -> list[Ratio]:
             "≥ 0.33",
             statistics.median(isolated_rate) >= 1 / 3,
         ),
+        Ratio("throughput with check.crcs on / off", checked_rate, "", None),
     ]
 
 
@@ -120,6 +123,7 @@ def measure(
         Side("noop sink", lambda: noop_sink(spark, subject)),
         Side(f"plain loop, {PROCESSES} processes", lambda: plain_loop(pool, PROCESSES, subject)),
         Side("ackline run, isolated", lambda: ackline_run(spark, subject, record_timeout="30s")),
+        Side("ackline run, check.crcs off", lambda: ackline_run(spark, subject, check_crcs=False)),
     ]
     for number in range(warm_up + pairs):
         first = number % len(sides)
@@ -142,7 +146,7 @@ def show(console: Console, records: int, sides: list[Side]) -> None:
         table.add_column(name)
     for ratio in ratios(*sides):
         spread = f"{min(ratio.values):.2f} – {max(ratio.values):.2f}"
-        table.add_row(ratio.name, f"{ratio.median:.2f}", spread, ratio.aim, "met" if ratio.met else "missed")
+        table.add_row(ratio.name, f"{ratio.median:.2f}", spread, ratio.aim, VERDICTS[ratio.met])
     for side in sides:
         rates = sorted(records / seconds / 1000 for seconds in side.seconds)
         middle = f"{statistics.median(rates):.0f}"

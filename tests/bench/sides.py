@@ -21,7 +21,7 @@ def handle(record: Record) -> None:
     json.loads(record.value)
 
 
-def ackline_run(spark: SparkSession, subject: Subject, **more: str) -> int:
+def ackline_run(spark: SparkSession, subject: Subject, *, check_crcs: bool = True, **more: str) -> int:
     """Does a whole `ackline run` in this process: plan, replay, settle and the group's commit. `more` are settings."""
     name = f"bench-{uuid.uuid4().hex[:8]}"
     settings = {
@@ -31,6 +31,7 @@ def ackline_run(spark: SparkSession, subject: Subject, **more: str) -> int:
             "group_id": name,
             "topics": [subject.topic],
             "isolation": ISOLATION,
+            "properties": {} if check_crcs else {"check.crcs": False},
         },
         "handler": f"{__name__}:handle",
         "dead_letter": "none",

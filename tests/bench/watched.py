@@ -3,7 +3,6 @@
 import ctypes
 import multiprocessing
 import os
-import re
 import struct
 import time
 from collections.abc import Iterable
@@ -14,6 +13,7 @@ from ackline.audit.store import LedgerStore
 from ackline.audit.turn_outcomes import TurnOutcomes
 from ackline.steps.settle import settle
 from ackline.turns import LIVE, TurnId
+from tests.bench.figures import memory, reset_peak
 from tests.bench.injected import NAME, InjectedLane
 
 _IN_OPEN = 0x20
@@ -66,22 +66,15 @@ def _settle(lane: InjectedLane, answers: "multiprocessing.SimpleQueue[tuple[int,
     store = _Counting(lane.root, NAME, LIVE)
     object.__setattr__(parts, "store", store)
     assert store.newest() is not None  # the first read loads modules, which is no cost of settle
-    Path("/proc/self/clear_refs").write_text("5")  # resets the peak
-    before, begun = _memory("VmRSS"), time.perf_counter()
+    reset_peak()
+    before, begun = memory("VmRSS"), time.perf_counter()
     settle(parts)
     seconds = time.perf_counter() - begun
     settled = store.newest()
     assert settled is not None
     records = sum(row.counts.get("acked", 0) + row.counts.get("failed", 0) for row in settled.partitions.values())
     failed = sum(row.counts.get("failed", 0) for row in settled.partitions.values())
-    answers.put((records, failed, store.rows, seconds, _memory("VmHWM") - before))
-
-
-def _memory(name: str) -> int:
-    """Returns a line of the status of this process, in bytes."""
-    line = re.search(rf"{name}:\s+(\d+) kB", Path("/proc/self/status").read_text())
-    assert line is not None
-    return int(line[1]) * 1024
+    answers.put((records, failed, store.rows, seconds, memory("VmHWM") - before))
 
 
 class _Watch:

@@ -1,0 +1,97 @@
+"""`make bench`, fifth part: the memory and the time of queries of a partition with many rows.
+
+Each query runs in a process of its own, after the same query of a small pipeline has loaded what it needs.
+"""
+
+import argparse
+import os
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+from rich.console import Console
+
+from ackline.audit.queries import AuditFilter, audit_rows
+from ackline.audit.store import LedgerStore
+from ackline.ledger import PartitionState
+from ackline.offsets import LogBounds, OffsetRange, TopicPartition
+from ackline.outcome import Outcome
+from ackline.spark.job import ReplayResult
+from ackline.spark.output.outcome_files import Chunk, OutcomeFiles, OutcomeTarget
+from ackline.steps.replay import add_actions
+from ackline.turns import LIVE, Plan, PlannedPartition, SettledPartition, Settlement, TurnId, TurnKind
+from tests.bench.figures import MIB, Figure, measure, show_figures
+
+ROWS, TURN_ROWS, CHUNK_ROWS = 10_000_000, 1_000_000, 100_000
+AIM_MIB = 200
+SMALL, LARGE = "small", "large"
+TP = TopicPartition("orders", 0)
+
+
+def main() -> None:
+    """Measures the queries and prints the table."""
+    parser = argparse.ArgumentParser(prog="python -m tests.bench.queries", description=__doc__)
+    parser.add_argument("--rows", type=int, default=ROWS, help=f"rows of the partition (default: {ROWS})")
+    options = parser.parse_args()
+    figures = []
+    with TemporaryDirectory(prefix="ackline-bench-") as folder:
+        root = str(Path(folder) / "audit")
+        os.environ |= {"ACKLINE_AUDIT": root, "AIRFLOW_HOME": str(Path(folder) / "airflow")}
+        fill(root, SMALL, 1_000)
+        fill(root, LARGE, options.rows)
+        middle = options.rows // 2
+        queries: dict[str, tuple[Callable[..., Callable[[], object]], AuditFilter]] = {
+            "audit of one offset": (audit, AuditFilter(offsets=OffsetRange(middle, middle + 1))),
+            "audit --limit 50": (audit, AuditFilter(limit=50)),
+            "audit --outcome dead --limit 50, none there": (audit, AuditFilter(outcome="dead", limit=50)),
+            "the page of one offset": (page, AuditFilter(offsets=OffsetRange(middle, middle + 1), limit=200)),
+        }
+        for name, (prepare, criteria) in queries.items():
+            cost = measure(prepare, root, criteria)
+            figures.append(Figure(name, cost.peak / MIB, "MiB more", most=AIM_MIB, note=f"{cost.seconds:.2f} s"))
+    show_figures(Console(), f"queries of a partition of {options.rows:,} rows", figures)
+
+
+def audit(root: str, criteria: AuditFilter) -> Callable[[], object]:
+    """Returns the query of `ackline audit`."""
+    list(audit_rows(root, SMALL, criteria))
+    return lambda: list(audit_rows(root, LARGE, criteria))
+
+
+def page(root: str, criteria: AuditFilter) -> Callable[[], object]:
+    """Returns what the audit page does for a request."""
+    from ackline.ui import lanes, pages
+
+    def show(name: str) -> str:
+        return pages.pipeline(lanes.lane(name), lanes.turns(name), criteria, lanes.audit(name, criteria))
+
+    assert show(SMALL)
+    return lambda: show(LARGE)
+
+
+def fill(root: str, pipeline: str, rows: int) -> None:
+    """Stores settled turns with `rows` acked records of one partition, as Spark tasks write them."""
+    store, now = LedgerStore(root, pipeline, LIVE), datetime.now(UTC)
+    store.store_settlement(_settlement(TurnId(pipeline, LIVE, 0, 0), 0, now))
+    for n, start in enumerate(range(0, rows, TURN_ROWS), 1):
+        turn, end = TurnId(pipeline, LIVE, 0, n), min(start + TURN_ROWS, rows)
+        planned = PlannedPartition("id", OffsetRange(start, end), (), 0, 0, LogBounds(0, end))
+        plan = Plan(turn, TurnKind.RUN, "run", now, {TP: planned}, "read_committed", {})
+        assert store.store_plan(plan)
+        files = OutcomeFiles(OutcomeTarget(store.outcomes.uri, turn, now.date(), "run"))
+        for first in range(start, end, CHUNK_ROWS):
+            offsets = np.arange(first, min(first + CHUNK_ROWS, end))
+            files.add(TP, Outcome.ACKED, Chunk(offsets, offsets, np.ones(len(offsets), dtype=np.int32), offsets))
+        assert store.store_outcomes(turn, add_actions(plan, ReplayResult(tuple(files.close()), {}, end - start, 0)))
+        assert store.store_settlement(_settlement(turn, end, now), plan)
+
+
+def _settlement(turn: TurnId, floor: int, now: datetime) -> Settlement:
+    kind = TurnKind.RUN if turn.n else TurnKind.GENESIS
+    return Settlement(turn, kind, "run", now, {TP: SettledPartition("id", 0, PartitionState(floor))})
+
+
+if __name__ == "__main__":
+    main()
