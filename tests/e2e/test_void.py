@@ -2,9 +2,12 @@
 
 import json
 import signal
+from pathlib import Path
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 import pytest
+from deltalake import DeltaTable
 
 from tests.e2e.commands import ROOT
 from tests.e2e.fixtures import MakeLab
@@ -71,6 +74,27 @@ def test_i7_at_most_once_a_turn_that_was_handed_out_is_lost_and_no_record_is_han
     assert lane.ackline_json("run", lane.name)["outcomes"] == {"acked": 2}
     offsets = [call.offset for call in lane.calls()]
     assert len(offsets) == len(set(offsets))
+    lane.judge(settled=True)
+
+
+def test_i7_at_most_once_a_reported_turn_whose_outcomes_lost_a_file_is_lost_and_the_checker_agrees(
+    lab: MakeLab,
+) -> None:
+    lane = lab(guarantee="at_most_once", dead_letter="none", max_records_per_run=4)
+    lane.produce_records(6, {2: {"fail": -1}})
+    lane.plan()
+    lane.replay()
+    assert sorted(lane.new_offsets()) == [0, 1, 2, 3]
+    Path(unquote(urlsplit(min(DeltaTable(f"{lane.tables}/outcomes").file_uris())).path)).unlink()
+
+    shown = lane.ackline("void", lane.name, "--reason", "a test", "--dry-run")
+    assert "outcomes of acked records too" in shown.stdout
+    assert void(lane, "--yes")["consequence"] == "lost"
+    assert (lane.rows(), lane.committed()) == ([Row(0, 0, "lost", 4)], 4)
+    assert lane.ackline_json("run", lane.name)["outcomes"] == {"acked": 2}
+    assert sorted(lane.new_offsets()) == [4, 5]
+    assert lane.ackline("maintain").returncode == 0
+    assert lane.rows() == [Row(0, 0, "lost", 4), *all_of("acked", (4, 5))]
     lane.judge(settled=True)
 
 

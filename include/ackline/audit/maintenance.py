@@ -1,9 +1,11 @@
 """Keeps the tables quick: compacts small files, removes unused ones, and checkpoints the log.
 
-No row and no transaction id changes, so the fences and reads of a turn work after it as before. Files are rewritten and
-removed beside the runs of the lane; appends wait only while a compaction commits, and while the log is checkpointed.
+No row that counts and no transaction id changes, so the fences and reads of a turn work after it as before. Files are
+rewritten and removed beside the runs of the lane; appends wait only while a compaction commits, and while the log is
+checkpointed.
 Only Ackline may compact these tables: delta-rs lets two compactions replace the same files, and then the table holds
-every row twice. Ackline's compactions carry a transaction id of their own, so of two at once one fails.
+every row twice. Ackline's compactions carry a transaction id of their own, so of two at once one fails. The log also
+stops naming files of void turns that do not exist any more (lost_files.py).
 """
 
 import contextlib
@@ -23,8 +25,9 @@ from deltalake.transaction import AddAction, RemoveAction
 
 from ackline.audit.data_files import DataFile, DataFileWriter, partition_folder
 from ackline.audit.layout import LaneFolder, all_lanes
+from ackline.audit.lost_files import drop_lost_files, void_turns
 from ackline.audit.schemas import TABLES
-from ackline.audit.table import AuditTable
+from ackline.audit.table import REWRITE, AuditTable
 from ackline.errors import ConfigError, FatalError
 
 RETENTION = timedelta(days=7)
@@ -49,8 +52,6 @@ LAYOUTS = {
     "outcomes": Layout(64 << 20, 131_072),
     "settlements": Layout(4 << 20, 16),
 }
-_COMPACTION = "ackline/compaction"
-"""The transaction id of compactions. delta-rs refuses the later of two that begin at the same version."""
 _NAMED_FAILURES = 5
 _COMPACTION_TRIES = 3
 """How often a compaction is tried beside other compactions. The next maintenance tries again."""
@@ -133,6 +134,10 @@ def _maintain(lane: LaneFolder, table: AuditTable, retention: timedelta) -> Main
     compacted = busy = 0
     try:
         before = len(_opened(table).file_uris())
+        if table.name == "outcomes":
+            # Before the compaction, which would fail on a file that does not exist. The process that closed a turn as
+            # void may have died before it did this.
+            drop_lost_files(table, void_turns(lane.folder))
         for day in _fragmented(table):
             done = _compact(lane.folder, table, day)
             compacted, busy = compacted + (done or 0), busy + (done is None)
@@ -224,7 +229,7 @@ def _merge(table: AuditTable, version: DeltaTable, files: Sequence[dict[str, Any
             values: dict[str, str | None] = {"plan_date": day}
             added = AddAction(merged.path, merged.size, values, merged.modification_time, False, merged.stats)
             removed = [RemoveAction(file["path"], False, now, file["size_bytes"], values) for file in files]
-            table.commit(newest, [added, *removed], [Transaction(_COMPACTION, newest.version() + 1)])
+            table.commit(newest, [added, *removed], [Transaction(REWRITE, newest.version() + 1)])
     except CommitFailedError:
         _remove(table, merged.path)
         raise

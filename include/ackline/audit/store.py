@@ -13,10 +13,12 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pyarrow as pa
+from deltalake.exceptions import DeltaError
 from deltalake.transaction import AddAction
 
 from ackline.audit.last_failures import Attempts, Failures, read_last_failures
 from ackline.audit.layout import check_layout
+from ackline.audit.lost_files import drop_lost_files, files_of, lost_files, removals
 from ackline.audit.object_store import options_of
 from ackline.audit.rows import (
     decision_rows,
@@ -247,6 +249,24 @@ class LedgerStore:
         note = TurnReport().encode()  # an empty report: these rows are complete, no task has counted others
         return self.outcomes.append(table, self._application(plan.turn.epoch, "outcomes"), plan.turn.n, note)
 
+    def replace_by_lost(self, plan: Plan, run_id: str, rows: Mapping[TopicPartition, Iterable[OutcomeRow]]) -> bool:
+        """Store the lost ranges of a claimed plan in place of its stored outcomes, as its decisions. Returns False, and
+        changes nothing, if decisions n are stored.
+
+        One commit stops naming the files and adds the lost ranges. A removal alone would let settle take the removed
+        rows for gaps, and count records that were handled as none; ranges alone would give an offset two terminal
+        outcomes (I4). The commit takes the number of decisions n, so settle folds either the outcomes as they were
+        or the lost ranges, never both.
+        """
+        table = decision_rows(plan.turn, plan_date(plan.planned_at), run_id, rows)
+        # Nothing else rewrites these files meanwhile: a compaction leaves the files of an open turn alone.
+        return self.outcomes.append(
+            table,
+            self._application(plan.turn.epoch, "decisions"),
+            plan.turn.n,
+            remove=lambda version: removals(files_of(version, {(plan.turn.epoch, plan.turn.n)})),
+        )
+
     # ---- outcomes and decisions -----------------------------------------------------------------------------------
 
     def has_outcomes(self, turn: TurnId) -> bool:
@@ -265,6 +285,19 @@ class LedgerStore:
         """Returns the tasks' report of a turn; None if there is none, or if the Delta log has expired it."""
         note = self.outcomes.note_of(self._application(turn.epoch, "outcomes"), turn.n)
         return TurnReport.decode(note) if note else None
+
+    def has_lost_files(self, turn: TurnId) -> bool:
+        """Returns whether a file of the turn's outcomes does not exist any more. Raises FatalError if the table can't
+        be read."""
+        version = self.outcomes.open()
+        try:
+            return version is not None and bool(lost_files(self.outcomes, version, {(turn.epoch, turn.n)}))
+        except (DeltaError, OSError, pa.ArrowException) as error:
+            raise self.outcomes.error(error) from error
+
+    def drop_lost_files(self, void_turn: TurnId) -> None:
+        """Stops naming those files of a void turn that do not exist any more, so that they fail no later read."""
+        drop_lost_files(self.outcomes, {(void_turn.epoch, void_turn.n)})
 
     def has_decisions(self, turn: TurnId) -> bool:
         """Returns whether decisions n are stored."""

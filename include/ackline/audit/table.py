@@ -58,6 +58,9 @@ LEDGER_ID = "ackline.ledger"
 """The property of the settlements table that holds the id of the ledger."""
 _NO_HOOKS = PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False)
 """delta-rs writes no checkpoint after a commit and removes no log entry: it would sync neither."""
+REWRITE = "ackline/compaction"
+"""The transaction id of commits that stop naming files. delta-rs refuses the later of two that begin at the same
+version."""
 _COMMIT, _NOTE = "ackline.commit", "ackline.note"
 _HISTORY_LIMITS = (8, 64, 512)
 """How many of the newest commits are searched for a note: first what nearly always holds it, at last a bound that does
@@ -160,7 +163,7 @@ class AuditTable:
                 return self._writable()
 
         try:
-            return _retry_beside_rivals(create)
+            return retry_beside_rivals(create)
         except (DeltaError, OSError) as error:
             raise self.error(error) from error
 
@@ -265,11 +268,13 @@ class AuditTable:
         number: int,
         note: str | None = None,
         more: Sequence[str] = (),
+        remove: Callable[[DeltaTable], Sequence[RemoveAction]] | None = None,
     ) -> bool:
         """Append rows, or files already written, as version `number` of `application`; zero rows are a commit too.
 
         `note` is stored in the metadata of the commit, where `note_of` finds it. `more` are further applications of
-        which the commit takes the same number; they are no fence.
+        which the commit takes the same number; they are no fence. `remove` returns which files the same commit stops
+        naming, for the version that it is made upon.
         Returns True once the commit is stored, and False if the number is taken; then nothing is stored. Raises
         TransientError if rivals win each of COMMIT_TRIES commits, and FatalError if the store refuses the write (a full
         disk): then nothing is visible.
@@ -288,7 +293,8 @@ class AuditTable:
                         return False
                     if files is None:  # a commit that is tried again names the same files
                         files = self._write(rows) if isinstance(rows, pa.Table) else list(rows)
-                    self.commit(table, files, fence, metadata)
+                    removed = remove(table) if remove else ()
+                    self.commit(table, [*files, *removed], fence, metadata)
                 except CommitFailedError:  # a rival took the number; or compacted, and then the number is still free
                     if _is_taken(self.version_of(application), number):
                         return False
@@ -296,7 +302,7 @@ class AuditTable:
             return True
 
         try:
-            stored = _retry_beside_rivals(append)
+            stored = retry_beside_rivals(append)
             if stored:
                 self._checkpoint_if_due()
             return stored
@@ -455,7 +461,7 @@ class AuditTable:
         return FatalError(f"the table {self.name} at {scrub_address(self.uri)} can't be used: {why}")
 
 
-def _retry_beside_rivals(commit: Callable[[], T]) -> T:
+def retry_beside_rivals(commit: Callable[[], T]) -> T:
     """Repeats a commit that a rival made fail, at once and up to COMMIT_TRIES times in all."""
     tries = Retrying(
         retry=retry_if_exception_type(CommitFailedError), stop=stop_after_attempt(COMMIT_TRIES), reraise=True

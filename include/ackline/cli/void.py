@@ -96,6 +96,11 @@ def _what_would_happen(to_close: OpenTurn, pause: bool) -> str:
             "Its outcomes are stored, so a run may be able to settle it. After a void they do not count; dead letters "
             "that it has sent stay."
         )
+    if to_close.has_outcomes and to_close.consequence is Consequence.LOST:
+        lines.append(
+            "Its outcomes are stored. If a file of them does not exist any more, all of them are replaced by the lost "
+            "ranges, outcomes of acked records too. If none is missing, the command is refused: a run settles the turn."
+        )
     if pause and to_close.consequence is not Consequence.SETTLED:
         lines.append("These partitions will be paused until `ackline resume`.")
     return "\n".join(lines)

@@ -14,6 +14,7 @@ within `lost_after` becomes `lost`. That is stored as outcomes n, so the fence r
 
 from ackline.errors import FatalError, GroupBusy, GroupMoved, NewerCommit, TransientError
 from ackline.ledger import OutcomeRow
+from ackline.offsets import TopicPartition
 from ackline.outcome import Outcome
 from ackline.steps.commit import allowed_commits, commit_newest
 from ackline.steps.parts import Parts
@@ -98,12 +99,24 @@ def take_start_marker(parts: Parts, plan: Plan) -> bool:
 
 def record_lost(parts: Parts, plan: Plan, reason: str) -> bool:
     """Stores the plan's ranges as lost, as outcomes n. Returns False, and changes nothing, if outcomes n are stored."""
-    rows = {
+    return parts.store.store_lost(plan, parts.run_id, _lost_ranges(parts, plan, reason))
+
+
+def replace_by_lost(parts: Parts, plan: Plan, reason: str) -> bool:
+    """Stores the plan's ranges as lost, in place of outcomes n, files of which do not exist any more.
+
+    Returns False, and changes nothing, if decisions n are stored.
+    """
+    return parts.store.replace_by_lost(plan, parts.run_id, _lost_ranges(parts, plan, reason))
+
+
+def _lost_ranges(parts: Parts, plan: Plan, reason: str) -> dict[TopicPartition, list[OutcomeRow]]:
+    """Returns a `lost` row for each whole fresh range. An at-most-once plan holds no retries."""
+    return {
         tp: [OutcomeRow(planned.fresh.start, 0, Outcome.LOST, parts.now(), None, planned.fresh.end, reason)]
         for tp, planned in plan.partitions.items()
         if planned.fresh
     }
-    return parts.store.store_lost(plan, parts.run_id, rows)
 
 
 def refuse_retries(plan: Plan) -> None:

@@ -2,23 +2,27 @@
 
 What becomes of the turn depends on what is stored of it, and never on the state of a process:
 - At least once, and at most once before the claim, it is void: nothing of it counts, and its offsets are planned again.
-- At most once after the claim, its ranges are recorded as lost, because the handler may have been called for them.
+- At most once after the claim, its ranges are recorded as lost, because the handler may have been called for them. If
+  outcomes are stored, a run settles the turn, unless a file of them is lost.
 - An operator action or a genesis is settled. Nothing in it can fail for good, and its plan holds all that it does.
 The ledger is written before the group is asked. So a turn can be closed while the group is busy or no broker answers.
 """
 
+import logging
 from dataclasses import dataclass
 from enum import StrEnum
 
 from ackline.errors import AcklineError, ConfigError, FatalError
 from ackline.steps.action_plans import Targets
-from ackline.steps.claim import record_lost
+from ackline.steps.claim import record_lost, replace_by_lost
 from ackline.steps.commit import commit_newest
 from ackline.steps.operator_actions import perform_action
 from ackline.steps.parts import Parts
 from ackline.steps.settle import settle_turn
 from ackline.steps.void import close_if_waived, is_at_most_once, store_void, waive
 from ackline.turns import LIVE, Marker, MarkerKind, Plan, Settlement, TurnId, TurnKind
+
+_logger = logging.getLogger(__name__)
 
 
 class Consequence(StrEnum):
@@ -64,7 +68,8 @@ def open_turn(parts: Parts) -> OpenTurn:
 def void_open_turn(parts: Parts, turn: TurnId, reason: str, pause: bool = False) -> ClosedTurn:
     """Closes the open turn `turn`, and commits the newest floor. With `pause`, the partitions that it reads are paused.
 
-    Raises ConfigError if no turn is open, FatalError if another turn is, or if `turn` is claimed and reported.
+    Raises ConfigError if no turn is open, FatalError if another turn is, or if `turn` is claimed and reported
+    and no file of its outcomes is lost, or its decisions are stored.
     """
     plan, before = _open_plan(parts)
     if plan.turn != turn:
@@ -88,8 +93,13 @@ def _close(parts: Parts, plan: Plan, before: Settlement, reason: str, pause: boo
     waiver = Marker(MarkerKind.WAIVER, parts.run_id, parts.now(), parts.actor, reason, by_operator=True, pause=pause)
     if not is_at_most_once(plan):
         # One commit. Its number is the one that settling the turn would take, so the first of the two decides.
-        return Consequence.VOID if store_void(parts, plan, before, waiver) else _settled_meanwhile(parts, plan)
-    # The waiver takes the claim's number (steps/void.py). If it is refused, the handler may have been called.
+        stored = store_void(parts, plan, before, waiver)
+        consequence = Consequence.VOID if stored else _settled_meanwhile(parts, plan)
+        if consequence is Consequence.VOID:
+            _drop_lost_files(parts, plan)
+        return consequence
+    # The waiver takes the claim's number (steps/void.py). If it is refused, the handler may have been called. A waived
+    # turn is never handed out, so it has no outcomes whose files could be lost.
     if waive(parts, plan, waiver):
         close_if_waived(parts, plan, before)
         return _settled_meanwhile(parts, plan)
@@ -109,16 +119,44 @@ def _lose(parts: Parts, plan: Plan, before: Settlement, reason: str) -> Conseque
     if not parts.store.has_claim(plan.turn):
         raise FatalError(f"{plan.turn} is not open any more: another process has closed it. Nothing was stored")
     if parts.store.has_outcomes(plan.turn):
-        raise FatalError(
-            f"{plan.turn} is claimed and its outcomes are stored, so it is neither void nor lost. Settle it with "
-            f"`ackline run {parts.pipeline.name}`. If files of its outcomes are missing, restore them from a backup"
-        )
+        _lose_reported(parts, plan, reason)
+        settle_turn(parts, plan, before)
+        return Consequence.LOST
     # The start marker comes first: a driver that has claimed the turn and not started yet then calls no handler. The
     # lost ranges are outcomes n, so the report of a driver that has started is refused.
     parts.store.store_start_marker(plan, parts.run_id, parts.now())
     lost = record_lost(parts, plan, reason)
     settle_turn(parts, plan, before)
     return Consequence.LOST if lost else Consequence.SETTLED
+
+
+def _lose_reported(parts: Parts, plan: Plan, reason: str) -> None:
+    """Records the ranges of a claimed turn as lost in place of its outcomes, if files of these are lost."""
+    if not parts.store.has_lost_files(plan.turn):
+        raise FatalError(
+            f"{plan.turn} is claimed and its outcomes are stored, so it is neither void nor lost. Settle it with "
+            f"`ackline run {parts.pipeline.name}`. If a file of its outcomes is damaged, move it out of the table's "
+            f"folder, then run `ackline void` again"
+        )
+    # Refused if decisions n are stored: another process may have read the outcomes whole and settle the turn by them.
+    if not replace_by_lost(parts, plan, reason):
+        raise FatalError(
+            f"{plan.turn} is claimed, its outcomes and decisions are stored, and files of its outcomes do not exist. "
+            f"Restore the folder of the table outcomes from a backup, then settle the turn with "
+            f"`ackline run {parts.pipeline.name}`"
+        )
+
+
+def _drop_lost_files(parts: Parts, plan: Plan) -> None:
+    """Stops naming those files of a void turn that do not exist any more.
+
+    After the void settlement: before it, settle would take the rows of a removed file for gaps. The turn is closed
+    whether this succeeds or not, and maintenance does it too, for a process that dies in between.
+    """
+    try:
+        parts.store.drop_lost_files(plan.turn)
+    except AcklineError as error:
+        _logger.warning("%s. The turn is void; `ackline maintain` drops the lost files of its outcomes", error)
 
 
 def _pause(parts: Parts, plan: Plan, reason: str) -> None:

@@ -216,6 +216,8 @@ class MemoryTables:
     """The marker of each commit that has one, by application and number."""
     files: dict[str, Any] = field(default_factory=dict)
     """The files that tasks have written. A file counts once a commit names it."""
+    lost_files: set[Any] = field(default_factory=set)
+    """The turns whose outcomes can't be read, because a file of them does not exist any more."""
 
 
 class World:

@@ -41,6 +41,14 @@ class OutcomesFile(NamedTuple):
         return len(kinds) == 1 and all(outcome in without_retry and attempt == 1 for _, outcome, attempt in kinds)
 
 
+class ReplacingFiles(list[OutcomesFile]):
+    """Files that take the place of all other files of their turns."""
+
+    @property
+    def turns(self) -> set[TurnId]:
+        return {file.turn for file in self}
+
+
 class _Metadata(NamedTuple):
     configuration: Mapping[str, str]
 
@@ -89,6 +97,7 @@ class MemoryTable(AuditTable):
         number: int,
         note: str | None = None,
         more: Sequence[str] = (),
+        remove: object = None,
     ) -> bool:
         """Appends rows of `outcomes`, or files that tasks have written; returns False if the number is taken."""
         if isinstance(rows, pa.Table):
@@ -147,6 +156,9 @@ class MemoryTable(AuditTable):
         elif isinstance(value, Marker):
             tables.markers[application, number] = value
         else:
+            for turn in value.turns if isinstance(value, ReplacingFiles) else ():
+                tables.outcomes[turn] = []
+                tables.lost_files.discard(turn)
             for file in value:
                 tables.outcomes.setdefault(file.turn, []).append(file)
 
@@ -209,6 +221,21 @@ class MemoryStore(LedgerStore):
         rows = {tp: tuple(decided) for tp, decided in sorted(decisions.items())}
         return self._put("outcomes", plan.turn, "decisions", [OutcomesFile(plan.turn, rows)] if rows else [])
 
+    def replace_by_lost(self, plan: Plan, run_id: str, rows: Mapping[TopicPartition, Iterable[OutcomeRow]]) -> bool:
+        """Stores lost ranges in place of outcomes n; returns False if the number of decisions n is taken."""
+        lost = OutcomesFile(plan.turn, {tp: tuple(ranges) for tp, ranges in rows.items()})
+        return self._put("outcomes", plan.turn, "decisions", ReplacingFiles([lost]))
+
+    def has_lost_files(self, turn: TurnId) -> bool:
+        """Returns whether a file of the turn's outcomes is lost."""
+        self._hook("files", READ)
+        return turn in self.world.tables.lost_files
+
+    def drop_lost_files(self, void_turn: TurnId) -> None:
+        """Stops naming the lost files of a void turn."""
+        self._hook("files", BEFORE)
+        self.world.tables.lost_files.discard(void_turn)
+
     def store_settlement(
         self, settlement: Settlement, plan: Plan | None = None, subscription: Mapping[str, Any] | None = None
     ) -> bool:
@@ -250,8 +277,10 @@ class MemoryStore(LedgerStore):
         )
 
     def outcomes_of(self, turn: TurnId) -> TurnOutcomes:
-        """Returns the outcomes and decisions of a turn."""
+        """Returns the outcomes and decisions of a turn. Raises FatalError if a file of them is lost."""
         self._hook("rows", READ)
+        if turn in self.world.tables.lost_files:
+            raise FatalError(f"the table outcomes at {self.outcomes.uri} can't be used: No such file or directory")
         rows: dict[TopicPartition, list[OutcomeRow]] = {}
         counts: dict[TopicPartition, Counter[str]] = {}
         fresh: Counter[TopicPartition] = Counter()

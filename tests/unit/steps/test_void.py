@@ -14,7 +14,7 @@ from ackline.testing.memory import AFTER, BEFORE
 from ackline.testing.memory_parts import no_session
 from ackline.turns import TurnKind
 from tests.chaos.actor import Actor, Killed
-from tests.memory_lane import AT_LEAST_ONCE, AT_MOST_ONCE, OK, TP, TP1, MemoryLane
+from tests.memory_lane import AT_LEAST_ONCE, AT_MOST_ONCE, NO_GUARANTEE, OK, TP, TP1, MemoryLane
 
 GUARANTEES = (AT_LEAST_ONCE, AT_MOST_ONCE)
 REASON = "the batch is broken"
@@ -219,6 +219,71 @@ def test_s37_a_turn_is_closed_although_the_group_can_not_be_committed() -> None:
     assert closed.not_committed is not None
     assert "a console consumer" in closed.not_committed
     assert lane.newest().kind is TurnKind.VOID
+
+
+def lost(lane: MemoryLane) -> None:
+    """Plan and replay a turn, and lose a file of its outcomes."""
+    lane.plan_and_replay()
+    lane.world.tables.lost_files.add(next(iter(lane.world.tables.outcomes)))
+
+
+@pytest.mark.parametrize("guarantee", [AT_LEAST_ONCE, NO_GUARANTEE])
+def test_a_void_stops_naming_the_lost_files_of_its_turn_after_its_settlement(guarantee: str) -> None:
+    lane = MemoryLane(OK, OK, guarantee=guarantee)
+    lost(lane)
+    lane.operations.clear()
+    assert void(lane).consequence is Consequence.VOID
+    assert not lane.world.tables.lost_files
+    operations = list(dict.fromkeys(lane.operations))
+    assert operations.index("settlement") < operations.index("files")
+    lane.run()
+    assert (lane.offsets(), lane.committed()) == ([0, 1, 0, 1], 2)
+
+
+def test_i7_at_most_once_a_reported_turn_with_a_lost_file_is_lost_whole() -> None:
+    lane = MemoryLane(OK, OK, guarantee=AT_MOST_ONCE)
+    lost(lane)
+    lane.run_fails(FatalError, "ackline void lane")
+    assert void(lane).consequence is Consequence.LOST
+    assert (lane.ranges(Outcome.LOST), lane.settled().counts, lane.settled().gaps) == ([(0, 2)], {"lost": 2}, 0)
+    lane.produce(OK)
+    lane.run()
+    assert (lane.offsets(), lane.committed()) == ([0, 1, 2], 3)
+
+
+@pytest.mark.parametrize("operation", ["decisions", "settlement"])
+@pytest.mark.parametrize("when", [BEFORE, AFTER])
+def test_i9_an_operator_who_dies_while_a_reported_turn_becomes_lost_leaves_it_to_the_next_process(
+    operation: str, when: str
+) -> None:
+    lane = MemoryLane(OK, OK, guarantee=AT_MOST_ONCE)
+    lost(lane)
+    operator = stopped(lane, void_by, operation, when)
+    operator.kill()
+    if (operation, when) == ("decisions", BEFORE):
+        void(lane)
+    lane.run()
+    assert (lane.ranges(Outcome.LOST), lane.offsets(), lane.committed()) == ([(0, 2)], [0, 1], 2)
+
+
+@pytest.mark.parametrize("when", [BEFORE, AFTER])
+def test_i4_a_settle_that_has_read_the_outcomes_before_they_were_lost_and_a_void_never_both_count(when: str) -> None:
+    lane = MemoryLane(OK, OK, guarantee=AT_MOST_ONCE)
+    lane.plan_and_replay()
+    settles = stopped(lane, lambda parts: lane.settle(parts), "decisions", when)
+    turn = next(iter(lane.world.tables.outcomes))
+    lane.world.tables.lost_files.add(turn)
+    if when == AFTER:
+        with pytest.raises(FatalError, match="outcomes and decisions are stored"):
+            void(lane)
+        lane.world.tables.lost_files.clear()  # restored from a backup
+    else:
+        assert void(lane).consequence is Consequence.LOST
+    settles.advance(None)
+    lane.run()
+    counts = next(s.partitions[TP].counts for s in lane.world.tables.settlements.values() if s.turn == turn)
+    assert counts == ({"acked": 2} if when == AFTER else {"lost": 2})
+    assert (lane.offsets(), lane.committed()) == ([0, 1], 2)
 
 
 # ---- the errors of turns that may be stuck ---------------------------------------------------------------------------

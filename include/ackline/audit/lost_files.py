@@ -1,0 +1,97 @@
+"""Files of outcomes that the log names and that do not exist any more: a disk has lost them, or they were deleted.
+
+A read or a compaction that needs such a file fails, and fails again for good. The log stops naming a lost file only if
+no row of it can count: all its rows are of one turn, and that turn is void. A lost file of a turn that counts stays
+named, because its rows are outcomes that nothing else proves.
+"""
+
+import logging
+import time
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.fs as pafs
+from deltalake import DeltaTable, Transaction
+from deltalake.exceptions import DeltaError
+from deltalake.transaction import RemoveAction
+
+from ackline.audit.table import REWRITE, AuditTable, retry_beside_rivals
+from ackline.scrub import scrub_address
+from ackline.turns import TurnKind
+
+Turn = tuple[int, int]
+"""An epoch and a number in it."""
+_logger = logging.getLogger(__name__)
+
+
+def files_of(version: DeltaTable, turns: Collection[Turn]) -> list[dict[str, Any]]:
+    """Returns the files all rows of which are of one of these turns, by their statistics.
+
+    A file that a compaction has mixed, and one without statistics, is none of them.
+    """
+    files = pa.table(version.get_add_actions(flatten=True)).to_pylist()
+    return [file for file in files if _turn_of(file) in turns]
+
+
+def _turn_of(file: dict[str, Any]) -> Turn | None:
+    """Returns the turn of all rows of a file; None if they are of several turns, or if that is not known."""
+    first, last = ((file.get(f"{bound}.epoch"), file.get(f"{bound}.turn")) for bound in ("min", "max"))
+    return None if first != last or None in first else (int(str(first[0])), int(str(first[1])))
+
+
+def lost_files(table: AuditTable, version: DeltaTable, turns: Collection[Turn]) -> list[dict[str, Any]]:
+    """Returns the files of these turns that do not exist. A store that does not answer is an OSError, and no loss."""
+    files = files_of(version, turns)
+    infos = table.storage.filesystem.get_file_info([file["path"] for file in files]) if files else []
+    return [file for file, info in zip(files, infos, strict=True) if info.type is pafs.FileType.NotFound]
+
+
+def removals(files: Sequence[dict[str, Any]]) -> list[RemoveAction]:
+    """Returns the actions by which a commit stops naming these files.
+
+    They are marked as no change of data, because the tables are append-only for every other writer.
+    """
+    now = int(time.time() * 1000)
+    return [
+        RemoveAction(
+            file["path"], False, now, file["size_bytes"], {"plan_date": file["partition.plan_date"].isoformat()}
+        )
+        for file in files
+    ]
+
+
+def drop_lost_files(table: AuditTable, turns: Collection[Turn]) -> int:
+    """Stops naming the lost files of these turns, all of which are void. Returns how many they were.
+
+    One commit, and none if no file is lost; so a repeat changes nothing. It needs no fence of a turn: a void turn stays
+    void. Raises FatalError if the table can't be read or written.
+    """
+
+    def drop() -> int:
+        with table.lock():
+            version = table.open()
+            lost = [] if version is None else lost_files(table, version, turns)
+            if version is not None and lost:
+                # Files are removed under the id of compactions, so of two at once one fails and looks again.
+                table.commit(version, removals(lost), [Transaction(REWRITE, version.version() + 1)])
+            return len(lost)
+
+    try:
+        version = table.open()  # without the lock: usually nothing is lost, and writers need not wait
+        if version is None or not turns or not lost_files(table, version, turns):
+            return 0
+        dropped = retry_beside_rivals(drop)
+    except (DeltaError, OSError, pa.ArrowException) as error:
+        raise table.error(error) from error
+    _logger.warning(
+        "%d lost files of void turns are not in the table %s at %s any more; no row of them counted",
+        dropped, table.name, scrub_address(table.uri),
+    )  # fmt: skip
+    return dropped
+
+
+def void_turns(folder: str) -> set[Turn]:
+    """Returns the void turns of a lane, whose tables are in `folder`. Raises FatalError if the table can't be read."""
+    rows = AuditTable(folder, "settlements").read({"kind": TurnKind.VOID.value}, ["epoch", "turn"])
+    return set(zip(rows["epoch"].to_pylist(), rows["turn"].to_pylist(), strict=True))

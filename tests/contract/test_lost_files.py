@@ -1,0 +1,254 @@
+"""A file of outcomes is lost from real tables. `ackline void` closes its turn, and every later read works again."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+import pyarrow.fs as pafs
+import pytest
+
+from ackline.audit.data_files import write_rows
+from ackline.audit.lost_files import drop_lost_files, void_turns
+from ackline.audit.maintenance import maintain
+from ackline.audit.queries import AuditFilter, audit_rows
+from ackline.audit.rows import decision_rows, plan_date
+from ackline.audit.schemas import PARTITION_BY
+from ackline.audit.store import LedgerStore
+from ackline.errors import FatalError, TransientError
+from ackline.ledger import OutcomeRow
+from ackline.offsets import TopicPartition
+from ackline.outcome import Outcome
+from ackline.spark.job import ReplayJob, ReplayResult
+from ackline.spark.output.file_stats import WrittenFile
+from ackline.steps.operator_void import ClosedTurn, Consequence, open_turn, void_open_turn
+from ackline.testing.memory_parts import MemoryParts
+from ackline.turns import LIVE, TurnKind
+from tests.contract.roots import ON_BOTH
+from tests.memory_lane import AT_MOST_ONCE, FAILS_ONCE, NO_GUARANTEE, OK, TP, TP1, MemoryLane
+
+ALL = AuditFilter(everything=True)
+
+
+class RealTables(MemoryLane):
+    """A lane with Kafka in memory and real tables. Its job writes one file an outcome, as a task does for small
+    partitions; settle opens such a file, because several partitions share it."""
+
+    def __init__(self, root: str, **settings: Any) -> None:
+        super().__init__(OK, FAILS_ONCE, OK, partitions=2, **settings)
+        self.produce(OK, FAILS_ONCE, tp=TP1)
+        self.root = root
+
+    def parts(self, *arguments: Any, **changes: Any) -> MemoryParts:
+        parts = super().parts(*arguments, **changes)
+        in_memory = parts.run_job
+        parts = replace(parts, store=LedgerStore(self.root, "lane", LIVE))
+
+        def run_job(spark: Any, job: ReplayJob, on_progress: Any) -> ReplayResult:
+            result = in_memory(spark, job, on_progress)
+            by_outcome: dict[Outcome, dict[TopicPartition, list[OutcomeRow]]] = {}
+            for file in result.files:
+                for tp, rows in self.world.tables.files[file.path].rows.items():
+                    by_outcome.setdefault(file.outcome, {}).setdefault(tp, []).extend(rows)
+            files = (self._write(parts.store, job, outcome, rows) for outcome, rows in by_outcome.items())
+            return replace(result, files=tuple(files))
+
+        return replace(parts, **{"run_job": run_job, **changes})
+
+    def _write(
+        self, store: LedgerStore, job: ReplayJob, outcome: Outcome, rows: Mapping[TopicPartition, list[OutcomeRow]]
+    ) -> WrittenFile:
+        table = decision_rows(job.target.turn, plan_date(self.world.now), "run", rows)
+        ((file, _),) = write_rows(store.outcomes.storage, table, PARTITION_BY)
+        return WrittenFile(file.path, file.size, table.num_rows, outcome, file.stats, file.modification_time)
+
+    def files(self) -> set[str]:
+        """Returns the files of outcomes that the log names."""
+        version = self.parts().store.outcomes.open()
+        assert version is not None
+        return {path.split("/outcomes/", 1)[1] for path in version.file_uris()}
+
+    def lose(self, path: str) -> None:
+        """Delete a file that the log names."""
+        self.parts().store.outcomes.storage.filesystem.delete_file(path)
+
+    def lose_one_of_the_open_turn(self) -> set[str]:
+        """Plan and replay a turn, and delete the first of its files; returns all of them."""
+        before = self.files() if self.parts().store.outcomes.open() else set()
+        self.plan_and_replay()
+        files = self.files() - before
+        assert len(files) == 2
+        self.lose(min(files))
+        return files
+
+    def void(self, pause: bool = False) -> ClosedTurn:
+        parts = self.parts("operator")
+        return void_open_turn(parts, open_turn(parts).plan.turn, "a disk has lost a file", pause)
+
+    def audit(self, criteria: AuditFilter = AuditFilter()) -> list[tuple[int, int, int, str]]:
+        """(turn, partition, offset, outcome) of the rows of outcomes."""
+        rows = audit_rows(self.root, "lane", criteria)
+        return [(row["turn"], row["partition"], row["offset"], row["outcome"]) for row in rows]
+
+    def settled_kinds(self) -> list[TurnKind]:
+        store, newest = self.parts().store, self.newest()
+        return [store.settlement(newest.turn._replace(n=n)).kind for n in range(newest.turn.n + 1)]
+
+    def judge_reads(self) -> None:
+        """Every reader of all files works: the audit with all rows, maintenance, and the audit after it."""
+        rows = self.audit(ALL)
+        maintain(self.root)
+        assert self.audit(ALL) == rows
+        paths = sorted(self.files())
+        infos = self.parts().store.outcomes.storage.filesystem.get_file_info(paths)
+        assert {info.type for info in infos} == {pafs.FileType.File}
+
+
+@pytest.fixture
+def lane(root: str) -> RealTables:
+    return RealTables(root)
+
+
+@ON_BOTH
+@pytest.mark.parametrize("guarantee", ["at_least_once", NO_GUARANTEE])
+def test_i2_after_the_void_of_a_turn_with_a_lost_file_its_records_are_read_again_and_every_read_works(
+    guarantee: str, root: str
+) -> None:
+    lane = RealTables(root, guarantee=guarantee)
+    lane.lose_one_of_the_open_turn()
+    with pytest.raises(FatalError, match="ackline void lane"):
+        lane.settle()
+    with pytest.raises(FatalError):
+        lane.audit(ALL)
+
+    assert lane.void().consequence is Consequence.VOID
+    lane.run()
+    lane.world.now += timedelta(hours=1)
+    lane.produce(OK)
+    lane.run()
+    assert lane.settled_kinds()[:3] == [TurnKind.GENESIS, TurnKind.VOID, TurnKind.RUN]
+    assert (lane.committed(TP), lane.committed(TP1)) == (4, 2)
+    lane.judge_reads()
+    ends = [(p, offset) for _, p, offset, outcome in lane.audit() if outcome in ("acked", "dropped")]
+    assert sorted(ends) == [(0, 0), (0, 1), (0, 2), (0, 3), (1, 0), (1, 1)], "each record once"
+
+
+def test_maintenance_drops_the_lost_files_of_void_turns_whose_operator_died_before_it_did(
+    lane: RealTables, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lost = min(lane.lose_one_of_the_open_turn())
+    with monkeypatch.context() as patch:
+        patch.setattr(LedgerStore, "drop_lost_files", lambda *_: None)
+        lane.void()
+    lane.run()
+    assert lost in lane.files()
+    maintain(lane.root)
+    assert lost not in lane.files()
+    lane.judge_reads()
+
+
+def test_a_void_whose_lost_files_can_not_be_dropped_stands_and_says_what_drops_them(
+    lane: RealTables, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refused(*_: Any) -> None:
+        raise TransientError("the table refused 4 commits in a row")
+
+    lane.lose_one_of_the_open_turn()
+    monkeypatch.setattr(LedgerStore, "drop_lost_files", refused)
+    assert lane.void().consequence is Consequence.VOID
+    assert "`ackline maintain` drops the lost files" in caplog.text
+
+
+def test_a_repeat_drops_nothing_and_commits_nothing(lane: RealTables) -> None:
+    lane.lose_one_of_the_open_turn()
+    lane.void()
+    store = lane.parts().store
+    before = store.outcomes.open()
+    assert before is not None
+    version = before.version()
+    assert drop_lost_files(store.outcomes, void_turns(store.folder)) == 0
+    after = store.outcomes.open()
+    assert after is not None
+    assert after.version() == version
+
+
+def test_a_lost_file_of_a_turn_that_counts_stays_named_and_is_an_error(lane: RealTables) -> None:
+    """Its rows are the only proof of these outcomes: no step may pass over them silently."""
+    lane.lose_one_of_the_open_turn()
+    lane.void()
+    lane.plan()
+    named = lane.files()
+    lane.replay()
+    counts = min(lane.files() - named)
+    lane.settle()
+    lane.lose(counts)
+    with pytest.raises(FatalError):
+        maintain(lane.root)
+    assert counts in lane.files()
+    with pytest.raises(FatalError):
+        lane.audit(ALL)
+
+
+@ON_BOTH
+def test_i7_at_most_once_a_reported_turn_with_a_lost_file_is_lost_whole_and_no_record_is_handled_again(
+    root: str,
+) -> None:
+    lane = RealTables(root, guarantee=AT_MOST_ONCE, dead_letter="none")
+    files = lane.lose_one_of_the_open_turn()
+    lane.run_fails(FatalError, "ackline void lane")
+    with pytest.raises(FatalError, match="ackline void lane"):
+        lane.perform(TurnKind.SKIP, {TP: 3})
+
+    assert lane.void(pause=True).consequence is Consequence.LOST
+    assert not files & lane.files(), "no offset has two terminal outcomes"
+    assert lane.audit(ALL) == [(1, 0, 0, "lost"), (1, 1, 0, "lost")]
+    assert (lane.committed(TP), lane.committed(TP1)) == (3, 2)
+    store = lane.parts().store
+    turn = store.settlement(lane.newest().turn._replace(n=1))
+    assert {tp: (settled.counts, settled.gaps) for tp, settled in turn.partitions.items()} == {
+        TP: ({"lost": 3}, 0), TP1: ({"lost": 2}, 0),
+    }  # fmt: skip
+    assert lane.settled().paused
+    lane.perform(TurnKind.RESUME)
+    lane.produce(OK)
+    lane.run()
+    assert (lane.offsets(TP), lane.offsets(TP1)) == ([0, 1, 2, 3], [0, 1]), "each record once"
+    lane.judge_reads()
+
+
+def test_i9_a_void_that_is_killed_after_the_lost_ranges_were_stored_is_finished_by_a_run(
+    lane: RealTables, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lane.settings |= {"guarantee": AT_MOST_ONCE, "dead_letter": "none"}
+    lane.lose_one_of_the_open_turn()
+
+    class Killed(BaseException):
+        """The process ends here."""
+
+    def killed(*_: Any) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr("ackline.steps.operator_void.settle_turn", killed)
+        with pytest.raises(Killed):
+            lane.void()
+    with pytest.raises(FatalError, match="Settle it with `ackline run lane`"):
+        lane.void()
+    lane.run()
+    assert lane.audit(ALL) == [(1, 0, 0, "lost"), (1, 1, 0, "lost")]
+    assert lane.committed() == 3
+
+
+def test_at_most_once_a_turn_whose_decisions_are_stored_is_not_replaced(lane: RealTables) -> None:
+    """A process that has read the outcomes whole may be settling the turn by them."""
+    lane.settings |= {"guarantee": AT_MOST_ONCE, "dead_letter": "none"}
+    files = lane.lose_one_of_the_open_turn()
+    parts = lane.parts()
+    newest = parts.store.newest()
+    assert newest is not None
+    plan = parts.store.open_plan(newest)
+    assert plan is not None
+    assert parts.store.store_decisions(plan, "run", {})
+    with pytest.raises(FatalError, match="Restore the folder of the table outcomes from a backup"):
+        lane.void()
+    assert files <= lane.files()
