@@ -51,6 +51,7 @@ def void(
         closed = void_open_turn(parts, to_close.plan.turn, reason, pause)
     if as_json:
         body = _body(closed.plan, closed.consequence, reason, pause)
+        body |= {"pause": bool(body["pause"]) and closed.not_paused is None, "not_paused": closed.not_paused}
         json_output.print_json({**body, "dry_run": False, "not_committed": closed.not_committed})
         return
     print(_what_happened(closed, name))
@@ -122,4 +123,6 @@ def _what_happened(closed: ClosedTurn, name: str) -> str:
     text = f"{closed.plan.turn} {did[closed.consequence]}."
     if closed.not_committed is not None:
         text += f"\nThe group was not committed: {closed.not_committed}. `ackline run {name}` commits it."
+    if closed.not_paused is not None:
+        text += f"\nIts partitions were not paused: {closed.not_paused}. Pause them with `ackline pause {name}`."
     return text

@@ -48,11 +48,12 @@ class OpenTurn:
 @dataclass(frozen=True, slots=True)
 class ClosedTurn:
     """What became of the turn. `not_committed` is why the group's offsets were not committed; None if they were, or if
-    the lane commits none."""
+    the lane commits none. `not_paused` is why partitions were not paused that were to be."""
 
     plan: Plan
     consequence: Consequence
     not_committed: str | None = None
+    not_paused: str | None = None
 
 
 def open_turn(parts: Parts) -> OpenTurn:
@@ -75,7 +76,8 @@ def void_open_turn(parts: Parts, turn: TurnId, reason: str, pause: bool = False)
     if plan.turn != turn:
         raise FatalError(f"{turn} is not open any more; {plan.turn} is. Nothing was stored. Look at that turn first")
     consequence = _close(parts, plan, before, reason, pause)
-    return ClosedTurn(plan, consequence, _commit(parts))
+    not_paused = _pause(parts, plan, reason) if pause and consequence is not Consequence.SETTLED else None
+    return ClosedTurn(plan, consequence, _commit(parts), not_paused)
 
 
 def _open_plan(parts: Parts) -> tuple[Plan, Settlement]:
@@ -103,10 +105,7 @@ def _close(parts: Parts, plan: Plan, before: Settlement, reason: str, pause: boo
     if waive(parts, plan, waiver):
         close_if_waived(parts, plan, before)
         return _settled_meanwhile(parts, plan)
-    consequence = _lose(parts, plan, before, reason)
-    if pause:
-        _pause(parts, plan, reason)
-    return consequence
+    return _lose(parts, plan, before, reason)
 
 
 def _settled_meanwhile(parts: Parts, plan: Plan) -> Consequence:
@@ -159,11 +158,24 @@ def _drop_lost_files(parts: Parts, plan: Plan) -> None:
         _logger.warning("%s. The turn is void; `ackline maintain` drops the lost files of its outcomes", error)
 
 
-def _pause(parts: Parts, plan: Plan, reason: str) -> None:
+def _pause(parts: Parts, plan: Plan, reason: str) -> str | None:
+    """Pauses the partitions that the closed turn was to read, unless they are paused. Returns why it could not.
+
+    Our own void settlement has paused them. A turn of its own does it where the turn was lost, or where another process
+    has closed it: by an earlier waiver, which was stored without a pause, or by a void of its own.
+    """
+
     def choose(newest: Settlement) -> Targets:
         return {tp: newest.partitions[tp].state.floor for tp, planned in plan.partitions.items() if not planned.empty}
 
-    perform_action(parts, TurnKind.PAUSE, choose, reason)
+    newest = parts.store.newest()
+    if newest is None or all(newest.partitions[tp].paused for tp in choose(newest)):
+        return None
+    try:
+        perform_action(parts, TurnKind.PAUSE, choose, reason)
+    except AcklineError as error:  # another run has taken the next turn; this turn is closed all the same
+        return str(error)
+    return None
 
 
 def _commit(parts: Parts) -> str | None:

@@ -142,6 +142,28 @@ def test_i9_a_settle_that_comes_late_to_a_voided_turn_ends_as_if_it_had_not_come
     assert lane.ranges(Outcome.EXPIRED) == [(2, 4)]
 
 
+def test_a_void_with_a_pause_pauses_although_an_earlier_void_has_died_that_was_to_pause_nothing() -> None:
+    lane = MemoryLane(OK, OK, guarantee=AT_MOST_ONCE)
+    lane.plan()
+    stopped(lane, void_by, "claim", AFTER).kill()
+    closed = void(lane, pause=True)
+    assert (closed.consequence, closed.not_paused, lane.settled().paused) == (Consequence.VOID, None, True)
+    lane.run()
+    assert lane.offsets() == []
+
+
+def test_a_void_that_can_not_pause_tells_it_and_commits_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise FatalError("turn 2 is open")
+
+    lane = MemoryLane(OK, OK, guarantee=AT_MOST_ONCE)
+    lane.plan()
+    stopped(lane, lane.replay, "start", AFTER)
+    monkeypatch.setattr(operator_void, "perform_action", refuse)
+    closed = void(lane, pause=True)
+    assert (closed.consequence, closed.not_paused, lane.committed()) == (Consequence.LOST, "turn 2 is open", 2)
+
+
 @pytest.mark.parametrize("closes", ["run", "replay", "settle", "action"])
 def test_i11_a_waived_turn_is_closed_by_any_process_that_meets_it(closes: str) -> None:
     """The operator's process dies between the waiver and the settlement; reason and pause are in the waiver."""
