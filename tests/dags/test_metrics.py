@@ -7,6 +7,7 @@ import contextlib
 import socket
 from collections.abc import Callable, Iterator
 from datetime import timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -206,7 +207,7 @@ def test_counts_and_lag_are_sent_although_the_commit_is_refused(
     monkeypatch.setattr(operators, "opened", lambda *_: contextlib.nullcontext(parts))
     step = operators.SettleOperator(task_id="settle", pipeline=parts.pipeline)
     with pytest.raises(AirflowFailException, match="live members"):
-        step.execute({})
+        step.execute({"ti": SimpleNamespace(xcom_pull=lambda **_: None)})  # type: ignore[typeddict-item]
     assert (sent.sums("incr")["ackline.partition.acked"], sent.sums("gauge")["ackline.topic.lag"]) == (2, 3)
 
 

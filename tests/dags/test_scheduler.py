@@ -196,7 +196,7 @@ def test_each_task_imports_the_projects_code_in_a_process_of_its_own_and_calls_i
     ]
     rows = list(audit_rows(scheduled.audit, pipeline, AuditFilter()))
     assert [row["error_class"] for row in rows if row["outcome"] in ("failed", "dead")] == ["Timeout", "Timeout"]
-    assert statsd.sums(pipeline, source, 0) == {"acked": 2, "failed": 1, "dead": 1, "expired": 1}
+    assert statsd.sums(pipeline, source, 0) == {"acked": 2, "failed": 1, "dead": 1, "expired": 2}
     gauges = statsd.last(pipeline, source, 0)
     assert (gauges["log_start"], gauges["log_end"], gauges["records"]) == (2, 5, 3)
     _expired_fail(scheduled, airflow, pipeline, source, file)

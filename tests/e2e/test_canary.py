@@ -17,6 +17,7 @@ import pytest
 from confluent_kafka import Producer
 
 from ackline.audit.queries import AuditFilter
+from ackline.offsets import OffsetRange
 from ackline.ui import lanes, pages
 from tests.dags.project import processes
 from tests.e2e.fixtures import MakeLab
@@ -137,7 +138,8 @@ def _stored_texts(lane: Lab) -> Iterator[str]:
 
 
 def _page(lane: Lab) -> str:
-    criteria = AuditFilter(topic=lane.topic, partition=0, limit=lanes.MOST_ROWS)
+    offsets = OffsetRange(0, len(VALUES))
+    criteria = AuditFilter(topic=lane.topic, partition=0, offsets=offsets, limit=lanes.MOST_ROWS)
     page = pages.pipeline(lanes.lane(lane.name), lanes.turns(lane.name), criteria, lanes.audit(lane.name, criteria))
     assert "RuntimeError" in page
     return page

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from ackline.audit.queries import AuditFilter, audit_rows
+from ackline.audit.queries import AuditFilter, audit_rows, displayed_values
 from ackline.local.airflow_servers import LocalAirflow
 from ackline.local.broker import Broker
 from ackline.pipeline import load
@@ -128,6 +128,7 @@ def test_the_page_shows_the_numbers_of_the_tables_and_of_the_broker(
     assert (ends, floors) == ([6, 2], [4, 2])
 
     airflow.wait_for_dag("replay__orders")
+    columns = pages.AUDIT_COLUMNS
     for token in (airflow.token(), airflow.viewer.token()):
         status, index = get(airflow, "/ackline/", token)
         assert (status, "orders" in index) == (200, True)
@@ -141,7 +142,7 @@ def test_the_page_shows_the_numbers_of_the_tables_and_of_the_broker(
             *_, shown = tables_of(get(airflow, f"/ackline/pipelines/orders?{where}", token)[1])
             assert sorted(row["outcome"] for row in shown) == outcomes
             assert sorted(row.items() for row in shown) == sorted(
-                {name: text(row[name]) for name in pages.AUDIT_COLUMNS}.items()
+                dict(zip(columns, map(text, displayed_values(row, columns)), strict=True)).items()
                 for row in rows
                 if row["partition"] == partition and row["offset"] <= offset < (row["end_offset"] or row["offset"] + 1)
             )
@@ -165,10 +166,13 @@ def partition_rows(
 
 
 def check_turns(turns: list[dict[str, str]], rows: list[dict[str, Any]]) -> None:
-    """The turns of the page are the genesis and those that have rows or read nothing; each has its rows by outcome."""
+    """The page has the genesis and the turns that have rows or read nothing; each has its offsets by outcome."""
     assert [(turn["turn"], turn["kind"]) for turn in turns] == [("2", "run"), ("1", "run"), ("0", "genesis")]
     for turn in turns:
-        outcomes = Counter(row["outcome"] for row in rows if text(row["turn"]) == turn["turn"])
+        outcomes: Counter[str] = Counter()
+        for row in rows:
+            if text(row["turn"]) == turn["turn"]:
+                outcomes[row["outcome"]] += (row["end_offset"] or row["offset"] + 1) - row["offset"]
         shown = {word: int(turn[word]) for word in ("acked", "failed", "dead", "expired")}
         assert shown == {word: outcomes[word] for word in shown}
 

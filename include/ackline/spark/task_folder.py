@@ -38,7 +38,7 @@ class TaskFolder:
     once: bool
     """Whether a part of the job may be started once only."""
 
-    def check(self, part: int) -> None:
+    def check(self, part: int | str) -> None:
         """Checks, before the first record of a part, that this process may hand its records out.
 
         Raises ConfigError if the folder is not shared or can't be written, and FatalError if the part was started

@@ -48,7 +48,8 @@ handler; `expired` and `compacted` are notes, too."""
 class TaskRun:
     """One Spark task. As a context manager it removes the files of a task that fails."""
 
-    def __init__(self, settings: TaskSettings) -> None:
+    def __init__(self, settings: TaskSettings, source: str = "fresh") -> None:
+        self._source = source
         use_options(settings.replay.store_options)
         self._settings = settings
         self._clock = outcome_clock(settings.replay.now)
@@ -71,7 +72,7 @@ class TaskRun:
                     self._call.start()
             # The import comes before the marker: after an import that fails, another executor may take this part.
             if self._settings.folder is not None:
-                self._settings.folder.check(_part())
+                self._settings.folder.check(f"{_part()}-{self._source}")
         except BaseException as error:
             self.__exit__(type(error), error, None)
             raise
@@ -228,6 +229,9 @@ def _unreadable(row: int, time: int) -> RowOutcome:
 
 
 def _part() -> int:
-    """Returns the number of this task's part of the job, which is the same in each attempt; 0 outside Spark."""
+    """Returns the number of this task's part of the job, which is the same in each attempt; 0 outside Spark.
+
+    Spark may make one part of a fresh read and an exact read that have one part each, so a marker names both.
+    """
     context = TaskContext.get()
     return context.partitionId() if context is not None else 0

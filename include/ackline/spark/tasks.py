@@ -47,7 +47,7 @@ def handle_retries(settings: TaskSettings, kafka: KafkaSettings, parts: Any) -> 
     the column `id`."""
 
     def task(batches: Batches) -> Batches:
-        with TaskRun(settings) as run:
+        with TaskRun(settings, "exact") as run:
             for retries in _retries_of_task(batches, parts):
                 read = read_retries_exactly(retries, kafka.properties, kafka.isolation_level, run.count_fetched)
                 for batch, wait in timed_fetches(read, perf_counter):
