@@ -136,7 +136,7 @@ def test_partitions_that_share_a_task_get_their_own_outcomes_in_their_order(lab:
     job = lab.job(handler, fresh)
     result = lab.run(job, lambda *report: reports.add(report))
     assert {tasks for _, tasks in reports} <= {2}  # a quick job ends before its progress is looked at
-    assert len(result.files) <= 2 * len(set(sum(outcomes.values(), [])))
+    assert len(result.files) <= 2 * len({"acked", "failed", "skipped"})
     rows = [(row["topic"], row["partition"], row["offset"], row["outcome"]) for row in lab.rows(job)]
     expected = [(*tp, offset, outcomes[tp][offset]) for tp in sorted(tps) for offset in range(*fresh[tp])]
     assert (rows, result.calls) == (expected, len(expected))
