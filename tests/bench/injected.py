@@ -15,8 +15,8 @@ from ackline.offsets import TopicPartition
 from ackline.outcome import Outcome
 from ackline.record_time import UNIX_EPOCH
 from ackline.spark.job import ReplayResult
-from ackline.spark.output.file_stats import WrittenFile
 from ackline.spark.output.outcome_files import Chunk, OutcomeFiles, OutcomeTarget
+from ackline.spark.output.written_file import WrittenFile
 from ackline.steps.replay import add_actions, task_report
 from ackline.testing.memory_parts import MemoryParts
 from ackline.turns import LIVE, Plan

@@ -16,7 +16,7 @@ from ackline.errors import AcklineError, RangeGone, TopicChanged
 from ackline.ledger import OutcomeRow, PartitionState
 from ackline.offsets import TopicPartition
 from ackline.outcome import Outcome
-from ackline.spark.output.file_stats import WrittenFile
+from ackline.spark.output.written_file import WrittenFile
 from ackline.steps import action_plans, claim, commit, decide, plan, replay, run, settle, void
 from ackline.steps.commit import CommitResult
 from ackline.steps.parts import Parts

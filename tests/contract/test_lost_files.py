@@ -20,7 +20,7 @@ from ackline.ledger import OutcomeRow
 from ackline.offsets import TopicPartition
 from ackline.outcome import Outcome
 from ackline.spark.job import ReplayJob, ReplayResult
-from ackline.spark.output.file_stats import WrittenFile
+from ackline.spark.output.written_file import WrittenFile
 from ackline.steps.operator_void import ClosedTurn, Consequence, open_turn, void_open_turn
 from ackline.testing.memory_parts import MemoryParts
 from ackline.turns import LIVE, TurnKind

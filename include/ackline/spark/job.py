@@ -26,9 +26,9 @@ from ackline.spark.failure import error_of_spark, is_timestamp_overflow
 from ackline.spark.handlers.column import NOTED_DDL, as_records, with_outcomes
 from ackline.spark.handlers.load import load_handler_or_streams
 from ackline.spark.handlers.streams import Streams
-from ackline.spark.output.file_stats import WrittenFile
 from ackline.spark.output.manifest import MANIFEST_DDL
 from ackline.spark.output.outcome_files import OutcomeTarget
+from ackline.spark.output.written_file import WrittenFile
 from ackline.spark.probe import probe_executors
 from ackline.spark.progress import Progress, report_progress
 from ackline.spark.rate_limit import rate_per_task

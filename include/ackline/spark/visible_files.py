@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from ackline.errors import ConfigError
-from ackline.spark.output.file_stats import WrittenFile
+from ackline.spark.output.written_file import WrittenFile
 from ackline.spark.shared_folder import SharedFolder
 
 WAIT_SECONDS = 60.0

@@ -18,7 +18,7 @@ from ackline.partition_filter import load_partition_filter
 from ackline.pipeline import Pipeline
 from ackline.record_time import UNIX_EPOCH, time_of
 from ackline.spark.handlers.outcomes import error_class_of
-from ackline.spark.output.file_stats import WrittenFile
+from ackline.spark.output.written_file import WrittenFile
 from ackline.steps.parts import Parts, Progress
 from ackline.testing.memory import READ, HandlerCall, Hook, LogRecord, World, next_fault, no_hook
 from ackline.testing.memory_kafka import MemoryCluster, MemoryGroup, MemoryLetters, MemoryReader

@@ -7,7 +7,7 @@ import pytest
 
 from ackline.errors import ConfigError
 from ackline.outcome import Outcome
-from ackline.spark.output.file_stats import WrittenFile
+from ackline.spark.output.written_file import WrittenFile
 from ackline.spark.shared_folder import SharedFolder
 from ackline.spark.visible_files import wait_until_visible
 

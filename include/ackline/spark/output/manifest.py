@@ -8,7 +8,7 @@ import pyarrow as pa
 from ackline.metrics import FetchTimes
 from ackline.offsets import TopicPartition
 from ackline.outcome import Outcome
-from ackline.spark.output.file_stats import WrittenFile
+from ackline.spark.output.written_file import WrittenFile
 
 _FILE_COLUMNS = {
     "path": ("string", pa.string()),

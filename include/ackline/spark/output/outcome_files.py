@@ -26,7 +26,7 @@ from ackline.audit.data_files import DataFileWriter
 from ackline.audit.storage import Storage
 from ackline.offsets import TopicPartition
 from ackline.outcome import Outcome
-from ackline.spark.output.file_stats import WrittenFile
+from ackline.spark.output.written_file import WrittenFile
 from ackline.spark.records import TIMESTAMP, Int64s, timestamp_column
 from ackline.turns import TurnId
 
