@@ -12,7 +12,7 @@ import pytest
 from deltalake import DeltaTable
 from deltalake.transaction import AddAction
 
-from ackline.audit import table as audit_table
+from ackline.audit import commit_notes
 from ackline.audit.maintenance import maintain
 from ackline.audit.rows import plan_date
 from ackline.audit.store import LedgerStore
@@ -265,7 +265,7 @@ def test_a_report_too_far_behind_or_expired_from_the_log_is_none_and_no_error(
     for n in (1, 2, 3):
         store.store_outcomes(turn(n), [], TurnReport({TP: {"acked": n}}))
     with monkeypatch.context() as patched:
-        patched.setattr(audit_table, "_HISTORY_LIMITS", (1, 2))
+        patched.setattr(commit_notes, "_HISTORY_LIMITS", (1, 2))
         assert store.report_of(turn(1)) is None
         assert store.report_of(turn(2)) is not None
     log = Path(store.outcomes.uri) / "_delta_log"

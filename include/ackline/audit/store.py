@@ -20,6 +20,7 @@ from ackline.audit.last_failures import Attempts, Failures, read_last_failures
 from ackline.audit.layout import check_layout
 from ackline.audit.lost_files import drop_lost_files, files_of, lost_files, removals
 from ackline.audit.object_store import options_of
+from ackline.audit.pruned_read import Where
 from ackline.audit.rows import (
     decision_rows,
     marker_from_rows,
@@ -31,7 +32,7 @@ from ackline.audit.rows import (
     settlement_rows,
     without_markers,
 )
-from ackline.audit.table import AuditTable, Where
+from ackline.audit.table import AuditTable
 from ackline.audit.turn_outcomes import TurnOutcomes, count_first_attempts, read_turn_outcomes
 from ackline.errors import LedgerError
 from ackline.ledger import OutcomeRow, PartitionState

@@ -13,7 +13,8 @@ import pyarrow.dataset as ds
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
-from ackline.audit.table import AuditTable, Where, as_expression
+from ackline.audit.pruned_read import Where, as_expression
+from ackline.audit.table import AuditTable
 from ackline.offsets import TopicPartition
 from ackline.outcome import Outcome
 from ackline.outcome_rows import OutcomeColumns, OutcomeRow

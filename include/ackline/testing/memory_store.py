@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import pyarrow as pa
 
+from ackline.audit.creation import LEDGER_ID
 from ackline.audit.last_failures import Attempts, Failures, LastFailure
 from ackline.audit.rows import plan_date
 from ackline.audit.store import LedgerStore
-from ackline.audit.table import LEDGER_ID, AuditTable
+from ackline.audit.table import AuditTable
 from ackline.audit.turn_outcomes import TurnOutcomes
 from ackline.errors import FatalError, LedgerError
 from ackline.ledger import OutcomeRow
