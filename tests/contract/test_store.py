@@ -128,6 +128,7 @@ class WithoutLock(AuditTable):
     """A table as on an object store: no lock, and a rival that commits between our read and our commit."""
 
     rival: Callable[[], object] | None = None
+    has_lock = False
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:

@@ -8,6 +8,7 @@ from typing import TypeAlias
 import pyarrow as pa
 import pyarrow.dataset as ds
 from deltalake import DeltaTable
+from deltalake.schema import Schema
 
 from ackline.audit.creation import missing_columns
 from ackline.audit.table_handle import TableHandle
@@ -21,11 +22,16 @@ def pruned_dataset(handle: TableHandle, table: DeltaTable, where: Where | None) 
 
     Arrow itself reads them, and not delta-rs's Python file system (`object_store.arrow_filesystem`).
     """
-    schema = pa.schema(table.schema().to_arrow())
-    for field in missing_columns(table.schema(), handle.name):  # null in a table of an earlier version
-        schema = schema.append(field)
-    pruning = None if where is None else _as_sql(where)
+    schema, pruning = table_schema(handle, table.schema()), None if where is None else _as_sql(where)
     return table.to_pyarrow_dataset(filesystem=handle.storage.filesystem, file_pruning_predicate=pruning, schema=schema)
+
+
+def table_schema(handle: TableHandle, existing: Schema) -> pa.Schema:
+    """Returns the columns of a version, and those that it lacks: they are null in a table of an earlier version."""
+    schema = pa.schema(existing.to_arrow())
+    for field in missing_columns(existing, handle.name):
+        schema = schema.append(field)
+    return schema
 
 
 def as_expression(where: Where) -> ds.Expression:

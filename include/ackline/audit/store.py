@@ -33,6 +33,7 @@ from ackline.audit.rows import (
     without_markers,
 )
 from ackline.audit.table import AuditTable
+from ackline.audit.turn_files import TurnFiles
 from ackline.audit.turn_outcomes import TurnOutcomes, count_first_attempts, read_turn_outcomes
 from ackline.errors import LedgerError
 from ackline.ledger import OutcomeRow, PartitionState
@@ -104,7 +105,7 @@ class LedgerStore:
 
     def settlement(self, turn: TurnId) -> Settlement:
         """Returns a stored settlement. Raises LedgerError if it is not stored."""
-        rows = self.settlements.read(self._where(turn))
+        rows = self.settlements.read_turn(self._where(turn), self._application(turn.epoch, "settlement"), turn.n)
         if not rows.num_rows and turn.n == 0:  # the first run found no topic: the lane has begun without a partition
             return Settlement(turn, TurnKind.GENESIS, "", datetime.min.replace(tzinfo=UTC), {})
         return settlement_from_rows(self._check_has_rows(rows, self.settlements, turn, "settlement"))
@@ -160,7 +161,7 @@ class LedgerStore:
 
     def plan(self, turn: TurnId) -> Plan:
         """Returns a stored plan. Raises LedgerError if it is not stored."""
-        rows = without_markers(self.plans.read(self._where(turn)))
+        rows = without_markers(self._plan_rows(self._where(turn), turn))
         return plan_from_rows(self._check_has_rows(rows, self.plans, turn, "plan"))
 
     def store_plan(self, plan: Plan) -> bool:
@@ -195,10 +196,10 @@ class LedgerStore:
 
         Both are read from one version of the table. Read one after the other, waiver n + 1 could hide waiver n.
         """
-        table = self.plans.open()
-        if table is None:
+        state = self.plans.state()
+        if state is None:
             return False, False
-        claim, waiver = (table.transaction_version(self._application(turn.epoch, k)) for k in ("claim", "waiver"))
+        claim, waiver = (state.version_of(self._application(turn.epoch, kind)) for kind in ("claim", "waiver"))
         return claim == turn.n, waiver == turn.n
 
     def is_claimable(self, turn: TurnId) -> bool:
@@ -242,7 +243,11 @@ class LedgerStore:
         return self.plans.append(marker_rows(plan, marker), application, n, more=more)
 
     def _marker(self, turn: TurnId, kind: MarkerKind) -> Marker | None:
-        return marker_from_rows(self.plans.read({**self._where(turn), "kind": kind.value}))
+        return marker_from_rows(self._plan_rows({**self._where(turn), "kind": kind.value}, turn))
+
+    def _plan_rows(self, where: Where, turn: TurnId) -> pa.Table:
+        # Markers of a turn are stored after its plan.
+        return self.plans.read_turn(where, self._application(turn.epoch, "plan"), turn.n)
 
     def store_lost(self, plan: Plan, run_id: str, rows: Mapping[TopicPartition, Iterable[OutcomeRow]]) -> bool:
         """Store the lost ranges of a claimed plan as its outcomes. Returns False if outcomes n are stored."""
@@ -313,15 +318,20 @@ class LedgerStore:
 
     def outcomes_of(self, turn: TurnId) -> TurnOutcomes:
         """Returns outcomes and decisions of a turn, at the cost of those that did not succeed at once."""
-        return read_turn_outcomes(self.outcomes, turn, self._where(turn))
+        return read_turn_outcomes(self.outcomes, self._outcome_files(turn), self._where(turn))
 
     def last_failures(self, turn: TurnId, attempts: Attempts) -> Failures:
         """Returns why and when the given attempts failed, as far as their rows are there; `turn` has most of them."""
-        return read_last_failures(self.outcomes, turn, attempts)
+        return read_last_failures(self.outcomes, self._outcome_files(turn), turn, attempts)
 
     def first_attempts_of(self, turn: TurnId) -> Counter[str]:
         """Returns how many first attempts of a turn had which outcome, by statistics as far as possible."""
-        return count_first_attempts(self.outcomes, turn, self._where(turn))
+        return count_first_attempts(self.outcomes, self._outcome_files(turn), self._where(turn))
+
+    def _outcome_files(self, turn: TurnId) -> TurnFiles:
+        # Decisions of a run are stored after its outcomes. An action has decisions only.
+        applications = [self._application(turn.epoch, kind) for kind in ("outcomes", "decisions")]
+        return self.outcomes.turn_files(self._where(turn), applications, turn.n)
 
     def _check_has_rows(self, rows: pa.Table, table: AuditTable, turn: TurnId, what: str) -> pa.Table:
         if not rows.num_rows:

@@ -21,18 +21,31 @@ from deltalake.transaction import AddAction, RemoveAction
 from ackline.audit.checkpoints import CheckpointError, expire_entries, write_checkpoint
 from ackline.audit.commit_notes import as_metadata, find_note
 from ackline.audit.conditional_put import prove_conditional_put
-from ackline.audit.creation import LEDGER_ID, LOG_RETENTION, add_missing_columns, create_table
-from ackline.audit.fenced_append import COMMIT_TRIES, is_taken, retry_beside_rivals, write_entry, write_files
+from ackline.audit.creation import LEDGER_ID, LOG_RETENTION, add_missing_columns, create_table, missing_columns
+from ackline.audit.delta_log import TornEntryError
+from ackline.audit.fenced_append import (
+    COMMIT_TRIES,
+    is_taken,
+    link_entry,
+    retry_beside_rivals,
+    write_entry,
+    write_files,
+)
+from ackline.audit.log_state import LogState
 from ackline.audit.pruned_read import Where, as_expression, pruned_dataset
 from ackline.audit.schemas import TABLES
 from ackline.audit.table_handle import TableHandle
+from ackline.audit.turn_files import TurnFiles, files_of_entries, files_of_version, no_files
 from ackline.errors import FatalError, TransientError
 from ackline.scrub import scrub_address
 
 _logger = logging.getLogger(__name__)
 
-CHECKPOINT_EVERY = 10
-"""Commits between checkpoints. A commit since the last one adds 0.5 ms to opening; a checkpoint takes 4 ms."""
+CHECKPOINT_EVERY, AT_LEAST_EVERY = 10, 100
+"""Commits between checkpoints: of a small table, and of a large one. A commit since the last checkpoint adds 0.5 ms to
+opening the table; a checkpoint takes 4 ms, and 30 ms for each 1,000 files."""
+_FILES_A_COMMIT = 250
+"""Files of the table for each commit between two checkpoints, so that a commit's share of a checkpoint hardly grows."""
 
 
 class AuditTable(TableHandle):
@@ -41,31 +54,35 @@ class AuditTable(TableHandle):
     _has_all_columns = False
     """Whether this process has seen every column of the schema in the table. No column is ever removed."""
 
-    def create(self) -> DeltaTable:
-        """Returns the table with every column that this version writes, and creates it if it does not exist.
+    def create(self) -> None:
+        """Creates the table if it does not exist, and adds the columns that an earlier version did not have.
 
         Two processes that create it at the same time get the same table.
         """
 
-        def create() -> DeltaTable:
+        def create() -> None:
             with self.lock():
-                return self._writable()
+                self._writable()
 
         try:
-            return retry_beside_rivals(create)
+            retry_beside_rivals(create)
         except (DeltaError, OSError) as error:
             raise self.error(error) from error
 
-    def _writable(self) -> DeltaTable:
-        """Returns the newest version for writing, with every column that this version of Ackline writes."""
+    def _writable(self) -> LogState:
+        """Returns the newest version of the table, which has every column that this version of Ackline writes."""
         # The fences of an object store are its conditional puts: nothing is written where they don't hold. A process
         # proves each bucket once.
         prove_conditional_put(self.uri.rpartition("/")[0])
-        table = self.open() or create_table(self)
-        if not self._has_all_columns:
-            add_missing_columns(self, table)
+        state = self.state()
+        if state is None:
+            create_table(self)
+        elif not self._has_all_columns and missing_columns(state.schema, self.name):
+            add_missing_columns(self, self._opened())
+        else:
             self._has_all_columns = True
-        return table
+            return state
+        return self._writable()
 
     def ledger_id(self) -> str:
         """Returns the id of the ledger that this table of settlements begins; "" if the table does not exist.
@@ -73,29 +90,23 @@ class AuditTable(TableHandle):
         It is a property of the table, so a copy or a successor of the table keeps it. Raises FatalError if the table
         has lost it.
         """
-        table = self.open()
-        if table is None:
+        state = self.state()
+        if state is None:
             return ""
-        ledger_id = table.metadata().configuration.get(LEDGER_ID)
+        ledger_id = state.configuration.get(LEDGER_ID)
         if not ledger_id:
             raise self.error(ValueError(f"it has no property {LEDGER_ID}; restore its folder from a backup"))
         return ledger_id
 
     def transactions(self) -> dict[str, int]:
         """Returns the highest version of each transaction id; none if the table does not exist."""
-        table = self.open()
-        try:
-            return {} if table is None else self.log.transactions(table.version())
-        except (OSError, ValueError, pa.ArrowException) as error:
-            raise self.error(error) from error
+        state = self.state()
+        return {} if state is None else dict(state.transactions)
 
     def version_of(self, application: str) -> int | None:
         """Returns the highest version that was committed under a transaction id, or None."""
-        table = self.open()
-        try:
-            return None if table is None else table.transaction_version(application)
-        except (DeltaError, OSError) as error:  # delta-rs reads it from the log only now
-            raise self.error(error) from error
+        state = self.state()
+        return None if state is None else state.version_of(application)
 
     def append(
         self,
@@ -123,12 +134,19 @@ class AuditTable(TableHandle):
             nonlocal files
             with self.lock():
                 try:
-                    # The handle that proves the number free is the one that commits: a rival in between makes it fail.
-                    table = self._writable()
-                    if is_taken(table.transaction_version(application), number):
+                    # The version that proves the number free is the one that is committed upon: a rival in between
+                    # makes the commit fail.
+                    state = self._writable()
+                    if is_taken(state.version_of(application), number):
                         return False
                     if files is None:  # a commit that is tried again names the same files
                         files = write_files(self.storage, rows) if isinstance(rows, pa.Table) else list(rows)
+                    if self.has_lock and remove is None:
+                        link_entry(self, state, files, fence, metadata)
+                        return True
+                    table = self._opened()
+                    if is_taken(table.transaction_version(application), number):
+                        return False
                     removed = remove(table) if remove else ()
                     self.commit(table, [*files, *removed], fence, metadata)
                 except CommitFailedError:  # a rival took the number; or compacted, and then the number is still free
@@ -150,14 +168,22 @@ class AuditTable(TableHandle):
         except (DeltaError, OSError) as error:
             raise self.error(error) from error
 
+    def _opened(self) -> DeltaTable:
+        """Returns the newest version of a table that exists."""
+        table = self.open()
+        assert table is not None
+        return table
+
     def _checkpoint_if_due(self) -> None:
-        """Writes a checkpoint after CHECKPOINT_EVERY commits. The commit that was stored does not depend on it."""
+        """Writes a checkpoint after enough commits. The commit that was stored does not depend on it."""
         files = self.log.files()
-        if files.entries and files.entries[-1].version - files.newest_checkpoint >= CHECKPOINT_EVERY:
-            try:
-                self.checkpoint()
-            except FatalError as error:
-                _logger.warning("%s. The commit is stored; `ackline maintain` tries the checkpoint again", error)
+        commits = files.entries[-1].version - files.newest_checkpoint if files.entries else 0
+        if commits < CHECKPOINT_EVERY or commits < min(self.log.checkpointed_rows() // _FILES_A_COMMIT, AT_LEAST_EVERY):
+            return
+        try:
+            self.checkpoint()
+        except FatalError as error:
+            _logger.warning("%s. The commit is stored; `ackline maintain` tries the checkpoint again", error)
 
     def checkpoint(self) -> None:
         """Writes a checkpoint of the newest version, and then removes the log entries that no reader needs any more.
@@ -180,8 +206,11 @@ class AuditTable(TableHandle):
         None if it has none, or if the Delta log has expired it: the log keeps the transaction id of a commit for good,
         but its metadata only for LOG_RETENTION.
         """
-        table = self.open()
-        return None if table is None else find_note(table, application, number)
+        state = self.state()
+        try:
+            return None if state is None else find_note(self.states, state, application, number)
+        except (TornEntryError, OSError):  # an older entry, which nothing else needs
+            return None
 
     def commit(
         self,
@@ -208,6 +237,33 @@ class AuditTable(TableHandle):
             chosen = None if where is None else as_expression(where)
             return self.dataset(table, where).to_table(columns=list(columns) if columns else None, filter=chosen)
         except (DeltaError, OSError, pa.ArrowException) as error:
+            raise self.error(error) from error
+
+    def turn_files(self, where: Where, applications: Sequence[str], number: int) -> TurnFiles:
+        """Returns the files that may hold rows of a turn which match `where`; they are not opened yet.
+
+        No commit before the commit `number` of the first of these applications that has reached it may hold such rows.
+        The cost does not grow with the files of other turns while the newest log entries hold that commit. Raises
+        FatalError if the table can't be read.
+        """
+        try:
+            state = self.state()
+            if state is None:
+                return no_files(self.name)
+            added = self.states.files_since(state, applications, number)
+            if added is not None:
+                return files_of_entries(self, state, added, where)
+            table = self.open()
+            return no_files(self.name) if table is None else files_of_version(self, table, where)
+        except (DeltaError, OSError, ValueError, pa.ArrowException) as error:
+            raise self.error(error) from error
+
+    def read_turn(self, where: Where, application: str, number: int) -> pa.Table:
+        """Returns the rows of a turn that match `where`. No commit before `number` of `application` may hold them."""
+        dataset = self.turn_files(where, [application], number).dataset
+        try:
+            return dataset.to_table(filter=as_expression(where))
+        except (OSError, pa.ArrowException) as error:
             raise self.error(error) from error
 
     def dataset(self, table: DeltaTable, where: Where | None) -> ds.Dataset:

@@ -6,23 +6,23 @@ it did.
 
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cached_property
 from pathlib import Path
 
+import pyarrow as pa
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError, TableNotFoundError
 from filelock import FileLock
 
 from ackline.audit.delta_log import DeltaLog, TornEntryError
+from ackline.audit.log_state import RELOAD_AFTER, LogState, LogStates
 from ackline.audit.object_store import cause_of, is_remote, options_of
 from ackline.audit.schemas import PARTITION_BY
 from ackline.audit.storage import Storage
 from ackline.errors import FatalError
 from ackline.scrub import scrub_address
 
-RELOAD_AFTER = 60.0
-"""Seconds for which a handle is updated instead of loaded anew."""
 _IN_EVERY_VERSION = (*PARTITION_BY, "pipeline", "lane", "epoch", "turn", "run_id", "topic", "partition")
 
 
@@ -46,6 +46,29 @@ class TableHandle:
         """The log of the table."""
         return DeltaLog(self.storage)
 
+    @cached_property
+    def states(self) -> LogStates:
+        """Reads the newest states of the log."""
+        return LogStates(self.log)
+
+    def state(self) -> LogState | None:
+        """Returns the newest version without its files, or None if the table does not exist.
+
+        The version is on the disk: the caller may act on it. Raises FatalError if the log can't be read; the error
+        names the file if the last commit is torn.
+        """
+        try:
+            state = self.states.newest()
+        except TornEntryError as error:
+            raise self._torn(error) from None
+        except (OSError, ValueError, pa.ArrowException) as error:
+            raise self._unreadable(error) from error
+        if state is not None:
+            self._check_is_ours(field.name for field in state.schema.fields)
+        elif self._folder is not None:
+            self._check_is_no_file(self._folder)
+        return state
+
     def open(self) -> DeltaTable | None:
         """Returns the newest version, or None if the table does not exist.
 
@@ -57,7 +80,7 @@ class TableHandle:
         try:
             if self._loaded is None or not self._update(self._loaded):
                 self._loaded, self._loaded_at = self._load(), time.monotonic()
-                self._check_is_ours(self._loaded)
+                self._check_is_ours(field.name for field in self._loaded.schema().fields)
             self.secure(self._loaded.version())
         except TornEntryError as error:
             self._loaded = None
@@ -93,9 +116,9 @@ class TableHandle:
                 self._loaded = table
         return self._loaded is not None
 
-    def _check_is_ours(self, table: DeltaTable) -> None:
+    def _check_is_ours(self, columns: Iterable[str]) -> None:
         """Raises FatalError for a table that is not Ackline's."""
-        existing = {field.name for field in table.schema().fields}
+        existing = set(columns)
         missing = [name for name in _IN_EVERY_VERSION if name not in existing]
         if missing:
             self._loaded = None
