@@ -96,7 +96,7 @@ def worst_partitions(badness: Mapping[TopicPartition, int], limit: int) -> list[
     return sorted(sorted(badness, key=lambda tp: (-badness[tp], tp))[:limit])
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, weakref_slot=True)
 class Settlement:
     """The end of a turn: the state of every partition of the lane after it."""
 

@@ -2,14 +2,18 @@
 any number of files of other days."""
 
 from collections.abc import Callable
+from datetime import date
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, Transaction
 from deltalake.transaction import CommitProperties
 
 from ackline.audit import fenced_append
+from ackline.audit.data_files import _having
 from ackline.audit.maintenance import maintain
+from ackline.audit.pruned_read import Where
 from ackline.audit.schemas import PARTITION_BY, TABLES
 from ackline.audit.store import LedgerStore
 from ackline.audit.table import AuditTable
@@ -201,3 +205,36 @@ def test_a_large_table_is_checkpointed_more_rarely_so_that_a_commit_bears_no_mor
         table.append([], "ackline/other", n)
     checkpoints = [checkpoint.version for checkpoint in table.log.files().checkpoints]
     assert checkpoints[-3:] == [first, first + 16, first + 32]
+
+
+def test_a_settlement_that_a_step_still_holds_is_not_read_again_and_a_newer_one_is(
+    lane: LedgerStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may have millions of pending ranges, and a process would hold them twice."""
+    reads: list[int] = []
+    read_turn = AuditTable.read_turn
+
+    def count(table: AuditTable, where: Where, application: str, number: int) -> pa.Table:
+        reads.append(number)
+        return read_turn(table, where, application, number)
+
+    monkeypatch.setattr(AuditTable, "read_turn", count)
+    mine = settlement(1)
+    assert lane.store_settlement(mine, plan(1))
+    assert lane.newest() is mine
+    assert reads == []
+    other = LedgerStore(lane.root, "orders", "live")
+    assert other.newest() == mine
+    assert other.store_settlement(settlement(2, "other"), plan(2))
+    assert lane.newest() == settlement(2, "other")
+    assert reads == [1, 2]
+    assert not lane.store_settlement(settlement(2), plan(2)), "another process has taken the number"
+    assert lane.newest() == settlement(2, "other")
+
+
+def test_rows_of_one_day_are_written_without_a_copy() -> None:
+    table = pa.table({"plan_date": [date(2026, 3, 1)] * 3, "offset": [1, 2, 3]})
+    same = {"plan_date": date(2026, 3, 1)}
+    assert _having(table, same) is table
+    other = table.set_column(0, "plan_date", [[date(2026, 3, 1), date(2026, 3, 2), date(2026, 3, 1)]])
+    assert _having(other, same)["offset"].to_pylist() == [1, 3]

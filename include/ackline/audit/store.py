@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
+from weakref import ReferenceType, ref
 
 import pyarrow as pa
 from deltalake.exceptions import DeltaError
@@ -58,6 +59,8 @@ class LedgerStore:
         self.plans = AuditTable(self.folder, "plans")
         self.outcomes = AuditTable(self.folder, "outcomes")
         self.settlements = AuditTable(self.folder, "settlements")
+        self._last: ReferenceType[Settlement] | None = None
+        """The settlement that was read or stored last, as long as any step holds it."""
 
     def ledger_id(self) -> str:
         """Returns the id of the ledger, by which commit metadata names it; "" as long as there is no ledger."""
@@ -104,11 +107,22 @@ class LedgerStore:
         check_layout(self.root)
 
     def settlement(self, turn: TurnId) -> Settlement:
-        """Returns a stored settlement. Raises LedgerError if it is not stored."""
+        """Returns a stored settlement. Raises LedgerError if it is not stored.
+
+        A stored settlement never changes. So one that a step of this process still holds is not read again: it may have
+        millions of pending ranges.
+        """
+        last = self._last() if self._last else None
+        if last is not None and last.turn == turn:
+            return last
         rows = self.settlements.read_turn(self._where(turn), self._application(turn.epoch, "settlement"), turn.n)
         if not rows.num_rows and turn.n == 0:  # the first run found no topic: the lane has begun without a partition
             return Settlement(turn, TurnKind.GENESIS, "", datetime.min.replace(tzinfo=UTC), {})
-        return settlement_from_rows(self._check_has_rows(rows, self.settlements, turn, "settlement"))
+        return self._remember(settlement_from_rows(self._check_has_rows(rows, self.settlements, turn, "settlement")))
+
+    def _remember(self, settlement: Settlement) -> Settlement:
+        self._last = ref(settlement)
+        return settlement
 
     def store_settlement(
         self, settlement: Settlement, plan: Plan | None = None, subscription: Mapping[str, Any] | None = None
@@ -121,7 +135,10 @@ class LedgerStore:
         day = plan_date(plan.planned_at if plan else settlement.settled_at)
         application = self._application(settlement.turn.epoch, "settlement")
         note = json.dumps(subscription) if subscription is not None else None
-        return self.settlements.append(settlement_rows(settlement, day), application, settlement.turn.n, note)
+        stored = self.settlements.append(settlement_rows(settlement, day), application, settlement.turn.n, note)
+        if stored and settlement.partitions:
+            self._remember(settlement)
+        return stored
 
     def is_settled(self, turn: TurnId) -> bool:
         """Returns whether settlement n is stored, void ones included."""

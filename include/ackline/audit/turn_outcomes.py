@@ -120,7 +120,8 @@ class _Reading:
 
     def result(self) -> TurnOutcomes:
         """Returns what was read."""
-        rows = {tp: OutcomeColumns.concat(parts) for tp, parts in self._rows.items()}
+        # One partition after the other, so that only its rows are in memory twice: all may be millions.
+        rows = {tp: OutcomeColumns.concat(self._rows.pop(tp)) for tp in list(self._rows)}
         return TurnOutcomes(rows, self._counts, self._fresh)
 
 
@@ -147,11 +148,16 @@ def _is_shared(file: TurnFile) -> bool:
 def _batches(
     dataset: ds.Dataset, is_wanted: Callable[[str], bool], columns: Sequence[str], where: ds.Expression | None
 ) -> Iterator[pa.RecordBatch]:
-    """Yields columns of the rows that match `where`, in the wanted files. Reads little ahead: a batch may have a
-    hundred thousand rows."""
+    """Yields columns of the rows that match `where`, in the wanted files. Reads one file after the other and one batch
+    ahead, because a batch may have a hundred thousand rows."""
     fragments = [fragment for fragment in dataset.get_fragments() if is_wanted(file_name(fragment.path))]
     wanted = ds.FileSystemDataset(fragments, dataset.schema, dataset.format, dataset.filesystem)
-    yield from wanted.to_batches(columns=list(columns), filter=where, batch_readahead=2, fragment_readahead=2)
+    unbuffered = ds.ParquetFragmentScanOptions(pre_buffer=False)
+    yield from wanted.to_batches(
+        columns=list(columns), filter=where, batch_readahead=1, fragment_readahead=1, fragment_scan_options=unbuffered
+    )
+    # Arrow keeps freed memory for itself, which would count as ours until the end of the step.
+    pa.default_memory_pool().release_unused()
 
 
 def _groups(batch: pa.RecordBatch, columns: Sequence[str]) -> Iterator[tuple[tuple[Any, ...], int]]:
