@@ -207,6 +207,13 @@ def test_a_large_table_is_checkpointed_more_rarely_so_that_a_commit_bears_no_mor
     assert checkpoints[-3:] == [first, first + 16, first + 32]
 
 
+def test_a_table_that_does_not_exist_has_no_rows_of_a_turn(store: LedgerStore) -> None:
+    assert store.outcomes_of(turn(1)).counts == {}
+    assert store.first_attempts_of(turn(1)) == {}
+    assert store.last_failures(turn(1), {TP: {0: 1}}) == {}
+    assert store.plans.read_turn({"turn": 1}, APPLICATION + "plan", 1).num_rows == 0
+
+
 def test_a_settlement_that_a_step_still_holds_is_not_read_again_and_a_newer_one_is(
     lane: LedgerStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -249,12 +249,12 @@ class AuditTable(TableHandle):
         try:
             state = self.state()
             if state is None:
-                return no_files(self.name)
+                return no_files(self)
             added = self.states.files_since(state, applications, number)
             if added is not None:
                 return files_of_entries(self, state, added, where)
             table = self.open()
-            return no_files(self.name) if table is None else files_of_version(self, table, where)
+            return no_files(self) if table is None else files_of_version(self, table, where)
         except (DeltaError, OSError, ValueError, pa.ArrowException) as error:
             raise self.error(error) from error
 

@@ -47,9 +47,12 @@ class TurnFiles:
     dataset: ds.Dataset
 
 
-def no_files(name: str) -> TurnFiles:
-    """Returns no file of the table `name` of `schemas.TABLES`."""
-    return TurnFiles((), ds.FileSystemDataset([], TABLES[name], ds.ParquetFileFormat()))
+def no_files(handle: TableHandle) -> TurnFiles:
+    """Returns no file of a table."""
+    # Arrow ends the process with a segmentation fault if a dataset without a file system is scanned.
+    return TurnFiles(
+        (), ds.FileSystemDataset([], TABLES[handle.name], ds.ParquetFileFormat(), handle.storage.filesystem)
+    )
 
 
 def files_of_entries(handle: TableHandle, state: LogState, added: Iterable[Action], where: Where) -> TurnFiles:
