@@ -26,8 +26,8 @@ and takes the newest checkpoint that it meets; it refuses the table if it meets 
 ACTIONS = "ackline.actions"
 """The key of a commit's metadata for the number of its other actions: an entry that was cut after a line has less."""
 _NAME = re.compile(r"(\d{20})(\.json|\.checkpoint\.parquet)")
-_KEPT_ENTRIES = 128
-"""How many entries a handle keeps parsed."""
+_KEPT_ENTRIES, _KEPT_ACTIONS = 128, 1_000
+"""How many entries a handle keeps parsed, and with how many actions each: a compaction may have 100,000."""
 
 
 class TornEntryError(Exception):
@@ -137,6 +137,8 @@ class DeltaLog:
             if actions is None:
                 folder = self.storage.folder or Path(self.storage.uri)
                 raise TornEntryError(folder / _path(version), is_last=self._content(version + 1) is None)
+            if len(actions) > _KEPT_ACTIONS:
+                return actions
             self._entries[version] = actions
             self._entries.pop(version - _KEPT_ENTRIES, None)
         return self._entries[version]
