@@ -5,8 +5,9 @@ from typing import Annotated
 
 import typer
 
+from ackline.arguments import parse_offset
 from ackline.cli import json_output, tables
-from ackline.cli.options import Json, Name, Now, offset_of, opened
+from ackline.cli.options import Json, Name, Now, opened
 from ackline.errors import ConfigError
 from ackline.offsets import TopicPartition
 from ackline.steps import action_plans, operator_actions
@@ -131,6 +132,6 @@ def _offset(parts: Parts, newest: Settlement, tp: TopicPartition, to: str | None
         bounds = parts.cluster.bounds([tp])[tp]
         return bounds.start if to == "earliest" else bounds.end
     try:
-        return offset_of(to)
+        return parse_offset(to)
     except ValueError:
         raise ConfigError(f"--to {to}: give an offset, or earliest, latest or floor", key="--to") from None
