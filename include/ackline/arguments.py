@@ -50,6 +50,38 @@ def parse_moment(text: str, now: datetime) -> datetime:
         raise ValueError(f"{text} is before the first year of the calendar") from None
 
 
+WORDS = ("earliest", "latest", "committed", "floor")
+"""The words that name an offset of each partition: log start, log end, the group's commit, the lane's floor."""
+
+Destination = str | int | datetime
+"""Where an operator moves partitions: one of WORDS, an offset, or a time (its first record at or after it)."""
+
+
+def parse_destination(text: str, now: datetime) -> Destination:
+    """Returns one of WORDS, an offset, or a time as `parse_moment` does. Raises ValueError for another text."""
+    if text in WORDS:
+        return text
+    try:
+        return parse_offset(text)
+    except ValueError:
+        pass
+    try:
+        return parse_moment(text, now)
+    except ValueError:
+        words = ", ".join(WORDS)
+        raise ValueError(f"give an offset, one of {words}, a time such as 2026-01-31T12:00:00Z, or `2h ago`") from None
+
+
+_DISTANCE = re.compile(r"[+-][0-9]{1,18}")
+
+
+def parse_distance(text: str) -> int:
+    """Returns a signed number of offsets, such as `-100` or `+5`. Raises ValueError for another text."""
+    if not _DISTANCE.fullmatch(text):
+        raise ValueError("give a number of offsets with its sign, such as -100 or +5")
+    return int(text)
+
+
 @dataclass(frozen=True, slots=True)
 class PartitionChoice:
     """The partitions that `--topic` and `--partition` name; each may be given several times.

@@ -8,9 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
-from ackline.cli import actions, dev, json_output, maintain, tables, void
+from ackline.cli import actions, dev, failures, json_output, maintain, tables, void
 from ackline.cli.options import LAST, Json, Name, Now, opened, pipeline_named, range_of
-from ackline.errors import AcklineError
 from ackline.spark_master import master_of_environment
 from ackline.steps.parts import Parts
 from ackline.turns import Plan
@@ -28,23 +27,23 @@ app = typer.Typer(
 def main() -> None:
     """Run the command line. Exits with 0, with 1 for a run that failed, or with 2 for bad usage or configuration.
 
-    An error is one line on standard error. ACKLINE_DEBUG=1 shows its traceback.
+    An error is one line on standard error; with --json it is one JSON object there. ACKLINE_DEBUG=1 shows
+    its traceback.
     """
     if not os.environ.get("ACKLINE_DEBUG"):  # an AcklineError quotes what the Kafka client logs, so it is shown once
         logging.getLogger("ackline.kafka.client").addHandler(logging.NullHandler())
     try:
-        app()
-    except AcklineError as error:
-        _print_error(str(error))
-        sys.exit(error.exit_status)
+        failures.call(app)
     except SystemExit as ended:
         if ended.code == INTERRUPTED and sys.argv[1:2] != ["demo"]:  # the demo removes its tables
-            _print_error("stopped. Nothing is lost: the next run goes on with the open turn.")
+            failures.print_error("stopped. Nothing is lost: the next run goes on with the open turn.")
         raise
     except Exception as error:
+        if (status := failures.report(error)) is not None:
+            sys.exit(status)
         if os.environ.get("ACKLINE_DEBUG"):
             raise
-        _print_error(f"{type(error).__name__}: {error} (ACKLINE_DEBUG=1 shows where)")
+        failures.print_error(f"{type(error).__name__}: {error} (ACKLINE_DEBUG=1 shows where)")
         sys.exit(1)
 
 
@@ -52,7 +51,7 @@ INTERRUPTED = 130
 """Exit status after Ctrl-C, the same as shells use."""
 
 
-def _print_error(text: str) -> None:
+def _print_note(text: str) -> None:
     print(f"ackline: {text}", file=sys.stderr)
 
 
@@ -65,7 +64,7 @@ def _warn_once(parts: Parts) -> Callable[[Plan, bool], None]:
     def warn(plan: Plan, _adopted: bool) -> None:
         nonlocal warned
         for text in [] if warned else run_warnings(parts, {tp.topic for tp in plan.partitions}):
-            _print_error(f"warning: {text}")
+            _print_note(f"warning: {text}")
         warned = True
 
     return warn
@@ -215,7 +214,7 @@ def audit(
         printed = len(rows)
         _print_rows(rows, limit)
     if not printed and outcome_rows_are_off(LedgerStore(audit_root(), name, LIVE)):
-        _print_error("the newest turn stored no rows (`record_outcomes: false`); its counts are in `ackline status`")
+        _print_note("the newest turn stored no rows (`record_outcomes: false`); its counts are in `ackline status`")
 
 
 def _print_rows(rows: list[dict[str, Any]], limit: int | None) -> None:

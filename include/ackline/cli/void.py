@@ -1,19 +1,16 @@
 """`ackline void`: close an open turn that can't be carried out."""
 
-import sys
 from typing import Annotated, Any
 
 import typer
 
 from ackline.cli import json_output
-from ackline.cli.confirm import DryRun, Yes, is_confirmed
-from ackline.cli.options import Json, Name, Now, opened
-from ackline.errors import ConfigError
+from ackline.cli.confirm import DryRun, Yes, is_confirmed, show_preview
+from ackline.cli.options import Json, Lane, Name, Now, opened, reason_of
 from ackline.steps.operator_void import ClosedTurn, Consequence, OpenTurn, open_turn, void_open_turn
 from ackline.turns import LIVE, Plan
 
 Reason = Annotated[str, typer.Option("--reason", help="Why, for readers of the audit table.", show_default=False)]
-Lane = Annotated[str, typer.Option("--lane", help="The lane whose open turn is closed.")]
 Pause = Annotated[bool, typer.Option("--pause", help="Also pause the partitions that the turn reads.")]
 
 
@@ -35,13 +32,11 @@ def void(
 
     Example: `ackline void orders --reason "batch at offset 1041 does not decode" --pause --yes`
     """
-    if not reason.strip():
-        raise ConfigError("--reason is empty: write why, for readers of the audit table", key="--reason")
+    reason_of(reason)
     # Without the handler: one that does not import may be why no run gets on.
     with opened(name, now, lane=lane, handler=False) as parts:
         to_close = open_turn(parts)
-        if not as_json or not yes:
-            print(_what_would_happen(to_close, pause), file=sys.stderr if as_json else sys.stdout)
+        show_preview(_what_would_happen(to_close, pause), yes, dry_run, as_json)
         if not is_confirmed(f"Close {to_close.plan.turn}?", yes, dry_run):
             if as_json:
                 json_output.print_json({**_body(to_close.plan, to_close.consequence, reason, pause), "dry_run": True})

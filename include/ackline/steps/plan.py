@@ -8,12 +8,12 @@ offsets side by side (S53).
 
 import logging
 from dataclasses import dataclass, replace
-from datetime import datetime
 
 from ackline.errors import ConfigError, NewerCommit
 from ackline.offsets import TopicPartition
 from ackline.steps.commit import ledger_progress
 from ackline.steps.genesis import genesis_partitions, genesis_plan, leaderless_partitions
+from ackline.steps.new_plan import check_clock
 from ackline.steps.observe import KafkaView, observe_kafka
 from ackline.steps.parts import Parts
 from ackline.steps.races import MAX_LOST_RACES, too_many_lost_races
@@ -77,7 +77,7 @@ def plan(parts: Parts) -> Planned:
         elif open_plan:
             # A lane has at most one open plan. It is adopted, whichever run has stored it and however long ago. A
             # second plan would handle the same offsets twice.
-            _check_clock(parts, open_plan.planned_at)
+            check_clock(parts, open_plan.planned_at)
             return Planned(open_plan, adopted=True, actions=tuple(actions))
         else:
             try:
@@ -136,7 +136,7 @@ def _take_turn(parts: Parts, newest: Settlement | None, skipped: bool) -> Planne
     """
     # All checks come before the first write, so that a run which can't work leaves no trace. The check of Kafka comes
     # first: it fails most often, and within seconds.
-    _check_clock(parts, newest.settled_at if newest else None)
+    check_clock(parts, newest.settled_at if newest else None)
     view = observe_kafka(parts, newest)
     _check_dead_letter_topic(parts)
     if newest is not None:
@@ -167,14 +167,6 @@ def _store_first_genesis(parts: Parts, genesis: dict[TopicPartition, SettledPart
     first = Settlement(turn, TurnKind.GENESIS, parts.run_id, parts.now(), genesis, parts.actor, "first run")
     if parts.store.store_settlement(first, subscription=parts.pipeline.settings()["kafka"]) and genesis:
         parts.notify("partitions_changed", genesis)
-
-
-def _check_clock(parts: Parts, last: datetime | None) -> None:
-    """Raises ConfigError for a fixed clock behind the last turn: due times and grace periods would run backwards."""
-    if parts.fixed_now and last and parts.fixed_now < last:
-        raise ConfigError(
-            f"--now {parts.fixed_now.isoformat()} is before the last turn, of {last.isoformat()}", key="--now"
-        )
 
 
 def _check_dead_letter_topic(parts: Parts) -> None:
