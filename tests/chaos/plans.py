@@ -159,7 +159,7 @@ def _check_action(epoch: "Epoch", n: int, plan: Any) -> None:
         end = 0 if log is None else log.readable_end(epoch.rules.isolation)
         if plan.kind in MOVES and planned.fresh.start > max(end, account.floor):
             broken("I14", f"plan {n}, {plan.kind}, moves {tp} to {planned.fresh.start}, its log ends at {end}")
-    if plan.run_id.split("-")[0] in (*ACTIONS, "voidpause"):
+    if plan.run_id.split("-")[0] in (*ACTIONS, "voidpause", "adopt"):
         return  # an operator has asked for it
     if epoch.rules.on_external_reset != "restore" and (commits := moved(epoch, n, plan)):
         _check_follow(epoch, n, plan, commits)

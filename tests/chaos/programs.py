@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from ackline.errors import ConfigError
 from ackline.offsets import TopicPartition
 from ackline.pending import PendingKind, PendingRuns
-from ackline.steps import operator_actions, operator_void, plan, replay, run, settle
+from ackline.steps import adopt_ledger, operator_actions, operator_void, plan, replay, run, settle
 from ackline.steps.action_plans import Targets
 from ackline.testing.memory import World
 from ackline.testing.memory_parts import MemoryParts, no_session
@@ -47,6 +47,7 @@ STEPS: dict[str, Program] = {
     "replay": lambda parts: replay.replay(parts(), no_session),
     "settle": lambda parts: settle.settle(parts()),
     "void": _void,
+    "adopt": lambda parts: adopt_ledger.adopt_ledger(parts(), "a test"),
     "voidpause": lambda parts: _void(parts, pause=True),
 }
 

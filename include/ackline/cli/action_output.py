@@ -5,7 +5,7 @@ from typing import Any
 from ackline.offsets import TopicPartition, count
 from ackline.steps.action_changes import PartitionChange, changes_of, totals
 from ackline.steps.operator_actions import PreparedAction
-from ackline.turns import TurnKind
+from ackline.turns import TurnId, TurnKind
 
 SHOWN = 20
 """Partitions that the text lists; `--json` lists all."""
@@ -15,18 +15,18 @@ def action_json(action: PreparedAction, dry_run: bool, not_committed: str | None
     """Returns the object that `--json` prints. A dry run has the same keys and counts."""
     plan, changes = action.plan, changes_of(action.plan, action.before)
     return {
-        "pipeline": plan.turn.pipeline,
-        "lane": plan.turn.lane,
-        "epoch": plan.turn.epoch,
-        "turn": plan.turn.n,
-        "kind": plan.kind.value,
-        "reason": plan.reason,
-        "actor": plan.actor,
+        **turn_json(plan.turn, plan.kind, plan.reason, plan.actor),
         "partitions": [_partition_json(tp, change) for tp, change in changes.items()],
         **totals(changes),
         "dry_run": dry_run,
         "not_committed": not_committed,
     }
+
+
+def turn_json(turn: TurnId, kind: TurnKind, reason: str, actor: str) -> dict[str, Any]:
+    """Returns the identity of an action's turn, and who asked for it, and why."""
+    of_turn = {"pipeline": turn.pipeline, "lane": turn.lane, "epoch": turn.epoch, "turn": turn.n}
+    return {**of_turn, "kind": kind.value, "reason": reason, "actor": actor}
 
 
 def _partition_json(tp: TopicPartition, change: PartitionChange) -> dict[str, Any]:

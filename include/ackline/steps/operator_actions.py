@@ -15,11 +15,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ackline.commit_rule import CommitMetadata, Committed, check_commit_allowed
+from ackline.commit_rule import CommitMetadata, Committed
 from ackline.errors import AcklineError, ConfigError, FatalError, GroupBusy, GroupMoved, NewerCommit
 from ackline.offsets import TopicPartition
 from ackline.steps.action_plans import MOVES, Targets, action_plan
-from ackline.steps.commit import commit_metadata_of, commit_newest, ledger_progress
+from ackline.steps.commit import check_allowed, commit_metadata_of, commit_newest, ledger_progress
 from ackline.steps.genesis import previous_subscription
 from ackline.steps.new_plan import check_clock
 from ackline.steps.parts import Parts
@@ -59,7 +59,7 @@ def prepare_action(
     newest = _begun_lane(parts, kind)
     open_plan = parts.store.open_plan(newest)
     if open_plan is not None:
-        raise _open_turn_error(parts, kind, open_plan)
+        raise open_turn_error(parts, kind, open_plan)
     plan = _plan(parts, newest, kind, choose, reason)
     _check_group(parts, newest, plan, adopts_ledger)
     return PreparedAction(plan, newest)
@@ -91,7 +91,7 @@ def perform_action(
         if open_plan is not None and close_if_waived(parts, open_plan, newest):
             continue
         if open_plan is not None:
-            raise _open_turn_error(parts, kind, open_plan)
+            raise open_turn_error(parts, kind, open_plan)
         plan = _plan(parts, newest, kind, choose, reason)
         if turn is not None and plan.turn != turn:
             raise FatalError(f"{turn} is taken: the lane has moved since. Nothing was stored. Look at it again first")
@@ -119,9 +119,10 @@ def _begun_lane(parts: Parts, kind: TurnKind) -> Settlement:
     return newest
 
 
-def _open_turn_error(parts: Parts, kind: TurnKind, open_plan: Plan) -> FatalError:
+def open_turn_error(parts: Parts, act: str, open_plan: Plan) -> FatalError:
+    """Returns the error that refuses an act while a turn is open."""
     return FatalError(
-        f"{open_plan.turn} is open: let it end (`ackline run {parts.pipeline.name}`), then {kind} again. "
+        f"{open_plan.turn} is open: let it end (`ackline run {parts.pipeline.name}`), then {act} again. "
         f"{void_advice(open_plan.turn)}"
     )
 
@@ -167,7 +168,7 @@ def _check_group(parts: Parts, newest: Settlement, plan: Plan, adopts_ledger: bo
     committed = parts.group.committed(parts.unchanged_partitions({tp: row.topic_id for tp, row in lane.items()}))
     for tp, found in committed.items():
         try:
-            check_commit_allowed(tp, found, metadata, lane[tp].acknowledged_foreign_offset)
+            check_allowed(parts, tp, found, metadata, lane[tp].acknowledged_foreign_offset)
         except GroupMoved:
             continue
 
@@ -189,8 +190,10 @@ def _committed(parts: Parts, performed: PerformedAction) -> PerformedAction:
         return performed
     try:
         return replace(performed, committed=dict(commit_newest(parts).committed))
-    except GroupBusy as error:
-        reason = f"the group is committed when its members are gone: {error}"
     except AcklineError as error:
-        reason = str(error)
-    return replace(performed, not_committed=reason)
+        return replace(performed, not_committed=not_committed_reason(error))
+
+
+def not_committed_reason(error: AcklineError) -> str:
+    """Returns why the group was not committed after an act was stored, as the end of a sentence."""
+    return f"the group is committed when its members are gone: {error}" if isinstance(error, GroupBusy) else str(error)

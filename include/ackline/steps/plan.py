@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from ackline.errors import ConfigError, NewerCommit
 from ackline.offsets import TopicPartition
 from ackline.steps.commit import ledger_progress
-from ackline.steps.genesis import genesis_partitions, genesis_plan, leaderless_partitions
+from ackline.steps.genesis import check_not_of_another_ledger, genesis_partitions, genesis_plan, leaderless_partitions
 from ackline.steps.new_plan import check_clock
 from ackline.steps.observe import KafkaView, observe_kafka
 from ackline.steps.parts import Parts
@@ -112,6 +112,7 @@ def preview(parts: Parts) -> Planned:
     _check_dead_letter_topic(parts)
     if open_plan:
         return Planned(open_plan, adopted=True)
+    check_not_of_another_ledger(parts, newest, view)
     if newest is not None:
         check_settings_unchanged(parts, newest)
     lane = preview_lane(parts, newest, view)
@@ -139,11 +140,12 @@ def _take_turn(parts: Parts, newest: Settlement | None, skipped: bool) -> Planne
     check_clock(parts, newest.settled_at if newest else None)
     view = observe_kafka(parts, newest)
     _check_dead_letter_topic(parts)
+    check_not_of_another_ledger(parts, newest, view)
     if newest is not None:
         check_settings_unchanged(parts, newest)
     genesis = genesis_partitions(parts, newest, view)
     if newest is None:
-        _store_first_genesis(parts, genesis)
+        store_first_genesis(parts, genesis, "first run")
         return None
     leaderless = leaderless_partitions(parts, newest.partitions, view)
     if not newest.partitions and not genesis:
@@ -158,15 +160,17 @@ def _take_turn(parts: Parts, newest: Settlement | None, skipped: bool) -> Planne
     return Planned(plan, adopted=False, missing=view.missing, leaderless=leaderless)
 
 
-def _store_first_genesis(parts: Parts, genesis: dict[TopicPartition, SettledPartition]) -> None:
-    """Begins the lane, even if no topic exists yet. Stores the subscription with it.
+def store_first_genesis(parts: Parts, genesis: dict[TopicPartition, SettledPartition], reason: str) -> bool:
+    """Begins the lane, even if no topic exists yet. Stores the subscription with it. Returns False if it has begun.
 
     So a topic that is created later is known to have been missing, and is read from its log start (S32).
     """
     turn = _first_turn(parts)
-    first = Settlement(turn, TurnKind.GENESIS, parts.run_id, parts.now(), genesis, parts.actor, "first run")
-    if parts.store.store_settlement(first, subscription=parts.pipeline.settings()["kafka"]) and genesis:
+    first = Settlement(turn, TurnKind.GENESIS, parts.run_id, parts.now(), genesis, parts.actor, reason)
+    stored = parts.store.store_settlement(first, subscription=parts.pipeline.settings()["kafka"])
+    if stored and genesis:
         parts.notify("partitions_changed", genesis)
+    return stored
 
 
 def _check_dead_letter_topic(parts: Parts) -> None:

@@ -151,3 +151,18 @@ def test_the_actor_is_the_user_of_the_environment_or_else_of_the_system(monkeypa
     assert actor() == "unknown"
     monkeypatch.setenv("USER", "ada")
     assert actor() == "ada"
+
+
+def test_s73_adopt_ledger_is_a_dry_run_until_it_is_confirmed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lane = MemoryLane(OK, OK, OK)
+    lane.move_group(TP, 2, '{"ledger": "lost", "pipeline": "lane", "epoch": 0, "n": 9}')
+    ackline = MemoryCommand(lane, tmp_path, monkeypatch)
+    command = ["adopt-ledger", "lane", "--reason", "the folder is lost"]
+    assert ackline(*command, "--json").error["key"] == "--yes"
+    assert "orders[0]: at 2 (this pipeline's own commit)" in ackline(*command, "--dry-run").output
+    dry = ackline(*command, "--dry-run", "--yes", "--json").json
+    assert (dry["ledgers"], dry["begins"][0]["floor"], dry["dry_run"]) == (["lost"], 2, True)
+    assert lane.world.history == []
+    assert ackline(*command, "--yes", "--json").json == {**dry, "dry_run": False}
+    assert lane.newest().reason == "the folder is lost"
+    assert ackline(*command, "--yes", "--json").error["kind"] == "ConfigError"

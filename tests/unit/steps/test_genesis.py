@@ -25,13 +25,8 @@ def lane_of_four(start: str = "latest", topics: tuple[str, ...] = (TP.topic,), *
     [("earliest", 1, 1), ("latest", 6, 6), ("uncommitted_earliest", 1, 3), ("uncommitted_latest", 6, 3)],
 )
 def test_s30_where_a_lane_starts_to_the_offset(start: str, without_commit: int, with_foreign: int) -> None:
-    """Without a commit, with a foreign one, and with this pipeline's own from any ledger."""
-    for commit, first in (
-        (None, without_commit),
-        ((3, OF_ANOTHER_PIPELINE), with_foreign),
-        ((3, ""), with_foreign),
-        ((2, OURS), 2),
-    ):
+    """Without a commit, and with a foreign one."""
+    for commit, first in ((None, without_commit), ((3, OF_ANOTHER_PIPELINE), with_foreign), ((3, ""), with_foreign)):
         lane = MemoryLane(*[OK] * 6, start=start)
         lane.log().expire(1)
         if commit is not None:
@@ -99,7 +94,7 @@ def test_s54_a_topic_that_was_missing_is_read_from_its_log_start_although_others
 
 @pytest.mark.parametrize(
     ("start", "metadata", "first"),
-    [("earliest", OURS, 3), ("uncommitted_latest", FOREIGN, 3), ("latest", FOREIGN, 0), ("latest", None, 0)],
+    [("uncommitted_latest", FOREIGN, 3), ("latest", FOREIGN, 0), ("latest", None, 0)],
 )
 def test_s30_a_partition_without_leader_starts_at_the_commit_that_counts_or_at_its_log_start_later(
     start: str, metadata: str | None, first: int
