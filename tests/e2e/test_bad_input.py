@@ -178,11 +178,15 @@ def test_a_partition_of_the_file_that_its_topic_does_not_have_is_named(lane: Lab
     lane.broker.create_topic(lane.dead_letter_topic)
     kafka = {key: value for key, value in lane.settings["kafka"].items() if key != "topics"}
     lane.configure(kafka={**kafka, "partitions": {lane.topic: [0, 7]}})
-    shown = lane.ackline("plan", lane.name).stdout
-    assert f"The partition {lane.topic}[7] does not exist (yet)." in shown.replace("\n", "")
+    for command in ("plan", "run"):
+        assert f"{lane.topic}[7]: no such topic or partition at" in refusal(lane, 2, command, lane.name)
     done = lane.ackline("doctor", lane.name)
     assert done.returncode == 1
     assert "partition 7 of the file is missing" in done.stdout
+    lane.configure(missing_topics="wait")
+    shown = lane.ackline("plan", lane.name).stdout
+    assert f"The partition {lane.topic}[7] does not exist (yet)." in shown.replace("\n", "")
+    assert lane.ackline("doctor", lane.name).returncode == 0
 
 
 # ---- tables ---------------------------------------------------------------------------------------------------------

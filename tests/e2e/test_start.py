@@ -77,6 +77,9 @@ def test_s30_without_its_ledger_a_pipeline_stops_until_its_commit_is_adopted(lab
 
 def test_s32_a_missing_topic_is_named_and_read_from_its_start_once_it_exists(lab: MakeLab) -> None:
     lane = lab(create=False, dead_letter="none")
+    refused = lane.ackline("run", lane.name)
+    assert (refused.returncode, f"{lane.topic}: no such topic" in refused.stderr) == (2, True)
+    lane.configure(missing_topics="wait")
     result = lane.run()
     assert (result.calls, result.missing) == (0, (lane.topic,))
     lane.broker.create_topic(lane.topic)

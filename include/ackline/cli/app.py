@@ -3,13 +3,15 @@
 import logging
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any
 
 import typer
 
 from ackline.cli import actions, adopt_ledger, dev, failures, json_output, maintain, tables, void
+from ackline.cli.connection import uses_dev_broker
 from ackline.cli.options import LAST, Json, Name, Now, opened, pipeline_named, range_of
+from ackline.pipeline import Pipeline
 from ackline.spark_master import master_of_environment
 from ackline.steps.parts import Parts
 from ackline.turns import Plan
@@ -55,6 +57,13 @@ def _print_note(text: str) -> None:
     print(f"ackline: {text}", file=sys.stderr)
 
 
+def note_dev_broker(pipeline: Pipeline, kafka: Mapping[str, Any]) -> None:
+    """Print the address of the broker, if that of `ackline dev` stands for a connection that is not defined."""
+    if uses_dev_broker(pipeline):
+        name, address = pipeline.kafka.connection, kafka["bootstrap.servers"]
+        _print_note(f"the connection {name} is not defined here: using the broker of `ackline dev` at {address}")
+
+
 def _warn_once(parts: Parts) -> Callable[[Plan, bool], None]:
     """Returns a function that prints the warnings about the settings at the first plan, on standard error."""
     from ackline.steps.topic_warnings import run_warnings
@@ -91,6 +100,7 @@ def run(
 
     master_of_environment()  # a master that is refused is refused before anything is planned
     with opened(name, now, no_breaker) as parts, tables.progress(as_json) as on_progress:
+        note_dev_broker(parts.pipeline, parts.kafka)
         print(f"settings in force: {effective_settings(parts)}", file=sys.stderr)
         ran = runs.run(
             parts, lambda: open_session(f"ackline-{name}", parts.pipeline.spark), _warn_once(parts), on_progress
@@ -122,6 +132,7 @@ def plan(name: Name, as_json: Json = False, now: Now = None) -> None:
 
     master_of_environment()
     with opened(name, now) as parts:
+        note_dev_broker(parts.pipeline, parts.kafka)
         found = preview(parts)
         if found.plan:
             _warn_once(parts)(found.plan, found.adopted)

@@ -10,6 +10,7 @@ import logging
 from dataclasses import dataclass, replace
 
 from ackline.errors import ConfigError, NewerCommit
+from ackline.kafka.config import brokers
 from ackline.offsets import TopicPartition
 from ackline.steps.commit import ledger_progress
 from ackline.steps.genesis import check_not_of_another_ledger, genesis_partitions, genesis_plan, leaderless_partitions
@@ -48,8 +49,8 @@ class Planned:
 def plan(parts: Parts) -> Planned:
     """Returns the lane's open plan, or else a new one, stored.
 
-    Raises ConfigError if the dead-letter topic is missing or the fixed clock is behind the last turn; TopicChanged,
-    GroupMoved, NewerCommit, TooFarBehind and RetentionPassed if the lane can't go on as it is.
+    Raises ConfigError if the dead-letter topic or a subscribed one is missing, or the fixed clock is behind the last
+    turn; TopicChanged, GroupMoved, NewerCommit, TooFarBehind and RetentionPassed if the lane can't go on as it is.
     """
     skipped, progress = False, None
     actions: list[Settlement] = []
@@ -112,6 +113,7 @@ def preview(parts: Parts) -> Planned:
     _check_dead_letter_topic(parts)
     if open_plan:
         return Planned(open_plan, adopted=True)
+    _check_topics_exist(parts, newest, view)
     check_not_of_another_ledger(parts, newest, view)
     if newest is not None:
         check_settings_unchanged(parts, newest)
@@ -140,6 +142,7 @@ def _take_turn(parts: Parts, newest: Settlement | None, skipped: bool) -> Planne
     check_clock(parts, newest.settled_at if newest else None)
     view = observe_kafka(parts, newest)
     _check_dead_letter_topic(parts)
+    _check_topics_exist(parts, newest, view)
     check_not_of_another_ledger(parts, newest, view)
     if newest is not None:
         check_settings_unchanged(parts, newest)
@@ -171,6 +174,23 @@ def store_first_genesis(parts: Parts, genesis: dict[TopicPartition, SettledParti
     if stored and genesis:
         parts.notify("partitions_changed", genesis)
     return stored
+
+
+def _check_topics_exist(parts: Parts, newest: Settlement | None, view: KafkaView) -> None:
+    """Raises ConfigError under `missing_topics: fail` if the file names a topic or partition that does not exist.
+
+    Those that are in the lane were deleted since: that is TopicChanged, which names the way on.
+    """
+    lane = newest.partitions if newest else {}
+    known = {tp.topic for tp in lane} | {str(tp) for tp in lane}
+    missing = [name for name in view.missing if name not in known]
+    if missing and parts.pipeline.missing_topics == "fail":
+        raise ConfigError(
+            f"{', '.join(missing)}: no such topic or partition at {brokers(parts.kafka)}, and pipeline "
+            f"{parts.pipeline.name} reads it. Nothing was planned. Correct its name or the connection, create it, or "
+            f"write `missing_topics: wait`: then it is read from its start once it exists",
+            key="kafka.topics",
+        )
 
 
 def _check_dead_letter_topic(parts: Parts) -> None:

@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 
 from ackline.commit_rule import CommitMetadata
-from ackline.errors import FatalError, TopicChanged
+from ackline.errors import ConfigError, FatalError, TopicChanged
+from ackline.steps.plan import preview
 from ackline.testing.memory import MemoryLog
 from ackline.turns import TurnKind
 from tests.memory_lane import NOON, OK, PAYMENTS, TP, TP1, MemoryLane
@@ -17,7 +18,7 @@ FOREIGN = "of a consumer"
 
 def lane_of_four(start: str = "latest", topics: tuple[str, ...] = (TP.topic,), **settings: Any) -> MemoryLane:
     """A lane with four records in its topic."""
-    return MemoryLane(*[OK] * 4, topics=topics, start=start, **settings)
+    return MemoryLane(*[OK] * 4, topics=topics, start=start, missing_topics="wait", **settings)
 
 
 @pytest.mark.parametrize(
@@ -64,6 +65,26 @@ def test_s32_a_topic_that_was_missing_is_read_from_its_log_start_also_after_oper
     lane.create(PAYMENTS.topic, records=4)
     lane.run()
     assert lane.offsets(PAYMENTS) == [0, 1, 2, 3]
+
+
+def test_s32_a_topic_that_is_missing_stops_a_run_before_it_plans_unless_the_file_says_wait() -> None:
+    """The lane has not begun, so a name that is corrected later uses `start`."""
+    lane = MemoryLane(*[OK] * 4, topics=("ordres",), start="latest")
+    for _ in range(2):
+        error = lane.run_fails(ConfigError, "ordres: no such topic or partition at memory")
+        assert "`missing_topics: wait`" in str(error)
+        with pytest.raises(ConfigError):
+            preview(lane.parts())
+    assert lane.world.history == []
+    lane.topics = [TP.topic]
+    lane.run()
+    assert (lane.offsets(), lane.floor()) == ([], 4)
+    lane.topics = [TP.topic, PAYMENTS.topic]
+    lane.run_fails(ConfigError, "payments: no such topic")
+    lane.settings["missing_topics"] = "wait"
+    lane.produce(OK)
+    assert lane.run().missing == ("payments",)
+    assert lane.offsets() == [4]
 
 
 @pytest.mark.parametrize(("expired", "offsets"), [(False, []), (True, [0, 1, 2, 3])])
