@@ -7,7 +7,6 @@ import typer
 
 from ackline.arguments import parse_destination, parse_distance
 from ackline.cli import json_output
-from ackline.cli.action_output import action_json, action_text
 from ackline.cli.confirm import DryRun, Yes, is_confirmed, show_preview
 from ackline.cli.options import (
     ErrorClass,
@@ -26,6 +25,7 @@ from ackline.cli.options import (
 )
 from ackline.errors import ConfigError
 from ackline.steps import action_plans
+from ackline.steps.action_report import action_json, action_text
 from ackline.steps.action_targets import ActionRequest, check_request, choose_targets
 from ackline.steps.operator_actions import PreparedAction, perform_action, prepare_action
 from ackline.turns import LIVE, Settlement, TurnKind
