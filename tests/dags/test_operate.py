@@ -130,7 +130,7 @@ def test_every_field_has_a_title_and_a_description_and_a_task_is_never_retried(f
         param = dag.params.get_param(name)
         assert param.schema["title"], name
         assert param.description, name
-    assert dag.schedule is None
+    assert not dag.schedule
     assert (dag.max_active_runs, [task.retries for task in dag.tasks]) == (1, [0])
 
 

@@ -172,7 +172,7 @@ def void_text(closed: ClosedTurn, name: str) -> str:
     }
     text = f"{closed.plan.turn} {did[closed.consequence]}."
     if closed.not_committed is not None:
-        text += f"\nThe group was not committed: {closed.not_committed}. `ackline run {name}` commits it."
+        text += f"\nIt is stored; {closed.not_committed}"
     if closed.not_paused is not None:
         text += f"\nIts partitions were not paused: {closed.not_paused}. Pause them with `ackline pause {name}`."
     return text

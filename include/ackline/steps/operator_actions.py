@@ -195,5 +195,10 @@ def _committed(parts: Parts, performed: PerformedAction) -> PerformedAction:
 
 
 def not_committed_reason(error: AcklineError) -> str:
-    """Returns why the group was not committed after an act was stored, as the end of a sentence."""
-    return f"the group is committed when its members are gone: {error}" if isinstance(error, GroupBusy) else str(error)
+    """Returns why the group was not committed after an act was stored, as the end of a sentence.
+
+    It gives no advice to repeat the command: the act is done, and the next run commits the group.
+    """
+    if isinstance(error, GroupBusy):
+        return f"the group is committed when its members are gone: {error.members}"
+    return f"the group was not committed, and the next run does it: {str(error).removesuffix('; then run this again')}"

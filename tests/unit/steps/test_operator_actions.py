@@ -198,6 +198,15 @@ def test_s37_an_action_whose_commit_alone_is_refused_is_stored_and_says_why(aske
     assert lane.committed() == lane.floor()
 
 
+def test_a_commit_that_fails_after_the_action_gives_no_advice_to_repeat_it() -> None:
+    lane = MemoryLane(OK, FAILS, OK, retry=LATER).after_run()
+    lane.world.faults.commits.append("refused")
+    done = request(lane, TurnKind.SKIP, to=3)
+    assert "the group was not committed, and the next run does it: " in done.not_committed
+    assert "again" not in done.not_committed
+    assert lane.kinds()[-1] == "skip"
+
+
 def test_a_pause_and_a_retry_need_no_group() -> None:
     """They move no floor, and an operator needs a pause most where a stray consumer has joined."""
     lane = MemoryLane(OK, FAILS, OK, retry=LATER).after_run()
