@@ -205,7 +205,7 @@ def _perform(
             else:
                 print("Nothing was changed.")
             return
-        # A user who has seen what it does confirms exactly that; with --yes it may take a later turn.
+        # A user at a terminal confirms what was shown, and no other turn; with --yes it may be a later turn.
         turn = None if yes else prepared.plan.turn
         performed = perform_action(parts, request.kind, choose, reason, turn)
     done = PreparedAction(performed.plan, performed.before)

@@ -14,7 +14,7 @@ DryRun = Annotated[bool, typer.Option("--dry-run", help="Only show what it would
 def show_preview(preview: str, yes: bool, dry_run: bool, as_json: bool) -> None:
     """Print what a command would do, for a person.
 
-    With `--json` only where a person is asked, and then on standard error: standard output holds the object alone, and
+    With `--json` only at a terminal that asks, and then on standard error: standard output holds the object alone, and
     without a terminal standard error holds the error alone.
     """
     if not as_json:

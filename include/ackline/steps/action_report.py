@@ -27,7 +27,7 @@ def action_json(action: PreparedAction, dry_run: bool, not_committed: str | None
 
 
 def turn_json(turn: TurnId, kind: TurnKind, reason: str, actor: str) -> dict[str, Any]:
-    """Returns the identity of an action's turn, and who asked for it, and why."""
+    """Returns the identity of an action's turn, its actor and its reason."""
     of_turn = {"pipeline": turn.pipeline, "lane": turn.lane, "epoch": turn.epoch, "turn": turn.n}
     return {**of_turn, "kind": kind.value, "reason": reason, "actor": actor}
 

@@ -21,7 +21,7 @@ ALL = PartitionChoice()
 
 @dataclass(frozen=True, slots=True)
 class ActionRequest:
-    """An action as an operator asks for it.
+    """An action as an operator requests it.
 
     A reset has `to` or `by`: a destination, or a distance from the floor. A skip has `to`, or it is about the pending
     records that `offsets` and `error_class` select, as a retry is. `all_partitions` confirms that a single offset is
@@ -69,18 +69,22 @@ def choose_targets(parts: Parts, request: ActionRequest, newest: Settlement) -> 
         return floors
     if request.kind is TurnKind.RESET:  # a topic created again may lack partitions, which stay at their floor
         chosen = parts.existing_partitions(chosen) or chosen
-    if isinstance(request.to, int) and len(chosen) > 1 and not request.all_partitions:
-        raise ConfigError(
-            f"--to {request.to} is one offset, and {len(chosen)} partitions are chosen: choose one with --topic and "
-            f"--partition, or write --all-partitions",
-            key="--to",
-        )
+    _check_offset_is_of_one_partition(request, len(chosen))
     targets = {tp: floors[tp] + request.by for tp in chosen} if request.by is not None else {}
     targets = targets or _destinations(parts, request.to, {tp: floors[tp] for tp in chosen})
     for tp, target in targets.items():
         if target < 0:
             raise ConfigError(f"{tp}: offset {target} is below 0; the floor is {floors[tp]}", key="--by")
     return _forward(targets, floors, request, name) if request.kind is TurnKind.SKIP else targets
+
+
+def _check_offset_is_of_one_partition(request: ActionRequest, partitions: int) -> None:
+    if isinstance(request.to, int) and partitions > 1 and not request.all_partitions:
+        raise ConfigError(
+            f"--to {request.to} is one offset, and {partitions} partitions are chosen: choose one with --topic and "
+            f"--partition, or write --all-partitions",
+            key="--to",
+        )
 
 
 def _destinations(

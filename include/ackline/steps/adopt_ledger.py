@@ -1,6 +1,6 @@
 """`ackline adopt-ledger`: an operator's answer to a group that another ledger of the pipeline has committed.
 
-Two ledgers of one pipeline know nothing of each other, so a run stops at a commit of the other one. What the operator
+The ledgers of a pipeline share nothing, so a run stops at a commit of the other one. What the operator
 decides depends on what ACKLINE_AUDIT holds:
 - No ledger: the other one is lost. A new ledger begins at the group's commits, whatever `start` is; at the log start
   where there is no commit.
@@ -127,7 +127,7 @@ def _commits_of_others(
 
 def _kind(parts: Parts, newest: Settlement, commits: Mapping[TopicPartition, Committed]) -> TurnKind:
     """Returns RESET for an older copy of the ledger that has committed, else SKIP."""
-    own = [found for committed in commits.values() if (found := _metadata(parts, committed)) is not None]
+    own = [metadata for committed in commits.values() if (metadata := _metadata(parts, committed)) is not None]
     ahead = max((metadata.epoch for metadata in own), default=0)
     if ahead > newest.turn.epoch:
         raise FatalError(
@@ -154,6 +154,6 @@ def _targets(parts: Parts, newest: Settlement) -> Targets:
 
 
 def _ledgers(parts: Parts, committed: Mapping[TopicPartition, Committed]) -> tuple[str, ...]:
-    of_pipeline = [found for found in committed.values() if is_of_pipeline(found, parts.pipeline.name)]
-    decoded = [CommitMetadata.decode(found.metadata) for found in of_pipeline]
+    of_pipeline = [commit for commit in committed.values() if is_of_pipeline(commit, parts.pipeline.name)]
+    decoded = [CommitMetadata.decode(commit.metadata) for commit in of_pipeline]
     return tuple(sorted({metadata.ledger for metadata in decoded if metadata is not None}))

@@ -26,7 +26,7 @@ def genesis_partitions(
 ) -> dict[TopicPartition, SettledPartition]:
     """Returns the subscribed partitions that are not in the lane yet, each settled at its initial position.
 
-    With `adopts_ledger`, the group's commit decides, whoever made it and whatever `start` is, or else the log start.
+    With `adopts_ledger`, any commit of the group decides, whatever `start` is; without a commit, the log start.
     Leaves out a partition without a leader, unless the group's commit decides where it starts. Raises FatalError if the
     group's commit is beyond the log's end.
     """

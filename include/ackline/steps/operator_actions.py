@@ -166,9 +166,9 @@ def _check_group(parts: Parts, newest: Settlement, plan: Plan, adopts_ledger: bo
         metadata = CommitMetadata(metadata.ledger, metadata.pipeline, metadata.epoch + 1, 0)
     lane = {tp: settled for tp, settled in newest.partitions.items() if parts.is_subscribed(tp)}
     committed = parts.group.committed(parts.unchanged_partitions({tp: row.topic_id for tp, row in lane.items()}))
-    for tp, found in committed.items():
+    for tp, commit in committed.items():
         try:
-            check_allowed(parts, tp, found, metadata, lane[tp].acknowledged_foreign_offset)
+            check_allowed(parts, tp, commit, metadata, lane[tp].acknowledged_foreign_offset)
         except GroupMoved:
             continue
 

@@ -63,7 +63,7 @@ def test_at_a_terminal_it_asks_and_no_changes_nothing(act: list[str], lane: Memo
     assert lane.kinds()[2:] == [act[0]]
 
 
-def test_it_says_before_and_after_what_is_never_handled_and_what_is_handled_again(ackline: MemoryCommand) -> None:
+def test_it_shows_before_and_after_what_is_never_handled_and_what_is_handled_again(ackline: MemoryCommand) -> None:
     dry = ackline("reset", "lane", "--to", "latest", "--reason", "drop it", "--dry-run").output
     assert "orders[0]: floor 1 → 7, pending 2 → 0, 5 skipped" in dry
     assert "5 records would never be handled." in dry

@@ -67,7 +67,7 @@ def test_s32_a_topic_that_was_missing_is_read_from_its_log_start_also_after_oper
     assert lane.offsets(PAYMENTS) == [0, 1, 2, 3]
 
 
-def test_s32_a_topic_that_is_missing_stops_a_run_before_it_plans_unless_the_file_says_wait() -> None:
+def test_s32_a_topic_that_is_missing_stops_a_run_before_it_plans_unless_the_file_has_wait() -> None:
     """The lane has not begun, so a name that is corrected later uses `start`."""
     lane = MemoryLane(*[OK] * 4, topics=("ordres",), start="latest")
     for _ in range(2):

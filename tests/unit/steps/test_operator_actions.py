@@ -85,10 +85,10 @@ def test_i15_a_reset_into_a_topic_that_was_created_again_skips_all_that_is_pendi
 
 def request(lane: MemoryLane, kind: TurnKind, *, perform: bool = True, **options: Any) -> Any:
     """Carries an operator's request out, or prepares it only."""
-    asked, parts = ActionRequest(kind, **options), lane.parts()
-    check_request(asked)
+    action, parts = ActionRequest(kind, **options), lane.parts()
+    check_request(action)
     act = perform_action if perform else prepare_action
-    return act(parts, kind, lambda newest: choose_targets(parts, asked, newest), "a test")
+    return act(parts, kind, lambda newest: choose_targets(parts, action, newest), "a test")
 
 
 def test_s74_a_retry_makes_pending_retries_due_now_and_counts_as_no_attempt() -> None:
@@ -168,30 +168,30 @@ MOVING: list[dict[str, Any]] = [{"kind": TurnKind.SKIP, "to": 3}, {"kind": TurnK
                                 {"kind": TurnKind.SKIP, "offsets": OffsetRange(1, 2)}]  # fmt: skip
 
 
-@pytest.mark.parametrize("asked", MOVING, ids=["skip", "reset", "single"])
+@pytest.mark.parametrize("options", MOVING, ids=["skip", "reset", "single"])
 @pytest.mark.parametrize("perform", [True, False], ids=["performed", "dry run"])
-def test_s37_an_action_that_the_group_would_refuse_stores_nothing(asked: dict[str, Any], perform: bool) -> None:
+def test_s37_an_action_that_the_group_would_refuse_stores_nothing(options: dict[str, Any], perform: bool) -> None:
     lane = MemoryLane(OK, FAILS, OK, retry=LATER).after_run()
     before = lane.newest()
     lane.world.members = ["consumer-1 (10.0.0.1)"]
     with pytest.raises(GroupBusy, match="consumer-1"):
-        request(lane, **asked, perform=perform)
+        request(lane, **options, perform=perform)
     lane.world.members = []
     lane.move_group(TP, 1, CommitMetadata("another", "lane", 0, 77).encode())
     with pytest.raises(NewerCommit, match="of ledger another"):
-        request(lane, **asked, perform=perform)
+        request(lane, **options, perform=perform)
     assert (lane.newest(), lane.kinds()) == (before, ["genesis", "run"])
     assert lane.parts().store.open_plan(before) is None
 
 
-@pytest.mark.parametrize("asked", [*MOVING, {"kind": TurnKind.RETRY}, {"kind": TurnKind.PAUSE}])
-def test_s37_an_action_whose_commit_alone_is_refused_is_stored_and_says_why(asked: dict[str, Any]) -> None:
+@pytest.mark.parametrize("options", [*MOVING, {"kind": TurnKind.RETRY}, {"kind": TurnKind.PAUSE}])
+def test_s37_an_action_whose_commit_alone_is_refused_is_stored_and_names_why(options: dict[str, Any]) -> None:
     lane = MemoryLane(OK, FAILS, OK, retry=LATER).after_run()
     committed = lane.committed()
     lane.strike("settlement", lambda: lane.world.members.append("consumer-1 (10.0.0.1)"), AFTER)
-    done = request(lane, **asked)
+    done = request(lane, **options)
     assert "the group is committed when its members are gone: " in done.not_committed
-    assert lane.kinds()[-1] is asked["kind"]
+    assert lane.kinds()[-1] is options["kind"]
     assert lane.committed() == committed
     lane.world.members = []
     lane.run()
@@ -295,18 +295,18 @@ def test_a_skip_to_a_time_leaves_partitions_alone_that_are_past_it() -> None:
 
 
 @pytest.mark.parametrize(
-    "asked",
+    "options",
     [*MOVING, {"kind": TurnKind.RETRY}, {"kind": TurnKind.PAUSE}, {"kind": TurnKind.RESET, "to": "latest"}],
     ids=str,
 )
-def test_s73_a_dry_run_shows_what_the_action_then_changes_and_stores_nothing(asked: dict[str, Any]) -> None:
+def test_s73_a_dry_run_shows_what_the_action_then_changes_and_stores_nothing(options: dict[str, Any]) -> None:
     lane = MemoryLane(OK, FAILS, OK, FAILS, retry=LATER).after_run()
     lane.produce(OK, OK)
     written = len(lane.world.history)
-    prepared = request(lane, **asked, perform=False)
+    prepared = request(lane, **options, perform=False)
     assert len(lane.world.history) == written
     shown = changes_of(prepared.plan, prepared.before)
-    performed = request(lane, **asked)
+    performed = request(lane, **options)
     assert changes_of(performed.plan, performed.before) == shown
     for tp, change in shown.items():
         now = lane.newest().partitions[tp]
