@@ -15,7 +15,7 @@ from ackline.steps.commit import ledger_advice
 from ackline.steps.new_plan import new_plan
 from ackline.steps.observe import KafkaView, written_beyond
 from ackline.steps.parts import Parts
-from ackline.turns import Plan, PlannedPartition, SettledPartition, Settlement, TurnKind
+from ackline.turns import LIVE, Plan, PlannedPartition, SettledPartition, Settlement, TurnKind
 
 InitialPosition = tuple[int, str]
 """An offset, and the evidence for it, which the settlement stores."""
@@ -76,6 +76,8 @@ def check_not_of_another_ledger(parts: Parts, newest: Settlement | None, view: K
     To begin at that commit would be right if the other ledger is lost. But as a rule ACKLINE_AUDIT is empty or names
     another folder by mistake: then what is pending there would never be handled, and acked records might be again.
     """
+    if parts.store.lane != LIVE:
+        return  # another lane has a ledger of its own, and commits nothing
     known_topics = {tp.topic for tp in newest.partitions} if newest else set()
     name, ledger = parts.pipeline.name, parts.store.ledger_id()
     for tp, committed in sorted(view.committed.items()):

@@ -11,6 +11,8 @@ from ackline.commit_rule import CommitMetadata
 from ackline.errors import ConfigError, FatalError, GroupBusy, NewerCommit
 from ackline.outcome import Outcome
 from ackline.steps.adopt_ledger import adopt_ledger, prepare_adoption
+from ackline.steps.genesis import check_not_of_another_ledger
+from ackline.steps.observe import observe_kafka
 from ackline.steps.plan import preview
 from ackline.steps.status import status
 from ackline.testing.memory import AFTER, BEFORE
@@ -176,3 +178,13 @@ def test_i9_an_adoption_that_is_killed_at_a_write_is_done_by_repeating_it_or_by_
     lane.run()
     assert lane.committed() == (1 if returns else 6)
     assert lane.offsets() == ([0, 1, 2] if returns else [2, 3, 4, 5])
+
+
+def test_a_lane_that_commits_nothing_has_a_ledger_of_its_own_beside_the_group_s() -> None:
+    lane = lost_ledger()
+    parts = lane.parts()
+    view = observe_kafka(parts, None)
+    with pytest.raises(NewerCommit):
+        check_not_of_another_ledger(parts, None, view)
+    parts.store.lane = "backfill-1"
+    check_not_of_another_ledger(parts, None, view)
