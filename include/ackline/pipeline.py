@@ -87,6 +87,7 @@ class Pipeline(StrictBlock):
     lost_after: Duration = timedelta(hours=1)
     start: InitialPosition = "uncommitted_earliest"
     start_timestamp: Time | None = None
+    missing_topics: Literal["fail", "wait"] = "fail"
     on_external_reset: Literal["fail", "follow", "restore"] = "fail"
     max_uncommitted: int = Field(10_000_000, ge=1)
     max_records_per_run: int = Field(5_000_000, ge=1)

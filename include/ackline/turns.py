@@ -40,7 +40,9 @@ class TurnKind(StrEnum):
     GENESIS = "genesis"
     """Lets partitions join the lane, each at a start that is decided once."""
     SKIP = "skip"
-    """Settles everything below a given offset as `skipped`, pending offsets included."""
+    """Settles everything below a given offset as `skipped`, pending offsets included; or given pending offsets."""
+    RETRY = "retry"
+    """Makes given pending retries due now. It counts as no attempt."""
     RESET = "reset"
     """Begins a new epoch of the lane at given offsets, with nothing pending."""
     PAUSE = "pause"
@@ -128,7 +130,8 @@ class PlannedPartition:
     """The offsets to read for the first time. Empty in a genesis, at the start of the partition, and in an operator
     action, at the offset that it moves the partition to."""
     retries: ValuedRanges[int]
-    """The due retries; the value is the number of the attempt to be made."""
+    """The due retries; the value is the number of the attempt to be made. In an operator action, the pending offsets
+    that it has chosen, each with its next attempt; empty if the action moves the partition."""
     floor: int
     """The floor that the turn starts from."""
     complete_to: int
@@ -170,7 +173,7 @@ class Plan:
     @property
     def empty(self) -> bool:
         """Whether the turn reads nothing at all; then replay starts no Spark."""
-        return all(planned.empty for planned in self.partitions.values())
+        return self.kind is not TurnKind.RUN or all(planned.empty for planned in self.partitions.values())
 
 
 class MarkerKind(StrEnum):
