@@ -66,7 +66,7 @@ class TableHandle:
         if state is not None:
             self._check_is_ours(field.name for field in state.schema.fields)
         elif self._folder is not None:
-            self._check_is_no_file(self._folder)
+            self._check_is_no_file(Path(self.uri))
         return state
 
     def open(self) -> DeltaTable | None:
