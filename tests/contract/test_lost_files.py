@@ -216,8 +216,9 @@ def test_i7_at_most_once_a_reported_turn_with_a_lost_file_is_lost_whole_and_no_r
     lane.judge_reads()
 
 
-def test_i9_a_void_that_is_killed_after_the_lost_ranges_were_stored_is_finished_by_a_run(
-    lane: RealTables, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("closes", ["run", "void"])
+def test_i9_a_void_that_is_killed_after_the_lost_ranges_were_stored_is_finished_by_a_run_or_the_next_void(
+    closes: str, lane: RealTables, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lane.settings |= {"guarantee": AT_MOST_ONCE, "dead_letter": "none"}
     lane.lose_one_of_the_open_turn()
@@ -231,12 +232,13 @@ def test_i9_a_void_that_is_killed_after_the_lost_ranges_were_stored_is_finished_
     with monkeypatch.context() as patch:
         patch.setattr("ackline.steps.operator_void.settle_turn", killed)
         with pytest.raises(Killed):
-            lane.void()
-    with pytest.raises(FatalError, match="Settle it with `ackline run lane`"):
-        lane.void()
-    lane.run()
+            lane.void(pause=True)
+    getattr(lane, closes)()
     assert lane.audit(ALL) == [(1, 0, 0, "lost"), (1, 1, 0, "lost")]
     assert lane.committed() == 3
+    turn = lane.parts().store.settlement(lane.newest().turn._replace(n=1))
+    assert (turn.reason, turn.closed_by_operator) == ("a disk has lost a file", True)
+    assert all(settled.paused for settled in turn.partitions.values())
 
 
 def test_at_most_once_a_turn_whose_decisions_are_stored_is_not_replaced(lane: RealTables) -> None:

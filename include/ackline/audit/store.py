@@ -37,9 +37,10 @@ from ackline.errors import LedgerError
 from ackline.ledger import OutcomeRow, PartitionState
 from ackline.metrics import TurnReport
 from ackline.offsets import TopicPartition
+from ackline.outcome import Outcome
 from ackline.paths import lane_folder
 from ackline.scrub import scrub_address
-from ackline.turns import Marker, MarkerKind, Plan, Settlement, TurnId, TurnKind
+from ackline.turns import Marker, MarkerKind, OperatorLoss, Plan, Settlement, TurnId, TurnKind
 
 COUNTED_STARTS = 3
 """Starts of a plan that are counted. After the third without outcomes, the next one isolates the handler."""
@@ -194,10 +195,7 @@ class LedgerStore:
 
         Both are read from one version of the table. Read one after the other, waiver n + 1 could hide waiver n.
         """
-        table = self.plans.open()
-        if table is None:
-            return False, False
-        claim, waiver = (table.transaction_version(self._application(turn.epoch, k)) for k in ("claim", "waiver"))
+        claim, waiver = self.plans.versions_of(self._application(turn.epoch, kind) for kind in ("claim", "waiver"))
         return claim == turn.n, waiver == turn.n
 
     def is_claimable(self, turn: TurnId) -> bool:
@@ -243,15 +241,48 @@ class LedgerStore:
     def _marker(self, turn: TurnId, kind: MarkerKind) -> Marker | None:
         return marker_from_rows(self.plans.read({**self._where(turn), "kind": kind.value}))
 
-    def store_lost(self, plan: Plan, run_id: str, rows: Mapping[TopicPartition, Iterable[OutcomeRow]]) -> bool:
-        """Store the lost ranges of a claimed plan as its outcomes. Returns False if outcomes n are stored."""
+    def store_lost(
+        self,
+        plan: Plan,
+        run_id: str,
+        rows: Mapping[TopicPartition, Iterable[OutcomeRow]],
+        operator: OperatorLoss | None = None,
+    ) -> bool:
+        """Store the lost ranges of a claimed plan as its outcomes. Returns False if outcomes n are stored.
+
+        With `operator`, the same commit marks the turn as closed by an operator, for `operator_loss`.
+        """
         table = decision_rows(plan.turn, plan_date(plan.planned_at), run_id, rows)
         note = TurnReport().encode()  # an empty report: these rows are complete, no task has counted others
-        return self.outcomes.append(table, self._application(plan.turn.epoch, "outcomes"), plan.turn.n, note)
+        application, more = self._application(plan.turn.epoch, "outcomes"), self._marks(plan.turn, operator)
+        return self.outcomes.append(table, application, plan.turn.n, note, more)
 
-    def replace_by_lost(self, plan: Plan, run_id: str, rows: Mapping[TopicPartition, Iterable[OutcomeRow]]) -> bool:
-        """Store the lost ranges of a claimed plan in place of its stored outcomes, as its decisions. Returns False, and
-        changes nothing, if decisions n are stored.
+    def _marks(self, turn: TurnId, operator: OperatorLoss | None) -> list[str]:
+        """Returns the transaction ids that mark a commit of lost ranges as an operator's.
+
+        In the same commit, because settle must find the mark if and only if it finds the rows: a driver may report the
+        turn between two commits, and then nothing of it is lost.
+        """
+        kinds = [] if operator is None else ["lost", "lost-pause"] if operator.pause else ["lost"]
+        return [self._application(turn.epoch, kind) for kind in kinds]
+
+    def operator_loss(self, turn: TurnId) -> OperatorLoss | None:
+        """Returns what an operator has stored with the lost ranges of turn n; None if no operator has lost it.
+
+        Call it while turn n is open: a later turn that is lost hides the mark, and the settlement has it by then.
+        """
+        lost, pause = self.outcomes.versions_of(self._application(turn.epoch, kind) for kind in ("lost", "lost-pause"))
+        return OperatorLoss(self._reason_of_loss(turn), pause == turn.n) if lost == turn.n else None
+
+    def _reason_of_loss(self, turn: TurnId) -> str:
+        rows = self.outcomes.read({**self._where(turn), "outcome": Outcome.LOST.value}, ["error_message"])
+        return str(next(iter(rows["error_message"].to_pylist()), None) or "")
+
+    def replace_by_lost(
+        self, plan: Plan, run_id: str, rows: Mapping[TopicPartition, Iterable[OutcomeRow]], operator: OperatorLoss
+    ) -> bool:
+        """Store the lost ranges of a claimed plan in place of its stored outcomes, as its decisions, with the mark for
+        `operator_loss`. Returns False, and changes nothing, if decisions n are stored.
 
         One commit stops naming the files and adds the lost ranges. A removal alone would let settle take the removed
         rows for gaps, and count records that were handled as none; ranges alone would give an offset two terminal
@@ -264,6 +295,7 @@ class LedgerStore:
             table,
             self._application(plan.turn.epoch, "decisions"),
             plan.turn.n,
+            more=self._marks(plan.turn, operator),
             remove=lambda version: removals(files_of(version, {(plan.turn.epoch, plan.turn.n)})),
         )
 

@@ -13,7 +13,7 @@ import contextlib
 import logging
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from functools import cached_property, reduce
 from operator import and_
@@ -255,9 +255,14 @@ class AuditTable:
 
     def version_of(self, application: str) -> int | None:
         """Returns the highest version that was committed under a transaction id, or None."""
+        return self.versions_of([application])[0]
+
+    def versions_of(self, applications: Iterable[str]) -> list[int | None]:
+        """Returns the highest version that was committed under each transaction id, or None, all from one version of
+        the table. Raises what `open` raises."""
         table = self.open()
         try:
-            return None if table is None else table.transaction_version(application)
+            return [None if table is None else table.transaction_version(name) for name in applications]
         except (DeltaError, OSError) as error:  # delta-rs reads it from the log only now
             raise self.error(error) from error
 
