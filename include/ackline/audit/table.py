@@ -33,7 +33,7 @@ from ackline.audit.checkpoints import CheckpointError, expire_entries, write_che
 from ackline.audit.conditional_put import prove_conditional_put
 from ackline.audit.data_files import write_rows
 from ackline.audit.delta_log import ACTIONS, DeltaLog, TornEntryError
-from ackline.audit.object_store import cause_of, is_remote, options_of
+from ackline.audit.object_store import is_remote, options_of, unusable
 from ackline.audit.schemas import PARTITION_BY, TABLES
 from ackline.audit.storage import Storage
 from ackline.errors import FatalError, TransientError
@@ -86,7 +86,7 @@ class AuditTable:
         The version is on the disk: the caller may act on it. The handle keeps its version until the next call. It is
         loaded once, then updated by what was committed since, and loaded anew after RELOAD_AFTER seconds, before the
         log entries that it builds on can expire. Raises FatalError if the table can't be read; the error names the file
-        if the last commit is torn.
+        if the last commit is torn. Raises TransientError if an object store does not answer.
         """
         try:
             if self._loaded is None or not self._update(self._loaded):
@@ -107,7 +107,7 @@ class AuditTable:
             raise self._unreadable(error) from error
         return self._loaded
 
-    def _unreadable(self, error: Exception) -> FatalError:
+    def _unreadable(self, error: Exception) -> FatalError | TransientError:
         """Returns the error for a table that can't be loaded. It names the newest checkpoint if that is torn."""
         if self._folder is not None:
             with contextlib.suppress(OSError):
@@ -325,7 +325,7 @@ class AuditTable:
         if files.entries and files.entries[-1].version - files.newest_checkpoint >= CHECKPOINT_EVERY:
             try:
                 self.checkpoint()
-            except FatalError as error:
+            except (FatalError, TransientError) as error:
                 _logger.warning("%s. The commit is stored; `ackline maintain` tries the checkpoint again", error)
 
     def checkpoint(self) -> None:
@@ -460,10 +460,10 @@ class AuditTable:
             f"cut short. {what_to_do}"
         )
 
-    def error(self, cause: BaseException) -> FatalError:
-        """Returns the error for a table whose log or files can't be read or written."""
-        why = cause_of(cause, self.uri)
-        return FatalError(f"the table {self.name} at {scrub_address(self.uri)} can't be used: {why}")
+    def error(self, cause: BaseException) -> FatalError | TransientError:
+        """Returns the error for a table whose log or files can't be read or written: TransientError if its object store
+        does not answer."""
+        return unusable(f"the table {self.name} at {scrub_address(self.uri)}", cause, self.uri)
 
 
 def retry_beside_rivals(commit: Callable[[], T]) -> T:

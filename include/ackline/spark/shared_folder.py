@@ -9,8 +9,8 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 
 from ackline.audit.conditional_put import create_exclusively
-from ackline.audit.object_store import arrow_filesystem
-from ackline.errors import FatalError
+from ackline.audit.object_store import arrow_filesystem, unusable
+from ackline.errors import FatalError, TransientError
 from ackline.scrub import scrub_address
 
 
@@ -87,7 +87,6 @@ class SharedFolder:
         return sorted(info.base_name for info in self._store.get_file_info(selector))
 
 
-def unusable_folder(uri: str, error: OSError) -> FatalError:
+def unusable_folder(uri: str, error: OSError) -> FatalError | TransientError:
     """Returns the error to raise if this machine can't use a folder below the audit root."""
-    reason = error.strerror or type(error).__name__
-    return FatalError(f"the folder {scrub_address(uri)} below ACKLINE_AUDIT can't be used: {reason}")
+    return unusable(f"the folder {scrub_address(uri)} below ACKLINE_AUDIT", error, uri)
