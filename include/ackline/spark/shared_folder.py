@@ -14,6 +14,10 @@ from ackline.errors import FatalError, TransientError
 from ackline.scrub import scrub_address
 
 
+_TRIES = 20
+"""How often a folder is made that another run removes. Each run removes it once, when its job ends."""
+
+
 class SharedFolder:
     """A folder below the audit root, on a file system or in an object store. No instance is pickled: open it by its
     path or URI where it is used."""
@@ -27,6 +31,21 @@ class SharedFolder:
         """Creates the folder and those above it, where they are missing. An object store has no folders."""
         if self._local:
             Path(self._path).mkdir(parents=True, exist_ok=True)
+
+    def write_first(self, name: str, content: bytes) -> None:
+        """Creates the folder with a file in it. Raises OSError.
+
+        Another run may remove the folder as long as it is empty (`remove_if_empty`), so both are done again until the
+        file is there. From then on no run removes the folder.
+        """
+        for left in reversed(range(_TRIES)):
+            self.make()
+            try:
+                self.write(name, content)
+                return
+            except FileNotFoundError:
+                if not left:
+                    raise
 
     def write(self, name: str, content: bytes) -> None:
         """Writes a file. Raises OSError, also if the folder does not exist on a file system."""

@@ -88,8 +88,7 @@ def open_task_folder(table: str, turn: TurnId, once: bool) -> Iterator[TaskFolde
     uri = f"{_folder_of_turns(table)}/{quote(turn.lane, safe='')}-{turn.epoch}-{turn.n}"
     folder = SharedFolder(uri)
     token = f"{_TOKEN}{uuid.uuid4()}"
-    folder.make()
-    folder.write(token, b"driver")
+    folder.write_first(token, b"driver")
     try:
         yield TaskFolder(uri, token, once)
     finally:
