@@ -13,7 +13,6 @@ from ackline.audit.object_store import arrow_filesystem, unusable
 from ackline.errors import FatalError, TransientError
 from ackline.scrub import scrub_address
 
-
 _TRIES = 20
 """How often a folder is made that another run removes. Each run removes it once, when its job ends."""
 
