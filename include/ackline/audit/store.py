@@ -319,17 +319,18 @@ class LedgerStore:
         return TurnReport.decode(note) if note else None
 
     def has_lost_files(self, turn: TurnId) -> bool:
-        """Returns whether a file of the turn's outcomes does not exist any more. Raises FatalError if the table can't
-        be read."""
+        """Returns whether a file of the turn's outcomes does not exist any more, or is cut short or damaged. Reads all
+        of them. Raises FatalError if the table can't be read."""
         version = self.outcomes.open()
         try:
-            return version is not None and bool(lost_files(self.outcomes, version, {(turn.epoch, turn.n)}))
+            return version is not None and bool(lost_files(self.outcomes, version, {(turn.epoch, turn.n)}, read=True))
         except (DeltaError, OSError, pa.ArrowException) as error:
             raise self.outcomes.error(error) from error
 
     def drop_lost_files(self, void_turn: TurnId) -> None:
-        """Stops naming those files of a void turn that do not exist any more, so that they fail no later read."""
-        drop_lost_files(self.outcomes, {(void_turn.epoch, void_turn.n)})
+        """Stops naming those files of a void turn that do not exist any more, or are cut short or damaged, so that they
+        fail no later read."""
+        drop_lost_files(self.outcomes, {(void_turn.epoch, void_turn.n)}, read=True)
 
     def has_decisions(self, turn: TurnId) -> bool:
         """Returns whether decisions n are stored."""

@@ -13,6 +13,7 @@ import pyarrow.dataset as ds
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
+from ackline.audit.lost_files import without_their_size
 from ackline.audit.table import AuditTable, Where, as_expression
 from ackline.offsets import TopicPartition
 from ackline.outcome import Outcome
@@ -43,7 +44,7 @@ def read_turn_outcomes(outcomes: AuditTable, turn: TurnId, where: Where) -> Turn
 
     A file in which every record succeeded at its first attempt is counted by its statistics and not opened; if several
     topic-partitions share it, only their names are read. So the cost is that of what did not succeed. Raises FatalError
-    if the table can't be read.
+    if the table can't be read, or a file that is counted does not exist or is cut short.
     """
     table = outcomes.open()
     if table is None:
@@ -54,6 +55,9 @@ def read_turn_outcomes(outcomes: AuditTable, turn: TurnId, where: Where) -> Turn
         # From the version that was counted. In a newer one a compaction may have moved the counted rows into other
         # files, and they would count twice.
         dataset = outcomes.dataset(table, where)
+        # These files are not opened. Without this check, the rows of a lost one would count as acked without a proof.
+        if lost := without_their_size(outcomes, list(succeeded.values())):
+            raise FileNotFoundError(f"{lost[0]['path']} does not exist, or does not have the size that the log names")
         shared = {name for name, file in succeeded.items() if _is_shared(file)}
         for name in succeeded.keys() - shared:
             file = succeeded[name]
@@ -143,7 +147,9 @@ def _of_one_outcome(table: DeltaTable, turn: TurnId, outcomes: Sequence[str]) ->
     chosen = pc.and_kleene(chosen, pc.is_in(files["min.outcome"], pa.array([str(outcome) for outcome in outcomes])))
     names = ["min.topic", "max.topic", "min.partition", "max.partition", "min.outcome"]
     # A file without statistics compares as null. It is opened.
-    counted = files.filter(pc.fill_null(chosen, False)).select(["path", "num_records", *names]).to_pylist()
+    counted = (
+        files.filter(pc.fill_null(chosen, False)).select(["path", "num_records", "size_bytes", *names]).to_pylist()
+    )
     return {_file_name(file["path"]): file for file in counted}
 
 

@@ -142,21 +142,20 @@ def _lose_reported(parts: Parts, plan: Plan, loss: OperatorLoss) -> None:
     """Records the ranges of a claimed turn as lost in place of its outcomes, if files of these are lost."""
     if not parts.store.has_lost_files(plan.turn):
         raise FatalError(
-            f"{plan.turn} is claimed and its outcomes are stored, so it is neither void nor lost. Settle it with "
-            f"`ackline run {parts.pipeline.name}`. If a file of its outcomes is damaged, move it out of the table's "
-            f"folder, then run `ackline void` again"
+            f"{plan.turn} is claimed, its outcomes are stored and no file of them is lost or damaged, so it is neither "
+            f"void nor lost. Settle it with `ackline run {parts.pipeline.name}`"
         )
     # Refused if decisions n are stored: another process may have read the outcomes whole and settle the turn by them.
     if not replace_by_lost(parts, plan, loss):
         raise FatalError(
-            f"{plan.turn} is claimed, its outcomes and decisions are stored, and files of its outcomes do not exist. "
+            f"{plan.turn} is claimed, its outcomes and decisions are stored, and files of its outcomes are lost. "
             f"Restore the folder of the table outcomes from a backup, then settle the turn with "
             f"`ackline run {parts.pipeline.name}`"
         )
 
 
 def _drop_lost_files(parts: Parts, plan: Plan) -> None:
-    """Stops naming those files of a void turn that do not exist any more.
+    """Stops naming those files of a void turn that are lost or damaged.
 
     After the void settlement: before it, settle would take the rows of a removed file for gaps. The turn is closed
     whether this succeeds or not, and maintenance does it too, for a process that dies in between.
