@@ -17,7 +17,9 @@ from typer.testing import CliRunner
 from ackline.audit import conditional_put
 from ackline.audit.conditional_put import create_exclusively, prove_conditional_put
 from ackline.audit.layout import check_layout
+from ackline.audit.maintenance import maintain
 from ackline.audit.object_store import arrow_filesystem, use_options
+from ackline.audit.queries import AuditFilter, audit_rows
 from ackline.audit.store import LedgerStore
 from ackline.cli.app import app
 from ackline.errors import AcklineError, ConfigError, FatalError, TransientError
@@ -27,6 +29,8 @@ from ackline.outcome import Outcome
 from ackline.spark.task_folder import TaskFolder, open_task_folder, remove_task_folders
 from ackline.turns import LIVE, TurnId
 from tests.contract.lane_rows import NOON, TP, plan, settlement, turn
+from tests.contract.lanes import begin_lane, files, settle_turns
+from tests.contract.object_store_actor import DIED
 from tests.object_store.store import SECRET, ObjectStore, object_store
 
 T = TypeVar("T")
@@ -155,16 +159,55 @@ def test_s53_of_fifty_drivers_one_takes_each_number_and_none_fails(root: str) ->
 def test_a_kill_between_data_and_log_entry_leaves_no_row_and_one_after_it_no_second(
     root: str, place: str, again: str
 ) -> None:
-    def appended(where: str) -> "subprocess.CompletedProcess[str]":
-        command = [sys.executable, "-m", "tests.contract.object_store_actor", root, where]
-        return subprocess.run(command, capture_output=True, text=True, check=False)
-
-    assert appended(place).returncode == 9
+    assert acted(root, "append", place).returncode == DIED
     store = LedgerStore(root, "orders", "live")
     assert store.outcomes.read(None).num_rows == (place == "after")
-    done = appended("nowhere")
+    done = acted(root, "append", "nowhere")
     assert (done.returncode, done.stdout.strip(), done.stderr) == (0, again, "")
     assert store.outcomes.read(None).num_rows == 1
+
+
+def acted(root: str, work: str, place: str, number: int = 1) -> "subprocess.CompletedProcess[str]":
+    """Lets a process do its work, and die at a place."""
+    command = [sys.executable, "-m", "tests.contract.object_store_actor", root, work, place, str(number)]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("place", ["before", "after"])
+def test_s52_a_turn_killed_at_any_of_its_commits_is_finished_by_the_next_process_and_no_row_is_there_twice(
+    root: str, place: str
+) -> None:
+    """Turn n dies at its commit n: plan, outcomes, decisions or settlement."""
+    store = LedgerStore(root, "orders", "live")
+    store.store_settlement(settlement(0))
+    for n in (1, 2, 3, 4):
+        assert acted(root, f"turn-{n}", place, n).returncode == DIED
+        assert (store.newest() == settlement(n)) == ((place, n) == ("after", 4))
+        finished = acted(root, f"turn-{n}", "nowhere")
+        assert (finished.returncode, finished.stderr) == (0, "")
+        assert store.newest() == settlement(n)
+    rows = store.outcomes.read(None, ["turn", "offset", "outcome"]).to_pylist()
+    assert sorted(map(tuple, map(dict.values, rows))) == [
+        row for n in (1, 2, 3, 4) for row in ((n, n, "acked"), (n, 100 + n, "dead"))
+    ]
+    assert [store.plan(turn(n)) for n in (1, 2, 3, 4)] == [plan(n) for n in (1, 2, 3, 4)]
+
+
+@pytest.mark.parametrize("place", ["before", "after", "checkpoint"])
+def test_fault_33_a_maintenance_killed_at_a_write_changes_no_row_and_the_next_one_ends_it(
+    root: str, place: str
+) -> None:
+    store = begin_lane(LedgerStore(root, "orders", "live"), 6)
+    everything = AuditFilter(everything=True)
+    rows, named = list(audit_rows(root, "orders", everything)), len(files(store.outcomes))
+    assert acted(root, "maintain", place).returncode == DIED
+    assert list(audit_rows(root, "orders", everything)) == rows
+    maintain(root)
+    again = LedgerStore(root, "orders", "live")
+    assert (len(files(again.outcomes)) < named, again.newest()) == (True, settlement(6))
+    assert list(audit_rows(root, "orders", everything)) == rows
+    settle_turns(again, range(7, 8))
+    assert again.newest() == settlement(7)
 
 
 # ---- logins ---------------------------------------------------------------------------------------------------------
