@@ -52,7 +52,7 @@ def main(root: str, work: str, place: str, number: str = "1") -> None:
     """Does the work; prints the answer of an append."""
     store = LedgerStore(root, "orders", "live")
     if place == "checkpoint":
-        table.expire_entries = die  # type: ignore[assignment]
+        table.expire_entries = die  # type: ignore[attr-defined, assignment]
     elif place != "nowhere":
         die_at(place, int(number))
     if work == "append":

@@ -87,7 +87,8 @@ def _user_function(outcomes: DataFrame) -> str | None:
     Spark evaluates such a function below the Python stage that creates the marker of its part, some batches ahead of
     it. Spark's own functions have no side effects, so nothing is lost or repeated if they are evaluated twice.
     """
-    patterns: Any = outcomes.sparkSession._jvm.org.apache.spark.sql.catalyst.trees.TreePattern
+    jvm: Any = outcomes.sparkSession._jvm
+    patterns = jvm.org.apache.spark.sql.catalyst.trees.TreePattern
     columns: Any = outcomes._jdf.queryExecution().analyzed().projectList()
     for kind, pattern in (("Python", patterns.PYTHON_UDF()), ("JVM", patterns.SCALA_UDF())):
         if any(columns.apply(i).containsPattern(pattern) for i in range(columns.size())):
