@@ -35,7 +35,7 @@ from tests.unit.strategies import NOON
 MOVE_IT, IS_OPEN, CHANGED = "Move the group", "is open: let it end", "guarantee was changed"
 """Parts of errors: the lane would begin beyond the end of a log, an action would run beside an open turn, and the file
 has another guarantee than the turns under way."""
-NO_VOID = ("is not open any more", "is claimed and its outcomes are stored")
+NO_VOID = ("is not open any more", "no file of them is lost or damaged")
 """Parts of errors of an operator's void: another process has closed the turn, or its handler has reported."""
 Stop = tuple[str, str]
 """(operation, when) at which a process stops; "" stands for any."""

@@ -82,7 +82,7 @@ def test_i7_at_most_once_a_turn_that_is_voided_beside_its_driver_is_handed_out_a
     driver = stopped(lane, lambda parts: replay_until_records(parts, no_session), operation, when)
     reported = (operation, when) == ("outcomes", AFTER)
     if reported:
-        with pytest.raises(FatalError, match="claimed and its outcomes are stored"):
+        with pytest.raises(FatalError, match="no file of them is lost or damaged"):
             void(lane)
     else:
         claimed = (operation, when) != ("claim", BEFORE)
