@@ -72,6 +72,7 @@ def test_at_most_once_runs_with_its_tables_in_an_object_store(
     _judge(lane, environment)
 
 
+@pytest.mark.timeout(900)  # 50 processes: 2 minutes of CPU
 def test_s53_of_fifty_commands_none_fails_and_each_turn_is_taken_once(lab: MakeLab, s3_server: ObjectStore) -> None:
     """Processes of their own, a few at a time. The topic is empty, so no turn needs Spark."""
     lane = lab()
