@@ -130,7 +130,7 @@ class MemoryLane:
 
     def perform(
         self, kind: TurnKind, targets: Mapping[TopicPartition, int] | None = None, *, whole: bool = False
-    ) -> CommitResult:
+    ) -> operator_actions.PerformedAction:
         """An operator action; without `targets`, or beside them where `whole`, on every partition at its floor."""
 
         def choose(newest: Settlement) -> dict[TopicPartition, int]:

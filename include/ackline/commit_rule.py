@@ -101,8 +101,7 @@ def check_commit_allowed(
     if foreign or (metadata.epoch, metadata.n) > (newest.epoch, newest.n):
         raise NewerCommit(
             f"{where}, committed by turn {metadata.n} of epoch {metadata.epoch} of ledger {metadata.ledger}; this "
-            f"ledger is {newest.ledger} at turn {newest.n} of epoch {newest.epoch}. Nothing was committed. Check that "
-            f"ACKLINE_AUDIT names the folder of that ledger, and not an older copy of it",
+            f"ledger is {newest.ledger} at turn {newest.n} of epoch {newest.epoch}. Nothing was committed",
             topic=tp.topic,
             partition=tp.partition,
             offset=committed.offset,

@@ -89,7 +89,14 @@ class RetentionPassed(FatalError):
 
 
 class GroupBusy(FatalError):
-    """The consumer group has live members, so Kafka accepts no commit from outside. The operator stops them (S37)."""
+    """The consumer group has live members, so Kafka accepts no commit from outside. The operator stops them (S37).
+
+    `members` names them.
+    """
+
+    def __init__(self, message: str, members: str = "") -> None:
+        super().__init__(message)
+        self.members = members
 
 
 class GroupMoved(FatalError):

@@ -62,7 +62,10 @@ class PartitionState:
     @property
     def floor(self) -> int:
         """The lowest offset that is not settled: what may be committed (I1)."""
-        return self.pending[0].start if self.pending else self.complete_to
+        if not self.pending:
+            return self.complete_to
+        # A turn may have thousands of partitions, and each step takes the floor of each several times.
+        return int(self.pending.starts[0]) if isinstance(self.pending, PendingRuns) else self.pending[0].start
 
     def pending_by_kind(self) -> dict[PendingKind, int]:
         """How many offsets are pending of each kind, zeros included."""

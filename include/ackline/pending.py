@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
-from typing import NamedTuple, overload
+from typing import Any, NamedTuple, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -105,6 +105,17 @@ class PendingRuns(Sequence[ValuedRange[Pending]]):
         """Returns what is pending outside of `holes`."""
         starts, ends, index = subtract_ranges((self.starts, self.ends), holes)
         return PendingRuns(starts, ends, self.codes[index], self.dues[index], self.states)
+
+    def within(self, ranges: Ranges) -> "PendingRuns":
+        """Returns what is pending inside of `ranges`."""
+        outside = self.minus(ranges)
+        return self.minus((outside.starts, outside.ends))
+
+    def due_by(self, time: datetime) -> "PendingRuns":
+        """Returns the same runs, with the retries among them due at `time` at the latest."""
+        retries = self.in_state(lambda state: state.kind is PendingKind.RETRY)
+        dues = np.where(retries, np.minimum(self.dues, microseconds(time)), self.dues)
+        return PendingRuns(self.starts, self.ends, self.codes, dues, self.states).joined()
 
     def plus(self, others: "PendingRuns") -> "PendingRuns":
         """Returns what is pending in either. Raises ValueError if an offset is in both."""
@@ -210,6 +221,13 @@ def join_attempts(starts: Int64s, ends: Int64s, attempts: Int64s) -> ValuedRange
     never = np.full(len(codes), NEVER)
     runs = PendingRuns(starts[real], ends[real], codes.astype(np.int32), never, states).joined()
     return tuple(ValuedRange(run.start, run.end, run.value.attempts) for run in runs)
+
+
+def arrays_of(runs: Iterable[ValuedRange[Any]]) -> Ranges:
+    """Returns the offsets of runs as arrays of starts and ends."""
+    every = list(runs)
+    starts, ends = (np.array([getattr(run, name) for run in every], dtype=np.int64) for name in ("start", "end"))
+    return starts, ends
 
 
 def ranges_of(runs: Iterable[ValuedRange[Pending]]) -> list[OffsetRange]:

@@ -4,6 +4,7 @@ pydantic checks the file before anything else happens. `ackline.pipeline_refusal
 """
 
 from datetime import timedelta
+from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -86,6 +87,7 @@ class Pipeline(StrictBlock):
     lost_after: Duration = timedelta(hours=1)
     start: InitialPosition = "uncommitted_earliest"
     start_timestamp: Time | None = None
+    missing_topics: Literal["fail", "wait"] = "fail"
     on_external_reset: Literal["fail", "follow", "restore"] = "fail"
     max_uncommitted: int = Field(10_000_000, ge=1)
     max_records_per_run: int = Field(5_000_000, ge=1)
@@ -135,7 +137,7 @@ class Pipeline(StrictBlock):
     def _check_schedule(cls, schedule: str | None) -> str | None:
         if schedule is None or schedule in _CRON_PRESETS:
             return schedule
-        if len(schedule.split()) != 5 or not croniter.is_valid(schedule):
+        if not _is_cron_expression(schedule):
             presets = ", ".join(_CRON_PRESETS)
             raise ValueError(f"{schedule!r} is not a cron expression; write one of five fields, or one of {presets}")
         return schedule
@@ -239,6 +241,12 @@ class Pipeline(StrictBlock):
         settings["kafka"]["properties"] = sorted(self.kafka.properties)
         settings["spark"]["conf"] = sorted(self.spark.conf)
         return settings
+
+
+@lru_cache(maxsize=1024)
+def _is_cron_expression(schedule: str) -> bool:
+    """Returns whether a schedule is a cron expression of five fields. Many files have the same schedule."""
+    return len(schedule.split()) == 5 and croniter.is_valid(schedule)
 
 
 def load(path: Path) -> Pipeline:

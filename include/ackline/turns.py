@@ -40,7 +40,9 @@ class TurnKind(StrEnum):
     GENESIS = "genesis"
     """Lets partitions join the lane, each at a start that is decided once."""
     SKIP = "skip"
-    """Settles everything below a given offset as `skipped`, pending offsets included."""
+    """Settles everything below a given offset as `skipped`, pending offsets included; or given pending offsets."""
+    RETRY = "retry"
+    """Makes given pending retries due now. It counts as no attempt."""
     RESET = "reset"
     """Begins a new epoch of the lane at given offsets, with nothing pending."""
     PAUSE = "pause"
@@ -100,7 +102,7 @@ def worst_partitions(badness: Mapping[TopicPartition, int], limit: int) -> list[
     return sorted(sorted(badness, key=lambda tp: (-badness[tp], tp))[:limit])
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, weakref_slot=True)
 class Settlement:
     """The end of a turn: the state of every partition of the lane after it."""
 
@@ -133,7 +135,8 @@ class PlannedPartition:
     """The offsets to read for the first time. Empty in a genesis, at the start of the partition, and in an operator
     action, at the offset that it moves the partition to."""
     retries: ValuedRanges[int]
-    """The due retries; the value is the number of the attempt to be made."""
+    """The due retries; the value is the number of the attempt to be made. In an operator action, the pending offsets
+    that it has chosen, each with its next attempt; empty if the action moves the partition."""
     floor: int
     """The floor that the turn starts from."""
     complete_to: int
@@ -175,7 +178,7 @@ class Plan:
     @property
     def empty(self) -> bool:
         """Whether the turn reads nothing at all; then replay starts no Spark."""
-        return all(planned.empty for planned in self.partitions.values())
+        return self.kind is not TurnKind.RUN or all(planned.empty for planned in self.partitions.values())
 
 
 class MarkerKind(StrEnum):

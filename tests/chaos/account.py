@@ -32,6 +32,10 @@ class Waiting(NamedTuple):
             return pending[:2] == self[:2] and self.due <= pending.due <= self.latest
         return pending[:3] == self[:3]
 
+    def due_by(self, time: datetime) -> "Waiting":
+        """Returns the state after an operator has made a retry due at `time` at the latest."""
+        return self._replace(due=None if self.due is None else min(self.due, time), latest=None)
+
 
 class Policy(NamedTuple):
     """How often and when records of one error class are retried. The multiplier is 2."""

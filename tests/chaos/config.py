@@ -63,6 +63,7 @@ class Config:
             "lost_after": LOST_AFTER,
             "on_external_reset": self.on_external_reset,
             "start": self.start,
+            "missing_topics": "wait",
             "max_uncommitted": self.window,
             "max_records_per_run": self.most,
             "retry": retry,

@@ -91,7 +91,7 @@ class Epoch:
             account.acknowledged[n] = account.acknowledged[n - 1]
             if committed is not None and self.is_ours(committed.metadata):
                 account.acknowledged[n], account.own_commit_found[n] = None, index
-            elif committed is not None and turn.plan.kind in plans.MOVES:
+            elif committed is not None and turn.plan.kind in plans.MOVES and not plans.is_about_pending(planned):
                 account.acknowledged[n] = committed.offset
 
     def _claim(self, n: int, turn: Turn, _: int) -> None:
@@ -220,8 +220,11 @@ class Epoch:
 
     def _take_state(self, n: int, tp: TopicPartition, account: PartitionAccount, settled: Any) -> None:
         """Takes the state of a partition from a settlement. Which offsets are pending, the checker judges."""
-        state = settled.state
+        state, plan = settled.state, self.turns[n].plan
         account.complete_to = state.complete_to
+        if plan is not None and plan.kind == "retry" and tp in plan.partitions:
+            for offset in spread(plan.partitions[tp].retries):
+                account.failures[offset] = account.pending[offset].due_by(plan.planned_at)
         account.pending = {
             offset: Waiting(pending.kind.value, pending.attempts, pending.due)
             for offset, pending in spread(state.pending).items()
@@ -233,7 +236,6 @@ class Epoch:
             account.failures[offset] = pending  # jitter is decided once
         if account.floor < max(account.claims.values(), default=0):
             broken("I3", f"settlement {n} of {tp} lowers the floor to {account.floor}, below a claim")
-        plan = self.turns[n].plan
         if plan is not None and plan.kind in plans.MOVES and tp in plan.partitions:
             target = plan.partitions[tp].fresh.end
             if account.floor < target:

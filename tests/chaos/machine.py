@@ -23,13 +23,16 @@ writes = st.tuples(st.sampled_from(WRITES), st.sampled_from([BEFORE, AFTER]))
 stops = st.one_of(
     st.sampled_from([("", ""), ("", BEFORE), ("", AFTER)]), writes, st.sampled_from([(read, READ) for read in READS])
 )
-actions = st.builds(
+moves = st.builds(
     Action,
     st.sampled_from(["pause", "resume", "resume", "skip", "reset"]),
     small,
     st.one_of(st.integers(0, 9), st.sampled_from(["earliest", "latest", "floor"])),
     st.booleans(),
 )
+of_pending = st.builds(Action, st.sampled_from(["skip", "retry"]), small, st.just("pending"), st.booleans())
+actions = st.one_of(moves, moves, moves, of_pending)
+"""Moves in both directions, and now and then an action on pending records."""
 programs = st.one_of(st.sampled_from(["run", "run", "dag", *sorted(STEPS)]), st.sampled_from(sorted(STEPS)), actions)
 wholes = st.sampled_from(["run", "run", "dag"])
 voids = st.sampled_from(["void", "void", "voidpause"])

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 UNREAD = ("no longer subscribed", "no leader", "paused")
 MOVES = ("skip", "reset")
-ACTIONS = (*MOVES, "pause", "resume")
+ACTIONS = (*MOVES, "retry", "pause", "resume")
 
 
 def check(epoch: "Epoch", n: int, plan: Any) -> None:
@@ -22,7 +22,7 @@ def check(epoch: "Epoch", n: int, plan: Any) -> None:
             broken("I11", f"plan {n} is of {tp}, which has not joined the lane")
         if account is not None and (planned.floor, planned.complete_to) != (account.floor, account.complete_to):
             broken("I4", f"plan {n} of {tp} begins at {planned.complete_to}; turn {n - 1} left {account.complete_to}")
-        if plan.kind != "run" and (planned.fresh or planned.retries):
+        if plan.kind != "run" and (planned.fresh or (planned.retries and plan.kind not in ("skip", "retry"))):
             broken("I11", f"plan {n}, {plan.kind}, reads {planned.fresh} of {tp}")
     if plan.kind == "run":
         _check_run(epoch, n, plan)
@@ -144,14 +144,22 @@ def _check_retry(
         broken("I5", f"plan {n} has attempt {attempt} at {tp} {offset} at {planned_at}, due is {waiting.due}")
 
 
+def is_about_pending(planned: Any) -> bool:
+    """Returns whether an action is about single pending offsets of a partition, and moves nothing there."""
+    return bool(planned.retries)
+
+
 def _check_action(epoch: "Epoch", n: int, plan: Any) -> None:
     for tp, planned in plan.partitions.items():
         account = epoch.partitions[tp]
+        for offset in spread(planned.retries):
+            if offset not in account.pending:
+                broken("I4", f"plan {n}, {plan.kind}, is about {tp} {offset}, which is not pending")
         log = epoch.world.log_of(planned.topic_id, tp)
         end = 0 if log is None else log.readable_end(epoch.rules.isolation)
         if plan.kind in MOVES and planned.fresh.start > max(end, account.floor):
             broken("I14", f"plan {n}, {plan.kind}, moves {tp} to {planned.fresh.start}, its log ends at {end}")
-    if plan.run_id.split("-")[0] in (*ACTIONS, "voidpause"):
+    if plan.run_id.split("-")[0] in (*ACTIONS, "voidpause", "adopt"):
         return  # an operator has asked for it
     if epoch.rules.on_external_reset != "restore" and (commits := moved(epoch, n, plan)):
         _check_follow(epoch, n, plan, commits)

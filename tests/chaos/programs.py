@@ -5,7 +5,9 @@ from dataclasses import dataclass
 
 from ackline.errors import ConfigError
 from ackline.offsets import TopicPartition
-from ackline.steps import operator_actions, operator_void, plan, replay, run, settle
+from ackline.pending import PendingKind, PendingRuns
+from ackline.steps import adopt_ledger, operator_actions, operator_void, plan, replay, run, settle
+from ackline.steps.action_plans import Targets
 from ackline.testing.memory import World
 from ackline.testing.memory_parts import MemoryParts, no_session
 from ackline.turns import Settlement, TurnKind
@@ -45,6 +47,7 @@ STEPS: dict[str, Program] = {
     "replay": lambda parts: replay.replay(parts(), no_session),
     "settle": lambda parts: settle.settle(parts()),
     "void": _void,
+    "adopt": lambda parts: adopt_ledger.adopt_ledger(parts(), "a test"),
     "voidpause": lambda parts: _void(parts, pause=True),
 }
 
@@ -53,7 +56,8 @@ STEPS: dict[str, Program] = {
 class Action:
     """An operator action on all partitions (`whole`), or on one of them.
 
-    `where` is the number of that partition. `to` is a distance from the log start, or a word of the command.
+    `where` is the number of that partition. `to` is a distance from the log start, or a word of the command; "pending"
+    stands for the pending offsets, or only the first one if not `whole`.
     """
 
     kind: str
@@ -68,12 +72,22 @@ class Action:
             parts(), kind, lambda newest: self._targets(world, newest), "a test"
         )
 
-    def _targets(self, world: World, newest: Settlement) -> dict[TopicPartition, int]:
+    def _pending(self, newest: Settlement, chosen: list[TopicPartition]) -> Targets:
+        pending = {tp: PendingRuns.of(newest.partitions[tp].state.pending) for tp in chosen}
+        if self.kind == "retry":
+            pending = {tp: runs.of_kind(PendingKind.RETRY) for tp, runs in pending.items()}
+        if not self.whole:
+            pending = {tp: runs.within((runs.starts[:1], runs.starts[:1] + 1)) for tp, runs in pending.items()}
+        return {tp: runs for tp, runs in pending.items() if len(runs)}
+
+    def _targets(self, world: World, newest: Settlement) -> Targets:
         """Returns the targets that the command would choose. A reset leaves the other partitions at their floor."""
         tps = sorted(newest.partitions)
         chosen = tps if self.whole else tps[self.where % max(len(tps), 1) :][:1]
         if not chosen:
             raise ConfigError("no such partition")
+        if self.to == "pending" or self.kind == "retry":
+            return self._pending(newest, chosen)
         floors = {tp: settled.state.floor for tp, settled in newest.partitions.items()}
         targets = {tp: self._target(world, tp, floors[tp]) for tp in chosen}
         return floors | targets if self.kind == "reset" else targets

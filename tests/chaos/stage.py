@@ -35,6 +35,8 @@ from tests.unit.strategies import NOON
 MOVE_IT, IS_OPEN, CHANGED = "Move the group", "is open: let it end", "guarantee was changed"
 """Parts of errors: the lane would begin beyond the end of a log, an action would run beside an open turn, and the file
 has another guarantee than the turns under way."""
+NO_ADOPTION = "is taken: the lane has moved since"
+"""A part of the error of an adoption whose turn another process has taken."""
 NO_VOID = ("is not open any more", "no file of them is lost or damaged")
 """Parts of errors of an operator's void: another process has closed the turn, or its handler has reported."""
 Stop = tuple[str, str]
@@ -147,7 +149,11 @@ class Stage(RuleBasedStateMachine):
             return
         message = str(error)
         refused = type(error) is FatalError and not (
-            self.recreated or "can't be used" in message or MOVE_IT in message or IS_OPEN in message
+            self.recreated
+            or "can't be used" in message
+            or MOVE_IT in message
+            or IS_OPEN in message
+            or NO_ADOPTION in message
         )
         refused = refused and not (is_operator_void(actor.name) and any(part in message for part in NO_VOID))
         against_settings = (
@@ -207,6 +213,8 @@ class Stage(RuleBasedStateMachine):
         error, policy = actor.error, self.config.on_external_reset
         delete_commit = isinstance(error, NewerCommit) or MOVE_IT in str(error)
         delete_commit |= isinstance(error, GroupMoved) and policy == "fail"
+        if isinstance(error, NewerCommit) and self.adopts():
+            return
         if delete_commit and isinstance(error, AcklineError) and error.topic and error.partition is not None:
             del self.world.committed[GROUP, TopicPartition(error.topic, error.partition)]
         elif isinstance(error, TopicChanged) and self.recreated:
@@ -222,6 +230,14 @@ class Stage(RuleBasedStateMachine):
             or (isinstance(error, GroupMoved) and policy == "follow")
         ):
             broken("I12", f"after the faults stopped, {actor.name} ended with {type(error).__name__}: {error}")
+
+    def adopts(self) -> bool:
+        """Adopts the ledger, as the error of a run advises; returns False if that is refused while a turn is open."""
+        actor = self.spawn("adopt")
+        actor.advance(None)
+        self.oracle.check()
+        self.check_error(actor)
+        return actor.error is None
 
     def floors(self) -> dict[TopicPartition, Any]:
         """Returns the floor of each partition; None if it has not joined the lane."""

@@ -96,7 +96,7 @@ def test_s42_a_log_that_was_cut_and_grew_beyond_what_was_read_stops_the_run(brok
     assert lane.new_offsets() == list(range(10))
     assert lane.committed() == 10
 
-    where = ["--topic", lane.topic, "--partition", "0", "--to", "5"]
+    where = ["--topic", lane.topic, "--partition", "0", "--to", "5", "--reason", "truncated", "--yes"]
     done = lane.ackline_process("reset", lane.name, *where, "--now", lane.now.isoformat())
     assert done.returncode == 0, done.stderr
     lane.run()

@@ -131,6 +131,14 @@ class WorldChanges(Stage):
         if mended:
             self.group_is_mended()
 
+    @rule(where=small, newer=st.booleans(), runs=st.integers(0, 1))
+    def another_ledger_is_adopted(self, where: int, newer: bool, runs: int) -> None:
+        """Lets another ledger commit, or a copy of this one that is ahead, and an operator adopt this ledger."""
+        self.oracle.disturbed()
+        self.another_commits(self.tp(where), newer)
+        for program in ["run"] * runs + ["adopt"]:
+            self.advance(self.spawn(program), None)
+
     def another_commits(self, tp: TopicPartition, newer: bool) -> None:
         """Commits for this pipeline by another ledger, or by a copy of this one that is ahead of it."""
         ledger, account = self.world.tables.ids.get("settlements"), self.oracle.partitions.get(tp)

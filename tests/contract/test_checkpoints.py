@@ -13,9 +13,10 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 
+from ackline.audit.creation import LOG_RETENTION
 from ackline.audit.data_files import delta_stats
 from ackline.audit.store import LedgerStore
-from ackline.audit.table import CHECKPOINT_EVERY, LOG_RETENTION, AuditTable
+from ackline.audit.table import CHECKPOINT_EVERY, AuditTable
 from ackline.errors import FatalError
 from tests.contract.lane_rows import settlement
 

@@ -21,10 +21,11 @@ from typer.testing import CliRunner
 from ackline.audit import maintenance
 from ackline.audit.data_files import DataFile
 from ackline.audit.maintenance import RETENTION, maintain, open_turns
+from ackline.audit.pruned_read import Where
 from ackline.audit.queries import AuditFilter, audit_rows
 from ackline.audit.schemas import TABLES
 from ackline.audit.store import LedgerStore
-from ackline.audit.table import AuditTable, Where
+from ackline.audit.table import AuditTable
 from ackline.cli.app import app
 from ackline.errors import ConfigError, FatalError
 from ackline.offsets import TopicPartition

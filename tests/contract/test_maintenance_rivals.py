@@ -75,9 +75,10 @@ def test_without_a_lock_an_append_goes_through_beside_a_compaction(root: str, st
     begin_lane(store)
     table = WithoutLock(store.folder, "outcomes")
     WithoutLock.rivals.append(lambda: DeltaTable(table.uri).optimize.compact())
-    assert table.append([written(store, turn(4), [(0, 1, "acked")])], "app", 1)
+    application = "ackline/orders/live/0/outcomes"
+    assert table.append([written(store, turn(4), [(0, 1, "acked")])], application, 4)
     assert len(files(table)) == 2
-    assert table.version_of("app") == 1
+    assert table.version_of(application) == 4
     assert store.outcomes_of(turn(4)).counts == {TP: {"acked": 1}}
 
 

@@ -12,7 +12,8 @@ import pytest
 from deltalake import DeltaTable
 from deltalake.transaction import AddAction
 
-from ackline.audit import table as audit_table
+from ackline.audit import commit_notes
+from ackline.audit.log_state import LogState
 from ackline.audit.maintenance import maintain
 from ackline.audit.rows import plan_date
 from ackline.audit.store import LedgerStore
@@ -132,7 +133,7 @@ def test_a_log_that_can_not_be_read_is_a_clear_error(store: LedgerStore) -> None
     for entry in Path(store.settlements.uri, "_delta_log").glob("*.json"):
         entry.write_text("{rubbish")
     with pytest.raises(FatalError, match=r"the table settlements at .* can't be used"):
-        store.newest()
+        LedgerStore(store.root, "orders", "live").newest()
 
 
 def test_fences_and_states_survive_checkpoints(store: LedgerStore) -> None:
@@ -196,12 +197,12 @@ def test_partitions_that_share_files_are_counted_each_for_itself_also_after_a_co
 class CompactedBetween(AuditTable):
     """A table that is compacted after each read."""
 
-    def open(self) -> DeltaTable | None:
+    def state(self) -> LogState | None:
         """Returns the newest version, which the compaction then replaces."""
-        table = super().open()
-        if table is not None:
+        state = super().state()
+        if state is not None:
             DeltaTable(self.uri).optimize.compact()
-        return table
+        return state
 
 
 def test_fault_33_compaction_while_outcomes_are_read_counts_nothing_twice(root: str, store: LedgerStore) -> None:
@@ -268,7 +269,7 @@ def test_a_report_too_far_behind_or_expired_from_the_log_is_none_and_no_error(
     for n in (1, 2, 3):
         store.store_outcomes(turn(n), [], TurnReport({TP: {"acked": n}}))
     with monkeypatch.context() as patched:
-        patched.setattr(audit_table, "_HISTORY_LIMITS", (1, 2))
+        patched.setattr(commit_notes, "_SEARCHED_ENTRIES", 2)
         assert store.report_of(turn(1)) is None
         assert store.report_of(turn(2)) is not None
     log = Path(store.outcomes.uri) / "_delta_log"

@@ -123,6 +123,7 @@ def test_a_missing_dead_letter_topic_is_refused_before_anything_is_planned(lane:
 TOS = ["-1", "11", "1", "99999999999999999999", "9" * 5000, "1.5", "", "abc", "0x1", "+1", "٣", "Latest"]
 OFFSETS = ["5:1", "-3:4", "a:b", "1:2:3", ":", "", "1.5", "1_0:20", "٣", "9223372036854775808", "0:9223372036854775808",
            "9" * 5000]  # fmt: skip
+SURE = ("--reason", "a test", "--yes")
 USAGE = [
     ["--partition", "-1"], ["--partition", "99999999999"], ["--turn", "-1"], ["--turn", "9" * 30], ["--limit", "-1"],
     ["--limit", "9" * 30], ["--outcome", "eaten"], ["--topic", "o'rders"], ["--topic", "a/b"],
@@ -136,19 +137,19 @@ def test_targets_that_are_negative_or_outside_the_log_and_partitions_that_do_not
         return [lane.table(name) for name in ("plans", "outcomes", "settlements")]
 
     for command in ("skip", "reset"):
-        assert "has not run yet" in refusal(lane, 2, command, lane.name, "--to", "0")
+        assert "has not run yet" in refusal(lane, 2, command, lane.name, "--to", "0", *SURE)
     lane.run()
     lane.produce(*({} for _ in range(10)))
     lane.expire(5)
     before = stored()
     for command in ("skip", "reset"):
         for to in TOS:
-            error = refusal(lane, 2, command, lane.name, "--to", to)
+            error = refusal(lane, 2, command, lane.name, "--to", to, *SURE)
             assert f"--to {to}" in error or f"{lane.topic}[0]: offset {to} is outside the log [5, 10)" in error
         for partition in (["--topic", "nowhere"], ["--partition", "7"]):
-            error = refusal(lane, 2, command, lane.name, "--to", "6", *partition)
+            error = refusal(lane, 2, command, lane.name, "--to", "6", *partition, *SURE)
             assert f"no partition with {' '.join(partition)}" in error
-        refusal(lane, 2, command, lane.name)
+        refusal(lane, 2, command, lane.name, *SURE)
     assert stored() == before
     assert lane.committed() == 0
 
@@ -177,11 +178,15 @@ def test_a_partition_of_the_file_that_its_topic_does_not_have_is_named(lane: Lab
     lane.broker.create_topic(lane.dead_letter_topic)
     kafka = {key: value for key, value in lane.settings["kafka"].items() if key != "topics"}
     lane.configure(kafka={**kafka, "partitions": {lane.topic: [0, 7]}})
-    shown = lane.ackline("plan", lane.name).stdout
-    assert f"The partition {lane.topic}[7] does not exist (yet)." in shown.replace("\n", "")
+    for command in ("plan", "run"):
+        assert f"{lane.topic}[7]: no such topic or partition at" in refusal(lane, 2, command, lane.name)
     done = lane.ackline("doctor", lane.name)
     assert done.returncode == 1
     assert "partition 7 of the file is missing" in done.stdout
+    lane.configure(missing_topics="wait")
+    shown = lane.ackline("plan", lane.name).stdout
+    assert f"The partition {lane.topic}[7] does not exist (yet)." in shown.replace("\n", "")
+    assert lane.ackline("doctor", lane.name).returncode == 0
 
 
 # ---- tables ---------------------------------------------------------------------------------------------------------

@@ -94,7 +94,7 @@ def test_s42_a_topic_that_is_deleted_and_created_again_stops_the_run_until_a_res
     with pytest.raises(TopicChanged, match="created again"):
         lane.run()
     assert (lane.new_offsets(), lane.committed()) == ([0, 1, 2], committed)
-    done = lane.ackline(*advice.split()[1:], "--now", lane.now.isoformat())
+    done = lane.ackline(*advice.split()[1:], "--reason", "new", "--yes", "--now", lane.now.isoformat())
     assert done.returncode == 0, done.stderr
     lane.run()
     assert lane.new_offsets() == [0, 1, 2, 3, 4]

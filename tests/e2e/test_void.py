@@ -43,7 +43,7 @@ def test_i2_a_turn_whose_handler_kills_the_driver_is_voided_and_planned_again(la
     lane = lab(handler=KILLER)
     lane.produce_records(4, {2: {"kill": True}})
     run_killed(lane)
-    refused = lane.ackline("skip", lane.name, "--to", "3")
+    refused = lane.ackline("skip", lane.name, "--to", "3", "--reason", "a test", "--yes")
     assert refused.returncode == 1
     assert f"`ackline void {lane.name} --reason …`" in refused.stderr
 
@@ -57,7 +57,7 @@ def test_i2_a_turn_whose_handler_kills_the_driver_is_voided_and_planned_again(la
     lane.configure(handler=HEALTHY)
     lane.new_calls()
     assert lane.ackline_json("run", lane.name)["records"] == 0
-    assert lane.ackline("resume", lane.name).returncode == 0
+    assert lane.ackline("resume", lane.name, "--yes").returncode == 0
     assert lane.ackline_json("run", lane.name)["outcomes"] == {"acked": 4}
     assert lane.rows() == all_of("acked", range(4))
     lane.judge(settled=True)

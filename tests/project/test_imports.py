@@ -45,6 +45,7 @@ MAY_IMPORT: dict[str, dict[str, str]] = {
         "steps": "",
         "local": "",
         "audit": "queries read the tables, and call no step",
+        "kafka.config": "`ackline doctor` names the brokers",
         "kafka.registry": "`ackline doctor` checks the schema registry",
         "spark.jars": "`ackline doctor` checks the JARs",
         "spark.session": "the command opens the session and gives it to the steps",

@@ -5,9 +5,10 @@ client: the tasks import what they need when they run.
 """
 
 import contextlib
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from functools import lru_cache
 from pathlib import Path
 
 from airflow.sdk import DAG, Asset, CronDataIntervalTimetable, get_parsing_context
@@ -37,20 +38,24 @@ class FolderDags:
     broken: Mapping[Path, str]
 
 
-def make_dags(folder: Path, file: str) -> FolderDags:
+def make_dags(
+    folder: Path, file: str, prefix: str = DAG_PREFIX, make: Callable[[Pipeline, str], DAG] | None = None
+) -> FolderDags:
     """Returns a DAG for each pipeline file of `folder`, for the DAG file `file`. Never raises.
+
+    `make` returns the DAG of a pipeline, `replay_dag` by default; its id is the pipeline's name after `prefix`.
 
     If a DAG file raises after it made DAGs, Airflow drops all of them. So this function only collects the errors of
     broken pipeline files, and a second DAG file, which makes no DAGs, raises them. A task that parses the DAG file
     again gets its own DAG alone, from its own pipeline file: another file can't stop it or make it slow.
     """
     own = get_parsing_context().dag_id
-    name = own.removeprefix(DAG_PREFIX) if own is not None and own.startswith(DAG_PREFIX) else None
+    name = own.removeprefix(prefix) if own is not None and own.startswith(prefix) else None
     pipelines, broken = _load(folder, name)
     dags = {}
     for pipeline in pipelines:
         with _collected(broken, folder, pipeline):
-            dags[f"{DAG_PREFIX}{pipeline.name}"] = replay_dag(pipeline, file)
+            dags[f"{prefix}{pipeline.name}"] = (make or replay_dag)(pipeline, file)
     return FolderDags(dags, broken)
 
 
@@ -116,7 +121,10 @@ def audit_asset(pipeline: str) -> Asset:
     )
 
 
+@lru_cache(maxsize=1024)
 def _timetable(schedule: str | None) -> CronDataIntervalTimetable | None:
+    """Returns the timetable of a schedule. It has no state, so the DAGs of pipelines with the same schedule share it:
+    to check a cron expression is a tenth of the cost of a DAG."""
     if schedule is None:
         return None
     timetable = CronDataIntervalTimetable(schedule, timezone="UTC")

@@ -1,7 +1,7 @@
 """The operators of the three steps. plan and settle run in the Airflow task, replay in a Spark driver of its own.
 
-A step imports what it needs (Spark, Delta, the Kafka client) when it runs, not when its DAG is parsed. No operator
-reads the `conf` of a DAG run: a user who may trigger a DAG decides when it runs, not what it does.
+A step imports what it needs (Spark, Delta, the Kafka client) when it runs, not when its DAG is parsed. None of
+them reads the `conf` of a DAG run: a user who may trigger `replay__NAME` decides when it runs, not what it does.
 """
 
 import json
@@ -25,6 +25,7 @@ from ackline.paths import handlers_folder, make_handlers_importable, project_roo
 from ackline.pipeline import Pipeline
 from ackline.process_identity import ProcessIdentity
 from ackline.spark_master import MASTER, check_master, is_local
+from ackline.turns import LIVE
 
 if TYPE_CHECKING:
     from ackline.steps.parts import Parts
@@ -47,7 +48,7 @@ def airflow_errors() -> Iterator[None]:
 
 
 @contextmanager
-def opened(pipeline: Pipeline, context: Context) -> Iterator["Parts"]:
+def opened(pipeline: Pipeline, context: Context, actor: str = ACTOR, lane: str = LIVE) -> Iterator["Parts"]:
     """Opens a pipeline for one task. Its turns carry the run id of the DAG run."""
     from ackline.airflow.audit_connection import use_audit_connection
     from ackline.airflow.connection import kafka_connection
@@ -55,7 +56,7 @@ def opened(pipeline: Pipeline, context: Context) -> Iterator["Parts"]:
 
     use_audit_connection()
     make_handlers_importable()  # a listener, a retry class or a partition filter may live there
-    with open_parts(pipeline, kafka_connection(pipeline), run_id=context["run_id"], actor=ACTOR) as parts:
+    with open_parts(pipeline, kafka_connection(pipeline), run_id=context["run_id"], actor=actor, lane=lane) as parts:
         yield parts
 
 

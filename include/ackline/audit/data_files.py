@@ -10,6 +10,7 @@ import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime, timedelta
+from functools import reduce
 from typing import Any
 from urllib.parse import quote
 
@@ -93,15 +94,20 @@ def write_rows(storage: Storage, rows: pa.Table, partition_by: Sequence[str]) ->
     """Writes rows to one durable file a table partition. Returns each file with the values of its partition."""
     written = []
     for values in rows.select(list(partition_by)).group_by(list(partition_by)).aggregate([]).to_pylist():
-        chosen = rows
-        for name, value in values.items():
-            chosen = chosen.filter(pc.equal(chosen[name], pa.scalar(value, chosen[name].type)))
+        chosen = _having(rows, values).drop_columns(list(partition_by))
         partition = {name: partition_value(value) for name, value in values.items()}
-        chosen = chosen.drop_columns(list(partition_by))
         writer = DataFileWriter(storage, f"{partition_folder(partition)}/{uuid.uuid4()}.parquet", chosen.schema)
         writer.write(chosen)
         written.append((writer.finish(), partition))
     return written
+
+
+def _having(rows: pa.Table, values: Mapping[str, Any]) -> pa.Table:
+    """Returns the rows with these values. If all have them, which is usual, they are not copied: a settlement may have
+    millions of pending ranges."""
+    wanted = [pc.equal(rows[name], pa.scalar(value, rows[name].type)) for name, value in values.items()]
+    chosen = reduce(pc.and_, wanted)
+    return rows if pc.all(chosen).as_py() else rows.filter(chosen)
 
 
 def partition_value(value: str | date) -> str:

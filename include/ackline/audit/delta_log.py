@@ -5,6 +5,7 @@ entry may be empty or cut short. delta-rs reads an empty one as a commit of noth
 commit without its transaction id. Either would lose a turn, so Ackline checks each entry before it reads the table.
 """
 
+import contextlib
 import json
 import re
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
@@ -24,6 +26,8 @@ and takes the newest checkpoint that it meets; it refuses the table if it meets 
 ACTIONS = "ackline.actions"
 """The key of a commit's metadata for the number of its other actions: an entry that was cut after a line has less."""
 _NAME = re.compile(r"(\d{20})(\.json|\.checkpoint\.parquet)")
+_KEPT_ENTRIES, _KEPT_ACTIONS = 128, 1_000
+"""How many entries a handle keeps parsed, and with how many actions each: a compaction may have 100,000."""
 
 
 class TornEntryError(Exception):
@@ -62,6 +66,8 @@ class DeltaLog:
         self.storage = storage
         self._secured = -1
         """All entries up to this version are whole and on the disk."""
+        self._entries: dict[int, list[dict[str, Any]]] = {}
+        """The newest entries that were read. An entry never changes once it is whole."""
 
     def files(self) -> LogFiles:
         """Returns the entries and checkpoints; none if there is no log."""
@@ -81,9 +87,20 @@ class DeltaLog:
                 return False
         return True
 
+    def checkpointed_rows(self) -> int:
+        """Returns the rows of the newest checkpoint, about one for each file; 0 if there is none or it is damaged."""
+        for checkpoint in self.files().checkpoints[-1:]:
+            with (
+                contextlib.suppress(pa.ArrowException, OSError),
+                self.storage.filesystem.open_input_file(checkpoint.path) as file,
+            ):
+                return int(pq.read_metadata(file).num_rows)
+        return 0
+
     def forget(self) -> None:
         """Has the next call of `secure` check all entries that the newest checkpoint does not cover."""
         self._secured = self.files().newest_checkpoint
+        self._entries.clear()
 
     def secure(self, version: int = -1) -> None:
         """Checks each entry up to `version` or later that this handle has not checked, and syncs the newest one.
@@ -106,15 +123,36 @@ class DeltaLog:
 
     def _checked_from(self, version: int) -> int:
         """Checks the entries after a version, and returns the version of the last one."""
-        while (entry := self._entry(version + 1)).exists():
-            if not is_whole(entry):
-                raise TornEntryError(entry, is_last=not self._entry(version + 2).exists())
+        while self.entry(version + 1) is not None:
             version += 1
         return version
 
+    def entry(self, version: int) -> list[dict[str, Any]] | None:
+        """Returns the actions of an entry, or None if it does not exist. Raises TornEntryError if it is not whole."""
+        if version not in self._entries:
+            content = self._content(version)
+            if content is None:
+                return None
+            actions = whole_actions(content)
+            if actions is None:
+                folder = self.storage.folder or Path(self.storage.uri)
+                raise TornEntryError(folder / _path(version), is_last=self._content(version + 1) is None)
+            if len(actions) > _KEPT_ACTIONS:
+                return actions
+            self._entries[version] = actions
+            self._entries.pop(version - _KEPT_ENTRIES, None)
+        return self._entries[version]
+
+    def _content(self, version: int) -> bytes | None:
+        try:
+            with self.storage.filesystem.open_input_file(_path(version)) as file:
+                return bytes(file.read())
+        except FileNotFoundError:
+            return None
+
     def _entry(self, version: int) -> Path:
         assert self.storage.folder is not None
-        return self.storage.folder / LOG / f"{version:020}.json"
+        return self.storage.folder / _path(version)
 
     def transactions(self, version: int) -> dict[str, int]:
         """Returns the transaction ids as of a version: the last number of each application.
@@ -136,9 +174,8 @@ class DeltaLog:
 
     def _checkpointed_transactions(self, path: str) -> Iterator[tuple[str, int]]:
         with self.storage.filesystem.open_input_file(path) as file:
-            for transaction in pq.read_table(file, columns=["txn"])["txn"].to_pylist():
-                if transaction is not None:
-                    yield transaction["appId"], transaction["version"]
+            for transaction in pc.drop_null(pq.read_table(file, columns=["txn"])["txn"]).to_pylist():
+                yield transaction["appId"], transaction["version"]
 
 
 def _transactions_of(entry: bytes) -> Iterator[tuple[str, int]]:
@@ -152,13 +189,23 @@ def _actions_of(entry: bytes) -> list[dict[str, Any]]:
 
 
 def is_whole(entry: Path) -> bool:
-    """Returns whether a log entry is as its writer wrote it.
+    """Returns whether a log entry is as its writer wrote it."""
+    return whole_actions(entry.read_bytes()) is not None
+
+
+def whole_actions(content: bytes) -> list[dict[str, Any]] | None:
+    """Returns the actions of a log entry, or None if it is not as its writer wrote it.
 
     An entry of Ackline states the number of its actions. The entry of another writer is whole if each of its lines is.
     """
     try:
-        actions = _actions_of(entry.read_bytes())
+        actions = _actions_of(content)
         counts = [int(action["commitInfo"][ACTIONS]) for action in actions if ACTIONS in action.get("commitInfo", ())]
     except (ValueError, TypeError, AttributeError):
-        return False
-    return bool(actions) and all(actions) and all(count == len(actions) - 1 for count in counts)
+        return None
+    whole = bool(actions) and all(actions) and all(count == len(actions) - 1 for count in counts)
+    return actions if whole else None
+
+
+def _path(version: int) -> str:
+    return f"{LOG}/{version:020}.json"

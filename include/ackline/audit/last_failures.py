@@ -6,10 +6,11 @@ from datetime import UTC, datetime
 
 import pyarrow as pa
 import pyarrow.dataset as ds
-from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
-from ackline.audit.table import AuditTable, Where, as_expression
+from ackline.audit.pruned_read import Where, as_expression
+from ackline.audit.table import AuditTable
+from ackline.audit.turn_files import TurnFiles
 from ackline.offsets import TopicPartition
 from ackline.outcome import Outcome
 from ackline.turns import TurnId
@@ -30,32 +31,31 @@ class LastFailure:
 Failures = dict[tuple[TopicPartition, int], LastFailure]
 
 
-def read_last_failures(outcomes: AuditTable, turn: TurnId, attempts: Attempts) -> Failures:
+def read_last_failures(outcomes: AuditTable, files: TurnFiles, turn: TurnId, attempts: Attempts) -> Failures:
     """Returns the failures of the given attempts by partition and offset, without those whose rows are gone.
 
-    Most were made in `turn`, and only its files are opened. An attempt of an earlier turn, whose dead letter was not
+    Most were made in `turn`, and only its `files` are opened. An attempt of an earlier turn, whose dead letter was not
     acknowledged then, is found by its offset: statistics rule most other files out. Raises FatalError if the table
     can't be read.
     """
-    table = outcomes.open()
-    if table is None or not attempts:
+    if not attempts:
         return {}
     failed: Where = {"epoch": turn.epoch, "outcome": Outcome.FAILED.value}
     try:
-        failures = _failures_in(outcomes, table, {**failed, "turn": turn.n}, attempts)
+        failures = _failures_in(files.dataset, {**failed, "turn": turn.n}, attempts)
         earlier = {
             tp: {offset: attempt for offset, attempt in by_offset.items() if (tp, offset) not in failures}
             for tp, by_offset in attempts.items()
         }
-        if any(earlier.values()):
-            failures |= _failures_in(outcomes, table, failed, earlier)
+        if any(earlier.values()) and (table := outcomes.open()) is not None:
+            failures |= _failures_in(outcomes.dataset(table, failed), failed, earlier)
     except (DeltaError, OSError, pa.ArrowException) as error:
         raise outcomes.error(error) from error
     return failures
 
 
-def _failures_in(outcomes: AuditTable, table: DeltaTable, where: Where, attempts: Attempts) -> Failures:
-    """Returns the failures among the rows that match `where`."""
+def _failures_in(dataset: ds.Dataset, where: Where, attempts: Attempts) -> Failures:
+    """Returns the failures among the rows of a dataset that match `where`."""
     offsets = sorted({offset for by_offset in attempts.values() for offset in by_offset})
     topics = sorted({tp.topic for tp, by_offset in attempts.items() if by_offset})
     column = ds.field("offset")
@@ -64,7 +64,7 @@ def _failures_in(outcomes: AuditTable, table: DeltaTable, where: Where, attempts
     wanted = as_expression(where) & ds.field("topic").isin(topics) & in_bounds
     newest: dict[tuple[TopicPartition, int], int] = {}
     failures: Failures = {}
-    for batch in outcomes.dataset(table, where).to_batches(columns=_COLUMNS, filter=wanted):
+    for batch in dataset.to_batches(columns=_COLUMNS, filter=wanted):
         for topic, partition, offset, attempt, n, message, handled_at in zip(*batch.to_pydict().values(), strict=True):
             tp = TopicPartition(topic, partition)
             # A void turn may have made the same attempt before. Its rows do not count; those of the later turn do.

@@ -17,7 +17,8 @@ from deltalake import DeltaTable, Transaction
 from deltalake.exceptions import DeltaError
 from deltalake.transaction import RemoveAction
 
-from ackline.audit.table import REWRITE, AuditTable, retry_beside_rivals
+from ackline.audit.fenced_append import REWRITE, retry_beside_rivals
+from ackline.audit.table import AuditTable
 from ackline.scrub import scrub_address
 from ackline.turns import TurnKind
 

@@ -24,10 +24,11 @@ from deltalake.exceptions import CommitFailedError, DeltaError
 from deltalake.transaction import AddAction, RemoveAction
 
 from ackline.audit.data_files import DataFile, DataFileWriter, partition_folder
+from ackline.audit.fenced_append import REWRITE
 from ackline.audit.layout import LaneFolder, all_lanes
 from ackline.audit.lost_files import drop_lost_files, void_turns
 from ackline.audit.schemas import TABLES
-from ackline.audit.table import REWRITE, AuditTable
+from ackline.audit.table import AuditTable
 from ackline.errors import ConfigError, FatalError, TransientError
 
 RETENTION = timedelta(days=7)

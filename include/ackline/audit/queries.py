@@ -13,9 +13,9 @@ import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
 from ackline.audit.layout import lanes_of
+from ackline.audit.pruned_read import Where
 from ackline.audit.scan import DECISION, LaneScanner, Scan, comes_after, first_rows
 from ackline.audit.schemas import OUTCOMES
-from ackline.audit.table import Where
 from ackline.offsets import OffsetRange
 
 

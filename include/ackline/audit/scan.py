@@ -13,7 +13,8 @@ import pyarrow.compute as pc
 import pyarrow.dataset as ds
 from deltalake.exceptions import DeltaError
 
-from ackline.audit.table import AuditTable, Where
+from ackline.audit.pruned_read import Where
+from ackline.audit.table import AuditTable
 from ackline.offsets import OffsetRange
 from ackline.turns import TurnKind
 

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
+from weakref import ReferenceType, ref
 
 import pyarrow as pa
 from deltalake.exceptions import DeltaError
@@ -20,6 +21,7 @@ from ackline.audit.last_failures import Attempts, Failures, read_last_failures
 from ackline.audit.layout import check_layout
 from ackline.audit.lost_files import drop_lost_files, files_of, lost_files, removals
 from ackline.audit.object_store import options_of
+from ackline.audit.pruned_read import Where
 from ackline.audit.rows import (
     decision_rows,
     marker_from_rows,
@@ -31,7 +33,8 @@ from ackline.audit.rows import (
     settlement_rows,
     without_markers,
 )
-from ackline.audit.table import AuditTable, Where
+from ackline.audit.table import AuditTable
+from ackline.audit.turn_files import TurnFiles
 from ackline.audit.turn_outcomes import TurnOutcomes, count_first_attempts, read_turn_outcomes
 from ackline.errors import LedgerError
 from ackline.ledger import OutcomeRow, PartitionState
@@ -57,6 +60,8 @@ class LedgerStore:
         self.plans = AuditTable(self.folder, "plans")
         self.outcomes = AuditTable(self.folder, "outcomes")
         self.settlements = AuditTable(self.folder, "settlements")
+        self._last: ReferenceType[Settlement] | None = None
+        """The settlement that was read or stored last, as long as any step holds it."""
 
     def ledger_id(self) -> str:
         """Returns the id of the ledger, by which commit metadata names it; "" as long as there is no ledger."""
@@ -103,11 +108,22 @@ class LedgerStore:
         check_layout(self.root)
 
     def settlement(self, turn: TurnId) -> Settlement:
-        """Returns a stored settlement. Raises LedgerError if it is not stored."""
-        rows = self.settlements.read(self._where(turn))
+        """Returns a stored settlement. Raises LedgerError if it is not stored.
+
+        A stored settlement never changes. So one that a step of this process still holds is not read again: it may have
+        millions of pending ranges.
+        """
+        last = self._last() if self._last else None
+        if last is not None and last.turn == turn:
+            return last
+        rows = self.settlements.read_turn(self._where(turn), self._application(turn.epoch, "settlement"), turn.n)
         if not rows.num_rows and turn.n == 0:  # the first run found no topic: the lane has begun without a partition
             return Settlement(turn, TurnKind.GENESIS, "", datetime.min.replace(tzinfo=UTC), {})
-        return settlement_from_rows(self._check_has_rows(rows, self.settlements, turn, "settlement"))
+        return self._remember(settlement_from_rows(self._check_has_rows(rows, self.settlements, turn, "settlement")))
+
+    def _remember(self, settlement: Settlement) -> Settlement:
+        self._last = ref(settlement)
+        return settlement
 
     def store_settlement(
         self, settlement: Settlement, plan: Plan | None = None, subscription: Mapping[str, Any] | None = None
@@ -120,7 +136,10 @@ class LedgerStore:
         day = plan_date(plan.planned_at if plan else settlement.settled_at)
         application = self._application(settlement.turn.epoch, "settlement")
         note = json.dumps(subscription) if subscription is not None else None
-        return self.settlements.append(settlement_rows(settlement, day), application, settlement.turn.n, note)
+        stored = self.settlements.append(settlement_rows(settlement, day), application, settlement.turn.n, note)
+        if stored and settlement.partitions:
+            self._remember(settlement)
+        return stored
 
     def is_settled(self, turn: TurnId) -> bool:
         """Returns whether settlement n is stored, void ones included."""
@@ -160,7 +179,7 @@ class LedgerStore:
 
     def plan(self, turn: TurnId) -> Plan:
         """Returns a stored plan. Raises LedgerError if it is not stored."""
-        rows = without_markers(self.plans.read(self._where(turn)))
+        rows = without_markers(self._plan_rows(self._where(turn), turn))
         return plan_from_rows(self._check_has_rows(rows, self.plans, turn, "plan"))
 
     def store_plan(self, plan: Plan) -> bool:
@@ -239,7 +258,11 @@ class LedgerStore:
         return self.plans.append(marker_rows(plan, marker), application, n, more=more)
 
     def _marker(self, turn: TurnId, kind: MarkerKind) -> Marker | None:
-        return marker_from_rows(self.plans.read({**self._where(turn), "kind": kind.value}))
+        return marker_from_rows(self._plan_rows({**self._where(turn), "kind": kind.value}, turn))
+
+    def _plan_rows(self, where: Where, turn: TurnId) -> pa.Table:
+        # Markers of a turn are stored after its plan.
+        return self.plans.read_turn(where, self._application(turn.epoch, "plan"), turn.n)
 
     def store_lost(
         self,
@@ -345,15 +368,20 @@ class LedgerStore:
 
     def outcomes_of(self, turn: TurnId) -> TurnOutcomes:
         """Returns outcomes and decisions of a turn, at the cost of those that did not succeed at once."""
-        return read_turn_outcomes(self.outcomes, turn, self._where(turn))
+        return read_turn_outcomes(self.outcomes, self._outcome_files(turn), self._where(turn))
 
     def last_failures(self, turn: TurnId, attempts: Attempts) -> Failures:
         """Returns why and when the given attempts failed, as far as their rows are there; `turn` has most of them."""
-        return read_last_failures(self.outcomes, turn, attempts)
+        return read_last_failures(self.outcomes, self._outcome_files(turn), turn, attempts)
 
     def first_attempts_of(self, turn: TurnId) -> Counter[str]:
         """Returns how many first attempts of a turn had which outcome, by statistics as far as possible."""
-        return count_first_attempts(self.outcomes, turn, self._where(turn))
+        return count_first_attempts(self.outcomes, self._outcome_files(turn), self._where(turn))
+
+    def _outcome_files(self, turn: TurnId) -> TurnFiles:
+        # Decisions of a run are stored after its outcomes. An action has decisions only.
+        applications = [self._application(turn.epoch, kind) for kind in ("outcomes", "decisions")]
+        return self.outcomes.turn_files(self._where(turn), applications, turn.n)
 
     def _check_has_rows(self, rows: pa.Table, table: AuditTable, turn: TurnId, what: str) -> pa.Table:
         if not rows.num_rows:

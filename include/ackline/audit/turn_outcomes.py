@@ -1,7 +1,7 @@
 """The outcomes of one turn, as settle needs them: rows of what did not succeed at once, and counts of everything."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,15 +10,14 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
-from deltalake import DeltaTable
-from deltalake.exceptions import DeltaError
 
 from ackline.audit.lost_files import without_their_size
-from ackline.audit.table import AuditTable, Where, as_expression
+from ackline.audit.pruned_read import Where, as_expression
+from ackline.audit.table import AuditTable
+from ackline.audit.turn_files import TurnFile, TurnFiles, file_name
 from ackline.offsets import TopicPartition
 from ackline.outcome import Outcome
 from ackline.outcome_rows import OutcomeColumns, OutcomeRow
-from ackline.turns import TurnId
 
 _COLUMNS = ["topic", "partition", "offset", "end_offset", "attempt", "outcome", "error_class", "handled_at"]
 _GROUP = ["topic", "partition", "outcome"]
@@ -39,56 +38,61 @@ class TurnOutcomes:
     """False if the pipeline stores no row of what succeeded and the Delta log has expired the counts."""
 
 
-def read_turn_outcomes(outcomes: AuditTable, turn: TurnId, where: Where) -> TurnOutcomes:
-    """Returns outcomes and decisions of a turn, whose rows are those that match `where`.
+def read_turn_outcomes(outcomes: AuditTable, files: TurnFiles, where: Where) -> TurnOutcomes:
+    """Returns outcomes and decisions of a turn, whose rows match `where` and are in `files`.
 
     A file in which every record succeeded at its first attempt is counted by its statistics and not opened; if several
     topic-partitions share it, only their names are read. So the cost is that of what did not succeed. Raises FatalError
     if the table can't be read, or a file that is counted does not exist or is cut short.
     """
-    table = outcomes.open()
-    if table is None:
-        return TurnOutcomes({}, {}, {})
     reading = _Reading()
+    # Counts and rows are of one version. In a newer one a compaction may have moved the counted rows into other files,
+    # and they would count twice.
+    succeeded = _of_one_outcome(files, where, _SUCCEEDED)
+    _check_exist(outcomes, succeeded.values())
+    shared = {name for name, file in succeeded.items() if _is_shared(file)}
+    for name in succeeded.keys() - shared:
+        file = succeeded[name]
+        tp = TopicPartition(file.low["topic"], file.low["partition"])
+        reading.count_succeeded(tp, file.low["outcome"], file.rows or 0)
     try:
-        succeeded = _of_one_outcome(table, turn, _SUCCEEDED)
-        # From the version that was counted. In a newer one a compaction may have moved the counted rows into other
-        # files, and they would count twice.
-        dataset = outcomes.dataset(table, where)
-        # These files are not opened. Without this check, the rows of a lost one would count as acked without a proof.
-        if lost := without_their_size(outcomes, list(succeeded.values())):
-            raise FileNotFoundError(f"{lost[0]['path']} does not exist, or does not have the size that the log names")
-        shared = {name for name, file in succeeded.items() if _is_shared(file)}
-        for name in succeeded.keys() - shared:
-            file = succeeded[name]
-            tp = TopicPartition(file["min.topic"], file["min.partition"])
-            reading.count_succeeded(tp, file["min.outcome"], file["num_records"])
-        for batch in _batches(dataset, shared.__contains__, _GROUP, None):
+        for batch in _batches(files.dataset, shared.__contains__, _GROUP, None):
             reading.count_all(batch)
-        for batch in _batches(dataset, lambda name: name not in succeeded, _COLUMNS, as_expression(where)):
+        for batch in _batches(files.dataset, lambda name: name not in succeeded, _COLUMNS, as_expression(where)):
             reading.add(batch)
-    except (DeltaError, OSError, pa.ArrowException) as error:
+    except (OSError, pa.ArrowException) as error:
         raise outcomes.error(error) from error
     return reading.result()
 
 
-def count_first_attempts(outcomes: AuditTable, turn: TurnId, where: Where) -> Counter[str]:
+def _check_exist(outcomes: AuditTable, counted: Iterable[TurnFile]) -> None:
+    """Raises FatalError if a file that is not opened does not exist or is cut short: its rows would count as acked
+    without a proof."""
+    try:
+        lost = without_their_size(outcomes, [{"path": file.path, "size_bytes": file.size} for file in counted])
+    except OSError as error:
+        raise outcomes.error(error) from error
+    if lost:
+        path = lost[0]["path"]
+        raise outcomes.error(FileNotFoundError(f"{path} does not exist, or does not have the size that the log names"))
+
+
+def count_first_attempts(outcomes: AuditTable, files: TurnFiles, where: Where) -> Counter[str]:
     """Returns for each outcome how many first attempts of a turn had it. The cost hardly grows with their number.
 
-    It opens no file whose statistics hold the answer: all files that Spark's tasks have written, until a compaction
-    mixes them with others. Raises FatalError if the table can't be read.
+    The rows of the turn match `where` and are in `files`. It opens no file whose statistics hold the answer: all files
+    that Spark's tasks have written, until a compaction mixes them with others. Raises FatalError if the table can't be
+    read.
     """
-    table, counts = outcomes.open(), Counter[str]()
-    if table is None:
-        return counts
+    counts = Counter[str]()
+    counted = _of_one_outcome(files, where, list(Outcome))
+    for file in counted.values():
+        counts[file.low["outcome"]] += file.rows or 0
+    chosen = as_expression(where) & (ds.field("attempt") == 1)
     try:
-        counted = _of_one_outcome(table, turn, list(Outcome))
-        for file in counted.values():
-            counts[file["min.outcome"]] += file["num_records"]
-        dataset, chosen = outcomes.dataset(table, where), as_expression(where) & (ds.field("attempt") == 1)
-        for batch in _batches(dataset, lambda name: name not in counted, ["outcome"], chosen):
+        for batch in _batches(files.dataset, lambda name: name not in counted, ["outcome"], chosen):
             counts.update({outcome: number for (outcome,), number in _groups(batch, ["outcome"])})
-    except (DeltaError, OSError, pa.ArrowException) as error:
+    except (OSError, pa.ArrowException) as error:
         raise outcomes.error(error) from error
     return counts
 
@@ -130,42 +134,44 @@ class _Reading:
 
     def result(self) -> TurnOutcomes:
         """Returns what was read."""
-        rows = {tp: OutcomeColumns.concat(parts) for tp, parts in self._rows.items()}
+        # One partition after the other, so that only its rows are in memory twice: all may be millions.
+        rows = {tp: OutcomeColumns.concat(self._rows.pop(tp)) for tp in list(self._rows)}
         return TurnOutcomes(rows, self._counts, self._fresh)
 
 
-def _of_one_outcome(table: DeltaTable, turn: TurnId, outcomes: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Returns the files of the turn that hold first attempts with one outcome, which is among `outcomes`, by name."""
-    files = pa.table(table.get_add_actions(flatten=True))
-    if not files.num_rows or "min.turn" not in files.column_names:
-        return {}
-    chosen = pa.scalar(True)
-    for name, value in (("epoch", turn.epoch), ("turn", turn.n), ("attempt", 1)):
-        for bound in ("min", "max"):
-            chosen = pc.and_kleene(chosen, pc.equal(files[f"{bound}.{name}"], value))
-    chosen = pc.and_kleene(chosen, pc.equal(files["min.outcome"], files["max.outcome"]))
-    chosen = pc.and_kleene(chosen, pc.is_in(files["min.outcome"], pa.array([str(outcome) for outcome in outcomes])))
-    names = ["min.topic", "max.topic", "min.partition", "max.partition", "min.outcome"]
-    # A file without statistics compares as null. It is opened.
-    counted = (
-        files.filter(pc.fill_null(chosen, False)).select(["path", "num_records", "size_bytes", *names]).to_pylist()
-    )
-    return {_file_name(file["path"]): file for file in counted}
+def _of_one_outcome(files: TurnFiles, where: Where, outcomes: Sequence[str]) -> dict[str, TurnFile]:
+    """Returns the files that hold only first attempts of the turn with one outcome, which is among `outcomes`, by name.
+
+    A file without statistics is none of them. It is opened.
+    """
+    values = {**where, "attempt": 1}
+    return {
+        file.name: file
+        for file in files.files
+        if file.rows is not None
+        and file.value("outcome") in outcomes
+        and all(file.value(column) == value for column, value in values.items())
+    }
 
 
-def _is_shared(file: Mapping[str, Any] | None) -> bool:
+def _is_shared(file: TurnFile) -> bool:
     """Whether this file of one outcome has rows of several topic-partitions."""
-    return file is not None and any(file[f"min.{name}"] != file[f"max.{name}"] for name in ("topic", "partition"))
+    return file.value("topic") is None or file.value("partition") is None
 
 
 def _batches(
     dataset: ds.Dataset, is_wanted: Callable[[str], bool], columns: Sequence[str], where: ds.Expression | None
 ) -> Iterator[pa.RecordBatch]:
-    """Yields columns of the rows that match `where`, in the wanted files. Reads little ahead: a batch may have a
-    hundred thousand rows."""
-    fragments = [fragment for fragment in dataset.get_fragments() if is_wanted(_file_name(fragment.path))]
+    """Yields columns of the rows that match `where`, in the wanted files. Reads one file after the other and one batch
+    ahead, because a batch may have a hundred thousand rows."""
+    fragments = [fragment for fragment in dataset.get_fragments() if is_wanted(file_name(fragment.path))]
     wanted = ds.FileSystemDataset(fragments, dataset.schema, dataset.format, dataset.filesystem)
-    yield from wanted.to_batches(columns=list(columns), filter=where, batch_readahead=2, fragment_readahead=2)
+    unbuffered = ds.ParquetFragmentScanOptions(pre_buffer=False)
+    yield from wanted.to_batches(
+        columns=list(columns), filter=where, batch_readahead=1, fragment_readahead=1, fragment_scan_options=unbuffered
+    )
+    # Arrow keeps freed memory for itself, which would count as ours until the end of the step.
+    pa.default_memory_pool().release_unused()
 
 
 def _groups(batch: pa.RecordBatch, columns: Sequence[str]) -> Iterator[tuple[tuple[Any, ...], int]]:
@@ -206,7 +212,3 @@ def _rows_of_partitions(batch: pa.RecordBatch) -> Iterator[tuple[TopicPartition,
     for rows in np.split(order, np.flatnonzero(changes) + 1):
         if len(rows):
             yield TopicPartition(topics[int(rows[0])].as_py(), int(partitions[rows[0]])), rows
-
-
-def _file_name(path: str) -> str:
-    return path.rsplit("/", 1)[-1]

@@ -3,14 +3,15 @@
 import logging
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any
 
 import typer
 
-from ackline.cli import actions, dev, json_output, maintain, tables, void
+from ackline.cli import actions, adopt_ledger, dev, failures, json_output, maintain, tables, void
+from ackline.cli.connection import uses_dev_broker
 from ackline.cli.options import LAST, Json, Name, Now, opened, pipeline_named, range_of
-from ackline.errors import AcklineError
+from ackline.pipeline import Pipeline
 from ackline.spark_master import master_of_environment
 from ackline.steps.parts import Parts
 from ackline.turns import Plan
@@ -28,23 +29,23 @@ app = typer.Typer(
 def main() -> None:
     """Run the command line. Exits with 0, with 1 for a run that failed, or with 2 for bad usage or configuration.
 
-    An error is one line on standard error. ACKLINE_DEBUG=1 shows its traceback.
+    An error is one line on standard error; with --json it is one JSON object there. ACKLINE_DEBUG=1 shows
+    its traceback.
     """
     if not os.environ.get("ACKLINE_DEBUG"):  # an AcklineError quotes what the Kafka client logs, so it is shown once
         logging.getLogger("ackline.kafka.client").addHandler(logging.NullHandler())
     try:
-        app()
-    except AcklineError as error:
-        _print_error(str(error))
-        sys.exit(error.exit_status)
+        failures.call(app)
     except SystemExit as ended:
         if ended.code == INTERRUPTED and sys.argv[1:2] != ["demo"]:  # the demo removes its tables
-            _print_error("stopped. Nothing is lost: the next run goes on with the open turn.")
+            failures.print_error("stopped. Nothing is lost: the next run goes on with the open turn.")
         raise
     except Exception as error:
+        if (status := failures.report(error)) is not None:
+            sys.exit(status)
         if os.environ.get("ACKLINE_DEBUG"):
             raise
-        _print_error(f"{type(error).__name__}: {error} (ACKLINE_DEBUG=1 shows where)")
+        failures.print_error(f"{type(error).__name__}: {error} (ACKLINE_DEBUG=1 shows where)")
         sys.exit(1)
 
 
@@ -52,8 +53,15 @@ INTERRUPTED = 130
 """Exit status after Ctrl-C, the same as shells use."""
 
 
-def _print_error(text: str) -> None:
+def _print_note(text: str) -> None:
     print(f"ackline: {text}", file=sys.stderr)
+
+
+def note_dev_broker(pipeline: Pipeline, kafka: Mapping[str, Any]) -> None:
+    """Print the address of the broker, if that of `ackline dev` stands for a connection that is not defined."""
+    if uses_dev_broker(pipeline):
+        name, address = pipeline.kafka.connection, kafka["bootstrap.servers"]
+        _print_note(f"the connection {name} is not defined here: using the broker of `ackline dev` at {address}")
 
 
 def _warn_once(parts: Parts) -> Callable[[Plan, bool], None]:
@@ -65,7 +73,7 @@ def _warn_once(parts: Parts) -> Callable[[Plan, bool], None]:
     def warn(plan: Plan, _adopted: bool) -> None:
         nonlocal warned
         for text in [] if warned else run_warnings(parts, {tp.topic for tp in plan.partitions}):
-            _print_error(f"warning: {text}")
+            _print_note(f"warning: {text}")
         warned = True
 
     return warn
@@ -92,6 +100,7 @@ def run(
 
     master_of_environment()  # a master that is refused is refused before anything is planned
     with opened(name, now, no_breaker) as parts, tables.progress(as_json) as on_progress:
+        note_dev_broker(parts.pipeline, parts.kafka)
         print(f"settings in force: {effective_settings(parts)}", file=sys.stderr)
         ran = runs.run(
             parts, lambda: open_session(f"ackline-{name}", parts.pipeline.spark), _warn_once(parts), on_progress
@@ -123,6 +132,7 @@ def plan(name: Name, as_json: Json = False, now: Now = None) -> None:
 
     master_of_environment()
     with opened(name, now) as parts:
+        note_dev_broker(parts.pipeline, parts.kafka)
         found = preview(parts)
         if found.plan:
             _warn_once(parts)(found.plan, found.adopted)
@@ -215,7 +225,7 @@ def audit(
         printed = len(rows)
         _print_rows(rows, limit)
     if not printed and outcome_rows_are_off(LedgerStore(audit_root(), name, LIVE)):
-        _print_error("the newest turn stored no rows (`record_outcomes: false`); its counts are in `ackline status`")
+        _print_note("the newest turn stored no rows (`record_outcomes: false`); its counts are in `ackline status`")
 
 
 def _print_rows(rows: list[dict[str, Any]], limit: int | None) -> None:
@@ -280,5 +290,6 @@ def demo(
 
 actions.add_to(app)
 void.add_to(app)
+adopt_ledger.add_to(app)
 maintain.add_to(app)
 app.add_typer(dev.app, name="dev")

@@ -11,6 +11,18 @@ Yes = Annotated[bool, typer.Option("--yes", help="Do it without a question.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Only show what it would do; --yes changes nothing then.")]
 
 
+def show_preview(preview: str, yes: bool, dry_run: bool, as_json: bool) -> None:
+    """Print what a command would do, for a person.
+
+    With `--json` only at a terminal that asks, and then on standard error: standard output holds the object alone, and
+    without a terminal standard error holds the error alone.
+    """
+    if not as_json:
+        print(preview)
+    elif not yes and not dry_run and sys.stdin.isatty():
+        print(preview, file=sys.stderr)
+
+
 def is_confirmed(question: str, yes: bool, dry_run: bool) -> bool:
     """Returns whether to go on. Asks at a terminal. Raises ConfigError without `--yes` where there is no terminal."""
     if dry_run or yes:

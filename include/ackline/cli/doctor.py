@@ -15,10 +15,11 @@ from ackline.audit.layout import all_lanes
 from ackline.audit.object_store import is_remote
 from ackline.audit.schemas import TABLES
 from ackline.audit.table import AuditTable
-from ackline.cli.connection import connection_of
+from ackline.cli.connection import connection_of, uses_dev_broker
 from ackline.cli.options import pipeline_named
 from ackline.errors import AcklineError, FatalError
 from ackline.handler import load_handler, tier_of
+from ackline.kafka.config import brokers
 from ackline.kafka.registry import check_registry
 from ackline.paths import audit_root, pipelines_folder
 from ackline.pipeline import Pipeline
@@ -133,7 +134,9 @@ def _broker(pipeline: Pipeline) -> Iterator[Check]:
         with open_parts(pipeline, connection, run_id=new_run_id("doctor"), actor="doctor") as parts:
             if parts.translation is not None and parts.translation.needs_registry:
                 yield _check("schema registry", partial(_registry, parts.translation))
-            yield Check("broker", True, f"reachable, cluster {parts.cluster.reachable()}")
+            source = " of `ackline dev`" if uses_dev_broker(pipeline) else ""
+            address = f"{brokers(parts.kafka)}{source}"
+            yield Check("broker", True, f"reachable at {address}, cluster {parts.cluster.reachable()}")
             wanted = [*(pipeline.kafka.named_topics or ()), *filter(None, [pipeline.dead_letter_topic])]
             topics = parts.cluster.topics(wanted)
             for topic in wanted:
@@ -141,9 +144,11 @@ def _broker(pipeline: Pipeline) -> Iterator[Check]:
                 gone = [
                     n for n in (pipeline.kafka.partitions or {}).get(topic, []) if found and n not in found.partitions
                 ]
-                detail = f"{len(found.partitions)} partitions" if found else "missing"
+                waits = topic != pipeline.dead_letter_topic and pipeline.missing_topics == "wait"
+                missing = "missing; it is read once it exists (`missing_topics: wait`)" if waits else "missing"
+                detail = f"{len(found.partitions)} partitions" if found else missing
                 detail += f"; partition {', '.join(map(str, gone))} of the file is missing" if gone else ""
-                yield Check(f"topic {topic}", found is not None and not gone, detail)
+                yield Check(f"topic {topic}", waits or (found is not None and not gone), detail)
             yield from _warnings(parts, wanted)
             members = parts.group.members()
             detail = f"live members: {', '.join(members)}; nothing can be committed" if members else "no live members"

@@ -1,13 +1,14 @@
 """Options that several commands share, and the parsing of their values."""
 
-import os
-from collections.abc import Iterator
+import getpass
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Annotated
 
 import typer
 
+from ackline.arguments import LAST, PartitionChoice, parse_moment, parse_offsets
 from ackline.cli.connection import connection_of
 from ackline.errors import ConfigError
 from ackline.field_types import parse_time
@@ -19,8 +20,27 @@ from ackline.steps.parts import Parts, new_run_id, open_parts
 from ackline.stream_functions import check_functions
 from ackline.turns import LIVE
 
-LAST = 2**63 - 1
-"""The exclusive upper bound of offsets."""
+__all__ = [
+    "LAST",
+    "ErrorClass",
+    "From",
+    "Json",
+    "Lane",
+    "Name",
+    "Now",
+    "Offsets",
+    "Partitions",
+    "Topics",
+    "Until",
+    "actor",
+    "choice_of",
+    "moment_of",
+    "opened",
+    "pipeline_named",
+    "range_of",
+    "reason_of",
+    "time_of",
+]
 
 Name = Annotated[str, typer.Argument(help="The pipeline: the `name` in its file.", show_default=False)]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for a program instead of tables.")]
@@ -28,6 +48,36 @@ Now = Annotated[
     str | None,
     typer.Option("--now", help="Use this time instead of the clock, e.g. 2026-01-31T12:00:00Z.", show_default=False),
 ]
+Topics = Annotated[
+    list[str] | None, typer.Option("--topic", help="Only this topic; may be given several times.", show_default=False)
+]
+Partitions = Annotated[
+    list[int] | None,
+    typer.Option(
+        "--partition",
+        help="Only partitions with this number; may be given several times.",
+        min=0,
+        max=2**31 - 1,
+        show_default=False,
+    ),
+]
+Offsets = Annotated[
+    str | None,
+    typer.Option("--offsets", help="Only offsets A:B, B exclusive, or the single offset A.", show_default=False),
+]
+ErrorClass = Annotated[
+    str | None,
+    typer.Option("--error-class", help="Only records whose last attempt failed with it.", show_default=False),
+]
+From = Annotated[
+    str | None,
+    typer.Option("--from", help="Only from this time on: 2026-01-31T12:00:00Z, or `2h ago`.", show_default=False),
+]
+Until = Annotated[
+    str | None,
+    typer.Option("--to", help="Only before this time: 2026-01-31T12:00:00Z, or `2h ago`.", show_default=False),
+]
+Lane = Annotated[str, typer.Option("--lane", help="The lane: live, or that of a backfill.")]
 
 
 def time_of(now: str | None) -> datetime | None:
@@ -38,27 +88,48 @@ def time_of(now: str | None) -> datetime | None:
         raise ConfigError(f"--now: {error}", key="--now") from None
 
 
-def range_of(text: str | None) -> OffsetRange | None:
-    """Returns `A:B`, `A:`, `:B` or a single `A` as a range. Raises ConfigError for any other text."""
-    if text is None:
-        return None
+def moment_of(text: str | None, option: str, now: str | None = None) -> datetime | None:
+    """Returns the time that an option such as `--from` names, in UTC; `now` is the text of `--now`.
+
+    Raises ConfigError for a text that is neither an ISO 8601 time with a zone nor a duration such as `2h ago`.
+    """
     try:
-        start, colon, end = text.partition(":")
-        if not start and not end:
-            raise ValueError("empty")
-        first = offset_of(start or "0")
-        return OffsetRange(first, offset_of(end) if end else first + 1 if not colon else LAST)
+        return None if text is None else parse_moment(text, time_of(now) or datetime.now(UTC))
+    except ValueError as error:
+        raise ConfigError(f"{option}: {error}; a time ago is written as in `2h ago`", key=option) from None
+
+
+def range_of(text: str | None) -> OffsetRange | None:
+    """Returns `--offsets`, as `A:B`, `A:`, `:B` or a single `A`. Raises ConfigError for any other text."""
+    try:
+        return None if text is None else parse_offsets(text)
     except ValueError as error:
         raise ConfigError(
             f"--offsets {text}: write A:B with 0 <= A <= B, B exclusive ({error})", key="--offsets"
         ) from None
 
 
-def offset_of(text: str) -> int:
-    """Returns a text as an offset. Raises ValueError if Kafka can have no such offset."""
-    if not (text.isascii() and text.isdecimal() and len(text) <= len(str(LAST)) and int(text) < LAST):
-        raise ValueError(f"{text[:30]} is not an offset")
-    return int(text)
+def choice_of(topics: Sequence[str] | None, partitions: Sequence[int] | None) -> PartitionChoice:
+    """Returns the partitions that `--topic` and `--partition` name. Raises ConfigError for what is no topic's name."""
+    try:
+        return PartitionChoice(tuple(dict.fromkeys(topics or ())), tuple(dict.fromkeys(partitions or ())))
+    except ValueError as error:
+        raise ConfigError(f"--topic: {error}", key="--topic") from None
+
+
+def reason_of(reason: str) -> str:
+    """Returns a `--reason` that is required. Raises ConfigError if it is blank."""
+    if not reason.strip():
+        raise ConfigError("--reason is empty: write why, for readers of the audit table", key="--reason")
+    return reason
+
+
+def actor() -> str:
+    """Returns the user who acts: that of the environment, or else the system's; `unknown` if neither has a name."""
+    try:
+        return getpass.getuser() or "unknown"
+    except (KeyError, OSError, ImportError):  # a container may run under a number that has no name
+        return "unknown"
 
 
 def pipeline_named(name: str) -> Pipeline:
@@ -78,9 +149,8 @@ def opened(
     pipeline = pipeline_named(name)
     if handler:
         check_functions(pipeline.handler, pipeline.translation, pipeline.isolated)
-    actor = os.environ.get("USER", "")
     connection = connection_of(pipeline)
     with open_parts(
-        pipeline, connection, run_id=new_run_id("cli"), actor=actor, now=time, no_breaker=no_breaker, lane=lane
+        pipeline, connection, run_id=new_run_id("cli"), actor=actor(), now=time, no_breaker=no_breaker, lane=lane
     ) as parts:
         yield parts

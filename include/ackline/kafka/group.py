@@ -212,5 +212,6 @@ class Group:
         names = ", ".join(members) or "members that just left"
         return GroupBusy(
             f"group {self.group_id} at {brokers(self._config)} has live members: {names}. Kafka takes no commit from"
-            " outside meanwhile: stop them, or give the pipeline a group_id of its own; then run this again"
+            " outside meanwhile: stop them, or give the pipeline a group_id of its own; then run this again",
+            members=names,
         )

@@ -5,18 +5,20 @@ from dataclasses import replace
 
 from ackline.commit_rule import Committed, is_of_ledger, still_acknowledged
 from ackline.errors import ConfigError
-from ackline.offsets import LogBounds, OffsetRange, TopicPartition
+from ackline.offsets import LogBounds, OffsetRange, TopicPartition, ValuedRanges
+from ackline.pending import PendingRuns, join_attempts
 from ackline.steps.commit import commit_metadata_of
 from ackline.steps.log_checks import check_not_truncated, check_topic_not_recreated
 from ackline.steps.new_plan import new_plan
 from ackline.steps.parts import Parts
 from ackline.turns import Plan, PlannedPartition, SettledPartition, Settlement, TurnKind
 
-PAUSE_KINDS = (TurnKind.PAUSE, TurnKind.RESUME)
-"""Actions that move no offset."""
+MOVES = (TurnKind.SKIP, TurnKind.RESET)
+"""Actions that may move a floor."""
 
-Targets = Mapping[TopicPartition, int]
-"""The offset that each partition is moved to."""
+Target = int | PendingRuns
+"""The offset that a partition is moved to; or the pending runs that an action is about, and then it moves nothing."""
+Targets = Mapping[TopicPartition, Target]
 
 
 def action_plan(
@@ -30,21 +32,28 @@ def action_plan(
     unknown = [str(tp) for tp in targets if tp not in newest.partitions]
     if unknown:
         raise ConfigError(f"{', '.join(unknown)}: not a partition of {parts.pipeline.name}")
-    logs = _action_logs(parts, newest, kind, targets)
+    moves = {tp: target for tp, target in targets.items() if isinstance(target, int)}
+    logs = _action_logs(parts, newest, kind, moves)
     committed = parts.group.committed(list(targets))
     partitions = {}
     for tp, target in targets.items():
         settled = newest.partitions[tp]
-        topic_id, log = logs.get(tp, (settled.topic_id, LogBounds(target, target)))
-        if inside and not log.start <= target <= log.end:
-            raise ConfigError(f"{tp}: offset {target} is outside the log [{log.start}, {log.end})")
-        row = action_row(parts, newest, settled, committed.get(tp), target, log, kind)
-        partitions[tp] = replace(row, topic_id=topic_id)
+        offset = moves.get(tp, settled.state.floor)
+        topic_id, log = logs.get(tp, (settled.topic_id, LogBounds(offset, offset)))
+        if inside and not log.start <= offset <= log.end:
+            raise ConfigError(f"{tp}: offset {offset} is outside the log [{log.start}, {log.end})")
+        acknowledges = kind in MOVES and tp in moves
+        row = action_row(parts, newest, settled, committed.get(tp), offset, log, acknowledges)
+        partitions[tp] = replace(row, topic_id=topic_id, retries=_next_attempts(target))
     return new_plan(parts, newest, kind, partitions, reason)
 
 
+def _next_attempts(chosen: Target) -> ValuedRanges[int]:
+    return () if isinstance(chosen, int) else join_attempts(chosen.starts, chosen.ends, chosen.attempts + 1)
+
+
 def _action_logs(
-    parts: Parts, newest: Settlement, kind: TurnKind, targets: Targets
+    parts: Parts, newest: Settlement, kind: TurnKind, targets: Mapping[TopicPartition, int]
 ) -> dict[TopicPartition, tuple[str, LogBounds]]:
     """Returns topic id and bounds of the logs in which an action moves partitions.
 
@@ -52,7 +61,7 @@ def _action_logs(
     now: it may be truncated, or belong to a topic that was created again. A partition that stays at its floor needs no
     log: retention may have passed the floor, or the topic may be gone.
     """
-    if kind not in (TurnKind.SKIP, TurnKind.RESET):
+    if kind not in MOVES:
         return {}
     # Topic ids before bounds. A topic that is created again between the two requests is then stored with its old id,
     # and the next run stops there. In the other order, the old log's bounds would be stored under the new id.
@@ -99,19 +108,15 @@ def action_row(
     committed: Committed | None,
     target: int,
     log: LogBounds,
-    kind: TurnKind,
+    acknowledges: bool,
 ) -> PlannedPartition:
-    """Returns a row of an action's plan. It acknowledges the present foreign commit, except for pause and resume.
+    """Returns a row of an action's plan; if it `acknowledges`, with the present foreign commit as acknowledged.
 
-    The operator has decided the lane's position, so its floor may be committed over that value (S36). Pause and
-    resume decide nothing about offsets: the next run still stops at a group that was moved.
+    By a skip to an offset or a reset, the operator has decided the lane's position, so its floor may be committed over
+    that value (S36). Other actions decide no position: the next run still stops at a group that was moved.
     """
     metadata = commit_metadata_of(parts, newest)
-    if (
-        committed is not None
-        and kind not in PAUSE_KINDS
-        and not is_of_ledger(committed, metadata.pipeline, metadata.ledger)
-    ):
+    if committed is not None and acknowledges and not is_of_ledger(committed, metadata.pipeline, metadata.ledger):
         acknowledged: int | None = committed.offset
     else:
         acknowledged = still_acknowledged(committed, settled.acknowledged_foreign_offset, metadata)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from ackline.commit_rule import CommitMetadata, Committed, check_commit_allowed, is_of_pipeline
 from ackline.errors import GroupMoved, NewerCommit
 from ackline.offsets import TopicPartition
+from ackline.scrub import scrub_address
 from ackline.steps.parts import Parts
 from ackline.steps.races import MAX_LOST_RACES, too_many_lost_races
 from ackline.steps.void import is_at_most_once
@@ -121,12 +122,36 @@ def _may_commit(
     if subscribed and may_restore(parts, committed, metadata):
         return True
     try:
-        check_commit_allowed(tp, committed, metadata, acknowledged_foreign_offset)
+        check_allowed(parts, tp, committed, metadata, acknowledged_foreign_offset)
     except GroupMoved:
         if subscribed:
             raise
         return False
     return True
+
+
+def check_allowed(
+    parts: Parts,
+    tp: TopicPartition,
+    committed: Committed | None,
+    metadata: CommitMetadata,
+    acknowledged_foreign_offset: int | None,
+) -> None:
+    """Does what `check_commit_allowed` does. An error about another ledger also names the tables of this one."""
+    try:
+        check_commit_allowed(tp, committed, metadata, acknowledged_foreign_offset)
+    except NewerCommit as error:
+        error.add_advice(ledger_advice(parts))
+        raise
+
+
+def ledger_advice(parts: Parts) -> str:
+    """Returns the sentences that name the audit folder and the ways out of a commit by another ledger."""
+    return (
+        f"ACKLINE_AUDIT is {scrub_address(parts.store.root)}: set it to the folder of that ledger, or restore that "
+        f"folder from a backup if it is an older copy. If that ledger is lost, or was a wrong one, go on with `ackline "
+        f"adopt-ledger {parts.pipeline.name} --reason …`"
+    )
 
 
 def commit_metadata_of(parts: Parts, newest: Settlement) -> CommitMetadata:

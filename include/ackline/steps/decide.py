@@ -3,6 +3,11 @@
 Decisions are rows of their own (attempt 0) in `outcomes`. Nothing here stores them; settle does, as decisions n.
 """
 
+from collections.abc import Iterable
+from dataclasses import replace
+from datetime import datetime
+from typing import Any
+
 from ackline.audit.turn_outcomes import TurnOutcomes
 from ackline.backoff import Backoff
 from ackline.errors import ConfigError
@@ -10,13 +15,15 @@ from ackline.ledger import OutcomeRow, PartitionState, fold
 from ackline.offsets import OffsetRange, TopicPartition, ValuedRange, join
 from ackline.outcome import Outcome
 from ackline.outcome_rows import OutcomeColumns
+from ackline.pending import PendingRuns, arrays_of
 from ackline.planning import NO_LEADER, PARKED, PAUSED
 from ackline.retry import RetryBlock
+from ackline.steps.action_plans import MOVES
 from ackline.steps.measure import gaps_of
 from ackline.steps.parts import Parts
 from ackline.steps.send_dead_letters import send_dead_letters
 from ackline.steps.void import void_advice
-from ackline.turns import Plan, Settlement, TurnKind
+from ackline.turns import Plan, PlannedPartition, Settlement, TurnKind
 
 Decisions = dict[TopicPartition, list[OutcomeRow]]
 
@@ -38,12 +45,20 @@ def states_after(plan: Plan, before: Settlement, outcomes: TurnOutcomes) -> dict
             seed = f"{plan.turn.lane}/{plan.turn.epoch}/{tp.topic}/{tp.partition}"
             gaps = gaps_of(plan, tp, outcomes) or 0
             states[tp] = fold(state, planned.fresh, planned.retries, rows, policy, seed, gaps)
-        elif plan.kind in (TurnKind.SKIP, TurnKind.RESET):
+        elif plan.kind is TurnKind.RETRY:
+            # No attempt is counted, and the time is the plan's: every process computes the same due times (I9).
+            states[tp] = replace(state, pending=_due_now(state, planned, plan.planned_at))
+        elif plan.kind in MOVES:
             # complete_to never moves back, even if the target is below it. A reset that goes forward ends its epoch as
             # a skip does; what it leaves pending, the new epoch reads.
             end = max(state.complete_to, planned.fresh.end)
             states[tp] = fold(state, OffsetRange(end, end), (), rows, policy)
     return dict(sorted(states.items()))
+
+
+def _due_now(state: PartitionState, planned: PlannedPartition, now: datetime) -> PendingRuns:
+    pending, chosen = PendingRuns.of(state.pending), arrays_of(planned.retries)
+    return pending.minus(chosen).plus(pending.within(chosen).due_by(now))
 
 
 def _policy(plan: Plan) -> Backoff:
@@ -60,7 +75,7 @@ def _policy(plan: Plan) -> Backoff:
 def decide(parts: Parts, plan: Plan, before: Settlement, outcomes: TurnOutcomes) -> Decisions:
     """Returns the decisions of the turn by partition; sends the dead letters of those that are decided as dead."""
     if plan.kind is not TurnKind.RUN:
-        return _skipped(parts, plan, before) if plan.kind in (TurnKind.SKIP, TurnKind.RESET) else {}
+        return skipped_by(plan, before, parts.now()) if plan.kind in MOVES else {}
     decisions = _expired_ranges(parts, plan)
     rows = {
         tp: OutcomeColumns.concat([outcomes.rows.get(tp, ()), decisions.get(tp, ())])
@@ -90,9 +105,10 @@ def _expired_ranges(parts: Parts, plan: Plan) -> Decisions:
     }
 
 
-def _skipped(parts: Parts, plan: Plan, before: Settlement) -> Decisions:
+def skipped_by(plan: Plan, before: Settlement, now: datetime) -> Decisions:
     """Returns what a skip or a reset settles without handling it: pending offsets below its target, and unread ranges
     up to it. For a reset, that is what the new epoch does not read, so that no record is passed over silently (I15).
+    For a skip of pending offsets, these.
 
     Offsets below the target that were acked get no row: they have their one terminal outcome already.
     """
@@ -100,12 +116,17 @@ def _skipped(parts: Parts, plan: Plan, before: Settlement) -> Decisions:
     for tp, planned in plan.partitions.items():
         settled, target = before.partitions[tp], planned.fresh.end
         state = settled.state
+        if planned.retries:
+            decisions[tp] = _skipped_rows(planned.retries, plan.reason, now)
+            continue
         # A reset takes over a topic that was created again. Nothing of the old topic is ever read again.
         end = target if planned.topic_id == settled.topic_id else max(state.complete_to, target)
         pending = [ValuedRange(run.start, min(run.end, end), None) for run in state.pending if run.start < end]
         unread = [ValuedRange(state.complete_to, target, None)] if state.complete_to < target else []
-        decisions[tp] = [
-            OutcomeRow(run.start, 0, Outcome.SKIPPED, parts.now(), None, run.end, plan.reason)
-            for run in join([*pending, *unread])
-        ]
+        decisions[tp] = _skipped_rows([*pending, *unread], plan.reason, now)
     return decisions
+
+
+def _skipped_rows(runs: Iterable[ValuedRange[Any]], reason: str, now: datetime) -> list[OutcomeRow]:
+    joined = join(ValuedRange(run.start, run.end, None) for run in runs)
+    return [OutcomeRow(run.start, 0, Outcome.SKIPPED, now, None, run.end, reason) for run in joined]

@@ -6,39 +6,42 @@ Decided once, because the answer changes: "latest" of a later run would pass ove
 from collections.abc import Mapping
 from dataclasses import replace
 
-from ackline.commit_rule import Committed, is_of_ledger, is_of_pipeline
-from ackline.errors import FatalError
+from ackline.commit_rule import CommitMetadata, Committed, is_of_ledger, is_of_pipeline
+from ackline.errors import FatalError, NewerCommit
 from ackline.kafka_block import KafkaBlock
 from ackline.ledger import PartitionState
 from ackline.offsets import LogBounds, OffsetRange, TopicPartition
+from ackline.steps.commit import ledger_advice
 from ackline.steps.new_plan import new_plan
 from ackline.steps.observe import KafkaView, written_beyond
 from ackline.steps.parts import Parts
-from ackline.turns import Plan, PlannedPartition, SettledPartition, Settlement, TurnKind
+from ackline.turns import LIVE, Plan, PlannedPartition, SettledPartition, Settlement, TurnKind
 
 InitialPosition = tuple[int, str]
 """An offset, and the evidence for it, which the settlement stores."""
 
 
 def genesis_partitions(
-    parts: Parts, newest: Settlement | None, view: KafkaView
+    parts: Parts, newest: Settlement | None, view: KafkaView, adopts_ledger: bool = False
 ) -> dict[TopicPartition, SettledPartition]:
     """Returns the subscribed partitions that are not in the lane yet, each settled at its initial position.
 
+    With `adopts_ledger`, any commit of the group decides, whatever `start` is; without a commit, the log start.
     Leaves out a partition without a leader, unless the group's commit decides where it starts. Raises FatalError if the
     group's commit is beyond the log's end.
     """
-    known = newest.partitions if newest else {}
-    known_topics = {tp.topic for tp in known}
+    lane = newest.partitions if newest else {}
+    known_topics = {tp.topic for tp in lane}
     before = previous_subscription(parts, newest)
     genesis: dict[TopicPartition, SettledPartition] = {}
     for tp, log in sorted(view.bounds.items()):
-        if tp in known or not parts.is_subscribed(tp):
+        if tp in lane or not parts.is_subscribed(tp):
             continue
         committed = view.committed.get(tp)
-        position = _initial_position_by_commit(parts, committed, tp.topic in known_topics)
+        known = tp.topic in known_topics
+        position = _initial_position_by_commit(parts, committed, known, adopts_ledger)
         if position is None and log is not None:
-            position = _initial_position_by_log(parts, tp, log, tp.topic in known_topics, before)
+            position = _initial_position_by_log(parts, tp, log, known, before, adopts_ledger)
         if position is None:
             continue
         offset, evidence = position
@@ -67,8 +70,38 @@ def leaderless_partitions(
     )
 
 
-def _initial_position_by_commit(parts: Parts, committed: Committed | None, known_topic: bool) -> InitialPosition | None:
+def check_not_of_another_ledger(parts: Parts, newest: Settlement | None, view: KafkaView) -> None:
+    """Raises NewerCommit if another ledger of this pipeline has committed a topic that is new to this one (S30).
+
+    To begin at that commit would be right if the other ledger is lost. But as a rule ACKLINE_AUDIT is empty or names
+    another folder by mistake: then what is pending there would never be handled, and acked records might be again.
+    """
+    if parts.store.lane != LIVE:
+        return  # another lane has a ledger of its own, and commits nothing
+    known_topics = {tp.topic for tp in newest.partitions} if newest else set()
+    name, ledger = parts.pipeline.name, parts.store.ledger_id()
+    for tp, committed in sorted(view.committed.items()):
+        if tp.topic in known_topics or not parts.is_subscribed(tp) or not is_of_pipeline(committed, name):
+            continue
+        metadata = CommitMetadata.decode(committed.metadata)
+        if metadata is None or is_of_ledger(committed, name, ledger):
+            continue
+        raise NewerCommit(
+            f"{tp}: the group {parts.pipeline.kafka.group_id} holds offset {committed.offset}, committed by turn "
+            f"{metadata.n} of epoch {metadata.epoch} of ledger {metadata.ledger} of this pipeline, which is not in "
+            f"ACKLINE_AUDIT. Nothing was planned. {ledger_advice(parts)}",
+            topic=tp.topic,
+            partition=tp.partition,
+            offset=committed.offset,
+        )
+
+
+def _initial_position_by_commit(
+    parts: Parts, committed: Committed | None, known_topic: bool, adopts_ledger: bool
+) -> InitialPosition | None:
     """Returns the position by the group's commit (S30): this pipeline's own, or under `uncommitted_*` a foreign one.
+
+    A run meets no commit of another ledger here (`check_not_of_another_ledger`); a status and an adoption may.
 
     None for a new partition of a topic that is in the lane already: this ledger has handled nothing of it, even if the
     group has a commit for it.
@@ -77,15 +110,18 @@ def _initial_position_by_commit(parts: Parts, committed: Committed | None, known
         return None
     if is_of_pipeline(committed, parts.pipeline.name):
         return committed.offset, "this pipeline's own commit"
-    return (committed.offset, "the group's commit") if parts.pipeline.start.startswith("uncommitted_") else None
+    by_commit = adopts_ledger or parts.pipeline.start.startswith("uncommitted_")
+    return (committed.offset, "the group's commit") if by_commit else None
 
 
 def _initial_position_by_log(
-    parts: Parts, tp: TopicPartition, log: LogBounds, known_topic: bool, before: KafkaBlock | None
+    parts: Parts, tp: TopicPartition, log: LogBounds, known_topic: bool, before: KafkaBlock | None, adopts_ledger: bool
 ) -> InitialPosition:
     """Returns the position in the log: its start if all of it came after the lane began, else the one by `start`."""
     if known_topic:
         return log.start, "new partition: log start"
+    if adopts_ledger:
+        return log.start, "a ledger was adopted, and the group has no commit: log start"
     if before is not None and before.subscribes_to(*tp):
         # The last turn looked for this topic and did not find it. All of its records came later (S32, S54). The
         # filter's code may have changed since then; from the log start, no record is passed over.

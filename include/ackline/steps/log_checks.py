@@ -46,7 +46,8 @@ def check_not_truncated(parts: Parts, lane: Mapping[TopicPartition, SettledParti
             f"{tp} was truncated: all below {state.complete_to} was read under leader epoch {lane[tp].leader_epoch}, "
             f"and {_what_is_left(end)} of it under epoch {now}; other records may have taken those offsets. Nothing "
             f"was read. Go on with `ackline reset {parts.pipeline.name} --topic {tp.topic} --partition {tp.partition} "
-            f"--to {target}`: a new epoch, in which everything from there on is handled, again or for the first time",
+            f"--to {target} --reason …`: a new epoch, in which everything from there on is handled, again or for the "
+            f"first time",
             topic=tp.topic,
             partition=tp.partition,
             offset=end,
@@ -71,8 +72,9 @@ def check_topic_not_recreated(
     else:
         what = (
             f"was deleted and created again (its topic id is another). Nothing was read; offsets of the old topic mean "
-            f"nothing in a new one. Go on with `ackline reset {parts.pipeline.name} --topic {tp.topic} --to earliest`: "
-            f"a new epoch on the new topic, in which nothing of the old one is pending. Or take it out of the file"
+            f"nothing in a new one. Go on with `ackline reset {parts.pipeline.name} --topic {tp.topic} --to earliest "
+            f"--reason …`: a new epoch on the new topic, in which nothing of the old one is pending. Or take it out "
+            f"of the file"
         )
     raise TopicChanged(f"{tp} {what}", topic=tp.topic, partition=tp.partition)
 

@@ -1,7 +1,9 @@
-"""The frame that all plans share: turn, run, time and the settings in force."""
+"""The frame that all plans share: turn, run, time and the settings in force; and the check of that time."""
 
 from collections.abc import Mapping
+from datetime import datetime
 
+from ackline.errors import ConfigError
 from ackline.offsets import TopicPartition
 from ackline.steps.parts import Parts
 from ackline.turns import Plan, PlannedPartition, Settlement, TurnKind
@@ -26,3 +28,11 @@ def new_plan(
         parts.actor,
         reason,
     )
+
+
+def check_clock(parts: Parts, last: datetime | None) -> None:
+    """Raises ConfigError for a fixed clock behind the last turn: due times and grace periods would run backwards."""
+    if parts.fixed_now and last and parts.fixed_now < last:
+        raise ConfigError(
+            f"--now {parts.fixed_now.isoformat()} is before the last turn, of {last.isoformat()}", key="--now"
+        )

@@ -77,8 +77,8 @@ def _retention_passed(
     where = f" --topic {tp.topic} --partition {tp.partition}" if len(lost) == 1 else ""
     return RetentionPassed(
         f"retention took records that were not settled: {_listed(map(_ranges, lost, lost.values()))}. {consequence}. "
-        f"Go on with `ackline skip {parts.pipeline.name}{where} --to earliest`, which records them as skipped, or "
-        f"write `on_expired: record`",
+        f"Go on with `ackline skip {parts.pipeline.name}{where} --to earliest --reason …`, which records them as "
+        f"skipped, or write `on_expired: record`",
         topic=tp.topic,
         partition=tp.partition,
         offset=runs[0].start,

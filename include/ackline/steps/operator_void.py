@@ -16,7 +16,7 @@ from ackline.errors import AcklineError, ConfigError, FatalError
 from ackline.steps.action_plans import Targets
 from ackline.steps.claim import operator_loss, record_lost, replace_by_lost
 from ackline.steps.commit import commit_newest
-from ackline.steps.operator_actions import perform_action
+from ackline.steps.operator_actions import not_committed_reason, perform_action
 from ackline.steps.parts import Parts
 from ackline.steps.settle import settle_turn
 from ackline.steps.void import close_if_waived, is_at_most_once, store_void, waive
@@ -194,5 +194,5 @@ def _commit(parts: Parts) -> str | None:
     try:
         commit_newest(parts)
     except AcklineError as error:
-        return str(error)
+        return not_committed_reason(error)
     return None

@@ -8,13 +8,14 @@ offsets side by side (S53).
 
 import logging
 from dataclasses import dataclass, replace
-from datetime import datetime
 
 from ackline.errors import ConfigError, NewerCommit
+from ackline.kafka.config import brokers
 from ackline.offsets import TopicPartition
 from ackline.steps.claim import operator_loss
 from ackline.steps.commit import ledger_progress
-from ackline.steps.genesis import genesis_partitions, genesis_plan, leaderless_partitions
+from ackline.steps.genesis import check_not_of_another_ledger, genesis_partitions, genesis_plan, leaderless_partitions
+from ackline.steps.new_plan import check_clock
 from ackline.steps.observe import KafkaView, observe_kafka
 from ackline.steps.parts import Parts
 from ackline.steps.races import MAX_LOST_RACES, too_many_lost_races
@@ -49,8 +50,8 @@ class Planned:
 def plan(parts: Parts) -> Planned:
     """Returns the lane's open plan, or else a new one, stored.
 
-    Raises ConfigError if the dead-letter topic is missing or the fixed clock is behind the last turn; TopicChanged,
-    GroupMoved, NewerCommit, TooFarBehind and RetentionPassed if the lane can't go on as it is.
+    Raises ConfigError if the dead-letter topic or a subscribed one is missing, or the fixed clock is behind the last
+    turn; TopicChanged, GroupMoved, NewerCommit, TooFarBehind and RetentionPassed if the lane can't go on as it is.
     """
     skipped, progress = False, None
     actions: list[Settlement] = []
@@ -83,7 +84,7 @@ def plan(parts: Parts) -> Planned:
         elif open_plan:
             # A lane has at most one open plan. It is adopted, whichever run has stored it and however long ago. A
             # second plan would handle the same offsets twice.
-            _check_clock(parts, open_plan.planned_at)
+            check_clock(parts, open_plan.planned_at)
             return Planned(open_plan, adopted=True, actions=tuple(actions))
         else:
             try:
@@ -118,6 +119,8 @@ def preview(parts: Parts) -> Planned:
     _check_dead_letter_topic(parts)
     if open_plan:
         return Planned(open_plan, adopted=True)
+    _check_topics_exist(parts, newest, view)
+    check_not_of_another_ledger(parts, newest, view)
     if newest is not None:
         check_settings_unchanged(parts, newest)
     lane = preview_lane(parts, newest, view)
@@ -142,14 +145,16 @@ def _take_turn(parts: Parts, newest: Settlement | None, skipped: bool) -> Planne
     """
     # All checks come before the first write, so that a run which can't work leaves no trace. The check of Kafka comes
     # first: it fails most often, and within seconds.
-    _check_clock(parts, newest.settled_at if newest else None)
+    check_clock(parts, newest.settled_at if newest else None)
     view = observe_kafka(parts, newest)
     _check_dead_letter_topic(parts)
+    _check_topics_exist(parts, newest, view)
+    check_not_of_another_ledger(parts, newest, view)
     if newest is not None:
         check_settings_unchanged(parts, newest)
     genesis = genesis_partitions(parts, newest, view)
     if newest is None:
-        _store_first_genesis(parts, genesis)
+        store_first_genesis(parts, genesis, "first run")
         return None
     leaderless = leaderless_partitions(parts, newest.partitions, view)
     if not newest.partitions and not genesis:
@@ -164,22 +169,33 @@ def _take_turn(parts: Parts, newest: Settlement | None, skipped: bool) -> Planne
     return Planned(plan, adopted=False, missing=view.missing, leaderless=leaderless)
 
 
-def _store_first_genesis(parts: Parts, genesis: dict[TopicPartition, SettledPartition]) -> None:
-    """Begins the lane, even if no topic exists yet. Stores the subscription with it.
+def store_first_genesis(parts: Parts, genesis: dict[TopicPartition, SettledPartition], reason: str) -> bool:
+    """Begins the lane, even if no topic exists yet. Stores the subscription with it. Returns False if it has begun.
 
     So a topic that is created later is known to have been missing, and is read from its log start (S32).
     """
     turn = _first_turn(parts)
-    first = Settlement(turn, TurnKind.GENESIS, parts.run_id, parts.now(), genesis, parts.actor, "first run")
-    if parts.store.store_settlement(first, subscription=parts.pipeline.settings()["kafka"]) and genesis:
+    first = Settlement(turn, TurnKind.GENESIS, parts.run_id, parts.now(), genesis, parts.actor, reason)
+    stored = parts.store.store_settlement(first, subscription=parts.pipeline.settings()["kafka"])
+    if stored and genesis:
         parts.notify("partitions_changed", genesis)
+    return stored
 
 
-def _check_clock(parts: Parts, last: datetime | None) -> None:
-    """Raises ConfigError for a fixed clock behind the last turn: due times and grace periods would run backwards."""
-    if parts.fixed_now and last and parts.fixed_now < last:
+def _check_topics_exist(parts: Parts, newest: Settlement | None, view: KafkaView) -> None:
+    """Raises ConfigError under `missing_topics: fail` if the file names a topic or partition that does not exist.
+
+    Those that are in the lane were deleted since: that is TopicChanged, which names the way on.
+    """
+    lane = newest.partitions if newest else {}
+    known = {tp.topic for tp in lane} | {str(tp) for tp in lane}
+    missing = [name for name in view.missing if name not in known]
+    if missing and parts.pipeline.missing_topics == "fail":
         raise ConfigError(
-            f"--now {parts.fixed_now.isoformat()} is before the last turn, of {last.isoformat()}", key="--now"
+            f"{', '.join(missing)}: no such topic or partition at {brokers(parts.kafka)}, and pipeline "
+            f"{parts.pipeline.name} reads it. Nothing was planned. Correct its name or the connection, create it, or "
+            f"write `missing_topics: wait`: then it is read from its start once it exists",
+            key="kafka.topics",
         )
 
 

@@ -4,13 +4,13 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from ackline import planning
-from ackline.commit_rule import CommitMetadata, Committed, check_commit_allowed, still_acknowledged
+from ackline.commit_rule import CommitMetadata, Committed, still_acknowledged
 from ackline.errors import GroupMoved, TooFarBehind
 from ackline.metrics import due_retries
 from ackline.offsets import TopicPartition
 from ackline.planning import Limits, PartitionView
 from ackline.steps.action_plans import action_plan, follow_plan
-from ackline.steps.commit import commit_metadata_of, may_restore
+from ackline.steps.commit import check_allowed, commit_metadata_of, may_restore
 from ackline.steps.log_checks import check_not_truncated, check_topic_not_recreated
 from ackline.steps.new_plan import new_plan
 from ackline.steps.observe import KafkaView, written_beyond
@@ -98,7 +98,7 @@ def _must_follow(
     if may_restore(parts, committed, metadata):
         return False
     try:
-        check_commit_allowed(tp, committed, metadata, acknowledged_foreign_offset)
+        check_allowed(parts, tp, committed, metadata, acknowledged_foreign_offset)
     except GroupMoved:
         if parts.pipeline.on_external_reset == "follow":
             return True

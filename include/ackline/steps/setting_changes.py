@@ -23,7 +23,7 @@ def check_settings_unchanged(parts: Parts, newest: Settlement) -> None:
     for key, old, new in _changes(parts, parts.store.plan(newest.turn).settings):
         raise ConfigError(
             f"{key} was changed from {old} to {new} while records are pending; change it back until nothing is, or "
-            f"begin a new epoch with `ackline reset {parts.pipeline.name} --to floor`",
+            f"begin a new epoch with `ackline reset {parts.pipeline.name} --to floor --reason …`",
             key=key,
         )
 

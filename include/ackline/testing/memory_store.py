@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import pyarrow as pa
 
+from ackline.audit.creation import LEDGER_ID
 from ackline.audit.last_failures import Attempts, Failures, LastFailure
+from ackline.audit.log_state import LogState
 from ackline.audit.rows import plan_date
 from ackline.audit.store import LedgerStore
-from ackline.audit.table import LEDGER_ID, AuditTable
+from ackline.audit.table import AuditTable
 from ackline.audit.turn_outcomes import TurnOutcomes
 from ackline.errors import FatalError, LedgerError
 from ackline.ledger import OutcomeRow
@@ -22,7 +24,6 @@ from ackline.testing.memory import AFTER, BEFORE, READ, Hook, TableCommit, World
 from ackline.turns import Marker, MarkerKind, OperatorLoss, Plan, Settlement, TurnId, TurnKind
 
 if TYPE_CHECKING:
-    from deltalake import DeltaTable
     from deltalake.transaction import AddAction
 
 
@@ -49,22 +50,15 @@ class ReplacingFiles(list[OutcomesFile]):
         return {file.turn for file in self}
 
 
-class _Metadata(NamedTuple):
-    configuration: Mapping[str, str]
-
-
-class _Version:
-    """A table at one version, with the methods of DeltaTable that the store calls."""
+class _State:
+    """A table at one version, with what the store reads of LogState."""
 
     def __init__(self, world: World, table: "MemoryTable") -> None:
-        self._id = world.tables.ids[table.name]
+        self.configuration = {LEDGER_ID: world.tables.ids[table.name]}
         self._numbers = dict(world.tables.numbers[table.name])
         self._table = table
 
-    def metadata(self) -> _Metadata:
-        return _Metadata({LEDGER_ID: self._id})
-
-    def transaction_version(self, application: str) -> int | None:
+    def version_of(self, application: str) -> int | None:
         number = self._numbers.get(application)
         if number is not None:
             self._table.note_settlement(application, number)
@@ -78,17 +72,16 @@ class MemoryTable(AuditTable):
         super().__init__("memory://", name)
         self.world, self.run_id, self.hook = world, run_id, hook
 
-    def open(self) -> "DeltaTable | None":
+    def state(self) -> LogState | None:
         """Returns the newest version; None if the table does not exist yet."""
         self.hook(self.name, READ)
-        return None if self.name not in self.world.tables.ids else cast("DeltaTable", _Version(self.world, self))
+        return None if self.name not in self.world.tables.ids else cast(LogState, _State(self.world, self))
 
-    def create(self) -> "DeltaTable":
-        """Returns the newest version, after creating the table if it does not exist."""
+    def create(self) -> None:
+        """Creates the table if it does not exist."""
         if self.name not in self.world.tables.ids:
             self.world.tables.ids[self.name] = self.world.new_id("table")
             self.world.tables.numbers[self.name] = {}
-        return cast("DeltaTable", _Version(self.world, self))
 
     def append(
         self,

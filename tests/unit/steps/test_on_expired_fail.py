@@ -72,7 +72,7 @@ def test_s41_what_was_not_read_yet_is_named_before_anything_is_planned_and_a_ski
     plans = len(lane.world.tables.plans)
     message = refusal(lane)
     assert "orders[0] [2, 4)" in message
-    assert "`ackline skip lane --topic orders --partition 0 --to earliest`" in message
+    assert "`ackline skip lane --topic orders --partition 0 --to earliest --reason …`" in message
     assert "`on_expired: record`" in message
     assert refusal(lane) == message
     with pytest.raises(RetentionPassed):

@@ -1,0 +1,159 @@
+"""`ackline adopt-ledger`: an operator's answer to a group that another ledger of the pipeline has committed.
+
+The ledgers of a pipeline share nothing, so a run stops at a commit of the other one. What the operator
+decides depends on what ACKLINE_AUDIT holds:
+- No ledger: the other one is lost. A new ledger begins at the group's commits, whatever `start` is; at the log start
+  where there is no commit.
+- A ledger, and commits of another one: a wrong folder was in use meanwhile. This ledger goes on with its own floors and
+  its pending records, and acknowledges the other one's commits. At most once it skips to them, because the other ledger
+  may have handed out what is below.
+- An older copy of the ledger that has committed: a new epoch begins at the floors of this copy, because its next turns
+  have the numbers of turns that the lost copy has committed. At most once it begins at the commits.
+
+The first is the genesis of the lane, in one fenced commit; the others are a skip and a reset (steps/operator_actions).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ackline.commit_rule import CommitMetadata, Committed, check_commit_allowed, is_of_pipeline
+from ackline.errors import AcklineError, ConfigError, FatalError, GroupMoved, NewerCommit
+from ackline.offsets import TopicPartition
+from ackline.steps.action_plans import Targets
+from ackline.steps.commit import commit_metadata_of, commit_newest
+from ackline.steps.genesis import genesis_partitions, genesis_plan
+from ackline.steps.observe import observe_kafka
+from ackline.steps.operator_actions import (
+    PreparedAction,
+    not_committed_reason,
+    open_turn_error,
+    perform_action,
+    prepare_action,
+)
+from ackline.steps.parts import Parts
+from ackline.steps.plan import store_first_genesis
+from ackline.steps.settle import settle_turn
+from ackline.turns import SettledPartition, Settlement, TurnKind
+
+NOTHING = "the group holds no commit of another ledger of this pipeline: there is nothing to adopt"
+
+
+@dataclass(frozen=True, slots=True)
+class Adoption:
+    """What adopting changes. `not_committed` is why the group was not committed; None before it is carried out."""
+
+    ledgers: tuple[str, ...]
+    """The other ledgers that have committed the group; empty if none has."""
+    begins: Mapping[TopicPartition, SettledPartition]
+    """The partitions that join the ledger, each at its start."""
+    action: PreparedAction | None = None
+    """The skip or reset of partitions that the ledger has already."""
+    not_committed: str | None = None
+
+
+def prepare_adoption(parts: Parts, reason: str) -> Adoption:
+    """Returns what adopting would change now; stores nothing.
+
+    Raises ConfigError if no commit is to be adopted, GroupBusy if the group has members, FatalError while a turn is
+    open, or if the group was committed by an epoch that this copy of the ledger has not reached.
+    """
+    parts.group.check_no_members()
+    newest = parts.store.newest()
+    if newest is not None and (open_plan := parts.store.open_plan(newest)) is not None:
+        raise open_turn_error(parts, "adopt the ledger", open_plan)
+    view = observe_kafka(parts, newest)
+    joining = genesis_partitions(parts, newest, view, adopts_ledger=True)
+    if newest is None:
+        if not joining:
+            raise ConfigError(f"{parts.pipeline.name}: no subscribed topic exists, so no ledger can begin")
+        return Adoption(_ledgers(parts, view.committed), joining)
+    commits = _commits_of_others(parts, newest, view.committed)
+    joining = {tp: row for tp, row in joining.items() if is_of_pipeline(row.committed, parts.pipeline.name)}
+    if not commits and not joining:
+        raise ConfigError(f"{parts.pipeline.name}: {NOTHING}")
+    others = {tp: row.committed for tp, row in joining.items() if row.committed is not None} | commits
+    action = None
+    if commits:
+        kind = _kind(parts, newest, commits)
+        action = prepare_action(parts, kind, lambda lane: _targets(parts, lane), reason, adopts_ledger=True)
+    return Adoption(_ledgers(parts, others), joining, action)
+
+
+def adopt_ledger(parts: Parts, reason: str) -> Adoption:
+    """Adopts the ledger that ACKLINE_AUDIT names for the group, and commits its floors.
+
+    Each write is a fenced commit of its own, so after a crash the rest is done by the same command. Raises what
+    `prepare_adoption` raises, and has stored nothing then.
+    """
+    adoption = prepare_adoption(parts, reason)
+    newest = parts.store.newest()
+    if newest is None:
+        store_first_genesis(parts, dict(adoption.begins), reason)
+    elif adoption.begins:
+        plan = genesis_plan(parts, newest, adoption.begins)
+        if not parts.store.store_plan(plan):
+            raise FatalError(f"{plan.turn} is taken: the lane has moved since. Nothing was stored. Look at it again")
+        settle_turn(parts, plan, newest)
+    if adoption.action is None:
+        return Adoption(adoption.ledgers, adoption.begins, None, _commit(parts))
+    kind = adoption.action.plan.kind
+    done = perform_action(parts, kind, lambda lane: _targets(parts, lane), reason, adopts_ledger=True)
+    return Adoption(adoption.ledgers, adoption.begins, PreparedAction(done.plan, done.before), done.not_committed)
+
+
+def _commit(parts: Parts) -> str | None:
+    try:
+        commit_newest(parts)
+    except AcklineError as error:
+        return not_committed_reason(error)
+    return None
+
+
+def _commits_of_others(
+    parts: Parts, newest: Settlement, committed: Mapping[TopicPartition, Committed]
+) -> dict[TopicPartition, Committed]:
+    """Returns the commits of subscribed partitions that stop a run of this ledger: of another ledger, or newer."""
+    metadata, others = commit_metadata_of(parts, newest), {}
+    lane = {tp: row for tp, row in newest.partitions.items() if parts.is_subscribed(tp)}
+    for tp in parts.unchanged_partitions({tp: row.topic_id for tp, row in lane.items()}):
+        try:
+            check_commit_allowed(tp, committed.get(tp), metadata, lane[tp].acknowledged_foreign_offset)
+        except NewerCommit:
+            others[tp] = committed[tp]
+        except GroupMoved:
+            continue  # by another client: `on_external_reset` decides about it
+    return others
+
+
+def _kind(parts: Parts, newest: Settlement, commits: Mapping[TopicPartition, Committed]) -> TurnKind:
+    """Returns RESET for an older copy of the ledger that has committed, else SKIP."""
+    own = [metadata for committed in commits.values() if (metadata := _metadata(parts, committed)) is not None]
+    ahead = max((metadata.epoch for metadata in own), default=0)
+    if ahead > newest.turn.epoch:
+        raise FatalError(
+            f"the group was committed by epoch {ahead} of this ledger, and this copy of it ends at epoch "
+            f"{newest.turn.epoch}. Restore a newer copy of the tables. If there is none, set ACKLINE_AUDIT to an empty "
+            f"folder, and adopt the group there"
+        )
+    return TurnKind.RESET if own else TurnKind.SKIP
+
+
+def _metadata(parts: Parts, committed: Committed) -> CommitMetadata | None:
+    metadata = CommitMetadata.decode(committed.metadata)
+    return metadata if metadata is not None and metadata.ledger == parts.store.ledger_id() else None
+
+
+def _targets(parts: Parts, newest: Settlement) -> Targets:
+    """Returns where each partition goes on: at its floor, at most once at a commit above it."""
+    commits = _commits_of_others(parts, newest, parts.group.committed(newest.partitions))
+    floors = {tp: newest.partitions[tp].state.floor for tp in commits}
+    if parts.pipeline.guarantee != "at_most_once" or not commits:
+        return floors
+    ends = parts.cluster.bounds(commits)
+    return {tp: max(floors[tp], min(commits[tp].offset, ends[tp].end)) for tp in commits}
+
+
+def _ledgers(parts: Parts, committed: Mapping[TopicPartition, Committed]) -> tuple[str, ...]:
+    of_pipeline = [commit for commit in committed.values() if is_of_pipeline(commit, parts.pipeline.name)]
+    decoded = [CommitMetadata.decode(commit.metadata) for commit in of_pipeline]
+    return tuple(sorted({metadata.ledger for metadata in decoded if metadata is not None}))
