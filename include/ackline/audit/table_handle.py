@@ -67,6 +67,8 @@ class TableHandle:
             self._check_is_ours(field.name for field in state.schema.fields)
         elif self._folder is not None:
             self._check_is_no_file(self._folder)
+        else:
+            self.open()  # delta-rs raises an error for a missing bucket, in which Arrow's listing finds nothing
         return state
 
     def open(self) -> DeltaTable | None:
