@@ -68,7 +68,7 @@ def test_s41_on_expired_fail_stops_each_command_until_the_skip_that_its_error_na
     assert lane.committed() == 1
 
     _, _, advice = errors.partition("Go on with `ackline ")
-    skipped = lane.ackline(*advice.partition("`")[0].split(), "--now", lane.now.isoformat())
+    skipped = lane.ackline(*advice.partition("`")[0].split(), "--yes", "--now", lane.now.isoformat())
     assert skipped.returncode == 0, skipped.stderr
     lane.run()
     expected = [Row(1, 0, "skipped", 2), Row(1, 1, "failed"), Row(4, 0, "skipped", 6)]

@@ -188,6 +188,7 @@ def test_a_record_whose_dead_letter_is_not_acknowledged_is_not_a_retry_and_not_d
 
 def test_a_lane_without_a_topic_has_no_event(lane: MemoryLane) -> None:
     events: list[str] = []
+    lane.settings["missing_topics"] = "wait"
     lane.world.delete_topic("orders")
     lane.run(lane.parts(listener=thread_of(lambda event, _: events.append(event))))
     assert events == []
