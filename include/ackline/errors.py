@@ -64,7 +64,8 @@ class TopicChanged(FatalError):
 
 
 class TurnVoided(FatalError):
-    """An operator has closed the turn of this run with `ackline void`. The next run plans its offsets again."""
+    """An operator has closed the turn of this run with `ackline void`. The next run plans its offsets again, or goes on
+    after it if the turn was lost."""
 
 
 class NoProof(FatalError):

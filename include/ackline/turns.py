@@ -56,6 +56,10 @@ class TurnKind(StrEnum):
 VOIDED_BY_OPERATOR = "voided by an operator"
 """The evidence of a void settlement that an operator has requested. A run whose turn it closes plans no other turn."""
 
+LOST_BY_OPERATOR = "recorded as lost by an operator"
+"""The evidence of a settlement whose claimed turn an operator has recorded as lost. A run whose turn it closes plans no
+other turn."""
+
 
 @dataclass(frozen=True, slots=True)
 class SettledPartition:
@@ -111,13 +115,14 @@ class Settlement:
     actor: str = ""
     """Who started that run: `airflow`, or the user of the command."""
     reason: str = ""
-    """The plan's reason; of a void turn, why it was closed."""
+    """The plan's reason; of a turn that is void, or that an operator has recorded as lost, why it was closed."""
 
     @property
-    def voided_by_operator(self) -> bool:
-        """Whether an operator has closed the turn with `ackline void`."""
-        evidence = (settled.evidence for settled in self.partitions.values())
-        return self.kind is TurnKind.VOID and VOIDED_BY_OPERATOR in evidence
+    def closed_by_operator(self) -> bool:
+        """Whether an operator has closed the turn with `ackline void`: as void, or as lost."""
+        # Only of these kinds: the evidence of an operator action is the operator's own text.
+        mark = {TurnKind.VOID: VOIDED_BY_OPERATOR, TurnKind.RUN: LOST_BY_OPERATOR}.get(self.kind)
+        return mark is not None and any(settled.evidence == mark for settled in self.partitions.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,3 +205,12 @@ class Marker:
     """Whether an operator has waived the turn."""
     pause: bool = False
     """Whether the void settlement pauses the partitions of the plan."""
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorLoss:
+    """What is stored with the lost ranges of a claimed turn, if an operator has recorded them."""
+
+    reason: str
+    pause: bool
+    """Whether the settlement pauses the partitions of the plan."""

@@ -177,8 +177,8 @@ class Epoch:
             broken("I7", f"turn {n} is void, and was not waived: a driver may still claim it")
         tripped = self.trips(turn) and not turn.stored_by["settlement"].endswith(LENIENT)
         by_operator = is_operator_void(turn.stored_by.get("waiver", turn.stored_by["settlement"]))
-        if by_operator != turn.settlement.voided_by_operator:
-            broken("I11", f"settlement {n} is an operator's void: {turn.settlement.voided_by_operator}")
+        if by_operator != turn.settlement.closed_by_operator:
+            broken("I11", f"settlement {n} is an operator's void: {turn.settlement.closed_by_operator}")
         if not by_operator and not tripped and not turn.waiver and not self._gone(turn):
             broken("I11", f"turn {n} is void, and nothing kept it from being carried out")
         if turn.stored_by.get("waiver", turn.stored_by["settlement"]).startswith("voidpause"):
@@ -198,6 +198,7 @@ class Epoch:
 
     def _take_rows(self, n: int, turn: Turn) -> None:
         """Adds the rows of a turn to the account: from now on they count."""
+        self._check_operator_loss(n, turn)
         for tp, row in rows_of(turn.outcomes):
             if (turn.stored_by["outcomes"], tp) in turn.misread and row.attempt:
                 broken("S42", f"outcomes {n} of {tp} are of a topic that was created again meanwhile")
@@ -206,6 +207,16 @@ class Epoch:
         if turn.plan is not None and turn.plan.kind in ("pause", "resume"):
             for tp in turn.plan.partitions:
                 self.partitions[tp].paused = turn.plan.kind == "pause"
+
+    def _check_operator_loss(self, n: int, turn: Turn) -> None:
+        """A turn that an operator has recorded as lost is closed by the operator, and paused if that was ordered."""
+        process = turn.stored_by.get("outcomes", "")
+        by_operator = is_operator_void(process) and turn.outcomes is not None
+        if by_operator != turn.settlement.closed_by_operator:
+            broken("I11", f"settlement {n}, of outcomes by {process}, has the mark of an operator: {not by_operator}")
+        if by_operator and process.startswith("voidpause"):
+            for tp, planned in turn.plan.partitions.items():
+                self.partitions[tp].paused |= not planned.empty
 
     def _take_state(self, n: int, tp: TopicPartition, account: PartitionAccount, settled: Any) -> None:
         """Takes the state of a partition from a settlement. Which offsets are pending, the checker judges."""

@@ -183,6 +183,11 @@ def waiver_ignored(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(MemoryStore, "has_waiver", lambda *_: False)
 
 
+def operator_loss_not_marked(patch: pytest.MonkeyPatch) -> None:
+    """At most once: a turn that an operator records as lost is stored like one that a driver gives up (I11)."""
+    patch.setattr(MemoryStore, "_marks", lambda *_: [])
+
+
 def reset_leaves_no_rows(patch: pytest.MonkeyPatch) -> None:
     """A reset records nothing of what it passes over, so no epoch has an outcome of it (I15)."""
     decided, folded = decide.decide, decide.states_after
@@ -218,6 +223,7 @@ OTHERS: dict[str, Callable[[pytest.MonkeyPatch], Any]] = {
         parked_not_committed,
         void_beside_a_claim,
         waiver_ignored,
+        operator_loss_not_marked,
         reset_leaves_no_rows,
     )
 }

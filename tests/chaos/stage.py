@@ -37,7 +37,7 @@ MOVE_IT, IS_OPEN, CHANGED = "Move the group", "is open: let it end", "guarantee 
 has another guarantee than the turns under way."""
 NO_ADOPTION = "is taken: the lane has moved since"
 """A part of the error of an adoption whose turn another process has taken."""
-NO_VOID = ("is not open any more", "is claimed and its outcomes are stored")
+NO_VOID = ("is not open any more", "no file of them is lost or damaged")
 """Parts of errors of an operator's void: another process has closed the turn, or its handler has reported."""
 Stop = tuple[str, str]
 """(operation, when) at which a process stops; "" stands for any."""

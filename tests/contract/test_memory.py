@@ -31,7 +31,7 @@ from ackline.outcome import Outcome
 from ackline.testing.memory import World
 from ackline.testing.memory_kafka import MemoryCluster, MemoryGroup, MemoryReader
 from ackline.testing.memory_store import MemoryStore, OutcomesFile
-from ackline.turns import LIVE, Plan, PlannedPartition, SettledPartition, Settlement, TurnId, TurnKind
+from ackline.turns import LIVE, OperatorLoss, Plan, PlannedPartition, SettledPartition, Settlement, TurnId, TurnKind
 from tests.conftest import MakeTopic
 from tests.contract import kafka_log, lane_rows
 from tests.contract.lane_rows import NOON, TP, TP1, plan, settlement, turn
@@ -185,6 +185,26 @@ def test_a_report_goes_with_the_outcomes_of_who_won_and_is_there_for_all(tables:
     assert first.report_of(turn(1, epoch=1)) is None
     assert first.store_lost(plan(3), "run", {TP: [OutcomeRow(0, 0, Outcome.LOST, NOON, None, 3)]})
     assert first.report_of(turn(3)) == TurnReport()
+
+
+@pytest.mark.parametrize("reported", [False, True])
+@pytest.mark.parametrize("pause", [False, True])
+def test_an_operators_mark_is_stored_with_the_lost_ranges_and_with_these_only(
+    pause: bool, reported: bool, tables: Tables
+) -> None:
+    first, second, loss = tables.store(), tables.store(), OperatorLoss("the driver hangs", pause)
+    rows = {TP: [OutcomeRow(0, 0, Outcome.LOST, NOON, None, 3, loss.reason)]}
+    assert first.operator_loss(turn(1)) is None
+    if reported:
+        assert first.store_outcomes(turn(1), [])
+        assert not second.store_lost(plan(1), "run", rows, loss)
+        assert first.operator_loss(turn(1)) is None
+        assert second.replace_by_lost(plan(1), "run", rows, loss)
+    else:
+        assert second.store_lost(plan(1), "run", rows, loss)
+    assert (first.operator_loss(turn(1)), second.operator_loss(turn(1))) == (loss, loss)
+    assert first.store_lost(plan(2), "run", rows)
+    assert first.operator_loss(turn(2)) is None
 
 
 def test_figures_and_totals_come_back_and_may_be_missing(tables: Tables) -> None:

@@ -16,16 +16,22 @@ from typer.testing import CliRunner
 
 from ackline.audit import conditional_put
 from ackline.audit.conditional_put import create_exclusively, prove_conditional_put
+from ackline.audit.layout import check_layout
+from ackline.audit.maintenance import maintain
 from ackline.audit.object_store import arrow_filesystem, use_options
+from ackline.audit.queries import AuditFilter, audit_rows
 from ackline.audit.store import LedgerStore
 from ackline.cli.app import app
-from ackline.errors import AcklineError, ConfigError, FatalError
+from ackline.errors import AcklineError, ConfigError, FatalError, TransientError
 from ackline.ledger import OutcomeRow
+from ackline.local.ports import free_ports
 from ackline.outcome import Outcome
 from ackline.spark.task_folder import TaskFolder, open_task_folder, remove_task_folders
 from ackline.turns import LIVE, TurnId
 from tests.contract.lane_rows import NOON, TP, plan, settlement, turn
-from tests.object_store.store import SECRET, ObjectStore
+from tests.contract.lanes import begin_lane, files, settle_turns
+from tests.contract.object_store_actor import DIED
+from tests.object_store.store import SECRET, ObjectStore, object_store
 
 T = TypeVar("T")
 DRIVERS = 50
@@ -153,16 +159,55 @@ def test_s53_of_fifty_drivers_one_takes_each_number_and_none_fails(root: str) ->
 def test_a_kill_between_data_and_log_entry_leaves_no_row_and_one_after_it_no_second(
     root: str, place: str, again: str
 ) -> None:
-    def appended(where: str) -> "subprocess.CompletedProcess[str]":
-        command = [sys.executable, "-m", "tests.contract.object_store_actor", root, where]
-        return subprocess.run(command, capture_output=True, text=True, check=False)
-
-    assert appended(place).returncode == 9
+    assert acted(root, "append", place).returncode == DIED
     store = LedgerStore(root, "orders", "live")
     assert store.outcomes.read(None).num_rows == (place == "after")
-    done = appended("nowhere")
+    done = acted(root, "append", "nowhere")
     assert (done.returncode, done.stdout.strip(), done.stderr) == (0, again, "")
     assert store.outcomes.read(None).num_rows == 1
+
+
+def acted(root: str, work: str, place: str, number: int = 1) -> "subprocess.CompletedProcess[str]":
+    """Lets a process do its work, and die at a place."""
+    command = [sys.executable, "-m", "tests.contract.object_store_actor", root, work, place, str(number)]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("place", ["before", "after"])
+def test_s52_a_turn_killed_at_any_of_its_commits_is_finished_by_the_next_process_and_no_row_is_there_twice(
+    root: str, place: str
+) -> None:
+    """Turn n dies at its commit n: plan, outcomes, decisions or settlement."""
+    store = LedgerStore(root, "orders", "live")
+    store.store_settlement(settlement(0))
+    for n in (1, 2, 3, 4):
+        assert acted(root, f"turn-{n}", place, n).returncode == DIED
+        assert (store.newest() == settlement(n)) == ((place, n) == ("after", 4))
+        finished = acted(root, f"turn-{n}", "nowhere")
+        assert (finished.returncode, finished.stderr) == (0, "")
+        assert store.newest() == settlement(n)
+    rows = store.outcomes.read(None, ["turn", "offset", "outcome"]).to_pylist()
+    assert sorted(map(tuple, map(dict.values, rows))) == [
+        row for n in (1, 2, 3, 4) for row in ((n, n, "acked"), (n, 100 + n, "dead"))
+    ]
+    assert [store.plan(turn(n)) for n in (1, 2, 3, 4)] == [plan(n) for n in (1, 2, 3, 4)]
+
+
+@pytest.mark.parametrize("place", ["before", "after", "checkpoint"])
+def test_fault_33_a_maintenance_killed_at_a_write_changes_no_row_and_the_next_one_ends_it(
+    root: str, place: str
+) -> None:
+    store = begin_lane(LedgerStore(root, "orders", "live"), 6)
+    everything = AuditFilter(everything=True)
+    rows, named = list(audit_rows(root, "orders", everything)), len(files(store.outcomes))
+    assert acted(root, "maintain", place).returncode == DIED
+    assert list(audit_rows(root, "orders", everything)) == rows
+    maintain(root)
+    again = LedgerStore(root, "orders", "live")
+    assert (len(files(again.outcomes)) < named, again.newest()) == (True, settlement(6))
+    assert list(audit_rows(root, "orders", everything)) == rows
+    settle_turns(again, range(7, 8))
+    assert again.newest() == settlement(7)
 
 
 # ---- logins ---------------------------------------------------------------------------------------------------------
@@ -180,17 +225,53 @@ def test_a_connection_reaches_the_tables(root: str, s3: ObjectStore, monkeypatch
     assert store.newest() == settlement(0)
 
 
-@pytest.mark.parametrize("store", ["s3://no-such-bucket/audit", "s3://bucket/audit"])
-def test_a_store_that_can_not_be_used_is_a_clear_error_without_the_login(
-    s3: ObjectStore, monkeypatch: pytest.MonkeyPatch, store: str
-) -> None:
-    if "no-such" not in store:
-        monkeypatch.setenv("AWS_ENDPOINT_URL", "https://127.0.0.1:1")
-    for call in (lambda: prove_conditional_put(store), LedgerStore(store, "orders", "live").newest):
+def errors_of(store: str) -> list[AcklineError]:
+    """Returns the errors of everything that a run does first with a store that can't be used."""
+    ledger, of = LedgerStore(store, "orders", "live"), TurnId("orders", LIVE, 0, 7)
+    calls: list[Callable[[], object]] = [
+        lambda: prove_conditional_put(store), lambda: check_layout(store), ledger.newest,
+        lambda: ledger.has_claim(of), lambda: ledger.store_plan(plan(1)), ledger.plans.transactions,
+    ]  # fmt: skip
+    errors = []
+    for call in calls:
         with pytest.raises(AcklineError, match="can't be used") as error:
             call()
-        assert isinstance(error.value, ConfigError | FatalError)
         assert SECRET not in str(error.value)
+        errors.append(error.value)
+    return errors
+
+
+def test_a_bucket_that_does_not_exist_is_a_clear_error_without_the_login(s3: ObjectStore) -> None:
+    ledger = LedgerStore("s3://no-such-bucket/audit", "orders", "live")
+    for call in (lambda: prove_conditional_put(ledger.root), ledger.newest, lambda: ledger.store_plan(plan(1))):
+        with pytest.raises((ConfigError, FatalError), match="can't be used") as error:
+            call()
+        assert SECRET not in str(error.value)
+
+
+def test_a_store_that_does_not_answer_is_a_transient_error_without_the_login_whatever_meets_it(
+    s3: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{free_ports(1)[0]}")
+    for error in errors_of("s3://bucket/audit"):
+        assert isinstance(error, TransientError), error
+        assert error.exit_status == 1
+        assert "run this again when it does" in str(error)
+
+
+def test_a_store_that_goes_away_under_an_open_table_is_a_transient_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    with object_store() as server:
+        for name, value in server.environment.items():
+            monkeypatch.setenv(name, value)
+        store = LedgerStore(f"{server.bucket('bucket')}/audit", "orders", "live")
+        store.store_settlement(settlement(0))
+        store.store_plan(plan(1))
+        table = store.plans.open()
+        assert table is not None
+    calls = (lambda: store.plan(turn(1)), lambda: store.has_claim(turn(1)), lambda: store.plans.read(None, table=table))
+    for call in calls:
+        with pytest.raises(TransientError, match="run this again when it does"):
+            call()
 
 
 def test_a_process_that_has_read_remote_tables_ends_well(root: str) -> None:

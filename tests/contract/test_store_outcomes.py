@@ -88,10 +88,13 @@ def test_files_where_all_succeeded_at_once_are_counted_without_being_opened(stor
     acked = written(store, turn(1), [(offset, 1, "acked") for offset in range(1_000)])
     store.store_outcomes(turn(1), [acked, written(store, turn(1), [(1_000, 1, "failed")])])
     path = Path(store.outcomes.uri) / acked.path
-    path.write_bytes(b"not parquet")
-    assert store.outcomes_of(turn(1)).counts == {TP: {"acked": 1_000, "failed": 1}}
+    path.write_bytes(b"x" * acked.size)
+    outcomes = store.outcomes_of(turn(1))
+    assert outcomes.counts == {TP: {"acked": 1_000, "failed": 1}}
+    assert outcomes.attempted_fresh == {TP: 1_001}
     path.unlink()
-    assert store.outcomes_of(turn(1)).attempted_fresh == {TP: 1_001}
+    with pytest.raises(FatalError, match=f"{acked.path} does not exist"):
+        store.outcomes_of(turn(1))
 
 
 @pytest.mark.parametrize(

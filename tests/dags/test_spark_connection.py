@@ -42,6 +42,16 @@ def test_only_this_machines_driver_is_bound_to_the_loopback(monkeypatch: pytest.
     assert "spark.driver.host=127.0.0.1" not in command()
 
 
+def test_on_a_standalone_cluster_the_driver_announces_its_address_in_the_network_of_the_master(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """On a machine with several networks, Spark may choose an address that no executor reaches."""
+    monkeypatch.setenv(VARIABLE, json.dumps({**CLUSTER, "host": "spark://127.0.0.1", "port": 7077}))
+    assert "spark.driver.host=127.0.0.1" in command()
+    monkeypatch.setenv(VARIABLE, json.dumps({**CLUSTER, "host": "yarn"}))
+    assert not [argument for argument in command() if argument.startswith("spark.driver.host")]
+
+
 def test_spark_connect_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(VARIABLE, json.dumps({"conn_type": "spark", "host": "sc://cluster", "port": 15002}))
     with pytest.raises(ConfigError, match="spark_default names sc://cluster:15002, a Spark Connect server"):

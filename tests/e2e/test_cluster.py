@@ -134,6 +134,58 @@ def test_i7_fault_7_a_worker_killed_in_mid_handler_repeats_nothing_at_most_once(
     assert lane.violations("--settled") == []
 
 
+NAMES_ITS_FOLDER = (
+    HANDLER
+    + """
+    with open(os.path.dirname(os.environ["ACKLINE_JOURNAL"]) + "/folders", "a") as file:
+        file.write(os.getcwd() + "\\n")
+"""
+)
+AIRFLOW_TASKS = """
+import json, sys
+from pathlib import Path
+from ackline.airflow.operators import PlanOperator, ReplayOperator, SettleOperator
+from ackline.pipeline_folder import load_pipeline
+
+folder, name = sys.argv[1:]
+pipeline = load_pipeline(Path(folder), name)
+returned = {}
+
+class Task:
+    def xcom_pull(self, task_ids):
+        return returned.get(task_ids)
+
+for task, operator in (("plan", PlanOperator), ("replay", ReplayOperator), ("settle", SettleOperator)):
+    context = {"run_id": "scheduled__1", "ti": Task()}
+    returned[task] = operator(task_id=task, pipeline=pipeline).execute(context)
+print(json.dumps(returned["settle"]))
+"""
+
+
+def test_the_tasks_of_a_dag_run_on_the_cluster_that_the_connection_names(two_workers: Machines) -> None:
+    """Airflow's hook starts spark-submit with the arguments that it builds. Nothing else names the master."""
+    lane = Lane(two_workers, "by-airflow", NAMES_ITS_FOLDER)
+    lane.produce(100)
+    connection = {"conn_type": "spark", "host": two_workers.cluster.url}
+    env = {
+        **os.environ, **two_workers.cluster.environment, "AIRFLOW_CONN_SPARK_DEFAULT": json.dumps(connection),
+        "ACKLINE_PIPELINES": str(lane.private / "pipelines"), "ACKLINE_AUDIT": str(lane.audit),
+        "AIRFLOW_HOME": str(lane.private),
+    }  # fmt: skip
+    del env["ACKLINE_SPARK_MASTER"]
+    command = [sys.executable, "-c", AIRFLOW_TASKS, str(lane.private / "pipelines"), lane.name]
+    done = subprocess.run(command, env=env, cwd=ROOT, capture_output=True, text=True, timeout=SECONDS, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert json.loads(done.stdout.splitlines()[-1])["turn"] == 1
+    assert f"--master {two_workers.cluster.url}" in done.stdout + done.stderr
+    assert set(lane.calls().values()) == {1}
+    assert len(lane.calls()) == 200
+    workers = {worker.name for worker in two_workers.cluster.workers}
+    folders = set((lane.shared / "folders").read_text().splitlines())
+    assert all(workers & set(Path(folder).parts) for folder in folders), folders
+    assert lane.violations("--settled") == []
+
+
 BIG = {"spark": {"executor_memory": "1200m"}}
 """Settings of a pipeline whose executors fit on a large worker only."""
 

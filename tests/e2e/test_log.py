@@ -191,7 +191,7 @@ def test_s44_a_header_whose_name_is_not_text_stops_no_run(lab: MakeLab, handler:
     lane.journalled = False
     good = wire.Write(value, headers=(("h", b"1"),))
     wire.produce(lane.broker.bootstrap, lane.topic, [good] * 50)  # the interpreter calls differently once it is warm
-    wire.produce_header(lane.broker.bootstrap, lane.topic, value, b"\xff\xfeh")
+    wire.produce_raw_headers(lane.broker.bootstrap, lane.topic, [(value, [(b"\xff\xfeh", b"1")])])
     wire.produce(lane.broker.bootstrap, lane.topic, [good])
     lane.run()
     lane.advance_clock(60)

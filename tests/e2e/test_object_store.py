@@ -5,16 +5,23 @@ import os
 import subprocess
 import sys
 import uuid
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pyarrow.fs as pafs
 import pytest
 
 from ackline.audit.object_store import arrow_filesystem
+from ackline.audit.store import LedgerStore
+from ackline.turns import LIVE
+from tests.e2e.commands import Finished
 from tests.e2e.fixtures import MakeLab
 from tests.e2e.lab import Lab
 from tests.e2e.test_canary import watched_arguments
 from tests.object_store.store import REGION, SECRET, ObjectStore
+
+COMMANDS, AT_ONCE = 50, 4
 
 
 def test_i13_a_run_reads_and_writes_its_tables_in_an_object_store_and_shows_no_login(
@@ -63,6 +70,34 @@ def test_at_most_once_runs_with_its_tables_in_an_object_store(
     assert lane.committed() == 20
     lane.broker.create_topic(lane.dead_letter_topic)  # the checker reads it
     _judge(lane, environment)
+
+
+@pytest.mark.timeout(900)  # 50 processes: 2 minutes of CPU
+def test_s53_of_fifty_commands_none_fails_and_each_turn_is_taken_once(lab: MakeLab, s3_server: ObjectStore) -> None:
+    """Processes of their own, a few at a time. The topic is empty, so no turn needs Spark."""
+    lane = lab()
+    lane.audit = s3_server.bucket(f"bucket-{uuid.uuid4()}") + "/audit"
+
+    def run(_: int) -> Finished:
+        return lane.ackline_process("run", lane.name, "--json", env=s3_server.environment)
+
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        runs = list(pool.map(run, range(COMMANDS)))
+    assert [done.returncode for done in runs] == [0] * COMMANDS, [done.stderr for done in runs if done.returncode]
+    turns = Counter(json.loads(done.stdout.splitlines()[-1])["turn"] for done in runs)
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in s3_server.environment.items():
+            patch.setenv(name, value)
+        store = LedgerStore(lane.audit, lane.name, LIVE)
+        planned, settled = (
+            table.read(None, ["turn", "kind"]).to_pylist() for table in (store.plans, store.settlements)
+        )
+    newest = max(turns)
+    assert sorted(row["turn"] for row in planned) == list(range(1, newest + 1)), "each number is planned once"
+    assert sorted(row["turn"] for row in settled) == list(range(newest + 1)), "and settled once"
+    assert {row["kind"] for row in settled} == {"genesis", "run"}
+    assert lane.committed() == 0
+    lane.judged = True
 
 
 def _environment(store: ObjectStore, events: Path) -> dict[str, str]:

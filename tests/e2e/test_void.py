@@ -2,6 +2,7 @@
 
 import json
 import signal
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -9,6 +10,8 @@ from urllib.parse import unquote, urlsplit
 import pytest
 from deltalake import DeltaTable
 
+from ackline.audit.store import LedgerStore
+from ackline.turns import LIVE
 from tests.e2e.commands import ROOT
 from tests.e2e.fixtures import MakeLab
 from tests.e2e.lab import Lab, Row, all_of
@@ -16,6 +19,7 @@ from tests.e2e.lab import Lab, Row, all_of
 KILLER = "tests.e2e.handlers:kills_the_driver"
 HEALTHY = "ackline.testing.journal:handle"
 GUARANTEES = ("at_least_once", "at_most_once")
+BACKFILL = "backfill-a"
 
 
 def run_killed(lane: Lab) -> None:
@@ -77,15 +81,20 @@ def test_i7_at_most_once_a_turn_that_was_handed_out_is_lost_and_no_record_is_han
     lane.judge(settled=True)
 
 
+@pytest.mark.parametrize("damage", ["missing", "cut"])
 def test_i7_at_most_once_a_reported_turn_whose_outcomes_lost_a_file_is_lost_and_the_checker_agrees(
-    lab: MakeLab,
+    damage: str, lab: MakeLab
 ) -> None:
     lane = lab(guarantee="at_most_once", dead_letter="none", max_records_per_run=4)
     lane.produce_records(6, {2: {"fail": -1}})
     lane.plan()
     lane.replay()
     assert sorted(lane.new_offsets()) == [0, 1, 2, 3]
-    Path(unquote(urlsplit(min(DeltaTable(f"{lane.tables}/outcomes").file_uris())).path)).unlink()
+    file = Path(unquote(urlsplit(min(DeltaTable(f"{lane.tables}/outcomes").file_uris())).path))
+    content = file.read_bytes()
+    file.unlink()
+    if damage == "cut":
+        file.write_bytes(content[: len(content) // 2])
 
     shown = lane.ackline("void", lane.name, "--reason", "a test", "--dry-run")
     assert "outcomes of acked records too" in shown.stdout
@@ -107,6 +116,34 @@ def test_i7_at_most_once_a_turn_that_was_not_claimed_is_void_and_handled_once(la
     assert lane.ackline_json("run", lane.name)["outcomes"] == {"acked": 4}
     assert sorted(lane.new_offsets()) == [0, 1, 2, 3]
     lane.judge(settled=True)
+
+
+@pytest.mark.parametrize("guarantee", GUARANTEES)
+def test_a_turn_of_a_backfill_lane_is_closed_and_the_live_lane_and_the_group_are_left_alone(
+    guarantee: str, lab: MakeLab
+) -> None:
+    lane = lab(guarantee=guarantee, dead_letter="none")
+    lane.produce_records(4)
+    planned = lane.plan()
+    live, backfill = (LedgerStore(lane.audit, lane.name, name) for name in (LIVE, BACKFILL))
+    genesis = live.newest()
+    assert genesis is not None
+    backfill.store_settlement(replace(genesis, turn=genesis.turn._replace(lane=BACKFILL)))
+    plan = replace(planned, turn=planned.turn._replace(lane=BACKFILL))
+    assert backfill.store_plan(plan)
+    once = guarantee == "at_most_once"
+    if once:
+        assert backfill.store_claim(plan)
+    closed = void(lane, "--lane", BACKFILL, "--pause", "--yes")
+    assert (closed["lane"], closed["consequence"], closed["pause"]) == (BACKFILL, "lost" if once else "void", True)
+    newest = backfill.newest()
+    assert newest is not None
+    assert (newest.turn.n, newest.kind, newest.reason) == (1, "run" if once else "void", "kills the driver")
+    assert [settled.paused for settled in newest.partitions.values()] == [True]
+    assert (kinds(lane), lane.committed()) == (["genesis"], None)
+    assert lane.ackline("void", lane.name, "--lane", BACKFILL, "--reason", "a test", "--yes").returncode == 2
+    assert lane.ackline_json("run", lane.name)["outcomes"] == {"acked": 4}
+    assert (lane.committed(), lane.settled().paused) == (4, False)
 
 
 @pytest.mark.parametrize("guarantee", GUARANTEES)

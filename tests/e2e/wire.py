@@ -3,7 +3,7 @@
 import ctypes
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,7 +36,7 @@ __all__ = [
     "produce",
     "produce_aborted",
     "produce_committed",
-    "produce_header",
+    "produce_raw_headers",
     "read",
     "retry_until_ready",
     "set_topic_config",
@@ -95,11 +95,16 @@ def produce(bootstrap: str, topic: str, records: Iterable[Write], partition: int
     _send(producer, topic, records, partition)
 
 
-def produce_header(bootstrap: str, topic: str, value: bytes, name: bytes) -> None:
-    """Produce a record whose header has any name. The Python client takes text only; librdkafka takes bytes."""
+RawHeaders = Sequence[tuple[bytes, bytes | None]]
+
+
+def produce_raw_headers(bootstrap: str, topic: str, records: Iterable[tuple[bytes, RawHeaders]]) -> None:
+    """Produce values, each with headers of any names, to partition 0. The Python client takes names of text only;
+    librdkafka takes bytes."""
     libraries = Path(confluent_kafka.__file__).parents[1] / "confluent_kafka.libs"
     library = ctypes.CDLL(str(next(libraries.glob("librdkafka-*.so*"))))
-    library.rd_kafka_conf_new.restype = library.rd_kafka_new.restype = ctypes.c_void_p
+    for function in (library.rd_kafka_conf_new, library.rd_kafka_new, library.rd_kafka_headers_new):
+        function.restype = ctypes.c_void_p
     error = ctypes.create_string_buffer(512)
     settings = ctypes.c_void_p(library.rd_kafka_conf_new())
     assert (
@@ -107,9 +112,14 @@ def produce_header(bootstrap: str, topic: str, value: bytes, name: bytes) -> Non
     )
     producer = ctypes.c_void_p(library.rd_kafka_new(0, settings, error, ctypes.c_size_t(512)))
     assert producer.value, error.value
-    # Tagged arguments (rdkafka.h): topic 1, partition 3, value 4, flags 7 (copy: 2), header 9, end 0.
-    record = (1, topic.encode(), 3, ctypes.c_int32(0), 4, value, ctypes.c_size_t(len(value)), 7, 2)
-    assert library.rd_kafka_producev(producer, *record, 9, name, b"1", ctypes.c_ssize_t(1), 0) == 0
+    for value, headers in records:
+        taken = ctypes.c_void_p(library.rd_kafka_headers_new(ctypes.c_size_t(len(headers))))
+        for name, content in headers:
+            sizes = ctypes.c_ssize_t(len(name)), ctypes.c_ssize_t(len(content or b""))
+            assert library.rd_kafka_header_add(taken, name, sizes[0], content, sizes[1]) == 0
+        # Tagged arguments (rdkafka.h): topic 1, partition 3, value 4, flags 7 (copy: 2), headers 10, end 0.
+        record = (1, topic.encode(), 3, ctypes.c_int32(0), 4, value, ctypes.c_size_t(len(value)), 7, 2)
+        assert library.rd_kafka_producev(producer, *record, 10, taken, 0) == 0
     assert library.rd_kafka_flush(producer, 30_000) == 0
     library.rd_kafka_destroy(producer)
 

@@ -35,6 +35,7 @@ MAY_IMPORT: dict[str, dict[str, str]] = {
         "audit.maintenance": "the maintenance DAG calls it, without a step",
         "audit.object_store": "Airflow's connections hold the login of the object store",
         "kafka.java": "Spark's Kafka client is configured when its job is submitted",
+        "spark.driver_address": "the hook announces the driver as the command does",
         "spark.jars": "spark-submit needs the paths of the JARs",
         "spark.session": "the driver opens the session and gives it to the steps",
     },

@@ -105,6 +105,19 @@ def column_explodes(records: DataFrame) -> Column:
 
 
 @column_handler
+def column_calls_python(records: DataFrame) -> Column:
+    """Calls a Python function for each record, deep in its expression."""
+    word = F.udf(lambda value: bytes(value).decode(), "string")
+    return F.when(F.length(word("value")) > 0, F.lower(word("value")))
+
+
+@column_handler
+def column_calls_pandas(records: DataFrame) -> Column:
+    """Calls a Python function for each batch."""
+    return F.pandas_udf(lambda values: values.str.decode("utf-8"), "string")("value")  # type: ignore[attr-defined, no-any-return]
+
+
+@column_handler
 def column_not_a_column(records: DataFrame) -> DataFrame:
     """Returns a DataFrame."""
     return records

@@ -16,6 +16,8 @@ from ackline.record_time import time_of
 from ackline.spark.exact_fresh import FIRST_UNREADABLE
 from ackline.spark.job import ReplayJob
 from tests.contract.kafka_log import aborted, config, delete_before, messages, producer, put
+from tests.e2e import wire
+from tests.e2e.wire import RawHeaders
 from tests.spark.handlers import is_failed
 from tests.spark.lab import Lab
 
@@ -37,6 +39,8 @@ far = st.sampled_from(FAR) | st.integers(-LIMIT, LIMIT - 1)
 payloads = st.none() | st.binary(max_size=40) | st.text(max_size=20).map(str.encode)
 names = st.text(st.characters(exclude_categories=["Cs"]), max_size=8) | st.sampled_from(["twice", ""])
 headers = st.lists(st.tuples(names, payloads), max_size=6)
+raw_headers = st.lists(st.tuples(st.binary(max_size=8) | names.map(str.encode), payloads), max_size=6)
+"""Kafka takes any bytes as the name of a header."""
 
 
 def records(timestamps: st.SearchStrategy[int]) -> st.SearchStrategy[list[Drawn]]:
@@ -108,6 +112,63 @@ def test_s44_any_record_that_a_broker_takes_has_an_outcome(
         assert stored(lab, job, retried) == expected(read[retried], tier, 2)
         assert result.calls == len(times)
         assert result.out_of_range == sum(time != -1 and time_of(time) is None for time in times)
+
+
+def is_text(headers: RawHeaders) -> bool:
+    try:
+        for name, _ in headers:
+            name.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def outcome_of(message: Message, headers: RawHeaders, tier: str) -> str:
+    """Returns the outcome that follows from a record, if the names of its headers are text."""
+    pairs = tuple((name.decode(), value) for name, value in headers)
+    parts = (time_of(message.timestamp()[1]), message.key(), message.value(), pairs)
+    failed = crc32(message.value() or b"") % 3 == 0 if tier == "column_by_digest" else is_failed(parts)
+    return "failed" if failed else "acked"
+
+
+@pytest.mark.parametrize("tier", ["by_digest", "arrow_by_digest", "column_by_digest"])
+@settings(
+    max_examples=3, deadline=None, phases=[Phase.explicit, Phase.generate],
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.data_too_large, HealthCheck.too_slow],
+)  # fmt: skip
+@given(drawn=st.lists(raw_headers, min_size=20, max_size=40))
+def test_s44_headers_whose_names_are_any_bytes_have_an_outcome_and_stop_no_neighbour(
+    lab: Lab, tier: str, drawn: list[RawHeaders]
+) -> None:
+    """Java's client replaces what is not UTF-8. The client of exact reads and retries can't return such a record, and
+    cuts a name at a NUL."""
+    drawn = [
+        *drawn,
+        [(b"\xff\xfe", b"1")],
+        [(b"\xed\xa0\x80", None), (b"h", b"\xff")],
+        [(b"", b"")],
+        [(b"a\0b", b"\0")],
+    ]
+    tp = TopicPartition(lab.topic(1, ANY_TIME), 0)
+    wire.produce_raw_headers(lab.broker.bootstrap, tp.topic, [(b"%d" % n, pairs) for n, pairs in enumerate(drawn)])
+    read = {message.offset() or 0: message for message in messages(lab.broker, tp.topic)}
+    headers = {offset: drawn[int(message.value() or b"")] for offset, message in read.items()}
+    assert sorted(map(repr, headers.values())) == sorted(map(repr, drawn))
+    cut = {offset: [(name.split(b"\0")[0], value) for name, value in pairs] for offset, pairs in headers.items()}
+    every = range(len(drawn))
+    fresh = lab.ran(tier, {tp: (0, len(drawn))})
+    exact = lab.ran(tier, {tp: (0, len(drawn))}, exact_from={tp: 0})
+    retried = lab.ran(tier, {}, {tp: dict.fromkeys(every, 2)})
+    for job, attempt, names_of in ((fresh, 1, headers), (exact, 1, cut), (retried, 2, cut)):
+        rows = {row["offset"]: row for row in lab.rows(job)}
+        assert [(row["offset"], row["attempt"]) for row in lab.rows(job)] == [(offset, attempt) for offset in every]
+        for offset, row in rows.items():
+            if is_text(names_of[offset]):
+                assert row["outcome"] == outcome_of(read[offset], names_of[offset], tier)
+            elif job is fresh:
+                assert row["outcome"] in ("acked", "failed")
+            else:
+                assert (row["outcome"], row["error_class"]) == ("failed", "Undecodable")
 
 
 @pytest.mark.parametrize("tier", ["ack", "column_acks"])

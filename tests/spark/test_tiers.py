@@ -7,6 +7,8 @@ import pytest
 from ackline.errors import ConfigError
 from ackline.offsets import TopicPartition
 from ackline.outcome import Outcome
+from ackline.spark.handlers.load import load_handler_or_streams
+from ackline.spark.job import _manifests, check_replay
 from tests.contract.kafka_log import put
 from tests.spark.lab import Lab
 
@@ -63,6 +65,26 @@ def test_a_column_handler_can_only_add_a_column(lab: Lab, handler: str) -> None:
     tp = lab.put(b"a")
     with pytest.raises(ConfigError, match=handler):
         lab.run(lab.job(handler, {tp: (0, 1)}))
+
+
+@pytest.mark.parametrize("handler", ["column_calls_python", "column_calls_pandas"])
+def test_i7_at_most_once_a_column_handler_calls_no_function_of_a_user(lab: Lab, handler: str) -> None:
+    """Spark would call it some batches before the task creates its marker, and again if it repeats the task."""
+    tp = lab.put(b"acked", b"failed")
+    with pytest.raises(ConfigError, match=f"{handler} calls a Python function of a user"):
+        check_replay(lab.spark, lab.job(handler, {tp: (0, 2)}, {tp: {0: 2}}, once=True))
+    check_replay(lab.spark, lab.job("column_words", {tp: (0, 2)}, once=True))
+    if handler == "column_calls_python":
+        job = lab.ran(handler, {tp: (0, 2)})
+        assert [outcome for _, outcome, _ in lab.outcomes(job)] == ["acked", "failed"]
+
+
+def test_spark_calls_a_function_of_a_column_handler_below_the_stage_that_creates_the_marker(lab: Lab) -> None:
+    tp = lab.put(b"acked")
+    job = lab.job("column_calls_python", {tp: (0, 1)})
+    handler = load_handler_or_streams(job.settings.handler, None)
+    plan = str(_manifests(lab.spark, job, handler)._jdf.queryExecution().executedPlan())
+    assert 0 <= plan.index("MapInArrow") < plan.index("EvalPython"), plan
 
 
 @pytest.mark.parametrize("handler", ["loads", "arrow_words", "column_words"])

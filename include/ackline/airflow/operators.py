@@ -251,7 +251,10 @@ class DriverHook(SparkSubmitHook):
 
 
 def driver_settings(master: str) -> dict[str, str]:
-    """Returns the Spark settings of the driver: a quiet log and, with a local master, ports on loopback only."""
+    """Returns the Spark settings of the driver: a quiet log, with a local master ports on loopback only, and with a
+    standalone master the address in its network, as the command `ackline run` sets it."""
+    from ackline.spark.driver_address import address_towards
+
     log4j2 = Path(ackline.__file__).parent / "spark" / "log4j2.properties"
     settings = {
         "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={log4j2.as_uri()} -XX:+UseParallelGC",
@@ -264,6 +267,8 @@ def driver_settings(master: str) -> dict[str, str]:
             "spark.driver.bindAddress": "127.0.0.1",
             "spark.driver.host": "127.0.0.1",
         }
+    elif address := address_towards(master):
+        settings["spark.driver.host"] = address
     return settings
 
 

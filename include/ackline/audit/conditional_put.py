@@ -10,7 +10,7 @@ conditional put, and delta-rs looks for a rival's entry first, so that its commi
 import uuid
 from typing import TYPE_CHECKING, Any
 
-from ackline.audit.object_store import cause_of, is_remote, options_of
+from ackline.audit.object_store import cause_of, is_outage, is_remote, options_of, unusable
 from ackline.errors import ConfigError, TransientError
 from ackline.scrub import scrub_address
 
@@ -24,8 +24,8 @@ _proved: set[str] = set()
 def create_exclusively(root: str, name: str) -> bool:
     """Creates the empty object `name` below the URI `root`. Returns False if it exists; of all callers one gets True.
 
-    Raises OSError if the store can't be used. If the answer to a put is lost, the object may exist although no caller
-    has got True: a caller that gets False must not take the object for its own.
+    Raises OSError if the store can't be used, ConnectionError if it does not answer. If the answer to a put is lost,
+    the object may exist although no caller has got True: a caller that gets False must not take the object for its own.
     """
     from obstore.exceptions import AlreadyExistsError, BaseError
 
@@ -34,7 +34,7 @@ def create_exclusively(root: str, name: str) -> bool:
     except AlreadyExistsError:
         return False
     except BaseError as error:
-        raise OSError(cause_of(error, root)) from None
+        raise _os_error(error, root) from None
     return True
 
 
@@ -42,7 +42,7 @@ def prove_conditional_put(folder: str) -> None:
     """Checks that the object store of a URI refuses to create an object twice. Does nothing for a path.
 
     A process proves each bucket once. Raises ConfigError if the second put overwrites the first, or if the store can't
-    be used.
+    be used, and TransientError if it does not answer.
     """
     bucket = "/".join(folder.split("/", 3)[:3])
     if not is_remote(folder) or bucket in _proved:
@@ -51,6 +51,8 @@ def prove_conditional_put(folder: str) -> None:
     try:
         first, second = create_exclusively(folder, probe), create_exclusively(folder, probe)
         _remove(folder, probe)
+    except ConnectionError as error:
+        raise unusable(f"the object store of {scrub_address(folder)}", error, folder) from None
     except OSError as error:
         raise ConfigError(
             f"the object store of {scrub_address(folder)} can't be used: {error}. Check bucket, endpoint, region and "
@@ -82,7 +84,12 @@ def _remove(folder: str, name: str) -> None:
     try:
         obstore.delete(_store(folder), name)
     except BaseError as error:
-        raise OSError(cause_of(error, folder)) from None
+        raise _os_error(error, folder) from None
+
+
+def _os_error(error: Exception, uri: str) -> OSError:
+    """Returns a ConnectionError if the store did not answer: the text may be too long to show that."""
+    return (ConnectionError if is_outage(error) else OSError)(cause_of(error, uri))
 
 
 def _store(root: str) -> "ObjectStore":

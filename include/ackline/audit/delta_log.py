@@ -143,6 +143,10 @@ class DeltaLog:
             self._entries.pop(version - _KEPT_ENTRIES, None)
         return self._entries[version]
 
+    def has_entry(self, version: int) -> bool:
+        """Returns whether the log of a local table still has an entry; True for an object store, which is not asked."""
+        return self.storage.folder is None or self._entry(version).exists()
+
     def _content(self, version: int) -> bytes | None:
         try:
             with self.storage.filesystem.open_input_file(_path(version)) as file:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import pyarrow as pa
 import pyarrow.fs as pafs
 
-from ackline.audit.object_store import arrow_filesystem, cause_of, is_remote
+from ackline.audit.object_store import arrow_filesystem, is_remote, unusable
 from ackline.audit.schemas import TABLES
 from ackline.errors import ConfigError, FatalError
 from ackline.paths import lane_folder
@@ -75,5 +75,5 @@ def _folders(folder: str) -> set[str]:
             infos = store.get_file_info(pafs.FileSelector(base, allow_not_found=True))
             names = {info.base_name for info in infos if info.type is pafs.FileType.Directory}
     except (OSError, pa.ArrowException) as error:
-        raise FatalError(f"the folder at {scrub_address(folder)} can't be used: {cause_of(error, folder)}") from error
+        raise unusable(f"the folder at {scrub_address(folder)}", error, folder) from error
     return {name for name in names if not name.startswith(".")}

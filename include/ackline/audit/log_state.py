@@ -79,7 +79,7 @@ class LogStates:
         read or lacks an entry.
         """
         try:
-            if self._state is None or time.monotonic() - self._loaded_at >= RELOAD_AFTER:
+            if self._state is None or self._is_outdated(self._state):
                 self._state, self._loaded_at = self._load(), time.monotonic()
             if self._state is not None:
                 self._state = self._with_later_entries(self._state)
@@ -88,6 +88,11 @@ class LogStates:
             self._state = None
             raise
         return self._state
+
+    def _is_outdated(self, state: LogState) -> bool:
+        # The newest entry of a log never expires. If it is gone, an operator has put another log in its place, and the
+        # next entry must follow that log.
+        return time.monotonic() - self._loaded_at >= RELOAD_AFTER or not self._log.has_entry(state.version)
 
     def _load(self) -> LogState | None:
         self._log.forget()

@@ -29,7 +29,7 @@ from ackline.audit.layout import LaneFolder, all_lanes
 from ackline.audit.lost_files import drop_lost_files, void_turns
 from ackline.audit.schemas import TABLES
 from ackline.audit.table import AuditTable
-from ackline.errors import ConfigError, FatalError
+from ackline.errors import ConfigError, FatalError, TransientError
 
 RETENTION = timedelta(days=7)
 """How long a file stays at least after the newest version stopped naming it, because a reader may use an older version.
@@ -87,8 +87,8 @@ class Maintained:
 def maintain(root: str, retention: timedelta = RETENTION) -> list[Maintained]:
     """Compact, vacuum and checkpoint each table below an audit root.
 
-    A table that can't be read or written holds up no other one. Raises FatalError for such tables at the end, and
-    ConfigError for a retention below RETENTION.
+    A table that can't be read or written holds up no other one. Raises FatalError for such tables at the end,
+    TransientError if later tries may succeed for all of them, and ConfigError for a retention below RETENTION.
     """
     if retention < RETENTION:
         raise ConfigError(
@@ -97,19 +97,20 @@ def maintain(root: str, retention: timedelta = RETENTION) -> list[Maintained]:
             key="retention",
         )
     done: list[Maintained] = []
-    failed: list[FatalError] = []
+    failed: list[FatalError | TransientError] = []
     for lane in all_lanes(root):
         for name in TABLES:
             table = AuditTable(lane.folder, name)
             try:
                 if table.open() is not None:
                     done.append(_maintain(lane, table, retention))
-            except FatalError as error:
+            except (FatalError, TransientError) as error:
                 failed.append(error)
     if failed:
         named = "; ".join(str(error) for error in failed[:_NAMED_FAILURES])
         more = f"; and {len(failed) - _NAMED_FAILURES} more" if len(failed) > _NAMED_FAILURES else ""
-        raise FatalError(f"{len(done)} tables were maintained, {len(failed)} were not: {named}{more}")
+        kind = TransientError if all(isinstance(error, TransientError) for error in failed) else FatalError
+        raise kind(f"{len(done)} tables were maintained, {len(failed)} were not: {named}{more}")
     return done
 
 

@@ -40,9 +40,10 @@ from ackline.errors import LedgerError
 from ackline.ledger import OutcomeRow, PartitionState
 from ackline.metrics import TurnReport
 from ackline.offsets import TopicPartition
+from ackline.outcome import Outcome
 from ackline.paths import lane_folder
 from ackline.scrub import scrub_address
-from ackline.turns import Marker, MarkerKind, Plan, Settlement, TurnId, TurnKind
+from ackline.turns import Marker, MarkerKind, OperatorLoss, Plan, Settlement, TurnId, TurnKind
 
 COUNTED_STARTS = 3
 """Starts of a plan that are counted. After the third without outcomes, the next one isolates the handler."""
@@ -213,10 +214,7 @@ class LedgerStore:
 
         Both are read from one version of the table. Read one after the other, waiver n + 1 could hide waiver n.
         """
-        state = self.plans.state()
-        if state is None:
-            return False, False
-        claim, waiver = (state.version_of(self._application(turn.epoch, kind)) for kind in ("claim", "waiver"))
+        claim, waiver = self.plans.versions_of(self._application(turn.epoch, kind) for kind in ("claim", "waiver"))
         return claim == turn.n, waiver == turn.n
 
     def is_claimable(self, turn: TurnId) -> bool:
@@ -266,15 +264,48 @@ class LedgerStore:
         # Markers of a turn are stored after its plan.
         return self.plans.read_turn(where, self._application(turn.epoch, "plan"), turn.n)
 
-    def store_lost(self, plan: Plan, run_id: str, rows: Mapping[TopicPartition, Iterable[OutcomeRow]]) -> bool:
-        """Store the lost ranges of a claimed plan as its outcomes. Returns False if outcomes n are stored."""
+    def store_lost(
+        self,
+        plan: Plan,
+        run_id: str,
+        rows: Mapping[TopicPartition, Iterable[OutcomeRow]],
+        operator: OperatorLoss | None = None,
+    ) -> bool:
+        """Store the lost ranges of a claimed plan as its outcomes. Returns False if outcomes n are stored.
+
+        With `operator`, the same commit marks the turn as closed by an operator, for `operator_loss`.
+        """
         table = decision_rows(plan.turn, plan_date(plan.planned_at), run_id, rows)
         note = TurnReport().encode()  # an empty report: these rows are complete, no task has counted others
-        return self.outcomes.append(table, self._application(plan.turn.epoch, "outcomes"), plan.turn.n, note)
+        application, more = self._application(plan.turn.epoch, "outcomes"), self._marks(plan.turn, operator)
+        return self.outcomes.append(table, application, plan.turn.n, note, more)
 
-    def replace_by_lost(self, plan: Plan, run_id: str, rows: Mapping[TopicPartition, Iterable[OutcomeRow]]) -> bool:
-        """Store the lost ranges of a claimed plan in place of its stored outcomes, as its decisions. Returns False, and
-        changes nothing, if decisions n are stored.
+    def _marks(self, turn: TurnId, operator: OperatorLoss | None) -> list[str]:
+        """Returns the transaction ids that mark a commit of lost ranges as an operator's.
+
+        In the same commit, because settle must find the mark if and only if it finds the rows: a driver may report the
+        turn between two commits, and then nothing of it is lost.
+        """
+        kinds = [] if operator is None else ["lost", "lost-pause"] if operator.pause else ["lost"]
+        return [self._application(turn.epoch, kind) for kind in kinds]
+
+    def operator_loss(self, turn: TurnId) -> OperatorLoss | None:
+        """Returns what an operator has stored with the lost ranges of turn n; None if no operator has lost it.
+
+        Call it while turn n is open: a later turn that is lost hides the mark, and the settlement has it by then.
+        """
+        lost, pause = self.outcomes.versions_of(self._application(turn.epoch, kind) for kind in ("lost", "lost-pause"))
+        return OperatorLoss(self._reason_of_loss(turn), pause == turn.n) if lost == turn.n else None
+
+    def _reason_of_loss(self, turn: TurnId) -> str:
+        rows = self.outcomes.read({**self._where(turn), "outcome": Outcome.LOST.value}, ["error_message"])
+        return str(next(iter(rows["error_message"].to_pylist()), None) or "")
+
+    def replace_by_lost(
+        self, plan: Plan, run_id: str, rows: Mapping[TopicPartition, Iterable[OutcomeRow]], operator: OperatorLoss
+    ) -> bool:
+        """Store the lost ranges of a claimed plan in place of its stored outcomes, as its decisions, with the mark for
+        `operator_loss`. Returns False, and changes nothing, if decisions n are stored.
 
         One commit stops naming the files and adds the lost ranges. A removal alone would let settle take the removed
         rows for gaps, and count records that were handled as none; ranges alone would give an offset two terminal
@@ -287,6 +318,7 @@ class LedgerStore:
             table,
             self._application(plan.turn.epoch, "decisions"),
             plan.turn.n,
+            more=self._marks(plan.turn, operator),
             remove=lambda version: removals(files_of(version, {(plan.turn.epoch, plan.turn.n)})),
         )
 
@@ -310,17 +342,18 @@ class LedgerStore:
         return TurnReport.decode(note) if note else None
 
     def has_lost_files(self, turn: TurnId) -> bool:
-        """Returns whether a file of the turn's outcomes does not exist any more. Raises FatalError if the table can't
-        be read."""
+        """Returns whether a file of the turn's outcomes does not exist any more, or is cut short or damaged. Reads all
+        of them. Raises FatalError if the table can't be read."""
         version = self.outcomes.open()
         try:
-            return version is not None and bool(lost_files(self.outcomes, version, {(turn.epoch, turn.n)}))
+            return version is not None and bool(lost_files(self.outcomes, version, {(turn.epoch, turn.n)}, read=True))
         except (DeltaError, OSError, pa.ArrowException) as error:
             raise self.outcomes.error(error) from error
 
     def drop_lost_files(self, void_turn: TurnId) -> None:
-        """Stops naming those files of a void turn that do not exist any more, so that they fail no later read."""
-        drop_lost_files(self.outcomes, {(void_turn.epoch, void_turn.n)})
+        """Stops naming those files of a void turn that do not exist any more, or are cut short or damaged, so that they
+        fail no later read."""
+        drop_lost_files(self.outcomes, {(void_turn.epoch, void_turn.n)}, read=True)
 
     def has_decisions(self, turn: TurnId) -> bool:
         """Returns whether decisions n are stored."""

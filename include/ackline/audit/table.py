@@ -9,7 +9,7 @@ order of its writes in `fenced_append.py`, the notes of commits in `commit_notes
 """
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -105,8 +105,13 @@ class AuditTable(TableHandle):
 
     def version_of(self, application: str) -> int | None:
         """Returns the highest version that was committed under a transaction id, or None."""
+        return self.versions_of([application])[0]
+
+    def versions_of(self, applications: Iterable[str]) -> list[int | None]:
+        """Returns the highest version that was committed under each transaction id, or None, all from one version of
+        the table."""
         state = self.state()
-        return None if state is None else state.version_of(application)
+        return [None if state is None else state.version_of(application) for application in applications]
 
     def append(
         self,
@@ -182,7 +187,7 @@ class AuditTable(TableHandle):
             return
         try:
             self.checkpoint()
-        except FatalError as error:
+        except (FatalError, TransientError) as error:
             _logger.warning("%s. The commit is stored; `ackline maintain` tries the checkpoint again", error)
 
     def checkpoint(self) -> None:

@@ -17,10 +17,10 @@ from filelock import FileLock
 
 from ackline.audit.delta_log import DeltaLog, TornEntryError
 from ackline.audit.log_state import RELOAD_AFTER, LogState, LogStates
-from ackline.audit.object_store import cause_of, is_remote, options_of
+from ackline.audit.object_store import is_remote, options_of, unusable
 from ackline.audit.schemas import PARTITION_BY
 from ackline.audit.storage import Storage
-from ackline.errors import FatalError
+from ackline.errors import FatalError, TransientError
 from ackline.scrub import scrub_address
 
 _IN_EVERY_VERSION = (*PARTITION_BY, "pipeline", "lane", "epoch", "turn", "run_id", "topic", "partition")
@@ -66,7 +66,9 @@ class TableHandle:
         if state is not None:
             self._check_is_ours(field.name for field in state.schema.fields)
         elif self._folder is not None:
-            self._check_is_no_file(Path(self.uri))
+            self._check_is_no_file(self._folder)
+        else:
+            self.open()  # delta-rs raises an error for a missing bucket, in which Arrow's listing finds nothing
         return state
 
     def open(self) -> DeltaTable | None:
@@ -154,12 +156,12 @@ class TableHandle:
         finally:
             lock.release()
 
-    def error(self, cause: BaseException) -> FatalError:
-        """Returns the error for a table whose log or files can't be read or written."""
-        why = cause_of(cause, self.uri)
-        return FatalError(f"the table {self.name} at {scrub_address(self.uri)} can't be used: {why}")
+    def error(self, cause: BaseException) -> FatalError | TransientError:
+        """Returns the error for a table whose log or files can't be read or written: TransientError if its object store
+        does not answer."""
+        return unusable(f"the table {self.name} at {scrub_address(self.uri)}", cause, self.uri)
 
-    def _unreadable(self, error: Exception) -> FatalError:
+    def _unreadable(self, error: Exception) -> FatalError | TransientError:
         """Returns the error for a table that can't be loaded. It names the newest checkpoint if that is torn."""
         if self._folder is not None:
             with contextlib.suppress(OSError):

@@ -28,6 +28,10 @@ class TurnFile(NamedTuple):
     rows: int | None
     low: Mapping[str, Any]
     high: Mapping[str, Any]
+    path: str
+    """Relative to the table."""
+    size: int
+    """In bytes, as the log names it."""
 
     def value(self, column: str) -> Any:
         """Returns the value that all rows have in a column; None if they differ, or if that is not known."""
@@ -69,8 +73,9 @@ def files_of_entries(handle: TableHandle, state: LogState, added: Iterable[Actio
 
 def _of_entry(action: Action) -> TurnFile:
     stats = stats_of(action)
-    name = file_name(unquote(action["path"]))
-    return TurnFile(name, stats.get("numRecords"), stats.get("minValues", {}), stats.get("maxValues", {}))
+    path = unquote(action["path"])
+    low, high = stats.get("minValues", {}), stats.get("maxValues", {})
+    return TurnFile(file_name(path), stats.get("numRecords"), low, high, path, action["size"])
 
 
 def _partition(action: Action) -> ds.Expression:
@@ -93,12 +98,12 @@ def _of_listing(listed: pa.Table, where: Where) -> Iterator[TurnFile]:
         if f"{bound}.{name}" in columns
     ]
     chosen = listed.filter(reduce(pc.and_, possible)) if possible else listed
-    for row in chosen.select(["path", "num_records", *columns]).to_pylist():
+    for row in chosen.select(["path", "num_records", "size_bytes", *columns]).to_pylist():
         low, high = (
             {name.partition(".")[2]: row[name] for name in columns if name.startswith(bound) and row[name] is not None}
             for bound in _BOUNDS
         )
-        yield TurnFile(file_name(row["path"]), row["num_records"], low, high)
+        yield TurnFile(file_name(row["path"]), row["num_records"], low, high, row["path"], row["size_bytes"])
 
 
 def file_name(path: str) -> str:

@@ -1,7 +1,7 @@
 """The outcomes of one turn, as settle needs them: rows of what did not succeed at once, and counts of everything."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
+from ackline.audit.lost_files import without_their_size
 from ackline.audit.pruned_read import Where, as_expression
 from ackline.audit.table import AuditTable
 from ackline.audit.turn_files import TurnFile, TurnFiles, file_name
@@ -42,12 +43,13 @@ def read_turn_outcomes(outcomes: AuditTable, files: TurnFiles, where: Where) -> 
 
     A file in which every record succeeded at its first attempt is counted by its statistics and not opened; if several
     topic-partitions share it, only their names are read. So the cost is that of what did not succeed. Raises FatalError
-    if the table can't be read.
+    if the table can't be read, or a file that is counted does not exist or is cut short.
     """
     reading = _Reading()
     # Counts and rows are of one version. In a newer one a compaction may have moved the counted rows into other files,
     # and they would count twice.
     succeeded = _of_one_outcome(files, where, _SUCCEEDED)
+    _check_exist(outcomes, succeeded.values())
     shared = {name for name, file in succeeded.items() if _is_shared(file)}
     for name in succeeded.keys() - shared:
         file = succeeded[name]
@@ -61,6 +63,18 @@ def read_turn_outcomes(outcomes: AuditTable, files: TurnFiles, where: Where) -> 
     except (OSError, pa.ArrowException) as error:
         raise outcomes.error(error) from error
     return reading.result()
+
+
+def _check_exist(outcomes: AuditTable, counted: Iterable[TurnFile]) -> None:
+    """Raises FatalError if a file that is not opened does not exist or is cut short: its rows would count as acked
+    without a proof."""
+    try:
+        lost = without_their_size(outcomes, [{"path": file.path, "size_bytes": file.size} for file in counted])
+    except OSError as error:
+        raise outcomes.error(error) from error
+    if lost:
+        path = lost[0]["path"]
+        raise outcomes.error(FileNotFoundError(f"{path} does not exist, or does not have the size that the log names"))
 
 
 def count_first_attempts(outcomes: AuditTable, files: TurnFiles, where: Where) -> Counter[str]:

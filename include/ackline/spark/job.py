@@ -38,7 +38,7 @@ from ackline.spark.settings import KafkaSettings, ReplaySettings, TaskSettings
 from ackline.spark.shared_folder import unusable_folder
 from ackline.spark.task_folder import TaskFolder, open_task_folder
 from ackline.spark.tasks import handle_fresh, handle_retries, read_retries, store_column
-from ackline.spark.visible_files import wait_until_visible
+from ackline.spark.visible_files import WAIT_SECONDS, WAIT_SECONDS_ONCE, wait_until_visible
 from ackline.spark_master import is_local
 from ackline.spark_properties import DYNAMIC_ALLOCATION, DYNAMIC_ALLOCATION_REASON, is_true
 from ackline.stream_functions import StreamFunctions, isolation_obstacle
@@ -150,7 +150,8 @@ def run_replay(spark: SparkSession, job: ReplayJob, on_progress: Progress | None
         raise unusable_folder(job.target.root, error) from None
     _check_counts(result, job)
     # The caller commits these names next. A name whose file this machine does not see must never get into the log.
-    wait_until_visible(job.target.root, result.files)
+    seconds = WAIT_SECONDS_ONCE if job.settings.once else WAIT_SECONDS
+    wait_until_visible(job.target.root, result.files, seconds=seconds)
     if result.out_of_range:
         log.warning(
             "%s: handled %d records whose timestamp is no time from 1970 to 9999, as records without one; let their "
@@ -223,8 +224,8 @@ def _manifests(
         if job.retries:
             parts, indexes = _retry_parts(spark, job)
             records.append(indexes.mapInArrow(read_retries(job.kafka, parts), NOTED_DDL))
-        path, deliver_tombstones = str(job.settings.handler), job.settings.deliver_tombstones
-        outcomes = with_outcomes(_union(records), handler, path, deliver_tombstones, several_topics)
+        path, deliver_tombstones, once = str(job.settings.handler), job.settings.deliver_tombstones, job.settings.once
+        outcomes = with_outcomes(_union(records), handler, path, deliver_tombstones, several_topics, once)
         return outcomes.mapInArrow(store_column(task), MANIFEST_DDL)
     manifests = [for_python(source, several_topics).mapInArrow(handle_fresh(task), MANIFEST_DDL) for source in sources]
     if job.retries:

@@ -69,8 +69,7 @@ def probe_executors(
     folder = SharedFolder(f"{root}/.probe-{uuid.uuid4()}")
     token, answers = "driver", list[Answer]()
     try:
-        folder.make()
-        folder.write(token, b"driver")
+        folder.write_first(token, b"driver")
         task = _probe_task(_versions(), pickle.dumps((settings, imports_handler)), files, folder.uri, token)
         for _ in range(_ROUNDS):
             executors = _executors(context)

@@ -6,8 +6,6 @@ Under spark-submit, the submission decides on the cluster, the memory of the dri
 """
 
 import os
-import re
-import socket
 import sys
 from pathlib import Path
 
@@ -15,6 +13,7 @@ from py4j.protocol import Py4JJavaError
 from pyspark.sql import SparkSession
 
 from ackline.errors import AcklineError, ConfigError, TransientError
+from ackline.spark.driver_address import address_towards
 from ackline.spark.shipped_code import ship_code
 from ackline.spark_block import SparkBlock
 from ackline.spark_master import is_local, master_of_environment
@@ -48,7 +47,6 @@ ENCRYPTION = {
 LOOPBACK = {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1"}
 
 _SECRET = "spark.authenticate.secret"
-_STANDALONE = re.compile(r"spark://\[?([^,\]]+?)\]?:(\d+)")
 
 
 def open_session(app_name: str = "ackline", block: SparkBlock | None = None) -> SparkSession:
@@ -102,25 +100,8 @@ def _own_settings(master: str, block: SparkBlock) -> dict[str, str]:
     if is_local(master):
         # With this path the workers import the same handlers as this process.
         return settings | LOOPBACK | {"spark.executorEnv.PYTHONPATH": os.pathsep.join(_import_paths())}
-    address = _address_towards(master)
+    address = address_towards(master)
     return settings | ({"spark.driver.host": address} if address else {})
-
-
-def _address_towards(master: str) -> str | None:
-    """Returns this machine's address in the network of a standalone master, where its executors reach the driver.
-
-    None for another kind of master, and for one whose name does not resolve: Spark then chooses the address.
-    """
-    standalone = _STANDALONE.match(master)
-    if standalone is None:
-        return None
-    try:
-        family, kind, _, _, address = socket.getaddrinfo(standalone[1], int(standalone[2]), type=socket.SOCK_DGRAM)[0]
-        with socket.socket(family, kind) as probe:
-            probe.connect(address)  # of a datagram socket: chooses a route and sends nothing
-            return str(probe.getsockname()[0])
-    except OSError:
-        return None
 
 
 def _not_started(master: str, text: str) -> AcklineError:

@@ -9,9 +9,12 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 
 from ackline.audit.conditional_put import create_exclusively
-from ackline.audit.object_store import arrow_filesystem
-from ackline.errors import FatalError
+from ackline.audit.object_store import arrow_filesystem, unusable
+from ackline.errors import FatalError, TransientError
 from ackline.scrub import scrub_address
+
+_TRIES = 20
+"""How often a folder is made that another run removes. Each run removes it once, when its job ends."""
 
 
 class SharedFolder:
@@ -27,6 +30,21 @@ class SharedFolder:
         """Creates the folder and those above it, where they are missing. An object store has no folders."""
         if self._local:
             Path(self._path).mkdir(parents=True, exist_ok=True)
+
+    def write_first(self, name: str, content: bytes) -> None:
+        """Creates the folder with a file in it. Raises OSError.
+
+        Another run may remove the folder as long as it is empty (`remove_if_empty`), so both are done again until the
+        file is there. From then on no run removes the folder.
+        """
+        for left in reversed(range(_TRIES)):
+            self.make()
+            try:
+                self.write(name, content)
+                return
+            except FileNotFoundError:
+                if not left:
+                    raise
 
     def write(self, name: str, content: bytes) -> None:
         """Writes a file. Raises OSError, also if the folder does not exist on a file system."""
@@ -87,7 +105,6 @@ class SharedFolder:
         return sorted(info.base_name for info in self._store.get_file_info(selector))
 
 
-def unusable_folder(uri: str, error: OSError) -> FatalError:
+def unusable_folder(uri: str, error: OSError) -> FatalError | TransientError:
     """Returns the error to raise if this machine can't use a folder below the audit root."""
-    reason = error.strerror or type(error).__name__
-    return FatalError(f"the folder {scrub_address(uri)} below ACKLINE_AUDIT can't be used: {reason}")
+    return unusable(f"the folder {scrub_address(uri)} below ACKLINE_AUDIT", error, uri)

@@ -20,8 +20,9 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from urllib.parse import quote
 
+from ackline.audit.object_store import is_outage, is_remote
 from ackline.errors import ConfigError, FatalError
-from ackline.spark.shared_folder import SharedFolder
+from ackline.spark.shared_folder import SharedFolder, unusable_folder
 from ackline.turns import TurnId
 
 _FOLDER = ".tasks"
@@ -41,8 +42,8 @@ class TaskFolder:
     def check(self, part: int | str) -> None:
         """Checks, before the first record of a part, that this process may hand its records out.
 
-        Raises ConfigError if the folder is not shared or can't be written, and FatalError if the part was started
-        before.
+        Raises ConfigError if the folder is not shared or can't be written, FatalError if the part was started before,
+        and TransientError if the object store does not answer.
         """
         folder, host = SharedFolder(self.uri), socket.gethostname()
         try:
@@ -59,6 +60,8 @@ class TaskFolder:
                 )
             self._find_token(folder, host)
         except OSError as error:
+            if is_remote(self.uri) and is_outage(error):
+                raise unusable_folder(self.uri, error) from None
             raise ConfigError(
                 f"the executor on {host} can't use {self.uri}: {error.strerror or type(error).__name__}; give its user "
                 f"the right to write below ACKLINE_AUDIT",
@@ -85,8 +88,7 @@ def open_task_folder(table: str, turn: TurnId, once: bool) -> Iterator[TaskFolde
     uri = f"{_folder_of_turns(table)}/{quote(turn.lane, safe='')}-{turn.epoch}-{turn.n}"
     folder = SharedFolder(uri)
     token = f"{_TOKEN}{uuid.uuid4()}"
-    folder.make()
-    folder.write(token, b"driver")
+    folder.write_first(token, b"driver")
     try:
         yield TaskFolder(uri, token, once)
     finally:

@@ -148,8 +148,8 @@ def void_preview(to_close: OpenTurn, pause: bool) -> str:
         )
     if to_close.has_outcomes and to_close.consequence is Consequence.LOST:
         lines.append(
-            "Its outcomes are stored. If a file of them does not exist any more, all of them are replaced by the lost "
-            "ranges, outcomes of acked records too. If none is missing, the command is refused: a run settles the turn."
+            "Its outcomes are stored. If a file of them is lost or damaged, all of them are replaced by the lost "
+            "ranges, outcomes of acked records too. If all are whole, the command is refused: a run settles the turn."
         )
     if pause and to_close.consequence is not Consequence.SETTLED:
         lines.append("These partitions will be paused until `ackline resume`.")

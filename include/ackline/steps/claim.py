@@ -18,7 +18,8 @@ from ackline.offsets import TopicPartition
 from ackline.outcome import Outcome
 from ackline.steps.commit import allowed_commits, commit_newest
 from ackline.steps.parts import Parts
-from ackline.turns import Plan, Settlement
+from ackline.steps.void import is_at_most_once
+from ackline.turns import OperatorLoss, Plan, Settlement
 
 
 def claim(parts: Parts, plan: Plan, newest: Settlement) -> bool:
@@ -97,17 +98,28 @@ def take_start_marker(parts: Parts, plan: Plan) -> bool:
     return False
 
 
-def record_lost(parts: Parts, plan: Plan, reason: str) -> bool:
-    """Stores the plan's ranges as lost, as outcomes n. Returns False, and changes nothing, if outcomes n are stored."""
-    return parts.store.store_lost(plan, parts.run_id, _lost_ranges(parts, plan, reason))
+def record_lost(parts: Parts, plan: Plan, reason: str, operator: OperatorLoss | None = None) -> bool:
+    """Stores the plan's ranges as lost, as outcomes n. Returns False, and changes nothing, if outcomes n are stored.
+
+    With `operator`, the same commit marks the turn as closed by an operator, for `operator_loss`.
+    """
+    return parts.store.store_lost(plan, parts.run_id, _lost_ranges(parts, plan, reason), operator)
 
 
-def replace_by_lost(parts: Parts, plan: Plan, reason: str) -> bool:
-    """Stores the plan's ranges as lost, in place of outcomes n, files of which do not exist any more.
+def replace_by_lost(parts: Parts, plan: Plan, operator: OperatorLoss) -> bool:
+    """Stores the plan's ranges as lost, in place of outcomes n, files of which do not exist any more or are damaged.
 
     Returns False, and changes nothing, if decisions n are stored.
     """
-    return parts.store.replace_by_lost(plan, parts.run_id, _lost_ranges(parts, plan, reason))
+    return parts.store.replace_by_lost(plan, parts.run_id, _lost_ranges(parts, plan, operator.reason), operator)
+
+
+def operator_loss(parts: Parts, plan: Plan) -> OperatorLoss | None:
+    """Returns why an operator has recorded a claimed turn as lost; None if no operator has.
+
+    Call it once decisions n are stored: the lost ranges are outcomes n or decisions n, so nothing changes after that.
+    """
+    return parts.store.operator_loss(plan.turn) if is_at_most_once(plan) else None
 
 
 def _lost_ranges(parts: Parts, plan: Plan, reason: str) -> dict[TopicPartition, list[OutcomeRow]]:

@@ -14,13 +14,13 @@ from enum import StrEnum
 
 from ackline.errors import AcklineError, ConfigError, FatalError
 from ackline.steps.action_plans import Targets
-from ackline.steps.claim import record_lost, replace_by_lost
+from ackline.steps.claim import operator_loss, record_lost, replace_by_lost
 from ackline.steps.commit import commit_newest
 from ackline.steps.operator_actions import not_committed_reason, perform_action
 from ackline.steps.parts import Parts
 from ackline.steps.settle import settle_turn
 from ackline.steps.void import close_if_waived, is_at_most_once, store_void, waive
-from ackline.turns import LIVE, Marker, MarkerKind, Plan, Settlement, TurnId, TurnKind
+from ackline.turns import LIVE, Marker, MarkerKind, OperatorLoss, Plan, Settlement, TurnId, TurnKind
 
 _logger = logging.getLogger(__name__)
 
@@ -105,7 +105,7 @@ def _close(parts: Parts, plan: Plan, before: Settlement, reason: str, pause: boo
     if waive(parts, plan, waiver):
         close_if_waived(parts, plan, before)
         return _settled_meanwhile(parts, plan)
-    return _lose(parts, plan, before, reason)
+    return _lose(parts, plan, before, OperatorLoss(reason, pause))
 
 
 def _settled_meanwhile(parts: Parts, plan: Plan) -> Consequence:
@@ -113,41 +113,49 @@ def _settled_meanwhile(parts: Parts, plan: Plan) -> Consequence:
     return Consequence.VOID if kind is TurnKind.VOID else Consequence.SETTLED
 
 
-def _lose(parts: Parts, plan: Plan, before: Settlement, reason: str) -> Consequence:
-    """Records the ranges of a claimed turn as lost, unless its driver has reported meanwhile, and settles the turn."""
+def _lose(parts: Parts, plan: Plan, before: Settlement, loss: OperatorLoss) -> Consequence:
+    """Records the ranges of a claimed turn as lost, unless its driver has reported meanwhile, and settles the turn.
+
+    The writes, in this order: the start marker; one commit of the lost ranges with reason, pause and an operator's
+    mark; decisions n; settlement n, which takes reason and pause from that commit. A crash before the second leaves the
+    turn open, and no driver that has not started it yet ever starts it. After it, any process that settles the turn, a
+    run or this command again, finds the mark and stores the same settlement.
+    """
     if not parts.store.has_claim(plan.turn):
         raise FatalError(f"{plan.turn} is not open any more: another process has closed it. Nothing was stored")
+    if operator_loss(parts, plan):  # an operator's process has died before it could settle the turn
+        settle_turn(parts, plan, before)
+        return Consequence.LOST
     if parts.store.has_outcomes(plan.turn):
-        _lose_reported(parts, plan, reason)
+        _lose_reported(parts, plan, loss)
         settle_turn(parts, plan, before)
         return Consequence.LOST
     # The start marker comes first: a driver that has claimed the turn and not started yet then calls no handler. The
     # lost ranges are outcomes n, so the report of a driver that has started is refused.
     parts.store.store_start_marker(plan, parts.run_id, parts.now())
-    lost = record_lost(parts, plan, reason)
+    lost = record_lost(parts, plan, loss.reason, loss)
     settle_turn(parts, plan, before)
     return Consequence.LOST if lost else Consequence.SETTLED
 
 
-def _lose_reported(parts: Parts, plan: Plan, reason: str) -> None:
+def _lose_reported(parts: Parts, plan: Plan, loss: OperatorLoss) -> None:
     """Records the ranges of a claimed turn as lost in place of its outcomes, if files of these are lost."""
     if not parts.store.has_lost_files(plan.turn):
         raise FatalError(
-            f"{plan.turn} is claimed and its outcomes are stored, so it is neither void nor lost. Settle it with "
-            f"`ackline run {parts.pipeline.name}`. If a file of its outcomes is damaged, move it out of the table's "
-            f"folder, then run `ackline void` again"
+            f"{plan.turn} is claimed, its outcomes are stored and no file of them is lost or damaged, so it is neither "
+            f"void nor lost. Settle it with `ackline run {parts.pipeline.name}`"
         )
     # Refused if decisions n are stored: another process may have read the outcomes whole and settle the turn by them.
-    if not replace_by_lost(parts, plan, reason):
+    if not replace_by_lost(parts, plan, loss):
         raise FatalError(
-            f"{plan.turn} is claimed, its outcomes and decisions are stored, and files of its outcomes do not exist. "
+            f"{plan.turn} is claimed, its outcomes and decisions are stored, and files of its outcomes are lost. "
             f"Restore the folder of the table outcomes from a backup, then settle the turn with "
             f"`ackline run {parts.pipeline.name}`"
         )
 
 
 def _drop_lost_files(parts: Parts, plan: Plan) -> None:
-    """Stops naming those files of a void turn that do not exist any more.
+    """Stops naming those files of a void turn that are lost or damaged.
 
     After the void settlement: before it, settle would take the rows of a removed file for gaps. The turn is closed
     whether this succeeds or not, and maintenance does it too, for a process that dies in between.
@@ -161,8 +169,8 @@ def _drop_lost_files(parts: Parts, plan: Plan) -> None:
 def _pause(parts: Parts, plan: Plan, reason: str) -> str | None:
     """Pauses the partitions that the closed turn was to read, unless they are paused. Returns why it could not.
 
-    Our own void settlement has paused them. A turn of its own does it where the turn was lost, or where another process
-    has closed it: by an earlier waiver, which was stored without a pause, or by a void of its own.
+    The settlement of our own void or loss has paused them. A turn of its own does it where another process has closed
+    the turn: by an earlier waiver or loss, which was stored without a pause, or by a void of its own.
     """
 
     def choose(newest: Settlement) -> Targets:

@@ -2,6 +2,7 @@
 
 import contextlib
 import secrets
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -72,6 +73,8 @@ class Parts:
     setting_warnings: tuple[str, ...] = ()
     """Warnings that follow from the pipeline file and the connection alone."""
     clock: Clock = lambda: datetime.now(UTC)
+    sleep: Callable[[float], None] = time.sleep
+    """Waits for a number of seconds."""
     run_job: "Callable[[Callable[[], SparkSession], ReplayJob, Progress | None], ReplayResult]" = _replay_job
     check_job: "Callable[[Callable[[], SparkSession], ReplayJob], None]" = _check_job
     """Raises if the job can't be started, before anything is handed out."""

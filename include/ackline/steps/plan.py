@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from ackline.errors import ConfigError, NewerCommit
 from ackline.kafka.config import brokers
 from ackline.offsets import TopicPartition
+from ackline.steps.claim import operator_loss
 from ackline.steps.commit import ledger_progress
 from ackline.steps.genesis import check_not_of_another_ledger, genesis_partitions, genesis_plan, leaderless_partitions
 from ackline.steps.new_plan import check_clock
@@ -35,8 +36,8 @@ class Planned:
     """The turn to carry out; `plan` is None if no subscribed topic exists yet.
 
     `missing` names subscribed topics, and partitions that the file names, which do not exist. `leaderless` are
-    partitions that would join the lane if they had a leader. `actions` are the settlements of skips, resets, pauses and
-    genesis turns that this process has stored on the way.
+    partitions that would join the lane if they had a leader. `actions` are the settlements that this process has stored
+    on the way: of skips, resets, pauses, genesis turns, and of turns that an operator has recorded as lost.
     """
 
     plan: Plan | None
@@ -75,6 +76,11 @@ def plan(parts: Parts) -> Planned:
         elif newest and open_plan and close_if_waived(parts, open_plan, newest):
             # The process that has waived the turn has died before it could close it. This run goes on with the next.
             continue
+        elif newest and open_plan and operator_loss(parts, open_plan):
+            # The operator's process has died before it could settle the turn. This run has handled nothing of it, so it
+            # settles the turn and goes on with the next.
+            settled = settle_turn(parts, open_plan, newest)
+            actions.extend([settled] if settled else [])
         elif open_plan:
             # A lane has at most one open plan. It is adopted, whichever run has stored it and however long ago. A
             # second plan would handle the same offsets twice.

@@ -12,6 +12,7 @@ import logging
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from deltalake.transaction import AddAction
@@ -27,6 +28,7 @@ from ackline.offsets import TopicPartition, count, subtract
 from ackline.outcome import ErrorClass, Outcome
 from ackline.pending import PendingRuns, ranges_of
 from ackline.steps.claim import claim, record_lost, refuse_retries, take_start_marker
+from ackline.steps.insist import insist
 from ackline.steps.log_checks import check_planned_ranges
 from ackline.steps.measure import keeps_outcome_rows
 from ackline.steps.parts import Parts, Progress
@@ -94,7 +96,8 @@ def replay(parts: Parts, spark: "Callable[[], SparkSession]", on_progress: Progr
     result = range_error or _carry_out(parts, plan, newest, job, spark, on_progress)
     if isinstance(result, RangeGone | TopicChanged):
         return _close_unreadable_turn(parts, plan, newest, result)
-    if parts.store.store_outcomes(plan.turn, add_actions(plan, result), task_report(parts, plan, result)):
+    files, report = add_actions(plan, result), task_report(parts, plan, result)
+    if insist(parts, partial(parts.store.store_outcomes, plan.turn, files, report)):
         parts.notify("handled", plan.turn, result.counts)
     return Replayed(plan, result.calls, result.fetched_for_retries)
 
@@ -178,7 +181,7 @@ def _carry_out(
             result = parts.run_job(spark, isolated, on_progress)
         # Spark reads by topic name and offset. A topic that was created again under the reader, or a log that was
         # truncated, has given other records at the same offsets, and the job succeeds all the same.
-        check_planned_ranges(parts, plan, after=True)
+        insist(parts, partial(check_planned_ranges, parts, plan, after=True))
     except (RangeGone, TopicChanged) as error:
         return error
     return result

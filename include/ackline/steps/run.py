@@ -59,7 +59,7 @@ def run(
     """Plans, replays and settles, and again while the last turn has read no record and the log has more.
 
     `on_plan` is called with each plan, and whether it was adopted. Raises RangeGone after MAX_VOID_TURNS void turns in
-    a row, TurnVoided if an operator has closed a turn of this run as void, and what the three steps raise.
+    a row, TurnVoided if an operator has closed a turn of this run, and what the three steps raise.
     """
     result = RunResult()
     while True:
@@ -90,7 +90,7 @@ def replay_until_records(
 
     Turns without a record are settled here, and the next turn is planned and replayed. So the DAG's settle step finds
     the turn that has read records. Raises RangeGone after MAX_VOID_TURNS void turns in a row, and TurnVoided if an
-    operator has closed the turn as void.
+    operator has closed the turn.
     """
     calls = void_turns = 0
     while True:
@@ -103,7 +103,7 @@ def replay_until_records(
         open_plan = parts.store.open_plan(newest) if newest else None
         if newest is None or replayed.plan is None:
             return replace(replayed, calls=calls)
-        if open_plan is None:
+        if open_plan is None or open_plan.turn != replayed.plan.turn:
             check_not_voided(parts, replayed.plan.turn)
         if open_plan is not None and open_plan.turn != replayed.plan.turn:
             # Another run has settled this process's turn and planned the next turn. That run settles it.

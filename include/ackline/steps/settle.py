@@ -19,6 +19,7 @@ from ackline.ledger import OutcomeRow
 from ackline.metrics import TurnReport
 from ackline.offsets import TopicPartition
 from ackline.outcome import Outcome
+from ackline.steps.claim import operator_loss
 from ackline.steps.commit import CommitResult, commit_newest
 from ackline.steps.decide import decide, states_after
 from ackline.steps.events import notify_settled
@@ -33,7 +34,7 @@ from ackline.steps.void import (
     void_advice,
     void_turn,
 )
-from ackline.turns import Plan, SettledPartition, Settlement, TurnId, TurnKind
+from ackline.turns import LOST_BY_OPERATOR, OperatorLoss, Plan, SettledPartition, Settlement, TurnId, TurnKind
 
 
 def settle(
@@ -48,7 +49,7 @@ def settle(
     `and_later`, settles also a turn that this run has planned after it. `on_stored` is called with the settlement that
     this process has stored, before the commit.
 
-    Raises NoProof if the turn's outcomes are not stored; TurnVoided if an operator has closed `turn` as void;
+    Raises NoProof if the turn's outcomes are not stored; TurnVoided if an operator has closed `turn`;
     GroupBusy, GroupMoved and NewerCommit if the floor may not be committed. The settlement is stored by then, and a
     later run commits it.
     """
@@ -92,8 +93,11 @@ def settle_turn(parts: Parts, plan: Plan, before: Settlement) -> Settlement | No
     # number of decisions can only be n.
     if parts.store.is_settled(plan.turn):
         return None
-    partitions = with_metrics(parts, plan, before, _settled_partitions(parts, plan, before, outcomes), outcomes, report)
-    settlement = Settlement(plan.turn, plan.kind, parts.run_id, parts.now(), partitions, parts.actor, plan.reason)
+    lost = operator_loss(parts, plan)
+    settled = _settled_partitions(parts, plan, before, outcomes, lost)
+    partitions = with_metrics(parts, plan, before, settled, outcomes, report)
+    reason = lost.reason if lost else plan.reason
+    settlement = Settlement(plan.turn, plan.kind, parts.run_id, parts.now(), partitions, parts.actor, reason)
     # The fence: one process takes number n. Any other process drops its own fold and uses the stored one.
     if not parts.store.store_settlement(settlement, plan):
         return None
@@ -134,7 +138,7 @@ def _read_outcomes(parts: Parts, plan: Plan, report: TurnReport | None) -> TurnO
 
 
 def _settled_partitions(
-    parts: Parts, plan: Plan, before: Settlement, outcomes: TurnOutcomes
+    parts: Parts, plan: Plan, before: Settlement, outcomes: TurnOutcomes, lost: OperatorLoss | None
 ) -> dict[TopicPartition, SettledPartition]:
     """Returns a row of settlement n for every partition of the lane, also for those that the plan leaves alone."""
     states = states_after(plan, before, outcomes)
@@ -149,8 +153,8 @@ def _settled_partitions(
             gaps_of(plan, tp, outcomes),
             acknowledged_foreign_offset(tp, plan, before),
             committed.get(tp),
-            _evidence(plan),
-            _is_paused(tp, plan, before),
+            LOST_BY_OPERATOR if lost else _evidence(plan),
+            _is_paused(tp, plan, before, lost),
             leader_epoch=_leader_epoch(tp, plan, before),
         )
         for tp, state in states.items()
@@ -192,9 +196,11 @@ def _void_if_expired(
         raise error
 
 
-def _is_paused(tp: TopicPartition, plan: Plan, before: Settlement) -> bool:
+def _is_paused(tp: TopicPartition, plan: Plan, before: Settlement, lost: OperatorLoss | None) -> bool:
     if tp in plan.partitions and plan.kind in (TurnKind.PAUSE, TurnKind.RESUME):
         return plan.kind is TurnKind.PAUSE
+    if lost and lost.pause and tp in plan.partitions and not plan.partitions[tp].empty:
+        return True
     return tp in before.partitions and before.partitions[tp].paused
 
 

@@ -92,17 +92,24 @@ def acknowledged_foreign_offset(tp: TopicPartition, plan: Plan, before: Settleme
 
 
 def check_not_voided(parts: Parts, turn: TurnId) -> None:
-    """Raises TurnVoided if an operator has closed the turn as void: the run that worked on it ends, and plans no other
-    turn."""
+    """Raises TurnVoided if an operator has closed the turn, as void or as lost: the run that worked on it ends, and
+    plans no other turn."""
     newest = parts.store.newest()
     if newest is None or (newest.turn.epoch, newest.turn.n) < (turn.epoch, turn.n):
         return
     settlement = parts.store.settlement(turn)
-    if settlement.voided_by_operator:
+    if not settlement.closed_by_operator:
+        return
+    if settlement.kind is TurnKind.VOID:
         raise TurnVoided(
             f"{turn} was closed as void by {settlement.actor or 'an operator'}: {settlement.reason}. Nothing of it "
             f"counts, and nothing more was planned; the next run plans its offsets again"
         )
+    # Without the actor: any process may settle a turn after an operator has recorded it as lost.
+    raise TurnVoided(
+        f"{turn} was recorded as lost by an operator: {settlement.reason}. What this run has handled of it does not "
+        f"count, and nothing more was planned; the next run goes on after it"
+    )
 
 
 def void_advice(turn: TurnId) -> str:

@@ -68,6 +68,7 @@ def memory_parts(
         actor="test",
         fixed_now=fixed_now,
         clock=world.clock,
+        sleep=lambda _: None,
         run_job=run_job,
         check_job=lambda *_: None,
         remove_task_folders=lambda *_: None,

@@ -21,7 +21,7 @@ from ackline.ledger import OutcomeRow
 from ackline.offsets import TopicPartition, join
 from ackline.outcome import Outcome
 from ackline.testing.memory import AFTER, BEFORE, READ, Hook, TableCommit, World, next_fault, no_hook
-from ackline.turns import Marker, MarkerKind, Plan, Settlement, TurnId, TurnKind
+from ackline.turns import Marker, MarkerKind, OperatorLoss, Plan, Settlement, TurnId, TurnKind
 
 if TYPE_CHECKING:
     from deltalake.transaction import AddAction
@@ -162,7 +162,7 @@ def _files(rows: Iterable[Mapping[str, Any]]) -> list[OutcomesFile]:
     for row in rows:
         turn = TurnId(row["pipeline"], row["lane"], row["epoch"], row["turn"])
         tp = TopicPartition(row["topic"], row["partition"])
-        names = ("handled_at", "error_class", "end_offset")
+        names = ("handled_at", "error_class", "end_offset", "error_message")
         value = OutcomeRow(row["offset"], row["attempt"], Outcome(row["outcome"]), *(row[name] for name in names))
         by_turn.setdefault(turn, {}).setdefault(tp, []).append(value)
     return [OutcomesFile(turn, by_tp) for turn, by_tp in by_turn.items()]
@@ -214,10 +214,17 @@ class MemoryStore(LedgerStore):
         rows = {tp: tuple(decided) for tp, decided in sorted(decisions.items())}
         return self._put("outcomes", plan.turn, "decisions", [OutcomesFile(plan.turn, rows)] if rows else [])
 
-    def replace_by_lost(self, plan: Plan, run_id: str, rows: Mapping[TopicPartition, Iterable[OutcomeRow]]) -> bool:
+    def replace_by_lost(
+        self, plan: Plan, run_id: str, rows: Mapping[TopicPartition, Iterable[OutcomeRow]], operator: OperatorLoss
+    ) -> bool:
         """Stores lost ranges in place of outcomes n; returns False if the number of decisions n is taken."""
-        lost = OutcomesFile(plan.turn, {tp: tuple(ranges) for tp, ranges in rows.items()})
-        return self._put("outcomes", plan.turn, "decisions", ReplacingFiles([lost]))
+        lost = ReplacingFiles([OutcomesFile(plan.turn, {tp: tuple(ranges) for tp, ranges in rows.items()})])
+        application, more = self._application(plan.turn.epoch, "decisions"), self._marks(plan.turn, operator)
+        return self.tables["outcomes"].put(lost, application, plan.turn.n, more=more)
+
+    def _reason_of_loss(self, turn: TurnId) -> str:
+        rows = (row for file in self.world.tables.outcomes[turn] for rows in file.rows.values() for row in rows)
+        return next(row.reason or "" for row in rows if row.outcome is Outcome.LOST)
 
     def has_lost_files(self, turn: TurnId) -> bool:
         """Returns whether a file of the turn's outcomes is lost."""

@@ -76,6 +76,30 @@ def test_a_folder_that_can_not_be_listed_stops_no_settlement(tmp_path: Path, mon
     remove_task_folders(str(tmp_path / "outcomes"), TURN)
 
 
+def test_a_folder_that_another_run_removes_before_the_token_is_in_it_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At least once two drivers of a turn share its folder, and the first one to end removes it if it is empty."""
+    make, others = SharedFolder.make, [1, 2, 3]
+
+    def make_and_lose(folder: SharedFolder) -> None:
+        make(folder)
+        if others:
+            others.pop()
+            SharedFolder(folder.uri).remove_if_empty()
+
+    monkeypatch.setattr(SharedFolder, "make", make_and_lose)
+    with open_task_folder(str(tmp_path / "outcomes"), TURN, once=False) as folder:
+        folder.check(0)
+    assert (files(tmp_path), others) == ([], [])
+
+
+def test_a_folder_that_never_stays_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(SharedFolder, "make", lambda _: None)
+    with pytest.raises(FileNotFoundError), open_task_folder(str(tmp_path / "outcomes"), TURN, once=False):
+        pass
+
+
 def test_the_token_is_removed_before_the_markers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Between the two, a task could otherwise create the marker of a part that was started before."""
     table, removed, remove = str(tmp_path / "outcomes"), list[str](), SharedFolder.remove

@@ -9,7 +9,7 @@ from ackline.errors import ConfigError
 from ackline.outcome import Outcome
 from ackline.spark.output.written_file import WrittenFile
 from ackline.spark.shared_folder import SharedFolder
-from ackline.spark.visible_files import wait_until_visible
+from ackline.spark.visible_files import WAIT_SECONDS_ONCE, wait_until_visible
 
 
 def written(path: str, size: int) -> WrittenFile:
@@ -47,6 +47,12 @@ def test_a_file_that_comes_late_or_grows_late_is_waited_for(tmp_path: Path, befo
     time = Time(40, lambda: file.write_bytes(b"12"))
     wait_until_visible(str(tmp_path), [written("day/a", 2)], time, time.sleep)
     assert 40 <= time.now < 60
+
+
+def test_at_most_once_a_file_is_waited_for_longer_because_its_records_are_not_handled_again(tmp_path: Path) -> None:
+    time = Time(200, lambda: (tmp_path / "a").write_bytes(b"12"))
+    wait_until_visible(str(tmp_path), [written("a", 2)], time, time.sleep, WAIT_SECONDS_ONCE)
+    assert 200 <= time.now < 260
 
 
 def test_a_file_that_never_comes_is_an_error_after_a_minute(tmp_path: Path) -> None:

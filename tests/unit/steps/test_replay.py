@@ -1,11 +1,13 @@
 """replay: when a handler is isolated, what the tasks are given, and what happens to the log while it is read."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
 
-from ackline.errors import TopicChanged, TransientError
+from ackline.errors import AcklineError, ConfigError, FatalError, TopicChanged, TransientError
 from ackline.outcome import Outcome
 from ackline.steps import replay
 from ackline.testing.memory_parts import MemoryParts
@@ -198,3 +200,58 @@ def test_an_unreadable_range_is_not_void_once_another_run_has_stored_its_outcome
     lane.replay()
     lane.settle()
     assert (lane.newest().kind, dict(lane.settled().counts)) == (TurnKind.RUN, {"acked": 2})
+
+
+# ---- at most once, the report of a job that has ended is the only one there will be ---------------------------------
+
+
+def fail_after_the_job(lane: MemoryLane, operation: str, errors: Sequence[AcklineError]) -> MemoryParts:
+    """Parts whose first operations of this kind after the job raise these errors, one each. They never wait."""
+
+    def fail(error: AcklineError) -> None:
+        raise error
+
+    def change() -> None:
+        for error in errors:
+            lane.strike(operation, partial(fail, error))
+
+    return parts_that_end_with(lane, change)
+
+
+AWAY = TransientError("the broker does not answer")
+REFUSED = ConfigError("the broker refuses the login")
+FULL = FatalError("the table outcomes can't be used: no space left on device")
+
+
+@pytest.mark.parametrize(
+    ("operation", "errors"), [("topics", [AWAY, REFUSED, AWAY]), ("bounds", [AWAY]), ("outcomes", [FULL, AWAY])]
+)
+def test_s50_at_most_once_what_fails_after_the_job_is_tried_again_and_loses_nothing(
+    operation: str, errors: list[AcklineError]
+) -> None:
+    lane = MemoryLane(OK, OK, guarantee=AT_MOST_ONCE)
+    lane.run(fail_after_the_job(lane, operation, errors))
+    assert (lane.ranges(Outcome.LOST), dict(lane.settled().counts)) == ([], {"acked": 2})
+
+
+def test_s50_at_most_once_a_broker_that_stays_away_after_the_job_ends_the_driver_after_minutes() -> None:
+    lane, waits = MemoryLane(OK, guarantee=AT_MOST_ONCE), list[float]()
+    parts = fail_after_the_job(lane, "topics", [AWAY] * 100)
+    with pytest.raises(TransientError, match="does not answer"):
+        lane.run(replace(parts, sleep=waits.append))
+    assert 240 < sum(waits) < 600
+
+
+def test_at_most_once_a_range_that_is_gone_after_the_job_is_not_checked_again() -> None:
+    lane, waits = MemoryLane(OK, guarantee=AT_MOST_ONCE), list[float]()
+    parts = replace(parts_that_end_with(lane, lambda: lane.create("orders", records=1)), sleep=waits.append)
+    lane.run(parts)
+    assert (lane.ranges(Outcome.LOST), waits) == ([(0, 1)], [])
+
+
+def test_at_least_once_the_next_run_repeats_what_could_not_be_checked() -> None:
+    lane = MemoryLane(OK)
+    with pytest.raises(TransientError, match="does not answer"):
+        lane.run(fail_after_the_job(lane, "topics", [AWAY]))
+    lane.run()
+    assert lane.offsets() == [0, 0]

@@ -37,11 +37,14 @@ def as_records(source: DataFrame) -> DataFrame:
     )
 
 
-def with_outcomes(records: DataFrame, handler: Handler, path: str, deliver_tombstones: bool, topic: bool) -> DataFrame:
+def with_outcomes(
+    records: DataFrame, handler: Handler, path: str, deliver_tombstones: bool, topic: bool, once: bool = False
+) -> DataFrame:
     """Returns the columns partition, offset, timestamp, attempt, note, out_of_range and outcome for each row of
     `records`, which has those of NOTED_DDL. With `topic`, that column comes first. `path` is the handler's, for errors.
 
-    Raises ConfigError if the handler returned anything else than a column over these rows.
+    Raises ConfigError if the handler returned anything else than a column over these rows; with `once`, also if the
+    column calls a user function.
     """
     note = F.col("note")
     if not deliver_tombstones:
@@ -68,7 +71,29 @@ def with_outcomes(records: DataFrame, handler: Handler, path: str, deliver_tombs
             f"match the records: return an expression over single rows",
             key="handler",
         )
+    if once and (function := _user_function(outcomes)):
+        raise ConfigError(
+            f"handler {path} calls a {function} function of a user: under at_most_once Spark may call it before the "
+            f"marker of its task is there, so a task that Spark repeats would call it again. Use Spark's own functions "
+            f"alone, or a record or Arrow handler",
+            key="handler",
+        )
     return outcomes
+
+
+def _user_function(outcomes: DataFrame) -> str | None:
+    """Returns the kind of user function in the columns that were added; None without one.
+
+    Spark evaluates such a function below the Python stage that creates the marker of its part, some batches ahead of
+    it. Spark's own functions have no side effects, so nothing is lost or repeated if they are evaluated twice.
+    """
+    jvm: Any = outcomes.sparkSession._jvm
+    patterns = jvm.org.apache.spark.sql.catalyst.trees.TreePattern
+    columns: Any = outcomes._jdf.queryExecution().analyzed().projectList()
+    for kind, pattern in (("Python", patterns.PYTHON_UDF()), ("JVM", patterns.SCALA_UDF())):
+        if any(columns.apply(i).containsPattern(pattern) for i in range(columns.size())):
+            return kind
+    return None
 
 
 def _is_projection(outcomes: DataFrame, records: DataFrame) -> bool:
