@@ -1,6 +1,7 @@
 """What a turn reads of a table's log without its list of files is what delta-rs reads; so a turn costs the same beside
 any number of files of other days."""
 
+import shutil
 from collections.abc import Callable
 from datetime import date
 from pathlib import Path
@@ -53,6 +54,23 @@ def do_turn(store: LedgerStore, n: int) -> None:
     assert store.last_failures(turn(n), {TP: {2: 1}})
     assert store.store_settlement(settlement(n), plan(n))
     assert store.ledger_id()
+
+
+def test_a_log_that_an_operator_puts_in_the_place_of_another_is_read_anew(tmp_path: Path) -> None:
+    """The next entry must follow the log that is there: an entry after a version that it does not have is no table."""
+    tables = [LedgerStore(str(tmp_path / name), "orders", "live") for name in ("newer", "backup")]
+    for table in tables:
+        table.store_settlement(settlement(0))
+    for n in (1, 2, 3):
+        assert tables[0].store_plan(plan(n))
+        assert tables[0].store_settlement(settlement(n), plan(n))
+    shutil.rmtree(tmp_path / "newer")
+    shutil.copytree(tmp_path / "backup", tmp_path / "newer")
+    newest = tables[0].newest()
+    assert newest is not None
+    assert newest.turn == turn(0)
+    assert tables[0].store_plan(plan(1))
+    assert LedgerStore(str(tmp_path / "newer"), "orders", "live").open_plan(newest) == plan(1)
 
 
 @pytest.fixture
