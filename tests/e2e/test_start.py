@@ -68,7 +68,8 @@ def test_s30_without_its_ledger_a_pipeline_stops_until_its_commit_is_adopted(lab
         assert f"of ledger {ledger} of this pipeline" in refused.stderr
         assert f"ACKLINE_AUDIT is {lane.audit}" in refused.stderr
     assert lane.ackline("adopt-ledger", lane.name, "--reason", "lost", "--json").returncode == 2
-    adopted = lane.ackline_json("adopt-ledger", lane.name, "--reason", "lost", "--yes")
+    now = lane.now.isoformat()
+    adopted = lane.ackline_json("adopt-ledger", lane.name, "--reason", "lost", "--yes", "--now", now)
     assert (adopted["ledgers"], [row["floor"] for row in adopted["begins"]]) == ([ledger], [4])
     lane.run()
     assert lane.new_offsets() == [0, 1, 2, 3, 4, 5, 6]
