@@ -66,7 +66,7 @@ class TableHandle:
         if state is not None:
             self._check_is_ours(field.name for field in state.schema.fields)
         elif self._folder is not None:
-            self._check_is_no_file(self._folder)
+            self._check_is_no_file(Path(self.uri))
         else:
             self.open()  # delta-rs raises an error for a missing bucket, in which Arrow's listing finds nothing
         return state
