@@ -50,9 +50,14 @@ class MemoryParts(Parts):
 
 
 def memory_parts(
-    world: World, pipeline: Pipeline, run_id: str, hook: Hook = no_hook, fixed_now: datetime | None = None
+    world: World,
+    pipeline: Pipeline,
+    run_id: str,
+    hook: Hook = no_hook,
+    fixed_now: datetime | None = None,
+    lane: str = LIVE,
 ) -> MemoryParts:
-    """Returns the parts of a pipeline in a world, for one process; `fixed_now` sets its clock, as `--now` does."""
+    """Returns the parts of a lane in a world, for one process; `fixed_now` sets its clock, as `--now` does."""
 
     def run_job(_: "Callable[[], SparkSession]", job: "ReplayJob", on_progress: Progress | None) -> "ReplayResult":
         return MemoryJob(world, job, hook).run()
@@ -60,7 +65,7 @@ def memory_parts(
     isolation = pipeline.kafka.isolation
     return MemoryParts(
         pipeline=pipeline,
-        store=MemoryStore(world, pipeline.name, LIVE, run_id, hook),
+        store=MemoryStore(world, pipeline.name, lane, run_id, hook),
         cluster=MemoryCluster(world, isolation, hook),
         group=MemoryGroup(world, pipeline.kafka.group_id, run_id, hook),
         kafka={"bootstrap.servers": "memory"},
