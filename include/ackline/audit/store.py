@@ -35,10 +35,16 @@ from ackline.audit.rows import (
     without_markers,
 )
 from ackline.audit.table import AuditTable
-from ackline.audit.terminal_offsets import OutcomeFilter, RangesByPartition, read_terminal_offsets
+from ackline.audit.terminal_offsets import (
+    OutcomeFilter,
+    RangesByPartition,
+    read_terminal_offsets,
+    read_terminal_results,
+)
 from ackline.audit.turn_files import TurnFiles
 from ackline.audit.turn_outcomes import TurnOutcomes, count_first_attempts, read_turn_outcomes
 from ackline.errors import LedgerError
+from ackline.lane_diff import ResultRuns
 from ackline.ledger import OutcomeRow, PartitionState
 from ackline.metrics import TurnReport
 from ackline.offsets import TopicPartition
@@ -176,6 +182,12 @@ class LedgerStore:
         """
         last = self.settlements.version_of(self._application(epoch, "settlement"))
         return read_terminal_offsets(self.folder, epoch, last, topic_ids, wanted)
+
+    def terminal_results(self, epoch: int, topic_ids: Mapping[str, str]) -> dict[TopicPartition, ResultRuns]:
+        """Returns the terminal outcome and error class of each offset that an epoch has settled, in the topics of these
+        ids. Raises FatalError if the tables can't be read."""
+        last = self.settlements.version_of(self._application(epoch, "settlement"))
+        return read_terminal_results(self.folder, epoch, last, topic_ids)
 
     def lanes(self) -> list[str]:
         """Returns the lanes of the pipeline that have tables, the live one first."""

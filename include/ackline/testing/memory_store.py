@@ -2,7 +2,7 @@
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
@@ -18,6 +18,7 @@ from ackline.audit.table import AuditTable
 from ackline.audit.terminal_offsets import OutcomeFilter, RangesByPartition
 from ackline.audit.turn_outcomes import TurnOutcomes
 from ackline.errors import FatalError, LedgerError
+from ackline.lane_diff import Result, ResultRuns
 from ackline.ledger import OutcomeRow
 from ackline.offsets import TopicPartition, join
 from ackline.outcome import Outcome
@@ -224,9 +225,27 @@ class MemoryStore(LedgerStore):
         self, epoch: int, topic_ids: Mapping[str, str], wanted: OutcomeFilter | None
     ) -> tuple[RangesByPartition, RangesByPartition]:
         """Returns the offsets with a wanted terminal outcome, in the topics of these ids and in older ones."""
+        found: tuple[dict[TopicPartition, list[OutcomeRow]], ...] = ({}, {})
+        for plan, tp, row in self._terminal_rows(epoch, topic_ids):
+            if _is_wanted(row, plan.run_id, wanted):
+                older = plan.partitions[tp].topic_id != topic_ids[tp.topic]
+                found[older].setdefault(tp, []).append(row)
+        current, older_topics = ({tp: _ranges(rows) for tp, rows in by_tp.items()} for by_tp in found)
+        return current, older_topics
+
+    def terminal_results(self, epoch: int, topic_ids: Mapping[str, str]) -> dict[TopicPartition, ResultRuns]:
+        """Returns the terminal outcome and error class of each offset that an epoch has settled."""
+        found: dict[TopicPartition, list[tuple[int, int, Result]]] = {}
+        for plan, tp, row in self._terminal_rows(epoch, topic_ids):
+            if plan.partitions[tp].topic_id == topic_ids[tp.topic]:
+                found.setdefault(tp, []).append((row.offset, row.end, Result(row.outcome.value, row.error_class)))
+        return {tp: ResultRuns.of(runs) for tp, runs in found.items()}
+
+    def _terminal_rows(
+        self, epoch: int, topic_ids: Mapping[str, str]
+    ) -> Iterator[tuple[Plan, TopicPartition, OutcomeRow]]:
         self._hook("rows", READ)
         tables = self.world.tables
-        found: tuple[dict[TopicPartition, list[OutcomeRow]], ...] = ({}, {})
         for turn, settlement in tables.settlements.items():
             lane = (turn.pipeline, turn.lane, turn.epoch) == (self.pipeline, self.lane, epoch)
             if not lane or settlement.kind is TurnKind.VOID or turn not in tables.plans:
@@ -235,12 +254,7 @@ class MemoryStore(LedgerStore):
             for file in tables.outcomes.get(turn, ()):
                 for tp, rows in file.rows.items():
                     if tp.topic in topic_ids and tp in plan.partitions:
-                        older = plan.partitions[tp].topic_id != topic_ids[tp.topic]
-                        found[older].setdefault(tp, []).extend(
-                            row for row in rows if row.outcome.terminal and _is_wanted(row, plan.run_id, wanted)
-                        )
-        current, older_topics = ({tp: _ranges(rows) for tp, rows in by_tp.items() if rows} for by_tp in found)
-        return current, older_topics
+                        yield from ((plan, tp, row) for row in rows if row.outcome.terminal)
 
     def lanes(self) -> list[str]:
         """Returns the lanes of the pipeline, the live one first."""
