@@ -7,7 +7,7 @@ here.
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
@@ -36,8 +36,10 @@ from ackline.audit.rows import (
 )
 from ackline.audit.table import AuditTable
 from ackline.audit.terminal_offsets import (
+    DeadRow,
     OutcomeFilter,
     RangesByPartition,
+    read_dead_rows,
     read_terminal_offsets,
     read_terminal_results,
 )
@@ -188,6 +190,12 @@ class LedgerStore:
         ids. Raises FatalError if the tables can't be read."""
         last = self.settlements.version_of(self._application(epoch, "settlement"))
         return read_terminal_results(self.folder, epoch, last, topic_ids)
+
+    def dead_rows(self, epoch: int, topic_ids: Mapping[str, str]) -> Iterator[DeadRow]:
+        """Yields the dead records of an epoch in the topics of these ids. Raises FatalError if the tables can't be
+        read."""
+        last = self.settlements.version_of(self._application(epoch, "settlement"))
+        yield from read_dead_rows(self.folder, epoch, last, topic_ids)
 
     def lanes(self) -> list[str]:
         """Returns the lanes of the pipeline that have tables, the live one first."""

@@ -5,7 +5,8 @@ The rows may be millions, so they stay columns: an offset costs 16 bytes until n
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from datetime import datetime
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -20,6 +21,16 @@ from ackline.offsets import TopicPartition
 from ackline.outcome import Outcome
 from ackline.range_arrays import Ranges, union
 from ackline.turns import TurnKind
+
+
+class DeadRow(NamedTuple):
+    """A dead record, and when it was given up."""
+
+    tp: TopicPartition
+    offset: int
+    error_class: str | None
+    at: datetime
+
 
 RangesByPartition = dict[TopicPartition, Ranges]
 _COLUMNS = ["topic", "partition", "offset", "end_offset", "turn"]
@@ -83,6 +94,19 @@ def read_terminal_results(
             if len(starts):
                 found.setdefault(TopicPartition(topic, partition), []).append(runs)
     return {tp: joined_runs(parts) for tp, parts in sorted(found.items())}
+
+
+def read_dead_rows(folder: str, epoch: int, last: int | None, topic_ids: Mapping[str, str]) -> Iterator[DeadRow]:
+    """Yields the dead records of an epoch in the topics of these ids. Arguments as in `read_terminal_offsets`."""
+    if last is None or not topic_ids:
+        return
+    older = _turns_in_older_topics(folder, epoch, topic_ids)
+    columns = [*_COLUMNS, "error_class", "handled_at"]
+    for rows in _effective_rows(folder, {"epoch": epoch, "outcome": Outcome.DEAD.value}, last, topic_ids, columns):
+        for row in rows.to_pylist():
+            if row["turn"] not in older.get(row["topic"], ()):
+                tp = TopicPartition(row["topic"], row["partition"])
+                yield DeadRow(tp, row["offset"], row["error_class"], row["handled_at"])
 
 
 def _effective_rows(

@@ -133,7 +133,7 @@ def backfill(
     if listed:
         _list(name, as_json)
         return
-    lane = lane_of(cancelled or backfill_id or _new_id(time_of(now)))
+    lane = lane_of(cancelled or backfill_id or new_id(time_of(now)))
     request = Request(name, lane, max_records, max_rate, wait, reason, no_breaker, yes, dry_run, now, as_json)
     if cancelled is not None:
         _cancel(request)
@@ -303,7 +303,7 @@ def _list(name: str, as_json: bool) -> None:
     out.print(tables.table(None, columns, rows) if rows else f"{name} has no backfill.", markup=False)
 
 
-def _new_id(now: datetime | None) -> str:
+def new_id(now: datetime | None) -> str:
     """Returns an id that no other backfill has: a time and four letters."""
     letters = "".join(secrets.choice("abcdefghijkmnpqrstuvwxyz") for _ in range(4))
     return f"{now or datetime.now(UTC):%Y%m%dt%H%M%S}-{letters}"

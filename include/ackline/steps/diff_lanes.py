@@ -1,6 +1,6 @@
 """The outcomes of two lanes of a pipeline, compared over the offsets that both have settled. Reads the tables only."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from ackline.audit.store import LedgerStore
 from ackline.errors import ConfigError
@@ -16,13 +16,24 @@ def diff_lanes(store: LedgerStore, before: str, after: str) -> tuple[LaneDiff, I
     ConfigError for a lane that has not begun.
     """
     stores = [store.other_lane(lane) for lane in (before, after)]
-    newest = [_newest(lane) for lane in stores]
-    topic_ids = {tp.topic: settled.topic_id for lane in newest for tp, settled in lane.partitions.items()}
+    newest = [begun_lane(lane) for lane in stores]
+    topic_ids = topic_ids_of(newest)
     old, new = (_results(lane, last, topic_ids) for lane, last in zip(stores, newest, strict=True))
     return compare(old, new)
 
 
-def _newest(store: LedgerStore) -> Settlement:
+def newest_results_of(store: LedgerStore, newest: Settlement) -> dict[TopicPartition, ResultRuns]:
+    """Returns the newest terminal outcome of each offset of a lane, in the topics that it reads now."""
+    return _results(store, newest, topic_ids_of([newest]))
+
+
+def topic_ids_of(settlements: Iterable[Settlement]) -> dict[str, str]:
+    """Returns the ids of the topics of some lanes; where they differ, that of the last lane."""
+    return {tp.topic: settled.topic_id for lane in settlements for tp, settled in lane.partitions.items()}
+
+
+def begun_lane(store: LedgerStore) -> Settlement:
+    """Returns the newest settlement of a lane. Raises ConfigError if it has not begun."""
     newest = store.newest()
     if newest is None:
         raise ConfigError(f"{store.pipeline} has no lane {store.lane}", key="LANE")

@@ -15,7 +15,7 @@ from ackline.audit.log_state import LogState
 from ackline.audit.rows import plan_date
 from ackline.audit.store import LedgerStore
 from ackline.audit.table import AuditTable
-from ackline.audit.terminal_offsets import OutcomeFilter, RangesByPartition
+from ackline.audit.terminal_offsets import DeadRow, OutcomeFilter, RangesByPartition
 from ackline.audit.turn_outcomes import TurnOutcomes
 from ackline.errors import FatalError, LedgerError
 from ackline.lane_diff import Result, ResultRuns
@@ -240,6 +240,12 @@ class MemoryStore(LedgerStore):
             if plan.partitions[tp].topic_id == topic_ids[tp.topic]:
                 found.setdefault(tp, []).append((row.offset, row.end, Result(row.outcome.value, row.error_class)))
         return {tp: ResultRuns.of(runs) for tp, runs in found.items()}
+
+    def dead_rows(self, epoch: int, topic_ids: Mapping[str, str]) -> Iterator[DeadRow]:
+        """Yields the dead records of an epoch."""
+        for plan, tp, row in self._terminal_rows(epoch, topic_ids):
+            if row.outcome is Outcome.DEAD and plan.partitions[tp].topic_id == topic_ids[tp.topic]:
+                yield DeadRow(tp, row.offset, row.error_class, row.handled_at)
 
     def _terminal_rows(
         self, epoch: int, topic_ids: Mapping[str, str]
