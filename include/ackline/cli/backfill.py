@@ -4,7 +4,7 @@ import secrets
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Annotated, Any
 
@@ -257,14 +257,17 @@ def _sleep_until_due(account: Account, now: datetime, sleep: Callable[[float], N
 
 def _cancel(request: Request) -> None:
     """Ends a backfill: what is not settled is skipped."""
-    with opened(request.name, request.now, lane=request.lane, handler=False) as parts:
-        found = find_backfill(parts.store)
-        if found is None:
-            raise ConfigError(
-                f"--cancel {request.backfill_id}: {request.name} has no such backfill; `ackline backfill "
-                f"{request.name} --list` lists them",
-                key="--cancel",
-            )
+    found = _stored(request)
+    if found is None:
+        raise ConfigError(
+            f"--cancel {request.backfill_id}: {request.name} has no such backfill; `ackline backfill {request.name} "
+            f"--list` lists them",
+            key="--cancel",
+        )
+    # With the lane's dead letters, for an open turn that can still be settled. No handler is called, so one that is not
+    # allowed any more is no obstacle.
+    pipeline = backfill_pipeline(pipeline_named(request.name), replace(found.arguments, handler=None))
+    with opened(request.name, request.now, lane=request.lane, handler=False, pipeline=pipeline) as parts:
         left = sum(found.account.pending.values())
         preview = f"Backfill {request.backfill_id} of {request.name}: {left:,} offsets would be skipped."
         show_preview(preview, *request.modes)

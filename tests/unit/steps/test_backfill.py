@@ -4,13 +4,18 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from ackline.arguments import PartitionChoice
 from ackline.errors import ConfigError, FatalError, TopicChanged, TransientError
 from ackline.offsets import OffsetRange
 from ackline.outcome import Outcome
 from ackline.steps import backfill, replay
+from ackline.steps.action_targets import ActionRequest, choose_targets
 from ackline.steps.backfill_plan import plan_backfill
 from ackline.steps.choose_offsets import BEYOND_END, BY_RETENTION, IN_OLDER_TOPIC, GoneRange
+from ackline.steps.operator_actions import perform_action
 from ackline.testing.memory import AFTER, BEFORE, GroupCommit
 from ackline.testing.memory_parts import no_session
 from ackline.turns import TurnKind
@@ -244,6 +249,22 @@ def test_a_cancellation_settles_a_turn_whose_outcomes_are_stored() -> None:
     assert lane.cancel().outcomes == {"acked": 2, "skipped": 1}
 
 
+def test_a_retry_that_an_operator_makes_due_is_made_by_the_next_run_of_the_lane() -> None:
+    live = settled_lane(OK, FAILS_ONCE, retry=MINUTE)
+    lane = MemoryBackfill(live, "b", "orders")
+    assert lane.run().pending["retry"] == 1
+    retry = ActionRequest(TurnKind.RETRY, PartitionChoice())
+    perform_action(lane.parts(), TurnKind.RETRY, lambda newest: choose_targets(lane.parts(), retry, newest), "now")
+    assert lane.run().settled
+
+
+def test_a_backfill_lane_is_never_reset() -> None:
+    lane = MemoryBackfill(settled_lane(OK), "b", "orders")
+    lane.begin()
+    with pytest.raises(ConfigError, match="begin another backfill"):
+        perform_action(lane.parts(), TurnKind.RESET, lambda _: {TP: 0}, "again")
+
+
 # ---- what it chooses ------------------------------------------------------------------------------------------------
 
 
@@ -446,3 +467,42 @@ def test_s70_a_lane_stores_in_tables_of_its_own() -> None:
     assert [commit.application.rsplit("/", 1)[-1] for commit in writes_of(live, lane.lane)] == [
         "settlement", "plan", "try-1", "outcomes", "decisions", "settlement",
     ]  # fmt: skip
+
+
+# ---- any history ----------------------------------------------------------------------------------------------------
+
+SPANS = st.tuples(st.integers(0, 11), st.integers(1, 4)).map(lambda span: (span[0], min(12, sum(span))))
+RECORDS = st.lists(st.sampled_from([OK, FAILS_ONCE, FAILS, DEAD, None, "gap"]), min_size=12, max_size=12)
+
+
+@given(RECORDS, st.lists(SPANS, min_size=1, max_size=4), st.integers(1, 12), st.integers(0, 12), st.integers(0, 6))
+@settings(max_examples=60, deadline=None)
+def test_s72_in_any_history_each_offset_that_was_asked_for_is_counted_once(
+    records: list[Any], spans: list[tuple[int, int]], portion: int, expired: int, at: int
+) -> None:
+    """The naive model is a set of offsets: what is a record ends once, by its own rule or by retention."""
+    live = MemoryLane(retry={"initial_delay": "1m", "max_retries": 1})
+    for record in records:
+        if record == "gap":
+            live.log().add_gap(1)
+        else:
+            live.produce(record)
+    lane = MemoryBackfill(live, "b", *(f"orders:0:{start}-{end}" for start, end in spans))
+    lane.begin()
+    account = lane.account()
+    for number in range(30):
+        if number == at:
+            live.log().expire(expired)
+        account = lane.run(max_records=portion)
+        if account.settled and number >= at:
+            break
+        live.world.now += timedelta(seconds=30)
+    asked = {offset for start, end in spans for offset in range(start, end)}
+    assert (account.settled, account.offsets) == (True, len(asked))
+    own = {OK: "acked", FAILS_ONCE: "acked", FAILS: "dead", DEAD: "dead", None: "skipped"}
+    for offset, outcome in lane.ended().items():
+        assert offset in asked
+        assert outcome in (own.get(records[offset]), "expired")
+    gaps = {offset for offset in asked if records[offset] == "gap"}
+    assert asked - gaps <= set(lane.ended())
+    assert account.gaps == len(asked - set(lane.ended()))
