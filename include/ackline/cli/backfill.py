@@ -6,13 +6,30 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
 from ackline.backfill_arguments import BackfillArguments, check_same, id_of, lane_of
 from ackline.backfill_pipeline import backfill_pipeline
 from ackline.cli import json_output, tables
+from ackline.cli.backfill_options import (
+    All,
+    Cancel,
+    DeadLetterTopic,
+    Handler,
+    Id,
+    List,
+    MaxRate,
+    MaxRecords,
+    NoBreaker,
+    OfLane,
+    OfOutcome,
+    OfRun,
+    Ranges,
+    Reason,
+    Wait,
+)
 from ackline.cli.backfill_output import account_json, account_text, backfill_json, choice_json, choice_text
 from ackline.cli.confirm import DryRun, Yes, is_confirmed, is_confirmed_by_number, show_preview
 from ackline.cli.options import ErrorClass, From, Json, Name, Now, Until, opened, pipeline_named, time_of
@@ -23,42 +40,6 @@ from ackline.steps.backfill import Backfill, account_of_choice, backfills, begin
 from ackline.steps.choose_offsets import Choice, choose_offsets
 from ackline.steps.parts import Parts
 from ackline.turns import LIVE, Plan
-
-Ranges = Annotated[
-    list[str] | None,
-    typer.Argument(help="TOPIC, TOPIC:PARTITION or TOPIC:PARTITION:A-B, B exclusive.", show_default=False),
-]
-All = Annotated[bool, typer.Option("--all", help="Everything that the logs hold now.")]
-OfOutcome = Annotated[
-    str | None, typer.Option("--outcome", help="Only records that ended so, e.g. dead.", show_default=False)
-]
-OfRun = Annotated[str | None, typer.Option("--run", help="Only records that this run settled.", show_default=False)]
-OfLane = Annotated[str, typer.Option("--of", help="The lane of --outcome, --error-class and --run.")]
-Id = Annotated[
-    str | None,
-    typer.Option("--id", help="The backfill's id: a-z 0-9 -. Alone it resumes that backfill.", show_default=False),
-]
-Handler = Annotated[
-    str | None,
-    typer.Option("--handler", help="Another handler, from `backfill.handlers` of the file.", show_default=False),
-]
-MaxRecords = Annotated[
-    int | None, typer.Option("--max-records", help="Read at most so many offsets now.", min=1, show_default=False)
-]
-MaxRate = Annotated[
-    int | None,
-    typer.Option("--max-rate", help="Handle at most so many records a second.", min=1, max=10**9, show_default=False),
-]
-DeadLetterTopic = Annotated[
-    str | None, typer.Option("--dead-letter", help="Another topic of dead letters, or none.", show_default=False)
-]
-Wait = Annotated[bool, typer.Option("--wait", help="Wait for retries until every offset is settled.")]
-Reason = Annotated[str, typer.Option("--reason", help="Why, for readers of the audit table.", show_default=False)]
-NoBreaker = Annotated[bool, typer.Option("--no-breaker", help="Settle turns no matter how many records failed.")]
-List = Annotated[bool, typer.Option("--list", help="List the backfills of the pipeline, and start none.")]
-Cancel = Annotated[
-    str | None, typer.Option("--cancel", help="End this backfill: the rest is skipped.", show_default=False)
-]
 
 POLL_SECONDS = 30.0
 """How long `--wait` waits where nothing is due at a known time: for a leader, or for the dead-letter topic."""
