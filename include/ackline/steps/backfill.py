@@ -12,7 +12,7 @@ from ackline.audit.store import LedgerStore
 from ackline.backfill_arguments import BackfillArguments
 from ackline.backoff import FOREVER
 from ackline.chosen_ranges import ChosenRanges
-from ackline.errors import FatalError, LedgerError, RangeGone
+from ackline.errors import ConfigError, FatalError, LedgerError, RangeGone
 from ackline.ledger import PartitionState, Pending, PendingKind
 from ackline.offsets import LogBounds, OffsetRange, TopicPartition, ValuedRange, count
 from ackline.outcome import Outcome
@@ -189,7 +189,7 @@ def cancel(parts: Parts, reason: str) -> Settlement:
             if open_plan.kind is not TurnKind.RUN or parts.store.has_outcomes(open_plan.turn):
                 settle_turn(parts, open_plan, newest)
             else:
-                void_open_turn(parts, open_plan.turn, f"cancelled: {reason}" if reason else "cancelled")
+                _void(parts, open_plan, reason)
             continue
         targets = _ends(parts, newest)
         if not targets:
@@ -199,6 +199,16 @@ def cancel(parts: Parts, reason: str) -> Settlement:
         if parts.store.store_plan(plan):
             settle_turn(parts, plan, newest)
     raise too_many_lost_races(parts, "cancelling")
+
+
+def _void(parts: Parts, open_plan: Plan, reason: str) -> None:
+    try:
+        void_open_turn(parts, open_plan.turn, f"cancelled: {reason}" if reason else "cancelled")
+    except (ConfigError, FatalError):
+        # Refused if a run has reported or settled the turn meanwhile: then the next round looks at that. Otherwise the
+        # error stands.
+        if not parts.store.has_outcomes(open_plan.turn) and not parts.store.is_settled(open_plan.turn):
+            raise
 
 
 def _ends(parts: Parts, newest: Settlement) -> dict[TopicPartition, PlannedPartition]:

@@ -153,7 +153,8 @@ class MemoryJob:
         end = topic.logs[tp.partition].readable_end(self._job.kafka.isolation_level)
         self._calls += 1
         run_id, turn, epoch = self._job.target.run_id, self._turn.n, self._turn.epoch
-        self._world.history.append(HandlerCall(run_id, turn, tp, topic.topic_id, record.offset, attempt, end, epoch))
+        call = HandlerCall(run_id, turn, tp, topic.topic_id, record.offset, attempt, end, epoch, self._turn.lane)
+        self._world.history.append(call)
         time = time_of(record.timestamp)
         try:
             self._world.handle(Record(*tp, record.offset, time, record.key, record.value, record.headers, attempt))
