@@ -38,9 +38,7 @@ class TurnOutcomes:
     """False if the pipeline stores no row of what succeeded and the Delta log has expired the counts."""
 
 
-def read_turn_outcomes(
-    outcomes: AuditTable, files: TurnFiles, where: Where, every_row: bool = False
-) -> TurnOutcomes:
+def read_turn_outcomes(outcomes: AuditTable, files: TurnFiles, where: Where, every_row: bool = False) -> TurnOutcomes:
     """Returns outcomes and decisions of a turn, whose rows match `where` and are in `files`.
 
     A file in which every record succeeded at its first attempt is counted by its statistics and not opened; if several
