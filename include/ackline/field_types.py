@@ -24,6 +24,12 @@ StreamName = Annotated[str, Field(pattern=_STREAM_NAME)]
 CodePath = Annotated[str, Field(pattern=_CODE_PATH)]
 """The path of a function or class, `module:name`. Reading the file does not import it."""
 
+
+def is_code_path(text: str) -> bool:
+    """Returns whether a text is the path of a function or class, `module:name`."""
+    return re.fullmatch(_CODE_PATH, text) is not None
+
+
 Memory = Annotated[str, Field(pattern=_MEMORY)]
 """An amount of memory as Spark writes it."""
 

@@ -17,6 +17,7 @@ from itertools import pairwise
 import numpy as np
 
 from ackline.backoff import Backoff, RetryPolicy
+from ackline.chosen_ranges import ChosenRanges, clipped
 from ackline.errors import LedgerError
 from ackline.offsets import OffsetRange, ValuedRange, ValuedRanges, subtract
 from ackline.outcome import ErrorClass
@@ -86,6 +87,7 @@ def fold(
     policy: Backoff,
     seed: str = "",
     gaps: int = 0,
+    chosen: ChosenRanges = None,
 ) -> PartitionState:
     """Returns the state after a turn that read the range `fresh` and made `retries` (value: the number of the attempt).
 
@@ -93,7 +95,7 @@ def fold(
     that did not succeed needs its row. A fresh acked record needs none: replay has proved that it read the whole range,
     so an offset without a row is acked or a gap (S6). A decision overrides an attempt at the same offset. `seed` names
     the partition (lane, epoch, topic, partition) for the jitter. `gaps` is how many offsets of `fresh` held no record,
-    or 0 if that is not known.
+    or 0 if that is not known. `chosen` are the ranges that are part of the lane; None means every offset.
 
     Raises LedgerError if the turn and its rows do not fit this state; each misfit would lose a record silently or
     un-ack one (I2, I4, S7).
@@ -107,7 +109,7 @@ def fold(
     attempts = attempts.where(np.argsort(attempts.offsets, kind="stable"))
     _check_attempts_were_planned(attempts, fresh, planned)
     _check_each_retry_is_answered(planned, attempts, decided)
-    _check_nothing_skipped_over(state.complete_to, fresh.start, decided)
+    _check_nothing_skipped_over(state.complete_to, fresh.start, decided, chosen)
 
     still_pending = pending.minus((attempts.offsets, attempts.offsets + 1)).minus(decided)
     failed = _pending_after_failures(attempts.where(~attempts.terminal), policy, seed).minus(decided)
@@ -270,10 +272,11 @@ def _check_each_retry_is_answered(retries: _Retries, attempts: OutcomeColumns, d
         raise LedgerError(f"the turn has no outcome for the retry at offset {offset}", offset=offset)
 
 
-def _check_nothing_skipped_over(complete_to: int, start: int, decided: Ranges) -> None:
+def _check_nothing_skipped_over(complete_to: int, start: int, decided: Ranges, chosen: ChosenRanges) -> None:
     """Prove that each offset between `complete_to` and the fresh range has a decision, such as `expired`. The new
-    complete_to is above them: without a decision they would be neither settled nor pending (I4)."""
-    passed = [ValuedRange(complete_to, start, None)] if complete_to < start else []
+    complete_to is above them: without a decision they would be neither settled nor pending (I4). A backfill lane also
+    passes over what is no part of it."""
+    passed = [ValuedRange(part.start, part.end, None) for part in clipped(chosen, complete_to, start)]
     near = (decided[0] < start) & (decided[1] > complete_to)
     holes = [OffsetRange(*hole) for hole in zip(decided[0][near].tolist(), decided[1][near].tolist(), strict=True)]
     for skipped in subtract(passed, holes):

@@ -67,6 +67,13 @@ class MaxOffsetBehindBlock(StrictBlock):
     policy: Literal["skip", "fail"]
 
 
+class BackfillBlock(StrictBlock):
+    """What a backfill may use, and above how many offsets it wants more than `y` at a terminal."""
+
+    handlers: list[CodePath] = Field(default_factory=list)
+    confirm_above: int = Field(1_000_000, ge=0)
+
+
 InitialPosition = Literal[
     "earliest", "latest", "timestamp", "uncommitted_earliest", "uncommitted_latest", "uncommitted_timestamp"
 ]
@@ -102,6 +109,7 @@ class Pipeline(StrictBlock):
     on_expired: Literal["record", "fail"] = "record"
     listener: CodePath | None = None
     schedule: str | None = None
+    backfill: BackfillBlock = BackfillBlock()
     spark: SparkBlock = SparkBlock()
 
     @model_validator(mode="after")

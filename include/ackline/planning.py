@@ -13,6 +13,7 @@ from random import Random
 
 import numpy as np
 
+from ackline.chosen_ranges import ChosenRanges, next_range
 from ackline.commit_rule import Committed
 from ackline.errors import TopicChanged
 from ackline.ledger import PartitionState, PendingKind
@@ -52,6 +53,8 @@ class PartitionView:
     """Whether an operator has paused the partition."""
     waits_since: datetime | None = None
     """The time of the first unread record, if it is known: the partition that waits longest is served first."""
+    chosen: ChosenRanges = None
+    """The ranges that are part of a backfill lane, which reads one of them in a turn; None means every offset."""
 
     @property
     def readable(self) -> bool:
@@ -120,7 +123,7 @@ def _stored_bounds(view: PartitionView) -> LogBounds:
 
 def _room(tp: TopicPartition, view: PartitionView, limits: Limits) -> OffsetRange:
     """The fresh offsets within the window. They start above `complete_to` if retention has taken the offsets between;
-    settle records these as `expired` (S41)."""
+    settle records these as `expired` (S41). In a backfill lane they also start above what is no part of it."""
     complete_to = view.state.complete_to
     if view.log is None or not view.readable:
         return OffsetRange(complete_to, complete_to)
@@ -133,9 +136,9 @@ def _room(tp: TopicPartition, view: PartitionView, limits: Limits) -> OffsetRang
             partition=tp.partition,
             offset=view.log.end,
         )
-    start = max(complete_to, view.log.start)
+    unread = next_range(view.chosen, max(complete_to, view.log.start), view.log.end)
     allowed = max(0, limits.max_uncommitted - view.state.uncommitted)
-    return OffsetRange(start, max(start, min(view.log.end, start + allowed)))
+    return OffsetRange(unread.start, min(unread.end, unread.start + allowed))
 
 
 def _first_due(
@@ -216,6 +219,6 @@ def _why_nothing(view: PartitionView, room: OffsetRange, now: datetime) -> str:
     retries = PendingRuns.of(view.state.pending).of_kind(PendingKind.RETRY)
     if retries.due_at(now):
         return RUN_FULL
-    if view.log.end <= room.start:
+    if not next_range(view.chosen, room.start, view.log.end):
         return WAITING if retries else CAUGHT_UP
     return RUN_FULL if room else WINDOW_FULL

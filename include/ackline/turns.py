@@ -30,6 +30,13 @@ class TurnId(NamedTuple):
 
 LIVE = "live"
 """The name of the lane that commits the group's offsets."""
+BACKFILL = "backfill-"
+"""How the name of a backfill lane begins. Such a lane reads what its genesis has stored, and commits nothing."""
+
+
+def is_backfill(lane: str) -> bool:
+    """Returns whether a lane is a backfill lane."""
+    return lane.startswith(BACKFILL)
 
 
 class TurnKind(StrEnum):
@@ -90,6 +97,9 @@ class SettledPartition:
     """What `ackline.metrics.totals_after` computed; None in rows of a version that stored none."""
     leader_epoch: int | None = None
     """The epoch of the leader whose log has all that is settled or pending below `complete_to`; None if not known."""
+    ranges: tuple[OffsetRange, ...] | None = None
+    """In the genesis of a backfill lane: the ranges that the lane reads whole. Offsets that were chosen by their
+    outcome are pending there instead. None in every other settlement."""
 
     @property
     def unsettled(self) -> int:
@@ -116,6 +126,8 @@ class Settlement:
     """Who started that run: `airflow`, or the user of the command."""
     reason: str = ""
     """The plan's reason; of a turn that is void, or that an operator has recorded as lost, why it was closed."""
+    arguments: str = ""
+    """In the genesis of a backfill lane: the arguments as they were written, as JSON. Otherwise empty."""
 
     @property
     def closed_by_operator(self) -> bool:
@@ -174,6 +186,11 @@ class Plan:
     """Who started the run: `airflow`, or the user of the command."""
     reason: str = ""
     """Why the turn was taken, such as the reason an operator gave; empty in a run."""
+
+    @property
+    def reads_single_offsets(self) -> bool:
+        """Whether the turn makes first attempts at single offsets, as a backfill by outcome does."""
+        return any(run.value == 1 for planned in self.partitions.values() for run in planned.retries)
 
     @property
     def empty(self) -> bool:

@@ -37,9 +37,9 @@ class _Counting(LedgerStore):
 
     rows = 0
 
-    def outcomes_of(self, turn: TurnId) -> TurnOutcomes:
+    def outcomes_of(self, turn: TurnId, every_row: bool = False) -> TurnOutcomes:
         """Returns the outcomes and decisions of a turn."""
-        outcomes = super().outcomes_of(turn)
+        outcomes = super().outcomes_of(turn, every_row)
         self.rows = max(self.rows, sum(map(len, outcomes.rows.values())))
         return outcomes
 

@@ -26,29 +26,31 @@ from ackline.testing.memory import GroupCommit, HandlerCall, MemoryLog, World
 from ackline.turns import LIVE
 from ackline.verify.evidence import Evidence, Log
 from ackline.verify.evidence import TopicPartition as CheckedPartition
-from ackline.verify.read_tables import COLUMNS
+from ackline.verify.read_tables import COLUMNS, OF_BACKFILLS
 from tests.chaos.account import Rules, rows_of
 
 Row = tuple[Any, ...]
 CALLS = pa.schema([("topic", pa.string()), *((name, pa.int64()) for name in ("partition", "offset", "attempt"))])
 
 
-def evidence_of(world: World, rules: Rules) -> Evidence:
-    """Returns the tables, logs, commits and handler calls of a world."""
+def evidence_of(world: World, rules: Rules, lane: str = LIVE) -> Evidence:
+    """Returns the tables, logs, commits and handler calls of a lane in a world."""
+    calls = [event for event in world.history if isinstance(event, HandlerCall) and event.lane == lane]
     return Evidence(
         rules.pipeline,
-        LIVE,
-        dict(_logs(world, rules)),
-        plans=_rows("plans", _plans(world)),
-        outcomes=_rows("outcomes", _outcomes(world)),
-        settlements=_rows("settlements", _settlements(world)),
+        lane,
+        dict(_logs(world, rules, lane)),
+        plans=_rows("plans", _plans(world, lane)),
+        outcomes=_rows("outcomes", _outcomes(world, lane)),
+        settlements=_rows("settlements", _settlements(world, lane)),
         ledger=world.tables.ids.get("settlements"),
-        calls=_columns(CALLS, ((*e.tp, e.offset, e.attempt) for e in world.history if isinstance(e, HandlerCall))),
+        calls=_columns(CALLS, ((*call.tp, call.offset, call.attempt) for call in calls)),
     )
 
 
 def _rows(table: str, rows: Iterable[Row]) -> pa.Table:
-    return _columns(pa.schema([TABLES[table].field(name) for name in COLUMNS[table]]), rows)
+    names = [*COLUMNS[table], *OF_BACKFILLS.get(table, [])]
+    return _columns(pa.schema([TABLES[table].field(name) for name in names]), rows)
 
 
 def _columns(schema: pa.Schema, rows: Iterable[Row]) -> pa.Table:
@@ -57,40 +59,49 @@ def _columns(schema: pa.Schema, rows: Iterable[Row]) -> pa.Table:
     return pa.table(arrays, schema=schema)
 
 
-def _plans(world: World) -> Iterator[Row]:
+def _plans(world: World, lane: str) -> Iterator[Row]:
     for plan in world.tables.plans.values():
+        if plan.turn.lane != lane:
+            continue
         settings = json.dumps(plan.settings, sort_keys=True)
         for tp, planned in plan.partitions.items():
             fresh = planned.fresh
-            yield LIVE, plan.turn.epoch, plan.turn.n, plan.kind.value, *tp, fresh.start, fresh.end, settings
+            retries = [(run.start, run.end, run.value) for run in planned.retries] if lane != LIVE else []
+            yield lane, plan.turn.epoch, plan.turn.n, plan.kind.value, *tp, fresh.start, fresh.end, settings, retries
     for (application, n), marker in world.tables.markers.items():
-        yield LIVE, int(application.split("/")[-2]), n, marker.kind.value, None, None, None, None, None
+        if application.split("/")[2] == lane:
+            yield lane, int(application.split("/")[-2]), n, marker.kind.value, None, None, None, None, None, None
 
 
-def _settlements(world: World) -> Iterator[Row]:
+def _settlements(world: World, lane: str) -> Iterator[Row]:
     for settlement in world.tables.settlements.values():
         turn = settlement.turn
+        if turn.lane != lane:
+            continue
         for tp, settled in settlement.partitions.items():
             state = settled.state
             pending = [(r.start, r.end, r.value.kind.value, r.value.attempts, r.value.due, r.value.error_class)
                        for r in state.pending]  # fmt: skip
             counts = list(settled.counts.items())
-            yield (LIVE, turn.epoch, turn.n, settlement.kind.value, *tp, settled.old_floor, state.floor,
-                   state.complete_to, pending, counts, settled.gaps, settlement.reason)  # fmt: skip
+            ranges = None if settled.ranges is None else [(part.start, part.end) for part in settled.ranges]
+            yield (lane, turn.epoch, turn.n, settlement.kind.value, *tp, settled.old_floor, state.floor,
+                   state.complete_to, pending, counts, settled.gaps, settlement.reason, ranges)  # fmt: skip
 
 
-def _outcomes(world: World) -> Iterator[Row]:
+def _outcomes(world: World, lane: str) -> Iterator[Row]:
     for turn, files in world.tables.outcomes.items():
+        if turn.lane != lane:
+            continue
         planned_at = world.tables.plans[turn].planned_at
         for tp, row in rows_of(files):
-            yield (LIVE, turn.epoch, turn.n, *tp, row.offset, row.end_offset, row.attempt, row.outcome.value,
+            yield (lane, turn.epoch, turn.n, *tp, row.offset, row.end_offset, row.attempt, row.outcome.value,
                    row.error_class, max(row.handled_at, planned_at))  # fmt: skip
 
 
-def _logs(world: World, rules: Rules) -> Iterator[tuple[CheckedPartition, Log]]:
+def _logs(world: World, rules: Rules, lane: str) -> Iterator[tuple[CheckedPartition, Log]]:
     topic_ids: dict[str, set[str]] = {}
     for settlement in world.tables.settlements.values():
-        for tp, settled in settlement.partitions.items():
+        for tp, settled in settlement.partitions.items() if settlement.turn.lane == lane else ():
             topic_ids.setdefault(tp.topic, set()).add(settled.topic_id)
     own = {tp: committed for e in world.history if isinstance(e, GroupCommit) for tp, committed in e.offsets.items()}
     for name, (topic_id, *others) in topic_ids.items():

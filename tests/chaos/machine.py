@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import invariant, precondition, rule
 
 from ackline.testing.memory import AFTER, BEFORE, READ
-from tests.chaos.programs import STEPS, Action
+from tests.chaos.programs import STEPS, Action, Backfill
 from tests.chaos.stage import Stop
 from tests.chaos.world_changes import WorldChanges, orders, small
 
@@ -33,7 +33,20 @@ moves = st.builds(
 of_pending = st.builds(Action, st.sampled_from(["skip", "retry"]), small, st.just("pending"), st.booleans())
 actions = st.one_of(moves, moves, moves, of_pending)
 """Moves in both directions, and now and then an action on pending records."""
-programs = st.one_of(st.sampled_from(["run", "run", "dag", *sorted(STEPS)]), st.sampled_from(sorted(STEPS)), actions)
+backfills = st.builds(
+    Backfill,
+    st.sampled_from(["backfill-a", "backfill-b", "backfill-c"]),
+    small,
+    st.integers(0, 9),
+    st.integers(1, 9),
+    st.sampled_from([None, None, "dead", "acked", "skipped", "expired"]),
+    st.sampled_from([None, None, 1, 3]),
+    st.sampled_from([False] * 9 + [True]),
+)
+"""Three lanes: the first process of a lane begins it, the others resume it or, now and then, cancel it."""
+programs = st.one_of(
+    st.sampled_from(["run", "run", "dag", *sorted(STEPS)]), st.sampled_from(sorted(STEPS)), actions, backfills
+)
 wholes = st.sampled_from(["run", "run", "dag"])
 voids = st.sampled_from(["void", "void", "voidpause"])
 
@@ -64,6 +77,11 @@ class ChaosMachine(WorldChanges):
         if then:
             self.advance(self.spawn("run"), None)
 
+    @rule(program=backfills)
+    def whole_backfill(self, program: Backfill) -> None:
+        """Lets a backfill go as far as it can, beside processes that are stopped."""
+        self.advance(self.spawn(program), None)
+
     @precondition(lambda self: self.config.breaker)
     @rule()
     def let_through(self) -> None:
@@ -72,14 +90,14 @@ class ChaosMachine(WorldChanges):
 
     @precondition(lambda self: len(self.actors) < SLOTS)
     @rule(where=small, records=orders, program=programs, stop=stops, fixed=st.booleans())
-    def start(self, where: int, records: list[Any], program: str | Action, stop: Stop, fixed: bool) -> None:
+    def start(self, where: int, records: list[Any], program: str | Action | Backfill, stop: Stop, fixed: bool) -> None:
         """Starts a process and stops it."""
         self.append(self.log(where), records)
         self.actors.append(self.spawn(program, fixed))
         self.advance(self.actors[-1], stop)
 
     @rule(where=small, records=orders, program=programs, stop=writes)
-    def crash(self, where: int, records: list[Any], program: str | Action, stop: Stop) -> None:
+    def crash(self, where: int, records: list[Any], program: str | Action | Backfill, stop: Stop) -> None:
         """Starts a process and kills it right before or right after a write."""
         self.append(self.log(where), records)
         actor = self.spawn(program)
@@ -101,7 +119,7 @@ class ChaosMachine(WorldChanges):
         then=st.lists(st.one_of(wholes, wholes, actions, voids), min_size=1, max_size=3),
     )
     def overtaken(
-        self, where: int, records: list[Any], program: str | Action, write: str, then: list[str | Action]
+        self, where: int, records: list[Any], program: str | Action | Backfill, write: str, then: list[str | Action]
     ) -> None:
         """Stops a process right before a write while others go to their end; it may go on later."""
         self.append(self.log(where), records)
@@ -170,6 +188,7 @@ class ChaosMachine(WorldChanges):
                     self.oracle.check()
                 self.reach_the_end()
                 self.oracle.check_tables()
+                self.end_backfills()
         finally:
             for actor in self.actors:
                 actor.kill()

@@ -1,15 +1,18 @@
 """What the processes of the state machine run: whole runs, single steps, and operator actions."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from ackline.backfill_arguments import BackfillArguments
+from ackline.backfill_pipeline import backfill_pipeline
 from ackline.errors import ConfigError
 from ackline.offsets import TopicPartition
 from ackline.pending import PendingKind, PendingRuns
-from ackline.steps import adopt_ledger, operator_actions, operator_void, plan, replay, run, settle
+from ackline.steps import adopt_ledger, backfill, operator_actions, operator_void, plan, replay, run, settle
 from ackline.steps.action_plans import Targets
+from ackline.steps.choose_offsets import choose_offsets
 from ackline.testing.memory import World
-from ackline.testing.memory_parts import MemoryParts, no_session
+from ackline.testing.memory_parts import MemoryParts, memory_parts, no_session
 from ackline.turns import Settlement, TurnKind
 
 Opened = Callable[[], MemoryParts]
@@ -50,6 +53,63 @@ STEPS: dict[str, Program] = {
     "adopt": lambda parts: adopt_ledger.adopt_ledger(parts(), "a test"),
     "voidpause": lambda parts: _void(parts, pause=True),
 }
+
+
+@dataclass(frozen=True, slots=True)
+class Backfill:
+    """A process that begins or resumes a backfill lane, or cancels it.
+
+    The lane begins with `length` offsets of partition number `where` from `start` above the log start on, or with the
+    offsets that have the `outcome`. A process reads at most `most` offsets.
+    """
+
+    lane: str = "backfill-a"
+    where: int = 0
+    start: int = 0
+    length: int = 3
+    outcome: str | None = None
+    most: int | None = None
+    cancels: bool = False
+
+    kind = "backfill"
+
+    def program(self, world: World) -> Program:
+        """Returns what its process runs."""
+
+        def work(opened: Opened) -> None:
+            parts = backfill_parts(world, opened(), self.lane)
+            if parts.store.newest() is None and not (self.cancels or self._begin(world, parts)):
+                return
+            if self.cancels:
+                if parts.store.newest() is not None:
+                    backfill.cancel(parts, "a test")
+            else:
+                backfill.run_backfill(parts, no_session, self.most)
+
+        return work
+
+    def _begin(self, world: World, parts: MemoryParts) -> bool:
+        tps = [tp for tp in world.partitions() if parts.is_subscribed(tp)]
+        log = world.log(tps[self.where % len(tps)]) if tps else None
+        if log is None:
+            return False
+        tp, end = tps[self.where % len(tps)], log.readable_end(parts.pipeline.kafka.isolation)
+        first = max(0, min(log.start + self.start - 1, end - 1))
+        ranges = (f"{tp.topic}:{tp.partition}:{first}-{min(end, first + self.length)}",) if first < end else ()
+        arguments = BackfillArguments(() if self.outcome else ranges, outcome=self.outcome)
+        if not arguments.given:
+            return False
+        choice = choose_offsets(parts, arguments)
+        if choice.partitions:
+            backfill.begin(parts, arguments, choice)
+        return bool(choice.partitions)
+
+
+def backfill_parts(world: World, parts: MemoryParts, lane: str) -> MemoryParts:
+    """Returns the parts of a backfill lane, for the process that has these parts of the live lane."""
+    pipeline = backfill_pipeline(parts.pipeline, BackfillArguments())
+    opened = memory_parts(world, pipeline, parts.run_id, parts.hook, parts.fixed_now, lane)
+    return replace(opened, no_breaker=parts.no_breaker)
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,14 +22,17 @@ from ackline.errors import (
 )
 from ackline.offsets import TopicPartition
 from ackline.pipeline import Pipeline
+from ackline.steps import backfill
 from ackline.testing.memory import Hook, MemoryLog, World
 from ackline.testing.memory_parts import memory_parts
+from ackline.testing.memory_store import MemoryStore
+from ackline.turns import LIVE
 from tests.chaos.account import Violation, broken
 from tests.chaos.actor import Actor, Endless
 from tests.chaos.config import DEAD, GROUP, TOPICS, Config, configs
 from tests.chaos.epoch import LENIENT, is_operator_void
 from tests.chaos.oracle import Oracle
-from tests.chaos.programs import STEPS, Action
+from tests.chaos.programs import STEPS, Action, Backfill
 from tests.unit.strategies import NOON
 
 MOVE_IT, IS_OPEN, CHANGED = "Move the group", "is open: let it end", "guarantee was changed"
@@ -114,14 +117,14 @@ class Stage(RuleBasedStateMachine):
         tp = self.tp(number)
         return self.world.topics[tp.topic].logs[tp.partition]
 
-    def spawn(self, program: str | Action, fixed: bool = False, lenient: bool = False) -> Actor:
+    def spawn(self, program: str | Action | Backfill, fixed: bool = False, lenient: bool = False) -> Actor:
         """Returns a process that will run a program with the file as it is now.
 
         `fixed` sets its clock, as `--now` does. `lenient` lets it pass the breaker, as `--no-breaker` does.
         """
         self.count += 1
         kind, work = (
-            (program.kind, program.program(self.world)) if isinstance(program, Action) else (program, STEPS[program])
+            (program.kind, program.program(self.world)) if not isinstance(program, str) else (program, STEPS[program])
         )
         run_id, pipeline = f"{kind}-{self.count}{LENIENT if lenient else ''}", self.pipeline()
         now = self.world.now if fixed else None
@@ -207,6 +210,27 @@ class Stage(RuleBasedStateMachine):
             elif self.at_the_end():
                 return
         broken("I12", f"{bound} runs after the faults stopped, the floors are {self.floors()}")
+
+    def end_backfills(self) -> None:
+        """Within a bounded number of runs each backfill lane is settled, or it can be cancelled, and then it is.
+
+        The checker judges each lane: what was chosen is read, and each chosen offset is counted once (S70, S72).
+        """
+        for lane in sorted({turn.lane for turn in self.world.tables.settlements} - {LIVE}):
+            lenient, found = False, None
+            for number in range(40):
+                self.world.now += timedelta(minutes=6)
+                actor = self.spawn(Backfill(lane, cancels=number > 30), lenient=lenient)
+                actor.advance(None)
+                self.oracle.check()
+                self.check_error(actor)
+                lenient = isinstance(actor.error, TooManyFailures)
+                found = backfill.find_backfill(MemoryStore(self.world, self.pipeline().name, lane))
+                if found is not None and found.account.settled and actor.error is None:
+                    break
+            else:
+                broken("S71", f"{lane} is not settled: {found}")
+            self.oracle.check_tables(lane)
 
     def follow_advice(self, actor: Actor) -> None:
         """Does what the error tells the operator to do; nothing if another run will succeed."""

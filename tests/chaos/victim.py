@@ -17,13 +17,16 @@ from pathlib import Path
 from typing import Any
 
 from ackline.audit.store import LedgerStore
+from ackline.backfill_arguments import BackfillArguments
 from ackline.errors import AcklineError
 from ackline.kafka.dead_letters import DeadLetters
 from ackline.kafka.group import Group
 from ackline.pipeline import load
 from ackline.spark.session import open_session
-from ackline.steps import plan, replay, run, settle
-from ackline.steps.parts import open_parts
+from ackline.steps import backfill, plan, replay, run, settle
+from ackline.steps.choose_offsets import choose_offsets
+from ackline.steps.parts import Parts, open_parts
+from ackline.turns import LIVE
 
 WRITES: dict[str, tuple[type, str]] = {
     "genesis": (LedgerStore, "store_settlement"),
@@ -71,19 +74,37 @@ def arm(write: str, when: str, what: str) -> None:
     setattr(owner, name, armed)
 
 
+def run_backfill(parts: Parts, options: dict[str, str]) -> None:
+    """Begins a backfill of ranges and runs it. Only the genesis is a write of its beginning, so the strike at any
+    other write is armed after that."""
+    arguments = BackfillArguments(tuple(options["ranges"].split()))
+    strikes_genesis = options["write"] == "genesis"
+    if strikes_genesis:
+        arm(options["write"], options["when"], options["what"])
+    backfill.begin(parts, arguments, choose_offsets(parts, arguments))
+    if not strikes_genesis:
+        arm(options["write"], options["when"], options["what"])
+    backfill.run_backfill(parts, open_session)
+
+
 def main(options: dict[str, str]) -> int:
     """Runs the step and returns the exit status."""
-    if "write" in options:
+    backfills = options["step"] == "backfill"
+    if "write" in options and not backfills:
         arm(options["write"], options["when"], options["what"])
     if "largest" in options:  # Python ignores the signal that comes with the error
         resource.setrlimit(resource.RLIMIT_FSIZE, (int(options["largest"]), resource.RLIM_INFINITY))
     now = datetime.fromisoformat(options["now"])
     pipeline = load(Path(options["file"]))
     try:
+        lane = "backfill-b" if backfills else LIVE
         with open_parts(
-            pipeline, run_id=f"victim-{os.getpid()}", actor="victim", now=now, audit=options["audit"]
+            pipeline, run_id=f"victim-{os.getpid()}", actor="victim", now=now, audit=options["audit"], lane=lane
         ) as parts:
-            STEPS[options["step"]](parts)
+            if backfills:
+                run_backfill(parts, options)
+            else:
+                STEPS[options["step"]](parts)
     except AcklineError as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return 1

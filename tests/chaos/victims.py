@@ -5,7 +5,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 
 from tests.e2e.lab import ROOT, Lab
@@ -14,9 +14,16 @@ SECONDS = 240
 
 
 def start(
-    lane: Lab, step: str, write: str = "", when: str = "before", what: str = "kill", largest: int | None = None
+    lane: Lab,
+    step: str,
+    write: str = "",
+    when: str = "before",
+    what: str = "kill",
+    largest: int | None = None,
+    ranges: Sequence[str] = (),
 ) -> subprocess.Popen[str]:
-    """Starts a process that runs `step` and, if `write` is given, kills or pauses itself at that write."""
+    """Starts a process that runs `step` and, if `write` is given, kills or pauses itself at that write. The step
+    `backfill` reads `ranges`, under the id `b`."""
     lane.judged = False
     order = {
         "file": str(lane.folder / "pipelines" / f"{lane.name}.yaml"),
@@ -25,6 +32,7 @@ def start(
         "step": step,
     } | ({"write": write, "when": when, "what": what} if write else {})
     order |= {"largest": str(largest)} if largest is not None else {}
+    order |= {"ranges": " ".join(ranges)} if ranges else {}
     return subprocess.Popen(
         [sys.executable, "-m", "tests.chaos.victim", json.dumps(order)],
         cwd=ROOT,
@@ -37,9 +45,9 @@ def start(
     )
 
 
-def kill(lane: Lab, step: str, write: str, when: str) -> None:
+def kill(lane: Lab, step: str, write: str, when: str, ranges: Sequence[str] = ()) -> None:
     """Runs a step that is killed right before or right after a write."""
-    with ended(start(lane, step, write, when)) as victim:
+    with ended(start(lane, step, write, when, ranges=ranges)) as victim:
         _, errors = victim.communicate(timeout=SECONDS)
         assert victim.returncode == -signal.SIGKILL, errors
 

@@ -148,6 +148,7 @@ def settlement_rows(settlement: Settlement, day: date) -> pa.Table:
         "actor": settlement.actor,
         "reason": settlement.reason,
         "settled_at": settlement.settled_at,
+        "arguments": settlement.arguments or None,
     }
     rows = [
         {
@@ -173,6 +174,9 @@ def settlement_rows(settlement: Settlement, day: date) -> pa.Table:
                 {"start_offset": known.start, "end_offset": known.end, "gaps": known.value}
                 for known in settled.state.gaps_above_floor
             ],
+            "ranges": None
+            if settled.ranges is None
+            else [{"start_offset": part.start, "end_offset": part.end} for part in settled.ranges],
         }
         for tp, settled in sorted(settlement.partitions.items())
     ]
@@ -201,6 +205,7 @@ def settlement_from_rows(rows: pa.Table) -> Settlement:
             metrics=_map(row.get("figures")),
             totals=_map(row.get("totals")),
             leader_epoch=row["leader_epoch"],
+            ranges=_offset_ranges(row.get("ranges")),
         )
     return Settlement(
         _turn(first),
@@ -210,6 +215,7 @@ def settlement_from_rows(rows: pa.Table) -> Settlement:
         partitions,
         first["actor"],
         first["reason"],
+        first.get("arguments") or "",
     )
 
 
@@ -296,6 +302,11 @@ def _as_tuples(structs: pa.StructArray | None) -> Iterable[tuple[Any, ...]]:
 def _gaps_above_floor(rows: Iterable[Mapping[str, int]] | None) -> ValuedRanges[int]:
     """Returns the ranges of a settlement's row; none in rows of a version that did not store them."""
     return tuple(ValuedRange(row["start_offset"], row["end_offset"], row["gaps"]) for row in rows or ())
+
+
+def _offset_ranges(rows: Iterable[Mapping[str, int]] | None) -> tuple[OffsetRange, ...] | None:
+    """Returns the ranges of a genesis of a backfill lane; None in every other settlement."""
+    return None if rows is None else tuple(OffsetRange(row["start_offset"], row["end_offset"]) for row in rows)
 
 
 def _turn(row: Mapping[str, Any]) -> TurnId:

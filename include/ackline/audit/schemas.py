@@ -97,6 +97,15 @@ GAPS_ABOVE_FLOOR = pa.list_(
     )
 )
 
+RANGES = pa.list_(
+    pa.struct(
+        [
+            pa.field("start_offset", pa.int64()),
+            pa.field("end_offset", pa.int64()),
+        ]
+    )
+)
+
 SETTLEMENTS = pa.schema(
     [
         *_TURN,
@@ -122,6 +131,8 @@ SETTLEMENTS = pa.schema(
         pa.field("totals", pa.map_(pa.string(), pa.int64())),
         pa.field("leader_epoch", pa.int32()),
         pa.field("gaps_above_floor", GAPS_ABOVE_FLOOR),
+        pa.field("ranges", RANGES),
+        pa.field("arguments", pa.string()),
     ]
 )
 """A row is one topic-partition after a turn. The next turn starts from these rows alone."""

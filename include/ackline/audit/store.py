@@ -7,18 +7,19 @@ here.
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 from weakref import ReferenceType, ref
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from deltalake.exceptions import DeltaError
 from deltalake.transaction import AddAction
 
 from ackline.audit.last_failures import Attempts, Failures, read_last_failures
-from ackline.audit.layout import check_layout
+from ackline.audit.layout import check_layout, lanes_of
 from ackline.audit.lost_files import drop_lost_files, files_of, lost_files, removals
 from ackline.audit.object_store import options_of
 from ackline.audit.pruned_read import Where
@@ -34,9 +35,18 @@ from ackline.audit.rows import (
     without_markers,
 )
 from ackline.audit.table import AuditTable
+from ackline.audit.terminal_offsets import (
+    DeadRow,
+    OutcomeFilter,
+    RangesByPartition,
+    read_dead_rows,
+    read_terminal_offsets,
+    read_terminal_results,
+)
 from ackline.audit.turn_files import TurnFiles
 from ackline.audit.turn_outcomes import TurnOutcomes, count_first_attempts, read_turn_outcomes
 from ackline.errors import LedgerError
+from ackline.lane_diff import ResultRuns
 from ackline.ledger import OutcomeRow, PartitionState
 from ackline.metrics import TurnReport
 from ackline.offsets import TopicPartition
@@ -154,6 +164,46 @@ class LedgerStore:
         """Returns the reset that opened an epoch: the last turn of the epoch before it."""
         n = self.settlements.version_of(self._application(epoch - 1, "settlement"))
         return TurnId(self.pipeline, self.lane, epoch - 1, n or 0)
+
+    def tallies(self, last: TurnId) -> tuple[Counter[str], int]:
+        """Returns the sums over the turns of an epoch up to `last`: offsets by outcome, and gaps."""
+        rows = self.settlements.read({"epoch": last.epoch}, ["turn", "counts", "gaps"])
+        rows = rows.filter(pc.less_equal(rows["turn"], last.n))
+        counts: Counter[str] = Counter()
+        for row in rows["counts"].to_pylist():
+            counts.update(dict(row or ()))
+        return counts, sum(number or 0 for number in rows["gaps"].to_pylist())
+
+    def terminal_offsets(
+        self, epoch: int, topic_ids: Mapping[str, str], wanted: OutcomeFilter | None
+    ) -> tuple[RangesByPartition, RangesByPartition]:
+        """Returns the offsets of an epoch whose terminal outcome is wanted, by partition: of turns whose plan has the
+        given id of the topic, and of turns in an older topic of the same name.
+
+        None wants every terminal outcome. Raises FatalError if the tables can't be read.
+        """
+        last = self.settlements.version_of(self._application(epoch, "settlement"))
+        return read_terminal_offsets(self.folder, epoch, last, topic_ids, wanted)
+
+    def terminal_results(self, epoch: int, topic_ids: Mapping[str, str]) -> dict[TopicPartition, ResultRuns]:
+        """Returns the terminal outcome and error class of each offset that an epoch has settled, in the topics of these
+        ids. Raises FatalError if the tables can't be read."""
+        last = self.settlements.version_of(self._application(epoch, "settlement"))
+        return read_terminal_results(self.folder, epoch, last, topic_ids)
+
+    def dead_rows(self, epoch: int, topic_ids: Mapping[str, str]) -> Iterator[DeadRow]:
+        """Yields the dead records of an epoch in the topics of these ids. Raises FatalError if the tables can't be
+        read."""
+        last = self.settlements.version_of(self._application(epoch, "settlement"))
+        yield from read_dead_rows(self.folder, epoch, last, topic_ids)
+
+    def lanes(self) -> list[str]:
+        """Returns the lanes of the pipeline that have tables, the live one first."""
+        return [lane.lane for lane in lanes_of(self.root, self.pipeline)]
+
+    def other_lane(self, lane: str) -> "LedgerStore":
+        """Returns the ledger of another lane of the same pipeline."""
+        return LedgerStore(self.root, self.pipeline, lane)
 
     # ---- plans ----------------------------------------------------------------------------------------------------
 
@@ -366,9 +416,10 @@ class LedgerStore:
         rows = decision_rows(plan.turn, plan_date(plan.planned_at), run_id, decisions)
         return self.outcomes.append(rows, self._application(plan.turn.epoch, "decisions"), plan.turn.n)
 
-    def outcomes_of(self, turn: TurnId) -> TurnOutcomes:
-        """Returns outcomes and decisions of a turn, at the cost of those that did not succeed at once."""
-        return read_turn_outcomes(self.outcomes, self._outcome_files(turn), self._where(turn))
+    def outcomes_of(self, turn: TurnId, every_row: bool = False) -> TurnOutcomes:
+        """Returns outcomes and decisions of a turn, at the cost of those that did not succeed at once; with
+        `every_row`, all of its rows."""
+        return read_turn_outcomes(self.outcomes, self._outcome_files(turn), self._where(turn), every_row)
 
     def last_failures(self, turn: TurnId, attempts: Attempts) -> Failures:
         """Returns why and when the given attempts failed, as far as their rows are there; `turn` has most of them."""

@@ -29,7 +29,7 @@ class TurnOutcomes:
     """The outcomes of one turn by topic-partition."""
 
     rows: Mapping[TopicPartition, Sequence[OutcomeRow]]
-    """Every row that did not succeed at its first attempt."""
+    """Every row that did not succeed at its first attempt; every row at all if the turn reads single offsets first."""
     counts: Mapping[TopicPartition, Mapping[str, int]]
     """How many offsets have each outcome, those that succeeded too. A row of a range counts as all its offsets."""
     attempted_fresh: Mapping[TopicPartition, int]
@@ -38,17 +38,18 @@ class TurnOutcomes:
     """False if the pipeline stores no row of what succeeded and the Delta log has expired the counts."""
 
 
-def read_turn_outcomes(outcomes: AuditTable, files: TurnFiles, where: Where) -> TurnOutcomes:
+def read_turn_outcomes(outcomes: AuditTable, files: TurnFiles, where: Where, every_row: bool = False) -> TurnOutcomes:
     """Returns outcomes and decisions of a turn, whose rows match `where` and are in `files`.
 
     A file in which every record succeeded at its first attempt is counted by its statistics and not opened; if several
-    topic-partitions share it, only their names are read. So the cost is that of what did not succeed. Raises FatalError
-    if the table can't be read, or a file that is counted does not exist or is cut short.
+    topic-partitions share it, only their names are read. So the cost is that of what did not succeed. With `every_row`
+    each row is read and returned. Raises FatalError if the table can't be read, or a file that is counted does not
+    exist or is cut short.
     """
-    reading = _Reading()
+    reading = _Reading(every_row)
     # Counts and rows are of one version. In a newer one a compaction may have moved the counted rows into other files,
     # and they would count twice.
-    succeeded = _of_one_outcome(files, where, _SUCCEEDED)
+    succeeded = {} if every_row else _of_one_outcome(files, where, _SUCCEEDED)
     _check_exist(outcomes, succeeded.values())
     shared = {name for name, file in succeeded.items() if _is_shared(file)}
     for name in succeeded.keys() - shared:
@@ -98,9 +99,10 @@ def count_first_attempts(outcomes: AuditTable, files: TurnFiles, where: Where) -
 
 
 class _Reading:
-    """What was read of a turn so far."""
+    """What was read of a turn so far. With `every_row`, rows that succeeded at once are kept too."""
 
-    def __init__(self) -> None:
+    def __init__(self, every_row: bool) -> None:
+        self._every_row = every_row
         self._counts: dict[TopicPartition, Counter[str]] = {}
         self._fresh: Counter[TopicPartition] = Counter()
         self._rows: dict[TopicPartition, list[OutcomeColumns]] = {}
@@ -118,7 +120,9 @@ class _Reading:
     def add(self, batch: pa.RecordBatch) -> None:
         """Counts rows of _COLUMNS, and keeps those that did not succeed at once."""
         first = pc.equal(batch.column("attempt"), 1)
-        succeeded = pc.and_(first, pc.is_in(batch.column("outcome"), pa.array(_SUCCEEDED)))
+        succeeded = pc.and_(
+            first, pc.is_in(batch.column("outcome"), pa.array([] if self._every_row else _SUCCEEDED, pa.string()))
+        )
         self.count_all(batch.filter(succeeded))
         rest = batch.filter(pc.invert(succeeded))
         columns = _columns(rest)

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ackline.cli import actions, adopt_ledger, dev, failures, json_output, maintain, tables, void
+from ackline.cli import actions, adopt_ledger, backfill, dead, dev, diff, failures, json_output, maintain, tables, void
 from ackline.cli.connection import uses_dev_broker
 from ackline.cli.options import LAST, Json, Name, Now, opened, pipeline_named, range_of
 from ackline.pipeline import Pipeline
@@ -291,5 +291,8 @@ def demo(
 actions.add_to(app)
 void.add_to(app)
 adopt_ledger.add_to(app)
+backfill.add_to(app)
+diff.add_to(app)
+dead.add_to(app)
 maintain.add_to(app)
 app.add_typer(dev.app, name="dev")

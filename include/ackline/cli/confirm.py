@@ -32,3 +32,11 @@ def is_confirmed(question: str, yes: bool, dry_run: bool) -> bool:
             "nothing was changed, and there is no terminal to ask at: give --yes or --dry-run", key="--yes"
         )
     return typer.confirm(question, default=False, err=True)
+
+
+def is_confirmed_by_number(question: str, number: int, yes: bool, dry_run: bool) -> bool:
+    """Returns whether to go on, as `is_confirmed` does. At a terminal the number of offsets has to be typed."""
+    if dry_run or yes or not sys.stdin.isatty():
+        return is_confirmed(question, yes, dry_run)
+    typed = typer.prompt(f"{question} Type the number of offsets to go on", default="", show_default=False, err=True)
+    return str(typed).replace(",", "").strip() == str(number)

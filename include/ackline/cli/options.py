@@ -141,12 +141,18 @@ def pipeline_named(name: str) -> Pipeline:
 
 @contextmanager
 def opened(
-    name: str, now: str | None = None, no_breaker: bool = False, lane: str = LIVE, handler: bool = True
+    name: str,
+    now: str | None = None,
+    no_breaker: bool = False,
+    lane: str = LIVE,
+    handler: bool = True,
+    pipeline: Pipeline | None = None,
 ) -> Iterator[Parts]:
     """Opens a pipeline for one command. Imports its handler first, so that no turn is planned that can't be handled;
-    without `handler`, a handler that does not import is no obstacle."""
+    without `handler`, a handler that does not import is no obstacle. `pipeline` takes the place of the file's settings.
+    """
     time = time_of(now)
-    pipeline = pipeline_named(name)
+    pipeline = pipeline or pipeline_named(name)
     if handler:
         check_functions(pipeline.handler, pipeline.translation, pipeline.isolated)
     connection = connection_of(pipeline)

@@ -14,7 +14,7 @@ within `lost_after` becomes `lost`. That is stored as outcomes n, so the fence r
 
 from ackline.errors import FatalError, GroupBusy, GroupMoved, NewerCommit, TransientError
 from ackline.ledger import OutcomeRow
-from ackline.offsets import TopicPartition
+from ackline.offsets import OffsetRange, TopicPartition
 from ackline.outcome import Outcome
 from ackline.steps.commit import allowed_commits, commit_newest
 from ackline.steps.parts import Parts
@@ -24,20 +24,22 @@ from ackline.turns import OperatorLoss, Plan, Settlement
 
 def claim(parts: Parts, plan: Plan, newest: Settlement) -> bool:
     """Stores claim n and commits it. Returns whether the plan is claimed, and so may be started, or is started already;
-    False if it was waived, or if its turn is over: then it may not be handed out.
+    False if it was waived, or if its turn is over: then it may not be handed out. A backfill lane claims, so that no
+    second process hands its records out, and commits nothing.
 
     Raises GroupBusy, GroupMoved or NewerCommit if the group may not be committed. Once the claim is stored, the whole
     range is recorded as lost before such an error is raised.
     """
     if parts.store.is_claimable(plan.turn):
-        _check_group(parts, plan, newest)
+        if parts.commits:
+            _check_group(parts, plan, newest)
         # The fence. If the number is taken, another process has claimed or waived the turn, for good.
         parts.store.store_claim(plan)
     if not parts.store.has_claim(plan.turn):
         return False
     # Another process has started the plan. Its report decides what becomes of the records, whatever has happened to
     # the group since. If this process recorded them as lost, it would lose records that the other one is handling.
-    if parts.store.has_start_marker(plan.turn):
+    if parts.store.has_start_marker(plan.turn) or not parts.commits:
         return True
     try:
         committed = commit_newest(parts).committed
@@ -123,15 +125,21 @@ def operator_loss(parts: Parts, plan: Plan) -> OperatorLoss | None:
 
 
 def _lost_ranges(parts: Parts, plan: Plan, reason: str) -> dict[TopicPartition, list[OutcomeRow]]:
-    """Returns a `lost` row for each whole fresh range. An at-most-once plan holds no retries."""
-    return {
-        tp: [OutcomeRow(planned.fresh.start, 0, Outcome.LOST, parts.now(), None, planned.fresh.end, reason)]
-        for tp, planned in plan.partitions.items()
-        if planned.fresh
-    }
+    """Returns a `lost` row for each whole range that the plan hands out: the fresh one, and in a backfill lane the runs
+    of offsets that are read for the first time by exact reads."""
+    lost = {}
+    for tp, planned in plan.partitions.items():
+        runs = [planned.fresh, *(OffsetRange(run.start, run.end) for run in planned.retries)]
+        rows = [OutcomeRow(run.start, 0, Outcome.LOST, parts.now(), None, run.end, reason) for run in runs if run]
+        if rows:
+            lost[tp] = rows
+    return lost
 
 
 def refuse_retries(plan: Plan) -> None:
-    """Raises FatalError for a plan with retries: at most once hands nothing out twice (I7)."""
-    if any(planned.retries for planned in plan.partitions.values()):
+    """Raises FatalError for a plan with second attempts: at most once hands nothing out twice (I7).
+
+    A backfill lane reads offsets that were chosen by their outcome like retries, as attempt 1.
+    """
+    if any(run.value > 1 for planned in plan.partitions.values() for run in planned.retries):
         raise FatalError(f"{plan.turn} holds retries, and at most once makes none; nothing was handed out")

@@ -32,7 +32,8 @@ class CommitResult:
 
 
 def commit_newest(parts: Parts) -> CommitResult:
-    """Commits the floors of the newest settlement or claim, whichever process stored it, and reads them back.
+    """Commits the floors of the newest settlement or claim, whichever process stored it, and reads them back. Commits
+    nothing in a backfill lane.
 
     Idle and parked partitions are committed again too, because Kafka forgets offsets that are not renewed. Raises
     GroupMoved, NewerCommit or GroupBusy if nothing may be committed.
@@ -40,8 +41,8 @@ def commit_newest(parts: Parts) -> CommitResult:
     progress = None
     for _ in range(MAX_LOST_RACES):
         newest = parts.store.newest()
-        if newest is None:
-            return CommitResult(None, {})
+        if newest is None or not parts.commits:
+            return CommitResult(newest, {})
         try:
             offsets = allowed_commits(parts, newest)
         except NewerCommit:

@@ -10,6 +10,7 @@ from typing import Any
 
 from ackline.audit.turn_outcomes import TurnOutcomes
 from ackline.backoff import Backoff
+from ackline.chosen_ranges import clipped
 from ackline.errors import ConfigError
 from ackline.ledger import OutcomeRow, PartitionState, fold
 from ackline.offsets import OffsetRange, TopicPartition, ValuedRange, join
@@ -19,6 +20,7 @@ from ackline.pending import PendingRuns, arrays_of
 from ackline.planning import NO_LEADER, PARKED, PAUSED
 from ackline.retry import RetryBlock
 from ackline.steps.action_plans import MOVES
+from ackline.steps.lane_ranges import LaneRanges, chosen_in, lane_ranges
 from ackline.steps.measure import gaps_of
 from ackline.steps.parts import Parts
 from ackline.steps.send_dead_letters import send_dead_letters
@@ -28,8 +30,10 @@ from ackline.turns import Plan, PlannedPartition, Settlement, TurnKind
 Decisions = dict[TopicPartition, list[OutcomeRow]]
 
 
-def states_after(plan: Plan, before: Settlement, outcomes: TurnOutcomes) -> dict[TopicPartition, PartitionState]:
-    """Returns the state of every partition of the lane after the turn.
+def states_after(
+    plan: Plan, before: Settlement, outcomes: TurnOutcomes, chosen: LaneRanges = None
+) -> dict[TopicPartition, PartitionState]:
+    """Returns the state of every partition of the lane after the turn. `chosen` are the ranges of a backfill lane.
 
     The retry policy is the plan's, not the file's: every process that settles the turn, at any time, computes the same
     due times (I9). Raises ConfigError if that policy's class does not import any more, LedgerError if the outcomes
@@ -44,7 +48,7 @@ def states_after(plan: Plan, before: Settlement, outcomes: TurnOutcomes) -> dict
             # Jitter is seeded by the record's identity, so that a repeat of the fold gives the same due times.
             seed = f"{plan.turn.lane}/{plan.turn.epoch}/{tp.topic}/{tp.partition}"
             gaps = gaps_of(plan, tp, outcomes) or 0
-            states[tp] = fold(state, planned.fresh, planned.retries, rows, policy, seed, gaps)
+            states[tp] = fold(state, planned.fresh, planned.retries, rows, policy, seed, gaps, chosen_in(chosen, tp))
         elif plan.kind is TurnKind.RETRY:
             # No attempt is counted, and the time is the plan's: every process computes the same due times (I9).
             states[tp] = replace(state, pending=_due_now(state, planned, plan.planned_at))
@@ -52,7 +56,7 @@ def states_after(plan: Plan, before: Settlement, outcomes: TurnOutcomes) -> dict
             # complete_to never moves back, even if the target is below it. A reset that goes forward ends its epoch as
             # a skip does; what it leaves pending, the new epoch reads.
             end = max(state.complete_to, planned.fresh.end)
-            states[tp] = fold(state, OffsetRange(end, end), (), rows, policy)
+            states[tp] = fold(state, OffsetRange(end, end), (), rows, policy, chosen=chosen_in(chosen, tp))
     return dict(sorted(states.items()))
 
 
@@ -74,14 +78,15 @@ def _policy(plan: Plan) -> Backoff:
 
 def decide(parts: Parts, plan: Plan, before: Settlement, outcomes: TurnOutcomes) -> Decisions:
     """Returns the decisions of the turn by partition; sends the dead letters of those that are decided as dead."""
+    chosen = lane_ranges(parts, plan.turn.epoch)
     if plan.kind is not TurnKind.RUN:
-        return skipped_by(plan, before, parts.now()) if plan.kind in MOVES else {}
-    decisions = _expired_ranges(parts, plan)
+        return skipped_by(plan, before, parts.now(), chosen) if plan.kind in MOVES else {}
+    decisions = _expired_ranges(parts, plan, chosen)
     rows = {
         tp: OutcomeColumns.concat([outcomes.rows.get(tp, ()), decisions.get(tp, ())])
         for tp in dict.fromkeys([*outcomes.rows, *decisions])
     }
-    states = states_after(plan, before, TurnOutcomes(rows, {}, {}, complete=False))
+    states = states_after(plan, before, TurnOutcomes(rows, {}, {}, complete=False), chosen)
     # Dead letters of partitions that are left alone wait: their records can't be read, or must not be.
     readable = {
         tp: state
@@ -93,19 +98,24 @@ def decide(parts: Parts, plan: Plan, before: Settlement, outcomes: TurnOutcomes)
     return decisions
 
 
-def _expired_ranges(parts: Parts, plan: Plan) -> Decisions:
+def _expired_ranges(parts: Parts, plan: Plan, chosen: LaneRanges) -> Decisions:
     """Returns an `expired` row for each range that retention took before it was planned: one row for the whole range.
 
-    The fresh range of such a partition starts above `complete_to`.
+    The fresh range of such a partition starts above `complete_to`. A backfill lane also passes over what is no part of
+    it, and that gets no row.
     """
-    return {
-        tp: [OutcomeRow(planned.complete_to, 0, Outcome.EXPIRED, parts.now(), None, planned.fresh.start)]
+    passed = {
+        tp: clipped(chosen_in(chosen, tp), planned.complete_to, planned.fresh.start)
         for tp, planned in plan.partitions.items()
-        if planned.complete_to < planned.fresh.start
+    }
+    return {
+        tp: [OutcomeRow(part.start, 0, Outcome.EXPIRED, parts.now(), None, part.end) for part in ranges]
+        for tp, ranges in passed.items()
+        if ranges
     }
 
 
-def skipped_by(plan: Plan, before: Settlement, now: datetime) -> Decisions:
+def skipped_by(plan: Plan, before: Settlement, now: datetime, chosen: LaneRanges = None) -> Decisions:
     """Returns what a skip or a reset settles without handling it: pending offsets below its target, and unread ranges
     up to it. For a reset, that is what the new epoch does not read, so that no record is passed over silently (I15).
     For a skip of pending offsets, these.
@@ -122,7 +132,8 @@ def skipped_by(plan: Plan, before: Settlement, now: datetime) -> Decisions:
         # A reset takes over a topic that was created again. Nothing of the old topic is ever read again.
         end = target if planned.topic_id == settled.topic_id else max(state.complete_to, target)
         pending = [ValuedRange(run.start, min(run.end, end), None) for run in state.pending if run.start < end]
-        unread = [ValuedRange(state.complete_to, target, None)] if state.complete_to < target else []
+        ranges = clipped(chosen_in(chosen, tp), state.complete_to, target)
+        unread = [ValuedRange(part.start, part.end, None) for part in ranges]
         decisions[tp] = _skipped_rows([*pending, *unread], plan.reason, now)
     return decisions
 

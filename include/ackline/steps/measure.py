@@ -18,7 +18,7 @@ from ackline.outcome import Outcome
 from ackline.outcome_rows import OutcomeColumns
 from ackline.planning import NO_LEADER, PARKED, PAUSED
 from ackline.steps.parts import Parts
-from ackline.turns import Plan, SettledPartition, Settlement, TurnKind
+from ackline.turns import Plan, SettledPartition, Settlement, TurnKind, is_backfill
 
 _ATTEMPTS = (Outcome.ACKED, Outcome.FAILED, Outcome.SKIPPED, Outcome.DROPPED)
 
@@ -38,7 +38,9 @@ def stored_report(parts: Parts, plan: Plan) -> TurnReport | None:
 
 def turn_outcomes(parts: Parts, plan: Plan, report: TurnReport | None) -> TurnOutcomes:
     """Returns the outcomes of a turn: rows, and counts that include outcomes which are not kept as rows."""
-    outcomes = parts.store.outcomes_of(plan.turn)
+    # A range proves that what has no row succeeded or is a gap. First attempts at single offsets have no such proof, so
+    # each of them needs its row.
+    outcomes = parts.store.outcomes_of(plan.turn, every_row=plan.reads_single_offsets)
     if report is None:
         forgotten = plan.kind is TurnKind.RUN and not plan.empty and not plan.settings.get("record_outcomes", True)
         return replace(outcomes, complete=not forgotten)
@@ -69,6 +71,8 @@ def gaps_of(plan: Plan, tp: TopicPartition, outcomes: TurnOutcomes) -> int | Non
     if not outcomes.complete:
         return None
     fresh = plan.partitions[tp].fresh
+    if not fresh:  # first attempts at single offsets of a backfill lane are none at a fresh range
+        return 0
     # No outcome proves anything about the offsets of a range row (lost, expired), so they are no proved gaps.
     ranges = OutcomeColumns.of(outcomes.rows.get(tp, ())).of_ranges()
     unread = sum(max(0, min(row.end, fresh.end) - max(row.offset, fresh.start)) for row in ranges)
@@ -121,8 +125,8 @@ def _planned_log(plan: Plan, tp: TopicPartition) -> LogBounds | None:
     Such a plan stores an empty log at `complete_to`. For a paused or parked partition, the same bounds may stand for a
     real log that is empty there. The two look the same, so these bounds count as unknown too.
     """
-    if plan.kind is not TurnKind.RUN or tp not in plan.partitions:
-        return None
+    if plan.kind is not TurnKind.RUN or tp not in plan.partitions or is_backfill(plan.turn.lane):
+        return None  # a backfill lane is not behind the log's end: it reads what was chosen
     planned = plan.partitions[tp]
     empty = planned.log.start == planned.log.end == planned.complete_to
     unknown = planned.why == NO_LEADER or (empty and planned.why in (PAUSED, PARKED))

@@ -115,6 +115,10 @@ def _begun_lane(parts: Parts, kind: TurnKind) -> Settlement:
     newest = parts.store.newest()
     if newest is None:
         raise ConfigError(f"{parts.pipeline.name} has not run yet: there is nothing to {kind}")
+    if kind is TurnKind.RESET and not parts.commits:
+        raise ConfigError(
+            f"{parts.store.lane} holds what was chosen once, so it is never reset; begin another backfill", key="--lane"
+        )
     check_clock(parts, newest.settled_at)
     return newest
 

@@ -83,6 +83,11 @@ class Parts:
     translation: Translation | None = None
     partition_filter: PartitionFilter = all_partitions
 
+    @property
+    def commits(self) -> bool:
+        """Whether the lane commits the group's offsets. Only the live lane does; a backfill never touches the group."""
+        return self.store.lane == LIVE
+
     def notify(self, event: str, *details: Any) -> None:
         """Passes an event to the listener, if there is one. Call it only once the event is durable."""
         if self.listener is not None:

@@ -116,7 +116,7 @@ def preview(parts: Parts) -> Planned:
     newest = parts.store.newest()
     open_plan = parts.store.open_plan(newest) if newest else None
     view = observe_kafka(parts, newest)
-    _check_dead_letter_topic(parts)
+    check_dead_letter_topic(parts)
     if open_plan:
         return Planned(open_plan, adopted=True)
     _check_topics_exist(parts, newest, view)
@@ -147,7 +147,7 @@ def _take_turn(parts: Parts, newest: Settlement | None, skipped: bool) -> Planne
     # first: it fails most often, and within seconds.
     check_clock(parts, newest.settled_at if newest else None)
     view = observe_kafka(parts, newest)
-    _check_dead_letter_topic(parts)
+    check_dead_letter_topic(parts)
     _check_topics_exist(parts, newest, view)
     check_not_of_another_ledger(parts, newest, view)
     if newest is not None:
@@ -199,7 +199,8 @@ def _check_topics_exist(parts: Parts, newest: Settlement | None, view: KafkaView
         )
 
 
-def _check_dead_letter_topic(parts: Parts) -> None:
+def check_dead_letter_topic(parts: Parts) -> None:
+    """Raises ConfigError if the pipeline's dead-letter topic does not exist."""
     topic = parts.pipeline.dead_letter_topic
     if topic is not None and topic not in parts.cluster.topics([topic]):
         raise ConfigError(

@@ -7,6 +7,7 @@ be handed out again (I7), or a failure that was to be retried could be dropped.
 from collections.abc import Mapping
 from typing import Any
 
+from ackline.backfill_arguments import id_of
 from ackline.errors import ConfigError
 from ackline.steps.parts import Parts
 from ackline.steps.void import void_advice
@@ -20,10 +21,16 @@ def check_settings_unchanged(parts: Parts, newest: Settlement) -> None:
     """
     if newest.turn.n == 0 or not any(settled.state.pending for settled in newest.partitions.values()):
         return
+    name, lane = parts.pipeline.name, parts.store.lane
+    way_out = (
+        f"begin a new epoch with `ackline reset {name} --to floor --reason …`"
+        if parts.commits
+        else f"end the backfill with `ackline backfill {name} --cancel {id_of(lane)}`"
+    )
     for key, old, new in _changes(parts, parts.store.plan(newest.turn).settings):
         raise ConfigError(
             f"{key} was changed from {old} to {new} while records are pending; change it back until nothing is, or "
-            f"begin a new epoch with `ackline reset {parts.pipeline.name} --to floor --reason …`",
+            f"{way_out}",
             key=key,
         )
 

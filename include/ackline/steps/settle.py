@@ -23,6 +23,7 @@ from ackline.steps.claim import operator_loss
 from ackline.steps.commit import CommitResult, commit_newest
 from ackline.steps.decide import decide, states_after
 from ackline.steps.events import notify_settled
+from ackline.steps.lane_ranges import lane_ranges
 from ackline.steps.measure import first_attempts, gaps_of, stored_report, turn_outcomes, with_metrics
 from ackline.steps.on_expired_fail import expired_rows_error
 from ackline.steps.parts import Parts
@@ -141,9 +142,10 @@ def _settled_partitions(
     parts: Parts, plan: Plan, before: Settlement, outcomes: TurnOutcomes, lost: OperatorLoss | None
 ) -> dict[TopicPartition, SettledPartition]:
     """Returns a row of settlement n for every partition of the lane, also for those that the plan leaves alone."""
-    states = states_after(plan, before, outcomes)
+    states = states_after(plan, before, outcomes, lane_ranges(parts, plan.turn.epoch))
     # For the audit only: the group's commits decide nothing here, and the step that commits reads them again.
-    committed = parts.group.committed(parts.unchanged_partitions({tp: _topic_id(tp, plan, before) for tp in states}))
+    own = {tp: _topic_id(tp, plan, before) for tp in states} if parts.commits else {}
+    committed = parts.group.committed(parts.unchanged_partitions(own)) if own else {}
     return {
         tp: SettledPartition(
             _topic_id(tp, plan, before),

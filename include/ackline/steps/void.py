@@ -75,6 +75,7 @@ def store_void(parts: Parts, plan: Plan, before: Settlement, waiver: Marker) -> 
             # acknowledged only until a plan has found a commit of this ledger.
             acknowledged_foreign_offset=acknowledged_foreign_offset(tp, plan, before),
             metrics=fetch_metrics(settled.metrics),
+            ranges=None,  # only a genesis holds what was chosen
             paused=settled.paused or (waiver.pause and tp in plan.partitions and not plan.partitions[tp].empty),
         )
         for tp, settled in before.partitions.items()

@@ -139,6 +139,7 @@ class HandlerCall(NamedTuple):
     readable_end: int
     """Where the readable log ended at the time of the call."""
     epoch: int = 0
+    lane: str = "live"
 
 
 class TableCommit(NamedTuple):

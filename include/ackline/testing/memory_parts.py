@@ -50,9 +50,14 @@ class MemoryParts(Parts):
 
 
 def memory_parts(
-    world: World, pipeline: Pipeline, run_id: str, hook: Hook = no_hook, fixed_now: datetime | None = None
+    world: World,
+    pipeline: Pipeline,
+    run_id: str,
+    hook: Hook = no_hook,
+    fixed_now: datetime | None = None,
+    lane: str = LIVE,
 ) -> MemoryParts:
-    """Returns the parts of a pipeline in a world, for one process; `fixed_now` sets its clock, as `--now` does."""
+    """Returns the parts of a lane in a world, for one process; `fixed_now` sets its clock, as `--now` does."""
 
     def run_job(_: "Callable[[], SparkSession]", job: "ReplayJob", on_progress: Progress | None) -> "ReplayResult":
         return MemoryJob(world, job, hook).run()
@@ -60,7 +65,7 @@ def memory_parts(
     isolation = pipeline.kafka.isolation
     return MemoryParts(
         pipeline=pipeline,
-        store=MemoryStore(world, pipeline.name, LIVE, run_id, hook),
+        store=MemoryStore(world, pipeline.name, lane, run_id, hook),
         cluster=MemoryCluster(world, isolation, hook),
         group=MemoryGroup(world, pipeline.kafka.group_id, run_id, hook),
         kafka={"bootstrap.servers": "memory"},
@@ -148,7 +153,8 @@ class MemoryJob:
         end = topic.logs[tp.partition].readable_end(self._job.kafka.isolation_level)
         self._calls += 1
         run_id, turn, epoch = self._job.target.run_id, self._turn.n, self._turn.epoch
-        self._world.history.append(HandlerCall(run_id, turn, tp, topic.topic_id, record.offset, attempt, end, epoch))
+        call = HandlerCall(run_id, turn, tp, topic.topic_id, record.offset, attempt, end, epoch, self._turn.lane)
+        self._world.history.append(call)
         time = time_of(record.timestamp)
         try:
             self._world.handle(Record(*tp, record.offset, time, record.key, record.value, record.headers, attempt))

@@ -2,7 +2,7 @@
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
@@ -15,13 +15,17 @@ from ackline.audit.log_state import LogState
 from ackline.audit.rows import plan_date
 from ackline.audit.store import LedgerStore
 from ackline.audit.table import AuditTable
+from ackline.audit.terminal_offsets import DeadRow, OutcomeFilter, RangesByPartition
 from ackline.audit.turn_outcomes import TurnOutcomes
 from ackline.errors import FatalError, LedgerError
+from ackline.lane_diff import Result, ResultRuns
 from ackline.ledger import OutcomeRow
 from ackline.offsets import TopicPartition, join
 from ackline.outcome import Outcome
+from ackline.outcome_rows import OutcomeColumns
+from ackline.range_arrays import Ranges, union
 from ackline.testing.memory import AFTER, BEFORE, READ, Hook, TableCommit, World, next_fault, no_hook
-from ackline.turns import Marker, MarkerKind, OperatorLoss, Plan, Settlement, TurnId, TurnKind
+from ackline.turns import LIVE, Marker, MarkerKind, OperatorLoss, Plan, Settlement, TurnId, TurnKind
 
 if TYPE_CHECKING:
     from deltalake.transaction import AddAction
@@ -168,12 +172,25 @@ def _files(rows: Iterable[Mapping[str, Any]]) -> list[OutcomesFile]:
     return [OutcomesFile(turn, by_tp) for turn, by_tp in by_turn.items()]
 
 
+def _is_wanted(row: OutcomeRow, run_id: str, wanted: OutcomeFilter | None) -> bool:
+    return wanted is None or (
+        wanted.outcome in (None, row.outcome)
+        and wanted.error_class in (None, row.error_class)
+        and wanted.run_id in (None, run_id)
+    )
+
+
+def _ranges(rows: Sequence[OutcomeRow]) -> Ranges:
+    columns = OutcomeColumns.of(rows)
+    return union(columns.offsets, columns.ends)
+
+
 class MemoryStore(LedgerStore):
     """The ledger store of one lane in a world, as the process `run_id` uses it."""
 
     def __init__(self, world: World, pipeline: str, lane: str, run_id: str = "", hook: Hook = no_hook) -> None:
         super().__init__("memory://", pipeline, lane)
-        self.world, self._hook = world, hook
+        self.world, self._hook, self._run_id = world, hook, run_id
         self.tables = {name: MemoryTable(world, name, run_id, hook) for name in ("plans", "outcomes", "settlements")}
         self.plans, self.outcomes, self.settlements = self.tables.values()
 
@@ -191,6 +208,68 @@ class MemoryStore(LedgerStore):
             self._hook("settlement", READ)
             return Settlement(turn, TurnKind.GENESIS, "", datetime.min.replace(tzinfo=UTC), {})
         return cast(Settlement, self._stored(self.world.tables.settlements, turn, "settlement"))
+
+    def tallies(self, last: TurnId) -> tuple[Counter[str], int]:
+        """Returns the sums over the turns of an epoch up to `last`: offsets by outcome, and gaps."""
+        self._hook("tallies", READ)
+        counts: Counter[str] = Counter()
+        gaps = 0
+        for turn, settlement in self.world.tables.settlements.items():
+            if turn[:3] == last[:3] and turn.n <= last.n:
+                for settled in settlement.partitions.values():
+                    counts.update(settled.counts)
+                    gaps += settled.gaps or 0
+        return counts, gaps
+
+    def terminal_offsets(
+        self, epoch: int, topic_ids: Mapping[str, str], wanted: OutcomeFilter | None
+    ) -> tuple[RangesByPartition, RangesByPartition]:
+        """Returns the offsets with a wanted terminal outcome, in the topics of these ids and in older ones."""
+        found: tuple[dict[TopicPartition, list[OutcomeRow]], ...] = ({}, {})
+        for plan, tp, row in self._terminal_rows(epoch, topic_ids):
+            if _is_wanted(row, plan.run_id, wanted):
+                older = plan.partitions[tp].topic_id != topic_ids[tp.topic]
+                found[older].setdefault(tp, []).append(row)
+        current, older_topics = ({tp: _ranges(rows) for tp, rows in by_tp.items()} for by_tp in found)
+        return current, older_topics
+
+    def terminal_results(self, epoch: int, topic_ids: Mapping[str, str]) -> dict[TopicPartition, ResultRuns]:
+        """Returns the terminal outcome and error class of each offset that an epoch has settled."""
+        found: dict[TopicPartition, list[tuple[int, int, Result]]] = {}
+        for plan, tp, row in self._terminal_rows(epoch, topic_ids):
+            if plan.partitions[tp].topic_id == topic_ids[tp.topic]:
+                found.setdefault(tp, []).append((row.offset, row.end, Result(row.outcome.value, row.error_class)))
+        return {tp: ResultRuns.of(runs) for tp, runs in found.items()}
+
+    def dead_rows(self, epoch: int, topic_ids: Mapping[str, str]) -> Iterator[DeadRow]:
+        """Yields the dead records of an epoch."""
+        for plan, tp, row in self._terminal_rows(epoch, topic_ids):
+            if row.outcome is Outcome.DEAD and plan.partitions[tp].topic_id == topic_ids[tp.topic]:
+                yield DeadRow(tp, row.offset, row.error_class, row.handled_at)
+
+    def _terminal_rows(
+        self, epoch: int, topic_ids: Mapping[str, str]
+    ) -> Iterator[tuple[Plan, TopicPartition, OutcomeRow]]:
+        self._hook("rows", READ)
+        tables = self.world.tables
+        for turn, settlement in tables.settlements.items():
+            lane = (turn.pipeline, turn.lane, turn.epoch) == (self.pipeline, self.lane, epoch)
+            if not lane or settlement.kind is TurnKind.VOID or turn not in tables.plans:
+                continue
+            plan = tables.plans[turn]
+            for file in tables.outcomes.get(turn, ()):
+                for tp, rows in file.rows.items():
+                    if tp.topic in topic_ids and tp in plan.partitions:
+                        yield from ((plan, tp, row) for row in rows if row.outcome.terminal)
+
+    def lanes(self) -> list[str]:
+        """Returns the lanes of the pipeline, the live one first."""
+        lanes = {turn.lane for turn in self.world.tables.settlements if turn.pipeline == self.pipeline}
+        return sorted(lanes, key=lambda lane: (lane != LIVE, lane))
+
+    def other_lane(self, lane: str) -> "MemoryStore":
+        """Returns the ledger of another lane."""
+        return MemoryStore(self.world, self.pipeline, lane, self._run_id, self._hook)
 
     def plan(self, turn: TurnId) -> Plan:
         """Returns a stored plan. Raises LedgerError if there is none."""
@@ -276,7 +355,7 @@ class MemoryStore(LedgerStore):
             row.outcome.value for file in files for rows in file.rows.values() for row in rows if row.attempt == 1
         )
 
-    def outcomes_of(self, turn: TurnId) -> TurnOutcomes:
+    def outcomes_of(self, turn: TurnId, every_row: bool = False) -> TurnOutcomes:
         """Returns the outcomes and decisions of a turn. Raises FatalError if a file of them is lost."""
         self._hook("rows", READ)
         if turn in self.world.tables.lost_files:
@@ -289,6 +368,6 @@ class MemoryStore(LedgerStore):
                 for row in written:
                     counts.setdefault(tp, Counter())[row.outcome.value] += row.end - row.offset
                 fresh[tp] += sum(row.attempt == 1 for row in written)
-                if not file.counted:
+                if every_row or not file.counted:
                     rows.setdefault(tp, []).extend(written)
         return TurnOutcomes(rows, counts, fresh)

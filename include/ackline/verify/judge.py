@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from ackline.verify import judge_attempts, judge_floors, judge_logs, judge_outcomes, judge_turns
+from ackline.verify import judge_attempts, judge_backfill, judge_floors, judge_logs, judge_outcomes, judge_turns
 from ackline.verify.evidence import Evidence
 from ackline.verify.findings import Findings
 from ackline.verify.judge_calls import judge_calls
@@ -45,6 +45,8 @@ PARTITION_RULES: tuple[Callable[[PartitionHistory, Findings], None], ...] = (
     judge_outcomes.check_counts_match_records,
     judge_turns.check_plans_stay_in_window,
     judge_logs.check_only_received_records_are_handled,
+    judge_backfill.check_outcomes_are_of_chosen_offsets,
+    judge_backfill.check_each_chosen_offset_is_counted_once,
 )
 
 

@@ -37,9 +37,12 @@ def check_attempts_within_limit(partition: PartitionHistory, max_retries: int, f
 
 
 def check_retries_were_pending_and_due(partition: PartitionHistory, found: Findings) -> None:
-    """I5: each retry was pending after the turn before, as the next attempt, and did not begin before it was due."""
+    """I5: each retry was pending after the turn before, as the next attempt, and did not begin before it was due.
+
+    A single offset of a backfill lane is pending before its first attempt, too.
+    """
     tried = partition.outcomes.attempts
-    retries = tried.where(tried.attempt > 1)
+    retries = tried if partition.reads_single_offsets else tried.where(tried.attempt > 1)
     for turn in np.unique(retries.turn).tolist():
         before = partition.settlements_before(turn)
         if before:

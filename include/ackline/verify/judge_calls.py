@@ -94,7 +94,7 @@ def check_at_most_one_call(lane: LaneHistory, tp: TopicPartition, calls: Ints, f
 
 def _is_planned(offsets: Ints, plans: Iterable[PlannedRange]) -> Ints:
     """Return 1 for each of `offsets` that a plan contains, otherwise 0."""
-    start, end = to_ranges((plan.start, plan.end) for plan in plans)
+    start, end = to_ranges(handed_out for plan in plans for handed_out in plan.handed_out)
     return np.asarray(count_covering(offsets, start, end) > 0, dtype=np.int64)
 
 

@@ -62,7 +62,12 @@ def check_floor_passes_only_settled_offsets(partition: PartitionHistory, found: 
 
 
 def check_complete_to_passes_only_read_offsets(partition: PartitionHistory, found: Findings) -> None:
-    """I4: after no turn was complete_to above an offset whose first outcome came in a later turn."""
+    """I4: after no turn was complete_to above an offset whose first outcome came in a later turn.
+
+    It is above the single offsets of a backfill lane from the start: they are pending until they are read.
+    """
+    if partition.reads_single_offsets:
+        return
     turns = partition.offset_turns
     passed = _turns_that_pass(turns.offset, [(s.turn, s.complete_to) for s in partition.settlements])
     early = turns.offset[(turns.first < NEVER) & (passed < turns.first)]
@@ -76,6 +81,10 @@ def check_pending_offsets_after_each_turn(partition: PartitionHistory, found: Fi
     unsettled = OffsetTurns(turns.offset[waited], turns.first[waited], turns.settled[waited], turns.tried[waited])
     for settlement in partition.settlements:
         turn, pending = settlement.turn, settlement.pending
+        unread = pending.where(pending.attempts == 0)
+        early = turns.offset[(unread.count_covering(turns.offset) > 0) & (turns.first <= turn)]
+        found.add_offsets("I4", f"is pending as unread after turn {turn}, but has an outcome", partition.tp, early)
+        pending = pending.where(pending.attempts != 0)
         is_pending = pending.count_covering(unsettled.offset) > 0
         must_be = (unsettled.first <= turn) & (turn < unsettled.settled)
         what = f"has failed and is not settled, but is not pending after turn {turn}"

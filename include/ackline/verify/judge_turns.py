@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from ackline.verify.arrays import find_uncovered, slice_between, to_ranges
+from ackline.verify.arrays import count_covering, find_uncovered, slice_between, to_ranges
 from ackline.verify.evidence import Evidence, TopicPartition
 from ackline.verify.findings import Findings
 from ackline.verify.lane_history import LaneHistory, PartitionHistory
@@ -132,7 +132,12 @@ def check_plans_stay_in_window(partition: PartitionHistory, found: Findings) -> 
 
 
 def check_nothing_is_passed_over(partition: PartitionHistory, found: Findings) -> None:
-    """I4: a turn moves complete_to only over offsets that it reads, or for which it stores a row of a range."""
+    """I4: a turn moves complete_to only over offsets that it reads, or for which it stores a row of a range.
+
+    A lane of single offsets begins with all of them below complete_to, pending.
+    """
+    if partition.reads_single_offsets:
+        return
     plans = {plan.turn: plan for plan in partition.plans if plan.kind == "run"}
     rows = partition.outcomes
     ranges = rows.where((rows.attempt == 0) & np.isin(rows.outcome, OF_RANGES))
@@ -145,6 +150,8 @@ def check_nothing_is_passed_over(partition: PartitionHistory, found: Findings) -
             covered = list(zip(ranges.offset[own].tolist(), ranges.end[own].tolist(), strict=True))
             if plan and settlement.kind == "run":
                 covered.append((plan.start, plan.end))
+            if partition.chosen is not None:
+                covered += partition.chosen.others
             what = (
                 f"turn {settlement.turn} ({settlement.kind}) moves complete_to past it, "
                 "but neither reads it nor has a row for it"
@@ -161,5 +168,9 @@ def check_first_attempts_are_planned(partition: PartitionHistory, found: Finding
     first = rows.where(rows.attempt == 1)
     turns, index = np.unique(first.turn, return_inverse=True)
     start, end = to_ranges((plans[turn].start, plans[turn].end) if turn in plans else (0, 0) for turn in turns.tolist())
-    unplanned = first.offset[(first.offset < start[index]) | (first.offset >= end[index])]
+    outside = (first.offset < start[index]) | (first.offset >= end[index])
+    for turn in turns.tolist() if partition.reads_single_offsets else ():
+        own = first.turn == turn
+        outside[own] &= count_covering(first.offset[own], *to_ranges(plans[turn].first if turn in plans else ())) == 0
+    unplanned = first.offset[outside]
     found.add_offsets("I11", "has a first attempt in a turn whose plan does not contain it", partition.tp, unplanned)

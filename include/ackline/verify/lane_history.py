@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ackline.verify.arrays import EMPTY, Ints, slice_between, to_ints
+from ackline.verify.arrays import EMPTY, NEVER, Ints, count_covering, slice_between, to_ints, to_ranges
 from ackline.verify.evidence import Evidence, Log, TopicPartition
 from ackline.verify.outcome_rows import LOST, NO_ROWS, OffsetTurns, OutcomeRows, find_offset_turns, split_outcomes
 from ackline.verify.turn_rows import (
@@ -23,13 +23,41 @@ from ackline.verify.turn_rows import (
 
 
 @dataclass(frozen=True)
+class Chosen:
+    """The offsets that a backfill lane is to read of one partition in one epoch, as sorted ranges.
+
+    `single`: they were chosen one by one, and are pending from the start.
+    """
+
+    start: Ints
+    end: Ints
+    single: bool
+
+    @property
+    def size(self) -> int:
+        """How many offsets were chosen."""
+        return int((self.end - self.start).sum())
+
+    def count_covering(self, offsets: Ints) -> Ints:
+        """Return, for each of `offsets`, how many of the ranges contain it."""
+        return count_covering(offsets, self.start, self.end)
+
+    @property
+    def others(self) -> list[tuple[int, int]]:
+        """The ranges between and around the chosen ones, which are no part of the lane."""
+        bounds = [0, *np.stack([self.start, self.end], axis=1).ravel().tolist(), NEVER]
+        return list(zip(bounds[::2], bounds[1::2], strict=True))
+
+
+@dataclass(frozen=True)
 class PartitionHistory:
     """All that the tables and the log contain about one partition in one epoch.
 
     `outcomes` are effective rows only. `settlements` and `plans` are in the order of turns, and hold void ones too.
     `start` is the offset at which the epoch starts; None if no row contains it. `counted` are the ranges whose turns
     kept no rows. `log` is None if the topic is not among those that were read. `newest`: no later epoch exists.
-    `waived` are the turns that were never claimed, and never will be.
+    `waived` are the turns that were never claimed, and never will be. `chosen` is what a backfill lane is to read; None
+    for the live lane, which reads every offset.
     """
 
     epoch: int
@@ -42,6 +70,7 @@ class PartitionHistory:
     counted: CountedRanges
     log: Log | None
     waived: frozenset[int] = frozenset()
+    chosen: Chosen | None = None
 
     @property
     def last(self) -> Settlement | None:
@@ -58,8 +87,15 @@ class PartitionHistory:
         return [settlement for settlement in self.settlements if settlement.turn < turn]
 
     def offsets_between(self, start: int, end: int) -> Ints:
-        """Return the offsets in `[start, end)` that a consumer receives; empty if the log was not read."""
-        return slice_between(self.log.offsets, start, end) if self.log else EMPTY
+        """Return the offsets in `[start, end)` that a consumer receives and that are part of the lane; empty if the log
+        was not read."""
+        offsets = slice_between(self.log.offsets, start, end) if self.log else EMPTY
+        return offsets if self.chosen is None else offsets[self.chosen.count_covering(offsets) > 0]
+
+    @property
+    def reads_single_offsets(self) -> bool:
+        """Whether the offsets were chosen by their outcome: all are pending from the start, and read one by one."""
+        return self.chosen is not None and self.chosen.single
 
 
 class LaneHistory:
@@ -83,8 +119,19 @@ class LaneHistory:
         return PartitionHistory(
             epoch, tp, epoch == self.newest_epoch, self.outcomes.get(key, NO_ROWS), self.settlements.get(key, []),
             self.plans.get(key, []), self.starts.get(key), self.counted.get(key, NO_RANGES), self.evidence.logs.get(tp),
-            frozenset(turn for of_epoch, turn in self.waived if of_epoch == epoch),
+            frozenset(turn for of_epoch, turn in self.waived if of_epoch == epoch), self._chosen(epoch, tp),
         )  # fmt: skip
+
+    def _chosen(self, epoch: int, tp: TopicPartition) -> Chosen | None:
+        """Return what the genesis of a backfill lane has stored; None for the live lane."""
+        if not self.evidence.lane.startswith("backfill-"):
+            return None
+        genesis = next((s for s in self.settlements.get((epoch, tp), []) if s.kind == "genesis"), None)
+        if genesis is None:
+            return Chosen(EMPTY, EMPTY, False)
+        if genesis.ranges:
+            return Chosen(*to_ranges(genesis.ranges), False)
+        return Chosen(genesis.pending.start, genesis.pending.end, True)
 
     def partitions(self) -> list[PartitionHistory]:
         """Return the history of every epoch and partition that has a settlement or an effective outcome."""

@@ -15,6 +15,8 @@ COLUMNS = {
     "outcomes": ["lane", "epoch", "turn", "topic", "partition", "offset", "end_offset", "attempt", "outcome",
                  "error_class", "handled_at"],
 }  # fmt: skip
+OF_BACKFILLS = {"settlements": ["ranges"], "plans": ["retries"]}
+"""Columns that are read of backfill lanes alone: what was chosen, and the single offsets that turns read."""
 TEXT_COLUMNS = frozenset({"lane", "kind", "topic", "outcome", "error_class", "settings", "reason"})
 
 
@@ -31,7 +33,8 @@ def read_table(root: str, name: str, pipeline: str, lane: str) -> tuple[pa.Table
         options = storage_options(uri)
         table = DeltaTable(uri, storage_options=options)
         dataset = table.to_pyarrow_dataset(filesystem=filesystem_of(uri, options))
-        rows = dataset.to_table(columns=COLUMNS[name])
+        more = OF_BACKFILLS.get(name, []) if lane.startswith("backfill-") else []
+        rows = dataset.to_table(columns=[*COLUMNS[name], *more])
     except Exception as error:  # the storage and the table may fail in many ways, and each one means no verdict
         if isinstance(error, TableNotFoundError) and name != "settlements":
             return _empty_table(name), ""

@@ -31,6 +31,10 @@ class Pending:
         """Return, for each of `offsets`, how many of the pending ranges contain it."""
         return count_covering(offsets, self.start, self.end)
 
+    def where(self, chosen: Mask) -> "Pending":
+        """Return the ranges that a mask chooses."""
+        return Pending(*(getattr(self, name)[chosen] for name in Pending.__slots__))
+
     @property
     def size(self) -> int:
         """The number of pending offsets."""
@@ -48,17 +52,29 @@ class Settlement:
     complete_to: int
     pending: Pending
     counts: Mapping[str, int] | None = None
+    gaps: int = 0
+    ranges: tuple[tuple[int, int], ...] | None = None
+    """In the genesis of a backfill lane: the ranges that were chosen."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedRange:
-    """A row of `plans`: the range `[start, end)` that a turn reads of one partition, and the settings of the plan."""
+    """A row of `plans`: the range `[start, end)` that a turn reads of one partition, and the settings of the plan.
+
+    `first` are the ranges of single offsets that a turn of a backfill lane reads as attempt 1.
+    """
 
     turn: int
     kind: str
     start: int
     end: int
     settings: Mapping[str, Any]
+    first: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def handed_out(self) -> list[tuple[int, int]]:
+        """The ranges of which the turn makes first attempts."""
+        return [(self.start, self.end), *self.first]
 
     @property
     def at_most_once(self) -> bool:
@@ -68,7 +84,7 @@ class PlannedRange:
     @property
     def hands_out_once(self) -> bool:
         """Whether the turn hands out records of this partition, at most once."""
-        return self.kind == "run" and self.at_most_once and self.start < self.end
+        return self.kind == "run" and self.at_most_once and any(start < end for start, end in self.handed_out)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,12 +115,16 @@ def split_settlements(table: pa.Table) -> dict[EpochPartition, list[Settlement]]
         counted = row.get("counts") is not None and row.get("gaps") is not None
         settlement = Settlement(
             row["turn"], row["kind"], row["old_floor"], row["new_floor"], row["complete_to"], own,
-            dict(row["counts"]) if counted else None,
+            dict(row["counts"]) if counted else None, row.get("gaps") or 0, _chosen_ranges(row.get("ranges")),
         )  # fmt: skip
         found.setdefault((row["epoch"], TopicPartition(row["topic"], row["partition"])), []).append(settlement)
     for settlements in found.values():
         settlements.sort(key=lambda settlement: settlement.turn)
     return found
+
+
+def _chosen_ranges(rows: Iterable[Mapping[str, int]] | None) -> tuple[tuple[int, int], ...] | None:
+    return None if rows is None else tuple((row["start_offset"], row["end_offset"]) for row in rows)
 
 
 def _pending_of_all_rows(column: Any) -> tuple[Ints, Pending]:
@@ -127,7 +147,8 @@ def split_plans(rows: Iterable[Mapping[str, Any]]) -> dict[EpochPartition, list[
         text = row.get("settings") or "{}"
         if text not in parsed:
             parsed[text] = json.loads(text)
-        plan = PlannedRange(row["turn"], row["kind"], row["start_offset"], row["end_offset"], parsed[text])
+        first = tuple((r["start_offset"], r["end_offset"]) for r in row.get("retries") or () if r["attempt"] == 1)
+        plan = PlannedRange(row["turn"], row["kind"], row["start_offset"], row["end_offset"], parsed[text], first)
         found.setdefault((row["epoch"], TopicPartition(row["topic"], row["partition"])), []).append(plan)
     for plans in found.values():
         plans.sort(key=lambda plan: plan.turn)

@@ -14,7 +14,9 @@ from unittest.mock import patch
 import pytest
 
 from ackline.cli import app
-from ackline.testing.memory_parts import MemoryParts
+from ackline.pipeline import Pipeline
+from ackline.testing.memory_parts import MemoryParts, memory_parts
+from ackline.turns import LIVE
 from tests.memory_lane import MemoryLane
 
 
@@ -47,15 +49,23 @@ class MemoryCommand:
         monkeypatch.setenv("ACKLINE_PIPELINES", str(folder))
         monkeypatch.setenv("ACKLINE_AUDIT", str(folder / "audit"))
         (folder / "lane.yaml").write_text(
-            "name: lane\nhandler: a:b\ndead_letter: none\n"
+            "name: lane\nhandler: ackline.testing.journal:handle\ndead_letter: none\n"
             "kafka: {bootstrap_servers: 'memory:1', group_id: g, topics: [orders]}\n"
+            "backfill: {handlers: ['ackline.testing.journal:handle'], confirm_above: 5}\n"
         )
         monkeypatch.setattr("ackline.cli.options.open_parts", self._open_parts)
         monkeypatch.setattr("ackline.cli.confirm.typer.confirm", lambda *_, **__: self.answers.pop(0))
 
     @contextlib.contextmanager
-    def _open_parts(self, *_: Any, actor: str, now: Any = None, lane: str = "live", **__: Any) -> Iterator[MemoryParts]:
-        yield replace(self.lane.parts(), actor=actor, fixed_now=now)
+    def _open_parts(
+        self, pipeline: Pipeline, *_: Any, actor: str, now: Any = None, lane: str = LIVE, **__: Any
+    ) -> Iterator[MemoryParts]:
+        parts = self.lane.parts()
+        if lane != LIVE:  # the settings of the lane in memory, with what the command has changed
+            changed = {name: getattr(pipeline, name) for name in ("handler", "dead_letter", "max_rate", "backfill")}
+            own = parts.pipeline.model_copy(update=changed)
+            parts = memory_parts(self.lane.world, own, "command", self.lane._hook, lane=lane)
+        yield replace(parts, actor=actor, fixed_now=now)
 
     def __call__(self, *arguments: str) -> Finished:
         """Run the command with these arguments."""

@@ -432,7 +432,7 @@ def leader_is_gone(lane: MemoryLane) -> None:
 
 
 def outcome_files_are_lost(lane: MemoryLane) -> None:
-    def fails(*_: Any) -> Any:
+    def fails(*_: Any, **__: Any) -> Any:
         raise FatalError("the table outcomes can't be used: no such file")
 
     lane.replay()

@@ -20,6 +20,7 @@ KEY = [("pipeline", pa.string()), ("plan_date", pa.date32()), ("lane", pa.string
        ("turn", pa.int64()), ("run_id", pa.string())]  # fmt: skip
 PENDING = pa.struct([("start_offset", pa.int64()), ("end_offset", pa.int64()), ("kind", pa.string()),
                      ("attempts", pa.int32()), ("due", UTC_TIME), ("error_class", pa.string())])  # fmt: skip
+BOUNDS = [("start_offset", pa.int64()), ("end_offset", pa.int64())]
 SCHEMAS = {
     "outcomes": pa.schema([
         *KEY, ("topic", pa.string()), ("partition", pa.int32()), ("offset", pa.int64()),
@@ -30,12 +31,13 @@ SCHEMAS = {
     "plans": pa.schema([
         *KEY, ("kind", pa.string()), ("topic", pa.string()), ("partition", pa.int32()), ("topic_id", pa.string()),
         ("start_offset", pa.int64()), ("end_offset", pa.int64()), ("settings", pa.string()),
+        ("retries", pa.list_(pa.struct([*BOUNDS, ("attempt", pa.int32())]))),
     ]),
     "settlements": pa.schema([
         *KEY, ("kind", pa.string()), ("topic", pa.string()), ("partition", pa.int32()), ("topic_id", pa.string()),
         ("old_floor", pa.int64()), ("new_floor", pa.int64()), ("complete_to", pa.int64()),
         ("pending", pa.list_(PENDING)), ("counts", pa.map_(pa.string(), pa.int64())), ("gaps", pa.int64()),
-        ("reason", pa.string()),
+        ("reason", pa.string()), ("ranges", pa.list_(pa.struct(BOUNDS))),
     ]),
 }  # fmt: skip
 AT_MOST_ONCE = json.dumps({"guarantee": "at_most_once"})

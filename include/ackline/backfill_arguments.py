@@ -1,0 +1,201 @@
+"""The arguments of a backfill as an operator writes them: its id, its ranges, times and filters. Pure.
+
+A lane stores them once, as they were written. A resume with arguments compares them with the stored ones.
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Any
+
+from ackline.arguments import parse_moment, parse_offset
+from ackline.errors import ConfigError
+from ackline.field_types import is_code_path, topic_name
+from ackline.offsets import OffsetRange, TopicPartition
+from ackline.outcome import Outcome
+from ackline.turns import BACKFILL, LIVE
+
+_ID = re.compile(r"[a-z0-9][a-z0-9-]{0,99}")
+_LAST_PARTITION = 2**31 - 1
+
+OPTIONS = {
+    "ranges": "RANGE",
+    "everything": "--all",
+    "since": "--from",
+    "until": "--to",
+    "outcome": "--outcome",
+    "error_class": "--error-class",
+    "run": "--run",
+    "of": "--of",
+    "handler": "--handler",
+    "dead_letter": "--dead-letter",
+}
+"""The option of each field of `BackfillArguments`, for messages."""
+
+
+def lane_of(backfill_id: str) -> str:
+    """Returns the lane of a backfill. Raises ConfigError for a text that is no id."""
+    if not _ID.fullmatch(backfill_id):
+        raise ConfigError(
+            f"--id {backfill_id[:120]}: write 1 to 100 of the characters a-z 0-9 -, a letter or digit first", key="--id"
+        )
+    return f"{BACKFILL}{backfill_id}"
+
+
+def id_of(lane: str) -> str:
+    """Returns the id of a backfill lane."""
+    return lane.removeprefix(BACKFILL)
+
+
+@dataclass(frozen=True, slots=True)
+class RangeArgument:
+    """A parsed RANGE: a topic, one partition of it, or offsets of that partition. None means all of them."""
+
+    topic: str
+    partition: int | None = None
+    offsets: OffsetRange | None = None
+
+    def includes(self, tp: TopicPartition) -> bool:
+        """Returns whether the range holds offsets of this partition."""
+        return self.topic == tp.topic and self.partition in (None, tp.partition)
+
+
+def parse_range(text: str) -> RangeArgument:
+    """Returns `TOPIC`, `TOPIC:P` or `TOPIC:P:A-B` (B exclusive) as a range. Raises ConfigError for any other text."""
+    topic, *rest = text.split(":")
+    try:
+        name = topic_name(topic)
+        if len(rest) > 2:
+            raise ValueError("it has too many colons")
+        partition = parse_offset(rest[0]) if rest else None
+        if partition is not None and partition > _LAST_PARTITION:
+            raise ValueError(f"{rest[0]} is not a partition")
+        if len(rest) < 2:
+            return RangeArgument(name, partition)
+        start, dash, end = rest[1].partition("-")
+        if not dash:
+            raise ValueError(f"{rest[1]} is not A-B")
+        offsets = OffsetRange(parse_offset(start), parse_offset(end))
+        if not offsets:
+            raise ValueError(f"{rest[1]} holds no offset")
+        return RangeArgument(name, partition, offsets)
+    except ValueError as error:
+        raise ConfigError(
+            f"range {text[:300]}: write TOPIC, TOPIC:PARTITION or TOPIC:PARTITION:A-B with A < B, B exclusive "
+            f"({error})",
+            key="RANGE",
+        ) from None
+
+
+@dataclass(frozen=True, slots=True)
+class BackfillArguments:
+    """What a backfill is to read, and how, as it was written. None: not given."""
+
+    ranges: tuple[str, ...] = ()
+    everything: bool = False
+    since: str | None = None
+    until: str | None = None
+    outcome: str | None = None
+    error_class: str | None = None
+    run: str | None = None
+    of: str = LIVE
+    """The lane whose outcomes are filtered."""
+    handler: str | None = None
+    """None: the pipeline's own."""
+    dead_letter: str | None = None
+    """A topic, or `none`; None: as the pipeline file has it."""
+
+    @property
+    def by_outcome(self) -> bool:
+        """Whether single offsets are chosen by their outcome, and not ranges of the log."""
+        return any(value is not None for value in (self.outcome, self.error_class, self.run))
+
+    @property
+    def given(self) -> bool:
+        """Whether any argument was written, so that a resume has to compare them."""
+        return self != BackfillArguments()
+
+    def check(self) -> None:
+        """Raises ConfigError for arguments that choose nothing, contradict each other, or are malformed."""
+        for text in self.ranges:
+            parse_range(text)
+        if self.everything and self.ranges:
+            raise ConfigError("--all and a RANGE contradict each other: give one of them", key="--all")
+        if not (self.everything or self.ranges or self.by_outcome or self.since or self.until):
+            raise ConfigError(
+                "nothing was chosen: give RANGE (TOPIC, TOPIC:PARTITION or TOPIC:PARTITION:A-B), --from, --outcome, or "
+                "--all for everything that the log holds",
+                key="RANGE",
+            )
+        if self.of != LIVE and not self.by_outcome:
+            raise ConfigError("--of names the lane of --outcome, --error-class or --run: give one of them", key="--of")
+        self._check_values()
+
+    def _check_values(self) -> None:
+        terminal = [outcome.value for outcome in Outcome if outcome.terminal]
+        if self.outcome is not None and self.outcome not in terminal:
+            raise ConfigError(f"--outcome {self.outcome[:50]}: one of {', '.join(terminal)}", key="--outcome")
+        if self.of != LIVE:
+            if not self.of.startswith(BACKFILL):
+                raise ConfigError(f"--of {self.of[:120]}: write `live` or `{BACKFILL}ID`", key="--of")
+            lane_of(id_of(self.of))
+        if self.handler is not None and not is_code_path(self.handler):
+            raise ConfigError(f"--handler {self.handler[:120]}: write module:name", key="--handler")
+        try:
+            topic_name(self.dead_letter or "none")
+        except ValueError as error:
+            raise ConfigError(f"--dead-letter: {error}", key="--dead-letter") from None
+
+    def times(self, now: datetime) -> tuple[datetime | None, datetime | None]:
+        """Returns `--from` and `--to` as times. Raises ConfigError for a text that is no time, or an empty span."""
+        since, until = (_time(option, text, now) for option, text in (("--from", self.since), ("--to", self.until)))
+        if since is not None and until is not None and until <= since:
+            raise ConfigError(f"--to {self.until} is not after --from {self.since}", key="--to")
+        return since, until
+
+    def encode(self) -> str:
+        """Returns the arguments as JSON, for the table `settlements`."""
+        values = {name: getattr(self, name) for name in OPTIONS}
+        return json.dumps({name: value for name, value in values.items() if value not in (None, (), False)})
+
+    @classmethod
+    def decode(cls, text: str) -> "BackfillArguments":
+        """Returns what `encode` has stored."""
+        values: Mapping[str, Any] = json.loads(text)
+        return replace(cls(), **{**values, "ranges": tuple(values.get("ranges", ()))})
+
+    def shown(self) -> str:
+        """Returns the arguments as on a command line, for a person."""
+        words = list(self.ranges)
+        for name, option in OPTIONS.items():
+            value = getattr(self, name)
+            if name != "ranges" and value not in (None, False) and (name, value) != ("of", LIVE):
+                words += [option] if value is True else [option, str(value)]
+        return " ".join(words)
+
+
+def _time(option: str, text: str | None, now: datetime) -> datetime | None:
+    try:
+        return None if text is None else parse_moment(text, now)
+    except ValueError as error:
+        raise ConfigError(f"{option}: {error}", key=option) from None
+
+
+def check_same(backfill_id: str, stored: BackfillArguments, given: BackfillArguments) -> None:
+    """Raises ConfigError if a resume gives other arguments than those with which the lane began."""
+    for name, option in OPTIONS.items():
+        before, now = getattr(stored, name), getattr(given, name)
+        if before != now:
+            raise ConfigError(
+                f"{option}: backfill {backfill_id} began with {_shown(before)}, not {_shown(now)}. Give `--id "
+                f"{backfill_id}` alone to resume it, or another id for another backfill. Nothing was stored",
+                key=option,
+            )
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, tuple):
+        return ", ".join(value) or "no range"
+    return "nothing" if value in (None, False) else str(value)

@@ -1,0 +1,298 @@
+"""`ackline backfill`: handle chosen offsets again, in a lane of their own that never touches the consumer group."""
+
+import secrets
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import Any
+
+import typer
+
+from ackline.backfill_arguments import BackfillArguments, check_same, id_of, lane_of
+from ackline.backfill_pipeline import backfill_pipeline
+from ackline.cli import json_output, tables
+from ackline.cli.backfill_options import (
+    All,
+    Cancel,
+    DeadLetterTopic,
+    Handler,
+    Id,
+    List,
+    MaxRate,
+    MaxRecords,
+    NoBreaker,
+    OfLane,
+    OfOutcome,
+    OfRun,
+    Ranges,
+    Reason,
+    Wait,
+)
+from ackline.cli.backfill_output import account_json, account_text, backfill_json, choice_json, choice_text
+from ackline.cli.confirm import DryRun, Yes, is_confirmed, is_confirmed_by_number, show_preview
+from ackline.cli.options import ErrorClass, From, Json, Name, Now, Until, opened, pipeline_named, time_of
+from ackline.errors import ConfigError
+from ackline.reconciliation import Account
+from ackline.spark_master import master_of_environment
+from ackline.steps.backfill import Backfill, account_of_choice, backfills, begin, cancel, find_backfill, run_backfill
+from ackline.steps.choose_offsets import Choice, choose_offsets
+from ackline.steps.parts import Parts
+from ackline.turns import LIVE, Plan
+
+POLL_SECONDS = 30.0
+"""How long `--wait` waits where nothing is due at a known time: for a leader, or for the dead-letter topic."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What the command line asks of one lane, beside the arguments that the lane stores."""
+
+    name: str
+    lane: str
+    max_records: int | None = None
+    max_rate: int | None = None
+    wait: bool = False
+    reason: str = ""
+    no_breaker: bool = False
+    yes: bool = False
+    dry_run: bool = False
+    now: str | None = None
+    as_json: bool = False
+
+    @property
+    def modes(self) -> tuple[bool, bool, bool]:
+        """`--yes`, `--dry-run` and `--json`."""
+        return self.yes, self.dry_run, self.as_json
+
+    @property
+    def backfill_id(self) -> str:
+        """The id of the backfill."""
+        return id_of(self.lane)
+
+
+def backfill(
+    name: Name,
+    ranges: Ranges = None,
+    everything: All = False,
+    since: From = None,
+    until: Until = None,
+    outcome: OfOutcome = None,
+    error_class: ErrorClass = None,
+    run_id: OfRun = None,
+    of: OfLane = LIVE,
+    backfill_id: Id = None,
+    handler: Handler = None,
+    max_records: MaxRecords = None,
+    max_rate: MaxRate = None,
+    dead_letter: DeadLetterTopic = None,
+    wait: Wait = False,
+    listed: List = False,
+    cancelled: Cancel = None,
+    no_breaker: NoBreaker = False,
+    reason: Reason = "",
+    yes: Yes = False,
+    dry_run: DryRun = False,
+    now: Now = None,
+    as_json: Json = False,
+) -> None:
+    """Handle offsets again: of ranges, of a time, or of records that ended in some way. The group is left alone.
+
+    A backfill is a lane with retries and dead letters of its own, and runs beside live runs and other backfills. Its
+    offsets are chosen once. Run it again with `--id ID` to go on. Without `--yes` it asks at a terminal, and changes
+    nothing elsewhere.
+
+    Examples: `ackline backfill orders orders:0:1000-2000`, `ackline backfill orders --from "2h ago"`,
+    `ackline backfill orders --outcome dead --error-class HTTPError --yes --wait`, `ackline backfill orders --id ID`
+    """
+    arguments = BackfillArguments(
+        tuple(ranges or ()), everything, since, until, outcome, error_class, run_id, of, handler, dead_letter
+    )
+    if wait and now is not None:
+        raise ConfigError("--wait and --now contradict each other: a fixed clock never moves on", key="--wait")
+    if listed:
+        _list(name, as_json)
+        return
+    lane = lane_of(cancelled or backfill_id or new_id(time_of(now)))
+    request = Request(name, lane, max_records, max_rate, wait, reason, no_breaker, yes, dry_run, now, as_json)
+    if cancelled is not None:
+        _cancel(request)
+    else:
+        perform(request, arguments, begun=backfill_id is not None)
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add this command to the command line."""
+    app.command()(backfill)
+
+
+def perform(request: Request, arguments: BackfillArguments, begun: bool) -> None:
+    """Begins or resumes a backfill, and runs what is due of it. `begun`: the lane may have begun before.
+
+    Raises ConfigError for arguments that are not those of the lane, and for a resume of a lane that has not begun.
+    """
+    master_of_environment()
+    stored = _stored(request) if begun else None
+    if stored is None and not arguments.given:
+        if begun:
+            raise ConfigError(
+                f"--id {request.backfill_id}: {request.name} has no such backfill; `ackline backfill {request.name} "
+                f"--list` lists them. Give RANGE, --from, --outcome or --all to begin it",
+                key="--id",
+            )
+        arguments.check()  # names what can be chosen
+    if stored is not None and arguments.given:
+        check_same(request.backfill_id, stored.arguments, arguments)
+    arguments = stored.arguments if stored is not None else arguments
+    arguments.check()
+    pipeline = backfill_pipeline(pipeline_named(request.name), arguments, request.max_rate)
+    with opened(request.name, request.now, request.no_breaker, request.lane, pipeline=pipeline) as parts:
+        if _may_run(parts, request, arguments):
+            _run(parts, request)
+
+
+def _stored(request: Request) -> Backfill | None:
+    """Returns the backfill as its tables have it; needs no handler and no broker."""
+    with opened(request.name, request.now, lane=request.lane, handler=False) as parts:
+        return find_backfill(parts.store)
+
+
+def _may_run(parts: Parts, request: Request, arguments: BackfillArguments) -> bool:
+    """Shows what the backfill would do, and begins it once that is confirmed. Returns whether it is to run."""
+    stored, name, backfill_id = find_backfill(parts.store), request.name, request.backfill_id
+    if stored is not None and stored.account.settled and not request.dry_run:
+        return True  # nothing is left to confirm: the run finds nothing to read, and prints the account
+    if stored is not None:
+        show_preview(account_text(name, request.lane, stored.account, parts.now()), *request.modes)
+        if is_confirmed(f"Go on with backfill {backfill_id}?", request.yes, request.dry_run):
+            return True
+        _print_unchanged(request, stored.account, None, stored.newest.turn.epoch)
+        return False
+    choice = choose_offsets(parts, arguments)
+    above = parts.pipeline.backfill.confirm_above
+    show_preview(choice_text(name, backfill_id, choice, above), *request.modes)
+    if not choice.partitions or not _is_wanted(request, choice, above):
+        _print_unchanged(request, account_of_choice(choice), choice)
+        return False
+    genesis = begin(parts, arguments, choice, request.reason)
+    # Another process may have begun the same id meanwhile. Its choice stands.
+    check_same(backfill_id, BackfillArguments.decode(genesis.arguments), arguments)
+    _note(f"backfill {backfill_id} has begun; `ackline backfill {name} --id {backfill_id} --yes` goes on with it")
+    return True
+
+
+def _is_wanted(request: Request, choice: Choice, confirm_above: int) -> bool:
+    question = f"Begin backfill {request.backfill_id}?"
+    if choice.offsets > confirm_above:
+        return is_confirmed_by_number(question, choice.offsets, request.yes, request.dry_run)
+    return is_confirmed(question, request.yes, request.dry_run)
+
+
+def _print_unchanged(request: Request, account: Account, choice: Choice | None, epoch: int = 0) -> None:
+    """Prints the object of a dry run, or that nothing was changed."""
+    if request.as_json:
+        body: dict[str, Any] = {**account_json(request.lane, epoch, account), "dry_run": True}
+        json_output.print_json(body | (choice_json(choice) if choice is not None else {"gone": []}))
+    else:
+        print("Nothing was changed.")
+
+
+def _run(parts: Parts, request: Request) -> None:
+    """Runs what is due, with `--wait` until the lane is settled, and prints its account."""
+    from ackline.spark.session import open_session
+
+    left = request.max_records
+    while True:
+        with tables.progress(request.as_json) as on_progress:
+            run_backfill(
+                parts,
+                lambda: open_session(f"ackline-{request.name}-{request.backfill_id}", parts.pipeline.spark),
+                left,
+                _note_plan,
+                on_progress,
+            )
+        found = find_backfill(parts.store)
+        assert found is not None
+        if found.account.settled or not request.wait:
+            break
+        left = None  # --max-records bounds the first run; --wait is for all the rest
+        _sleep_until_due(found.account, parts.now(), time.sleep)
+    if request.as_json:
+        json_output.print_json(account_json(request.lane, found.newest.turn.epoch, found.account))
+    else:
+        print(account_text(request.name, request.lane, found.account, parts.now()))
+
+
+def _note_plan(plan: Plan, adopted: bool) -> None:
+    offsets = sum(len(planned.fresh) + sum(map(len, planned.retries)) for planned in plan.partitions.values())
+    _note(f"turn {plan.turn.n}{' (open, adopted)' * adopted}: {offsets:,} offsets")
+
+
+def _sleep_until_due(account: Account, now: datetime, sleep: Callable[[float], None]) -> None:
+    due = account.next_due
+    seconds = POLL_SECONDS if due is None else max(1.0, (due - now).total_seconds())
+    _note(f"waiting {seconds:,.0f} s; Ctrl-C loses nothing")
+    sleep(seconds)
+
+
+def _cancel(request: Request) -> None:
+    """Ends a backfill: what is not settled is skipped."""
+    found = _stored(request)
+    if found is None:
+        raise ConfigError(
+            f"--cancel {request.backfill_id}: {request.name} has no such backfill; `ackline backfill {request.name} "
+            f"--list` lists them",
+            key="--cancel",
+        )
+    # With the lane's dead letters, for an open turn that can still be settled. No handler is called, so one that is not
+    # allowed any more is no obstacle.
+    pipeline = backfill_pipeline(pipeline_named(request.name), replace(found.arguments, handler=None))
+    with opened(request.name, request.now, lane=request.lane, handler=False, pipeline=pipeline) as parts:
+        left = sum(found.account.pending.values())
+        preview = f"Backfill {request.backfill_id} of {request.name}: {left:,} offsets would be skipped."
+        show_preview(preview, *request.modes)
+        if not is_confirmed(f"Cancel backfill {request.backfill_id}?", request.yes, request.dry_run):
+            _print_unchanged(request, found.account, None, found.newest.turn.epoch)
+            return
+        cancel(parts, request.reason)
+        found = find_backfill(parts.store)
+        assert found is not None
+        if request.as_json:
+            json_output.print_json(account_json(request.lane, found.newest.turn.epoch, found.account))
+        else:
+            print(account_text(request.name, request.lane, found.account, parts.now()))
+
+
+def _list(name: str, as_json: bool) -> None:
+    with opened(name, handler=False) as parts:
+        found = backfills(parts.store)
+    if as_json:
+        json_output.print_json({"pipeline": name, "backfills": [backfill_json(each) for each in found]})
+        return
+    columns = ["id", "began", "asked", "settled", "pending", "next due", "arguments"]
+    rows = [
+        [
+            id_of(each.genesis.turn.lane),
+            each.genesis.settled_at.isoformat(timespec="seconds"),
+            each.account.offsets,
+            "yes" if each.account.settled else "no",
+            sum(each.account.pending.values()),
+            each.account.next_due.isoformat(timespec="seconds") if each.account.next_due else None,
+            each.arguments.shown(),
+        ]
+        for each in found
+    ]
+    out = tables.console()
+    out.print(tables.table(None, columns, rows) if rows else f"{name} has no backfill.", markup=False)
+
+
+def new_id(now: datetime | None) -> str:
+    """Returns an id that no other backfill has: a time and four letters."""
+    letters = "".join(secrets.choice("abcdefghijkmnpqrstuvwxyz") for _ in range(4))
+    return f"{now or datetime.now(UTC):%Y%m%dt%H%M%S}-{letters}"
+
+
+def _note(text: str) -> None:
+    """Prints progress on standard error."""
+    print(text, file=sys.stderr)

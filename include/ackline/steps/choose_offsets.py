@@ -1,0 +1,165 @@
+"""Which offsets a new backfill reads: by its ranges, times and outcomes, in the logs as they are now."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ackline.arguments import LAST
+from ackline.audit.terminal_offsets import OutcomeFilter, RangesByPartition
+from ackline.backfill_arguments import BackfillArguments, parse_range
+from ackline.backfill_choice import (
+    as_arrays,
+    as_ranges,
+    asked_ranges,
+    intersection,
+    narrowed_by_time,
+    newest_outcomes,
+)
+from ackline.chosen_ranges import clipped, count_offsets
+from ackline.errors import ConfigError
+from ackline.offsets import LogBounds, OffsetRange, TopicPartition
+from ackline.outcome import Outcome
+from ackline.range_arrays import Ranges
+from ackline.reconciliation import Chosen
+from ackline.steps.parts import Parts
+from ackline.turns import is_backfill
+
+Logs = Mapping[TopicPartition, LogBounds]
+_NONE: Ranges = (np.zeros(0, np.int64), np.zeros(0, np.int64))
+
+BY_RETENTION, IN_OLDER_TOPIC, BEYOND_END = "retention", "an older topic", "beyond the log end"
+"""Why an offset is gone: it is below the log start; the topic was created again; the log was truncated."""
+
+
+@dataclass(frozen=True, slots=True)
+class GoneRange:
+    """Offsets that match the arguments and can't be read any more, and why."""
+
+    tp: TopicPartition
+    offsets: OffsetRange
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The offsets of a new backfill, and the logs and topics in which they were chosen.
+
+    `gone` are offsets that match and can't be read. Those below the log start are part of the lane, and become
+    `expired`; the others are no part of it. `open_ends` are the log ends at which partitions stop that have no record
+    at or after `--to` yet. `acked_before` is how many of the offsets an earlier backfill has acked.
+    """
+
+    partitions: Mapping[TopicPartition, Chosen]
+    topic_ids: Mapping[str, str]
+    logs: Logs
+    gone: Sequence[GoneRange]
+    open_ends: Mapping[TopicPartition, int]
+    acked_before: int
+
+    @property
+    def offsets(self) -> int:
+        """How many offsets are chosen."""
+        return sum(count_offsets(chosen.every) for chosen in self.partitions.values())
+
+
+def choose_offsets(parts: Parts, arguments: BackfillArguments) -> Choice:
+    """Returns what the arguments choose. Raises ConfigError for arguments that do not fit the pipeline or its logs."""
+    arguments.check()
+    since, until = arguments.times(parts.now())
+    topic_ids, logs = _readable_logs(parts)
+    ranges = [parse_range(text) for text in arguments.ranges]
+    firsts = parts.cluster.offsets_at(logs, since) if since is not None else None
+    ends = parts.cluster.offsets_at(logs, until) if until is not None else None
+    open_ends = {tp: logs[tp].end for tp, offset in (ends or {}).items() if offset is None}
+    older: RangesByPartition = {}
+    if arguments.by_outcome:
+        # An offset that retention took has a row all the same. It is chosen, and becomes `expired`, unless a time
+        # excludes it: the time of a record that is gone is unknown.
+        bounds = logs if since is not None else {tp: LogBounds(0, log.end) for tp, log in logs.items()}
+        open_bounds = {tp: bound._replace(end=LAST) for tp, bound in bounds.items()} if ends is None else bounds
+        asked = narrowed_by_time(asked_ranges(ranges, open_bounds), open_bounds, firsts, ends)
+        matching, older = _by_outcome(parts, arguments, topic_ids, asked)
+        partitions = {tp: Chosen((), tuple(clipped(runs, 0, logs[tp].end))) for tp, runs in matching.items()}
+    else:
+        asked = asked_ranges(ranges, logs)
+        if since is not None or until is not None:
+            asked = narrowed_by_time(asked, logs, firsts, ends)
+        matching = {tp: list(parts_) for tp, parts_ in asked.items()}
+        partitions = {tp: Chosen(parts_) for tp, parts_ in asked.items()}
+    chosen = {tp: of for tp, of in sorted(partitions.items()) if of.every}
+    gone = list(_gone(matching, older, logs))
+    open_ends = {tp: end for tp, end in open_ends.items() if tp in chosen}
+    return Choice(chosen, topic_ids, logs, gone, open_ends, _acked_before(parts, chosen, topic_ids))
+
+
+def _readable_logs(parts: Parts) -> tuple[dict[str, str], dict[TopicPartition, LogBounds]]:
+    """Returns the ids of the subscribed topics, and the bounds of their partitions. Raises TransientError if one has no
+    leader."""
+    parts.cluster.reachable()
+    block = parts.pipeline.kafka
+    names = parts.cluster.names() if block.named_topics is None else block.named_topics
+    # Topic ids before bounds: if a topic is created again in between, its bounds are stored under the old id, and the
+    # first turn stops there.
+    topics = parts.cluster.topics([name for name in names if block.subscribes_to_topic(name)])
+    tps = [TopicPartition(name, number) for name, info in topics.items() for number in info.partitions]
+    bounds = parts.cluster.bounds([tp for tp in tps if parts.is_subscribed(tp)])
+    return {name: info.topic_id for name, info in topics.items()}, dict(sorted(bounds.items()))
+
+
+def _by_outcome(
+    parts: Parts,
+    arguments: BackfillArguments,
+    topic_ids: Mapping[str, str],
+    asked: Mapping[TopicPartition, Sequence[OffsetRange]],
+) -> tuple[dict[TopicPartition, list[OffsetRange]], RangesByPartition]:
+    """Returns the asked offsets with a wanted outcome, and those of older topics, by partition.
+
+    Raises ConfigError if the lane of `--of` has not begun.
+    """
+    store = parts.store.other_lane(arguments.of)
+    newest = store.newest()
+    if newest is None:
+        raise ConfigError(f"--of {arguments.of}: {parts.pipeline.name} has no such lane yet", key="--of")
+    wanted = OutcomeFilter(arguments.outcome, arguments.error_class, arguments.run)
+    epochs: dict[TopicPartition, list[tuple[Ranges, Ranges]]] = {}
+    older: RangesByPartition = {}
+    for epoch in range(newest.turn.epoch, -1, -1):
+        matching, in_older = store.terminal_offsets(epoch, topic_ids, wanted)
+        # What any outcome covers matters only to older epochs: the first epoch has none.
+        every = store.terminal_offsets(epoch, topic_ids, None)[0] if epoch else {}
+        for tp in {*matching, *every}:
+            epochs.setdefault(tp, []).append((matching.get(tp, _NONE), every.get(tp, _NONE)))
+        older |= {tp: ranges for tp, ranges in in_older.items() if tp in asked}
+    chosen = {
+        tp: as_ranges(intersection(newest_outcomes(of_tp), as_arrays(asked[tp])))
+        for tp, of_tp in epochs.items()
+        if tp in asked
+    }
+    return {tp: runs for tp, runs in chosen.items() if runs}, older
+
+
+def _gone(
+    matching: Mapping[TopicPartition, Sequence[OffsetRange]], older: RangesByPartition, logs: Logs
+) -> Iterable[GoneRange]:
+    for tp, ranges in sorted(matching.items()):
+        yield from (GoneRange(tp, part, BY_RETENTION) for part in clipped(ranges, 0, logs[tp].start))
+        yield from (GoneRange(tp, part, BEYOND_END) for part in clipped(ranges, logs[tp].end, LAST))
+    for tp, arrays in sorted(older.items()):
+        yield from (GoneRange(tp, part, IN_OLDER_TOPIC) for part in as_ranges(arrays))
+
+
+def _acked_before(parts: Parts, chosen: Mapping[TopicPartition, Chosen], topic_ids: Mapping[str, str]) -> int:
+    """Returns how many chosen offsets an earlier backfill of the pipeline has acked."""
+    acked: dict[TopicPartition, list[tuple[Ranges, Ranges]]] = {}
+    for lane in parts.store.lanes() if chosen else ():
+        if not is_backfill(lane) or lane == parts.store.lane:
+            continue
+        store = parts.store.other_lane(lane)
+        newest = store.newest()
+        for epoch in range(newest.turn.epoch + 1) if newest else ():
+            for tp, ranges in store.terminal_offsets(epoch, topic_ids, OutcomeFilter(Outcome.ACKED.value))[0].items():
+                acked.setdefault(tp, []).append((ranges, _NONE))
+    every = {tp: newest_outcomes(ranges) for tp, ranges in acked.items() if tp in chosen}
+    common = (intersection(as_arrays(chosen[tp].every), ranges) for tp, ranges in every.items())
+    return sum(int((ends - starts).sum()) for starts, ends in common)

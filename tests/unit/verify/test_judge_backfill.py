@@ -1,0 +1,132 @@
+"""Rules on backfill lanes: what was chosen is read, and nothing else, and each chosen offset is counted once."""
+
+from dataclasses import dataclass, replace
+
+import pytest
+
+from ackline.verify.evidence import Evidence
+from tests.unit.verify.fabricated import (
+    NOON,
+    Change,
+    History,
+    Row,
+    after_noon,
+    genesis,
+    outcome,
+    plan,
+    retry,
+    settlement,
+    violation,
+)
+
+
+@dataclass
+class BackfillHistory(History):
+    """A history of the lane `backfill-1`. The group stands where live runs have left it."""
+
+    def evidence(self) -> Evidence:
+        letters = [replace(letter, lane="backfill-1") for letter in self.letters]
+        return replace(super().evidence(), lane="backfill-1", letters=letters)
+
+
+def bounds(start: int, end: int) -> Row:
+    return {"start_offset": start, "end_offset": end}
+
+
+def by_range() -> BackfillHistory:
+    """Returns a correct history of the ranges [0, 6) and [7, 10), which two turns read."""
+    history = BackfillHistory(committed=4)
+    for offset in (7, 8, 9):
+        history.find(1, offset).update(turn=2, handled_at=after_noon(120))
+    history.plans = [plan(1, 0, 6), plan(2, 7, 10)]
+    history.settlements = [
+        genesis() | {"ranges": [bounds(0, 6), bounds(7, 10)]},
+        settlement(1, 0, 3, 6, retry(3, 4, 1, after_noon(100)), retry(5, 6, 1, after_noon(100))),
+        settlement(2, 3, 10, 10),
+    ]
+    return history
+
+
+def by_outcome() -> BackfillHistory:
+    """Returns a correct history of the single offsets 3 and 5, of which one is gone."""
+    history = BackfillHistory(committed=4, turn=1, letters=[], calls=[(3, 1)])
+    unread = [retry(3, 4, 0, NOON), retry(5, 6, 0, NOON)]
+    history.outcomes = [outcome(1, 3, 1, "acked"), outcome(1, 5, 0, "expired")]
+    history.plans = [plan(1, 6, 6, retries=[{**bounds(3, 4), "attempt": 1}, {**bounds(5, 6), "attempt": 1}])]
+    history.settlements = [
+        settlement(0, 3, 3, 6, *unread, kind="genesis", ranges=[]),
+        settlement(1, 3, 6, 6),
+    ]
+    return history
+
+
+def test_s70_a_correct_backfill_has_no_violation_and_needs_no_commit() -> None:
+    assert by_range().violations() == []
+    assert by_outcome().violations() == []
+
+
+def test_s72_a_backfill_that_has_just_begun_has_no_violation_and_is_not_settled() -> None:
+    history = by_outcome()
+    history.outcomes, history.plans, history.settlements = [], [], history.settlements[:1]
+    history.calls = []
+    assert history.violations(settled=False) == []
+    assert [line for line in history.violations() if "still pending" in line]
+
+
+@pytest.mark.parametrize(
+    ("change", "sentences"),
+    [
+        violation(
+            lambda h: h.outcomes.append(outcome(2, 6, 0, "expired")),
+            "S70 orders[0] offset 6: has an outcome, but is no part of the lane",
+            "S72 orders[0]: 9 offsets were chosen, but after turn 2 10 are settled, 0 are gaps, 0 are pending",
+        ),
+        violation(lambda h: h.settlements[2].update(gaps=1), "S72 orders[0]: 9 offsets were chosen"),
+        violation(
+            lambda h: h.settlements[0].update(ranges=[bounds(0, 10)]),
+            "I4 orders[0] offset 6: turn 2 (run) moves complete_to past it",
+            "S72 orders[0]: 10 offsets were chosen",
+        ),
+        violation(
+            lambda h: h.settlements.pop(),
+            "settled orders[0]: complete_to is 6, but what was chosen ends at 10",
+        ),
+        violation(
+            lambda h: h.outcomes.remove(h.find(2, 8)),
+            "I4 orders[0] offset 8: is neither settled nor pending",
+            "S72 orders[0]: 9 offsets were chosen",
+        ),
+    ],
+)
+def test_each_violation_of_a_backfill_by_range_is_named(change: Change, sentences: tuple[str, ...]) -> None:
+    assert_named(by_range(), change, sentences)
+
+
+@pytest.mark.parametrize(
+    ("change", "sentences"),
+    [
+        violation(
+            lambda h: h.plans[0]["retries"].pop(0),
+            "I11 orders[0] offset 3: has a first attempt in a turn whose plan does not contain it",
+        ),
+        violation(
+            lambda h: h.settlements[1].update(pending=[retry(3, 4, 0, NOON)], new_floor=3),
+            "I4 orders[0] offset 3: is pending as unread after turn 1, but has an outcome",
+            "S72 orders[0]: 2 offsets were chosen",
+        ),
+        violation(lambda h: h.outcomes.pop(), "S72 orders[0]: 2 offsets were chosen, but after turn 1 1 are settled"),
+        violation(
+            lambda h: h.find(1, 3).update(handled_at=after_noon(-60)),
+            "I5 orders[0] offset 3: was retried before its due time",
+        ),
+    ],
+)
+def test_each_violation_of_a_backfill_by_outcome_is_named(change: Change, sentences: tuple[str, ...]) -> None:
+    assert_named(by_outcome(), change, sentences)
+
+
+def assert_named(history: History, change: Change, sentences: tuple[str, ...]) -> None:
+    change(history)
+    found = history.violations()
+    for sentence in sentences:
+        assert any(line.startswith(sentence) for line in found), found
