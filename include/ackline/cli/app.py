@@ -15,8 +15,11 @@ from ackline.cli import (
     dev,
     explain,
     failures,
+    history,
     json_output,
     maintain,
+    sql,
+    status,
     tables,
     void,
 )
@@ -166,28 +169,6 @@ def plan(name: Name, as_json: Json = False, now: Now = None) -> None:
 
 
 @app.command()
-def status(name: Name, as_json: Json = False, now: Now = None) -> None:
-    """Show each partition live from the broker: log, committed offset, floor, pending records, lag.
-
-    Example: `ackline status orders --json`
-    """
-    from ackline.steps.status import status_and_missing, status_by_topic
-
-    with opened(name, now) as parts:
-        found, missing = status_and_missing(parts)
-    if as_json:
-        partitions = [json_output.status_json(partition) for partition in found]
-        topics = [json_output.topic_json(topic) for topic in status_by_topic(found)]
-        body = {"pipeline": name, "partitions": partitions, "topics": topics}
-        json_output.print_json({**body, **json_output.missing_json(missing)})
-        return
-    out = tables.console()
-    for absent in missing:
-        out.print(f"{tables.missing_text(absent)}.", markup=False)
-    out.print(tables.status_table(name, found))
-
-
-@app.command()
 def doctor(
     name: Annotated[str | None, typer.Argument(help="Also check this pipeline against its broker.")] = None,
     as_json: Json = False,
@@ -226,7 +207,10 @@ def demo(
 actions.add_to(app)
 void.add_to(app)
 adopt_ledger.add_to(app)
+status.add_to(app)
 audit.add_to(app)
 explain.add_to(app)
+history.add_to(app)
+sql.add_to(app)
 maintain.add_to(app)
 app.add_typer(dev.app, name="dev")
