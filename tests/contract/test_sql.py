@@ -54,6 +54,14 @@ def test_each_view_holds_its_rows(root: str, lane: LedgerStore, compacted: bool)
     assert rows(root, "SELECT count(*) FROM settlements WHERE kind = 'run'") == [(2,)]
 
 
+@pytest.mark.parametrize("root", ["s3"], indirect=True)
+def test_tables_in_an_object_store_are_read_with_the_login_of_the_ledger(root: str, lane: LedgerStore) -> None:
+    count = "SELECT outcome, count(*) FROM outcomes WHERE topic = 'orders' AND partition = 0 GROUP BY ALL ORDER BY ALL"
+    assert rows(root, count) == [("acked", 13), ("dead", 1), ("expired", 1), ("failed", 3)]
+    assert rows(root, "SELECT error_class FROM attempts WHERE error_class = 'HTTPError'") == [("HTTPError",)]
+    assert [turn.turn for turn in settled_turns(root, "orders", limit=2)] == [3, 2]
+
+
 def test_runs_have_start_end_duration_and_records(root: str, store: LedgerStore) -> None:
     begin_lane(store)
     (run,) = rows(root, 'SELECT run_id, start = "end", duration, turns, records FROM runs')

@@ -13,7 +13,8 @@ from ackline.errors import TransientError
 from ackline.explanation import HeldBy
 from ackline.offsets import TopicPartition
 from ackline.pending import PendingKind
-from ackline.steps.explain import explain_partitions
+from ackline.setting_warnings import TopicPolicy
+from ackline.steps.explain import _log_of, explain_partitions
 from ackline.steps.overview import MOST_EXPLAINED, Health, held_back, summary_of
 from ackline.steps.status import PartitionStatus, status, status_and_missing
 from ackline.testing.memory_kafka import MemoryCluster
@@ -113,12 +114,26 @@ def test_the_holder_of_a_floor_is_the_lowest_pending_record() -> None:
     assert (found.retention.log_start, found.retention.eta) == (0, None), "topics of a world have no settings"
 
 
+def test_retention_may_take_the_record_at_the_floor_once_it_is_as_old_as_the_topic_keeps_records(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    policies = {"orders": TopicPolicy(timedelta(days=1))}
+    monkeypatch.setattr(MemoryCluster, "policies", lambda *_: policies)
+    lane = MemoryLane(OK, FAILS, OK, dead_letter="none", retry={"initial_delay": "1h"}).after_run()
+    (found,) = explain_partitions(lane.parts(), TP)
+    assert found.retention.eta == NOON + timedelta(days=1)
+    assert "Retention may take offset 1 from 2026-03-02 12:00:00 UTC (in 24 hours) on." in found.sentence
+    policies["orders"] = TopicPolicy(timedelta.max)
+    assert explain_partitions(lane.parts(), TP)[0].retention.eta is None, "beyond the calendar"
+    lane.log().expire(2)
+    gone = explain_partitions(lane.parts(), TP)[0].sentence
+    assert gone.endswith("The log starts at 2: the next run settles what is gone below it as expired.")
+
+
 def test_without_the_broker_an_offset_is_explained_from_the_tables_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     def away(_: MemoryCluster) -> str:
         raise TransientError("no broker answers")
 
     lane = MemoryLane(OK, FAILS).after_run()
     monkeypatch.setattr(MemoryCluster, "reachable", away)
-    from ackline.steps.explain import _log_of
-
     assert _log_of(lane.parts(), lane.newest(), TP) is None
