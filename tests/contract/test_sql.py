@@ -99,6 +99,10 @@ def test_several_pipelines_are_read_together_or_one_by_name(root: str, lane: Led
     assert [name for name, _ in rows(root, query, "payments")] == ["payments"]
 
 
+def test_no_progress_bar_is_printed_among_the_rows_of_a_long_query(root: str) -> None:
+    assert rows(root, "SELECT current_setting('enable_progress_bar')") == [(False,)]
+
+
 @pytest.mark.parametrize("view", VIEWS)
 def test_without_tables_each_view_is_empty(root: str, view: str) -> None:
     assert rows(root, f"SELECT * FROM {view}") == []

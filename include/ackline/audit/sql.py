@@ -57,6 +57,7 @@ def sql_result(root: str, query: str, pipelines: Collection[str] = ()) -> Iterat
         _as_ackline_errors(),
     ):
         connection.execute("SET TimeZone = 'UTC'")
+        connection.execute("SET enable_progress_bar = false")  # it would be printed into the rows of a long query
         connection.execute(f"SET temp_directory = '{spill}'")
         _check_is_select(connection, query)
         needed = {table for view, tables in VIEWS.items() if _names(query, view) for table in tables}
