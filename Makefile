@@ -48,6 +48,7 @@ bench: setup ## throughput, as ratios; then what each size costs, with its aim
 	@python -m tests.bench.ledger_sizes
 	@python -m tests.bench.partitions
 	@python -m tests.bench.queries
+	@python -m tests.bench.interleaved
 	@python -m tests.bench.pipelines
 
 chaos: setup ## 100,000 steps of runs that stop, die and come back late; `make chaos STEPS=N SEED=N`

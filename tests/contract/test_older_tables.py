@@ -89,6 +89,22 @@ def test_the_first_write_adds_the_columns_and_both_engines_read_old_and_new_rows
     ]
 
 
+def test_a_new_table_describes_itself_and_each_column_and_an_added_column_too(older: str, tmp_path: Path) -> None:
+    for name, schema in schemas.TABLES.items():
+        table = AuditTable(str(tmp_path / "new" / "orders"), name)
+        table.create()
+        made = DeltaTable(table.uri)
+        comments = {field.name: field.metadata.get("comment") for field in made.schema().fields}
+        assert list(comments) == schema.names
+        assert all(text and text.endswith(".") for column, text in comments.items() if column != FIGURES.name)
+        assert made.metadata().description == schemas.DESCRIPTIONS[name]
+    assert AuditTable(f"{older}/orders", "settlements").append(_rows(2), "own", 1)
+    added = {
+        field.name: field.metadata.get("comment") for field in DeltaTable(f"{older}/orders/settlements").schema().fields
+    }
+    assert added["totals"] == "The offsets of the epoch so far by outcome, and how many attempts were retries."
+
+
 def test_of_writers_that_add_the_columns_at_once_one_does_and_no_row_is_lost(older: str) -> None:
     def write(n: int) -> bool:
         return AuditTable(f"{older}/orders", "settlements").append(_rows(1), f"own/{n}", 1)

@@ -1,20 +1,29 @@
 """Queries of real audit tables: the first rows in order, whatever the files, without holding more than is shown."""
 
+import csv
+import io
 import json
 import random
 import subprocess
 import sys
+from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
-from ackline.audit import queries
+from ackline.arguments import PartitionChoice
+from ackline.audit import maintenance, queries
 from ackline.audit.maintenance import maintain
-from ackline.audit.queries import AuditFilter, audit_rows
+from ackline.audit.queries import AuditFilter, audit_pages, audit_rows
+from ackline.audit.scan import LaneScanner, Scan
 from ackline.audit.store import LedgerStore
+from ackline.errors import ConfigError
 from ackline.ledger import OutcomeRow
 from ackline.offsets import OffsetRange, TopicPartition
 from ackline.outcome import Outcome
@@ -42,7 +51,7 @@ def drawn(store: LedgerStore) -> list[Key]:
     for n in range(1, 7):
         offsets = draw.sample(range(40), 8)
         chosen = [(offset, attempt, draw.choice(OUTCOMES)) for offset in offsets for attempt in (1, 2)]
-        decided = OutcomeRow(n * 3, 0, Outcome.EXPIRED, NOON, None, n * 3 + 5)
+        decided = OutcomeRow(n * 3, 0, Outcome.EXPIRED, NOON, "HTTPError", n * 3 + 5)
         tps = (TP, TP1, TopicPartition("payments", 0))
         store.store_plan(plan(n))
         store.store_outcomes(turn(n), [written(store, turn(n), chosen, tp) for tp in tps])
@@ -100,16 +109,120 @@ def test_the_command_prints_a_list_in_json_however_many_rows_there_are(
 ) -> None:
     from ackline.cli.app import app
 
-    monkeypatch.setattr("ackline.cli.app.pipeline_named", lambda _: None)
+    monkeypatch.setattr("ackline.cli.audit.pipeline_named", lambda _: None)
     monkeypatch.setenv("ACKLINE_AUDIT", root)
     for arguments, count in (([], len([k for k in drawn if k[-1]])), (["--limit", "1"], 1), (["--turn", "99"], 0)):
         shown = CliRunner().invoke(app, ["audit", "orders", "--json", *arguments])
         assert len(json.loads(shown.stdout)) == count
 
 
+def test_newest_first_gives_all_rows_once_however_small_the_pages(
+    root: str, drawn: list[Key], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    effective = sorted((key for key in drawn if key[-1]), key=lambda key: -key[3])
+    for page, compacted in ((20, False), (1_000, True)):
+        monkeypatch.setattr(queries, "PAGE_ROWS", page)
+        if compacted:
+            maintain(root)
+        found = keys(audit_rows(root, "orders", AuditFilter(newest_first=True)))
+        assert found == effective
+        assert keys(audit_rows(root, "orders", AuditFilter(newest_first=True, limit=9))) == found[:9]
+
+
+def test_newest_first_opens_only_the_files_of_the_last_turns(root: str, store: LedgerStore) -> None:
+    store.store_settlement(settlement(0))
+    for n in range(1, 6):
+        store.store_outcomes(turn(n), [written(store, turn(n), [(n * 10 + i, 1, "acked") for i in range(10)])])
+        store.store_settlement(settlement(n), plan(n))
+    scanner = LaneScanner(store.folder)
+    (page,) = audit_pages(root, "orders", AuditFilter(newest_first=True, limit=12), [scanner])
+    assert page["offset"].to_pylist() == [*range(50, 60), 40, 41]
+    assert scanner.files_opened == 2
+
+
+def test_of_a_compacted_file_only_the_row_groups_are_read_that_may_hold_the_first_rows(
+    root: str, store: LedgerStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.store_settlement(settlement(0))
+    for n in range(1, 6):
+        store.store_outcomes(turn(n), [written(store, turn(n), [(n * 10 + i, 1, "acked") for i in range(10)])])
+        store.store_settlement(settlement(n), plan(n))
+    monkeypatch.setitem(maintenance.LAYOUTS, "outcomes", maintenance.Layout(64 << 20, 10))
+    maintain(root)
+    rows_read, real = [], LaneScanner._marked
+
+    def counted(self: LaneScanner, rows: pa.Table, scan: Scan) -> pa.Table:
+        rows_read.append(rows.num_rows)
+        return real(self, rows, scan)
+
+    monkeypatch.setattr(LaneScanner, "_marked", counted)
+    for criteria, first in ((AuditFilter(newest_first=True, limit=12), 50), (AuditFilter(limit=12), 10)):
+        rows_read.clear()
+        offsets = [row["offset"] for row in audit_rows(root, "orders", criteria)]
+        assert (offsets[0], len(offsets), sum(rows_read)) == (first, 12, 20)
+
+
+@pytest.mark.parametrize(
+    ("criteria", "wanted"),
+    [
+        (AuditFilter(epoch=1), lambda _: False),
+        (AuditFilter(lane="live", attempt=2), lambda key: key[4] == 2),
+        (AuditFilter(lane="backfill-x"), lambda _: False),
+        (AuditFilter(choice=PartitionChoice(("orders",), (0, 1))), lambda key: key[0] == "orders"),
+        (AuditFilter(choice=PartitionChoice(partitions=(1,))), lambda key: key[1] == 1),
+        (AuditFilter(since=NOON), lambda _: True),
+        (AuditFilter(since=NOON + timedelta(seconds=1)), lambda _: False),
+        (AuditFilter(error_class="HTTPError"), lambda key: key[5] == "expired"),
+        (AuditFilter(run_id="run"), lambda _: True),
+        (AuditFilter(run_id="other"), lambda _: False),
+        (AuditFilter(as_of=NOON), lambda _: True),
+        (AuditFilter(as_of=NOON - timedelta(seconds=1)), lambda _: False),
+    ],
+)
+def test_each_filter_keeps_its_rows_alone(
+    root: str, drawn: list[Key], criteria: AuditFilter, wanted: Callable[[Key], bool]
+) -> None:
+    assert keys(audit_rows(root, "orders", criteria)) == [key for key in drawn if key[-1] and wanted(key)]
+
+
+def test_as_of_a_version_shows_the_rows_that_it_held(root: str, store: LedgerStore) -> None:
+    store.store_settlement(settlement(0))
+    for n in (1, 2):
+        store.store_outcomes(turn(n), [written(store, turn(n), [(n, 1, "acked")])])
+        store.store_settlement(settlement(n), plan(n))
+    offsets = [[row["offset"] for row in audit_rows(root, "orders", AuditFilter(as_of=version))] for version in (1, 2)]
+    assert offsets == [[1], [1, 2]], "version 0 is the empty table"
+    with pytest.raises(ConfigError, match="version 7 of the table outcomes"):
+        list(audit_rows(root, "orders", AuditFilter(as_of=7)))
+
+
+def test_exports_hold_the_rows_of_the_table_and_no_formula(
+    root: str, store: LedgerStore, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from ackline.cli.app import app
+
+    monkeypatch.setattr("ackline.cli.audit.pipeline_named", lambda _: None)
+    monkeypatch.setenv("ACKLINE_AUDIT", root)
+    store.store_settlement(settlement(0))
+    for n, message in enumerate(("=cmd()", "+1", "-1", "@x", "\tx", "\rx", "fine = 1"), 1):
+        store.store_outcomes(turn(n), [written(store, turn(n), [(n, 1, "failed")], message=message)])
+        store.store_settlement(settlement(n), plan(n))
+    shown = CliRunner().invoke(app, ["audit", "orders", "--csv", "--offsets", "0:9"])
+    rows = list(csv.DictReader(io.StringIO(shown.stdout, newline="")))
+    assert [row["error_message"] for row in rows] == ["'=cmd()", "'+1", "'-1", "'@x", "'\tx", "'\rx", "fine = 1"]
+    assert [int(row["offset"]) for row in rows] == list(range(1, 8))
+    file = tmp_path / "rows.parquet"
+    assert CliRunner().invoke(app, ["audit", "orders", "--parquet", str(file), "--turn", "3"]).exit_code == 0
+    assert [row["error_message"] for row in pq.read_table(file).to_pylist()] == ["-1"]
+    refused = CliRunner().invoke(app, ["audit", "orders", "--parquet", str(tmp_path / "none" / "x"), "--json"])
+    assert isinstance(refused.exception, ConfigError)
+    assert sorted(path.name for path in tmp_path.iterdir() if path.is_file()) == ["rows.parquet"]
+
+
 MEASURE = """
 import resource, sys
-from ackline.audit.queries import AuditFilter, audit_rows
+from ackline.audit.queries import AuditFilter, audit_pages, audit_rows
+from ackline.audit.scan import LaneScanner, Scan
 from ackline.offsets import OffsetRange
 root, limit = sys.argv[1], int(sys.argv[2])
 warm = list(audit_rows(root, "orders", AuditFilter(offsets=OffsetRange(5, 6), limit=1)))

@@ -61,6 +61,7 @@ LIBRARIES: dict[str, set[str]] = {
     "airflow": {"airflow", "ui"},
     "confluent_kafka": {"kafka", "spark", "local", "verify", "testing"},
     "deltalake": {"audit", "verify", "steps"},
+    "duckdb": {"audit"},
     "obstore": {"audit"},
     "psutil": {"local", "process_identity"},
     "pyspark": {"spark"},

@@ -9,7 +9,7 @@ from deltalake.schema import Schema
 
 from ackline.audit.delta_log import ACTIONS
 from ackline.audit.object_store import options_of
-from ackline.audit.schemas import PARTITION_BY, TABLES
+from ackline.audit.schemas import DESCRIPTIONS, PARTITION_BY, TABLES
 from ackline.audit.table_handle import TableHandle
 
 LOG_RETENTION = timedelta(days=1)
@@ -33,6 +33,7 @@ def create_table(handle: TableHandle) -> DeltaTable:
         schema=TABLES[handle.name],
         mode="ignore",
         partition_by=PARTITION_BY,
+        description=DESCRIPTIONS[handle.name],
         configuration={
             "delta.appendOnly": "true",
             # No other writer checkpoints the log or removes entries of it: neither would sync what it writes.

@@ -3,20 +3,25 @@
 A row is effective once a settlement names its turn, unless that settlement is void.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
 from functools import reduce
 from operator import and_
-from typing import Any
+from typing import Any, TypeVar
 
+import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
+from ackline.arguments import PartitionChoice
 from ackline.audit.layout import lanes_of
 from ackline.audit.pruned_read import Where
 from ackline.audit.scan import DECISION, LaneScanner, Scan, comes_after, first_rows
-from ackline.audit.schemas import OUTCOMES
+from ackline.audit.schemas import OUTCOMES, TIME
 from ackline.offsets import OffsetRange
+
+V = TypeVar("V", str, int)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,62 +37,117 @@ class AuditFilter:
     limit: int | None = None
     everything: bool = False
     """Whether rows that are not effective are returned too."""
+    lane: str | None = None
+    epoch: int | None = None
+    error_class: str | None = None
+    attempt: int | None = None
+    since: datetime | None = None
+    """Only rows whose `handled_at` is this time or later."""
+    choice: PartitionChoice = field(default_factory=PartitionChoice)
+    """Only these partitions, several of them where `topic` and `partition` name one."""
+    as_of: datetime | int | None = None
+    """The rows as they were then: those of turns settled by this time, or those in this version of the lane's outcomes.
+    With `everything`, a time leaves out the rows with a later `handled_at`."""
+    newest_first: bool = False
+    """Whether the newest turn comes first. In a turn, offsets ascend."""
 
 
 COLUMNS = [name for name in OUTCOMES.names if name != "plan_date"]
 PAGE_ROWS = 100_000
 """Rows that are held at a time when there is no limit. Each page reads the files again that may hold its rows."""
-_PRUNED_BY = ("topic", "partition", "turn", "outcome")
+_PRUNED_BY = ("topic", "partition", "turn", "outcome", "epoch", "attempt")
 """Columns whose statistics can rule a file out. Run ids have none worth reading."""
 
 
 def audit_rows(root: str, pipeline: str, criteria: AuditFilter) -> Iterator[dict[str, Any]]:
     """Yields rows of `outcomes` of all lanes, sorted by topic, partition, offset and time, `criteria.limit` at most.
 
-    If `criteria` chooses one offset, its rows are sorted by time alone, those of ranges that contain it included. The
+    If `criteria` chooses one offset, its rows are sorted by time alone, those of ranges that contain it included; with
+    `criteria.newest_first`, all rows are sorted by day and turn, the newest first. The
     key `effective` of a row is True or False. Holds PAGE_ROWS rows at a time, or `limit` if that is less, and opens no
     file beyond the last row. Raises FatalError if the tables can't be read, and ConfigError if they have the first
     layout.
     """
-    lanes = [LaneScanner(lane.folder) for lane in lanes_of(root, pipeline)]
+    for page in audit_pages(root, pipeline, criteria):
+        for batch in page.to_batches(1_000):
+            yield from batch.to_pylist()
+
+
+def audit_pages(
+    root: str, pipeline: str, criteria: AuditFilter, lanes: Sequence[LaneScanner] | None = None
+) -> Iterator[pa.Table]:
+    """Yields the rows of `audit_rows` as tables of at most PAGE_ROWS rows. `lanes` are scanners to use."""
+    if lanes is None:
+        found = lanes_of(root, pipeline)
+        lanes = [LaneScanner(lane.folder) for lane in found if criteria.lane in (None, lane.lane)]
     order, wanted, left = _order(criteria), _wanted(criteria), criteria.limit
     after: ds.Expression | None = None
     while left is None or left > 0:
         limit = PAGE_ROWS if left is None else min(left, PAGE_ROWS)
         page_wanted = wanted if after is None else wanted & after
-        scan = Scan(COLUMNS, page_wanted, order, limit, _pruning(criteria), criteria.offsets, criteria.everything)
-        page = first_rows(lanes, scan)
+        page = first_rows(lanes, _scan(criteria, page_wanted, order, limit))
         if page is None:
             return
-        for batch in page.drop([DECISION]).to_batches(1_000):
-            yield from batch.to_pylist()
+        yield page.drop([DECISION, "plan_date"])
         if page.num_rows < limit:
             return
-        after = comes_after({name: page[name][-1].as_py() for name in order})
+        after = comes_after({name: page[name][-1].as_py() for name in order}, _descending(criteria))
         left = None if left is None else left - page.num_rows
+
+
+def _scan(criteria: AuditFilter, wanted: ds.Expression, order: Sequence[str], limit: int) -> Scan:
+    return Scan(
+        [*COLUMNS, "plan_date"],
+        wanted,
+        order,
+        limit,
+        _pruning(criteria),
+        criteria.offsets,
+        criteria.everything,
+        _descending(criteria),
+        criteria.as_of if isinstance(criteria.as_of, int) else None,
+        criteria.as_of if isinstance(criteria.as_of, datetime) else None,
+    )
 
 
 def _order(criteria: AuditFilter) -> list[str]:
     """Returns the columns by which rows are sorted.
 
     Turns give the order in time, not `handled_at`: executors have clocks of their own, and `--now` fixes the clock of a
-    whole run. In a turn, settle makes decisions after replay has made the attempts.
+    whole run. In a turn, settle makes decisions after replay has made the attempts. Turns of two lanes have no common
+    order, so newest first goes by the day of the plan, and then by lane.
     """
+    if criteria.newest_first:
+        return ["plan_date", "lane", "epoch", "turn", "topic", "partition", "offset", DECISION, "attempt", "outcome"]
     by_offset = criteria.offsets is None or len(criteria.offsets) > 1
     return ["topic", "partition", *(["offset"] if by_offset else []), "lane", "epoch", "turn", DECISION, "attempt",
             *([] if by_offset else ["offset"]), "outcome"]  # fmt: skip
 
 
+def _descending(criteria: AuditFilter) -> int:
+    """Returns how many columns of `_order` descend: those of the turn, if the newest one comes first."""
+    return 4 if criteria.newest_first else 0
+
+
 def _named_columns(criteria: AuditFilter) -> dict[str, str | int]:
     """Returns the columns that must have one value, with that value."""
     named: Mapping[str, str | int | None] = {
-        "topic": criteria.topic,
-        "partition": criteria.partition,
+        "topic": _only(criteria.topic, criteria.choice.topics),
+        "partition": _only(criteria.partition, criteria.choice.partitions),
         "outcome": criteria.outcome,
         "run_id": criteria.run_id,
         "turn": criteria.turn,
+        "lane": criteria.lane,
+        "epoch": criteria.epoch,
+        "error_class": criteria.error_class,
+        "attempt": criteria.attempt,
     }
     return {name: value for name, value in named.items() if value is not None}
+
+
+def _only(named: V | None, chosen: Sequence[V]) -> V | None:
+    """Returns the one value that is wanted; None if any is, or any of several."""
+    return chosen[0] if named is None and len(chosen) == 1 else named
 
 
 def _pruning(criteria: AuditFilter) -> Where | None:
@@ -97,6 +157,14 @@ def _pruning(criteria: AuditFilter) -> Where | None:
 def _wanted(criteria: AuditFilter) -> ds.Expression:
     named = _named_columns(criteria).items()
     wanted = reduce(and_, (ds.field(name) == value for name, value in named), ds.scalar(True))
+    if len(criteria.choice.topics) > 1:
+        wanted = wanted & ds.field("topic").isin(criteria.choice.topics)
+    if len(criteria.choice.partitions) > 1:
+        wanted = wanted & ds.field("partition").isin(criteria.choice.partitions)
+    if criteria.since is not None:
+        wanted = wanted & (ds.field("handled_at") >= pa.scalar(criteria.since, TIME))
+    if criteria.everything and isinstance(criteria.as_of, datetime):
+        wanted = wanted & (ds.field("handled_at") <= pa.scalar(criteria.as_of, TIME))
     if criteria.offsets is not None:  # a row for a range is wanted if the range holds any of the offsets
         end = pc.coalesce(ds.field("end_offset"), ds.field("offset") + 1)
         wanted = wanted & (ds.field("offset") < criteria.offsets.end) & (end > criteria.offsets.start)
@@ -106,9 +174,3 @@ def _wanted(criteria: AuditFilter) -> ds.Expression:
 def displayed_values(row: Mapping[str, Any], columns: Iterable[str]) -> list[Any]:
     """Returns these columns of a row for a table that a person reads. A decision is no attempt: its number is None."""
     return [None if name == "attempt" and row[name] == 0 else row[name] for name in columns]
-
-
-def json_rows(rows: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Yields rows with their times as ISO 8601 text, for JSON."""
-    for row in rows:
-        yield {name: value.isoformat() if hasattr(value, "isoformat") else value for name, value in row.items()}

@@ -1,23 +1,28 @@
 """Reads the first rows of the audit table in an order, without holding more than these rows.
 
-Files are read in the order of their smallest rows, as the statistics of the Delta log give them. Once as many rows are
-found as are wanted, a file whose smallest row comes after all of them ends the scan.
+Files are read in the order of their first rows, as the statistics of the Delta log give them. Once as many rows are
+found as are wanted, a file whose first row comes after all of them ends the scan.
 """
 
+import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from datetime import datetime
+from typing import Any, NamedTuple, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
 from deltalake.exceptions import DeltaError
 
+from ackline.audit.file_bounds import at_version, dataset_of, table_files
 from ackline.audit.pruned_read import Where
+from ackline.audit.schemas import TIME
 from ackline.audit.table import AuditTable
 from ackline.offsets import OffsetRange
 from ackline.turns import TurnKind
 
+T = TypeVar("T")
 _BATCH_ROWS = 32_768
 _FEW_TURNS = 16
 """At most this many turns are looked up one by one, each in the file of its settlement."""
@@ -38,6 +43,12 @@ class Scan:
     offsets: OffsetRange | None = None
     everything: bool = False
     """Whether rows of turns that are not settled, or void, are read too."""
+    descending: int = 0
+    """How many columns at the start of the order descend."""
+    version: int | None = None
+    """The version of the outcomes table to read; None for the newest one."""
+    settled_by: datetime | None = None
+    """Only turns that were settled at this time or before; None for all."""
 
 
 def first_rows(lanes: Iterable["LaneScanner"], scan: Scan) -> pa.Table | None:
@@ -65,7 +76,7 @@ class _FirstRows:
 
     def add(self, batch: pa.Table) -> None:
         if self._last is not None:
-            batch = batch.filter(~comes_after(self._last))
+            batch = batch.filter(~comes_after(self._last, self.scan.descending))
         rows = batch if self.rows is None else pa.concat_tables([self.rows, batch])
         # Sorted only when as many rows again have come, so the cost of sorting is in proportion to the rows.
         self.rows = self._sorted(rows) if rows.num_rows >= 2 * self.scan.limit else rows
@@ -73,25 +84,39 @@ class _FirstRows:
     def sorted(self) -> pa.Table | None:
         return None if self.rows is None else self._sorted(self.rows)
 
-    def are_before(self, start: tuple[Any, ...]) -> bool:
-        """Returns whether no row from `start` on is wanted any more. `start` holds the first values of an order."""
+    def are_before(self, start: "_Start") -> bool:
+        """Returns whether no row of a file or row group that begins at `start` is wanted any more."""
+        if not start.is_known:
+            return False
         if self.rows is not None and self.rows.num_rows >= self.scan.limit:
             self.rows = self._sorted(self.rows)
-        return self._last is not None and start > tuple(self._last[name] for name in self.scan.order[: len(start)])
+        if self._last is None:
+            return False
+        last = [self._last[name] for name in self.scan.order]
+        split, end = len(start.descending), len(start.descending) + len(start.ascending)
+        if start.descending != tuple(last[:split]):
+            return start.descending < tuple(last[:split])
+        return start.ascending > tuple(last[split:end])
 
     def _sorted(self, rows: pa.Table) -> pa.Table:
-        rows = rows.sort_by([(name, "ascending") for name in self.scan.order]).slice(0, self.scan.limit)
+        order, split = self.scan.order, self.scan.descending
+        directions = [
+            *((name, "descending") for name in order[:split]),
+            *((name, "ascending") for name in order[split:]),
+        ]
+        rows = rows.sort_by(directions).slice(0, self.scan.limit)
         if rows.num_rows == self.scan.limit:
             self._last = {name: rows[name][-1].as_py() for name in self.scan.order}
         return rows.combine_chunks()  # a slice would keep the rows that were cut off
 
 
-def comes_after(last: Mapping[str, Any]) -> ds.Expression:
-    """Returns the filter of the rows that come after a row whose values in the order of rows are `last`."""
+def comes_after(last: Mapping[str, Any], descending: int = 0) -> ds.Expression:
+    """Returns the filter of the rows that come after a row whose values in the order of rows are `last`, of which the
+    first `descending` descend."""
     after, equal = ds.scalar(False), ds.scalar(True)
-    for name, value in last.items():
+    for number, (name, value) in enumerate(last.items()):
         column = ds.field("attempt") == 0 if name == DECISION else ds.field(name)
-        after = after | (equal & (column > value))
+        after = after | (equal & (column < value if number < descending else column > value))
         equal = equal & (column == value)
     return after
 
@@ -101,48 +126,63 @@ class LaneScanner:
     """Reads the tables of one lane, in `folder`. Looks up once whether a turn is effective."""
 
     folder: str
+    files_opened: int = 0
+    """How many data files of outcomes were opened."""
     _effective: dict[tuple[int, int], bool] = field(default_factory=dict)
 
     def batches(self, scan: Scan, first: "_FirstRows") -> Iterator[pa.Table]:
         """Yields rows of the scan in batches, until no further file can hold one of the first rows."""
         outcomes = AuditTable(self.folder, "outcomes")
         version = outcomes.open()
+        if version is not None and scan.version is not None:
+            version = at_version(outcomes, scan.version)
         if version is None:
             return
         try:
-            dataset = outcomes.dataset(version, scan.pruned_by)
-            smallest = _smallest_rows(pa.table(version.get_add_actions(flatten=True)), scan)
-            files = ((smallest[name], f) for f in dataset.get_fragments() if (name := _file_name(f.path)) in smallest)
-            projection = {name: ds.field(name) for name in scan.columns} | {DECISION: ds.field("attempt") == 0}
-            for start, file in sorted(files, key=lambda item: item[0]):
+            dataset = dataset_of(outcomes, version)
+            first_of = _first_rows_of_files(table_files(version), scan)
+            files = [(first_of[name], f) for f in dataset.get_fragments() if (name := _file_name(f.path)) in first_of]
+            for start, file in _in_order(files):
                 if first.are_before(start):
                     return
-                scanner = file.scanner(
-                    schema=dataset.schema, columns=projection, filter=scan.wanted, batch_size=_BATCH_ROWS,
-                    batch_readahead=0, use_threads=False,
-                )  # fmt: skip
-                for batch in scanner.to_batches():
-                    if batch.num_rows:
-                        yield self._marked(pa.table(batch), scan.everything)
+                self.files_opened += 1
+                yield from self._rows(file, dataset.schema, scan, first)
         except (DeltaError, OSError, pa.ArrowException) as error:
             raise outcomes.error(error) from error
 
-    def _marked(self, rows: pa.Table, everything: bool) -> pa.Table:
-        """Returns the rows with the column `effective`; without `everything`, only the effective ones."""
+    def _rows(
+        self, file: ds.ParquetFileFragment, schema: pa.Schema, scan: Scan, first: "_FirstRows"
+    ) -> Iterator[pa.Table]:
+        """Yields rows of a file in batches, until no further row group can hold one of the first rows."""
+        projection = {name: ds.field(name) for name in scan.columns} | {DECISION: ds.field("attempt") == 0}
+        groups = file.split_by_row_group(filter=scan.wanted, schema=schema)
+        for start, group in _in_order([(_start_of_group(group, scan), group) for group in groups]):
+            if first.are_before(start):
+                return
+            scanner = group.scanner(
+                schema=schema, columns=projection, filter=scan.wanted, batch_size=_BATCH_ROWS, batch_readahead=0,
+                use_threads=False,
+            )  # fmt: skip
+            for batch in scanner.to_batches():
+                if batch.num_rows:
+                    yield self._marked(pa.table(batch), scan)
+
+    def _marked(self, rows: pa.Table, scan: Scan) -> pa.Table:
+        """Returns the rows with the column `effective`; without `scan.everything`, only the effective ones."""
         turns = rows.group_by(["epoch", "turn"]).aggregate([]).to_pylist()
-        self._look_up({(turn["epoch"], turn["turn"]) for turn in turns} - self._effective.keys())
+        self._look_up({(turn["epoch"], turn["turn"]) for turn in turns} - self._effective.keys(), scan.settled_by)
         keys = [_turn_key(epoch, turn) for (epoch, turn), effective in self._effective.items() if effective]
         turn_keys = pc.add(pc.multiply(rows["epoch"].cast(pa.int64()), _TURNS_AN_EPOCH), rows["turn"])
         effective = pc.is_in(turn_keys, pa.array(keys, pa.int64()))
         marked = rows.append_column("effective", effective)
-        return marked if everything else marked.filter(effective)
+        return marked if scan.everything else marked.filter(effective)
 
-    def _look_up(self, turns: set[tuple[int, int]]) -> None:
-        """Records for each turn whether it is effective: settled, and not void."""
+    def _look_up(self, turns: set[tuple[int, int]], settled_by: datetime | None) -> None:
+        """Records for each turn whether it is effective: settled by then, and not void."""
         if not turns:
             return
         settlements = AuditTable(self.folder, "settlements")
-        columns = ["epoch", "turn", "kind"]
+        columns = ["epoch", "turn", "kind", "settled_at"]
         if len(turns) <= _FEW_TURNS:
             tables: Iterable[Any] = (
                 settlements.read({"epoch": epoch, "turn": turn}, columns) for epoch, turn in sorted(turns)
@@ -153,31 +193,66 @@ class LaneScanner:
         self._effective.update(dict.fromkeys(turns, False))
         for table in tables:
             settled = table.filter(pc.not_equal(table["kind"], TurnKind.VOID.value))
+            if settled_by is not None:
+                settled = settled.filter(pc.less_equal(settled["settled_at"], pa.scalar(settled_by, TIME)))
             pairs = pa.table(settled).group_by(["epoch", "turn"]).aggregate([]).to_pylist()
             self._effective.update({(row["epoch"], row["turn"]): True for row in pairs})
 
 
-def _smallest_rows(files: pa.Table, scan: Scan) -> dict[str, tuple[Any, ...]]:
-    """Returns the files that may hold a wanted offset, by name, each with the start of its smallest row's order.
+class _Start(NamedTuple):
+    """A bound of the first row of a file in the order of a scan: the values of the columns that descend, then of those
+    that ascend."""
 
-    A file without statistics may hold any row. Its order is empty, so that it is read first.
-    """
+    descending: tuple[Any, ...]
+    ascending: tuple[Any, ...]
+    is_known: bool
+    """False for a file whose statistics are not complete. It may hold the first row of all, so it is read first."""
+
+
+def _in_order(parts: list[tuple[_Start, T]]) -> list[tuple[_Start, T]]:
+    """Returns files or row groups in the order of their first rows, those of unknown bounds first."""
+    by_rest = sorted(parts, key=lambda part: part[0].ascending)
+    in_order = sorted(by_rest, key=lambda part: part[0].descending, reverse=True)  # keeps the order of equals
+    return sorted(in_order, key=lambda part: part[0].is_known)
+
+
+def _start_of_group(group: ds.ParquetFileFragment, scan: Scan) -> _Start:
+    """Returns the start of a row group, by the statistics in the file."""
+    bounds = {f"partition.{name}": value for name, value in ds.get_partition_keys(group.partition_expression).items()}
+    for name, known in (group.row_groups[0].statistics or {}).items():
+        bounds |= {f"{bound}.{name}": known[bound] for bound in ("min", "max")}
+    return _start(bounds, scan)
+
+
+def _first_rows_of_files(files: pa.Table, scan: Scan) -> dict[str, _Start]:
+    """Returns the files that may hold a wanted offset, by name, each with the start of its first row's order."""
     if not files.num_rows:
         return {}
-    known = {"path", *(f"{b}.{n}" for b in ("min", "max") for n in (*scan.order, "end_offset")), "num_records",
-             "null_count.end_offset"}  # fmt: skip
+    columns = {*scan.order, *(scan.pruned_by or ()), "offset", "end_offset"}
+    known = {"path", *(f"{bound}.{name}" for bound in ("min", "max", "partition") for name in columns),
+             "num_records", "null_count.end_offset"}  # fmt: skip
     rows = files.select([name for name in files.column_names if name in known]).to_pylist()
-    return {_file_name(file["path"]): _start(file, scan.order) for file in rows if _may_hold(file, scan.offsets)}
+    wanted = (file for file in rows if _may_hold_values(file, scan.pruned_by or {}) and _may_hold(file, scan.offsets))
+    return {_file_name(file["path"]): _start(file, scan) for file in wanted}
 
 
-def _start(file: dict[str, Any], order: Sequence[str]) -> tuple[Any, ...]:
-    start = []
-    for name in order[:3]:  # topic, partition, offset: the rest of an order compares rows of the same record
-        value = file.get(f"min.{name}")
-        if value is None:
-            break
-        start.append(value)
-    return tuple(start)
+def _start(file: dict[str, Any], scan: Scan) -> _Start:
+    values = []
+    # From the decision on, an order compares rows of the same record.
+    names = itertools.takewhile(lambda name: name != DECISION, scan.order)
+    for number, name in enumerate(names):
+        bound = "max" if number < scan.descending else "min"
+        values.append(file.get(f"partition.{name}", file.get(f"{bound}.{name}")))
+    if None in values:
+        return _Start((), (), False)
+    # Among the rows with the highest descending values, none is below the lowest ascending ones; all others come later.
+    return _Start(tuple(values[: scan.descending]), tuple(values[scan.descending :]), True)
+
+
+def _may_hold_values(file: dict[str, Any], where: Where) -> bool:
+    """Returns whether a file may hold a row that matches `where`. Without bounds of a column it may."""
+    bounds = ((file.get(f"min.{name}"), value, file.get(f"max.{name}")) for name, value in where.items())
+    return all(low is None or high is None or low <= value <= high for low, value, high in bounds)
 
 
 def _may_hold(file: dict[str, Any], offsets: OffsetRange | None) -> bool:

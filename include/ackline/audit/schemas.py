@@ -1,10 +1,15 @@
 """The columns of a lane's three tables. They are append-only, and partitioned by the plan's date.
 
-A new column goes to the end and is nullable. `AuditTable` adds it to a table of an earlier version before its first
-write there, and reads it as null from older rows.
+Each column has a comment, which Delta stores in the table and other tools show; a table of an earlier version keeps its
+columns as they are. A new column goes to the end and is nullable. `AuditTable` adds it to a table of an earlier version
+before its first write there, and reads it as null from older rows.
 """
 
+from collections.abc import Iterable, Mapping
+
 import pyarrow as pa
+
+from ackline.audit.column_comments import OUTCOME_COMMENTS, PLAN_COMMENTS, SETTLEMENT_COMMENTS, TURN_COMMENTS
 
 PARTITION_BY = ["plan_date"]
 TIME = pa.timestamp("us", "UTC")
@@ -18,7 +23,15 @@ _TURN = [
     pa.field("run_id", pa.string()),
 ]
 
-OUTCOMES = pa.schema(
+
+def _described(comments: Mapping[str, str], fields: Iterable[pa.Field]) -> pa.Schema:
+    """Returns a schema whose columns carry their comments."""
+    texts = {**TURN_COMMENTS, **comments}
+    return pa.schema([field.with_metadata({"comment": texts.get(field.name, "")}) for field in fields])
+
+
+OUTCOMES = _described(
+    OUTCOME_COMMENTS,
     [
         *_TURN,
         pa.field("topic", pa.string()),
@@ -31,7 +44,7 @@ OUTCOMES = pa.schema(
         pa.field("error_message", pa.string()),
         pa.field("record_timestamp", TIME),
         pa.field("handled_at", TIME),
-    ]
+    ],
 )
 """The audit table. A row is one attempt at a record, or a decision on a record or a range of them (attempt 0)."""
 
@@ -45,7 +58,8 @@ RETRIES = pa.list_(
     )
 )
 
-PLANS = pa.schema(
+PLANS = _described(
+    PLAN_COMMENTS,
     [
         *_TURN,
         pa.field("kind", pa.string()),
@@ -69,7 +83,7 @@ PLANS = pa.schema(
         pa.field("actor", pa.string()),
         pa.field("reason", pa.string()),
         pa.field("leader_epoch", pa.int32()),
-    ]
+    ],
 )
 """A row is one topic-partition of a plan: what the turn reads of it, or why it reads nothing. A row without a topic is
 a marker of the turn (`ackline.turns.MarkerKind`), and no part of its plan."""
@@ -106,7 +120,8 @@ RANGES = pa.list_(
     )
 )
 
-SETTLEMENTS = pa.schema(
+SETTLEMENTS = _described(
+    SETTLEMENT_COMMENTS,
     [
         *_TURN,
         pa.field("kind", pa.string()),
@@ -133,8 +148,16 @@ SETTLEMENTS = pa.schema(
         pa.field("gaps_above_floor", GAPS_ABOVE_FLOOR),
         pa.field("ranges", RANGES),
         pa.field("arguments", pa.string()),
-    ]
+    ],
 )
 """A row is one topic-partition after a turn. The next turn starts from these rows alone."""
+
+DESCRIPTIONS = {
+    "plans": "What each turn is to read: a row a topic-partition of a plan. A row without a topic marks the turn.",
+    "outcomes": "The audit table: a row is one attempt at a record, or a decision on a record or a range (attempt 0). "
+    "A row counts once a settlement names its turn, unless that is void.",
+    "settlements": "The state of each topic-partition after each turn; the newest rows are the state of the lane.",
+}
+"""What each table holds, as Delta stores it with the table."""
 
 TABLES = {"plans": PLANS, "outcomes": OUTCOMES, "settlements": SETTLEMENTS}

@@ -8,9 +8,26 @@ from typing import Annotated, Any
 
 import typer
 
-from ackline.cli import actions, adopt_ledger, backfill, dead, dev, diff, failures, json_output, maintain, tables, void
+from ackline.cli import (
+    actions,
+    adopt_ledger,
+    audit,
+    backfill,
+    dead,
+    dev,
+    diff,
+    explain,
+    failures,
+    history,
+    json_output,
+    maintain,
+    sql,
+    status,
+    tables,
+    void,
+)
 from ackline.cli.connection import uses_dev_broker
-from ackline.cli.options import LAST, Json, Name, Now, opened, pipeline_named, range_of
+from ackline.cli.options import Json, Name, Now, opened
 from ackline.pipeline import Pipeline
 from ackline.spark_master import master_of_environment
 from ackline.steps.parts import Parts
@@ -155,104 +172,6 @@ def plan(name: Name, as_json: Json = False, now: Now = None) -> None:
 
 
 @app.command()
-def status(name: Name, as_json: Json = False, now: Now = None) -> None:
-    """Show each partition live from the broker: log, committed offset, floor, pending records, lag.
-
-    Example: `ackline status orders --json`
-    """
-    from ackline.steps.status import status_and_missing, status_by_topic
-
-    with opened(name, now) as parts:
-        found, missing = status_and_missing(parts)
-    if as_json:
-        partitions = [json_output.status_json(partition) for partition in found]
-        topics = [json_output.topic_json(topic) for topic in status_by_topic(found)]
-        body = {"pipeline": name, "partitions": partitions, "topics": topics}
-        json_output.print_json({**body, **json_output.missing_json(missing)})
-        return
-    out = tables.console()
-    for absent in missing:
-        out.print(f"{tables.missing_text(absent)}.", markup=False)
-    out.print(tables.status_table(name, found))
-
-
-SHOWN = 50
-"""Rows that `ackline audit` prints as a table without --limit."""
-
-
-@app.command()
-def audit(
-    name: Name,
-    topic: Annotated[str | None, typer.Option(help="Only this topic.")] = None,
-    partition: Annotated[int | None, typer.Option(help="Only this partition.", min=0, max=2**31 - 1)] = None,
-    offsets: Annotated[str | None, typer.Option(help="Only offsets A:B, B exclusive, or one offset.")] = None,
-    outcome: Annotated[str | None, typer.Option(help="Only this outcome, e.g. failed.")] = None,
-    run_id: Annotated[str | None, typer.Option("--run", help="Only rows that this run wrote.")] = None,
-    turn: Annotated[int | None, typer.Option(help="Only this turn.", min=0, max=LAST)] = None,
-    limit: Annotated[int | None, typer.Option(help="At most this many rows.", min=0, max=2**53)] = None,
-    everything: Annotated[
-        bool, typer.Option("--all", help="Also rows that are not effective (of open or void turns).")
-    ] = False,
-    as_json: Json = False,
-) -> None:
-    """Show what happened to each record: the effective rows of the audit table.
-
-    Examples: `ackline audit orders --offsets 1041`, `ackline audit orders --outcome dead --json`
-    """
-    from ackline.audit.queries import AuditFilter, audit_rows, json_rows
-    from ackline.audit.store import LedgerStore
-    from ackline.errors import ConfigError
-    from ackline.field_types import topic_name
-    from ackline.outcome import Outcome
-    from ackline.paths import audit_root
-    from ackline.steps.effective_settings import outcome_rows_are_off
-    from ackline.turns import LIVE
-
-    pipeline_named(name)
-    try:
-        topic = topic_name(topic) if topic is not None else None
-    except ValueError as error:
-        raise ConfigError(f"--topic: {error}", key="--topic") from None
-    if outcome is not None and outcome not in list(Outcome):
-        raise ConfigError(f"--outcome {outcome}: one of {', '.join(Outcome)}", key="--outcome")
-    shown = limit if limit is not None or as_json else SHOWN + 1
-    criteria = AuditFilter(topic, partition, range_of(offsets), outcome, run_id, turn, shown, everything)
-    found = json_rows(audit_rows(audit_root(), name, criteria))
-    if as_json:
-        printed = json_output.print_json_list(found)
-    else:
-        rows = list(found)
-        printed = len(rows)
-        _print_rows(rows, limit)
-    if not printed and outcome_rows_are_off(LedgerStore(audit_root(), name, LIVE)):
-        _print_note("the newest turn stored no rows (`record_outcomes: false`); its counts are in `ackline status`")
-
-
-def _print_rows(rows: list[dict[str, Any]], limit: int | None) -> None:
-    from ackline.audit.queries import displayed_values
-
-    columns = [
-        "topic",
-        "partition",
-        "offset",
-        "end_offset",
-        "attempt",
-        "outcome",
-        "turn",
-        "error_class",
-        "error_message",
-        "handled_at",
-    ]
-    out = tables.console()
-    cut = len(rows) if limit is not None else SHOWN
-    out.print(tables.table(None, columns, (displayed_values(row, columns) for row in rows[:cut])))
-    if not rows:
-        out.print("No rows.")
-    if len(rows) > cut:
-        out.print("… and more. --limit N or --json shows them all.")
-
-
-@app.command()
 def doctor(
     name: Annotated[str | None, typer.Argument(help="Also check this pipeline against its broker.")] = None,
     as_json: Json = False,
@@ -294,5 +213,10 @@ adopt_ledger.add_to(app)
 backfill.add_to(app)
 diff.add_to(app)
 dead.add_to(app)
+status.add_to(app)
+audit.add_to(app)
+explain.add_to(app)
+history.add_to(app)
+sql.add_to(app)
 maintain.add_to(app)
 app.add_typer(dev.app, name="dev")

@@ -1,7 +1,7 @@
 """The tables and the progress bar that commands print for a person; plain text if the output is not a terminal."""
 
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -39,7 +39,8 @@ def table(title: str | None, columns: Iterable[str], rows: Iterable[Iterable[Any
     cells = [["–" if cell is None else cell for cell in row] for row in rows]
     for number, name in enumerate(columns):
         numeric = bool(cells) and all(isinstance(row[number], int | float) or row[number] == "–" for row in cells)
-        shown.add_column(name, justify="right" if numeric else "left", overflow="fold")
+        # A number that is broken over two lines would be read as two numbers.
+        shown.add_column(name, justify="right" if numeric else "left", overflow="fold", no_wrap=numeric)
     for row in cells:
         shown.add_row(*(f"{cell:,}" if isinstance(cell, int) else str(cell) for cell in row))
     return shown
@@ -104,43 +105,104 @@ def _totals(settlement: Settlement) -> list[Any]:
     return ["all", None, None, *counts, pending, None, None, sum(each.unsettled for each in settled), ""]
 
 
-def status_table(pipeline: str, partitions: Iterable[PartitionStatus]) -> Table:
-    """Returns the table that `ackline status` prints."""
-    columns = [
-        "partition",
-        "log",
-        "committed",
-        "floor",
-        "complete to",
-        "retry",
-        "dead letter",
-        "due",
-        "next due",
-        "lag",
-        "seconds",
-        "acked",
-        "dead",
+def fitting_columns(
+    columns: Sequence[str], rows: Sequence[Sequence[Any]], keep: Sequence[str], width: int
+) -> list[int]:
+    """Returns the indexes of the columns that a line of `width` characters can show, in their order.
+
+    `keep` names columns by importance, before all others. The first column is a text that may wrap, so it counts as 24
+    characters at most.
+    """
+    needed = [max(len(_cell(cell)) for cell in (name, *(row[index] for row in rows))) for index, name in
+              enumerate(columns)]  # fmt: skip
+    needed[0] = min(needed[0], 24)
+    rank = {name: number for number, name in enumerate(keep)}
+    by_importance = sorted(range(len(columns)), key=lambda index: (rank.get(columns[index], len(rank)), index))
+    chosen: list[int] = []
+    for index in by_importance:
+        if sum(needed[other] + 2 for other in [*chosen, index]) <= width:
+            chosen.append(index)
+    return sorted(chosen)
+
+
+def _cell(value: Any) -> str:
+    return "–" if value is None else f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def fitting_table(
+    title: str | None, columns: Sequence[str], rows: Sequence[Sequence[Any]], keep: Sequence[str], width: int
+) -> Table:
+    """Returns a table with as many columns as fit into `width`; `keep` names them by importance."""
+    chosen = fitting_columns(columns, rows, keep, width)
+    return table(title, [columns[index] for index in chosen], [[row[index] for index in chosen] for row in rows])
+
+
+STATUS_COLUMNS = ("partition", "log start", "log end", "committed", "floor", "complete to", "retry", "dead letter",
+                  "in flight", "due", "next due", "lag", "seconds", "acked", "dead", "")  # fmt: skip
+_STATUS_FIRST = ("partition", "floor", "lag", "", "retry", "seconds", "dead letter", "log end", "committed", "next due",
+                 "log start", "due", "complete to", "acked", "dead")  # fmt: skip
+MOST_PARTITIONS = 20
+"""How many partitions `ackline status` lists: the worst ones."""
+
+
+def status_table(
+    pipeline: str, partitions: Sequence[PartitionStatus], width: int = 200, by_name: bool = False
+) -> Table:
+    """Returns the table that `ackline status` prints: the worst partitions, and the totals of all.
+
+    The worst comes first; `by_name` sorts the listed ones by name.
+    """
+    worst = worst_first(partitions)[:MOST_PARTITIONS]
+    if by_name:
+        worst.sort(key=lambda status: (status.topic, status.partition))
+    rows = [_status_row(status) for status in worst]
+    title = f"Pipeline {pipeline}"
+    if len(worst) < len(partitions):
+        title += f", {len(worst)} of {len(partitions)} partitions, the worst ones"
+    if len(partitions) > 1:
+        rows.append(_status_totals(partitions))
+    return fitting_table(title, STATUS_COLUMNS, rows, _STATUS_FIRST, width)
+
+
+def worst_first(partitions: Iterable[PartitionStatus]) -> list[PartitionStatus]:
+    """Returns the partitions that runs stop at or leave alone, and then those with the largest lag."""
+    return sorted(partitions, key=lambda p: (p.why is None, -(p.lag or 0), p.topic, p.partition))
+
+
+def _status_row(status: PartitionStatus) -> list[Any]:
+    return [
+        f"{status.topic}[{status.partition}]",
+        status.log_start,
+        status.log_end,
+        status.committed,
+        status.floor,
+        status.complete_to,
+        *status.pending.values(),
+        status.due,
+        f"{status.next_due:%m-%d %H:%M:%S}" if status.next_due else None,
+        status.lag,
+        None if status.lag_seconds is None else round(status.lag_seconds),
+        status.totals["acked"],
+        status.totals["dead"],
+        status.why or "",
+    ]
+
+
+def _status_totals(partitions: Sequence[PartitionStatus]) -> list[Any]:
+    ages = [status.lag_seconds for status in partitions if status.lag_seconds is not None]
+    due = min((status.next_due for status in partitions if status.next_due), default=None)
+    return [
+        f"all {len(partitions)}",
+        *(None,) * 5,
+        *(sum(status.pending[kind] for status in partitions) for kind in partitions[0].pending),
+        sum(status.due for status in partitions),
+        f"{due:%m-%d %H:%M:%S}" if due else None,
+        sum(status.lag or 0 for status in partitions),
+        round(max(ages)) if ages else None,
+        sum(status.totals["acked"] for status in partitions),
+        sum(status.totals["dead"] for status in partitions),
         "",
     ]
-    rows = (
-        [
-            f"{status.topic}[{status.partition}]",
-            f"[{status.log_start}, {status.log_end})" if status.log_end is not None else None,
-            status.committed,
-            status.floor,
-            status.complete_to,
-            *(number for kind, number in status.pending.items() if kind != "in_flight"),
-            status.due,
-            status.next_due.isoformat(timespec="seconds") if status.next_due else None,
-            status.lag,
-            status.lag_seconds,
-            status.totals["acked"],
-            status.totals["dead"],
-            status.why or "",
-        ]
-        for status in partitions
-    )
-    return table(f"Pipeline {pipeline}", columns, rows)
 
 
 @contextmanager

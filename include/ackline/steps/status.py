@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TypeVar
 
+from ackline.explanation import HeldBy, held_by
 from ackline.ledger import PendingKind
 from ackline.metrics import FETCH_MAX, FETCH_MEAN, FETCHES, TOTALS, due_retries, lag_seconds, oldest_pending
 from ackline.offsets import TopicPartition
@@ -57,6 +58,10 @@ class PartitionStatus:
     fetch_seconds_mean: float | None
     fetch_seconds_max: float | None
     why: str | None = None
+    unsettled_since: datetime | None = None
+    """The time of the record at the floor, or of the first one above it that retention has left."""
+    held_by: HeldBy | None = None
+    """The pending offset that holds the floor; None if nothing is pending, and under the claim of an open turn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +132,8 @@ def status_and_missing(parts: Parts) -> tuple[list[PartitionStatus], tuple[str, 
                 metrics.get(FETCH_MEAN),
                 metrics.get(FETCH_MAX),
                 _why(parts, tp, settled, view),
+                times.get(tp),
+                held_by(settled.state) if floors[tp] == settled.state.floor else None,
             )
         )
     return partitions, view.missing

@@ -1,0 +1,75 @@
+"""What each column of the tables holds, for readers of the tables with other tools.
+
+Offsets are as in Kafka, times are in UTC, and an end is exclusive.
+"""
+
+TURN_COMMENTS = {
+    "pipeline": "The pipeline's name.",
+    "plan_date": "The UTC day on which the turn was planned. The table is partitioned by it.",
+    "lane": "An independent position in the log: live, or backfill-ID.",
+    "epoch": "The number of resets of the lane before this turn. With lane and turn it identifies the turn.",
+    "turn": "The number of the turn in its lane and epoch.",
+    "run_id": "The run that wrote the row. An attribute of the turn; it never identifies one.",
+    "topic": "The topic.",
+    "partition": "The number of the partition.",
+}
+
+OUTCOME_COMMENTS = {
+    "offset": "The record's offset, or the first one of a range.",
+    "end_offset": "The end of the range, exclusive; null if the row is for one record.",
+    "attempt": "The number of the attempt, from 1; 0 for a decision, for which no handler was called.",
+    "outcome": "acked, failed, skipped, dropped, in_flight of an attempt; dead, expired, compacted, skipped, lost by "
+    "decision. All but failed and in_flight are terminal: a record has one of these a lane and epoch.",
+    "error_class": "The class of the error, or Ackline's own word such as Skip, Timeout, WorkerLost.",
+    "error_message": "The error's text, at most 200 characters, scrubbed of payloads and secrets.",
+    "record_timestamp": "The record's timestamp in Kafka; null if it is no time.",
+    "handled_at": "When the attempt ended, or when the decision was made.",
+}
+
+PLAN_COMMENTS = {
+    "kind": "What the turn does: run, genesis, or an act such as skip, reset, pause. In a marker: start or waiver.",
+    "topic_id": "The id of the topic that the offsets are of. It changes when the topic is created again.",
+    "start_offset": "The start of the fresh range: offsets that are read for the first time.",
+    "end_offset": "The end of the fresh range, exclusive; in an act, the offset that it moves the partition to.",
+    "retries": "The due retries, as ranges with the number of the attempt to be made.",
+    "floor": "The lowest offset that was not settled when the turn was planned.",
+    "complete_to": "The end of what was read and handled whole when the turn was planned.",
+    "log_start": "The log start, as the broker reported it.",
+    "log_end": "The end of the readable log: the last stable offset under read_committed.",
+    "isolation": "Kafka's isolation.level of the turn.",
+    "why": "Why the turn reads nothing of the partition; in a genesis, why it starts where it does.",
+    "committed": "What the consumer group had committed; null if nothing.",
+    "committed_metadata": "The metadata of that commit.",
+    "seen": "A foreign commit that a genesis or an act acknowledged, so that the floor may be committed over it.",
+    "settings": "The settings that the turn keeps to, as JSON.",
+    "planned_at": "When the turn was planned.",
+    "actor": "Who started the run or took the act: airflow, or a user.",
+    "reason": "Why the act was taken; empty in a run.",
+    "leader_epoch": "The epoch of the leader that reported the log; null if it is not known.",
+}
+
+SETTLEMENT_COMMENTS = {
+    "kind": "The kind of the plan; void if the turn was closed without effect, and none of its rows counts.",
+    "topic_id": "The id of the topic that the offsets are of. It changes when the topic is created again.",
+    "old_floor": "The floor before the turn.",
+    "new_floor": "The floor after the turn: the lowest offset that is not settled, and what may be committed.",
+    "complete_to": "The end of what is proved to have been read and handled whole.",
+    "pending": "The offsets that hold the floor: runs of equal state, with kind, attempts so far, due time and last "
+    "error class.",
+    "counts": "How many offsets got each outcome in this turn. A range counts all its offsets.",
+    "gaps": "How many offsets of the fresh range held no record; null if it is not known.",
+    "seen": "A foreign commit that a genesis or an act acknowledged, so that the floor may be committed over it.",
+    "held": "What the consumer group had committed just before the settlement; null if nothing.",
+    "held_metadata": "The metadata of that commit.",
+    "evidence": "What the settlement rests on, in words.",
+    "paused": "Whether an operator has paused the partition.",
+    "actor": "Who started the run or took the act: airflow, or a user.",
+    "reason": "Why the act was taken; of a void turn, why it was closed.",
+    "settled_at": "When the turn was settled.",
+    "figures": "Metrics of the partition after the turn, such as lag, lag_seconds, due.",
+    "totals": "The offsets of the epoch so far by outcome, and how many attempts were retries.",
+    "leader_epoch": "The epoch of the leader whose log has all that was read; null if it is not known.",
+    "gaps_above_floor": "Ranges between floor and complete_to, with how many of their offsets held no record.",
+    "ranges": "In the genesis of a backfill lane: the ranges that it reads whole. Null elsewhere.",
+    "arguments": "In the genesis of a backfill lane: what was asked, as it was written, as JSON. Null elsewhere.",
+}

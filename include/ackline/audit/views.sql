@@ -1,0 +1,99 @@
+-- The views of `ackline sql`, over the tables of all chosen pipelines and lanes: _plans, _outcomes, _settlements.
+
+CREATE VIEW _effective AS
+SELECT DISTINCT pipeline, lane, epoch, turn FROM _settlements WHERE kind <> 'void';
+
+-- The newest settlement of each lane. A reset opens the next epoch, which begins with nothing pending.
+CREATE VIEW _newest AS
+SELECT pipeline, lane, epoch, turn, kind = 'reset' AS opens_epoch,
+       CASE WHEN kind = 'reset' THEN epoch + 1 ELSE epoch END AS newest_epoch
+FROM (SELECT DISTINCT pipeline, lane, epoch, turn, kind FROM _settlements)
+QUALIFY row_number() OVER (PARTITION BY pipeline, lane ORDER BY epoch DESC, turn DESC) = 1;
+
+CREATE VIEW _live_turns AS
+SELECT e.pipeline, e.lane, e.epoch, e.turn
+FROM _effective e JOIN _newest n ON e.pipeline = n.pipeline AND e.lane = n.lane AND e.epoch = n.newest_epoch
+WHERE e.lane = 'live';
+
+CREATE VIEW attempts AS
+SELECT o.*, e.turn IS NOT NULL AS effective
+FROM _outcomes o LEFT JOIN _effective e
+ON o.pipeline = e.pipeline AND o.lane = e.lane AND o.epoch = e.epoch AND o.turn = e.turn;
+
+CREATE VIEW outcomes AS
+SELECT o.* FROM _outcomes o SEMI JOIN _live_turns t
+ON o.pipeline = t.pipeline AND o.lane = t.lane AND o.epoch = t.epoch AND o.turn = t.turn
+WHERE o.lane = 'live';
+
+CREATE VIEW plans AS SELECT * FROM _plans WHERE topic IS NOT NULL;
+
+CREATE VIEW settlements AS SELECT * FROM _settlements;
+
+CREATE VIEW pending AS
+SELECT pipeline, lane, epoch, topic, partition, run.start_offset AS "offset", run.end_offset,
+       run.end_offset - run.start_offset AS offsets, run.kind, run.attempts, run.due, run.error_class
+FROM (
+    SELECT s.pipeline, s.lane, s.epoch, s.topic, s.partition, unnest(s.pending) AS run
+    FROM _settlements s JOIN _newest n
+    ON s.pipeline = n.pipeline AND s.lane = n.lane AND s.epoch = n.epoch AND s.turn = n.turn
+    WHERE NOT n.opens_epoch
+);
+
+-- A decision on a range is one row, with an end_offset. It also settles the records in the range that failed before.
+CREATE VIEW records AS
+WITH own AS (
+    SELECT pipeline, lane, epoch, topic, partition, "offset", max(attempt) AS attempts,
+           arg_max(outcome, (turn, attempt = 0, attempt)) AS outcome,
+           arg_max(error_class, (turn, attempt = 0, attempt)) AS error_class,
+           min(handled_at) AS first_at, max(handled_at) AS last_at, max(record_timestamp) AS record_timestamp
+    FROM outcomes WHERE end_offset IS NULL
+    GROUP BY pipeline, lane, epoch, topic, partition, "offset"
+),
+ranges AS (SELECT * FROM outcomes WHERE end_offset IS NOT NULL)
+SELECT own.pipeline, own.lane, own.epoch, own.topic, own.partition, own."offset", CAST(NULL AS BIGINT) AS end_offset,
+       CASE WHEN own.outcome NOT IN ('failed', 'in_flight') THEN own.outcome
+            WHEN ranges.end_offset > own."offset" THEN ranges.outcome
+            ELSE 'pending' END AS outcome,
+       own.attempts, own.error_class, own.first_at, own.last_at, own.record_timestamp
+FROM own ASOF LEFT JOIN ranges
+ON own.pipeline = ranges.pipeline AND own.epoch = ranges.epoch AND own.topic = ranges.topic
+   AND own.partition = ranges.partition AND own."offset" >= ranges."offset"
+UNION ALL
+SELECT pipeline, lane, epoch, topic, partition, "offset", end_offset, outcome, 0, error_class, handled_at, handled_at,
+       record_timestamp
+FROM ranges;
+
+-- A row a settled turn. `records` counts attempts: rows of ranges are decisions, and no handler was called for them.
+CREATE VIEW turns AS
+WITH planned AS (
+    SELECT pipeline, lane, epoch, turn, min(planned_at) AS planned_at FROM _plans
+    WHERE topic IS NOT NULL GROUP BY pipeline, lane, epoch, turn
+),
+settled AS (
+    SELECT pipeline, lane, epoch, turn, min(kind) AS kind, min(run_id) AS run_id, min(actor) AS actor,
+           min(reason) AS reason, max(settled_at) AS settled_at, count(*) AS partitions,
+           bool_or(evidence = 'voided by an operator') AS by_operator,
+           sum(coalesce(counts['acked'], 0)) AS acked, sum(coalesce(counts['failed'], 0)) AS failed,
+           sum(coalesce(counts['skipped'], 0)) AS skipped, sum(coalesce(counts['dropped'], 0)) AS dropped,
+           sum(coalesce(counts['dead'], 0)) AS dead, sum(coalesce(counts['expired'], 0)) AS expired,
+           sum(coalesce(counts['lost'], 0)) AS lost,
+           sum(coalesce(counts['acked'], 0) + coalesce(counts['failed'], 0) + coalesce(counts['dropped'], 0)
+               + coalesce(counts['in_flight'], 0)
+               + coalesce(counts['skipped'], 0) - coalesce(figures['skipped_in_ranges'], 0)) AS records
+    FROM _settlements GROUP BY pipeline, lane, epoch, turn
+)
+SELECT s.pipeline, s.lane, s.epoch, s.turn, s.kind, s.run_id, s.actor, s.reason, p.planned_at AS start,
+       s.settled_at AS "end", epoch(s.settled_at) - epoch(p.planned_at) AS duration, s.partitions, s.by_operator,
+       CAST(CASE WHEN s.kind = 'run' THEN s.records ELSE 0 END AS BIGINT) AS records,
+       CAST(acked AS BIGINT) AS acked, CAST(failed AS BIGINT) AS failed, CAST(skipped AS BIGINT) AS skipped,
+       CAST(dropped AS BIGINT) AS dropped, CAST(dead AS BIGINT) AS dead, CAST(expired AS BIGINT) AS expired,
+       CAST(lost AS BIGINT) AS lost
+FROM settled s LEFT JOIN planned p
+ON s.pipeline = p.pipeline AND s.lane = p.lane AND s.epoch = p.epoch AND s.turn = p.turn;
+
+-- A row a run: all turns that it has settled. An act of an operator is no run.
+CREATE VIEW runs AS
+SELECT pipeline, lane, run_id, min(start) AS start, max("end") AS "end", epoch(max("end")) - epoch(min(start)) AS duration,
+       count(*) AS turns, count(*) FILTER (kind = 'void') AS void_turns, CAST(sum(records) AS BIGINT) AS records,
+       CAST(sum(acked) AS BIGINT) AS acked, CAST(sum(failed) AS BIGINT) AS failed, CAST(sum(dead) AS BIGINT) AS dead
+FROM turns WHERE kind IN ('run', 'void') GROUP BY pipeline, lane, run_id;

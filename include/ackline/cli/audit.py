@@ -1,0 +1,178 @@
+"""`ackline audit`: the rows of the audit table, chosen by what an operator asks for."""
+
+import sys
+from typing import Annotated, Any
+
+import typer
+
+from ackline.arguments import LAST
+from ackline.cli import tables
+from ackline.cli.options import (
+    ErrorClass,
+    Json,
+    Name,
+    Now,
+    Offsets,
+    Partitions,
+    Topics,
+    choice_of,
+    moment_of,
+    pipeline_named,
+    range_of,
+)
+from ackline.cli.rows import Csv, Parquet, check_formats, write_rows
+from ackline.errors import ConfigError
+
+SHOWN = 50
+"""Rows that are printed as a table without --limit."""
+_COLUMNS = (
+    *("epoch", "turn", "topic", "partition", "offset", "end_offset", "attempt", "outcome", "error_class"),
+    *("error_message", "handled_at"),
+)
+
+AnyLane = Annotated[str | None, typer.Option("--lane", help="Only this lane: live, or that of a backfill.")]
+Outcomes = Annotated[str | None, typer.Option(help="Only this outcome, e.g. failed.")]
+Run = Annotated[str | None, typer.Option("--run", help="Only rows that this run wrote.")]
+Turn = Annotated[int | None, typer.Option(help="Only this turn.", min=0, max=LAST)]
+Epoch = Annotated[int | None, typer.Option(help="Only this epoch.", min=0, max=2**31 - 1)]
+Attempt = Annotated[int | None, typer.Option(help="Only this attempt; 0 for decisions.", min=0, max=2**31 - 1)]
+Since = Annotated[
+    str | None, typer.Option("--since", help="Only rows handled since: 2026-01-31T12:00:00Z, or `2h ago`.")
+]
+AsOf = Annotated[
+    str | None,
+    typer.Option("--as-of", help="As it was at a time, or in a version of the lane's table `outcomes`."),
+]
+Limit = Annotated[int | None, typer.Option(help="At most this many rows.", min=0, max=2**53)]
+Everything = Annotated[bool, typer.Option("--all", help="Also rows that are not effective (of open or void turns).")]
+
+
+def audit(
+    name: Name,
+    topic: Topics = None,
+    partition: Partitions = None,
+    offsets: Offsets = None,
+    outcome: Outcomes = None,
+    error_class: ErrorClass = None,
+    attempt: Attempt = None,
+    run_id: Run = None,
+    turn: Turn = None,
+    lane: AnyLane = None,
+    epoch: Epoch = None,
+    since: Since = None,
+    as_of: AsOf = None,
+    limit: Limit = None,
+    everything: Everything = False,
+    now: Now = None,
+    as_json: Json = False,
+    as_csv: Csv = False,
+    parquet: Parquet = None,
+) -> None:
+    """Show what happened to each record: the effective rows of the audit table.
+
+    With `--offsets` the rows are in the order of offsets, each record's in the order of time; without it the newest
+    turn comes first.
+
+    Examples: `ackline audit orders --offsets 1041`, `ackline audit orders --outcome dead --since "1d ago" --csv`
+    """
+    from ackline.audit.queries import AuditFilter, audit_pages
+    from ackline.paths import audit_root
+
+    check_formats(as_json, as_csv, parquet)
+    pipeline_named(name)
+    _check_outcome(outcome)
+    as_table = not (as_json or as_csv or parquet is not None)
+    chosen, moment = range_of(offsets), _as_of(as_of, now)
+    criteria = AuditFilter(
+        offsets=chosen,
+        outcome=outcome,
+        run_id=run_id,
+        turn=turn,
+        limit=SHOWN + 1 if limit is None and as_table else limit,
+        everything=everything,
+        lane=_lane_of(name, lane, moment),
+        epoch=epoch,
+        error_class=error_class,
+        attempt=attempt,
+        since=moment_of(since, "--since", now),
+        choice=choice_of(topic, partition),
+        as_of=moment,
+        newest_first=chosen is None,
+    )
+    pages = audit_pages(audit_root(), name, criteria)
+    if as_table:
+        printed = _print_table([row for page in pages for row in page.to_pylist()], limit)
+    else:
+        printed = write_rows(pages, _schema(), as_json, parquet)
+    if not printed:
+        _explain_no_rows(name)
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add this command to the command line."""
+    app.command()(audit)
+
+
+def _check_outcome(outcome: str | None) -> None:
+    from ackline.outcome import Outcome
+
+    if outcome is not None and outcome not in list(Outcome):
+        raise ConfigError(f"--outcome {outcome}: one of {', '.join(Outcome)}", key="--outcome")
+
+
+def _as_of(text: str | None, now: str | None) -> Any:
+    """Returns `--as-of`: a version as a number, or a time."""
+    if text is not None and text.isascii() and text.isdecimal():
+        return min(int(text), LAST)
+    return moment_of(text, "--as-of", now)
+
+
+def _lane_of(name: str, lane: str | None, as_of: object) -> str | None:
+    """Returns the lane whose rows are wanted; None for all. A version is that of one lane's table: by default live.
+
+    Raises ConfigError for a lane that has no tables.
+    """
+    from ackline.audit.layout import lanes_of
+    from ackline.paths import audit_root
+    from ackline.turns import LIVE
+
+    wanted = LIVE if lane is None and isinstance(as_of, int) else lane
+    if lane is not None and lane not in (known := [found.lane for found in lanes_of(audit_root(), name)]):
+        raise ConfigError(f"--lane {lane}: {name} has the lanes {', '.join(known) or '(none yet)'}", key="--lane")
+    return wanted
+
+
+def _schema() -> Any:
+    """Returns the columns of `write_rows`."""
+    import pyarrow as pa
+
+    from ackline.audit.queries import COLUMNS
+    from ackline.audit.schemas import OUTCOMES
+
+    return pa.schema([*(OUTCOMES.field(name).remove_metadata() for name in COLUMNS), pa.field("effective", pa.bool_())])
+
+
+def _print_table(rows: list[dict[str, Any]], limit: int | None) -> int:
+    from ackline.audit.queries import displayed_values
+    from ackline.turns import LIVE
+
+    columns = [*(["lane"] if {row["lane"] for row in rows} - {LIVE} else []), *_COLUMNS]
+    out = tables.console()
+    cut = len(rows) if limit is not None else SHOWN
+    out.print(tables.table(None, columns, (displayed_values(row, columns) for row in rows[:cut])))
+    if not rows:
+        out.print("No rows.")
+    if len(rows) > cut:
+        out.print("… and more. --limit N, --json, --csv or --parquet FILE shows them all.")
+    return len(rows)
+
+
+def _explain_no_rows(name: str) -> None:
+    from ackline.audit.store import LedgerStore
+    from ackline.paths import audit_root
+    from ackline.steps.effective_settings import outcome_rows_are_off
+    from ackline.turns import LIVE
+
+    if outcome_rows_are_off(LedgerStore(audit_root(), name, LIVE)):
+        text = "the newest turn stored no rows (`record_outcomes: false`); its counts are in `ackline status`"
+        print(f"ackline: {text}", file=sys.stderr)

@@ -1,0 +1,135 @@
+"""`ackline explain`: what holds a floor, and what became of a record, in plain sentences."""
+
+from typing import Annotated, Any
+
+import typer
+
+from ackline.arguments import LAST
+from ackline.cli import json_output, tables
+from ackline.cli.options import Json, Lane, Name, Now, opened
+from ackline.errors import ConfigError
+from ackline.explanation import PartitionExplanation
+from ackline.offset_explanation import Event, OffsetExplanation
+from ackline.offsets import TopicPartition
+from ackline.turns import LIVE
+
+Topic = Annotated[str | None, typer.Argument(help="The topic.", show_default=False)]
+Partition = Annotated[int | None, typer.Argument(help="The partition.", min=0, max=2**31 - 1, show_default=False)]
+Offset = Annotated[int | None, typer.Argument(help="The offset.", min=0, max=LAST - 1, show_default=False)]
+MOST = 20
+"""How many partitions are explained without a topic: those with the largest lag."""
+
+
+def explain(
+    name: Name,
+    topic: Topic = None,
+    partition: Partition = None,
+    offset: Offset = None,
+    lane: Lane = LIVE,
+    now: Now = None,
+    as_json: Json = False,
+) -> None:
+    """Say what holds the floor of a partition and what retention takes next, or what became of one offset.
+
+    Without a topic it explains the partitions with the largest lag.
+
+    Examples: `ackline explain orders`, `ackline explain orders orders 3`, `ackline explain orders orders 3 1041`
+    """
+    from ackline.steps.explain import explain_partitions, explain_record
+
+    if topic is not None and partition is None:
+        raise ConfigError("explain: give a partition after the topic, e.g. `orders 3`", key="PARTITION")
+    tp = None if topic is None or partition is None else TopicPartition(topic, partition)
+    with opened(name, now, lane=lane, handler=False) as parts:
+        if tp is not None and offset is not None:
+            record = explain_record(parts, tp, offset)
+            _print_record(record, as_json)
+            return
+        explanations = explain_partitions(parts, tp)
+    _print_partitions(name, explanations, tp is not None, as_json)
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add this command to the command line."""
+    app.command()(explain)
+
+
+def _print_record(record: OffsetExplanation, as_json: bool) -> None:
+    if as_json:
+        json_output.print_json(record_json(record))
+        return
+    out = tables.console()
+    out.print(record.sentence, markup=False)
+    if record.events:
+        columns = ["epoch", "turn", "attempt", "outcome", "error_class", "at", "run_id"]
+        rows = [event_json(event) for event in record.events]
+        out.print(tables.table(None, columns, ([row[name] or None for name in columns] for row in rows)))
+
+
+def _print_partitions(name: str, explanations: list[PartitionExplanation], single: bool, as_json: bool) -> None:
+    if as_json:
+        every = [partition_json(explanation) for explanation in explanations]
+        json_output.print_json(every[0] if single else {"pipeline": name, "partitions": every})
+        return
+    out = tables.console()
+    for explanation in explanations if single else explanations[:MOST]:
+        out.print(explanation.sentence, markup=False)
+    if not explanations:
+        out.print("The lane has no partition yet.")
+    if not single and len(explanations) > MOST:
+        out.print(f"… and {len(explanations) - MOST} more partitions with less lag. --json shows them all.")
+
+
+def partition_json(explanation: PartitionExplanation) -> dict[str, Any]:
+    """Returns a partition as `ackline explain --json` prints it."""
+    holder, retention = explanation.held_by, explanation.retention
+    return {
+        "topic": explanation.tp.topic,
+        "partition": explanation.tp.partition,
+        "floor": explanation.floor,
+        "held_by": holder
+        and {
+            "offset": holder.offset,
+            "kind": holder.kind.value,
+            "attempts": holder.attempts,
+            "due": holder.due.isoformat() if holder.due else None,
+            "error_class": holder.error_class,
+        },
+        "retention": {
+            "log_start": retention.log_start,
+            "eta": retention.eta.isoformat() if retention.eta else None,
+        },
+        "sentence": explanation.sentence,
+    }
+
+
+def record_json(record: OffsetExplanation) -> dict[str, Any]:
+    """Returns an offset as `ackline explain --json` prints it."""
+    pending = record.pending
+    return {
+        "offset": record.offset,
+        "state": str(record.state),
+        "attempts": record.attempts,
+        "pending": pending
+        and {
+            "kind": pending.kind.value,
+            "attempts": pending.attempts,
+            "due": pending.due.isoformat() if pending.due else None,
+            "error_class": pending.error_class,
+        },
+        "events": [event_json(event) for event in record.events],
+        "sentence": record.sentence,
+    }
+
+
+def event_json(event: Event) -> dict[str, Any]:
+    """Returns an event as `ackline explain --json` prints it. A decision has attempt 0."""
+    return {
+        "epoch": event.epoch,
+        "turn": event.turn,
+        "attempt": event.attempt,
+        "outcome": event.outcome.value,
+        "error_class": event.error_class,
+        "at": event.at.isoformat() if event.at else None,
+        "run_id": event.run_id,
+    }

@@ -1,0 +1,190 @@
+"""`ackline status`: where each pipeline is, and what holds it."""
+
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
+from enum import StrEnum
+from typing import Annotated, Any
+
+import typer
+
+from ackline.arguments import PartitionChoice
+from ackline.cli import json_output, tables
+from ackline.cli.options import Json, Lane, Now, Partitions, Topics, choice_of, opened
+from ackline.errors import AcklineError, ConfigError
+from ackline.explanation import span
+from ackline.offsets import TopicPartition
+from ackline.paths import audit_root, pipelines_folder
+from ackline.pipeline_folder import load_folder
+from ackline.steps.overview import Health, HeldBack, PipelineStatus, held_back, summary_of
+from ackline.steps.status import PartitionStatus, status_and_missing, status_by_topic
+from ackline.turns import LIVE
+
+WATCH_SECONDS = 5.0
+_READERS = 8
+"""Pipelines that are read at the same time. Each waits for its broker most of the time."""
+_OVERVIEW = ("pipeline", "health", "partitions", "lag", "seconds", "pending", "dead", "next due", "")
+_OVERVIEW_FIRST = ("pipeline", "health", "lag", "pending", "seconds", "", "dead", "partitions")
+
+
+class Sort(StrEnum):
+    """The order of the partitions in the table."""
+
+    LAG = "lag"
+    NAME = "name"
+
+
+AnyName = Annotated[str | None, typer.Argument(help="The pipeline; without it, all of them.", show_default=False)]
+SortBy = Annotated[Sort, typer.Option("--sort", help="Partitions with the largest lag first, or by name.")]
+Watch = Annotated[bool, typer.Option("--watch", help=f"Show it again every {WATCH_SECONDS:.0f} seconds.")]
+
+
+def status(
+    name: AnyName = None,
+    topic: Topics = None,
+    partition: Partitions = None,
+    lane: Lane = LIVE,
+    sort: SortBy = Sort.LAG,
+    watch: Watch = False,
+    now: Now = None,
+    as_json: Json = False,
+) -> None:
+    """Show each partition live from the broker: log, committed offset, floor, pending records, lag, what holds it.
+
+    Without a name it shows every pipeline on a line, the worst first.
+
+    Examples: `ackline status`, `ackline status orders --topic orders --watch`, `ackline status orders --json`
+    """
+    if watch and as_json:
+        raise ConfigError("--watch shows a table: leave out --json", key="--watch")
+    choice = choice_of(topic, partition)
+    while True:
+        if name is None:
+            _show_all(now, as_json)
+        else:
+            _show_one(name, choice, lane, sort, now, as_json)
+        if not watch:
+            return
+        time.sleep(WATCH_SECONDS)
+        tables.console().clear()
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add this command to the command line."""
+    app.command()(status)
+
+
+# ---- one pipeline -------------------------------------------------------------------------------------------------
+
+
+def _show_one(name: str, choice: PartitionChoice, lane: str, sort: Sort, now: str | None, as_json: bool) -> None:
+    with opened(name, now, lane=lane, handler=False) as parts:
+        every, missing = status_and_missing(parts)
+        tps = {TopicPartition(found.topic, found.partition): found for found in every}
+        chosen = [tps[tp] for tp in choice.chosen(tps, name)] if choice != PartitionChoice() else every
+        if as_json:
+            json_output.print_json(_json_of(name, chosen, missing))
+            return
+        shown = tables.worst_first(chosen)[: tables.MOST_PARTITIONS]
+        held, time_now = held_back(parts, shown), parts.now()
+    out = tables.console()
+    for absent in missing:
+        out.print(f"{tables.missing_text(absent)}.", markup=False)
+    out.print(tables.status_table(name, chosen, out.width, by_name=sort is Sort.NAME))
+    for line in _held_lines(held, time_now):
+        out.print(line, markup=False)
+    last_act = _last_act_line(name, lane, time_now)
+    if last_act:
+        out.print(last_act, markup=False)
+
+
+def _json_of(name: str, chosen: Sequence[PartitionStatus], missing: Sequence[str]) -> dict[str, Any]:
+    partitions = [json_output.status_json(found) for found in chosen]
+    topics = [json_output.topic_json(found) for found in status_by_topic(chosen)]
+    return {"pipeline": name, "partitions": partitions, "topics": topics, **json_output.missing_json(missing)}
+
+
+def _held_lines(held: HeldBack, now: datetime) -> list[str]:
+    lines = ["Held by:"] if held.explanations else []
+    lines += [f"  {explanation.sentence}" for explanation in held.explanations]
+    if held.more:
+        lines.append(f"  … and {held.more} more of these partitions; `ackline explain` shows them.")
+    plan = held.open_plan
+    if plan is not None:
+        who = f"run {plan.run_id}" + (f" of {plan.actor}" if plan.actor else "")
+        lines.append(f"Open: {plan.turn}, planned {_ago(plan.planned_at, now)} by {who}.")
+    return lines
+
+
+def _last_act_line(name: str, lane: str, now: datetime) -> str | None:
+    from ackline.audit.history import settled_turns  # not at import: it loads DuckDB
+
+    for act in settled_turns(audit_root(), name, lane, 1, acts_only=True):
+        reason = f": {act.reason}" if act.reason else ""
+        return f"Last act: {act.kind} by {act.actor or 'unknown'}, {_ago(act.end, now)}{reason}"
+    return None
+
+
+def _ago(at: datetime, now: datetime) -> str:
+    return f"{span(max(now - at, now - now))} ago"
+
+
+# ---- all pipelines ------------------------------------------------------------------------------------------------
+
+
+def _show_all(now: str | None, as_json: bool) -> None:
+    folder = pipelines_folder()
+    if not folder.is_dir():
+        raise ConfigError(
+            f"no folder of pipeline files at {folder}; set ACKLINE_PIPELINES, or start from the project's root"
+        )
+    loaded = load_folder(folder)
+    with ThreadPoolExecutor(_READERS) as pool:
+        found = list(pool.map(lambda name: _summary(name, now), sorted(loaded.pipelines)))
+    found += [PipelineStatus(path.stem, Health.UNREADABLE, problem=str(e)) for path, e in loaded.broken.items()]
+    worst = sorted(found, key=lambda summary: (summary.health, -(summary.lag or 0), summary.pipeline))
+    if as_json:
+        json_output.print_json({"pipelines": [_summary_json(summary) for summary in worst]})
+        return
+    out = tables.console()
+    out.print(tables.fitting_table(None, _OVERVIEW, [_row(summary) for summary in worst], _OVERVIEW_FIRST, out.width))
+    if not worst:
+        out.print(f"No pipeline files in {folder}.", markup=False)
+
+
+def _summary(name: str, now: str | None) -> PipelineStatus:
+    try:
+        with opened(name, now, handler=False) as parts:
+            partitions, missing = status_and_missing(parts)
+        return summary_of(name, partitions, missing)
+    except AcklineError as error:
+        return PipelineStatus(name, Health.UNREADABLE, problem=str(error))
+
+
+def _row(summary: PipelineStatus) -> list[Any]:
+    return [
+        summary.pipeline,
+        summary.health.name.lower(),
+        summary.partitions,
+        summary.lag,
+        None if summary.lag_seconds is None else round(summary.lag_seconds),
+        summary.pending,
+        summary.dead,
+        f"{summary.next_due.astimezone(UTC):%m-%d %H:%M:%S}" if summary.next_due else None,
+        summary.problem,
+    ]
+
+
+def _summary_json(summary: PipelineStatus) -> dict[str, Any]:
+    return {
+        "pipeline": summary.pipeline,
+        "health": summary.health.name.lower(),
+        "partitions": summary.partitions,
+        "lag": summary.lag,
+        "lag_seconds": summary.lag_seconds,
+        "pending": summary.pending,
+        "dead": summary.dead,
+        "next_due": summary.next_due.isoformat() if summary.next_due else None,
+        "problem": summary.problem or None,
+    }

@@ -1,0 +1,172 @@
+"""SQL over real tables: what each view holds, and what a query cannot do."""
+
+import json
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from typer.testing import CliRunner
+
+from ackline.audit.history import settled_turns
+from ackline.audit.maintenance import maintain
+from ackline.audit.sql import VIEWS, sql_result
+from ackline.audit.store import LedgerStore
+from ackline.cli.app import app
+from ackline.errors import ConfigError
+from ackline.ledger import OutcomeRow
+from ackline.offsets import OffsetRange
+from ackline.outcome import Outcome
+from ackline.turns import TurnKind
+from tests.contract.lane_rows import NOON, TP, turn, written
+from tests.contract.lanes import begin_lane
+from tests.contract.story import begin_story, failed, planned, settled
+
+
+def rows(root: str, query: str, *pipelines: str) -> list[tuple[Any, ...]]:
+    with sql_result(root, query, pipelines) as reader:
+        return [tuple(row.values()) for row in reader.read_all().to_pylist()]
+
+
+@pytest.fixture
+def lane(store: LedgerStore) -> LedgerStore:
+    return begin_story(store)
+
+
+@pytest.mark.parametrize("compacted", [False, True])
+def test_each_view_holds_its_rows(root: str, lane: LedgerStore, compacted: bool) -> None:
+    if compacted:
+        maintain(root)
+    count = "SELECT outcome, count(*) FROM outcomes WHERE topic = 'orders' AND partition = 0 GROUP BY ALL ORDER BY ALL"
+    assert rows(root, count) == [("acked", 13), ("dead", 1), ("expired", 1), ("failed", 3)]
+    attempts = "SELECT effective, count(*) FROM attempts WHERE partition = 0 GROUP BY ALL ORDER BY ALL"
+    assert rows(root, attempts) == [(False, 10), (True, 18)], "a void turn has 10"
+    pending = 'SELECT topic, partition, "offset", end_offset, offsets, kind, attempts, error_class FROM pending'
+    assert rows(root, pending) == [("orders", 0, 15, 16, 1, "retry", 1, "HTTPError")]
+    records = (
+        'SELECT "offset", end_offset, outcome, attempts FROM records WHERE partition = 0 AND attempts <> 1 ORDER BY 1'
+    )
+    assert rows(root, records) == [(16, None, "dead", 2), (20, 24, "expired", 0)]
+    assert rows(root, 'SELECT outcome, error_class FROM records WHERE "offset" = 15') == [("pending", None)]
+    assert rows(root, "SELECT count(*), max(turn) FROM plans") == [(4, 4)]
+    assert rows(root, "SELECT count(*) FROM settlements WHERE kind = 'run'") == [(2,)]
+
+
+@pytest.mark.parametrize("root", ["s3"], indirect=True)
+def test_tables_in_an_object_store_are_read_with_the_login_of_the_ledger(root: str, lane: LedgerStore) -> None:
+    count = "SELECT outcome, count(*) FROM outcomes WHERE topic = 'orders' AND partition = 0 GROUP BY ALL ORDER BY ALL"
+    assert rows(root, count) == [("acked", 13), ("dead", 1), ("expired", 1), ("failed", 3)]
+    assert rows(root, "SELECT error_class FROM attempts WHERE error_class = 'HTTPError'") == [("HTTPError",)]
+    assert [turn.turn for turn in settled_turns(root, "orders", limit=2)] == [3, 2]
+
+
+def test_runs_have_start_end_duration_and_records(root: str, store: LedgerStore) -> None:
+    begin_lane(store)
+    (run,) = rows(root, 'SELECT run_id, start = "end", duration, turns, records FROM runs')
+    assert run == ("run", True, 0.0, 3, 0), "the settlements of this lane count no record"
+
+
+def test_after_a_reset_the_views_show_the_new_epoch(root: str, lane: LedgerStore) -> None:
+    lane.store_settlement(settled(4, 30, failed(15), kind=TurnKind.VOID), planned(4, OffsetRange(30, 50)))
+    reset = planned(5, OffsetRange(25, 25), kind=TurnKind.RESET)
+    lane.store_plan(reset)
+    lane.store_settlement(settled(5, 30, failed(15), kind=TurnKind.RESET), reset)
+    assert rows(root, "SELECT (SELECT count(*) FROM outcomes), (SELECT count(*) FROM pending)") == [(0, 0)]
+    first = planned(1, OffsetRange(25, 28), epoch=1)
+    lane.store_plan(first)
+    lane.store_outcomes(turn(1, 1), [written(lane, turn(1, 1), [(25, 1, "acked")])])
+    lane.store_settlement(settled(1, 28, epoch=1, floor=25), first)
+    assert rows(root, 'SELECT epoch, "offset" FROM outcomes') == [(1, 25)]
+
+
+def test_a_record_that_failed_before_its_range_was_skipped_is_skipped(root: str, lane: LedgerStore) -> None:
+    lane.store_settlement(settled(4, 30, failed(15), kind=TurnKind.VOID), planned(4, OffsetRange(30, 50)))
+    skip = planned(5, OffsetRange(40, 40), kind=TurnKind.SKIP)
+    lane.store_plan(skip)
+    lane.store_decisions(skip, "run-5", {TP: [OutcomeRow(15, 0, Outcome.SKIPPED, NOON, None, 16)]})
+    lane.store_settlement(settled(5, 40, kind=TurnKind.SKIP), skip)
+    assert rows(root, 'SELECT outcome, attempts FROM records WHERE "offset" = 15 AND end_offset IS NULL') == [
+        ("skipped", 1)
+    ]
+
+
+def test_several_pipelines_are_read_together_or_one_by_name(root: str, lane: LedgerStore) -> None:
+    begin_lane(LedgerStore(root, "payments", "live"))
+    query = "SELECT pipeline, count(*) FROM outcomes GROUP BY ALL ORDER BY ALL"
+    assert [name for name, _ in rows(root, query)] == ["orders", "payments"]
+    assert [name for name, _ in rows(root, query, "payments")] == ["payments"]
+
+
+def test_no_progress_bar_is_printed_among_the_rows_of_a_long_query(root: str) -> None:
+    assert rows(root, "SELECT current_setting('enable_progress_bar')") == [(False,)]
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_without_tables_each_view_is_empty(root: str, view: str) -> None:
+    assert rows(root, f"SELECT * FROM {view}") == []
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "COPY outcomes TO '/tmp/out.csv'",
+        "SELECT * FROM read_csv('/etc/passwd')",
+        "SELECT * FROM '/etc/passwd'",
+        "SELECT * FROM read_parquet('https://example.org/x.parquet')",
+        "ATTACH '/tmp/x.db'",
+        "SET memory_limit = '100GB'",
+        "CREATE TABLE mine AS SELECT 1",
+        "SELECT 1; SELECT 2",
+        "SELECT no_such_column FROM outcomes",
+        "SELEC 1",
+        "",
+    ],
+)
+def test_a_query_is_one_select_over_the_views_and_reaches_no_file(root: str, query: str) -> None:
+    with pytest.raises(ConfigError):
+        rows(root, query)
+
+
+def test_the_command_prints_a_table_json_csv_or_a_file(
+    root: str, lane: LedgerStore, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("ACKLINE_AUDIT", root)
+    query = "SELECT outcome, sum(1) AS n, '=x' AS x FROM outcomes WHERE partition = 0 GROUP BY ALL ORDER BY ALL"
+
+    def shown(*options: str) -> str:
+        done = CliRunner().invoke(app, ["sql", query, *options], catch_exceptions=False)
+        assert done.exit_code == 0
+        return done.stdout
+
+    assert [line.split() for line in shown().splitlines()][1:3] == [["acked", "13", "=x"], ["dead", "1", "=x"]]
+    assert json.loads(shown("--json"))[0] == {"outcome": "acked", "n": 13, "x": "=x"}
+    assert shown("--csv").splitlines()[:2] == ["outcome,n,x", "acked,13,'=x"]
+    file = tmp_path / "out.parquet"
+    assert shown("--parquet", str(file)) == ""
+    assert pq.read_table(file)["n"].to_pylist() == [13, 1, 1, 3]
+
+
+def test_the_history_lists_turns_and_acts_newest_first(root: str, lane: LedgerStore) -> None:
+    lane.store_settlement(settled(4, 30, failed(15), kind=TurnKind.VOID), planned(4, OffsetRange(30, 50)))
+    skip = planned(5, OffsetRange(40, 40), kind=TurnKind.SKIP)
+    lane.store_plan(skip)
+    done = replace(
+        settled(5, 40, kind=TurnKind.SKIP), actor="ada", reason="poison batch", settled_at=NOON + timedelta(hours=6)
+    )
+    lane.store_settlement(done, skip)
+    turns = settled_turns(root, "orders")
+    assert [(turn.turn, turn.kind) for turn in turns] == [
+        (5, "skip"),
+        (4, "void"),
+        (3, "void"),
+        (2, "run"),
+        (1, "run"),
+        (0, "genesis"),
+    ]
+    assert (turns[0].actor, turns[0].reason, turns[0].partitions) == ("ada", "poison batch", 1)
+    assert turns[-1].start is None
+    assert settled_turns(root, "orders", limit=2) == turns[:2]
+    assert settled_turns(root, "orders", "live", acts_only=True) == turns[:1]
+    assert settled_turns(root, "orders", "backfill-x") == []

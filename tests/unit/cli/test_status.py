@@ -1,0 +1,139 @@
+"""The tables of `ackline status`: what they list of many partitions, and that no number is ever broken."""
+
+from dataclasses import replace
+from datetime import timedelta
+from io import StringIO
+
+import pytest
+from rich.console import Console
+
+from ackline.cli.status import _held_lines
+from ackline.cli.tables import fitting_table, status_table
+from ackline.errors import TransientError
+from ackline.explanation import HeldBy
+from ackline.offsets import TopicPartition
+from ackline.pending import PendingKind
+from ackline.setting_warnings import TopicPolicy
+from ackline.steps.explain import _log_of, explain_partitions
+from ackline.steps.overview import MOST_EXPLAINED, Health, held_back, summary_of
+from ackline.steps.status import PartitionStatus, status, status_and_missing
+from ackline.testing.memory_kafka import MemoryCluster
+from tests.memory_lane import FAILS, NOON, OK, TP, MemoryLane
+
+HUGE = 1_234_567_890_123
+
+
+def printed(table: object, width: int) -> list[str]:
+    out = StringIO()
+    Console(file=out, width=width).print(table)
+    return out.getvalue().splitlines()
+
+
+@pytest.fixture(scope="module")
+def many() -> list[PartitionStatus]:
+    """300 partitions, of which every thirtieth has five failed records and the others one acked record."""
+    lane = MemoryLane(partitions=300, max_records_per_run=10_000, dead_letter="none", retry={"initial_delay": "1h"})
+    for partition in range(300):
+        values = [FAILS] * 5 if partition % 30 == 0 else [OK]
+        lane.produce(*values, tp=TopicPartition("orders", partition))
+    lane.run()
+    return status(lane.parts())
+
+
+def test_of_300_partitions_the_worst_twenty_are_listed_and_then_the_totals(many: list[PartitionStatus]) -> None:
+    lines = printed(status_table("lane", many), 200)
+    assert lines[0].split("  ")[0].strip() == "Pipeline lane, 20 of 300 partitions, the worst ones"
+    assert len(lines) == 1 + 1 + 20 + 1
+    assert [line.split()[0] for line in lines[2:12]] == [f"orders[{partition}]" for partition in range(0, 300, 30)]
+    assert lines[-1].split()[:2] == ["all", "300"]
+    by_name = printed(status_table("lane", many, by_name=True), 200)
+    assert by_name[2:12] != lines[2:12], "sorted by name, the worst ones are among others"
+
+
+@pytest.mark.parametrize("width", [80, 100, 200])
+def test_a_table_fits_its_width_and_breaks_no_number(many: list[PartitionStatus], width: int) -> None:
+    huge = [
+        replace(found, topic="a-topic-with-quite-a-long-name", floor=HUGE, lag=HUGE, log_end=2 * HUGE, log_start=HUGE)
+        for found in many
+    ]
+    lines = printed(status_table("lane", huge, width), width)
+    assert max(map(len, lines)) <= width
+    assert sum(f"{HUGE:,}" in line for line in lines) == 20, "one line a partition"
+    assert all(line.count(f"{HUGE:,}") >= 2 for line in lines if f"{HUGE:,}" in line), "floor and lag stay"
+
+
+def test_columns_go_in_the_order_of_their_importance() -> None:
+    columns, rows = ("name", "small", "large", "last"), [["orders", 1, HUGE, 7]]
+    shown = [
+        printed(fitting_table(None, columns, rows, ("name", "large"), width), width)[0].split()
+        for width in (60, 35, 28)
+    ]
+    assert shown == [["name", "small", "large", "last"], ["name", "small", "large"], ["name", "large"]]
+
+
+def test_a_pipeline_is_as_bad_as_its_worst_partition(many: list[PartitionStatus]) -> None:
+    assert summary_of("lane", many, []).health is Health.WAITING
+    idle = [found for found in many if not found.lag]
+    assert summary_of("lane", idle, []).health is Health.OK
+    assert summary_of("lane", [replace(idle[0], why="paused")], []).health is Health.PAUSED
+    assert summary_of("lane", [replace(idle[0], lag=5)], []).health is Health.BEHIND
+    lost = replace(idle[0], lag=5, floor=0, log_start=3)
+    assert summary_of("lane", [*many, lost], []).health is Health.LOSING
+    gone = summary_of("lane", [*many, lost, replace(idle[1], why="missing")], [])
+    assert (gone.health, gone.problem) == (Health.STOPPED, f"{idle[1].topic}[{idle[1].partition}]: missing")
+    assert summary_of("lane", many, ["payments"]).problem == "payments does not exist"
+    summary = summary_of("lane", many, [])
+    assert (summary.partitions, summary.lag, summary.pending, summary.dead) == (300, 50, 50, 0)
+
+
+def test_below_the_table_are_the_records_that_hold_floors_and_the_open_turn() -> None:
+    lane = MemoryLane(partitions=8, dead_letter="none", retry={"initial_delay": "1h"})
+    for partition in range(8):
+        lane.produce(FAILS, OK, tp=TopicPartition("orders", partition))
+    lane.run()
+    lane.produce(OK)
+    lane.plan()
+    found, _ = status_and_missing(lane.parts())
+    lines = _held_lines(held_back(lane.parts(), found), NOON + timedelta(minutes=1))
+    assert lines[0] == "Held by:"
+    assert lines[1].startswith("  The floor of orders[0] is 0, because offset 0 failed once with ")
+    assert lines[1 + MOST_EXPLAINED].startswith("  … and 3 more of these partitions")
+    assert lines[-1] == "Open: turn 2 (lane live, epoch 0) of lane, planned 60 seconds ago by run run of test."
+
+
+def test_the_holder_of_a_floor_is_the_lowest_pending_record() -> None:
+    lane = MemoryLane(OK, FAILS, FAILS, dead_letter="none", retry={"initial_delay": "1h"})
+    lane.run()
+    (found,) = explain_partitions(lane.parts(), TP)
+    due = lane.state().next_due
+    assert due is not None
+    holder = found.held_by
+    assert holder is not None
+    assert (holder.offset, holder.kind, holder.attempts) == (1, PendingKind.RETRY, 1)
+    assert isinstance(holder, HeldBy)
+    assert (found.retention.log_start, found.retention.eta) == (0, None), "topics of a world have no settings"
+
+
+def test_retention_may_take_the_record_at_the_floor_once_it_is_as_old_as_the_topic_keeps_records(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    policies = {"orders": TopicPolicy(timedelta(days=1))}
+    monkeypatch.setattr(MemoryCluster, "policies", lambda *_: policies)
+    lane = MemoryLane(OK, FAILS, OK, dead_letter="none", retry={"initial_delay": "1h"}).after_run()
+    (found,) = explain_partitions(lane.parts(), TP)
+    assert found.retention.eta == NOON + timedelta(days=1)
+    assert "Retention may take offset 1 from 2026-03-02 12:00:00 UTC (in 24 hours) on." in found.sentence
+    policies["orders"] = TopicPolicy(timedelta.max)
+    assert explain_partitions(lane.parts(), TP)[0].retention.eta is None, "beyond the calendar"
+    lane.log().expire(2)
+    gone = explain_partitions(lane.parts(), TP)[0].sentence
+    assert gone.endswith("The log starts at 2: the next run settles what is gone below it as expired.")
+
+
+def test_without_the_broker_an_offset_is_explained_from_the_tables_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    def away(_: MemoryCluster) -> str:
+        raise TransientError("no broker answers")
+
+    lane = MemoryLane(OK, FAILS).after_run()
+    monkeypatch.setattr(MemoryCluster, "reachable", away)
+    assert _log_of(lane.parts(), lane.newest(), TP) is None
