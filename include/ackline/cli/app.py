@@ -4,26 +4,47 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ackline.cli import actions, adopt_ledger, dev, failures, json_output, maintain, tables, void
+import ackline
+from ackline.cli import INTERRUPTED, actions, adopt_ledger, dev, failures, json_output, maintain, tables, void
 from ackline.cli.connection import uses_dev_broker
 from ackline.cli.options import LAST, Json, Name, Now, opened, pipeline_named, range_of
+from ackline.cli.verbosity import Verbosity, is_quiet, notice, set_verbosity
 from ackline.pipeline import Pipeline
 from ackline.spark_master import master_of_environment
 from ackline.steps.parts import Parts
 from ackline.turns import Plan
 
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
 app = typer.Typer(
     name="ackline",
-    help="Replay Kafka in bounded batches without losing track of a single record.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
 )
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"ackline {ackline.__version__}")
+        raise typer.Exit()
+
+
+@app.callback()
+def global_options(
+    version: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=_print_version, help="Print the version and exit.")
+    ] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print results and errors only.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Also print the settings in force.")] = False,
+) -> None:
+    """Replay Kafka in bounded batches without losing track of a single record."""
+    set_verbosity(quiet, verbose)
 
 
 def main() -> None:
@@ -37,8 +58,9 @@ def main() -> None:
     try:
         failures.call(app)
     except SystemExit as ended:
-        if ended.code == INTERRUPTED and sys.argv[1:2] != ["demo"]:  # the demo removes its tables
-            failures.print_error("stopped. Nothing is lost: the next run goes on with the open turn.")
+        if ended.code == INTERRUPTED and "demo" not in sys.argv[1:]:  # the demo removes its tables, and prints that
+            goes_on = "run" in sys.argv[1:] or "backfill" in sys.argv[1:]
+            failures.print_error("stopped." + " Nothing is lost: the next run goes on with the open turn." * goes_on)
         raise
     except Exception as error:
         if (status := failures.report(error)) is not None:
@@ -49,19 +71,11 @@ def main() -> None:
         sys.exit(1)
 
 
-INTERRUPTED = 130
-"""Exit status after Ctrl-C, the same as shells use."""
-
-
-def _print_note(text: str) -> None:
-    print(f"ackline: {text}", file=sys.stderr)
-
-
 def note_dev_broker(pipeline: Pipeline, kafka: Mapping[str, Any]) -> None:
     """Print the address of the broker, if that of `ackline dev` stands for a connection that is not defined."""
     if uses_dev_broker(pipeline):
         name, address = pipeline.kafka.connection, kafka["bootstrap.servers"]
-        _print_note(f"the connection {name} is not defined here: using the broker of `ackline dev` at {address}")
+        notice(f"the connection {name} is not defined here: using the broker of `ackline dev` at {address}")
 
 
 def _warn_once(parts: Parts) -> Callable[[Plan, bool], None]:
@@ -73,10 +87,17 @@ def _warn_once(parts: Parts) -> Callable[[Plan, bool], None]:
     def warn(plan: Plan, _adopted: bool) -> None:
         nonlocal warned
         for text in [] if warned else run_warnings(parts, {tp.topic for tp in plan.partitions}):
-            _print_note(f"warning: {text}")
+            notice(f"warning: {text}")
         warned = True
 
     return warn
+
+
+def _start_spark(parts: Parts) -> "SparkSession":
+    notice("starting Spark …")  # before the import of pyspark, which takes a second itself
+    from ackline.spark.session import open_session
+
+    return open_session(f"ackline-{parts.pipeline.name}", parts.pipeline.spark)
 
 
 @app.command()
@@ -94,17 +115,14 @@ def run(
 
     Examples: `ackline run orders`, `ackline run orders --json | tail -1`
     """
-    from ackline.spark.session import open_session
     from ackline.steps import run as runs
     from ackline.steps.effective_settings import effective_settings
 
     master_of_environment()  # a master that is refused is refused before anything is planned
-    with opened(name, now, no_breaker) as parts, tables.progress(as_json) as on_progress:
+    with opened(name, now, no_breaker) as parts, tables.progress(as_json or is_quiet()) as on_progress:
         note_dev_broker(parts.pipeline, parts.kafka)
-        print(f"settings in force: {effective_settings(parts)}", file=sys.stderr)
-        ran = runs.run(
-            parts, lambda: open_session(f"ackline-{name}", parts.pipeline.spark), _warn_once(parts), on_progress
-        )
+        notice(f"settings in force: {effective_settings(parts)}", Verbosity.VERBOSE)
+        ran = runs.run(parts, lambda: _start_spark(parts), _warn_once(parts), on_progress)
         store = parts.store
     if as_json:
         json_output.print_json(json_output.run_json(ran, store))
@@ -225,7 +243,7 @@ def audit(
         printed = len(rows)
         _print_rows(rows, limit)
     if not printed and outcome_rows_are_off(LedgerStore(audit_root(), name, LIVE)):
-        _print_note("the newest turn stored no rows (`record_outcomes: false`); its counts are in `ackline status`")
+        notice("the newest turn stored no rows (`record_outcomes: false`); its counts are in `ackline status`")
 
 
 def _print_rows(rows: list[dict[str, Any]], limit: int | None) -> None:
