@@ -24,6 +24,7 @@ from ackline.pipeline import load
 from ackline.spark.session import open_session
 from ackline.steps import plan, replay, run, settle
 from ackline.steps.parts import open_parts
+from ackline.steps.turn_lease import WhenHeld
 
 WRITES: dict[str, tuple[type, str]] = {
     "genesis": (LedgerStore, "store_settlement"),
@@ -81,7 +82,12 @@ def main(options: dict[str, str]) -> int:
     pipeline = load(Path(options["file"]))
     try:
         with open_parts(
-            pipeline, run_id=f"victim-{os.getpid()}", actor="victim", now=now, audit=options["audit"]
+            pipeline,
+            run_id=f"victim-{os.getpid()}",
+            actor="victim",
+            now=now,
+            audit=options["audit"],
+            when_held=WhenHeld.TAKE_OVER,
         ) as parts:
             STEPS[options["step"]](parts)
     except AcklineError as error:

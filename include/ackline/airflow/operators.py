@@ -11,11 +11,17 @@ import re
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from airflow.sdk import BaseOperator, Connection, Context
-from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowNotFoundException
+from airflow.sdk.exceptions import (
+    AirflowException,
+    AirflowFailException,
+    AirflowNotFoundException,
+    AirflowRescheduleException,
+)
 
 import ackline
 from ackline.airflow.driver import CONFIGURATION, FATAL, KAFKA_CONFIG, STORE_OPTIONS, TASK
@@ -34,6 +40,8 @@ if TYPE_CHECKING:
 _logger = logging.getLogger(__name__)
 SPARK_CONNECTION = "spark_default"
 ACTOR = "airflow"
+LEASE_POLL = timedelta(minutes=2)
+"""How long a replay task gives its worker slot away while another process replays its turn."""
 
 
 @contextmanager
@@ -139,6 +147,10 @@ class ReplayOperator(SparkSubmitOperator):
 
     The Airflow connection `spark_default` names the master; without it the master is `local[*]`. The driver runs beside
     the task (client mode). Airflow does not retry a configuration error or a fatal one, and retries any other.
+
+    While another process replays the turn (`ackline run` elsewhere, a task that was cleared and still runs), the task
+    is rescheduled: it holds no worker slot, uses up no retry, and looks again every LEASE_POLL. A look takes a slot
+    until the other renews its lease, some 20 s. If the other does not renew it within a minute, the task goes on.
     """
 
     ui_color = "#fbe7c6"
@@ -153,6 +165,7 @@ class ReplayOperator(SparkSubmitOperator):
         with airflow_errors():
             if self._done_without_spark(context):
                 return
+            self._reschedule_while_held(context)
             self._hook = self._driver_hook(context)
         try:
             super().execute(context)
@@ -178,6 +191,15 @@ class ReplayOperator(SparkSubmitOperator):
                 parts.store.store_outcomes(plan.turn, [])
         self.log.info("nothing to read: %s", plan.turn if plan else "no turn is open")
         return True
+
+    def _reschedule_while_held(self, context: Context) -> None:
+        with opened(self.pipeline, context) as parts:
+            newest = parts.store.newest()
+            plan = parts.store.open_plan(newest) if newest else None
+            holder = parts.lease.living_holder(plan.turn) if plan is not None and parts.lease is not None else None
+        if plan is not None and holder is not None:
+            self.log.warning("%s is being replayed by %s; this task looks again in %s", plan.turn, holder, LEASE_POLL)
+            raise AirflowRescheduleException(datetime.now(UTC) + LEASE_POLL)  # type: ignore[no-untyped-call]
 
     def _driver_hook(self, context: Context) -> "DriverHook":
         from ackline.airflow.audit_connection import use_audit_connection

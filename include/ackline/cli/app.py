@@ -4,6 +4,7 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -108,20 +109,27 @@ def run(
     no_breaker: Annotated[
         bool, typer.Option("--no-breaker", help="Settle the turn no matter how many records failed.")
     ] = False,
+    take_over: Annotated[
+        bool, typer.Option("--take-over", help="Do not wait for another run that replays the same turn.")
+    ] = False,
 ) -> None:
     """Run a pipeline once: plan, replay and settle.
 
-    A run in which records failed still succeeds, because they wait for their retry. Run it again when they are due.
+    A run in which records failed still succeeds, because they wait for their retry. Run it again when they are due. If
+    another run replays the open turn, this one waits until that ends, or has not renewed its lease for a minute.
 
     Examples: `ackline run orders`, `ackline run orders --json | tail -1`
     """
     from ackline.steps import run as runs
     from ackline.steps.effective_settings import effective_settings
+    from ackline.steps.turn_lease import WhenHeld
 
     master_of_environment()  # a master that is refused is refused before anything is planned
     with opened(name, now, no_breaker) as parts, tables.progress(as_json or is_quiet()) as on_progress:
         note_dev_broker(parts.pipeline, parts.kafka)
         notice(f"settings in force: {effective_settings(parts)}", Verbosity.VERBOSE)
+        if take_over and parts.lease is not None:
+            parts = replace(parts, lease=replace(parts.lease, when_held=WhenHeld.TAKE_OVER))
         ran = runs.run(parts, lambda: _start_spark(parts), _warn_once(parts), on_progress)
         store = parts.store
     if as_json:
