@@ -42,5 +42,5 @@ def test_no_scratch_file_is_left(root: str) -> None:
 def test_a_folder_that_cannot_be_written_is_an_oserror(root: str) -> None:
     Path(root).write_text("a file in place of the folder")
     file = LeaseFile(f"{root}/orders")
-    with pytest.raises(OSError, match="Not a directory|Cannot create"):
+    with pytest.raises(OSError, match=r"Not a directory|Cannot create"):
         file.write(b"x")

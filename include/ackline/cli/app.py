@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 import ackline
-from ackline.cli import INTERRUPTED, actions, adopt_ledger, dev, failures, json_output, maintain, tables, void
+from ackline.cli import INTERRUPTED, actions, adopt_ledger, dev, failures, init, json_output, maintain, tables, void
 from ackline.cli.connection import uses_dev_broker
 from ackline.cli.options import LAST, Json, Name, Now, opened, pipeline_named, range_of
 from ackline.cli.verbosity import Verbosity, is_quiet, notice, set_verbosity
@@ -318,4 +318,5 @@ actions.add_to(app)
 void.add_to(app)
 adopt_ledger.add_to(app)
 maintain.add_to(app)
+init.add_to(app)
 app.add_typer(dev.app, name="dev")
