@@ -41,7 +41,8 @@ def run_its_test(made: Scaffold) -> list[str]:
     passed = []
     for name, test in names.items():
         if name.startswith("test_") and callable(test):
-            for arguments in [(None,), ([],), ({},)] if "another_shape" in name else [()]:
+            cases: list[tuple[object, ...]] = [(None,), ([],), ({},)] if "another_shape" in name else [()]
+            for arguments in cases:
                 test(*arguments)
             passed.append(name)
     return passed

@@ -15,6 +15,7 @@ from ackline.cli.connection import uses_dev_broker
 from ackline.cli.options import LAST, Json, Name, Now, opened, pipeline_named, range_of
 from ackline.cli.verbosity import Verbosity, is_quiet, notice, set_verbosity
 from ackline.pipeline import Pipeline
+from ackline.run_request import parse_request
 from ackline.spark_master import master_of_environment
 from ackline.steps.parts import Parts
 from ackline.turns import Plan
@@ -112,6 +113,12 @@ def run(
     take_over: Annotated[
         bool, typer.Option("--take-over", help="Do not wait for another run that replays the same turn.")
     ] = False,
+    max_records: Annotated[
+        int | None, typer.Option(help="Read at most so many offsets in a turn, fresh ones and retries.", min=1)
+    ] = None,
+    only_retries: Annotated[
+        bool, typer.Option("--only-retries", help="Read the retries that are due, and no new record.")
+    ] = False,
 ) -> None:
     """Run a pipeline once: plan, replay and settle.
 
@@ -128,6 +135,8 @@ def run(
     with opened(name, now, no_breaker) as parts, tables.progress(as_json or is_quiet()) as on_progress:
         note_dev_broker(parts.pipeline, parts.kafka)
         notice(f"settings in force: {effective_settings(parts)}", Verbosity.VERBOSE)
+        asked = {"max_records": max_records, "only_retries": only_retries}
+        parts = replace(parts, request=parse_request(asked, parts.pipeline.max_records_per_run))
         if take_over and parts.lease is not None:
             parts = replace(parts, lease=replace(parts.lease, when_held=WhenHeld.TAKE_OVER))
         ran = runs.run(parts, lambda: _start_spark(parts), _warn_once(parts), on_progress)

@@ -22,6 +22,7 @@ from ackline.offsets import TopicPartition
 from ackline.partition_filter import PartitionFilter, all_partitions, load_partition_filter
 from ackline.paths import audit_root
 from ackline.pipeline import Pipeline
+from ackline.run_request import EVERYTHING, RunRequest
 from ackline.setting_warnings import warnings_of_connection, warnings_of_settings
 from ackline.steps.turn_lease import TurnLease, WhenHeld
 from ackline.translation import Translation
@@ -84,6 +85,8 @@ class Parts:
     """Removes what a turn that is settled leaves of its Spark tasks."""
     translation: Translation | None = None
     partition_filter: PartitionFilter = all_partitions
+    request: RunRequest = EVERYTHING
+    """What the user asks of this run."""
     lease: TurnLease | None = None
     """The lease of the turn that this run replays; None for a run without one."""
 
