@@ -1,7 +1,4 @@
-"""The README's first pipeline without a broker: its file is valid, and its data show what its comments name.
-
-tests/e2e/test_readme.py executes it word for word.
-"""
+"""The README's first pipeline without a broker: its file is valid, and its data show what its comments name."""
 
 import re
 from collections import Counter, defaultdict
