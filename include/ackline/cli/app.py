@@ -1,7 +1,9 @@
 """The commands. Each opens a pipeline, calls a step, and prints the result."""
 
+import contextlib
 import logging
 import os
+import signal
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -95,11 +97,24 @@ def _warn_once(parts: Parts) -> Callable[[Plan, bool], None]:
     return warn
 
 
+def _quieten_interrupts() -> None:
+    """Makes Ctrl-C end this process without the tracebacks of pyspark and py4j. Call it once Spark has started."""
+    # pyspark's handler asks the JVM to cancel the jobs, over the connection that Ctrl-C has interrupted. Without it,
+    # the JVM ends its jobs with this process.
+    with contextlib.suppress(ValueError):  # not in the main thread
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    # py4j logs the traceback of each request that ends early, and raises the error as well.
+    logging.getLogger("py4j").setLevel(logging.CRITICAL)
+    logging.getLogger().addFilter(lambda record: not str(record.msg).endswith("while sending command."))
+
+
 def _start_spark(parts: Parts) -> "SparkSession":
     notice("starting Spark …")  # before the import of pyspark, which takes a second itself
     from ackline.spark.session import open_session
 
-    return open_session(f"ackline-{parts.pipeline.name}", parts.pipeline.spark)
+    session = open_session(f"ackline-{parts.pipeline.name}", parts.pipeline.spark)
+    _quieten_interrupts()
+    return session
 
 
 @app.command()

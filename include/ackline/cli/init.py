@@ -147,10 +147,13 @@ def _write(scaffold: Scaffold) -> list[Path]:
         # The pipeline file comes last: once it is there, Airflow makes a DAG of it.
         pipeline: text_of_pipeline(scaffold),
     }
-    _check_valid(pipeline, texts[pipeline])
+    # Without this file, another package `handlers` on Python's path would hide the folder.
+    package = include / "handlers" / "__init__.py"
+    texts = texts if package.exists() else {package: "", **texts}
     for path in texts:
         if path.exists():
             raise ConfigError(f"{path} exists, and is not overwritten; choose another --name, or remove it", file=path)
+    _check_valid(pipeline, texts[pipeline])
     written: list[Path] = []
     try:
         for path, text in texts.items():
@@ -196,7 +199,7 @@ def _print_written(scaffold: Scaffold, written: list[Path]) -> None:
         with suppress(ValueError):
             path = path.relative_to(project_root())
         print(f"Wrote {path}")
-    print(f"Next: pytest {_relative(written[1])}; ackline doctor {scaffold.name}; ackline plan {scaffold.name}")
+    print(f"Next: pytest {_relative(written[-2])}; ackline doctor {scaffold.name}; ackline plan {scaffold.name}")
 
 
 def _relative(path: Path) -> Path:

@@ -41,13 +41,18 @@ def files(project: Path) -> list[str]:
     return sorted(str(path.relative_to(project)) for path in project.rglob("*") if path.is_file())
 
 
-FILES = ["include/handlers/orders.py", "include/pipelines/orders.yaml", "tests/test_orders.py"]
+FILES = [
+    "include/handlers/__init__.py",
+    "include/handlers/orders.py",
+    "include/pipelines/orders.yaml",
+    "tests/test_orders.py",
+]
 
 
 def test_init_writes_a_pipeline_file_a_handler_and_its_test(project: Path) -> None:
     printed = run("init", "--topic", "orders")
     assert files(project) == FILES
-    pipeline = load(project / FILES[1])
+    pipeline = load(project / FILES[2])
     assert (pipeline.name, pipeline.kafka.group_id, pipeline.dead_letter_topic) == (
         "orders", "orders-replay", "orders.dead",
     )  # fmt: skip
@@ -63,7 +68,7 @@ def test_init_gives_json_to_a_program(project: Path) -> None:
     assert load(project / "include/pipelines/shop.yaml").kafka.group_id == "g"
 
 
-@pytest.mark.parametrize("existing", FILES)
+@pytest.mark.parametrize("existing", FILES[1:])
 def test_nothing_is_written_where_a_file_exists(project: Path, existing: str) -> None:
     path = project / existing
     path.parent.mkdir(parents=True)
