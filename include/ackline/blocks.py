@@ -7,8 +7,9 @@ from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, PlainSerializer
 
-MAPPING = "mapping"
-"""pydantic's tag of the mapping, where a key takes either a mapping or a word."""
+MAPPING = "[mapping]"
+"""pydantic's tag of the mapping, where a key takes either a mapping or a word. No topic can have this name: a refusal
+leaves the tag out of the path of a key."""
 _UNITS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86400}
 _PART = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
 

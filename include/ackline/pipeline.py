@@ -267,4 +267,4 @@ def load(path: Path) -> Pipeline:
     try:
         return Pipeline.model_validate(data)
     except ValidationError as error:
-        raise refusal(path, node, error) from None
+        raise refusal(path, node, error, Pipeline) from None

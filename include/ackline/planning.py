@@ -31,6 +31,8 @@ class Limits:
     Whether an unread offset holds a record is not known, so each counts as one until it was read."""
     max_records_per_run: int
     """How many offsets the turn reads at most: fresh ones and retries, of all partitions."""
+    fresh: bool = True
+    """Whether the turn reads fresh offsets; if not, due retries alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,15 +58,20 @@ class PartitionView:
     chosen: ChosenRanges = None
     """The ranges that are part of a backfill lane, which reads one of them in a turn; None means every offset."""
 
+    requested: bool = True
+    """Whether the run may read the partition: False if the user has asked for others alone."""
+
     @property
     def readable(self) -> bool:
         """Whether the turn may read anything of the partition."""
-        return self.log is not None and self.subscribed and not self.paused
+        return self.log is not None and self.subscribed and not self.paused and self.requested
 
 
 NO_LEADER = "no leader"
 PARKED = "no longer subscribed"
 PAUSED = "paused"
+NOT_REQUESTED = "not requested of this run"
+ONLY_RETRIES = "only retries requested"
 WINDOW_FULL = "window full"
 WAITING = "retries not yet due"
 RUN_FULL = "max_records_per_run reached"
@@ -93,11 +100,19 @@ def plan_partitions(
     wanted = {tp: len(fresh) for tp, fresh in room.items()}
     since = {tp: view.waits_since for tp, view in views.items() if view.waits_since is not None}
     shares = _shares_by_wait(wanted, since, total - sum(count(ranges) for ranges in retries.values()), lot)
-    return {tp: _planned_partition(view, room[tp], shares[tp], retries.get(tp, ()), now) for tp, view in views.items()}
+    return {
+        tp: _planned_partition(view, room[tp], shares[tp], retries.get(tp, ()), now, limits.fresh)
+        for tp, view in views.items()
+    }
 
 
 def _planned_partition(
-    view: PartitionView, room: OffsetRange, share: int, retries: ValuedRanges[int], now: datetime
+    view: PartitionView,
+    room: OffsetRange,
+    share: int,
+    retries: ValuedRanges[int],
+    now: datetime,
+    reads_fresh: bool = True,
 ) -> PlannedPartition:
     fresh = OffsetRange(room.start, room.start + share)
     return PlannedPartition(
@@ -107,7 +122,7 @@ def _planned_partition(
         view.state.floor,
         view.state.complete_to,
         _stored_bounds(view),
-        None if fresh or retries else _why_nothing(view, room, now),
+        None if fresh or retries else _why_nothing(view, room, now, reads_fresh),
         view.committed,
         view.acknowledged_foreign_offset,
     )
@@ -136,6 +151,8 @@ def _room(tp: TopicPartition, view: PartitionView, limits: Limits) -> OffsetRang
             partition=tp.partition,
             offset=view.log.end,
         )
+    if not limits.fresh:  # retention is settled by a turn that reads on, and moves no floor in this one
+        return OffsetRange(complete_to, complete_to)
     unread = next_range(view.chosen, max(complete_to, view.log.start), view.log.end)
     allowed = max(0, limits.max_uncommitted - view.state.uncommitted)
     return OffsetRange(unread.start, min(unread.end, unread.start + allowed))
@@ -209,7 +226,9 @@ def _even_shares(wanted: Mapping[TopicPartition, int], total: int, lot: Random) 
     return shares
 
 
-def _why_nothing(view: PartitionView, room: OffsetRange, now: datetime) -> str:
+def _why_nothing(view: PartitionView, room: OffsetRange, now: datetime, reads_fresh: bool) -> str:
+    if not view.requested:
+        return NOT_REQUESTED
     if not view.subscribed:
         return PARKED
     if view.paused:
@@ -221,4 +240,6 @@ def _why_nothing(view: PartitionView, room: OffsetRange, now: datetime) -> str:
         return RUN_FULL
     if not next_range(view.chosen, room.start, view.log.end):
         return WAITING if retries else CAUGHT_UP
+    if not reads_fresh:
+        return ONLY_RETRIES
     return RUN_FULL if room else WINDOW_FULL

@@ -21,6 +21,10 @@ _QUICK_LOADER: type[yaml.SafeLoader] = getattr(yaml, "CSafeLoader", yaml.SafeLoa
 _SAFE_LEVELS = 1_000
 """libyaml's loader ends the process at some 20,000 levels, where Python's own raises RecursionError."""
 
+_MERGE = "tag:yaml.org,2002:merge"
+_MERGED_LEVELS = 20
+"""How far the line of a key is looked for in mappings that are merged into one another."""
+
 # PyYAML quotes the content after these words.
 _QUOTED = re.compile(r"\b(alias|anchor|tag|handle) .*", re.DOTALL)
 
@@ -84,16 +88,42 @@ def line_of(node: yaml.Node | None, key_path: Iterable[Any]) -> int:
     line = node.start_mark.line + 1 if node else 1
     for part in key_path:
         if isinstance(node, yaml.MappingNode):
-            for key, value in node.value:
-                if key.value == str(part):
-                    line, node = key.start_mark.line + 1, value
-                    break
-            else:
+            entry = _entry(node, str(part))
+            if entry is None:
                 return line
+            line, node = entry[0].start_mark.line + 1, entry[1]
         elif isinstance(node, yaml.SequenceNode) and isinstance(part, int) and part < len(node.value):
             node = node.value[part]
             line = node.start_mark.line + 1
     return line
+
+
+def _entry(mapping: yaml.MappingNode, name: str, depth: int = 0) -> tuple[yaml.Node, yaml.Node] | None:
+    """Returns the key `name` of a mapping with its value, or that of a mapping merged into it with `<<`; None if there
+    is none."""
+    merged: list[yaml.MappingNode] = []
+    for key, value in mapping.value:
+        if key.tag == _MERGE:
+            sources = value.value if isinstance(value, yaml.SequenceNode) else [value]
+            merged += [source for source in sources if isinstance(source, yaml.MappingNode)]
+        elif name == key.value or name in _as_python(key):
+            return key, value
+    if depth < _MERGED_LEVELS:  # a mapping may be merged into itself
+        for source in merged:
+            if entry := _entry(source, name, depth + 1):
+                return entry
+    return None
+
+
+def _as_python(key: yaml.Node) -> tuple[str, ...]:
+    """Returns a key that is a number or a word of YAML as pydantic names it, such as `1` for `yes`."""
+    if key.tag not in ("tag:yaml.org,2002:bool", "tag:yaml.org,2002:int", "tag:yaml.org,2002:null"):
+        return ()
+    try:
+        value = yaml.safe_load(str(key.value))
+    except (yaml.YAMLError, ValueError):
+        return ()
+    return (str(value), str(int(value))) if isinstance(value, int) else (str(value),)
 
 
 def _check_no_duplicate_keys(path: Path, node: yaml.Node | None) -> None:

@@ -26,6 +26,7 @@ from ackline.spark.session import open_session
 from ackline.steps import backfill, plan, replay, run, settle
 from ackline.steps.choose_offsets import choose_offsets
 from ackline.steps.parts import Parts, open_parts
+from ackline.steps.turn_lease import WhenHeld
 from ackline.turns import LIVE
 
 WRITES: dict[str, tuple[type, str]] = {
@@ -99,7 +100,13 @@ def main(options: dict[str, str]) -> int:
     try:
         lane = "backfill-b" if backfills else LIVE
         with open_parts(
-            pipeline, run_id=f"victim-{os.getpid()}", actor="victim", now=now, audit=options["audit"], lane=lane
+            pipeline,
+            run_id=f"victim-{os.getpid()}",
+            actor="victim",
+            now=now,
+            audit=options["audit"],
+            lane=lane,
+            when_held=WhenHeld.TAKE_OVER,
         ) as parts:
             if backfills:
                 run_backfill(parts, options)

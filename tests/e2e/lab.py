@@ -28,6 +28,7 @@ from ackline.steps import replay as replay_step
 from ackline.steps import run as run_step
 from ackline.steps import settle as settle_step
 from ackline.steps.parts import Parts, open_parts
+from ackline.steps.turn_lease import WhenHeld
 from ackline.testing import journal
 from ackline.turns import Plan, SettledPartition, Settlement
 from ackline.verify.check import Sources, check
@@ -127,8 +128,10 @@ class Lab:
     def parts(self, run_id: str | None = None) -> Any:
         """Returns a context manager that opens the pipeline at the lab's time, and gives its `Parts`."""
         self.judged = False
+        run_id = run_id or f"test-{uuid.uuid4().hex[:6]}"
+        # Rivals of one turn, some of them paused; tests/unit/steps/test_turn_lease.py has the runs that wait.
         return open_parts(
-            self.pipeline, run_id=run_id or f"test-{uuid.uuid4().hex[:6]}", actor="test", now=self.now, audit=self.audit
+            self.pipeline, run_id=run_id, actor="test", now=self.now, audit=self.audit, when_held=WhenHeld.TAKE_OVER
         )
 
     def run(self) -> run_step.RunResult:

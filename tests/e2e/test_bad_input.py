@@ -42,8 +42,8 @@ def lane(lab: MakeLab) -> Lab:
 
 FILES = [
     ("unknown key", "max_uncommited: 5\n", "max_uncommited: unknown key"),
-    ("no rate", "max_rate: 0\n", "max_rate: Input should be greater than or equal to 1"),
-    ("no policy", "on_expired: skip\n", "on_expired: Input should be 'record' or 'fail', not 'skip'"),
+    ("no rate", "max_rate: 0\n", "max_rate: not valid; write 1 or more"),
+    ("no policy", "on_expired: skip\n", "on_expired: write record or fail, not 'skip'"),
     ("unsafe", "retry: {class: 'a:B', max_retries: 3}\n", "retry: `class` replaces all other keys; remove max_retries"),
     ("no calendar", "start: timestamp\nstart_timestamp: 9999-12-31T23:59:59-12:00\n", "start_timestamp: "),
     ("tab", "\tx: 1\n", "not YAML"),

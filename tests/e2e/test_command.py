@@ -30,9 +30,9 @@ def test_run_ends_with_one_line_of_json_and_the_other_commands_agree_with_it(lab
     assert (planned["turn"], planned["partitions"][0]["start"], planned["partitions"][0]["end"]) == (1, 0, 6)
     assert lane.table("plans") == lane.table("settlements") == []
 
-    done = lane.ackline("run", lane.name, "--json", "--now", lane.now.isoformat())
+    done = lane.ackline("-v", "run", lane.name, "--json", "--now", lane.now.isoformat())
     assert done.returncode == 0, done.stderr
-    assert f"settings in force: name={lane.name} " in done.stderr
+    assert f"ackline: settings in force: name={lane.name} " in done.stderr
     result = json.loads(done.stdout.splitlines()[-1])
     assert {"turn", "records", "outcomes", "partitions"} <= result.keys()
     assert (result["turn"], result["records"]) == (1, 6)

@@ -79,10 +79,10 @@ def test_i7_at_most_once_executors_that_come_and_go_are_refused(write_file: Writ
 @pytest.mark.parametrize(
     ("block", "reason"),
     [
-        ("{executor_memory: 2}", "string"),
+        ("{executor_memory: 2}", "write text"),
         ("{executor_memory: 2 gigabytes}", "write an amount of memory with its unit"),
-        ("{executor_cores: 0}", "greater than or equal to 1"),
-        ("{encryption: off}", "'required' or 'none'"),
+        ("{executor_cores: 0}", "write 1 or more"),
+        ("{encryption: off}", "required or none"),
         ("{archives: ['a,b']}", "has a comma"),
         ("{cores: 2}", "unknown key"),
     ],

@@ -11,7 +11,7 @@ from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from pathlib import Path
 
-from airflow.sdk import DAG, Asset, CronDataIntervalTimetable, get_parsing_context
+from airflow.sdk import DAG, Asset, CronDataIntervalTimetable, Param, get_parsing_context
 
 from ackline.airflow.links import DAG_PREFIX
 from ackline.airflow.operators import PlanOperator, ReplayOperator, SettleOperator
@@ -19,6 +19,7 @@ from ackline.backoff import FOREVER
 from ackline.paths import audit_root, lane_folder
 from ackline.pipeline import Pipeline
 from ackline.pipeline_folder import load_folder, load_pipeline
+from ackline.run_request import PARTITION_PATTERN
 from ackline.turns import LIVE
 
 RETRIES = {
@@ -102,6 +103,7 @@ def replay_dag(pipeline: Pipeline, file: str) -> DAG:
         description=f"Replays {subscription_text(pipeline)} through {', '.join(pipeline.handlers)}",
         doc_md=documentation_of(pipeline),
         tags={"ackline", "replay"},
+        params=run_params(pipeline),
         auto_register=False,
     )
     dag.fileloc = file
@@ -110,6 +112,35 @@ def replay_dag(pipeline: Pipeline, file: str) -> DAG:
     settle = SettleOperator(task_id="settle", pipeline=pipeline, dag=dag, outlets=[audit_asset(pipeline.name)])
     plan >> replay >> settle
     return dag
+
+
+def run_params(pipeline: Pipeline) -> dict[str, Param]:
+    """Returns the fields of the form that triggers a run, with their JSON schemas. A scheduled run has the defaults."""
+    limit = pipeline.max_records_per_run
+    return {
+        "max_records": Param(
+            None,
+            type=["null", "integer"],
+            minimum=1,
+            maximum=limit,
+            title="At most so many records",
+            description=f"How many offsets a turn reads, fresh ones and retries. Empty: {limit:,}, as in the file.",
+        ),
+        "only_retries": Param(
+            False,
+            type="boolean",
+            title="Only retries",
+            description="Reads the retries that are due, and no new record.",
+        ),
+        "partitions": Param(
+            None,
+            type=["null", "array"],
+            items={"type": "string", "pattern": PARTITION_PATTERN},
+            minItems=1,
+            title="Only these partitions",
+            description="Partitions such as orders[0], one on each line. Empty: all. The others are not read.",
+        ),
+    }
 
 
 def audit_asset(pipeline: str) -> Asset:

@@ -60,13 +60,18 @@ def describe_unexpected(error: Exception) -> str:
 
 
 def replay_open_plan(name: str, run_id: str, connection: str, store_options: str = "null") -> str:
-    """Replay the open plan. Returns one line that sums it up."""
+    """Replay the open plan. Returns one line that sums it up.
+
+    Raises TransientError if another process replays it. The driver never waits, because it has a worker and the memory
+    of a JVM: its task has waited before it started the driver.
+    """
     from ackline.audit.object_store import use_options
     from ackline.paths import make_handlers_importable, pipelines_folder
     from ackline.pipeline_folder import load_pipeline
     from ackline.spark.session import open_session
     from ackline.steps.parts import open_parts
     from ackline.steps.run import replay_until_records
+    from ackline.steps.turn_lease import WhenHeld
     from ackline.stream_functions import check_functions
 
     use_options(json.loads(store_options))
@@ -74,7 +79,9 @@ def replay_open_plan(name: str, run_id: str, connection: str, store_options: str
     pipeline = load_pipeline(pipelines_folder(), name)
     # The handler may have changed since the plan. At most once, a handler that fails to import costs the whole turn.
     check_functions(pipeline.handler, pipeline.translation, pipeline.isolated)
-    with open_parts(pipeline, json.loads(connection), run_id=run_id, actor="airflow") as parts:
+    with open_parts(
+        pipeline, json.loads(connection), run_id=run_id, actor="airflow", when_held=WhenHeld.REFUSE
+    ) as parts:
         done = replay_until_records(parts, lambda: open_session(f"ackline-{name}", pipeline.spark))
     if done.plan is None:
         return f"{name}: no turn is open"

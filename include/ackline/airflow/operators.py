@@ -1,7 +1,8 @@
 """The operators of the three steps. plan and settle run in the Airflow task, replay in a Spark driver of its own.
 
-A step imports what it needs (Spark, Delta, the Kafka client) when it runs, not when its DAG is parsed. None of
-them reads the `conf` of a DAG run: a user who may trigger `replay__NAME` decides when it runs, not what it does.
+A step imports what it needs (Spark, Delta, the Kafka client) when it runs, not when its DAG is parsed. Of a DAG run,
+they read the params `max_records`, `only_retries` and `partitions`, and nothing else: a user who may trigger
+`replay__NAME` decides when it runs and how little it reads, not what it does.
 """
 
 import json
@@ -11,11 +12,18 @@ import re
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from airflow.sdk import BaseOperator, Connection, Context
-from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowNotFoundException
+from airflow.sdk.exceptions import (
+    AirflowException,
+    AirflowFailException,
+    AirflowNotFoundException,
+    AirflowRescheduleException,
+)
 
 import ackline
 from ackline.airflow.driver import CONFIGURATION, FATAL, KAFKA_CONFIG, STORE_OPTIONS, TASK
@@ -34,6 +42,8 @@ if TYPE_CHECKING:
 _logger = logging.getLogger(__name__)
 SPARK_CONNECTION = "spark_default"
 ACTOR = "airflow"
+LEASE_POLL = timedelta(minutes=2)
+"""How long a replay task gives its worker slot away while another process replays its turn."""
 
 
 @contextmanager
@@ -61,7 +71,10 @@ def opened(pipeline: Pipeline, context: Context, actor: str = ACTOR, lane: str =
 
 
 class PlanOperator(BaseOperator):
-    """Stores the plan of the next turn, or adopts the open one. Returns a summary: offsets, no payload."""
+    """Stores the plan of the next turn, or adopts the open one. Returns a summary: offsets, no payload.
+
+    The params of the DAG run limit what a new plan reads, and the plan stores them. An open plan stays as it is.
+    """
 
     ui_color = "#d7e8f7"
 
@@ -74,6 +87,7 @@ class PlanOperator(BaseOperator):
         with airflow_errors():
             from ackline.airflow.summary import planned_summary
             from ackline.kafka.java import java_properties
+            from ackline.run_request import SETTING, parse_request
             from ackline.steps.effective_settings import effective_settings
             from ackline.steps.plan import plan
             from ackline.steps.topic_warnings import run_warnings
@@ -82,10 +96,21 @@ class PlanOperator(BaseOperator):
             make_handlers_importable()
             check_functions(self.pipeline.handler, self.pipeline.translation, self.pipeline.isolated)
             DriverHook({}, conn_id=SPARK_CONNECTION)  # refuses a master on which replay can't run
-            with opened(self.pipeline, context) as parts:
+            # Airflow has checked the params against their schemas, unless a client has stored the run by other means.
+            request = parse_request(context.get("params") or {}, self.pipeline.max_records_per_run)
+            with opened(self.pipeline, context) as opened_parts:
+                parts = replace(opened_parts, request=request)
                 self.log.info("settings in force: %s", effective_settings(parts))
                 java_properties(parts.kafka)  # refuses properties that Spark's Kafka client does not have
                 planned = plan(parts)
+                if (
+                    planned.plan
+                    and planned.adopted
+                    and planned.plan.settings.get(SETTING, {}) != request.settings().get(SETTING, {})
+                ):
+                    self.log.warning(
+                        "%s was open already: the params of this run do not apply to it", planned.plan.turn
+                    )
                 topics = {tp.topic for tp in planned.plan.partitions} if planned.plan else set()
                 for text in run_warnings(parts, topics):
                     self.log.warning("%s", text)
@@ -139,6 +164,10 @@ class ReplayOperator(SparkSubmitOperator):
 
     The Airflow connection `spark_default` names the master; without it the master is `local[*]`. The driver runs beside
     the task (client mode). Airflow does not retry a configuration error or a fatal one, and retries any other.
+
+    While another process replays the turn (`ackline run` elsewhere, a task that was cleared and still runs), the task
+    is rescheduled: it holds no worker slot, uses up no retry, and looks again every LEASE_POLL. A look takes a slot
+    until the other renews its lease, some 20 s. If the other does not renew it within a minute, the task goes on.
     """
 
     ui_color = "#fbe7c6"
@@ -153,6 +182,7 @@ class ReplayOperator(SparkSubmitOperator):
         with airflow_errors():
             if self._done_without_spark(context):
                 return
+            self._reschedule_while_held(context)
             self._hook = self._driver_hook(context)
         try:
             super().execute(context)
@@ -178,6 +208,15 @@ class ReplayOperator(SparkSubmitOperator):
                 parts.store.store_outcomes(plan.turn, [])
         self.log.info("nothing to read: %s", plan.turn if plan else "no turn is open")
         return True
+
+    def _reschedule_while_held(self, context: Context) -> None:
+        with opened(self.pipeline, context) as parts:
+            newest = parts.store.newest()
+            plan = parts.store.open_plan(newest) if newest else None
+            holder = parts.lease.living_holder(plan.turn) if plan is not None and parts.lease is not None else None
+        if plan is not None and holder is not None:
+            self.log.warning("%s is being replayed by %s; this task looks again in %s", plan.turn, holder, LEASE_POLL)
+            raise AirflowRescheduleException(datetime.now(UTC) + LEASE_POLL)  # type: ignore[no-untyped-call]
 
     def _driver_hook(self, context: Context) -> "DriverHook":
         from ackline.airflow.audit_connection import use_audit_connection

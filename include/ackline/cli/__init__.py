@@ -1,5 +1,28 @@
 """The command `ackline`: everything the DAGs do, without Airflow, on the same three steps."""
 
-from ackline.cli.app import main
+import contextlib
+import signal
+import sys
 
-__all__ = ["main"]
+INTERRUPTED = 130
+"""Exit status after Ctrl-C, the same as shells use."""
+
+__all__ = ["INTERRUPTED", "main"]
+
+
+def main() -> None:
+    """Runs the command line. Exits with 0, with 1 for a run that failed, with 2 for bad usage or configuration, or with
+    130 after Ctrl-C.
+
+    The commands are imported here, so that Ctrl-C while Python imports them prints no traceback either.
+    """
+    try:
+        from ackline.cli.app import main as run_command
+
+        run_command()
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)
+    finally:
+        # What is left is the exit of Python: a second Ctrl-C would only interrupt clean-up, with a traceback.
+        with contextlib.suppress(ValueError):  # not in the main thread
+            signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -1,14 +1,19 @@
 """The commands. Each opens a pipeline, calls a step, and prints the result."""
 
+import contextlib
 import logging
 import os
+import signal
 import sys
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+import ackline
 from ackline.cli import (
+    INTERRUPTED,
     actions,
     adopt_ledger,
     audit,
@@ -19,6 +24,7 @@ from ackline.cli import (
     explain,
     failures,
     history,
+    init,
     json_output,
     maintain,
     sql,
@@ -28,19 +34,40 @@ from ackline.cli import (
 )
 from ackline.cli.connection import uses_dev_broker
 from ackline.cli.options import Json, Name, Now, opened
+from ackline.cli.verbosity import Verbosity, is_quiet, notice, set_verbosity
 from ackline.pipeline import Pipeline
+from ackline.run_request import parse_request
 from ackline.spark_master import master_of_environment
 from ackline.steps.parts import Parts
 from ackline.turns import Plan
 
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
 app = typer.Typer(
     name="ackline",
-    help="Replay Kafka in bounded batches without losing track of a single record.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
 )
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"ackline {ackline.__version__}")
+        raise typer.Exit()
+
+
+@app.callback()
+def global_options(
+    version: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=_print_version, help="Print the version and exit.")
+    ] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print results and errors only.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Also print the settings in force.")] = False,
+) -> None:
+    """Replay Kafka in bounded batches without losing track of a single record."""
+    set_verbosity(quiet, verbose)
 
 
 def main() -> None:
@@ -54,8 +81,9 @@ def main() -> None:
     try:
         failures.call(app)
     except SystemExit as ended:
-        if ended.code == INTERRUPTED and sys.argv[1:2] != ["demo"]:  # the demo removes its tables
-            failures.print_error("stopped. Nothing is lost: the next run goes on with the open turn.")
+        if ended.code == INTERRUPTED and "demo" not in sys.argv[1:]:  # the demo removes its tables, and prints that
+            goes_on = "run" in sys.argv[1:] or "backfill" in sys.argv[1:]
+            failures.print_error("stopped." + " Nothing is lost: the next run goes on with the open turn." * goes_on)
         raise
     except Exception as error:
         if (status := failures.report(error)) is not None:
@@ -66,19 +94,11 @@ def main() -> None:
         sys.exit(1)
 
 
-INTERRUPTED = 130
-"""Exit status after Ctrl-C, the same as shells use."""
-
-
-def _print_note(text: str) -> None:
-    print(f"ackline: {text}", file=sys.stderr)
-
-
 def note_dev_broker(pipeline: Pipeline, kafka: Mapping[str, Any]) -> None:
     """Print the address of the broker, if that of `ackline dev` stands for a connection that is not defined."""
     if uses_dev_broker(pipeline):
         name, address = pipeline.kafka.connection, kafka["bootstrap.servers"]
-        _print_note(f"the connection {name} is not defined here: using the broker of `ackline dev` at {address}")
+        notice(f"the connection {name} is not defined here: using the broker of `ackline dev` at {address}")
 
 
 def _warn_once(parts: Parts) -> Callable[[Plan, bool], None]:
@@ -90,10 +110,30 @@ def _warn_once(parts: Parts) -> Callable[[Plan, bool], None]:
     def warn(plan: Plan, _adopted: bool) -> None:
         nonlocal warned
         for text in [] if warned else run_warnings(parts, {tp.topic for tp in plan.partitions}):
-            _print_note(f"warning: {text}")
+            notice(f"warning: {text}")
         warned = True
 
     return warn
+
+
+def _quieten_interrupts() -> None:
+    """Makes Ctrl-C end this process without the tracebacks of pyspark and py4j. Call it once Spark has started."""
+    # pyspark's handler asks the JVM to cancel the jobs, over the connection that Ctrl-C has interrupted. Without it,
+    # the JVM ends its jobs with this process.
+    with contextlib.suppress(ValueError):  # not in the main thread
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    # py4j logs the traceback of each request that ends early, and raises the error as well.
+    logging.getLogger("py4j").setLevel(logging.CRITICAL)
+    logging.getLogger().addFilter(lambda record: not str(record.msg).endswith("while sending command."))
+
+
+def _start_spark(parts: Parts) -> "SparkSession":
+    notice("starting Spark …")  # before the import of pyspark, which takes a second itself
+    from ackline.spark.session import open_session
+
+    session = open_session(f"ackline-{parts.pipeline.name}", parts.pipeline.spark)
+    _quieten_interrupts()
+    return session
 
 
 @app.command()
@@ -104,24 +144,36 @@ def run(
     no_breaker: Annotated[
         bool, typer.Option("--no-breaker", help="Settle the turn no matter how many records failed.")
     ] = False,
+    take_over: Annotated[
+        bool, typer.Option("--take-over", help="Do not wait for another run that replays the same turn.")
+    ] = False,
+    max_records: Annotated[
+        int | None, typer.Option(help="Read at most so many offsets in a turn, fresh ones and retries.", min=1)
+    ] = None,
+    only_retries: Annotated[
+        bool, typer.Option("--only-retries", help="Read the retries that are due, and no new record.")
+    ] = False,
 ) -> None:
     """Run a pipeline once: plan, replay and settle.
 
-    A run in which records failed still succeeds, because they wait for their retry. Run it again when they are due.
+    A run in which records failed still succeeds, because they wait for their retry. Run it again when they are due. If
+    another run replays the open turn, this one waits until that ends, or has not renewed its lease for a minute.
 
     Examples: `ackline run orders`, `ackline run orders --json | tail -1`
     """
-    from ackline.spark.session import open_session
     from ackline.steps import run as runs
     from ackline.steps.effective_settings import effective_settings
+    from ackline.steps.turn_lease import WhenHeld
 
     master_of_environment()  # a master that is refused is refused before anything is planned
-    with opened(name, now, no_breaker) as parts, tables.progress(as_json) as on_progress:
+    with opened(name, now, no_breaker) as parts, tables.progress(as_json or is_quiet()) as on_progress:
         note_dev_broker(parts.pipeline, parts.kafka)
-        print(f"settings in force: {effective_settings(parts)}", file=sys.stderr)
-        ran = runs.run(
-            parts, lambda: open_session(f"ackline-{name}", parts.pipeline.spark), _warn_once(parts), on_progress
-        )
+        notice(f"settings in force: {effective_settings(parts)}", Verbosity.VERBOSE)
+        asked = {"max_records": max_records, "only_retries": only_retries}
+        parts = replace(parts, request=parse_request(asked, parts.pipeline.max_records_per_run))
+        if take_over and parts.lease is not None:
+            parts = replace(parts, lease=replace(parts.lease, when_held=WhenHeld.TAKE_OVER))
+        ran = runs.run(parts, lambda: _start_spark(parts), _warn_once(parts), on_progress)
         store = parts.store
     if as_json:
         json_output.print_json(json_output.run_json(ran, store))
@@ -219,4 +271,5 @@ explain.add_to(app)
 history.add_to(app)
 sql.add_to(app)
 maintain.add_to(app)
+init.add_to(app)
 app.add_typer(dev.app, name="dev")

@@ -2,9 +2,12 @@
 
 import json
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from ackline.cli.confirm import DryRun, Yes, is_confirmed
 
 app = typer.Typer(help="A local broker to try pipelines on.", no_args_is_help=True, pretty_exceptions_enable=False)
 
@@ -63,11 +66,52 @@ def produce(
         str, typer.Argument(help="The topic. It is created with 4 partitions if it does not exist.")
     ] = "orders",
     count: Annotated[int, typer.Option(help="How many orders.", min=1)] = 1000,
+    file: Annotated[
+        Path | None, typer.Option(help="Produce the records of this file instead, one JSON value on each line.")
+    ] = None,
 ) -> None:
-    """Produce orders to the local broker, some of which fail. Also creates TOPIC.dead if it does not exist.
+    """Produce orders, or the records of a file, to the local broker. Also creates TOPIC.dead if it does not exist.
 
-    Example: `ackline dev produce orders --count 5000`
+    A line of the file is the value of a record, or an object with `value`, `key`, `headers` and `partition`.
+
+    Examples: `ackline dev produce orders --count 5000`, `ackline dev produce payments --file payments.jsonl`
     """
-    from ackline.local.dev import dev_produce
+    from ackline.local.dev import dev_produce, dev_produce_file
 
-    print(dev_produce(topic, count))
+    print(dev_produce_file(topic, file) if file is not None else dev_produce(topic, count))
+
+
+@app.command()
+def consume(
+    topic: Annotated[str, typer.Argument(help="The topic.")],
+    limit: Annotated[int | None, typer.Option(help="At most this many records.", min=1)] = None,
+) -> None:
+    """Print the records of a topic of the local broker, one JSON object on each line, values included.
+
+    It reads from the start of the log to its present end, joins no group and commits nothing.
+
+    Example: `ackline dev consume orders.dead --limit 5`
+    """
+    from ackline.local.dev import dev_consume
+
+    for record in dev_consume(topic, limit):
+        print(json.dumps(record))
+
+
+@app.command()
+def wipe(yes: Yes = False, dry_run: DryRun = False) -> None:
+    """Stop the broker of `ackline dev up`, and remove it with all its topics. Asks first.
+
+    The tables of the pipelines stay. A pipeline that has read a topic of this broker needs `ackline reset`, or an empty
+    folder of tables, before it reads a new topic of the same name.
+
+    Example: `ackline dev wipe --yes`
+    """
+    from ackline.local.dev import dev_wipe
+    from ackline.local.saved_broker import dev_folder
+
+    print(f"{dev_folder()}: the broker of `ackline dev up`, with all its topics and committed offsets.")
+    if not is_confirmed("Remove it?", yes, dry_run):
+        print("Nothing was changed.")
+    else:
+        print("Removed." if dev_wipe() else "There was none.")

@@ -4,17 +4,24 @@ Each has a folder below `.ackline`, and saves there what runs, so that a later c
 """
 
 import shutil
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
-from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, Message, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
-from ackline.errors import ConfigError
+from ackline.errors import ConfigError, FatalError, TransientError
 from ackline.local import airflow_servers, broker, order_events
 from ackline.local.broker import Broker
-from ackline.local.saved_broker import demo_folder, dev_folder
+from ackline.local.record_lines import read_records, record_json
+from ackline.local.saved_broker import SAVED, demo_folder, dev_folder
 
 PARTITIONS = 4
+NO_BROKER = "no broker is up: start one with `ackline dev up`"
+PRODUCE_SECONDS = 60.0
+CONSUME_SECONDS = 30.0
 
 
 def dev_up(port: int | None = None) -> str:
@@ -68,18 +75,116 @@ def dev_produce(topic: str, count: int) -> str:
 
     Creates the topic and its dead-letter topic if they do not exist. Raises ConfigError if no broker is up.
     """
-    up = _broker_that_is_up()
-    if up is None:
-        raise ConfigError("no broker is up: start one with `ackline dev up`")
-    existing = AdminClient({"bootstrap.servers": up.bootstrap}).list_topics(timeout=30).topics
-    for name, partitions in ((topic, PARTITIONS), (f"{topic}.dead", 1)):
-        if name not in existing:
-            up.create_topic(name, partitions)
+    up = _broker_with_topics(topic)
     # The number of records is the seed, so each call produces other orders.
     seed = sum(log_ends(up.bootstrap, topic).values())
     counts = order_events.produce(up.bootstrap, topic, order_events.orders(count, seed))
     kinds = ", ".join(f"{number:,} {kind}" for kind, number in counts.by_kind.items() if number)
     return f"produced {counts.records:,} records to {topic} at {up.bootstrap}: {kinds}"
+
+
+def dev_produce_file(topic: str, path: Path) -> str:
+    """Produces the records of a file to the broker that is up, and returns a sentence about them.
+
+    Creates the topics as `dev_produce` does. The whole file is read first: of a file with a line that is no record,
+    nothing is produced. Raises ConfigError for such a file and if no broker is up, FatalError if records are refused.
+    """
+    records = list(read_records(path))
+    up = _broker_with_topics(topic)
+    producer = Producer({"bootstrap.servers": up.bootstrap, "enable.idempotence": True, "log_level": 3})
+    refused: list[str] = []
+
+    def delivered(error: KafkaError | None, _: Message) -> None:
+        if error is not None:
+            refused.append(error.str())
+
+    for record in records:
+        partition = -1 if record.partition is None else record.partition  # -1: the client chooses
+        while True:
+            try:
+                producer.produce(
+                    topic, record.value, record.key, partition, headers=list(record.headers), on_delivery=delivered
+                )
+                break
+            except BufferError:
+                producer.poll(0.1)
+        producer.poll(0)
+    left = producer.flush(PRODUCE_SECONDS)
+    if refused or left:
+        raise FatalError(
+            f"{topic} at {up.bootstrap}: {len(refused) + left} of {len(records)} records were not acknowledged"
+            + (f": {refused[0]}" if refused else ""),
+            topic=topic,
+        )
+    return f"produced {len(records):,} records to {topic} at {up.bootstrap}"
+
+
+def dev_consume(topic: str, limit: int | None = None) -> Iterator[Mapping[str, Any]]:
+    """Yields the records of a topic on the broker that is up, from the start of the log to its present end, at most
+    `limit`. Joins no group and commits nothing. Raises ConfigError if no broker is up or the topic does not exist."""
+    up = _broker_that_is_up()
+    if up is None:
+        raise ConfigError(NO_BROKER)
+    consumer = Consumer({"bootstrap.servers": up.bootstrap, "group.id": "ackline-dev", "enable.partition.eof": True,
+                         "auto.offset.reset": "earliest", "enable.auto.commit": False})  # fmt: skip
+    try:
+        found = consumer.list_topics(topic, timeout=30).topics[topic]
+        if found.error is not None:
+            raise ConfigError(f"the topic {topic} does not exist at {up.bootstrap}", key="TOPIC")
+        consumer.assign([TopicPartition(topic, number, OFFSET_BEGINNING) for number in found.partitions])
+        reading, count = set(found.partitions), 0
+        while reading and (limit is None or count < limit):
+            message = consumer.poll(CONSUME_SECONDS)
+            if message is None:
+                raise TransientError(f"{topic} at {up.bootstrap}: no record came for {CONSUME_SECONDS:g} s")
+            partition, error = int(message.partition() or 0), message.error()
+            if error is not None and error.code() == KafkaError._PARTITION_EOF:
+                reading.discard(partition)
+            elif error is not None:
+                raise TransientError(f"{topic}[{partition}] at {up.bootstrap}: {error.str()}")
+            elif partition in reading:  # a record after the end was written after the command began
+                count += 1
+                yield _line_of(message)
+    finally:
+        consumer.close()
+
+
+def _line_of(message: Message) -> Mapping[str, Any]:
+    kind, milliseconds = message.timestamp()
+    time = datetime.fromtimestamp(milliseconds / 1000, UTC).isoformat() if kind else None
+    given: Any = message.headers() or ()
+    headers = tuple((str(name), value) for name, value in given)
+    return record_json(
+        int(message.partition() or 0), int(message.offset() or 0), time, message.key(), message.value(), headers
+    )
+
+
+def dev_wipe() -> bool:
+    """Stops the broker of `ackline dev` and removes its folder, with all topics; returns whether there was one.
+
+    It removes nothing else: the tables of pipelines, and a broker that dev has not started, stay. Raises ConfigError if
+    the folder holds no broker of dev.
+    """
+    folder = dev_folder()
+    if not folder.exists():
+        return False
+    if folder.is_symlink() or (any(folder.iterdir()) and not (folder / SAVED).is_file()):
+        raise ConfigError(f"{folder} was not made by `ackline dev up`, so it is left as it is", file=folder)
+    broker.stop_running(folder)
+    shutil.rmtree(folder)
+    return True
+
+
+def _broker_with_topics(topic: str) -> Broker:
+    """Returns the broker that is up, after it has the topic and its dead-letter topic."""
+    up = _broker_that_is_up()
+    if up is None:
+        raise ConfigError(NO_BROKER)
+    existing = AdminClient({"bootstrap.servers": up.bootstrap}).list_topics(timeout=30).topics
+    for name, partitions in ((topic, PARTITIONS), (f"{topic}.dead", 1)):
+        if name not in existing:
+            up.create_topic(name, partitions)
+    return up
 
 
 def log_ends(bootstrap: str, topic: str) -> dict[int, int]:

@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from pyspark import SparkContext
 
@@ -27,13 +27,15 @@ def report_progress(context: SparkContext, group: str, on_progress: Progress | N
     try:
         yield
     except BaseException:
-        context.cancelJobGroup(group)
+        with suppress(Exception):  # the connection to the JVM may be what Ctrl-C has interrupted
+            context.cancelJobGroup(group)
         raise
     finally:
         ended.set()
         if reporter is not None:
             reporter.join()
-        context.setLocalProperty("spark.jobGroup.id", None)  # type: ignore[arg-type]
+        with suppress(Exception):
+            context.setLocalProperty("spark.jobGroup.id", None)  # type: ignore[arg-type]
 
 
 def _report(context: SparkContext, group: str, on_progress: Progress, ended: threading.Event) -> None:

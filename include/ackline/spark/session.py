@@ -7,13 +7,16 @@ Under spark-submit, the submission decides on the cluster, the memory of the dri
 
 import os
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 from py4j.protocol import Py4JJavaError
+from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
 from ackline.errors import AcklineError, ConfigError, TransientError
 from ackline.spark.driver_address import address_towards
+from ackline.spark.jvm_stderr import quiet_jvm
 from ackline.spark.shipped_code import ship_code
 from ackline.spark_block import SparkBlock
 from ackline.spark_master import is_local, master_of_environment
@@ -67,7 +70,8 @@ def open_session(app_name: str = "ackline", block: SparkBlock | None = None) -> 
     for key, value in session_settings(master, block, submitted="PYSPARK_GATEWAY_PORT" in os.environ).items():
         builder = builder.config(key, value)
     try:
-        session = builder.getOrCreate()
+        with quiet_jvm() if SparkContext._gateway is None else nullcontext():
+            session = builder.getOrCreate()
     except Py4JJavaError as error:
         raise _not_started(master, str(error)) from None
     if not is_local(str(session.sparkContext.master)):

@@ -1,6 +1,8 @@
 """What happens inside a Spark task: it calls the handler on its records, and writes their outcomes to files."""
 
+import signal
 import socket
+import threading
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -67,6 +69,7 @@ class TaskRun:
         """Checks, before the first record, that this task may start. Raises what `TaskFolder.check` raises, and
         ConfigError if the handler does not import."""
         try:
+            _ignore_ctrl_c()
             if isinstance(self._call, IsolatedHandler):
                 with _naming_host():
                     self._call.start()
@@ -213,6 +216,16 @@ def _call_handler(settings: TaskSettings, clock: Clock) -> CallHandler:
         return IsolatedHandler(replace(settings.replay, store_options=None), settings.tier, clock)
     with _naming_host():
         return load_call(settings.replay, settings.tier)
+
+
+def _ignore_ctrl_c() -> None:
+    """Makes a Python worker of Spark ignore SIGINT: a terminal sends it to each process of the command.
+
+    The driver cancels the job and ends its workers. Without this, the record that is being handled would fail with
+    KeyboardInterrupt, and idle workers would print a traceback.
+    """
+    if TaskContext.get() is not None and threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 @contextmanager

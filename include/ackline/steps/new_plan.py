@@ -24,7 +24,7 @@ def new_plan(
         parts.now(),
         partitions,
         parts.pipeline.kafka.isolation,
-        parts.pipeline.settings(),
+        parts.pipeline.settings() | (parts.request.settings() if kind is TurnKind.RUN else {}),
         parts.actor,
         reason,
     )

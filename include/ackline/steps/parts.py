@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+from ackline.audit.lease_file import LeaseFile
 from ackline.audit.store import LedgerStore
 from ackline.errors import ConfigError
 from ackline.kafka.cluster import Cluster
@@ -21,7 +22,9 @@ from ackline.offsets import TopicPartition
 from ackline.partition_filter import PartitionFilter, all_partitions, load_partition_filter
 from ackline.paths import audit_root
 from ackline.pipeline import Pipeline
+from ackline.run_request import EVERYTHING, RunRequest
 from ackline.setting_warnings import warnings_of_connection, warnings_of_settings
+from ackline.steps.turn_lease import TurnLease, WhenHeld
 from ackline.translation import Translation
 from ackline.turns import LIVE, TurnId
 
@@ -82,6 +85,10 @@ class Parts:
     """Removes what a turn that is settled leaves of its Spark tasks."""
     translation: Translation | None = None
     partition_filter: PartitionFilter = all_partitions
+    request: RunRequest = EVERYTHING
+    """What the user asks of this run."""
+    lease: TurnLease | None = None
+    """The lease of the turn that this run replays; None for a run without one."""
 
     @property
     def commits(self) -> bool:
@@ -168,12 +175,14 @@ def open_parts(
     audit: str | None = None,
     no_breaker: bool = False,
     lane: str = LIVE,
+    when_held: WhenHeld = WhenHeld.WAIT,
 ) -> Iterator[Parts]:
     """Opens the parts of a pipeline and lane, and closes them at the end of the context.
 
     `connection` holds the properties of the Kafka connection that the pipeline names. It is not needed if the file
-    names bootstrap servers itself. Raises ConfigError if it is missing, and if code that the file names (retry class,
-    listener, partition filter) does not import.
+    names bootstrap servers itself. `when_held` is what replay does if another process replays the turn. Raises
+    ConfigError if it is missing, and if code that the file names (retry class, listener, partition filter) does not
+    import.
     """
     connection = _connection_with_broker(pipeline, connection)
     pipeline.retry.policy()  # a class that does not import is refused before anything is planned
@@ -201,6 +210,7 @@ def open_parts(
             setting_warnings,
             translation=translation,
             partition_filter=partition_filter,
+            lease=TurnLease(LeaseFile(store.folder), run_id, when_held),
         )
         parts.notify("open", pipeline.name, run_id)
         try:

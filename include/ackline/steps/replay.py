@@ -65,8 +65,9 @@ def replay(parts: Parts, spark: "Callable[[], SparkSession]", on_progress: Progr
     """Carries out the lane's open plan, if its outcomes are not stored yet. Starts Spark only if there is something to
     read.
 
-    A plan whose range is no longer in the log is closed by a void settlement, and the next turn plans again. Raises
-    TopicChanged, ConfigError, TransientError and FatalError.
+    If another process holds the lease of the turn, this one first waits until that ends. A plan whose range is no
+    longer in the log is closed by a void settlement, and the next turn plans again. Raises TopicChanged, ConfigError,
+    TransientError and FatalError.
     """
     newest = parts.store.newest()
     plan = parts.store.open_plan(newest) if newest else None
@@ -76,6 +77,30 @@ def replay(parts: Parts, spark: "Callable[[], SparkSession]", on_progress: Progr
         # Zero rows are proof too: without this commit, an empty turn would look like one that never ran.
         parts.store.store_outcomes(plan.turn, [])
         return Replayed(plan)
+    if parts.lease is None:
+        return _replay_open_plan(parts, plan, newest, spark, on_progress)
+    # The lease spares a second run the work that the first one does. It proves nothing: all that follows is safe beside
+    # another process that replays the same turn.
+    with parts.lease.held(plan.turn) as waited:
+        if waited and not _is_still_to_replay(parts, plan):
+            return Replayed(plan)
+        return _replay_open_plan(parts, plan, newest, spark, on_progress)
+
+
+def _is_still_to_replay(parts: Parts, plan: Plan) -> bool:
+    """Returns whether the plan is still open and has no outcomes: the run that was waited for may have got so far."""
+    newest = parts.store.newest()
+    still_open = parts.store.open_plan(newest) if newest else None
+    return still_open is not None and still_open.turn == plan.turn and not parts.store.has_outcomes(plan.turn)
+
+
+def _replay_open_plan(
+    parts: Parts,
+    plan: Plan,
+    newest: Settlement,
+    spark: "Callable[[], SparkSession]",
+    on_progress: Progress | None,
+) -> Replayed:
     # Everything that can refuse the job is checked before the claim. Under at most once, a claimed turn is handed out
     # once or lost, so a registry that is away or a setting that Spark refuses would cost the whole range.
     check_open_plan_settings(parts, plan)

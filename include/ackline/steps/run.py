@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from ackline.errors import RangeGone
 from ackline.offsets import TopicPartition
 from ackline.outcome import Outcome
+from ackline.run_request import RunRequest
 from ackline.steps.commit import CommitResult
 from ackline.steps.measure import stored_report, turn_outcomes
 from ackline.steps.parts import Parts, Progress
@@ -115,7 +116,8 @@ def replay_until_records(
                 return replace(replayed, calls=calls)
             settle_turn(parts, open_plan, newest)
             check_not_voided(parts, open_plan.turn)
-        plan(parts)
+        # A driver of Airflow does not get the request of its DAG run: the plan of the first turn holds it.
+        plan(replace(parts, request=RunRequest.of_plan(replayed.plan.settings)))
 
 
 def _too_many_void_turns(parts: Parts, reason: str | None) -> RangeGone:

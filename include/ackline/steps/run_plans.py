@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from ackline import planning
 from ackline.commit_rule import CommitMetadata, Committed, still_acknowledged
-from ackline.errors import GroupMoved, TooFarBehind
+from ackline.errors import ConfigError, GroupMoved, TooFarBehind
 from ackline.metrics import due_retries
 from ackline.offsets import TopicPartition
 from ackline.planning import Limits, PartitionView
@@ -20,6 +20,8 @@ from ackline.turns import Plan, Settlement, TurnKind
 
 Views = Mapping[TopicPartition, PartitionView]
 
+_NAMED = 5
+"""How many partitions an error names."""
 _NO_WINDOW = 2**62
 """`max_uncommitted` for guarantees that never retry: nothing is ever pending, so the window never closes."""
 
@@ -31,6 +33,7 @@ def next_plan(parts: Parts, newest: Settlement, view: KafkaView, skipped: bool =
     is too far behind, under the policy `skip` (S45), unless this run has `skipped` before. Raises TopicChanged,
     GroupMoved, NewerCommit, RetentionPassed and TooFarBehind if the lane can't go on.
     """
+    _check_requested_partitions(parts, newest)
     views, moves = _views(parts, newest, view)
     # Nothing below is decided before every readable log is known to be the one that was read. In another log the same
     # offsets mean other records, and a truncated log would count as one with nothing new (S42).
@@ -48,10 +51,26 @@ def next_plan(parts: Parts, newest: Settlement, view: KafkaView, skipped: bool =
         reason = f"more than max_offset_behind {limit and limit.offsets}"
         return action_plan(parts, newest, TurnKind.SKIP, targets, reason)
     retries = parts.pipeline.guarantee == "at_least_once"
-    limits = Limits(parts.pipeline.max_uncommitted if retries else _NO_WINDOW, parts.pipeline.max_records_per_run)
+    most = parts.request.max_records or parts.pipeline.max_records_per_run
+    limits = Limits(
+        parts.pipeline.max_uncommitted if retries else _NO_WINDOW,
+        min(most, parts.pipeline.max_records_per_run),
+        fresh=not parts.request.only_retries,
+    )
     views = _with_waiting_times(parts, views, limits)
     planned = planning.plan_partitions(views, limits, parts.now(), newest.turn.n + 1)
     return new_plan(parts, newest, TurnKind.RUN, planned)
+
+
+def _check_requested_partitions(parts: Parts, newest: Settlement) -> None:
+    unknown = sorted((parts.request.partitions or frozenset()) - newest.partitions.keys())
+    if unknown:
+        names = ", ".join(map(str, unknown[:_NAMED]))
+        raise ConfigError(
+            f"partitions: {names} is no partition that {parts.pipeline.name} reads; `ackline status "
+            f"{parts.pipeline.name}` lists them. Nothing was planned",
+            key="partitions",
+        )
 
 
 def _views(
@@ -80,6 +99,7 @@ def _views(
             still_acknowledged(committed, acknowledged, metadata),
             subscribed,
             settled.paused,
+            requested=parts.request.includes(tp),
         )
     return views, moves
 

@@ -1,0 +1,101 @@
+"""The lease of a turn: which process is replaying it, so that a second run need not handle the same records beside it.
+
+A lease is advice. No write of the ledger depends on it: every commit of a turn is fenced by the turn's number, and two
+processes that replay one turn store its outcomes once. Without the lease, both call the handler for every record, and
+the work of one is thrown away.
+
+A lease holds names of a run and of a host, and the number of a process. It holds no record, no setting and no user.
+"""
+
+import json
+import os
+import secrets
+import socket
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from datetime import datetime
+from functools import cache
+from pathlib import Path
+
+from ackline.process_identity import ProcessIdentity
+from ackline.turns import TurnId
+
+RENEWAL_SECONDS = 20.0
+"""How often a process renews the lease of the turn that it replays."""
+MISSED_RENEWALS = 3
+"""How many renewals in a row are missing when a lease counts as given up."""
+_MAX_TEXT = 250
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """Which process replays a turn, and since when. `mark` changes with each renewal."""
+
+    turn: str
+    run_id: str
+    host: str
+    machine: str
+    """The boot of the host and the namespace of process numbers: within it, a process number means one process."""
+    process: str
+    """The text of a `ProcessIdentity`; empty if the process could not be identified."""
+    since: datetime
+    holder: str
+    """A random word, which tells the leases of two processes apart."""
+    renewals: int = 0
+
+    @classmethod
+    def of_this_process(cls, turn: TurnId, run_id: str, since: datetime) -> "Lease":
+        """Returns a new lease of a turn for this process."""
+        process = ProcessIdentity.of(os.getpid())
+        identity = str(process) if process else ""
+        return cls(str(turn), run_id, socket.gethostname(), _machine(), identity, since, secrets.token_hex(8))
+
+    @classmethod
+    def decode(cls, content: bytes) -> "Lease":
+        """Returns the lease that `encode` wrote. Raises ValueError for any other content."""
+        try:
+            stored = json.loads(content)
+            texts = {name: stored[name] for name in ("turn", "run_id", "host", "machine", "process", "holder")}
+            since, renewals = datetime.fromisoformat(stored["since"]), stored["renewals"]
+        except (KeyError, TypeError, RecursionError) as error:
+            raise ValueError("not a lease") from error
+        if not all(isinstance(text, str) and len(text) <= _MAX_TEXT and text.isprintable() for text in texts.values()):
+            raise ValueError("a text of the lease is too long, or not a text")
+        if type(renewals) is not int or since.tzinfo is None:
+            raise ValueError("a number or a time of the lease is neither")
+        return cls(**texts, since=since, renewals=renewals)
+
+    def encode(self) -> bytes:
+        """Returns the lease as JSON."""
+        return json.dumps({**asdict(self), "since": self.since.isoformat()}).encode()
+
+    def renewed(self) -> "Lease":
+        """Returns the lease after one more renewal."""
+        return replace(self, renewals=self.renewals + 1)
+
+    @property
+    def mark(self) -> str:
+        """A text that changes if the lease is renewed or taken over."""
+        return f"{self.holder}:{self.renewals}"
+
+    def process_has_ended(self) -> bool:
+        """Returns whether the process is known to have ended. False for a process of another machine."""
+        if not self.machine or self.machine != _machine():
+            return False
+        with suppress(ValueError):
+            return not ProcessIdentity.decode(self.process).alive()
+        return False
+
+    def __str__(self) -> str:
+        process = self.process.partition(":")[0] or "unknown"
+        since = self.since.isoformat(timespec="seconds")
+        return f"run {self.run_id} on host {self.host} (process {process}) since {since}"
+
+
+@cache
+def _machine() -> str:
+    """Returns a text for the boot and the process namespace of this host; empty where the system has neither."""
+    with suppress(OSError):
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot}:{os.stat('/proc/self/ns/pid').st_ino}"
+    return ""

@@ -1,0 +1,101 @@
+"""The README's first pipeline, word for word: its files are written and its commands executed as they are printed."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ackline.local import broker
+from tests.e2e.commands import ROOT
+from tests.e2e.documents import Block, blocks, section, write
+
+SECONDS = 560
+ACTIVATE = (
+    f'export PATH="{Path(sys.executable).parent}:$PATH" PYTHONPATH="$PWD/include" ACKLINE_SPARK_MASTER="local[2]"\n'
+)
+
+
+class Checkout:
+    """A clone of the project, set up."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        shutil.copytree(ROOT / "include", folder / "include", ignore=shutil.ignore_patterns("__pycache__"))
+        # What `make setup` makes is there already; tests/project/test_setup.py tests it.
+        (folder / ".venv" / "bin").mkdir(parents=True)
+        (folder / ".venv" / "bin" / "activate").write_text(ACTIVATE)
+        (folder / "Makefile").write_text("setup:\n")
+
+    def shell(self, commands: str) -> str:
+        """Executes commands as a user types them, each of which must succeed; returns what they print."""
+        environment = {
+            name: value for name, value in os.environ.items() if not name.startswith(("ACKLINE_P", "AIRFLOW_CONN"))
+        }
+        environment.pop("ACKLINE_AUDIT", None)
+        done = subprocess.run(
+            ["bash", "-e", "-c", f". .venv/bin/activate\n{commands}"],
+            cwd=self.folder, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True,
+            timeout=SECONDS, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert "Traceback" not in done.stderr
+        return done.stdout + done.stderr
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Iterator[Checkout]:
+    made = Checkout(tmp_path / "ackline")
+    yield made
+    broker.stop_running(made.folder / ".ackline" / "dev")
+
+
+def steps() -> list[Block]:
+    """Returns the blocks up to the fourth step: those after it are for pipelines that are in use."""
+    return blocks(section("README.md", "## A first pipeline of your own").partition("**5. Intervene.**")[0])
+
+
+@pytest.mark.timeout(600)  # it starts Spark three times, with eight other commands
+def test_the_first_pipeline_works_word_for_word_and_shows_skip_dead_and_retries(checkout: Checkout) -> None:
+    start, handler, pipeline, run = steps()
+    assert [block.language for block in (start, handler, pipeline, run)] == ["sh", "python", "yaml", "sh"]
+    produced = checkout.shell(start.text)
+    assert "produced 1,000 records to orders" in produced
+    write(checkout.folder, handler)
+    write(checkout.folder, pipeline)
+    printed = checkout.shell(run.text)
+    for text in ("flaky", "malformed"):
+        assert text in produced
+    rows = json.loads(checkout.shell("ackline audit first --json"))
+    words = {(row["outcome"], row["error_class"]) for row in rows}
+    assert {("skipped", "Skip"), ("skipped", "Tombstone"), ("failed", "TimeoutError"), ("failed", "JSONDecodeError"),
+            ("failed", "Dead"), ("acked", None)} <= words  # fmt: skip
+    assert [row for row in rows if row["outcome"] == "acked" and row["attempt"] == 2], "a payment succeeds when retried"
+    # The story of one record, as the last comment tells it.
+    last = next(line for line in run.text.splitlines() if "--offsets" in line)
+    story = json.loads(checkout.shell(last.partition("#")[0] + " --json"))
+    assert [row["outcome"] for row in story] == ["failed", "failed", "failed", "dead"]
+    status = json.loads(checkout.shell("ackline status first --json"))
+    assert [sum(part["pending"].values()) + part["lag"] for part in status["partitions"]] == [0] * 4
+    assert "unknown currency" in printed or "Dead" in printed
+
+
+def test_the_local_broker_takes_a_file_prints_it_again_and_is_wiped(checkout: Checkout) -> None:
+    (checkout.folder / "payments.jsonl").write_text(
+        '{"value": {"id": 1}, "key": "a", "headers": {"h": "x"}, "partition": 2}\n{"id": 2}\n'
+    )
+    checkout.shell("ackline dev up && ackline dev produce payments --file payments.jsonl")
+    lines = [json.loads(line) for line in checkout.shell("ackline dev consume payments").splitlines()]
+    assert sorted(line["value"] for line in lines) == ['{"id": 2}', '{"id":1}']
+    [keyed] = [line for line in lines if line["key"] == "a"]
+    assert (keyed["partition"], keyed["headers"]) == (2, [["h", "x"]])
+    dev = checkout.folder / ".ackline" / "dev"
+    assert "Nothing was changed" in checkout.shell("ackline dev wipe --dry-run")
+    assert dev.is_dir()
+    assert "Removed." in checkout.shell("ackline dev wipe --yes")
+    assert not dev.exists()
+    assert "There was none." in checkout.shell("ackline dev wipe --yes")

@@ -1,0 +1,52 @@
+"""What Java prints before its log is configured does not reach the terminal; everything else does, at once."""
+
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ackline.spark.jvm_stderr import NOISE, LineFilter
+
+LINES = st.lists(st.sampled_from([*NOISE, b"WARNING: of a handler", b"x", b"", b"WARN", b"\xff\x1b[2K bar"]))
+
+
+@given(LINES, st.integers(1, 7))
+def test_only_the_lines_of_java_are_dropped_however_they_arrive(lines: list[bytes], size: int) -> None:
+    text = b"".join(line + b" more\n" for line in lines)
+    filtered = LineFilter()
+    passed = b"".join(filtered.passed(text[start : start + size]) for start in range(0, len(text), size))
+    assert passed + filtered.rest() == b"".join(line + b" more\n" for line in lines if line not in NOISE)
+
+
+def test_a_progress_bar_without_an_end_of_line_passes_at_once() -> None:
+    lines = LineFilter()
+    assert lines.passed(b"\r\x1b[2Kreplaying 3/8") == b"\r\x1b[2Kreplaying 3/8"
+    assert lines.passed(b" tasks") == b" tasks"
+    assert lines.passed(b"WARNING: Using") == b"WARNING: Using", "it does not begin a line"
+
+
+@pytest.mark.parametrize("text", [b"WARNING: Us", b"W"])
+def test_a_line_that_only_begins_like_one_of_java_is_passed_at_the_end(text: bytes) -> None:
+    lines = LineFilter()
+    assert (lines.passed(text), lines.rest()) == (b"", text)
+
+
+PROGRAM = """
+import subprocess, sys
+from ackline.spark.jvm_stderr import quiet_jvm
+child = "import sys; sys.stdin.readline(); sys.stderr.write('WARNING: Using incubator modules: x\\\\nan error\\\\n')"
+with quiet_jvm():
+    started = subprocess.Popen([sys.executable, "-c", child], stdin=subprocess.PIPE, text=True)
+    sys.stderr.write("during\\n")
+sys.stderr.write("after\\n")
+started.communicate("go on\\n")
+import threading
+[thread.join(30) for thread in threading.enumerate() if thread.name == "ackline-jvm-stderr"]
+"""
+
+
+def test_a_process_is_filtered_for_as_long_as_it_lives() -> None:
+    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=60, check=True)
+    assert sorted(done.stderr.splitlines()) == ["after", "an error", "during"]
