@@ -61,11 +61,22 @@ def audit(root: str, criteria: AuditFilter) -> Callable[[], object]:
 
 
 def page(root: str, criteria: AuditFilter) -> Callable[[], object]:
-    """Returns what the audit page does for a request."""
-    from ackline.ui import lanes, pages
+    """Returns what the page does for a pipeline, and then for one of its records."""
+    from ackline.ui import pages, readings
+    from ackline.ui.acts import ActMaker
+    from ackline.ui.addresses import Addresses
+
+    addresses = Addresses("/ackline/", "")
 
     def show(name: str) -> str:
-        return pages.pipeline(lanes.lane(name), lanes.turns(name), criteria, lanes.audit(name, criteria))
+        reading = readings.read_lane(name)
+        acts = ActMaker(name, LIVE, (), addresses)
+        page = pages.pipeline(reading, [LIVE], readings.failures(reading), acts.of_pipeline(), addresses)
+        if criteria.offsets is None:
+            return page
+        offset = criteria.offsets.start
+        record = readings.read_record(reading, TP, offset)
+        return pages.record(reading, TP, offset, record, acts.of_record(TP, offset, False), addresses)
 
     assert show(SMALL)
     return lambda: show(LARGE)

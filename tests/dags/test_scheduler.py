@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
 
 import psutil
 import pytest
@@ -121,7 +122,7 @@ def test_the_cron_of_a_pipeline_fires_beside_a_broken_one_that_is_named(
     assert CANARY not in log
     for task in ("plan", "replay", "settle"):
         links = airflow.call("GET", f"/dags/{dag}/dagRuns/{run}/taskInstances/{task}/links")
-        assert links["extra_links"] == {"Audit": f"/ackline/pipelines/{pipeline}"}
+        assert links["extra_links"] == {"Audit": f"/ackline/pipelines/{pipeline}/run?{urlencode({'run_id': run})}"}
     assert wait_until(lambda: len(airflow.import_errors()) == 1, SECONDS)
     ((file, reason),) = airflow.import_errors().items()
     assert file.endswith("broken_pipelines.py")

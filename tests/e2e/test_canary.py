@@ -16,9 +16,9 @@ import pyarrow.parquet as pq
 import pytest
 from confluent_kafka import Producer
 
-from ackline.audit.queries import AuditFilter
-from ackline.offsets import OffsetRange
-from ackline.ui import lanes, pages
+from ackline.turns import LIVE
+from ackline.ui import pages, readings
+from ackline.ui.addresses import Addresses
 from tests.dags.project import processes
 from tests.e2e.fixtures import MakeLab
 from tests.e2e.lab import ROOT, Lab, all_of
@@ -138,8 +138,22 @@ def _stored_texts(lane: Lab) -> Iterator[str]:
 
 
 def _page(lane: Lab) -> str:
-    offsets = OffsetRange(0, len(VALUES))
-    criteria = AuditFilter(topic=lane.topic, partition=0, offsets=offsets, limit=lanes.MOST_ROWS)
-    page = pages.pipeline(lanes.lane(lane.name), lanes.turns(lane.name), criteria, lanes.audit(lane.name, criteria))
+    """Returns every view of the lane: the pipeline, its groups of failing records, its records and its turns."""
+    addresses, reading = Addresses("/ackline/", ""), readings.read_lane(lane.name)
+    groups = readings.failures(reading)
+    views = [pages.pipeline(reading, [LIVE], groups, [], addresses)]
+    for group in groups:
+        records = readings.failing_records(reading, group.kind, group.error_class)
+        views.append(pages.failing(reading, group.kind, group.error_class, records, [], addresses))
+    for part in reading.partitions:
+        views.append(pages.partition(reading, part, [], addresses))
+        for offset in range(len(VALUES)):
+            record = readings.read_record(reading, part.tp, offset)
+            views.append(pages.record(reading, part.tp, offset, record, [], addresses))
+    for totals in reading.turns:
+        turn = readings.read_turn(lane.name, LIVE, totals.turn.epoch, totals.turn.n)
+        assert turn is not None
+        views.append(pages.turn(turn, addresses))
+    page = "".join(views)
     assert "RuntimeError" in page
     return page

@@ -1,115 +1,224 @@
-"""The audit page, served by a real Airflow: it needs a login, shows the numbers of the tables, and runs
-nothing that records or errors hold."""
+"""The routes of the page, served by a real Airflow: each needs a login and the right to read the pipeline's DAG, shows
+the numbers of the tables, and changes nothing."""
 
+import html
 import re
+import time
 import urllib.error
 import urllib.request
 from collections import Counter
-from collections.abc import Iterator
-from datetime import UTC, datetime, timedelta
-from html.parser import HTMLParser
+from email.message import Message
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from ackline.audit.queries import AuditFilter, audit_rows, displayed_values
+from ackline.audit.queries import AuditFilter, audit_rows
+from ackline.audit.store import LedgerStore
 from ackline.local.airflow_servers import LocalAirflow
-from ackline.local.broker import Broker
+from ackline.offsets import TopicPartition
 from ackline.pipeline import load
 from ackline.steps.parts import open_parts
 from ackline.steps.run import run
+from ackline.turns import LIVE
 from ackline.ui import pages
-from ackline.ui.lanes import Lane
 from tests.conftest import MakeTopic
-from tests.dags.project import Project, served_airflow
+from tests.dags.project import Project
 from tests.e2e import wire
 from tests.e2e.lab import Spark, encoded
+from tests.plugins.stored_lanes import StoredPartition, write_lane
+
+VIEWS = {
+    "/": "/",
+    "/pipelines/{name}": "/pipelines/{name}",
+    "/pipelines/{name}/partition": "/pipelines/{name}/partition?topic={name}&partition=1",
+    "/pipelines/{name}/failures": "/pipelines/{name}/failures?kind=retry&error_class=requests.HTTPError",
+    "/pipelines/{name}/record": "/pipelines/{name}/record?topic={name}&partition=1&offset=141",
+    "/pipelines/{name}/turns/{epoch}/{n}": "/pipelines/{name}/turns/0/3",
+    "/pipelines/{name}/run": "/pipelines/{name}/run?run_id=manual",
+    "/dags/{dag_id}": "/dags/replay__{name}",
+    "/dags/{dag_id}/runs/{run_id}": "/dags/replay__{name}/runs/manual",
+}
+"""Each route, with an address of it."""
 
 
-@pytest.fixture(scope="module")
-def project(broker: Broker, tmp_path_factory: pytest.TempPathFactory) -> Project:
-    """The project whose page is served."""
-    project = Project(tmp_path_factory.mktemp("project"), broker.bootstrap)
-    project.pipelines.mkdir(parents=True)
-    return project
-
-
-@pytest.fixture(scope="module")
-def airflow(project: Project, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalAirflow]:
-    with served_airflow(tmp_path_factory.mktemp("airflow-page"), project) as airflow:
-        yield airflow
-
-
-def get(airflow: LocalAirflow, path: str, token: str | None = None, method: str = "GET") -> tuple[int, str]:
-    """Returns status and body of one request."""
+def get(
+    airflow: LocalAirflow, path: str, token: str | None = None, method: str = "GET"
+) -> tuple[int, str, "Message[str, str]"]:
+    """Returns status, body and headers of one request."""
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     request = urllib.request.Request(airflow.url + path, headers=headers, method=method)
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
         with opener.open(request, timeout=30) as answer:
-            return answer.status, answer.read().decode()
+            return answer.status, answer.read().decode(), answer.headers
     except urllib.error.HTTPError as error:
-        return error.code, error.read().decode()
+        return error.code, error.read().decode(), error.headers
+
+
+def view(airflow: LocalAirflow, path: str, token: str | None = None) -> str:
+    """Returns a view of the page, which must be there."""
+    status, body, _ = get(airflow, f"/ackline{path}", token or airflow.token())
+    assert status == 200, (path, status, body[:500])
+    return body
+
+
+def text_of(page: str) -> str:
+    """Returns the text of a page, with single spaces."""
+    body = page.partition("<main")[2]
+    return " ".join(html.unescape(re.sub(r"<[^>]*>", " ", body)).split())
+
+
+def test_the_views_of_these_tests_are_all_routes() -> None:
+    source = Path(pages.__file__).with_name("app.py").read_text()
+    routes = re.findall(r'^@app\.(?!middleware|exception)(\w+)\("([^"]*)', source, re.MULTILINE)
+    assert {path for _, path in routes} == set(VIEWS)
+    assert {method for method, _ in routes} == {"get"}
 
 
 def test_no_page_is_served_without_a_login(airflow: LocalAirflow) -> None:
     """Airflow serves a plugin's routes without a login, unless the routes themselves require one."""
-    source = Path(pages.__file__).with_name("app.py").read_text()
-    paths = re.findall(r'^@app\.(?!middleware|exception)\w+\("([^"]*)', source, re.MULTILINE)
-    assert set(paths) >= {"/", "/pipelines/{name}"}
-    for page in paths:
-        for path in (page.format(name="orders"), f"{page.format(name='orders')}?topic=orders&partition=0&offset=1"):
-            assert get(airflow, f"/ackline{path}")[0] in (401, 403), path
+    for path in VIEWS.values():
+        assert get(airflow, f"/ackline{path.format(name='orders')}")[0] in (401, 403), path
+        assert get(airflow, f"/ackline{path.format(name='orders')}", "not-a-token")[0] in (401, 403), path
     for path in ("/ackline/docs", "/ackline/redoc", "/ackline/openapi.json"):
         assert get(airflow, path)[0] in (401, 403, 404), path
 
 
-class Tables(HTMLParser):
-    """The tables of a page: a list of rows each, and a row is the texts of its cells; the first row is the head."""
-
-    def __init__(self, page: str) -> None:
-        super().__init__()
-        self.tables: list[list[list[str]]] = []
-        self._in_cell = False
-        self.feed(page)
-
-    def handle_starttag(self, tag: str, attrs: object) -> None:
-        if tag == "table":
-            self.tables.append([])
-        elif tag == "tr":
-            self.tables[-1].append([])
-        elif tag in ("td", "th"):
-            self.tables[-1][-1].append("")
-            self._in_cell = True
-
-    def handle_endtag(self, tag: str) -> None:
-        self._in_cell = self._in_cell and tag not in ("td", "th")
-
-    def handle_data(self, data: str) -> None:
-        if self._in_cell:
-            self.tables[-1][-1][-1] += data
+def test_a_user_who_may_not_read_the_dag_gets_the_same_404_as_for_a_pipeline_that_does_not_exist(
+    airflow: LocalAirflow,
+) -> None:
+    admin, viewer = airflow.token(), airflow.viewer.token()
+    for route, path in VIEWS.items():
+        hidden = f"/ackline{path.format(name='payments')}"
+        assert get(airflow, f"/ackline{path.format(name='orders')}", viewer)[0] == 200, path
+        assert get(airflow, hidden, admin)[0] in (200, 404), path
+        status, body, _ = get(airflow, hidden, viewer)
+        if route == "/":
+            assert "orders" in body
+            assert "payments" not in body
+            continue
+        nowhere = get(airflow, f"/ackline{path.format(name='nowhere')}", viewer)
+        assert (status, body) == nowhere[:2], path
+        assert status == 404, path
+    assert "payments" in view(airflow, "/")
 
 
-def tables_of(page: str) -> list[list[dict[str, str]]]:
-    """Returns the rows of each table of a page; a row is its cells by column."""
-    return [[dict(zip(head, row, strict=True)) for row in rows] for head, *rows in Tables(page).tables]
+def test_the_page_answers_to_nothing_but_get(airflow: LocalAirflow) -> None:
+    for path in VIEWS.values():
+        for method in ("POST", "PUT", "DELETE", "PATCH"):
+            assert get(airflow, f"/ackline{path.format(name='orders')}", airflow.token(), method)[0] == 405, path
 
 
-def text(value: object) -> str:
-    """Returns a value of the audit table as the page shows it."""
-    if isinstance(value, datetime):
-        return f"{value.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
-    return "" if value is None else str(value)
+def test_a_page_may_load_nothing_and_run_its_own_script_alone(airflow: LocalAirflow) -> None:
+    for path in (*VIEWS.values(), "/nothing"):
+        _, body, headers = get(airflow, f"/ackline{path.format(name='orders')}", airflow.token())
+        policy = headers["Content-Security-Policy"]
+        assert policy == pages.POLICY
+        assert "default-src 'none'" in policy
+        assert "unsafe" not in policy
+        assert not re.findall(r"\s(?:src|style|on\w+)=", body), path
+        assert not re.findall(r'(?:href|action)="(?!/)', body), path
 
 
-def test_the_page_shows_the_numbers_of_the_tables_and_of_the_broker(
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/pipelines/orders?lane=..%2Fpayments", "/pipelines/orders?lane=backfill-none", "/pipelines/..%2Fpayments",
+        "/pipelines/orders/partition?topic=orders&partition=99", "/pipelines/orders/turns/0/9999",
+        "/pipelines/orders/turns/7/1", "/dags/another_dag",
+    ],
+)  # fmt: skip
+def test_what_does_not_exist_is_a_404(airflow: LocalAirflow, path: str) -> None:
+    assert get(airflow, f"/ackline{path}", airflow.token())[0] == 404
+
+
+def test_an_address_that_is_not_valid_is_named_without_a_traceback(airflow: LocalAirflow) -> None:
+    path = "/ackline/pipelines/orders/record?topic=orders&partition=one&offset=-4"
+    status, body, _ = get(airflow, path, airflow.token())
+    assert status == 422
+    assert "Correct offset, partition in the address." in text_of(body)
+
+
+def test_a_pipeline_shows_its_health_its_lag_and_its_failures(airflow: LocalAirflow, project: Project) -> None:
+    newest = LedgerStore(project.audit, "orders", LIVE).newest()
+    assert newest is not None
+    shown = text_of(view(airflow, "/pipelines/orders"))
+    lag = sum(part.unsettled for part in newest.partitions.values())
+    assert f"Lag {lag:,}" in shown
+    assert "orders Losing to retention" in shown
+    for tp, settled in newest.partitions.items():
+        assert str(tp) in shown
+        assert f"{settled.state.floor:,}" in shown
+    pending = Counter(run.value.error_class for part in newest.partitions.values() for run in part.state.pending)
+    assert f"requests.HTTPError retry {pending['requests.HTTPError']}" in shown
+    dead = sum(row["outcome"] == "dead" for row in audit_rows(project.audit, "orders", AuditFilter()))
+    assert f"requests.HTTPError dead {dead}" in shown
+
+
+def test_a_group_of_failures_leads_to_its_records_and_each_to_its_attempts(
+    airflow: LocalAirflow, project: Project
+) -> None:
+    group = view(airflow, "/pipelines/orders/failures?kind=retry&error_class=requests.HTTPError")
+    [link] = [link for link in re.findall(r'href="/ackline(/pipelines/orders/record[^"]*)', group) if "=141" in link]
+    story = text_of(view(airflow, html.unescape(link)))
+    rows = [
+        row
+        for row in audit_rows(project.audit, "orders", AuditFilter("orders", 1))
+        if (row["offset"], row["outcome"]) == (141, "failed")
+    ]
+    assert len(rows) > 10
+    assert f"Offset 141 of orders[1] failed {len(rows)} times with requests.HTTPError" in story
+    for row in rows:
+        assert f"attempt {row['attempt']} {row['handled_at']:%Y-%m-%d %H:%M:%S} UTC" in story
+        assert row["run_id"] in story
+    assert story.count("requests.HTTPError : status 503 from the tax service at order 141") == len(rows)
+
+
+def test_a_turn_leads_to_its_dag_run_and_names_its_delta_versions(airflow: LocalAirflow, project: Project) -> None:
+    store = LedgerStore(project.audit, "orders", LIVE)
+    newest = store.newest()
+    assert newest is not None
+    page = view(airflow, f"/pipelines/orders/turns/0/{newest.turn.n}")
+    run_id = newest.run_id.replace(":", "%3A").replace("+", "%2B")
+    assert page.count(f'href="/dags/replay__orders/runs/{run_id}" target="_top"') == 2
+    version = store.settlements.open()
+    assert version is not None
+    assert f"Delta version of settlements {version.version()}" in text_of(page)
+    runs = text_of(view(airflow, f"/dags/replay__orders/runs/{run_id}"))
+    assert f"Turns that this run settled Turn Kind Settled Outcomes Lag {newest.turn.n} run" in runs
+
+
+def test_a_thousand_partitions_are_shown_within_a_second(airflow: LocalAirflow, project: Project) -> None:
+    """60 turns of 1,000 partitions, some with failures. The page shows the worst twenty, and the others on request."""
+    project.write("clicks", "clicks", schedule=None)
+    many = {
+        TopicPartition("clicks", n): StoredPartition(arrive=10, read=10 - n % 3 // 2, fail_every=50 * (n % 9 == 0))
+        for n in range(1000)
+    }
+    write_lane(project.audit, "clicks", many, turns=60)
+    airflow.wait_for_dag("replay__clicks")
+    token = airflow.token()
+    for path in ("/", "/pipelines/clicks", "/pipelines/clicks?start=980"):
+        view(airflow, path, token)  # the first request loads what all others need
+        timed = []
+        for _ in range(3):
+            begun = time.monotonic()
+            size = len(view(airflow, path, token))
+            timed.append((time.monotonic() - begun, size))
+        seconds, size = min(timed)
+        print(f"{path}: {seconds:.2f} s, {size:,} bytes")
+        assert seconds < 1.0, (path, timed)
+        assert size < 150_000
+    assert "20 of 1,000, the worst first" in text_of(view(airflow, "/pipelines/clicks", token))
+
+
+def test_the_page_shows_what_a_real_run_has_stored(
     airflow: LocalAirflow, project: Project, topic: MakeTopic, spark: Spark
 ) -> None:
     """Partition 0: retention deletes records 0 to 2 before they are read, and 4 waits an hour for its retry. Partition
     1: record 0 is dead. The page changes nothing."""
     source = topic(partitions=2)
-    file = project.write("orders", source, retry={"initial_delay": "1h"})
+    file = project.write("real", source, retry={"initial_delay": "1h"})
     here = {"bootstrap.servers": project.bootstrap}
 
     def turn() -> None:
@@ -121,74 +230,18 @@ def test_the_page_shows_the_numbers_of_the_tables_and_of_the_broker(
     wire.produce(project.bootstrap, source, map(encoded, [{"dead": True}, {}]), partition=1)
     wire.delete_records(project.bootstrap, (source, 0), 3)
     turn()
-    rows = list(audit_rows(project.audit, "orders", AuditFilter()))
-    assert len(rows) == 7  # 0 to 2 are one row, and the dead record has two
-    ends = [wire.log_end(project.bootstrap, source, partition) for partition in (0, 1)]
-    floors = [project.committed("orders", source, partition) for partition in (0, 1)]
-    assert (ends, floors) == ([6, 2], [4, 2])
-
-    airflow.wait_for_dag("replay__orders")
-    columns = pages.AUDIT_COLUMNS
+    floors = [project.committed("real", source, partition) for partition in (0, 1)]
+    assert floors == [4, 2]
+    airflow.wait_for_dag("replay__real")
     for token in (airflow.token(), airflow.viewer.token()):
-        status, index = get(airflow, "/ackline/", token)
-        assert (status, "orders" in index) == (200, True)
-        status, page = get(airflow, f"/ackline/pipelines/orders?topic={source}&partition=0&offset=1", token)
-        assert status == 200
-        [partitions], [same, turns, _] = tables_of(index), tables_of(page)
-        assert same == partitions == partition_rows(source, floors, ends, rows)
-        check_turns(turns, rows)
-        for partition, offset, outcomes in ((0, 1, ["expired"]), (0, 4, ["failed"]), (1, 0, ["dead", "failed"])):
+        assert "real Losing to retention" in text_of(view(airflow, "/pipelines/real", token))
+        for partition, (lag, end) in enumerate([(2, 6), (0, 2)]):
+            shown = text_of(view(airflow, f"/pipelines/real/partition?topic={source}&partition={partition}", token))
+            expected = f"Floor {floors[partition]} Complete to {end} Log end {end}"
+            assert f"Lag {lag} " in shown
+            assert expected in shown
+        for partition, offset, state in ((0, 1, "expired"), (0, 4, "pending"), (0, 5, "acked"), (1, 0, "dead")):
             where = f"topic={source}&partition={partition}&offset={offset}"
-            *_, shown = tables_of(get(airflow, f"/ackline/pipelines/orders?{where}", token)[1])
-            assert sorted(row["outcome"] for row in shown) == outcomes
-            assert sorted(row.items() for row in shown) == sorted(
-                dict(zip(columns, map(text, displayed_values(row, columns)), strict=True)).items()
-                for row in rows
-                if row["partition"] == partition and row["offset"] <= offset < (row["end_offset"] or row["offset"] + 1)
-            )
-        assert get(airflow, "/ackline/pipelines/nothing", token)[0] == 404
-        assert get(airflow, "/ackline/pipelines/orders", token, "POST")[0] == 405
-
-
-def partition_rows(
-    source: str, floors: list[int | None], ends: list[int], rows: list[dict[str, Any]]
-) -> list[dict[str, str]]:
-    """The rows of the page's table of partitions: everything was read, and one record waits an hour for its retry."""
-    [due] = [row["handled_at"] + timedelta(hours=1) for row in rows if row["offset"] == 4]
-    return [
-        {
-            "topic": source, "partition": text(partition), "floor": text(floors[partition]),
-            "complete to": text(ends[partition]), "pending: retry": text(int(partition == 0)),
-            "pending: dead_letter": "0", "pending: in_flight": "0", "next due": text(due) if partition == 0 else "",
-        }
-        for partition in (0, 1)
-    ]  # fmt: skip
-
-
-def check_turns(turns: list[dict[str, str]], rows: list[dict[str, Any]]) -> None:
-    """The page has the genesis and the turns that have rows or read nothing; each has its offsets by outcome."""
-    assert [(turn["turn"], turn["kind"]) for turn in turns] == [("2", "run"), ("1", "run"), ("0", "genesis")]
-    for turn in turns:
-        outcomes: Counter[str] = Counter()
-        for row in rows:
-            if text(row["turn"]) == turn["turn"]:
-                outcomes[row["outcome"]] += (row["end_offset"] or row["offset"] + 1) - row["offset"]
-        shown = {word: int(turn[word]) for word in ("acked", "failed", "dead", "expired")}
-        assert shown == {word: outcomes[word] for word in shown}
-
-
-def test_text_from_outside_is_escaped() -> None:
-    """An exception's class or a run's id may be anything."""
-    hostile = "<script>alert(1)</script>\"'"
-    row = dict.fromkeys(pages.AUDIT_COLUMNS, hostile)
-    page = pages.pipeline(Lane(hostile, None), [], AuditFilter(topic=hostile, partition=0), [row])
-    assert "<script>" not in page
-    assert 'value="&lt;script&gt;' in page
-
-
-def test_a_decision_is_shown_without_the_number_of_an_attempt() -> None:
-    row = dict.fromkeys(pages.AUDIT_COLUMNS) | {"offset": 7, "outcome": "dead", "error_message": "after 4 attempts"}
-    rows = [row | {"attempt": 4, "outcome": "failed"}, row | {"attempt": 0}]
-    page = pages.pipeline(Lane("orders", None), [], AuditFilter(partition=0), rows)
-    assert "<td class=number>4</td><td>failed</td>" in page
-    assert "<td></td><td>dead</td><td></td><td>after 4 attempts</td>" in page
+            story = text_of(view(airflow, f"/pipelines/real/record?{where}", token))
+            assert f"{source}[{partition}] offset {offset} {state} What happened" in story
+    assert [project.committed("real", source, partition) for partition in (0, 1)] == floors

@@ -1,31 +1,38 @@
-"""The routes of the audit page.
+"""The routes of the page.
 
 Airflow serves a plugin's application without authentication. So each route here requires a login, and the right to read
-the pipeline's DAG. All routes are GET: a request that changes something would need protection against forged ones.
+the pipeline's DAG; without that right the answer is the same 404 as for a pipeline that does not exist. All routes are
+GET: a request that changes something would need protection against forged ones.
 """
 
 from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime
 from typing import Annotated
 
 from airflow.api_fastapi.app import get_auth_manager
 from airflow.api_fastapi.auth.managers.models.resource_details import AccessView
 from airflow.api_fastapi.core_api.security import GetUserDep, requires_access_view
 from fastapi import Depends, FastAPI, HTTPException, Query, Request, Response
+from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse
 
-from ackline.airflow.links import DAG_PREFIX
-from ackline.audit.queries import AuditFilter
+from ackline.airflow.links import DAG_PREFIX, page_path, pipeline_of_dag
 from ackline.errors import AcklineError
-from ackline.offsets import OffsetRange
-from ackline.ui import lanes, pages
+from ackline.offsets import TopicPartition
+from ackline.turns import LIVE
+from ackline.ui import pages, readings
+from ackline.ui.acts import ActMaker
+from ackline.ui.addresses import Addresses
+from ackline.ui.readings import LaneReading
 
+PIPELINES_A_PAGE = 100
 HEADERS = {
-    "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; form-action 'self'; "
-    "frame-ancestors 'self'",
+    "Content-Security-Policy": pages.POLICY,
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "same-origin",
     "Cache-Control": "no-store",
 }
+NOT_FOUND = "Ackline has nothing here, or you may not read the DAG."
 
 # FastAPI's own pages of documentation are off: nothing would authenticate them.
 app = FastAPI(
@@ -37,6 +44,12 @@ app = FastAPI(
     dependencies=[Depends(requires_access_view(AccessView.WEBSITE))],
 )
 
+Topic = Annotated[str, Query(max_length=249)]
+Partition = Annotated[int, Query(ge=0, lt=2**31)]
+Offset = Annotated[int, Query(ge=0, lt=2**62)]
+Lane = Annotated[str, Query(max_length=100)]
+Start = Annotated[int, Query(ge=0, lt=2**31)]
+
 
 @app.middleware("http")
 async def _with_headers(request: Request, call_next: Callable[[Request], Awaitable[Response]]) -> Response:
@@ -47,35 +60,143 @@ async def _with_headers(request: Request, call_next: Callable[[Request], Awaitab
 
 @app.exception_handler(AcklineError)
 async def _error_page(request: Request, error: AcklineError) -> HTMLResponse:
-    return HTMLResponse(pages.problem(str(error)), status_code=500)
+    return HTMLResponse(pages.problem("The tables can't be read", str(error)), status_code=500)
 
 
-def _readable_pipelines(user: GetUserDep) -> set[str]:
-    """Returns the pipelines whose DAG the user may read."""
-    dags = get_auth_manager().get_authorized_dag_ids(user=user, method="GET")
-    return {dag.removeprefix(DAG_PREFIX) for dag in dags if dag.startswith(DAG_PREFIX)}
+@app.exception_handler(404)
+async def _not_found_page(request: Request, error: Exception) -> HTMLResponse:
+    return HTMLResponse(pages.problem("Not found", NOT_FOUND), status_code=404)
 
 
-Readable = Annotated[set[str], Depends(_readable_pipelines)]
+@app.exception_handler(RequestValidationError)
+async def _bad_request_page(request: Request, error: RequestValidationError) -> HTMLResponse:
+    names = ", ".join(sorted({str(detail["loc"][-1]) for detail in error.errors()}))
+    return HTMLResponse(pages.problem("Not a valid address", f"Correct {names} in the address."), status_code=422)
+
+
+def _readable_dags(user: GetUserDep) -> set[str]:
+    """Returns the ids of the DAGs that the user may read."""
+    return get_auth_manager().get_authorized_dag_ids(user=user, method="GET")
+
+
+DagIds = Annotated[set[str], Depends(_readable_dags)]
+
+
+def _readable_pipeline(name: str, dag_ids: DagIds) -> str:
+    """Returns the name of the pipeline in the address. Answers 404 if the user may not read its DAG."""
+    if f"{DAG_PREFIX}{name}" not in dag_ids:
+        raise HTTPException(404)
+    return name
+
+
+Pipeline = Annotated[str, Depends(_readable_pipeline)]
+
+
+def _reading(name: Pipeline, lane: Lane = LIVE) -> LaneReading:
+    """Returns the lane in the address. Answers 404 if it has no tables."""
+    _check_lane(name, lane)
+    return readings.read_lane(name, lane)
+
+
+def _check_lane(name: str, lane: str) -> None:
+    """Answers 404 for a lane without tables: its name becomes part of a path only if a folder has it."""
+    if lane != LIVE and lane not in readings.lanes_with_tables(name):
+        raise HTTPException(404)
+
+
+Reading = Annotated[LaneReading, Depends(_reading)]
+
+
+def _addresses() -> Addresses:
+    page = page_path()
+    return Addresses(page, page.removesuffix("/ackline/"))
+
+
+def _acts(reading: LaneReading, dag_ids: set[str]) -> ActMaker:
+    return ActMaker(reading.name, reading.lane, dag_ids, _addresses())
 
 
 @app.get("/")
-def index(readable: Readable) -> str:
-    """Show every pipeline that the user may read."""
-    return pages.index(lanes.lanes(readable))
+def index(dag_ids: DagIds, start: Start = 0) -> str:
+    """Show every pipeline that the user may read, the worst first."""
+    names = sorted(dag.removeprefix(DAG_PREFIX) for dag in dag_ids if dag.startswith(DAG_PREFIX))
+    end, addresses = start + PIPELINES_A_PAGE, _addresses()
+    more = f"{addresses.index}?start={end}" if end < len(names) else None
+    return pages.index(readings.read_lanes(names[start:end]), addresses, datetime.now(UTC), more)
 
 
 @app.get("/pipelines/{name}")
-def pipeline(
-    name: str,
-    readable: Readable,
-    topic: Annotated[str | None, Query(max_length=249)] = None,
-    partition: Annotated[int | None, Query(ge=0, lt=2**31)] = None,
-    offset: Annotated[int | None, Query(ge=0, lt=2**62)] = None,
+def pipeline(reading: Reading, dag_ids: DagIds, start: Start = 0) -> str:
+    """Show one lane of a pipeline."""
+    lanes = readings.lanes_with_tables(reading.name)
+    acts = _acts(reading, dag_ids).of_pipeline()
+    return pages.pipeline(reading, lanes, readings.failures(reading), acts, _addresses(), start)
+
+
+@app.get("/pipelines/{name}/partition")
+def partition(reading: Reading, dag_ids: DagIds, topic: Topic, partition: Partition) -> str:
+    """Show one partition of a lane."""
+    tp = TopicPartition(topic, partition)
+    for part in reading.partitions:
+        if part.tp == tp:
+            acts = _acts(reading, dag_ids).of_partition(tp, part.floor, part.complete_to)
+            return pages.partition(reading, part, acts, _addresses())
+    raise HTTPException(404)
+
+
+@app.get("/pipelines/{name}/failures")
+def failures(
+    reading: Reading,
+    dag_ids: DagIds,
+    kind: Annotated[str, Query(max_length=30)],
+    error_class: Annotated[str, Query(max_length=1000)] = "",
 ) -> str:
-    """Show one pipeline: its partitions, its last turns, and the outcomes of one offset."""
-    if name not in readable:
-        raise HTTPException(404, "no such pipeline, or you may not read its DAG")
-    offsets = None if offset is None else OffsetRange(offset, offset + 1)
-    criteria = AuditFilter(topic=topic or None, partition=partition, offsets=offsets, limit=lanes.MOST_ROWS)
-    return pages.pipeline(lanes.lane(name), lanes.turns(name), criteria, lanes.audit(name, criteria))
+    """Show failing records of one error class."""
+    records = readings.failing_records(reading, kind, error_class)
+    acts = _acts(reading, dag_ids).of_failures(kind, error_class)
+    return pages.failing(reading, kind, error_class, records, acts, _addresses())
+
+
+@app.get("/pipelines/{name}/record")
+def record(reading: Reading, dag_ids: DagIds, topic: Topic, partition: Partition, offset: Offset) -> str:
+    """Show what became of one record."""
+    tp = TopicPartition(topic, partition)
+    explained = readings.read_record(reading, tp, offset)
+    pending = explained is not None and explained.pending is not None
+    acts = _acts(reading, dag_ids).of_record(tp, offset, pending)
+    return pages.record(reading, tp, offset, explained, acts, _addresses())
+
+
+@app.get("/pipelines/{name}/turns/{epoch}/{n}")
+def turn(name: Pipeline, epoch: int, n: int, lane: Lane = LIVE) -> str:
+    """Show one turn."""
+    _check_lane(name, lane)
+    reading = readings.read_turn(name, lane, epoch, n)
+    if reading is None:
+        raise HTTPException(404)
+    return pages.turn(reading, _addresses())
+
+
+@app.get("/pipelines/{name}/run")
+def run(reading: Reading, run_id: Annotated[str, Query(max_length=1000)]) -> str:
+    """Show the turns that a run has settled."""
+    return pages.run(reading, run_id, readings.turns_of_run(reading, run_id), _addresses())
+
+
+@app.get("/dags/{dag_id}")
+def of_dag(dag_id: str, dag_ids: DagIds) -> str:
+    """Show the pipeline of a DAG, in the tab of Airflow's page of the DAG."""
+    return pipeline(_of_dag(dag_id, dag_ids), dag_ids)
+
+
+@app.get("/dags/{dag_id}/runs/{run_id}")
+def of_dag_run(dag_id: str, run_id: str, dag_ids: DagIds) -> str:
+    """Show the turns of a DAG run, in the tab of Airflow's page of the run."""
+    return run(_of_dag(dag_id, dag_ids), run_id)
+
+
+def _of_dag(dag_id: str, dag_ids: set[str]) -> LaneReading:
+    name = pipeline_of_dag(dag_id)
+    if dag_id not in dag_ids or name is None:
+        raise HTTPException(404)
+    return _reading(_readable_pipeline(name, dag_ids))

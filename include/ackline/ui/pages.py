@@ -1,120 +1,203 @@
-"""Renders the pages as HTML. Every text that comes from outside goes through `html.escape`."""
+"""Renders the views as HTML by Jinja2, which escapes every text that comes from outside. No view holds a payload.
 
-from collections.abc import Iterable, Sequence
-from datetime import datetime
-from html import escape
-from typing import Any
-from urllib.parse import quote
-
-from ackline.audit.queries import AuditFilter, displayed_values
-from ackline.ledger import PendingKind
-from ackline.turns import Settlement
-from ackline.ui.lanes import MOST_ROWS, Lane, Turn
-
-STYLE = """
-body { font: 14px/1.5 system-ui, sans-serif; margin: 2rem; color: #222; background: #fff }
-table { border-collapse: collapse; margin: .5rem 0 1.5rem }
-th, td { padding: .2rem .7rem; text-align: left; border-bottom: 1px solid #ddd; white-space: nowrap }
-td.number { text-align: right; font-variant-numeric: tabular-nums }
-form { margin: .5rem 0 } input { width: 9rem; margin-right: 1rem }
-@media (prefers-color-scheme: dark) {
-  body { color: #ddd; background: #1c1c1c } th, td { border-color: #444 } a { color: #8bf }
-}
+Style sheet and script are part of each page, and the policy allows these two texts alone by their hashes: nothing that
+a record, an error or an operator wrote can run or load anything.
 """
-KINDS = tuple(PendingKind)
-PENDING_COLUMNS = tuple(f"pending: {kind}" for kind in KINDS)
-PARTITION_COLUMNS = ["topic", "partition", "floor", "complete to", *PENDING_COLUMNS, "next due"]
-AUDIT_COLUMNS = [
-    *("topic", "partition", "offset", "end_offset", "attempt", "outcome", "error_class", "error_message", "turn"),
-    *("epoch", "run_id", "handled_at"),
-]
+
+import base64
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+from ackline.audit.recent_turns import TurnTotals
+from ackline.explanation import PartitionEvidence, explain_partition, moment_text, span
+from ackline.offset_explanation import OffsetExplanation
+from ackline.offsets import TopicPartition, ValuedRange
+from ackline.pending import PendingRuns
+from ackline.ui import charts
+from ackline.ui.acts import Act
+from ackline.ui.addresses import Addresses
+from ackline.ui.health import Health, PartitionReading, worst_first
+from ackline.ui.readings import LAST_TURNS, MOST_RECORDS, FailingRecord, Failure, LaneReading, TurnReading
+
+PARTITIONS_A_PAGE = 20
+TURNS_LISTED = 20
+PENDING_RUNS = 50
+"""How many ranges of pending offsets the view of a partition lists."""
+SHOWN_TEXT = 500
+"""The most characters of a text from outside that a page shows."""
+_FOLDER = Path(__file__).parent
+_STYLE, _SCRIPT = ((_FOLDER / "static" / name).read_text() for name in ("page.css", "page.js"))
 
 
-def index(lanes: Sequence[Lane]) -> str:
-    """Returns the page of all pipelines, each with a table of its partitions."""
-    parts = [
-        f'<h2><a href="pipelines/{quote(lane.name, safe="")}">{escape(lane.name)}</a></h2>{_partitions(lane.newest)}'
-        for lane in lanes
-    ]
-    return _page("Pipelines", "".join(parts) or "<p>You may read no DAG of a pipeline.</p>")
+def _hash(text: str) -> str:
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
-def pipeline(lane: Lane, turns: Sequence[Turn], criteria: AuditFilter, rows: Sequence[dict[str, Any]]) -> str:
-    """Returns the page of one pipeline, with the rows of the audit table that match `criteria`."""
-    body = (
-        f'<p><a href="../">All pipelines</a></p>{_partitions(lane.newest)}'
-        f"<h2>Last turns</h2>{_turns(turns)}<h2>What happened to a record</h2>{_form(criteria)}{_audit(criteria, rows)}"
+POLICY = (
+    f"default-src 'none'; style-src {_hash(_STYLE)}; script-src {_hash(_SCRIPT)}; connect-src 'self'; "
+    "form-action 'self'; frame-ancestors 'self'; base-uri 'none'"
+)
+"""The Content-Security-Policy of every view."""
+
+
+def index(
+    readings: Sequence[LaneReading | tuple[str, str]], addresses: Addresses, now: datetime, more: str | None
+) -> str:
+    """Returns the view of all pipelines, the worst first. (name, error) stands for one that can't be read."""
+    order = list(Health)
+    lanes = [reading for reading in readings if isinstance(reading, LaneReading)]
+    lanes.sort(key=lambda lane: (-order.index(lane.health), -lane.lag, lane.name))
+    count = {health: sum(lane.newest is not None and lane.health is health for lane in lanes) for health in Health}
+    return _render(
+        "index.html", "Pipelines", addresses, refresh=True, readings=lanes, now=now, more=more,
+        broken=[reading for reading in readings if isinstance(reading, tuple)],
+        healths=[(health, number) for health, number in count.items() if number],
+        sparkline=lambda lane: charts.sparkline([turn.outcomes for turn in lane.turns]),
+    )  # fmt: skip
+
+
+def pipeline(
+    reading: LaneReading, lanes: Sequence[str], failures: Sequence[Failure], acts: Sequence[Act], addresses: Addresses,
+    start: int = 0,
+) -> str:  # fmt: skip
+    """Returns the view of a lane, with PARTITIONS_A_PAGE partitions from number `start` on, the worst first."""
+    partitions = worst_first(reading.partitions)[start : start + PARTITIONS_A_PAGE]
+    end = start + PARTITIONS_A_PAGE
+    return _render(
+        "pipeline.html", reading.name, addresses, refresh=True, reading=reading, lanes=lanes, partitions=partitions,
+        failures=failures, actions=acts, picture=charts.partition_picture,
+        turns=list(reversed(reading.turns))[:TURNS_LISTED],
+        more=addresses.pipeline(reading.name, reading.lane, end) if end < len(reading.partitions) else None,
+        first=addresses.pipeline(reading.name, reading.lane) if start else None,
+        outcome_chart=charts.bar_chart([_bar(turn) for turn in reading.turns]),
+        lag_chart=charts.line_chart(
+            [(turn.settled_at, turn.figures["lag"]) for turn in reading.turns if "lag" in turn.figures], "offsets"
+        ),
+    )  # fmt: skip
+
+
+def _bar(turn: TurnTotals) -> tuple[str, datetime, Mapping[str, int]]:
+    return f"turn {turn.turn.n}, {turn.settled_at:%Y-%m-%d %H:%M:%S} UTC", turn.settled_at, turn.outcomes
+
+
+def partition(reading: LaneReading, part: PartitionReading, acts: Sequence[Act], addresses: Addresses) -> str:
+    """Returns the view of one partition."""
+    evidence = PartitionEvidence(
+        part.tp, part.floor, part.held_by, part.log_start, part.log_end, None, reading.now, part.why
     )
-    return _page(lane.name, body)
+    reached = part.reached_by_retention
+    moment = reached and moment_text(reached, reading.now)
+    pace = moment and f"At its pace of the last turns, the log start reaches the floor at {moment}."
+    pending = PendingRuns.of(part.settled.state.pending)
+    return _render(
+        "partition.html", f"{part.tp} · {reading.name}", addresses, refresh=True, reading=reading, part=part,
+        picture=charts.partition_picture, zoom=charts.zoom_start(part), sentence=explain_partition(evidence).sentence,
+        pace=pace, runs=list(pending[:PENDING_RUNS]), actions=acts,
+        more_runs=len(pending) if len(pending) > PENDING_RUNS else None,
+    )  # fmt: skip
 
 
-def problem(text: str) -> str:
+def failing(
+    reading: LaneReading, kind: str, error_class: str, records: Sequence[FailingRecord], acts: Sequence[Act],
+    addresses: Addresses,
+) -> str:  # fmt: skip
+    """Returns the list of the records that fail with an error class."""
+    return _render(
+        "failures.html", f"{error_class or 'no error class'} · {reading.name}", addresses, refresh=True,
+        reading=reading, kind=kind, error_class=error_class, records=records, actions=acts, limit=MOST_RECORDS,
+    )  # fmt: skip
+
+
+def record(
+    reading: LaneReading, tp: TopicPartition, offset: int, explained: OffsetExplanation | None, acts: Sequence[Act],
+    addresses: Addresses,
+) -> str:  # fmt: skip
+    """Returns the story of a record."""
+    return _render(
+        "record.html", f"{tp} {offset} · {reading.name}", addresses, refresh=True, reading=reading, tp=tp,
+        offset=offset, record=explained, actions=acts,
+    )  # fmt: skip
+
+
+def turn(reading: TurnReading, addresses: Addresses) -> str:
+    """Returns the view of a turn, with the 100 partitions that have the most offsets."""
+    planned = reading.plan.partitions if reading.plan else {}
+    settled = reading.settlement.partitions if reading.settlement else {}
+    size = {tp: sum(settled[tp].counts.values()) if tp in settled else 0 for tp in {*planned, *settled}}
+    shown = sorted(sorted(size, key=lambda tp: (-size[tp], tp))[:100])
+    return _render(
+        "turn.html", f"Turn {reading.turn.n} · {reading.turn.pipeline}", addresses,
+        refresh=reading.settlement is None, reading=reading, name=reading.turn.pipeline,
+        rows=[(tp, planned.get(tp), settled.get(tp)) for tp in shown], hidden=len(size) - len(shown),
+    )  # fmt: skip
+
+
+def run(reading: LaneReading, run_id: str, turns: Sequence[TurnTotals], addresses: Addresses) -> str:
+    """Returns the view of a run: the turns that it settled."""
+    return _render(
+        "run.html", f"Run {run_id} · {reading.name}", addresses, reading=reading, run_id=run_id, turns=turns,
+        limit=LAST_TURNS,
+    )  # fmt: skip
+
+
+def problem(title: str, text: str) -> str:
     """Returns the page that shows an error."""
-    return _page("Ackline", f"<p>{escape(text)}</p>")
-
-
-def _page(title: str, body: str) -> str:
-    return (
-        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{escape(title)} · Ackline</title>'
-        f"<style>{STYLE}</style></head><body><h1>{escape(title)}</h1>{body}</body></html>"
+    return _environment.get_template("problem.html").render(
+        title=title, text=text, refresh=False, script=Markup(_SCRIPT), style=Markup(_STYLE)
     )
 
 
-def _partitions(newest: Settlement | None) -> str:
-    if newest is None:
-        return "<p>The pipeline has not run yet.</p>"
-    rows = []
-    for tp, settled in sorted(newest.partitions.items()):
-        state = settled.state
-        pending = state.pending_by_kind()
-        rows.append(
-            [tp.topic, tp.partition, state.floor, state.complete_to, *(pending[kind] for kind in KINDS), state.next_due]
-        )
-    position = f"<p>After turn {newest.turn.n} of epoch {newest.turn.epoch}, settled {_cell(newest.settled_at)}.</p>"
-    return position + _table(PARTITION_COLUMNS, rows)
-
-
-def _turns(turns: Sequence[Turn]) -> str:
-    outcomes = sorted({word for turn in turns for word in turn.outcomes})
-    rows = [
-        [turn.n, turn.kind, turn.settled_at, turn.run_id, *(turn.outcomes[word] for word in outcomes), turn.reason]
-        for turn in turns
-    ]
-    return _table(["turn", "kind", "settled", "run", *outcomes, ""], rows)
-
-
-def _form(criteria: AuditFilter) -> str:
-    offset = criteria.offsets.start if criteria.offsets else None
-    number = 'inputmode="numeric" required'
-    fields = (("topic", criteria.topic, ""), ("partition", criteria.partition, number), ("offset", offset, number))
-    inputs = "".join(
-        f'<label>{name} <input name="{name}" value="{_cell(value)}" {more}></label>' for name, value, more in fields
+def _render(template: str, title: str, addresses: Addresses, refresh: bool = False, **values: Any) -> str:
+    return _environment.get_template(template).render(
+        title=title, url=addresses, refresh=refresh, script=Markup(_SCRIPT), style=Markup(_STYLE), **values
     )
-    return f'<form method="get">{inputs}<button>Show</button></form>'
 
 
-def _audit(criteria: AuditFilter, rows: Sequence[dict[str, Any]]) -> str:
-    if criteria.offsets is None and not rows:
-        return "" if criteria.partition is None and criteria.topic is None else "<p>Enter an offset.</p>"
-    if not rows:
-        return "<p>No settled turn has a row for this offset.</p>"
-    notice = f"<p>The first {MOST_ROWS} rows.</p>" if len(rows) == MOST_ROWS else ""
-    return notice + _table(AUDIT_COLUMNS, [displayed_values(row, AUDIT_COLUMNS) for row in rows])
+def _finalize(value: object) -> object:
+    """Cuts a text from outside. What the page itself has made is Markup, and stays whole."""
+    if isinstance(value, str) and not isinstance(value, Markup) and len(value) > SHOWN_TEXT:
+        return f"{value[:SHOWN_TEXT]}…"
+    return "" if value is None else value
 
 
-def _table(names: Iterable[str], rows: Iterable[Sequence[Any]]) -> str:
-    head = "".join(f"<th>{escape(name)}</th>" for name in names)
-    body = "".join("<tr>" + "".join(_td(value) for value in row) + "</tr>" for row in rows)
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+def _count(number: float | None) -> str:
+    return "unknown" if number is None else f"{int(number):,}"
 
 
-def _td(value: object) -> str:
-    return f"<td{' class=number' if isinstance(value, int) else ''}>{_cell(value)}</td>"
+def _in_order(counts: Mapping[str, int]) -> Iterable[tuple[str, int]]:
+    known = [name for name in charts.OUTCOME_ORDER if counts.get(name)]
+    others = sorted(name for name, number in counts.items() if number and name not in charts.OUTCOME_ORDER)
+    return [(name, counts[name]) for name in known + others]
 
 
-def _cell(value: object) -> str:
-    if value is None:
-        return ""
-    if isinstance(value, datetime):
-        return f"{value:%Y-%m-%d %H:%M:%S} UTC"
-    return escape(str(value))
+def _offsets(ranges: Iterable[ValuedRange[Any]]) -> int:
+    return sum(len(part) for part in ranges)
+
+
+def _from_now(time: datetime, now: datetime) -> str:
+    away = time - now
+    return f"in {span(away)}" if away > timedelta() else f"{span(-away)} ago"
+
+
+_environment = Environment(
+    loader=FileSystemLoader(_FOLDER / "templates"),
+    autoescape=True,
+    undefined=StrictUndefined,
+    finalize=_finalize,
+    trim_blocks=True,
+    lstrip_blocks=True,
+)
+_environment.filters |= {
+    "count": _count,
+    "duration": lambda seconds: span(timedelta(seconds=seconds)),
+    "from_now": _from_now,
+    "in_order": _in_order,
+    "moment": lambda time: f"{time:%Y-%m-%d %H:%M:%S} UTC",
+    "offsets": _offsets,
+}

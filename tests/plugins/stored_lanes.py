@@ -1,0 +1,122 @@
+"""Lanes with a history for the tests of the page, stored as the steps store them, without a broker and Spark."""
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+
+from ackline.audit.store import LedgerStore
+from ackline.commit_rule import Committed
+from ackline.ledger import PartitionState
+from ackline.offsets import LogBounds, OffsetRange, TopicPartition, ValuedRange
+from ackline.outcome import Outcome
+from ackline.outcome_rows import OutcomeRow
+from ackline.pending import Pending, PendingKind
+from ackline.turns import LIVE, Plan, PlannedPartition, SettledPartition, Settlement, TurnId, TurnKind
+
+Message = Callable[[int], str]
+
+
+@dataclass(slots=True)
+class StoredPartition:
+    """How a partition behaves: records that arrive in each turn, and every so many of them fails, dies or expires."""
+
+    arrive: int = 100
+    read: int = 100
+    fail_every: int = 0
+    die_every: int = 0
+    retention: int = 0
+    """Offsets by which the log start moves in each turn."""
+    hold: int | None = None
+    """An offset that fails in every turn, so that it holds the floor."""
+    state: PartitionState = field(default_factory=lambda: PartitionState(0))
+    log_start: int = 0
+    log_end: int = 0
+
+
+@dataclass(slots=True)
+class StoredLane:
+    """Stores turns of a lane, ten minutes apart; the newest one is settled just before `now`."""
+
+    store: LedgerStore
+    partitions: Mapping[TopicPartition, StoredPartition]
+    turns: int
+    now: datetime = field(default_factory=lambda: datetime.now(UTC).replace(microsecond=0))
+    message: Message = lambda offset: f"status 503 from the tax service at order {offset}"
+    error_class: str = "requests.HTTPError"
+    rows: bool = True
+    """Whether failures are rows of outcomes too, and not only counts."""
+
+    def write(self) -> "StoredLane":
+        """Stores the genesis and all turns."""
+        genesis = {tp: SettledPartition("id", 0, PartitionState(0)) for tp in self.partitions}
+        first = self.now - timedelta(minutes=10 * (self.turns + 1))
+        self.store.store_settlement(Settlement(self._turn(0), TurnKind.GENESIS, "", first, genesis, "airflow"))
+        for n in range(1, self.turns + 1):
+            self._write_turn(n, self.now - timedelta(minutes=10 * (self.turns - n), seconds=20))
+        return self
+
+    def _turn(self, n: int) -> TurnId:
+        return TurnId(self.store.pipeline, self.store.lane, 0, n)
+
+    def _write_turn(self, n: int, at: datetime) -> None:
+        planned, settled, failed = {}, {}, {}
+        decided: dict[TopicPartition, list[OutcomeRow]] = {}
+        for tp, part in self.partitions.items():
+            planned[tp], settled[tp], failed[tp], decided[tp] = self._one(part, at)
+        run_id = f"scheduled__{at:%Y-%m-%dT%H:%M:%S}+00:00"
+        turn = self._turn(n)
+        settings = {"record_outcomes": True}
+        plan = Plan(
+            turn, TurnKind.RUN, run_id, at - timedelta(seconds=30), planned, "read_committed", settings, "airflow"
+        )
+        assert self.store.store_plan(plan)
+        assert self.store.store_outcomes(turn, [])
+        decisions = {tp: rows for tp, rows in decided.items() if rows}
+        if self.rows:  # attempts are stored with the decisions here: one commit of rows is enough for the page
+            decisions = {tp: [*failed[tp], *decided[tp]] for tp in planned if failed[tp] or decided[tp]}
+        assert self.store.store_decisions(plan, run_id, decisions)
+        assert self.store.store_settlement(Settlement(turn, TurnKind.RUN, run_id, at, settled, "airflow"), plan)
+
+    def _one(
+        self, part: StoredPartition, at: datetime
+    ) -> tuple[PlannedPartition, SettledPartition, list[OutcomeRow], list[OutcomeRow]]:
+        before = part.state
+        part.log_end += part.arrive
+        part.log_start = min(part.log_start + part.retention, part.log_end)
+        start, end = before.complete_to, min(part.log_end, before.complete_to + part.read)
+        failing = [offset for offset in range(start, end) if part.fail_every and offset % part.fail_every == 7]
+        dying = [offset for offset in range(start, end) if part.die_every and offset % part.die_every == 3]
+        pending = [run for run in before.pending if run.start == part.hold]  # others have succeeded by now
+        pending = [ValuedRange(r.start, r.end, self._pending(r.value.attempts + 1, at)) for r in pending]
+        if part.hold is not None and start <= part.hold < end:
+            pending.append(ValuedRange(part.hold, part.hold + 1, self._pending(1, at)))
+        pending += [ValuedRange(offset, offset + 1, self._pending(1, at)) for offset in failing if offset != part.hold]
+        part.state = PartitionState(end, tuple(sorted(pending, key=lambda run: run.start)))
+        counts = Counter({"acked": end - start - len(failing) - len(dying), "failed": len(pending), "dead": len(dying)})
+        lag = max(0, part.log_end - part.state.floor)
+        figures = {"log_start": part.log_start, "log_end": part.log_end, "lag": lag, "lag_seconds": 3.0 * lag,
+                   "pending_retry": len(pending), "committed": before.floor}  # fmt: skip
+        planned = PlannedPartition(
+            "id", OffsetRange(start, end), (), before.floor, before.complete_to,
+            LogBounds(part.log_start, part.log_end), committed=Committed(before.floor, ""),
+        )  # fmt: skip
+        settled = SettledPartition(
+            "id", before.floor, part.state, {name: n for name, n in counts.items() if n}, 0, None,
+            Committed(before.floor, ""), metrics={name: float(value) for name, value in figures.items()},
+        )  # fmt: skip
+        failed = [self._row(run.start, run.value.attempts, Outcome.FAILED, at) for run in pending]
+        return planned, settled, failed, [self._row(offset, 0, Outcome.DEAD, at) for offset in dying]
+
+    def _pending(self, attempts: int, at: datetime) -> Pending:
+        return Pending(PendingKind.RETRY, attempts, at + timedelta(minutes=30), self.error_class)
+
+    def _row(self, offset: int, attempt: int, outcome: Outcome, at: datetime) -> OutcomeRow:
+        return OutcomeRow(offset, attempt, outcome, at, self.error_class, reason=self.message(offset))
+
+
+def write_lane(
+    root: str, name: str, partitions: Mapping[TopicPartition, StoredPartition], turns: int = 8, lane: str = LIVE
+) -> StoredLane:
+    """Stores a lane of a pipeline below an audit root, and returns it."""
+    return StoredLane(LedgerStore(root, name, lane), partitions, turns).write()
