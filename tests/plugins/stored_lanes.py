@@ -4,7 +4,12 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
+import pyarrow as pa
+
+from ackline.audit.rows import plan_date, turn_columns
+from ackline.audit.schemas import OUTCOMES
 from ackline.audit.store import LedgerStore
 from ackline.commit_rule import Committed
 from ackline.ledger import PartitionState
@@ -116,7 +121,17 @@ class StoredLane:
 
 
 def write_lane(
-    root: str, name: str, partitions: Mapping[TopicPartition, StoredPartition], turns: int = 8, lane: str = LIVE
+    root: str, name: str, partitions: Mapping[TopicPartition, StoredPartition], turns: int = 8, **more: Any
 ) -> StoredLane:
-    """Stores a lane of a pipeline below an audit root, and returns it."""
-    return StoredLane(LedgerStore(root, name, lane), partitions, turns).write()
+    """Stores the live lane of a pipeline below an audit root, and returns it."""
+    return StoredLane(LedgerStore(root, name, LIVE), partitions, turns, **more).write()
+
+
+def add_attempt(lane: StoredLane, tp: TopicPartition, offset: int, message: str) -> None:
+    """Adds an attempt to the newest turn, with an error message of any length, as another writer might store it."""
+    row = {
+        **turn_columns(lane._turn(lane.turns), plan_date(lane.now), "run"), "topic": tp.topic,
+        "partition": tp.partition, "offset": offset, "attempt": 1, "outcome": "failed",
+        "error_class": lane.error_class, "error_message": message, "handled_at": lane.now,
+    }  # fmt: skip
+    assert lane.store.outcomes.append(pa.Table.from_pylist([row], schema=OUTCOMES), "tests/attempt", 1)

@@ -100,7 +100,7 @@ class ActMaker:
             effect,
             shlex.join(["ackline", verb, self.name, *options, *lane]),
             dag_id,
-            json.dumps(conf, indent=2, ensure_ascii=False),
+            json.dumps(conf, indent=2),
             self.addresses.dag(dag_id) if dag_id in self.dag_ids else None,
         )
 

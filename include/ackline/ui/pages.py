@@ -31,6 +31,9 @@ PENDING_RUNS = 50
 """How many ranges of pending offsets the view of a partition lists."""
 SHOWN_TEXT = 500
 """The most characters of a text from outside that a page shows."""
+_DIRECTIONS = (0x061C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A))
+_VISIBLE = {code: f"\\u{code:04x}" for code in _DIRECTIONS}
+"""Characters that turn the direction of writing are shown as escapes, so that a text can't disguise another."""
 _FOLDER = Path(__file__).parent
 _STYLE, _SCRIPT = ((_FOLDER / "static" / name).read_text() for name in ("page.css", "page.js"))
 
@@ -160,10 +163,15 @@ def _render(template: str, title: str, addresses: Addresses, refresh: bool = Fal
 
 
 def _finalize(value: object) -> object:
-    """Cuts a text from outside. What the page itself has made is Markup, and stays whole."""
-    if isinstance(value, str) and not isinstance(value, Markup) and len(value) > SHOWN_TEXT:
-        return f"{value[:SHOWN_TEXT]}…"
+    """Returns what is written for a value. What the page itself has made is Markup, and stays as it is."""
+    if isinstance(value, str) and not isinstance(value, Markup):
+        return value.translate(_VISIBLE)
     return "" if value is None else value
+
+
+def _cut(text: str | None) -> str:
+    """Returns the start of a text from outside, which may be of any length."""
+    return "" if text is None else text if len(text) <= SHOWN_TEXT else f"{text[:SHOWN_TEXT]}…"
 
 
 def _count(number: float | None) -> str:
@@ -195,6 +203,7 @@ _environment = Environment(
 )
 _environment.filters |= {
     "count": _count,
+    "cut": _cut,
     "duration": lambda seconds: span(timedelta(seconds=seconds)),
     "from_now": _from_now,
     "in_order": _in_order,

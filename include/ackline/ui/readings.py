@@ -121,6 +121,8 @@ class TurnReading:
     plan: Plan | None
     settlement: Settlement | None
     versions: Mapping[str, int]
+    has_next: bool = False
+    """Whether a later turn of the epoch is planned or settled."""
 
     @property
     def outcomes(self) -> Mapping[str, int]:
@@ -300,14 +302,14 @@ def read_record(reading: LaneReading, tp: TopicPartition, offset: int) -> Offset
 def read_turn(name: str, lane: str, epoch: int, n: int) -> TurnReading | None:
     """Returns a turn; None if it is neither planned nor settled."""
     store, turn = _store(name, lane), TurnId(name, lane, epoch, n)
-    plan, settlement = None, None
-    if store.plans.version_of(f"ackline/{name}/{lane}/{epoch}/plan") is not None:
-        plan = _any_plan(store, turn)
-    if store.is_settled(turn):
+    planned_to = store.plans.version_of(f"ackline/{name}/{lane}/{epoch}/plan") or 0
+    plan = _any_plan(store, turn) if turn.n <= planned_to else None
+    settlement = None
+    if store.settlements.version_of(f"ackline/{name}/{lane}/{epoch}/settlement") is not None and store.is_settled(turn):
         settlement = store.settlement(turn)
     if plan is None and settlement is None:
         return None
-    return TurnReading(turn, plan, settlement, delta_versions(store, turn))
+    return TurnReading(turn, plan, settlement, delta_versions(store, turn), planned_to > n)
 
 
 def _any_plan(store: LedgerStore, turn: TurnId) -> Plan | None:
