@@ -9,7 +9,7 @@ UV_COMPILE := uv pip compile --universal --python-version 3.11 --generate-hashes
 CHECKED := $(wildcard include tests dags plugins spark_jobs)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test test-unit check format demo up down bench chaos lock clean
+.PHONY: help setup test test-unit check format demo up down bench screenshots chaos lock clean
 
 help: ## print the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1	\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 20
@@ -50,6 +50,9 @@ bench: setup ## throughput, as ratios; then what each size costs, with its aim
 	@python -m tests.bench.queries
 	@python -m tests.bench.interleaved
 	@python -m tests.bench.pipelines
+
+screenshots: setup ## the pictures of the page in docs/, in a headless Chromium that npm installs
+	@ACKLINE_SCREENSHOTS=$(CURDIR)/docs pytest tests/plugins/test_browser.py -k screenshots
 
 chaos: setup ## 100,000 steps of runs that stop, die and come back late; `make chaos STEPS=N SEED=N`
 	@python -m tests.chaos.run --steps $(or $(STEPS),100000) $(if $(SEED),--seed $(SEED))

@@ -166,9 +166,9 @@ class Tab:
         assert "exceptionDetails" not in answer, (script, answer["exceptionDetails"])
         return answer["result"].get("value")
 
-    def wait_for(self, script: str, seconds: float = 30.0) -> Any:
-        """Waits until an expression in the page is true, and returns its value."""
-        return self._until(lambda: self._value_or_none(script), script, seconds)
+    def wait_for(self, script: str, seconds: float = 30.0) -> None:
+        """Waits until an expression in the page is true."""
+        self._until(lambda: self._value_or_none(f"!!({script})"), script, seconds)
 
     def _value_or_none(self, script: str) -> Any:
         try:
@@ -183,12 +183,7 @@ class Tab:
             time.sleep(0.1)
         return value
 
-    def screenshot(self, file: Path, height: int | None = None) -> None:
-        """Writes a picture of the viewport, or of the page down to `height`, as PNG."""
-        options: dict[str, object] = {}
-        if height is not None:
-            width = self.run("innerWidth")
-            options = {"clip": {"x": 0, "y": 0, "width": width, "height": height, "scale": 1},
-                       "captureBeyondViewport": True}  # fmt: skip
-        picture = self.command("Page.captureScreenshot", format="png", optimizeForSpeed=False, **options)["data"]
+    def screenshot(self, file: Path) -> None:
+        """Writes a picture of the viewport as PNG."""
+        picture = self.command("Page.captureScreenshot", format="png")["data"]
         file.write_bytes(base64.b64decode(picture))

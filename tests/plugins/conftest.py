@@ -27,10 +27,10 @@ def project(broker: Broker, tmp_path_factory: pytest.TempPathFactory) -> Project
     for name in ("orders", "payments"):
         project.write(name, name, schedule=None)
     orders = {
-        TopicPartition("orders", 0): StoredPartition(fail_every=37),
+        TopicPartition("orders", 0): StoredPartition(vary=90, read=150, fail_every=37),
         TopicPartition("orders", 1): StoredPartition(arrive=120, hold=141, die_every=61, retention=60),
-        TopicPartition("orders", 2): StoredPartition(),
-        TopicPartition("orders", 3): StoredPartition(arrive=160),
+        TopicPartition("orders", 2): StoredPartition(vary=80, read=1000),
+        TopicPartition("orders", 3): StoredPartition(arrive=120, vary=60, read=140),
     }
     write_lane(project.audit, "orders", orders, turns=24)
     write_lane(

@@ -28,6 +28,8 @@ class StoredPartition:
 
     arrive: int = 100
     read: int = 100
+    vary: int = 0
+    """By how much the number of arriving records varies from turn to turn."""
     fail_every: int = 0
     die_every: int = 0
     retention: int = 0
@@ -68,7 +70,7 @@ class StoredLane:
         planned, settled, failed = {}, {}, {}
         decided: dict[TopicPartition, list[OutcomeRow]] = {}
         for tp, part in self.partitions.items():
-            planned[tp], settled[tp], failed[tp], decided[tp] = self._one(part, at)
+            planned[tp], settled[tp], failed[tp], decided[tp] = self._one(part, n, at)
         run_id = f"scheduled__{at:%Y-%m-%dT%H:%M:%S}+00:00"
         turn = self._turn(n)
         settings = {"record_outcomes": True}
@@ -84,10 +86,10 @@ class StoredLane:
         assert self.store.store_settlement(Settlement(turn, TurnKind.RUN, run_id, at, settled, "airflow"), plan)
 
     def _one(
-        self, part: StoredPartition, at: datetime
+        self, part: StoredPartition, n: int, at: datetime
     ) -> tuple[PlannedPartition, SettledPartition, list[OutcomeRow], list[OutcomeRow]]:
         before = part.state
-        part.log_end += part.arrive
+        part.log_end += part.arrive + n * 53 % (part.vary + 1)
         part.log_start = min(part.log_start + part.retention, part.log_end)
         start, end = before.complete_to, min(part.log_end, before.complete_to + part.read)
         failing = [offset for offset in range(start, end) if part.fail_every and offset % part.fail_every == 7]

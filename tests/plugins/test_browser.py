@@ -26,8 +26,8 @@ VIEWS = {
     "turn": "pipelines/orders/turns/0/24",
     "run": "pipelines/orders/run?run_id=manual__1",
 }
-KEPT = ("pipelines", "pipeline", "partition")
-"""The views of which the README has a picture."""
+KEPT = {"pipeline": "plugin/ackline/ackline/pipelines/orders", "partition": f"ackline/{VIEWS['partition']}"}
+"""The pictures of the README: a view in Airflow's frame, and one on its own."""
 
 CONTRAST = """
 (() => {
@@ -126,7 +126,7 @@ def test_the_page_opens_from_airflows_navigation_and_leads_from_a_pipeline_to_an
         assert user.run(f"!!{FRAME}.querySelector('svg.picture .{name}')"), name
     click(user, "141", FRAME)
     user.wait_for(f"{FRAME}.querySelector('h1')?.textContent === 'orders[1] offset 141'")
-    assert "failed 22 times with requests.HTTPError" in user.run(f"{FRAME}.body.innerText")
+    assert "failed 23 times with requests.HTTPError" in user.run(f"{FRAME}.body.innerText")
     click(user, "turn 24", FRAME)
     user.wait_for(f"{FRAME}.querySelector('h1')?.textContent === 'Turn 24'")
     run_id = user.run(f"{FRAME}.querySelector('a[target=_top]').textContent")
@@ -221,10 +221,15 @@ def test_a_hostile_error_message_is_text(user: Tab, airflow: LocalAirflow, proje
 
 def test_the_screenshots_of_the_readme(user: Tab, airflow: LocalAirflow, tmp_path: Path) -> None:
     folder = Path(os.environ.get("ACKLINE_SCREENSHOTS") or tmp_path)
-    user.size(1200, 700)
-    for name in KEPT:
-        user.open(f"{airflow.url}/ackline/{VIEWS[name]}")
-        height = min(user.run("document.querySelector('main').getBoundingClientRect().bottom + 16"), 900)
+    for name, path in KEPT.items():
+        user.size(1280, 800)
+        user.open(f"{airflow.url}/{path}")
+        if path.startswith("plugin"):
+            user.wait_for(f"{FRAME}?.querySelector('svg.chart') && document.querySelector('a[href*=dags]')")
+        else:
+            end = user.run("document.querySelector('main').getBoundingClientRect().bottom")
+            user.size(1280, int(end) + 16)
+        user.run("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
         file = folder / f"page-{name}.png"
-        user.screenshot(file, int(height))
-        assert 5_000 < file.stat().st_size < 250_000
+        user.screenshot(file)
+        assert 5_000 < file.stat().st_size < 200_000
