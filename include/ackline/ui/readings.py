@@ -67,9 +67,11 @@ class LaneReading:
     @property
     def pending(self) -> Mapping[PendingKind, int]:
         """The pending offsets of all partitions by kind."""
-        total: Counter[PendingKind] = Counter()
+        total = dict.fromkeys(PendingKind, 0)
         for partition in self.partitions:
-            total.update(partition.settled.state.pending_by_kind())
+            state = partition.settled.state
+            for kind, number in state.pending_by_kind().items() if state.pending else ():
+                total[kind] += number
         return total
 
     @property
