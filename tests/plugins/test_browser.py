@@ -3,6 +3,7 @@
 `make screenshots` keeps the pictures that the last test makes, for the README.
 """
 
+import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -143,12 +144,19 @@ def test_each_dag_has_a_tab_with_its_pipeline(user: Tab, airflow: LocalAirflow) 
     assert user.problems == []
 
 
-def test_an_act_is_ready_to_paste(user: Tab, airflow: LocalAirflow) -> None:
+def test_an_act_is_ready_to_paste_into_the_form_of_its_dag(user: Tab, airflow: LocalAirflow) -> None:
+    airflow.wait_for_dag("operate__orders")
     user.open(f"{airflow.url}/ackline/{VIEWS['record']}")
     click(user, "Skip this record")
-    command = user.run("document.querySelector('details[open] pre').textContent")
+    conf, command = user.run("[...document.querySelectorAll('details[open] pre')].map(it => it.textContent)")
+    assert json.loads(conf) == {
+        "act": "skip", "reason": "", "topics": ["orders"], "partitions": [1], "offsets": "141",
+    }  # fmt: skip
     assert command.startswith("ackline skip orders --topic orders --partition 1 --offsets 141")
-    click(user, "Copy")  # the first one is of a closed act
+    click(user, "Copy", "document.querySelector('details[open]')")
+    assert user.run("String(getSelection())").strip() == conf
+    click(user, "Open the DAG operate__orders", "document.querySelector('details[open]')")
+    user.wait_for("location.pathname === '/dags/operate__orders' && document.body.innerText.includes('Trigger')")
     assert user.problems == []
 
 

@@ -79,13 +79,13 @@ class ActMaker:
     def _retry(self, title: str, tps: list[TopicPartition], **more: str) -> Act:
         options, conf = _where(tps, more)
         effect = "Pending retries are due at once. The next run makes the attempts; nothing is skipped."
-        return self._act(title, effect, OPERATE, "retry", options, {"action": "retry", **conf})
+        return self._act(title, effect, OPERATE, "retry", options, {"act": "retry", **conf})
 
     def _skip(self, title: str, tp: TopicPartition, offsets: str) -> Act:
         options, conf = _where([tp], {"offsets": offsets})
         effect = "Pending records are settled as skipped, so the floor can pass them. They are never handled again."
         return self._act(
-            title, effect, OPERATE, "skip", [*options, "--reason", "…"], {"action": "skip", **conf, "reason": ""}
+            title, effect, OPERATE, "skip", [*options, "--reason", "…"], {"act": "skip", "reason": "", **conf}
         )
 
     def _backfill(self, title: str, options: list[str], conf: dict[str, Any]) -> Act:
@@ -101,7 +101,7 @@ class ActMaker:
             shlex.join(["ackline", verb, self.name, *options, *lane]),
             dag_id,
             json.dumps(conf, indent=2),
-            self.addresses.dag(dag_id) if dag_id in self.dag_ids else None,
+            self.addresses.dag(dag_id) if dag_id in self.dag_ids and not lane else None,  # it acts on the live lane
         )
 
 
@@ -116,7 +116,7 @@ def _where(tps: list[TopicPartition], more: dict[str, str]) -> tuple[list[str], 
     conf: dict[str, Any] = {}
     for tp in tps:
         options += ["--topic", tp.topic, "--partition", str(tp.partition)]
-        conf |= {"topic": [tp.topic], "partition": [tp.partition]}
+        conf |= {"topics": [tp.topic], "partitions": [tp.partition]}
     for name, value in more.items():
         options += [f"--{name.replace('_', '-')}", value]
         conf[name] = value

@@ -3,6 +3,9 @@
 import json
 import shlex
 
+from airflow.sdk.definitions.param import ParamsDict
+
+from ackline.airflow.operate import check_params, operate_params
 from ackline.offsets import TopicPartition
 from ackline.turns import LIVE
 from ackline.ui.acts import ActMaker
@@ -35,3 +38,20 @@ def test_a_settled_record_is_handled_again_only_by_a_backfill() -> None:
 def test_an_act_on_another_lane_names_it() -> None:
     retry, *_ = ActMaker("orders", "backfill-a", (), ADDRESSES).of_partition(TP, 5, 9)
     assert retry.command.endswith("--lane backfill-a")
+
+
+def test_the_form_of_the_dag_takes_the_configuration_of_each_act() -> None:
+    """The DAG checks it by the same schema, and then asks for the reason alone."""
+    every = {"backfill__orders", "operate__orders"}
+    maker = ActMaker("orders", LIVE, every, ADDRESSES)
+    acts = [*maker.of_pipeline(), *maker.of_partition(TP, 5, 9), *maker.of_record(TP, 5, pending=True)]
+    acts += maker.of_failures("retry", "HTTPError")
+    operated = [act for act in acts if act.dag_id == "operate__orders"]
+    assert {json.loads(act.conf)["act"] for act in operated} == {"retry", "skip"}
+    for act in operated:
+        assert act.dag_url is not None
+        params = ParamsDict(operate_params())
+        params.update(json.loads(act.conf) | {"reason": "as the runbook says"})
+        params.validate()
+        assert set(json.loads(act.conf)) <= set(operate_params())
+        check_params(dict(params))
