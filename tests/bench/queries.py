@@ -62,7 +62,7 @@ def audit(root: str, criteria: AuditFilter) -> Callable[[], object]:
 
 def page(root: str, criteria: AuditFilter) -> Callable[[], object]:
     """Returns what the page does for a pipeline, and then for one of its records."""
-    from ackline.ui import pages, readings
+    from ackline.ui import failing, pages, readings
     from ackline.ui.acts import ActMaker
     from ackline.ui.addresses import Addresses
 
@@ -71,7 +71,7 @@ def page(root: str, criteria: AuditFilter) -> Callable[[], object]:
     def show(name: str) -> str:
         reading = readings.read_lane(name)
         acts = ActMaker(name, LIVE, (), addresses)
-        page = pages.pipeline(reading, [LIVE], readings.failures(reading), acts.of_pipeline(), addresses)
+        page = pages.pipeline(reading, [LIVE], failing.failures(reading), acts.of_pipeline(), addresses)
         if criteria.offsets is None:
             return page
         offset = criteria.offsets.start

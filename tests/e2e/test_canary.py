@@ -17,7 +17,7 @@ import pytest
 from confluent_kafka import Producer
 
 from ackline.turns import LIVE
-from ackline.ui import pages, readings
+from ackline.ui import failing, pages, readings
 from ackline.ui.addresses import Addresses
 from tests.dags.project import processes
 from tests.e2e.fixtures import MakeLab
@@ -140,10 +140,10 @@ def _stored_texts(lane: Lab) -> Iterator[str]:
 def _page(lane: Lab) -> str:
     """Returns every view of the lane: the pipeline, its groups of failing records, its records and its turns."""
     addresses, reading = Addresses("/ackline/", ""), readings.read_lane(lane.name)
-    groups = readings.failures(reading)
+    groups = failing.failures(reading)
     views = [pages.pipeline(reading, [LIVE], groups, [], addresses)]
     for group in groups:
-        records = readings.failing_records(reading, group.kind, group.error_class)
+        records = failing.failing_records(reading, group.kind, group.error_class)
         views.append(pages.failing(reading, group.kind, group.error_class, records, [], addresses))
     for part in reading.partitions:
         views.append(pages.partition(reading, part, [], addresses))

@@ -20,7 +20,7 @@ from ackline.pipeline import load
 from ackline.steps.parts import open_parts
 from ackline.steps.run import run
 from ackline.turns import LIVE
-from ackline.ui import pages, readings
+from ackline.ui import failing, pages, readings
 from ackline.ui.addresses import Addresses
 from tests.conftest import MakeTopic
 from tests.dags.project import Project
@@ -204,7 +204,7 @@ def test_a_thousand_partitions_take_less_than_a_second_of_computing(
 
     def show(start: int) -> str:
         reading = readings.read_lane("clicks")
-        return pages.pipeline(reading, [LIVE], readings.failures(reading), [], addresses, start)
+        return pages.pipeline(reading, [LIVE], failing.failures(reading), [], addresses, start)
 
     for start in (0, 980):
         show(start)  # the first request loads what all others need

@@ -5,7 +5,8 @@ from urllib.parse import quote, urlencode
 
 from ackline.offsets import TopicPartition
 from ackline.turns import LIVE, TurnId
-from ackline.ui.readings import Failure, LaneReading
+from ackline.ui.failing import Failure
+from ackline.ui.readings import LaneReading
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from ackline.airflow.links import DAG_PREFIX, page_path, pipeline_of_dag
 from ackline.errors import AcklineError
 from ackline.offsets import TopicPartition
 from ackline.turns import LIVE
-from ackline.ui import pages, readings
+from ackline.ui import failing, pages, readings
 from ackline.ui.acts import ActMaker
 from ackline.ui.addresses import Addresses
 from ackline.ui.readings import LaneReading
@@ -130,7 +130,7 @@ def pipeline(reading: Reading, dag_ids: DagIds, start: Start = 0) -> str:
     """Show one lane of a pipeline."""
     lanes = readings.lanes_with_tables(reading.name)
     acts = _acts(reading, dag_ids).of_pipeline()
-    return pages.pipeline(reading, lanes, readings.failures(reading), acts, _addresses(), start)
+    return pages.pipeline(reading, lanes, failing.failures(reading), acts, _addresses(), start)
 
 
 @app.get("/pipelines/{name}/partition")
@@ -152,7 +152,7 @@ def failures(
     error_class: Annotated[str, Query(max_length=1000)] = "",
 ) -> str:
     """Show failing records of one error class."""
-    records = readings.failing_records(reading, kind, error_class)
+    records = failing.failing_records(reading, kind, error_class)
     acts = _acts(reading, dag_ids).of_failures(kind, error_class)
     return pages.failing(reading, kind, error_class, records, acts, _addresses())
 

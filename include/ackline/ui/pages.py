@@ -22,8 +22,9 @@ from ackline.pending import PendingRuns
 from ackline.ui import charts
 from ackline.ui.acts import Act
 from ackline.ui.addresses import Addresses
+from ackline.ui.failing import MOST_RECORDS, FailingRecord, Failure
 from ackline.ui.health import Health, PartitionReading, worst_first
-from ackline.ui.readings import LAST_TURNS, MOST_RECORDS, FailingRecord, Failure, LaneReading, TurnReading
+from ackline.ui.readings import LAST_TURNS, LaneReading, TurnReading
 
 PARTITIONS_A_PAGE = 20
 TURNS_LISTED = 20

@@ -11,7 +11,8 @@ from ackline.turns import LIVE
 from ackline.ui import pages
 from ackline.ui.acts import ActMaker
 from ackline.ui.addresses import Addresses
-from ackline.ui.readings import FailingRecord, LaneReading
+from ackline.ui.failing import FailingRecord
+from ackline.ui.readings import LaneReading
 
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
 TP = TopicPartition("orders", 0)
