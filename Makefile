@@ -52,7 +52,7 @@ bench: setup ## throughput, as ratios; then what each size costs, with its aim
 	@python -m tests.bench.pipelines
 
 screenshots: setup ## the pictures of the page in docs/, in a headless Chromium that npm installs
-	@ACKLINE_SCREENSHOTS=$(CURDIR)/docs pytest tests/plugins/test_browser.py -k screenshots
+	@SCREENSHOTS=$(CURDIR)/docs pytest tests/plugins/test_browser.py -k screenshots
 
 chaos: setup ## 100,000 steps of runs that stop, die and come back late; `make chaos STEPS=N SEED=N`
 	@python -m tests.chaos.run --steps $(or $(STEPS),100000) $(if $(SEED),--seed $(SEED))

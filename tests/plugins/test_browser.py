@@ -228,7 +228,7 @@ def test_a_hostile_error_message_is_text(user: Tab, airflow: LocalAirflow, proje
 
 
 def test_the_screenshots_of_the_readme(user: Tab, airflow: LocalAirflow, tmp_path: Path) -> None:
-    folder = Path(os.environ.get("ACKLINE_SCREENSHOTS") or tmp_path)
+    folder = Path(os.environ.get("SCREENSHOTS") or tmp_path)
     for name, path in KEPT.items():
         user.size(1280, 800)
         user.open(f"{airflow.url}/{path}")
