@@ -12,6 +12,7 @@ import numpy as np
 from markupsafe import Markup
 
 from ackline.pending import PendingKind, PendingRuns
+from ackline.range_arrays import Int64s
 from ackline.ui.health import PartitionReading
 
 WIDTH = 1000
@@ -51,8 +52,8 @@ def partition_picture(part: PartitionReading, *, labels: bool = False, low: int 
         _area(scale, max(start, scale.low), part.floor, "settled"),
         _area(scale, part.floor, part.complete_to, "read"),
         _area(scale, part.complete_to, end, "unread"),
+        _area(scale, part.complete_to, min(start, end), "lost"),
         _area(scale, scale.low, min(start, end), "gone"),
-        _area(scale, part.floor, min(start, end), "lost"),
         *_failure_marks(part, scale),
     ]
     marks = [_mark(scale, part.floor, "floor"), _mark(scale, part.complete_to, "complete")]
@@ -88,7 +89,9 @@ def _area(scale: _Scale, start: int, end: int, name: str) -> Markup:
         return Markup("")
     x = scale.x(start)
     width = max(1.0, round(scale.x(end) - x, 1))
-    return Markup('<rect class="{}" x="{}" y="0" width="{}" height="18"/>').format(name, x, width)
+    # What retention took is a strip below the others: most of it was settled before, and shows as that.
+    y, height = (14, 6) if name == "gone" else (0, 18)
+    return Markup('<rect class="{}" x="{}" y="{}" width="{}" height="{}"/>').format(name, x, y, width, height)
 
 
 def _mark(scale: _Scale, offset: int, name: str) -> Markup:
@@ -103,23 +106,26 @@ def _failure_marks(part: PartitionReading, scale: _Scale) -> Iterable[Markup]:
     runs = PendingRuns.of(part.settled.state.pending)
     for kind in PendingKind:
         chosen = runs.of_kind(kind)
-        if not len(chosen):
-            continue
-        span = max(1, scale.high - scale.low)
-        columns = WIDTH // 2
-        first = np.clip((chosen.starts - scale.low) * columns // span, 0, columns - 1)
-        last = np.clip((chosen.ends - 1 - scale.low) * columns // span, 0, columns - 1)
-        edges = np.zeros(columns + 1, dtype=np.int64)
-        np.add.at(edges, first, 1)
-        np.add.at(edges, last + 1, -1)
-        filled = np.concatenate([[False], np.cumsum(edges)[:columns] > 0, [False]])
-        begins, ends = np.flatnonzero(filled[1:] & ~filled[:-1]), np.flatnonzero(~filled[1:] & filled[:-1])
-        for begin, end in zip(begins.tolist(), ends.tolist(), strict=True):
-            x = _PAD + begin * (WIDTH - 2 * _PAD) / columns
-            width = max(2.5, (end - begin) * (WIDTH - 2 * _PAD) / columns)
-            yield Markup('<rect class="pending {}" x="{}" y="2" width="{}" height="14"/>').format(
-                kind.value, round(x, 1), round(width, 1)
-            )
+        lost = chosen.ends <= (part.log_start or 0)  # retention has taken them, and the next turn settles them
+        yield from _marks(scale, chosen.starts[~lost], chosen.ends[~lost], kind.value)
+        yield from _marks(scale, chosen.starts[lost], chosen.ends[lost], f"{kind.value} lost")
+
+
+def _marks(scale: _Scale, starts: Int64s, ends: Int64s, name: str) -> Iterable[Markup]:
+    span, columns = max(1, scale.high - scale.low), WIDTH // 2
+    first = np.clip((starts - scale.low) * columns // span, 0, columns - 1)
+    last = np.clip((ends - 1 - scale.low) * columns // span, 0, columns - 1)
+    edges = np.zeros(columns + 1, dtype=np.int64)
+    np.add.at(edges, first, 1)
+    np.add.at(edges, last + 1, -1)
+    filled = np.concatenate([[False], np.cumsum(edges)[:columns] > 0, [False]])
+    begins, stops = np.flatnonzero(filled[1:] & ~filled[:-1]), np.flatnonzero(~filled[1:] & filled[:-1])
+    for begin, stop in zip(begins.tolist(), stops.tolist(), strict=True):
+        x = _PAD + begin * (WIDTH - 2 * _PAD) / columns
+        width = max(2.5, (stop - begin) * (WIDTH - 2 * _PAD) / columns)
+        yield Markup('<rect class="pending {}" x="{}" y="2" width="{}" height="14"/>').format(
+            name, round(x, 1), round(width, 1)
+        )
 
 
 def _labels(part: PartitionReading, scale: _Scale, start: int, end: int) -> list[Markup]:

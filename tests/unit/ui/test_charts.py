@@ -43,9 +43,15 @@ def test_each_part_of_the_log_is_as_wide_as_its_share_of_the_offsets() -> None:
 
 
 def test_what_retention_took_before_it_was_settled_is_an_area_of_its_own() -> None:
-    shown = areas(charts.partition_picture(part(PartitionState(300), log_start=600.0, log_end=1300.0, committed=300.0)))
+    """Records 300 to 500 were read above the floor: only the pending one is lost, and what was not read."""
+    state = PartitionState(500, (ValuedRange(300, 301, RETRY),))
+    shown = areas(charts.partition_picture(part(state, log_start=600.0, log_end=1300.0, committed=300.0)))
     unit = (charts.WIDTH - 16) / 1000
-    assert abs(shown["lost"][1] - 300 * unit) < 0.2
+    assert abs(shown["lost"][0] - (8 + 200 * unit)) < 0.2
+    assert abs(shown["lost"][1] - 100 * unit) < 0.2
+    assert abs(shown["gone"][1] - 300 * unit) < 0.2
+    assert "pending retry lost" in shown
+    assert "pending retry" not in shown
 
 
 def test_a_million_failures_are_at_most_a_mark_for_each_column() -> None:
