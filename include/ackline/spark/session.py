@@ -6,7 +6,9 @@ Under spark-submit, the submission decides on the cluster, the memory of the dri
 """
 
 import os
+import signal
 import sys
+import threading
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -74,9 +76,20 @@ def open_session(app_name: str = "ackline", block: SparkBlock | None = None) -> 
             session = builder.getOrCreate()
     except Py4JJavaError as error:
         raise _not_started(master, str(error)) from None
+    _end_on_ctrl_c()
     if not is_local(str(session.sparkContext.master)):
         ship_code(session.sparkContext)
     return session
+
+
+def _end_on_ctrl_c() -> None:
+    """Has Ctrl-C raise KeyboardInterrupt again, as before pyspark put its own handler.
+
+    That one calls the JVM in the middle of another call, which fails, and its error would pass for one of the job. The
+    JVM and its job end with this process.
+    """
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def session_settings(master: str, block: SparkBlock, *, submitted: bool) -> dict[str, str]:
