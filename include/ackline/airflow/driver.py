@@ -1,4 +1,4 @@
-"""The Spark driver of the replay task: the program that spark-submit runs.
+"""The Spark driver of the replay tasks of `replay__NAME` and `backfill__NAME`: the program that spark-submit runs.
 
 Exit status 0: done. 1: a transient error, Airflow retries the task. 2: a configuration error. 3: a fatal error. Airflow
 does not retry the last two. The cause is one line on standard error that begins with `ackline:`.
@@ -10,9 +10,10 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from ackline.airflow.watch import end_with_task
-from ackline.errors import AcklineError, ConfigError, TransientError
+from ackline.errors import AcklineError, ConfigError, FatalError, TransientError
 from ackline.process_identity import ProcessIdentity
 
 KAFKA_CONFIG = "ACKLINE_KAFKA_CONFIG"
@@ -24,11 +25,22 @@ TASK = "ACKLINE_AIRFLOW_TASK"
 DONE, TRANSIENT, CONFIGURATION, FATAL = 0, 1, 2, 3
 
 
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How much a backfill reads: offsets in all, and records a second. None: as the pipeline file has it."""
+
+    max_records: int | None = None
+    max_rate: int | None = None
+
+
 def main(argv: Sequence[str]) -> int:
-    """Replay the open plan of the named pipeline. Returns the exit status."""
-    parser = argparse.ArgumentParser(description="Replay the open plan of a pipeline.")
+    """Replay the open plan of the named pipeline, or run a backfill. Returns the exit status."""
+    parser = argparse.ArgumentParser(description="Replay the open plan of a pipeline, or take the turns of a backfill.")
     parser.add_argument("pipeline")
     parser.add_argument("--run-id", required=True)
+    parser.add_argument("--backfill", metavar="LANE", help="take the turns of this lane that are due")
+    parser.add_argument("--max-records", type=int)
+    parser.add_argument("--max-rate", type=int)
     arguments = parser.parse_args(argv)
     # Removed from the environment, so that no process started here inherits them.
     secret = os.environ.pop(KAFKA_CONFIG, "null")
@@ -36,7 +48,13 @@ def main(argv: Sequence[str]) -> int:
     task = os.environ.pop(TASK, None)
     end_with_task(ProcessIdentity.decode(task) if task else None)
     try:
-        print(replay_open_plan(arguments.pipeline, arguments.run_id, secret, store_options))
+        if arguments.backfill is None:
+            print(replay_open_plan(arguments.pipeline, arguments.run_id, secret, store_options))
+        else:
+            limits = Limits(arguments.max_records, arguments.max_rate)
+            print(
+                take_due_turns(arguments.pipeline, arguments.run_id, secret, store_options, arguments.backfill, limits)
+            )
     except AcklineError as error:
         print(f"ackline: {error}", file=sys.stderr)
         return exit_status_of(error)
@@ -86,3 +104,35 @@ def replay_open_plan(name: str, run_id: str, connection: str, store_options: str
     if done.plan is None:
         return f"{name}: no turn is open"
     return f"{done.plan.turn}: {done.calls:,} handler calls" + (f"; void: {done.void}" if done.void else "")
+
+
+def take_due_turns(name: str, run_id: str, connection: str, store_options: str, lane: str, limits: Limits) -> str:
+    """Plans, replays and settles turns of a backfill until nothing of it can be read now. Returns one line that sums it
+    up.
+
+    The whole loop runs in one driver, because a driver for each turn would start a JVM for each turn. Raises
+    TransientError if another process replays the lane's turn, and FatalError if the lane has not begun.
+    """
+    from ackline.audit.object_store import use_options
+    from ackline.backfill_pipeline import backfill_pipeline
+    from ackline.paths import make_handlers_importable, pipelines_folder
+    from ackline.pipeline_folder import load_pipeline
+    from ackline.spark.session import open_session
+    from ackline.steps.backfill import find_backfill, run_backfill
+    from ackline.steps.parts import open_parts
+    from ackline.steps.turn_lease import WhenHeld
+    from ackline.stream_functions import check_functions
+
+    use_options(json.loads(store_options))
+    make_handlers_importable()
+    pipeline, kafka = load_pipeline(pipelines_folder(), name), json.loads(connection)
+    with open_parts(pipeline, kafka, run_id=run_id, actor="airflow", lane=lane) as parts:
+        stored = find_backfill(parts.store)
+    if stored is None:
+        raise FatalError(f"{name} has no lane {lane}: the task `begin` has not stored it")
+    # By the arguments that the lane has stored, so that no kill and no other form can change handler or dead letters.
+    pipeline = backfill_pipeline(pipeline, stored.arguments, limits.max_rate)
+    check_functions(pipeline.handler, pipeline.translation, pipeline.isolated)
+    with open_parts(pipeline, kafka, run_id=run_id, actor="airflow", lane=lane, when_held=WhenHeld.REFUSE) as parts:
+        done = run_backfill(parts, lambda: open_session(f"ackline-{name}-{lane}", pipeline.spark), limits.max_records)
+    return f"{name} {lane}: {len(done.plans):,} turns, {done.calls:,} handler calls"

@@ -11,7 +11,7 @@ import os
 import re
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -183,22 +183,39 @@ class ReplayOperator(SparkSubmitOperator):
             if self._done_without_spark(context):
                 return
             self._reschedule_while_held(context)
-            self._hook = self._driver_hook(context)
-        try:
-            super().execute(context)
-        except AirflowException as error:
-            _raise_for_exit_status(self._hook, error, self.pipeline.name)
+        self._submit(context)
 
     def on_kill(self) -> None:
         """End the JVM of spark-submit. The driver watches it, and ends itself then."""
         if self._hook is not None:
             super().on_kill()
 
+    def _submit(self, context: Context) -> None:
+        """Run the driver until it ends. Raises AirflowFailException if it would end so again."""
+        with airflow_errors():
+            self._hook = self._driver_hook(context)
+        try:
+            super().execute(context)
+        except AirflowException as error:
+            _raise_for_exit_status(self._hook, error, self._void_arguments(context))
+
+    def _opened(self, context: Context) -> AbstractContextManager["Parts"]:
+        """Opens the lane whose turns this task replays."""
+        return opened(self.pipeline, context)
+
+    def _driver_arguments(self, context: Context) -> list[str]:
+        """Returns the arguments of the driver. Every user of the machine can read them."""
+        return [self.pipeline.name, f"--run-id={context['run_id']}"]
+
+    def _void_arguments(self, context: Context) -> str:
+        """Returns the arguments of `ackline void` that name the lane."""
+        return self.pipeline.name
+
     def _done_without_spark(self, context: Context) -> bool:
         """Returns True if there is nothing to read. Stores an empty plan's outcomes, the proof for settle."""
         from ackline.steps.effective_settings import effective_settings
 
-        with opened(self.pipeline, context) as parts:
+        with self._opened(context) as parts:
             self.log.info("settings in force: %s", effective_settings(parts))
             newest = parts.store.newest()
             plan = parts.store.open_plan(newest) if newest else None
@@ -210,7 +227,7 @@ class ReplayOperator(SparkSubmitOperator):
         return True
 
     def _reschedule_while_held(self, context: Context) -> None:
-        with opened(self.pipeline, context) as parts:
+        with self._opened(context) as parts:
             newest = parts.store.newest()
             plan = parts.store.open_plan(newest) if newest else None
             holder = parts.lease.living_holder(plan.turn) if plan is not None and parts.lease is not None else None
@@ -229,7 +246,7 @@ class ReplayOperator(SparkSubmitOperator):
             name=self.name,
             jars=",".join(str(jar) for jar in kafka_source_jars()),
             driver_memory=self.pipeline.spark.driver_memory or os.environ.get("ACKLINE_SPARK_MEMORY", "1g"),
-            application_args=[self.pipeline.name, f"--run-id={context['run_id']}"],
+            application_args=self._driver_arguments(context),
         )
 
 

@@ -30,13 +30,13 @@ from ackline.cli.backfill_options import (
     Reason,
     Wait,
 )
-from ackline.cli.backfill_output import account_json, account_text, backfill_json, choice_json, choice_text
 from ackline.cli.confirm import DryRun, Yes, is_confirmed, is_confirmed_by_number, show_preview
 from ackline.cli.options import ErrorClass, From, Json, Name, Now, Until, opened, pipeline_named, time_of
 from ackline.errors import ConfigError
 from ackline.reconciliation import Account
 from ackline.spark_master import master_of_environment
 from ackline.steps.backfill import Backfill, account_of_choice, backfills, begin, cancel, find_backfill, run_backfill
+from ackline.steps.backfill_report import account_json, account_text, backfill_json, choice_json, choice_text
 from ackline.steps.choose_offsets import Choice, choose_offsets
 from ackline.steps.parts import Parts
 from ackline.turns import LIVE, Plan

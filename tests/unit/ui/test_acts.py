@@ -5,8 +5,11 @@ import shlex
 
 from airflow.sdk.definitions.param import ParamsDict
 
+from ackline.airflow.backfill_form import BackfillForm, backfill_params
 from ackline.airflow.operate import check_params, operate_params
+from ackline.backfill_arguments import OPTIONS, BackfillArguments
 from ackline.offsets import TopicPartition
+from ackline.pipeline import Pipeline
 from ackline.turns import LIVE
 from ackline.ui.acts import ActMaker
 from ackline.ui.addresses import Addresses
@@ -55,3 +58,34 @@ def test_the_form_of_the_dag_takes_the_configuration_of_each_act() -> None:
         params.validate()
         assert set(json.loads(act.conf)) <= set(operate_params())
         check_params(dict(params))
+
+
+def test_the_form_of_the_backfill_takes_the_configuration_of_each_act() -> None:
+    """Each key is a field of the form, and the task reads the values as the command reads the act's own options."""
+    kafka = {"bootstrap_servers": "memory:1", "group_id": "g", "topics": ["orders"]}
+    pipeline = Pipeline.model_validate({"name": "orders", "handler": "a:b", "dead_letter": "none", "kafka": kafka})
+    maker = ActMaker("orders", LIVE, {"backfill__orders"}, ADDRESSES)
+    acts = [*maker.of_pipeline(), *maker.of_partition(TP, 5, 9), *maker.of_record(TP, 5, pending=False)]
+    acts += [*maker.of_failures("dead", "HTTPError"), *maker.of_failures("dead", "")]
+    backfills = [act for act in acts if act.dag_id == "backfill__orders"]
+    assert len(backfills) == 5
+    for act in backfills:
+        conf = json.loads(act.conf)
+        assert set(conf) <= set(backfill_params(pipeline))
+        params = ParamsDict(backfill_params(pipeline))
+        params.update(conf)
+        params.validate()
+        arguments = BackfillForm.of_params(params, "manual-1").arguments
+        arguments.check()
+        # The command of dead records has --all as well, which changes nothing beside an outcome.
+        shown = shlex.split(act.command)[3:]
+        assert [word for word in shown if word != "--all"] == [word for word in _words(arguments) if word != "--all"]
+
+
+def _words(arguments: BackfillArguments) -> list[str]:
+    words = list(arguments.ranges)
+    for name, option in OPTIONS.items():
+        value = getattr(arguments, name)
+        if name not in ("ranges", "of") and value not in (None, False):
+            words += [option] if value is True else [option, value]
+    return words

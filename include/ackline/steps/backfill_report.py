@@ -1,4 +1,4 @@
-"""What `ackline backfill` prints of a lane: JSON for a program, and text for a person."""
+"""What the command `ackline backfill` and the DAG `backfill__NAME` show of a lane: JSON for a program, and text."""
 
 from collections.abc import Iterable, Mapping
 from datetime import datetime

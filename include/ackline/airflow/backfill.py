@@ -1,0 +1,257 @@
+"""DAGs from pipeline files: `backfill__NAME` with the tasks begin >> replay, one form for all options of the command.
+
+A run does what `ackline backfill NAME --wait` does, by the same functions. It is a dry run unless `confirm` is set.
+
+**begin** chooses the offsets and stores them as the genesis of the lane, or finds the lane begun. **replay** takes
+turns in a Spark driver until nothing is due, gives its worker slot away until the next due time, and ends when the lane
+is settled. How a killed or cleared task resumes:
+
+- before the genesis: nothing was stored, and begin chooses anew
+- after the genesis: begin finds the lane and compares the arguments. Without `id` in the form, the id of the lane is
+  made of the DAG run's id, so a cleared run finds its own lane
+- in a turn: the next driver adopts the open turn, whose outcomes and settlement are stored once
+- between turns, or while the task waits: replay reads what is left from the lane's tables, and nothing from XCom
+"""
+
+import hashlib
+import re
+from contextlib import AbstractContextManager
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+from airflow.sdk import DAG, BaseOperator, Context
+from airflow.sdk.exceptions import AirflowFailException, AirflowRescheduleException, AirflowSkipException
+
+from ackline.airflow.backfill_form import BackfillForm, backfill_params
+from ackline.airflow.dags import RETRIES
+from ackline.airflow.operators import ACTOR, SPARK_CONNECTION, DriverHook, ReplayOperator, airflow_errors, opened
+from ackline.backfill_arguments import BackfillArguments, check_same
+from ackline.backfill_pipeline import backfill_pipeline
+from ackline.errors import ConfigError
+from ackline.ledger import PendingKind
+from ackline.pipeline import Pipeline
+from ackline.reconciliation import UNREAD, Account
+
+if TYPE_CHECKING:
+    from ackline.steps.backfill import Backfill
+    from ackline.steps.parts import Parts
+
+BACKFILL_PREFIX = "backfill__"
+LISTED = 10
+"""Ranges that XCom holds. The log names twenty, `ackline backfill … --json` all."""
+POLL = timedelta(minutes=2)
+"""How long replay waits where nothing is due at a known time: for a leader, or for the dead-letter topic."""
+SHORTEST_WAIT = timedelta(seconds=10)
+"""How long replay waits at least, for retries without a delay whose number has no limit."""
+
+
+def form_of(context: Context) -> BackfillForm:
+    """Returns the form of a DAG run. Raises ConfigError for a value that the form would have refused."""
+    return BackfillForm.of_params(context["params"], id_of_run(str(context["run_id"])))
+
+
+def id_of_run(run_id: str) -> str:
+    """Returns the id of a backfill whose form has none. The hash keeps run ids apart that differ in signs alone."""
+    words = re.sub(r"[^a-z0-9]+", "-", run_id.lower()).strip("-")[:80]
+    return f"{words or 'run'}-{hashlib.sha256(run_id.encode()).hexdigest()[:8]}"
+
+
+class BeginBackfillOperator(BaseOperator):
+    """Begins the lane of a backfill, or finds it begun. Returns its account; changes nothing without `confirm`."""
+
+    ui_color = "#d7e8f7"
+
+    def __init__(self, *, pipeline: Pipeline, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.pipeline = pipeline
+
+    def execute(self, context: Context) -> dict[str, Any]:
+        """Choose the offsets and store them. Imports the handler first, so that no lane begins that can't be run."""
+        with airflow_errors():
+            from ackline.kafka.java import java_properties
+            from ackline.paths import make_handlers_importable
+            from ackline.stream_functions import check_functions
+
+            form, user = form_of(context), getattr(context["dag_run"], "triggering_user_name", None)
+            arguments = self._arguments(form, context)
+            pipeline = backfill_pipeline(self.pipeline, arguments, form.max_rate)
+            make_handlers_importable()
+            check_functions(pipeline.handler, pipeline.translation, pipeline.isolated)
+            DriverHook({}, conn_id=SPARK_CONNECTION)  # refuses a master on which replay can't run
+            with opened(pipeline, context, actor=user or ACTOR, lane=form.lane) as parts:
+                java_properties(parts.kafka)  # refuses properties that Spark's Kafka client does not have
+                text, result = _begin(parts, form, arguments)
+        self.log.info("%s%s", text, "" if form.confirm else "\nNothing was changed: `confirm` is not set.")
+        return shortened(result)
+
+    def _arguments(self, form: BackfillForm, context: Context) -> BackfillArguments:
+        """Returns the arguments of the lane, or those of the form for a new lane. Raises ConfigError where they
+        differ, and for arguments that choose nothing."""
+        from ackline.steps.backfill import find_backfill
+
+        # Without the settings of the lane: they follow from its arguments, which are read here.
+        with opened(self.pipeline, context, lane=form.lane) as parts:
+            stored = find_backfill(parts.store)
+        if stored is not None:
+            if form.arguments.given:
+                check_same(form.id, stored.arguments, form.arguments)
+            return stored.arguments
+        if form.has_id and not form.arguments.given:
+            raise ConfigError(
+                f"id: {self.pipeline.name} has no backfill {form.id}; `ackline backfill {self.pipeline.name} --list` "
+                f"lists them. Fill in ranges, from, outcome or all to begin it",
+                key="id",
+            )
+        form.arguments.check()
+        return form.arguments
+
+
+def _begin(parts: "Parts", form: BackfillForm, arguments: BackfillArguments) -> tuple[str, dict[str, Any]]:
+    """Returns the text for the log and the account of the lane; a new lane is stored only if it is confirmed."""
+    from ackline.steps.backfill import account_of_choice, begin, find_backfill
+    from ackline.steps.backfill_report import account_json, account_text, choice_json, choice_text
+    from ackline.steps.choose_offsets import choose_offsets
+
+    name, dry_run = parts.pipeline.name, {"dry_run": not form.confirm}
+    stored = find_backfill(parts.store)
+    if stored is not None:
+        text = account_text(name, form.lane, stored.account, parts.now())
+        return text, account_json(form.lane, stored.newest.turn.epoch, stored.account) | dry_run
+    choice, above = choose_offsets(parts, arguments), parts.pipeline.backfill.confirm_above
+    result = account_json(form.lane, 0, account_of_choice(choice)) | dry_run | choice_json(choice)
+    text = choice_text(name, form.id, choice, above)
+    if not form.confirm or not choice.partitions:
+        return text, result
+    if choice.offsets > above and form.confirm_offsets != choice.offsets:
+        raise ConfigError(
+            f"confirm_offsets: the backfill would read {choice.offsets:,} offsets, more than `backfill.confirm_above` "
+            f"({above:,}) of {name}: give {choice.offsets} there. Nothing was stored",
+            key="confirm_offsets",
+        )
+    genesis = begin(parts, arguments, choice, form.reason)
+    # Another process may have begun the same id meanwhile. Its choice stands.
+    check_same(form.id, BackfillArguments.decode(genesis.arguments), arguments)
+    return f"{text}\nBackfill {form.id} has begun.", result
+
+
+class ReplayBackfillOperator(ReplayOperator):
+    """Takes the turns of a backfill in a Spark driver until its lane is settled. Returns the lane's account.
+
+    Between due times the task is rescheduled: it holds no worker slot and uses up no retry. Fails at the deadline if
+    the lane is not settled by then. With `max_records` it ends after one driver and waits for nothing.
+    """
+
+    def execute(self, context: Context) -> dict[str, Any]:  # type: ignore[override]
+        """Run what is due."""
+        with airflow_errors():
+            form = form_of(context)
+            if not form.confirm:
+                raise AirflowSkipException("a dry run: `confirm` is not set")
+            backfill, due = self._backfill(context)
+            if due and not form.is_over(self._now(context)):
+                self._reschedule_while_held(context)
+                self._submit(context)
+                backfill, _ = self._backfill(context)
+            return self._finish(context, form, backfill)
+
+    def _backfill(self, context: Context) -> tuple["Backfill", bool]:
+        """Returns the lane as its tables have it, and whether anything of it can be read now."""
+        from ackline.steps.backfill import find_backfill
+
+        with self._opened(context) as parts:
+            backfill = find_backfill(parts.store)
+            if backfill is None:
+                raise AirflowSkipException("nothing matches: no backfill has begun")
+            has_open_turn = parts.store.open_plan(backfill.newest) is not None
+            return backfill, has_open_turn or is_due(backfill.account, parts.now())
+
+    def _now(self, context: Context) -> datetime:
+        with self._opened(context) as parts:
+            return parts.now()
+
+    def _finish(self, context: Context, form: BackfillForm, backfill: "Backfill") -> dict[str, Any]:
+        """Returns the account of a lane that is settled, or logs it and waits for the next due time."""
+        from ackline.steps.backfill_report import account_json, account_text
+
+        account, now = backfill.account, self._now(context)
+        text = account_text(self.pipeline.name, form.lane, account, now)
+        result = shortened(account_json(form.lane, backfill.newest.turn.epoch, account))
+        self.log.info("%s\n%s", text, result)
+        if account.settled or form.max_records is not None:
+            return result
+        if form.is_over(now):
+            context["ti"].xcom_push(key="return_value", value=result)
+            raise AirflowFailException(f"the deadline {form.deadline} has passed. {text}")
+        until = wait_until(account, now, form.deadline)
+        self.log.info("this task goes on at %s", until.isoformat(timespec="seconds"))
+        raise AirflowRescheduleException(until)  # type: ignore[no-untyped-call]
+
+    def _opened(self, context: Context) -> AbstractContextManager["Parts"]:
+        return opened(self.pipeline, context, lane=form_of(context).lane)
+
+    def _driver_arguments(self, context: Context) -> list[str]:
+        form = form_of(context)
+        limits = {"--max-records": form.max_records, "--max-rate": form.max_rate}
+        given = [f"{option}={value}" for option, value in limits.items() if value is not None]
+        return [*super()._driver_arguments(context), f"--backfill={form.lane}", *given]
+
+    def _void_arguments(self, context: Context) -> str:
+        return f"{self.pipeline.name} --lane {form_of(context).lane}"
+
+
+def is_due(account: Account, now: datetime) -> bool:
+    """Returns whether a lane has anything that a turn could settle now: all but retries that are due later."""
+    if account.settled:
+        return False
+    later = account.next_due is not None and account.next_due > now
+    return not later or _has_more_than_retries(account)
+
+
+def _has_more_than_retries(account: Account) -> bool:
+    """Returns whether a lane waits for what has no due time: a leader, or the dead-letter topic."""
+    return any(account.pending[kind] for kind in (UNREAD, PendingKind.DEAD_LETTER))
+
+
+def wait_until(account: Account, now: datetime, deadline: datetime | None) -> datetime:
+    """Returns when replay looks at an unsettled lane again: at the next due time, but at the deadline at the latest."""
+    due = account.next_due if account.next_due is not None else now + POLL
+    if _has_more_than_retries(account):
+        due = min(due, now + POLL)
+    due = max(due, now + SHORTEST_WAIT)
+    return due if deadline is None else min(due, deadline)
+
+
+def shortened(account: dict[str, Any]) -> dict[str, Any]:
+    """Returns the account for XCom: totals, and of each list the longest ranges, with the number of those left out."""
+    asked, result = account["asked"], dict(account)
+    longest = sorted(asked["ranges"], key=lambda part: part["start"] - part["end"])[:LISTED]
+    result["asked"] = {**asked, "ranges": longest, "more_ranges": len(asked["ranges"]) - len(longest)}
+    for name in ("gone", "open_end"):
+        if name in account:
+            result |= {name: account[name][:LISTED], f"more_{name}": max(0, len(account[name]) - LISTED)}
+    return result
+
+
+def backfill_dag(pipeline: Pipeline, file: str) -> DAG:
+    """Returns the DAG `backfill__NAME` of one pipeline, for the DAG file `file`."""
+    dag = DAG(
+        dag_id=f"{BACKFILL_PREFIX}{pipeline.name}",
+        schedule=None,
+        start_date=datetime(2025, 1, 1, tzinfo=UTC),
+        catchup=False,
+        default_args=RETRIES,
+        params=backfill_params(pipeline),
+        description=f"Handles chosen offsets of the pipeline {pipeline.name} again; a dry run unless it is confirmed",
+        doc_md=(
+            f"Does what the command `ackline backfill {pipeline.name} --wait` does: a lane of its own reads the chosen "
+            f"offsets again, and never touches the consumer group. Without **confirm** nothing changes, and the log of "
+            f"**begin** shows what would be read. **replay** goes on at each due time until every offset is settled. "
+            f"Any task may be cleared at any time: the run resumes its lane."
+        ),
+        tags={"ackline", "backfill"},
+        auto_register=False,
+    )
+    dag.fileloc = file
+    begin = BeginBackfillOperator(task_id="begin", pipeline=pipeline, dag=dag)
+    begin >> ReplayBackfillOperator(task_id="replay", pipeline=pipeline, dag=dag)
+    return dag
