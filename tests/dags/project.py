@@ -134,9 +134,16 @@ class AirflowCommand:
         self.home = home
         self._done("db", "migrate", env={})
 
-    def test(self, project: Project, pipeline: str, *options: str, env: Mapping[str, str] | None = None) -> "DagTest":
-        """Run the pipeline's DAG once, with `env` added to its environment. The run may fail."""
-        dag_id, env = f"replay__{pipeline}", {**project.environment, **(env or {})}
+    def test(
+        self,
+        project: Project,
+        pipeline: str,
+        *options: str,
+        env: Mapping[str, str] | None = None,
+        prefix: str = "replay__",
+    ) -> "DagTest":
+        """Run the pipeline's DAG with this prefix once, with `env` added to its environment. The run may fail."""
+        dag_id, env = f"{prefix}{pipeline}", {**project.environment, **(env or {})}
         done = self._done("dags", "test", dag_id, *options, env=env, check=False)
         return DagTest(self, dag_id, done.returncode, done.stdout)
 

@@ -1,5 +1,6 @@
 """The DAG, run by Airflow (`dag.test`) on a real broker, Spark and Delta."""
 
+import json
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -157,3 +158,22 @@ def test_a_connection_that_is_not_defined_fails_at_once_and_is_named(
     with pytest.raises(AirflowFailException, match="the Airflow connection kafka_elsewhere, which pipeline orders"):
         plan.execute(cast(Context, {"run_id": "manual__1"}))
     assert not Path(project.audit).exists()
+
+
+def test_a_run_of_the_backfill_handles_records_again_in_a_lane_of_its_own_until_it_is_settled(
+    project: Project, airflow: AirflowCommand, pipeline: str, source: str
+) -> None:
+    """The second attempt is due at once, so the same driver makes it."""
+    project.write(pipeline, source)
+    produce(project.bootstrap, source, {}, {"fail": 1}, {})
+    values = {"ranges": [f"{source}:0:1-3"], "id": "again", "confirm": True}
+    done = airflow.test(project, pipeline, "--conf", json.dumps(values), prefix="backfill__")
+    assert done.states == {"begin": "success", "replay": "success"}, done.printed
+    asked = {"topic": source, "partition": 0, "start": 1, "end": 3}
+    assert done.returned("replay") == {
+        "id": "again", "lane": "backfill-again", "epoch": 0, "settled": True,
+        "asked": {"offsets": 2, "ranges": [asked], "more_ranges": 0}, "outcomes": {"acked": 2}, "gaps": 0,
+        "pending": {"retry": 0, "dead_letter": 0, "in_flight": 0, "unread": 0}, "next_due": None,
+    }  # fmt: skip
+    assert sorted((call.offset, call.attempt) for call in project.calls()) == [(1, 1), (1, 2), (2, 1)]
+    assert project.committed(pipeline, source) is None
