@@ -37,7 +37,7 @@ from ackline.turns import LIVE
 
 if TYPE_CHECKING:
     from ackline.steps.parts import Parts
-    from ackline.turns import Settlement, TurnId
+    from ackline.turns import Plan, Settlement, TurnId
 
 _logger = logging.getLogger(__name__)
 SPARK_CONNECTION = "spark_default"
@@ -182,7 +182,6 @@ class ReplayOperator(SparkSubmitOperator):
         with airflow_errors():
             if self._done_without_spark(context):
                 return
-            self._reschedule_while_held(context)
         self._submit(context)
 
     def on_kill(self) -> None:
@@ -212,7 +211,10 @@ class ReplayOperator(SparkSubmitOperator):
         return self.pipeline.name
 
     def _done_without_spark(self, context: Context) -> bool:
-        """Returns True if there is nothing to read. Stores an empty plan's outcomes, the proof for settle."""
+        """Returns True if there is nothing to read. Stores an empty plan's outcomes, the proof for settle.
+
+        Reschedules the task while another process replays the turn.
+        """
         from ackline.steps.effective_settings import effective_settings
 
         with self._opened(context) as parts:
@@ -220,6 +222,7 @@ class ReplayOperator(SparkSubmitOperator):
             newest = parts.store.newest()
             plan = parts.store.open_plan(newest) if newest else None
             if plan is not None and not plan.empty and not parts.store.has_outcomes(plan.turn):
+                self._reschedule_if_held(parts, plan)  # here, because each opening of the parts opens the listener
                 return False
             if plan is not None and plan.empty:  # of this plan: another run may have stored the next one since
                 parts.store.store_outcomes(plan.turn, [])
@@ -230,8 +233,12 @@ class ReplayOperator(SparkSubmitOperator):
         with self._opened(context) as parts:
             newest = parts.store.newest()
             plan = parts.store.open_plan(newest) if newest else None
-            holder = parts.lease.living_holder(plan.turn) if plan is not None and parts.lease is not None else None
-        if plan is not None and holder is not None:
+            if plan is not None:
+                self._reschedule_if_held(parts, plan)
+
+    def _reschedule_if_held(self, parts: "Parts", plan: "Plan") -> None:
+        holder = parts.lease.living_holder(plan.turn) if parts.lease is not None else None
+        if holder is not None:
             self.log.warning("%s is being replayed by %s; this task looks again in %s", plan.turn, holder, LEASE_POLL)
             raise AirflowRescheduleException(datetime.now(UTC) + LEASE_POLL)  # type: ignore[no-untyped-call]
 

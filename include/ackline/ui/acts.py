@@ -71,7 +71,7 @@ class ActMaker:
         """Returns what an operator may do with all records of an error class."""
         name = error_class or "no error class"
         if kind == "dead":
-            chosen = {"outcome": "dead", "error_class": error_class}
+            chosen = {"all": True, "outcome": "dead", "error_class": error_class}
             options = ["--all", "--outcome", "dead", "--error-class", error_class]
             return [self._backfill(f"Handle the dead records with {name} again", options, chosen)]
         return [self._retry(f"Retry what failed with {name} now", [], error_class=error_class)]
