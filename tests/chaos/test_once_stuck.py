@@ -10,6 +10,7 @@ from ackline.commit_rule import CommitMetadata, Committed
 from ackline.errors import AcklineError, ConfigError, GroupBusy, GroupMoved, NewerCommit, TopicChanged, TransientError
 from ackline.offsets import TopicPartition
 from ackline.steps import claim, commit, plan
+from ackline.steps.insist import TRIES
 from ackline.testing.memory import HandlerCall
 from ackline.testing.memory_kafka import MemoryCluster
 from ackline.testing.memory_parts import MemoryParts
@@ -236,7 +237,8 @@ def test_s50_what_was_handed_out_at_most_once_is_not_handed_out_again_under_anot
     """I7: the turn keeps the guarantee that it was planned under, until it is settled."""
     lane = once()
     lane.plan()
-    lane.world.faults.tables.extend(["", "", "refused"])  # claim and start marker are stored, outcomes are not
+    # Claim and start marker are stored, outcomes are not, however often they are tried.
+    lane.world.faults.tables.extend(["", "", *["refused"] * TRIES])
     with pytest.raises(AcklineError, match="can't be used"):
         lane.replay()
     events = len(lane.world.history)
