@@ -26,8 +26,8 @@ up: setup ## the demo, left running; prints the page's address and the login
 down: setup ## stop what `make up` left running
 	@ackline dev down
 
-test: setup ## all tests, quick ones first
-	@pytest
+test: setup ## all tests, in three processes; each has a broker, Spark and Airflow of its own
+	@pytest --numprocesses 3 --dist loadfile
 
 test-unit: setup ## the tests without a broker, Spark or Airflow
 	@pytest tests/unit

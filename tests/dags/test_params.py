@@ -52,7 +52,7 @@ WRONG: list[dict[str, Any]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("values", "request_"), VALID, ids=str)
+@pytest.mark.parametrize(("values", "request_"), VALID, ids=["max_records", "only_retries", "partitions"])
 def test_the_form_and_the_task_take_the_same_values(
     params: ParamsDict, values: dict[str, Any], request_: RunRequest
 ) -> None:

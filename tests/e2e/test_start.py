@@ -30,6 +30,8 @@ OF_ANOTHER_PIPELINE = json.dumps({"ledger": "x", "pipeline": "another", "epoch":
         ("uncommitted_timestamp", BETWEEN_3_AND_4, None, 4),
         ("uncommitted_timestamp", LATER, None, 8),
     ],
+    # An id must not hold a time: each process of the tests has to collect the same names.
+    ids=["earliest", "latest", "uncommitted_earliest", "uncommitted_latest", "time", "uncommitted_time", "later"],
 )
 def test_s30_s31_s34_the_start_is_decided_once_by_the_commit_or_the_file_and_then_the_ledger_wins(
     lab: MakeLab, start: str, time: str | None, commit: tuple[int, str] | None, first: int

@@ -19,6 +19,7 @@ from tests.e2e.lab import Lab, all_of
 
 SECONDS = 120
 STARTING = "ackline: starting Spark …"
+STOPPED = "ackline: stopped. Nothing is lost: the next run goes on with the open turn."
 
 
 class Command:
@@ -130,4 +131,17 @@ def test_ctrl_c_while_spark_starts_prints_no_traceback(lane: Lab) -> None:
         assert wait_until(lambda: run.errors == [STARTING], SECONDS)
         run.interrupt()
         assert run.end() == 130, run.errors
-    assert run.errors == [STARTING, "ackline: stopped. Nothing is lost: the next run goes on with the open turn."]
+    assert run.errors == [STARTING, STOPPED]
+
+
+def test_ctrl_c_in_the_middle_of_a_job_prints_no_traceback_and_the_next_run_goes_on(lane: Lab) -> None:
+    with Command(lane, "run", lane.name) as run:
+        assert wait_until(lambda: bool(lane.calls()), SECONDS), run.errors
+        run.interrupt()
+        assert run.end() == 130, run.errors
+    assert run.errors == [STARTING, STOPPED]
+    open_gate(lane)
+    with Command(lane, "run", lane.name) as second:
+        assert second.end() == 0, second.errors
+    assert lane.rows() == all_of("acked", range(6))
+    lane.judge(settled=True)

@@ -4,10 +4,9 @@ import contextlib
 import signal
 import sys
 
-INTERRUPTED = 130
-"""Exit status after Ctrl-C, the same as shells use."""
+from ackline.cli.interrupts import INTERRUPTED, end_on_ctrl_c
 
-__all__ = ["INTERRUPTED", "main"]
+__all__ = ["main"]
 
 
 def main() -> None:
@@ -16,6 +15,7 @@ def main() -> None:
 
     The commands are imported here, so that Ctrl-C while Python imports them prints no traceback either.
     """
+    end_on_ctrl_c()
     try:
         from ackline.cli.app import main as run_command
 

@@ -1,19 +1,16 @@
 """The commands. Each opens a pipeline, calls a step, and prints the result."""
 
-import contextlib
 import logging
 import os
-import signal
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
 import ackline
 from ackline.cli import (
-    INTERRUPTED,
     actions,
     adopt_ledger,
     audit,
@@ -25,6 +22,7 @@ from ackline.cli import (
     failures,
     history,
     init,
+    interrupts,
     json_output,
     maintain,
     sql,
@@ -81,17 +79,23 @@ def main() -> None:
     try:
         failures.call(app)
     except SystemExit as ended:
-        if ended.code == INTERRUPTED and "demo" not in sys.argv[1:]:  # the demo removes its tables, and prints that
-            goes_on = "run" in sys.argv[1:] or "backfill" in sys.argv[1:]
-            failures.print_error("stopped." + " Nothing is lost: the next run goes on with the open turn." * goes_on)
-        raise
+        if not (interrupts.is_interrupted() and ended.code):
+            raise
+        _exit_interrupted()
     except Exception as error:
+        if interrupts.is_interrupted():
+            _exit_interrupted()
         if (status := failures.report(error)) is not None:
             sys.exit(status)
         if os.environ.get("ACKLINE_DEBUG"):
             raise
         failures.print_error(f"{type(error).__name__}: {error} (ACKLINE_DEBUG=1 shows where)")
         sys.exit(1)
+
+
+def _exit_interrupted() -> NoReturn:
+    interrupts.print_stopped()
+    sys.exit(interrupts.INTERRUPTED)
 
 
 def note_dev_broker(pipeline: Pipeline, kafka: Mapping[str, Any]) -> None:
@@ -116,12 +120,8 @@ def _warn_once(parts: Parts) -> Callable[[Plan, bool], None]:
     return warn
 
 
-def _quieten_interrupts() -> None:
-    """Makes Ctrl-C end this process without the tracebacks of pyspark and py4j. Call it once Spark has started."""
-    # pyspark's handler asks the JVM to cancel the jobs, over the connection that Ctrl-C has interrupted. Without it,
-    # the JVM ends its jobs with this process.
-    with contextlib.suppress(ValueError):  # not in the main thread
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+def _quieten_py4j() -> None:
+    """Keeps py4j from printing tracebacks after Ctrl-C."""
     # py4j logs the traceback of each request that ends early, and raises the error as well.
     logging.getLogger("py4j").setLevel(logging.CRITICAL)
     logging.getLogger().addFilter(lambda record: not str(record.msg).endswith("while sending command."))
@@ -131,9 +131,8 @@ def _start_spark(parts: Parts) -> "SparkSession":
     notice("starting Spark …")  # before the import of pyspark, which takes a second itself
     from ackline.spark.session import open_session
 
-    session = open_session(f"ackline-{parts.pipeline.name}", parts.pipeline.spark)
-    _quieten_interrupts()
-    return session
+    _quieten_py4j()
+    return open_session(f"ackline-{parts.pipeline.name}", parts.pipeline.spark)
 
 
 @app.command()

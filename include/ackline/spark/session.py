@@ -9,11 +9,12 @@ import os
 import signal
 import sys
 import threading
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 from py4j.protocol import Py4JJavaError
-from pyspark import SparkContext
+from pyspark import SparkConf, SparkContext
 from pyspark.sql import SparkSession
 
 from ackline.errors import AcklineError, ConfigError, TransientError
@@ -68,28 +69,36 @@ def open_session(app_name: str = "ackline", block: SparkBlock | None = None) -> 
         os.environ["PYSPARK_PYTHON"] = block.python
     # Python workers use this interpreter. Without it they use the first `python3` on their PATH.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    builder = SparkSession.builder.appName(app_name)
-    for key, value in session_settings(master, block, submitted="PYSPARK_GATEWAY_PORT" in os.environ).items():
-        builder = builder.config(key, value)
+    settings = session_settings(master, block, submitted="PYSPARK_GATEWAY_PORT" in os.environ)
     try:
         with quiet_jvm() if SparkContext._gateway is None else nullcontext():
-            session = builder.getOrCreate()
+            conf = SparkConf().setAppName(app_name).setAll(list(settings.items()))
+            # The context first: until pyspark's handler of Ctrl-C is replaced, nothing else may call the JVM.
+            with _own_ctrl_c():
+                SparkContext.getOrCreate(conf)
+            session = SparkSession.builder.config(conf=conf).getOrCreate()
     except Py4JJavaError as error:
         raise _not_started(master, str(error)) from None
-    _end_on_ctrl_c()
     if not is_local(str(session.sparkContext.master)):
         ship_code(session.sparkContext)
     return session
 
 
-def _end_on_ctrl_c() -> None:
-    """Has Ctrl-C raise KeyboardInterrupt again, as before pyspark put its own handler.
+@contextmanager
+def _own_ctrl_c() -> Iterator[None]:
+    """Puts the handler of SIGINT back that pyspark replaces when it starts a context.
 
-    That one calls the JVM in the middle of another call, which fails, and its error would pass for one of the job. The
-    JVM and its job end with this process.
+    pyspark's handler calls the JVM in the middle of another call, on the same connection. Both calls then read answers
+    that are not theirs: they fail, or they wait for ever. The JVM and its job end with this process anyway.
     """
-    if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    handler = signal.getsignal(signal.SIGINT)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
 
 
 def session_settings(master: str, block: SparkBlock, *, submitted: bool) -> dict[str, str]:

@@ -11,6 +11,7 @@ import psutil
 import pytest
 
 from ackline.handler import Tier
+from ackline.local.processes import wait_until
 from ackline.spark.isolation.isolated import IsolatedHandler
 from tests.unit.spark.batches import NOW
 from tests.unit.spark.isolation.killers import FOLDER
@@ -36,8 +37,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 @pytest.fixture
 def isolated(folder: Path) -> Iterator[MakeIsolated]:
+    # Earlier tests may have left a broker or Spark running, whose clients open and close connections of their own.
     gc.collect()  # now, so that descriptors of earlier tests are not closed during this one
-    before = descriptors()
+    processes, before = children(), descriptors()
     made: list[IsolatedHandler] = []
 
     def make(handler: str = "handle", *, tier: Tier = Tier.RECORD, **settings: Any) -> IsolatedHandler:
@@ -47,7 +49,13 @@ def isolated(folder: Path) -> Iterator[MakeIsolated]:
     yield make
     for handler in made:
         handler.close()
-    assert (psutil.Process().children(recursive=True), descriptors()) == ([], before)
+    assert children() - processes == set()
+    assert wait_until(lambda: descriptors() <= before, 10)
+
+
+def children() -> set[psutil.Process]:
+    """Returns the processes that this one has started, and those that they have started."""
+    return set(psutil.Process().children(recursive=True))
 
 
 def descriptors() -> int:

@@ -19,7 +19,7 @@ from ackline.spark.handlers.call import call_handler
 from ackline.spark.isolation.call_log import CallState
 from ackline.spark.isolation.handler_process import HandlerProcess
 from tests.unit.spark.batches import NOW
-from tests.unit.spark.isolation.conftest import MakeIsolated
+from tests.unit.spark.isolation.conftest import MakeIsolated, children
 from tests.unit.spark.isolation.lab import KILLERS, batch_of, call, calls, classes, pids
 
 ROOT = Path(__file__).parents[4]
@@ -90,12 +90,12 @@ def test_a_process_whose_handler_closes_its_sockets_is_killed(isolated: MakeIsol
 
 
 def test_many_records_that_kill_are_found_one_by_one(isolated: MakeIsolated) -> None:
-    handler = isolated("quiet")
+    handler, before = isolated("quiet"), children()
     start, memory = time.monotonic(), psutil.Process().memory_info().rss
     became = call(handler, [b"kill" if row % 3 else b"fail" for row in range(200)])
     assert became == ["WorkerLost" if row % 3 else "ValueError" for row in range(200)]
     assert psutil.Process().memory_info().rss - memory < 100 << 20
-    assert len(psutil.Process().children(recursive=True)) <= 2
+    assert len(children() - before) <= 2
     assert time.monotonic() - start < 120
 
 
@@ -207,8 +207,9 @@ def test_a_handler_that_dies_once_before_its_first_record_goes_on(
 
 def test_the_death_of_the_fork_server_is_a_transient_error(isolated: MakeIsolated) -> None:
     """It dies before it reads the first command; the second can't even be sent."""
+    before = children()
     handler = isolated()
-    [fork_server] = psutil.Process().children()
+    [fork_server] = children() - before
     fork_server.suspend()
     threading.Timer(0.3, fork_server.kill).start()
     for _ in range(2):
