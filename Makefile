@@ -27,7 +27,7 @@ down: setup ## stop what `make up` left running
 	@ackline dev down
 
 test: setup ## all tests, in three processes; each has a broker, Spark and Airflow of its own
-	@pytest --numprocesses 3 --dist loadfile
+	@pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder
 
 test-unit: setup ## the tests without a broker, Spark or Airflow
 	@pytest tests/unit
