@@ -15,6 +15,9 @@ from ackline.testing.memory_parts import MemoryParts, memory_parts, no_session
 from ackline.turns import Settlement, TurnKind
 from tests.memory_lane import TP, MemoryLane
 
+MINUTE = {"initial_delay": "1m", "max_retries": 3}
+"""A retry policy under which the first retry is due after a minute."""
+
 
 class MemoryBackfill:
     """A backfill of a memory lane, by its id and arguments. Each call is a process of its own."""
@@ -86,3 +89,8 @@ def writes_of(live: MemoryLane, lane: str) -> list[TableCommit]:
     """All commits of a lane to its tables, in order."""
     history = (event for event in live.world.history if isinstance(event, TableCommit))
     return [event for event in history if f"/{lane}/" in event.application]
+
+
+def settled_lane(*values: bytes | None, **settings: Any) -> MemoryLane:
+    """A live lane that has handled its records; those that fail are dead."""
+    return MemoryLane(*values, **{"retry": {"max_retries": 0}, **settings}).after_run()
