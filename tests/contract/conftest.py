@@ -1,4 +1,4 @@
-"""Fixtures of the contract tests: clients of the session's broker, a schema registry, and a ledger store."""
+"""Fixtures of the contract tests: clients of the session's broker, a schema registry, a ledger store, and tables."""
 
 import uuid
 from collections.abc import Callable, Iterator
@@ -15,6 +15,7 @@ from ackline.kafka.registry import Registry
 from ackline.local.broker import Broker
 from ackline.local.ports import free_ports
 from tests.contract import kafka_log
+from tests.contract.tables import Tables, in_memory, on_disk
 from tests.object_store.store import ObjectStore
 from tests.schema_registry import StubRegistry, stub_registry
 
@@ -40,6 +41,12 @@ def root(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 def store(root: str) -> LedgerStore:
     """The store of a lane that has not begun."""
     return LedgerStore(root, "orders", "live")
+
+
+@pytest.fixture(params=["memory", "delta"])
+def tables(request: pytest.FixtureRequest, tmp_path: Path) -> Tables:
+    """Tables of either kind that do not exist yet."""
+    return in_memory() if request.param == "memory" else on_disk(tmp_path / "audit")
 
 
 @pytest.fixture

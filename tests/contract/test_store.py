@@ -1,4 +1,4 @@
-"""The ledger store on real Delta tables: its fences, and races for a number. See also test_memory.py."""
+"""The ledger store on real Delta tables: its fences, and races for a number. See also test_memory_store.py."""
 
 import contextlib
 import multiprocessing

@@ -1,9 +1,6 @@
 """The offsets of a lane by their terminal outcome: on real Delta tables and in memory alike."""
 
 from dataclasses import replace
-from pathlib import Path
-
-import pytest
 
 from ackline.audit.store import LedgerStore
 from ackline.audit.terminal_offsets import OutcomeFilter
@@ -15,15 +12,9 @@ from ackline.outcome import Outcome
 from ackline.range_arrays import Ranges
 from ackline.turns import Plan, PlannedPartition, Settlement, TurnKind
 from tests.contract.lane_rows import NOON, TP, TP1, plan, settlement, turn
-from tests.contract.test_memory import Tables, in_memory, on_disk
+from tests.contract.tables import Tables
 
 IDS = {"orders": "id"}
-
-
-@pytest.fixture(params=["memory", "delta"])
-def tables(request: pytest.FixtureRequest, tmp_path: Path) -> Tables:
-    """Tables of either kind."""
-    return in_memory() if request.param == "memory" else on_disk(tmp_path / "audit")
 
 
 def of_both(planned: Plan, topic_id: str = "id") -> Plan:

@@ -1,0 +1,47 @@
+"""The tables of a lane of either kind, in memory and on real Delta tables, for tests that both must pass."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from deltalake.transaction import AddAction
+
+from ackline.audit.store import LedgerStore
+from ackline.ledger import OutcomeRow
+from ackline.offsets import TopicPartition
+from ackline.outcome import Outcome
+from ackline.testing.memory import World
+from ackline.testing.memory_store import MemoryStore, OutcomesFile
+from ackline.turns import LIVE, TurnId
+from tests.contract import lane_rows
+from tests.contract.lane_rows import NOON
+
+Rows = list[tuple[int, int, str]]
+
+
+@dataclass(frozen=True)
+class Tables:
+    """Tables of either kind. `store` returns a new store, as each process has one; `written` writes an outcome file."""
+
+    store: Callable[[], LedgerStore]
+    written: Callable[[TurnId, Rows, TopicPartition], Any]
+
+
+def in_memory() -> Tables:
+    world = World(NOON)
+
+    def written(of: TurnId, rows: Rows, tp: TopicPartition) -> Any:
+        path = world.new_id("file")
+        values = tuple(OutcomeRow(offset, attempt, Outcome(word), NOON) for offset, attempt, word in rows)
+        world.tables.files[path] = OutcomesFile(of, {tp: values})
+        return AddAction(path, 1, {}, 0, True, "{}")
+
+    return Tables(lambda: MemoryStore(world, "orders", LIVE), written)
+
+
+def on_disk(root: Path) -> Tables:
+    def store() -> LedgerStore:
+        return LedgerStore(str(root), "orders", LIVE)
+
+    return Tables(store, lambda of, rows, tp: lane_rows.written(store(), of, rows, tp))
