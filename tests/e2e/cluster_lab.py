@@ -128,6 +128,18 @@ class Lane:
     def audit(self) -> Path:
         return self.shared / "audit"
 
+    def hide_tables(self) -> Path | None:
+        """Gives each process another folder of the tables. Returns the folder that a worker must hide to that end.
+
+        Workers without mounts of their own take a path that each process resolves for itself: it leads below the
+        working folder, and that of an executor is one of its worker's.
+        """
+        self.audit.mkdir()
+        if self.machines.cluster.separate:
+            return self.audit
+        self.environment["ACKLINE_AUDIT"] = f"/proc/self/cwd/{self.audit.name}"
+        return None
+
     @property
     def gate(self) -> Path:
         """The file for which a record with a gate waits."""
@@ -160,7 +172,8 @@ class Lane:
             "ACKLINE_AUDIT": str(self.audit),
             **self.environment,
         }
-        return subprocess.Popen(command, env=env, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        pipe = subprocess.PIPE
+        return subprocess.Popen(command, env=env, cwd=self.shared, stdout=pipe, stderr=pipe, text=True)
 
     def run(self, now: datetime = START) -> "Ended":
         return ended(self.start(now=now))

@@ -202,15 +202,14 @@ def large_worker(machines: Machines, *hidden: Path) -> Iterator[Worker]:
 
 
 def test_a_worker_that_does_not_share_the_tables_is_refused_and_nothing_is_stored(machines: Machines) -> None:
-    if not machines.cluster.separate:
-        pytest.skip("this system gives a process no mounts of its own")
     lane = Lane(machines, "private-tables", settings=BIG)
     lane.produce(10)
-    lane.audit.mkdir()
-    with large_worker(machines, lane.audit) as worker:
+    hidden = lane.hide_tables()
+    with large_worker(machines, *filter(None, [hidden])) as worker:
         run = lane.run()
     assert (run.status, lane.calls()) == (2, {}), run.errors
-    assert f"the executor on {worker.name}: it does not see {lane.audit}/" in run.errors
+    folder = lane.environment.get("ACKLINE_AUDIT", str(lane.audit))
+    assert f"the executor on {worker.host}: it does not see {folder}/" in run.errors
     assert "executors and driver do not share ACKLINE_AUDIT" in run.errors
     assert [row["kind"] for row in lane.table("settlements")] == ["genesis"] * 2
     assert lane.table("outcomes") == []
@@ -230,8 +229,7 @@ def test_s50_a_worker_without_a_package_of_the_handler_costs_nothing_at_most_onc
         run = lane.run()
     assert (run.status, lane.calls(), lane.committed()) == (2, {}, None), run.errors
     assert "No module named 'a_package_of_the_driver'" in run.errors
-    if machines.cluster.separate:
-        assert f"the executor on {worker.name}: " in run.errors
+    assert f"the executor on {worker.host}: " in run.errors
     lane.configure(HANDLER, spark={})
     later = lane.run(START + timedelta(hours=3))
     assert (later.status, later.printed.get("outcomes")) == (0, {"acked": 20}), later.errors

@@ -6,6 +6,7 @@ by an address, and does not see the folders that are hidden from it. Elsewhere t
 
 import os
 import secrets
+import socket
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping
@@ -54,6 +55,7 @@ class Worker:
     """One worker, with the address and the host name of its machine."""
 
     name: str
+    host: str
     address: str
     server: Server
     log: Path
@@ -142,7 +144,8 @@ class SparkCluster:
             env |= {"ADDRESS": address, "NAME": name, "HIDDEN": " ".join(map(str, hidden))}
             command = [*_NAMESPACES, "bash", "-euc", _START, "bash", *command]
         server = start(command, env=env, log=log, folder=self.folder)
-        worker = Worker(name, address, server, log)
+        host = name if self.separate else socket.gethostname()
+        worker = Worker(name, host, address, server, log)
         self.workers.append(worker)
         if self.separate:
             self._connect(server.pid)
