@@ -179,11 +179,11 @@ def run(
         return
     out = tables.console()
     for absent in ran.missing:
-        out.print(f"{tables.missing_text(absent)}; it is read from its start once it does.", markup=False)
+        out.print(f"{tables.missing_text(absent)}; it is read from its start once it does.")
     for reason in ran.voided:
         out.print(f"A turn was void: {reason}")
     for plan in ran.plans:
-        out.print(tables.turn_table(plan, store.settlement(plan.turn), ran.commit.committed if ran.commit else {}))
+        tables.print_turn(out, plan, store.settlement(plan.turn), ran.commit.committed if ran.commit else {})
     out.print(
         f"{ran.calls:,} handler calls; "
         + (", ".join(f"{n:,} {word}" for word, n in sorted(ran.outcomes.items())) or "no outcomes")
@@ -215,11 +215,11 @@ def plan(name: Name, as_json: Json = False, now: Now = None) -> None:
         return
     out = tables.console()
     for absent in found.missing:
-        out.print(f"{tables.missing_text(absent)}.", markup=False)
+        out.print(f"{tables.missing_text(absent)}.")
     for tp in found.leaderless:
-        out.print(f"The partition {tp} has no leader; it is left out.", markup=False)
+        out.print(f"The partition {tp} has no leader; it is left out.")
     if found.plan:
-        out.print(tables.plan_table(found.plan, found.adopted, stored=False))
+        tables.print_plan(out, found.plan, found.adopted)
 
 
 @app.command()
@@ -239,8 +239,8 @@ def doctor(
     else:
         out = tables.console()
         for check in checks:
-            out.print(f"{'[green]ok  [/]' if check.ok else '[red]FAIL[/]'} {check.name}: ", end="")
-            out.print(check.detail, markup=False)
+            out.print("ok  " if check.ok else "FAIL", style="green" if check.ok else "red", end="")
+            out.print(f" {check.name}: {check.detail}")
     if not all(check.ok for check in checks):
         sys.exit(1)
 

@@ -29,6 +29,9 @@ _COLUMNS = (
     *("epoch", "turn", "topic", "partition", "offset", "end_offset", "attempt", "outcome", "error_class"),
     *("error_message", "handled_at"),
 )
+_FIRST = ("offset", "attempt", "outcome", "end_offset", "lane", "partition", "error_class", "error_message", "turn",
+          "handled_at")  # fmt: skip
+"""The columns by importance, for a terminal that is too narrow for all."""
 
 AnyLane = Annotated[str | None, typer.Option("--lane", help="Only this lane: live, or that of a backfill.")]
 Outcomes = Annotated[str | None, typer.Option(help="Only this outcome, e.g. failed.")]
@@ -159,7 +162,7 @@ def _print_table(rows: list[dict[str, Any]], limit: int | None) -> int:
     columns = [*(["lane"] if {row["lane"] for row in rows} - {LIVE} else []), *_COLUMNS]
     out = tables.console()
     cut = len(rows) if limit is not None else SHOWN
-    out.print(tables.table(None, columns, (displayed_values(row, columns) for row in rows[:cut])))
+    tables.print_table(out, None, columns, (displayed_values(row, columns) for row in rows[:cut]), _FIRST)
     if not rows:
         out.print("No rows.")
     if len(rows) > cut:

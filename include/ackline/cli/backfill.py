@@ -274,17 +274,20 @@ def _list(name: str, as_json: bool) -> None:
     rows = [
         [
             id_of(each.genesis.turn.lane),
-            each.genesis.settled_at.isoformat(timespec="seconds"),
+            each.genesis.settled_at,
             each.account.offsets,
             "yes" if each.account.settled else "no",
             sum(each.account.pending.values()),
-            each.account.next_due.isoformat(timespec="seconds") if each.account.next_due else None,
+            each.account.next_due,
             each.arguments.shown(),
         ]
         for each in found
     ]
     out = tables.console()
-    out.print(tables.table(None, columns, rows) if rows else f"{name} has no backfill.", markup=False)
+    if rows:
+        tables.print_table(out, None, columns, rows, ("id", "settled", "pending", "next due", "asked", "arguments"))
+    else:
+        out.print(f"{name} has no backfill.")
 
 
 def new_id(now: datetime | None) -> str:

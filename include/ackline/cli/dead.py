@@ -82,8 +82,9 @@ def _list(name: str, lane: str, error_class: str | None, as_json: bool) -> None:
         json_output.print_json({"pipeline": name, "lane": lane, "dead": classes, "total": sum(e.count for e in shown)})
         return
     columns = ["error class", "records", "first", "last"]
-    rows = [
-        [each.error_class, each.count, *(at.isoformat(timespec="seconds") for at in (each.first, each.last))]
-        for each in shown
-    ]
-    tables.console().print(tables.table(None, columns, rows) if rows else "No record is dead.", markup=False)
+    out = tables.console()
+    if shown:
+        rows = [[each.error_class, each.count, each.first, each.last] for each in shown]
+        tables.print_table(out, None, columns, rows)
+    else:
+        out.print("No record is dead.")

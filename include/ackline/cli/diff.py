@@ -38,9 +38,9 @@ def diff(name: Name, before: Before, after: After, records: Records = False, as_
     out = tables.console()
     rows = [[shown(old), shown(new), number] for (old, new), number in found.changed.most_common()]
     out.print(f"{found.same:,} offsets have the same outcome in both lanes.")
-    out.print(f"{found.only[0]:,} are settled in {before} only, {found.only[1]:,} in {after} only.", markup=False)
+    out.print(f"{found.only[0]:,} are settled in {before} only, {found.only[1]:,} in {after} only.")
     if rows:
-        out.print(tables.table(None, [before, after, "offsets"], rows), markup=False)
+        tables.print_table(out, None, [before, after, "offsets"], rows)
     if records:
         _print_records(changed)
 

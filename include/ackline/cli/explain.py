@@ -59,11 +59,11 @@ def _print_record(record: OffsetExplanation, as_json: bool) -> None:
         json_output.print_json(record_json(record))
         return
     out = tables.console()
-    out.print(record.sentence, markup=False)
+    out.print(record.sentence)
     if record.events:
         columns = ["epoch", "turn", "attempt", "outcome", "error_class", "at", "run_id"]
-        rows = [event_json(event) for event in record.events]
-        out.print(tables.table(None, columns, ([row[name] or None for name in columns] for row in rows)))
+        rows = [event_json(event) | {"at": event.at, "attempt": event.attempt or None} for event in record.events]
+        tables.print_table(out, None, columns, ([row[name] for name in columns] for row in rows), columns[1:6])
 
 
 def _print_partitions(name: str, explanations: list[PartitionExplanation], single: bool, as_json: bool) -> None:
@@ -73,7 +73,7 @@ def _print_partitions(name: str, explanations: list[PartitionExplanation], singl
         return
     out = tables.console()
     for explanation in explanations if single else explanations[:MOST]:
-        out.print(explanation.sentence, markup=False)
+        out.print(explanation.sentence)
     if not explanations:
         out.print("The lane has no partition yet.")
     if not single and len(explanations) > MOST:

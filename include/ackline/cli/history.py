@@ -10,6 +10,8 @@ from ackline.cli.options import Json, Name, pipeline_named
 AnyLane = Annotated[str | None, typer.Option("--lane", help="Only this lane: live, or that of a backfill.")]
 Limit = Annotated[int, typer.Option(help="At most this many turns.", min=1, max=2**31)]
 Acts = Annotated[bool, typer.Option("--acts", help="Only the acts of operators.")]
+_FIRST = ("end", "turn", "kind", "records", "outcomes", "actor", "reason", "seconds", "run")
+"""The columns by importance, for a terminal that is too narrow for all."""
 
 
 def history(name: Name, lane: AnyLane = None, limit: Limit = 20, acts: Acts = False, as_json: Json = False) -> None:
@@ -27,7 +29,7 @@ def history(name: Name, lane: AnyLane = None, limit: Limit = 20, acts: Acts = Fa
         return
     columns = ["end", "turn", "kind", "seconds", "records", "outcomes", "actor", "run", "reason"]
     out = tables.console()
-    out.print(tables.table(None, columns, (_row(turn) for turn in turns)))
+    tables.print_table(out, None, columns, map(_row, turns), _FIRST)
     if not turns:
         out.print("No turn is settled yet.")
 
@@ -59,5 +61,4 @@ def _row(turn: Any) -> list[Any]:
     outcomes = ", ".join(f"{number:,} {word}" for word, number in turn.outcomes.items())
     number = f"{turn.epoch}.{turn.turn}" if turn.lane == "live" else f"{turn.lane} {turn.epoch}.{turn.turn}"
     seconds = None if turn.duration is None else round(turn.duration, 1)
-    end = f"{turn.end:%Y-%m-%d %H:%M:%S}"
-    return [end, number, turn.kind, seconds, turn.records, outcomes or None, turn.actor, turn.run_id, turn.reason]
+    return [turn.end, number, turn.kind, seconds, turn.records, outcomes or None, turn.actor, turn.run_id, turn.reason]

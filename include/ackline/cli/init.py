@@ -90,7 +90,7 @@ def adopt(
     dead = _dead_letter_topic(connection, topic)
     scaffold = Scaffold(pipeline, look.topics, group, bootstrap_servers, dead, shape, adopted=True)
     if not as_json:
-        tables.console().print(_group_table(look))
+        _print_group(look)
         print(_consequences(look))
     written = [] if dry_run else _write(scaffold)
     if as_json:
@@ -206,7 +206,7 @@ def _relative(path: Path) -> Path:
     return path.relative_to(project_root()) if path.is_relative_to(project_root()) else path
 
 
-def _group_table(look: GroupLook) -> Any:
+def _print_group(look: GroupLook) -> None:
     rows = [
         [
             str(tp),
@@ -219,7 +219,7 @@ def _group_table(look: GroupLook) -> Any:
         for tp, log in sorted(look.logs.items())
     ]
     columns = ["partition", "log", "committed", "starts at", "lag", "expired"]
-    return tables.table(f"Group {look.group_id}", columns, rows)
+    tables.print_table(tables.console(), f"Group {look.group_id}", columns, rows)
 
 
 def _consequences(look: GroupLook) -> str:

@@ -39,7 +39,7 @@ def maintain(
         json_output.print_json([asdict(table) for table in maintained])
         return
     columns = ["pipeline", "lane", "table", "files before", "files", "compacted", "busy days", "removed", "version"]
-    rows = (
+    rows = [
         [
             done.pipeline,
             done.lane,
@@ -52,8 +52,12 @@ def maintain(
             done.version,
         ]
         for done in maintained
-    )
-    tables.console().print(tables.table(None, columns, rows) if maintained else "There are no tables yet.")
+    ]
+    out = tables.console()
+    if rows:
+        tables.print_table(out, None, columns, rows, ("pipeline", "lane", "table", "files before", "files", "removed"))
+    else:
+        out.print("There are no tables yet.")
 
 
 def _repair(as_json: bool, yes: bool, dry_run: bool) -> None:

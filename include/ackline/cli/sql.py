@@ -45,7 +45,7 @@ def sql(
         shown = [list(json_row(row).values()) for row in islice(rows, SHOWN)]
         more = next(rows, None) is not None
     out = tables.console()
-    out.print(tables.table(None, reader.schema.names, shown))
+    tables.print_table(out, None, reader.schema.names, shown)
     if not shown:
         out.print("No rows.")
     if more:

@@ -90,13 +90,13 @@ def _show_one(name: str, choice: PartitionChoice, lane: str, sort: Sort, now: st
         held, time_now = held_back(parts, shown), parts.now()
     out = tables.console()
     for absent in missing:
-        out.print(f"{tables.missing_text(absent)}.", markup=False)
+        out.print(f"{tables.missing_text(absent)}.")
     out.print(tables.status_table(name, chosen, out.width, by_name=sort is Sort.NAME))
     for line in _held_lines(held, time_now):
-        out.print(line, markup=False)
+        out.print(line)
     last_act = _last_act_line(name, lane, time_now)
     if last_act:
-        out.print(last_act, markup=False)
+        out.print(last_act)
 
 
 def _json_of(name: str, chosen: Sequence[PartitionStatus], missing: Sequence[str]) -> dict[str, Any]:
@@ -150,7 +150,7 @@ def _show_all(now: str | None, as_json: bool) -> None:
     out = tables.console()
     out.print(tables.fitting_table(None, _OVERVIEW, [_row(summary) for summary in worst], _OVERVIEW_FIRST, out.width))
     if not worst:
-        out.print(f"No pipeline files in {folder}.", markup=False)
+        out.print(f"No pipeline files in {folder}.")
 
 
 def _summary(name: str, now: str | None) -> PipelineStatus:

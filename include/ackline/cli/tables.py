@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from typing import Any
 
 from rich.console import Console
@@ -18,14 +19,20 @@ from ackline.turns import Plan, Settlement, TurnKind, worst_partitions
 WORST = 10
 """How many partitions the table of a turn lists."""
 _TURN_OUTCOMES = ("acked", "failed", "skipped", "dead", "expired")
+_TURN_FIRST = ("partition", "acked", "failed", "pending", "floor", "lag", "why", "dead", "skipped", "committed",
+               "retries", "read", "expired")  # fmt: skip
+_WRAPPED = 24
+"""The width in characters from which a text may wrap."""
 
 
 def console(stderr: bool = False) -> Console:
     """Returns a console as wide as the terminal, or wide enough for any table if the output is not a terminal."""
     stream = sys.stderr if stderr else sys.stdout
+    # No markup and no emoji: error messages, reasons and names of topics may hold "[/b]" or ":key:" as text.
     return Console(
-        stderr=stderr, width=None if stream.isatty() else 200, highlight=False, soft_wrap=not stream.isatty()
-    )
+        stderr=stderr, width=None if stream.isatty() else 1_000, highlight=False, soft_wrap=not stream.isatty(),
+        markup=False, emoji=False,
+    )  # fmt: skip
 
 
 def missing_text(name: str) -> str:
@@ -34,22 +41,39 @@ def missing_text(name: str) -> str:
 
 
 def table(title: str | None, columns: Iterable[str], rows: Iterable[Iterable[Any]]) -> Table:
-    """Returns a table with numbers on the right, commas at the thousands, and a dash for None."""
+    """Returns a table with numbers on the right, commas at the thousands, times in UTC, and a dash for None."""
     shown = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold")
-    cells = [["–" if cell is None else cell for cell in row] for row in rows]
+    cells = [list(row) for row in rows]
     for number, name in enumerate(columns):
-        numeric = bool(cells) and all(isinstance(row[number], int | float) or row[number] == "–" for row in cells)
-        # A number that is broken over two lines would be read as two numbers.
-        shown.add_column(name, justify="right" if numeric else "left", overflow="fold", no_wrap=numeric)
+        column = [row[number] for row in cells]
+        numeric = bool(column) and all(cell is None or isinstance(cell, int | float) for cell in column)
+        # A number that is broken over two lines would be read as two numbers. Short texts stay whole beside long ones.
+        whole = numeric or max(len(_cell(cell)) for cell in (name, *column)) <= _WRAPPED
+        shown.add_column(name, justify="right" if numeric else "left", overflow="fold", no_wrap=whole)
     for row in cells:
-        shown.add_row(*(f"{cell:,}" if isinstance(cell, int) else str(cell) for cell in row))
+        shown.add_row(*(_cell(cell) for cell in row))
     return shown
 
 
-def plan_table(plan: Plan, adopted: bool, stored: bool) -> Table:
-    """Returns the table of what a turn reads of each partition, or why it reads nothing."""
-    state = "open, adopted" if adopted else "planned" if stored else "would be planned; nothing is stored"
-    rows = (
+def print_table(
+    out: Console, title: str | None, columns: Sequence[str], rows: Iterable[Sequence[Any]], keep: Sequence[str] = ()
+) -> None:
+    """Prints a table with as many columns as fit into the terminal, and the names of those that do not.
+
+    `keep` names columns by importance, before all others. What is not printed to a terminal has all columns.
+    """
+    rows = list(rows)
+    chosen = fitting_columns(columns, rows, keep, out.width if out.file.isatty() else sys.maxsize)
+    out.print(table(title, [columns[index] for index in chosen], [[row[index] for index in chosen] for row in rows]))
+    left_out = [name for index, name in enumerate(columns) if index not in chosen and _has_value(rows, index)]
+    if left_out:
+        out.print(f"Not shown in {out.width} columns: {', '.join(left_out)}. A wider terminal shows more.")
+
+
+def print_plan(out: Console, plan: Plan, adopted: bool) -> None:
+    """Prints what a turn would read of each partition, or why it reads nothing."""
+    state = "open, adopted" if adopted else "would be planned; nothing is stored"
+    rows = [
         [
             str(tp),
             str(planned.fresh) if planned.fresh else None,
@@ -60,15 +84,17 @@ def plan_table(plan: Plan, adopted: bool, stored: bool) -> Table:
             planned.why or plan.reason,
         ]
         for tp, planned in sorted(plan.partitions.items())
-    )
+    ]
     kind = "" if plan.kind is TurnKind.RUN else f"{plan.kind}, "
     title = f"Turn {plan.turn.n} of {plan.turn.pipeline}: {kind}{state}"
-    return table(title, ["partition", "fresh", "offsets", "retries", "floor", "log end", ""], rows)
+    columns = ["partition", "fresh", "offsets", "retries", "floor", "log end", "why"]
+    shown = columns if _has_value(rows, -1) else columns[:-1]
+    print_table(out, title, shown, rows, ("partition", "offsets", "retries", "why", "fresh"))
 
 
-def turn_table(plan: Plan, settlement: Settlement, committed: Mapping[TopicPartition, Committed]) -> Table:
-    """Returns the table of what a turn did to the partitions, at most WORST of them: those with the most offsets that
-    are not settled. `committed` was read back from the broker."""
+def print_turn(out: Console, plan: Plan, settlement: Settlement, committed: Mapping[TopicPartition, Committed]) -> None:
+    """Prints what a turn did to the partitions, at most WORST of them: those with the most offsets that are not
+    settled. `committed` was read back from the broker."""
     rows = []
     worst = worst_partitions({tp: settled.unsettled for tp, settled in settlement.partitions.items()}, WORST)
     for tp in worst:
@@ -86,23 +112,23 @@ def turn_table(plan: Plan, settlement: Settlement, committed: Mapping[TopicParti
                 floor,
                 committed[tp].offset if tp in committed else None,
                 planned.log.end - floor if planned else None,
-                (planned.why if planned else None) or "",
+                (planned.why if planned else None) or None,
             ]
         )
-    columns = ["partition", "read", "retries", *_TURN_OUTCOMES, "pending", "floor", "committed", "lag", ""]
+    columns = ["partition", "read", "retries", *_TURN_OUTCOMES, "pending", "floor", "committed", "lag", "why"]
     title = f"Turn {plan.turn.n}: {settlement.kind}"
     if len(worst) < len(settlement.partitions):
         rows.append(_totals(settlement))
         title += f", {len(worst)} of {len(settlement.partitions)} partitions, those furthest behind"
-    return table(title, columns, rows)
+    print_table(out, title, columns if _has_value(rows, -1) else columns[:-1], rows, _TURN_FIRST)
 
 
 def _totals(settlement: Settlement) -> list[Any]:
-    """Returns the row of `turn_table` that adds up all partitions."""
+    """Returns the row of `print_turn` that adds up all partitions."""
     settled = settlement.partitions.values()
     counts = [sum(each.counts.get(name, 0) for each in settled) for name in _TURN_OUTCOMES]
     pending = sum(sum(each.state.pending_by_kind().values()) for each in settled)
-    return ["all", None, None, *counts, pending, None, None, sum(each.unsettled for each in settled), ""]
+    return ["all", None, None, *counts, pending, None, None, sum(each.unsettled for each in settled), None]
 
 
 def fitting_columns(
@@ -110,14 +136,22 @@ def fitting_columns(
 ) -> list[int]:
     """Returns the indexes of the columns that a line of `width` characters can show, in their order.
 
-    `keep` names columns by importance, before all others. The first column is a text that may wrap, so it counts as 24
-    characters at most.
+    `keep` names columns by importance, before all others; columns without a value are the least important. A long text
+    may wrap, so it counts as 24 characters at most.
     """
-    needed = [max(len(_cell(cell)) for cell in (name, *(row[index] for row in rows))) for index, name in
-              enumerate(columns)]  # fmt: skip
-    needed[0] = min(needed[0], 24)
+    needed = [
+        max(
+            len(_cell(cell)) if isinstance(cell, int | float) else min(len(_cell(cell)), _WRAPPED)
+            for cell in (name, *(row[index] for row in rows))
+        )
+        for index, name in enumerate(columns)
+    ]
     rank = {name: number for number, name in enumerate(keep)}
-    by_importance = sorted(range(len(columns)), key=lambda index: (rank.get(columns[index], len(rank)), index))
+
+    def importance(index: int) -> tuple[bool, int, int]:
+        return not _has_value(rows, index), rank.get(columns[index], len(rank)), index
+
+    by_importance = sorted(range(len(columns)), key=importance)
     chosen: list[int] = []
     for index in by_importance:
         if sum(needed[other] + 2 for other in [*chosen, index]) <= width:
@@ -125,8 +159,15 @@ def fitting_columns(
     return sorted(chosen)
 
 
+def _has_value(rows: Sequence[Sequence[Any]], index: int) -> bool:
+    """Returns whether a column has a value in any row; True if there are no rows."""
+    return not rows or any(row[index] not in (None, "") for row in rows)
+
+
 def _cell(value: Any) -> str:
-    return "–" if value is None else f"{value:,}" if isinstance(value, int) else str(value)
+    if isinstance(value, datetime):
+        return f"{value:%Y-%m-%d %H:%M:%S}" if value.tzinfo is None else f"{value.astimezone(UTC):%Y-%m-%d %H:%M:%S}"
+    return "–" if value is None else f"{value:,}" if type(value) is int else str(value)
 
 
 def fitting_table(

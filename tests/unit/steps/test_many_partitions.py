@@ -6,7 +6,7 @@ from io import StringIO
 from rich.console import Console
 
 from ackline.airflow.summary import planned_summary, settled_summary
-from ackline.cli.tables import turn_table
+from ackline.cli.tables import print_turn
 from ackline.offsets import TopicPartition
 from ackline.steps.plan import Planned
 from tests.memory_lane import FAILS, OK, MemoryLane
@@ -34,7 +34,7 @@ def test_xcom_log_and_printed_table_hold_totals_and_the_ten_worst_partitions() -
         assert [TopicPartition(row["topic"], row["partition"]) for row in summary["partitions"]] == WORST
         assert len(json.dumps(summary)) < 4_000
     plan, printed = lane.parts().store.plan(lane.newest().turn), StringIO()
-    Console(file=printed, width=200).print(turn_table(plan, lane.newest(), result.committed))
+    print_turn(Console(file=printed, width=200), plan, lane.newest(), result.committed)
     lines = printed.getvalue().splitlines()
     assert len(lines) == 1 + 1 + len(WORST) + 1
     assert lines[-1].split()[:7] == ["all", "–", "–", "290", "50", "0", "0"]
