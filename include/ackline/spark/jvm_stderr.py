@@ -6,6 +6,7 @@ progress bar. All other lines pass: an error of the JVM itself must be seen.
 """
 
 import os
+import re
 import sys
 import threading
 from collections.abc import Iterator
@@ -20,7 +21,10 @@ NOISE = (
     b"Picked up JAVA_TOOL_OPTIONS:",
     b"Picked up _JAVA_OPTIONS:",
 )
-"""How the lines begin that are dropped."""
+"""Where the text begins that is dropped, up to the end of its line."""
+_NOISE = re.compile(b"|".join(map(re.escape, NOISE)))
+_END = re.compile(rb"[\r\n]")
+_LONGEST = max(map(len, NOISE))
 
 
 @contextmanager
@@ -63,30 +67,41 @@ def _write(real: int, text: bytes) -> None:
 
 
 class LineFilter:
-    """Drops the lines that begin as NOISE does. Holds back only what may be the start of such a line."""
+    """Drops the text from where NOISE begins to the end of its line. Holds back only what may be the start of NOISE.
+
+    NOISE may begin anywhere in a line: a progress bar writes through the same pipe, and ends none of its lines.
+    """
 
     def __init__(self) -> None:
         self._held = b""
         self._drops = False
-        """Whether the present line is dropped."""
-        self._at_start = True
-        """Whether nothing of the present line was passed or dropped yet."""
+        """Whether the rest of the present line is dropped."""
 
     def passed(self, chunk: bytes) -> bytes:
         """Returns what may pass of everything that has come so far."""
-        passed = b""
-        for part in (self._held + chunk).splitlines(keepends=True):
-            ends = part.endswith((b"\n", b"\r"))
-            if self._at_start and not ends and any(noise.startswith(part[: len(noise)]) for noise in NOISE):
-                self._held = part
-                return passed
-            if self._at_start:
-                self._drops = part.startswith(NOISE)
-            self._held = b""
-            passed += b"" if self._drops else part
-            self._at_start = ends
+        text, passed = self._held + chunk, b""
+        self._held = b""
+        while text:
+            if self._drops:
+                end = _END.search(text)
+                self._drops, text = end is None, text[end.end() :] if end else b""
+            elif found := _NOISE.search(text):
+                passed += text[: found.start()]
+                self._drops, text = True, text[found.end() :]
+            else:
+                start = _possible_start(text)
+                self._held = text[start:]
+                return passed + text[:start]
         return passed
 
     def rest(self) -> bytes:
         """Returns what was held back, at the end of the stream."""
-        return b"" if self._held.startswith(NOISE) else self._held
+        return self._held
+
+
+def _possible_start(text: bytes) -> int:
+    """Returns the index at which NOISE may begin that the next chunk ends; the length of the text if there is none."""
+    first = max(len(text) - _LONGEST, 0)
+    return next(
+        (at for at in range(first, len(text)) if any(noise.startswith(text[at:]) for noise in NOISE)), len(text)
+    )

@@ -24,7 +24,13 @@ def test_a_progress_bar_without_an_end_of_line_passes_at_once() -> None:
     lines = LineFilter()
     assert lines.passed(b"\r\x1b[2Kreplaying 3/8") == b"\r\x1b[2Kreplaying 3/8"
     assert lines.passed(b" tasks") == b" tasks"
-    assert lines.passed(b"WARNING: Using") == b"WARNING: Using", "it does not begin a line"
+
+
+def test_a_warning_of_java_behind_a_progress_bar_is_dropped() -> None:
+    """The bar writes through the same pipe while Java starts, and does not end its line."""
+    lines = LineFilter()
+    assert lines.passed(b"\r\x1b[2Kreplaying 0/? WARNING: Using") == b"\r\x1b[2Kreplaying 0/? "
+    assert lines.passed(b" incubator modules: jdk.incubator.vector\nreplaying 1/2") == b"replaying 1/2"
 
 
 @pytest.mark.parametrize("text", [b"WARNING: Us", b"W"])
