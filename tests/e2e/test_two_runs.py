@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
+import psutil
 import pytest
 
 from ackline.local.processes import wait_until
@@ -50,13 +51,23 @@ class Command:
     def end(self) -> int:
         return self.process.wait(SECONDS)
 
+    def processes(self) -> list[psutil.Process]:
+        """Returns what still runs of the command: it began a session, which all that it has started are in."""
+        return [each for each in psutil.process_iter() if self._has_started(each)]
+
+    def _has_started(self, process: psutil.Process) -> bool:
+        try:
+            return os.getsid(process.pid) == self.process.pid and process.status() != psutil.STATUS_ZOMBIE
+        except (OSError, psutil.NoSuchProcess):
+            return False
+
     def __enter__(self) -> "Command":
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self.process.poll() is None:
-            os.killpg(self.process.pid, signal.SIGKILL)
-            self.process.wait(30)
+        for process in self.processes():
+            process.kill()
+        self.process.wait(30)
 
 
 @pytest.fixture
@@ -126,11 +137,14 @@ def test_take_over_does_not_wait_and_both_runs_end_well(lane: Lab) -> None:
     lane.judge(settled=True)
 
 
-def test_ctrl_c_while_spark_starts_prints_no_traceback(lane: Lab) -> None:
+@pytest.mark.parametrize("jvm", [False, True], ids=["before the JVM", "while the JVM starts"])
+def test_ctrl_c_while_spark_starts_prints_no_traceback_and_leaves_no_process(lane: Lab, jvm: bool) -> None:
     with Command(lane, "run", lane.name) as run:
         assert wait_until(lambda: run.errors == [STARTING], SECONDS)
+        assert not jvm or wait_until(lambda: any("java" in each.name() for each in run.processes()), SECONDS)
         run.interrupt()
         assert run.end() == 130, run.errors
+        assert wait_until(lambda: not run.processes(), 30), "a JVM is left"
     assert run.errors == [STARTING, STOPPED]
 
 
@@ -139,6 +153,7 @@ def test_ctrl_c_in_the_middle_of_a_job_prints_no_traceback_and_the_next_run_goes
         assert wait_until(lambda: bool(lane.calls()), SECONDS), run.errors
         run.interrupt()
         assert run.end() == 130, run.errors
+        assert wait_until(lambda: not run.processes(), 30), "a process of Spark is left"
     assert run.errors == [STARTING, STOPPED]
     open_gate(lane)
     with Command(lane, "run", lane.name) as second:

@@ -10,9 +10,10 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 
+import psutil
 from py4j.protocol import Py4JJavaError
 from pyspark import SparkConf, SparkContext
 from pyspark.sql import SparkSession
@@ -71,7 +72,7 @@ def open_session(app_name: str = "ackline", block: SparkBlock | None = None) -> 
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     settings = session_settings(master, block, submitted="PYSPARK_GATEWAY_PORT" in os.environ)
     try:
-        with quiet_jvm() if SparkContext._gateway is None else nullcontext():
+        with quiet_jvm() if SparkContext._gateway is None else nullcontext(), _no_jvm_without_gateway():
             conf = SparkConf().setAppName(app_name).setAll(list(settings.items()))
             # The context first: until pyspark's handler of Ctrl-C is replaced, nothing else may call the JVM.
             with _own_ctrl_c():
@@ -82,6 +83,24 @@ def open_session(app_name: str = "ackline", block: SparkBlock | None = None) -> 
     if not is_local(str(session.sparkContext.master)):
         ship_code(session.sparkContext)
     return session
+
+
+@contextmanager
+def _no_jvm_without_gateway() -> Iterator[None]:
+    """Ends the JVM whose start is interrupted before this process is connected to it.
+
+    pyspark has then removed the folder in which the JVM writes its port. The JVM fails to write it, never comes to the
+    line where it waits for the end of this process, and would stay for ever.
+    """
+    before = set(psutil.Process().children())
+    try:
+        yield
+    except BaseException:
+        if SparkContext._gateway is None:
+            for process in set(psutil.Process().children()) - before:
+                with suppress(psutil.NoSuchProcess):
+                    process.kill()
+        raise
 
 
 @contextmanager
