@@ -7,11 +7,13 @@ from datetime import date
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, Transaction
 from deltalake.transaction import CommitProperties
 
-from ackline.audit import fenced_append
+from ackline.audit import fenced_append, log_state
 from ackline.audit.data_files import _having
 from ackline.audit.maintenance import maintain
 from ackline.audit.pruned_read import Where
@@ -263,3 +265,46 @@ def test_rows_of_one_day_are_written_without_a_copy() -> None:
     assert _having(table, same) is table
     other = table.set_column(0, "plan_date", [[date(2026, 3, 1), date(2026, 3, 2), date(2026, 3, 1)]])
     assert _having(other, same)["offset"].to_pylist() == [1, 3]
+
+
+def _facts(folder: Path) -> tuple[object, ...]:
+    """Returns what a step reads of the state of a table's log."""
+    state = AuditTable(str(folder), "outcomes").states.newest()
+    assert state is not None
+    return state.version, state.transactions, state.configuration, state.schema, state.protocol
+
+
+def _grown(folder: Path, files: int = 2_500) -> AuditTable:
+    table = AuditTable(str(folder), "outcomes")
+    table.create()
+    for n in (1, 2, 3):
+        assert table.append([], f"{APPLICATION}outcomes", n)
+    assert table.append(other_days("orders", files), "ackline/bench", 1)
+    return table
+
+
+def test_a_large_checkpoint_is_read_without_its_files(tmp_path: Path) -> None:
+    table = _grown(tmp_path)
+    entries = _facts(tmp_path)
+    table.checkpoint()
+    [path] = (tmp_path / "outcomes" / "_delta_log").glob("*.checkpoint.parquet")
+    with pq.ParquetFile(path) as checkpoint:
+        groups = [
+            group for group in range(checkpoint.num_row_groups) if log_state._may_hold(checkpoint.metadata, group)
+        ]
+        read = checkpoint.read_row_groups(groups, columns=["add"])
+    assert (checkpoint.metadata.num_rows > 2_500, len(groups), pc.count(read["add"]).as_py()) == (True, 1, 0)
+    assert _facts(tmp_path) == entries
+    assert len(DeltaTable(str(tmp_path / "outcomes")).file_uris()) == 2_500
+
+
+@pytest.mark.parametrize("statistics", [True, False])
+def test_a_checkpoint_of_another_writer_is_read_whole(tmp_path: Path, statistics: bool) -> None:
+    """delta-rs and Spark mix the actions; and statistics may be missing."""
+    table = _grown(tmp_path, files=10)
+    entries = _facts(tmp_path)
+    table.checkpoint()
+    [path] = (tmp_path / "outcomes" / "_delta_log").glob("*.checkpoint.parquet")
+    mixed = pq.read_table(path)
+    pq.write_table(mixed, path, row_group_size=4, write_statistics=statistics)
+    assert _facts(tmp_path) == entries

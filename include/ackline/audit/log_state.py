@@ -23,6 +23,8 @@ RELOAD_AFTER = 60.0
 which entries stay, so that none of them can be gone."""
 _SEARCHED_ENTRIES = 64
 """How many of the newest entries are searched for a commit. A turn has a handful of commits in each table."""
+_OF_NO_FILE = {"txn": "txn.appId", "metaData": "metaData.id", "protocol": "protocol.minReaderVersion"}
+"""The actions of a checkpoint that concern no file, each with a column that every such action has."""
 Action = Mapping[str, Any]
 
 
@@ -115,11 +117,12 @@ class LogStates:
         return state
 
     def _checkpointed(self, path: str) -> list[Action]:
-        """Returns the actions of a checkpoint that concern no file: a few columns, whatever the number of files."""
-        names = ["txn", "metaData", "protocol"]
-        with self._log.storage.filesystem.open_input_file(path) as file:
-            columns = pq.read_table(file, columns=names)
-        return [{name: _as_in_entry(a)} for name in names for a in pc.drop_null(columns[name]).to_pylist()]
+        """Returns the actions of a checkpoint that concern no file: a few columns of a few rows, if Ackline has written
+        it, whatever the number of files."""
+        with self._log.storage.filesystem.open_input_file(path) as file, pq.ParquetFile(file) as checkpoint:
+            groups = [group for group in range(checkpoint.num_row_groups) if _may_hold(checkpoint.metadata, group)]
+            columns = checkpoint.read_row_groups(groups, columns=list(_OF_NO_FILE))
+        return [{name: _as_in_entry(a)} for name in _OF_NO_FILE for a in pc.drop_null(columns[name]).to_pylist()]
 
     def files_since(self, state: LogState, applications: Sequence[str], number: int) -> list[Action] | None:
         """Returns the files of a version that the commit `number` of the first of these applications, or a later
@@ -158,6 +161,19 @@ class LogStates:
                 if info.get(key) == value:
                     return info
         return None
+
+
+def _may_hold(checkpoint: pq.FileMetaData, group: int) -> bool:
+    """Returns whether the statistics of a row group allow an action that concerns no file."""
+    rows = checkpoint.row_group(group)
+    columns = [rows.column(number) for number in range(rows.num_columns)]
+    chosen = [column for column in columns if column.path_in_schema in _OF_NO_FILE.values()]
+    return len(chosen) < len(_OF_NO_FILE) or any(
+        column.statistics is None
+        or not column.statistics.has_null_count
+        or column.statistics.null_count < column.num_values
+        for column in chosen
+    )
 
 
 def _as_in_entry(action: Action) -> dict[str, Any]:
