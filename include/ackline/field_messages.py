@@ -29,7 +29,7 @@ _EXPECTED = {
     "name": "a name, e.g. orders",
     "handler": "module:name, e.g. handlers.orders:handle",
 }
-"""What each key takes, where the kind of its value alone does not say it."""
+"""What each key takes, where the kind of its value alone is not enough."""
 
 _QUOTES = "put a number, a date, or a word such as yes or no in quotes"
 _WHOLE_NUMBER = "a whole number in digits, e.g. 1000"

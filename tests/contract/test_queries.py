@@ -63,6 +63,14 @@ def drawn(store: LedgerStore) -> list[Key]:
     return sorted(rows, key=lambda row: (*row[:4], row[4] == 0, row[4]))
 
 
+def store_five_turns(store: LedgerStore) -> None:
+    """Stores turns 1 to 5 of ten acked records each: turn n has the offsets from 10 n on."""
+    store.store_settlement(settlement(0))
+    for n in range(1, 6):
+        store.store_outcomes(turn(n), [written(store, turn(n), [(n * 10 + i, 1, "acked") for i in range(10)])])
+        store.store_settlement(settlement(n), plan(n))
+
+
 @pytest.mark.parametrize("compacted", [False, True])
 @pytest.mark.parametrize("page", [20, 1_000_000])
 def test_pages_of_any_size_give_all_rows_once_and_in_order(
@@ -90,10 +98,7 @@ def test_an_offset_is_found_in_the_ranges_that_contain_it(root: str, drawn: list
 def test_a_limit_opens_no_file_beyond_the_last_row(
     root: str, store: LedgerStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store.store_settlement(settlement(0))
-    for n in range(1, 6):
-        store.store_outcomes(turn(n), [written(store, turn(n), [(n * 10 + i, 1, "acked") for i in range(10)])])
-        store.store_settlement(settlement(n), plan(n))
+    store_five_turns(store)
     files = sorted(Path(store.outcomes.uri).rglob("plan_date=*/*.parquet"), key=lambda path: path.name)
     for later in files[2:]:
         later.write_bytes(b"not Parquet")
@@ -130,10 +135,7 @@ def test_newest_first_gives_all_rows_once_however_small_the_pages(
 
 
 def test_newest_first_opens_only_the_files_of_the_last_turns(root: str, store: LedgerStore) -> None:
-    store.store_settlement(settlement(0))
-    for n in range(1, 6):
-        store.store_outcomes(turn(n), [written(store, turn(n), [(n * 10 + i, 1, "acked") for i in range(10)])])
-        store.store_settlement(settlement(n), plan(n))
+    store_five_turns(store)
     scanner = LaneScanner(store.folder)
     (page,) = audit_pages(root, "orders", AuditFilter(newest_first=True, limit=12), [scanner])
     assert page["offset"].to_pylist() == [*range(50, 60), 40, 41]
@@ -143,10 +145,7 @@ def test_newest_first_opens_only_the_files_of_the_last_turns(root: str, store: L
 def test_of_a_compacted_file_only_the_row_groups_are_read_that_may_hold_the_first_rows(
     root: str, store: LedgerStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store.store_settlement(settlement(0))
-    for n in range(1, 6):
-        store.store_outcomes(turn(n), [written(store, turn(n), [(n * 10 + i, 1, "acked") for i in range(10)])])
-        store.store_settlement(settlement(n), plan(n))
+    store_five_turns(store)
     monkeypatch.setitem(maintenance.LAYOUTS, "outcomes", maintenance.Layout(64 << 20, 10))
     maintain(root)
     rows_read, real = [], LaneScanner._marked

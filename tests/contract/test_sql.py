@@ -15,6 +15,7 @@ from ackline.audit.maintenance import maintain
 from ackline.audit.sql import VIEWS, sql_result
 from ackline.audit.store import LedgerStore
 from ackline.cli.app import app
+from ackline.cli.options import check_lane
 from ackline.errors import ConfigError
 from ackline.ledger import OutcomeRow
 from ackline.offsets import OffsetRange
@@ -170,3 +171,12 @@ def test_the_history_lists_turns_and_acts_newest_first(root: str, lane: LedgerSt
     assert settled_turns(root, "orders", limit=2) == turns[:2]
     assert settled_turns(root, "orders", "live", acts_only=True) == turns[:1]
     assert settled_turns(root, "orders", "backfill-x") == []
+
+
+def test_a_lane_without_tables_is_refused_with_the_lanes_that_there_are(
+    root: str, lane: LedgerStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ACKLINE_AUDIT", root)
+    check_lane("orders", "live")
+    with pytest.raises(ConfigError, match="--lane backfill-x: orders has the lanes live"):
+        check_lane("orders", "backfill-x")

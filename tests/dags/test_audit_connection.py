@@ -9,7 +9,7 @@ import pytest
 
 from ackline.airflow.audit_connection import use_audit_connection
 from ackline.airflow.driver import STORE_OPTIONS
-from ackline.airflow.operators import driver_environment
+from ackline.airflow.driver_hook import driver_environment
 from ackline.audit.object_store import options_of, use_options
 from ackline.errors import ConfigError
 

@@ -11,7 +11,8 @@ import pytest
 from airflow.sdk.exceptions import AirflowFailException
 
 from ackline.airflow.driver import KAFKA_CONFIG, TASK, describe_unexpected, exit_status_of
-from ackline.airflow.operators import airflow_errors, driver_environment
+from ackline.airflow.driver_hook import driver_environment
+from ackline.airflow.operators import airflow_errors
 from ackline.errors import AcklineError, ConfigError, GroupMoved, LedgerError, NoProof, TransientError
 from ackline.local.processes import wait_until
 from ackline.pipeline import load

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from ackline.airflow.operators import SPARK_CONNECTION, DriverHook
+from ackline.airflow.driver_hook import SPARK_CONNECTION, DriverHook
 from ackline.errors import ConfigError
 from tests.dags.project import CANARY
 

@@ -27,6 +27,7 @@ RETRY = HeldBy(41, PendingKind.RETRY, 2, NOON + 4 * MINUTE, "HTTPError")
             replace(RETRY, due=NOON - 5 * MINUTE),
             "due since 2026-03-01 11:55:00 UTC (5 minutes ago): the next run makes",
         ),
+        (replace(RETRY, due=NOON), "due since 2026-03-01 12:00:00 UTC"),
         (replace(RETRY, attempts=0, due=None), "offset 41 waits for its first attempt, which the next run makes."),
         (HeldBy(41, PendingKind.DEAD_LETTER, 4, None, "HTTPError"), "no attempt left after 4 attempts with HTTPError"),
         (

@@ -24,7 +24,8 @@ from airflow.sdk.exceptions import AirflowFailException, AirflowRescheduleExcept
 
 from ackline.airflow.backfill_form import BackfillForm, backfill_params
 from ackline.airflow.dags import RETRIES
-from ackline.airflow.operators import ACTOR, SPARK_CONNECTION, DriverHook, ReplayOperator, airflow_errors, opened
+from ackline.airflow.driver_hook import SPARK_CONNECTION, DriverHook
+from ackline.airflow.operators import ACTOR, ReplayOperator, airflow_errors, opened
 from ackline.backfill_arguments import BackfillArguments, check_same
 from ackline.backfill_pipeline import backfill_pipeline
 from ackline.errors import ConfigError

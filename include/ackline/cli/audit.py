@@ -15,6 +15,7 @@ from ackline.cli.options import (
     Offsets,
     Partitions,
     Topics,
+    check_lane,
     choice_of,
     moment_of,
     pipeline_named,
@@ -120,7 +121,7 @@ def _check_outcome(outcome: str | None) -> None:
     from ackline.outcome import Outcome
 
     if outcome is not None and outcome not in list(Outcome):
-        raise ConfigError(f"--outcome {outcome}: one of {', '.join(Outcome)}", key="--outcome")
+        raise ConfigError(f"--outcome {outcome}: write one of {', '.join(Outcome)}", key="--outcome")
 
 
 def _as_of(text: str | None, now: str | None) -> Any:
@@ -135,13 +136,11 @@ def _lane_of(name: str, lane: str | None, as_of: object) -> str | None:
 
     Raises ConfigError for a lane that has no tables.
     """
-    from ackline.audit.layout import lanes_of
-    from ackline.paths import audit_root
     from ackline.turns import LIVE
 
     wanted = LIVE if lane is None and isinstance(as_of, int) else lane
-    if lane is not None and lane not in (known := [found.lane for found in lanes_of(audit_root(), name)]):
-        raise ConfigError(f"--lane {lane}: {name} has the lanes {', '.join(known) or '(none yet)'}", key="--lane")
+    if lane is not None:
+        check_lane(name, lane)
     return wanted
 
 

@@ -20,7 +20,7 @@ def up(
 ) -> None:
     """Start a broker that stays up.
 
-    A pipeline reads from it if its file names no bootstrap servers and AIRFLOW_CONN_<ID> of its connection is not set.
+    A pipeline whose file has `connection: kafka_default` reads from it if `AIRFLOW_CONN_KAFKA_DEFAULT` is not set.
 
     Example: `ackline dev up --port 9092`
     """

@@ -29,9 +29,10 @@ def explain(
     now: Now = None,
     as_json: Json = False,
 ) -> None:
-    """Say what holds the floor of a partition and what retention takes next, or what became of one offset.
+    """Explain in a sentence what holds the floor of a partition, or what became of one offset.
 
-    Without a topic it explains the partitions with the largest lag.
+    Of a partition it also prints what retention takes next. Without a topic it explains the partitions with the largest
+    lag.
 
     Examples: `ackline explain orders`, `ackline explain orders orders 3`, `ackline explain orders orders 3 1041`
     """

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 import typer
 
 from ackline.cli import json_output, tables
-from ackline.cli.options import Json, Name, pipeline_named
+from ackline.cli.options import Json, Name, check_lane, pipeline_named
 
 AnyLane = Annotated[str | None, typer.Option("--lane", help="Only this lane: live, or that of a backfill.")]
 Limit = Annotated[int, typer.Option(help="At most this many turns.", min=1, max=2**31)]
@@ -23,6 +23,8 @@ def history(name: Name, lane: AnyLane = None, limit: Limit = 20, acts: Acts = Fa
     from ackline.paths import audit_root
 
     pipeline_named(name)
+    if lane is not None:
+        check_lane(name, lane)
     turns = settled_turns(audit_root(), name, lane, limit, acts)
     if as_json:
         json_output.print_json({"pipeline": name, "turns": [_as_json(turn) for turn in turns]})

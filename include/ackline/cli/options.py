@@ -160,3 +160,13 @@ def opened(
         pipeline, connection, run_id=new_run_id("cli"), actor=actor(), now=time, no_breaker=no_breaker, lane=lane
     ) as parts:
         yield parts
+
+
+def check_lane(name: str, lane: str) -> None:
+    """Raises ConfigError with the lanes of a pipeline if `lane` has no tables."""
+    from ackline.audit.layout import lanes_of
+    from ackline.paths import audit_root
+
+    known = [found.lane for found in lanes_of(audit_root(), name)]
+    if lane not in known:
+        raise ConfigError(f"--lane {lane}: {name} has the lanes {', '.join(known) or '(none yet)'}", key="--lane")

@@ -56,7 +56,7 @@ def is_login_failure(error: KafkaError) -> bool:
 
 
 class LastError:
-    """An `error_cb` that keeps a client's newest connection error, because a time-out does not say why no broker
+    """An `error_cb` that keeps a client's newest connection error, because a time-out does not name why no broker
     answered."""
 
     def __init__(self) -> None:

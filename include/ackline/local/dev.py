@@ -130,7 +130,10 @@ def dev_consume(topic: str, limit: int | None = None) -> Iterator[Mapping[str, A
     try:
         found = consumer.list_topics(topic, timeout=30).topics[topic]
         if found.error is not None:
-            raise ConfigError(f"the topic {topic} does not exist at {up.bootstrap}", key="TOPIC")
+            raise ConfigError(
+                f"the topic {topic} does not exist at {up.bootstrap}; `ackline dev produce {topic}` creates it",
+                key="TOPIC",
+            )
         consumer.assign([TopicPartition(topic, number, OFFSET_BEGINNING) for number in found.partitions])
         reading, count = set(found.partitions), 0
         while reading and (limit is None or count < limit):

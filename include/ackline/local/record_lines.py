@@ -33,7 +33,8 @@ def read_records(path: Path) -> Iterator[RecordLine]:
         with path.open(encoding="utf-8") as file:
             yield from parse_records(file, path)
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: can't be read: {error}", file=path, key="--file") from None
+        reason = getattr(error, "strerror", None) or error
+        raise ConfigError(f"{path}: can't be read: {reason}", file=path, key="--file") from None
 
 
 def parse_records(lines: Iterable[str], path: Path) -> Iterator[RecordLine]:

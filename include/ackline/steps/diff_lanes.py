@@ -36,7 +36,11 @@ def begun_lane(store: LedgerStore) -> Settlement:
     """Returns the newest settlement of a lane. Raises ConfigError if it has not begun."""
     newest = store.newest()
     if newest is None:
-        raise ConfigError(f"{store.pipeline} has no lane {store.lane}", key="LANE")
+        raise ConfigError(
+            f"{store.pipeline} has no lane {store.lane}: write live, or backfill-ID with an id that "
+            f"`ackline backfill {store.pipeline} --list` shows",
+            key="LANE",
+        )
     return newest
 
 

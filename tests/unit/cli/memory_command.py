@@ -5,7 +5,6 @@ import io
 import json
 import sys
 from collections.abc import Iterator
-from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,10 +12,10 @@ from unittest.mock import patch
 
 import pytest
 
-from ackline.cli import app
 from ackline.pipeline import Pipeline
 from ackline.testing.memory_parts import MemoryParts, memory_parts
 from ackline.turns import LIVE
+from tests.command import run_main
 from tests.memory_lane import MemoryLane
 
 
@@ -69,16 +68,6 @@ class MemoryCommand:
 
     def __call__(self, *arguments: str) -> Finished:
         """Run the command with these arguments."""
-        output, errors, stdin, status = io.StringIO(), io.StringIO(), io.StringIO(), None
-        with (
-            patch.object(sys, "argv", ["ackline", *arguments]),
-            patch.object(sys, "stdin", stdin),
-            patch.object(stdin, "isatty", lambda: bool(self.answers)),
-            redirect_stdout(output),
-            redirect_stderr(errors),
-        ):
-            try:
-                app.main()
-            except SystemExit as ended:
-                status = ended.code
-        return Finished(int(status or 0), output.getvalue(), errors.getvalue())
+        stdin = io.StringIO()
+        with patch.object(sys, "stdin", stdin), patch.object(stdin, "isatty", lambda: bool(self.answers)):
+            return Finished(*run_main(arguments))

@@ -54,6 +54,22 @@ def test_i7_a_task_of_a_turn_that_another_run_has_settled_hands_nothing_out(tmp_
     assert not Path(folder.uri).exists()
 
 
+def test_i7_a_task_whose_turn_is_settled_between_its_two_looks_hands_nothing_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An object store has no folder whose absence refuses the marker: only the second look for the token does."""
+    create = SharedFolder.create_exclusively
+
+    def settled_meanwhile(self: SharedFolder, name: str) -> bool:
+        self.remove(folder.token)
+        return create(self, name)
+
+    with open_task_folder(str(tmp_path / "outcomes"), TURN, once=True) as folder:
+        monkeypatch.setattr(SharedFolder, "create_exclusively", settled_meanwhile)
+        with pytest.raises(ConfigError, match="another run has settled the turn"):
+            folder.check(0)
+
+
 def test_i7_markers_stay_while_a_token_can_not_be_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A job that is still running could otherwise begin a part again: it would find its token, and no marker."""
     table, remove = str(tmp_path / "outcomes"), SharedFolder.remove

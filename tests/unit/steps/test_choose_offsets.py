@@ -11,6 +11,7 @@ from ackline.steps.choose_offsets import BEYOND_END, BY_RETENTION, IN_OLDER_TOPI
 from ackline.turns import TurnKind
 from tests.memory_backfill import MemoryBackfill, settled_lane
 from tests.memory_lane import DEAD, FAILS, OK, PAYMENTS, TP, TP1, MemoryLane
+from tests.unit import filters
 
 
 def test_s72_exactly_the_dead_ones_of_an_error_class_are_read() -> None:
@@ -113,3 +114,12 @@ def test_only_partitions_of_the_subscription_can_be_chosen() -> None:
         MemoryBackfill(live, "b", PAYMENTS.topic).choose()
     live.produce(OK, tp=TP1)
     assert set(MemoryBackfill(live, "b", everything=True).choose().partitions) == {TP, TP1}
+
+
+def test_a_partition_that_the_pipeline_s_filter_excludes_is_not_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(filters, "included", {0})
+    live = settled_lane(OK, partitions=2, kafka={"partition_filter": "tests.unit.filters:chosen"})
+    live.produce(OK, tp=TP1)
+    assert set(MemoryBackfill(live, "b", everything=True).choose().partitions) == {TP}
+    with pytest.raises(ConfigError, match="the pipeline reads no such partition"):
+        MemoryBackfill(live, "b", "orders:1").choose()

@@ -282,13 +282,33 @@ def test_a_reset_goes_to_a_word_a_time_or_a_distance_in_each_partition(
 
 
 def test_a_skip_to_a_time_leaves_partitions_alone_that_are_past_it() -> None:
-    lane = MemoryLane(OK, OK, partitions=2).after_run()
-    lane.world.now += timedelta(minutes=5)
+    lane = MemoryLane(OK, OK, partitions=2)
+    late = NOON + timedelta(minutes=5)
+    lane.produce(OK, time=late)
+    lane.run()
     lane.produce(OK, OK, tp=TP1)
-    request(lane, TurnKind.SKIP, to="earliest", partitions=PartitionChoice((), (1,)))
+    lane.produce(OK, time=late, tp=TP1)
+    request(lane, TurnKind.SKIP, to=late)
+    assert (lane.floor(), lane.floor(TP1), lane.ranges(Outcome.SKIPPED, TP1)) == (3, 2, [(0, 2)])
+    assert list(lane.parts().store.plan(lane.newest().turn).partitions) == [TP1]
+
+
+def test_a_skip_to_the_log_start_leaves_partitions_alone_that_are_past_it() -> None:
+    lane = MemoryLane(OK, OK, partitions=2).after_run()
+    lane.produce(OK, OK, tp=TP1)
     lane.log(TP1).expire(1)
     request(lane, TurnKind.SKIP, to="earliest")
     assert (lane.floor(), lane.floor(TP1), lane.ranges(Outcome.SKIPPED, TP1)) == (2, 1, [(0, 1)])
+    assert list(lane.parts().store.plan(lane.newest().turn).partitions) == [TP1]
+
+
+def test_an_action_to_the_time_of_a_record_that_is_not_readable_yet_goes_to_the_readable_end() -> None:
+    """A transaction is open: the first record at or after the time is above the last stable offset."""
+    lane = MemoryLane(OK, OK).after_run()
+    for minutes in (1, 5):
+        lane.log().append(OK, NOON + timedelta(minutes=minutes), open_=True)
+    request(lane, TurnKind.RESET, to=NOON + timedelta(minutes=5))
+    assert lane.floor() == 2
 
 
 # ---- the change that a dry run shows --------------------------------------------------------------------------------

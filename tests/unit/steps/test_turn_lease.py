@@ -150,6 +150,14 @@ def test_a_process_of_this_host_that_has_ended_is_not_waited_for(
         assert "which has ended; going on" in caplog.messages[-1]
 
 
+def test_a_process_of_another_host_is_waited_for_although_no_process_here_has_its_number(file: LeaseFile) -> None:
+    held_by_another(file, process=str(ProcessIdentity(2**22 + 1, 5)))
+    waits = Waits()
+    with leases(file, waits).held(TURN) as waited:
+        assert waited
+    assert waits.seconds >= GIVEN_UP, "it did not renew its lease for so long"
+
+
 def test_take_over_does_not_wait_and_the_other_run_lets_go_of_the_lease(file: LeaseFile) -> None:
     first, second = Renewing(), Renewing()
     with leases(file, renewing=first).held(TURN):
