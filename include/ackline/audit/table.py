@@ -21,7 +21,14 @@ from deltalake.transaction import AddAction, RemoveAction
 from ackline.audit.checkpoints import CheckpointError, expire_entries, write_checkpoint
 from ackline.audit.commit_notes import as_metadata, find_note
 from ackline.audit.conditional_put import prove_conditional_put
-from ackline.audit.creation import LEDGER_ID, LOG_RETENTION, add_missing_columns, create_table, missing_columns, store_ledger_id
+from ackline.audit.creation import (
+    LEDGER_ID,
+    LOG_RETENTION,
+    add_missing_columns,
+    create_table,
+    missing_columns,
+    store_ledger_id,
+)
 from ackline.audit.delta_log import TornEntryError
 from ackline.audit.fenced_append import (
     COMMIT_TRIES,

@@ -132,9 +132,7 @@ def open_turn_error(parts: Parts, act: str, open_plan: Plan) -> FatalError:
     )
 
 
-def _plan(
-    parts: Parts, newest: Settlement, kind: TurnKind, choose: Choose, reason: str, adopts_ledger: bool
-) -> Plan:
+def _plan(parts: Parts, newest: Settlement, kind: TurnKind, choose: Choose, reason: str, adopts_ledger: bool) -> Plan:
     if kind is not TurnKind.RESET:
         # The plan stores the settings in force, and the next turn takes them for those that pending records were
         # planned under. A changed guarantee would not show. A reset leaves nothing pending, so it may change them.
