@@ -1,4 +1,4 @@
-"""The options of `ackline run` and `ackline plan` that make a run read less: the parameters of the DAG `replay__NAME`."""
+"""The options of `ackline run` and `ackline plan` that make a run read less, as the form of `replay__NAME` does."""
 
 from collections.abc import Sequence
 from typing import Annotated

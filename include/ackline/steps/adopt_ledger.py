@@ -7,8 +7,8 @@ decides depends on what ACKLINE_AUDIT holds:
 - A ledger, and commits of another one: a wrong folder was in use meanwhile. This ledger goes on with its own floors and
   its pending records, and acknowledges the other one's commits. At most once it skips to them, because the other ledger
   may have handed out what is below.
-- An older copy of the ledger that has committed: the two have been different ledgers since the copy was made. So this one
-  gets an id of its own (steps/ledger_copy.py), and goes on as a ledger that returns over the commits of another one.
+- An older copy of the ledger that has committed: the two have been different ledgers since the copy was made. So this
+  one gets an id of its own (steps/ledger_copy.py), and goes on as one that returns over the commits of another ledger.
 
 The first is the genesis of the lane, in one fenced commit; the others are a skip (steps/operator_actions).
 """

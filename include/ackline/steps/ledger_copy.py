@@ -15,8 +15,8 @@ from ackline.turns import Plan, PlannedPartition, TurnKind
 
 
 def acknowledging(plan: Plan) -> Plan:
-    """Returns the plan of an adoption, in which each row acknowledges the commit that it has found, whichever ledger has
-    made it."""
+    """Returns the plan of an adoption, in which each row acknowledges the commit that it has found, of whatever
+    ledger."""
     rows = {
         tp: replace(row, acknowledged_foreign_offset=row.committed.offset) if row.committed is not None else row
         for tp, row in plan.partitions.items()

@@ -22,9 +22,9 @@ from ackline.explanation import HeldBy
 from ackline.lease import Lease
 from ackline.offsets import TopicPartition
 from ackline.pending import PendingKind
+from ackline.process_identity import ProcessIdentity
 from ackline.setting_warnings import TopicPolicy
 from ackline.steps.explain import _log_of, explain_partitions
-from ackline.process_identity import ProcessIdentity
 from ackline.steps.overview import MOST_EXPLAINED, Health, held_back, open_turn_of, summary_of
 from ackline.steps.status import PartitionStatus, status, status_and_missing
 from ackline.steps.turn_lease import TurnLease
