@@ -52,9 +52,11 @@ def dead(broker: Broker, topic: MakeTopic) -> DeadTopic:
 def test_the_letter_is_found_among_others_by_its_identity(dead: DeadTopic) -> None:
     dead.put([], b"of another application")
     dead.put([("\u00fc", b"1")], b"with a header of its own", 1)
-    for name, value in (("pipeline", "x"), ("lane", "backfill-1"), ("epoch", 1), ("topic", "x"), ("partition", 0),
-                        ("offset", 1042)):  # fmt: skip
-        dead.put(headers_of(**{name: value}), name.encode(), 2)
+    others: list[dict[str, object]] = [
+        {"pipeline": "x"}, {"lane": "backfill-1"}, {"epoch": 1}, {"topic": "x"}, {"partition": 0}, {"offset": 1042},
+    ]  # fmt: skip
+    for changed in others:
+        dead.put(headers_of(WANTED, 7, **changed), b"of another record", 2)
     assert dead.find() is None
     dead.put([("trace", b"t-1"), ("trace", b"t-2"), *headers_of()], b"payload", 2)
     found = dead.find()

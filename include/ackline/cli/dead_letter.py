@@ -10,9 +10,8 @@ from ackline.cli import json_output, tables
 from ackline.cli.options import opened
 from ackline.errors import ConfigError
 from ackline.field_types import topic_name
-from ackline.kafka.letter_search import FoundLetter
 from ackline.offsets import TopicPartition
-from ackline.steps.dead_letter import DeadRecord, dead_record
+from ackline.steps.dead_letter import DeadRecord, FoundLetter, dead_record
 
 MOST_BYTES = 64 * 1024
 """Bytes of a value that `--show-value` prints at most."""

@@ -12,6 +12,8 @@ from ackline.steps.explain import explain_record
 from ackline.steps.parts import Parts
 from ackline.turns import TurnId
 
+__all__ = ["DeadRecord", "FoundLetter", "dead_record"]
+
 
 @dataclass(frozen=True, slots=True)
 class DeadRecord:
