@@ -76,7 +76,7 @@ def begin_story(store: LedgerStore, others: bool = True, **settings: Any) -> Led
     store.store_plan(second)
     rows = [(16, 2, "failed"), *((offset, 1, "acked") for offset in range(24, 30))]
     store.store_outcomes(turn(2), [written(store, turn(2), rows)])
-    dead = OutcomeRow(16, 0, Outcome.DEAD, NOON, "HTTPError")
+    dead = OutcomeRow(16, 0, Outcome.DEAD, NOON, "HTTPError", reason="after 2 attempts")
     store.store_decisions(second, "run-2", {TP: [dead, OutcomeRow(20, 0, Outcome.EXPIRED, NOON, None, 24)]})
     counts = {"acked": 6, "failed": 1, "dead": 1, "expired": 4}
     store.store_settlement(settled(2, 30, failed(15), counts=counts), second)

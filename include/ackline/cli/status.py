@@ -132,7 +132,7 @@ def _open_lines(open_turn: OpenTurn, now: datetime) -> list[str]:
     state = {
         HolderState.ACTIVE: f"renewed {span(holder.unrenewed)} ago",
         HolderState.LAPSED: f"lapsed: not renewed for {span(holder.unrenewed)}, so the next run goes on with it",
-        HolderState.ENDED: "which has ended, so the next run goes on with it",
+        HolderState.ENDED: "its process has ended, so the next run goes on with it",
     }
     return [line, f"  Replayed by {holder.lease}; {state[holder.state]}."]
 

@@ -165,7 +165,10 @@ def test_a_holder_whose_process_has_ended_is_named_as_such(leased: MemoryParts) 
     lease = Lease.decode(file.read() or b"")
     file.write(replace(lease, process=str(replace(ProcessIdentity.decode(lease.process), started=1))).encode())
     text, holder = seen_after(leased, 1)
-    assert (holder["state"], text.endswith("; which has ended, so the next run goes on with it.")) == ("ended", True)
+    assert (holder["state"], text.endswith("; its process has ended, so the next run goes on with it.")) == (
+        "ended",
+        True,
+    )
 
 
 @pytest.mark.parametrize("content", [b"", b"garbage", b"[" * 5000])

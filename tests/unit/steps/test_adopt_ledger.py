@@ -14,6 +14,7 @@ from ackline.outcome import Outcome
 from ackline.steps.adopt_ledger import adopt_ledger, prepare_adoption
 from ackline.steps.genesis import check_not_of_another_ledger
 from ackline.steps.observe import observe_kafka
+from ackline.steps.operator_void import open_turn, void_open_turn
 from ackline.steps.plan import preview
 from ackline.steps.status import status
 from ackline.testing.memory import AFTER, BEFORE
@@ -232,6 +233,45 @@ def test_i9_an_adoption_that_is_killed_at_a_write_is_done_by_repeating_it_or_by_
     assert lane.committed() == (1 if returns else 6)
     assert lane.offsets() == ([0, 1, 2] if returns else [2, 3, 4, 5])
     assert before in (None, lane.state())
+
+
+@pytest.mark.parametrize("strike", [("plan", AFTER), ("decisions", BEFORE), ("ledger", BEFORE), ("ledger", AFTER),
+                                    ("settlement", BEFORE), ("settlement", AFTER), ("commit", BEFORE)])  # fmt: skip
+def test_i9_once_the_plan_of_an_adoption_is_stored_the_next_run_finishes_it_and_gives_the_copy_its_id(
+    strike: tuple[str, str],
+) -> None:
+    lane = MemoryLane(OK, FAILS, OK, retry=LATER).after_run()
+    before, ledger = lane.state(), lane.parts().store.ledger_id()
+    lane.move_group(TP, 2, own(lane, 9))
+
+    def die() -> None:
+        raise Killed
+
+    lane.strike(strike[0], die, strike[1])
+    with pytest.raises(Killed):
+        adopt_ledger(lane.parts(), "restored from a backup")
+    lane.run()
+    assert (lane.state(), lane.committed(), lane.offsets()) == (before, 1, [0, 1, 2])
+    assert lane.parts().store.ledger_id() != ledger
+
+
+def test_an_open_turn_of_an_older_copy_ends_before_it_is_adopted() -> None:
+    """At least once a run ends it, although it may not commit; at most once it hands nothing out, and a void ends it."""
+    for guarantee, read in (("at_least_once", [0, 1, 2, 3, 4]), (AT_MOST_ONCE, [0, 1, 4])):
+        lane = MemoryLane(OK, OK, guarantee=guarantee).after_run()
+        lane.produce(OK, OK, OK)
+        lane.plan()
+        lane.move_group(TP, 4, own(lane, 9))
+        with pytest.raises(FatalError, match=r"is open: let it end .* close it with `ackline void lane"):
+            adopt_ledger(lane.parts(), "restored from a backup")
+        lane.run_fails(NewerCommit)
+        if guarantee == AT_MOST_ONCE:
+            parts = lane.parts()
+            void_open_turn(parts, open_turn(parts).plan.turn, "the copy is older", pause=False)
+        adopt_ledger(lane.parts(), "restored from a backup")
+        lane.run()
+        assert (lane.floor(), lane.committed(), lane.offsets()) == (5, 5, read)
+    assert lane.ranges(Outcome.SKIPPED) == [(2, 4)]
 
 
 def test_a_lane_that_commits_nothing_has_a_ledger_of_its_own_beside_the_group_s() -> None:
