@@ -256,7 +256,7 @@ def test_i9_once_the_plan_of_an_adoption_is_stored_the_next_run_finishes_it_and_
 
 
 def test_an_open_turn_of_an_older_copy_ends_before_it_is_adopted() -> None:
-    """At least once a run ends it, although it may not commit; at most once it hands nothing out, and a void ends it."""
+    """At least once a run ends it, though it may not commit. At most once it hands nothing out, and a void ends it."""
     for guarantee, read in (("at_least_once", [0, 1, 2, 3, 4]), (AT_MOST_ONCE, [0, 1, 4])):
         lane = MemoryLane(OK, OK, guarantee=guarantee).after_run()
         lane.produce(OK, OK, OK)
