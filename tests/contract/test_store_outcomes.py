@@ -280,6 +280,17 @@ def test_s36_the_id_of_a_ledger_is_replaced_once_and_nothing_else_changes(root: 
 
 
 @ON_DISK
+def test_a_new_id_is_on_the_disk_before_any_process_acts_on_it(
+    store: LedgerStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.store_settlement(settlement(0))
+    ledger, secured = store.ledger_id(), list[int | None]()
+    monkeypatch.setattr(store.settlements.log, "secure", lambda version=None: secured.append(version))
+    store.replace_ledger_id(ledger, "new")
+    assert secured[-1] == DeltaTable(store.settlements.uri).version()
+
+
+@ON_DISK
 def test_a_report_too_far_behind_or_expired_from_the_log_is_none_and_no_error(
     store: LedgerStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
