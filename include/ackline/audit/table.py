@@ -108,8 +108,8 @@ class AuditTable(TableHandle):
     def replace_ledger_id(self, old: str, new: str) -> None:
         """Gives the ledger the id `new` if its id is `old`; does nothing otherwise.
 
-        The change is a commit of its own, upon the version that has the id `old`. If a rival commits at the same time,
-        ours fails or is made again upon the rival's version. Raises FatalError if the store refuses the write.
+        The change is a commit of its own, upon the version that has the id `old`. Raises FatalError if the store
+        refuses the write.
         """
 
         def replace() -> None:
