@@ -13,7 +13,8 @@ import secrets
 import socket
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
-from datetime import datetime
+from datetime import datetime, timedelta
+from enum import StrEnum
 from functools import cache
 from pathlib import Path
 
@@ -86,10 +87,46 @@ class Lease:
             return not ProcessIdentity.decode(self.process).alive()
         return False
 
+    @property
+    def pid(self) -> int | None:
+        """The number of the process; None if it could not be identified."""
+        with suppress(ValueError):
+            return ProcessIdentity.decode(self.process).pid
+        return None
+
     def __str__(self) -> str:
-        process = self.process.partition(":")[0] or "unknown"
+        process = self.pid or "unknown"
         since = self.since.isoformat(timespec="seconds")
         return f"run {self.run_id} on host {self.host} (process {process}) since {since}"
+
+
+class HolderState(StrEnum):
+    """Whether the process that holds a lease still works on the turn, as far as another process can find out."""
+
+    ACTIVE = "active"
+    """It has renewed the lease within MISSED_RENEWALS renewals."""
+    LAPSED = "lapsed"
+    """It has not, so the next run goes on with the turn."""
+    ENDED = "ended"
+    """Its process is known to have ended. The next run goes on with the turn at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """The process that holds the lease of an open turn. `unrenewed` is how long ago it has renewed the lease."""
+
+    lease: Lease
+    unrenewed: timedelta
+    state: HolderState
+
+    @classmethod
+    def of(cls, lease: Lease, renewed_at: datetime, now: datetime) -> "Holder":
+        """Returns the holder of a lease whose file was last written at `renewed_at`."""
+        unrenewed = max(now - renewed_at, timedelta())
+        if lease.process_has_ended():
+            return cls(lease, unrenewed, HolderState.ENDED)
+        lapsed = unrenewed > timedelta(seconds=MISSED_RENEWALS * RENEWAL_SECONDS)
+        return cls(lease, unrenewed, HolderState.LAPSED if lapsed else HolderState.ACTIVE)
 
 
 @cache

@@ -5,7 +5,7 @@ has read and that has no row, although the turn stored its rows.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import StrEnum
 
@@ -202,7 +202,10 @@ def _terminal_sentence(evidence: OffsetEvidence, events: Sequence[Event], termin
         Outcome.COMPACTED: "was compacted before its retry",
         Outcome.LOST: "is lost: it was handed out, and no outcome was ever stored",
     }[terminal.outcome]
-    detail = terminal if terminal.error_class or not failures else failures[-1]
+    # The message of a dead row is the number of attempts. The reason is that of the last attempt, if its row is there.
+    last = failures[-1] if failures and failures[-1].error_class else replace(terminal, error_message=None)
+    by_failure = terminal.outcome is Outcome.DEAD or (failures and not terminal.error_class)
+    detail = last if by_failure else terminal
     cause = f" ({_cause(detail)})" if detail.error_class else f" ({detail.error_message})" * bool(detail.error_message)
     in_range = f", with all of {terminal.range}" if terminal.range else ""
     epoch = "" if terminal.epoch == evidence.epoch else f" of epoch {terminal.epoch}"

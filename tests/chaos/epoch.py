@@ -89,7 +89,10 @@ class Epoch:
             planned = turn.plan.partitions.get(tp)
             committed = None if planned is None else planned.committed
             account.acknowledged[n] = account.acknowledged[n - 1]
-            if committed is not None and self.is_ours(committed.metadata):
+            adopts = turn.plan.kind == "skip" and turn.stored_by["plan"].startswith("adopt")
+            if committed is not None and adopts and planned is not None:
+                account.acknowledged[n] = committed.offset  # also one of a newer copy of this ledger
+            elif committed is not None and self.is_ours(committed.metadata):
                 account.acknowledged[n], account.own_commit_found[n] = None, index
             elif committed is not None and turn.plan.kind in plans.MOVES and not plans.is_about_pending(planned):
                 account.acknowledged[n] = committed.offset

@@ -9,7 +9,8 @@ when they were planned; so no row is handled before its turn was planned. Three 
 - Dead letters. The oracle judges them, because only the history shows which decisions an acknowledgement came before.
   And the checker allows no letter of a record that is not dead, but here a fault may hide from settle that a letter
   has arrived, and then retention or an operator settles the record in another way.
-- Offsets that the lane has not committed itself, but another ledger or another consumer has.
+- Offsets that the lane has not committed itself, but another ledger or another consumer has; also those that a late
+  process has committed under an id that the ledger had before.
 """
 
 import json
@@ -113,7 +114,12 @@ def _logs(world: World, rules: Rules, lane: str) -> Iterator[tuple[CheckedPartit
         for partition, log in topic.logs.items():
             tp = TopicPartition(name, partition)
             committed = world.committed.get((rules.group, tp))
-            yield CheckedPartition(*tp), _log(log, rules.isolation, committed if committed == own.get(tp) else None)
+            is_own = committed is not None and committed == own.get(tp) and _ledger(world) in committed.metadata
+            yield CheckedPartition(*tp), _log(log, rules.isolation, committed if is_own else None)
+
+
+def _ledger(world: World) -> str:
+    return world.tables.ids["settlements"]
 
 
 def _log(log: MemoryLog, isolation: str, committed: Committed | None) -> Log:

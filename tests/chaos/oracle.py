@@ -23,6 +23,14 @@ from tests.chaos.evidence import evidence_of
 from tests.chaos.plans import foreign
 
 
+def ledger_of(metadata: str) -> str | None:
+    """Returns the id of the ledger that the metadata of a commit names; None if they name none."""
+    try:
+        return str(json.loads(metadata)["ledger"])
+    except (ValueError, TypeError, KeyError):
+        return None
+
+
 class Oracle:
     """Judges one lane: `check` judges what was written since its last call. Raises Violation."""
 
@@ -85,11 +93,10 @@ class Oracle:
             raise Violation("\n".join(violations))
 
     def is_ours(self, metadata: str) -> bool:
-        """Returns whether the metadata of a commit names this ledger."""
-        try:
-            return bool(json.loads(metadata)["ledger"] == self.world.tables.ids.get("settlements"))
-        except (ValueError, TypeError, KeyError):
-            return False
+        """Returns whether the metadata of a commit names this ledger, by the id that it had at the event that is
+        judged: adopting an older copy of a ledger gives it another id."""
+        later = [ledger for at, ledger in self.world.tables.replaced_ids if at >= self._next]
+        return ledger_of(metadata) in (later[:1] or [self.world.tables.ids.get("settlements", "")])
 
     def _stored(self, event: TableCommit) -> None:
         number, part = event.application.split("/")[-2:]
@@ -193,7 +200,8 @@ class Oracle:
         before = commit.last_read.get(tp)
         if before is None:
             return
-        if self.is_ours(before.metadata):
+        # A process that has read the group before the ledger got another id commits under the old one.
+        if ledger_of(before.metadata) == ledger_of(commit.offsets[tp].metadata):
             metadata = json.loads(before.metadata)
             if (metadata["epoch"], metadata["n"]) > turn:
                 broken("I3", f"{commit.run_id} commits {tp} for {turn} over {before}")

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from datetime import timedelta
+from typing import Any
 
 from ackline.audit.store import LedgerStore
 from ackline.ledger import OutcomeRow, PartitionState, Pending, PendingKind
@@ -21,7 +22,7 @@ def planned(
     retries: tuple[ValuedRange[int], ...] = (),
     kind: TurnKind = TurnKind.RUN,
     epoch: int = 0,
-    **settings: bool,
+    **settings: Any,
 ) -> Plan:
     row = PlannedPartition("id", fresh, retries, START, START, LOG)
     return Plan(turn(n, epoch), kind, f"run-{n}", NOON + timedelta(hours=n), {TP: row}, "read_committed", settings)
@@ -49,8 +50,9 @@ def failed(offset: int, attempts: int = 1) -> ValuedRange[Pending]:
     return ValuedRange(offset, offset + 1, Pending(PendingKind.RETRY, attempts, DUE, "HTTPError"))
 
 
-def begin_story(store: LedgerStore, others: bool = True) -> LedgerStore:
+def begin_story(store: LedgerStore, others: bool = True, **settings: Any) -> LedgerStore:
     """Stores a lane that begins at 10, and returns its store; with `others` a row of another partition, too.
+    `settings` are those of turn 2.
 
     Turn 1 reads [10, 20): 13 holds no record, 15 and 16 fail. Turn 2 retries 16, which is dead, and reads [20, 30), of
     which retention has taken [20, 24). Turn 3 is void; turn 4 is open.
@@ -70,11 +72,11 @@ def begin_story(store: LedgerStore, others: bool = True) -> LedgerStore:
         settled(1, 20, failed(15), failed(16), counts={"acked": 7, "failed": 2}, gaps=1),
         planned(1, OffsetRange(10, 20)),
     )
-    second = planned(2, OffsetRange(24, 30), (ValuedRange(16, 17, 2),))
+    second = planned(2, OffsetRange(24, 30), (ValuedRange(16, 17, 2),), **settings)
     store.store_plan(second)
     rows = [(16, 2, "failed"), *((offset, 1, "acked") for offset in range(24, 30))]
     store.store_outcomes(turn(2), [written(store, turn(2), rows)])
-    dead = OutcomeRow(16, 0, Outcome.DEAD, NOON, "HTTPError")
+    dead = OutcomeRow(16, 0, Outcome.DEAD, NOON, "HTTPError", reason="after 2 attempts")
     store.store_decisions(second, "run-2", {TP: [dead, OutcomeRow(20, 0, Outcome.EXPIRED, NOON, None, 24)]})
     counts = {"acked": 6, "failed": 1, "dead": 1, "expired": 4}
     store.store_settlement(settled(2, 30, failed(15), counts=counts), second)

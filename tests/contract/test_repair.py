@@ -6,6 +6,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from deltalake import DeltaTable
 from typer.testing import CliRunner
 
 from ackline.audit.delta_log import is_whole
@@ -14,7 +15,7 @@ from ackline.audit.store import LedgerStore
 from ackline.audit.table import AuditTable
 from ackline.cli.app import app
 from ackline.cli.doctor import examine
-from ackline.errors import FatalError
+from ackline.errors import ConfigError, FatalError
 from tests.contract.lane_rows import plan, settlement, turn
 from tests.contract.lanes import begin_lane
 
@@ -179,3 +180,11 @@ def test_the_command_removes_nothing_before_it_is_confirmed(root: str, lane: Led
     assert (done.exit_code, f"log entry {last}: removed" in done.stdout) == (0, True)
     assert not last.exists()
     assert not LedgerStore(root, "orders", "live").has_decisions(turn(3))
+
+
+def test_s73_a_dry_run_of_the_maintenance_is_refused_because_it_has_none(root: str, lane: LedgerStore) -> None:
+    versions = [DeltaTable(table.uri).version() for table in (lane.plans, lane.outcomes, lane.settlements)]
+    refused = CliRunner().invoke(app, ["maintain", "--dry-run"])
+    assert isinstance(refused.exception, ConfigError)
+    assert "--dry-run belongs to --repair" in str(refused.exception)
+    assert versions == [DeltaTable(table.uri).version() for table in (lane.plans, lane.outcomes, lane.settlements)]

@@ -262,6 +262,34 @@ def test_the_ledger_id_is_a_property_of_the_settlements_and_stays(
         assert other.ledger_id() not in ("", ledger)
 
 
+def test_s36_the_id_of_a_ledger_is_replaced_once_and_nothing_else_changes(root: str, store: LedgerStore) -> None:
+    store.store_settlement(settlement(0))
+    other_process = LedgerStore(root, "orders", "live")
+    ledger = other_process.ledger_id()
+    store.replace_ledger_id(ledger, "new")
+    store.replace_ledger_id(ledger, "newer")
+    assert store.ledger_id() == other_process.ledger_id() == LedgerStore(root, "orders", "live").ledger_id() == "new"
+    assert not other_process.store_settlement(settlement(0)), "its number is taken as before"
+    assert other_process.store_settlement(settlement(1), plan(1))
+    assert (store.newest(), store.ledger_id()) == (settlement(1), "new")
+    configuration = DeltaTable(store.settlements.uri, storage_options=store.storage_options()).metadata().configuration
+    assert configuration["delta.appendOnly"] == "true"
+    assert configuration["delta.enableExpiredLogCleanup"] == "false"
+    maintain(root)
+    assert LedgerStore(root, "orders", "live").ledger_id() == "new"
+
+
+@ON_DISK
+def test_a_new_id_is_on_the_disk_before_any_process_acts_on_it(
+    store: LedgerStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.store_settlement(settlement(0))
+    ledger, secured = store.ledger_id(), list[int | None]()
+    monkeypatch.setattr(store.settlements.log, "secure", lambda version=None: secured.append(version))
+    store.replace_ledger_id(ledger, "new")
+    assert secured[-1] == DeltaTable(store.settlements.uri).version()
+
+
 @ON_DISK
 def test_a_report_too_far_behind_or_expired_from_the_log_is_none_and_no_error(
     store: LedgerStore, monkeypatch: pytest.MonkeyPatch

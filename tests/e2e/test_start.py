@@ -78,6 +78,46 @@ def test_s30_without_its_ledger_a_pipeline_stops_until_its_commit_is_adopted(lab
     assert lane.committed() == 7
 
 
+def test_s36_an_older_copy_of_the_audit_folder_goes_on_with_what_is_pending_once_it_is_adopted(lab: MakeLab) -> None:
+    """The folder was restored from a backup. The lost one has committed since, and stops if it comes back."""
+    lane = lab(retry={"initial_delay": "1h", "period": "1h"})
+    lane.produce_records(4, {1: {"fail": 1}})
+    lane.run()
+    backup, lost = lane.folder / "backup", lane.folder / "lost"
+    shutil.copytree(lane.audit, backup)
+    lane.advance_clock(3600)
+    lane.produce_records(2)
+    lane.run()
+    assert lane.committed() == 6
+    lane.new_calls()
+    shutil.move(lane.audit, lost)
+    shutil.move(backup, lane.audit)
+
+    refused = lane.ackline("run", lane.name)
+    assert (refused.returncode, "adopt-ledger" in refused.stderr) == (1, True)
+    options = ("--reason", "restored from a backup", "--now", lane.now.isoformat())
+    shown = lane.ackline_json("adopt-ledger", lane.name, *options, "--dry-run")
+    adopted = lane.ackline_json("adopt-ledger", lane.name, *options, "--yes")
+    assert adopted == shown | {"dry_run": False}
+    [change] = adopted["partitions"]
+    both = {name: change[name]["after"] for name in ("floor", "complete_to", "pending")}
+    assert (adopted["older_copy"], adopted["skipped"], both) == (
+        True,
+        0,
+        {"floor": 1, "complete_to": 4, "pending": 1},
+    )
+    assert lane.committed() == 1
+    lane.run()
+    assert lane.new_calls() == [(1, 2), (4, 1), (5, 1)]
+    assert lane.committed() == 6
+    lane.judge(settled=True)
+
+    shutil.rmtree(lane.audit)
+    shutil.move(lost, lane.audit)
+    assert "adopt-ledger" in lane.ackline("run", lane.name).stderr
+    lane.judged = True  # the tables are those of the lost ledger now
+
+
 def test_s32_a_missing_topic_is_named_and_read_from_its_start_once_it_exists(lab: MakeLab) -> None:
     lane = lab(create=False, dead_letter="none")
     refused = lane.ackline("run", lane.name)

@@ -69,6 +69,20 @@ def add_missing_columns(handle: TableHandle, table: DeltaTable) -> None:
         handle.secure(table.version())
 
 
+def store_ledger_id(handle: TableHandle, table: DeltaTable, ledger_id: str) -> None:
+    """Replaces the id of the ledger, in a commit upon the version of `table`; its entry is on the disk then.
+
+    Raises CommitFailedError if a rival has changed the table's properties since that version.
+    """
+    table.alter.set_table_properties(
+        {LEDGER_ID: ledger_id},
+        raise_if_not_exists=False,  # LEDGER_ID is a key of ours
+        commit_properties=CommitProperties(max_commit_retries=0),
+        post_commithook_properties=NO_HOOKS,
+    )
+    handle.secure(table.version())
+
+
 def missing_columns(existing: Schema, name: str) -> list[pa.Field]:
     """Returns the columns of the table `name` of `schemas.TABLES` that a version of it does not have."""
     names = {field.name for field in existing.fields}

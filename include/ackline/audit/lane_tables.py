@@ -27,6 +27,10 @@ class LaneTables:
         """Returns the id of the ledger, by which commit metadata names it; "" as long as there is no ledger."""
         return self.settlements.ledger_id()
 
+    def replace_ledger_id(self, old: str, new: str) -> None:
+        """Gives the ledger the id `new` if its id is `old`; does nothing otherwise."""
+        self.settlements.replace_ledger_id(old, new)
+
     def storage_options(self) -> dict[str, str]:
         """Returns the options by which a Spark task reaches the tables in an object store, the login among them; none
         on a file system."""

@@ -1,6 +1,7 @@
 """The file of a lease beside the tables of a lane, on a local disk or in an object store."""
 
 import uuid
+from datetime import datetime
 from pathlib import PurePosixPath
 
 import pyarrow as pa
@@ -30,6 +31,15 @@ class LeaseFile:
                 return content
         except FileNotFoundError:
             return None
+        except (OSError, pa.ArrowException) as error:
+            raise OSError(cause_of(error, self.folder)) from None
+
+    def written_at(self) -> datetime | None:
+        """Returns when the file was last written, by the clock of the disk or object store; None if it does not
+        exist."""
+        try:
+            written: datetime | None = Storage(self.folder).filesystem.get_file_info(NAME).mtime
+            return written
         except (OSError, pa.ArrowException) as error:
             raise OSError(cause_of(error, self.folder)) from None
 

@@ -21,7 +21,14 @@ from deltalake.transaction import AddAction, RemoveAction
 from ackline.audit.checkpoints import CheckpointError, expire_entries, write_checkpoint
 from ackline.audit.commit_notes import as_metadata, find_note
 from ackline.audit.conditional_put import prove_conditional_put
-from ackline.audit.creation import LEDGER_ID, LOG_RETENTION, add_missing_columns, create_table, missing_columns
+from ackline.audit.creation import (
+    LEDGER_ID,
+    LOG_RETENTION,
+    add_missing_columns,
+    create_table,
+    missing_columns,
+    store_ledger_id,
+)
 from ackline.audit.delta_log import TornEntryError
 from ackline.audit.fenced_append import (
     COMMIT_TRIES,
@@ -97,6 +104,24 @@ class AuditTable(TableHandle):
         if not ledger_id:
             raise self.error(ValueError(f"it has no property {LEDGER_ID}; restore its folder from a backup"))
         return ledger_id
+
+    def replace_ledger_id(self, old: str, new: str) -> None:
+        """Gives the ledger the id `new` if its id is `old`; does nothing otherwise.
+
+        The change is a commit of its own, upon the version that has the id `old`. Raises FatalError if the store
+        refuses the write.
+        """
+
+        def replace() -> None:
+            with self.lock():
+                table = self._opened()
+                if table.metadata().configuration.get(LEDGER_ID) == old:
+                    store_ledger_id(self, table, new)
+
+        try:
+            retry_beside_rivals(replace)
+        except (DeltaError, OSError) as error:
+            raise self.error(error) from error
 
     def transactions(self) -> dict[str, int]:
         """Returns the highest version of each transaction id; none if the table does not exist."""

@@ -31,10 +31,10 @@ from ackline.cli import (
     void,
 )
 from ackline.cli.connection import uses_dev_broker
-from ackline.cli.options import Json, Name, Now, opened
+from ackline.cli.options import Json, Name, Now, Partitions, Topics, opened
+from ackline.cli.run_options import MaxRecords, OnlyRetries, request_of
 from ackline.cli.verbosity import Verbosity, is_quiet, notice, set_verbosity
 from ackline.pipeline import Pipeline
-from ackline.run_request import parse_request
 from ackline.spark_master import master_of_environment
 from ackline.steps.parts import Parts
 from ackline.turns import Plan
@@ -146,19 +146,20 @@ def run(
     take_over: Annotated[
         bool, typer.Option("--take-over", help="Do not wait for another run that replays the same turn.")
     ] = False,
-    max_records: Annotated[
-        int | None, typer.Option(help="Read at most so many offsets in a turn, fresh ones and retries.", min=1)
-    ] = None,
-    only_retries: Annotated[
-        bool, typer.Option("--only-retries", help="Read the retries that are due, and no new record.")
-    ] = False,
+    topic: Topics = None,
+    partition: Partitions = None,
+    max_records: MaxRecords = None,
+    only_retries: OnlyRetries = False,
 ) -> None:
     """Run a pipeline once: plan, replay and settle.
 
     A run in which records failed still succeeds, because they wait for their retry. Run it again when they are due. If
     another run replays the open turn, this one waits until that ends, or has not renewed its lease for a minute.
 
-    Examples: `ackline run orders`, `ackline run orders --json | tail -1`
+    `--topic`, `--partition`, `--max-records` and `--only-retries` let it read less. A turn that is open already keeps
+    what it was planned for.
+
+    Examples: `ackline run orders`, `ackline run orders --json | tail -1`, `ackline run orders --partition 3`
     """
     from ackline.steps import run as runs
     from ackline.steps.effective_settings import effective_settings
@@ -168,8 +169,7 @@ def run(
     with opened(name, now, no_breaker) as parts, tables.progress(as_json or is_quiet()) as on_progress:
         note_dev_broker(parts.pipeline, parts.kafka)
         notice(f"settings in force: {effective_settings(parts)}", Verbosity.VERBOSE)
-        asked = {"max_records": max_records, "only_retries": only_retries}
-        parts = replace(parts, request=parse_request(asked, parts.pipeline.max_records_per_run))
+        parts = replace(parts, request=request_of(parts, topic, partition, max_records, only_retries))
         if take_over and parts.lease is not None:
             parts = replace(parts, lease=replace(parts.lease, when_held=WhenHeld.TAKE_OVER))
         ran = runs.run(parts, lambda: _start_spark(parts), _warn_once(parts), on_progress)
@@ -191,16 +191,25 @@ def run(
 
 
 @app.command()
-def plan(name: Name, as_json: Json = False, now: Now = None) -> None:
-    """Print what a run would do now, and store nothing.
+def plan(
+    name: Name,
+    as_json: Json = False,
+    now: Now = None,
+    topic: Topics = None,
+    partition: Partitions = None,
+    max_records: MaxRecords = None,
+    only_retries: OnlyRetries = False,
+) -> None:
+    """Print what a run with the same options would do now, and store nothing.
 
-    Example: `ackline plan orders`
+    Examples: `ackline plan orders`, `ackline plan orders --only-retries`
     """
     from ackline.steps.plan import preview
 
     master_of_environment()
     with opened(name, now) as parts:
         note_dev_broker(parts.pipeline, parts.kafka)
+        parts = replace(parts, request=request_of(parts, topic, partition, max_records, only_retries))
         found = preview(parts)
         if found.plan:
             _warn_once(parts)(found.plan, found.adopted)

@@ -9,6 +9,7 @@ from ackline.cli import json_output, tables
 from ackline.cli.backfill import Request, new_id, perform
 from ackline.cli.backfill_options import Id, MaxRate, MaxRecords, Reason, Wait
 from ackline.cli.confirm import DryRun, Yes
+from ackline.cli.dead_letter import EXAMPLE, show
 from ackline.cli.options import ErrorClass, From, Json, Lane, Name, Now, Until, opened, time_of
 from ackline.errors import ConfigError
 from ackline.outcome import Outcome
@@ -17,9 +18,17 @@ from ackline.turns import LIVE
 
 Ranges = Annotated[
     list[str] | None,
-    typer.Argument(help="With --redrive: TOPIC, TOPIC:PARTITION or TOPIC:PARTITION:A-B.", show_default=False),
+    typer.Argument(
+        metavar="[TOPIC PARTITION OFFSET | RANGE...]",
+        help="One dead record to show; with --redrive: TOPIC, TOPIC:PARTITION or TOPIC:PARTITION:A-B.",
+        show_default=False,
+    ),
 ]
 Redrive = Annotated[bool, typer.Option("--redrive", help="Handle them again: a backfill by outcome.")]
+
+ShowValue = Annotated[
+    bool, typer.Option("--show-value", help="Also print key, value and headers of the record. Needs a terminal.")
+]
 
 
 def dead(
@@ -27,6 +36,7 @@ def dead(
     ranges: Ranges = None,
     error_class: ErrorClass = None,
     redrive: Redrive = False,
+    show_value: ShowValue = False,
     since: From = None,
     until: Until = None,
     lane: Lane = LIVE,
@@ -40,13 +50,19 @@ def dead(
     now: Now = None,
     as_json: Json = False,
 ) -> None:
-    """List the dead records of a lane by error class; with `--redrive`, handle them again.
+    """List the dead records of a lane by error class, or show one; with `--redrive`, handle them again.
+
+    `ackline dead NAME TOPIC PARTITION OFFSET` shows attempts, error and the letter in the dead-letter topic. Of the
+    record it shows the names of its headers and the sizes of key and value; `--show-value` prints them on a terminal.
 
     A redrive is a backfill by outcome (`ackline backfill NAME --outcome dead`), so it is a dry run until `--yes`, and
     `ackline backfill NAME --id ID` goes on with it.
 
-    Examples: `ackline dead orders`, `ackline dead orders --redrive --error-class HTTPError --yes --wait`
+    Examples: `ackline dead orders`, `ackline dead orders orders 3 1041`,
+    `ackline dead orders --redrive --error-class HTTPError --yes --wait`
     """
+    if show_value and (redrive or not ranges):
+        raise ConfigError(f"--show-value is about one record: {EXAMPLE}", key="--show-value")
     if redrive:
         arguments = BackfillArguments(
             tuple(ranges or ()), False, since, until, Outcome.DEAD.value, error_class, None, lane
@@ -55,8 +71,11 @@ def dead(
         request = Request(name, new_lane, max_records, max_rate, wait, reason, False, yes, dry_run, now, as_json)
         perform(request, arguments, begun=backfill_id is not None)
         return
-    if ranges or since or until:
-        raise ConfigError("RANGE, --from and --to choose what is redriven: add --redrive", key="--redrive")
+    if since or until or (ranges and len(ranges) != 3):
+        raise ConfigError(f"RANGE, --from and --to choose what is redriven: add --redrive; {EXAMPLE}", key="--redrive")
+    if ranges:
+        show(name, ranges, lane, show_value, now, as_json)
+        return
     _list(name, lane, error_class, as_json)
 
 

@@ -5,8 +5,10 @@ from collections.abc import Iterable
 from typing import Any
 
 from ackline.audit.store import LedgerStore
+from ackline.lease import Holder
 from ackline.offsets import TopicPartition, count
 from ackline.planning import NO_LEADER
+from ackline.steps.overview import OpenTurn
 from ackline.steps.run import RunResult
 from ackline.steps.status import PartitionStatus, TopicStatus
 from ackline.turns import Plan
@@ -122,6 +124,33 @@ def status_json(status: PartitionStatus) -> dict[str, Any]:
         "fetch_seconds_mean": status.fetch_seconds_mean,
         "fetch_seconds_max": status.fetch_seconds_max,
         "why": status.why,
+    }
+
+
+def open_turn_json(open_turn: OpenTurn | None) -> dict[str, Any] | None:
+    """Returns the open turn of a lane as `ackline status --json` prints it, with the process that works on it."""
+    if open_turn is None:
+        return None
+    plan, holder = open_turn.plan, open_turn.holder
+    return {
+        "epoch": plan.turn.epoch,
+        "turn": plan.turn.n,
+        "kind": plan.kind.value,
+        "planned_at": plan.planned_at.isoformat(),
+        "run_id": plan.run_id,
+        "actor": plan.actor,
+        "holder": None if holder is None else _holder_json(holder),
+    }
+
+
+def _holder_json(holder: Holder) -> dict[str, Any]:
+    return {
+        "run_id": holder.lease.run_id,
+        "host": holder.lease.host,
+        "process": holder.lease.pid,
+        "since": holder.lease.since.isoformat(),
+        "unrenewed_seconds": round(holder.unrenewed.total_seconds(), 1),
+        "state": holder.state.value,
     }
 
 

@@ -7,7 +7,7 @@ import typer
 
 from ackline.cli import confirm, json_output, tables
 from ackline.cli.options import Json
-from ackline.errors import FatalError
+from ackline.errors import ConfigError, FatalError
 
 if TYPE_CHECKING:
     from ackline.audit.repair import TornFile
@@ -31,6 +31,10 @@ def maintain(
     if repair:
         _repair(as_json, yes, dry_run)
         return
+    if dry_run:
+        raise ConfigError(
+            "--dry-run belongs to --repair: without that, no row changes. Nothing was done", key="--dry-run"
+        )
     from ackline.audit import maintenance
     from ackline.paths import audit_root
 

@@ -14,10 +14,19 @@ from ackline.cli import json_output, tables
 from ackline.cli.options import Json, Lane, Now, Partitions, Topics, choice_of, opened
 from ackline.errors import AcklineError, ConfigError
 from ackline.explanation import span
+from ackline.lease import HolderState
 from ackline.offsets import TopicPartition
 from ackline.paths import audit_root, pipelines_folder
 from ackline.pipeline_folder import load_folder
-from ackline.steps.overview import Health, HeldBack, PipelineStatus, held_back, summary_of
+from ackline.steps.overview import (
+    Health,
+    HeldBack,
+    OpenTurn,
+    PipelineStatus,
+    held_back,
+    open_turn_of,
+    summary_of,
+)
 from ackline.steps.status import PartitionStatus, status_and_missing, status_by_topic
 from ackline.turns import LIVE
 
@@ -84,7 +93,8 @@ def _show_one(name: str, choice: PartitionChoice, lane: str, sort: Sort, now: st
         tps = {TopicPartition(found.topic, found.partition): found for found in every}
         chosen = [tps[tp] for tp in choice.chosen(tps, name)] if choice != PartitionChoice() else every
         if as_json:
-            json_output.print_json(_json_of(name, chosen, missing))
+            body = _json_of(name, chosen, missing)
+            json_output.print_json({**body, "open_turn": json_output.open_turn_json(open_turn_of(parts))})
             return
         shown = tables.worst_first(chosen)[: tables.MOST_PARTITIONS]
         held, time_now = held_back(parts, shown), parts.now()
@@ -110,11 +120,21 @@ def _held_lines(held: HeldBack, now: datetime) -> list[str]:
     lines += [f"  {explanation.sentence}" for explanation in held.explanations]
     if held.more:
         lines.append(f"  … and {held.more} more of these partitions; `ackline explain` shows them.")
-    plan = held.open_plan
-    if plan is not None:
-        who = f"run {plan.run_id}" + (f" of {plan.actor}" if plan.actor else "")
-        lines.append(f"Open: {plan.turn}, planned {_ago(plan.planned_at, now)} by {who}.")
-    return lines
+    return lines + (_open_lines(held.open_turn, now) if held.open_turn is not None else [])
+
+
+def _open_lines(open_turn: OpenTurn, now: datetime) -> list[str]:
+    plan, holder = open_turn.plan, open_turn.holder
+    who = f"run {plan.run_id}" + (f" of {plan.actor}" if plan.actor else "")
+    line = f"Open: {plan.turn}, planned {_ago(plan.planned_at, now)} by {who}."
+    if holder is None:
+        return [line, "  No process holds its lease."]
+    state = {
+        HolderState.ACTIVE: f"renewed {span(holder.unrenewed)} ago",
+        HolderState.LAPSED: f"lapsed: not renewed for {span(holder.unrenewed)}, so the next run goes on with it",
+        HolderState.ENDED: "its process has ended, so the next run goes on with it",
+    }
+    return [line, f"  Replayed by {holder.lease}; {state[holder.state]}."]
 
 
 def _last_act_line(name: str, lane: str, now: datetime) -> str | None:

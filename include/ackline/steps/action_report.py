@@ -92,13 +92,19 @@ def adoption_json(parts: Parts, adoption: Adoption, reason: str, dry_run: bool) 
         for tp, row in sorted(adoption.begins.items())
     ]
     rest = {"dry_run": dry_run, "not_committed": adoption.not_committed}
-    return {**body, "ledgers": list(adoption.ledgers), "begins": joins, **rest}
+    of_ledgers = {"ledgers": list(adoption.ledgers), "older_copy": adoption.older_copy}
+    return {**body, **of_ledgers, "begins": joins, **rest}
 
 
 def adoption_text(adoption: Adoption, done: bool) -> str:
     """Returns what adopting a ledger changes, or has changed if it is `done`."""
     others = ", ".join(adoption.ledgers)
     lines = [f"The group was committed by the ledger {others}." if others else "No ledger has committed the group."]
+    if adoption.older_copy:
+        lines.append(
+            "ACKLINE_AUDIT holds an older copy of this ledger. The copy goes on under an id of its own, with what is "
+            "pending in it."
+        )
     if adoption.begins:
         lines.append("Partitions that begin in this ledger:" if done else "Partitions that would begin in this ledger:")
         lines += [f"  {tp}: at {row.state.floor:,} ({row.evidence})" for tp, row in sorted(adoption.begins.items())]

@@ -7,16 +7,16 @@ decides depends on what ACKLINE_AUDIT holds:
 - A ledger, and commits of another one: a wrong folder was in use meanwhile. This ledger goes on with its own floors and
   its pending records, and acknowledges the other one's commits. At most once it skips to them, because the other ledger
   may have handed out what is below.
-- An older copy of the ledger that has committed: a new epoch begins at the floors of this copy, because its next turns
-  have the numbers of turns that the lost copy has committed. At most once it begins at the commits.
+- An older copy of the ledger that has committed: the two have been different ledgers since the copy was made. So this
+  one gets an id of its own (steps/ledger_copy.py), and goes on as one that returns over the commits of another ledger.
 
-The first is the genesis of the lane, in one fenced commit; the others are a skip and a reset (steps/operator_actions).
+The first is the genesis of the lane, in one fenced commit; the others are a skip (steps/operator_actions).
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from ackline.commit_rule import CommitMetadata, Committed, check_commit_allowed, is_of_pipeline
+from ackline.commit_rule import CommitMetadata, Committed, check_commit_allowed, is_of_ledger, is_of_pipeline
 from ackline.errors import AcklineError, ConfigError, FatalError, GroupMoved, NewerCommit
 from ackline.offsets import TopicPartition
 from ackline.steps.action_plans import Targets
@@ -47,15 +47,17 @@ class Adoption:
     begins: Mapping[TopicPartition, SettledPartition]
     """The partitions that join the ledger, each at its start."""
     action: PreparedAction | None = None
-    """The skip or reset of partitions that the ledger has already."""
+    """The skip of partitions that the ledger has already."""
     not_committed: str | None = None
+    older_copy: bool = False
+    """Whether a newer copy of the same ledger has committed the group. This copy then gets a new id."""
 
 
 def prepare_adoption(parts: Parts, reason: str) -> Adoption:
     """Returns what adopting would change now; stores nothing.
 
     Raises ConfigError if no commit is to be adopted, GroupBusy if the group has members, FatalError while a turn is
-    open, or if the group was committed by an epoch that this copy of the ledger has not reached.
+    open.
     """
     parts.group.check_no_members()
     newest = parts.store.newest()
@@ -74,9 +76,8 @@ def prepare_adoption(parts: Parts, reason: str) -> Adoption:
     others = {tp: row.committed for tp, row in joining.items() if row.committed is not None} | commits
     action = None
     if commits:
-        kind = _kind(parts, newest, commits)
-        action = prepare_action(parts, kind, lambda lane: _targets(parts, lane), reason, adopts_ledger=True)
-    return Adoption(_ledgers(parts, others), joining, action)
+        action = prepare_action(parts, TurnKind.SKIP, lambda lane: _targets(parts, lane), reason, adopts_ledger=True)
+    return Adoption(_ledgers(parts, others), joining, action, older_copy=_is_older_copy(parts, commits))
 
 
 def adopt_ledger(parts: Parts, reason: str) -> Adoption:
@@ -95,10 +96,9 @@ def adopt_ledger(parts: Parts, reason: str) -> Adoption:
             raise FatalError(f"{plan.turn} is taken: the lane has moved since. Nothing was stored. Look at it again")
         settle_turn(parts, plan, newest)
     if adoption.action is None:
-        return Adoption(adoption.ledgers, adoption.begins, None, _commit(parts))
-    kind = adoption.action.plan.kind
-    done = perform_action(parts, kind, lambda lane: _targets(parts, lane), reason, adopts_ledger=True)
-    return Adoption(adoption.ledgers, adoption.begins, PreparedAction(done.plan, done.before), done.not_committed)
+        return replace(adoption, not_committed=_commit(parts))
+    done = perform_action(parts, TurnKind.SKIP, lambda lane: _targets(parts, lane), reason, adopts_ledger=True)
+    return replace(adoption, action=PreparedAction(done.plan, done.before), not_committed=done.not_committed)
 
 
 def _commit(parts: Parts) -> str | None:
@@ -125,32 +125,28 @@ def _commits_of_others(
     return others
 
 
-def _kind(parts: Parts, newest: Settlement, commits: Mapping[TopicPartition, Committed]) -> TurnKind:
-    """Returns RESET for an older copy of the ledger that has committed, else SKIP."""
-    own = [metadata for committed in commits.values() if (metadata := _metadata(parts, committed)) is not None]
-    ahead = max((metadata.epoch for metadata in own), default=0)
-    if ahead > newest.turn.epoch:
-        raise FatalError(
-            f"the group was committed by epoch {ahead} of this ledger, and this copy of it ends at epoch "
-            f"{newest.turn.epoch}. Restore a newer copy of the tables. If there is none, set ACKLINE_AUDIT to an empty "
-            f"folder, and adopt the group there"
-        )
-    return TurnKind.RESET if own else TurnKind.SKIP
-
-
-def _metadata(parts: Parts, committed: Committed) -> CommitMetadata | None:
-    metadata = CommitMetadata.decode(committed.metadata)
-    return metadata if metadata is not None and metadata.ledger == parts.store.ledger_id() else None
+def _is_older_copy(parts: Parts, commits: Mapping[TopicPartition, Committed]) -> bool:
+    """Returns whether a newer copy of this ledger has made any of the commits, which are newer or of another ledger."""
+    ledger = parts.store.ledger_id()
+    return any(is_of_ledger(committed, parts.pipeline.name, ledger) for committed in commits.values())
 
 
 def _targets(parts: Parts, newest: Settlement) -> Targets:
     """Returns where each partition goes on: at its floor, at most once at a commit above it."""
-    commits = _commits_of_others(parts, newest, parts.group.committed(newest.partitions))
+    committed = parts.group.committed(newest.partitions)
+    commits = _commits_of_others(parts, newest, committed)
     floors = {tp: newest.partitions[tp].state.floor for tp in commits}
+    if _is_older_copy(parts, commits):
+        # With the new id, each commit under the old one is another ledger's. All of them are acknowledged, those of
+        # parked partitions too: otherwise the next run would stop at them, and no run would renew the parked ones.
+        ledger, name = parts.store.ledger_id(), parts.pipeline.name
+        own = {tp: newest.partitions[tp] for tp, commit in committed.items() if is_of_ledger(commit, name, ledger)}
+        unchanged = parts.unchanged_partitions({tp: row.topic_id for tp, row in own.items()})
+        floors = {tp: own[tp].state.floor for tp in unchanged} | floors
     if parts.pipeline.guarantee != "at_most_once" or not commits:
         return floors
     ends = parts.cluster.bounds(commits)
-    return {tp: max(floors[tp], min(commits[tp].offset, ends[tp].end)) for tp in commits}
+    return floors | {tp: max(floors[tp], min(commit.offset, ends[tp].end)) for tp, commit in commits.items()}
 
 
 def _ledgers(parts: Parts, committed: Mapping[TopicPartition, Committed]) -> tuple[str, ...]:

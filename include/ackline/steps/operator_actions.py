@@ -21,6 +21,7 @@ from ackline.offsets import TopicPartition
 from ackline.steps.action_plans import MOVES, Targets, action_plan
 from ackline.steps.commit import check_allowed, commit_metadata_of, commit_newest, ledger_progress
 from ackline.steps.genesis import previous_subscription
+from ackline.steps.ledger_copy import acknowledging
 from ackline.steps.new_plan import check_clock
 from ackline.steps.parts import Parts
 from ackline.steps.races import MAX_LOST_RACES, too_many_lost_races
@@ -60,7 +61,7 @@ def prepare_action(
     open_plan = parts.store.open_plan(newest)
     if open_plan is not None:
         raise open_turn_error(parts, kind, open_plan)
-    plan = _plan(parts, newest, kind, choose, reason)
+    plan = _plan(parts, newest, kind, choose, reason, adopts_ledger)
     _check_group(parts, newest, plan, adopts_ledger)
     return PreparedAction(plan, newest)
 
@@ -92,7 +93,7 @@ def perform_action(
             continue
         if open_plan is not None:
             raise open_turn_error(parts, kind, open_plan)
-        plan = _plan(parts, newest, kind, choose, reason)
+        plan = _plan(parts, newest, kind, choose, reason, adopts_ledger)
         if turn is not None and plan.turn != turn:
             raise FatalError(f"{turn} is taken: the lane has moved since. Nothing was stored. Look at it again first")
         try:
@@ -131,7 +132,7 @@ def open_turn_error(parts: Parts, act: str, open_plan: Plan) -> FatalError:
     )
 
 
-def _plan(parts: Parts, newest: Settlement, kind: TurnKind, choose: Choose, reason: str) -> Plan:
+def _plan(parts: Parts, newest: Settlement, kind: TurnKind, choose: Choose, reason: str, adopts_ledger: bool) -> Plan:
     if kind is not TurnKind.RESET:
         # The plan stores the settings in force, and the next turn takes them for those that pending records were
         # planned under. A changed guarantee would not show. A reset leaves nothing pending, so it may change them.
@@ -141,7 +142,8 @@ def _plan(parts: Parts, newest: Settlement, kind: TurnKind, choose: Choose, reas
         raise ConfigError(f"{parts.pipeline.name}: no partition was named to {kind}")
     plan = action_plan(parts, newest, kind, targets, reason, inside=True)
     kafka = plan.settings["kafka"] | _subscription_of_last_look(parts, newest)
-    return replace(plan, settings={**plan.settings, "kafka": kafka})
+    plan = replace(plan, settings={**plan.settings, "kafka": kafka})
+    return acknowledging(plan) if adopts_ledger else plan
 
 
 def _subscription_of_last_look(parts: Parts, newest: Settlement) -> dict[str, Any]:

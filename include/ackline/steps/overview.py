@@ -5,7 +5,9 @@ from dataclasses import dataclass
 from datetime import datetime
 from enum import IntEnum
 
+from ackline.audit.lease_holder import holder_of
 from ackline.explanation import PartitionExplanation
+from ackline.lease import Holder
 from ackline.ledger import PendingKind
 from ackline.steps.explain import explanations_of
 from ackline.steps.parts import Parts
@@ -97,19 +99,34 @@ def _health_of(status: PartitionStatus) -> Health:
 
 
 @dataclass(frozen=True, slots=True)
+class OpenTurn:
+    """The open turn of a lane. `holder` is the process that works on it; None if no process holds its lease."""
+
+    plan: Plan
+    holder: Holder | None
+
+
+@dataclass(frozen=True, slots=True)
 class HeldBack:
     """What holds a lane: partitions with a pending record at their floor, and the open turn."""
 
     explanations: Sequence[PartitionExplanation]
     more: int
     """How many other partitions are held by a pending record."""
-    open_plan: Plan | None
+    open_turn: OpenTurn | None
+
+
+def open_turn_of(parts: Parts) -> OpenTurn | None:
+    """Returns the turn of the lane that is planned and not settled, with the process that works on it."""
+    newest = parts.store.newest()
+    plan = parts.store.open_plan(newest) if newest is not None else None
+    if plan is None:
+        return None
+    return OpenTurn(plan, holder_of(parts.lease.file, plan.turn, parts.lease.clock()) if parts.lease else None)
 
 
 def held_back(parts: Parts, worst: Sequence[PartitionStatus]) -> HeldBack:
     """Returns what holds the floors of these partitions, of at most MOST_EXPLAINED of them, in their order."""
     held = [status for status in worst if status.held_by is not None]
-    newest = parts.store.newest()
-    open_plan = parts.store.open_plan(newest) if newest is not None else None
     explanations = explanations_of(parts, held[:MOST_EXPLAINED])
-    return HeldBack(explanations, len(held) - len(explanations), open_plan)
+    return HeldBack(explanations, len(held) - len(explanations), open_turn_of(parts))

@@ -16,6 +16,7 @@ from ackline.kafka.config import client_config
 from ackline.kafka.dead_letters import DeadLetters
 from ackline.kafka.exact import ExactReader
 from ackline.kafka.group import Group
+from ackline.kafka.letter_search import FoundLetter, LetterId, find_letter
 from ackline.kafka.registry import Registry, registry_config, without_registry_settings
 from ackline.listener import ListenerThread, load_listener
 from ackline.offsets import TopicPartition
@@ -129,6 +130,10 @@ class Parts:
     def dead_letter_sender(self, topic: str) -> DeadLetters:
         """Returns a sender of dead letters to `topic`."""
         return DeadLetters(self.kafka, topic)
+
+    def find_letter(self, topic: str, wanted: LetterId, given_up_at: datetime) -> FoundLetter | None:
+        """Returns a dead letter from its topic, as `ackline.kafka.letter_search.find_letter` does."""
+        return find_letter(self.kafka, self.cluster, self.pipeline.kafka.isolation, topic, wanted, given_up_at)
 
     def now(self) -> datetime:
         """Returns the time by which this run decides, in UTC."""

@@ -24,6 +24,7 @@ from ackline.steps.commit import CommitResult, commit_newest
 from ackline.steps.decide import decide, states_after
 from ackline.steps.events import notify_settled
 from ackline.steps.lane_ranges import lane_ranges
+from ackline.steps.ledger_copy import renew_id_of_copy
 from ackline.steps.measure import first_attempts, gaps_of, stored_report, turn_outcomes, with_metrics
 from ackline.steps.on_expired_fail import expired_rows_error
 from ackline.steps.parts import Parts
@@ -99,6 +100,8 @@ def settle_turn(parts: Parts, plan: Plan, before: Settlement) -> Settlement | No
     partitions = with_metrics(parts, plan, before, settled, outcomes, report)
     reason = lost.reason if lost else plan.reason
     settlement = Settlement(plan.turn, plan.kind, parts.run_id, parts.now(), partitions, parts.actor, reason)
+    # Before the settlement: once that is stored, no process settles the turn again, and none would renew the id.
+    renew_id_of_copy(parts, plan)
     # The fence: one process takes number n. Any other process drops its own fold and uses the stored one.
     if not parts.store.store_settlement(settlement, plan):
         return None

@@ -207,6 +207,8 @@ class MemoryTables:
     """What the tables hold: values by turn, outcome files by name, and numbers by transaction id."""
 
     ids: dict[str, str] = field(default_factory=dict)
+    replaced_ids: list[tuple[int, str]] = field(default_factory=list)
+    """The former ids of the ledger, each with the length of the history when it was replaced."""
     numbers: dict[str, dict[str, int]] = field(default_factory=dict)
     plans: dict[Any, Any] = field(default_factory=dict)
     settlements: dict[Any, Any] = field(default_factory=dict)

@@ -10,6 +10,7 @@ from ackline.errors import FatalError, RangeGone, TransientError
 from ackline.handler import Dead, Record, Skip
 from ackline.kafka.dead_letters import DeadLetters
 from ackline.kafka.exact import ExactReader, Gone
+from ackline.kafka.letter_search import FoundLetter, LetterId
 from ackline.ledger import OutcomeRow
 from ackline.metrics import FetchTimes
 from ackline.offsets import OffsetRange, TopicPartition, ValuedRanges
@@ -20,7 +21,7 @@ from ackline.record_time import UNIX_EPOCH, time_of
 from ackline.spark.handlers.outcomes import error_class_of
 from ackline.spark.output.written_file import WrittenFile
 from ackline.steps.parts import Parts, Progress
-from ackline.testing.memory import READ, HandlerCall, Hook, LogRecord, World, next_fault, no_hook
+from ackline.testing.memory import READ, ArrivedLetter, HandlerCall, Hook, LogRecord, World, next_fault, no_hook
 from ackline.testing.memory_kafka import MemoryCluster, MemoryGroup, MemoryLetters, MemoryReader
 from ackline.testing.memory_store import MemoryStore, OutcomesFile
 from ackline.turns import LIVE
@@ -47,6 +48,19 @@ class MemoryParts(Parts):
         """Returns a sender to a dead-letter topic."""
         assert self.world is not None
         return MemoryLetters(self.world, topic, self.hook, self.run_id)
+
+    def find_letter(self, topic: str, wanted: LetterId, given_up_at: datetime) -> FoundLetter | None:
+        """Returns the last dead letter with this identity. A world keeps no headers of records."""
+        assert self.world is not None
+        arrived = [event for event in self.world.history if isinstance(event, ArrivedLetter)]
+        found = [(at, letter) for at, letter in enumerate(arrived) if wanted.is_of(letter.headers)]
+        if not found:
+            return None
+        at, letter = found[-1]
+        sent_at, headers = self.world.now, letter.headers
+        return FoundLetter(
+            TopicPartition(topic, 0), at, sent_at, headers, [("trace", b"t-1")], letter.key, letter.value
+        )
 
 
 def memory_parts(

@@ -87,6 +87,14 @@ class MemoryTable(AuditTable):
             self.world.tables.ids[self.name] = self.world.new_id("table")
             self.world.tables.numbers[self.name] = {}
 
+    def replace_ledger_id(self, old: str, new: str) -> None:
+        """Gives the ledger the id `new` if its id is `old`."""
+        self.hook("ledger", BEFORE)
+        if self.world.tables.ids[self.name] == old:
+            self.world.tables.ids[self.name] = new
+            self.world.tables.replaced_ids.append((len(self.world.history), old))
+        self.hook("ledger", AFTER)
+
     def append(
         self,
         rows: "pa.Table | Sequence[AddAction]",

@@ -11,9 +11,12 @@ from datetime import UTC, datetime, timedelta
 from ackline.airflow.audit_connection import use_audit_connection
 from ackline.audit.evidence import evidence_of_offset
 from ackline.audit.layout import lanes_of
+from ackline.audit.lease_file import LeaseFile
+from ackline.audit.lease_holder import holder_of
 from ackline.audit.recent_turns import TurnTotals, delta_versions, log_starts_at, recent_turns
 from ackline.audit.store import LedgerStore
 from ackline.errors import AcklineError, LedgerError
+from ackline.lease import Holder
 from ackline.offset_explanation import OffsetExplanation, explain_offset
 from ackline.offsets import TopicPartition
 from ackline.paths import audit_root
@@ -37,6 +40,8 @@ class LaneReading:
     """The newest turns of the newest epoch, oldest first."""
     partitions: Sequence[PartitionReading]
     now: datetime
+    holder: Holder | None = None
+    """The process that works on the open plan; None if no process holds its lease."""
 
     @property
     def health(self) -> Health:
@@ -112,9 +117,9 @@ def read_lane(name: str, lane: str = LIVE, turns: int = LAST_TURNS) -> LaneReadi
     if newest is None:
         return LaneReading(name, lane, None, None, (), (), now)
     totals = recent_turns(store, newest.turn, len(newest.partitions), turns)
-    return LaneReading(
-        name, lane, newest, store.open_plan(newest), totals, _partitions(store, newest, totals, now), now
-    )
+    plan = store.open_plan(newest)
+    holder = holder_of(LeaseFile(store.folder), plan.turn, now) if plan is not None else None
+    return LaneReading(name, lane, newest, plan, totals, _partitions(store, newest, totals, now), now, holder)
 
 
 def read_lanes(names: Iterable[str]) -> list[LaneReading | tuple[str, str]]:

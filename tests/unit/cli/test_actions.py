@@ -7,18 +7,11 @@ from pathlib import Path
 import pytest
 
 from ackline.cli.options import actor
+from ackline.commit_rule import CommitMetadata
 from tests.memory_lane import FAILS, OK, TP, TP1, MemoryLane
 from tests.unit.cli.memory_command import MemoryCommand
 
 LATER = {"initial_delay": "1h", "period": "1h"}
-ACTS = [
-    ["retry", "lane"],
-    ["skip", "lane", "--to", "4", "--reason", "poison"],
-    ["skip", "lane", "--offsets", "1", "--reason", "poison"],
-    ["reset", "lane", "--to", "0", "--reason", "handler was wrong"],
-    ["pause", "lane"],
-    ["resume", "lane"],
-]
 
 
 @pytest.fixture
@@ -33,34 +26,6 @@ def lane() -> MemoryLane:
 def ackline(lane: MemoryLane, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MemoryCommand:
     """The command on that lane."""
     return MemoryCommand(lane, tmp_path, monkeypatch)
-
-
-@pytest.mark.parametrize("act", ACTS, ids=" ".join)
-def test_s73_an_act_is_a_dry_run_until_it_is_confirmed(
-    act: list[str], lane: MemoryLane, ackline: MemoryCommand
-) -> None:
-    written = len(lane.world.history)
-    unasked = ackline(*act)
-    assert (unasked.status, "give --yes or --dry-run" in unasked.errors) == (2, True)
-    assert ackline(*act, "--json").error["key"] == "--yes"
-    for options in (["--dry-run"], ["--dry-run", "--yes"]):
-        assert ackline(*act, *options).output.endswith("Nothing was changed.\n")
-        assert ackline(*act, *options, "--json").json["dry_run"]
-    dry = ackline(*act, "--dry-run", "--json").json
-    assert dry["not_committed"] is None
-    assert len(lane.world.history) == written
-    done = ackline(*act, "--yes", "--json").json
-    assert {**done, "dry_run": True} == dry
-    assert lane.kinds()[-1] == act[0]
-
-
-@pytest.mark.parametrize("act", ACTS, ids=" ".join)
-def test_at_a_terminal_it_asks_and_no_changes_nothing(act: list[str], lane: MemoryLane, ackline: MemoryCommand) -> None:
-    ackline.answers = [False, True]
-    assert ackline(*act).output.endswith("Nothing was changed.\n")
-    assert lane.kinds() == ["genesis", "run"]
-    assert ackline(*act).status == 0
-    assert lane.kinds()[2:] == [act[0]]
 
 
 def test_it_shows_before_and_after_what_is_never_handled_and_what_is_handled_again(ackline: MemoryCommand) -> None:
@@ -97,15 +62,6 @@ def test_s37_an_act_that_only_the_commit_refuses_is_stored_and_exits_0(
     lane.world.members = ["consumer-1 (10.0.0.1)"]
     refused = ackline("reset", "lane", "--to", "0", "--reason", "again", "--yes")
     assert (refused.status, "consumer-1" in refused.errors, lane.kinds()[-1]) == (1, True, "skip")
-
-
-@pytest.mark.parametrize("act", ["skip", "reset"])
-def test_a_reason_is_required(act: str, lane: MemoryLane, ackline: MemoryCommand) -> None:
-    for reason in ([], ["--reason", " "]):
-        done = ackline(act, "lane", "--to", "4", "--yes", *reason)
-        assert (done.status, "--reason" in done.errors) == (2, True)
-        assert "--reason" in ackline(act, "lane", "--to", "4", "--yes", "--json", *reason).error["error"]
-    assert lane.kinds() == ["genesis", "run"]
 
 
 @pytest.mark.parametrize(
@@ -155,16 +111,26 @@ def test_the_actor_is_the_user_of_the_environment_or_else_of_the_system(monkeypa
     assert actor() == "ada"
 
 
-def test_s73_adopt_ledger_is_a_dry_run_until_it_is_confirmed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_s30_adopt_ledger_shows_what_begins_and_is_refused_once_nothing_is_to_adopt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     lane = MemoryLane(OK, OK, OK)
     lane.move_group(TP, 2, '{"ledger": "lost", "pipeline": "lane", "epoch": 0, "n": 9}')
     ackline = MemoryCommand(lane, tmp_path, monkeypatch)
     command = ["adopt-ledger", "lane", "--reason", "the folder is lost"]
-    assert ackline(*command, "--json").error["key"] == "--yes"
     assert "orders[0]: at 2 (this pipeline's own commit)" in ackline(*command, "--dry-run").output
-    dry = ackline(*command, "--dry-run", "--yes", "--json").json
-    assert (dry["ledgers"], dry["begins"][0]["floor"], dry["dry_run"]) == (["lost"], 2, True)
-    assert lane.world.history == []
-    assert ackline(*command, "--yes", "--json").json == {**dry, "dry_run": False}
+    done = ackline(*command, "--yes", "--json").json
+    assert (done["ledgers"], done["begins"][0]["floor"], done["older_copy"]) == (["lost"], 2, False)
     assert lane.newest().reason == "the folder is lost"
     assert ackline(*command, "--yes", "--json").error["kind"] == "ConfigError"
+
+
+def test_s36_adopt_ledger_names_an_older_copy(lane: MemoryLane, ackline: MemoryCommand) -> None:
+    ledger = lane.parts().store.ledger_id()
+    lane.move_group(TP, 4, CommitMetadata(ledger, "lane", 0, 9).encode())
+    command = ["adopt-ledger", "lane", "--reason", "restored"]
+    shown = ackline(*command, "--dry-run").output
+    assert "ACKLINE_AUDIT holds an older copy of this ledger." in shown
+    assert "orders[0]: floor 1 → 1, pending 2 → 2" in shown
+    done = ackline(*command, "--yes", "--json").json
+    assert (done["ledgers"], done["older_copy"], done["skipped"], done["handled_again"]) == ([ledger], True, 0, 0)

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from ackline.cli.dead_letter import MOST_BYTES, printable, text_of
 from ackline.turns import TurnKind
 from tests.memory_backfill import MemoryBackfill
 from tests.memory_lane import DEAD, FAILS, OK, TP, MemoryLane
@@ -69,3 +70,21 @@ def test_s72_a_redrive_is_a_backfill_of_the_dead_records_and_a_dry_run_until_it_
 
 def test_what_chooses_a_redrive_is_refused_without_it(ackline: MemoryCommand) -> None:
     assert ackline("dead", "lane", "orders:0", "--json").error["key"] == "--redrive"
+    assert ackline("dead", "lane", "--from", "2h ago", "--json").error["key"] == "--redrive"
+
+
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [
+        (b"plain \xc3\xbc", "plain ü"),
+        (b"\x1b[2Jgone\r\x07", "\\x1b[2Jgone\\r\\x07"),
+        ("\u202egnihton".encode(), "\\u202egnihton"),
+        (b"\xff\xfe", "0xfffe"),
+        (b"", ""),
+        (None, "null"),
+        (b"x" * (MOST_BYTES + 2), "x" * MOST_BYTES + " … and 2 more bytes"),
+        (b"\xc3\xbc" * MOST_BYTES, "ü" * (MOST_BYTES // 2) + f" … and {MOST_BYTES:,} more bytes"),
+    ],
+)
+def test_a_payload_on_a_terminal_gives_it_no_orders_and_has_a_limit(content: bytes | None, text: str) -> None:
+    assert printable(text_of(content)) == text

@@ -1,23 +1,35 @@
 """The tables of `ackline status`: what they list of many partitions, and that no number is ever broken."""
 
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from datetime import timedelta
 from io import StringIO
+from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
 
-from ackline.cli.status import _held_lines
+from ackline.audit.lease_file import NAME, LeaseFile
+from ackline.cli.json_output import open_turn_json
+from ackline.cli.status import _held_lines, _open_lines
 from ackline.cli.tables import fitting_table, status_table
 from ackline.errors import TransientError
 from ackline.explanation import HeldBy
+from ackline.lease import Lease
 from ackline.offsets import TopicPartition
 from ackline.pending import PendingKind
+from ackline.process_identity import ProcessIdentity
 from ackline.setting_warnings import TopicPolicy
 from ackline.steps.explain import _log_of, explain_partitions
-from ackline.steps.overview import MOST_EXPLAINED, Health, held_back, summary_of
+from ackline.steps.overview import MOST_EXPLAINED, Health, held_back, open_turn_of, summary_of
 from ackline.steps.status import PartitionStatus, status, status_and_missing
+from ackline.steps.turn_lease import TurnLease
 from ackline.testing.memory_kafka import MemoryCluster
+from ackline.testing.memory_parts import MemoryParts
 from tests.memory_lane import FAILS, NOON, OK, TP, MemoryLane
 
 HUGE = 1_234_567_890_123
@@ -98,7 +110,82 @@ def test_below_the_table_are_the_records_that_hold_floors_and_the_open_turn() ->
     assert lines[0] == "Held by:"
     assert lines[1].startswith("  The floor of orders[0] is 0, because offset 0 failed once with ")
     assert lines[1 + MOST_EXPLAINED].startswith("  … and 3 more of these partitions")
-    assert lines[-1] == "Open: turn 2 (lane live, epoch 0) of lane, planned 60 seconds ago by run run of test."
+    assert lines[-2:] == [
+        "Open: turn 2 (lane live, epoch 0) of lane, planned 60 seconds ago by run run of test.",
+        "  No process holds its lease.",
+    ]
+
+
+@pytest.fixture
+def leased(tmp_path: Path) -> Iterator[MemoryParts]:
+    """A process that looks at a lane with an open turn, whose lease is on the disk; the test holds the lease."""
+    lane = MemoryLane(OK)
+    plan, file = lane.plan(), LeaseFile(str(tmp_path))
+    leases = TurnLease(file, "run-1", clock=lambda: NOON, renewing=lambda _: nullcontext())
+    with leases.held(plan.turn):
+        os.utime(tmp_path / NAME, (NOON.timestamp(), NOON.timestamp()))
+        yield lane.parts(lease=leases)
+
+
+def seen_after(parts: MemoryParts, seconds: float) -> tuple[str, Any]:
+    """The text and the object of the holder, to a process that looks so many seconds after the last renewal."""
+    assert parts.lease is not None
+    later = replace(parts.lease, clock=lambda: NOON + timedelta(seconds=seconds))
+    found = open_turn_of(replace(parts, lease=later))
+    assert found is not None
+    body = open_turn_json(found)
+    assert body is not None
+    return _open_lines(found, NOON)[1], body["holder"]
+
+
+def seen_holder(parts: MemoryParts) -> Any:
+    body = open_turn_json(open_turn_of(parts))
+    assert body is not None
+    return body["holder"]
+
+
+def test_the_open_turn_names_the_process_that_replays_it_and_whether_its_lease_has_lapsed(leased: MemoryParts) -> None:
+    host, process = socket.gethostname(), os.getpid()
+    who = f"  Replayed by run run-1 on host {host} (process {process}) since 2026-03-01T12:00:00+00:00; "
+    assert seen_after(leased, 5) == (
+        f"{who}renewed 5 seconds ago.",
+        {"run_id": "run-1", "host": host, "process": process, "since": NOON.isoformat(), "unrenewed_seconds": 5.0,
+         "state": "active"},
+    )  # fmt: skip
+    assert seen_after(leased, 60)[1]["state"] == "active"
+    text, holder = seen_after(leased, 61)
+    assert text == f"{who}lapsed: not renewed for 61 seconds, so the next run goes on with it."
+    assert holder["state"] == "lapsed"
+    assert seen_after(leased, -3600)[1]["unrenewed_seconds"] == 0, "the clock of the disk is ahead"
+
+
+def test_a_holder_whose_process_has_ended_is_named_as_such(leased: MemoryParts) -> None:
+    assert leased.lease is not None
+    file = leased.lease.file
+    lease = Lease.decode(file.read() or b"")
+    file.write(replace(lease, process=str(replace(ProcessIdentity.decode(lease.process), started=1))).encode())
+    text, holder = seen_after(leased, 1)
+    assert (holder["state"], text.endswith("; its process has ended, so the next run goes on with it.")) == (
+        "ended",
+        True,
+    )
+
+
+@pytest.mark.parametrize("content", [b"", b"garbage", b"[" * 5000])
+def test_a_lease_that_cannot_be_read_or_is_of_another_turn_has_no_holder(leased: MemoryParts, content: bytes) -> None:
+    assert leased.lease is not None
+    file = leased.lease.file
+    lease = Lease.decode(file.read() or b"")
+    file.write(replace(lease, turn="turn 1 (lane live, epoch 7) of lane").encode())
+    assert seen_holder(leased) is None
+    file.write(content)
+    assert seen_holder(leased) is None
+    file.remove()
+    assert seen_holder(leased) is None
+
+
+def test_without_an_open_turn_the_object_has_none() -> None:
+    assert open_turn_json(open_turn_of(MemoryLane(OK).after_run().parts())) is None
 
 
 def test_the_holder_of_a_floor_is_the_lowest_pending_record() -> None:

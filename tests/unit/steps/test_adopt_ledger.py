@@ -1,6 +1,7 @@
 """A group that another ledger of the pipeline has committed: a run stops, and an operator adopts one ledger (S30)."""
 
 import contextlib
+import copy
 import re
 from datetime import timedelta
 from typing import Any
@@ -13,6 +14,7 @@ from ackline.outcome import Outcome
 from ackline.steps.adopt_ledger import adopt_ledger, prepare_adoption
 from ackline.steps.genesis import check_not_of_another_ledger
 from ackline.steps.observe import observe_kafka
+from ackline.steps.operator_void import open_turn, void_open_turn
 from ackline.steps.plan import preview
 from ackline.steps.status import status
 from ackline.testing.memory import AFTER, BEFORE
@@ -120,16 +122,66 @@ def test_i7_at_most_once_a_ledger_that_returns_skips_to_what_another_may_have_ha
     assert (lane.offsets(), lane.committed()) == ([0, 1, 2, 3, *range(first, 7)], 7)
 
 
-def test_s36_an_older_copy_of_the_ledger_begins_an_epoch_at_its_floors() -> None:
-    """Its next turns would have the numbers of turns that the lost copy has committed."""
-    lane = MemoryLane(OK, FAILS, OK, retry=LATER).after_run()
-    lane.move_group(TP, 3, own(lane, 7))
+@pytest.mark.parametrize("epoch", [0, 5])
+@pytest.mark.parametrize("foreign", [0, 3, 900])
+def test_s36_an_older_copy_of_the_ledger_keeps_complete_to_and_pending(foreign: int, epoch: int) -> None:
+    """It goes on under an id of its own: its next turns have numbers that the lost copy has committed."""
+    lane = MemoryLane(OK, FAILS, OK, partitions=2, retry=LATER)
+    lane.produce(OK, OK, tp=TP1)
+    lane.run()
+    lane.produce(OK)
+    before, ledger = lane.state(), lane.parts().store.ledger_id()
+    lost = own(lane, 7, epoch)
+    lane.move_group(TP, foreign, lost)
     lane.run_fails(NewerCommit)
+    shown = prepare_adoption(lane.parts(), "restored from a backup")
+    assert (shown.older_copy, shown.ledgers, lane.parts().store.ledger_id()) == (True, (ledger,), ledger)
+    done = adopt_ledger(lane.parts(), "restored from a backup")
+    assert (done.older_copy, done.not_committed) == (True, None)
+    assert (lane.newest().turn[2:], lane.state(), lane.committed(), lane.committed(TP1)) == ((0, 2), before, 1, 2)
+    assert lane.ranges(Outcome.SKIPPED) == []
+    assert lane.parts().store.ledger_id() != ledger
+    lane.world.now += timedelta(hours=2)
+    lane.run()
+    assert (sorted(lane.calls()[3:]), lane.calls(TP1)) == ([(1, 2), (3, 1)], [(0, 1), (1, 1)])
+    lane.move_group(TP, foreign, lost)  # the lost copy is back, and commits once more
+    lane.run_fails(NewerCommit, f"of ledger {ledger}")
+
+
+def test_s36_a_lost_copy_that_comes_back_stops_at_the_commits_of_the_one_that_was_adopted() -> None:
+    lane = MemoryLane(OK, OK).after_run()
+    lane.move_group(TP, 2, own(lane, 7))
+    lost = copy.deepcopy(lane.world.tables)
     adopt_ledger(lane.parts(), "restored from a backup")
-    assert (lane.newest().turn.epoch, lane.floor(), lane.committed()) == (1, 1, 1)
-    lane.move_group(TP, 3, own(lane, 1, epoch=5))
-    with pytest.raises(FatalError, match="Restore a newer copy of the tables"):
-        adopt_ledger(lane.parts(), "restored from a backup")
+    lane.world.tables = lost
+    lane.run_fails(NewerCommit, "adopt-ledger lane")
+
+
+def test_s36_an_older_copy_commits_its_parked_partitions_under_its_new_id() -> None:
+    lane = MemoryLane(OK, FAILS, topics=("orders", "payments"), start="earliest", retry=LATER)
+    lane.create(PAYMENTS.topic, records=2)
+    lane.run()
+    lane.topics = ["orders"]
+    lane.run()
+    lane.move_group(TP, 2, own(lane, 9))
+    adopt_ledger(lane.parts(), "restored from a backup")
+    metadata = CommitMetadata.decode(lane.world.committed["g", PAYMENTS].metadata)
+    assert metadata is not None
+    assert (lane.committed(PAYMENTS), metadata.ledger) == (2, lane.parts().store.ledger_id())
+
+
+@pytest.mark.parametrize(("foreign", "skipped"), [(2, []), (6, [(4, 6)]), (900, [(4, 7)])])
+def test_i7_at_most_once_an_older_copy_skips_to_what_the_lost_one_may_have_handed_out(
+    foreign: int, skipped: list[tuple[int, int]]
+) -> None:
+    lane = MemoryLane(*[OK] * 4, guarantee=AT_MOST_ONCE).after_run()
+    lane.produce(OK, OK, OK)
+    lane.move_group(TP, foreign, own(lane, 9))
+    adopt_ledger(lane.parts(), "restored from a backup")
+    assert lane.ranges(Outcome.SKIPPED) == skipped
+    lane.run()
+    first = skipped[0][1] if skipped else 4
+    assert (lane.offsets(), lane.committed()) == ([0, 1, 2, 3, *range(first, 7)], 7)
 
 
 @pytest.mark.parametrize("metadata", ["", None])
@@ -157,14 +209,16 @@ def test_what_refuses_an_adoption_stores_nothing() -> None:
         adopt_ledger(lane.parts(), "x")
 
 
-@pytest.mark.parametrize("returns", [False, True])
+@pytest.mark.parametrize("folder", ["empty", "returns", "older copy"])
 @pytest.mark.parametrize("when", [BEFORE, AFTER])
-@pytest.mark.parametrize("write", ["settlement", "plan", "decisions", "commit"])
+@pytest.mark.parametrize("write", ["settlement", "plan", "decisions", "ledger", "commit"])
 def test_i9_an_adoption_that_is_killed_at_a_write_is_done_by_repeating_it_or_by_the_next_run(
-    write: str, when: str, returns: bool
+    write: str, when: str, folder: str
 ) -> None:
+    returns = folder != "empty"
     lane = MemoryLane(OK, FAILS, OK, retry=LATER).after_run() if returns else lost_ledger()
-    lane.move_group(TP, 2, other())
+    before = lane.state() if returns else None
+    lane.move_group(TP, 2, own(lane, 9) if folder == "older copy" else other())
 
     def die() -> None:
         raise Killed
@@ -178,6 +232,49 @@ def test_i9_an_adoption_that_is_killed_at_a_write_is_done_by_repeating_it_or_by_
     lane.run()
     assert lane.committed() == (1 if returns else 6)
     assert lane.offsets() == ([0, 1, 2] if returns else [2, 3, 4, 5])
+    assert before in (None, lane.state())
+
+
+@pytest.mark.parametrize("strike", [("plan", AFTER), ("decisions", BEFORE), ("ledger", BEFORE), ("ledger", AFTER),
+                                    ("settlement", BEFORE), ("settlement", AFTER), ("commit", BEFORE)])  # fmt: skip
+def test_i9_once_the_plan_of_an_adoption_is_stored_the_next_run_finishes_it_and_gives_the_copy_its_id(
+    strike: tuple[str, str],
+) -> None:
+    lane = MemoryLane(OK, FAILS, OK, retry=LATER).after_run()
+    before, ledger = lane.state(), lane.parts().store.ledger_id()
+    lane.move_group(TP, 2, own(lane, 9))
+
+    def die() -> None:
+        raise Killed
+
+    lane.strike(strike[0], die, strike[1])
+    with pytest.raises(Killed):
+        adopt_ledger(lane.parts(), "restored from a backup")
+    lane.run()
+    assert (lane.state(), lane.committed(), lane.offsets()) == (before, 1, [0, 1, 2])
+    assert lane.parts().store.ledger_id() != ledger
+
+
+@pytest.mark.parametrize(
+    ("guarantee", "read", "skipped"), [("at_least_once", [0, 1, 2, 3, 4], []), (AT_MOST_ONCE, [0, 1, 4], [(2, 4)])]
+)
+def test_an_open_turn_of_an_older_copy_ends_before_it_is_adopted(
+    guarantee: str, read: list[int], skipped: list[tuple[int, int]]
+) -> None:
+    """At least once a run ends it, though it may not commit. At most once it hands nothing out, and a void ends it."""
+    lane = MemoryLane(OK, OK, guarantee=guarantee).after_run()
+    lane.produce(OK, OK, OK)
+    lane.plan()
+    lane.move_group(TP, 4, own(lane, 9))
+    with pytest.raises(FatalError, match=r"is open: let it end .* close it with `ackline void lane"):
+        adopt_ledger(lane.parts(), "restored from a backup")
+    lane.run_fails(NewerCommit)
+    if guarantee == AT_MOST_ONCE:
+        parts = lane.parts()
+        void_open_turn(parts, open_turn(parts).plan.turn, "the copy is older", pause=False)
+    adopt_ledger(lane.parts(), "restored from a backup")
+    lane.run()
+    assert (lane.floor(), lane.committed(), lane.offsets(), lane.ranges(Outcome.SKIPPED)) == (5, 5, read, skipped)
 
 
 def test_a_lane_that_commits_nothing_has_a_ledger_of_its_own_beside_the_group_s() -> None:

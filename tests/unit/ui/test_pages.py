@@ -1,9 +1,11 @@
 """The views as HTML: texts from outside are escaped, cut and can't turn the direction of writing."""
 
-from datetime import UTC, datetime
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from ackline.lease import Holder, Lease
 from ackline.offset_explanation import Event, OffsetExplanation
 from ackline.offsets import TopicPartition
 from ackline.outcome import Outcome
@@ -13,6 +15,7 @@ from ackline.ui.acts import ActMaker
 from ackline.ui.addresses import Addresses
 from ackline.ui.failing import FailingRecord
 from ackline.ui.readings import LaneReading
+from tests.memory_lane import OK, MemoryLane
 
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
 TP = TopicPartition("orders", 0)
@@ -69,3 +72,14 @@ def test_a_decision_is_shown_without_the_number_of_an_attempt() -> None:
     page = pages.record(READING, TP, 7, OffsetExplanation(7, "dead", [event], "Dead.", 4), [], ADDRESSES)
     assert "a decision of settle" in page
     assert "attempt 0" not in page
+
+
+def test_the_process_that_holds_the_open_turn_is_named_and_its_texts_are_escaped() -> None:
+    lane = MemoryLane(OK)
+    plan = lane.plan()
+    lease = replace(Lease.of_this_process(plan.turn, "run-7", NOON), host="<b>host</b>", machine="another")
+    holder = Holder.of(lease, NOON, NOON + timedelta(seconds=90))
+    reading = LaneReading("lane", LIVE, lane.newest(), plan, (), (), NOON, holder)
+    page = pages.pipeline(reading, [LIVE], [], [], ADDRESSES)
+    assert "lapsed: run run-7 on host &lt;b&gt;host&lt;/b&gt; (process" in page
+    assert "lapsed" not in pages.pipeline(replace(reading, holder=None), [LIVE], [], [], ADDRESSES)
