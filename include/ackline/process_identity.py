@@ -14,6 +14,12 @@ _TICKS = 100
 """Linux counts the start of a process in hundredths of a second since boot."""
 
 
+def own_children() -> "set[ProcessIdentity]":
+    """Returns the processes that this one has started and that still run."""
+    identities = (ProcessIdentity.of(child.pid) for child in psutil.Process().children())
+    return {identity for identity in identities if identity is not None}
+
+
 @dataclass(frozen=True, slots=True)
 class ProcessIdentity:
     """A process number, and the start of that process in hundredths of a second since boot."""

@@ -10,15 +10,15 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
-import psutil
 from py4j.protocol import Py4JJavaError
 from pyspark import SparkConf, SparkContext
 from pyspark.sql import SparkSession
 
 from ackline.errors import AcklineError, ConfigError, TransientError
+from ackline.process_identity import own_children
 from ackline.spark.driver_address import address_towards
 from ackline.spark.jvm_stderr import quiet_jvm
 from ackline.spark.shipped_code import ship_code
@@ -92,14 +92,13 @@ def _no_jvm_without_gateway() -> Iterator[None]:
     pyspark has then removed the folder in which the JVM writes its port. The JVM fails to write it, never comes to the
     line where it waits for the end of this process, and would stay for ever.
     """
-    before = set(psutil.Process().children())
+    before = own_children()
     try:
         yield
     except BaseException:
         if SparkContext._gateway is None:
-            for process in set(psutil.Process().children()) - before:
-                with suppress(psutil.NoSuchProcess):
-                    process.kill()
+            for process in own_children() - before:
+                process.send(signal.SIGKILL)
         raise
 
 
