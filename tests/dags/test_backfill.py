@@ -167,7 +167,8 @@ def test_at_the_deadline_the_run_fails_with_the_account_and_another_run_goes_on_
     form.live.world.now = deadline
     with pytest.raises(AirflowFailException, match=r"the deadline .* has passed.*--id redrive"):
         form.replay(**values)
-    [(key, account)] = form.pushed
+    [(key, account), (reason_key, reason)] = form.pushed
+    assert (reason_key, reason.startswith("the deadline")) == ("reason", True)
     assert (key, account["settled"], account["pending"]["retry"]) == ("return_value", False, 1)
     form.live.world.now += MINUTE
     assert form.replay(id="redrive", confirm=True)["settled"]

@@ -33,9 +33,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-def begin(
-    parts: Parts, arguments: BackfillArguments, choice: Choice, reason: str = "", epoch: int = 0
-) -> Settlement:
+def begin(parts: Parts, arguments: BackfillArguments, choice: Choice, reason: str = "", epoch: int = 0) -> Settlement:
     """Stores the genesis of a new lane, or of a new epoch of a settled one: what was chosen, and the arguments as they
     were written.
 
@@ -69,8 +67,8 @@ def _check_epoch_before_is_settled(store: LedgerStore, epoch: int) -> None:
     is_settled = store.open_plan(newest) is None and account(store, newest).settled
     if newest.turn.epoch == epoch - 1 and not is_settled:
         raise FatalError(
-            f"epoch {epoch - 1} of {store.lane} of {store.pipeline} is not settled, so epoch {epoch} can't begin. Go on "
-            f"with it, or end it with `ackline backfill {store.pipeline} --cancel {id_of(store.lane)}`"
+            f"epoch {epoch - 1} of {store.lane} of {store.pipeline} is not settled, so epoch {epoch} can't begin. Go "
+            f"on with it, or end it with `ackline backfill {store.pipeline} --cancel {id_of(store.lane)}`"
         )
 
 

@@ -135,7 +135,7 @@ def test_of_two_processes_that_begin_an_epoch_one_stores_the_choice() -> None:
 
 def test_a_late_process_of_an_older_epoch_writes_nothing_that_counts() -> None:
     """It has planned a turn, which an operator has closed as void, and reports when the lane is in its next epoch."""
-    live, lane = handled_lane(OK, OK, DEAD)
+    _, lane = handled_lane(OK, OK, DEAD)
     lane.begin_epoch(1)
     late = plan_backfill(lane.parts("late"))
     assert late is not None
