@@ -9,27 +9,34 @@ from typing import Any
 
 import pytest
 
+from ackline.airflow.interval import Interval
 from ackline.audit.store import LedgerStore
+from ackline.local.airflow_api import ENDED
 from ackline.local.airflow_servers import LocalAirflow
 from ackline.local.broker import Broker
 from ackline.local.processes import wait_until
 from ackline.steps.backfill import Backfill, find_backfill
+from ackline.verify.check import Sources, check
 from tests.dags.project import Project, served_airflow
 from tests.e2e import wire
 
-SECONDS = 200.0
-DAYS = [datetime(2026, 1, day, tzinfo=UTC) for day in (1, 2, 3)]
-"""The starts of the three intervals of the backfill; the schedule is daily."""
+SECONDS = 240.0
+TODAY = datetime.now(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
+DAYS = [TODAY - timedelta(days=days) for days in (5, 4, 3)]
+"""The starts of the three intervals of the backfill, younger than the broker's retention. The second has no record."""
 
 
 @pytest.fixture(scope="module")
 def project(broker: Broker, tmp_path_factory: pytest.TempPathFactory) -> Project:
-    return Project(tmp_path_factory.mktemp("intervals"), broker.bootstrap)
+    """The project that Airflow runs."""
+    project = Project(tmp_path_factory.mktemp("intervals"), broker.bootstrap)
+    project.pipelines.mkdir(parents=True)
+    return project
 
 
 @pytest.fixture(scope="module")
 def airflow(project: Project, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalAirflow]:
-    project.pipelines.mkdir(parents=True)
+    """A real Airflow with a triggerer."""
     with served_airflow(tmp_path_factory.mktemp("airflow-backfill"), project, triggerer=True) as airflow:
         yield airflow
 
@@ -37,67 +44,94 @@ def airflow(project: Project, tmp_path_factory: pytest.TempPathFactory) -> Itera
 class Intervals:
     """A pipeline with a daily schedule, its lanes, and the runs that Airflow's own backfill makes of it."""
 
-    def __init__(self, project: Project, airflow: LocalAirflow, name: str) -> None:
-        self.project, self.airflow, self.name = project, airflow, name
+    def __init__(self, project: Project, airflow: LocalAirflow, name: str, topic: str) -> None:
+        self.project, self.airflow, self.name, self.topic = project, airflow, name, topic
         self.dag, self.backfill_dag = f"replay__{name}", f"backfill__{name}"
 
-    def create(self, *options: str) -> str:
-        """Runs `airflow backfill create` over the three days; returns what it printed."""
+    def begin(self) -> None:
+        """Makes the DAGs, waits for the one scheduled run, which finds no record, and produces those of the days."""
+        self.project.write(self.name, self.topic, schedule="@daily")
+        self.airflow.wait_for_dag(self.backfill_dag)
+        self.airflow.unpause(self.dag)
+        assert wait_until(lambda: list(self.airflow.runs(self.dag).values()) == ["success"], SECONDS)
+        for day, orders in ((DAYS[0], [{}, {}]), (DAYS[2], [{"fail": 1}])):
+            for hour, order in enumerate(orders):
+                time = int((day + timedelta(hours=hour)).timestamp() * 1000)
+                write = wire.Write(json.dumps(order).encode(), timestamp=time)
+                wire.produce(self.project.bootstrap, self.topic, [write], 0)
+
+    def create(self, behavior: str) -> None:
+        """Runs `airflow backfill create` over the three days, and waits until its runs have ended."""
         days = ["--from-date", DAYS[0].isoformat(), "--to-date", DAYS[-1].isoformat()]
-        command = [sys.executable, "-m", "airflow", "backfill", "create", "--dag-id", self.dag, *days, *options]
+        options = ["--dag-id", self.dag, *days, "--reprocess-behavior", behavior, "--max-active-runs", "3"]
         done = subprocess.run(
-            command, env=self.airflow.environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
-        )
+            [sys.executable, "-m", "airflow", "backfill", "create", *options],
+            env=self.airflow.environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False,
+        )  # fmt: skip
         assert done.returncode == 0, done.stderr[-2000:]
-        return done.stdout
+        assert wait_until(lambda: all(run["state"] in ENDED for run in self.runs()), SECONDS), self.runs()
+        assert wait_until(self._is_complete, SECONDS)
+
+    def _is_complete(self) -> bool:
+        found = self.airflow.call("GET", f"/backfills?dag_id={self.dag}")["backfills"]
+        return all(backfill["completed_at"] is not None for backfill in found)
 
     def runs(self) -> list[dict[str, Any]]:
-        """The backfill runs of the pipeline, by their intervals."""
+        """The backfill runs of the pipeline, in the order of their intervals."""
         runs = self.airflow.call("GET", f"/dags/{self.dag}/dagRuns?limit=100&order_by=logical_date")["dag_runs"]
         return [run for run in runs if run["run_type"] == "backfill"]
 
-    def end(self) -> list[str]:
-        """Waits until all of them have ended; returns their states."""
-        assert wait_until(lambda: all(run["state"] in ("success", "failed") for run in self.runs()), SECONDS)
-        return [run["state"] for run in self.runs()]
+    def states(self) -> list[dict[str, str | None]]:
+        """The states of the tasks of each backfill run."""
+        return [self.airflow.task_states(self.dag, run["dag_run_id"]) for run in self.runs()]
 
     def lane(self, day: datetime) -> Backfill | None:
-        end = day + timedelta(days=1)
-        lane = f"backfill-{day:%Y%m%dt%H%M%Sz}-{end:%Y%m%dt%H%M%Sz}"
-        return find_backfill(LedgerStore(self.project.audit, self.name, lane))
+        """The lane of a day's interval."""
+        interval = Interval(day, day + timedelta(days=1))
+        return find_backfill(LedgerStore(self.project.audit, self.name, interval.lane))
 
     def epochs(self) -> list[int | None]:
         """The newest epoch of each day's lane; None if it has not begun."""
-        found = [self.lane(day) for day in DAYS]
-        return [None if backfill is None else backfill.newest.turn.epoch for backfill in found]
+        return [None if found is None else found.newest.turn.epoch for found in map(self.lane, DAYS)]
+
+    def handled(self) -> list[int]:
+        """The offsets of all handler calls, in order."""
+        return [call.offset for call in self.project.calls() if call.topic == self.topic]
+
+    def judge(self, day: datetime) -> None:
+        """Fails if the checker finds a violation in the lane of a day, or if it is not settled."""
+        lane = Interval(day, day + timedelta(days=1)).lane
+        group, topics = f"{self.name}-group", [self.topic]
+        sources = Sources(self.project.bootstrap, self.project.audit, self.name, group, topics, lane=lane)
+        report = check(sources, max_retries=2, settled=True)
+        assert not report.violations, "\n".join(report.violations)
 
 
-def test_probe(project: Project, airflow: LocalAirflow, pipeline: str, source: str) -> None:
-    for day, values in zip(DAYS, ([{}, {}], [{"fail": 1}], []), strict=True):
-        for n, value in enumerate(values):
-            time = int((day + timedelta(hours=n)).timestamp() * 1000)
-            wire.produce(project.bootstrap, source, [wire.Write(json.dumps(value).encode(), timestamp=time)], 0)
-    project.write(pipeline, source, schedule="@daily")
-    of = Intervals(project, airflow, pipeline)
-    airflow.wait_for_dag(of.dag)
-    airflow.wait_for_dag(of.backfill_dag)
-    airflow.unpause(of.dag)
-    assert wait_until(lambda: any(s in ("success", "failed") for s in airflow.runs(of.dag).values()), SECONDS)
-    print(airflow.runs(of.dag))
-    import time as clock
+def test_each_interval_is_replayed_in_its_lane_again_when_it_is_reprocessed_and_not_when_a_task_is_cleared(
+    project: Project, airflow: LocalAirflow, pipeline: str, source: str
+) -> None:
+    """Airflow reprocesses an interval by clearing all tasks of its run, so this is what makes a new epoch."""
+    days = Intervals(project, airflow, pipeline, source)
+    days.begin()
+    days.create("none")
+    skipped = {"plan": "success", "replay": "skipped", "settle": "skipped"}
+    assert days.states() == [skipped] * 3
+    assert days.epochs() == [0, None, 0]
+    assert sorted(days.handled()) == [0, 1, 2, 2]
+    assert "DagStateTrigger" in _trigger_of(airflow)
+    days.create("none")
+    assert (days.epochs(), len(airflow.runs(days.backfill_dag))) == ([0, None, 0], 2)
+    airflow.clear(days.dag, days.runs()[0]["dag_run_id"], "plan", downstream=False)
+    assert airflow.wait(days.dag, days.runs()[0]["dag_run_id"], SECONDS) == "success"
+    assert (days.states()[0], days.epochs(), len(days.handled())) == (skipped, [0, None, 0], 4)
+    days.create("completed")
+    assert (days.states(), days.epochs()) == ([skipped] * 3, [1, None, 1])
+    assert sorted(days.handled()) == [0, 0, 1, 1, 2, 2, 2, 2]
+    for day in (DAYS[0], DAYS[2]):
+        days.judge(day)
+    assert project.committed(pipeline, source) == 0, "the group is where the scheduled run has left it"
 
-    t = clock.time()
-    print(of.create("--max-active-runs", "2"))
-    try:
-        print(of.end())
-    finally:
-        print("took", clock.time() - t)
-        for run in of.runs():
-            print(run)
-            print(airflow.task_states(of.dag, run["dag_run_id"]))
-            print(airflow.log(of.dag, run["dag_run_id"], "plan"))
-        for run in airflow.runs(of.backfill_dag):
-            print(run, airflow.task_states(of.backfill_dag, run))
-            print(airflow.log(of.backfill_dag, run, "begin"))
-    print(of.epochs(), [of.lane(d) and of.lane(d).account for d in DAYS])
-    assert 0
+
+def _trigger_of(airflow: LocalAirflow) -> str:
+    """Returns the log of the triggerer, which has woken the deferred tasks."""
+    return airflow.log_of("triggerer").read_text()

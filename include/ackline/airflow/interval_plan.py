@@ -25,7 +25,7 @@ from airflow.sdk.exceptions import (
     DownstreamTasksSkipped,
 )
 
-from ackline.airflow.backfill import BACKFILL_PREFIX, REASON, shortened
+from ackline.airflow.backfill import BACKFILL_PREFIX, LISTED, REASON, shortened
 from ackline.airflow.interval import Interval, epoch_to_run, is_whole_run, run_prefix
 from ackline.airflow.operators import opened
 from ackline.backfill_pipeline import backfill_pipeline
@@ -34,6 +34,7 @@ from ackline.pipeline import Pipeline
 
 if TYPE_CHECKING:
     from ackline.steps.backfill import Backfill
+    from ackline.steps.choose_offsets import Choice
     from ackline.steps.parts import Parts
 
 POLL_SECONDS = 5
@@ -128,7 +129,9 @@ class IntervalPlan:
         """Returns how many offsets the interval holds. Raises ConfigError for too many that are not confirmed."""
         from ackline.steps.choose_offsets import choose_offsets
 
-        offsets, above = choose_offsets(parts, self.interval.arguments).offsets, parts.pipeline.backfill.confirm_above
+        choice = choose_offsets(parts, self.interval.arguments)
+        self._warn_of_retention(parts, choice)
+        offsets, above = choice.offsets, parts.pipeline.backfill.confirm_above
         confirmed = self.context["params"].get("confirm_offsets") or 0
         if offsets > max(above, confirmed):
             raise ConfigError(
@@ -137,6 +140,19 @@ class IntervalPlan:
                 key="confirm_offsets",
             )
         return offsets
+
+    def _warn_of_retention(self, parts: "Parts", choice: "Choice") -> None:
+        """Logs which partitions may have lost records of the interval. A time chooses only what is readable, so no row
+        records them."""
+        cut = [tp for tp, log in choice.logs.items() if log.start > 0]
+        firsts = parts.cluster.offsets_at(cut, self.interval.start)
+        gone = [str(tp) for tp in cut if firsts[tp] == choice.logs[tp].start]
+        if gone:
+            more = f" and {len(gone) - LISTED} more" * (len(gone) > LISTED)
+            self.task.log.warning(
+                "retention may have taken records of %s: the log of %s begins inside it or after it",
+                self.interval, ", ".join(gone[:LISTED]) + more,
+            )  # fmt: skip
 
     def _trigger(self, epoch: int, offsets: int | None) -> NoReturn:
         ti: Any = self.context["ti"]

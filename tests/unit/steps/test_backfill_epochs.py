@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from datetime import timedelta
+from typing import Any
 
 import pytest
 
@@ -29,7 +30,7 @@ def kill() -> None:
     raise Killed
 
 
-def handled_lane(*values: bytes, **settings: object) -> tuple[MemoryLane, MemoryBackfill]:
+def handled_lane(*values: bytes, **settings: Any) -> tuple[MemoryLane, MemoryBackfill]:
     """A live lane that has handled its records, and a settled backfill of all of them."""
     live = MemoryLane(*values, retry={"max_retries": 0}, **settings).after_run()
     lane = MemoryBackfill(live, "b", "orders")

@@ -1,0 +1,466 @@
+"""A run of Airflow's own backfill: `plan` has the interval replayed in a lane, and the other tasks are skipped.
+
+The run of `backfill__NAME` that it starts is played by its own operators, on a lane in memory.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from airflow.sdk import DAG
+from airflow.sdk.exceptions import (
+    AirflowException,
+    AirflowFailException,
+    AirflowSkipException,
+    DagRunTriggerException,
+    DownstreamTasksSkipped,
+    ParamValidationError,
+)
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ackline.airflow import backfill, dags, interval_plan
+from ackline.airflow.backfill import REASON, BeginBackfillOperator
+from ackline.airflow.interval import Interval, epoch_to_run, is_whole_run, replays_interval, run_prefix
+from ackline.airflow.operators import PlanOperator, ReplayOperator, SettleOperator
+from ackline.errors import ConfigError
+from ackline.pipeline import Pipeline
+from ackline.steps.backfill import cancel, find_backfill, run_backfill
+from ackline.testing.memory_parts import MemoryParts, memory_parts, no_session
+from tests.memory_lane import OK, MemoryLane
+
+START = datetime(2026, 2, 1, tzinfo=UTC)
+END = START + timedelta(days=1)
+LANE = "backfill-20260201t000000z-20260202t000000z"
+RUN_ID = "backfill__2026-02-02T00:00:00+00:00"
+
+
+class IntervalRun:
+    """The DAG run of one interval of `replay__lane`, and the runs of `backfill__lane` that it has started."""
+
+    def __init__(self, live: MemoryLane, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.live, self.paused, self.pushed = live, False, dict[tuple[str, str, str], Any]()
+        self.started, self.tries = datetime(2026, 3, 1, tzinfo=UTC), 1
+        self.later_tasks: dict[str, str | None] = {"replay": None, "settle": None}
+        self.params: dict[str, Any] = {}
+        self.run_type: Any = SimpleNamespace(value="backfill")
+        self.interval: tuple[datetime | None, datetime | None] = (START, END)
+        self.run_id, self.skipped = RUN_ID, list[str]()
+
+        @contextmanager
+        def opened(
+            pipeline: Pipeline, context: Any, actor: str = "airflow", lane: str = "live"
+        ) -> Iterator[MemoryParts]:
+            yield memory_parts(live.world, pipeline, context["run_id"], lane=lane)
+
+        for module in (interval_plan, backfill):
+            monkeypatch.setattr(module, "opened", opened)
+        monkeypatch.setattr(backfill, "DriverHook", lambda *_, **__: None)
+        monkeypatch.setattr("ackline.stream_functions.check_functions", lambda *_: None)
+
+    def dag(self) -> DAG:
+        return dags.replay_dag(self.live.parts().pipeline, "dags/replay.py")
+
+    def context(self, dag: DAG) -> Any:
+        dag.params.update(self.params)
+        run = SimpleNamespace(
+            run_type=self.run_type, data_interval_start=self.interval[0], data_interval_end=self.interval[1],
+            start_date=self.started, triggering_user_name="ada",
+        )  # fmt: skip
+        return {"params": dag.params.validate(), "dag_run": run, "run_id": self.run_id, "ti": self._ti()}
+
+    def _ti(self) -> Any:
+        def states(dag_id: str, task_ids: list[str], run_ids: list[str]) -> dict[str, Any]:
+            assert (dag_id, task_ids, run_ids) == ("replay__lane", ["replay", "settle"], [self.run_id])
+            return {self.run_id: self.later_tasks}
+
+        def pulled(task_ids: list[str], dag_id: str, run_id: str, key: str) -> list[Any]:
+            return [self.pushed.get((run_id, task, key)) for task in task_ids]
+
+        return SimpleNamespace(
+            try_number=self.tries, get_task_states=states, xcom_pull=pulled,
+            get_dag=lambda dag_id: SimpleNamespace(is_paused=self.paused),
+            xcom_push=lambda key, value: self.pushed.update({(self.run_id, "plan", key): value}),
+        )  # fmt: skip
+
+    def task(self, task_id: str) -> tuple[Any, Any]:
+        dag = self.dag()
+        return dag.get_task(task_id), self.context(dag)
+
+    # ---- what the task plan does ------------------------------------------------------------------------------------
+
+    def plan(self) -> DagRunTriggerException | None:
+        """Runs `plan`. Returns the run that it starts; None if it ends and skips the other tasks."""
+        task, context = self.task("plan")
+        assert isinstance(task, PlanOperator)
+        try:
+            task.execute(context)
+        except DagRunTriggerException as started:
+            return started
+        except DownstreamTasksSkipped as ended:
+            self.skipped = ended.tasks
+            return None
+        raise AssertionError("plan has planned a turn of the live lane")
+
+    def finish(self, started: DagRunTriggerException, state: str = "success") -> Any:
+        """Resumes `plan` when the started run has ended. Returns its result."""
+        task, context = self.task("plan")
+        event = {"run_ids": [started.dag_run_id], started.dag_run_id: state}
+        with pytest.raises(DownstreamTasksSkipped):
+            task.execute_complete(context, ("DagStateTrigger", event))
+        return self.pushed.get((self.run_id, "plan", "return_value"))
+
+    def whole(self) -> None:
+        """Clears all tasks of the run after it has ended, as `--reprocess-behavior completed` does."""
+        self.later_tasks = {"replay": None, "settle": None}
+        self.started += timedelta(hours=1)
+        self.tries += 1
+
+    def cleared(self) -> None:
+        """Clears the task plan alone after the run has ended."""
+        self.later_tasks = {"replay": "skipped", "settle": "skipped"}
+        self.started += timedelta(hours=1)
+        self.tries += 1
+
+    def retried(self) -> None:
+        """The process of plan has died, and Airflow tries the task once more."""
+        self.tries += 1
+
+    # ---- what the started run does ----------------------------------------------------------------------------------
+
+    def begin(self, started: DagRunTriggerException) -> Any:
+        """Runs the task `begin` of the started run, with the values that it was started with."""
+        dag = backfill.backfill_dag(self.live.parts().pipeline, "dags/backfill.py")
+        dag.params.update(started.conf or {})
+        task = dag.get_task("begin")
+        assert isinstance(task, BeginBackfillOperator)
+        run = SimpleNamespace(triggering_user_name="ada")
+        ti = SimpleNamespace(
+            xcom_push=lambda key, value: self.pushed.update({(started.dag_run_id, "begin", key): value})
+        )
+        context: Any = {"params": dag.params.validate(), "dag_run": run, "run_id": started.dag_run_id, "ti": ti}
+        return task.execute(context)
+
+    def parts(self) -> MemoryParts:
+        return memory_parts(self.live.world, self.live.parts().pipeline, "child", lane=LANE)
+
+    def replay(self, started: DagRunTriggerException, records: int | None = None) -> None:
+        """Does what the two tasks of the started run do."""
+        self.begin(started)
+        run_backfill(self.parts(), no_session, records)
+
+    def replayed(self) -> DagRunTriggerException:
+        """A run of plan, of what it starts, and of plan again."""
+        started = self.plan()
+        assert started is not None
+        self.replay(started)
+        self.finish(started)
+        return started
+
+    def epoch(self) -> int | None:
+        found = find_backfill(self.parts().store)
+        return None if found is None else found.newest.turn.epoch
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch) -> IntervalRun:
+    """A run of an interval with two of four records; the pipeline has handled all four."""
+    lane = MemoryLane(retry={"max_retries": 0}, schedule="@daily", backfill={"confirm_above": 3})
+    for hours in (-1, 0, 23, 24):
+        lane.produce(OK, time=START + timedelta(hours=hours))
+    return IntervalRun(lane.after_run(), monkeypatch)
+
+
+def test_plan_starts_a_run_of_the_interval_and_is_deferred_until_it_has_ended(run: IntervalRun) -> None:
+    started = run.plan()
+    assert started is not None
+    assert (started.trigger_dag_id, started.deferrable, started.wait_for_completion) == ("backfill__lane", True, True)
+    assert (started.allowed_states, started.failed_states, started.reset_dag_run) == (["success"], ["failed"], False)
+    assert started.conf == {
+        "id": LANE.removeprefix("backfill-"), "from": "2026-02-01T00:00:00+00:00", "to": "2026-02-02T00:00:00+00:00",
+        "epoch": 0, "confirm": True, "confirm_offsets": 2, "reason": f"data interval of replay__lane, run {RUN_ID}",
+    }  # fmt: skip
+    run.replay(started)
+    result = run.finish(started)
+    assert (result["lane"], result["epoch"], result["settled"], result["outcomes"]) == (LANE, 0, True, {"acked": 2})
+    assert run.live.calls()[4:] == [(1, 1), (2, 1)]
+
+
+def test_the_live_lane_and_the_group_are_what_they_were(run: IntervalRun) -> None:
+    before = run.live.newest(), run.live.committed()
+    run.replayed()
+    assert (run.live.newest(), run.live.committed()) == before
+
+
+def test_the_other_tasks_are_skipped_also_when_they_are_cleared_alone(run: IntervalRun) -> None:
+    """A turn of the live lane may be open: it is another run's."""
+    run.live.produce(OK)
+    run.live.plan()
+    written = len(run.live.world.history)
+    for name, kind in (("replay", ReplayOperator), ("settle", SettleOperator)):
+        task, context = run.task(name)
+        assert isinstance(task, kind)
+        with pytest.raises(AirflowSkipException, match="replays its data interval"):
+            task.execute(context)
+    assert len(run.live.world.history) == written
+
+
+@pytest.mark.parametrize("run_type", ["scheduled", "manual", "asset_triggered", "operator_triggered"])
+def test_runs_of_other_types_replay_no_interval(run_type: str) -> None:
+    for value in (run_type, SimpleNamespace(value=run_type)):
+        assert not replays_interval({"dag_run": SimpleNamespace(run_type=value)})
+    assert not replays_interval({})
+
+
+def test_an_interval_without_a_record_starts_nothing_and_succeeds(run: IntervalRun) -> None:
+    run.interval = (START - timedelta(days=9), START - timedelta(days=8))
+    assert run.plan() is None
+    assert run.skipped == ["replay", "settle"]
+    assert list(run.live.parts().store.lanes()) == ["live"]
+
+
+def test_partitions_whose_log_begins_inside_the_interval_or_after_it_are_named(
+    run: IntervalRun, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def warns() -> bool:
+        run.plan()
+        printed = capsys.readouterr().out
+        return "retention may have taken records" in printed and "orders[0] begins" in printed
+
+    assert not warns()
+    run.live.log().expire(1)
+    assert warns(), "the log begins with the first record of the interval: there may have been others"
+    run.interval = (END, END + timedelta(days=1))
+    assert not warns()
+    run.live.log().expire(4)
+    assert not warns(), "an empty log has no first record"
+
+
+def test_a_run_without_a_data_interval_fails(run: IntervalRun) -> None:
+    for interval in ((None, None), (START, START)):
+        run.interval = interval
+        with pytest.raises(AirflowFailException, match="has no data interval"):
+            run.plan()
+
+
+@pytest.mark.parametrize("params", [{"max_records": 2}, {"only_retries": True}, {"partitions": ["orders[0]"]}], ids=str)
+def test_params_of_a_live_turn_are_refused(params: dict[str, Any], run: IntervalRun) -> None:
+    run.params = params
+    with pytest.raises(AirflowFailException, match=f"{next(iter(params))}: a data interval is replayed whole"):
+        run.plan()
+
+
+def test_an_interval_of_more_offsets_than_confirm_above_wants_their_number(run: IntervalRun) -> None:
+    run.live.produce(OK, OK, time=START + timedelta(hours=1))  # beyond the end, yet before its last record
+    run.interval = (START - timedelta(days=1), END + timedelta(days=1))
+    with pytest.raises(AirflowFailException, match=r"confirm_offsets: .* holds 6 offsets, more than .* \(3\)"):
+        run.plan()
+    run.params = {"confirm_offsets": 5}
+    with pytest.raises(AirflowFailException, match="give 6 or more there"):
+        run.plan()
+    run.params = {"confirm_offsets": 100}
+    started = run.plan()
+    assert started is not None
+    assert run.begin(started)["asked"]["offsets"] == 6
+    run.params = {"confirm_offsets": 0}
+    with pytest.raises(ParamValidationError):
+        run.plan()
+
+
+def test_a_paused_dag_of_backfills_fails_the_run_instead_of_leaving_it_deferred_for_ever(run: IntervalRun) -> None:
+    run.paused = True
+    with pytest.raises(AirflowFailException, match=r"backfill__lane is paused.*airflow dags unpause backfill__lane"):
+        run.plan()
+
+
+# ---- failures -------------------------------------------------------------------------------------------------------
+
+
+def test_a_failed_run_of_the_lane_fails_the_interval_with_its_reason(run: IntervalRun) -> None:
+    started = run.plan()
+    assert started is not None
+    run.live.settings["backfill"] = {"confirm_above": 0}
+    run.live.produce(OK, time=START + timedelta(hours=2))  # between the two looks at the log
+    run.live.log().expire(2)
+    with pytest.raises(AirflowFailException, match="confirm_offsets") as caught:
+        run.begin(started)
+    assert run.pushed[started.dag_run_id, "begin", REASON] == str(caught.value)[:200].strip()
+    task, context = run.task("plan")
+    event = {"run_ids": [started.dag_run_id], started.dag_run_id: "failed"}
+    with pytest.raises(
+        AirflowFailException, match=r"was not replayed\. .* has failed: confirm_offsets: .*clear this task"
+    ):
+        task.execute_complete(context, ("DagStateTrigger", event))
+
+
+def test_a_failed_run_that_has_left_no_reason_names_its_logs(run: IntervalRun) -> None:
+    started = run.plan()
+    assert started is not None
+    task, context = run.task("plan")
+    event = {"run_ids": [started.dag_run_id], started.dag_run_id: "failed"}
+    with pytest.raises(AirflowFailException, match="its tasks' logs have the reason"):
+        task.execute_complete(context, ("DagStateTrigger", event))
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_a_run_that_was_marked_as_successful_by_hand_proves_nothing(begun: bool, run: IntervalRun) -> None:
+    started = run.plan()
+    assert started is not None
+    if begun:
+        run.replay(started, records=1)
+    task, context = run.task("plan")
+    event = {"run_ids": [started.dag_run_id], started.dag_run_id: "success"}
+    with pytest.raises(AirflowException, match="is not settled" if begun else "no lane has begun") as caught:
+        task.execute_complete(context, ("DagStateTrigger", event))
+    assert not isinstance(caught.value, AirflowFailException), "Airflow tries again"
+    run.retried()
+    assert run.plan() is not None
+
+
+def test_the_reason_of_a_failure_is_scrubbed(run: IntervalRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    started = run.plan()
+    assert started is not None
+
+    def refused(*_: Any) -> None:
+        raise ConfigError("the broker refused sasl.password=canary")
+
+    monkeypatch.setattr("ackline.stream_functions.check_functions", refused)
+    with pytest.raises(AirflowFailException):
+        run.begin(started)
+    assert run.pushed[started.dag_run_id, "begin", REASON] == "the broker refused sasl.password=***"
+
+
+# ---- epochs ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_whole_run_over_a_settled_lane_begins_a_new_epoch(run: IntervalRun) -> None:
+    first = run.replayed()
+    run.whole()
+    second = run.replayed()
+    assert first.dag_run_id != second.dag_run_id
+    assert (run.epoch(), run.live.calls()[4:]) == (1, [(1, 1), (2, 1)] * 2)
+    run.whole()
+    run.replayed()
+    assert run.epoch() == 2
+
+
+def test_a_cleared_task_of_a_settled_lane_does_nothing(run: IntervalRun) -> None:
+    run.replayed()
+    run.cleared()
+    assert run.plan() is None
+    assert (run.epoch(), run.live.calls()[4:]) == (0, [(1, 1), (2, 1)])
+
+
+@pytest.mark.parametrize("again", ["whole", "cleared", "retried"])
+def test_any_run_over_a_lane_that_is_not_settled_goes_on_with_it(again: str, run: IntervalRun) -> None:
+    started = run.plan()
+    assert started is not None
+    run.replay(started, records=1)
+    getattr(run, again)()
+    run.replayed()
+    assert (run.epoch(), run.live.calls()[4:]) == (0, [(1, 1), (2, 1)])
+
+
+def test_a_task_that_is_retried_after_its_run_was_started_begins_no_further_epoch(run: IntervalRun) -> None:
+    """Its process died between the start of the run and the deferral. The started run has begun nothing yet, is in the
+    middle of the lane, or has settled it."""
+    run.replayed()
+    run.whole()
+    first = run.plan()
+    run.retried()
+    second = run.plan()
+    assert first is not None
+    assert second is not None
+    assert [(started.conf or {})["epoch"] for started in (first, second)] == [1, 1]
+    assert first.dag_run_id != second.dag_run_id
+    run.begin(second)
+    run.replay(first)
+    assert run.epoch() == 1
+    run.retried()
+    assert run.plan() is None
+    assert run.epoch() == 1
+
+
+def test_a_run_that_a_user_has_deleted_and_made_again_is_a_whole_run(run: IntervalRun) -> None:
+    run.replayed()
+    run.started, run.tries = run.started + timedelta(days=1), 1
+    run.replayed()
+    assert run.epoch() == 1
+
+
+def test_a_cancelled_lane_is_settled_and_a_whole_run_begins_anew(run: IntervalRun) -> None:
+    started = run.plan()
+    assert started is not None
+    run.begin(started)
+    cancel(run.parts(), "wrong handler")
+    run.finish(started)
+    run.whole()
+    run.replayed()
+    assert run.epoch() == 1
+
+
+def test_a_lane_of_the_same_id_with_other_arguments_is_refused(run: IntervalRun) -> None:
+    started = run.plan()
+    assert started is not None
+    run.begin(started)
+    (started.conf or {})["to"] = "2026-02-03T00:00:00+00:00"
+    with pytest.raises(AirflowFailException, match=r"--to: backfill .* began with"):
+        run.begin(started)
+
+
+# ---- ids ------------------------------------------------------------------------------------------------------------
+
+TIMES = st.datetimes(timezones=st.just(UTC))
+
+
+@given(TIMES, TIMES, TIMES, TIMES)
+def test_the_same_interval_has_the_same_id_and_two_have_two(
+    start: datetime, end: datetime, other_start: datetime, other_end: datetime
+) -> None:
+    interval, other = Interval(start, end), Interval(other_start, other_end)
+    assert (interval.id == other.id) == (interval == other)
+    assert interval.lane == f"backfill-{interval.id}"  # `lane_of` refuses what is no id
+
+
+def test_an_interval_in_another_zone_has_the_same_id() -> None:
+    zone = datetime.fromisoformat("2026-02-01T05:30:00+05:30").tzinfo
+    moved: Any = SimpleNamespace(
+        data_interval_start=START.astimezone(zone), data_interval_end=END.astimezone(zone), run_type="backfill"
+    )
+    assert Interval.of_run({"dag_run": moved, "run_id": "r"}).lane == LANE
+
+
+@pytest.mark.parametrize(
+    ("newest", "settled", "begun_by", "whole", "epoch"),
+    [
+        (None, False, [], True, 0),
+        (None, False, [], False, 0),
+        (0, False, ["x"], True, 0),
+        (0, False, ["x"], False, 0),
+        (0, True, ["x"], True, 1),
+        (0, True, ["x"], False, None),
+        (0, True, ["mine__1"], True, None),
+        (1, True, ["x", "mine__2"], True, None),
+        (1, True, ["mine__2", "x"], True, None),
+        (4, True, list("abcde"), True, 5),
+    ],
+)
+def test_an_epoch_begins_only_with_a_whole_run_over_a_settled_lane_and_once(
+    newest: int | None, settled: bool, begun_by: list[str], whole: bool, epoch: int | None
+) -> None:
+    assert epoch_to_run(newest, settled, begun_by, "mine__", whole) == epoch
+
+
+def test_a_run_is_whole_if_no_other_task_of_it_has_a_state() -> None:
+    assert is_whole_run({"replay": None, "settle": None})
+    assert not is_whole_run({"replay": "skipped", "settle": "skipped"})
+    assert not is_whole_run({"replay": None, "settle": "upstream_failed"})
+
+
+def test_runs_that_began_at_different_times_start_runs_of_different_names() -> None:
+    interval = Interval(START, END)
+    assert run_prefix(interval, START) == "interval__20260201t000000z-20260202t000000z__20260201T000000.000000__"
+    assert run_prefix(interval, START) != run_prefix(interval, START + timedelta(microseconds=1))
