@@ -3,6 +3,7 @@
 The run of `backfill__NAME` that it starts is played by its own operators, on a lane in memory.
 """
 
+import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
@@ -29,8 +30,9 @@ from ackline.airflow.operators import PlanOperator, ReplayOperator, SettleOperat
 from ackline.errors import ConfigError
 from ackline.pipeline import Pipeline
 from ackline.steps.backfill import cancel, find_backfill, run_backfill
+from ackline.testing.memory import GroupCommit
 from ackline.testing.memory_parts import MemoryParts, memory_parts, no_session
-from tests.memory_lane import OK, MemoryLane
+from tests.memory_lane import FAILS_ONCE, OK, MemoryLane
 
 START = datetime(2026, 2, 1, tzinfo=UTC)
 END = START + timedelta(days=1)
@@ -144,8 +146,19 @@ class IntervalRun:
         context: Any = {"params": dag.params.validate(), "dag_run": run, "run_id": started.dag_run_id, "ti": ti}
         return task.execute(context)
 
+    @property
+    def lane(self) -> str:
+        start, end = self.interval
+        assert start is not None
+        assert end is not None
+        return Interval(start, end).lane
+
     def parts(self) -> MemoryParts:
-        return memory_parts(self.live.world, self.live.parts().pipeline, "child", lane=LANE)
+        return memory_parts(self.live.world, self.live.parts().pipeline, "child", lane=self.lane)
+
+    def is_settled(self) -> bool:
+        found = find_backfill(self.parts().store)
+        return found is not None and found.account.settled
 
     def replay(self, started: DagRunTriggerException, records: int | None = None) -> None:
         """Does what the two tasks of the started run do."""
@@ -464,3 +477,56 @@ def test_runs_that_began_at_different_times_start_runs_of_different_names() -> N
     interval = Interval(START, END)
     assert run_prefix(interval, START) == "interval__20260201t000000z-20260202t000000z__20260201T000000.000000__"
     assert run_prefix(interval, START) != run_prefix(interval, START + timedelta(microseconds=1))
+
+
+# ---- fifty intervals ------------------------------------------------------------------------------------------------
+
+
+def test_s70_fifty_intervals_at_once_settle_a_lane_each_and_leave_the_group_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each takes one step, and others go on before its next one: plan, begin, a turn for one record, plan again.
+    Between them the live lane reads new records. Every third record fails once."""
+    live = MemoryLane(retry={"initial_delay": "0s", "period": "0s", "max_retries": 2}, schedule="@hourly")
+    hours = [START + timedelta(hours=hour) for hour in range(50)]
+    for number, hour in enumerate(hours):
+        live.produce(OK, FAILS_ONCE if number % 3 else OK, time=hour)
+    live.run()
+    runs = [IntervalRun(live, monkeypatch) for _ in hours]
+    for run, hour in zip(runs, hours, strict=True):
+        run.interval, run.run_id = (hour, hour + timedelta(hours=1)), f"backfill__{hour.isoformat()}"
+    todo, order, ended = [_steps(run) for run in runs], random.Random(7), 0
+    while todo:
+        steps = order.choice(todo)
+        if next(steps, None) is None:
+            todo.remove(steps)
+            ended += 1
+        elif order.random() < 0.1:
+            live.produce(OK)
+            live.run()
+    assert ended == 50
+    store = live.parts().store
+    lanes = {lane: find_backfill(store.other_lane(lane)) for lane in store.lanes() if lane != "live"}
+    assert set(lanes) == {run.lane for run in runs}
+    for run, number in zip(runs, range(0, 100, 2), strict=True):
+        found = lanes[run.lane]
+        assert found is not None
+        assert (found.newest.turn.epoch, found.account.settled, found.account.outcomes) == (0, True, {"acked": 2})
+        [asked] = found.account.asked.values()
+        assert [(part.start, part.end) for part in asked] == [(number, number + 2)]
+    commits = [event for event in live.world.history if isinstance(event, GroupCommit)]
+    assert {commit.run_id for commit in commits} == {"run"}
+    assert live.committed() == live.log().end
+
+
+def _steps(run: IntervalRun) -> Iterator[str]:
+    """Takes the steps of an interval's run one by one."""
+    started = run.plan()
+    assert started is not None
+    yield "started"
+    run.begin(started)
+    yield "begun"
+    while not run.is_settled():
+        run_backfill(run.parts(), no_session, 1)
+        yield "a turn"
+    run.finish(started)
