@@ -215,7 +215,7 @@ def test_xcom_holds_totals_and_the_ten_longest_ranges(form: Form) -> None:
     "values",
     [{"ranges": ["orders:0"], "handler": "os:system"}, {"ranges": ["a/b"]}, {"ranges": "orders"}, {"all": "yes"},
      {"outcome": "failed"}, {"of": "prod"}, {"id": "A b"}, {"max_records": 0}, {"max_rate": 10**10},
-     {"dead_letter": "a b"}, {"deadline": "soon"}, {"confirm": "yes"}, {"error_class": "x" * 501}],
+     {"epoch": -1}, {"dead_letter": "a b"}, {"deadline": "soon"}, {"confirm": "yes"}, {"error_class": "x" * 501}],
     ids=str,
 )  # fmt: skip
 def test_the_form_refuses_wrong_values(values: dict[str, Any], form: Form) -> None:
@@ -264,6 +264,34 @@ def test_a_resume_with_other_arguments_is_refused(form: Form) -> None:
     with pytest.raises(AirflowFailException, match="began with orders:0:0-2"):
         form.begin(ranges=["orders:0:0-3"], id="b", confirm=True)
     assert form.begin(id="b", confirm=True)["asked"]["offsets"] == 2
+
+
+def test_the_field_epoch_begins_a_new_epoch_of_a_settled_backfill_once(form: Form) -> None:
+    values = {"ranges": ["orders:0:0-1"], "id": "b", "confirm": True}
+    form.begin(**values)
+    form.replay(**values)
+    again = {**values, "epoch": 1}
+    dry = form.begin(**{**again, "confirm": False})
+    assert (dry["epoch"], dry["dry_run"], dry["pending"]["unread"]) == (1, True, 1)
+    assert form.begin(**again)["pending"]["unread"] == 1
+    assert form.begin(id="b", confirm=True)["epoch"] == 1, "without the field, the newest"
+    done = form.replay(**again)
+    assert (done["epoch"], done["settled"], done["outcomes"]) == (1, True, {"acked": 1})
+    assert form.begin(**again)["outcomes"] == {"acked": 1}, "a cleared task finds the epoch begun"
+    assert form.begin(**{**values, "epoch": 0})["epoch"] == 1, "an older epoch is never gone on with"
+    assert form.live.offsets().count(0) == 3
+
+
+@pytest.mark.parametrize("confirm", [False, True])
+def test_the_field_epoch_refuses_an_epoch_before_its_time(confirm: bool, form: Form) -> None:
+    form.begin(ranges=["orders:0:0-1"], id="b", confirm=True)
+    for backfill_id, epoch, message in (
+        ("b", 1, "epoch 0 of backfill-b .* is not settled"),
+        ("c", 1, "has no epoch 0"),
+    ):
+        with pytest.raises(AirflowFailException, match=message):
+            form.begin(ranges=["orders:0:0-1"], id=backfill_id, epoch=epoch, confirm=confirm)
+    assert len(form.lanes()) == 2
 
 
 def test_the_id_of_a_run_is_valid_and_its_own() -> None:

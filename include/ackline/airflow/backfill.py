@@ -130,7 +130,7 @@ class BeginBackfillOperator(BaseOperator):
 
 def _begin(parts: "Parts", form: BackfillForm, arguments: BackfillArguments) -> tuple[str, dict[str, Any]]:
     """Returns the text for the log and the account of the lane; a new lane is stored only if it is confirmed."""
-    from ackline.steps.backfill import account_of_choice, begin, find_backfill
+    from ackline.steps.backfill import account_of_choice, begin, check_epoch_before_is_settled, find_backfill
     from ackline.steps.backfill_report import account_json, account_text, choice_json, choice_text
     from ackline.steps.choose_offsets import choose_offsets
 
@@ -139,6 +139,7 @@ def _begin(parts: "Parts", form: BackfillForm, arguments: BackfillArguments) -> 
     if stored is not None and epoch <= stored.newest.turn.epoch:
         text = account_text(name, form.lane, stored.account, parts.now())
         return text, account_json(form.lane, stored.newest.turn.epoch, stored.account) | dry_run
+    check_epoch_before_is_settled(parts.store, epoch)
     choice, above = choose_offsets(parts, arguments), parts.pipeline.backfill.confirm_above
     result = account_json(form.lane, epoch, account_of_choice(choice)) | dry_run | choice_json(choice)
     text = choice_text(name, form.id, choice, above)

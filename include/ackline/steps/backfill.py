@@ -41,7 +41,7 @@ def begin(parts: Parts, arguments: BackfillArguments, choice: Choice, reason: st
     the arguments. The choice is stored before anything is read, so that a resume never chooses anew. Raises FatalError
     if the epoch before is not settled.
     """
-    _check_epoch_before_is_settled(parts.store, epoch)
+    check_epoch_before_is_settled(parts.store, epoch)
     partitions = {tp: _genesis_row(parts, choice, tp, chosen) for tp, chosen in choice.partitions.items()}
     turn = TurnId(parts.store.pipeline, parts.store.lane, epoch, 0)
     genesis = Settlement(
@@ -52,7 +52,7 @@ def begin(parts: Parts, arguments: BackfillArguments, choice: Choice, reason: st
     return parts.store.settlement(turn)
 
 
-def _check_epoch_before_is_settled(store: LedgerStore, epoch: int) -> None:
+def check_epoch_before_is_settled(store: LedgerStore, epoch: int) -> None:
     """Raises FatalError unless the epoch before is settled, so that each of its offsets has a terminal outcome.
 
     The genesis is the only write that opens an epoch, so no crash leaves a lane between two of them. No fence compares
