@@ -48,12 +48,12 @@ class Intervals:
         self.project, self.airflow, self.name, self.topic = project, airflow, name, topic
         self.dag, self.backfill_dag = f"replay__{name}", f"backfill__{name}"
 
-    def begin(self) -> None:
+    def begin(self, handler: str = "ackline.testing.journal:handle") -> None:
         """Makes the DAGs, waits for the one scheduled run, which finds no record, and produces those of the days."""
-        self.project.write(self.name, self.topic, schedule="@daily")
+        self.project.write(self.name, self.topic, handler, schedule="@daily")
         self.airflow.wait_for_dag(self.backfill_dag)
         self.airflow.unpause(self.dag)
-        assert wait_until(lambda: list(self.airflow.runs(self.dag).values()) == ["success"], SECONDS)
+        assert wait_until(lambda: set(self.airflow.runs(self.dag).values()) in ({"success"}, {"failed"}), SECONDS)
         for day, orders in ((DAYS[0], [{}, {}]), (DAYS[2], [{"fail": 1}])):
             for hour, order in enumerate(orders):
                 time = int((day + timedelta(hours=hour)).timestamp() * 1000)
@@ -67,13 +67,14 @@ class Intervals:
         assert wait_until(self._is_complete, SECONDS)
 
     def _is_created(self, behavior: str) -> bool:
-        """Runs the command. Returns False if SQLite has refused it, because the scheduler wrote at the same time."""
+        """Runs the command. Returns False if SQLite has refused it, because another server wrote at the same time."""
         days = ["--from-date", DAYS[0].isoformat(), "--to-date", DAYS[-1].isoformat()]
         options = ["--dag-id", self.dag, *days, "--reprocess-behavior", behavior, "--max-active-runs", "3"]
-        done = subprocess.run(
-            [sys.executable, "-m", "airflow", "backfill", "create", *options],
-            env=self.airflow.environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False,
-        )  # fmt: skip
+        with self.airflow.scheduler_stopped():
+            done = subprocess.run(
+                [sys.executable, "-m", "airflow", "backfill", "create", *options],
+                env=self.airflow.environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False,
+            )  # fmt: skip
         if done.returncode == 0:
             return True
         assert "database is locked" in done.stderr, done.stderr[-2000:]
@@ -145,6 +146,24 @@ def test_each_interval_is_replayed_in_its_lane_again_when_it_is_reprocessed_and_
     for day in (DAYS[0], DAYS[2]):
         days.judge(day)
     assert project.committed(pipeline, source) == 0, "the group is where the scheduled run has left it"
+
+
+@pytest.mark.timeout(900)
+def test_a_failed_run_of_a_lane_fails_its_interval_with_the_reason(
+    project: Project, airflow: LocalAirflow, pipeline: str, source: str
+) -> None:
+    """The handler is missing, so the task `begin` fails before the lane has begun."""
+    days = Intervals(project, airflow, pipeline, source)
+    days.begin(handler="nowhere:handle")
+    days.create("none")
+    assert [run["state"] for run in days.runs()] == ["failed", "success", "failed"]
+    run = days.runs()[0]["dag_run_id"]
+    path = f"/dags/{days.dag}/dagRuns/{run}/taskInstances/plan/logs/1?full_content=true"
+    text = json.dumps(airflow.call("GET", path))
+    assert "was not replayed" in text
+    assert "nowhere" in text
+    assert airflow.call("GET", f"/dags/{days.dag}/dagRuns/{run}/taskInstances/plan")["try_number"] == 1
+    assert days.epochs() == [None, None, None]
 
 
 def _trigger_of(airflow: LocalAirflow) -> str:

@@ -7,10 +7,12 @@ standalone` does not offer. Port, login and secrets are saved in the home: an Ai
 import json
 import os
 import secrets
+import signal
 import subprocess
 import sys
 from base64 import urlsafe_b64encode
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -149,6 +151,20 @@ class LocalAirflow(AirflowApi):
         for name, server in self._servers:
             if name == "scheduler":
                 server.kill()
+
+    @contextmanager
+    def scheduler_stopped(self) -> Iterator[None]:
+        """Stops the scheduler, without its tasks, for as long as the context lasts.
+
+        It writes several times a second. SQLite refuses another process that reads and then writes in one transaction
+        if the scheduler has written in between, as `airflow backfill create` does.
+        """
+        (pid,) = (server.identity.pid for name, server in self._servers if name == "scheduler" and server.alive())
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            os.kill(pid, signal.SIGCONT)
 
     def start_scheduler(self) -> None:
         """Starts a scheduler after `kill_scheduler`, and waits until all servers are healthy."""
