@@ -1,6 +1,7 @@
 """Airflow's own backfill of `replay__NAME`, in a real Airflow: each data interval is replayed in a lane of its own."""
 
 import json
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -19,6 +20,7 @@ from ackline.steps.backfill import Backfill, find_backfill
 from ackline.verify.check import Sources, check
 from tests.dags.project import Project, served_airflow
 from tests.e2e import wire
+from tests.e2e.documents import blocks, section
 
 SECONDS = 240.0
 TODAY = datetime.now(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
@@ -67,14 +69,11 @@ class Intervals:
         assert wait_until(self._is_complete, SECONDS)
 
     def _is_created(self, behavior: str) -> bool:
-        """Runs the command. Returns False if SQLite has refused it, because another server wrote at the same time."""
+        """Runs the command. Returns False if SQLite has refused it, because a task's request wrote at the same time."""
         days = ["--from-date", DAYS[0].isoformat(), "--to-date", DAYS[-1].isoformat()]
         options = ["--dag-id", self.dag, *days, "--reprocess-behavior", behavior, "--max-active-runs", "3"]
-        with self.airflow.scheduler_stopped():
-            done = subprocess.run(
-                [sys.executable, "-m", "airflow", "backfill", "create", *options],
-                env=self.airflow.environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False,
-            )  # fmt: skip
+        with self.airflow.halted():
+            done = self.airflow_command("backfill", "create", *options)
         if done.returncode == 0:
             return True
         assert "database is locked" in done.stderr, done.stderr[-2000:]
@@ -83,6 +82,13 @@ class Intervals:
             if backfill["completed_at"] is None:
                 self.airflow.call("PUT", f"/backfills/{backfill['id']}/cancel")
         return False
+
+    def airflow_command(self, *arguments: str) -> "subprocess.CompletedProcess[str]":
+        """Runs the command `airflow`."""
+        return subprocess.run(
+            [sys.executable, "-m", "airflow", *arguments],
+            env=self.airflow.environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False,
+        )  # fmt: skip
 
     def _backfills(self) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = self.airflow.call("GET", f"/backfills?dag_id={self.dag}")["backfills"]
@@ -134,6 +140,7 @@ def test_each_interval_is_replayed_in_its_lane_again_when_it_is_reprocessed_and_
     assert days.states() == [skipped] * 3
     assert days.epochs() == [0, None, 0]
     assert sorted(days.handled()) == [0, 1, 2, 2]
+    _the_command_of_the_runbook_is_valid(days)
     assert "DagStateTrigger" in _trigger_of(airflow)
     days.create("none")
     assert (days.epochs(), len(airflow.runs(days.backfill_dag))) == ([0, None, 0], 2)
@@ -164,6 +171,15 @@ def test_a_failed_run_of_a_lane_fails_its_interval_with_the_reason(
     assert "nowhere" in text
     assert airflow.call("GET", f"/dags/{days.dag}/dagRuns/{run}/taskInstances/plan")["try_number"] == 1
     assert days.epochs() == [None, None, None]
+
+
+def _the_command_of_the_runbook_is_valid(days: Intervals) -> None:
+    """Runs it as it is printed, for the pipeline of the test, and without effect."""
+    [block] = [block for block in blocks(section("docs/runbook.md", "## Replay yesterday")) if block.language == "text"]
+    program, *arguments = shlex.split(block.text.replace("\\\n", "").replace("replay__orders", days.dag))
+    assert program == "airflow"
+    done = days.airflow_command(*arguments, "--dry-run")
+    assert (done.returncode, "2026-01-31" in done.stdout) == (0, True), done.stderr
 
 
 def _trigger_of(airflow: LocalAirflow) -> str:

@@ -153,18 +153,20 @@ class LocalAirflow(AirflowApi):
                 server.kill()
 
     @contextmanager
-    def scheduler_stopped(self) -> Iterator[None]:
-        """Stops the scheduler, without its tasks, for as long as the context lasts.
+    def halted(self) -> Iterator[None]:
+        """Stops all servers for as long as the context lasts, so that they write nothing; their tasks go on.
 
-        It writes several times a second. SQLite refuses another process that reads and then writes in one transaction
-        if the scheduler has written in between, as `airflow backfill create` does.
+        SQLite refuses a process that reads and then writes in one transaction if another one has written in between.
+        `airflow backfill create` is such a process, and the servers write several times a second.
         """
-        (pid,) = (server.identity.pid for name, server in self._servers if name == "scheduler" and server.alive())
-        os.kill(pid, signal.SIGSTOP)
+        groups = [server.identity.pid for _, server in self._servers if server.alive()]
+        for group in groups:
+            os.killpg(group, signal.SIGSTOP)
         try:
             yield
         finally:
-            os.kill(pid, signal.SIGCONT)
+            for group in groups:
+                os.killpg(group, signal.SIGCONT)
 
     def start_scheduler(self) -> None:
         """Starts a scheduler after `kill_scheduler`, and waits until all servers are healthy."""
