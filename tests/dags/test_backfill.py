@@ -1,8 +1,9 @@
 """The DAG `backfill__NAME`: its form, and that its tasks do what `ackline backfill --wait` does."""
 
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,10 +17,18 @@ from airflow.sdk.exceptions import (
 )
 
 from ackline.airflow import backfill, driver
-from ackline.airflow.backfill import BeginBackfillOperator, ReplayBackfillOperator, form_of, id_of_run
+from ackline.airflow.backfill import (
+    POLL,
+    SHORTEST_WAIT,
+    BeginBackfillOperator,
+    ReplayBackfillOperator,
+    form_of,
+    id_of_run,
+)
 from ackline.backfill_arguments import lane_of
 from ackline.backfill_pipeline import backfill_pipeline
 from ackline.pipeline import Pipeline
+from ackline.reconciliation import Account
 from ackline.steps.backfill import find_backfill, run_backfill
 from ackline.testing.memory_parts import MemoryParts, memory_parts, no_session
 from tests.dags.project import parsed
@@ -321,3 +330,29 @@ def test_every_field_has_a_title_and_a_description(form: Form) -> None:
 def test_parsing_opens_no_socket_and_loads_nothing_heavy() -> None:
     result = parsed("backfill.py")
     assert (result["dags"], result["heavy"], result["opened"]) == (["backfill__orders"], [], [])
+
+
+NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
+HOUR = timedelta(hours=1)
+
+
+@pytest.mark.parametrize(
+    ("pending", "due", "is_due", "waits"),
+    [
+        ({"retry": 1}, NOON + HOUR, False, HOUR),
+        ({"retry": 1}, NOON, True, SHORTEST_WAIT),
+        ({"unread": 1}, None, True, POLL),
+        ({"dead_letter": 1}, None, True, POLL),
+        ({"retry": 1, "dead_letter": 1}, NOON + HOUR, True, POLL),
+        ({"retry": 1, "unread": 1}, NOON + HOUR, True, POLL),
+        ({"retry": 1, "unread": 1}, NOON + MINUTE, True, MINUTE),
+    ],
+    ids=str,
+)
+def test_what_has_no_due_time_is_tried_every_two_minutes_although_a_retry_is_due_later(
+    pending: dict[str, int], due: datetime | None, is_due: bool, waits: timedelta
+) -> None:
+    account = Account({}, {}, 0, Counter(pending), due)
+    assert backfill.is_due(account, NOON) == is_due
+    assert backfill.wait_until(account, NOON, None) == NOON + waits
+    assert backfill.wait_until(account, NOON, NOON + SHORTEST_WAIT) == NOON + SHORTEST_WAIT
