@@ -22,7 +22,7 @@ from tests.dags.project import Project, served_airflow
 from tests.e2e import wire
 from tests.e2e.documents import blocks, section
 
-SECONDS = 240.0
+SECONDS = 400.0
 TODAY = datetime.now(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
 DAYS = [TODAY - timedelta(days=days) for days in (5, 4, 3)]
 """The starts of the three intervals of the backfill, younger than the broker's retention. The second has no record."""
