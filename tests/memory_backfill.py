@@ -45,6 +45,11 @@ class MemoryBackfill:
         check_same(id_of(self.lane), BackfillArguments.decode(genesis.arguments), self.arguments)
         return genesis
 
+    def begin_epoch(self, epoch: int, parts: MemoryParts | None = None) -> Settlement:
+        """Begins a new epoch of the lane, which must be settled, with what its arguments choose now."""
+        parts = parts or self.parts()
+        return backfill.begin(parts, self.arguments, choose_offsets(parts, self.arguments), epoch=epoch)
+
     def run(self, parts: MemoryParts | None = None, **options: Any) -> Account:
         """Begins or resumes the lane, runs what is due, and returns the account, which must balance."""
         parts = parts or self.parts()
@@ -66,19 +71,21 @@ class MemoryBackfill:
         assert newest is not None
         return newest
 
-    def rows(self, tp: TopicPartition = TP) -> list[tuple[int, int, int, str]]:
-        """(offset, end, attempt, outcome) of all effective rows of the lane, sorted."""
+    def rows(self, tp: TopicPartition = TP, epoch: int | None = None) -> list[tuple[int, int, int, str]]:
+        """(offset, end, attempt, outcome) of all effective rows of the lane, or of one epoch, sorted."""
         tables = self.live.world.tables
         rows: list[OutcomeRow] = []
         for turn, settlement in tables.settlements.items():
+            if epoch not in (None, turn.epoch):
+                continue
             if turn.lane == self.lane and settlement.kind is not TurnKind.VOID:
                 rows += [row for file in tables.outcomes.get(turn, ()) for row in file.rows.get(tp, ())]
         return sorted((row.offset, row.end, row.attempt, row.outcome.value) for row in rows)
 
-    def ended(self, tp: TopicPartition = TP) -> dict[int, str]:
-        """The terminal outcome of each offset; fails if an offset has two."""
+    def ended(self, tp: TopicPartition = TP, epoch: int | None = None) -> dict[int, str]:
+        """The terminal outcome of each offset, in one epoch if there are several; fails if an offset has two."""
         ended: dict[int, str] = {}
-        for start, end, _, outcome in self.rows(tp):
+        for start, end, _, outcome in self.rows(tp, epoch):
             for offset in range(start, end) if outcome not in ("failed", "in_flight") else ():
                 assert offset not in ended, f"{tp} {offset} is {ended[offset]} and {outcome}"
                 ended[offset] = outcome

@@ -42,8 +42,10 @@ backfills = st.builds(
     st.sampled_from([None, None, "dead", "acked", "skipped", "expired"]),
     st.sampled_from([None, None, 1, 3]),
     st.sampled_from([False] * 9 + [True]),
+    st.sampled_from([False] * 3 + [True]),
 )
-"""Three lanes: the first process of a lane begins it, the others resume it or, now and then, cancel it."""
+"""Three lanes: the first process of a lane begins it, the others resume it or, now and then, cancel it or begin a new
+epoch of it."""
 programs = st.one_of(
     st.sampled_from(["run", "run", "dag", *sorted(STEPS)]), st.sampled_from(sorted(STEPS)), actions, backfills
 )

@@ -60,7 +60,8 @@ class Backfill:
     """A process that begins or resumes a backfill lane, or cancels it.
 
     The lane begins with `length` offsets of partition number `where` from `start` above the log start on, or with the
-    offsets that have the `outcome`. A process reads at most `most` offsets.
+    offsets that have the `outcome`. A process reads at most `most` offsets. With `again` it begins a new epoch of a
+    lane that is settled, with offsets chosen anew.
     """
 
     lane: str = "backfill-a"
@@ -70,6 +71,7 @@ class Backfill:
     outcome: str | None = None
     most: int | None = None
     cancels: bool = False
+    again: bool = False
 
     kind = "backfill"
 
@@ -80,6 +82,8 @@ class Backfill:
             parts = backfill_parts(world, opened(), self.lane)
             if parts.store.newest() is None and not (self.cancels or self._begin(world, parts)):
                 return
+            if self.again and (found := backfill.find_backfill(parts.store)) and found.account.settled:
+                self._begin(world, parts, found.newest.turn.epoch + 1)
             if self.cancels:
                 if parts.store.newest() is not None:
                     backfill.cancel(parts, "a test")
@@ -88,7 +92,7 @@ class Backfill:
 
         return work
 
-    def _begin(self, world: World, parts: MemoryParts) -> bool:
+    def _begin(self, world: World, parts: MemoryParts, epoch: int = 0) -> bool:
         tps = [tp for tp in world.partitions() if parts.is_subscribed(tp)]
         log = world.log(tps[self.where % len(tps)]) if tps else None
         if log is None:
@@ -101,7 +105,7 @@ class Backfill:
             return False
         choice = choose_offsets(parts, arguments)
         if choice.partitions:
-            backfill.begin(parts, arguments, choice)
+            backfill.begin(parts, arguments, choice, epoch=epoch)
         return bool(choice.partitions)
 
 

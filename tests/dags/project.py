@@ -111,12 +111,16 @@ def parsed(*names: str) -> dict[str, Any]:
     return result
 
 
-def served_airflow(home: Path, project: Project, env: Mapping[str, str] | None = None) -> LocalAirflow:
-    """Returns an Airflow with all its servers for the project, with this repository's dags/ and plugins/; `env` adds to
-    its environment."""
+def served_airflow(
+    home: Path, project: Project, env: Mapping[str, str] | None = None, triggerer: bool = False
+) -> LocalAirflow:
+    """Returns an Airflow with its servers for the project, with this repository's dags/ and plugins/; `env` adds to its
+    environment. Only with `triggerer` a deferred task goes on."""
     soon = {"AIRFLOW__SCHEDULER__SCHEDULER_IDLE_SLEEP_TIME": "0.2"}
     environment = {**project.environment, **soon, **(env or {})}
-    return LocalAirflow(home, dags_folder=ROOT / "dags", plugins_folder=ROOT / "plugins", env=environment)
+    return LocalAirflow(
+        home, dags_folder=ROOT / "dags", plugins_folder=ROOT / "plugins", env=environment, triggerer=triggerer
+    )
 
 
 def produce(bootstrap: str, topic: str, *orders: Mapping[str, object]) -> None:

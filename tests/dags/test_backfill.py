@@ -1,8 +1,9 @@
 """The DAG `backfill__NAME`: its form, and that its tasks do what `ackline backfill --wait` does."""
 
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,10 +17,18 @@ from airflow.sdk.exceptions import (
 )
 
 from ackline.airflow import backfill, driver
-from ackline.airflow.backfill import BeginBackfillOperator, ReplayBackfillOperator, form_of, id_of_run
+from ackline.airflow.backfill import (
+    POLL,
+    SHORTEST_WAIT,
+    BeginBackfillOperator,
+    ReplayBackfillOperator,
+    form_of,
+    id_of_run,
+)
 from ackline.backfill_arguments import lane_of
 from ackline.backfill_pipeline import backfill_pipeline
 from ackline.pipeline import Pipeline
+from ackline.reconciliation import Account
 from ackline.steps.backfill import find_backfill, run_backfill
 from ackline.testing.memory_parts import MemoryParts, memory_parts, no_session
 from tests.dags.project import parsed
@@ -167,7 +176,8 @@ def test_at_the_deadline_the_run_fails_with_the_account_and_another_run_goes_on_
     form.live.world.now = deadline
     with pytest.raises(AirflowFailException, match=r"the deadline .* has passed.*--id redrive"):
         form.replay(**values)
-    [(key, account)] = form.pushed
+    [(key, account), (reason_key, reason)] = form.pushed
+    assert (reason_key, reason.startswith("the deadline")) == ("reason", True)
     assert (key, account["settled"], account["pending"]["retry"]) == ("return_value", False, 1)
     form.live.world.now += MINUTE
     assert form.replay(id="redrive", confirm=True)["settled"]
@@ -214,7 +224,7 @@ def test_xcom_holds_totals_and_the_ten_longest_ranges(form: Form) -> None:
     "values",
     [{"ranges": ["orders:0"], "handler": "os:system"}, {"ranges": ["a/b"]}, {"ranges": "orders"}, {"all": "yes"},
      {"outcome": "failed"}, {"of": "prod"}, {"id": "A b"}, {"max_records": 0}, {"max_rate": 10**10},
-     {"dead_letter": "a b"}, {"deadline": "soon"}, {"confirm": "yes"}, {"error_class": "x" * 501}],
+     {"epoch": -1}, {"dead_letter": "a b"}, {"deadline": "soon"}, {"confirm": "yes"}, {"error_class": "x" * 501}],
     ids=str,
 )  # fmt: skip
 def test_the_form_refuses_wrong_values(values: dict[str, Any], form: Form) -> None:
@@ -265,6 +275,34 @@ def test_a_resume_with_other_arguments_is_refused(form: Form) -> None:
     assert form.begin(id="b", confirm=True)["asked"]["offsets"] == 2
 
 
+def test_the_field_epoch_begins_a_new_epoch_of_a_settled_backfill_once(form: Form) -> None:
+    values = {"ranges": ["orders:0:0-1"], "id": "b", "confirm": True}
+    form.begin(**values)
+    form.replay(**values)
+    again = {**values, "epoch": 1}
+    dry = form.begin(**{**again, "confirm": False})
+    assert (dry["epoch"], dry["dry_run"], dry["pending"]["unread"]) == (1, True, 1)
+    assert form.begin(**again)["pending"]["unread"] == 1
+    assert form.begin(id="b", confirm=True)["epoch"] == 1, "without the field, the newest"
+    done = form.replay(**again)
+    assert (done["epoch"], done["settled"], done["outcomes"]) == (1, True, {"acked": 1})
+    assert form.begin(**again)["outcomes"] == {"acked": 1}, "a cleared task finds the epoch begun"
+    assert form.begin(**{**values, "epoch": 0})["epoch"] == 1, "an older epoch is never gone on with"
+    assert form.live.offsets().count(0) == 3
+
+
+@pytest.mark.parametrize("confirm", [False, True])
+def test_the_field_epoch_refuses_an_epoch_before_its_time(confirm: bool, form: Form) -> None:
+    form.begin(ranges=["orders:0:0-1"], id="b", confirm=True)
+    for backfill_id, epoch, message in (
+        ("b", 1, "epoch 0 of backfill-b .* is not settled"),
+        ("c", 1, "has no epoch 0"),
+    ):
+        with pytest.raises(AirflowFailException, match=message):
+            form.begin(ranges=["orders:0:0-1"], id=backfill_id, epoch=epoch, confirm=confirm)
+    assert len(form.lanes()) == 2
+
+
 def test_the_id_of_a_run_is_valid_and_its_own() -> None:
     runs = ["manual__a", "manual--a", "Ä", "x" * 300, RUN_ID]
     assert len({lane_of(id_of_run(run)) for run in runs}) == len(runs)
@@ -292,3 +330,29 @@ def test_every_field_has_a_title_and_a_description(form: Form) -> None:
 def test_parsing_opens_no_socket_and_loads_nothing_heavy() -> None:
     result = parsed("backfill.py")
     assert (result["dags"], result["heavy"], result["opened"]) == (["backfill__orders"], [], [])
+
+
+NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
+HOUR = timedelta(hours=1)
+
+
+@pytest.mark.parametrize(
+    ("pending", "due", "is_due", "waits"),
+    [
+        ({"retry": 1}, NOON + HOUR, False, HOUR),
+        ({"retry": 1}, NOON, True, SHORTEST_WAIT),
+        ({"unread": 1}, None, True, POLL),
+        ({"dead_letter": 1}, None, True, POLL),
+        ({"retry": 1, "dead_letter": 1}, NOON + HOUR, True, POLL),
+        ({"retry": 1, "unread": 1}, NOON + HOUR, True, POLL),
+        ({"retry": 1, "unread": 1}, NOON + MINUTE, True, MINUTE),
+    ],
+    ids=str,
+)
+def test_what_has_no_due_time_is_tried_every_two_minutes_although_a_retry_is_due_later(
+    pending: dict[str, int], due: datetime | None, is_due: bool, waits: timedelta
+) -> None:
+    account = Account({}, {}, 0, Counter(pending), due)
+    assert backfill.is_due(account, NOON) == is_due
+    assert backfill.wait_until(account, NOON, None) == NOON + waits
+    assert backfill.wait_until(account, NOON, NOON + SHORTEST_WAIT) == NOON + SHORTEST_WAIT

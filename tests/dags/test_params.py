@@ -29,7 +29,7 @@ def params() -> ParamsDict:
 
 
 def test_each_field_has_a_title_and_a_description(params: ParamsDict) -> None:
-    assert set(params) == {"max_records", "only_retries", "partitions"}
+    assert set(params) == {"max_records", "only_retries", "partitions", "confirm_offsets"}
     for name in params:
         schema = params.get_param(name).schema
         assert schema["title"]

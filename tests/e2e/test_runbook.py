@@ -66,7 +66,8 @@ STATES: dict[str, Callable[[Lab], None]] = {
 
 def commands(heading: str) -> list[str]:
     """Returns the commands of a section."""
-    return [line for block in blocks(section(RUNBOOK, f"## {heading}")) for line in comments_removed(block.text)]
+    shell = [block for block in blocks(section(RUNBOOK, f"## {heading}")) if block.language == "sh"]
+    return [line for block in shell for line in comments_removed(block.text)]
 
 
 def on_lane(lane: Lab, line: str) -> list[str]:

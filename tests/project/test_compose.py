@@ -61,7 +61,7 @@ def pipelines() -> list[dict[str, Any]]:
 
 
 def test_the_services_are_a_broker_airflow_with_postgres_and_spark() -> None:
-    airflow = {"airflow-init", "airflow-api-server", "airflow-scheduler", "airflow-dag-processor"}
+    airflow = {f"airflow-{name}" for name in ("init", "api-server", "scheduler", "dag-processor", "triggerer")}
     assert set(SERVICES) == {"kafka", "topics", "postgres", "spark-master", "spark-worker", *airflow}
     for name, service in SERVICES.items():
         for needed, how in service.get("depends_on", {}).items():

@@ -1,10 +1,20 @@
 """The arguments of a backfill: what is accepted, what is refused with which words, and what a resume compares."""
 
+from dataclasses import replace
 from datetime import timedelta
+from typing import Any
 
 import pytest
 
-from ackline.backfill_arguments import BackfillArguments, RangeArgument, check_same, id_of, lane_of, parse_range
+from ackline.backfill_arguments import (
+    OPTIONS,
+    BackfillArguments,
+    RangeArgument,
+    check_same,
+    id_of,
+    lane_of,
+    parse_range,
+)
 from ackline.errors import ConfigError
 from ackline.offsets import OffsetRange
 from tests.unit.strategies import NOON
@@ -93,6 +103,18 @@ def test_s71_another_set_of_arguments_is_refused_by_the_option_that_differs() ->
         check_same("a", EVERY, BackfillArguments.decode(EVERY.encode().replace('"since": "2h ago", ', "")))
     with pytest.raises(ConfigError, match=r"RANGE: backfill a began with orders, not orders:0"):
         check_same("a", BackfillArguments(("orders",)), BackfillArguments(("orders:0",)))
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_s71_each_argument_is_compared(name: str) -> None:
+    changed: dict[str, Any] = {
+        name: not EVERY.everything if name == "everything" else getattr(BackfillArguments(), name)
+    }
+    other = replace(EVERY, **changed)
+    for stored, given in ((EVERY, other), (other, EVERY)):
+        with pytest.raises(ConfigError, match=f"{OPTIONS[name]}: backfill a began with") as caught:
+            check_same("a", stored, given)
+        assert caught.value.key == OPTIONS[name]
 
 
 def test_arguments_are_shown_as_on_a_command_line() -> None:

@@ -15,7 +15,8 @@ is settled. How a killed or cleared task resumes:
 
 import hashlib
 import re
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +33,7 @@ from ackline.errors import ConfigError
 from ackline.ledger import PendingKind
 from ackline.pipeline import Pipeline
 from ackline.reconciliation import UNREAD, Account
+from ackline.scrub import scrub
 
 if TYPE_CHECKING:
     from ackline.steps.backfill import Backfill
@@ -42,6 +44,8 @@ LISTED = 10
 """Ranges that XCom holds. The log names twenty, `ackline backfill … --json` all."""
 POLL = timedelta(minutes=2)
 """How long replay waits where nothing is due at a known time: for a leader, or for the dead-letter topic."""
+REASON = "reason"
+"""The XCom key under which a task leaves why it failed, for the run whose interval it replays."""
 SHORTEST_WAIT = timedelta(seconds=10)
 """How long replay waits at least, for retries without a delay whose number has no limit."""
 
@@ -57,8 +61,25 @@ def id_of_run(run_id: str) -> str:
     return f"{words or 'run'}-{hashlib.sha256(run_id.encode()).hexdigest()[:8]}"
 
 
+@contextmanager
+def noted_reason(context: Context) -> Iterator[None]:
+    """Leaves the reason of a failure in XCom, where `plan` of `replay__NAME` reads it; scrubbed, and of one line."""
+    try:
+        yield
+    except (AirflowRescheduleException, AirflowSkipException):
+        raise
+    except Exception as error:
+        lines = str(error).splitlines() or [type(error).__name__]
+        cause = next((line for line in reversed(lines) if line.strip().startswith("ackline: ")), lines[0])
+        context["ti"].xcom_push(key=REASON, value=scrub(cause, ()))
+        raise
+
+
 class BeginBackfillOperator(BaseOperator):
-    """Begins the lane of a backfill, or finds it begun. Returns its account; changes nothing without `confirm`."""
+    """Begins the lane of a backfill, or a new epoch of it, or finds it begun. Returns its account.
+
+    Changes nothing without `confirm`.
+    """
 
     ui_color = "#d7e8f7"
 
@@ -68,7 +89,7 @@ class BeginBackfillOperator(BaseOperator):
 
     def execute(self, context: Context) -> dict[str, Any]:
         """Choose the offsets and store them. Imports the handler first, so that no lane begins that can't be run."""
-        with airflow_errors():
+        with noted_reason(context), airflow_errors():
             from ackline.kafka.java import java_properties
             from ackline.paths import make_handlers_importable
             from ackline.stream_functions import check_functions
@@ -109,17 +130,18 @@ class BeginBackfillOperator(BaseOperator):
 
 def _begin(parts: "Parts", form: BackfillForm, arguments: BackfillArguments) -> tuple[str, dict[str, Any]]:
     """Returns the text for the log and the account of the lane; a new lane is stored only if it is confirmed."""
-    from ackline.steps.backfill import account_of_choice, begin, find_backfill
+    from ackline.steps.backfill import account_of_choice, begin, check_epoch_before_is_settled, find_backfill
     from ackline.steps.backfill_report import account_json, account_text, choice_json, choice_text
     from ackline.steps.choose_offsets import choose_offsets
 
     name, dry_run = parts.pipeline.name, {"dry_run": not form.confirm}
-    stored = find_backfill(parts.store)
-    if stored is not None:
+    stored, epoch = find_backfill(parts.store), form.epoch or 0
+    if stored is not None and epoch <= stored.newest.turn.epoch:
         text = account_text(name, form.lane, stored.account, parts.now())
         return text, account_json(form.lane, stored.newest.turn.epoch, stored.account) | dry_run
+    check_epoch_before_is_settled(parts.store, epoch)
     choice, above = choose_offsets(parts, arguments), parts.pipeline.backfill.confirm_above
-    result = account_json(form.lane, 0, account_of_choice(choice)) | dry_run | choice_json(choice)
+    result = account_json(form.lane, epoch, account_of_choice(choice)) | dry_run | choice_json(choice)
     text = choice_text(name, form.id, choice, above)
     if not form.confirm or not choice.partitions:
         return text, result
@@ -129,10 +151,10 @@ def _begin(parts: "Parts", form: BackfillForm, arguments: BackfillArguments) -> 
             f"({above:,}) of {name}: give {choice.offsets} there. Nothing was stored",
             key="confirm_offsets",
         )
-    genesis = begin(parts, arguments, choice, form.reason)
+    genesis = begin(parts, arguments, choice, form.reason, epoch)
     # Another process may have begun the same id meanwhile. Its choice stands.
     check_same(form.id, BackfillArguments.decode(genesis.arguments), arguments)
-    return f"{text}\nBackfill {form.id} has begun.", result
+    return f"{text}\nBackfill {form.id} has begun{f', epoch {epoch}' * bool(epoch)}.", result
 
 
 class ReplayBackfillOperator(ReplayOperator):
@@ -144,7 +166,7 @@ class ReplayBackfillOperator(ReplayOperator):
 
     def execute(self, context: Context) -> dict[str, Any]:  # type: ignore[override]
         """Run what is due."""
-        with airflow_errors():
+        with noted_reason(context), airflow_errors():
             form = form_of(context)
             if not form.confirm:
                 raise AirflowSkipException("a dry run: `confirm` is not set")
@@ -238,6 +260,7 @@ def backfill_dag(pipeline: Pipeline, file: str) -> DAG:
     dag = DAG(
         dag_id=f"{BACKFILL_PREFIX}{pipeline.name}",
         schedule=None,
+        is_paused_upon_creation=False,  # it has no schedule, and Airflow's own backfill of `replay__NAME` starts it
         start_date=datetime(2025, 1, 1, tzinfo=UTC),
         catchup=False,
         default_args=RETRIES,

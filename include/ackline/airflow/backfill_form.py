@@ -19,7 +19,7 @@ TOPIC_PATTERN = r"^[a-zA-Z0-9._-]{1,249}$"
 TIME_PATTERN = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9:.]{5,15}(Z|[+-][0-9]{2}:[0-9]{2})$"
 """Airflow checks the format `date-time` only where a library is installed that it does not require."""
 ID = "[a-z0-9][a-z0-9-]{0,99}"
-MOST = {"max_records": 10**12, "max_rate": 10**9, "confirm_offsets": 10**12}
+MOST = {"max_records": 10**12, "max_rate": 10**9, "confirm_offsets": 10**12, "epoch": 10**6}
 """The greatest value of each number."""
 
 
@@ -56,6 +56,10 @@ def backfill_params(pipeline: Pipeline) -> dict[str, Param]:
         "id": _text(
             "Id", "The backfill's id: a-z 0-9 -. Alone it resumes that backfill. Empty: made of the DAG run's id.",
             pattern=f"^{ID}$",
+        ),
+        "epoch": Param(
+            None, type=["null", "integer"], minimum=0, maximum=MOST["epoch"], title="Epoch",
+            description="Begin this epoch of a settled backfill, to handle its offsets once more. Empty: the newest.",
         ),
         "handler": _text(
             "Handler", "Another handler, from `backfill.handlers` of the pipeline file.", enum=[None, *handlers]
@@ -98,6 +102,8 @@ class BackfillForm:
     max_rate: int | None
     deadline: datetime | None
     reason: str
+    epoch: int | None = None
+    """The epoch to begin or to go on with; None for the newest."""
 
     @property
     def id(self) -> str:
@@ -130,11 +136,12 @@ class BackfillForm:
             arguments=arguments,
             has_id=bool(backfill_id),
             confirm=_flag(params, "confirm"),
-            confirm_offsets=_positive(params, "confirm_offsets"),
-            max_records=_positive(params, "max_records"),
-            max_rate=_positive(params, "max_rate"),
+            confirm_offsets=_whole(params, "confirm_offsets"),
+            max_records=_whole(params, "max_records"),
+            max_rate=_whole(params, "max_rate"),
             deadline=_deadline(_value(params, "deadline")),
             reason=_value(params, "reason") or "",
+            epoch=_whole(params, "epoch", 0),
         )
 
 
@@ -159,10 +166,10 @@ def _flag(params: Mapping[str, Any], name: str) -> bool:
     return value
 
 
-def _positive(params: Mapping[str, Any], name: str) -> int | None:
+def _whole(params: Mapping[str, Any], name: str, least: int = 1) -> int | None:
     value = params.get(name)
-    if value is not None and (type(value) is not int or not 1 <= value <= MOST[name]):
-        raise ConfigError(f"{name}: not valid; write a whole number from 1 to {MOST[name]}", key=name)
+    if value is not None and (type(value) is not int or not least <= value <= MOST[name]):
+        raise ConfigError(f"{name}: not valid; write a whole number from {least} to {MOST[name]}", key=name)
     return value
 
 

@@ -140,6 +140,15 @@ def run_params(pipeline: Pipeline) -> dict[str, Param]:
             title="Only these partitions",
             description="Partitions such as orders[0], one on each line. Empty: all. The others are not read.",
         ),
+        "confirm_offsets": Param(
+            None,
+            type=["null", "integer"],
+            minimum=1,
+            maximum=10**12,
+            title="Offsets of an interval",
+            description="Only for Airflow's own backfill. An interval of more offsets than this is refused. "
+            f"Empty: {pipeline.backfill.confirm_above:,}, the file's `backfill.confirm_above`.",
+        ),
     }
 
 
@@ -200,7 +209,9 @@ def documentation_of(pipeline: Pipeline) -> str:
         "**plan** stores which offsets this turn reads. **replay** passes exactly these records to the handler and "
         "stores an outcome for each. **settle** decides about failures and commits the group up to the lowest offset "
         "that is not settled. "
-        "Any task may be cleared at any time: the run resumes an open turn, and repeats nothing that was stored.\n"
+        "Any task may be cleared at any time: the run resumes an open turn, and repeats nothing that was stored.\n\n"
+        "**Airflow's own backfill** replays each data interval in a backfill lane of its own, and leaves the group "
+        f"alone. Its runs start the DAG `backfill__{pipeline.name}`, and end when their lane is settled.\n"
     )
 
 

@@ -20,6 +20,7 @@ from airflow.sdk.exceptions import (
 )
 
 from ackline.airflow.driver_hook import SPARK_CONNECTION, DriverHook, driver_environment, raise_for_exit_status
+from ackline.airflow.interval import replays_interval, skip_in_interval_run
 from ackline.airflow.provider import SparkSubmitOperator
 from ackline.errors import AcklineError, TransientError
 from ackline.paths import make_handlers_importable, project_root
@@ -27,6 +28,7 @@ from ackline.pipeline import Pipeline
 from ackline.turns import LIVE
 
 if TYPE_CHECKING:
+    from ackline.airflow.interval_plan import IntervalPlan
     from ackline.steps.parts import Parts
     from ackline.turns import Plan, Settlement, TurnId
 
@@ -63,6 +65,9 @@ class PlanOperator(BaseOperator):
     """Stores the plan of the next turn, or adopts the open one. Returns a summary: offsets, no payload.
 
     The params of the DAG run limit what a new plan reads, and the plan stores them. An open plan stays as it is.
+
+    In a run of Airflow's own backfill it plans nothing: it has the data interval replayed in a lane of its own, and is
+    deferred until that lane is settled (`ackline.airflow.interval_plan`).
     """
 
     ui_color = "#d7e8f7"
@@ -73,6 +78,9 @@ class PlanOperator(BaseOperator):
 
     def execute(self, context: Context) -> dict[str, Any]:
         """Run plan. Imports the handler first, so that no turn is planned that can't be handled."""
+        if replays_interval(context):
+            with airflow_errors():
+                self._interval_plan(context).start()
         with airflow_errors():
             from ackline.airflow.summary import planned_summary
             from ackline.kafka.java import java_properties
@@ -107,6 +115,16 @@ class PlanOperator(BaseOperator):
         self.log.info("planned: %s", summary)
         return summary
 
+    def _interval_plan(self, context: Context) -> "IntervalPlan":
+        from ackline.airflow.interval_plan import IntervalPlan
+
+        return IntervalPlan(self, self.pipeline, context)
+
+    def execute_complete(self, context: Context, event: tuple[str, Mapping[str, Any]]) -> None:
+        """End the task after its deferral: the run that replays the interval has ended."""
+        with airflow_errors():
+            self._interval_plan(context).finish(event)
+
 
 class SettleOperator(BaseOperator):
     """Settles the open turn and commits the newest floor. Returns a summary: offsets and counts, no payload."""
@@ -119,6 +137,7 @@ class SettleOperator(BaseOperator):
 
     def execute(self, context: Context) -> dict[str, Any]:
         """Run settle. The outcomes that replay stored decide what is settled, not the state of its task."""
+        skip_in_interval_run(context)
         with airflow_errors():
             from ackline.airflow.gauges import publish_metrics
             from ackline.airflow.summary import settled_summary
@@ -168,6 +187,7 @@ class ReplayOperator(SparkSubmitOperator):
 
     def execute(self, context: Context) -> None:
         """Run replay."""
+        skip_in_interval_run(context)
         with airflow_errors():
             if self._done_without_spark(context):
                 return

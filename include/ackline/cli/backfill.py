@@ -17,6 +17,7 @@ from ackline.cli.backfill_options import (
     All,
     Cancel,
     DeadLetterTopic,
+    Epoch,
     Handler,
     Id,
     List,
@@ -35,7 +36,16 @@ from ackline.cli.options import ErrorClass, From, Json, Name, Now, Until, opened
 from ackline.errors import ConfigError
 from ackline.reconciliation import Account
 from ackline.spark_master import master_of_environment
-from ackline.steps.backfill import Backfill, account_of_choice, backfills, begin, cancel, find_backfill, run_backfill
+from ackline.steps.backfill import (
+    Backfill,
+    account_of_choice,
+    backfills,
+    begin,
+    cancel,
+    check_epoch_before_is_settled,
+    find_backfill,
+    run_backfill,
+)
 from ackline.steps.backfill_report import account_json, account_text, backfill_json, choice_json, choice_text
 from ackline.steps.choose_offsets import Choice, choose_offsets
 from ackline.steps.parts import Parts
@@ -60,6 +70,8 @@ class Request:
     dry_run: bool = False
     now: str | None = None
     as_json: bool = False
+    epoch: int = 0
+    """The epoch to begin, if the lane has not begun it yet."""
 
     @property
     def modes(self) -> tuple[bool, bool, bool]:
@@ -83,6 +95,7 @@ def backfill(
     run_id: OfRun = None,
     of: OfLane = LIVE,
     backfill_id: Id = None,
+    epoch: Epoch = None,
     handler: Handler = None,
     max_records: MaxRecords = None,
     max_rate: MaxRate = None,
@@ -115,7 +128,9 @@ def backfill(
         _list(name, as_json)
         return
     lane = lane_of(cancelled or backfill_id or new_id(time_of(now)))
-    request = Request(name, lane, max_records, max_rate, wait, reason, no_breaker, yes, dry_run, now, as_json)
+    request = Request(
+        name, lane, max_records, max_rate, wait, reason, no_breaker, yes, dry_run, now, as_json, epoch or 0
+    )
     if cancelled is not None:
         _cancel(request)
     else:
@@ -161,21 +176,23 @@ def _stored(request: Request) -> Backfill | None:
 def _may_run(parts: Parts, request: Request, arguments: BackfillArguments) -> bool:
     """Shows what the backfill would do, and begins it once that is confirmed. Returns whether it is to run."""
     stored, name, backfill_id = find_backfill(parts.store), request.name, request.backfill_id
-    if stored is not None and stored.account.settled and not request.dry_run:
+    begun = stored if stored is not None and request.epoch <= stored.newest.turn.epoch else None
+    if begun is not None and begun.account.settled and not request.dry_run:
         return True  # nothing is left to confirm: the run finds nothing to read, and prints the account
-    if stored is not None:
-        show_preview(account_text(name, request.lane, stored.account, parts.now()), *request.modes)
+    if begun is not None:
+        show_preview(account_text(name, request.lane, begun.account, parts.now()), *request.modes)
         if is_confirmed(f"Go on with backfill {backfill_id}?", request.yes, request.dry_run):
             return True
-        _print_unchanged(request, stored.account, None, stored.newest.turn.epoch)
+        _print_unchanged(request, begun.account, None, begun.newest.turn.epoch)
         return False
+    check_epoch_before_is_settled(parts.store, request.epoch)
     choice = choose_offsets(parts, arguments)
     above = parts.pipeline.backfill.confirm_above
     show_preview(choice_text(name, backfill_id, choice, above), *request.modes)
     if not choice.partitions or not _is_wanted(request, choice, above):
-        _print_unchanged(request, account_of_choice(choice), choice)
+        _print_unchanged(request, account_of_choice(choice), choice, request.epoch)
         return False
-    genesis = begin(parts, arguments, choice, request.reason)
+    genesis = begin(parts, arguments, choice, request.reason, request.epoch)
     # Another process may have begun the same id meanwhile. Its choice stands.
     check_same(backfill_id, BackfillArguments.decode(genesis.arguments), arguments)
     _note(f"backfill {backfill_id} has begun; `ackline backfill {name} --id {backfill_id} --yes` goes on with it")

@@ -18,6 +18,12 @@ Id = Annotated[
     str | None,
     typer.Option("--id", help="The backfill's id: a-z 0-9 -. Alone it resumes that backfill.", show_default=False),
 ]
+Epoch = Annotated[
+    int | None,
+    typer.Option(
+        "--epoch", help="With --id: begin this epoch of a settled backfill.", min=0, max=10**6, show_default=False
+    ),
+]
 Handler = Annotated[
     str | None,
     typer.Option("--handler", help="Another handler, from `backfill.handlers` of the file.", show_default=False),

@@ -122,14 +122,17 @@ class AirflowApi:
             tasks = self.task_states(dag_id, run_id)
             raise TimeoutError(f"run {run_id} of {dag_id} has not ended after {timeout:.0f} s: {tasks}") from None
 
-    def clear(self, dag_id: str, run_id: str, *task_ids: str) -> None:
-        """Makes Airflow run these tasks of a run again, whatever their state; without task ids, all tasks."""
+    def clear(self, dag_id: str, run_id: str, *task_ids: str, downstream: bool = True) -> None:
+        """Makes Airflow run these tasks of a run again, whatever their state; without task ids, all tasks.
+
+        With `downstream`, also the tasks after them.
+        """
         body: dict[str, object] = {
             "dry_run": False,
             "dag_run_id": run_id,
             "only_failed": False,
             "reset_dag_runs": True,
-            "include_downstream": True,
+            "include_downstream": downstream,
         }
         if task_ids:
             body["task_ids"] = list(task_ids)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ackline.audit.store import LedgerStore
-from ackline.backfill_arguments import BackfillArguments
+from ackline.backfill_arguments import BackfillArguments, id_of
 from ackline.backoff import FOREVER
 from ackline.chosen_ranges import ChosenRanges
 from ackline.errors import ConfigError, FatalError, LedgerError, RangeGone
@@ -33,20 +33,43 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-def begin(parts: Parts, arguments: BackfillArguments, choice: Choice, reason: str = "") -> Settlement:
-    """Stores the genesis of a new lane: what was chosen, and the arguments as they were written.
+def begin(parts: Parts, arguments: BackfillArguments, choice: Choice, reason: str = "", epoch: int = 0) -> Settlement:
+    """Stores the genesis of a new lane, or of a new epoch of a settled one: what was chosen, and the arguments as they
+    were written.
 
-    Returns the stored genesis. Of two processes that begin the same id, one stores it; the caller compares the
-    arguments. The choice is stored before anything is read, so that a resume never chooses anew.
+    Returns the stored genesis. Of two processes that begin the same id and epoch, one stores it; the caller compares
+    the arguments. The choice is stored before anything is read, so that a resume never chooses anew. Raises FatalError
+    if the epoch before is not settled.
     """
+    check_epoch_before_is_settled(parts.store, epoch)
     partitions = {tp: _genesis_row(parts, choice, tp, chosen) for tp, chosen in choice.partitions.items()}
-    turn = TurnId(parts.store.pipeline, parts.store.lane, 0, 0)
+    turn = TurnId(parts.store.pipeline, parts.store.lane, epoch, 0)
     genesis = Settlement(
         turn, TurnKind.GENESIS, parts.run_id, parts.now(), partitions, parts.actor, reason, arguments.encode()
     )
     if parts.store.store_settlement(genesis):
         parts.notify("partitions_changed", partitions)
     return parts.store.settlement(turn)
+
+
+def check_epoch_before_is_settled(store: LedgerStore, epoch: int) -> None:
+    """Raises FatalError unless the epoch before is settled, so that each of its offsets has a terminal outcome.
+
+    The genesis is the only write that opens an epoch, so no crash leaves a lane between two of them. No fence compares
+    it with the epoch before, and none is needed: an epoch that is settled stays settled. No turn of it reads again, and
+    an operator action on it changes no state that the new epoch begins with.
+    """
+    if epoch == 0:
+        return
+    newest = store.newest()
+    if newest is None or newest.turn.epoch < epoch - 1:
+        raise FatalError(f"{store.lane} of {store.pipeline} has no epoch {epoch - 1}, so epoch {epoch} can't begin")
+    is_settled = store.open_plan(newest) is None and account(store, newest).settled
+    if newest.turn.epoch == epoch - 1 and not is_settled:
+        raise FatalError(
+            f"epoch {epoch - 1} of {store.lane} of {store.pipeline} is not settled, so epoch {epoch} can't begin. Go "
+            f"on with it, or end it with `ackline backfill {store.pipeline} --cancel {id_of(store.lane)}`"
+        )
 
 
 def _genesis_row(parts: Parts, choice: Choice, tp: TopicPartition, chosen: Chosen) -> SettledPartition:

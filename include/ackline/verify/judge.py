@@ -47,6 +47,7 @@ PARTITION_RULES: tuple[Callable[[PartitionHistory, Findings], None], ...] = (
     judge_logs.check_only_received_records_are_handled,
     judge_backfill.check_outcomes_are_of_chosen_offsets,
     judge_backfill.check_each_chosen_offset_is_counted_once,
+    judge_backfill.check_an_older_epoch_is_settled,
 )
 
 

@@ -38,3 +38,16 @@ def check_each_chosen_offset_is_counted_once(partition: PartitionHistory, found:
                 f"{gaps} are gaps, {settlement.pending.size} are pending and {unread} are unread"
             )
             found.add("S72", what, partition.tp)
+
+
+def check_an_older_epoch_is_settled(partition: PartitionHistory, found: Findings) -> None:
+    """I15: a new epoch of a backfill lane begins only after the one before it has settled each chosen offset."""
+    chosen, last = partition.chosen, partition.last
+    if chosen is None or partition.newest or last is None:
+        return
+    what = f"is still pending in epoch {partition.epoch}, but a later epoch of the lane has begun"
+    found.add_offsets("I15", what, partition.tp, last.pending.start)
+    end = int(max(chosen.end, default=0))
+    if last.complete_to < end:
+        what = f"is unread in epoch {partition.epoch}, but a later epoch of the lane has begun"
+        found.add_offsets("I15", what, partition.tp, [last.complete_to])

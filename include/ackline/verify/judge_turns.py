@@ -96,13 +96,18 @@ def check_void_turns_have_a_reason(lane: LaneHistory, found: Findings) -> None:
 
 
 def check_settlements_cover_every_partition(lane: LaneHistory, found: Findings) -> None:
-    """I4: a settlement has the state of each partition of the lane, because the next turn begins with that state."""
+    """I4: a settlement has the state of each partition of the lane, because the next turn begins with that state.
+
+    Each epoch of a backfill lane begins with the partitions of its own choice.
+    """
     settled: dict[tuple[int, int], set[TopicPartition]] = {}
     for (epoch, tp), settlements in lane.settlements.items():
         for settlement in settlements:
             settled.setdefault((epoch, settlement.turn), set()).add(tp)
     known: set[TopicPartition] = set()
     for epoch, turn in sorted(settled):
+        if turn == 0 and lane.evidence.lane != "live":
+            known = set()
         for tp in sorted(known - settled[epoch, turn]):
             found.add("I4", f"turn {turn} of epoch {epoch} is settled without this partition", tp)
         known |= settled[epoch, turn]

@@ -67,6 +67,24 @@ def test_s71_the_id_alone_resumes_and_other_arguments_are_refused(lane: MemoryLa
     assert ackline("backfill", "lane", "orders:0:0-2", "--id", "b", "--json").json["settled"]
 
 
+def test_an_epoch_of_a_settled_backfill_is_begun_by_its_number_and_is_a_dry_run_until_it_is_confirmed(
+    lane: MemoryLane, ackline: MemoryCommand
+) -> None:
+    asked = ["backfill", "lane", "orders:0:0-1", "--id", "b"]
+    assert ackline(*asked, "--yes", "--json").json["settled"]
+    again = ["backfill", "lane", "--id", "b", "--epoch", "1"]
+    written = len(lane.world.history)
+    assert ackline(*again, "--json").error["key"] == "--yes"
+    dry = ackline(*again, "--dry-run", "--json").json
+    assert (dry["epoch"], dry["dry_run"], dry["pending"]["unread"]) == (1, True, 1)
+    assert "has no epoch 2" in ackline("backfill", "lane", "--id", "b", "--epoch", "3", "--yes").errors
+    assert len(lane.world.history) == written
+    done = ackline(*again, "--yes", "--json").json
+    assert (done["epoch"], done["settled"], done["outcomes"]) == (1, True, {"acked": 1})
+    assert ackline(*again, "--yes", "--json").json == done, "a repeat finds the epoch begun"
+    assert lane.offsets().count(0) == 3
+
+
 def test_without_an_id_each_backfill_is_a_new_one(ackline: MemoryCommand) -> None:
     ids = [ackline("backfill", "lane", "--all", "--yes", "--json").json["id"] for _ in range(2)]
     assert len(set(ids)) == 2

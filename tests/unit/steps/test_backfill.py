@@ -12,7 +12,7 @@ from ackline.testing.memory import BEFORE
 from ackline.testing.memory_parts import no_session
 from ackline.turns import TurnKind
 from tests.memory_backfill import MINUTE, MemoryBackfill, settled_lane
-from tests.memory_lane import AT_LEAST_ONCE, AT_MOST_ONCE, DEAD, FAILS, FAILS_ONCE, OK, TP
+from tests.memory_lane import AT_LEAST_ONCE, AT_MOST_ONCE, DEAD, FAILS, FAILS_ONCE, OK, TP, TP1
 
 
 def test_s71_the_choice_is_stored_once_and_a_resume_does_not_choose_anew() -> None:
@@ -66,6 +66,16 @@ def test_a_cancelled_lane_has_skipped_what_was_left_and_stays_settled() -> None:
     assert lane.ended() == {0: "acked", 1: "skipped", 2: "acked", 5: "skipped", 6: "skipped", 7: "skipped"}
     assert lane.cancel() == done
     assert lane.run() == done
+
+
+def test_a_cancelled_lane_has_skipped_the_rest_of_each_partition() -> None:
+    live = settled_lane(OK, OK, partitions=2)
+    live.produce(OK, OK, OK, tp=TP1)
+    live.run()
+    lane = MemoryBackfill(live, "b", "orders")
+    lane.begin()
+    assert (lane.cancel().outcomes, lane.account().settled) == ({"skipped": 5}, True)
+    assert (set(lane.ended()), set(lane.ended(TP1))) == ({0, 1}, {0, 1, 2})
 
 
 def test_a_cancelled_lane_of_single_offsets_has_skipped_them() -> None:

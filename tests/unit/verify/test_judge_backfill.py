@@ -73,6 +73,44 @@ def test_s72_a_backfill_that_has_just_begun_has_no_violation_and_is_not_settled(
     assert [line for line in history.violations() if "still pending" in line]
 
 
+def two_epochs() -> BackfillHistory:
+    """Returns a correct history of two epochs of [0, 6) and [7, 10): the first was cancelled, the second is whole."""
+    history = by_range()
+    for rows in (history.outcomes, history.plans, history.settlements):
+        for row in rows:
+            row["epoch"] = 1
+    history.letters = [replace(letter, epoch=1) for letter in history.letters]
+    history.outcomes += [
+        outcome(1, start, 0, "skipped") | {"epoch": 0, "end_offset": end} for start, end in ((0, 6), (7, 10))
+    ]
+    history.plans.append(plan(1, 10, 10, kind="skip") | {"epoch": 0})
+    history.settlements += [
+        genesis() | {"epoch": 0, "ranges": [bounds(0, 6), bounds(7, 10)]},
+        settlement(1, 0, 10, 10, kind="skip") | {"epoch": 0},
+    ]
+    return history
+
+
+def test_i15_each_epoch_of_a_lane_is_judged_alone() -> None:
+    assert two_epochs().violations() == []
+    other_topic = two_epochs()
+    other_topic.settlements[-1]["topic"] = other_topic.settlements[-2]["topic"] = "gone"
+    other_topic.plans[-1]["topic"] = "gone"
+    for row in other_topic.outcomes[-2:]:
+        row["topic"] = "gone"
+    assert other_topic.violations() == []
+
+
+def test_i15_an_epoch_that_was_not_settled_when_the_next_one_began_is_named() -> None:
+    history = two_epochs()
+    history.settlements[-1].update(pending=[retry(3, 4, 1, after_noon(100))], new_floor=3)
+    assert any("I15 orders[0] offset 3: is still pending in epoch 0" in line for line in history.violations())
+    history = two_epochs()
+    for rows, number in ((history.outcomes, 2), (history.plans, 1), (history.settlements, 1)):
+        del rows[-number:]
+    assert any("I15 orders[0] offset 0: is unread in epoch 0" in line for line in history.violations())
+
+
 @pytest.mark.parametrize(
     ("change", "sentences"),
     [

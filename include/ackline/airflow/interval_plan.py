@@ -1,0 +1,224 @@
+"""The task `plan` in a run of Airflow's own backfill: it starts `backfill__NAME` and is deferred until that has ended.
+
+`plan` raises the exception by which the provider's TriggerDagRunOperator starts a run and defers itself. That operator
+itself does not fit: it can't decide on an epoch, it clears or refuses a run that exists, and it takes the state of the
+started run for the result. Here each try of `plan` starts a run of its own id, so that none is ever cleared while its
+driver works: two of them on a lane are as safe as two runs of the command. The tables alone decide whether the interval
+was replayed. How a killed or cleared `plan` resumes:
+
+- before the run of `backfill__NAME` exists: nothing was stored, and the next try decides again
+- after that: the next try finds the epoch begun, or asks for the same one. The fence of the epoch's genesis lets one of
+  the two begin it, and the other run goes on with it
+- while it is deferred: Airflow's triggerer keeps the wait; a new triggerer takes it over
+"""
+
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from airflow.sdk import BaseOperator, Context
+from airflow.sdk.exceptions import (
+    AirflowException,
+    AirflowFailException,
+    DagRunTriggerException,
+    DownstreamTasksSkipped,
+)
+
+from ackline.airflow.backfill import BACKFILL_PREFIX, LISTED, REASON, shortened
+from ackline.airflow.interval import Interval, epoch_to_run, is_whole_run, run_prefix
+from ackline.airflow.operators import opened
+from ackline.backfill_pipeline import backfill_pipeline
+from ackline.errors import ConfigError
+from ackline.pipeline import Pipeline
+
+if TYPE_CHECKING:
+    from ackline.steps.backfill import Backfill
+    from ackline.steps.choose_offsets import Choice
+    from ackline.steps.parts import Parts
+
+POLL_SECONDS = 5
+"""How often the triggerer asks for the state of the run of `backfill__NAME`."""
+LIVE_PARAMS = ("max_records", "only_retries", "partitions")
+"""The params of a run that bound a turn of the live lane."""
+
+
+@dataclass(frozen=True, slots=True)
+class IntervalPlan:
+    """The task `plan` of one DAG run that replays its interval."""
+
+    task: BaseOperator
+    pipeline: Pipeline
+    context: Context
+
+    def start(self) -> NoReturn:
+        """Starts the run of `backfill__NAME` and defers the task, unless nothing is left to replay.
+
+        Raises DagRunTriggerException to start it, DownstreamTasksSkipped if nothing is left, and ConfigError for params
+        that do not apply, for an interval that is too large to go unconfirmed, and if `backfill__NAME` is paused.
+        """
+        _check_params(self.context)
+        with self._opened() as parts:
+            epoch = self._epoch(parts)
+            if epoch is None:
+                self._end("nothing is left to replay: the lane is settled", parts)
+            offsets = self._offsets(parts) if self._begins(parts, epoch) else None
+            if offsets == 0:
+                self._end(f"no log has a record of {self.interval}: nothing to replay", parts)
+        self._trigger(epoch, offsets)
+
+    def finish(self, event: tuple[str, Mapping[str, Any]]) -> NoReturn:
+        """Ends the task when the run of `backfill__NAME` has ended. `event` is that of the trigger.
+
+        Raises DownstreamTasksSkipped if the lane is settled, and AirflowFailException with the reason if the run has
+        failed.
+        """
+        (run_id,) = event[1]["run_ids"]
+        if str(event[1].get(run_id)) != "success":
+            raise AirflowFailException(self._failure(run_id))
+        with self._opened() as parts:
+            stored = _find(parts)
+            # The state of a DAG run proves nothing, because a user may set it. The tables do.
+            if stored is None and self._offsets(parts):
+                raise AirflowException(f"the run {run_id} of {self._dag_id} has ended, but no lane has begun")
+            if stored is not None and not stored.account.settled:
+                lane = self.interval.lane
+                raise AirflowException(f"the run {run_id} of {self._dag_id} has ended, but {lane} is not settled")
+            self._end(f"{self.interval} was replayed", parts)
+
+    @property
+    def interval(self) -> Interval:
+        """The data interval of the DAG run."""
+        return Interval.of_run(self.context)
+
+    @property
+    def _dag_id(self) -> str:
+        return f"{BACKFILL_PREFIX}{self.pipeline.name}"
+
+    @property
+    def _prefix(self) -> str:
+        run: Any = self.context["dag_run"]
+        return run_prefix(self.interval, run.start_date)
+
+    def _opened(self) -> AbstractContextManager["Parts"]:
+        pipeline = backfill_pipeline(self.pipeline, self.interval.arguments)
+        return opened(pipeline, self.context, lane=self.interval.lane)
+
+    def _epoch(self, parts: "Parts") -> int | None:
+        from ackline.steps.backfill import genesis_of
+
+        stored = _find(parts)
+        if stored is None:
+            return 0
+        newest = stored.newest.turn.epoch
+        settled = stored.account.settled and parts.store.open_plan(stored.newest) is None
+        begun_by = [genesis_of(parts.store, epoch).run_id for epoch in range(newest + 1)]
+        return epoch_to_run(newest, settled, begun_by, self._prefix, self._is_whole_run())
+
+    def _is_whole_run(self) -> bool:
+        ti: Any = self.context["ti"]
+        others, run_id = _later_tasks(self.task), self.context["run_id"]
+        states = ti.get_task_states(dag_id=self.task.dag_id, task_ids=others, run_ids=[run_id])
+        return is_whole_run(states.get(run_id, {}))
+
+    def _begins(self, parts: "Parts", epoch: int) -> bool:
+        stored = _find(parts)
+        return stored is None or stored.newest.turn.epoch < epoch
+
+    def _offsets(self, parts: "Parts") -> int:
+        """Returns how many offsets the interval holds. Raises ConfigError for too many that are not confirmed."""
+        from ackline.steps.choose_offsets import choose_offsets
+
+        choice = choose_offsets(parts, self.interval.arguments)
+        self._warn_of_retention(parts, choice)
+        offsets, above = choice.offsets, parts.pipeline.backfill.confirm_above
+        confirmed = self.context["params"].get("confirm_offsets") or 0
+        if offsets > max(above, confirmed):
+            raise ConfigError(
+                f"confirm_offsets: {self.interval} holds {offsets:,} offsets, more than `backfill.confirm_above` "
+                f"({above:,}) of {self.pipeline.name}: give {offsets} or more there. Nothing was started",
+                key="confirm_offsets",
+            )
+        return offsets
+
+    def _warn_of_retention(self, parts: "Parts", choice: "Choice") -> None:
+        """Logs which partitions may have lost records of the interval. A time chooses only what is readable, so no row
+        records them."""
+        cut = [tp for tp, log in choice.logs.items() if log.start > 0]
+        firsts = parts.cluster.offsets_at(cut, self.interval.start)
+        gone = [str(tp) for tp in cut if firsts[tp] == choice.logs[tp].start]
+        if gone:
+            more = f" and {len(gone) - LISTED} more" * (len(gone) > LISTED)
+            self.task.log.warning(
+                "retention may have taken records of %s: the log of %s begins inside it or after it",
+                self.interval, ", ".join(gone[:LISTED]) + more,
+            )  # fmt: skip
+
+    def _trigger(self, epoch: int, offsets: int | None) -> NoReturn:
+        ti: Any = self.context["ti"]
+        if ti.get_dag(self._dag_id).is_paused:
+            raise ConfigError(
+                f"the DAG {self._dag_id} is paused, so its run would wait for ever. Unpause it with `airflow dags "
+                f"unpause {self._dag_id}`, and clear this task"
+            )
+        since, until = (time.isoformat() for time in self.interval.bounds)
+        values = {"id": self.interval.id, "from": since, "to": until, "epoch": epoch}
+        # The number that was compared with `confirm_above` here: if the log has changed since, begin refuses another.
+        confirmed = {"confirm": True, "confirm_offsets": offsets}
+        reason = f"data interval of {self.task.dag_id}, run {self.context['run_id']}"
+        raise DagRunTriggerException(
+            trigger_dag_id=self._dag_id,
+            dag_run_id=f"{self._prefix}{ti.try_number}",
+            conf={**values, **confirmed, "reason": reason},
+            reset_dag_run=False,
+            skip_when_already_exists=False,
+            wait_for_completion=True,
+            allowed_states=["success"],
+            failed_states=["failed"],
+            poke_interval=POLL_SECONDS,
+            deferrable=True,
+        )
+
+    def _failure(self, run_id: str) -> str:
+        """Returns why the run of `backfill__NAME` has failed, and what to do."""
+        ti: Any = self.context["ti"]
+        reasons = ti.xcom_pull(task_ids=["begin", "replay"], dag_id=self._dag_id, run_id=run_id, key=REASON)
+        reason = next((text for text in reversed(list(reasons or ())) if text), "its tasks' logs have the reason")
+        return (
+            f"{self.interval} was not replayed. The run {run_id} of {self._dag_id} has failed: {reason}. Nothing that "
+            f"was stored is lost: clear this task to go on with the lane {self.interval.lane}"
+        )
+
+    def _end(self, text: str, parts: "Parts") -> NoReturn:
+        """Ends the task as successful, with the account of the lane as its result, and skips the tasks after it."""
+        from ackline.steps.backfill_report import account_json, account_text
+
+        stored, lane = _find(parts), self.interval.lane
+        if stored is not None:
+            self.task.log.info("%s", account_text(self.pipeline.name, lane, stored.account, parts.now()))
+            account = account_json(lane, stored.newest.turn.epoch, stored.account)
+            self.context["ti"].xcom_push(key="return_value", value=shortened(account))
+        self.task.log.info("%s", text)
+        raise DownstreamTasksSkipped(tasks=_later_tasks(self.task))  # type: ignore[no-untyped-call]
+
+
+def _find(parts: "Parts") -> "Backfill | None":
+    from ackline.steps.backfill import find_backfill
+
+    return find_backfill(parts.store)
+
+
+def _later_tasks(task: BaseOperator) -> list[str]:
+    return sorted(task.get_flat_relative_ids(upstream=False))
+
+
+def _check_params(context: Context) -> None:
+    """Raises ConfigError for a param that bounds a turn of the live lane: an interval is replayed whole."""
+    params = context.get("params") or {}
+    for name in LIVE_PARAMS:
+        if params.get(name):
+            raise ConfigError(
+                f"{name}: a data interval is replayed whole, so it does not apply to a run of Airflow's own backfill. "
+                f"For a part of an interval trigger {BACKFILL_PREFIX}NAME, or use `ackline backfill`",
+                key=name,
+            )
