@@ -45,7 +45,8 @@ WITH own AS (
     SELECT pipeline, lane, epoch, topic, partition, "offset", max(attempt) AS attempts,
            arg_max(outcome, (turn, attempt = 0, attempt)) AS outcome,
            arg_max(error_class, (turn, attempt = 0, attempt)) AS error_class,
-           min(handled_at) AS first_at, max(handled_at) AS last_at, max(record_timestamp) AS record_timestamp
+           min(handled_at) AS first_at, max(handled_at) AS last_at, max(record_timestamp) AS record_timestamp,
+           max(key_hash) AS key_hash
     FROM outcomes WHERE end_offset IS NULL
     GROUP BY pipeline, lane, epoch, topic, partition, "offset"
 ),
@@ -54,13 +55,13 @@ SELECT own.pipeline, own.lane, own.epoch, own.topic, own.partition, own."offset"
        CASE WHEN own.outcome NOT IN ('failed', 'in_flight') THEN own.outcome
             WHEN ranges.end_offset > own."offset" THEN ranges.outcome
             ELSE 'pending' END AS outcome,
-       own.attempts, own.error_class, own.first_at, own.last_at, own.record_timestamp
+       own.attempts, own.error_class, own.first_at, own.last_at, own.record_timestamp, own.key_hash
 FROM own ASOF LEFT JOIN ranges
 ON own.pipeline = ranges.pipeline AND own.epoch = ranges.epoch AND own.topic = ranges.topic
    AND own.partition = ranges.partition AND own."offset" >= ranges."offset"
 UNION ALL
 SELECT pipeline, lane, epoch, topic, partition, "offset", end_offset, outcome, 0, error_class, handled_at, handled_at,
-       record_timestamp
+       record_timestamp, key_hash
 FROM ranges;
 
 -- A row a settled turn. `records` counts attempts: rows of ranges are decisions, and no handler was called for them.
