@@ -43,11 +43,16 @@ def written(
     rows: list[tuple[int, int, str]],
     tp: TopicPartition = TP,
     message: str | None = None,
+    error_class: str | None = None,
 ) -> AddAction:
-    """Writes a file of (offset, attempt, outcome) as a Spark task does: on disk, with statistics, in no log."""
+    """Writes a file of (offset, attempt, outcome) as a Spark task does: on disk, with statistics, in no log.
+
+    `error_class` is that of the rows that failed.
+    """
     values = [
         {**turn_columns(of, DAY, "run"), "topic": tp.topic, "partition": tp.partition, "offset": offset,
-         "attempt": attempt, "outcome": outcome, "error_message": message, "handled_at": NOON}
+         "attempt": attempt, "outcome": outcome, "error_message": message, "handled_at": NOON,
+         "error_class": error_class if outcome == "failed" else None}
         for offset, attempt, outcome in rows
     ]  # fmt: skip
     table = pa.Table.from_pylist(values, schema=OUTCOMES).drop_columns(["plan_date"])

@@ -80,7 +80,8 @@ def sql_result(root: str, query: str, pipelines: Collection[str] = ()) -> Iterat
 
 
 def table_folders(root: str, query: str, pipelines: Collection[str] = ()) -> dict[str, list[str]]:
-    """Returns the folders of each table of all chosen pipelines and lanes. A table that the query does not need has none.
+    """Returns the folders of each table of all chosen pipelines and lanes. A table that the query does not
+    need has none.
 
     Raises ConfigError for tables in an object store: Spark has no client of one here.
     """

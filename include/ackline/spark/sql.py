@@ -5,6 +5,7 @@ node of it is compared with what a query over views needs, so it runs no program
 other file.
 """
 
+import logging
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -71,7 +72,10 @@ def select(spark: SparkSession, query: str) -> pa.Table:
     Raises ConfigError for a query that is no single SELECT over the views or that Spark refuses, and FatalError if it
     fails.
     """
+    query = query.rstrip().removesuffix(";")  # DuckDB takes one, too
     _check_is_select(spark, query)
+    # pyspark prints each refused query with its stack trace; the error that this function raises is enough.
+    logging.getLogger("SQLQueryContextLogger").disabled = True
     try:
         chosen = spark.sql(query)
     except PySparkException as error:
