@@ -1,6 +1,7 @@
-"""Runs queries by the engine spark: `python -m tests.contract.spark_queries ROOT` answers those on standard input.
+"""Runs queries by the engine spark: `python -m tests.contract.spark_queries` answers those on standard input.
 
-Standard input is a JSON list of queries, and standard output one of [names, rows], or of [null, the refusal].
+Standard input is a JSON list of [root, queries]. Standard output has a list for each root: [names, rows] for each
+query, or [null, the refusal].
 """
 
 import datetime
@@ -9,26 +10,43 @@ import json
 import sys
 from typing import Any
 
+from pyspark.sql import SparkSession
+
 from ackline.audit.schemas import TABLES
 from ackline.audit.sql import VIEWS, table_folders, view_definitions
 from ackline.errors import AcklineError
 from ackline.spark.sql import create_views, open_sql_session, select
 
+FAST = {
+    "spark.sql.shuffle.partitions": "1",
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+}
+"""Settings for tables of a few rows: compiling a query takes far longer than running it."""
 
-def main(root: str) -> None:
+
+def main() -> None:
     """Answers each query with the columns and rows that it returns."""
     spark = open_sql_session()
-    spark.conf.set("spark.sql.shuffle.partitions", "2")
+    for name, value in FAST.items():
+        spark.conf.set(name, value)
+    print(json.dumps([_answers(spark, root, queries) for root, queries in json.load(sys.stdin)], default=_tagged))
+    spark.stop()
+
+
+def _answers(spark: SparkSession, root: str, queries: list[str]) -> list[list[Any]]:
     create_views(spark, table_folders(root, " ".join(VIEWS)), TABLES, view_definitions())
+    for table in TABLES:
+        spark.catalog.cacheTable(f"_{table}")
     answers: list[list[Any]] = []
-    for query in json.load(sys.stdin):
+    for query in queries:
         try:
-            table = select(spark, query)
-            answers.append([table.column_names, [list(row.values()) for row in table.to_pylist()]])
+            rows = select(spark, query)
+            answers.append([rows.column_names, [list(row.values()) for row in rows.to_pylist()]])
         except AcklineError as error:
             answers.append([None, f"{type(error).__name__}: {error}"])
-    print(json.dumps(answers, default=_tagged))
-    spark.stop()
+    spark.catalog.clearCache()
+    return answers
 
 
 def _tagged(value: Any) -> Any:
@@ -40,4 +58,4 @@ def _tagged(value: Any) -> Any:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main()

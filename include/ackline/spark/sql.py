@@ -34,8 +34,8 @@ _PLANS = frozenset({
     "Aggregate", "Distinct", "Except", "Filter", "Generate", "GlobalLimit", "Intersect", "Join", "LateralJoin",
     "LocalLimit", "LocalRelation", "Offset", "OneRowRelation", "Pivot", "Project", "Sample", "Sort", "SubqueryAlias",
     "Tail", "Union", "Unpivot", "UnresolvedHaving", "UnresolvedHint", "UnresolvedInlineTable", "UnresolvedRelation",
-    "UnresolvedSubqueryColumnAliases", "UnresolvedTableValuedFunction", "UnresolvedWith", "Window",
-    "WithWindowDefinition",
+    "UnresolvedSubqueryColumnAliases", "UnresolvedTVFAliases", "UnresolvedTableValuedFunction", "UnresolvedWith",
+    "Window", "WithWindowDefinition",
 })  # fmt: skip
 """The nodes of a parsed query that read views and nothing else. Another node, as of TRANSFORM … USING, is refused."""
 _TABLE_FUNCTIONS = frozenset({"explode", "explode_outer", "inline", "inline_outer", "posexplode", "range", "stack"})
