@@ -16,6 +16,7 @@ from ackline.blocks import MAPPING, Duration, StrictBlock
 from ackline.errors import ConfigError
 from ackline.field_types import CodePath, PipelineName, Time, TopicName
 from ackline.kafka_block import KafkaBlock
+from ackline.key_hash import SECRET
 from ackline.pipeline_refusals import DEAD_LETTER_ADVICE, error_at, refusal
 from ackline.retry import RetryBlock
 from ackline.spark_block import SparkBlock
@@ -74,6 +75,12 @@ class BackfillBlock(StrictBlock):
     confirm_above: int = Field(1_000_000, ge=0)
 
 
+class AuditBlock(StrictBlock):
+    """What the audit table holds of a record beside its outcomes."""
+
+    key_hash: bool = False
+
+
 InitialPosition = Literal[
     "earliest", "latest", "timestamp", "uncommitted_earliest", "uncommitted_latest", "uncommitted_timestamp"
 ]
@@ -110,6 +117,7 @@ class Pipeline(StrictBlock):
     listener: CodePath | None = None
     schedule: str | None = None
     backfill: BackfillBlock = BackfillBlock()
+    audit: AuditBlock = AuditBlock()
     spark: SparkBlock = SparkBlock()
 
     @model_validator(mode="after")
@@ -209,6 +217,20 @@ class Pipeline(StrictBlock):
         if info.data.get("guarantee") == "at_most_once" and is_true(spark.conf.get(DYNAMIC_ALLOCATION)):
             raise error_at(("spark", "conf", DYNAMIC_ALLOCATION), DYNAMIC_ALLOCATION_REASON)
         return spark
+
+    @field_validator("audit")
+    @classmethod
+    def _check_key_hash(cls, audit: AuditBlock, info: ValidationInfo) -> AuditBlock:
+        kafka = info.data.get("kafka")
+        if audit.key_hash and isinstance(kafka, KafkaBlock) and kafka.connection is None:
+            raise error_at(
+                ("audit", "key_hash"),
+                f"it needs a secret, which is `{SECRET}` in the extra of the Kafka connection; write "
+                f"`kafka.connection` instead of `bootstrap_servers`",
+            )
+        if audit.key_hash and info.data.get("record_outcomes") is False:
+            raise error_at(("audit", "key_hash"), "there are no rows with `record_outcomes: false`; remove one of them")
+        return audit
 
     @property
     def dead_letter_topic(self) -> str | None:

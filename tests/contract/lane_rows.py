@@ -3,6 +3,7 @@
 import json
 import os
 import time
+from collections.abc import Mapping
 from datetime import UTC, datetime
 
 import pyarrow as pa
@@ -43,11 +44,17 @@ def written(
     rows: list[tuple[int, int, str]],
     tp: TopicPartition = TP,
     message: str | None = None,
+    error_class: str | None = None,
+    hashes: Mapping[int, str] | None = None,
 ) -> AddAction:
-    """Writes a file of (offset, attempt, outcome) as a Spark task does: on disk, with statistics, in no log."""
+    """Writes a file of (offset, attempt, outcome) as a Spark task does: on disk, with statistics, in no log.
+
+    `error_class` is that of the rows that failed, and `hashes` has the hashes of keys by offset.
+    """
     values = [
         {**turn_columns(of, DAY, "run"), "topic": tp.topic, "partition": tp.partition, "offset": offset,
-         "attempt": attempt, "outcome": outcome, "error_message": message, "handled_at": NOON}
+         "attempt": attempt, "outcome": outcome, "error_message": message, "handled_at": NOON,
+         "error_class": error_class if outcome == "failed" else None, "key_hash": (hashes or {}).get(offset)}
         for offset, attempt, outcome in rows
     ]  # fmt: skip
     table = pa.Table.from_pylist(values, schema=OUTCOMES).drop_columns(["plan_date"])

@@ -7,6 +7,7 @@ import random
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -241,6 +242,29 @@ def test_a_partition_of_a_million_rows_costs_few_megabytes(root: str, limit: int
     shown, mebibytes = map(int, done.stdout.split())
     assert shown == (limit or rows)
     assert mebibytes <= most, mebibytes
+
+
+def test_of_a_compacted_file_only_the_row_groups_are_read_that_may_hold_the_offset(
+    root: str, store: LedgerStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also of a file whose first row group holds a range that reaches to the offset."""
+    store.store_settlement(settlement(0))
+    for n in range(1, 7):
+        store.store_plan(plan(n))
+        rows = [(offset, 1, "acked") for offset in range(n * 10, n * 10 + 10)]
+        store.store_outcomes(turn(n), [written(store, turn(n), rows)])
+        if n == 1:
+            store.store_decisions(plan(n), "run", {TP: [OutcomeRow(15, 0, Outcome.EXPIRED, NOON, None, 33)]})
+        store.store_settlement(settlement(n), plan(n))
+    monkeypatch.setitem(maintenance.LAYOUTS, "outcomes", replace(maintenance.LAYOUTS["outcomes"], rows=11))
+    maintain(root)
+    for offset, most, found in ((65, 2, [65]), (32, 3, [15, 32])):  # of six; a group may hold rows of two turns
+        scanner = LaneScanner(store.folder)
+        criteria = AuditFilter("orders", 0, OffsetRange(offset, offset + 1))
+        pages = list(audit_pages(root, "orders", criteria, [scanner]))
+        assert sorted(row["offset"] for page in pages for row in page.to_pylist()) == found
+        assert scanner.files_opened == 1
+        assert scanner.groups_read <= most
 
 
 def fill(root: str, rows: int) -> None:

@@ -21,6 +21,7 @@ from ackline.ledger import OutcomeRow
 from ackline.offsets import OffsetRange
 from ackline.outcome import Outcome
 from ackline.turns import TurnKind
+from tests.contract.hard_story import begin_hard_story, begin_reset
 from tests.contract.lane_rows import NOON, TP, turn, written
 from tests.contract.lanes import begin_lane
 from tests.contract.story import begin_story, failed, planned, settled
@@ -119,6 +120,20 @@ def test_without_tables_each_view_is_empty(root: str, view: str) -> None:
         "ATTACH '/tmp/x.db'",
         "SET memory_limit = '100GB'",
         "CREATE TABLE mine AS SELECT 1",
+        "SELECT * FROM read_text('/etc/passwd')",
+        "SELECT * FROM glob('/etc/*')",
+        "SELECT * FROM query('SELECT * FROM read_text(''/etc/passwd'')')",
+        "SELECT * FROM json_execute_serialized_sql(json_serialize_sql('SELECT * FROM read_text(''/etc/passwd'')'))",
+        "SELECT * FROM enable_logging(storage = 'file', storage_path = '/tmp/leak')",
+        "SELECT * FROM enable_profiling(save_location = '/tmp/leak')",
+        "SELECT * FROM root",
+        "WITH x AS (DELETE FROM _plans RETURNING *) SELECT * FROM x",
+        "EXPLAIN ANALYZE SELECT 1",
+        "PRAGMA version",
+        "CALL pragma_version()",
+        "INSTALL httpfs",
+        "LOAD httpfs",
+        "EXPORT DATABASE '/tmp/leak'",
         "SELECT 1; SELECT 2",
         "SELECT no_such_column FROM outcomes",
         "SELEC 1",
@@ -180,3 +195,79 @@ def test_a_lane_without_tables_is_refused_with_the_lanes_that_there_are(
     check_lane("orders", "live")
     with pytest.raises(ConfigError, match="--lane backfill-x: orders has the lanes live"):
         check_lane("orders", "backfill-x")
+
+
+@pytest.fixture
+def hard(store: LedgerStore) -> LedgerStore:
+    begin_hard_story(store)
+    return store
+
+
+RECORD = 'SELECT "offset", end_offset, outcome, attempts, error_class FROM records ORDER BY "offset", end_offset'
+
+
+@pytest.mark.parametrize("compacted", [False, True])
+def test_the_views_of_the_live_lane_hold_the_settled_turns_of_its_newest_epoch(
+    root: str, hard: LedgerStore, compacted: bool
+) -> None:
+    """No row of an older epoch, of a void or open turn, or of another lane."""
+    if compacted:
+        maintain(root)
+    outcomes = 'SELECT epoch, turn, "offset", end_offset, outcome FROM outcomes ORDER BY "offset"'
+    assert rows(root, outcomes) == [
+        (1, 1, 25, None, "acked"), (1, 1, 26, None, "failed"), (1, 1, 27, None, "acked"), (1, 2, 28, 30, "lost"),
+    ]  # fmt: skip
+    assert rows(root, RECORD) == [
+        (25, None, "acked", 1, None), (26, None, "pending", 1, None), (27, None, "acked", 1, None),
+        (28, 30, "lost", 0, None),
+    ]  # fmt: skip
+    pending = 'SELECT lane, epoch, "offset", end_offset FROM pending ORDER BY lane'
+    assert rows(root, pending) == [("backfill-x", 0, 11, 12), ("live", 1, 26, 27)]
+
+
+def test_attempts_are_the_rows_of_all_lanes_epochs_and_turns_and_void_and_open_ones_are_not_effective(
+    root: str, hard: LedgerStore
+) -> None:
+    not_effective = "SELECT lane, epoch, turn, count(*) FROM attempts WHERE NOT effective GROUP BY ALL ORDER BY ALL"
+    assert rows(root, not_effective) == [("live", 0, 3, 5), ("live", 1, 3, 2)]
+    effective = "SELECT lane, epoch, count(*) FROM attempts WHERE effective GROUP BY ALL ORDER BY ALL"
+    assert rows(root, effective) == [("backfill-x", 0, 2), ("live", 0, 25), ("live", 1, 4)]
+
+
+def test_right_after_a_reset_nothing_is_pending_and_no_row_is_of_the_new_epoch(root: str, store: LedgerStore) -> None:
+    """The settlement of the reset still names what was pending: it is pending no more."""
+    store.store_settlement(settled(0, 10, kind=TurnKind.GENESIS))
+    first = planned(1, OffsetRange(10, 21))
+    store.store_plan(first)
+    store.store_outcomes(turn(1), [written(store, turn(1), [(20, 1, "failed")])])
+    store.store_settlement(settled(1, 21, failed(20)), first)
+    begin_reset(store)
+    for view in ("outcomes", "records", "pending"):
+        assert rows(root, f"SELECT count(*) FROM {view}") == [(0,)], view
+
+
+def test_a_record_has_its_last_outcome_and_the_error_class_of_that_one(root: str, store: LedgerStore) -> None:
+    """Dead after failed attempts; acked at the second; failed and then in a range, which encloses a shorter one."""
+    begin_hard_story(store, newest_epoch=0)
+    found = {offset: tuple(row) for offset, *row in rows(root, RECORD) if row[0] is None}
+    assert found[11] == (None, "dead", 2, "E2")
+    assert found[12] == (None, "acked", 2, None), "the class of its failed attempt is not that of its outcome"
+    assert found[20] == (None, "expired", 1, None)
+    assert [row[:3] for row in rows(root, RECORD) if row[1] is not None] == [(18, 40, "expired"), (19, 20, "skipped")]
+
+
+def test_turns_and_runs_count_each_outcome_and_a_void_turn_no_record(root: str, hard: LedgerStore) -> None:
+    query = (
+        "SELECT kind, records, acked, failed, dead, skipped, lost, partitions FROM turns WHERE lane = 'live' "
+        "ORDER BY epoch, turn"
+    )
+    assert rows(root, query) == [
+        ("genesis", 0, 0, 0, 0, 0, 0, 1), ("run", 10, 8, 2, 0, 0, 0, 1), ("run", 2, 1, 1, 1, 0, 0, 1),
+        ("void", 0, 5, 0, 0, 0, 0, 1), ("run", 10, 9, 1, 0, 0, 0, 1), ("skip", 0, 0, 0, 0, 11, 0, 1),
+        ("reset", 0, 0, 0, 0, 0, 0, 1), ("run", 3, 2, 1, 0, 0, 0, 1), ("run", 0, 0, 0, 0, 0, 2, 1),
+    ]  # fmt: skip
+    runs = "SELECT lane, run_id, turns, void_turns, records FROM runs ORDER BY ALL"
+    assert rows(root, runs) == [
+        ("backfill-x", "run-1", 1, 0, 2), ("live", "run-1", 2, 0, 13), ("live", "run-2", 2, 0, 2),
+        ("live", "run-3", 1, 1, 0), ("live", "run-4", 1, 0, 10),
+    ]  # fmt: skip

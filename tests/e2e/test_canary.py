@@ -45,6 +45,7 @@ def test_i13_neither_a_secret_nor_a_payload_is_shown_anywhere(
         kafka={"connection": "canary", "properties": {"ssl.key.password": f"{SECRET}-of-the-file"}},
         handler="tests.e2e.handlers:quotes_the_record",
         retry={"max_retries": 0},
+        audit={"key_hash": True},
     )
     _produce_values(lane)
     events = tmp_path / "events"
@@ -98,7 +99,12 @@ def _produce_values(lane: Lab) -> None:
 
 
 def _environment(lane: Lab, events: Path) -> dict[str, str]:
-    extra = {"bootstrap.servers": lane.broker.bootstrap, "security.protocol": "PLAINTEXT", "sasl.password": SECRET}
+    extra = {
+        "bootstrap.servers": lane.broker.bootstrap,
+        "security.protocol": "PLAINTEXT",
+        "sasl.password": SECRET,
+        "ackline.key_hash_secret": f"{SECRET}-of-the-keys",
+    }
     log = {"enabled": "true", "compress": "false", "dir": events.as_uri()}
     settings = " ".join(f"--conf spark.eventLog.{name}={value}" for name, value in log.items())
     return {

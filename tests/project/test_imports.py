@@ -49,6 +49,7 @@ MAY_IMPORT: dict[str, dict[str, str]] = {
         "kafka.registry": "`ackline doctor` checks the schema registry",
         "spark.jars": "`ackline doctor` checks the JARs",
         "spark.session": "the command opens the session and gives it to the steps",
+        "spark.sql": "`ackline sql --engine spark` queries the tables, and calls no step",
     },
     "local": {CORE: "", "audit.store": "the demo reads the ledger", "spark.jars": "Spark's JARs include the broker"},
     "verify": {},

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from ackline.key_hash import key_hash
 from ackline.local.broker import Broker
 from tests.conftest import MakeTopic
 from tests.contract.kafka_log import put
@@ -34,7 +35,7 @@ spark_job._union = union
 for handler in ("by_word", "column_words", "column_raises"):
     # Every property of the connection goes where a password would go. A broker without a login accepts this one.
     job = lab.job(handler, {tp: (0, 2)}, {tp: {2: 2}}, kafka={"client.id": secret},
-                  store_options={"aws_secret_access_key": secret})
+                  store_options={"aws_secret_access_key": secret}, key_hash_secret=secret.encode())
     try:
         lab.run(job)
         print(lab.rows(job))
@@ -59,6 +60,7 @@ def test_neither_secret_nor_payload_shows_anywhere(broker: Broker, topic: MakeTo
     assert done.returncode == 0, done.stderr[-2000:]
     assert "refused: FatalError" in done.stdout
     assert "'outcome': 'failed'" in done.stdout
+    assert f"'key_hash': '{key_hash(SECRET.encode())(PAYLOAD.encode())}'" in done.stdout
     logs = [path.read_bytes() for path in events.rglob("*") if path.is_file()]
     assert logs
     assert any(b"SparkListenerSQLExecutionStart" in log for log in logs)

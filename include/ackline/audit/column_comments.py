@@ -24,6 +24,8 @@ OUTCOME_COMMENTS = {
     "error_message": "The error's text, at most 200 characters, scrubbed of payloads and secrets.",
     "record_timestamp": "The record's timestamp in Kafka; null if it is no time.",
     "handled_at": "When the attempt ended, or when the decision was made.",
+    "key_hash": "The keyed hash of the record's key (HMAC-SHA256, 128 bits in hexadecimal), if the pipeline file has "
+    "`audit: {key_hash: true}`. Null of a record without a key, and of a decision.",
 }
 
 PLAN_COMMENTS = {

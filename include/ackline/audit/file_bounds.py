@@ -15,7 +15,7 @@ from deltalake.exceptions import DeltaError
 
 from ackline.audit.object_store import cause_of, options_of
 from ackline.audit.schemas import TABLES
-from ackline.audit.table import AuditTable
+from ackline.audit.table_handle import TableHandle
 from ackline.errors import ConfigError
 from ackline.scrub import scrub_address
 
@@ -28,7 +28,7 @@ def table_files(version: DeltaTable) -> pa.Table:
     return pa.table(version.get_add_actions(flatten=True))
 
 
-def dataset_of(table: AuditTable, version: DeltaTable, bounded: Sequence[str] = ()) -> ds.FileSystemDataset:
+def dataset_of(table: TableHandle, version: DeltaTable, bounded: Sequence[str] = ()) -> ds.FileSystemDataset:
     """Returns all files of a version; they are not opened yet. `bounded` are the columns by which Arrow skips files.
 
     It has every column of the schema, null in a table of an earlier version.
@@ -49,7 +49,7 @@ def dataset_of(table: AuditTable, version: DeltaTable, bounded: Sequence[str] = 
     return ds.FileSystemDataset(fragments, schema, format_, filesystem)
 
 
-def at_version(table: AuditTable, version: int) -> DeltaTable:
+def at_version(table: TableHandle, version: int) -> DeltaTable:
     """Returns a table as it was at a version. Raises ConfigError if the Delta log does not hold that version."""
     try:
         return DeltaTable(table.uri, version=version, storage_options=options_of(table.uri))

@@ -8,7 +8,7 @@ from typing import Any
 from ackline.audit.sql import sql_result
 from ackline.turns import TurnKind
 
-_COUNTS = ("acked", "failed", "skipped", "dropped", "dead", "expired", "lost")
+_COUNTS = ("acked", "failed", "skipped", "dropped", "dead", "expired", "compacted", "lost")
 _NO_ACTS = (TurnKind.RUN, TurnKind.GENESIS, TurnKind.VOID)
 
 

@@ -25,6 +25,7 @@ from deltalake.transaction import AddAction, RemoveAction
 
 from ackline.audit.data_files import DataFile, DataFileWriter, partition_folder
 from ackline.audit.fenced_append import REWRITE
+from ackline.audit.file_bounds import dataset_of
 from ackline.audit.layout import LaneFolder, all_lanes
 from ackline.audit.lost_files import drop_lost_files, void_turns
 from ackline.audit.schemas import TABLES
@@ -245,7 +246,7 @@ def _paths(version: DeltaTable) -> set[str]:
 def _rewrite(table: AuditTable, version: DeltaTable, day: str, paths: set[str]) -> DataFile:
     """Writes the rows of files to one new file, a row group at a time."""
     names = {path.rsplit("/", 1)[-1] for path in paths}
-    dataset = table.dataset(version, {"plan_date": day})
+    dataset = dataset_of(table, version)
     fragments = [fragment for fragment in dataset.get_fragments() if fragment.path.rsplit("/", 1)[-1] in names]
     rows = ds.FileSystemDataset(fragments, dataset.schema, dataset.format, dataset.filesystem)
     columns = [name for name in dataset.schema.names if name != "plan_date"]

@@ -11,6 +11,8 @@ from deltalake import DeltaTable
 from deltalake.schema import Schema
 
 from ackline.audit.creation import missing_columns
+from ackline.audit.file_bounds import PRUNING, dataset_of
+from ackline.audit.schemas import TABLES
 from ackline.audit.table_handle import TableHandle
 
 Where: TypeAlias = Mapping[str, str | int]
@@ -20,10 +22,14 @@ Where: TypeAlias = Mapping[str, str | int]
 def pruned_dataset(handle: TableHandle, table: DeltaTable, where: Where | None) -> ds.Dataset:
     """Returns the files of a version whose statistics allow rows that match `where`; they are not opened yet.
 
-    Arrow itself reads them, and not delta-rs's Python file system (`object_store.arrow_filesystem`).
+    A column without statistics rules out no file. So a filter on it finds its rows, which delta-rs's own dataset drops
+    (`file_bounds`).
     """
-    schema, pruning = table_schema(handle, table.schema()), None if where is None else _as_sql(where)
-    return table.to_pyarrow_dataset(filesystem=handle.storage.filesystem, file_pruning_predicate=pruning, schema=schema)
+    dataset = dataset_of(handle, table, [name for name in PRUNING if name in TABLES[handle.name].names])
+    if where is None:
+        return dataset
+    fragments = list(dataset.get_fragments(filter=as_expression(where)))
+    return ds.FileSystemDataset(fragments, dataset.schema, dataset.format, dataset.filesystem)
 
 
 def table_schema(handle: TableHandle, existing: Schema) -> pa.Schema:
@@ -37,12 +43,3 @@ def table_schema(handle: TableHandle, existing: Schema) -> pa.Schema:
 def as_expression(where: Where) -> ds.Expression:
     """Returns `where` as Arrow's filter."""
     return reduce(and_, (ds.field(name) == value for name, value in where.items()))
-
-
-def _as_sql(where: Where) -> str:
-    """Returns `where` as the SQL predicate by which delta-rs prunes files."""
-    return " AND ".join(f"{name} = {_sql_literal(value)}" for name, value in where.items())
-
-
-def _sql_literal(value: str | int) -> str:
-    return "'" + value.replace("'", "''") + "'" if isinstance(value, str) else str(value)

@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
 from ackline.arguments import PartitionChoice
+from ackline.audit.key_rows import rows_of_key
 from ackline.audit.layout import lanes_of
 from ackline.audit.pruned_read import Where
 from ackline.audit.scan import DECISION, LaneScanner, Scan, comes_after, first_rows
@@ -48,6 +49,8 @@ class AuditFilter:
     as_of: datetime | int | None = None
     """The rows as they were then: those of turns settled by this time, or those in this version of the lane's outcomes.
     With `everything`, a time leaves out the rows with a later `handled_at`."""
+    key_hash: str | None = None
+    """Only rows about records whose key has this hash (`ackline.key_hash`): attempts, and decisions on them."""
     newest_first: bool = False
     """Whether the newest turn comes first. In a turn, offsets ascend."""
 
@@ -81,11 +84,20 @@ def audit_pages(
         found = lanes_of(root, pipeline)
         lanes = [LaneScanner(lane.folder) for lane in found if criteria.lane in (None, lane.lane)]
     order, wanted, left = _order(criteria), _wanted(criteria), criteria.limit
+    offsets = criteria.offsets
+    if criteria.key_hash is not None:
+        # Of all lanes, because one of them may have handled the record before keys were hashed.
+        of_key = rows_of_key(
+            [lane.folder for lane in lanes_of(root, pipeline)], criteria.key_hash, _partitions(criteria)
+        )
+        wanted, offsets = wanted & of_key.wanted, offsets or of_key.offsets
+        if of_key.offsets is None:
+            return
     after: ds.Expression | None = None
     while left is None or left > 0:
         limit = PAGE_ROWS if left is None else min(left, PAGE_ROWS)
         page_wanted = wanted if after is None else wanted & after
-        page = first_rows(lanes, _scan(criteria, page_wanted, order, limit))
+        page = first_rows(lanes, _scan(criteria, page_wanted, order, limit, offsets))
         if page is None:
             return
         yield page.drop([DECISION, "plan_date"])
@@ -95,14 +107,16 @@ def audit_pages(
         left = None if left is None else left - page.num_rows
 
 
-def _scan(criteria: AuditFilter, wanted: ds.Expression, order: Sequence[str], limit: int) -> Scan:
+def _scan(
+    criteria: AuditFilter, wanted: ds.Expression, order: Sequence[str], limit: int, offsets: OffsetRange | None
+) -> Scan:
     return Scan(
         [*COLUMNS, "plan_date"],
         wanted,
         order,
         limit,
         _pruning(criteria),
-        criteria.offsets,
+        offsets,
         criteria.everything,
         _descending(criteria),
         criteria.as_of if isinstance(criteria.as_of, int) else None,
@@ -156,11 +170,7 @@ def _pruning(criteria: AuditFilter) -> Where | None:
 
 def _wanted(criteria: AuditFilter) -> ds.Expression:
     named = _named_columns(criteria).items()
-    wanted = reduce(and_, (ds.field(name) == value for name, value in named), ds.scalar(True))
-    if len(criteria.choice.topics) > 1:
-        wanted = wanted & ds.field("topic").isin(criteria.choice.topics)
-    if len(criteria.choice.partitions) > 1:
-        wanted = wanted & ds.field("partition").isin(criteria.choice.partitions)
+    wanted = reduce(and_, (ds.field(name) == value for name, value in named), _partitions(criteria))
     if criteria.since is not None:
         wanted = wanted & (ds.field("handled_at") >= pa.scalar(criteria.since, TIME))
     if criteria.everything and isinstance(criteria.as_of, datetime):
@@ -168,6 +178,15 @@ def _wanted(criteria: AuditFilter) -> ds.Expression:
     if criteria.offsets is not None:  # a row for a range is wanted if the range holds any of the offsets
         end = pc.coalesce(ds.field("end_offset"), ds.field("offset") + 1)
         wanted = wanted & (ds.field("offset") < criteria.offsets.end) & (end > criteria.offsets.start)
+    return wanted
+
+
+def _partitions(criteria: AuditFilter) -> ds.Expression:
+    """Returns the filter of the partitions that `criteria.choice` names."""
+    wanted = ds.scalar(True)
+    for name, values in (("topic", criteria.choice.topics), ("partition", criteria.choice.partitions)):
+        if values:
+            wanted = wanted & ds.field(name).isin(values)
     return wanted
 
 

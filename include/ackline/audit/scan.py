@@ -128,6 +128,8 @@ class LaneScanner:
     folder: str
     files_opened: int = 0
     """How many data files of outcomes were opened."""
+    groups_read: int = 0
+    """How many row groups of these were read."""
     _effective: dict[tuple[int, int], bool] = field(default_factory=dict)
 
     def batches(self, scan: Scan, first: "_FirstRows") -> Iterator[pa.Table]:
@@ -155,10 +157,17 @@ class LaneScanner:
     ) -> Iterator[pa.Table]:
         """Yields rows of a file in batches, until no further row group can hold one of the first rows."""
         projection = {name: ds.field(name) for name in scan.columns} | {DECISION: ds.field("attempt") == 0}
-        groups = file.split_by_row_group(filter=scan.wanted, schema=schema)
+        # Arrow can't compare the end of a row, which is that of its range or of its record, with statistics. Without
+        # the second choice it would read every row group that begins below the offset.
+        groups = [
+            group
+            for group in file.split_by_row_group(filter=scan.wanted, schema=schema)
+            if _group_may_hold(group, scan.offsets)
+        ]
         for start, group in _in_order([(_start_of_group(group, scan), group) for group in groups]):
             if first.are_before(start):
                 return
+            self.groups_read += 1
             scanner = group.scanner(
                 schema=schema, columns=projection, filter=scan.wanted, batch_size=_BATCH_ROWS, batch_readahead=0,
                 use_threads=False,
@@ -263,6 +272,22 @@ def _may_hold(file: dict[str, Any], offsets: OffsetRange | None) -> bool:
     ranges = file.get("null_count.end_offset") != file["num_records"]
     end = file.get("max.end_offset")
     return low < offsets.end and (high >= offsets.start or (ranges and (end is None or end > offsets.start)))
+
+
+def _group_may_hold(group: ds.ParquetFileFragment, offsets: OffsetRange | None) -> bool:
+    """Returns whether a row group may hold a row for one of these offsets, by the statistics in the file."""
+    if offsets is None:
+        return True
+    info = group.row_groups[0]
+    bounds: dict[str, Any] = {"num_records": info.num_rows}
+    for index in range(info.metadata.num_columns):
+        column = info.metadata.column(index)
+        stats, name = column.statistics, column.path_in_schema
+        if stats is not None and name in ("offset", "end_offset"):
+            bounds[f"null_count.{name}"] = stats.null_count if stats.has_null_count else None
+            if stats.has_min_max:
+                bounds |= {f"min.{name}": stats.min, f"max.{name}": stats.max}
+    return _may_hold(bounds, offsets)
 
 
 def _turn_key(epoch: int, turn: int) -> int:

@@ -44,6 +44,7 @@ OUTCOMES = _described(
         pa.field("error_message", pa.string()),
         pa.field("record_timestamp", TIME),
         pa.field("handled_at", TIME),
+        pa.field("key_hash", pa.string()),
     ],
 )
 """The audit table. A row is one attempt at a record, or a decision on a record or a range of them (attempt 0)."""

@@ -17,10 +17,11 @@ import pyarrow.dataset as ds
 from deltalake.exceptions import DeltaError
 
 from ackline.audit.file_bounds import PRUNING, dataset_of
-from ackline.audit.layout import all_lanes, lanes_of
+from ackline.audit.layout import LaneFolder, all_lanes, lanes_of
 from ackline.audit.schemas import TABLES
 from ackline.audit.table import AuditTable
 from ackline.errors import ConfigError, FatalError
+from ackline.scrub import scrub_address
 
 VIEWS = {
     "outcomes": ("outcomes", "settlements"),
@@ -33,6 +34,11 @@ VIEWS = {
     "runs": ("plans", "settlements"),
 }
 """The views, each with the tables that it reads."""
+_SPARK_FUNCTIONS = """
+CREATE MACRO explode(list) AS unnest(list);
+CREATE MACRO unix_micros(time) AS epoch_us(time);
+"""
+"""What the views need of Spark's functions."""
 MEMORY = "1GB"
 _BATCH_ROWS = 10_000
 _USER_ERRORS = (
@@ -60,11 +66,12 @@ def sql_result(root: str, query: str, pipelines: Collection[str] = ()) -> Iterat
         connection.execute("SET enable_progress_bar = false")  # it would be printed into the rows of a long query
         connection.execute(f"SET temp_directory = '{spill}'")
         _check_is_select(connection, query)
-        needed = {table for view, tables in VIEWS.items() if _names(query, view) for table in tables}
+        needed = _needed_tables(query)
         for name, schema in TABLES.items():
             found = _dataset(root, name, pipelines) if name in needed else ds.dataset(schema.empty_table())
             connection.register(f"_{name}", found)
-        connection.execute(resources.files("ackline.audit").joinpath("views.sql").read_text())
+        connection.execute(_SPARK_FUNCTIONS)
+        connection.execute(view_definitions())
         # From here on the query cannot reach anything but the views.
         connection.execute("SET enable_external_access = false")
         connection.execute("SET python_enable_replacements = false")
@@ -72,9 +79,43 @@ def sql_result(root: str, query: str, pipelines: Collection[str] = ()) -> Iterat
         yield connection.sql(query).to_arrow_reader(_BATCH_ROWS)
 
 
-def _names(query: str, view: str) -> bool:
-    """Returns whether a query may read a view. A word of a text or comment counts too, and costs only time."""
-    return re.search(rf"\b{view}\b", query, re.IGNORECASE) is not None
+def table_folders(root: str, query: str, pipelines: Collection[str] = ()) -> dict[str, list[str]]:
+    """Returns the folders of each table of all chosen pipelines and lanes. A table that the query does not
+    need has none.
+
+    Raises ConfigError for tables in an object store: Spark has no client of one here.
+    """
+    if "://" in root:
+        raise ConfigError(
+            f"--engine spark reads tables in a folder that all executors share, and not {scrub_address(root)}: use "
+            f"the engine duckdb",
+            key="--engine",
+        )
+    lanes = _lanes(root, pipelines)
+    needed = _needed_tables(query)
+    return {
+        name: [table.uri for lane in lanes if (table := AuditTable(lane.folder, name)).open() is not None]
+        if name in needed
+        else []
+        for name in TABLES
+    }
+
+
+def view_definitions() -> str:
+    """Returns the statements that create the views, for DuckDB and for Spark."""
+    return resources.files("ackline.audit").joinpath("views.sql").read_text()
+
+
+def _needed_tables(query: str) -> set[str]:
+    """Returns the tables that a query may read. A word of a text or comment counts too, and costs only time."""
+    named = {view for view in VIEWS if re.search(rf"\b{view}\b", query, re.IGNORECASE)}
+    return {table for view in named for table in VIEWS[view]}
+
+
+def _lanes(root: str, pipelines: Collection[str]) -> list[LaneFolder]:
+    if not pipelines:
+        return list(all_lanes(root))
+    return [lane for pipeline in pipelines for lane in lanes_of(root, pipeline)]
 
 
 def _check_is_select(connection: duckdb.DuckDBPyConnection, query: str) -> None:
@@ -85,9 +126,8 @@ def _check_is_select(connection: duckdb.DuckDBPyConnection, query: str) -> None:
 
 def _dataset(root: str, name: str, pipelines: Collection[str]) -> ds.Dataset:
     """Returns the files of a table of all chosen pipelines and lanes."""
-    lanes = [lane for pipeline in pipelines for lane in lanes_of(root, pipeline)] if pipelines else all_lanes(root)
     schema, datasets = TABLES[name].remove_metadata(), []
-    for lane in lanes:
+    for lane in _lanes(root, pipelines):
         table = AuditTable(lane.folder, name)
         version = table.open()
         if version is not None:

@@ -57,10 +57,7 @@ def read_terminal_offsets(
         return {}, {}
     older = _turns_in_older_topics(folder, epoch, topic_ids)
     found: tuple[dict[TopicPartition, list[Ranges]], ...] = ({}, {})
-    where: Where = {"epoch": epoch, "outcome": wanted.outcome} if wanted and wanted.outcome else {"epoch": epoch}
-    columns = [*_COLUMNS, "error_class", "run_id"]
-    for every_class in _effective_rows(folder, where, last, topic_ids, columns):
-        rows = _with_class_and_run(every_class, wanted)
+    for rows in _effective_rows(folder, _where(epoch, wanted), last, topic_ids, _COLUMNS):
         for (topic, partition), part in _split(rows, ["topic", "partition"]):
             tp, (starts, ends) = TopicPartition(topic, partition), _bounds(part)
             in_older = np.isin(part["turn"].to_numpy(), older.get(tp.topic, []))
@@ -131,17 +128,10 @@ def _effective_rows(
         raise outcomes.error(error) from error
 
 
-def _with_class_and_run(rows: pa.Table, wanted: OutcomeFilter | None) -> pa.Table:
-    """Returns the rows of the wanted error class and run.
-
-    They are chosen after the read: these columns have no statistics, and a dataset takes a file without statistics for
-    one in which nothing can match.
-    """
-    values = {"error_class": wanted.error_class, "run_id": wanted.run_id} if wanted else {}
-    for name, value in values.items():
-        if value is not None:
-            rows = rows.filter(pc.field(name) == value)
-    return rows
+def _where(epoch: int, wanted: OutcomeFilter | None) -> Where:
+    """Returns the values that the rows of wanted outcomes have."""
+    chosen = {"outcome": wanted.outcome, "error_class": wanted.error_class, "run_id": wanted.run_id} if wanted else {}
+    return {"epoch": epoch, **{name: value for name, value in chosen.items() if value is not None}}
 
 
 def _void_turns(folder: str, epoch: int) -> list[int]:
@@ -153,7 +143,6 @@ def _void_turns(folder: str, epoch: int) -> list[int]:
 def _turns_in_older_topics(folder: str, epoch: int, topic_ids: Mapping[str, str]) -> dict[str, list[int]]:
     """Returns the turns that were planned in an older topic of the same name, by topic."""
     plans = AuditTable(folder, "plans")
-    # Compared after the read: topic ids have no statistics (see `_with_class_and_run`).
     rows = plans.read({"epoch": epoch}, ["topic", "topic_id", "turn"])
     rows = rows.group_by(["topic", "topic_id", "turn"]).aggregate([])
     turns: dict[str, list[int]] = {}

@@ -7,6 +7,7 @@ import typer
 
 from ackline.arguments import LAST
 from ackline.cli import tables
+from ackline.cli.connection import connection_of
 from ackline.cli.options import (
     ErrorClass,
     Json,
@@ -23,6 +24,7 @@ from ackline.cli.options import (
 )
 from ackline.cli.rows import Csv, Parquet, check_formats, write_rows
 from ackline.errors import ConfigError
+from ackline.pipeline import Pipeline
 
 SHOWN = 50
 """Rows that are printed as a table without --limit."""
@@ -47,6 +49,10 @@ AsOf = Annotated[
     str | None,
     typer.Option("--as-of", help="As it was at a time, or in a version of the lane's table `outcomes`."),
 ]
+Key = Annotated[
+    str | None, typer.Option("--key", help="Only records with this key, as UTF-8: needs `audit: {key_hash: true}`.")
+]
+KeyHex = Annotated[str | None, typer.Option("--key-hex", help="Only records with this key, in hexadecimal digits.")]
 Limit = Annotated[int | None, typer.Option(help="At most this many rows.", min=0, max=2**53)]
 Everything = Annotated[bool, typer.Option("--all", help="Also rows that are not effective (of open or void turns).")]
 
@@ -65,6 +71,8 @@ def audit(
     epoch: Epoch = None,
     since: Since = None,
     as_of: AsOf = None,
+    key: Key = None,
+    key_hex: KeyHex = None,
     limit: Limit = None,
     everything: Everything = False,
     now: Now = None,
@@ -74,16 +82,17 @@ def audit(
 ) -> None:
     """Show what happened to each record: the effective rows of the audit table.
 
-    With `--offsets` the rows are in the order of offsets, each record's in the order of time; without it the newest
-    turn comes first.
+    With `--offsets`, `--key` or `--key-hex` the rows are in the order of offsets, each record's in the order of time;
+    without them the newest turn comes first.
 
-    Examples: `ackline audit orders --offsets 1041`, `ackline audit orders --outcome dead --since "1d ago" --csv`
+    Examples: `ackline audit orders --offsets 1041`, `ackline audit orders --key 4711`,
+    `ackline audit orders --outcome dead --since "1d ago" --csv`
     """
     from ackline.audit.queries import AuditFilter, audit_pages
     from ackline.paths import audit_root
 
     check_formats(as_json, as_csv, parquet)
-    pipeline_named(name)
+    pipeline = pipeline_named(name)
     _check_outcome(outcome)
     as_table = not (as_json or as_csv or parquet is not None)
     chosen, moment = range_of(offsets), _as_of(as_of, now)
@@ -101,7 +110,8 @@ def audit(
         since=moment_of(since, "--since", now),
         choice=choice_of(topic, partition),
         as_of=moment,
-        newest_first=chosen is None,
+        key_hash=_key_hash(pipeline, key, key_hex),
+        newest_first=chosen is None and key is None and key_hex is None,
     )
     pages = audit_pages(audit_root(), name, criteria)
     if as_table:
@@ -122,6 +132,24 @@ def _check_outcome(outcome: str | None) -> None:
 
     if outcome is not None and outcome not in list(Outcome):
         raise ConfigError(f"--outcome {outcome}: write one of {', '.join(Outcome)}", key="--outcome")
+
+
+def _key_hash(pipeline: Pipeline, key: str | None, key_hex: str | None) -> str | None:
+    """Returns the hash of the key that `--key` or `--key-hex` names; None without them.
+
+    Raises ConfigError for both of them, for digits that are not hexadecimal, and if the connection has no secret.
+    """
+    from ackline.key_hash import key_hash, secret_of
+
+    if key is None and key_hex is None:
+        return None
+    if key is not None and key_hex is not None:
+        raise ConfigError("--key and --key-hex: write one of them", key="--key-hex")
+    try:
+        raw = key.encode() if key is not None else bytes.fromhex(key_hex or "")
+    except ValueError:
+        raise ConfigError("--key-hex: write two hexadecimal digits for each byte of the key", key="--key-hex") from None
+    return key_hash(secret_of(connection_of(pipeline) or {}, pipeline.kafka.connection))(raw)
 
 
 def _as_of(text: str | None, now: str | None) -> Any:

@@ -225,7 +225,8 @@ def _manifests(
             parts, indexes = _retry_parts(spark, job)
             records.append(indexes.mapInArrow(read_retries(job.kafka, parts), NOTED_DDL))
         path, deliver_tombstones, once = str(job.settings.handler), job.settings.deliver_tombstones, job.settings.once
-        outcomes = with_outcomes(_union(records), handler, path, deliver_tombstones, several_topics, once)
+        hashes_keys = job.settings.key_hash_secret is not None
+        outcomes = with_outcomes(_union(records), handler, path, deliver_tombstones, several_topics, once, hashes_keys)
         return outcomes.mapInArrow(store_column(task), MANIFEST_DDL)
     manifests = [for_python(source, several_topics).mapInArrow(handle_fresh(task), MANIFEST_DDL) for source in sources]
     if job.retries:

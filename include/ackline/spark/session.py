@@ -9,7 +9,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
@@ -56,13 +56,16 @@ LOOPBACK = {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0
 _SECRET = "spark.authenticate.secret"
 
 
-def open_session(app_name: str = "ackline", block: SparkBlock | None = None) -> SparkSession:
+def open_session(
+    app_name: str = "ackline", block: SparkBlock | None = None, more: Mapping[str, str] | None = None
+) -> SparkSession:
     """Returns the session of this process; starts one if there is none.
 
     Outside spark-submit the session is `local[*]` with 1 GiB, without a user interface and with a quiet log.
-    ACKLINE_SPARK_MASTER, ACKLINE_SPARK_MEMORY and `block` override that. On a cluster the session carries Ackline's
-    code and the handlers to the executors. Raises ConfigError if the JARs of the Kafka source are not installed, if
-    the master is refused or if it needs a secret that is not configured, and TransientError if Spark does not start.
+    ACKLINE_SPARK_MASTER, ACKLINE_SPARK_MEMORY and `block` override that, and `more` overrides all. On a cluster the
+    session carries Ackline's code and the handlers to the executors. Raises ConfigError if the JARs of the Kafka source
+    are not installed, if the master is refused or if it needs a secret that is not configured, and TransientError if
+    Spark does not start.
     """
     block = block or SparkBlock()
     master = master_of_environment()
@@ -70,7 +73,7 @@ def open_session(app_name: str = "ackline", block: SparkBlock | None = None) -> 
         os.environ["PYSPARK_PYTHON"] = block.python
     # Python workers use this interpreter. Without it they use the first `python3` on their PATH.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    settings = session_settings(master, block, submitted="PYSPARK_GATEWAY_PORT" in os.environ)
+    settings = session_settings(master, block, submitted="PYSPARK_GATEWAY_PORT" in os.environ) | dict(more or {})
     try:
         with quiet_jvm() if SparkContext._gateway is None else nullcontext(), _no_jvm_without_gateway():
             conf = SparkConf().setAppName(app_name).setAll(list(settings.items()))

@@ -15,7 +15,8 @@ from ackline.translation import Translation
 class ReplaySettings:
     """Which handler a job calls, and what becomes of its outcomes.
 
-    The secrets in here are a password for the schema registry, in `translation`, and the login of an object store.
+    The secrets in here are a password for the schema registry, in `translation`, the login of an object store, and the
+    secret of the hashes of keys.
     They travel only inside the function of a task.
     """
 
@@ -38,6 +39,8 @@ class ReplaySettings:
     """The streams, where records are decoded, filtered or split between handlers."""
     store_options: Mapping[str, str] | None = field(default=None, repr=False)
     """How tasks reach the object store of the tables (`audit.object_store`); None if the tables are on a disk."""
+    key_hash_secret: bytes | None = field(default=None, repr=False)
+    """What the keys of records are hashed with; None if the table gets no hashes."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from pyspark import TaskContext
 from ackline.audit.object_store import use_options
 from ackline.errors import ConfigError, FatalError
 from ackline.handler import Tier
+from ackline.key_hash import key_hash
 from ackline.metrics import FetchTimes
 from ackline.offsets import TopicPartition
 from ackline.outcome import ErrorClass, Outcome
@@ -33,12 +34,13 @@ from ackline.spark.handlers.outcomes import (
     tombstone_outcome,
 )
 from ackline.spark.isolation.isolated import IsolatedHandler
+from ackline.spark.key_hashes import hashes_of_keys
 from ackline.spark.output.manifest import manifest
 from ackline.spark.output.outcome_files import Chunk, OutcomeCounter, OutcomeFiles
 from ackline.spark.rate_limit import RateLimit
 from ackline.spark.records import OUT_OF_RANGE, Int64s, Records
 from ackline.spark.retries import GoneOffsets
-from ackline.spark.settings import TaskSettings
+from ackline.spark.settings import ReplaySettings, TaskSettings
 
 FETCHED = "fetched"
 TOMBSTONE = "tombstone"
@@ -56,7 +58,9 @@ class TaskRun:
         self._settings = settings
         self._clock = outcome_clock(settings.replay.now)
         files = OutcomeFiles if settings.replay.record_outcomes else OutcomeCounter
-        self._files = files(settings.target)
+        secret = settings.replay.key_hash_secret
+        self._key_hash = None if secret is None else key_hash(secret)
+        self._files = files(settings.target, key_hashes=secret is not None)
         self._waits: dict[TopicPartition, FetchTimes] = {}
         self._last_offsets: dict[TopicPartition, int] = {}
         self._calls = 0
@@ -108,7 +112,7 @@ class TaskRun:
         assert self._call is not None
         outcomes = self._call(records)
         self._calls += outcomes.calls
-        self._store(records.tp, records.offsets, records.timestamps, records.attempts, outcomes)
+        self._store(records.tp, records.offsets, records.timestamps, records.attempts, outcomes, records.keys)
 
     def store_gone(self, gone: GoneOffsets) -> None:
         """Stores retries that the log no longer holds. They have attempt 0, because no handler was called."""
@@ -128,7 +132,7 @@ class TaskRun:
         time = self._clock()
         failed = [_unreadable(row, time) for row in range(len(records))]
         outcomes = Outcomes(np.full(len(records), time, dtype=np.int64), failed)
-        self._store(records.tp, records.offsets, records.timestamps, records.attempts, outcomes)
+        self._store(records.tp, records.offsets, records.timestamps, records.attempts, outcomes, records.keys)
 
     def store_column(self, tp: TopicPartition, batch: pa.RecordBatch) -> None:
         """Stores rows of one topic-partition, each of which has either the column handler's `outcome` or a `note`."""
@@ -170,15 +174,25 @@ class TaskRun:
         out_of_range = batch.column("out_of_range").to_numpy(zero_copy_only=False)
         timestamps = np.where(out_of_range, OUT_OF_RANGE, timestamps)
         attempts = batch.column("attempt").to_numpy()
-        self._store(tp, batch.column("offset").to_numpy(), timestamps, attempts, Outcomes(handled_at, not_acked))
+        offsets, keys = batch.column("offset").to_numpy(), None if self._key_hash is None else batch.column("key")
+        self._store(tp, offsets, timestamps, attempts, Outcomes(handled_at, not_acked), keys)
 
     def _store(
-        self, tp: TopicPartition, offsets: Int64s, timestamps: Int64s, attempts: Any, outcomes: Outcomes
+        self,
+        tp: TopicPartition,
+        offsets: Int64s,
+        timestamps: Int64s,
+        attempts: Any,
+        outcomes: Outcomes,
+        keys: pa.Array | None,
     ) -> None:
         self._check_order(tp, offsets)
         self._out_of_range += int(np.count_nonzero(timestamps == OUT_OF_RANGE))
+        hashes = None if self._key_hash is None or keys is None else hashes_of_keys(keys, self._key_hash)
         if not outcomes.not_acked:
-            self._files.add(tp, Outcome.ACKED, Chunk(offsets, timestamps, attempts, outcomes.handled_at))
+            self._files.add(
+                tp, Outcome.ACKED, Chunk(offsets, timestamps, attempts, outcomes.handled_at, key_hashes=hashes)
+            )
             return
         acked = np.ones(len(offsets), dtype=np.bool_)
         others: dict[Outcome, list[RowOutcome]] = defaultdict(list)
@@ -186,14 +200,21 @@ class TaskRun:
             acked[result.row] = False
             failed = result.outcome is Outcome.FAILED
             others[self._settings.replay.on_failure if failed else result.outcome].append(result)
-        chunk = Chunk(offsets[acked], timestamps[acked], attempts[acked], outcomes.handled_at[acked])
+        chunk = Chunk(
+            offsets[acked],
+            timestamps[acked],
+            attempts[acked],
+            outcomes.handled_at[acked],
+            key_hashes=None if hashes is None else hashes.filter(pa.array(acked)),
+        )
         self._files.add(tp, Outcome.ACKED, chunk)
         for outcome, results in others.items():
             rows = np.array([result.row for result in results])
             times = np.array([result.handled_at for result in results], dtype=np.int64)
             classes = [result.error_class for result in results]
             messages = [result.error_message for result in results]
-            chunk = Chunk(offsets[rows], timestamps[rows], attempts[rows], times, classes, messages)
+            of_rows = None if hashes is None else hashes.take(pa.array(rows))
+            chunk = Chunk(offsets[rows], timestamps[rows], attempts[rows], times, classes, messages, of_rows)
             self._files.add(tp, outcome, chunk)
 
     def _check_order(self, tp: TopicPartition, offsets: Int64s) -> None:
@@ -213,9 +234,14 @@ class TaskRun:
 
 def _call_handler(settings: TaskSettings, clock: Clock) -> CallHandler:
     if settings.replay.isolated:
-        return IsolatedHandler(replace(settings.replay, store_options=None), settings.tier, clock)
+        return IsolatedHandler(without_secrets(settings.replay), settings.tier, clock)
     with _naming_host():
         return load_call(settings.replay, settings.tier)
+
+
+def without_secrets(settings: ReplaySettings) -> ReplaySettings:
+    """Returns the settings for the handler's process, without the secrets that only the task itself needs."""
+    return replace(settings, store_options=None, key_hash_secret=None)
 
 
 def _ignore_ctrl_c() -> None:

@@ -4,7 +4,7 @@ import contextlib
 import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +18,7 @@ from ackline.kafka.exact import ExactReader
 from ackline.kafka.group import Group
 from ackline.kafka.letter_search import FoundLetter, LetterId, find_letter
 from ackline.kafka.registry import Registry, registry_config, without_registry_settings
+from ackline.key_hash import secret_of, without_own_settings
 from ackline.listener import ListenerThread, load_listener
 from ackline.offsets import TopicPartition
 from ackline.partition_filter import PartitionFilter, all_partitions, load_partition_filter
@@ -90,6 +91,8 @@ class Parts:
     """What the user asks of this run."""
     lease: TurnLease | None = None
     """The lease of the turn that this run replays; None for a run without one."""
+    key_hash_secret: bytes | None = field(default=None, repr=False)
+    """What the keys of records are hashed with; None if the pipeline file has no `audit: {key_hash: true}`."""
 
     @property
     def commits(self) -> bool:
@@ -186,14 +189,16 @@ def open_parts(
 
     `connection` holds the properties of the Kafka connection that the pipeline names. It is not needed if the file
     names bootstrap servers itself. `when_held` is what replay does if another process replays the turn. Raises
-    ConfigError if it is missing, and if code that the file names (retry class, listener, partition filter) does not
-    import.
+    ConfigError if it is missing, if it has no secret for `audit: {key_hash: true}`, and if code that the file names
+    (retry class, listener, partition filter) does not import.
     """
     connection = _connection_with_broker(pipeline, connection)
     pipeline.retry.policy()  # a class that does not import is refused before anything is planned
     listener = load_listener(pipeline.listener)
     partition_filter = load_partition_filter(pipeline.kafka.partition_filter)
-    config = client_config({**without_registry_settings(connection), **pipeline.kafka.properties})
+    properties = without_registry_settings(without_own_settings(connection))
+    config = client_config({**properties, **pipeline.kafka.properties})
+    key_hash_secret = secret_of(connection, pipeline.kafka.connection) if pipeline.audit.key_hash else None
     translation = translation_of(pipeline, connection)
     setting_warnings = (*warnings_of_settings(pipeline), *warnings_of_connection(pipeline, connection))
     store = LedgerStore(audit or audit_root(), pipeline.name, lane)
@@ -216,6 +221,7 @@ def open_parts(
             translation=translation,
             partition_filter=partition_filter,
             lease=TurnLease(LeaseFile(store.folder), run_id, when_held),
+            key_hash_secret=key_hash_secret,
         )
         parts.notify("open", pipeline.name, run_id)
         try:

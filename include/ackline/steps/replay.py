@@ -269,6 +269,7 @@ def job_of(parts: Parts, plan: Plan) -> "ReplayJob":
         record_timeout=timeout.total_seconds() if timeout else None,
         translation=parts.translation,
         store_options=parts.store.storage_options() or None,
+        key_hash_secret=parts.key_hash_secret,
     )
     return ReplayJob(
         target=OutcomeTarget(parts.store.outcomes.uri, plan.turn, plan_date(plan.planned_at), parts.run_id),

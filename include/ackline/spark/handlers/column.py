@@ -38,10 +38,17 @@ def as_records(source: DataFrame) -> DataFrame:
 
 
 def with_outcomes(
-    records: DataFrame, handler: Handler, path: str, deliver_tombstones: bool, topic: bool, once: bool = False
+    records: DataFrame,
+    handler: Handler,
+    path: str,
+    deliver_tombstones: bool,
+    topic: bool,
+    once: bool = False,
+    key: bool = False,
 ) -> DataFrame:
     """Returns the columns partition, offset, timestamp, attempt, note, out_of_range and outcome for each row of
-    `records`, which has those of NOTED_DDL. With `topic`, that column comes first. `path` is the handler's, for errors.
+    `records`, which has those of NOTED_DDL. With `topic`, that column comes first; with `key`, it is kept, too.
+    `path` is the handler's, for errors.
 
     Raises ConfigError if the handler returned anything else than a column over these rows; with `once`, also if the
     column calls a user function.
@@ -58,7 +65,9 @@ def with_outcomes(
                 key="handler",
             )
         outcome = F.when(F.col("note").isNull(), answer.cast("string")).alias("outcome")
-        kept = ["topic"] * topic + ["partition", "offset", "timestamp", "attempt", "note", "out_of_range"]
+        kept = (
+            ["topic"] * topic + ["partition", "offset", "timestamp", "attempt", "note", "out_of_range"] + ["key"] * key
+        )
         outcomes = noted.select(*kept, outcome)
         adds_only_columns = _is_projection(outcomes, noted)
     except (PySparkException, Py4JError) as error:

@@ -49,13 +49,16 @@ FILE_COLUMNS = pa.schema(
         ("handled_at", TIMESTAMP),
     ]
 )
-"""The table's columns, without the plan's date: its value is in the path."""
+"""The table's columns, without the plan's date: its value is in the path. A file of records whose keys are hashed has
+the column `key_hash`, too; readers take it for null in the other files."""
 
 # The writer writes a dictionary as it is. Given plain strings, it would first have to find that all are equal.
 _CONSTANT = ("pipeline", "lane", "run_id", "topic", "outcome")
 _WRITTEN = pa.schema(
     [(f.name, pa.dictionary(pa.int32(), pa.string()) if f.name in _CONSTANT else f.type) for f in FILE_COLUMNS]
 )
+
+_WITH_HASHES = _WRITTEN.append(pa.field("key_hash", pa.string()))
 
 _FLUSH_ROWS = 250_000
 _ERROR_WEIGHT = 12
@@ -93,6 +96,8 @@ class Chunk:
     handled_at: Int64s
     classes: Sequence[str | None] | None = None
     messages: Sequence[str | None] | None = None
+    key_hashes: pa.Array | None = None
+    """The hashes of the records' keys; None if the table gets none."""
 
 
 class OutcomeFiles:
@@ -101,8 +106,9 @@ class OutcomeFiles:
     `counts` holds how many rows were added of each outcome of each topic-partition.
     """
 
-    def __init__(self, target: OutcomeTarget) -> None:
+    def __init__(self, target: OutcomeTarget, key_hashes: bool = False) -> None:
         self._target = target
+        self._schema = _WITH_HASHES if key_hashes else _WRITTEN
         self._storage = Storage(target.root)
         self._waiting: dict[Group, _Waiting] = {}
         self._own: dict[Group, _OutcomeFile] = {}
@@ -136,7 +142,7 @@ class OutcomeFiles:
     def _write_own(self, group: Group) -> None:
         tp, outcome = group
         if group not in self._own:
-            self._own[group] = _OutcomeFile(self._target, self._storage, outcome)
+            self._own[group] = _OutcomeFile(self._target, self._storage, outcome, self._schema)
         self._own[group].write([(tp, self._take(group))])
 
     def _write_all(self) -> None:
@@ -147,7 +153,7 @@ class OutcomeFiles:
         for outcome in dict.fromkeys(outcome for _, outcome in self._waiting):
             small = sorted(tp for tp, other in self._waiting if other is outcome)
             if outcome not in self._shared:
-                self._shared[outcome] = _OutcomeFile(self._target, self._storage, outcome)
+                self._shared[outcome] = _OutcomeFile(self._target, self._storage, outcome, self._schema)
             self._shared[outcome].write([(tp, self._take((tp, outcome))) for tp in small])
 
     def _take(self, group: Group) -> "_Columns":
@@ -185,12 +191,13 @@ class _Waiting:
 class _OutcomeFile:
     """A file of one outcome."""
 
-    def __init__(self, target: OutcomeTarget, storage: Storage, outcome: Outcome) -> None:
+    def __init__(self, target: OutcomeTarget, storage: Storage, outcome: Outcome, schema: pa.Schema) -> None:
         name = f"{quote(target.turn.lane, safe='')}-{target.turn.epoch}-{target.turn.n}-{uuid.uuid4()}.parquet"
         self._target = target
         self._outcome = outcome
+        self._schema = schema
         self._rows = 0
-        self._writer = DataFileWriter(storage, f"{target.folder}/{name}", _WRITTEN)
+        self._writer = DataFileWriter(storage, f"{target.folder}/{name}", schema)
 
     def write(self, parts: Sequence[tuple[TopicPartition, "_Columns"]]) -> None:
         """Writes the rows of some topic-partitions as one row group."""
@@ -227,7 +234,9 @@ class _OutcomeFile:
             timestamp_column(columns.timestamps),
             pa.array(columns.handled_at).cast(TIMESTAMP),
         ]
-        return pa.RecordBatch.from_arrays(arrays, schema=_WRITTEN)
+        if self._schema is _WITH_HASHES:
+            arrays.append(pa.nulls(count, pa.string()) if columns.key_hashes is None else columns.key_hashes)
+        return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,6 +249,7 @@ class _Columns:
     handled_at: Int64s
     classes: pa.Array
     messages: pa.Array
+    key_hashes: pa.Array | None
 
     @classmethod
     def of(cls, chunks: Sequence[Chunk]) -> "_Columns":
@@ -250,12 +260,21 @@ class _Columns:
             np.concatenate([chunk.handled_at for chunk in chunks]),
             _texts([(chunk.classes, len(chunk.offsets)) for chunk in chunks]),
             _texts([(chunk.messages, len(chunk.offsets)) for chunk in chunks]),
+            _hashes(chunks),
         )
 
 
 def _texts(columns: Sequence[tuple[Sequence[str | None] | None, int]]) -> pa.Array:
     return pa.concat_arrays(
         [pa.nulls(count, pa.string()) if texts is None else pa.array(texts, pa.string()) for texts, count in columns]
+    )
+
+
+def _hashes(chunks: Sequence[Chunk]) -> pa.Array | None:
+    if all(chunk.key_hashes is None for chunk in chunks):
+        return None
+    return pa.concat_arrays(
+        [pa.nulls(len(c.offsets), pa.string()) if c.key_hashes is None else c.key_hashes for c in chunks]
     )
 
 
