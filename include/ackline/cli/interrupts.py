@@ -5,8 +5,10 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Callable
+from functools import partial
 from types import FrameType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 INTERRUPTED = 130
 """Exit status after Ctrl-C, the same as shells use."""
@@ -28,6 +30,7 @@ def end_on_ctrl_c() -> None:
     # The thread starts here: a signal handler that starts one can meet a lock that its own thread holds.
     threading.Thread(target=_end_after_grace, name="ctrl-c", daemon=True).start()
     signal.signal(signal.SIGINT, _interrupt)
+    sys.unraisablehook = partial(_end_if_dropped, os.getpid(), sys.unraisablehook)
 
 
 def is_interrupted() -> bool:
@@ -51,6 +54,18 @@ def _interrupt(_number: int, _frame: FrameType | None) -> NoReturn:
         _end()
     _pressed.set()
     raise KeyboardInterrupt
+
+
+def _end_if_dropped(pid: int, report: Callable[[Any], object], dropped: Any) -> None:
+    """Ends this process if Python drops a KeyboardInterrupt, as in a finalizer or in a callback of a fork.
+
+    Python would print its traceback, and the command would go on. Any other exception is reported as ever.
+    """
+    if dropped.exc_type is not KeyboardInterrupt:
+        report(dropped)
+    elif os.getpid() == pid:  # a process that is forked and not yet replaced gets the signal as well
+        print_stopped()
+        _end()
 
 
 def _end_after_grace() -> None:
