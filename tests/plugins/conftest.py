@@ -39,7 +39,7 @@ def project(broker: Broker, tmp_path_factory: pytest.TempPathFactory) -> Project
     return project
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def airflow(project: Project, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalAirflow]:
     """The Airflow of the project. Its viewer may not read the DAG of `payments`."""
     auth = {

@@ -54,8 +54,9 @@ def isolated(folder: Path) -> Iterator[MakeIsolated]:
 
 
 def children() -> set[psutil.Process]:
-    """Returns the processes that this one has started, and those that they have started."""
-    return set(psutil.Process().children(recursive=True))
+    """Returns the processes that this one has started. What those have started ends with them; an Airflow that an
+    earlier test has left running goes on to start some."""
+    return set(psutil.Process().children())
 
 
 def descriptors() -> int:
