@@ -18,7 +18,7 @@ def test_i1_to_i12_hold_whatever_stops_dies_comes_late_or_refuses() -> None:
 
 
 @pytest.mark.parametrize(
-    ("mutant", "seed"), [*((name, seed) for name in MUTANTS for seed in (1, 2, 3)), *((name, SEED) for name in OTHERS)]
+    ("mutant", "seed"), [*((name, seed) for name in MUTANTS for seed in (1, 2, 3)), *((name, 1) for name in OTHERS)]
 )
 def test_a_rule_that_is_broken_on_purpose_is_noticed(mutant: str, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     (MUTANTS | OTHERS)[mutant](monkeypatch)

@@ -7,7 +7,15 @@ import urllib.request
 from datetime import datetime
 from typing import Any
 
-from tenacity import RetryError, Retrying, retry_if_exception, retry_if_result, stop_after_delay, wait_fixed
+from tenacity import (
+    RetryError,
+    Retrying,
+    retry_if_exception,
+    retry_if_result,
+    stop_after_attempt,
+    stop_after_delay,
+    wait_fixed,
+)
 
 from ackline.errors import FatalError
 
@@ -49,8 +57,16 @@ class AirflowApi:
         return self._token
 
     def call(self, method: str, path: str, body: object = None) -> Any:
-        """Returns the response to a request for a path below /api/v2. Raises ApiError on any failure."""
-        return self._request(method, f"/api/v2{path}", body, self.token())
+        """Returns the response to a request for a path below /api/v2. Raises ApiError on any failure.
+
+        Asks again, twice, if a GET gets no response: it changes nothing, and the machine may just be busy.
+        """
+
+        def unanswered(error: BaseException) -> bool:
+            return method == "GET" and isinstance(error, ApiError) and not error.status
+
+        retrying = Retrying(retry=retry_if_exception(unanswered), stop=stop_after_attempt(3), reraise=True)
+        return retrying(self._request, method, f"/api/v2{path}", body, self.token())
 
     def healthy(self, since: datetime) -> bool:
         """Returns whether the database works, and scheduler and DAG processor have sent a heartbeat at or after
