@@ -83,3 +83,21 @@ class InFlight:
     """
 
     timeout: timedelta | None = None
+
+
+@dataclass(slots=True)
+class StepCounts:
+    """What the handler of a step did, in one task or in all of them."""
+
+    executed: int = 0
+    """Tuples that it was given."""
+    emitted: int = 0
+    acked: int = 0
+    failed: int = 0
+
+    def add(self, other: "StepCounts") -> None:
+        """Adds what another task did."""
+        self.executed += other.executed
+        self.emitted += other.emitted
+        self.acked += other.acked
+        self.failed += other.failed
