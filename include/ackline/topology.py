@@ -15,6 +15,9 @@ from ackline.field_types import CodePath, StepName, StreamOfStep, TopicName
 from ackline.pipeline_refusals import error_at
 from ackline.tuples import DEFAULT_STREAM, SOURCE
 
+SOURCE_STEP = -1
+"""The number of the step `source`, which comes before all others."""
+
 T = TypeVar("T")
 _InputStreams = Annotated[
     list[StreamOfStep],
@@ -90,6 +93,10 @@ class Topology:
     consumers: Mapping[Stream, tuple[Step, ...]]
     """The steps that take a stream, in the order of the file."""
     outputs: Mapping[Stream, tuple[OutputBlock, ...]]
+
+    def name_of(self, number: int) -> str:
+        """Returns the name of the step with this number."""
+        return next((step.name for step in self.steps if step.number == number), SOURCE)
 
     def is_known(self, stream: Stream) -> bool:
         """Returns whether the pipeline file names a stream. A tuple of any other stream would get lost."""

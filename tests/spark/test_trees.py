@@ -12,7 +12,9 @@ HANDLERS = "tests.spark.tree_handlers"
 
 def steps(*blocks: dict[str, Any]) -> Topology:
     """A topology of steps whose handlers are functions of `tests.spark.tree_handlers`."""
-    return topology([StepBlock.model_validate({**block, "handler": f"{HANDLERS}:{block['handler']}"}) for block in blocks])
+    return topology(
+        [StepBlock.model_validate({**block, "handler": f"{HANDLERS}:{block['handler']}"}) for block in blocks]
+    )
 
 
 def ran(lab: Lab, records: list[list[dict[str, Any]]], of: Topology, **settings: Any) -> ReplayJob:

@@ -6,7 +6,6 @@ at each step as were sent there. Both are sums over events without duplicates, a
 """
 
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -14,14 +13,13 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
 from ackline.errors import FatalError
-from ackline.outcome import ErrorClass, Outcome
 from ackline.spark.handlers.load import CallHandler
-from ackline.spark.handlers.outcomes import Outcomes, RowOutcome
+from ackline.spark.handlers.outcomes import Outcomes
 from ackline.spark.output.manifest import manifest
 from ackline.spark.settings import TaskSettings
 from ackline.spark.task_run import TaskRun
-from ackline.spark.trees.notes import message_of_step, read_note
-from ackline.spark.trees.outbox import outcome_of_note, read_manifest
+from ackline.spark.trees.notes import outcome_of_root
+from ackline.spark.trees.outbox import read_manifest
 from ackline.spark.trees.rows import MANIFEST
 
 Batches = Iterator[pa.RecordBatch]
@@ -88,15 +86,18 @@ class AckerRun(TaskRun):
         sources = roots.column("sources").to_numpy()
         if (sources != 1).any():
             raise FatalError("the acker got events of a record without its first one; nothing was stored")
-        complete = roots.column("xor").to_numpy() == 0
-        for step in topology.steps:
-            complete &= roots.column(f"open_{step.number}").to_numpy() == 0
-        is_acked = complete & roots.column("note").is_null().to_numpy(zero_copy_only=False)
-        times = roots.column("time").to_numpy()
-        not_acked = [
-            self._outcome_of(roots.slice(row, 1).to_pylist()[0], bool(complete[row])).at_row(row)
-            for row in np.flatnonzero(~is_acked).tolist()
-        ]
+        times, xors = roots.column("time").to_numpy(), roots.column("xor").to_numpy()
+        steps = range(len(topology.steps))
+        open_tuples = np.array([roots.column(f"open_{number}").to_numpy() for number in steps])
+        acked = np.array([roots.column(f"acked_{number}").to_numpy() for number in steps])
+        notes = roots.column("note")
+        is_acked = (xors == 0) & ~open_tuples.any(axis=0) & notes.is_null().to_numpy(zero_copy_only=False)
+        not_acked = []
+        for row in np.flatnonzero(~is_acked).tolist():
+            of_row = open_tuples[:, row].tolist(), acked[:, row].tolist()
+            outcome = outcome_of_root(notes[row].as_py(), int(xors[row]), *of_row, topology, int(times[row]))
+            if outcome is not None:
+                not_acked.append(outcome.at_row(row))
         hashes = None if self._key_hash is None else roots.column("key_hash")
         self._decided += len(roots)
         self._store(
@@ -107,24 +108,6 @@ class AckerRun(TaskRun):
             Outcomes(times, not_acked),
             hashes,
         )
-
-    def _outcome_of(self, root: dict[str, Any], complete: bool) -> RowOutcome:
-        """Returns the outcome of a root that is not acked: its worst note, or the step that did not ack its tuples."""
-        topology = self._settings.replay.topology
-        assert topology is not None
-        note = None if root["note"] is None else read_note(root["note"])
-        acked = [root[f"acked_{number}"] for number in range(len(topology.steps))]
-        by_number = sorted(topology.steps, key=lambda step: step.number)
-        holder = next((step for step in by_number if root[f"open_{step.number}"]), None)
-        if note is not None and (complete or (note.failed and (holder is None or note.step <= holder.number))):
-            return outcome_of_note(note, acked, topology, root["time"])
-        if holder is None:  # the counts agree and the ids do not: an event was lost and another came twice
-            return RowOutcome(
-                0, Outcome.FAILED, ErrorClass.UNACKED, "the ids of the edges do not cancel out", root["time"]
-            )
-        count = abs(root[f"open_{holder.number}"])
-        message = message_of_step(holder.name, f"did not ack {count} {'tuple' if count == 1 else 'tuples'}")
-        return RowOutcome(0, Outcome.FAILED, ErrorClass.UNACKED, message, root["time"])
 
     def _manifest(self) -> pa.RecordBatch:
         counts = self._files.counts

@@ -18,10 +18,10 @@ from ackline.scrub import scrub
 from ackline.spark.handlers.call import end_forked_copy, forks, refuse_unfinished
 from ackline.spark.handlers.outcomes import Clock, InvalidOutcome, RowOutcome, TaskFailure, outcome_of_exception
 from ackline.spark.trees.edges import edge_id, root_id
-from ackline.spark.trees.notes import SOURCE_STEP, note_of
+from ackline.spark.trees.notes import note_of
 from ackline.spark.trees.payload import key_bytes, pack, unpack
 from ackline.spark.trees.rows import Edges, Event, Root, TupleRows
-from ackline.topology import Step, Stream, Topology
+from ackline.topology import SOURCE_STEP, Step, Stream, Topology
 from ackline.tuples import SOURCE, Emit, Fail, Hold, InFlight, Origin, StepCounts, Tuple
 
 Seeds = Mapping[tuple[str, int], tuple[int, int]] | None

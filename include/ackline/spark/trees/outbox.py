@@ -1,4 +1,4 @@
-"""What a task sends to the tasks after it, gathered into Arrow batches; and the outcome that a note stands for."""
+"""What a task sends to the tasks after it, gathered into Arrow batches."""
 
 import pickle
 from collections.abc import Iterator, Sequence
@@ -6,14 +6,9 @@ from uuid import uuid4
 
 import pyarrow as pa
 
-from ackline.outcome import Outcome
-from ackline.spark.handlers.outcomes import RowOutcome
 from ackline.spark.trees.calls import TreeCalls
 from ackline.spark.trees.edges import as_signed
-from ackline.spark.trees.notes import Note, message_of_step
 from ackline.spark.trees.rows import MANIFEST, UNTRACKED, Event, Root, RowFormat, TupleRows, block_of
-from ackline.topology import Topology
-from ackline.tuples import SOURCE
 
 _MAX_ROWS = 10_000
 _MAX_BYTES = 16 << 20
@@ -104,16 +99,3 @@ def read_manifest(content: bytes) -> Iterator[pa.RecordBatch]:
     """Yields the manifest of a row of `Outbox.manifest`."""
     with pa.ipc.open_stream(content) as stream:
         yield from stream
-
-
-def outcome_of_note(note: Note, acked: Sequence[int], topology: Topology, time: int) -> RowOutcome:
-    """Returns the outcome of a record whose tree's worst note this is. `acked` is how many tuples of its tree each step
-    acked, by number."""
-    name, text = SOURCE, ""
-    for step in topology.steps:
-        if step.number == note.step:
-            name = step.name
-            count = acked[step.number]
-            text = f"; {count} {'sibling' if count == 1 else 'siblings'} acked" if note.failed else ""
-    message = message_of_step(name, f"{note.message or note.error_class or note.outcome}{text}")
-    return RowOutcome(0, Outcome(note.outcome), note.error_class, message, time)

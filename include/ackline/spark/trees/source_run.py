@@ -15,8 +15,8 @@ from ackline.spark.settings import TaskSettings
 from ackline.spark.task_run import TaskRun, naming_host
 from ackline.spark.trees.calls import Seeds, TreeCalls
 from ackline.spark.trees.edges import seed_of
-from ackline.spark.trees.notes import read_note
-from ackline.spark.trees.outbox import Outbox, outcome_of_note
+from ackline.spark.trees.notes import outcome_of_root
+from ackline.spark.trees.outbox import Outbox
 from ackline.spark.trees.rows import Event, Root
 from ackline.stream_functions import load_steps
 from ackline.tuples import SOURCE, StepCounts
@@ -65,15 +65,18 @@ class SourceRun(TaskRun):
 
     def _without_open_trees(self, records: Records, outcomes: Outcomes) -> tuple[Records, Outcomes]:
         """Sends the events of trees that go on in other tasks. Returns the other records, with their outcomes."""
-        time = self._clock()
+        topology, time = self._settings.replay.topology, self._clock()
+        assert topology is not None
         ended: list[RowOutcome] = []
         open_trees: dict[int, tuple[Root, Event]] = {}
         for root, event in self._trees.events.items():
             row = int(np.searchsorted(records.offsets, root.offset))
             if not event.complete:
                 open_trees[row] = root, event
-            elif event.note is not None:
-                ended.append(self._outcome_of_note(event, time).at_row(row))
+                continue
+            outcome = outcome_of_root(event.note, event.xor, event.open, event.acked, topology, time)
+            if outcome is not None:
+                ended.append(outcome.at_row(row))
         self._trees.events = {}
         outcomes.not_acked = sorted([*outcomes.not_acked, *ended], key=lambda outcome: outcome.row)
         if not open_trees:
@@ -88,11 +91,6 @@ class SourceRun(TaskRun):
         number_of = np.cumsum(~is_open) - 1
         kept = [outcome.at_row(int(number_of[outcome.row])) for outcome in outcomes.not_acked]
         return records.filter(~is_open), replace(outcomes, handled_at=outcomes.handled_at[~is_open], not_acked=kept)
-
-    def _outcome_of_note(self, event: Event, time: int) -> RowOutcome:
-        assert event.note is not None
-        assert self._settings.replay.topology is not None
-        return outcome_of_note(read_note(event.note), event.acked, self._settings.replay.topology, time)
 
     def _manifest(self) -> pa.RecordBatch:
         source = self._trees.counts.setdefault(SOURCE, StepCounts())
