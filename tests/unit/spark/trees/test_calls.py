@@ -10,7 +10,7 @@ from ackline.outcome import Outcome
 from ackline.spark.handlers.outcomes import RowOutcome
 from ackline.topology import Topology
 from ackline.tuples import Emit, Fail, Hold, InFlight, Origin, Tuple
-from tests.unit.spark.trees.stages import Lab, steps_of
+from tests.unit.spark.trees.stages import Lab, SentTuple, steps_of
 
 ONE = steps_of({"name": "end", "input": "source", "group_by": "key"})
 TWO = steps_of(
@@ -82,8 +82,13 @@ def test_the_same_attempt_has_the_same_edges_however_its_tuples_are_dealt() -> N
     def ids(seed: int) -> set[int]:
         lab = Lab(TWO, each_item, [pass_on, nothing])
         lab.random.seed(seed)
-        sent = []
-        lab.lose = lambda each: sent.append(each.edges[0][1]) is not None
+        sent: list[int] = []
+
+        def note(each: SentTuple) -> bool:
+            sent.append(each.edges[0][1])
+            return False
+
+        lab.lose = note
         lab.run({0: ["a", "b", "c"]})
         return set(sent)
 
