@@ -194,7 +194,7 @@ def _with_possible_isolation(job: ReplayJob, handler: Handler | Streams) -> Repl
     if not job.settings.isolated:
         return job
     functions = handler.functions if isinstance(handler, Streams) else [StreamFunctions.of_handler(handler)]
-    obstacle = isolation_obstacle(functions)
+    obstacle = isolation_obstacle(functions) if job.settings.topology is None else "the pipeline has `steps`"
     if obstacle is None:
         if job.isolation_reason:
             log.warning("%s: %s; a process of its own runs the handler", job.target.turn, job.isolation_reason)
