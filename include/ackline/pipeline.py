@@ -97,7 +97,7 @@ class Pipeline(StrictBlock):
     schema_registry: RegistryChoice | None = None
     decode: DecodeBlock = DecodeBlock()
     streams: list[StreamBlock] | None = Field(None, min_length=1, validate_default=True)
-    steps: list[StepBlock] | None = Field(None, min_length=1)
+    steps: list[StepBlock] | None = Field(None, min_length=1, max_length=100)
     tracking: bool = True
     guarantee: Literal["at_least_once", "at_most_once", "no_guarantee"] = "at_least_once"
     record_outcomes: bool = True

@@ -11,7 +11,7 @@ from typing import Annotated, Literal, TypeVar
 from pydantic import BeforeValidator, Field, model_validator
 
 from ackline.blocks import StrictBlock
-from ackline.field_types import CodePath, StepName, StreamOfStep, TopicName
+from ackline.field_types import CodePath, StepName, StreamOfStep
 from ackline.pipeline_refusals import error_at
 from ackline.tuples import DEFAULT_STREAM, SOURCE
 
@@ -39,20 +39,6 @@ class StepBlock(StrictBlock):
     def _check_join(self) -> "StepBlock":
         if self.join and self.group_by is None:
             raise ValueError("a join gets all tuples of a key at once; add `group_by: key`")
-        return self
-
-
-class OutputBlock(StrictBlock):
-    """Where the tuples of one stream are written: a Delta table or a Kafka topic."""
-
-    from_: StreamOfStep = Field(alias="from")
-    table: str | None = Field(None, min_length=1)
-    topic: TopicName | None = None
-
-    @model_validator(mode="after")
-    def _check_one_target(self) -> "OutputBlock":
-        if (self.table is None) == (self.topic is None):
-            raise ValueError("write either `table` or `topic`")
         return self
 
 
@@ -92,25 +78,20 @@ class Topology:
     steps: tuple[Step, ...]
     consumers: Mapping[Stream, tuple[Step, ...]]
     """The steps that take a stream, in the order of the file."""
-    outputs: Mapping[Stream, tuple[OutputBlock, ...]]
 
     def name_of(self, number: int) -> str:
         """Returns the name of the step with this number."""
         return next((step.name for step in self.steps if step.number == number), SOURCE)
 
-    def is_known(self, stream: Stream) -> bool:
-        """Returns whether the pipeline file names a stream. A tuple of any other stream would get lost."""
-        return stream in self.consumers or stream in self.outputs
 
-
-def topology(steps: Sequence[StepBlock], outputs: Sequence[OutputBlock] = ()) -> Topology:
+def topology(steps: Sequence[StepBlock]) -> Topology:
     """Returns the topology of a pipeline file.
 
-    Raises pydantic's error, with the key, if two steps have the same name, an input or an output names no step, or a
-    step can't be reached from `source`, because it takes its own tuples or those of steps after it.
+    Raises pydantic's error, with the key, if two steps have the same name, an input names no step, or a step can't be
+    reached from `source`, because it takes its own tuples or those of steps after it.
     """
     _check_names(steps)
-    _check_streams(steps, outputs)
+    _check_streams(steps)
     declared = [
         Step(number, block.name, block.handler, _parsed(block.input), block.group_by is not None, block.join)
         for number, block in enumerate(steps)
@@ -119,7 +100,6 @@ def topology(steps: Sequence[StepBlock], outputs: Sequence[OutputBlock] = ()) ->
     return Topology(
         tuple(ordered),
         _by_stream((stream, step) for step in declared for stream in step.inputs),
-        _by_stream((Stream.parse(block.from_), block) for block in outputs),
     )
 
 
@@ -146,15 +126,13 @@ def _check_names(steps: Sequence[StepBlock]) -> None:
         names.add(block.name)
 
 
-def _check_streams(steps: Sequence[StepBlock], outputs: Sequence[OutputBlock]) -> None:
+def _check_streams(steps: Sequence[StepBlock]) -> None:
     names = [SOURCE, *(block.name for block in steps)]
     for number, block in enumerate(steps):
         for place, text in enumerate(block.input):
             _check_step(text, names, ("steps", number, "input", place))
             if text in block.input[:place]:
                 raise error_at(("steps", number, "input", place), f"{text} is there twice; remove one of them")
-    for number, output in enumerate(outputs):
-        _check_step(output.from_, names, ("outputs", number, "from"))
 
 
 def _check_step(text: str, names: Sequence[str], key_path: tuple[str | int, ...]) -> None:

@@ -12,7 +12,7 @@ STEPS = [
     {"name": "meet", "handler": f"{HANDLERS}:join", "input": "first", "group_by": "key", "join": True},
     {"name": "sums", "handler": f"{HANDLERS}:end", "input": "meet.sums"},
 ]
-ITEMS = [{"key": "a"}, {"key": "b"}]
+ITEMS: list[dict[str, Any]] = [{"key": "a"}, {"key": "b"}]
 
 
 def tree_lab(lab: MakeLab, **settings: Any) -> Lab:

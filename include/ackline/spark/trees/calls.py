@@ -179,7 +179,7 @@ class TreeCalls:
         """Hands an emitted tuple to each step that takes its stream."""
         stream = Stream(name, item.stream)
         consumers = self._topology.consumers.get(stream, ())
-        if not consumers and not self._topology.is_known(stream):
+        if not consumers:  # the tuple would get lost
             return self._fail_unknown(stream, number, parents)
         for place, step in enumerate(consumers):
             edges = tuple((root, edge_id(parent, position * _MAX_CONSUMERS + place)) for root, parent in parents)
