@@ -17,6 +17,7 @@ _EXPECTED = {
     "kafka.properties": "a mapping of properties to values, e.g. {fetch.min.bytes: 1}",
     "decode": "a mapping, e.g. {value: json}",
     "streams": "a list of mappings, e.g. [{name: paid, topics: [payments], handler: handlers.shop:paid}]",
+    "steps": "a list of mappings, e.g. [{name: price, handler: handlers.shop:price, input: source}]",
     "retry": "a mapping, e.g. {period: 1m, max_retries: 5}",
     "retry.by_error": "a mapping of error classes to numbers or `never`, e.g. {KeyError: never}",
     "breaker": "a mapping, e.g. {failure_ratio: 0.5, min_records: 100}",

@@ -8,12 +8,16 @@ from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator
 
 _PIPELINE_NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,199}$"
 _STREAM_NAME = r"^[A-Za-z0-9][\w.-]{0,99}$"
+_STEP_NAME = r"^[A-Za-z0-9][\w-]{0,99}$"
+_STREAM_OF_STEP = r"^[A-Za-z0-9][\w-]{0,99}(\.[A-Za-z0-9][\w-]{0,99})?$"
 _CODE_PATH = r"^[A-Za-z_][\w.]*:[A-Za-z_][\w.]*$"
 _MEMORY = r"^[1-9][0-9]{0,8}[kmgt]$"
 
 ADVICE_BY_PATTERN = {
     _PIPELINE_NAME: "write 1 to 200 of the characters A-Z a-z 0-9 _ . -, a letter or digit first",
     _STREAM_NAME: "write 1 to 100 letters, digits or characters of _ . -, a letter or digit first",
+    _STEP_NAME: "write 1 to 100 letters, digits or characters of _ -, a letter or digit first",
+    _STREAM_OF_STEP: "write STEP or STEP.STREAM, such as source.items",
     _CODE_PATH: "write module:name, such as handlers.orders:handle",
     _MEMORY: "write an amount of memory with its unit, such as 512m or 4g",
 }
@@ -21,6 +25,9 @@ ADVICE_BY_PATTERN = {
 
 PipelineName = Annotated[str, Field(pattern=_PIPELINE_NAME)]
 StreamName = Annotated[str, Field(pattern=_STREAM_NAME)]
+StepName = Annotated[str, Field(pattern=_STEP_NAME)]
+StreamOfStep = Annotated[str, Field(pattern=_STREAM_OF_STEP)]
+"""A stream of a step as a file names it: STEP.STREAM, or STEP for its stream `default`."""
 CodePath = Annotated[str, Field(pattern=_CODE_PATH)]
 """The path of a function or class, `module:name`. Reading the file does not import it."""
 

@@ -114,11 +114,12 @@ def tier_of(handler: Handler) -> Tier:
     return Tier(getattr(handler, _TIER, Tier.RECORD))
 
 
-def load_handler(path: str, key: str = "handler") -> Handler:
+def load_handler(path: str, key: str = "handler", *, emits: bool = False) -> Handler:
     """Imports the function `module:function` that the pipeline file names at `key`: a handler or a filter.
 
     Raises ConfigError if it does not import, is not callable, or does not take exactly one argument. Refuses a class,
-    an asynchronous function and a generator: a call runs nothing of their body, and would ack each record unhandled.
+    an asynchronous function and, unless the function `emits` to steps, a generator: a call runs nothing of their body,
+    and would ack each record unhandled.
     """
     module_name, _, name = path.partition(":")
     try:
@@ -134,8 +135,12 @@ def load_handler(path: str, key: str = "handler") -> Handler:
             f"{key} {path} is a class: a call would create an object and ack the record; name a function", key=key
         )
     call = getattr(function, "__call__", None)  # noqa: B004 - an object may have an asynchronous __call__
-    if _runs_later(function) or _runs_later(call):
-        raise ConfigError(f"{key} {path} is asynchronous or a generator; write a plain function", key=key)
+    if _is_asynchronous(function) or _is_asynchronous(call):
+        raise ConfigError(f"{key} {path} is asynchronous; write a plain function", key=key)
+    if not emits and (inspect.isgeneratorfunction(function) or inspect.isgeneratorfunction(call)):
+        raise ConfigError(
+            f"{key} {path} is a generator, and no `steps` take what it yields; write a plain function", key=key
+        )
     try:
         inspect.signature(function).bind(object())
     except TypeError as error:
@@ -145,6 +150,5 @@ def load_handler(path: str, key: str = "handler") -> Handler:
     return function
 
 
-def _runs_later(function: object) -> bool:
-    kinds = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
-    return any(is_kind(function) for is_kind in kinds)
+def _is_asynchronous(function: object) -> bool:
+    return inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function)

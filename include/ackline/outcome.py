@@ -42,6 +42,9 @@ class ErrorClass(StrEnum):
     WORKER_LOST = "WorkerLost"
     UNDECODABLE = "Undecodable"
     UNMATCHED = "Unmatched"
+    UNACKED = "Unacked"
+    UNKNOWN_STREAM = "UnknownStream"
+    FAIL = "Fail"
 
 
 MESSAGE_LIMIT = 200

@@ -21,6 +21,7 @@ from ackline.pipeline_refusals import DEAD_LETTER_ADVICE, error_at, refusal
 from ackline.retry import RetryBlock
 from ackline.spark_block import SparkBlock
 from ackline.spark_properties import DYNAMIC_ALLOCATION, DYNAMIC_ALLOCATION_REASON, is_true
+from ackline.topology import StepBlock, Topology, topology
 from ackline.translation import (
     PIPELINE_STREAM,
     DecodeBlock,
@@ -96,6 +97,8 @@ class Pipeline(StrictBlock):
     schema_registry: RegistryChoice | None = None
     decode: DecodeBlock = DecodeBlock()
     streams: list[StreamBlock] | None = Field(None, min_length=1, validate_default=True)
+    steps: list[StepBlock] | None = Field(None, min_length=1, max_length=100)
+    tracking: bool = True
     guarantee: Literal["at_least_once", "at_most_once", "no_guarantee"] = "at_least_once"
     record_outcomes: bool = True
     lost_after: Duration = timedelta(hours=1)
@@ -198,6 +201,27 @@ class Pipeline(StrictBlock):
             )
         return streams
 
+    @field_validator("steps")
+    @classmethod
+    def _check_steps(cls, steps: list[StepBlock] | None) -> list[StepBlock] | None:
+        if steps is not None:
+            topology(steps)
+        return steps
+
+    @field_validator("tracking")
+    @classmethod
+    def _check_tracking(cls, tracking: bool, info: ValidationInfo) -> bool:
+        if not tracking and info.data.get("steps", ...) is None:
+            raise ValueError("it has no effect without `steps`; remove it")
+        return tracking
+
+    @field_validator("handler_isolation", "record_timeout")
+    @classmethod
+    def _check_isolation_of_steps(cls, value: object, info: ValidationInfo) -> object:
+        if value not in (None, "none") and info.data.get("steps"):
+            raise ValueError("the handlers of `steps` can't run in a process of their own; remove this key")
+        return value
+
     @field_validator("dead_letter")
     @classmethod
     def _check_dead_letter_topic_not_read(
@@ -252,6 +276,11 @@ class Pipeline(StrictBlock):
         if not self.streams and self.filter is None and self.decode.decoders() == ("bytes", "bytes"):
             return None
         return Translation(tuple(streams))
+
+    @property
+    def topology(self) -> Topology | None:
+        """The steps and who takes what; None for a pipeline without steps."""
+        return topology(self.steps) if self.steps else None
 
     @property
     def handlers(self) -> tuple[str, ...]:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from ackline.errors import ConfigError
 from ackline.handler import Handler, Tier, load_handler, tier_of
+from ackline.topology import Topology
 from ackline.translation import ARROW_DECODERS, Stream, Translation
 
 
@@ -22,14 +23,16 @@ class StreamFunctions:
         return cls(handler, tier_of(handler), None)
 
 
-def load_functions(stream: Stream) -> StreamFunctions:
-    """Imports a stream's handler and filter.
+def load_functions(stream: Stream, *, emits: bool = False) -> StreamFunctions:
+    """Imports a stream's handler, which may emit to steps if `emits`, and its filter.
 
     Raises ConfigError as `ackline.handler.load_handler` does, and if a handler of this tier cannot be given what the
-    stream decodes.
+    stream decodes, or can't emit.
     """
     handler_key = stream.key_path("handler")
-    handler = load_handler(stream.handler, handler_key)
+    handler = load_handler(stream.handler, handler_key, emits=emits)
+    if emits:
+        check_emits(handler, stream.handler, handler_key)
     record_filter = load_handler(stream.filter, stream.key_path("filter")) if stream.filter is not None else None
     tier = tier_of(handler)
     if tier is Tier.COLUMN:
@@ -49,16 +52,45 @@ def load_functions(stream: Stream) -> StreamFunctions:
     return StreamFunctions(handler, tier, record_filter)
 
 
-def check_functions(handler: str | None, translation: Translation | None, isolated: bool = False) -> None:
+def load_steps(topology: Topology) -> list[Handler]:
+    """Imports the handlers of the steps, by the numbers of the steps. Raises ConfigError as `load_handler` does, and
+    for a handler of another tier."""
+    handlers = {}
+    for step in topology.steps:
+        key = f"steps.{step.name}.handler"
+        handlers[step.number] = load_handler(step.handler, key, emits=True)
+        check_emits(handlers[step.number], step.handler, key)
+    return [handlers[number] for number in range(len(handlers))]
+
+
+def check_emits(handler: Handler, path: str, key: str) -> None:
+    """Raises ConfigError if a handler of this tier can't emit to steps, or take a tuple."""
+    tier = tier_of(handler)
+    if tier is not Tier.RECORD:
+        raise ConfigError(
+            f"{key}: {path} is of the {tier} tier, and with `steps` each handler is called once for each record or "
+            f"tuple; write a record handler",
+            key=key,
+        )
+
+
+def check_functions(
+    handler: str | None, translation: Translation | None, isolated: bool = False, topology: Topology | None = None
+) -> None:
     """Imports all handlers and filters of a pipeline, so that no turn is planned that no process can handle.
 
-    Raises ConfigError as `load_functions` does, and if the functions are to be `isolated` and cannot be.
+    Raises ConfigError as `load_functions` and `load_steps` do, and if the functions are to be `isolated` and cannot be.
     """
     functions: list[StreamFunctions] = []
+    emits = topology is not None
     if translation is not None:
-        functions = [load_functions(stream) for stream in translation.streams]
+        functions = [load_functions(stream, emits=emits) for stream in translation.streams]
     elif handler is not None:
-        functions = [StreamFunctions.of_handler(load_handler(handler))]
+        functions = [StreamFunctions.of_handler(load_handler(handler, emits=emits))]
+        if emits:
+            check_emits(functions[0].handler, handler, "handler")
+    if topology is not None:
+        load_steps(topology)
     obstacle = isolation_obstacle(functions)
     if isolated and obstacle is not None:
         raise ConfigError(obstacle, key="handler_isolation")

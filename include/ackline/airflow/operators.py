@@ -91,7 +91,8 @@ class PlanOperator(BaseOperator):
             from ackline.stream_functions import check_functions
 
             make_handlers_importable()
-            check_functions(self.pipeline.handler, self.pipeline.translation, self.pipeline.isolated)
+            pipeline = self.pipeline
+            check_functions(pipeline.handler, pipeline.translation, pipeline.isolated, pipeline.topology)
             DriverHook({}, conn_id=SPARK_CONNECTION)  # refuses a master on which replay can't run
             # Airflow has checked the params against their schemas, unless a client has stored the run by other means.
             request = parse_request(context.get("params") or {}, self.pipeline.max_records_per_run)

@@ -24,7 +24,7 @@ from ackline.outcome import Outcome
 from ackline.spark.exact_fresh import split_ranges, with_fresh
 from ackline.spark.failure import error_of_spark, is_timestamp_overflow
 from ackline.spark.handlers.column import NOTED_DDL, as_records, with_outcomes
-from ackline.spark.handlers.load import load_handler_or_streams
+from ackline.spark.handlers.load import load_functions_of_job
 from ackline.spark.handlers.streams import Streams
 from ackline.spark.output.manifest import MANIFEST_DDL
 from ackline.spark.output.outcome_files import OutcomeTarget
@@ -38,10 +38,13 @@ from ackline.spark.settings import KafkaSettings, ReplaySettings, TaskSettings
 from ackline.spark.shared_folder import unusable_folder
 from ackline.spark.task_folder import TaskFolder, open_task_folder
 from ackline.spark.tasks import handle_fresh, handle_retries, read_retries, store_column
+from ackline.spark.trees.chain import manifests_of_trees
+from ackline.spark.trees.rows import RowFormat
 from ackline.spark.visible_files import WAIT_SECONDS, WAIT_SECONDS_ONCE, wait_until_visible
 from ackline.spark_master import is_local
 from ackline.spark_properties import DYNAMIC_ALLOCATION, DYNAMIC_ALLOCATION_REASON, is_true
 from ackline.stream_functions import StreamFunctions, isolation_obstacle
+from ackline.tuples import StepCounts
 
 __all__ = [
     "KafkaSettings",
@@ -87,6 +90,8 @@ class ReplayResult:
     """How long tasks waited for records."""
     out_of_range: int = 0
     """Records whose timestamp is no time."""
+    steps: Mapping[str, StepCounts] = field(default_factory=dict)
+    """What the handler of each step did, by name; empty without steps."""
 
 
 _probed: set[str] = set()
@@ -98,7 +103,7 @@ def check_replay(spark: SparkSession, job: ReplayJob) -> None:
 
     Raises what `run_replay` would raise for them, and ConfigError for dynamic allocation.
     """
-    handler = load_handler_or_streams(job.settings.handler, job.settings.translation)
+    handler = load_functions_of_job(job.settings)
     # Spark moves tasks away from executors that it gives back, so it would repeat tasks in the normal course of a job.
     if job.settings.once and is_true(spark.sparkContext.getConf().get(DYNAMIC_ALLOCATION, "false")):
         raise ConfigError(f"`{DYNAMIC_ALLOCATION}` is on: {DYNAMIC_ALLOCATION_REASON}", key=DYNAMIC_ALLOCATION)
@@ -130,7 +135,7 @@ def run_replay(spark: SparkSession, job: ReplayJob, on_progress: Progress | None
     Raises RangeGone if the log no longer holds a range, TransientError if brokers or workers fail, ConfigError for an
     unusable handler, property or executor, and FatalError otherwise. No message quotes a record.
     """
-    handler = load_handler_or_streams(job.settings.handler, job.settings.translation)
+    handler = load_functions_of_job(job.settings)
     job = replace(
         _with_possible_isolation(job, handler),
         fresh={tp: fresh for tp, fresh in job.fresh.items() if len(fresh)},
@@ -189,7 +194,7 @@ def _with_possible_isolation(job: ReplayJob, handler: Handler | Streams) -> Repl
     if not job.settings.isolated:
         return job
     functions = handler.functions if isinstance(handler, Streams) else [StreamFunctions.of_handler(handler)]
-    obstacle = isolation_obstacle(functions)
+    obstacle = isolation_obstacle(functions) if job.settings.topology is None else "the pipeline has `steps`"
     if obstacle is None:
         if job.isolation_reason:
             log.warning("%s: %s; a process of its own runs the handler", job.target.turn, job.isolation_reason)
@@ -213,6 +218,7 @@ def _manifests(
         topics.pop() if len(topics) == 1 else None,
         None if job.max_rate is None else _rate_per_task(spark, job, job.max_rate),
         folder,
+        tuple(sorted({*job.fresh, *job.retries})),
     )
     several_topics = task.topic is None
     sources = []
@@ -228,11 +234,13 @@ def _manifests(
         hashes_keys = job.settings.key_hash_secret is not None
         outcomes = with_outcomes(_union(records), handler, path, deliver_tombstones, several_topics, once, hashes_keys)
         return outcomes.mapInArrow(store_column(task), MANIFEST_DDL)
-    manifests = [for_python(source, several_topics).mapInArrow(handle_fresh(task), MANIFEST_DDL) for source in sources]
+    topology = job.settings.topology
+    ddl = MANIFEST_DDL if topology is None else RowFormat(len(topology.steps)).ddl
+    rows = [for_python(source, several_topics).mapInArrow(handle_fresh(task), ddl) for source in sources]
     if job.retries:
         parts, indexes = _retry_parts(spark, job)
-        manifests.append(indexes.mapInArrow(handle_retries(task, job.kafka, parts), MANIFEST_DDL))
-    return _union(manifests)
+        rows.append(indexes.mapInArrow(handle_retries(task, job.kafka, parts), ddl))
+    return _union(rows) if topology is None else manifests_of_trees(_union(rows), task, topology)
 
 
 def _rate_per_task(spark: SparkSession, job: ReplayJob, max_rate: int) -> float:
@@ -268,8 +276,12 @@ def _result(rows: Iterable[Any]) -> ReplayResult:
     files: list[WrittenFile] = []
     counts: dict[TopicPartition, dict[Outcome, int]] = {}
     fetches: dict[TopicPartition, FetchTimes] = {}
-    calls = fetched = out_of_range = 0
+    steps: dict[str, StepCounts] = {}
+    calls = fetched = out_of_range = trees = 0
     for row in rows:
+        if row.step is not None:
+            steps.setdefault(row.step, StepCounts()).add(StepCounts(row.executed, row.emitted, row.acked, row.failed))
+            continue
         if row.path is not None:
             file = WrittenFile(row.path, row.size, row.rows, Outcome(row.outcome), row.stats, row.modification_time)
             files.append(file)
@@ -277,6 +289,7 @@ def _result(rows: Iterable[Any]) -> ReplayResult:
         if row.topic is None:
             calls, fetched = calls + row.calls, fetched + row.fetched
             out_of_range += row.out_of_range
+            trees += row.trees
             continue
         tp = TopicPartition(row.topic, row.partition)
         if row.outcome is None:
@@ -286,7 +299,9 @@ def _result(rows: Iterable[Any]) -> ReplayResult:
         outcome = Outcome(row.outcome)
         counts_of_tp = counts.setdefault(tp, {})
         counts_of_tp[outcome] = counts_of_tp.get(outcome, 0) + row.rows
-    return ReplayResult(tuple(files), counts, calls, fetched, fetches, out_of_range)
+    if trees:
+        raise FatalError(f"{abs(trees)} trees were begun and not decided, or decided twice; nothing was stored")
+    return ReplayResult(tuple(files), counts, calls, fetched, fetches, out_of_range, steps)
 
 
 def _check_counts(result: ReplayResult, job: ReplayJob) -> None:

@@ -165,13 +165,13 @@ def _probe_task(
                 if version != wanted and version.partition(".")[0] != wanted:
                     raise RuntimeError(f"it has {name} {version}, and the driver {wanted}; install the same version")
             from ackline.audit.object_store import use_options
-            from ackline.spark.handlers.load import load_handler_or_streams
+            from ackline.spark.handlers.load import load_functions_of_job
             from ackline.spark.shared_folder import SharedFolder
 
             importlib.import_module("ackline.spark.tasks")  # with what tasks need, the Kafka client among it
             settings, imports_handler = pickle.loads(packed)
             if imports_handler:
-                load_handler_or_streams(settings.handler, settings.translation)
+                load_functions_of_job(settings)
             for name, path in files.items():
                 try:
                     open(path, "rb").close()

@@ -28,6 +28,10 @@ from ackline.spark_master import is_local, master_of_environment
 REQUIRED_SETTINGS = {
     # A speculative attempt beside the first would call the handler twice.
     "spark.speculation": "false",
+    # After a lost shuffle Spark would make a part of a stage again, and join parts of two executions: the acker could
+    # ack a tree that no execution has handled whole. So the job fails, and the next run replays the turn.
+    "spark.stage.maxConsecutiveAttempts": "1",
+    "spark.stage.maxAttempts": "1",
     "spark.sql.session.timeZone": "UTC",
     # A bad cast in a column handler must give null for its row, and must not fail the other rows.
     "spark.sql.ansi.enabled": "false",

@@ -5,9 +5,11 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from ackline.handler import Tier
+from ackline.offsets import TopicPartition
 from ackline.outcome import Outcome
 from ackline.spark.output.outcome_files import OutcomeTarget
 from ackline.spark.task_folder import TaskFolder
+from ackline.topology import Topology
 from ackline.translation import Translation
 
 
@@ -39,6 +41,10 @@ class ReplaySettings:
     """The streams, where records are decoded, filtered or split between handlers."""
     store_options: Mapping[str, str] | None = field(default=None, repr=False)
     """How tasks reach the object store of the tables (`audit.object_store`); None if the tables are on a disk."""
+    topology: Topology | None = None
+    """The steps that get what the handler emits; None without steps."""
+    tracking: bool = True
+    """A record is acked only once all that came of it is. Otherwise it is acked when its handler has returned."""
     key_hash_secret: bytes | None = field(default=None, repr=False)
     """What the keys of records are hashed with; None if the table gets no hashes."""
 
@@ -65,3 +71,5 @@ class TaskSettings:
     """Records a second that this task may give to the handler; None means no limit."""
     folder: TaskFolder | None = None
     """Where this task proves that it may start; None if it needs no proof: on one machine, unless at most once."""
+    topic_partitions: tuple[TopicPartition, ...] = ()
+    """With steps: the topic-partitions of the job, in their order. Rows of trees hold their indexes."""

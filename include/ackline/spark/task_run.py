@@ -4,10 +4,10 @@ import signal
 import socket
 import threading
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import pyarrow as pa
@@ -67,19 +67,21 @@ class TaskRun:
         self._fetched = 0
         self._out_of_range = 0
         self._rate_limit = RateLimit(settings.rate) if settings.rate else None
-        self._call = None if settings.tier is Tier.COLUMN else _call_handler(settings, self._clock)
+        self._call = self._load_call()
 
-    def __enter__(self) -> "TaskRun":
+    def _load_call(self) -> CallHandler | None:
+        return None if self._settings.tier is Tier.COLUMN else _call_handler(self._settings, self._clock)
+
+    def __enter__(self) -> Self:
         """Checks, before the first record, that this task may start. Raises what `TaskFolder.check` raises, and
         ConfigError if the handler does not import."""
         try:
-            _ignore_ctrl_c()
+            ignore_ctrl_c()
             if isinstance(self._call, IsolatedHandler):
-                with _naming_host():
+                with naming_host():
                     self._call.start()
             # The import comes before the marker: after an import that fails, another executor may take this part.
-            if self._settings.folder is not None:
-                self._settings.folder.check(f"{_part()}-{self._source}")
+            check_start(self._settings, self._source)
         except BaseException as error:
             self.__exit__(type(error), error, None)
             raise
@@ -112,7 +114,14 @@ class TaskRun:
         assert self._call is not None
         outcomes = self._call(records)
         self._calls += outcomes.calls
-        self._store(records.tp, records.offsets, records.timestamps, records.attempts, outcomes, records.keys)
+        self._store_records(records, outcomes)
+
+    def _store_records(self, records: Records, outcomes: Outcomes) -> None:
+        hashes = self._hashes(records.keys)
+        self._store(records.tp, records.offsets, records.timestamps, records.attempts, outcomes, hashes)
+
+    def _hashes(self, keys: pa.Array) -> pa.Array | None:
+        return None if self._key_hash is None else hashes_of_keys(keys, self._key_hash)
 
     def store_gone(self, gone: GoneOffsets) -> None:
         """Stores retries that the log no longer holds. They have attempt 0, because no handler was called."""
@@ -131,8 +140,7 @@ class TaskRun:
         """Stores each of `records`, which no handler can get, as failed."""
         time = self._clock()
         failed = [_unreadable(row, time) for row in range(len(records))]
-        outcomes = Outcomes(np.full(len(records), time, dtype=np.int64), failed)
-        self._store(records.tp, records.offsets, records.timestamps, records.attempts, outcomes, records.keys)
+        self._store_records(records, Outcomes(np.full(len(records), time, dtype=np.int64), failed))
 
     def store_column(self, tp: TopicPartition, batch: pa.RecordBatch) -> None:
         """Stores rows of one topic-partition, each of which has either the column handler's `outcome` or a `note`."""
@@ -174,8 +182,9 @@ class TaskRun:
         out_of_range = batch.column("out_of_range").to_numpy(zero_copy_only=False)
         timestamps = np.where(out_of_range, OUT_OF_RANGE, timestamps)
         attempts = batch.column("attempt").to_numpy()
-        offsets, keys = batch.column("offset").to_numpy(), None if self._key_hash is None else batch.column("key")
-        self._store(tp, offsets, timestamps, attempts, Outcomes(handled_at, not_acked), keys)
+        offsets = batch.column("offset").to_numpy()
+        hashes = None if self._key_hash is None else self._hashes(batch.column("key"))
+        self._store(tp, offsets, timestamps, attempts, Outcomes(handled_at, not_acked), hashes)
 
     def _store(
         self,
@@ -184,11 +193,10 @@ class TaskRun:
         timestamps: Int64s,
         attempts: Any,
         outcomes: Outcomes,
-        keys: pa.Array | None,
+        hashes: pa.Array | None,
     ) -> None:
         self._check_order(tp, offsets)
         self._out_of_range += int(np.count_nonzero(timestamps == OUT_OF_RANGE))
-        hashes = None if self._key_hash is None or keys is None else hashes_of_keys(keys, self._key_hash)
         if not outcomes.not_acked:
             self._files.add(
                 tp, Outcome.ACKED, Chunk(offsets, timestamps, attempts, outcomes.handled_at, key_hashes=hashes)
@@ -226,8 +234,15 @@ class TaskRun:
             raise FatalError(f"{tp}: records came twice or out of order after offset {last}; nothing was stored")
         self._last_offsets[tp] = int(offsets[-1])
 
-    def finish(self) -> pa.RecordBatch:
-        """Closes the files. Returns the task's manifest."""
+    def rows(self) -> Iterable[pa.RecordBatch]:
+        """Returns rows for the tasks after this one; none without steps."""
+        return ()
+
+    def finish(self) -> Iterable[pa.RecordBatch]:
+        """Closes the files. Returns the rows that are left, the last of which are the task's manifest."""
+        return (self._manifest(),)
+
+    def _manifest(self) -> pa.RecordBatch:
         counts = self._files.counts
         return manifest(self._files.close(), counts, self._waits, self._calls, self._fetched, self._out_of_range)
 
@@ -235,7 +250,7 @@ class TaskRun:
 def _call_handler(settings: TaskSettings, clock: Clock) -> CallHandler:
     if settings.replay.isolated:
         return IsolatedHandler(without_secrets(settings.replay), settings.tier, clock)
-    with _naming_host():
+    with naming_host():
         return load_call(settings.replay, settings.tier)
 
 
@@ -244,7 +259,7 @@ def without_secrets(settings: ReplaySettings) -> ReplaySettings:
     return replace(settings, store_options=None, key_hash_secret=None)
 
 
-def _ignore_ctrl_c() -> None:
+def ignore_ctrl_c() -> None:
     """Makes a Python worker of Spark ignore SIGINT: a terminal sends it to each process of the command.
 
     The driver cancels the job and ends its workers. Without this, the record that is being handled would fail with
@@ -255,7 +270,7 @@ def _ignore_ctrl_c() -> None:
 
 
 @contextmanager
-def _naming_host() -> Iterator[None]:
+def naming_host() -> Iterator[None]:
     """Adds the host to a ConfigError: a handler may import on some executors only."""
     try:
         yield
@@ -265,6 +280,12 @@ def _naming_host() -> Iterator[None]:
 
 def _unreadable(row: int, time: int) -> RowOutcome:
     return RowOutcome(row, Outcome.FAILED, ErrorClass.UNDECODABLE, "the name of a header is not UTF-8", time)
+
+
+def check_start(settings: TaskSettings, name: str) -> None:
+    """Checks that the task `name` of this part may start. Raises what `TaskFolder.check` raises."""
+    if settings.folder is not None:
+        settings.folder.check(f"{_part()}-{name}")
 
 
 def _part() -> int:

@@ -18,6 +18,7 @@ from ackline.spark.records import OUT_OF_RANGE, RECORD_COLUMNS, Records, from_sp
 from ackline.spark.retries import GoneOffsets, Retries, UnreadableRecords, read_retries_exactly
 from ackline.spark.settings import KafkaSettings, TaskSettings
 from ackline.spark.task_run import FETCHED, UNREADABLE, TaskRun
+from ackline.spark.trees.source_run import SourceRun
 
 NOTED_COLUMNS = RECORD_COLUMNS.append(pa.field("note", pa.string())).append(pa.field("out_of_range", pa.bool_()))
 """The columns of retries in the column tier. A row with a `note` is about something else than a record to handle. The
@@ -31,13 +32,14 @@ def handle_fresh(settings: TaskSettings) -> Task:
     """Returns the task that handles records of Spark's Kafka source."""
 
     def task(batches: Batches) -> Batches:
-        with TaskRun(settings) as run:
+        with _run(settings) as run:
             for batch, wait in timed_fetches(batches, perf_counter):
                 for tp, part in _by_topic_partition(batch, settings.topic):
                     run.count_wait(tp, wait)
                     run.handle(from_spark(tp, part))
+                    yield from run.rows()
                     wait = FetchTimes()  # the task waited once for the whole batch: its first topic-partition counts it
-            yield run.finish()
+            yield from run.finish()
 
     return task
 
@@ -47,7 +49,7 @@ def handle_retries(settings: TaskSettings, kafka: KafkaSettings, parts: Any) -> 
     the column `id`."""
 
     def task(batches: Batches) -> Batches:
-        with TaskRun(settings, "exact") as run:
+        with _run(settings, "exact") as run:
             for retries in _retries_of_task(batches, parts):
                 read = read_retries_exactly(retries, kafka.properties, kafka.isolation_level, run.count_fetched)
                 for batch, wait in timed_fetches(read, perf_counter):
@@ -58,7 +60,8 @@ def handle_retries(settings: TaskSettings, kafka: KafkaSettings, parts: Any) -> 
                         run.store_unreadable(batch.records)
                     else:
                         run.handle(batch)
-            yield run.finish()
+                        yield from run.rows()
+            yield from run.finish()
 
     return task
 
@@ -92,9 +95,13 @@ def store_column(settings: TaskSettings) -> Task:
                     run.count_wait(tp, wait)
                     run.store_column(tp, part)
                     wait = FetchTimes()  # as in `handle_fresh`
-            yield run.finish()
+            yield from run.finish()
 
     return task
+
+
+def _run(settings: TaskSettings, source: str = "fresh") -> TaskRun:
+    return TaskRun(settings, source) if settings.replay.topology is None else SourceRun(settings, source)
 
 
 def _retries_of_task(batches: Batches, parts: Any) -> Iterator[Retries]:

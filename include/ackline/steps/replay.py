@@ -269,6 +269,8 @@ def job_of(parts: Parts, plan: Plan) -> "ReplayJob":
         record_timeout=timeout.total_seconds() if timeout else None,
         translation=parts.translation,
         store_options=parts.store.storage_options() or None,
+        topology=pipeline.topology,
+        tracking=pipeline.tracking,
         key_hash_secret=parts.key_hash_secret,
     )
     return ReplayJob(

@@ -18,7 +18,7 @@ from ackline.errors import GroupMoved, NoProof, TooManyFailures
 from ackline.ledger import OutcomeRow
 from ackline.metrics import TurnReport
 from ackline.offsets import TopicPartition
-from ackline.outcome import Outcome
+from ackline.outcome import ErrorClass, Outcome
 from ackline.steps.claim import operator_loss
 from ackline.steps.commit import CommitResult, commit_newest
 from ackline.steps.decide import decide, states_after
@@ -182,6 +182,11 @@ def _void_if_too_many_failed(parts: Parts, plan: Plan, before: Settlement, repor
     # Divided, not multiplied: 0.29 * 100 is less than 29 in floating point, and 29 of 100 would trip a ratio of 0.29.
     if tried < breaker.min_records or failed / tried <= breaker.failure_ratio:
         return
+    if parts.pipeline.steps is not None:
+        # A tuple that a join holds waits for another one; no handler failed. Read only where it can make a difference.
+        failed -= _unacked(_read_outcomes(parts, plan, report))
+        if failed / tried <= breaker.failure_ratio:
+            return
     allowed = f"{breaker.failure_ratio * 100:g}%"
     reason = f"too many failures: {failed} of {tried} new records failed, the breaker allows {allowed}"
     if not void_turn(parts, plan, before, reason):
@@ -189,6 +194,13 @@ def _void_if_too_many_failed(parts: Parts, plan: Plan, before: Settlement, repor
     raise TooManyFailures(
         f"{reason}. {plan.turn} is void: nothing of it was settled, dead-lettered or committed. Fix the handler and "
         f"run again, or let it through with --no-breaker"
+    )
+
+
+def _unacked(outcomes: TurnOutcomes) -> int:
+    """Returns how many first attempts failed as Unacked."""
+    return sum(
+        row.attempt == 1 and row.error_class == ErrorClass.UNACKED for rows in outcomes.rows.values() for row in rows
     )
 
 

@@ -33,15 +33,20 @@ class Call:
 
 def handle(record: Record) -> None:
     """Writes the call to the journal and follows the record's orders. Raises KeyError if no journal is named."""
-    line = f"{record.topic}\t{record.partition}\t{record.offset}\t{record.attempt}\t{os.getpid()}\n"
+    write(record.topic, record.partition, record.offset, record.attempt)
+    if record.value is not None:
+        decoded = not isinstance(record.value, str | bytes)
+        follow_orders(record.value if decoded else json.loads(record.value), record.attempt)
+
+
+def write(topic: str, partition: int, offset: int, attempt: int) -> None:
+    """Writes a call to the journal. Raises KeyError if no journal is named."""
+    line = f"{topic}\t{partition}\t{offset}\t{attempt}\t{os.getpid()}\n"
     descriptor = os.open(os.environ[JOURNAL], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     try:
         os.write(descriptor, line.encode())
     finally:
         os.close(descriptor)
-    if record.value is not None:
-        decoded = not isinstance(record.value, str | bytes)
-        follow_orders(record.value if decoded else json.loads(record.value), record.attempt)
 
 
 def follow_orders(orders: object, attempt: int) -> None:

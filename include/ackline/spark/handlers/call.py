@@ -135,14 +135,14 @@ def call_record_handler(
             try:
                 result = handler(record)
                 if _forks != forks:
-                    _end_forked_copy()
+                    end_forked_copy()
                 if result is not None:
                     refuse_unfinished(result)
             except TaskFailure as failure:
                 raise failure.error from None
             except BaseException as error:  # sys.exit, too, is the outcome of this record alone
                 if _forks != forks:
-                    _end_forked_copy(error)
+                    end_forked_copy(error)
                 row = int(np.searchsorted(records.offsets, record.offset))
                 not_acked.append(outcome_of_exception(error, row, records, now(), payload_of))
                 if observer is not None:
@@ -152,7 +152,12 @@ def call_record_handler(
     return Outcomes(handled_at, not_acked, count)
 
 
-def _end_forked_copy(error: BaseException | None = None) -> None:
+def forks() -> int:
+    """Returns how often this process is a copy that a fork has made. A handler may fork in its call."""
+    return _forks
+
+
+def end_forked_copy(error: BaseException | None = None) -> None:
     """Ends this process, a copy that the handler has forked and that has returned from the handler's call. Otherwise
     the copy would handle each record that is left a second time."""
     code = error.code if isinstance(error, SystemExit) else error
@@ -177,12 +182,12 @@ def call_arrow_handler(handler: Handler, records: Records, now: Clock) -> Outcom
     try:
         result = handler(records.to_arrow())
         if _forks != forks:
-            _end_forked_copy()
+            end_forked_copy()
         refuse_unfinished(result)
         words, classes, messages = _outcome_columns(result, records)
     except BaseException as error:  # sys.exit, too, is the outcome of this batch alone
         if _forks != forks:
-            _end_forked_copy(error)
+            end_forked_copy(error)
         return _failed_batch(error, records, now())
     time = now()
     module = str(getattr(handler, "__module__", "handler"))

@@ -89,15 +89,19 @@ def tombstone_outcome(row: int, handled_at: int) -> RowOutcome:
 
 
 def outcome_of_exception(
-    error: BaseException, row: int, records: Records, handled_at: int, payload_of: PayloadOf | None = None
+    error: BaseException, row: int, records: Records | None, handled_at: int, payload_of: PayloadOf | None = None
 ) -> RowOutcome:
-    """Returns the outcome of a row whose handling raised `error`; `payload_of` defaults to the record's raw bytes."""
+    """Returns the outcome of a row whose handling raised `error`; `payload_of` defaults to the raw bytes of the row of
+    `records`."""
     kind = type(error)  # not error.__class__ or isinstance: a handler's exception may raise there in turn
     if issubclass(kind, Unmatched):
         return RowOutcome(row, Outcome.SKIPPED, ErrorClass.UNMATCHED, None, handled_at)
     if issubclass(kind, DecodingFailed):
         return RowOutcome(row, Outcome.FAILED, ErrorClass.UNDECODABLE, scrub(str(error), ()), handled_at)
-    message = scrubbed_message(error, (payload_of or records.payload_of)(row))
+    if payload_of is None:
+        assert records is not None
+        payload_of = records.payload_of
+    message = scrubbed_message(error, payload_of(row))
     if issubclass(kind, Skip):
         return RowOutcome(row, Outcome.SKIPPED, ErrorClass.SKIP, message, handled_at)
     error_class = ErrorClass.DEAD.value if issubclass(kind, Dead) else error_class_of(error)

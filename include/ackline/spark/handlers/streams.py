@@ -4,7 +4,8 @@ Decoding and filtering are part of handling a record: what they raise is the out
 no stream takes is skipped, with the error class Unmatched. A failure of the schema registry ends the Spark task.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from copy import copy
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import chain
@@ -85,20 +86,31 @@ class _Route:
 
 
 class Streams(Router):
-    """The streams of a translation, with their functions imported. Raises what `load_functions` raises."""
+    """The streams of a translation, with their functions imported; `emits` says whether there are steps that take what
+    handlers emit. Raises what `load_functions` raises."""
 
-    def __init__(self, translation: Translation) -> None:
+    def __init__(self, translation: Translation, *, emits: bool = False) -> None:
         self._registry = registry = Registry(dict(translation.registry)) if translation.needs_registry else None
         self._routes = [
             _Route(
                 stream,
-                load_functions(stream),
+                load_functions(stream, emits=emits),
                 _decoder(stream.key, "key", registry),
                 _decoder(stream.value, "value", registry),
             )
             for stream in translation.streams
         ]
         self._routes_of = lru_cache(maxsize=None)(self._find_routes)
+
+    def with_wrapped_handlers(self, wrap: Callable[[Handler], Handler]) -> "Streams":
+        """Returns these streams with each handler wrapped; filters and decoders stay as they are."""
+        wrapped = copy(self)
+        wrapped._routes = [
+            replace(route, functions=replace(route.functions, handler=wrap(route.functions.handler)))
+            for route in self._routes
+        ]
+        wrapped._routes_of = lru_cache(maxsize=None)(wrapped._find_routes)
+        return wrapped
 
     def _find_routes(self, topic: str) -> tuple[_Route, ...]:
         return tuple(route for route in self._routes if route.stream.covers_topic(topic))

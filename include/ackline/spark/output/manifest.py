@@ -1,6 +1,7 @@
 """The manifest of a Spark task: the rows that the task returns to the driver, with its files and its counts."""
 
 from collections.abc import Iterable, Mapping
+from dataclasses import asdict
 from typing import Any
 
 import pyarrow as pa
@@ -9,6 +10,7 @@ from ackline.metrics import FetchTimes
 from ackline.offsets import TopicPartition
 from ackline.outcome import Outcome
 from ackline.spark.output.written_file import WrittenFile
+from ackline.tuples import StepCounts
 
 _FILE_COLUMNS = {
     "path": ("string", pa.string()),
@@ -27,9 +29,15 @@ _COLUMNS = _FILE_COLUMNS | {
     "fetches": ("long", pa.int64()),
     "fetch_seconds": ("double", pa.float64()),
     "fetch_seconds_max": ("double", pa.float64()),
+    "trees": ("long", pa.int64()),
+    "step": ("string", pa.string()),
+    "executed": ("long", pa.int64()),
+    "emitted": ("long", pa.int64()),
+    "acked": ("long", pa.int64()),
+    "failed": ("long", pa.int64()),
 }
 MANIFEST_DDL = ", ".join(f"{name} {spark_type}" for name, (spark_type, _) in _COLUMNS.items())
-_MANIFEST = pa.schema([(name, arrow_type) for name, (_, arrow_type) in _COLUMNS.items()])
+MANIFEST_SCHEMA = pa.schema([(name, arrow_type) for name, (_, arrow_type) in _COLUMNS.items()])
 
 
 def manifest(
@@ -39,10 +47,13 @@ def manifest(
     calls: int,
     fetched: int,
     out_of_range: int,
+    trees: int = 0,
+    steps: Mapping[str, StepCounts] | None = None,
 ) -> pa.RecordBatch:
     """Returns a row for each file, for each outcome of a topic-partition with its number of `rows`, for each
     topic-partition whose records the task waited for, and one for the task's own counts. Only the first kind has a
-    `path`; the third has no `outcome`, and the fourth no `topic` either."""
+    `path`; the third has no `outcome`, and the fourth no `topic` either. With steps there is also a row for each
+    `step`, and `trees` is how many trees the task sent to the acker or, as a negative number, has decided."""
     rows: list[dict[str, Any]] = [
         {name: getattr(file, name) for name in _FILE_COLUMNS} | {"outcome": file.outcome.value} for file in files
     ]
@@ -51,5 +62,6 @@ def manifest(
     for tp, wait in waits.items():
         times = {"fetches": wait.count, "fetch_seconds": wait.seconds, "fetch_seconds_max": wait.longest}
         rows.append({"topic": tp.topic, "partition": tp.partition, **times})
-    rows.append({"calls": calls, "fetched": fetched, "out_of_range": out_of_range})
-    return pa.RecordBatch.from_pylist(rows, schema=_MANIFEST)
+    rows.append({"calls": calls, "fetched": fetched, "out_of_range": out_of_range, "trees": trees})
+    rows += [{"step": name, **asdict(done)} for name, done in (steps or {}).items()]
+    return pa.RecordBatch.from_pylist(rows, schema=MANIFEST_SCHEMA)

@@ -1,0 +1,271 @@
+"""Calls the handlers of steps, and follows what they emit: within the task as far as it goes, then as rows.
+
+A step without `group_by` runs in the task that made its input, so its tuples never travel, and need no edge of their
+own: the call that made them returns after them. A step with `group_by` gets its tuples through an exchange, each at the
+end of an edge. One task adds up what it did for a root in one `Event`, however many tuples of the root it handled.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
+
+from ackline.decode import scalar_texts
+from ackline.handler import Handler, Record
+from ackline.offsets import TopicPartition
+from ackline.outcome import ErrorClass, Outcome
+from ackline.scrub import scrub
+from ackline.spark.handlers.call import end_forked_copy, forks, refuse_unfinished
+from ackline.spark.handlers.outcomes import Clock, InvalidOutcome, RowOutcome, TaskFailure, outcome_of_exception
+from ackline.spark.trees.edges import edge_id, root_id
+from ackline.spark.trees.notes import note_of
+from ackline.spark.trees.payload import key_bytes, pack, unpack
+from ackline.spark.trees.rows import Edges, Event, Root, TupleRows
+from ackline.topology import SOURCE_STEP, Step, Stream, Topology
+from ackline.tuples import SOURCE, Emit, Fail, Hold, InFlight, Origin, StepCounts, Tuple
+
+Seeds = Mapping[tuple[str, int], tuple[int, int]] | None
+"""By topic and partition: the index of the topic-partition in the job, and what the ids of its trees start from."""
+
+_MAX_CONSUMERS = 256
+"""The most steps that may take one stream. The positions of edges have eight bits for them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    """A tuple that came through an exchange, with the edges that lead to it from its roots."""
+
+    tuple: Tuple
+    edges: Edges
+
+
+@dataclass(frozen=True, slots=True)
+class _Emitted:
+    """An `Emit` as it was when the handler yielded it: the handler may change the value afterwards."""
+
+    stream: str
+    anchors: Sequence[Any]
+    key: bytes
+    payload: bytes
+
+
+class TreeCalls:
+    """The calls of one task: their events by root, and the tuples for other tasks.
+
+    `handlers` are those of the steps, by number. `topic_partitions` are those of the job, which roots are numbered by.
+    """
+
+    def __init__(
+        self,
+        topology: Topology,
+        handlers: Sequence[Handler],
+        topic_partitions: Sequence[TopicPartition],
+        now: Clock,
+    ) -> None:
+        self._topology = topology
+        self._handlers = handlers
+        self._topic_partitions = topic_partitions
+        self._now = now
+        self.events: dict[Root, Event] = {}
+        self.rows = TupleRows()
+        self.counts: dict[str, StepCounts] = {}
+
+    def call_source(self, handler: Handler, record: Record, seeds: Seeds) -> None:
+        """Calls the handler of a record, and delivers what it emits. `seeds` is None if trees are not tracked.
+
+        Makes no event for a record that emits nothing, or that is not tracked. Raises what the handler raises.
+        """
+        emitted = self._emitted(handler(record), (record,))
+        if not emitted:
+            return
+        edges: Edges = ()
+        if seeds is not None:
+            tp, seed = seeds[record.topic, record.partition]
+            root = Root(tp, record.offset, record.attempt)
+            edges = ((root, root_id(seed, record.offset, record.attempt)),)
+            self._event(root, SOURCE_STEP, edges[0][1]).sources += 1
+        self._counts(SOURCE).emitted += len(emitted)
+        for position, item in enumerate(emitted):
+            self._deliver(SOURCE, SOURCE_STEP, item, edges if item.anchors else (), position)
+
+    def call_step(self, step: Step, given: Input) -> None:
+        """Calls the handler of a step with one tuple, and closes the edges that led to it."""
+        for root, edge in given.edges:
+            event = self._event(root, step.number, edge)
+            event.xor ^= edge
+            event.open[step.number] -= 1
+        self._call(step, given.tuple, given.edges)
+
+    def call_join(self, step: Step, given: Sequence[Input]) -> None:
+        """Calls a join with all tuples of a key. Closes the edges of those that it does not hold."""
+        counts = self._counts(step.name)
+        counts.executed += len(given)
+        tuples = tuple(each.tuple for each in given)
+        failure, answers = self._answers(step, tuples, tuples)
+        held = {id(answer.tuple) for answer in answers if isinstance(answer, Hold)}
+        failed = {id(answer.tuple): answer for answer in answers if isinstance(answer, Fail)}
+        for each in given:
+            reason = failed.get(id(each.tuple))
+            outcome = failure if reason is None else self._failure_of(reason, tuples)
+            closes = outcome is not None or id(each.tuple) not in held
+            for root, edge in each.edges:
+                event = self._event(root, step.number, edge)
+                if closes:
+                    event.xor ^= edge
+                    event.open[step.number] -= 1
+                    self._close(event, step, edge, outcome)
+            if closes:
+                self._count(counts, outcome)
+        emitted = [answer for answer in answers if isinstance(answer, _Emitted)]
+        counts.emitted += len(emitted)
+        edges_of = {id(each.tuple): each.edges for each in given}
+        for position, item in enumerate(emitted):
+            edges = _merged(edges_of[id(anchor)] for anchor in item.anchors)
+            self._deliver(step.name, step.number, item, edges, position)
+
+    def _call(self, step: Step, given: Tuple, edges: Edges) -> None:
+        counts = self._counts(step.name)
+        counts.executed += 1
+        outcome, answers = self._answers(step, given, (given,))
+        for root, edge in edges:
+            self._close(self.events[root], step, edge, outcome)
+        self._count(counts, outcome)
+        counts.emitted += len(answers)
+        for position, item in enumerate(answers):
+            assert isinstance(item, _Emitted)
+            self._deliver(step.name, step.number, item, edges if item.anchors else (), position)
+
+    def _answers(
+        self, step: Step, argument: object, tuples: Sequence[Tuple]
+    ) -> tuple[RowOutcome | None, list[_Emitted | Fail | Hold]]:
+        """Calls the handler. Returns what it yielded, or how it failed: then nothing that it had yielded counts."""
+        before = forks()
+        try:
+            answers = self._emitted(self._handlers[step.number](argument), tuples, step)
+            if before != forks():
+                end_forked_copy()
+            return None, answers
+        except TaskFailure as failure:
+            raise failure.error from None
+        except BaseException as error:  # sys.exit, too, is the outcome of this call alone
+            if before != forks():
+                end_forked_copy(error)
+            return outcome_of_exception(error, 0, None, self._now(), lambda _: _texts_of(tuples)), []
+
+    def _emitted(self, result: Any, inputs: Sequence[Any], step: Step | None = None) -> list[Any]:
+        """Returns what a handler answered: None, an `Emit`, or several, which it may yield; a join may answer `Fail`
+        and `Hold` too. Runs a generator to its end. Raises InvalidOutcome for anything else."""
+        if result is None:
+            return []
+        if isinstance(result, Emit | Fail | Hold | InFlight):
+            result = (result,)
+        elif not isinstance(result, Iterator | list | tuple):
+            refuse_unfinished(result)
+            raise InvalidOutcome(f"the handler returned {type(result).__name__}; yield Emit(value), or return nothing")
+        name, join = (step.name, step.join) if step is not None else (SOURCE, False)
+        ids = frozenset(map(id, inputs))
+        answers: list[Any] = []
+        for answer in result:
+            if isinstance(answer, Emit):
+                answers.append(_packed(answer, name, inputs, ids))
+            elif join and isinstance(answer, Fail | Hold):
+                _check_inputs((answer.tuple,), ids)
+                answers.append(answer)
+            else:
+                raise InvalidOutcome(f"the handler yielded {type(answer).__name__}; yield Emit(value)")
+        return answers
+
+    def _deliver(self, name: str, number: int, item: _Emitted, parents: Edges, position: int) -> None:
+        """Hands an emitted tuple to each step that takes its stream."""
+        stream = Stream(name, item.stream)
+        consumers = self._topology.consumers.get(stream, ())
+        if not consumers:  # the tuple would get lost
+            return self._fail_unknown(stream, number, parents)
+        for place, step in enumerate(consumers):
+            edges = tuple((root, edge_id(parent, position * _MAX_CONSUMERS + place)) for root, parent in parents)
+            if not step.grouped:
+                self._call(step, tuple_of(item.payload, edges, self._topic_partitions), edges)
+                continue
+            for root, edge in edges:
+                event = self.events[root]
+                event.xor ^= edge
+                event.open[step.number] += 1
+            self.rows.add(step.number, edges, item.key, item.payload)
+        return None
+
+    def _fail_unknown(self, stream: Stream, number: int, parents: Edges) -> None:
+        message = f"emitted to {stream}, which no step takes"
+        outcome = RowOutcome(0, Outcome.FAILED, ErrorClass.UNKNOWN_STREAM, message, self._now())
+        for root, edge in parents:
+            self.events[root].add_note(note_of(number, edge, outcome))
+
+    def _failure_of(self, answer: Fail, tuples: Sequence[Tuple]) -> RowOutcome:
+        reason = scrub(str(answer.reason), _texts_of(tuples)) or None
+        return RowOutcome(0, Outcome.FAILED, ErrorClass.FAIL, reason, self._now())
+
+    def _close(self, event: Event, step: Step, edge: int, outcome: RowOutcome | None) -> None:
+        if outcome is None:
+            event.acked[step.number] += 1
+        else:
+            event.add_note(note_of(step.number, edge, outcome))
+
+    def _event(self, root: Root, by: int, edge: int) -> Event:
+        event = self.events.get(root)
+        if event is None:
+            event = self.events[root] = Event(by, edge, len(self._handlers))
+        return event
+
+    def _counts(self, name: str) -> StepCounts:
+        counts = self.counts.get(name)
+        if counts is None:
+            counts = self.counts[name] = StepCounts()
+        return counts
+
+    def _count(self, counts: StepCounts, outcome: RowOutcome | None) -> None:
+        if outcome is None:
+            counts.acked += 1
+        elif outcome.outcome is Outcome.FAILED:
+            counts.failed += 1
+
+
+def tuple_of(payload: bytes, edges: Edges, topic_partitions: Sequence[TopicPartition]) -> Tuple:
+    """Returns the tuple that was packed into `payload`, anchored to the roots of `edges`."""
+    step, stream, key, value = unpack(payload)
+    if not edges:
+        return Tuple(value, key, stream, step, ())
+    if len(edges) == 1:
+        root = edges[0][0]
+        return Tuple(value, key, stream, step, (Origin(*topic_partitions[root.tp], root.offset),))
+    origins = tuple(Origin(*topic_partitions[root.tp], root.offset) for root, _ in sorted(edges))
+    return Tuple(value, key, stream, step, origins)
+
+
+def _packed(emit: Emit, step: str, inputs: Sequence[Any], ids: frozenset[int]) -> _Emitted:
+    """Returns what is emitted, packed. Raises InvalidOutcome for what can't be emitted."""
+    anchors = inputs
+    if emit.anchors is not None:
+        anchors = emit.anchors if isinstance(emit.anchors, list | tuple) else (emit.anchors,)
+        if anchors is not inputs:
+            _check_inputs(anchors, ids)
+    if type(emit.stream) is not str:
+        raise InvalidOutcome("the stream of an Emit is not text")
+    return _Emitted(emit.stream, anchors, key_bytes(emit.key), pack((step, emit.stream, emit.key, emit.value)))
+
+
+def _check_inputs(anchors: Iterable[object], ids: frozenset[int]) -> None:
+    if any(id(anchor) not in ids for anchor in anchors):
+        raise InvalidOutcome("an anchor, a Fail or a Hold names something that the call was not given")
+
+
+def _merged(edges: Iterable[Edges]) -> Edges:
+    """Returns the roots of several tuples, each once, with the id of the first edge that leads to it."""
+    merged: dict[Root, int] = {}
+    for root, edge in chain.from_iterable(edges):
+        merged.setdefault(root, edge)
+    return tuple(merged.items())
+
+
+def _texts_of(tuples: Sequence[Tuple]) -> Iterator[bytes | str | None]:
+    for each in tuples:
+        yield from scalar_texts(each.value)
+        yield from scalar_texts(each.key)

@@ -1,0 +1,42 @@
+"""Ids of edges: 64 bits that depend on the attempt and on the place in the tree, and on nothing else.
+
+A task that is run again makes the same ids, and a retry makes new ones: its number is part of the seed. Storm draws its
+ids at random; here a second execution of a task must not differ from the first.
+"""
+
+from hashlib import blake2b
+
+from ackline.offsets import TopicPartition
+from ackline.turns import TurnId
+
+_MASK = (1 << 64) - 1
+_GOLDEN = 0x9E3779B97F4A7C15
+
+
+def mix(number: int) -> int:
+    """Returns the finalizer of SplitMix64 of a number: a bijection of 64 bits that spreads neighbours."""
+    number = (number + _GOLDEN) & _MASK
+    number = ((number ^ (number >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    number = ((number ^ (number >> 27)) * 0x94D049BB133111EB) & _MASK
+    return number ^ (number >> 31)
+
+
+def seed_of(turn: TurnId, tp: TopicPartition) -> int:
+    """Returns what the ids of a topic-partition's trees start from. It is the same in each turn of a lane's epoch."""
+    text = f"{turn.pipeline}\0{turn.lane}\0{turn.epoch}\0{tp.topic}\0{tp.partition}".encode()
+    return int.from_bytes(blake2b(text, digest_size=8).digest(), "big")
+
+
+def root_id(seed: int, offset: int, attempt: int) -> int:
+    """Returns the id that the edges of one attempt at a record start from."""
+    return mix(mix(seed ^ offset) + attempt)
+
+
+def edge_id(parent: int, position: int) -> int:
+    """Returns the id of an edge: the one that leaves `parent` at this position."""
+    return mix(parent ^ (position * 0xD1342543DE82EF95 & _MASK))
+
+
+def as_signed(number: int) -> int:
+    """Returns the number that has the same 64 bits in a signed column."""
+    return number - (1 << 64) if number >> 63 else number

@@ -1,0 +1,86 @@
+"""Notes: why a tree is not acked; and the outcome of a root. Notes are bytes, and the smallest one decides.
+
+So Spark's own `min` finds the worst: dead before failed before skipped, then the first step in the order of the file,
+then the smallest edge.
+"""
+
+import pickle
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ackline.outcome import ErrorClass, Outcome
+from ackline.spark.handlers.outcomes import RowOutcome
+from ackline.topology import SOURCE_STEP, Topology
+
+_ORDER = struct.Struct(">BhQ")
+_DEAD, _FAILED, _SKIPPED = 0, 1, 3
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """What one call made of its tuple, if not an ack."""
+
+    step: int
+    outcome: Outcome
+    error_class: str | None
+    message: str | None
+
+    @property
+    def failed(self) -> bool:
+        """Whether the attempt failed."""
+        return self.outcome is Outcome.FAILED
+
+
+def note_of(step: int, edge: int, outcome: RowOutcome) -> bytes:
+    """Returns the note of a call of `step` that got the tuple at the end of `edge`."""
+    rank = _SKIPPED
+    if outcome.outcome is Outcome.FAILED:
+        rank = _DEAD if outcome.error_class == ErrorClass.DEAD else _FAILED
+    content = (outcome.outcome.value, outcome.error_class, outcome.error_message)
+    return _ORDER.pack(rank, step, edge) + pickle.dumps(content)
+
+
+def read_note(note: bytes) -> Note:
+    """Returns what `note_of` has packed."""
+    _, step, _ = _ORDER.unpack_from(note)
+    outcome, error_class, message = pickle.loads(note[_ORDER.size :])
+    return Note(step, Outcome(outcome), error_class, message)
+
+
+def outcome_of_root(
+    note: bytes | None, xor: int, open_tuples: Sequence[int], acked: Sequence[int], topology: Topology, time: int
+) -> RowOutcome | None:
+    """Returns the outcome of a root from the sums of its events; None if it is acked.
+
+    `xor` is the XOR of all its edges. By the number of the step, `open_tuples` holds how many tuples were sent to the
+    step and not closed there, and `acked` how many were acked. `time` is in microseconds since 1970.
+    """
+    worst = None if note is None else read_note(note)
+    holder = next((number for number, count in enumerate(open_tuples) if count), None)
+    complete = not xor and holder is None
+    if worst is None:
+        return None if complete else _unacked(holder, open_tuples, topology, time)
+    # A tuple that nobody acked is a failure of the step that holds it. Of two failures that of the first step counts;
+    # dead is worse than any, and a skip is not as bad.
+    comes_first = holder is None or worst.step <= holder
+    if complete or (worst.failed and (comes_first or worst.error_class == ErrorClass.DEAD)):
+        return _outcome_of_note(worst, acked, topology, time)
+    return _unacked(holder, open_tuples, topology, time)
+
+
+def _unacked(holder: int | None, open_tuples: Sequence[int], topology: Topology, time: int) -> RowOutcome:
+    if holder is None:  # the counts agree and the ids do not
+        message = "the ids of the edges do not cancel each other"
+    else:
+        count = abs(open_tuples[holder])
+        message = f"step {topology.name_of(holder)}: did not ack {count} {'tuple' if count == 1 else 'tuples'}"
+    return RowOutcome(0, Outcome.FAILED, ErrorClass.UNACKED, message, time)
+
+
+def _outcome_of_note(note: Note, acked: Sequence[int], topology: Topology, time: int) -> RowOutcome:
+    message = f"step {topology.name_of(note.step)}: {note.message or note.error_class}"
+    if note.failed and note.step != SOURCE_STEP:
+        count = acked[note.step]
+        message = f"{message}; {count} {'sibling' if count == 1 else 'siblings'} acked"
+    return RowOutcome(0, note.outcome, note.error_class, message, time)

@@ -1,0 +1,138 @@
+"""The rows that travel from step to step and to the acker. One schema serves all three kinds.
+
+- A tuple has a `step`, the number of the step that it is addressed to.
+- An event says what one task did for one root, that is for one attempt at a record: `xor` is the XOR of all edges that
+  the task closed or created, `open_N` is how many tuples it sent to step N less those it closed there, and `acked_N`
+  how many succeeded there. A root is complete when the XOR of its events is 0, and each sum of `open_N` is.
+- A manifest is what a task did in all; it has the `tp` MANIFEST, and a place of its own, so that it stays apart.
+
+`route` is what Spark partitions rows by: the key's hash for a tuple, the block of offsets for an event.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+from zlib import crc32
+
+import pyarrow as pa
+
+UNTRACKED = -1
+"""The `tp` of a tuple that belongs to no record."""
+MANIFEST = -2
+"""The `tp` of a manifest."""
+_BLOCK = 4096
+"""Offsets of one block go to the same task of the acker."""
+
+
+class Root(NamedTuple):
+    """An attempt at a record. `tp` is the index of the topic-partition among those of the job, in their order."""
+
+    tp: int
+    offset: int
+    attempt: int
+
+
+Edges = tuple[tuple[Root, int], ...]
+"""The roots of a tuple, each with the id of the edge that leads to the tuple."""
+
+_COMMON = (
+    ("route", "long", pa.int64()),
+    ("step", "int", pa.int32()),
+    ("tp", "int", pa.int32()),
+    ("offset", "long", pa.int64()),
+    ("attempt", "int", pa.int32()),
+    ("edge", "long", pa.int64()),
+)
+_TUPLE = (("edges", "binary", pa.binary()), ("key", "binary", pa.binary()), ("payload", "binary", pa.binary()))
+_EVENT = (
+    ("by", "int", pa.int32()),
+    ("xor", "long", pa.int64()),
+    ("sources", "long", pa.int64()),
+    ("time", "long", pa.int64()),
+    ("timestamp", "long", pa.int64()),
+    ("key_hash", "string", pa.string()),
+    ("note", "binary", pa.binary()),
+)
+
+
+class RowFormat:
+    """The columns of the rows of a topology with this many steps."""
+
+    def __init__(self, steps: int) -> None:
+        counts = [(name, "long", pa.int64()) for n in range(steps) for name in (f"open_{n}", f"acked_{n}")]
+        columns = [*_COMMON, *_TUPLE, *_EVENT, *counts]
+        self.steps = steps
+        self.ddl = ", ".join(f"`{name}` {kind}" for name, kind, _ in columns)
+        self.schema = pa.schema([(name, kind) for name, _, kind in columns])
+
+    def batch(self, columns: dict[str, Any], count: int) -> pa.RecordBatch:
+        """Returns rows with these columns; the others are null."""
+        arrays = [
+            pa.array(columns[field.name], field.type) if field.name in columns else pa.nulls(count, field.type)
+            for field in self.schema
+        ]
+        return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
+
+
+class Event:
+    """What one task did for one root. `by` is the step of the first call, -1 for the source."""
+
+    __slots__ = ("acked", "by", "edge", "key_hash", "note", "open", "sources", "timestamp", "xor")
+
+    def __init__(self, by: int, edge: int, steps: int) -> None:
+        self.by = by
+        self.edge = edge
+        self.xor = 0
+        self.sources = 0
+        self.timestamp: int | None = None
+        self.key_hash: str | None = None
+        self.note: bytes | None = None
+        self.open = [0] * steps
+        self.acked = [0] * steps
+
+    def add_note(self, note: bytes) -> None:
+        """Keeps the worst note: the smallest."""
+        if self.note is None or note < self.note:
+            self.note = note
+
+    @property
+    def complete(self) -> bool:
+        """Whether no edge leaves this task: the tree ended here."""
+        return not self.xor and not any(self.open)
+
+
+@dataclass(slots=True)
+class TupleRows:
+    """Tuples on their way to other tasks, as columns."""
+
+    steps: list[int] = field(default_factory=list)
+    routes: list[int] = field(default_factory=list)
+    edges: list[Edges] = field(default_factory=list)
+    keys: list[bytes] = field(default_factory=list)
+    payloads: list[bytes] = field(default_factory=list)
+    size: int = 0
+
+    def add(self, step: int, edges: Edges, key: bytes, payload: bytes) -> None:
+        """Adds a tuple that is addressed to `step`."""
+        self.steps.append(step)
+        self.routes.append(crc32(key))
+        self.edges.append(edges)
+        self.keys.append(key)
+        self.payloads.append(payload)
+        self.size += len(payload) + 100
+
+    def extend(self, other: "TupleRows") -> None:
+        """Adds the tuples of another list."""
+        self.steps += other.steps
+        self.routes += other.routes
+        self.edges += other.edges
+        self.keys += other.keys
+        self.payloads += other.payloads
+        self.size += other.size
+
+    def __len__(self) -> int:
+        return len(self.steps)
+
+
+def block_of(root: Root) -> int:
+    """Returns the route of a root's events."""
+    return root.tp << 48 | root.offset // _BLOCK

@@ -1,0 +1,119 @@
+"""A Spark task of a step with `group_by`: it calls the handler on the tuples that are addressed to the step, and passes
+all other rows on."""
+
+import pickle
+from collections.abc import Callable, Iterator
+from typing import Any, Self
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ackline.spark.handlers.outcomes import outcome_clock
+from ackline.spark.output.manifest import manifest
+from ackline.spark.settings import TaskSettings
+from ackline.spark.task_run import check_start, ignore_ctrl_c, naming_host
+from ackline.spark.trees.calls import Input, TreeCalls, tuple_of
+from ackline.spark.trees.outbox import Outbox
+from ackline.spark.trees.rows import UNTRACKED, Edges, Root
+from ackline.stream_functions import load_steps
+from ackline.topology import Step
+
+_COLUMNS = ("tp", "offset", "attempt", "edge", "edges", "key", "payload")
+
+Batches = Iterator[pa.RecordBatch]
+
+
+def handle_step(settings: TaskSettings, step: Step) -> Callable[[Batches], Batches]:
+    """Returns the task of a step. The tuples of one key come to one task; those of a join come one key after the other,
+    in the order of their origins."""
+
+    def task(batches: Batches) -> Batches:
+        with StepRun(settings, step) as run:
+            for batch in batches:
+                is_mine = pc.fill_null(pc.equal(batch.column("step"), step.number), False)
+                passed_on = batch.filter(pc.invert(is_mine))
+                if passed_on.num_rows:
+                    yield passed_on
+                run.handle(batch.filter(is_mine))
+                yield from run.rows()
+            yield from run.finish()
+
+    return task
+
+
+class StepRun:
+    """One task of one step."""
+
+    def __init__(self, settings: TaskSettings, step: Step) -> None:
+        topology = settings.replay.topology
+        assert topology is not None
+        self._settings = settings
+        self._step = step
+        self._clock = outcome_clock(settings.replay.now)
+        with naming_host():
+            self._trees = TreeCalls(topology, load_steps(topology), settings.topic_partitions, self._clock)
+        self._outbox = Outbox(len(topology.steps))
+        self._group: list[Input] = []
+        self._key: bytes | None = None
+
+    def __enter__(self) -> Self:
+        """Checks, before the first tuple, that this task may start: under at most once no other has handled it."""
+        ignore_ctrl_c()
+        check_start(self._settings, f"step-{self._step.number}")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def handle(self, batch: pa.RecordBatch) -> None:
+        """Calls the handler on tuples of the step. A join waits for the rest of the last key."""
+        if not batch.num_rows:
+            return
+        for tp, offset, attempt, edge, edges, key, payload in zip(*_values(batch), strict=True):
+            of_tuple: Edges = ()
+            if edges is not None:
+                of_tuple = pickle.loads(edges)
+            elif tp != UNTRACKED:
+                of_tuple = ((Root(tp, offset, attempt), edge),)
+            given = Input(tuple_of(payload, of_tuple, self._settings.topic_partitions), of_tuple)
+            if not self._step.join:
+                self._trees.call_step(self._step, given)
+                continue
+            if key != self._key:
+                self._call_join()
+                self._key = key
+            self._group.append(given)
+        self._send()
+
+    def _call_join(self) -> None:
+        if self._group:
+            group, self._group = self._group, []
+            self._trees.call_join(self._step, group)
+
+    def _send(self) -> None:
+        time = self._clock()
+        for root, event in self._trees.events.items():
+            self._outbox.add_event(root, event, time)
+        self._trees.events = {}
+        self._outbox.add_tuples(self._trees)
+
+    def rows(self) -> Iterator[pa.RecordBatch]:
+        """Yields rows for other steps and the acker, as soon as they are many."""
+        if self._outbox.full:
+            yield from self._outbox.take()
+
+    def finish(self) -> Iterator[pa.RecordBatch]:
+        """Calls a join for the last key. Yields the rows that are left, the last of which holds the task's manifest."""
+        self._call_join()
+        self._send()
+        yield from self._outbox.take()
+        yield self._outbox.manifest(manifest((), {}, {}, 0, 0, 0, 0, self._trees.counts))
+
+
+def _values(batch: pa.RecordBatch) -> list[list[Any]]:
+    """Returns the columns of tuples as lists, with the ids of edges as they were before they were signed."""
+    columns = [batch.column(name) for name in _COLUMNS]
+    values = [column.to_pylist() for column in columns]
+    values[_COLUMNS.index("edge")] = columns[_COLUMNS.index("edge")].to_numpy().view(np.uint64).tolist()
+    return values

@@ -1,0 +1,155 @@
+"""Tuple trees in real Spark jobs: a record is acked once all that came of it is."""
+
+import json
+from typing import Any
+
+import pytest
+from pyspark.sql import Row
+
+from ackline.errors import ConfigError, TransientError
+from ackline.offsets import TopicPartition
+from ackline.spark.job import ReplayJob, _manifests, check_replay, run_replay
+from ackline.spark.trees.acker import by_root
+from ackline.spark.trees.rows import RowFormat
+from ackline.topology import StepBlock, Topology, topology
+from ackline.translation import Stream, Translation
+from tests.spark import tree_handlers
+from tests.spark.lab import Lab
+
+HANDLERS = "tests.spark.tree_handlers"
+SPLIT = f"{HANDLERS}:split"
+ITEMS = [{"key": "a"}, {"key": "b"}, {"key": "c"}]
+
+
+def steps(*blocks: dict[str, Any]) -> Topology:
+    """A topology of steps whose handlers are functions of `tests.spark.tree_handlers`."""
+    named = ({**block, "handler": f"{HANDLERS}:{block['handler']}"} for block in blocks)
+    return topology([StepBlock.model_validate(block) for block in named])
+
+
+TWO = steps(
+    {"name": "first", "handler": "work", "input": "source", "group_by": "key"},
+    {"name": "second", "handler": "end", "input": "first", "group_by": "key"},
+)
+DIAMOND = steps(
+    {"name": "left", "handler": "work", "input": "source", "group_by": "key"},
+    {"name": "right", "handler": "work", "input": "source"},
+    {"name": "meet", "handler": "join", "input": ["left", "right"], "group_by": "key", "join": True},
+    {"name": "sums", "handler": "end", "input": "meet.sums", "group_by": "key"},
+)
+
+
+def values(records: list[list[dict[str, Any]]]) -> list[bytes]:
+    """The values of records with these items."""
+    return [json.dumps(items).encode() for items in records]
+
+
+def ran(lab: Lab, records: list[list[dict[str, Any]]], of: Topology, **settings: Any) -> ReplayJob:
+    """Runs a job over records with these items."""
+    tp = lab.put(*values(records))
+    return lab.ran(SPLIT, {tp: (0, len(records))}, topology=of, **settings)
+
+
+def test_s60_s62_a_record_is_acked_when_every_child_and_theirs_are(lab: Lab) -> None:
+    failing = [*ITEMS, {"key": "d", "do": "fail"}]
+    job = ran(lab, [[], ITEMS, failing, ITEMS, [{"key": "a", "do": "skip"}], [{"key": "b", "do": "dead"}]], TWO)
+    assert [(row["offset"], row["outcome"], row["error_class"], row["error_message"]) for row in lab.rows(job)] == [
+        (0, "acked", None, None),
+        (1, "acked", None, None),
+        (2, "failed", "ValueError", "step first: broken; 3 siblings acked"),
+        (3, "acked", None, None),
+        (4, "skipped", "Skip", "step first: unwanted"),
+        (5, "failed", "Dead", "step first: hopeless; 0 siblings acked"),
+    ]
+
+
+def test_one_job_runs_each_handler_once_for_each_tuple(lab: Lab) -> None:
+    """Two branches that meet in a join: a plan that evaluated a branch twice would call its handlers twice."""
+    tp = lab.put(*values([ITEMS] * 500))
+    result = run_replay(lab.spark, lab.job(SPLIT, {tp: (0, 500)}, topology=DIAMOND))
+    assert {name: (done.executed, done.emitted, done.acked) for name, done in result.steps.items()} == {
+        "source": (500, 1500, 0),
+        "left": (1500, 1500, 1500),
+        "right": (1500, 1500, 1500),
+        "meet": (3000, 3, 3000),
+        "sums": (3, 0, 3),
+    }
+    assert sum(sum(counts.values()) for counts in result.counts.values()) == 500
+    calls = lab.calls(tp.topic)
+    assert set(calls.values()) == {3 + 3 + 6 + 3}  # left, right, both in the join, and the sum of each key
+
+
+def test_the_plan_has_no_join_and_an_exchange_for_each_group_by_and_the_acker(lab: Lab) -> None:
+    tp = lab.put(b"[]")
+    job = lab.job(SPLIT, {tp: (0, 1)}, topology=DIAMOND)
+    frame = _manifests(lab.spark, job, tree_handlers.split)
+    plan = frame._jdf.queryExecution().executedPlan().toString()
+    assert plan.count("Exchange") == 4, plan
+    assert "Join" not in plan
+    assert "InMemory" not in plan
+
+
+def test_s67_a_diamond_acks_its_records_and_a_join_fails_single_ones(lab: Lab) -> None:
+    records = [ITEMS, [{"key": "a", "do": "hold"}], [{"key": "a", "do": "fail in join"}], ITEMS]
+    job = ran(lab, records, DIAMOND)
+    # The sum of key a is anchored to all records that have this key. It was emitted, and acked.
+    assert lab.outcomes(job) == [
+        (0, "acked", None),
+        (1, "failed", "Unacked"),
+        (2, "failed", "Fail"),
+        (3, "acked", None),
+    ]
+
+
+def test_s61_a_retry_builds_the_tree_anew(lab: Lab) -> None:
+    tp = lab.put(*values([[*ITEMS, {"key": "b", "do": "fail", "until": 1}]] * 3))
+    first = lab.ran(SPLIT, {tp: (0, 3)}, topology=TWO)
+    assert {outcome for _, outcome, _ in lab.outcomes(first)} == {"failed"}
+    second = lab.ran(SPLIT, None, {tp: {0: 2, 1: 2, 2: 2}}, topology=TWO)
+    assert [(row["outcome"], row["attempt"]) for row in lab.rows(second)] == [("acked", 2)] * 3
+
+
+def test_streams_decode_and_choose_the_handler_of_a_tree(lab: Lab) -> None:
+    translation = Translation((Stream("items", SPLIT, value="json"),))
+    tp = lab.put(b'[{"key": "a"}]', b"no json", b'[{"key": "a", "do": "fail"}]')
+    job = lab.ran(SPLIT, {tp: (0, 3)}, topology=TWO, translation=translation)
+    assert lab.outcomes(job) == [(0, "acked", None), (1, "failed", "Undecodable"), (2, "failed", "ValueError")]
+
+
+def test_without_tracking_a_record_is_acked_by_its_own_call(lab: Lab) -> None:
+    job = ran(lab, [[{"key": "a", "do": "fail"}]], TWO, tracking=False)
+    assert lab.outcomes(job) == [(0, "acked", None)]
+
+
+def test_at_most_once_hands_each_tuple_out_once(lab: Lab) -> None:
+    tp = lab.put(*values([ITEMS, [{"key": "a", "do": "fail"}]]))
+    job = lab.ran(SPLIT, {tp: (0, 2)}, topology=TWO, once=True)
+    assert lab.outcomes(job) == [(0, "acked", None), (1, "failed", "ValueError")]
+
+
+def test_a_worker_that_is_killed_in_a_step_ends_the_run_before_anything_is_stored(lab: Lab) -> None:
+    tp = lab.put(*values([ITEMS, [{"key": "a", "do": "kill"}]]))
+    job = lab.job(SPLIT, {tp: (0, 2)}, topology=TWO)
+    with pytest.raises(TransientError):
+        run_replay(lab.spark, job)
+    assert lab.rows(job) == []
+
+
+def test_handlers_of_other_tiers_are_refused_with_steps(lab: Lab) -> None:
+    job = lab.job("arrow_checks", {TopicPartition("t", 0): (0, 1)}, topology=TWO)
+    with pytest.raises(ConfigError, match="arrow tier"):
+        check_replay(lab.spark, job)
+
+
+def test_s63_events_that_came_twice_or_late_change_nothing(lab: Lab) -> None:
+    """Two tasks did the same for a root: the second time, at another time and in another order."""
+    format_ = RowFormat(1)
+    common = {"route": 0, "tp": 0, "offset": 7, "attempt": 1, "sources": 0, "acked_0": 0}
+    sent = {**common, "by": -1, "edge": 11, "xor": 5, "sources": 1, "open_0": 1, "time": 1}
+    closed = {**common, "by": 0, "edge": 5, "xor": 5, "open_0": -1, "acked_0": 1, "time": 2}
+    rows = [closed, sent, {**closed, "time": 3}, {**sent, "time": 4}, {**closed, "time": 5}]
+    names = format_.schema.names
+    frame = lab.spark.createDataFrame([tuple(row.get(name) for name in names) for row in rows], format_.ddl)
+    [root] = by_root(frame, 1).collect()
+    assert isinstance(root, Row)
+    assert (root["xor"], root["sources"], root["open_0"], root["acked_0"]) == (0, 1, 0, 1)

@@ -1,0 +1,67 @@
+"""Handlers of the tests of tuple trees. A record's value is a JSON list of items, and an item says what to do with it:
+`do` in the steps, on the attempts that `until` allows. Each call is noted in the journal of the tests."""
+
+import json
+import os
+import signal
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from ackline.handler import Dead, Record, Skip
+from ackline.testing import journal
+from ackline.tuples import Emit, Fail, Hold, Tuple
+
+
+def split(record: Record) -> Iterator[Emit]:
+    """Emits each item of the record."""
+    items = record.value if isinstance(record.value, list) else json.loads(record.value or b"[]")
+    for item in items:
+        if record.attempt <= item.get("until", 9):
+            yield Emit(item, stream=item.get("stream", "default"), key=item.get("key"))
+        else:
+            yield Emit({"key": item.get("key")}, stream=item.get("stream", "default"), key=item.get("key"))
+
+
+def work(given: Tuple) -> Iterator[Emit]:
+    """Does what the item says, and passes it on."""
+    note(given)
+    do(given.value)
+    yield Emit(given.value, key=given.key)
+
+
+def end(given: Tuple) -> None:
+    """Does what the item says, and emits nothing."""
+    note(given)
+    do(given.value)
+
+
+def join(given: Sequence[Tuple]) -> Iterator[Any]:
+    """Fails and holds the items that say so, and emits how many there are."""
+    for each in given:
+        note(each)
+        if each.value.get("do") == "hold":
+            yield Hold(each)
+        if each.value.get("do") == "fail in join":
+            yield Fail(each, "unwanted")
+    if any(each.value.get("do") == "raise in join" for each in given):
+        raise ValueError("the join broke")
+    yield Emit({"count": len(given)}, stream="sums", key=given[0].key)
+
+
+def note(given: Tuple) -> None:
+    """Writes a line for each record of the tuple: the name of the step comes from the tuple's value."""
+    for origin in given.origins:
+        journal.write(origin.topic, origin.partition, origin.offset, 0)
+
+
+def do(item: dict[str, Any]) -> None:
+    """Raises what the item says."""
+    match item.get("do"):
+        case "fail":
+            raise ValueError("broken")
+        case "skip":
+            raise Skip("unwanted")
+        case "dead":
+            raise Dead("hopeless")
+        case "kill":
+            os.kill(os.getpid(), signal.SIGKILL)

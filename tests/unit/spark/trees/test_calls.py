@@ -1,0 +1,270 @@
+"""What a call's answer means for the tree: acks, failures, holds, anchors, streams."""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import pytest
+
+from ackline.handler import Dead, Record, Skip
+from ackline.outcome import Outcome
+from ackline.spark.handlers.outcomes import RowOutcome
+from ackline.topology import Topology
+from ackline.tuples import Emit, Fail, Hold, InFlight, Origin, Tuple
+from tests.unit.spark.trees.stages import Lab, SentTuple, steps_of
+
+ONE = steps_of({"name": "end", "input": "source", "group_by": "key"})
+TWO = steps_of(
+    {"name": "first", "input": "source", "group_by": "key"}, {"name": "second", "input": "first", "group_by": "key"}
+)
+JOIN = steps_of({"name": "join", "input": "source", "group_by": "key", "join": True})
+LOCAL = steps_of({"name": "near", "input": "source"}, {"name": "far", "input": "near", "group_by": "key"})
+
+
+def nothing(_: object) -> None:
+    """Acks."""
+
+
+def each_item(record: Record) -> Iterator[Emit]:
+    """Emits each item of the value; the key is the item's first letter."""
+    for item in record.value:
+        yield Emit(item, key=item[:1])
+
+
+def pass_on(given: Tuple) -> Emit:
+    """Emits what it got."""
+    return Emit(given.value, key=given.key)
+
+
+def fail_on(*values: str, error: Exception | None = None) -> Callable[[Tuple], Emit]:
+    """A handler that raises for these values."""
+
+    def handle(given: Tuple) -> Emit:
+        if given.value in values:
+            raise error or ValueError("broken")
+        return pass_on(given)
+
+    return handle
+
+
+def ran(topology: Topology, *handlers: Any, source: Any = each_item, **records: Sequence[str]) -> dict[int, Any]:
+    """Outcome and message by offset; records are named `r0`, `r1`, …"""
+    found = Lab(topology, source, handlers).run({int(name[1:]): value for name, value in records.items()})
+    return {offset: shown(outcome) for offset, outcome in found.items()}
+
+
+def shown(outcome: RowOutcome | None) -> tuple[str, str | None, str | None]:
+    """Outcome, error class and message."""
+    return ("acked", None, None) if outcome is None else (outcome.outcome, outcome.error_class, outcome.error_message)
+
+
+ACKED = ("acked", None, None)
+
+
+def test_s60_a_record_is_acked_when_all_that_came_of_it_is() -> None:
+    assert ran(TWO, pass_on, nothing, r0=["a", "b", "c"], r1=["a"]) == {0: ACKED, 1: ACKED}
+
+
+def test_s61_one_failed_child_fails_its_record_alone() -> None:
+    found = ran(TWO, fail_on("bad"), nothing, r0=["a", "b", "bad"], r1=["a"])
+    assert found == {0: ("failed", "ValueError", "step first: broken; 2 siblings acked"), 1: ACKED}
+
+
+def test_s61_each_attempt_has_edges_of_its_own() -> None:
+    edges = []
+    for attempt in (1, 2):
+        lab = Lab(TWO, each_item, [pass_on, nothing])
+        lab.run({0: ["a", "b"]}, attempt)
+        edges.append({event.edge for _, event in lab.events})
+    assert not edges[0] & edges[1]
+
+
+def test_the_same_attempt_has_the_same_edges_however_its_tuples_are_dealt() -> None:
+    def ids(seed: int) -> set[int]:
+        lab = Lab(TWO, each_item, [pass_on, nothing])
+        lab.random.seed(seed)
+        sent: list[int] = []
+
+        def note(each: SentTuple) -> bool:
+            sent.append(each.edges[0][1])
+            return False
+
+        lab.lose = note
+        lab.run({0: ["a", "b", "c"]})
+        return set(sent)
+
+    assert len(ids(1)) == 6
+    assert ids(1) == ids(2)
+
+
+def test_s62_the_reason_names_the_step_that_holds_the_tuple() -> None:
+    lab = Lab(TWO, each_item, [pass_on, nothing], lose=lambda sent: sent.step == 1 and sent.key == b"sb")
+    assert shown(lab.run({0: ["a", "b", "bb"]})[0]) == ("failed", "Unacked", "step second: did not ack 2 tuples")
+
+
+def test_two_edges_with_the_same_id_do_not_ack_a_record_whose_tuples_got_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The XOR of both edges is 0, as if they had been closed. The counts say no."""
+    monkeypatch.setattr("ackline.spark.trees.calls.edge_id", lambda *_: 7)
+    lab = Lab(ONE, each_item, [nothing], lose=lambda _: True)
+    assert shown(lab.run({0: ["a", "b"]})[0]) == ("failed", "Unacked", "step end: did not ack 2 tuples")
+
+
+def test_counts_that_agree_do_not_ack_a_record_whose_ids_do_not() -> None:
+    lab = Lab(ONE, each_item, [nothing])
+    lab.run({0: ["a"]})
+    lab.events[0][1].xor ^= 1
+    assert shown(lab.outcomes()[0]) == ("failed", "Unacked", "the ids of the edges do not cancel each other")
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "worst"),
+    [
+        (ValueError("broken"), Dead("hopeless"), "Dead"),
+        (Dead("hopeless"), ValueError("broken"), "Dead"),
+        (Skip("unwanted"), ValueError("broken"), "ValueError"),
+        (ValueError("broken"), Skip("unwanted"), "ValueError"),
+        (ValueError("first"), KeyError("second"), "ValueError"),
+    ],
+)
+def test_the_worst_outcome_of_a_tree_wins_then_the_first_step_of_the_file(
+    first: Exception, second: Exception, worst: str
+) -> None:
+    found = ran(TWO, fail_on("a", error=first), fail_on("b", error=second), r0=["a", "b"])
+    assert found[0][1] == worst
+
+
+def test_a_skip_in_a_step_skips_the_record() -> None:
+    found = ran(TWO, fail_on("bad", error=Skip("unwanted")), nothing, r0=["a", "bad"])
+    assert found == {0: ("skipped", "Skip", "step first: unwanted")}
+
+
+def test_what_a_call_yielded_before_it_raised_is_not_delivered() -> None:
+    def breaks(given: Tuple) -> Iterator[Emit]:
+        yield pass_on(given)
+        raise ValueError("broken")
+
+    lab = Lab(TWO, each_item, [breaks, nothing])
+    assert lab.run({0: ["a"]})[0] is not None
+    assert "second" not in lab.counts
+
+
+def test_a_value_that_is_changed_after_it_was_yielded_arrives_as_it_was() -> None:
+    arrived: list[Any] = []
+
+    def reuses(record: Record) -> Iterator[Emit]:
+        item: dict[str, int] = {}
+        for number in range(3):
+            item["n"] = number
+            yield Emit(item)
+
+    topology = steps_of({"name": "near", "input": "source"}, {"name": "beside", "input": "source"})
+    near: Any = lambda given: given.value.clear()  # noqa: E731
+    Lab(topology, reuses, [near, lambda given: arrived.append(given.value)]).run({0: []})
+    assert arrived == [{"n": 0}, {"n": 1}, {"n": 2}]
+
+
+def test_an_unknown_stream_fails_the_record_and_names_it() -> None:
+    found = ran(ONE, lambda given: Emit(1, stream="nowhere"), r0=["a"])
+    assert found == {
+        0: ("failed", "UnknownStream", "step end: emitted to end.nowhere, which no step takes; 1 sibling acked")
+    }
+
+
+def test_a_tuple_that_is_anchored_to_nothing_holds_nothing_up() -> None:
+    def source(record: Record) -> Iterator[Emit]:
+        yield Emit("anchored")
+        yield Emit("free", anchors=())
+
+    lab = Lab(TWO, source, [fail_on("free"), nothing])
+    assert lab.run({0: []}) == {0: None}
+    assert lab.counts["first"].failed == 1
+    origins: list[Any] = []
+    Lab(ONE, source, [lambda given: origins.append(given.origins)]).run({0: []})
+    assert sorted(origins) == [(), (Origin("orders", 0, 0),)]
+
+
+def test_without_tracking_the_record_is_acked_by_its_own_call_alone() -> None:
+    lab = Lab(ONE, each_item, [fail_on("a")], tracked=False)
+    assert lab.run({0: ["a"]}) == {}
+    assert lab.counts["end"].failed == 1
+
+
+def test_a_step_without_group_by_runs_where_its_input_was_made() -> None:
+    found = ran(LOCAL, fail_on("bad"), nothing, r0=["a"], r1=["a", "bad"])
+    assert found == {0: ACKED, 1: ("failed", "ValueError", "step near: broken; 1 sibling acked")}
+
+
+def test_a_join_gets_all_tuples_of_a_key_in_the_order_of_their_records() -> None:
+    calls: list[list[tuple[Any, Any]]] = []
+
+    def join(given: Sequence[Tuple]) -> None:
+        calls.append([(each.value, each.origins[0].offset) for each in given])
+
+    assert ran(JOIN, join, r0=["a0", "b0"], r1=["a1"], r2=["a2", "c2"]) == {0: ACKED, 1: ACKED, 2: ACKED}
+    assert sorted(calls) == [[("a0", 0), ("a1", 1), ("a2", 2)], [("b0", 0)], [("c2", 2)]]
+
+
+def test_s66_a_join_acks_holds_and_fails_single_tuples() -> None:
+    def join(given: Sequence[Tuple]) -> Iterator[Any]:
+        for each in given:
+            if each.value.endswith("hold"):
+                yield Hold(each)
+            if each.value.endswith("fail"):
+                yield Fail(each, "unwanted")
+
+    found = ran(JOIN, join, r0=["a"], r1=["a hold"], r2=["a fail"], r3=["a", "b hold"])
+    assert found == {
+        0: ACKED,
+        1: ("failed", "Unacked", "step join: did not ack 1 tuple"),
+        2: ("failed", "Fail", "step join: unwanted; 0 siblings acked"),
+        3: ("failed", "Unacked", "step join: did not ack 1 tuple"),
+    }
+
+
+def test_a_join_that_raises_fails_all_its_tuples() -> None:
+    def join(given: Sequence[Tuple]) -> None:
+        if len(given) > 1:
+            raise ValueError("broken")
+
+    found = ran(JOIN, join, r0=["a"], r1=["a"], r2=["b"])
+    assert {offset: outcome[0] for offset, outcome in found.items()} == {0: "failed", 1: "failed", 2: "acked"}
+
+
+def test_s67_a_tuple_of_several_records_fails_them_all() -> None:
+    topology = steps_of(
+        {"name": "join", "input": "source", "group_by": "key", "join": True},
+        {"name": "end", "input": "join", "group_by": "key"},
+    )
+    origins: list[Any] = []
+
+    def join(given: Sequence[Tuple]) -> Emit:
+        return Emit(len(given), key=given[0].key)
+
+    def end(given: Tuple) -> None:
+        origins.append([origin.offset for origin in given.origins])
+        if given.value == 2:
+            raise ValueError("broken")
+
+    found = ran(topology, join, end, r0=["a"], r1=["a"], r2=["b"])
+    assert {offset: outcome[0] for offset, outcome in found.items()} == {0: "failed", 1: "failed", 2: "acked"}
+    assert sorted(origins) == [[0, 1], [2]]
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        (1, "returned int"),
+        (["text"], "yielded str"),
+        (ValueError(), "returned an exception"),
+        (Emit({1, 2}.__class__), "holds type"),
+        (Emit(object()), "holds object"),
+        (Emit("x", key=object()), "a key is object"),
+        (Emit("x", anchors=["not an input"]), "not given"),
+        (Emit("x", stream=3), "not text"),  # type: ignore[arg-type]
+        (InFlight(), "yielded InFlight"),
+        (Hold(Tuple(1, 1, "s", "s", ())), "yielded Hold"),
+    ],
+)
+def test_an_answer_that_means_nothing_fails_the_record(answer: Any, reason: str) -> None:
+    [(outcome, error_class, message)] = ran(TWO, lambda _: answer, nothing, r0=["a"]).values()
+    assert (outcome, error_class) == (Outcome.FAILED, "InvalidOutcome")
+    assert reason in str(message)
