@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from ackline.errors import ConfigError
 from ackline.handler import Handler, Tier, load_handler, tier_of
-from ackline.topology import Topology
+from ackline.topology import Step, Topology
 from ackline.translation import ARROW_DECODERS, Stream, Translation
 
 
@@ -55,12 +55,15 @@ def load_functions(stream: Stream, *, emits: bool = False) -> StreamFunctions:
 def load_steps(topology: Topology) -> list[Handler]:
     """Imports the handlers of the steps, by the numbers of the steps. Raises ConfigError as `load_handler` does, and
     for a handler of another tier."""
-    handlers = {}
-    for step in topology.steps:
-        key = f"steps.{step.name}.handler"
-        handlers[step.number] = load_handler(step.handler, key, emits=True)
-        check_emits(handlers[step.number], step.handler, key)
-    return [handlers[number] for number in range(len(handlers))]
+    return [load_step(step) for step in sorted(topology.steps, key=lambda step: step.number)]
+
+
+def load_step(step: Step) -> Handler:
+    """Imports the handler of a step. Raises ConfigError as `load_steps` does."""
+    key = f"steps.{step.name}.handler"
+    handler = load_handler(step.handler, key, emits=True)
+    check_emits(handler, step.handler, key)
+    return handler
 
 
 def check_emits(handler: Handler, path: str, key: str) -> None:

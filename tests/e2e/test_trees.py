@@ -27,6 +27,9 @@ def test_s61_a_record_whose_tree_fails_is_tried_again_whole_until_it_is_acked_or
     mends = [*ITEMS, {"key": "c", "do": "fail", "until": 1}]
     never = [{"key": "d", "do": "fail"}]
     lane.produce(*(encoded(items) for items in (ITEMS, mends, never, [])))
+    doctor = lane.ackline("doctor", lane.name)
+    assert doctor.returncode == 0, doctor.stdout
+    assert f"first, by key -> {HANDLERS}:join (join)" in " ".join(doctor.stdout.split())
     lane.run()
     assert lane.committed() == 1
     lane.advance_clock(1)

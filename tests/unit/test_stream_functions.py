@@ -10,6 +10,7 @@ import pytest
 from ackline import arrow_handler, column_handler
 from ackline.errors import ConfigError
 from ackline.stream_functions import check_functions
+from ackline.topology import StepBlock, Topology, topology
 from ackline.translation import Stream, Translation
 
 
@@ -87,3 +88,25 @@ def test_a_column_handler_takes_whole_topics_as_bytes_and_cannot_be_isolated() -
     check_functions("shop:column", None)
     with pytest.raises(ConfigError, match="runs inside Spark's JVM"):
         check_functions("shop:column", None, isolated=True)
+
+
+def test_with_steps_handlers_may_be_generators_and_those_of_steps_are_imported_too(shop: ModuleType) -> None:
+    def emits(record: object) -> Iterator[int]:
+        yield 1
+
+    vars(shop)["emits"] = emits
+    check_functions("shop:emits", None, False, steps("shop:emits"))
+    check_functions(None, Translation((Stream("", "shop:emits"),)), False, steps("shop:good"))
+    with pytest.raises(ConfigError, match="no `steps` take what it yields"):
+        check_functions("shop:emits", None)
+    for path, reason in (("shop:gone", "does not import"), ("shop:batches", "arrow tier"), ("shop:column", "column")):
+        with pytest.raises(ConfigError, match=reason) as caught:
+            check_functions("shop:emits", None, False, steps(path))
+        assert caught.value.key == "steps.price.handler"
+        with pytest.raises(ConfigError, match=reason):
+            check_functions(path, None, False, steps("shop:good"))
+
+
+def steps(handler: str) -> Topology:
+    """One step with this handler."""
+    return topology([StepBlock(name="price", handler=handler, input=["source"])])

@@ -27,7 +27,8 @@ from ackline.pipeline_folder import load_folder
 from ackline.scrub import scrub_address
 from ackline.steps.parts import Parts, new_run_id, open_parts
 from ackline.steps.topic_warnings import topic_warnings
-from ackline.stream_functions import load_functions
+from ackline.stream_functions import load_functions, load_step
+from ackline.topology import Step
 from ackline.translation import Stream, Translation
 
 
@@ -107,13 +108,17 @@ def _files() -> Iterator[Check]:
 
 
 def _code(pipeline: Pipeline) -> Iterator[Check]:
-    translation = pipeline.translation
+    translation, topology = pipeline.translation, pipeline.topology
+    emits = topology is not None
     if translation is None:
         path = str(pipeline.handler)
-        yield _check("handler", lambda: f"{path} ({tier_of(load_handler(path))} tier)")
-        return
-    for stream in translation.streams:
-        yield _check(f"stream {stream.name}" if stream.name else "handler", partial(_stream, stream))
+        yield _check("handler", lambda: f"{path} ({tier_of(load_handler(path, emits=emits))} tier)")
+    else:
+        for stream in translation.streams:
+            yield _check(f"stream {stream.name}" if stream.name else "handler", partial(_stream, stream, emits))
+    if topology is not None:
+        for step in topology.steps:
+            yield _check(f"step {step.name}", partial(_step, step))
 
 
 def _registry(translation: Translation) -> str:
@@ -121,10 +126,16 @@ def _registry(translation: Translation) -> str:
     return f"reachable, {dict(translation.registry)['url']}"
 
 
-def _stream(stream: Stream) -> str:
+def _step(step: Step) -> str:
+    load_step(step)
+    inputs, grouped = ", ".join(map(str, step.inputs)), ", by key" if step.grouped else ""
+    return f"{inputs}{grouped} -> {step.handler}{' (join)' if step.join else ''}"
+
+
+def _stream(stream: Stream, emits: bool) -> str:
     topics = ", ".join(stream.topics) if stream.topics else stream.pattern or "all topics"
     wanted = f" where {stream.filter}" if stream.filter else ""
-    tier = load_functions(stream).tier
+    tier = load_functions(stream, emits=emits).tier
     return f"{topics}{wanted}, key {stream.key}, value {stream.value} -> {stream.handler} ({tier} tier)"
 
 
