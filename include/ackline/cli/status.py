@@ -102,11 +102,7 @@ def _show_one(name: str, choice: PartitionChoice, lane: str, sort: Sort, now: st
     for absent in missing:
         out.print(f"{tables.missing_text(absent)}.")
     out.print(tables.status_table(name, chosen, out.width, by_name=sort is Sort.NAME))
-    for line in _held_lines(held, time_now):
-        out.print(line)
-    last_act = _last_act_line(name, lane, time_now)
-    if last_act:
-        out.print(last_act)
+    tables.print_lines(out, [*_held_lines(held, time_now), *_last_act_lines(name, lane, time_now)])
 
 
 def _json_of(name: str, chosen: Sequence[PartitionStatus], missing: Sequence[str]) -> dict[str, Any]:
@@ -137,13 +133,13 @@ def _open_lines(open_turn: OpenTurn, now: datetime) -> list[str]:
     return [line, f"  Replayed by {holder.lease}; {state[holder.state]}."]
 
 
-def _last_act_line(name: str, lane: str, now: datetime) -> str | None:
+def _last_act_lines(name: str, lane: str, now: datetime) -> list[str]:
     from ackline.audit.history import settled_turns  # not at import: it loads DuckDB
 
     for act in settled_turns(audit_root(), name, lane, 1, acts_only=True):
         reason = f": {act.reason}" if act.reason else ""
-        return f"Last act: {act.kind} by {act.actor or 'unknown'}, {_ago(act.end, now)}{reason}"
-    return None
+        return [f"Last act: {act.kind} by {act.actor or 'unknown'}, {_ago(act.end, now)}{reason}"]
+    return []
 
 
 def _ago(at: datetime, now: datetime) -> str:

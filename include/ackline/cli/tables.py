@@ -1,6 +1,7 @@
 """The tables and the progress bar that commands print for a person; plain text if the output is not a terminal."""
 
 import sys
+import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -68,6 +69,15 @@ def print_table(
     left_out = [name for index, name in enumerate(columns) if index not in chosen and _has_value(rows, index)]
     if left_out:
         out.print(f"Not shown in {out.width} columns: {', '.join(left_out)}. A wider terminal shows more.")
+
+
+def print_lines(out: Console, lines: Iterable[str]) -> None:
+    """Prints lines of text. At a terminal a line that is too long goes on below, indented by two more characters."""
+    for line in lines:
+        indent = " " * (len(line) - len(line.lstrip()) + 2)
+        parts = textwrap.wrap(line, out.width, subsequent_indent=indent) if out.file.isatty() else [line]
+        for part in parts or [""]:
+            out.print(part)
 
 
 def print_plan(out: Console, plan: Plan, adopted: bool) -> None:
