@@ -84,8 +84,7 @@ def test_i13_the_payload_is_printed_at_a_terminal_alone(dead: Dead, monkeypatch:
         assert "--show-value prints the payload of a record, so it needs a terminal" in refused.errors
     monkeypatch.setattr("ackline.cli.dead_letter.is_terminal", lambda: True)
     shown = dead(*RECORD, "--show-value").output
-    for words in ("value: card 4711", "key: key 4711", "trace (of the record): t-1",
-                  "trace (of the record): t-2"):
+    for words in ("value: card 4711", "key: key 4711", "trace (of the record): t-1", "trace (of the record): t-2"):
         assert words in shown
     letter = dead(*RECORD, "--show-value", "--json").json["letter"]
     assert (letter["value"], letter["source_headers"]) == ("card 4711", [["trace", "t-1"], ["trace", "t-2"]])

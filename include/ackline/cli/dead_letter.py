@@ -120,7 +120,8 @@ def _letter_lines(letter: FoundLetter, show_value: bool) -> list[str]:
     lines += [
         f"  {printable(name)} (of the record): {printable(text_of(value))}" for name, value in letter.source_headers
     ]
-    return [*lines, f"  key: {printable(text_of(letter.key))}", f"  value: {printable(text_of(letter.value), lines=True)}"]
+    value = printable(text_of(letter.value), lines=True)
+    return [*lines, f"  key: {printable(text_of(letter.key))}", f"  value: {value}"]
 
 
 def printable(text: str | None, lines: bool = False) -> str:

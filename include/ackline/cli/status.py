@@ -3,7 +3,7 @@
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from datetime import UTC, datetime
+from datetime import datetime
 from enum import StrEnum
 from typing import Annotated, Any
 
@@ -28,7 +28,7 @@ from ackline.steps.overview import (
     summary_of,
 )
 from ackline.steps.status import PartitionStatus, status_and_missing, status_by_topic
-from ackline.turns import LIVE
+from ackline.turns import LIVE, TurnKind
 
 WATCH_SECONDS = 5.0
 _READERS = 8
@@ -138,7 +138,9 @@ def _last_act_lines(name: str, lane: str, now: datetime) -> list[str]:
 
     for act in settled_turns(audit_root(), name, lane, 1, acts_only=True):
         reason = f": {act.reason}" if act.reason else ""
-        return [f"Last act: {act.kind} by {act.actor or 'unknown'}, {_ago(act.end, now)}{reason}"]
+        # An act of the kind of a run is `ackline void`, which has recorded the turn of a run as lost.
+        kind = TurnKind.VOID if act.kind == TurnKind.RUN else act.kind
+        return [f"Last act: {kind} by {act.actor or 'unknown'}, {_ago(act.end, now)}{reason}"]
     return []
 
 
@@ -187,7 +189,7 @@ def _row(summary: PipelineStatus) -> list[Any]:
         None if summary.lag_seconds is None else round(summary.lag_seconds),
         summary.pending,
         summary.dead,
-        f"{summary.next_due.astimezone(UTC):%m-%d %H:%M:%S}" if summary.next_due else None,
+        tables.short_time(summary.next_due),
         summary.problem,
     ]
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ackline.errors import FatalError, RangeGone, TransientError
 from ackline.handler import Dead, Record, Skip
+from ackline.kafka.cursor import Headers
 from ackline.kafka.dead_letters import DeadLetters
 from ackline.kafka.exact import ExactReader, Gone
 from ackline.kafka.letter_search import FoundLetter, LetterId
@@ -59,7 +60,7 @@ class MemoryParts(Parts):
             return None
         at, letter = found[-1]
         sent_at, headers = self.world.now, letter.headers
-        source = [("trace", b"t-1"), ("trace", b"t-2")]
+        source: Headers = [("trace", b"t-1"), ("trace", b"t-2")]
         return FoundLetter(TopicPartition(topic, 0), at, sent_at, headers, source, letter.key, letter.value)
 
 
