@@ -151,6 +151,7 @@ def test_an_act_is_ready_to_paste_into_the_form_of_its_dag(user: Tab, airflow: L
     conf, command = user.run("[...document.querySelectorAll('details[open] pre')].map(it => it.textContent)")
     assert json.loads(conf) == {
         "act": "skip", "reason": "", "topics": ["orders"], "partitions": [1], "offsets": "141",
+        "confirm": False,
     }  # fmt: skip
     assert command.startswith("ackline skip orders --topic orders --partition 1 --offsets 141")
     click(user, "Copy", "document.querySelector('details[open]')")
