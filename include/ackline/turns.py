@@ -185,7 +185,7 @@ class Plan:
     actor: str = ""
     """Who started the run: `airflow`, or the user of the command."""
     reason: str = ""
-    """Why the turn was taken, such as the reason an operator gave; empty in a run."""
+    """Why the turn was taken, such as the reason an operator gave; empty in a run of the live lane."""
 
     @property
     def reads_single_offsets(self) -> bool:

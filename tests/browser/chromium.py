@@ -86,7 +86,9 @@ def browser(profile: Path) -> Iterator["Tab"]:
             command, env=environment, stdin=subprocess.DEVNULL, stdout=errors, stderr=errors, start_new_session=True
         )
         try:
-            with connect(_address(process, profile, log), max_size=None, proxy=None) as connection:
+            # Without keepalive: the events of a page that a test leaves alone fill the buffer, and no pong is read.
+            address = _address(process, profile, log)
+            with connect(address, max_size=None, proxy=None, ping_interval=None) as connection:
                 yield Tab(connection)
         finally:
             process.kill()
@@ -165,6 +167,12 @@ class Tab:
         )
         assert "exceptionDetails" not in answer, (script, answer["exceptionDetails"])
         return answer["result"].get("value")
+
+    def press_ctrl(self, letter: str, command: str) -> None:
+        """Presses Ctrl and a letter. `command` is what the browser then does in a text: `selectAll`, `paste`."""
+        key = {"key": letter, "code": f"Key{letter.upper()}", "windowsVirtualKeyCode": ord(letter.upper())}
+        self.command("Input.dispatchKeyEvent", type="rawKeyDown", modifiers=2, commands=[command], **key)
+        self.command("Input.dispatchKeyEvent", type="keyUp", modifiers=2, **key)
 
     def wait_for(self, script: str, seconds: float = 30.0) -> None:
         """Waits until an expression in the page is true."""

@@ -62,7 +62,7 @@ def test_a_dead_record_is_one_object_with_its_letter_and_without_its_payload(dea
         "run_id": "run-2", "error_class": "HTTPError", "error_message": found["error_message"], "attempts": 2,
         "failed_at": found["failed_at"], "dead_at": NOON.isoformat(), "letter_topic": "dead",
     }  # fmt: skip
-    assert (letter["headers"], letter["source_headers"]) == (LETTER, ["trace"])
+    assert (letter["headers"], letter["source_headers"]) == (LETTER, ["trace", "trace"])
     assert (letter["key_bytes"], letter["value_bytes"], letter.keys() & {"key", "value"}) == (8, 9, set())
 
 
@@ -70,7 +70,7 @@ def test_i13_the_text_has_attempts_error_and_headers_and_nothing_of_the_record(d
     text = dead(*RECORD).output
     for words in (
         "Offset 16 of orders[0] is dead after 2 attempts (HTTPError)", "attempt 1: failed", "attempt 2: failed",
-        "ackline.error_class: HTTPError", "headers of the record: trace", "key: 8 bytes, value: 9 bytes",
+        "ackline.error_class: HTTPError", "headers of the record: trace, trace", "key: 8 bytes, value: 9 bytes",
     ):  # fmt: skip
         assert words in text
     assert "4711" not in text + dead(*RECORD, "--json").output
@@ -84,10 +84,10 @@ def test_i13_the_payload_is_printed_at_a_terminal_alone(dead: Dead, monkeypatch:
         assert "--show-value prints the payload of a record, so it needs a terminal" in refused.errors
     monkeypatch.setattr("ackline.cli.dead_letter.is_terminal", lambda: True)
     shown = dead(*RECORD, "--show-value").output
-    for words in ("value: card 4711", "key: key 4711", "trace (of the record): t-1"):
+    for words in ("value: card 4711", "key: key 4711", "trace (of the record): t-1", "trace (of the record): t-2"):
         assert words in shown
     letter = dead(*RECORD, "--show-value", "--json").json["letter"]
-    assert (letter["value"], letter["source_headers"]) == ("card 4711", {"trace": "t-1"})
+    assert (letter["value"], letter["source_headers"]) == ("card 4711", [["trace", "t-1"], ["trace", "t-2"]])
     assert dead("--show-value", "--json").error["key"] == "--show-value"
     assert dead("--redrive", "--show-value", "--json").error["key"] == "--show-value"
 

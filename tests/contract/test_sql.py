@@ -20,9 +20,9 @@ from ackline.errors import ConfigError
 from ackline.ledger import OutcomeRow
 from ackline.offsets import OffsetRange
 from ackline.outcome import Outcome
-from ackline.turns import TurnKind
+from ackline.turns import LOST_BY_OPERATOR, VOIDED_BY_OPERATOR, TurnKind
 from tests.contract.hard_story import begin_hard_story, begin_reset
-from tests.contract.lane_rows import NOON, TP, turn, written
+from tests.contract.lane_rows import NOON, TP, plan, settlement, turn, written
 from tests.contract.lanes import begin_lane
 from tests.contract.story import begin_story, failed, planned, settled
 
@@ -186,6 +186,18 @@ def test_the_history_lists_turns_and_acts_newest_first(root: str, lane: LedgerSt
     assert settled_turns(root, "orders", limit=2) == turns[:2]
     assert settled_turns(root, "orders", "live", acts_only=True) == turns[:1]
     assert settled_turns(root, "orders", "backfill-x") == []
+
+
+def test_a_turn_that_an_operator_has_closed_is_an_act_and_no_run(root: str, store: LedgerStore) -> None:
+    store.store_settlement(settlement(0))
+    closed = [(TurnKind.VOID, "void"), (TurnKind.VOID, VOIDED_BY_OPERATOR), (TurnKind.RUN, LOST_BY_OPERATOR),
+              (TurnKind.SKIP, LOST_BY_OPERATOR), (TurnKind.RUN, "outcomes 5")]  # fmt: skip
+    for n, (kind, evidence) in enumerate(closed, 1):
+        store.store_plan(plan(n))
+        partitions = {tp: replace(row, evidence=evidence) for tp, row in settlement(n).partitions.items()}
+        store.store_settlement(replace(settlement(n, f"run-{n}"), kind=kind, partitions=partitions), plan(n))
+    assert [act.turn for act in settled_turns(root, "orders", acts_only=True)] == [4, 3, 2]
+    assert rows(root, "SELECT run_id, turns, void_turns FROM runs ORDER BY ALL") == [("run-1", 1, 1), ("run-5", 1, 0)]
 
 
 def test_a_lane_without_tables_is_refused_with_the_lanes_that_there_are(

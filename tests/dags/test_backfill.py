@@ -136,7 +136,7 @@ def test_a_run_handles_the_chosen_records_again_and_ends_with_the_account(form: 
     done = form.replay(**values)
     assert (done["settled"], done["outcomes"], done["asked"]["offsets"]) == (True, {"acked": 2}, 2)
     lane = lane_of(id_of_run(RUN_ID))
-    assert form.drivers == [["lane", f"--run-id={RUN_ID}", f"--backfill={lane}", "--max-rate=5"]]
+    assert form.drivers == [["lane", f"--run-id={RUN_ID}", f"--backfill={lane}", "--max-rate=5", "--reason=a test"]]
     committed = form.live.committed()
     assert committed == 4
 
@@ -312,8 +312,8 @@ def test_the_driver_takes_the_turns_of_the_lane(monkeypatch: pytest.MonkeyPatch)
     taken: list[Any] = []
     monkeypatch.setattr(driver, "take_due_turns", lambda *arguments: taken.append(arguments))
     monkeypatch.setattr(driver, "end_with_task", lambda _: None)
-    assert driver.main(["orders", "--run-id=r", "--backfill=backfill-b", "--max-records=7"]) == 0
-    assert taken == [("orders", "r", "null", "null", "backfill-b", driver.Limits(7, None))]
+    assert driver.main(["orders", "--run-id=r", "--backfill=backfill-b", "--max-records=7", "--reason=a test"]) == 0
+    assert taken == [("orders", "r", "null", "null", "backfill-b", driver.BackfillOptions(7, None, "a test"))]
 
 
 def test_every_field_has_a_title_and_a_description(form: Form) -> None:

@@ -3,10 +3,12 @@
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from unittest.mock import patch
 
+from ackline.local.processes import end
+from ackline.process_identity import ProcessIdentity
 from tests.command import run_main
 
 ROOT = Path(__file__).parents[2]
@@ -22,13 +24,24 @@ def run_here(arguments: tuple[str, ...], environment: Mapping[str, str]) -> Fini
 
 def run_as_process(arguments: tuple[str, ...], environment: Mapping[str, str]) -> Finished:
     """Run the command as a process, with pipes and no terminal."""
-    return subprocess.run(
-        [str(Path(sys.executable).parent / "ackline"), *arguments],
-        env={**os.environ, **environment},
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        stdin=subprocess.DEVNULL,
-        timeout=240,
-        check=False,
-    )
+    command = [str(Path(sys.executable).parent / "ackline"), *arguments]
+    return run_in_session(command, {**os.environ, **environment}, ROOT, seconds=240)
+
+
+def run_in_session(command: Sequence[str], environment: Mapping[str, str], folder: Path, seconds: float) -> Finished:
+    """Run a command in a session of its own, with pipes and no terminal. Raises TimeoutExpired after `seconds`.
+
+    Nothing that the command has started outlives the test: if the time is up or the test is interrupted, the whole
+    session is killed. `subprocess.run` would kill the command alone, and a driver of Spark below it would go on.
+    """
+    with subprocess.Popen(
+        command, env=environment, cwd=folder, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        text=True, start_new_session=True,
+    ) as process:  # fmt: skip
+        leader = ProcessIdentity.of(process.pid) or ProcessIdentity(process.pid, started=-1)  # None if it has died
+        try:
+            output, errors = process.communicate(timeout=seconds)
+        except BaseException:
+            end([leader], grace_seconds=0)
+            raise
+    return Finished(command, process.returncode, output, errors)

@@ -33,7 +33,7 @@ from tests.e2e.cluster_lab import (
     checked,
     ended,
 )
-from tests.e2e.commands import ROOT
+from tests.e2e.commands import ROOT, run_in_session
 
 pytestmark = pytest.mark.timeout(600)
 """A test has up to three runs, each of which starts a driver and executors."""
@@ -174,7 +174,7 @@ def test_the_tasks_of_a_dag_run_on_the_cluster_that_the_connection_names(two_wor
     }  # fmt: skip
     del env["ACKLINE_SPARK_MASTER"]
     command = [sys.executable, "-c", AIRFLOW_TASKS, str(lane.private / "pipelines"), lane.name]
-    done = subprocess.run(command, env=env, cwd=ROOT, capture_output=True, text=True, timeout=SECONDS, check=False)
+    done = run_in_session(command, env, ROOT, SECONDS)
     assert done.returncode == 0, done.stderr[-3000:]
     assert json.loads(done.stdout.splitlines()[-1])["turn"] == 1
     assert f"--master {two_workers.cluster.url}" in done.stdout + done.stderr

@@ -2,7 +2,6 @@
 
 import json
 import os
-import subprocess
 import sys
 import uuid
 from pathlib import Path
@@ -12,7 +11,7 @@ from confluent_kafka import Consumer, TopicPartition
 
 from ackline.local import order_events
 from ackline.local.broker import Broker
-from tests.e2e.commands import ROOT, Finished, run_as_process
+from tests.e2e.commands import ROOT, Finished, run_as_process, run_in_session
 
 
 class Project:
@@ -45,11 +44,12 @@ class Project:
         assert isinstance(planned, dict)
         assert sum(part["end"] - part["start"] for part in planned["partitions"]) > 0
         [test] = (self.folder / "tests").glob("test_*.py")
-        done = subprocess.run(
+        done = run_in_session(
             [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", str(self.folder), str(test)],
-            env={**os.environ, **self.environment, "PYTHONPATH": str(ROOT / "include")},
-            cwd=self.folder, capture_output=True, text=True, timeout=120, check=False,
-        )  # fmt: skip
+            {**os.environ, **self.environment, "PYTHONPATH": str(ROOT / "include")},
+            self.folder,
+            seconds=120,
+        )
         assert done.returncode == 0, done.stdout + done.stderr
 
     def commits(self) -> dict[int, int]:

@@ -12,7 +12,9 @@ from pathlib import Path
 import pytest
 
 from ackline.local import broker
-from tests.e2e.commands import ROOT
+from ackline.local.processes import wait_until
+from ackline.process_identity import ProcessIdentity
+from tests.e2e.commands import ROOT, run_in_session
 from tests.e2e.documents import Block, blocks, section, write
 
 SECONDS = 560
@@ -38,11 +40,8 @@ class Checkout:
             name: value for name, value in os.environ.items() if not name.startswith(("ACKLINE_P", "AIRFLOW_CONN"))
         }
         environment.pop("ACKLINE_AUDIT", None)
-        done = subprocess.run(
-            ["bash", "-e", "-c", f". .venv/bin/activate\n{commands}"],
-            cwd=self.folder, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True,
-            timeout=SECONDS, check=False,
-        )  # fmt: skip
+        command = ["bash", "-e", "-c", f". .venv/bin/activate\n{commands}"]
+        done = run_in_session(command, environment, self.folder, SECONDS)
         assert done.returncode == 0, done.stdout + done.stderr
         assert "Traceback" not in done.stderr
         return done.stdout + done.stderr
@@ -53,6 +52,20 @@ def checkout(tmp_path: Path) -> Iterator[Checkout]:
     made = Checkout(tmp_path / "ackline")
     yield made
     broker.stop_running(made.folder / ".ackline" / "dev")
+
+
+def test_a_shell_whose_time_is_up_leaves_no_process_behind(checkout: Checkout, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = checkout.folder / "pid"
+
+    def time_is_up(process: "subprocess.Popen[str]", timeout: float) -> None:
+        """The time is up as soon as the shell has started another process."""
+        assert wait_until(file.exists, seconds=60)
+        raise subprocess.TimeoutExpired(process.args, timeout)
+
+    monkeypatch.setattr(subprocess.Popen, "communicate", time_is_up)
+    with pytest.raises(subprocess.TimeoutExpired):
+        checkout.shell("sleep 600 & echo $! >pid.new; mv pid.new pid; wait")
+    assert ProcessIdentity.of(int(file.read_text())) is None
 
 
 def steps() -> list[Block]:

@@ -10,10 +10,16 @@ from pathlib import Path
 
 import pytest
 
+from ackline.airflow.backfill import id_of_run
+from ackline.audit.queries import AuditFilter, audit_rows
+from ackline.backfill_arguments import lane_of
 from ackline.local.airflow_servers import USERNAME, LocalAirflow
+from ackline.local.broker import Broker
+from ackline.local.processes import wait_until
 from ackline.offsets import TopicPartition
 from tests.browser.chromium import NoBrowserError, Tab, browser
 from tests.dags.project import Project
+from tests.e2e import wire
 from tests.plugins.conftest import HOSTILE
 from tests.plugins.stored_lanes import StoredLane, StoredPartition, add_attempt, write_lane
 
@@ -105,9 +111,11 @@ def user(tab: Tab, airflow: LocalAirflow) -> Tab:
 
 
 def click(tab: Tab, text: str, within: str = "document") -> None:
-    """Clicks the link, button or summary with this text, once it is there."""
+    """Clicks the link, button or summary with this text, once it is there. An accordion of Airflow takes no click
+    without the focus."""
     find = f"[...{within}.querySelectorAll('a, button, summary')].find(it => it.textContent.trim() === {text!r})"
     tab.wait_for(f"!!{find}")
+    tab.run(f"{find}.focus()")
     tab.run(f"{find}.click()")
 
 
@@ -151,12 +159,58 @@ def test_an_act_is_ready_to_paste_into_the_form_of_its_dag(user: Tab, airflow: L
     conf, command = user.run("[...document.querySelectorAll('details[open] pre')].map(it => it.textContent)")
     assert json.loads(conf) == {
         "act": "skip", "reason": "", "topics": ["orders"], "partitions": [1], "offsets": "141",
+        "confirm": False,
     }  # fmt: skip
     assert command.startswith("ackline skip orders --topic orders --partition 1 --offsets 141")
     click(user, "Copy", "document.querySelector('details[open]')")
     assert user.run("String(getSelection())").strip() == conf
     click(user, "Open the DAG operate__orders", "document.querySelector('details[open]')")
     user.wait_for("location.pathname === '/dags/operate__orders' && document.body.innerText.includes('Trigger')")
+    assert user.problems == []
+
+
+@pytest.mark.timeout(600)
+def test_a_backfill_is_started_from_the_page_by_its_configuration_in_the_form_of_the_dag(
+    user: Tab, airflow: LocalAirflow, project: Project, broker: Broker
+) -> None:
+    """The configuration goes through the clipboard, as an operator takes it over."""
+    dag_id, tp = "backfill__orders", TopicPartition("orders", 1)
+    broker.create_topic(tp.topic, 4)
+    wire.produce(broker.bootstrap, tp.topic, [wire.Write(b"{}")] * 142, tp.partition)
+    airflow.wait_for_dag(dag_id)
+    user.command("Browser.grantPermissions", permissions=["clipboardReadWrite", "clipboardSanitizedWrite"])
+    user.open(f"{airflow.url}/ackline/{VIEWS['record']}")
+    click(user, f"Backfill {tp} [141, 142)")
+    act = "document.querySelector('details[open]')"
+    assert json.loads(user.run(f"{act}.querySelector('pre').textContent")) == {
+        "ranges": ["orders:1:141-142"], "confirm": False,
+    }  # fmt: skip
+    click(user, "Copy", act)
+    user.wait_for(f"{act}.querySelector('button').textContent === 'Copied'")
+    click(user, f"Open the DAG {dag_id}", act)
+    click(user, "Trigger")
+    user.wait_for("document.querySelector('#element_ranges')")
+    click(user, "Advanced Options")
+    editor = "document.querySelector('.monaco-editor .native-edit-context')"
+    user.wait_for(f"{editor} && ({editor}.focus(), document.activeElement === {editor})")
+    user.press_ctrl("a", "selectAll")
+    user.press_ctrl("v", "paste")
+    user.wait_for("document.querySelector('.monaco-editor .view-lines').innerText.includes('141-142')")
+    click(user, "Run Parameters")  # leaves the editor, and the form takes the configuration over
+    confirm = "document.querySelector('input[name=element_confirm]')"
+    user.wait_for(f"{confirm} && !document.querySelector('[name=element_all]')")
+    user.run(f"{confirm}.click()")
+    user.wait_for(f"{confirm}.checked")
+    user.run("document.querySelector('[data-testid=trigger-dag-submit]').click()")
+    assert wait_until(lambda: bool(airflow.runs(dag_id)), 60)
+    [run_id] = airflow.runs(dag_id)
+    assert airflow.wait(dag_id, run_id, 400) == "success"
+    criteria = AuditFilter(lane=lane_of(id_of_run(run_id)))
+    rows = [
+        (row["topic"], row["partition"], row["offset"], row["outcome"])
+        for row in audit_rows(project.audit, "orders", criteria)
+    ]
+    assert rows == [(*tp, 141, "acked")]
     assert user.problems == []
 
 

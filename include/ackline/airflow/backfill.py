@@ -214,8 +214,8 @@ class ReplayBackfillOperator(ReplayOperator):
 
     def _driver_arguments(self, context: Context) -> list[str]:
         form = form_of(context)
-        limits = {"--max-records": form.max_records, "--max-rate": form.max_rate}
-        given = [f"{option}={value}" for option, value in limits.items() if value is not None]
+        options = {"--max-records": form.max_records, "--max-rate": form.max_rate, "--reason": form.reason or None}
+        given = [f"{option}={value}" for option, value in options.items() if value is not None]
         return [*super()._driver_arguments(context), f"--backfill={form.lane}", *given]
 
     def _void_arguments(self, context: Context) -> str:

@@ -76,7 +76,7 @@ def backfill_params(pipeline: Pipeline) -> dict[str, Param]:
             "Deadline", "The run starts nothing after this time, and fails if an offset is not settled by then.",
             format="date-time", pattern=TIME_PATTERN,
         ),
-        "reason": _text("Reason", "Why, for readers of the audit table."),
+        "reason": _text("Reason", "Why: stored with each turn that this run plans."),
         "confirm": Param(
             False, type="boolean", title="Confirm",
             description="Do it. Without it the run changes nothing, and its log shows what would be read.",

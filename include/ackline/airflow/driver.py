@@ -26,11 +26,13 @@ DONE, TRANSIENT, CONFIGURATION, FATAL = 0, 1, 2, 3
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
-    """How much a backfill reads: offsets in all, and records a second. None: as the pipeline file has it."""
+class BackfillOptions:
+    """What may differ between the runs of a backfill: offsets in all, records a second, and why it is run. None: as the
+    pipeline file has it."""
 
     max_records: int | None = None
     max_rate: int | None = None
+    reason: str = ""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -41,6 +43,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--backfill", metavar="LANE", help="take the turns of this lane that are due")
     parser.add_argument("--max-records", type=int)
     parser.add_argument("--max-rate", type=int)
+    parser.add_argument("--reason", default="")
     arguments = parser.parse_args(argv)
     # Removed from the environment, so that no process started here inherits them.
     secret = os.environ.pop(KAFKA_CONFIG, "null")
@@ -51,9 +54,9 @@ def main(argv: Sequence[str]) -> int:
         if arguments.backfill is None:
             print(replay_open_plan(arguments.pipeline, arguments.run_id, secret, store_options))
         else:
-            limits = Limits(arguments.max_records, arguments.max_rate)
+            options = BackfillOptions(arguments.max_records, arguments.max_rate, arguments.reason)
             print(
-                take_due_turns(arguments.pipeline, arguments.run_id, secret, store_options, arguments.backfill, limits)
+                take_due_turns(arguments.pipeline, arguments.run_id, secret, store_options, arguments.backfill, options)
             )
     except AcklineError as error:
         print(f"ackline: {error}", file=sys.stderr)
@@ -106,7 +109,9 @@ def replay_open_plan(name: str, run_id: str, connection: str, store_options: str
     return f"{done.plan.turn}: {done.calls:,} handler calls" + (f"; void: {done.void}" if done.void else "")
 
 
-def take_due_turns(name: str, run_id: str, connection: str, store_options: str, lane: str, limits: Limits) -> str:
+def take_due_turns(
+    name: str, run_id: str, connection: str, store_options: str, lane: str, options: BackfillOptions
+) -> str:
     """Plans, replays and settles turns of a backfill until nothing of it can be read now. Returns one line that sums it
     up.
 
@@ -131,8 +136,13 @@ def take_due_turns(name: str, run_id: str, connection: str, store_options: str, 
     if stored is None:
         raise FatalError(f"{name} has no lane {lane}: the task `begin` has not stored it")
     # By the arguments that the lane has stored, so that no kill and no other form can change handler or dead letters.
-    pipeline = backfill_pipeline(pipeline, stored.arguments, limits.max_rate)
+    pipeline = backfill_pipeline(pipeline, stored.arguments, options.max_rate)
     check_functions(pipeline.handler, pipeline.translation, pipeline.isolated, pipeline.topology)
     with open_parts(pipeline, kafka, run_id=run_id, actor="airflow", lane=lane, when_held=WhenHeld.REFUSE) as parts:
-        done = run_backfill(parts, lambda: open_session(f"ackline-{name}-{lane}", pipeline.spark), limits.max_records)
+        done = run_backfill(
+            parts,
+            lambda: open_session(f"ackline-{name}-{lane}", pipeline.spark),
+            options.max_records,
+            reason=options.reason,
+        )
     return f"{name} {lane}: {len(done.plans):,} turns, {done.calls:,} handler calls"

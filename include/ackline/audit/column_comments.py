@@ -46,7 +46,7 @@ PLAN_COMMENTS = {
     "settings": "The settings that the turn keeps to, as JSON.",
     "planned_at": "When the turn was planned.",
     "actor": "Who started the run or took the act: airflow, or a user.",
-    "reason": "Why the act was taken; empty in a run.",
+    "reason": "Why the act was taken, or why a run of a backfill was started; empty in another run.",
     "leader_epoch": "The epoch of the leader that reported the log; null if it is not known.",
 }
 
@@ -66,7 +66,7 @@ SETTLEMENT_COMMENTS = {
     "evidence": "What the settlement rests on, in words.",
     "paused": "Whether an operator has paused the partition.",
     "actor": "Who started the run or took the act: airflow, or a user.",
-    "reason": "Why the act was taken; of a void turn, why it was closed.",
+    "reason": "Why the act was taken, or why a run of a backfill was started; of a void turn, why it was closed.",
     "settled_at": "When the turn was settled.",
     "figures": "Metrics of the partition after the turn, such as lag, lag_seconds, due.",
     "totals": "The offsets of the epoch so far by outcome, and how many attempts were retries.",

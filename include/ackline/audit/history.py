@@ -36,7 +36,7 @@ def settled_turns(
     root: str, pipeline: str, lane: str | None = None, limit: int | None = None, acts_only: bool = False
 ) -> list[SettledTurn]:
     """Returns the newest settled turns of a pipeline, newest first; `acts_only` leaves out runs and partitions that
-    join.
+    join. A turn that `ackline void` has closed is an act: of the kind `void`, or `run` if it is recorded as lost.
 
     Raises FatalError if the tables can't be read.
     """

@@ -1,7 +1,7 @@
 -- The views of `ackline sql`, over the tables of all chosen pipelines and lanes: _plans, _outcomes, _settlements.
 --
--- DuckDB and Spark both run this text, so both give the same rows. What only one of them understands is not in it: no
--- QUALIFY, no ASOF JOIN, no unnest. For DuckDB, `sql.py` defines Spark's functions explode and unix_micros.
+-- DuckDB and Spark both run this text, so both give the same rows. It uses only what both of them have: no QUALIFY, no
+-- ASOF JOIN, no unnest. For DuckDB, `sql.py` defines Spark's functions explode and unix_micros.
 
 CREATE VIEW _effective AS
 SELECT DISTINCT pipeline, lane, epoch, turn FROM _settlements WHERE kind <> 'void';
@@ -46,9 +46,9 @@ FROM (
     WHERE NOT n.opens_epoch
 ) AS runs_of_offsets;
 
--- A decision on a range is one row, with an end_offset. It also settles the records in the range that failed before: a
--- record is in a range if the furthest end of the ranges that begin at its offset or before it is behind it. max_by
--- passes over a null in DuckDB, so without coalesce an acked record would have the error of an attempt before.
+-- A decision on a range is one row, with an end_offset. It also settles the records in the range that failed before. A
+-- record is in a range if the furthest end of all ranges that begin at or below its offset is above its offset. max_by
+-- ignores nulls in DuckDB, so without coalesce an acked record would have the error of an earlier attempt.
 CREATE VIEW records AS
 WITH own AS (
     SELECT pipeline, lane, epoch, topic, partition, "offset", max(attempt) AS attempts,
@@ -71,7 +71,8 @@ waiting_and_ranges AS (
 ),
 waiting AS (
     SELECT pipeline, lane, epoch, topic, partition, "offset", attempts, failure, first_at, last_at, record_timestamp,
-           key_hash, max(end_offset) OVER up_to_here AS furthest, max_by(outcome, end_offset) OVER up_to_here AS decision,
+           key_hash, max(end_offset) OVER up_to_here AS furthest,
+           max_by(outcome, end_offset) OVER up_to_here AS decision,
            max_by(coalesce(error_class, ''), end_offset) OVER up_to_here AS decision_class,
            max_by(handled_at, end_offset) OVER up_to_here AS decided_at
     FROM waiting_and_ranges
@@ -92,7 +93,9 @@ SELECT pipeline, lane, epoch, topic, partition, "offset", end_offset, outcome, 0
        record_timestamp, key_hash
 FROM ranges;
 
--- A row a settled turn. `records` counts attempts: rows of ranges are decisions, and no handler was called for them.
+-- One row for each settled turn. `records` counts attempts: rows of ranges are decisions, and no handler was called for
+-- them. `by_operator` marks a turn that `ackline void` has closed, as void or as lost. The kind is compared as well,
+-- because the evidence of an act is the operator's own text.
 CREATE VIEW turns AS
 WITH planned AS (
     SELECT pipeline, lane, epoch, turn, min(planned_at) AS planned_at FROM _plans
@@ -101,7 +104,8 @@ WITH planned AS (
 settled AS (
     SELECT pipeline, lane, epoch, turn, min(kind) AS kind, min(run_id) AS run_id, min(actor) AS actor,
            min(reason) AS reason, max(settled_at) AS settled_at, count(*) AS partitions,
-           bool_or(evidence = 'voided by an operator') AS by_operator,
+           coalesce(bool_or((kind = 'void' AND evidence = 'voided by an operator')
+                            OR (kind = 'run' AND evidence = 'recorded as lost by an operator')), false) AS by_operator,
            sum(coalesce(counts['acked'], 0)) AS acked, sum(coalesce(counts['failed'], 0)) AS failed,
            sum(coalesce(counts['skipped'], 0)) AS skipped, sum(coalesce(counts['dropped'], 0)) AS dropped,
            sum(coalesce(counts['dead'], 0)) AS dead, sum(coalesce(counts['expired'], 0)) AS expired,
@@ -112,7 +116,8 @@ settled AS (
     FROM _settlements GROUP BY pipeline, lane, epoch, turn
 )
 SELECT s.pipeline, s.lane, s.epoch, s.turn, s.kind, s.run_id, s.actor, s.reason, p.planned_at AS start,
-       s.settled_at AS "end", (unix_micros(s.settled_at) - unix_micros(p.planned_at)) / 1e6 AS duration, s.partitions, s.by_operator,
+       s.settled_at AS "end", (unix_micros(s.settled_at) - unix_micros(p.planned_at)) / 1e6 AS duration,
+       s.partitions, s.by_operator,
        CAST(CASE WHEN s.kind = 'run' THEN s.records ELSE 0 END AS BIGINT) AS records,
        CAST(acked AS BIGINT) AS acked, CAST(failed AS BIGINT) AS failed, CAST(skipped AS BIGINT) AS skipped,
        CAST(dropped AS BIGINT) AS dropped, CAST(dead AS BIGINT) AS dead, CAST(expired AS BIGINT) AS expired,
@@ -120,9 +125,10 @@ SELECT s.pipeline, s.lane, s.epoch, s.turn, s.kind, s.run_id, s.actor, s.reason,
 FROM settled s LEFT JOIN planned p
 ON s.pipeline = p.pipeline AND s.lane = p.lane AND s.epoch = p.epoch AND s.turn = p.turn;
 
--- A row a run: all turns that it has settled. An act of an operator is no run.
+-- One row for each run: all turns that it has settled. A turn that an operator has closed is an act, and no run.
 CREATE VIEW runs AS
-SELECT pipeline, lane, run_id, min(start) AS start, max("end") AS "end", (unix_micros(max("end")) - unix_micros(min(start))) / 1e6 AS duration,
+SELECT pipeline, lane, run_id, min(start) AS start, max("end") AS "end",
+       (unix_micros(max("end")) - unix_micros(min(start))) / 1e6 AS duration,
        count(*) AS turns, count(*) FILTER (WHERE kind = 'void') AS void_turns, CAST(sum(records) AS BIGINT) AS records,
        CAST(sum(acked) AS BIGINT) AS acked, CAST(sum(failed) AS BIGINT) AS failed, CAST(sum(dead) AS BIGINT) AS dead
-FROM turns WHERE kind IN ('run', 'void') GROUP BY pipeline, lane, run_id;
+FROM turns WHERE kind IN ('run', 'void') AND NOT by_operator GROUP BY pipeline, lane, run_id;

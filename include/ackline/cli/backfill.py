@@ -228,6 +228,7 @@ def _run(parts: Parts, request: Request) -> None:
                 left,
                 _note_plan,
                 on_progress,
+                request.reason,
             )
         found = find_backfill(parts.store)
         assert found is not None

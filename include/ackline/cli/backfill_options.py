@@ -39,7 +39,9 @@ DeadLetterTopic = Annotated[
     str | None, typer.Option("--dead-letter", help="Another topic of dead letters, or none.", show_default=False)
 ]
 Wait = Annotated[bool, typer.Option("--wait", help="Wait for retries until every offset is settled.")]
-Reason = Annotated[str, typer.Option("--reason", help="Why, for readers of the audit table.", show_default=False)]
+Reason = Annotated[
+    str, typer.Option("--reason", help="Why: stored with each turn that this run plans.", show_default=False)
+]
 NoBreaker = Annotated[bool, typer.Option("--no-breaker", help="Settle turns no matter how many records failed.")]
 List = Annotated[bool, typer.Option("--list", help="List the backfills of the pipeline, and start none.")]
 Cancel = Annotated[

@@ -23,18 +23,18 @@ def show(name: str, record: Sequence[str], lane: str, show_value: bool, now: str
     terminal."""
     if show_value and not is_terminal():
         raise ConfigError(
-            "--show-value prints the payload of a record, so it needs a terminal: standard output is none. Nothing was "
-            "read",
+            "--show-value prints the payload of a record, so it needs a terminal: standard output is not one. Nothing "
+            "was read",
             key="--show-value",
         )
     tp, offset = _record_of(record)
     with opened(name, now, lane=lane, handler=False) as parts:
-        found = dead_record(parts, tp, offset)
+        dead = dead_record(parts, tp, offset)
     if as_json:
-        json_output.print_json({"pipeline": name, "lane": lane, **_json_of(found, show_value)})
+        json_output.print_json({"pipeline": name, "lane": lane, **_json_of(dead, show_value)})
         return
     out = tables.console()
-    for line in _lines(found, show_value):
+    for line in _lines(dead, show_value):
         out.print(line, markup=False, soft_wrap=True)
 
 
@@ -74,7 +74,8 @@ def _json_of(record: DeadRecord, show_value: bool) -> dict[str, Any]:
 
 
 def _letter_json(letter: FoundLetter, show_value: bool) -> dict[str, Any]:
-    shown = {name: text_of(value) for name, value in letter.source_headers}
+    # Pairs, and no object: a record may have several headers of the same name.
+    shown = [[name, text_of(value)] for name, value in letter.source_headers]
     payload = {"key": text_of(letter.key), "value": text_of(letter.value)}
     return {
         "topic": letter.tp.topic,
@@ -119,14 +120,19 @@ def _letter_lines(letter: FoundLetter, show_value: bool) -> list[str]:
     lines += [
         f"  {printable(name)} (of the record): {printable(text_of(value))}" for name, value in letter.source_headers
     ]
-    return [*lines, f"  key: {printable(text_of(letter.key))}", f"  value: {printable(text_of(letter.value))}"]
+    value = printable(text_of(letter.value), lines=True)
+    return [*lines, f"  key: {printable(text_of(letter.key))}", f"  value: {value}"]
 
 
-def printable(text: str | None) -> str:
-    """Returns a text in which each character that a terminal could take as an order is written as its escape."""
+def printable(text: str | None, lines: bool = False) -> str:
+    """Returns a text in which each character that a terminal could take as an order is written as its escape.
+
+    Ends of lines are escaped too, so that no header looks like a line of the command; with `lines` they are kept.
+    """
     if text is None:
         return "null"
-    return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
+    kept = "\n" if lines else ""
+    return "".join(c if c.isprintable() or c in kept else c.encode("unicode_escape").decode() for c in text)
 
 
 def text_of(content: bytes | None) -> str | None:

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from datetime import UTC, datetime
+from datetime import datetime
 from enum import StrEnum
 from typing import Annotated, Any
 
@@ -28,7 +28,7 @@ from ackline.steps.overview import (
     summary_of,
 )
 from ackline.steps.status import PartitionStatus, status_and_missing, status_by_topic
-from ackline.turns import LIVE
+from ackline.turns import LIVE, TurnKind
 
 WATCH_SECONDS = 5.0
 _READERS = 8
@@ -102,11 +102,7 @@ def _show_one(name: str, choice: PartitionChoice, lane: str, sort: Sort, now: st
     for absent in missing:
         out.print(f"{tables.missing_text(absent)}.")
     out.print(tables.status_table(name, chosen, out.width, by_name=sort is Sort.NAME))
-    for line in _held_lines(held, time_now):
-        out.print(line)
-    last_act = _last_act_line(name, lane, time_now)
-    if last_act:
-        out.print(last_act)
+    tables.print_lines(out, [*_held_lines(held, time_now), *_last_act_lines(name, lane, time_now)])
 
 
 def _json_of(name: str, chosen: Sequence[PartitionStatus], missing: Sequence[str]) -> dict[str, Any]:
@@ -137,13 +133,15 @@ def _open_lines(open_turn: OpenTurn, now: datetime) -> list[str]:
     return [line, f"  Replayed by {holder.lease}; {state[holder.state]}."]
 
 
-def _last_act_line(name: str, lane: str, now: datetime) -> str | None:
+def _last_act_lines(name: str, lane: str, now: datetime) -> list[str]:
     from ackline.audit.history import settled_turns  # not at import: it loads DuckDB
 
     for act in settled_turns(audit_root(), name, lane, 1, acts_only=True):
         reason = f": {act.reason}" if act.reason else ""
-        return f"Last act: {act.kind} by {act.actor or 'unknown'}, {_ago(act.end, now)}{reason}"
-    return None
+        # An act of the kind of a run is `ackline void`, which has recorded the turn of a run as lost.
+        kind = TurnKind.VOID if act.kind == TurnKind.RUN else act.kind
+        return [f"Last act: {kind} by {act.actor or 'unknown'}, {_ago(act.end, now)}{reason}"]
+    return []
 
 
 def _ago(at: datetime, now: datetime) -> str:
@@ -191,7 +189,7 @@ def _row(summary: PipelineStatus) -> list[Any]:
         None if summary.lag_seconds is None else round(summary.lag_seconds),
         summary.pending,
         summary.dead,
-        f"{summary.next_due.astimezone(UTC):%m-%d %H:%M:%S}" if summary.next_due else None,
+        tables.short_time(summary.next_due),
         summary.problem,
     ]
 

@@ -1,6 +1,7 @@
 """The tables and the progress bar that commands print for a person; plain text if the output is not a terminal."""
 
 import sys
+import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -22,7 +23,7 @@ _TURN_OUTCOMES = ("acked", "failed", "skipped", "dead", "expired")
 _TURN_FIRST = ("partition", "acked", "failed", "pending", "floor", "lag", "why", "dead", "skipped", "committed",
                "retries", "read", "expired")  # fmt: skip
 _WRAPPED = 24
-"""The width in characters from which a text may wrap."""
+"""A text of more characters may wrap."""
 
 
 def console(stderr: bool = False) -> Console:
@@ -68,6 +69,15 @@ def print_table(
     left_out = [name for index, name in enumerate(columns) if index not in chosen and _has_value(rows, index)]
     if left_out:
         out.print(f"Not shown in {out.width} columns: {', '.join(left_out)}. A wider terminal shows more.")
+
+
+def print_lines(out: Console, lines: Iterable[str]) -> None:
+    """Prints lines of text. At a terminal a line that is too long goes on below, indented by two more characters."""
+    for line in lines:
+        indent = " " * (len(line) - len(line.lstrip()) + 2)
+        parts = textwrap.wrap(line, out.width, subsequent_indent=indent) if out.file.isatty() else [line]
+        for part in parts or [""]:
+            out.print(part)
 
 
 def print_plan(out: Console, plan: Plan, adopted: bool) -> None:
@@ -178,6 +188,11 @@ def fitting_table(
     return table(title, [columns[index] for index in chosen], [[row[index] for index in chosen] for row in rows])
 
 
+def short_time(at: datetime | None) -> str | None:
+    """Returns a time near now, in UTC and without the year; None for None."""
+    return None if at is None else f"{at.astimezone(UTC):%m-%d %H:%M:%S}"
+
+
 STATUS_COLUMNS = ("partition", "log start", "log end", "committed", "floor", "complete to", "retry", "dead letter",
                   "in flight", "due", "next due", "lag", "seconds", "acked", "dead", "")  # fmt: skip
 _STATUS_FIRST = ("partition", "floor", "lag", "", "retry", "seconds", "dead letter", "log end", "committed", "next due",
@@ -206,7 +221,7 @@ def status_table(
 
 
 def worst_first(partitions: Iterable[PartitionStatus]) -> list[PartitionStatus]:
-    """Returns the partitions that runs stop at or leave alone, and then those with the largest lag."""
+    """Returns the partitions, the worst first: those that runs stop at or leave alone, then by lag."""
     return sorted(partitions, key=lambda p: (p.why is None, -(p.lag or 0), p.topic, p.partition))
 
 
@@ -220,7 +235,7 @@ def _status_row(status: PartitionStatus) -> list[Any]:
         status.complete_to,
         *status.pending.values(),
         status.due,
-        f"{status.next_due:%m-%d %H:%M:%S}" if status.next_due else None,
+        short_time(status.next_due),
         status.lag,
         None if status.lag_seconds is None else round(status.lag_seconds),
         status.totals["acked"],
@@ -237,7 +252,7 @@ def _status_totals(partitions: Sequence[PartitionStatus]) -> list[Any]:
         *(None,) * 5,
         *(sum(status.pending[kind] for status in partitions) for kind in partitions[0].pending),
         sum(status.due for status in partitions),
-        f"{due:%m-%d %H:%M:%S}" if due else None,
+        short_time(due),
         sum(status.lag or 0 for status in partitions),
         round(max(ages)) if ages else None,
         sum(status.totals["acked"] for status in partitions),

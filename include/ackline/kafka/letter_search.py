@@ -24,7 +24,7 @@ from ackline.record_time import time_of
 SEARCH_SECONDS = 60.0
 """Seconds after which a search gives up."""
 SENT_BEFORE = timedelta(hours=1)
-"""How long before the record was given up a letter may have been sent, so that it is found without reading all."""
+"""The search first reads the letters from this long before the record was given up, and older ones only then."""
 FIRST_HEADER = "ackline.pipeline"
 """The first header that Ackline appends to those of the record."""
 _POLL_SECONDS = 0.2
@@ -35,7 +35,7 @@ _FETCH = {**clients.DENSE_FETCH, "auto.offset.reset": "earliest"}
 
 @dataclass(frozen=True, slots=True)
 class LetterId:
-    """The identity of a dead letter: the lane and epoch that have sent it, and the record that it is of."""
+    """The identity of a dead letter: the lane and epoch that have sent it, and the record that it holds."""
 
     pipeline: str
     lane: str
@@ -44,7 +44,7 @@ class LetterId:
     offset: int
 
     def is_of(self, headers: Mapping[str, str]) -> bool:
-        """Returns whether these headers of Ackline's are of this letter."""
+        """Returns whether these headers, which Ackline has appended, are those of this letter."""
         names = ("pipeline", "lane", "epoch", "topic", "partition", "offset")
         values = (self.pipeline, self.lane, self.epoch, *self.tp, self.offset)
         return all(headers.get(f"ackline.{name}") == str(value) for name, value in zip(names, values, strict=True))
@@ -87,10 +87,10 @@ def find_letter(
     Reads first what was sent from SENT_BEFORE on, and the older part only if the letter is not there. Raises
     ConfigError if the topic does not exist, TransientError after `timeout` seconds and if no broker answers.
     """
-    found = cluster.topics([topic]).get(topic)
-    if found is None:
+    described = cluster.topics([topic]).get(topic)
+    if described is None:
         raise ConfigError(f"the dead-letter topic {topic} does not exist any more", key="dead_letter.topic")
-    bounds = cluster.bounds(TopicPartition(topic, number) for number in found.partitions)
+    bounds = cluster.bounds(TopicPartition(topic, number) for number in described.partitions)
     recent = cluster.offsets_at(bounds, given_up_at - SENT_BEFORE)
     split = {tp: _within(recent[tp], log) for tp, log in bounds.items()}
     deadline, last = time.monotonic() + timeout, LastError()
@@ -127,16 +127,16 @@ class _Search:
     letter: FoundLetter | None = None
 
     def read(self, parts: Mapping[TopicPartition, OffsetRange]) -> FoundLetter | None:
-        """Reads these parts of the topic to their ends. Returns the last letter that is wanted, or None."""
+        """Reads these parts of the topic to their ends. Returns the last letter with the wanted identity, or None."""
         active = {tp: part.end for tp, part in parts.items() if part}
         self.client.assign([ClientPartition(*tp, parts[tp].start) for tp in active])
         while active:
             if time.monotonic() > self.deadline:
                 topic = next(iter(active)).topic
                 raise TransientError(
-                    f"the dead letter was not found in {topic} within {self.timeout:g} s, and not all of it is read; "
-                    f"`ackline dev consume` or another reader of Kafka finds it by its headers `ackline.offset` and "
-                    f"`ackline.partition`",
+                    f"the dead letter was not found in {topic} within {self.timeout:g} s, and not all of it is read. "
+                    f"Run this again, or look for its headers `ackline.topic`, `ackline.partition` and "
+                    f"`ackline.offset` with a Kafka client",
                     topic=topic,
                 )
             for message in self.client.consume(_BATCH, _POLL_SECONDS):

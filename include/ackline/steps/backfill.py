@@ -130,8 +130,11 @@ def run_backfill(
     max_records: int | None = None,
     on_plan: Callable[[Plan, bool], None] | None = None,
     on_progress: Progress | None = None,
+    reason: str = "",
 ) -> BackfillRun:
     """Takes turns until nothing of the lane can be read now. Reads at most `max_records` offsets, by new plans.
+
+    The new plans and their settlements store `reason`, so that the reason of a resume is in the tables as well.
 
     Raises RangeGone after MAX_VOID_TURNS void turns in a row, TurnVoided if an operator has closed a turn of this run
     as void, and what the three steps raise.
@@ -139,7 +142,7 @@ def run_backfill(
     result, left = BackfillRun(), max_records
     while left is None or left > 0 or _has_open_plan(parts):
         # Dead letters that were not acknowledged are sent again once in a run, by its first turn.
-        planned = plan_backfill(parts, left, resend=not result.plans)
+        planned = plan_backfill(parts, left, not result.plans, reason)
         if planned is None:
             return result
         if on_plan:

@@ -40,12 +40,14 @@ class PlannedTurn:
     adopted: bool
 
 
-def plan_backfill(parts: Parts, max_records: int | None = None, resend: bool = False) -> PlannedTurn | None:
+def plan_backfill(
+    parts: Parts, max_records: int | None = None, resend: bool = False, reason: str = ""
+) -> PlannedTurn | None:
     """Returns the lane's open plan, or else a new one, stored; None if nothing can be read now.
 
     The turn reads `max_records` offsets at most. With `resend`, it is also taken for dead letters alone that were not
-    acknowledged. Raises ConfigError if the lane has not begun or the dead-letter topic is missing, TopicChanged if a
-    log is not the one in which the offsets were chosen.
+    acknowledged. A new plan stores `reason`; an open one keeps its own. Raises ConfigError if the lane has not begun or
+    the dead-letter topic is missing, TopicChanged if a log is not the one in which the offsets were chosen.
     """
     for _ in range(MAX_LOST_RACES):
         newest = parts.store.newest()
@@ -60,7 +62,7 @@ def plan_backfill(parts: Parts, max_records: int | None = None, resend: bool = F
             check_clock(parts, open_plan.planned_at)
             return PlannedTurn(open_plan, adopted=True)
         else:
-            plan = _next_plan(parts, newest, max_records, resend)
+            plan = _next_plan(parts, newest, max_records, resend, reason)
             if plan is None:
                 return None
             # The write that starts the turn. Refused if another process has stored plan n: the next round adopts it.
@@ -70,7 +72,7 @@ def plan_backfill(parts: Parts, max_records: int | None = None, resend: bool = F
     raise too_many_lost_races(parts, "taking a turn")
 
 
-def _next_plan(parts: Parts, newest: Settlement, max_records: int | None, resend: bool) -> Plan | None:
+def _next_plan(parts: Parts, newest: Settlement, max_records: int | None, resend: bool, reason: str) -> Plan | None:
     """Returns the plan after `newest`; None if it would do nothing."""
     check_clock(parts, newest.settled_at)
     chosen = lane_ranges(parts, newest.turn.epoch)
@@ -104,7 +106,7 @@ def _next_plan(parts: Parts, newest: Settlement, max_records: int | None, resend
         not row.empty or clipped(chosen_in(chosen, tp), row.complete_to, row.fresh.start) for tp, row in planned.items()
     )
     letters = resend and any(has_dead_letters(settled) for settled in unfinished.values())
-    return new_plan(parts, newest, TurnKind.RUN, planned) if reads or letters else None
+    return new_plan(parts, newest, TurnKind.RUN, planned, reason) if reads or letters else None
 
 
 def _is_unfinished(tp: TopicPartition, settled: SettledPartition, chosen: LaneRanges) -> bool:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ackline.errors import FatalError, RangeGone, TransientError
 from ackline.handler import Dead, Record, Skip
+from ackline.kafka.cursor import Headers
 from ackline.kafka.dead_letters import DeadLetters
 from ackline.kafka.exact import ExactReader, Gone
 from ackline.kafka.letter_search import FoundLetter, LetterId
@@ -50,7 +51,8 @@ class MemoryParts(Parts):
         return MemoryLetters(self.world, topic, self.hook, self.run_id)
 
     def find_letter(self, topic: str, wanted: LetterId, given_up_at: datetime) -> FoundLetter | None:
-        """Returns the last dead letter with this identity. A world keeps no headers of records."""
+        """Returns the last dead letter with this identity. A world keeps no headers of records: each record has two
+        of the same name."""
         assert self.world is not None
         arrived = [event for event in self.world.history if isinstance(event, ArrivedLetter)]
         found = [(at, letter) for at, letter in enumerate(arrived) if wanted.is_of(letter.headers)]
@@ -58,9 +60,8 @@ class MemoryParts(Parts):
             return None
         at, letter = found[-1]
         sent_at, headers = self.world.now, letter.headers
-        return FoundLetter(
-            TopicPartition(topic, 0), at, sent_at, headers, [("trace", b"t-1")], letter.key, letter.value
-        )
+        source: Headers = [("trace", b"t-1"), ("trace", b"t-2")]
+        return FoundLetter(TopicPartition(topic, 0), at, sent_at, headers, source, letter.key, letter.value)
 
 
 def memory_parts(

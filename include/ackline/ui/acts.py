@@ -2,6 +2,9 @@
 
 The page is read-only. Airflow's trigger form takes no values from an address, so the page offers the configuration as
 text to paste, beside a link to the DAG. `Airflow 3.3`: https://github.com/apache/airflow/issues/54800.
+
+Once a configuration is pasted, the form of Airflow 3.3 shows the fields alone that are in it. So each configuration has
+`confirm`, which an operator sets to true. As it is, the run is a dry run.
 """
 
 import json
@@ -100,7 +103,7 @@ class ActMaker:
             effect,
             shlex.join(["ackline", verb, self.name, *options, *lane]),
             dag_id,
-            json.dumps(conf, indent=2),
+            json.dumps({**conf, "confirm": False}, indent=2),
             self.addresses.dag(dag_id) if dag_id in self.dag_ids and not lane else None,  # it acts on the live lane
         )
 

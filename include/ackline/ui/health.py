@@ -17,7 +17,7 @@ from ackline.turns import SettledPartition
 STUCK_TURNS = 3
 """After so many turns without a step of the floor, an overdue retry counts as stuck."""
 OPEN_TOO_LONG = timedelta(hours=1)
-"""After this time a plan that is not settled counts as stuck."""
+"""After this time a plan that is not settled, and that no process replays, counts as stuck."""
 SOON = timedelta(days=1)
 """If retention reaches the floor within this time, the partition counts as losing."""
 _HARMLESS = (PARKED, PAUSED, RUN_FULL, WAITING, WINDOW_FULL)

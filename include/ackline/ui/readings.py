@@ -16,7 +16,7 @@ from ackline.audit.lease_holder import holder_of
 from ackline.audit.recent_turns import TurnTotals, delta_versions, log_starts_at, recent_turns
 from ackline.audit.store import LedgerStore
 from ackline.errors import AcklineError, LedgerError
-from ackline.lease import Holder
+from ackline.lease import Holder, HolderState
 from ackline.offset_explanation import OffsetExplanation, explain_offset
 from ackline.offsets import TopicPartition
 from ackline.paths import audit_root
@@ -26,6 +26,8 @@ from ackline.ui.health import OPEN_TOO_LONG, Health, PartitionReading, worst
 
 LAST_TURNS = 60
 """How many turns the charts and the table of turns show at most."""
+FEW_TURNS = 24
+"""How many turns of each pipeline the list of all pipelines reads. The pace of retention is computed over them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +47,11 @@ class LaneReading:
 
     @property
     def health(self) -> Health:
-        """The worst of its partitions, and STUCK if a plan stays open."""
+        """The worst of its partitions, and STUCK if a plan stays open although no process replays it."""
         healths = [partition.health for partition in self.partitions]
-        if self.open_plan is not None and self.now - self.open_plan.planned_at > OPEN_TOO_LONG:
+        # A long Spark job renews its lease to its end, so its turn is not stuck, however long ago it was planned.
+        is_replayed = self.holder is not None and self.holder.state is HolderState.ACTIVE
+        if self.open_plan is not None and not is_replayed and self.now - self.open_plan.planned_at > OPEN_TOO_LONG:
             healths.append(Health.STUCK)
         return worst(healths)
 
@@ -127,7 +131,7 @@ def read_lanes(names: Iterable[str]) -> list[LaneReading | tuple[str, str]]:
     readings: list[LaneReading | tuple[str, str]] = []
     for name in sorted(names):
         try:
-            readings.append(read_lane(name, turns=24))
+            readings.append(read_lane(name, turns=FEW_TURNS))
         except AcklineError as error:  # one broken pipeline must not hide the others
             readings.append((name, str(error)))
     return readings
@@ -136,7 +140,7 @@ def read_lanes(names: Iterable[str]) -> list[LaneReading | tuple[str, str]]:
 def _partitions(
     store: LedgerStore, newest: Settlement, turns: Sequence[TurnTotals], now: datetime
 ) -> list[PartitionReading]:
-    planned = _plan(store, newest.turn)
+    planned = _plan_of_run(store, newest.turn)
     earlier = turns[0] if turns else None
     starts = log_starts_at(store, earlier.turn) if earlier and earlier.turn != newest.turn else {}
     elapsed = newest.settled_at - earlier.settled_at if earlier else timedelta()
@@ -149,13 +153,10 @@ def _partitions(
     ]  # fmt: skip
 
 
-def _plan(store: LedgerStore, turn: TurnId) -> Plan | None:
-    """Returns a plan of a run; None for a turn without one, such as a first genesis."""
-    try:
-        plan = store.plan(turn)
-    except LedgerError:
-        return None
-    return plan if plan.kind is TurnKind.RUN else None
+def _plan_of_run(store: LedgerStore, turn: TurnId) -> Plan | None:
+    """Returns the plan of a turn; None for a turn without one, such as a first genesis, and for an operator action."""
+    plan = _any_plan(store, turn)
+    return plan if plan is not None and plan.kind is TurnKind.RUN else None
 
 
 def read_record(reading: LaneReading, tp: TopicPartition, offset: int) -> OffsetExplanation | None:

@@ -67,6 +67,19 @@ def test_s71_the_id_alone_resumes_and_other_arguments_are_refused(lane: MemoryLa
     assert ackline("backfill", "lane", "orders:0:0-2", "--id", "b", "--json").json["settled"]
 
 
+def test_each_turn_is_stored_with_the_reason_of_the_run_that_planned_it(
+    lane: MemoryLane, ackline: MemoryCommand
+) -> None:
+    ackline("backfill", "lane", "orders:0:0-2", "--id", "b", "--reason", "it was late", "--yes")
+    lane.world.now += timedelta(hours=1)
+    assert ackline("backfill", "lane", "--id", "b", "--reason", "try again", "--yes", "--json").json["settled"]
+    reasons = ["it was late", "it was late", "try again"]
+    tables = lane.world.tables
+    settled = [stored.reason for turn, stored in tables.settlements.items() if turn.lane == "backfill-b"]
+    planned = [stored.reason for turn, stored in tables.plans.items() if turn.lane == "backfill-b"]
+    assert (settled, planned) == (reasons, reasons[1:])
+
+
 def test_an_epoch_of_a_settled_backfill_is_begun_by_its_number_and_is_a_dry_run_until_it_is_confirmed(
     lane: MemoryLane, ackline: MemoryCommand
 ) -> None:

@@ -88,3 +88,8 @@ def test_what_chooses_a_redrive_is_refused_without_it(ackline: MemoryCommand) ->
 )
 def test_a_payload_on_a_terminal_gives_it_no_orders_and_has_a_limit(content: bytes | None, text: str) -> None:
     assert printable(text_of(content)) == text
+
+
+def test_only_a_value_has_several_lines_on_a_terminal() -> None:
+    """A header is chosen by the producer, and must not look like a line of the command."""
+    assert (printable("a\n  b"), printable("a\n  b", lines=True)) == ("a\\n  b", "a\n  b")

@@ -83,6 +83,16 @@ def test_a_text_is_printed_as_it_is(text: str) -> None:
     assert lines_of(prints) == [text, text, text, "–", text]
 
 
+def test_a_sentence_that_is_too_long_for_a_terminal_goes_on_indented() -> None:
+    sentence = "  The floor of orders[0] is 0, because offset 0 failed once with ValueError. " + "It is retried. " * 5
+    lines = lines_of(lambda out: tables.print_lines(out, ["Held by:", sentence.rstrip(), "Open: turn 2"]))
+    assert (lines[0], lines[1][:6], lines[-1]) == ("Held by:", "  The ", "Open: turn 2")
+    assert len(lines) > 3
+    assert all(line.startswith("    ") and not line.startswith("     ") for line in lines[2:-1])
+    assert max(map(len, lines)) <= 80
+    assert lines_of(lambda out: tables.print_lines(out, [sentence.rstrip()]), StringIO()) == [sentence.rstrip()]
+
+
 def test_times_are_printed_in_utc_to_the_second() -> None:
     at = datetime(2026, 3, 1, 12, 30, 15, 999_000, timezone(timedelta(hours=2)))
     lines = lines_of(lambda out: tables.print_table(out, None, ["at", "yes"], [[at, True]]))

@@ -23,7 +23,7 @@ def test_an_act_links_to_its_dag_only_where_airflow_has_it() -> None:
     retry, skip, backfill = with_backfill.of_record(TP, 1041, pending=True)
     assert backfill.dag_url == "/base/dags/backfill__orders"
     assert (retry.dag_url, skip.dag_url) == (None, None)
-    assert json.loads(backfill.conf) == {"ranges": ["orders:3:1041-1042"]}
+    assert json.loads(backfill.conf) == {"ranges": ["orders:3:1041-1042"], "confirm": False}
 
 
 def test_the_command_of_an_act_is_safe_to_paste() -> None:
@@ -72,6 +72,7 @@ def test_the_form_of_the_backfill_takes_the_configuration_of_each_act() -> None:
     for act in backfills:
         conf = json.loads(act.conf)
         assert set(conf) <= set(backfill_params(pipeline))
+        assert conf["confirm"] is False, "a dry run, until the operator confirms it"
         params = ParamsDict(backfill_params(pipeline))
         params.update(conf)
         params.validate()

@@ -5,12 +5,15 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from ackline.lease import Holder, Lease
 from ackline.ledger import PartitionState
 from ackline.offsets import TopicPartition, ValuedRange
 from ackline.pending import Pending, PendingKind
 from ackline.planning import NO_LEADER, PAUSED
-from ackline.turns import SettledPartition
+from ackline.turns import LIVE, SettledPartition
 from ackline.ui.health import Health, PartitionReading, worst, worst_first
+from ackline.ui.readings import LaneReading
+from tests.memory_lane import OK, MemoryLane
 
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
 TP = TopicPartition("orders", 0)
@@ -57,6 +60,22 @@ def test_a_floor_that_no_later_run_moves_is_stuck(stuck: PartitionReading) -> No
 
 def test_a_paused_partition_is_not_stuck() -> None:
     assert reading(log_end=80, why=PAUSED, old_floor=50).health is Health.WAITING
+
+
+def test_a_plan_that_stays_open_is_stuck_unless_a_process_replays_it() -> None:
+    lane = MemoryLane(OK)
+    plan = lane.plan()
+    lease = Lease.of_this_process(plan.turn, "run", plan.planned_at)
+    later = plan.planned_at + timedelta(hours=2)
+
+    def health(now: datetime, holder: Holder | None) -> Health:
+        return LaneReading("lane", LIVE, lane.newest(), plan, (), (), now, holder).health
+
+    assert health(later, None) is Health.STUCK
+    assert health(plan.planned_at + timedelta(minutes=5), None) is Health.GREEN
+    assert health(later, Holder.of(lease, later, later)) is Health.GREEN
+    lapsed = Holder.of(replace(lease, machine="another"), plan.planned_at, later)
+    assert health(later, lapsed) is Health.STUCK
 
 
 def test_retention_is_foreseen_by_the_pace_of_the_log_start() -> None:

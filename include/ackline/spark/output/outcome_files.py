@@ -2,8 +2,8 @@
 
 A file holds one outcome. An outcome of one topic-partition with many rows has a file of its own, so settle counts
 acked records by the statistics in the Delta log, and opens only the files of the other outcomes. The other
-topic-partitions of a task share a file of each outcome, sorted by topic-partition. So a task writes a few files,
-however many topic-partitions it reads, and opening them costs settle little.
+topic-partitions of a task share a file of each outcome, each row group of which is sorted by topic-partition. So a task
+writes a few files, however many topic-partitions it reads, and settle opens few.
 
 A file belongs to the audit table once a commit names it. No commit names the files of a failed Spark task, nor the
 second files of a task that ran twice.
@@ -87,8 +87,8 @@ class OutcomeTarget:
 
 @dataclass(slots=True)
 class Chunk:
-    """Rows of one file as columns; times are in microseconds since 1970. `classes` and `messages` are the error
-    columns, None if no row has an error."""
+    """Rows of one topic-partition with the same outcome, as columns. Times are in microseconds since 1970. `classes`
+    and `messages` are the error columns, None if no row has an error."""
 
     offsets: Int64s
     timestamps: Int64s
@@ -97,7 +97,7 @@ class Chunk:
     classes: Sequence[str | None] | None = None
     messages: Sequence[str | None] | None = None
     key_hashes: pa.Array | None = None
-    """The hashes of the records' keys; None if the table gets none."""
+    """The hashes of the records' keys; None if the pipeline stores none."""
 
 
 class OutcomeFiles:
@@ -126,7 +126,7 @@ class OutcomeFiles:
         self._weight += waiting.add(chunk)
         if waiting.weight >= _FLUSH_ROWS:
             self._write_own(group)
-        elif self._weight >= 2 * _FLUSH_ROWS:  # many groups, none of which is large
+        elif self._weight >= 2 * _FLUSH_ROWS:  # many groups, each of them small
             self._write_all()
 
     def close(self) -> list[WrittenFile]:
@@ -135,7 +135,7 @@ class OutcomeFiles:
         return [file.close() for file in [*self._own.values(), *self._shared.values()]]
 
     def discard(self) -> None:
-        """Removes the files as far as possible. What stays does no harm, because nothing refers to it."""
+        """Removes the files as far as possible. One that stays does no harm, because no commit names it."""
         for file in [*self._own.values(), *self._shared.values()]:
             file.discard()
 
