@@ -19,6 +19,7 @@ _TRANSIENT = (
     "Python worker exited unexpectedly",
     "Python worker failed to connect back",
     "ExecutorLostFailure",
+    "has failed the maximum allowable number of times",  # a shuffle was lost between two steps (`REQUIRED_SETTINGS`)
     "cancelled because SparkContext was shut down",
     "java.lang.OutOfMemoryError",
 )
