@@ -19,6 +19,7 @@ from enum import StrEnum
 from typing import Any, TypeVar
 
 from ackline.errors import ConfigError
+from ackline.token import SignToken
 
 Handler = Callable[..., Any]
 H = TypeVar("H", bound=Handler)
@@ -44,6 +45,29 @@ class Record:
     value: Any
     headers: tuple[tuple[str, bytes | None], ...]
     attempt: int
+
+    @property
+    def token(self) -> str:
+        """The token of this attempt, with which an answer from outside settles the record after `InFlight`.
+
+        It is made when it is read. A repeated replay of the same turn makes the same one; a retry has another one.
+        Raises RuntimeError outside a run, and if the pipeline file has no `ack_topic`.
+        """
+        if _token_signer is None:
+            raise RuntimeError("record.token needs `ack_topic` in the pipeline file, and exists only during a run")
+        return _token_signer(self.topic, self.partition, self.offset, self.attempt)
+
+
+_token_signer: SignToken | None = None
+"""Makes the tokens of the turn that this process handles. It is of the process, and not of each record: a handler may
+read a token in a thread of its own, and a record without a token costs nothing. A Python worker of Spark has one task
+at a time."""
+
+
+def sign_tokens_with(signer: SignToken | None) -> None:
+    """Sets what makes the tokens of all records of this process from now on; None makes none."""
+    global _token_signer
+    _token_signer = signer
 
 
 class Skip(Exception):
