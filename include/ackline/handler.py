@@ -138,12 +138,12 @@ def tier_of(handler: Handler) -> Tier:
     return Tier(getattr(handler, _TIER, Tier.RECORD))
 
 
-def load_handler(path: str, key: str = "handler", *, emits: bool = False) -> Handler:
+def load_handler(path: str, key: str = "handler", *, emits: bool = False, in_flight: bool = False) -> Handler:
     """Imports the function `module:function` that the pipeline file names at `key`: a handler or a filter.
 
     Raises ConfigError if it does not import, is not callable, or does not take exactly one argument. Refuses a class,
-    an asynchronous function and, unless the function `emits` to steps, a generator: a call runs nothing of their body,
-    and would ack each record unhandled.
+    an asynchronous function and, unless the function `emits` to steps or may hand records on (`in_flight`), a
+    generator: a call runs nothing of their body, and would ack each record unhandled.
     """
     module_name, _, name = path.partition(":")
     try:
@@ -161,7 +161,7 @@ def load_handler(path: str, key: str = "handler", *, emits: bool = False) -> Han
     call = getattr(function, "__call__", None)  # noqa: B004 - an object may have an asynchronous __call__
     if _is_asynchronous(function) or _is_asynchronous(call):
         raise ConfigError(f"{key} {path} is asynchronous; write a plain function", key=key)
-    if not emits and (inspect.isgeneratorfunction(function) or inspect.isgeneratorfunction(call)):
+    if not (emits or in_flight) and (inspect.isgeneratorfunction(function) or inspect.isgeneratorfunction(call)):
         raise ConfigError(
             f"{key} {path} is a generator, and no `steps` take what it yields; write a plain function", key=key
         )
@@ -171,7 +171,23 @@ def load_handler(path: str, key: str = "handler", *, emits: bool = False) -> Han
         raise ConfigError(f"{key} {path} does not take exactly one argument: {error}", key=key) from error
     except ValueError:
         pass  # a builtin has no signature: its first call shows whether it fits
-    return function
+    # Steps take what a generator yields as it yields it; without steps, one InFlight is all that it may yield.
+    return function if emits or not inspect.isgeneratorfunction(function) else _run_to_end(function)
+
+
+class Yielded(tuple[Any, ...]):
+    """What a handler that is a generator has yielded in one call."""
+
+    __slots__ = ()
+
+
+def _run_to_end(generator: Handler) -> Handler:
+    """Returns a function that runs the generator to its end, so that a call does the whole work of its record."""
+
+    def call(record: Record) -> Yielded:
+        return Yielded(generator(record))
+
+    return call
 
 
 def _is_asynchronous(function: object) -> bool:

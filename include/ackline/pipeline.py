@@ -301,6 +301,12 @@ class Pipeline(StrictBlock):
         return topology(self.steps) if self.steps else None
 
     @property
+    def functions(self) -> tuple[str | None, Translation | None, bool, Topology | None, bool]:
+        """What `check_functions` takes: handler, streams, whether they are isolated, the steps, and whether a record
+        may be in flight."""
+        return self.handler, self.translation, self.isolated, self.topology, self.ack_topic is not None
+
+    @property
     def handlers(self) -> tuple[str, ...]:
         """The paths of all handlers, in the order in which their streams are offered a record."""
         paths = [stream.handler for stream in self.streams or ()]

@@ -35,13 +35,14 @@ class Token(NamedTuple):
     @property
     def text(self) -> str:
         """The token as it is written: letters, digits, `_` and `-`, a letter first."""
-        return base64.urlsafe_b64encode(_body(self.turn, self.tp, self.offset, self.attempt) + self.mac).decode().rstrip("=")
+        content = _body(self.turn, self.tp, self.offset, self.attempt) + self.mac
+        return base64.urlsafe_b64encode(content).decode().rstrip("=")
 
     def is_signed(self, keys: Keys, ledger: str, topic_id: str) -> bool:
         """Returns whether one of the keys has signed this token in this ledger, for a topic with this id."""
         signed = _signed(ledger, topic_id, _body(self.turn, self.tp, self.offset, self.attempt))
-        # Each comparison takes the same time whatever differs, so its time tells nothing of the right value.
-        return any([hmac.compare_digest(_mac(key, signed), self.mac) for key in keys])
+        # A comparison takes the same time whatever differs, so its time tells nothing of the right value.
+        return any(hmac.compare_digest(_mac(key, signed), self.mac) for key in keys)
 
 
 def parse_token(text: str) -> Token | None:

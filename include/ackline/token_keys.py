@@ -24,11 +24,12 @@ def token_keys_of(connection: Mapping[str, Any], name: str | None) -> Keys:
     extra = connection.get(TOKEN_KEYS)
     keys = [extra] if isinstance(extra, str) else extra if isinstance(extra, list) else []
     if not keys or not all(isinstance(key, str) and len(key) >= _LEAST for key in keys):
-        problem = f"has no `{TOKEN_KEYS}`" if extra is None else f"has `{TOKEN_KEYS}` that are no texts of {_LEAST}"
+        problem = f"has no `{TOKEN_KEYS}`"
+        if extra is not None:
+            problem = f"has `{TOKEN_KEYS}` that are no texts of {_LEAST} characters"
         raise ConfigError(
-            f"the extra of the Kafka connection {name or '(none)'} {problem}{' characters' if extra is not None else ''}"
-            f": set it to a list of random texts of at least {_LEAST} characters. The first one signs the tokens of "
-            f"records in flight, and all verify them",
+            f"the extra of the Kafka connection {name or '(none)'} {problem}: set it to a list of random texts of at "
+            f"least {_LEAST} characters. The first one signs the tokens of records in flight, and all verify them",
             key="ack_topic",
         )
     return tuple(key.encode() for key in keys)

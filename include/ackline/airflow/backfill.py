@@ -98,7 +98,7 @@ class BeginBackfillOperator(BaseOperator):
             arguments = self._arguments(form, context)
             pipeline = backfill_pipeline(self.pipeline, arguments, form.max_rate)
             make_handlers_importable()
-            check_functions(pipeline.handler, pipeline.translation, pipeline.isolated, pipeline.topology)
+            check_functions(*pipeline.functions)
             DriverHook({}, conn_id=SPARK_CONNECTION)  # refuses a master on which replay can't run
             with opened(pipeline, context, actor=user or ACTOR, lane=form.lane) as parts:
                 java_properties(parts.kafka)  # refuses properties that Spark's Kafka client does not have

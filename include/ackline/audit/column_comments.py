@@ -77,6 +77,6 @@ SETTLEMENT_COMMENTS = {
     "gaps_above_floor": "Ranges between floor and complete_to, with how many of their offsets held no record.",
     "ranges": "In the genesis of a backfill lane: the ranges that it reads whole. Null elsewhere.",
     "arguments": "In the genesis of a backfill lane: what was asked, as it was written, as JSON. Null elsewhere.",
-    "answers": "How far the lane has read its ack topic, and how many answers of this turn were applied and ignored, as "
-    "JSON. Null without an ack topic.",
+    "answers": "How far the lane has read its ack topic, and how many answers of this turn were applied and ignored, "
+    "as JSON. Null without an ack topic.",
 }

@@ -109,13 +109,14 @@ def _files() -> Iterator[Check]:
 
 def _code(pipeline: Pipeline) -> Iterator[Check]:
     translation, topology = pipeline.translation, pipeline.topology
-    emits = topology is not None
+    emits, in_flight = topology is not None, pipeline.ack_topic is not None
     if translation is None:
-        path = str(pipeline.handler)
-        yield _check("handler", lambda: f"{path} ({tier_of(load_handler(path, emits=emits))} tier)")
+        path, load = str(pipeline.handler), partial(load_handler, emits=emits, in_flight=in_flight)
+        yield _check("handler", lambda: f"{path} ({tier_of(load(path))} tier)")
     else:
         for stream in translation.streams:
-            yield _check(f"stream {stream.name}" if stream.name else "handler", partial(_stream, stream, emits))
+            name = f"stream {stream.name}" if stream.name else "handler"
+            yield _check(name, partial(_stream, stream, emits, in_flight))
     if topology is not None:
         for step in topology.steps:
             yield _check(f"step {step.name}", partial(_step, step))
@@ -132,10 +133,10 @@ def _step(step: Step) -> str:
     return f"{inputs}{grouped} -> {step.handler}{' (join)' if step.join else ''}"
 
 
-def _stream(stream: Stream, emits: bool) -> str:
+def _stream(stream: Stream, emits: bool, in_flight: bool) -> str:
     topics = ", ".join(stream.topics) if stream.topics else stream.pattern or "all topics"
     wanted = f" where {stream.filter}" if stream.filter else ""
-    tier = load_functions(stream, emits=emits).tier
+    tier = load_functions(stream, emits=emits, in_flight=in_flight).tier
     return f"{topics}{wanted}, key {stream.key}, value {stream.value} -> {stream.handler} ({tier} tier)"
 
 
