@@ -33,7 +33,8 @@ class AnsweredLane(MemoryLane):
 
     def hand_on(self, record: Record) -> InFlight | None:
         if record.value != WAITS:
-            return handle_by_orders(record)
+            handle_by_orders(record)
+            return None
         self.tokens[record.offset, record.attempt] = record.token
         self.early(record)
         return InFlight()
@@ -47,6 +48,10 @@ class AnsweredLane(MemoryLane):
         """Somebody writes a record to the ack topic."""
         key, content = (text.encode() if isinstance(text, str) else text for text in (token, value))
         self.log(ACKS).append(content, self.world.now, key=key)
+
+    def spare(self) -> None:
+        """No strike comes any more."""
+        self._strikes.clear()
 
     def at(self, seconds: float) -> "AnsweredLane":
         """The lane so many seconds after noon."""

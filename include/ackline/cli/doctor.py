@@ -25,6 +25,7 @@ from ackline.paths import audit_root, pipelines_folder
 from ackline.pipeline import Pipeline
 from ackline.pipeline_folder import load_folder
 from ackline.scrub import scrub_address
+from ackline.steps.ack_topic import checked_topic
 from ackline.steps.parts import Parts, new_run_id, open_parts
 from ackline.steps.topic_warnings import topic_warnings
 from ackline.stream_functions import load_functions, load_step
@@ -149,24 +150,32 @@ def _broker(pipeline: Pipeline) -> Iterator[Check]:
             source = " of `ackline dev`" if uses_dev_broker(pipeline) else ""
             address = f"{brokers(parts.kafka)}{source}"
             yield Check("broker", True, f"reachable at {address}, cluster {parts.cluster.reachable()}")
-            wanted = [*(pipeline.kafka.named_topics or ()), *filter(None, [pipeline.dead_letter_topic])]
+            of_ours = list(filter(None, [pipeline.dead_letter_topic, pipeline.ack_topic]))
+            wanted = [*(pipeline.kafka.named_topics or ()), *of_ours]
             topics = parts.cluster.topics(wanted)
             for topic in wanted:
                 found = topics.get(topic)
                 gone = [
                     n for n in (pipeline.kafka.partitions or {}).get(topic, []) if found and n not in found.partitions
                 ]
-                waits = topic != pipeline.dead_letter_topic and pipeline.missing_topics == "wait"
+                waits = topic not in of_ours and pipeline.missing_topics == "wait"
                 missing = "missing; it is read once it exists (`missing_topics: wait`)" if waits else "missing"
                 detail = f"{len(found.partitions)} partitions" if found else missing
                 detail += f"; partition {', '.join(map(str, gone))} of the file is missing" if gone else ""
                 yield Check(f"topic {topic}", waits or (found is not None and not gone), detail)
+            if pipeline.ack_topic in topics:
+                yield _check("ack topic", partial(_ack_topic, parts, str(pipeline.ack_topic)))
             yield from _warnings(parts, wanted)
             members = parts.group.members()
             detail = f"live members: {', '.join(members)}; nothing can be committed" if members else "no live members"
             yield Check(f"group {pipeline.kafka.group_id}", not members, detail)
     except AcklineError as error:
         yield Check("broker", False, str(error))
+
+
+def _ack_topic(parts: Parts, topic: str) -> str:
+    checked_topic(parts, topic)
+    return f"{topic} is not compacted; {len(parts.token_keys or ())} keys verify tokens, the first one signs"
 
 
 def _warnings(parts: Parts, topics: Iterable[str]) -> Iterator[Check]:

@@ -107,8 +107,8 @@ def decide(
     # After the dead letters, so that none is sent for a record that only an answer or a deadline of this turn fails.
     # Until decisions n are stored, a repeated settle may read a later answer, and a letter of a record that is acked
     # then would be wrong. So the next turn sends it.
-    rows, report = decide_answers(parts, plan, position, states)
-    for tp, answered in rows.items():
+    answered_rows, report = decide_answers(parts, plan, position, states)
+    for tp, answered in answered_rows.items():
         decisions.setdefault(tp, []).extend(answered)
     return decisions, report
 

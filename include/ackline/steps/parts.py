@@ -3,7 +3,7 @@
 import contextlib
 import secrets
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ackline.audit.lease_file import LeaseFile
 from ackline.audit.store import LedgerStore
 from ackline.errors import ConfigError
+from ackline.kafka.answers import send_answers
 from ackline.kafka.cluster import Cluster
 from ackline.kafka.config import client_config
 from ackline.kafka.dead_letters import DeadLetters
@@ -136,6 +137,10 @@ class Parts:
     def dead_letter_sender(self, topic: str) -> DeadLetters:
         """Returns a sender of dead letters to `topic`."""
         return DeadLetters(self.kafka, topic)
+
+    def send_answers(self, topic: str, answers: Sequence[tuple[str, str]]) -> None:
+        """Sends (token, value) to the ack topic `topic`, as `ackline.kafka.answers.send_answers` does."""
+        send_answers(self.kafka, topic, answers)
 
     def find_letter(self, topic: str, wanted: LetterId, given_up_at: datetime) -> FoundLetter | None:
         """Returns a dead letter from its topic, as `ackline.kafka.letter_search.find_letter` does."""

@@ -1,7 +1,7 @@
 """The parts of a pipeline over a `World`: all that the steps need, with a reader of its logs in place of Spark."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
@@ -54,6 +54,14 @@ class MemoryParts(Parts):
         """Returns a sender to a dead-letter topic."""
         assert self.world is not None
         return MemoryLetters(self.world, topic, self.hook, self.run_id)
+
+    def send_answers(self, topic: str, answers: Sequence[tuple[str, str]]) -> None:
+        """Appends (token, value) to partition 0 of the ack topic."""
+        assert self.world is not None
+        log = self.world.log(TopicPartition(topic, 0))
+        assert log is not None
+        for token, value in answers:
+            log.append(value.encode(), self.world.now, key=token.encode())
 
     def find_letter(self, topic: str, wanted: LetterId, given_up_at: datetime) -> FoundLetter | None:
         """Returns the last dead letter with this identity. A world keeps no headers of records: each record has two

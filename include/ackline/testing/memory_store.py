@@ -178,7 +178,8 @@ def _files(rows: Iterable[Mapping[str, Any]]) -> list[OutcomesFile]:
         turn = TurnId(row["pipeline"], row["lane"], row["epoch"], row["turn"])
         tp = TopicPartition(row["topic"], row["partition"])
         names = ("handled_at", "error_class", "end_offset", "error_message", "due", "answer")
-        value = OutcomeRow(row["offset"], row["attempt"], Outcome(row["outcome"]), *(row.get(name) for name in names))
+        values: list[Any] = [row.get(name) for name in names]
+        value = OutcomeRow(row["offset"], row["attempt"], Outcome(row["outcome"]), *values)
         by_turn.setdefault(turn, {}).setdefault(tp, []).append(value)
     return [OutcomesFile(turn, by_tp) for turn, by_tp in by_turn.items()]
 

@@ -1,6 +1,7 @@
 """Records in flight: what a handler's `InFlight` becomes, under the settings of the task that this process works on."""
 
 from datetime import timedelta
+from typing import Any
 
 from ackline.handler import sign_tokens_with
 from ackline.outcome import Outcome
@@ -28,7 +29,7 @@ def in_flight_outcome(answer: InFlight, row: int, handled_at: int) -> RowOutcome
     """
     if not _allowed:
         raise InvalidOutcome("InFlight needs `ack_topic` in the pipeline file")
-    timeout = _timeout if answer.timeout is None else answer.timeout
+    timeout: Any = _timeout if answer.timeout is None else answer.timeout
     if timeout is None:
         return RowOutcome(row, Outcome.IN_FLIGHT, None, None, handled_at)
     if not isinstance(timeout, timedelta) or timeout <= timedelta():
