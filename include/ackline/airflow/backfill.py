@@ -231,8 +231,9 @@ def is_due(account: Account, now: datetime) -> bool:
 
 
 def _has_more_than_retries(account: Account) -> bool:
-    """Returns whether a lane waits for what has no due time: a leader, or the dead-letter topic."""
-    return any(account.pending[kind] for kind in (UNREAD, PendingKind.DEAD_LETTER))
+    """Returns whether a lane waits for what may come at any time: a leader, the dead-letter topic, or an answer from
+    outside."""
+    return any(account.pending[kind] for kind in (UNREAD, PendingKind.DEAD_LETTER, PendingKind.IN_FLIGHT))
 
 
 def wait_until(account: Account, now: datetime, deadline: datetime | None) -> datetime:

@@ -107,7 +107,7 @@ def decide(
     # After the dead letters, so that none is sent for a record that only an answer or a deadline of this turn fails.
     # Until decisions n are stored, a repeated settle may read a later answer, and a letter of a record that is acked
     # then would be wrong. So the next turn sends it.
-    answered_rows, report = decide_answers(parts, plan, position, states)
+    answered_rows, report = decide_answers(parts, plan, before, position, states)
     for tp, answered in answered_rows.items():
         decisions.setdefault(tp, []).extend(answered)
     return decisions, report

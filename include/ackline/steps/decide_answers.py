@@ -23,14 +23,18 @@ from ackline.steps.parts import Parts
 from ackline.steps.void import void_advice
 from ackline.token import Token, parse_token
 from ackline.token_keys import Keys
-from ackline.turns import Plan, TurnId
+from ackline.turns import Plan, PlannedPartition, SettledPartition, Settlement, TurnId
 
 _LATEST = datetime.max.replace(tzinfo=UTC)
 Key = tuple[TopicPartition, int]
 
 
 def decide_answers(
-    parts: Parts, plan: Plan, position: AckPosition, states: Mapping[TopicPartition, PartitionState]
+    parts: Parts,
+    plan: Plan,
+    before: Settlement,
+    position: AckPosition,
+    states: Mapping[TopicPartition, PartitionState],
 ) -> tuple[dict[TopicPartition, list[OutcomeRow]], AnswerReport]:
     """Returns the rows that end or renew attempts in flight, and what became of each answer. Stores nothing.
 
@@ -45,7 +49,10 @@ def decide_answers(
             key="ack_topic",
         )
     wanted = range_to_read(parts, position)
-    judge = _Judge(parts, plan, parts.token_keys, parts.store.ledger_id(), parts.now(), _in_flight(plan, states))
+    rows_of_lane: dict[TopicPartition, SettledPartition | PlannedPartition] = {**before.partitions, **plan.partitions}
+    topic_ids = {tp: row.topic_id for tp, row in rows_of_lane.items()}
+    in_flight = _in_flight(plan, states)
+    judge = _Judge(parts, plan, topic_ids, parts.token_keys, parts.store.ledger_id(), parts.now(), in_flight)
     for key, value in read_answers(parts, wanted):
         judge.take(key, value)
     rows: dict[TopicPartition, list[OutcomeRow]] = {}
@@ -86,6 +93,8 @@ class _Judge:
 
     parts: Parts
     plan: Plan
+    topic_ids: Mapping[TopicPartition, str]
+    """The topic id of each partition of the lane. A turn of a backfill lane plans only those that are not settled."""
     keys: Keys
     ledger: str
     now: datetime
@@ -110,9 +119,9 @@ class _Judge:
     def _obstacle(self, token: Token) -> Ignored | None:
         """Returns why the answers of this token are ignored; None if they count."""
         turn, lane = token.turn, self.plan.turn
-        if (turn.pipeline, turn.lane) != (lane.pipeline, lane.lane) or token.tp not in self.plan.partitions:
+        if (turn.pipeline, turn.lane) != (lane.pipeline, lane.lane) or token.tp not in self.topic_ids:
             return Ignored.FOREIGN
-        if not token.is_signed(self.keys, self.ledger, self.plan.partitions[token.tp].topic_id):
+        if not token.is_signed(self.keys, self.ledger, self.topic_ids[token.tp]):
             return Ignored.UNSIGNED
         if (token.tp, token.offset) in self.ended:
             ended = self.ended[token.tp, token.offset]
