@@ -13,6 +13,7 @@ from ackline.planning import IN_FLIGHT, IN_FLIGHT_FULL
 from ackline.setting_warnings import TopicPolicy
 from ackline.turns import TurnKind
 from tests.memory_answers import ACKS, NOON, OK, TP, WAITS, AnsweredLane
+from tests.memory_backfill import MemoryBackfill
 
 
 def in_flight(lane: AnsweredLane) -> int:
@@ -354,3 +355,64 @@ def test_a_void_turn_gives_its_answers_back_and_its_tokens_are_stale() -> None:
     lane.answer_with(void, "ack")
     lane.run()
     assert (lane.floor(), in_flight(lane), lane.answered()) == (1, 1, {"acked": 1, "stale": 1})
+
+
+def test_a_backfill_lane_reads_its_own_answers_and_leaves_those_of_the_live_lane_alone() -> None:
+    live = AnsweredLane(WAITS, WAITS)
+    live.run()
+    of_live = dict(live.tokens)
+    lane = MemoryBackfill(live, "b", "orders")
+    account = lane.run()
+    assert (account.pending["in_flight"], account.next_due) == (2, NOON + timedelta(seconds=10))
+    assert lane.run() == account, "nothing is overdue, and there is no answer: no turn is taken"
+    live.answer_with(of_live[0, 1], "ack")
+    live.answer(1)
+    account = lane.run()
+    assert (account.pending["in_flight"], account.outcomes) == (1, {"acked": 1})
+    assert live.floor() == 0
+    live.run()
+    assert live.floor() == 1
+    live.at(11)
+    account = lane.run()
+    assert (account.pending["retry"] + account.pending["in_flight"], account.balanced) == (1, True)
+    newest = lane.newest().answers
+    assert newest is not None
+    live.answer(0, attempt=max(attempt for offset, attempt in live.tokens if offset == 0))
+    assert lane.run().settled
+
+
+def test_a_cancelled_backfill_ends_what_is_in_flight() -> None:
+    live = AnsweredLane(WAITS)
+    lane = MemoryBackfill(live, "b", "orders")
+    lane.run()
+    assert lane.cancel().outcomes == {"skipped": 1}
+    assert lane.ended() == {0: "skipped"}
+
+
+def test_a_renamed_key_still_verifies_the_tokens_of_before_and_a_removed_one_does_not() -> None:
+    lane = AnsweredLane(WAITS, WAITS)
+    lane.run()
+    (old,) = lane.parts().token_keys or ()
+    lane.answer(0)
+    lane.run(lane.parts(token_keys=(b"a new key of the tests", old)))
+    assert lane.floor() == 1
+    lane.answer(1)
+    lane.run(lane.parts(token_keys=(b"a new key of the tests",)))
+    assert (lane.floor(), lane.answered()) == (1, {"acked": 1, "unsigned": 1})
+
+
+def test_a_process_that_settles_late_after_another_one_reads_no_answer_twice() -> None:
+    lane = AnsweredLane(WAITS, WAITS)
+    lane.run()
+    lane.plan_and_replay()
+    lane.answer(0)
+
+    def other_settles() -> None:
+        lane.settle(lane.parts("other"))
+        lane.answer(1)
+
+    lane.strike("decisions", other_settles, "before")
+    lane.settle(lane.parts("late"))
+    assert (lane.next_answer(), in_flight(lane), lane.answered()) == (1, 1, {"acked": 1})
+    lane.run()
+    assert (lane.floor(), lane.answered()) == (2, {"acked": 2})
