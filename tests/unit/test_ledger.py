@@ -363,7 +363,7 @@ def test_an_answer_ends_the_attempt_of_its_turn_or_of_an_earlier_one_in_any_orde
 
 def test_a_retry_may_be_in_flight_and_its_failure_uses_up_the_attempts() -> None:
     state = PartitionState(5, (retry(3, 4, 2),))
-    state = fold(state, OffsetRange(5, 5), [ValuedRange(3, 4, 3)], [in_flight(3, attempt=3)], MINUTE)
+    state = fold(state, OffsetRange(5, 5), (ValuedRange(3, 4, 3),), [in_flight(3, attempt=3)], MINUTE)
     failed = answered(3, Outcome.FAILED, AnswerKind.TIMEOUT, 3)
     ended = fold(state, OffsetRange(5, 5), (), [failed], RetryPolicy(max_retries=2))
     assert [(run.value.kind, run.value.attempts) for run in ended.pending] == [(PendingKind.DEAD_LETTER, 3)]
