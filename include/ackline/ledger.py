@@ -113,14 +113,11 @@ def fold(
     _check_each_retry_is_answered(planned, attempts, decided)
     _check_nothing_skipped_over(state.complete_to, fresh.start, decided, chosen)
 
-    still_pending = pending
     # An attempt comes before its answer, whichever row comes first: the handler hands a record on, then it is answered.
-    for ended in (attempts, answers):
-        if ended is answers:
-            _check_answers_end_attempts(answers, still_pending)
-        still_pending = still_pending.minus((ended.offsets, ended.offsets + 1))
-        still_pending = still_pending.plus(_pending_after_failures(ended.with_outcome(Outcome.FAILED), policy, seed))
-        still_pending = still_pending.plus(_in_flight(ended.with_outcome(Outcome.IN_FLIGHT)))
+    still_pending = _pending_after(attempts, pending, policy, seed)
+    if len(answers):
+        _check_answers_end_attempts(answers, still_pending)
+        still_pending = _pending_after(answers, still_pending, policy, seed)
     still_pending = still_pending.minus(decided)
     # fresh.end is at or above the old complete_to, and each offset that stops being pending has a terminal outcome:
     # neither complete_to nor the floor moves back (I3), and an acked offset above a pending one does not raise the
@@ -234,6 +231,16 @@ def _check_answers_end_attempts(answers: OutcomeColumns, pending: PendingRuns) -
         raise LedgerError(f"attempt {attempt} was answered at offset {offset}, but is not in flight", offset=offset)
     for offset in answers.offsets[1:][answers.offsets[1:] == answers.offsets[:-1]][:1].tolist():
         raise LedgerError(f"two answers at offset {offset} in one turn", offset=offset)
+
+
+def _pending_after(rows: OutcomeColumns, pending: PendingRuns, policy: Backoff, seed: str) -> PendingRuns:
+    """What is pending after these rows: all of them end what was pending at their offsets, and some begin anew."""
+    if not len(rows):  # as in most partitions of a turn that has thousands
+        return pending
+    left = pending.minus((rows.offsets, rows.offsets + 1))
+    left = left.plus(_pending_after_failures(rows.with_outcome(Outcome.FAILED), policy, seed))
+    in_flight = rows.with_outcome(Outcome.IN_FLIGHT)
+    return left.plus(_in_flight(in_flight)) if len(in_flight) else left
 
 
 def _in_flight(rows: OutcomeColumns) -> PendingRuns:
