@@ -10,6 +10,7 @@ A handler belongs to one of three tiers with the same semantics:
 Nothing here needs Spark. `ackline.spark.handlers` calls the handlers.
 """
 
+import functools
 import importlib
 import inspect
 from collections.abc import Callable
@@ -184,6 +185,7 @@ class Yielded(tuple[Any, ...]):
 def _run_to_end(generator: Handler) -> Handler:
     """Returns a function that runs the generator to its end, so that a call does the whole work of its record."""
 
+    @functools.wraps(generator)  # with the tier that a decorator has declared
     def call(record: Record) -> Yielded:
         return Yielded(generator(record))
 

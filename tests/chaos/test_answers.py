@@ -11,7 +11,7 @@ from random import Random
 
 import pytest
 
-from ackline import InFlight, Record
+from ackline import Record
 from ackline.errors import FatalError, TransientError
 from ackline.ledger import PendingKind
 from ackline.testing.memory import TableCommit
@@ -46,10 +46,9 @@ class Walk:
         self.lane.early = self.answered_early
         self.seconds, self.runs = 0.0, 0
 
-    def answered_early(self, record: Record) -> InFlight | None:
+    def answered_early(self, record: Record) -> None:
         if self.chance.random() < 0.2:
             self.lane.answer(record.offset, self.chance.choice(ANSWERS), record.attempt)
-        return None
 
     def step(self) -> None:
         """Lets one thing happen."""

@@ -177,6 +177,8 @@ REFUSED = [
     ("ack topic without retries", [CONNECTION], "guarantee: at_most_once\nack_topic: acks\n", 9, "ack_topic",
      "only `guarantee: at_least_once` does"),
     ("ack topic of a strange name", [CONNECTION], "ack_topic: a b\n", 8, "ack_topic", "not a topic name"),
+    ("ack topic with steps", [CONNECTION], "steps: [{name: a, handler: 'x:x', input: source}]\nack_topic: acks\n", 9,
+     "ack_topic", "do not go together yet"),
     ("in flight without a topic", [], "in_flight: {timeout: 5s}\n", 8, "in_flight", "add that key"),
     ("in flight without an end in words", [CONNECTION], "ack_topic: acks\nin_flight: {timeout: never}\n", 9,
      "in_flight.timeout", "or `none`"),

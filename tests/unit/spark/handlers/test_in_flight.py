@@ -139,5 +139,8 @@ def test_only_record_handlers_go_with_an_ack_topic(code: ModuleType) -> None:
     with pytest.raises(ConfigError, match="only a record handler") as refused:
         check_functions(path, None, in_flight=True)
     assert refused.value.key == "ack_topic"
+    code.rows = arrow_handler(lambda batch: (yield batch))  # type: ignore[attr-defined]
+    with pytest.raises(ConfigError, match="only a record handler"):
+        check_functions(f"{code.__name__}:rows", None, in_flight=True)
     with pytest.raises(ConfigError, match="only a record handler"):
         check_functions(None, Translation((Stream("a", path),)), in_flight=True)
