@@ -92,7 +92,9 @@ class MemoryLane:
 
     def parts(self, run_id: str = "run", hook: Hook | None = None, **changes: Any) -> MemoryParts:
         """The parts of a process, by the pipeline file as it is now; `changes` replace some of them."""
-        kafka = {"bootstrap_servers": "memory:1", "group_id": GROUP, "topics": self.topics}
+        # The keys of tokens are in the extra of a connection, so an ack topic needs one.
+        broker = {"connection": "memory"} if self.settings.get("ack_topic") else {"bootstrap_servers": "memory:1"}
+        kafka = {**broker, "group_id": GROUP, "topics": self.topics}
         file = {"name": "lane", "handler": "a:b", "dead_letter": {"topic": "dead"}, **self.settings}
         pipeline = Pipeline.model_validate({**file, "kafka": {**kafka, **self.settings.get("kafka", {})}})
         return replace(memory_parts(self.world, pipeline, run_id, hook or self._hook), **changes)

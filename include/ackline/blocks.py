@@ -40,10 +40,11 @@ def parse_duration(text: object) -> timedelta:
         raise ValueError(f"{text} is too long: a duration has at most 999999999 days") from None
 
 
-def _duration_text(duration: timedelta) -> str:
+def duration_text(duration: timedelta) -> str:
+    """Returns a duration as a file writes it, in whole milliseconds or seconds."""
     milliseconds = duration // timedelta(milliseconds=1)
     return f"{milliseconds}ms" if milliseconds % 1000 else f"{milliseconds // 1000}s"
 
 
-Duration = Annotated[timedelta, BeforeValidator(parse_duration), PlainSerializer(_duration_text)]
+Duration = Annotated[timedelta, BeforeValidator(parse_duration), PlainSerializer(duration_text)]
 """A key of a pipeline file that is a duration."""

@@ -26,6 +26,8 @@ _EXPECTED = {
     "spark": "a mapping, e.g. {driver_memory: 2g}",
     "spark.archives": "a list of texts, e.g. [deps.tar.gz]",
     "spark.conf": "a mapping of properties to values, e.g. {spark.cores.max: 4}",
+    "ack_topic": "the name of a topic, e.g. orders.acks",
+    "in_flight": "a mapping, e.g. {timeout: 30s, max: 10000}",
     "schedule": "a cron expression in quotes, e.g. '*/10 * * * *'",
     "name": "a name, e.g. orders",
     "handler": "module:name, e.g. handlers.orders:handle",

@@ -10,6 +10,7 @@ A handler belongs to one of three tiers with the same semantics:
 Nothing here needs Spark. `ackline.spark.handlers` calls the handlers.
 """
 
+import functools
 import importlib
 import inspect
 from collections.abc import Callable
@@ -19,6 +20,7 @@ from enum import StrEnum
 from typing import Any, TypeVar
 
 from ackline.errors import ConfigError
+from ackline.token import SignToken
 
 Handler = Callable[..., Any]
 H = TypeVar("H", bound=Handler)
@@ -44,6 +46,29 @@ class Record:
     value: Any
     headers: tuple[tuple[str, bytes | None], ...]
     attempt: int
+
+    @property
+    def token(self) -> str:
+        """The token of this attempt, with which an answer from outside settles the record after `InFlight`.
+
+        It is made when it is read. A repeated replay of the same turn makes the same one; a retry has another one.
+        Raises RuntimeError outside a run, and if the pipeline file has no `ack_topic`.
+        """
+        if _token_signer is None:
+            raise RuntimeError("record.token needs `ack_topic` in the pipeline file, and exists only during a run")
+        return _token_signer(self.topic, self.partition, self.offset, self.attempt)
+
+
+_token_signer: SignToken | None = None
+"""Makes the tokens of the turn that this process handles. It is of the process, and not of each record: a handler may
+read a token in a thread of its own, and a record without a token costs nothing. A Python worker of Spark has one task
+at a time."""
+
+
+def sign_tokens_with(signer: SignToken | None) -> None:
+    """Sets what makes the tokens of all records of this process from now on; None makes none."""
+    global _token_signer
+    _token_signer = signer
 
 
 class Skip(Exception):
@@ -114,12 +139,12 @@ def tier_of(handler: Handler) -> Tier:
     return Tier(getattr(handler, _TIER, Tier.RECORD))
 
 
-def load_handler(path: str, key: str = "handler", *, emits: bool = False) -> Handler:
+def load_handler(path: str, key: str = "handler", *, emits: bool = False, in_flight: bool = False) -> Handler:
     """Imports the function `module:function` that the pipeline file names at `key`: a handler or a filter.
 
     Raises ConfigError if it does not import, is not callable, or does not take exactly one argument. Refuses a class,
-    an asynchronous function and, unless the function `emits` to steps, a generator: a call runs nothing of their body,
-    and would ack each record unhandled.
+    an asynchronous function and, unless the function `emits` to steps or may hand records on (`in_flight`), a
+    generator: a call runs nothing of their body, and would ack each record unhandled.
     """
     module_name, _, name = path.partition(":")
     try:
@@ -137,7 +162,7 @@ def load_handler(path: str, key: str = "handler", *, emits: bool = False) -> Han
     call = getattr(function, "__call__", None)  # noqa: B004 - an object may have an asynchronous __call__
     if _is_asynchronous(function) or _is_asynchronous(call):
         raise ConfigError(f"{key} {path} is asynchronous; write a plain function", key=key)
-    if not emits and (inspect.isgeneratorfunction(function) or inspect.isgeneratorfunction(call)):
+    if not (emits or in_flight) and (inspect.isgeneratorfunction(function) or inspect.isgeneratorfunction(call)):
         raise ConfigError(
             f"{key} {path} is a generator, and no `steps` take what it yields; write a plain function", key=key
         )
@@ -147,7 +172,24 @@ def load_handler(path: str, key: str = "handler", *, emits: bool = False) -> Han
         raise ConfigError(f"{key} {path} does not take exactly one argument: {error}", key=key) from error
     except ValueError:
         pass  # a builtin has no signature: its first call shows whether it fits
-    return function
+    # Steps take what a generator yields as it yields it; without steps, one InFlight is all that it may yield.
+    return function if emits or not inspect.isgeneratorfunction(function) else _run_to_end(function)
+
+
+class Yielded(tuple[Any, ...]):
+    """What a handler that is a generator has yielded in one call."""
+
+    __slots__ = ()
+
+
+def _run_to_end(generator: Handler) -> Handler:
+    """Returns a function that runs the generator to its end, so that a call does the whole work of its record."""
+
+    @functools.wraps(generator)  # with the tier that a decorator has declared
+    def call(record: Record) -> Yielded:
+        return Yielded(generator(record))
+
+    return call
 
 
 def _is_asynchronous(function: object) -> bool:

@@ -20,7 +20,7 @@ from ackline.backoff import Backoff, RetryPolicy
 from ackline.chosen_ranges import ChosenRanges, clipped
 from ackline.errors import LedgerError
 from ackline.offsets import OffsetRange, ValuedRange, ValuedRanges, subtract
-from ackline.outcome import ErrorClass
+from ackline.outcome import ErrorClass, Outcome
 from ackline.outcome_rows import OutcomeColumns, OutcomeRow
 from ackline.pending import (
     LATEST,
@@ -75,7 +75,8 @@ class PartitionState:
 
     @property
     def next_due(self) -> datetime | None:
-        """The earliest due time of the pending retries, or None if there are none."""
+        """The earliest time at which a turn has something to do here: a retry is due, or a deadline of a record in
+        flight passes. None if there is none."""
         return time_of(int(PendingRuns.of(self.pending).dues.min(initial=NEVER)))
 
 
@@ -93,8 +94,9 @@ def fold(
 
     `rows` are the turn's outcomes and decisions, in any order (S5). Each retry, each decision and each fresh record
     that did not succeed needs its row. A fresh acked record needs none: replay has proved that it read the whole range,
-    so an offset without a row is acked or a gap (S6). A decision overrides an attempt at the same offset. `seed` names
-    the partition (lane, epoch, topic, partition) for the jitter. `gaps` is how many offsets of `fresh` held no record,
+    so an offset without a row is acked or a gap (S6). A decision overrides an attempt at the same offset. A row
+    with an answer ends or renews an attempt that is in flight, of this turn or of an earlier one. `seed` names the
+    partition (lane, epoch, topic, partition) for the jitter. `gaps` is how many offsets of `fresh` held no record,
     or 0 if that is not known. `chosen` are the ranges that are part of the lane; None means every offset.
 
     Raises LedgerError if the turn and its rows do not fit this state; each misfit would lose a record silently or
@@ -105,18 +107,22 @@ def fold(
     _check_turn_starts_here(state.complete_to, pending, fresh, planned)
     columns = OutcomeColumns.of(rows)
     decided = _decided_ranges(columns.where(columns.attempts == 0))
-    attempts = columns.where(columns.attempts != 0)
-    attempts = attempts.where(np.argsort(attempts.offsets, kind="stable"))
+    attempts = _by_offset(columns.where((columns.attempts != 0) & ~columns.answered))
+    answers = _by_offset(columns.where(columns.answered))
     _check_attempts_were_planned(attempts, fresh, planned)
     _check_each_retry_is_answered(planned, attempts, decided)
     _check_nothing_skipped_over(state.complete_to, fresh.start, decided, chosen)
 
-    still_pending = pending.minus((attempts.offsets, attempts.offsets + 1)).minus(decided)
-    failed = _pending_after_failures(attempts.where(~attempts.terminal), policy, seed).minus(decided)
+    # An attempt comes before its answer, whichever row comes first: the handler hands a record on, then it is answered.
+    still_pending = _pending_after(attempts, pending, policy, seed)
+    if len(answers):
+        _check_answers_end_attempts(answers, still_pending)
+        still_pending = _pending_after(answers, still_pending, policy, seed)
+    still_pending = still_pending.minus(decided)
     # fresh.end is at or above the old complete_to, and each offset that stops being pending has a terminal outcome:
     # neither complete_to nor the floor moves back (I3), and an acked offset above a pending one does not raise the
     # floor (S8).
-    after = PartitionState(fresh.end, still_pending.plus(failed))
+    after = PartitionState(fresh.end, still_pending)
     without_records = ValuedRange(state.complete_to, fresh.end, fresh.start - state.complete_to + gaps)
     return replace(after, gaps_above_floor=_gaps_above(after.floor, [*state.gaps_above_floor, without_records]))
 
@@ -205,6 +211,43 @@ def _check_attempts_were_planned(attempts: OutcomeColumns, fresh: OffsetRange, r
     # With two outcomes of one attempt the state would depend on the order of the rows (S5).
     for offset in attempts.offsets[1:][attempts.offsets[1:] == attempts.offsets[:-1]][:1].tolist():
         raise LedgerError(f"two attempts at offset {offset} in one turn", offset=offset)
+
+
+def _by_offset(rows: OutcomeColumns) -> OutcomeColumns:
+    return rows.where(np.argsort(rows.offsets, kind="stable"))
+
+
+def _check_answers_end_attempts(answers: OutcomeColumns, pending: PendingRuns) -> None:
+    """Prove that each answer is for the attempt that is in flight at its offset, and that there is one answer each.
+
+    Otherwise the attempt was ended before: a second end would settle or un-ack a record that is settled, or one that is
+    tried again (I4)."""
+    made = [state.attempts if state.kind is PendingKind.IN_FLIGHT else -1 for state in pending.states]
+    run = index_of_range(answers.offsets, (pending.starts, pending.ends))
+    in_flight = np.full(len(run), -1, dtype=np.int64)
+    in_flight[run >= 0] = np.array(made, dtype=np.int64)[pending.codes[run[run >= 0]]]
+    for index in np.flatnonzero(in_flight != answers.attempts)[:1].tolist():
+        offset, attempt = int(answers.offsets[index]), int(answers.attempts[index])
+        raise LedgerError(f"attempt {attempt} was answered at offset {offset}, but is not in flight", offset=offset)
+    for offset in answers.offsets[1:][answers.offsets[1:] == answers.offsets[:-1]][:1].tolist():
+        raise LedgerError(f"two answers at offset {offset} in one turn", offset=offset)
+
+
+def _pending_after(rows: OutcomeColumns, pending: PendingRuns, policy: Backoff, seed: str) -> PendingRuns:
+    """What is pending after these rows: all of them end what was pending at their offsets, and some begin anew."""
+    if not len(rows):  # as in most partitions of a turn that has thousands
+        return pending
+    left = pending.minus((rows.offsets, rows.offsets + 1))
+    left = left.plus(_pending_after_failures(rows.with_outcome(Outcome.FAILED), policy, seed))
+    in_flight = rows.with_outcome(Outcome.IN_FLIGHT)
+    return left.plus(_in_flight(in_flight)) if len(in_flight) else left
+
+
+def _in_flight(rows: OutcomeColumns) -> PendingRuns:
+    """Each row as pending until its answer, or until its deadline."""
+    numbers, codes = np.unique(rows.attempts, return_inverse=True)
+    states = [PendingState(PendingKind.IN_FLIGHT, number, None) for number in numbers.tolist()]
+    return PendingRuns(rows.offsets, rows.offsets + 1, codes.astype(np.int32), rows.deadlines, states).joined()
 
 
 def _pending_after_failures(failed: OutcomeColumns, policy: Backoff, seed: str) -> PendingRuns:

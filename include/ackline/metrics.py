@@ -117,7 +117,8 @@ def totals_after(before: CountsByOutcome | None, counts: CountsByOutcome, retrie
 
 def retries_in(rows: Iterable[OutcomeRow]) -> int:
     """How many of the rows are attempts after a record's first."""
-    return int((OutcomeColumns.of(rows).attempts > 1).sum())
+    columns = OutcomeColumns.of(rows)
+    return int(((columns.attempts > 1) & ~columns.answered).sum())
 
 
 def due_retries(state: PartitionState, now: datetime) -> int:
@@ -160,7 +161,8 @@ def partition_metrics(
     """The metrics of a partition after a turn, by name. Leaves out what is not known.
 
     `log` is the log as the plan saw it, `rows` are the turn's. `OUTCOME_in_ranges` is the part of that outcome's count
-    which comes from rows of ranges: these offsets may hold no record.
+    which comes from rows of ranges: these offsets may hold no record. `answered` is how many rows end or renew an
+    attempt in flight, and are no attempt themselves.
     """
     turn_rows = OutcomeColumns.of(rows)
     metrics: dict[str, float | None] = {
@@ -174,6 +176,7 @@ def partition_metrics(
         "due": due_retries(state, now),
         "oldest_pending": oldest_pending(state),
         "retries": retries_in(turn_rows),
+        "answered": int(turn_rows.answered.sum()) or None,
     }
     for row in turn_rows.of_ranges():
         name = f"{row.outcome.value}_in_ranges"

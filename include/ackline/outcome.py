@@ -45,6 +45,18 @@ class ErrorClass(StrEnum):
     UNACKED = "Unacked"
     UNKNOWN_STREAM = "UnknownStream"
     FAIL = "Fail"
+    ACK_TIMEOUT = "AckTimeout"
+    ACK_FAILED = "AckFailed"
+
+
+class AnswerKind(StrEnum):
+    """The values of the column `answer`: what has ended or renewed an attempt in flight, beside its own row."""
+
+    ACK = "ack"
+    FAIL = "fail"
+    RENEW = "renew"
+    TIMEOUT = "timeout"
+    """No answer: the deadline has passed."""
 
 
 MESSAGE_LIMIT = 200

@@ -7,12 +7,13 @@ from typing import NamedTuple, overload
 import numpy as np
 import numpy.typing as npt
 
-from ackline.outcome import Outcome
-from ackline.pending import microseconds, time_of
+from ackline.outcome import AnswerKind, Outcome
+from ackline.pending import NEVER, microseconds, time_of
 from ackline.range_arrays import Bools, Int64s
 
 _CHUNK = 10_000
 _NO_END = -1
+_ANSWERS = (None, *AnswerKind)
 
 
 class OutcomeRow(NamedTuple):
@@ -27,6 +28,10 @@ class OutcomeRow(NamedTuple):
     end_offset: int | None = None
     """The exclusive end, where the row stands for a whole range; None for a row of one offset."""
     reason: str | None = None
+    due: datetime | None = None
+    """The deadline, if the outcome is `in_flight`; None means none."""
+    answer: AnswerKind | None = None
+    """Why settle has ended or renewed the attempt, which was in flight; None in the row of the attempt itself."""
 
     @property
     def end(self) -> int:
@@ -37,11 +42,12 @@ class OutcomeRow(NamedTuple):
 class OutcomeColumns(Sequence[OutcomeRow]):
     """Outcome rows of one topic-partition as columns, without their reasons: 32 bytes a row.
 
-    `end_offsets` has -1 for a row of one offset, `handled_at` is in microseconds since 1970. `codes` are indexes of
-    `results`.
+    `end_offsets` has -1 for a row of one offset, `handled_at` and `dues` are in microseconds since 1970. `codes` are
+    indexes of `results`, `answers` are indexes of None and the kinds of answers. `dues` and `answers` are None if no
+    row has one, as in a pipeline without records in flight.
     """
 
-    __slots__ = ("attempts", "codes", "end_offsets", "handled_at", "offsets", "results")
+    __slots__ = ("answers", "attempts", "codes", "dues", "end_offsets", "handled_at", "offsets", "results")
 
     def __init__(
         self,
@@ -51,9 +57,12 @@ class OutcomeColumns(Sequence[OutcomeRow]):
         handled_at: Int64s,
         codes: npt.NDArray[np.int32],
         results: Sequence[tuple[Outcome, str | None]],
+        dues: Int64s | None = None,
+        answers: npt.NDArray[np.int8] | None = None,
     ) -> None:
         self.offsets, self.end_offsets, self.attempts = offsets, end_offsets, attempts
         self.handled_at, self.codes, self.results = handled_at, codes, tuple(results)
+        self.dues, self.answers = dues, answers
 
     @classmethod
     def of(cls, rows: Iterable[OutcomeRow]) -> "OutcomeColumns":
@@ -71,6 +80,8 @@ class OutcomeColumns(Sequence[OutcomeRow]):
             np.array([microseconds(row.handled_at) for row in every], dtype=np.int64),
             np.array(codes, dtype=np.int32),
             list(results),
+            np.array([microseconds(row.due) for row in every]) if any(row.due for row in every) else None,
+            answer_codes([row.answer for row in every]),
         )
 
     @classmethod
@@ -86,13 +97,31 @@ class OutcomeColumns(Sequence[OutcomeRow]):
             codes.append(np.array(recoded, dtype=np.int32)[part.codes] if len(part) else codes[0])
         names = ("offsets", "end_offsets", "attempts", "handled_at")
         offsets, ends, attempts, times = (np.concatenate([getattr(part, n) for part in columns]) for n in names)
-        return cls(offsets, ends, attempts, times, np.concatenate(codes), list(results))
+        dues: Int64s | None = None
+        if any(part.dues is not None for part in columns):
+            dues = np.concatenate([part.deadlines for part in columns])
+        answers: npt.NDArray[np.int8] | None = None
+        if any(part.answers is not None for part in columns):
+            answers = np.concatenate(
+                [np.zeros(len(part), dtype=np.int8) if part.answers is None else part.answers for part in columns]
+            )
+        return cls(offsets, ends, attempts, times, np.concatenate(codes), list(results), dues, answers)
 
     @property
     def ends(self) -> Int64s:
         """The exclusive end of each row's offsets."""
         ends: Int64s = np.where(self.end_offsets == _NO_END, self.offsets + 1, self.end_offsets)
         return ends
+
+    @property
+    def deadlines(self) -> Int64s:
+        """The deadline of each row, in microseconds since 1970; NEVER without one."""
+        return np.full(len(self), NEVER) if self.dues is None else self.dues
+
+    @property
+    def answered(self) -> Bools:
+        """Whether each row ends or renews an attempt that was in flight."""
+        return np.zeros(len(self), dtype=np.bool_) if self.answers is None else self.answers > 0
 
     def with_outcome(self, outcome: Outcome) -> "OutcomeColumns":
         """Returns the rows with this outcome."""
@@ -120,6 +149,8 @@ class OutcomeColumns(Sequence[OutcomeRow]):
             self.handled_at[rows],
             self.codes[rows],
             self.results,
+            None if self.dues is None else self.dues[rows],
+            None if self.answers is None else self.answers[rows],
         )
 
     def __len__(self) -> int:
@@ -128,12 +159,19 @@ class OutcomeColumns(Sequence[OutcomeRow]):
     def __iter__(self) -> Iterator[OutcomeRow]:
         for first in range(0, len(self), _CHUNK):
             part = slice(first, first + _CHUNK)
-            names = ("offsets", "end_offsets", "attempts", "handled_at", "codes")
-            for offset, end, attempt, time, code in zip(*(getattr(self, n)[part].tolist() for n in names), strict=True):
+            names = ("offsets", "end_offsets", "attempts", "handled_at", "codes", "dues", "answers")
+            columns = [getattr(self, name) for name in names]
+            count = len(self.offsets[part])
+            dues, answers = ([None] * count if c is None else c[part].tolist() for c in columns[5:])
+            values = [column[part].tolist() for column in columns[:5]]
+            for offset, end, attempt, time, code, due, answer in zip(*values, dues, answers, strict=True):
                 outcome, error_class = self.results[code]
                 handled_at = time_of(time)
                 assert handled_at is not None
-                yield OutcomeRow(offset, attempt, outcome, handled_at, error_class, None if end == _NO_END else end)
+                yield OutcomeRow(
+                    offset, attempt, outcome, handled_at, error_class, None if end == _NO_END else end,
+                    due=None if due is None else time_of(due), answer=_ANSWERS[answer or 0],
+                )  # fmt: skip
 
     @overload
     def __getitem__(self, index: int) -> OutcomeRow: ...
@@ -155,3 +193,10 @@ class OutcomeColumns(Sequence[OutcomeRow]):
 
     def __repr__(self) -> str:
         return f"OutcomeColumns({len(self)} rows)"
+
+
+def answer_codes(answers: Sequence[str | None]) -> npt.NDArray[np.int8] | None:
+    """Returns the kinds of answers as `OutcomeColumns.answers` has them; None if no row has one."""
+    if not any(answers):
+        return None
+    return np.array([_ANSWERS.index(AnswerKind(answer) if answer else None) for answer in answers], dtype=np.int8)

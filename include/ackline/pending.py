@@ -149,6 +149,11 @@ class PendingRuns(Sequence[ValuedRange[Pending]]):
         retries = self.in_state(lambda state: state.kind is PendingKind.RETRY)
         return self._chosen(retries & (self.dues <= microseconds(now)))
 
+    def overdue_at(self, now: datetime) -> "PendingRuns":
+        """Returns the records in flight whose deadline has passed at `now`."""
+        in_flight = self.in_state(lambda state: state.kind is PendingKind.IN_FLIGHT)
+        return self._chosen(in_flight & (self.dues <= microseconds(now)))
+
     def _chosen(self, rows: Bools) -> "PendingRuns":
         return PendingRuns(self.starts[rows], self.ends[rows], self.codes[rows], self.dues[rows], self.states)
 

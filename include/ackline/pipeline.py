@@ -15,6 +15,7 @@ from ackline import yaml_file
 from ackline.blocks import MAPPING, Duration, StrictBlock
 from ackline.errors import ConfigError
 from ackline.field_types import CodePath, PipelineName, Time, TopicName
+from ackline.in_flight_block import InFlightBlock, obstacle_of_ack_topic
 from ackline.kafka_block import KafkaBlock
 from ackline.key_hash import SECRET
 from ackline.pipeline_refusals import DEAD_LETTER_ADVICE, error_at, refusal
@@ -121,6 +122,8 @@ class Pipeline(StrictBlock):
     schedule: str | None = None
     backfill: BackfillBlock = BackfillBlock()
     audit: AuditBlock = AuditBlock()
+    ack_topic: TopicName | None = None
+    in_flight: InFlightBlock = InFlightBlock()
     spark: SparkBlock = SparkBlock()
 
     @model_validator(mode="after")
@@ -256,6 +259,21 @@ class Pipeline(StrictBlock):
             raise error_at(("audit", "key_hash"), "there are no rows with `record_outcomes: false`; remove one of them")
         return audit
 
+    @field_validator("ack_topic")
+    @classmethod
+    def _check_ack_topic(cls, ack_topic: str | None, info: ValidationInfo) -> str | None:
+        obstacle = None if ack_topic is None else obstacle_of_ack_topic(ack_topic, info.data)
+        if obstacle is not None:
+            raise ValueError(obstacle)
+        return ack_topic
+
+    @field_validator("in_flight")
+    @classmethod
+    def _check_in_flight(cls, in_flight: InFlightBlock, info: ValidationInfo) -> InFlightBlock:
+        if info.data.get("ack_topic", ...) is None:
+            raise ValueError("it has no effect without `ack_topic`, from which the answers come; add that key")
+        return in_flight
+
     @property
     def dead_letter_topic(self) -> str | None:
         """The topic for records that are given up; None if the file has `dead_letter: none`."""
@@ -281,6 +299,12 @@ class Pipeline(StrictBlock):
     def topology(self) -> Topology | None:
         """The steps and who takes what; None for a pipeline without steps."""
         return topology(self.steps) if self.steps else None
+
+    @property
+    def functions(self) -> tuple[str | None, Translation | None, bool, Topology | None, bool]:
+        """What `check_functions` takes: handler, streams, whether they are isolated, the steps, and whether a record
+        may be in flight."""
+        return self.handler, self.translation, self.isolated, self.topology, self.ack_topic is not None
 
     @property
     def handlers(self) -> tuple[str, ...]:

@@ -33,6 +33,8 @@ class Limits:
     """How many offsets the turn reads at most: fresh ones and retries, of all partitions."""
     fresh: bool = True
     """Whether the turn reads fresh offsets; if not, due retries alone."""
+    max_in_flight: int | None = None
+    """How many records of a partition may be in flight at once, fresh ones included; None means no limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +75,8 @@ PAUSED = "paused"
 NOT_REQUESTED = "not requested of this run"
 ONLY_RETRIES = "only retries requested"
 WINDOW_FULL = "window full"
+IN_FLIGHT_FULL = "in_flight.max reached"
+IN_FLIGHT = "waits for answers"
 WAITING = "retries not yet due"
 RUN_FULL = "max_records_per_run reached"
 CAUGHT_UP = "nothing new"
@@ -101,7 +105,7 @@ def plan_partitions(
     since = {tp: view.waits_since for tp, view in views.items() if view.waits_since is not None}
     shares = _shares_by_wait(wanted, since, total - sum(count(ranges) for ranges in retries.values()), lot)
     return {
-        tp: _planned_partition(view, room[tp], shares[tp], retries.get(tp, ()), now, limits.fresh)
+        tp: _planned_partition(view, room[tp], shares[tp], retries.get(tp, ()), now, limits)
         for tp, view in views.items()
     }
 
@@ -112,7 +116,7 @@ def _planned_partition(
     share: int,
     retries: ValuedRanges[int],
     now: datetime,
-    reads_fresh: bool = True,
+    limits: Limits,
 ) -> PlannedPartition:
     fresh = OffsetRange(room.start, room.start + share)
     return PlannedPartition(
@@ -122,7 +126,7 @@ def _planned_partition(
         view.state.floor,
         view.state.complete_to,
         _stored_bounds(view),
-        None if fresh or retries else _why_nothing(view, room, now, reads_fresh),
+        None if fresh or retries else _why_nothing(view, room, now, limits),
         view.committed,
         view.acknowledged_foreign_offset,
     )
@@ -155,7 +159,13 @@ def _room(tp: TopicPartition, view: PartitionView, limits: Limits) -> OffsetRang
         return OffsetRange(complete_to, complete_to)
     unread = next_range(view.chosen, max(complete_to, view.log.start), view.log.end)
     allowed = max(0, limits.max_uncommitted - view.state.uncommitted)
+    if limits.max_in_flight is not None:  # each fresh record may become one in flight
+        allowed = min(allowed, max(0, limits.max_in_flight - _in_flight(view)))
     return OffsetRange(unread.start, min(unread.end, unread.start + allowed))
+
+
+def _in_flight(view: PartitionView) -> int:
+    return PendingRuns.of(view.state.pending).of_kind(PendingKind.IN_FLIGHT).offsets
 
 
 def _first_due(
@@ -226,7 +236,7 @@ def _even_shares(wanted: Mapping[TopicPartition, int], total: int, lot: Random) 
     return shares
 
 
-def _why_nothing(view: PartitionView, room: OffsetRange, now: datetime, reads_fresh: bool) -> str:
+def _why_nothing(view: PartitionView, room: OffsetRange, now: datetime, limits: Limits) -> str:
     if not view.requested:
         return NOT_REQUESTED
     if not view.subscribed:
@@ -239,7 +249,10 @@ def _why_nothing(view: PartitionView, room: OffsetRange, now: datetime, reads_fr
     if retries.due_at(now):
         return RUN_FULL
     if not next_range(view.chosen, room.start, view.log.end):
-        return WAITING if retries else CAUGHT_UP
-    if not reads_fresh:
+        return WAITING if retries else IN_FLIGHT if _in_flight(view) else CAUGHT_UP
+    if not limits.fresh:
         return ONLY_RETRIES
-    return RUN_FULL if room else WINDOW_FULL
+    if room:
+        return RUN_FULL
+    full = limits.max_in_flight is not None and _in_flight(view) >= limits.max_in_flight
+    return IN_FLIGHT_FULL if full else WINDOW_FULL

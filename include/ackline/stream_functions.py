@@ -23,14 +23,15 @@ class StreamFunctions:
         return cls(handler, tier_of(handler), None)
 
 
-def load_functions(stream: Stream, *, emits: bool = False) -> StreamFunctions:
-    """Imports a stream's handler, which may emit to steps if `emits`, and its filter.
+def load_functions(stream: Stream, *, emits: bool = False, in_flight: bool = False) -> StreamFunctions:
+    """Imports a stream's handler, which may emit to steps if `emits`, and hand records on if `in_flight`, and its
+    filter.
 
     Raises ConfigError as `ackline.handler.load_handler` does, and if a handler of this tier cannot be given what the
     stream decodes, or can't emit.
     """
     handler_key = stream.key_path("handler")
-    handler = load_handler(stream.handler, handler_key, emits=emits)
+    handler = load_handler(stream.handler, handler_key, emits=emits, in_flight=in_flight)
     if emits:
         check_emits(handler, stream.handler, handler_key)
     record_filter = load_handler(stream.filter, stream.key_path("filter")) if stream.filter is not None else None
@@ -77,23 +78,38 @@ def check_emits(handler: Handler, path: str, key: str) -> None:
         )
 
 
+def check_in_flight(functions: Sequence[StreamFunctions], in_flight: bool) -> None:
+    """Raises ConfigError if records may be in flight and a handler takes batches or columns, which can't answer so."""
+    if in_flight and any(function.tier is not Tier.RECORD for function in functions):
+        raise ConfigError(
+            "ack_topic: only a record handler can answer InFlight; remove this key, or write a record handler",
+            key="ack_topic",
+        )
+
+
 def check_functions(
-    handler: str | None, translation: Translation | None, isolated: bool = False, topology: Topology | None = None
+    handler: str | None,
+    translation: Translation | None,
+    isolated: bool = False,
+    topology: Topology | None = None,
+    in_flight: bool = False,
 ) -> None:
     """Imports all handlers and filters of a pipeline, so that no turn is planned that no process can handle.
 
-    Raises ConfigError as `load_functions` and `load_steps` do, and if the functions are to be `isolated` and cannot be.
+    Raises ConfigError as `load_functions` and `load_steps` do, if the functions are to be `isolated` and cannot be, and
+    if records may be `in_flight` and a handler is no record handler.
     """
     functions: list[StreamFunctions] = []
     emits = topology is not None
     if translation is not None:
-        functions = [load_functions(stream, emits=emits) for stream in translation.streams]
+        functions = [load_functions(stream, emits=emits, in_flight=in_flight) for stream in translation.streams]
     elif handler is not None:
-        functions = [StreamFunctions.of_handler(load_handler(handler, emits=emits))]
+        functions = [StreamFunctions.of_handler(load_handler(handler, emits=emits, in_flight=in_flight))]
         if emits:
             check_emits(functions[0].handler, handler, "handler")
     if topology is not None:
         load_steps(topology)
+    check_in_flight(functions, in_flight)
     obstacle = isolation_obstacle(functions)
     if isolated and obstacle is not None:
         raise ConfigError(obstacle, key="handler_isolation")

@@ -11,6 +11,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any, NamedTuple
 
+from ackline.answers import AckPosition, AnswerReport
 from ackline.commit_rule import Committed
 from ackline.ledger import PartitionState
 from ackline.offsets import LogBounds, OffsetRange, TopicPartition, ValuedRanges
@@ -59,6 +60,9 @@ class TurnKind(StrEnum):
     VOID = "void"
     """Closes a plan that can't be carried out: no state changes, and no row of the turn counts."""
 
+
+ACK_POSITION = "ack_position"
+"""The key of a plan's settings that holds its `ack_position`."""
 
 VOIDED_BY_OPERATOR = "voided by an operator"
 """The evidence of a void settlement that an operator has requested. A run whose turn it closes plans no other turn."""
@@ -128,6 +132,8 @@ class Settlement:
     """The plan's reason; of a turn that is void, or that an operator has recorded as lost, why it was closed."""
     arguments: str = ""
     """In the genesis of a backfill lane: the arguments as they were written, as JSON. Otherwise empty."""
+    answers: AnswerReport | None = None
+    """What became of the answers from outside, and how far they are read; None if no turn has had an ack topic."""
 
     @property
     def closed_by_operator(self) -> bool:
@@ -186,6 +192,12 @@ class Plan:
     """Who started the run: `airflow`, or the user of the command."""
     reason: str = ""
     """Why the turn was taken, such as the reason an operator gave; empty in a run of the live lane."""
+
+    @property
+    def ack_position(self) -> AckPosition | None:
+        """From where the turn reads its answers from outside; None if it has no ack topic."""
+        stored = self.settings.get(ACK_POSITION)
+        return None if stored is None else AckPosition.of_json(stored)
 
     @property
     def reads_single_offsets(self) -> bool:

@@ -27,7 +27,7 @@ from ackline.testing.memory import GroupCommit, HandlerCall, MemoryLog, World
 from ackline.turns import LIVE
 from ackline.verify.evidence import Evidence, Log
 from ackline.verify.evidence import TopicPartition as CheckedPartition
-from ackline.verify.read_tables import COLUMNS, OF_BACKFILLS
+from ackline.verify.read_tables import COLUMNS, OF_ANSWERS, OF_BACKFILLS
 from tests.chaos.account import Rules, rows_of
 
 Row = tuple[Any, ...]
@@ -50,7 +50,7 @@ def evidence_of(world: World, rules: Rules, lane: str = LIVE) -> Evidence:
 
 
 def _rows(table: str, rows: Iterable[Row]) -> pa.Table:
-    names = [*COLUMNS[table], *OF_BACKFILLS.get(table, [])]
+    names = [*COLUMNS[table], *OF_BACKFILLS.get(table, []), *OF_ANSWERS.get(table, [])]
     return _columns(pa.schema([TABLES[table].field(name) for name in names]), rows)
 
 
@@ -96,7 +96,7 @@ def _outcomes(world: World, lane: str) -> Iterator[Row]:
         planned_at = world.tables.plans[turn].planned_at
         for tp, row in rows_of(files):
             yield (lane, turn.epoch, turn.n, *tp, row.offset, row.end_offset, row.attempt, row.outcome.value,
-                   row.error_class, max(row.handled_at, planned_at))  # fmt: skip
+                   row.error_class, max(row.handled_at, planned_at), row.answer)  # fmt: skip
 
 
 def _logs(world: World, rules: Rules, lane: str) -> Iterator[tuple[CheckedPartition, Log]]:

@@ -3,11 +3,15 @@
 import json
 import os
 import signal
+from collections.abc import Iterator
 from contextlib import suppress
+from datetime import timedelta
 from pathlib import Path
 
 import pyarrow as pa
+from confluent_kafka import Producer
 
+from ackline import InFlight
 from ackline.handler import Record, arrow_handler
 from ackline.local.processes import wait_until
 from ackline.testing import journal
@@ -65,3 +69,27 @@ def waits_for_three_workers(record: Record) -> None:
 def even(record: Record) -> bool:
     """A filter of decoded values."""
     return bool(record.value["n"] % 2 == 0)
+
+
+def hands_on(record: Record) -> InFlight | None:
+    """Hands the record on if it orders `{"wait": FILE}`: appends offset, attempt and token to the file. With
+    `{"early": [BROKER, TOPIC]}` somebody acks it before the call ends."""
+    journal.handle(record)
+    orders = record.value if isinstance(record.value, dict) else json.loads(record.value or b"{}")
+    if not orders.get("wait"):
+        return None
+    with Path(orders["wait"]).open("a") as file:
+        file.write(f"{record.offset} {record.attempt} {record.token}\n")
+    if orders.get("early"):
+        broker, topic = orders["early"]
+        producer = Producer({"bootstrap.servers": broker})
+        producer.produce(topic, b"ack", record.token.encode())
+        assert producer.flush(30) == 0
+    return InFlight(timedelta(seconds=orders["timeout"])) if "timeout" in orders else InFlight()
+
+
+def hands_on_as_generator(record: Record) -> Iterator[InFlight]:
+    """Does what `hands_on` does, as a generator."""
+    in_flight = hands_on(record)
+    if in_flight is not None:
+        yield in_flight

@@ -19,6 +19,7 @@ from ackline.errors import AcklineError
 from ackline.offsets import TopicPartition
 from ackline.spark import job as spark_job
 from ackline.spark.session import open_session
+from ackline.token import TokenSigner
 from tests.spark.lab import Lab
 
 bootstrap, topic, root, secret = sys.argv[1:]
@@ -33,9 +34,11 @@ def union(parts):
 
 spark_job._union = union
 for handler in ("by_word", "column_words", "column_raises"):
+    tokens = TokenSigner(secret.encode(), "ledger", lab.job(handler).target.turn, {topic: "id"})
     # Every property of the connection goes where a password would go. A broker without a login accepts this one.
     job = lab.job(handler, {tp: (0, 2)}, {tp: {2: 2}}, kafka={"client.id": secret},
-                  store_options={"aws_secret_access_key": secret}, key_hash_secret=secret.encode())
+                  store_options={"aws_secret_access_key": secret}, key_hash_secret=secret.encode(),
+                  tokens=tokens if handler == "by_word" else None)
     try:
         lab.run(job)
         print(lab.rows(job))

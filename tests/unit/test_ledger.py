@@ -5,6 +5,7 @@ Each `poll` of a `PureLane` is one run: it plans, handles the records and folds 
 
 import tracemalloc
 from datetime import timedelta
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from ackline.backoff import RetryPolicy
 from ackline.errors import LedgerError
 from ackline.ledger import OutcomeRow, PartitionState, Pending, PendingKind, fold
 from ackline.offsets import LogBounds, OffsetRange, TopicPartition, ValuedRange
-from ackline.outcome import Outcome
+from ackline.outcome import AnswerKind, Outcome
 from ackline.outcome_rows import OutcomeColumns
 from ackline.planning import Limits
 from tests.unit.pure_lane import AT_ONCE, FIRST, Call, PureLane, fails
@@ -320,3 +321,70 @@ def test_a_turn_that_failed_as_a_whole_costs_tens_of_bytes_a_record() -> None:
     assert (len(state.pending), state.floor) == (count, 0)
     assert kept < 40 * count
     assert peak < 200 * count
+
+
+def in_flight(offset: int, due: float | None = 10, attempt: int = 1) -> OutcomeRow:
+    deadline = None if due is None else after(due)
+    return OutcomeRow(offset, attempt, Outcome.IN_FLIGHT, NOON, due=deadline)
+
+
+def answered(offset: int, outcome: Outcome, answer: AnswerKind, attempt: int = 1, **more: Any) -> OutcomeRow:
+    return OutcomeRow(offset, attempt, outcome, after(5), answer=answer, **more)
+
+
+def test_a_record_in_flight_holds_the_floor_and_is_due_at_its_deadline() -> None:
+    rows = [row(0, Outcome.ACKED), in_flight(1), in_flight(3, due=None)]
+    state = fold(PartitionState(0), OffsetRange(0, 5), (), rows, MINUTE)
+    assert (state.floor, state.next_due) == (1, after(10))
+    assert [(run.start, run.value.kind, run.value.due) for run in state.pending] == [
+        (1, PendingKind.IN_FLIGHT, after(10)), (3, PendingKind.IN_FLIGHT, None),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("turns", [1, 2])
+@pytest.mark.parametrize("backwards", [False, True])
+def test_an_answer_ends_the_attempt_of_its_turn_or_of_an_earlier_one_in_any_order(turns: int, backwards: bool) -> None:
+    attempts = [in_flight(offset) for offset in range(4)]
+    answers = [
+        answered(0, Outcome.ACKED, AnswerKind.ACK),
+        answered(1, Outcome.FAILED, AnswerKind.FAIL, error_class="AckFailed"),
+        answered(2, Outcome.IN_FLIGHT, AnswerKind.RENEW, due=after(60)),
+    ]
+    state, fresh = PartitionState(0), OffsetRange(0, 4)
+    if turns == 2:
+        state, fresh, attempts = fold(state, fresh, (), attempts, MINUTE), OffsetRange(4, 4), []
+    rows = [*answers, *attempts] if backwards else [*attempts, *answers]
+    state = fold(state, fresh, (), rows, MINUTE)
+    assert [(run.start, run.value.kind, run.value.attempts, run.value.due) for run in state.pending] == [
+        (1, PendingKind.RETRY, 1, after(65)), (2, PendingKind.IN_FLIGHT, 1, after(60)),
+        (3, PendingKind.IN_FLIGHT, 1, after(10)),
+    ]  # fmt: skip
+
+
+def test_a_retry_may_be_in_flight_and_its_failure_uses_up_the_attempts() -> None:
+    state = PartitionState(5, (retry(3, 4, 2),))
+    state = fold(state, OffsetRange(5, 5), (ValuedRange(3, 4, 3),), [in_flight(3, attempt=3)], MINUTE)
+    failed = answered(3, Outcome.FAILED, AnswerKind.TIMEOUT, 3)
+    ended = fold(state, OffsetRange(5, 5), (), [failed], RetryPolicy(max_retries=2))
+    assert [(run.value.kind, run.value.attempts) for run in ended.pending] == [(PendingKind.DEAD_LETTER, 3)]
+
+
+def test_a_skip_ends_an_attempt_in_flight_and_beats_an_answer_of_the_same_turn() -> None:
+    state = fold(PartitionState(0), OffsetRange(0, 2), (), [in_flight(0), in_flight(1)], MINUTE)
+    rows = [OutcomeRow(0, 0, Outcome.SKIPPED, NOON, None, 2), answered(1, Outcome.FAILED, AnswerKind.FAIL)]
+    assert fold(state, OffsetRange(2, 2), (), rows, MINUTE) == PartitionState(2)
+
+
+@pytest.mark.parametrize(
+    ("rows", "reason"),
+    [
+        ([answered(3, Outcome.ACKED, AnswerKind.ACK)], "attempt 1 was answered at offset 3, but is not in flight"),
+        ([answered(1, Outcome.ACKED, AnswerKind.ACK, 2)], "attempt 2 was answered at offset 1, but is not in flight"),
+        ([answered(0, Outcome.ACKED, AnswerKind.ACK)] * 2, "two answers at offset 0"),
+        ([answered(2, Outcome.ACKED, AnswerKind.ACK)], "attempt 1 was answered at offset 2, but is not in flight"),
+    ],
+)
+def test_i4_an_answer_that_ends_nothing_is_an_error_of_the_turn(rows: list[OutcomeRow], reason: str) -> None:
+    pending = (ValuedRange(0, 2, Pending(PendingKind.IN_FLIGHT, 1, None, None)), retry(2, 3))
+    with pytest.raises(LedgerError, match=reason):
+        fold(PartitionState(5, pending), OffsetRange(5, 5), (), rows, MINUTE)

@@ -67,3 +67,12 @@ def test_i13_settings_for_tables_and_logs_hold_no_value_of_a_kafka_property(writ
     assert "hunter2" not in str(settings)
     assert settings["kafka"]["properties"] == ["sasl.password"]
     assert settings["retry"]["period"] == "60s"
+
+
+def test_records_in_flight_have_thirty_seconds_unless_the_file_says_otherwise(write_file: Write) -> None:
+    connection = ("bootstrap_servers: 127.0.0.1:9092", "connection: shop")
+    plain = load(write_file(connection, more="ack_topic: acks\n"))
+    assert (plain.ack_topic, plain.in_flight.timeout, plain.in_flight.max) == ("acks", timedelta(seconds=30), None)
+    none = load(write_file(connection, more="ack_topic: acks\nin_flight: {timeout: none, max: 5}\n"))
+    assert (none.in_flight.timeout, none.in_flight.max) == (None, 5)
+    assert none.settings()["in_flight"] == {"timeout": "none", "max": 5}

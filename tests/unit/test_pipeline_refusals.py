@@ -17,6 +17,8 @@ def refusal(path: Path) -> ConfigError:
     return caught.value
 
 
+CONNECTION = ("bootstrap_servers: 127.0.0.1:9092", "connection: shop")
+
 # What is wrong, the changes to the valid file and the text at its end, then line, key and reason of the refusal.
 REFUSED = [
     ("unknown key", [], "max_retrys: 3\n", 8, "max_retrys",
@@ -168,6 +170,23 @@ REFUSED = [
      "streams.1.name", "the stream a comes first"),
     ("filter without handler", [TWO_TOPICS, NO_HANDLER], STREAMS + "filter: x:x\n", 15, "filter",
      "which the file does not have"),
+    ("ack topic without a connection", [], "ack_topic: orders.acks\n", 8, "ack_topic",
+     "`ackline.token_keys` in the extra"),
+    ("ack topic that is read", [CONNECTION], "ack_topic: orders\n", 8, "ack_topic", "reads the topic orders"),
+    ("ack topic of dead letters", [CONNECTION], "ack_topic: orders.dead\n", 8, "ack_topic", "dead-letter topic too"),
+    ("ack topic without retries", [CONNECTION], "guarantee: at_most_once\nack_topic: acks\n", 9, "ack_topic",
+     "only `guarantee: at_least_once` does"),
+    ("ack topic of a strange name", [CONNECTION], "ack_topic: a b\n", 8, "ack_topic", "not a topic name"),
+    ("ack topic with steps", [CONNECTION], "steps: [{name: a, handler: 'x:x', input: source}]\nack_topic: acks\n", 9,
+     "ack_topic", "do not go together yet"),
+    ("in flight without a topic", [], "in_flight: {timeout: 5s}\n", 8, "in_flight", "add that key"),
+    ("in flight without an end in words", [CONNECTION], "ack_topic: acks\nin_flight: {timeout: never}\n", 9,
+     "in_flight.timeout", "or `none`"),
+    ("in flight for no time", [CONNECTION], "ack_topic: acks\nin_flight: {timeout: 0s}\n", 9, "in_flight.timeout",
+     "above 0s"),
+    ("none in flight", [CONNECTION], "ack_topic: acks\nin_flight: {max: 0}\n", 9, "in_flight.max", "write 1 or more"),
+    ("in flight of a wrong key", [CONNECTION], "ack_topic: acks\nin_flight: {most: 5}\n", 9, "in_flight.most",
+     "unknown key"),
 ]  # fmt: skip
 
 

@@ -300,3 +300,16 @@ def test_a_run_of_one_offset_reads_fresh_offsets_although_a_retry_is_always_due(
     fresh = sum(len(planned.fresh) for planned in turns)
     assert 60 < fresh < 140
     assert sum(count(planned.retries) for planned in turns) == 1_000 - fresh
+
+
+@pytest.mark.parametrize(("most", "reads", "why"), [(None, 5, None), (9, 5, None), (3, 1, None), (2, 0, "full")])
+def test_fresh_reads_leave_room_for_what_is_in_flight(most: int | None, reads: int, why: str | None) -> None:
+    waiting = ValuedRange(3, 5, Pending(PendingKind.IN_FLIGHT, 1, None, None))
+    partition = view(5, 10, waiting)
+    planned = planning.plan_partitions({FIRST: partition}, Limits(100, 100, max_in_flight=most), NOON)[FIRST]
+    assert (len(planned.fresh), planned.why) == (reads, planning.IN_FLIGHT_FULL if why else None)
+
+
+def test_a_partition_that_waits_for_answers_alone_names_them() -> None:
+    waiting = ValuedRange(3, 5, Pending(PendingKind.IN_FLIGHT, 1, NOON, None))
+    assert plan({FIRST: view(5, 5, waiting)})[FIRST].why == planning.IN_FLIGHT

@@ -98,7 +98,7 @@ class BeginBackfillOperator(BaseOperator):
             arguments = self._arguments(form, context)
             pipeline = backfill_pipeline(self.pipeline, arguments, form.max_rate)
             make_handlers_importable()
-            check_functions(pipeline.handler, pipeline.translation, pipeline.isolated, pipeline.topology)
+            check_functions(*pipeline.functions)
             DriverHook({}, conn_id=SPARK_CONNECTION)  # refuses a master on which replay can't run
             with opened(pipeline, context, actor=user or ACTOR, lane=form.lane) as parts:
                 java_properties(parts.kafka)  # refuses properties that Spark's Kafka client does not have
@@ -231,8 +231,9 @@ def is_due(account: Account, now: datetime) -> bool:
 
 
 def _has_more_than_retries(account: Account) -> bool:
-    """Returns whether a lane waits for what has no due time: a leader, or the dead-letter topic."""
-    return any(account.pending[kind] for kind in (UNREAD, PendingKind.DEAD_LETTER))
+    """Returns whether a lane waits for what may come at any time: a leader, the dead-letter topic, or an answer from
+    outside."""
+    return any(account.pending[kind] for kind in (UNREAD, PendingKind.DEAD_LETTER, PendingKind.IN_FLIGHT))
 
 
 def wait_until(account: Account, now: datetime, deadline: datetime | None) -> datetime:

@@ -99,7 +99,7 @@ def replay_open_plan(name: str, run_id: str, connection: str, store_options: str
     make_handlers_importable()
     pipeline = load_pipeline(pipelines_folder(), name)
     # The handler may have changed since the plan. At most once, a handler that fails to import costs the whole turn.
-    check_functions(pipeline.handler, pipeline.translation, pipeline.isolated, pipeline.topology)
+    check_functions(*pipeline.functions)
     with open_parts(
         pipeline, json.loads(connection), run_id=run_id, actor="airflow", when_held=WhenHeld.REFUSE
     ) as parts:
@@ -137,7 +137,7 @@ def take_due_turns(
         raise FatalError(f"{name} has no lane {lane}: the task `begin` has not stored it")
     # By the arguments that the lane has stored, so that no kill and no other form can change handler or dead letters.
     pipeline = backfill_pipeline(pipeline, stored.arguments, options.max_rate)
-    check_functions(pipeline.handler, pipeline.translation, pipeline.isolated, pipeline.topology)
+    check_functions(*pipeline.functions)
     with open_parts(pipeline, kafka, run_id=run_id, actor="airflow", lane=lane, when_held=WhenHeld.REFUSE) as parts:
         done = run_backfill(
             parts,

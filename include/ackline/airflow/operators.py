@@ -91,8 +91,7 @@ class PlanOperator(BaseOperator):
             from ackline.stream_functions import check_functions
 
             make_handlers_importable()
-            pipeline = self.pipeline
-            check_functions(pipeline.handler, pipeline.translation, pipeline.isolated, pipeline.topology)
+            check_functions(*self.pipeline.functions)
             DriverHook({}, conn_id=SPARK_CONNECTION)  # refuses a master on which replay can't run
             # Airflow has checked the params against their schemas, unless a client has stored the run by other means.
             request = parse_request(context.get("params") or {}, self.pipeline.max_records_per_run)

@@ -26,6 +26,9 @@ OUTCOME_COMMENTS = {
     "handled_at": "When the attempt ended, or when the decision was made.",
     "key_hash": "The keyed hash of the record's key (HMAC-SHA256, 128 bits in hexadecimal), if the pipeline file has "
     "`audit: {key_hash: true}`. Null of a record without a key, and of a decision.",
+    "due": "Of an attempt in flight: the deadline of its answer. Null without one, and in every other row.",
+    "answer": "Of a row that ends or renews an attempt in flight: ack, fail, renew, or timeout. Null in every other "
+    "row, that of the attempt itself too.",
 }
 
 PLAN_COMMENTS = {
@@ -74,4 +77,6 @@ SETTLEMENT_COMMENTS = {
     "gaps_above_floor": "Ranges between floor and complete_to, with how many of their offsets held no record.",
     "ranges": "In the genesis of a backfill lane: the ranges that it reads whole. Null elsewhere.",
     "arguments": "In the genesis of a backfill lane: what was asked, as it was written, as JSON. Null elsewhere.",
+    "answers": "How far the lane has read its ack topic, and how many answers of this turn were applied and ignored, "
+    "as JSON. Null without an ack topic.",
 }

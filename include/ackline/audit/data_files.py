@@ -22,9 +22,10 @@ from ackline.audit.storage import Storage
 
 _DELTAS = ("offset", "record_timestamp")
 """Columns of nearly consecutive numbers: a delta takes a few bits, and the writer builds no dictionary of them."""
-_TEXTS_WITH_BOUNDS = ("pipeline", "lane", "topic", "outcome", "kind")
-"""Columns of text whose smallest and largest value go into the log, because readers skip files by them. The log keeps
-them whole: delta-rs shortens them, and could then skip a file that holds a long topic name."""
+_TEXTS_WITH_BOUNDS = ("pipeline", "lane", "topic", "outcome", "kind", "answer")
+"""Columns of text whose smallest and largest value go into the log, because readers skip files by them, and open files
+with an answer from outside. The log keeps them whole: delta-rs shortens them, and could then skip a file that holds a
+long topic name."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ackline.answers import AnswerReport
 from ackline.audit.schemas import OUTCOMES, PENDING, PLANS, SETTLEMENTS
 from ackline.commit_rule import Committed
 from ackline.ledger import OutcomeRow, PartitionState, PendingKind
@@ -149,6 +150,7 @@ def settlement_rows(settlement: Settlement, day: date) -> pa.Table:
         "reason": settlement.reason,
         "settled_at": settlement.settled_at,
         "arguments": settlement.arguments or None,
+        "answers": settlement.answers.encode() if settlement.answers else None,
     }
     rows = [
         {
@@ -216,6 +218,7 @@ def settlement_from_rows(rows: pa.Table) -> Settlement:
         first["actor"],
         first["reason"],
         first.get("arguments") or "",
+        AnswerReport.decode(first.get("answers")),
     )
 
 
@@ -235,6 +238,8 @@ def decision_rows(
             "error_class": row.error_class,
             "error_message": row.reason[:MESSAGE_LIMIT] if row.reason else None,
             "handled_at": row.handled_at,
+            "due": row.due,
+            "answer": row.answer,
         }
         for tp, decided in sorted(decisions.items())
         for row in decided

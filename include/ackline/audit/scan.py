@@ -28,7 +28,9 @@ _FEW_TURNS = 16
 """At most this many turns are looked up one by one, each in the file of its settlement."""
 _TURNS_AN_EPOCH = 1 << 40
 DECISION = "decision"
-"""A column of the scan: whether a row is a decision of settle, which has attempt 0 and comes after the attempts."""
+"""A column of the scan: whether a row is a decision of settle, which comes after the attempts of its turn. Most have
+attempt 0; one that ends or renews an attempt in flight has the number of that attempt."""
+_IS_DECISION = (ds.field("attempt") == 0) | ds.field("answer").is_valid()
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +117,7 @@ def comes_after(last: Mapping[str, Any], descending: int = 0) -> ds.Expression:
     first `descending` descend."""
     after, equal = ds.scalar(False), ds.scalar(True)
     for number, (name, value) in enumerate(last.items()):
-        column = ds.field("attempt") == 0 if name == DECISION else ds.field(name)
+        column = _IS_DECISION if name == DECISION else ds.field(name)
         after = after | (equal & (column < value if number < descending else column > value))
         equal = equal & (column == value)
     return after
@@ -156,7 +158,7 @@ class LaneScanner:
         self, file: ds.ParquetFileFragment, schema: pa.Schema, scan: Scan, first: "_FirstRows"
     ) -> Iterator[pa.Table]:
         """Yields rows of a file in batches, until no further row group can hold one of the first rows."""
-        projection = {name: ds.field(name) for name in scan.columns} | {DECISION: ds.field("attempt") == 0}
+        projection = {name: ds.field(name) for name in scan.columns} | {DECISION: _IS_DECISION}
         # Arrow can't compare the end of a row, which is that of its range or of its record, with statistics. Without
         # the second choice it would read every row group that begins below the offset.
         groups = [

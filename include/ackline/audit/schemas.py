@@ -45,6 +45,8 @@ OUTCOMES = _described(
         pa.field("record_timestamp", TIME),
         pa.field("handled_at", TIME),
         pa.field("key_hash", pa.string()),
+        pa.field("due", TIME),
+        pa.field("answer", pa.string()),
     ],
 )
 """The audit table. A row is one attempt at a record, or a decision on a record or a range of them (attempt 0)."""
@@ -149,6 +151,7 @@ SETTLEMENTS = _described(
         pa.field("gaps_above_floor", GAPS_ABOVE_FLOOR),
         pa.field("ranges", RANGES),
         pa.field("arguments", pa.string()),
+        pa.field("answers", pa.string()),
     ],
 )
 """A row is one topic-partition after a turn. The next turn starts from these rows alone."""

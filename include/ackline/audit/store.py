@@ -18,10 +18,12 @@ import pyarrow.compute as pc
 from deltalake.exceptions import DeltaError
 from deltalake.transaction import AddAction
 
+from ackline.answers import AnswerReport
 from ackline.audit.claims import ClaimStore
 from ackline.audit.last_failures import Attempts, Failures, read_last_failures
 from ackline.audit.layout import check_layout, lanes_of
 from ackline.audit.lost_files import drop_lost_files, lost_files
+from ackline.audit.pruned_read import as_expression
 from ackline.audit.rows import (
     decision_rows,
     plan_date,
@@ -262,11 +264,35 @@ class LedgerStore(ClaimStore):
         return (self.outcomes.version_of(self._application(turn.epoch, "decisions")) or 0) >= turn.n
 
     def store_decisions(
-        self, plan: Plan, run_id: str, decisions: Mapping[TopicPartition, Iterable[OutcomeRow]]
+        self,
+        plan: Plan,
+        run_id: str,
+        decisions: Mapping[TopicPartition, Iterable[OutcomeRow]],
+        answers: AnswerReport | None = None,
     ) -> bool:
-        """Store settle's decisions, zero of them too. Returns False if the number is taken."""
+        """Store settle's decisions, zero of them too. Returns False if the number is taken.
+
+        The report of the answers is the note of the same commit: the answers of exactly that range were decided.
+        """
         rows = decision_rows(plan.turn, plan_date(plan.planned_at), run_id, decisions)
-        return self.outcomes.append(rows, self._application(plan.turn.epoch, "decisions"), plan.turn.n)
+        note = answers.encode() if answers else None
+        return self.outcomes.append(rows, self._application(plan.turn.epoch, "decisions"), plan.turn.n, note)
+
+    def answers_of(self, turn: TurnId) -> AnswerReport | None:
+        """Returns the report of the answers that decisions n hold; None if there is none, or if the Delta log has
+        expired it."""
+        return AnswerReport.decode(self.outcomes.note_of(self._application(turn.epoch, "decisions"), turn.n))
+
+    def is_void(self, turn: TurnId) -> bool:
+        """Returns whether a turn was closed as void. Reads the kind of its settlement only."""
+        dataset = self.settlements.turn_files(
+            self._where(turn), [self._application(turn.epoch, "settlement")], turn.n
+        ).dataset
+        try:
+            kinds = dataset.to_table(columns=["kind"], filter=as_expression(self._where(turn)))["kind"]
+        except (OSError, pa.ArrowException) as error:
+            raise self.settlements.error(error) from error
+        return TurnKind.VOID.value in kinds.to_pylist()
 
     def outcomes_of(self, turn: TurnId, every_row: bool = False) -> TurnOutcomes:
         """Returns outcomes and decisions of a turn, at the cost of those that did not succeed at once; with

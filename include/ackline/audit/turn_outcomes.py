@@ -17,9 +17,11 @@ from ackline.audit.table import AuditTable
 from ackline.audit.turn_files import TurnFile, TurnFiles, file_name
 from ackline.offsets import TopicPartition
 from ackline.outcome import Outcome
-from ackline.outcome_rows import OutcomeColumns, OutcomeRow
+from ackline.outcome_rows import OutcomeColumns, OutcomeRow, answer_codes
+from ackline.pending import NEVER
 
-_COLUMNS = ["topic", "partition", "offset", "end_offset", "attempt", "outcome", "error_class", "handled_at"]
+_COLUMNS = ["topic", "partition", "offset", "end_offset", "attempt", "outcome", "error_class", "handled_at", "due",
+            "answer"]  # fmt: skip
 _GROUP = ["topic", "partition", "outcome"]
 _SUCCEEDED = [Outcome.ACKED.value, Outcome.SKIPPED.value, Outcome.DROPPED.value]
 
@@ -29,7 +31,8 @@ class TurnOutcomes:
     """The outcomes of one turn by topic-partition."""
 
     rows: Mapping[TopicPartition, Sequence[OutcomeRow]]
-    """Every row that did not succeed at its first attempt; every row at all if the turn reads single offsets first."""
+    """Every row that did not succeed at its first attempt, and every row with an answer from outside; every row at all
+    if the turn reads single offsets first."""
     counts: Mapping[TopicPartition, Mapping[str, int]]
     """How many offsets have each outcome, those that succeeded too. A row of a range counts as all its offsets."""
     attempted_fresh: Mapping[TopicPartition, int]
@@ -89,7 +92,7 @@ def count_first_attempts(outcomes: AuditTable, files: TurnFiles, where: Where) -
     counted = _of_one_outcome(files, where, list(Outcome))
     for file in counted.values():
         counts[file.low["outcome"]] += file.rows or 0
-    chosen = as_expression(where) & (ds.field("attempt") == 1)
+    chosen = as_expression(where) & (ds.field("attempt") == 1) & ds.field("answer").is_null()
     try:
         for batch in _batches(files.dataset, lambda name: name not in counted, ["outcome"], chosen):
             counts.update({outcome: number for (outcome,), number in _groups(batch, ["outcome"])})
@@ -123,6 +126,8 @@ class _Reading:
         succeeded = pc.and_(
             first, pc.is_in(batch.column("outcome"), pa.array([] if self._every_row else _SUCCEEDED, pa.string()))
         )
+        # A row with an answer is no attempt of this turn: it ends one that may have been made in an earlier turn.
+        succeeded = pc.and_(succeeded, batch.column("answer").is_null())
         self.count_all(batch.filter(succeeded))
         rest = batch.filter(pc.invert(succeeded))
         columns = _columns(rest)
@@ -134,7 +139,7 @@ class _Reading:
             for (outcome, _), number in zip(part.results, numbers.tolist(), strict=True):
                 if number:
                     self._counts.setdefault(tp, Counter())[outcome.value] += number
-            self._fresh[tp] += int((part.attempts == 1).sum())
+            self._fresh[tp] += int(((part.attempts == 1) & ~part.answered).sum())
 
     def result(self) -> TurnOutcomes:
         """Returns what was read."""
@@ -146,13 +151,14 @@ class _Reading:
 def _of_one_outcome(files: TurnFiles, where: Where, outcomes: Sequence[str]) -> dict[str, TurnFile]:
     """Returns the files that hold only first attempts of the turn with one outcome, which is among `outcomes`, by name.
 
-    A file without statistics is none of them. It is opened.
+    A file without statistics is none of them. It is opened, and so is one with answers from outside.
     """
     values = {**where, "attempt": 1}
     return {
         file.name: file
         for file in files.files
         if file.rows is not None
+        and "answer" not in file.low
         and file.value("outcome") in outcomes
         and all(file.value(column) == value for column, value in values.items())
     }
@@ -196,6 +202,7 @@ def _columns(batch: pa.RecordBatch) -> OutcomeColumns:
         for word in words.dictionary.to_pylist()
         for error_class in classes.dictionary.to_pylist()
     ]
+    dues = batch.column("due").cast(pa.timestamp("us", "UTC"))
     return OutcomeColumns(
         batch.column("offset").to_numpy(),
         batch.column("end_offset").fill_null(-1).to_numpy(),
@@ -203,6 +210,8 @@ def _columns(batch: pa.RecordBatch) -> OutcomeColumns:
         batch.column("handled_at").cast(pa.timestamp("us", "UTC")).cast(pa.int64()).to_numpy(),
         codes.astype(np.int32),
         results,
+        None if dues.null_count == len(dues) else dues.cast(pa.int64()).fill_null(NEVER).to_numpy(),
+        answer_codes(batch.column("answer").to_pylist()) if batch.column("answer").null_count < len(batch) else None,
     )
 
 

@@ -48,12 +48,13 @@ FROM (
 
 -- A decision on a range is one row, with an end_offset. It also settles the records in the range that failed before. A
 -- record is in a range if the furthest end of all ranges that begin at or below its offset is above its offset. max_by
--- ignores nulls in DuckDB, so without coalesce an acked record would have the error of an earlier attempt.
+-- ignores nulls in DuckDB, so without coalesce an acked record would have the error of an earlier attempt. A row with an
+-- answer ends the attempt in flight that has the same number, perhaps in the same turn.
 CREATE VIEW records AS
 WITH own AS (
     SELECT pipeline, lane, epoch, topic, partition, "offset", max(attempt) AS attempts,
-           max_by(outcome, (turn, attempt = 0, attempt)) AS outcome,
-           nullif(max_by(coalesce(error_class, ''), (turn, attempt = 0, attempt)), '') AS error_class,
+           max_by(outcome, (turn, attempt = 0, attempt, answer IS NOT NULL)) AS outcome,
+           nullif(max_by(coalesce(error_class, ''), (turn, attempt = 0, attempt, answer IS NOT NULL)), '') AS error_class,
            min(handled_at) AS first_at, max(handled_at) AS last_at, max(record_timestamp) AS record_timestamp,
            max(key_hash) AS key_hash
     FROM outcomes WHERE end_offset IS NULL
@@ -112,7 +113,8 @@ settled AS (
            sum(coalesce(counts['compacted'], 0)) AS compacted, sum(coalesce(counts['lost'], 0)) AS lost,
            sum(coalesce(counts['acked'], 0) + coalesce(counts['failed'], 0) + coalesce(counts['dropped'], 0)
                + coalesce(counts['in_flight'], 0)
-               + coalesce(counts['skipped'], 0) - coalesce(figures['skipped_in_ranges'], 0)) AS records
+               + coalesce(counts['skipped'], 0) - coalesce(figures['skipped_in_ranges'], 0)
+               - coalesce(figures['answered'], 0)) AS records
     FROM _settlements GROUP BY pipeline, lane, epoch, turn
 )
 SELECT s.pipeline, s.lane, s.epoch, s.turn, s.kind, s.run_id, s.actor, s.reason, p.planned_at AS start,

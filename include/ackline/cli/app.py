@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 import ackline
+from ackline.answers import counts_text
 from ackline.cli import (
     actions,
     adopt_ledger,
+    answer,
     audit,
     backfill,
     dead,
@@ -188,6 +190,8 @@ def run(
         f"{ran.calls:,} handler calls; "
         + (", ".join(f"{n:,} {word}" for word, n in sorted(ran.outcomes.items())) or "no outcomes")
     )
+    if ran.answers:
+        out.print(f"Answers from outside: {counts_text(ran.answers)}")
 
 
 @app.command()
@@ -270,6 +274,7 @@ def demo(
 actions.add_to(app)
 void.add_to(app)
 adopt_ledger.add_to(app)
+answer.add_to(app)
 backfill.add_to(app)
 diff.add_to(app)
 dead.add_to(app)

@@ -34,6 +34,7 @@ from ackline.cli.backfill_options import (
 from ackline.cli.confirm import DryRun, Yes, is_confirmed, is_confirmed_by_number, show_preview
 from ackline.cli.options import ErrorClass, From, Json, Name, Now, Until, opened, pipeline_named, time_of
 from ackline.errors import ConfigError
+from ackline.pending import PendingKind
 from ackline.reconciliation import Account
 from ackline.spark_master import master_of_environment
 from ackline.steps.backfill import (
@@ -250,6 +251,8 @@ def _note_plan(plan: Plan, adopted: bool) -> None:
 def _sleep_until_due(account: Account, now: datetime, sleep: Callable[[float], None]) -> None:
     due = account.next_due
     seconds = POLL_SECONDS if due is None else max(1.0, (due - now).total_seconds())
+    if account.pending[PendingKind.IN_FLIGHT]:  # an answer may come before the deadline
+        seconds = min(seconds, POLL_SECONDS)
     _note(f"waiting {seconds:,.0f} s; Ctrl-C loses nothing")
     sleep(seconds)
 

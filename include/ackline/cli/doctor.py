@@ -25,6 +25,7 @@ from ackline.paths import audit_root, pipelines_folder
 from ackline.pipeline import Pipeline
 from ackline.pipeline_folder import load_folder
 from ackline.scrub import scrub_address
+from ackline.steps.ack_topic import checked_topic
 from ackline.steps.parts import Parts, new_run_id, open_parts
 from ackline.steps.topic_warnings import topic_warnings
 from ackline.stream_functions import load_functions, load_step
@@ -109,13 +110,14 @@ def _files() -> Iterator[Check]:
 
 def _code(pipeline: Pipeline) -> Iterator[Check]:
     translation, topology = pipeline.translation, pipeline.topology
-    emits = topology is not None
+    emits, in_flight = topology is not None, pipeline.ack_topic is not None
     if translation is None:
-        path = str(pipeline.handler)
-        yield _check("handler", lambda: f"{path} ({tier_of(load_handler(path, emits=emits))} tier)")
+        path, load = str(pipeline.handler), partial(load_handler, emits=emits, in_flight=in_flight)
+        yield _check("handler", lambda: f"{path} ({tier_of(load(path))} tier)")
     else:
         for stream in translation.streams:
-            yield _check(f"stream {stream.name}" if stream.name else "handler", partial(_stream, stream, emits))
+            name = f"stream {stream.name}" if stream.name else "handler"
+            yield _check(name, partial(_stream, stream, emits, in_flight))
     if topology is not None:
         for step in topology.steps:
             yield _check(f"step {step.name}", partial(_step, step))
@@ -132,10 +134,10 @@ def _step(step: Step) -> str:
     return f"{inputs}{grouped} -> {step.handler}{' (join)' if step.join else ''}"
 
 
-def _stream(stream: Stream, emits: bool) -> str:
+def _stream(stream: Stream, emits: bool, in_flight: bool) -> str:
     topics = ", ".join(stream.topics) if stream.topics else stream.pattern or "all topics"
     wanted = f" where {stream.filter}" if stream.filter else ""
-    tier = load_functions(stream, emits=emits).tier
+    tier = load_functions(stream, emits=emits, in_flight=in_flight).tier
     return f"{topics}{wanted}, key {stream.key}, value {stream.value} -> {stream.handler} ({tier} tier)"
 
 
@@ -148,24 +150,32 @@ def _broker(pipeline: Pipeline) -> Iterator[Check]:
             source = " of `ackline dev`" if uses_dev_broker(pipeline) else ""
             address = f"{brokers(parts.kafka)}{source}"
             yield Check("broker", True, f"reachable at {address}, cluster {parts.cluster.reachable()}")
-            wanted = [*(pipeline.kafka.named_topics or ()), *filter(None, [pipeline.dead_letter_topic])]
+            of_ours = list(filter(None, [pipeline.dead_letter_topic, pipeline.ack_topic]))
+            wanted = [*(pipeline.kafka.named_topics or ()), *of_ours]
             topics = parts.cluster.topics(wanted)
             for topic in wanted:
                 found = topics.get(topic)
                 gone = [
                     n for n in (pipeline.kafka.partitions or {}).get(topic, []) if found and n not in found.partitions
                 ]
-                waits = topic != pipeline.dead_letter_topic and pipeline.missing_topics == "wait"
+                waits = topic not in of_ours and pipeline.missing_topics == "wait"
                 missing = "missing; it is read once it exists (`missing_topics: wait`)" if waits else "missing"
                 detail = f"{len(found.partitions)} partitions" if found else missing
                 detail += f"; partition {', '.join(map(str, gone))} of the file is missing" if gone else ""
                 yield Check(f"topic {topic}", waits or (found is not None and not gone), detail)
+            if pipeline.ack_topic in topics:
+                yield _check("ack topic", partial(_ack_topic, parts, str(pipeline.ack_topic)))
             yield from _warnings(parts, wanted)
             members = parts.group.members()
             detail = f"live members: {', '.join(members)}; nothing can be committed" if members else "no live members"
             yield Check(f"group {pipeline.kafka.group_id}", not members, detail)
     except AcklineError as error:
         yield Check("broker", False, str(error))
+
+
+def _ack_topic(parts: Parts, topic: str) -> str:
+    checked_topic(parts, topic)
+    return f"{topic} is not compacted; {len(parts.token_keys or ())} keys verify tokens, the first one signs"
 
 
 def _warnings(parts: Parts, topics: Iterable[str]) -> Iterator[Check]:

@@ -154,7 +154,7 @@ def opened(
     time = time_of(now)
     pipeline = pipeline or pipeline_named(name)
     if handler:
-        check_functions(pipeline.handler, pipeline.translation, pipeline.isolated, pipeline.topology)
+        check_functions(*pipeline.functions)
     connection = connection_of(pipeline)
     with open_parts(
         pipeline, connection, run_id=new_run_id("cli"), actor=actor(), now=time, no_breaker=no_breaker, lane=lane

@@ -2,13 +2,14 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from ackline.handler import Tier
 from ackline.offsets import TopicPartition
 from ackline.outcome import Outcome
 from ackline.spark.output.outcome_files import OutcomeTarget
 from ackline.spark.task_folder import TaskFolder
+from ackline.token import TokenSigner
 from ackline.topology import Topology
 from ackline.translation import Translation
 
@@ -17,8 +18,8 @@ from ackline.translation import Translation
 class ReplaySettings:
     """Which handler a job calls, and what becomes of its outcomes.
 
-    The secrets in here are a password for the schema registry, in `translation`, the login of an object store, and the
-    secret of the hashes of keys.
+    The secrets in here are a password for the schema registry, in `translation`, the login of an object store, the
+    secret of the hashes of keys, and the key that signs tokens.
     They travel only inside the function of a task.
     """
 
@@ -47,6 +48,10 @@ class ReplaySettings:
     """A record is acked only once all that came of it is. Otherwise it is acked when its handler has returned."""
     key_hash_secret: bytes | None = field(default=None, repr=False)
     """What the keys of records are hashed with; None if the table gets no hashes."""
+    tokens: TokenSigner | None = None
+    """Makes the tokens of records; None if no record may be in flight."""
+    in_flight_timeout: timedelta | None = None
+    """How long a record is in flight if its handler names no time; None means without an end."""
 
 
 @dataclass(frozen=True, slots=True)

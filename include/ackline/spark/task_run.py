@@ -222,7 +222,8 @@ class TaskRun:
             classes = [result.error_class for result in results]
             messages = [result.error_message for result in results]
             of_rows = None if hashes is None else hashes.take(pa.array(rows))
-            chunk = Chunk(offsets[rows], timestamps[rows], attempts[rows], times, classes, messages, of_rows)
+            dues = [result.due for result in results] if outcome is Outcome.IN_FLIGHT else None
+            chunk = Chunk(offsets[rows], timestamps[rows], attempts[rows], times, classes, messages, of_rows, dues)
             self._files.add(tp, outcome, chunk)
 
     def _check_order(self, tp: TopicPartition, offsets: Int64s) -> None:
@@ -255,7 +256,8 @@ def _call_handler(settings: TaskSettings, clock: Clock) -> CallHandler:
 
 
 def without_secrets(settings: ReplaySettings) -> ReplaySettings:
-    """Returns the settings for the handler's process, without the secrets that only the task itself needs."""
+    """Returns the settings for the handler's process, without the secrets that only the task itself needs. The key of
+    the tokens stays: a token is made when the handler reads it."""
     return replace(settings, store_options=None, key_hash_secret=None)
 
 

@@ -14,13 +14,16 @@ from ackline.chosen_ranges import clipped
 from ackline.errors import ConfigError, TopicChanged
 from ackline.ledger import PendingKind
 from ackline.offsets import LogBounds, TopicPartition
+from ackline.pending import PendingRuns
 from ackline.planning import Limits, PartitionView
+from ackline.steps.ack_topic import has_unread_answers
 from ackline.steps.lane_ranges import LaneRanges, chosen_in, lane_ranges
 from ackline.steps.log_checks import truncated_partitions
 from ackline.steps.new_plan import check_clock, new_plan
 from ackline.steps.parts import Parts
 from ackline.steps.plan import check_dead_letter_topic
 from ackline.steps.races import MAX_LOST_RACES, too_many_lost_races
+from ackline.steps.run_plans import max_in_flight
 from ackline.steps.setting_changes import check_settings_unchanged
 from ackline.steps.settle import settle_turn
 from ackline.steps.void import close_if_waived
@@ -96,7 +99,9 @@ def _next_plan(parts: Parts, newest: Settlement, max_records: int | None, resend
     retries = parts.pipeline.guarantee == "at_least_once"
     most = parts.pipeline.max_records_per_run if max_records is None else max_records
     limits = Limits(
-        parts.pipeline.max_uncommitted if retries else NO_WINDOW, min(most, parts.pipeline.max_records_per_run)
+        parts.pipeline.max_uncommitted if retries else NO_WINDOW,
+        min(most, parts.pipeline.max_records_per_run),
+        max_in_flight=max_in_flight(parts),
     )
     planned = planning.plan_partitions(views, limits, parts.now(), newest.turn.n + 1)
     for tp, row in planned.items():
@@ -106,7 +111,17 @@ def _next_plan(parts: Parts, newest: Settlement, max_records: int | None, resend
         not row.empty or clipped(chosen_in(chosen, tp), row.complete_to, row.fresh.start) for tp, row in planned.items()
     )
     letters = resend and any(has_dead_letters(settled) for settled in unfinished.values())
-    return new_plan(parts, newest, TurnKind.RUN, planned, reason) if reads or letters else None
+    answers = not reads and _has_answers(parts, newest)
+    return new_plan(parts, newest, TurnKind.RUN, planned, reason) if reads or letters or answers else None
+
+
+def _has_answers(parts: Parts, newest: Settlement) -> bool:
+    """Returns whether a turn would end an attempt in flight: a deadline has passed, or answers are not read yet."""
+    states = [settled.state for settled in newest.partitions.values()]
+    if not any(state.pending_by_kind()[PendingKind.IN_FLIGHT] for state in states):
+        return False
+    overdue = any(PendingRuns.of(state.pending).overdue_at(parts.now()) for state in states)
+    return overdue or has_unread_answers(parts, newest)
 
 
 def _is_unfinished(tp: TopicPartition, settled: SettledPartition, chosen: LaneRanges) -> bool:

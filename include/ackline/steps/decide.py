@@ -8,6 +8,7 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
+from ackline.answers import AnswerReport
 from ackline.audit.turn_outcomes import TurnOutcomes
 from ackline.backoff import Backoff
 from ackline.chosen_ranges import clipped
@@ -20,6 +21,7 @@ from ackline.pending import PendingRuns, arrays_of
 from ackline.planning import NO_LEADER, PARKED, PAUSED
 from ackline.retry import RetryBlock
 from ackline.steps.action_plans import MOVES
+from ackline.steps.decide_answers import decide_answers
 from ackline.steps.lane_ranges import LaneRanges, chosen_in, lane_ranges
 from ackline.steps.measure import gaps_of
 from ackline.steps.parts import Parts
@@ -76,11 +78,15 @@ def _policy(plan: Plan) -> Backoff:
         ) from None
 
 
-def decide(parts: Parts, plan: Plan, before: Settlement, outcomes: TurnOutcomes) -> Decisions:
-    """Returns the decisions of the turn by partition; sends the dead letters of those that are decided as dead."""
+def decide(
+    parts: Parts, plan: Plan, before: Settlement, outcomes: TurnOutcomes
+) -> tuple[Decisions, AnswerReport | None]:
+    """Returns the decisions of the turn by partition, and what became of the answers from outside; None if the turn has
+    no ack topic. Sends the dead letters of the records that are decided as dead.
+    """
     chosen = lane_ranges(parts, plan.turn.epoch)
     if plan.kind is not TurnKind.RUN:
-        return skipped_by(plan, before, parts.now(), chosen) if plan.kind in MOVES else {}
+        return (skipped_by(plan, before, parts.now(), chosen) if plan.kind in MOVES else {}), None
     decisions = _expired_ranges(parts, plan, chosen)
     rows = {
         tp: OutcomeColumns.concat([outcomes.rows.get(tp, ()), decisions.get(tp, ())])
@@ -95,7 +101,16 @@ def decide(parts: Parts, plan: Plan, before: Settlement, outcomes: TurnOutcomes)
     }
     for tp, dead in send_dead_letters(parts, plan, readable):
         decisions.setdefault(tp, []).append(dead)
-    return decisions
+    position = plan.ack_position
+    if position is None:
+        return decisions, None
+    # After the dead letters, so that none is sent for a record that only an answer or a deadline of this turn fails.
+    # Until decisions n are stored, a repeated settle may read a later answer, and a letter of a record that is acked
+    # then would be wrong. So the next turn sends it.
+    answered_rows, report = decide_answers(parts, plan, before, position, states)
+    for tp, answered in answered_rows.items():
+        decisions.setdefault(tp, []).extend(answered)
+    return decisions, report
 
 
 def _expired_ranges(parts: Parts, plan: Plan, chosen: LaneRanges) -> Decisions:

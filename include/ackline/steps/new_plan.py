@@ -2,11 +2,13 @@
 
 from collections.abc import Mapping
 from datetime import datetime
+from typing import Any
 
 from ackline.errors import ConfigError
 from ackline.offsets import TopicPartition
+from ackline.steps.ack_topic import start_position
 from ackline.steps.parts import Parts
-from ackline.turns import Plan, PlannedPartition, Settlement, TurnKind
+from ackline.turns import ACK_POSITION, Plan, PlannedPartition, Settlement, TurnKind
 
 
 def new_plan(
@@ -16,7 +18,15 @@ def new_plan(
     partitions: Mapping[TopicPartition, PlannedPartition],
     reason: str = "",
 ) -> Plan:
-    """Returns a plan for the turn after `newest`, with the settings in force."""
+    """Returns a plan for the turn after `newest`, with the settings in force.
+
+    That of a run holds from where it reads answers from outside, if the pipeline has an ack topic. Raises ConfigError
+    if that topic can't be used.
+    """
+    of_run: dict[str, Any] = {}
+    if kind is TurnKind.RUN:
+        position = start_position(parts, newest)
+        of_run = parts.request.settings() | ({ACK_POSITION: position.as_json()} if position is not None else {})
     return Plan(
         newest.turn._replace(n=newest.turn.n + 1),
         kind,
@@ -24,7 +34,7 @@ def new_plan(
         parts.now(),
         partitions,
         parts.pipeline.kafka.isolation,
-        parts.pipeline.settings() | (parts.request.settings() if kind is TurnKind.RUN else {}),
+        parts.pipeline.settings() | of_run,
         parts.actor,
         reason,
     )

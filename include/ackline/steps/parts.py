@@ -3,7 +3,7 @@
 import contextlib
 import secrets
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ackline.audit.lease_file import LeaseFile
 from ackline.audit.store import LedgerStore
 from ackline.errors import ConfigError
+from ackline.kafka.answers import send_answers
 from ackline.kafka.cluster import Cluster
 from ackline.kafka.config import client_config
 from ackline.kafka.dead_letters import DeadLetters
@@ -27,6 +28,7 @@ from ackline.pipeline import Pipeline
 from ackline.run_request import EVERYTHING, RunRequest
 from ackline.setting_warnings import warnings_of_connection, warnings_of_settings
 from ackline.steps.turn_lease import TurnLease, WhenHeld
+from ackline.token_keys import Keys, token_keys_of
 from ackline.translation import Translation
 from ackline.turns import LIVE, TurnId
 
@@ -93,6 +95,8 @@ class Parts:
     """The lease of the turn that this run replays; None for a run without one."""
     key_hash_secret: bytes | None = field(default=None, repr=False)
     """What the keys of records are hashed with; None if the pipeline file has no `audit: {key_hash: true}`."""
+    token_keys: Keys | None = field(default=None, repr=False)
+    """What tokens of records in flight are signed with; None if the pipeline file has no `ack_topic`."""
 
     @property
     def commits(self) -> bool:
@@ -133,6 +137,10 @@ class Parts:
     def dead_letter_sender(self, topic: str) -> DeadLetters:
         """Returns a sender of dead letters to `topic`."""
         return DeadLetters(self.kafka, topic)
+
+    def send_answers(self, topic: str, answers: Sequence[tuple[str, str]]) -> None:
+        """Sends (token, value) to the ack topic `topic`, as `ackline.kafka.answers.send_answers` does."""
+        send_answers(self.kafka, topic, answers)
 
     def find_letter(self, topic: str, wanted: LetterId, given_up_at: datetime) -> FoundLetter | None:
         """Returns a dead letter from its topic, as `ackline.kafka.letter_search.find_letter` does."""
@@ -189,8 +197,8 @@ def open_parts(
 
     `connection` holds the properties of the Kafka connection that the pipeline names. It is not needed if the file
     names bootstrap servers itself. `when_held` is what replay does if another process replays the turn. Raises
-    ConfigError if it is missing, if it has no secret for `audit: {key_hash: true}`, and if code that the file names
-    (retry class, listener, partition filter) does not import.
+    ConfigError if it is missing, if it lacks a secret that `audit: {key_hash: true}` or `ack_topic` needs, and if code
+    that the file names (retry class, listener, partition filter) does not import.
     """
     connection = _connection_with_broker(pipeline, connection)
     pipeline.retry.policy()  # a class that does not import is refused before anything is planned
@@ -199,6 +207,7 @@ def open_parts(
     properties = without_registry_settings(without_own_settings(connection))
     config = client_config({**properties, **pipeline.kafka.properties})
     key_hash_secret = secret_of(connection, pipeline.kafka.connection) if pipeline.audit.key_hash else None
+    token_keys = token_keys_of(connection, pipeline.kafka.connection) if pipeline.ack_topic else None
     translation = translation_of(pipeline, connection)
     setting_warnings = (*warnings_of_settings(pipeline), *warnings_of_connection(pipeline, connection))
     store = LedgerStore(audit or audit_root(), pipeline.name, lane)
@@ -222,6 +231,7 @@ def open_parts(
             partition_filter=partition_filter,
             lease=TurnLease(LeaseFile(store.folder), run_id, when_held),
             key_hash_secret=key_hash_secret,
+            token_keys=token_keys,
         )
         parts.notify("open", pipeline.name, run_id)
         try:

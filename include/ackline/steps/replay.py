@@ -34,6 +34,7 @@ from ackline.steps.measure import keeps_outcome_rows
 from ackline.steps.parts import Parts, Progress
 from ackline.steps.setting_changes import check_open_plan_settings
 from ackline.steps.void import advises_void, check_not_voided, close_if_waived, void_advice, void_turn, waive
+from ackline.token import TokenSigner
 from ackline.turns import Marker, MarkerKind, Plan, Settlement
 
 if TYPE_CHECKING:
@@ -272,6 +273,8 @@ def job_of(parts: Parts, plan: Plan) -> "ReplayJob":
         topology=pipeline.topology,
         tracking=pipeline.tracking,
         key_hash_secret=parts.key_hash_secret,
+        tokens=_token_signer(parts, plan),
+        in_flight_timeout=pipeline.in_flight.timeout,
     )
     return ReplayJob(
         target=OutcomeTarget(parts.store.outcomes.uri, plan.turn, plan_date(plan.planned_at), parts.run_id),
@@ -284,6 +287,17 @@ def job_of(parts: Parts, plan: Plan) -> "ReplayJob":
         retries={tp: planned.retries for tp, planned in plan.partitions.items() if planned.retries},
         max_rate=pipeline.max_rate,
     )
+
+
+def _token_signer(parts: Parts, plan: Plan) -> TokenSigner | None:
+    """Returns what makes the tokens of the turn: the first key signs. None if the turn has no ack topic.
+
+    The plan decides, not the file: settle reads the answers of a turn that was planned with an ack topic.
+    """
+    if plan.ack_position is None or parts.token_keys is None:
+        return None
+    topic_ids = {tp.topic: planned.topic_id for tp, planned in plan.partitions.items()}
+    return TokenSigner(parts.token_keys[0], parts.store.ledger_id(), plan.turn, topic_ids)
 
 
 def task_report(parts: Parts, plan: Plan, result: "ReplayResult") -> TurnReport:

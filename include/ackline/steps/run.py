@@ -49,6 +49,10 @@ class RunResult:
     missing: tuple[str, ...] = ()
     leaderless: tuple[TopicPartition, ...] = ()
     voided: list[str] = field(default_factory=list)
+    answers: Counter[str] | None = None
+    """How many answers from outside were applied and ignored; None without an ack topic."""
+    warnings: list[str] = field(default_factory=list)
+    """Answers that the ack topic has lost."""
 
 
 def run(
@@ -137,7 +141,10 @@ def needs_another_turn(done: Plan, settlement: Settlement) -> bool:
 
 def has_records(counts: Mapping[str, int]) -> bool:
     """Returns whether these counts include a record that was read. A record that retention took does not count."""
-    return any(counts.get(word) for word in (Outcome.ACKED, Outcome.FAILED, Outcome.SKIPPED, Outcome.DROPPED))
+    return any(
+        counts.get(word)
+        for word in (Outcome.ACKED, Outcome.FAILED, Outcome.SKIPPED, Outcome.DROPPED, Outcome.IN_FLIGHT)
+    )
 
 
 def log_has_more(done: Plan) -> bool:
@@ -155,5 +162,8 @@ def _add_turn(result: RunResult, planned: Plan, replayed: Replayed, settlement: 
         result.voided.append(replayed.void or settlement.reason)
         return
     result.voided.clear()
+    if settlement.answers is not None:
+        result.answers = (result.answers or Counter()) + Counter(settlement.answers.counts)
+        result.warnings += settlement.answers.warnings
     for settled in settlement.partitions.values():
         result.outcomes.update(settled.counts)

@@ -56,10 +56,16 @@ def next_plan(parts: Parts, newest: Settlement, view: KafkaView, skipped: bool =
         parts.pipeline.max_uncommitted if retries else _NO_WINDOW,
         min(most, parts.pipeline.max_records_per_run),
         fresh=not parts.request.only_retries,
+        max_in_flight=max_in_flight(parts),
     )
     views = _with_waiting_times(parts, views, limits)
     planned = planning.plan_partitions(views, limits, parts.now(), newest.turn.n + 1)
     return new_plan(parts, newest, TurnKind.RUN, planned)
+
+
+def max_in_flight(parts: Parts) -> int | None:
+    """Returns how many records of a partition may be in flight at once; None without a limit."""
+    return parts.pipeline.in_flight.max if parts.pipeline.ack_topic is not None else None
 
 
 def _check_requested_partitions(parts: Parts, newest: Settlement) -> None:

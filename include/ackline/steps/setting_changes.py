@@ -1,4 +1,5 @@
-"""Guarantee and isolation level change between turns only, and only while nothing is pending.
+"""Guarantee and isolation level change between turns only, and only while nothing is pending; the ack topic only while
+nothing is in flight.
 
 Records under way were planned under the old values. Under other values, a record that was handed out at most once could
 be handed out again (I7), or a failure that was to be retried could be dropped.
@@ -9,13 +10,15 @@ from typing import Any
 
 from ackline.backfill_arguments import id_of
 from ackline.errors import ConfigError
+from ackline.pending import PendingKind
 from ackline.steps.parts import Parts
 from ackline.steps.void import void_advice
 from ackline.turns import Plan, Settlement
 
 
 def check_settings_unchanged(parts: Parts, newest: Settlement) -> None:
-    """Raises ConfigError if guarantee or isolation level changed while records are pending under the old one.
+    """Raises ConfigError if guarantee or isolation level changed while records are pending under the old one, and if
+    the ack topic changed while records are in flight.
 
     Checked before every turn but a reset, against the settings of the last turn's plan.
     """
@@ -27,7 +30,13 @@ def check_settings_unchanged(parts: Parts, newest: Settlement) -> None:
         if parts.commits
         else f"end the backfill with `ackline backfill {name} --cancel {id_of(lane)}`"
     )
-    for key, old, new in _changes(parts, parts.store.plan(newest.turn).settings):
+    settings = parts.store.plan(newest.turn).settings
+    changes = _changes(parts, settings)
+    if any(settled.state.pending_by_kind()[PendingKind.IN_FLIGHT] for settled in newest.partitions.values()):
+        # Answers to the tokens that were handed out come to the old topic, and no turn would read them there.
+        old, new = settings.get("ack_topic"), parts.pipeline.ack_topic
+        changes += [("ack_topic", str(old), str(new))] if old != new else []
+    for key, old, new in changes:
         raise ConfigError(
             f"{key} was changed from {old} to {new} while records are pending; change it back until nothing is, or "
             f"{way_out}",

@@ -3,16 +3,20 @@
 settle may be killed between any two of its writes, and any process may run it again. The writes, in this order:
 1. Dead letters, acknowledged by all replicas. They come first, so that no table calls a record `dead` whose letter the
    broker may lose (I6). After a crash here they are sent again, with the same source coordinates in their headers.
-2. Decisions n, a commit of their own, for zero rows too. Two processes that settle the same turn may get different
-   acknowledgements from the broker. Both fold the decisions that are *stored*, and so store the same settlement.
+2. Decisions n, a commit of their own, for zero rows too. The end of the answers that were read goes into the same
+   commit, so that exactly these answers count, and the next turn reads on behind them. Two processes that settle the
+   same turn may get different acknowledgements and answers from the broker. Both fold the decisions that are *stored*,
+   and so store the same settlement.
 3. Settlement n, the authority. A crash before it costs nothing: a repeat folds the same rows to the same state (I9).
 4. The group's offsets (steps/commit.py). They come last: before the settlement is durable, nothing proves that the
    records below the floor are settled (I1, I2). After a crash here, any later run makes the same commit.
 """
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
+from ackline.answers import AnswerReport
 from ackline.audit.turn_outcomes import TurnOutcomes
 from ackline.errors import GroupMoved, NoProof, TooManyFailures
 from ackline.ledger import OutcomeRow
@@ -37,6 +41,8 @@ from ackline.steps.void import (
     void_turn,
 )
 from ackline.turns import LOST_BY_OPERATOR, OperatorLoss, Plan, SettledPartition, Settlement, TurnId, TurnKind
+
+log = logging.getLogger(__name__)
 
 
 def settle(
@@ -99,7 +105,10 @@ def settle_turn(parts: Parts, plan: Plan, before: Settlement) -> Settlement | No
     settled = _settled_partitions(parts, plan, before, outcomes, lost)
     partitions = with_metrics(parts, plan, before, settled, outcomes, report)
     reason = lost.reason if lost else plan.reason
-    settlement = Settlement(plan.turn, plan.kind, parts.run_id, parts.now(), partitions, parts.actor, reason)
+    answers = _answer_report(parts, plan, before)
+    settlement = Settlement(
+        plan.turn, plan.kind, parts.run_id, parts.now(), partitions, parts.actor, reason, answers=answers
+    )
     # Before the settlement: once that is stored, no process settles the turn again, and none would renew the id.
     renew_id_of_copy(parts, plan)
     # The fence: one process takes number n. Any other process drops its own fold and uses the stored one.
@@ -107,6 +116,8 @@ def settle_turn(parts: Parts, plan: Plan, before: Settlement) -> Settlement | No
         return None
     # After the write: as long as the turn is open, the markers of its tasks keep Spark from starting a part again (I7).
     parts.remove_task_folders(parts.store, plan.turn)
+    for text in answers.warnings if answers else ():
+        log.warning("%s: %s", plan.turn, text)
     notify_settled(parts, plan, settlement, outcomes)  # after the write: listeners get durable events only
     return settlement
 
@@ -125,11 +136,11 @@ def _decided_outcomes(parts: Parts, plan: Plan, before: Settlement, report: Turn
     # Breaker and retention close the turn as void, so both are checked before the first dead letter is sent: a letter
     # of a void turn announces a record as dead that the next turn handles again.
     _void_if_expired(parts, plan, before, outcomes.rows)
-    decisions = decide(parts, plan, before, outcomes)
+    decisions, answers = decide(parts, plan, before, outcomes)
     # Retention may have passed a record just before its dead letter was read. Such letters are sent again by the turn
     # that settles their records.
     _void_if_expired(parts, plan, before, decisions)
-    parts.store.store_decisions(plan, parts.run_id, decisions)
+    parts.store.store_decisions(plan, parts.run_id, decisions, answers)
     del outcomes  # they may be millions, and must not be in memory twice
     # Only the stored decisions count, whichever process has taken number n. They are read again, because those of
     # another process may differ from the decisions made above.
@@ -164,6 +175,17 @@ def _settled_partitions(
         )
         for tp, state in states.items()
     }
+
+
+def _answer_report(parts: Parts, plan: Plan, before: Settlement) -> AnswerReport | None:
+    """Returns what decisions n hold about the answers from outside, and how far they have read the ack topic.
+
+    If the Delta log has expired that, the position stays where the turn began. The next turn reads the same answers
+    again: those that were applied are stale by then, so each still counts once.
+    """
+    if plan.kind is TurnKind.RUN and plan.ack_position is not None:
+        return parts.store.answers_of(plan.turn) or AnswerReport(plan.ack_position)
+    return before.answers.after_turn_without_answers() if before.answers else None
 
 
 def _void_if_too_many_failed(parts: Parts, plan: Plan, before: Settlement, report: TurnReport | None) -> None:

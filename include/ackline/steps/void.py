@@ -81,8 +81,10 @@ def store_void(parts: Parts, plan: Plan, before: Settlement, waiver: Marker) -> 
         for tp, settled in before.partitions.items()
     }
     settlement = Settlement(
-        plan.turn, TurnKind.VOID, parts.run_id, parts.now(), partitions, waiver.actor, waiver.reason
-    )
+        plan.turn, TurnKind.VOID, parts.run_id, parts.now(), partitions, waiver.actor, waiver.reason,
+        # Answers that the turn has read did not count, so the next turn reads them again.
+        answers=before.answers.after_turn_without_answers() if before.answers else None,
+    )  # fmt: skip
     return parts.store.store_settlement(settlement, plan)
 
 

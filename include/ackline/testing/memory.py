@@ -18,6 +18,7 @@ from ackline.handler import Record
 from ackline.offsets import TopicPartition
 from ackline.record_time import UNIX_EPOCH
 from ackline.testing.journal import follow_orders
+from ackline.tuples import InFlight
 
 READ, BEFORE, AFTER = "read", "before", "after"
 """When a hook is called: at a read, right before a write, and right after a write."""
@@ -236,7 +237,7 @@ class World:
         self.tables = MemoryTables()
         self.history: list[HandlerCall | ArrivedLetter | TableCommit | GroupCommit] = []
         self.faults = Faults()
-        self.handle: Callable[[Record], None] = handle_by_orders
+        self.handle: Callable[[Record], InFlight | None] = handle_by_orders
         self.newest_settlements: dict[str, tuple[int, int]] = {}
         """The newest settlement (epoch, n) that each process has seen, by run id."""
         self._ids = 0

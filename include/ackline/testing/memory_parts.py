@@ -1,13 +1,13 @@
 """The parts of a pipeline over a `World`: all that the steps need, with a reader of its logs in place of Spark."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from ackline.errors import FatalError, RangeGone, TransientError
-from ackline.handler import Dead, Record, Skip
+from ackline.handler import Dead, Record, Skip, sign_tokens_with
 from ackline.kafka.cursor import Headers
 from ackline.kafka.dead_letters import DeadLetters
 from ackline.kafka.exact import ExactReader, Gone
@@ -25,12 +25,17 @@ from ackline.steps.parts import Parts, Progress
 from ackline.testing.memory import READ, ArrivedLetter, HandlerCall, Hook, LogRecord, World, next_fault, no_hook
 from ackline.testing.memory_kafka import MemoryCluster, MemoryGroup, MemoryLetters, MemoryReader
 from ackline.testing.memory_store import MemoryStore, OutcomesFile
+from ackline.tuples import InFlight
 from ackline.turns import LIVE
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from ackline.spark.job import ReplayJob, ReplayResult
+
+
+TOKEN_KEYS = (b"a key of the tests, in memory",)
+"""What the tokens of a world are signed with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +54,14 @@ class MemoryParts(Parts):
         """Returns a sender to a dead-letter topic."""
         assert self.world is not None
         return MemoryLetters(self.world, topic, self.hook, self.run_id)
+
+    def send_answers(self, topic: str, answers: Sequence[tuple[str, str]]) -> None:
+        """Appends (token, value) to partition 0 of the ack topic."""
+        assert self.world is not None
+        log = self.world.log(TopicPartition(topic, 0))
+        assert log is not None
+        for token, value in answers:
+            log.append(value.encode(), self.world.now, key=token.encode())
 
     def find_letter(self, topic: str, wanted: LetterId, given_up_at: datetime) -> FoundLetter | None:
         """Returns the last dead letter with this identity. A world keeps no headers of records: each record has two
@@ -84,6 +97,7 @@ def memory_parts(
         cluster=MemoryCluster(world, isolation, hook),
         group=MemoryGroup(world, pipeline.kafka.group_id, run_id, hook),
         kafka={"bootstrap.servers": "memory"},
+        token_keys=TOKEN_KEYS if pipeline.ack_topic is not None else None,
         run_id=run_id,
         actor="test",
         fixed_now=fixed_now,
@@ -172,13 +186,24 @@ class MemoryJob:
         self._world.history.append(call)
         time = time_of(record.timestamp)
         try:
-            self._world.handle(Record(*tp, record.offset, time, record.key, record.value, record.headers, attempt))
+            tokens = self._job.settings.tokens
+            sign_tokens_with(tokens.token if tokens is not None else None)
+            answer = self._world.handle(
+                Record(*tp, record.offset, time, record.key, record.value, record.headers, attempt)
+            )
+            if isinstance(answer, InFlight):
+                return self._in_flight(record.offset, attempt, answer)
         except Skip:
             return OutcomeRow(record.offset, attempt, Outcome.SKIPPED, self._now(), ErrorClass.SKIP)
         except Exception as error:
             name = ErrorClass.DEAD.value if isinstance(error, Dead) else error_class_of(error)
             return OutcomeRow(record.offset, attempt, self._job.settings.on_failure, self._now(), name)
         return OutcomeRow(record.offset, attempt, Outcome.ACKED, self._now())
+
+    def _in_flight(self, offset: int, attempt: int, answer: InFlight) -> OutcomeRow:
+        timeout = answer.timeout or self._job.settings.in_flight_timeout
+        due = self._now() + timeout if timeout is not None else None
+        return OutcomeRow(offset, attempt, Outcome.IN_FLIGHT, self._now(), due=due)
 
     def _now(self) -> datetime:
         """Returns the time of the job, rounded up to a millisecond like the times of all outcomes."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import pyarrow as pa
 
+from ackline.answers import AnswerReport
 from ackline.audit.creation import LEDGER_ID
 from ackline.audit.last_failures import Attempts, Failures, LastFailure
 from ackline.audit.log_state import LogState
@@ -41,6 +42,8 @@ class OutcomesFile(NamedTuple):
     def counted(self) -> bool:
         """Whether the real store counts its rows without reading them: all are first attempts of one topic-partition
         with one outcome that needs no retry."""
+        if any(row.answer for rows in self.rows.values() for row in rows):
+            return False
         kinds = {(tp, row.outcome, row.attempt) for tp, rows in self.rows.items() for row in rows}
         without_retry = (Outcome.ACKED, Outcome.SKIPPED, Outcome.DROPPED)
         return len(kinds) == 1 and all(outcome in without_retry and attempt == 1 for _, outcome, attempt in kinds)
@@ -174,8 +177,9 @@ def _files(rows: Iterable[Mapping[str, Any]]) -> list[OutcomesFile]:
     for row in rows:
         turn = TurnId(row["pipeline"], row["lane"], row["epoch"], row["turn"])
         tp = TopicPartition(row["topic"], row["partition"])
-        names = ("handled_at", "error_class", "end_offset", "error_message")
-        value = OutcomeRow(row["offset"], row["attempt"], Outcome(row["outcome"]), *(row[name] for name in names))
+        names = ("handled_at", "error_class", "end_offset", "error_message", "due", "answer")
+        values: list[Any] = [row.get(name) for name in names]
+        value = OutcomeRow(row["offset"], row["attempt"], Outcome(row["outcome"]), *values)
         by_turn.setdefault(turn, {}).setdefault(tp, []).append(value)
     return [OutcomesFile(turn, by_tp) for turn, by_tp in by_turn.items()]
 
@@ -295,11 +299,22 @@ class MemoryStore(LedgerStore):
         return self._put("plans", plan.turn, "plan", replace(plan, partitions=rows))
 
     def store_decisions(
-        self, plan: Plan, run_id: str, decisions: Mapping[TopicPartition, Iterable[OutcomeRow]]
+        self,
+        plan: Plan,
+        run_id: str,
+        decisions: Mapping[TopicPartition, Iterable[OutcomeRow]],
+        answers: AnswerReport | None = None,
     ) -> bool:
         """Stores the decisions of settle, also if there are none; returns False if the number is taken."""
         rows = {tp: tuple(decided) for tp, decided in sorted(decisions.items())}
-        return self._put("outcomes", plan.turn, "decisions", [OutcomesFile(plan.turn, rows)] if rows else [])
+        files = [OutcomesFile(plan.turn, rows)] if rows else []
+        return self._put("outcomes", plan.turn, "decisions", files, answers.encode() if answers else None)
+
+    def is_void(self, turn: TurnId) -> bool:
+        """Returns whether a turn was closed as void."""
+        self._hook("settlement", READ)
+        settlement = self.world.tables.settlements.get(turn)
+        return settlement is not None and settlement.kind is TurnKind.VOID
 
     def replace_by_lost(
         self, plan: Plan, run_id: str, rows: Mapping[TopicPartition, Iterable[OutcomeRow]], operator: OperatorLoss
@@ -360,7 +375,11 @@ class MemoryStore(LedgerStore):
         self._hook("rows", READ)
         files = self.world.tables.outcomes.get(turn, ())
         return Counter(
-            row.outcome.value for file in files for rows in file.rows.values() for row in rows if row.attempt == 1
+            row.outcome.value
+            for file in files
+            for rows in file.rows.values()
+            for row in rows
+            if row.attempt == 1 and not row.answer
         )
 
     def outcomes_of(self, turn: TurnId, every_row: bool = False) -> TurnOutcomes:
@@ -375,7 +394,7 @@ class MemoryStore(LedgerStore):
             for tp, written in file.rows.items():
                 for row in written:
                     counts.setdefault(tp, Counter())[row.outcome.value] += row.end - row.offset
-                fresh[tp] += sum(row.attempt == 1 for row in written)
+                fresh[tp] += sum(row.attempt == 1 and not row.answer for row in written)
                 if every_row or not file.counted:
                     rows.setdefault(tp, []).extend(written)
         return TurnOutcomes(rows, counts, fresh)

@@ -2,7 +2,15 @@
 
 from collections.abc import Callable
 
-from ackline.verify import judge_attempts, judge_backfill, judge_floors, judge_logs, judge_outcomes, judge_turns
+from ackline.verify import (
+    judge_answers,
+    judge_attempts,
+    judge_backfill,
+    judge_floors,
+    judge_logs,
+    judge_outcomes,
+    judge_turns,
+)
 from ackline.verify.evidence import Evidence
 from ackline.verify.findings import Findings
 from ackline.verify.judge_calls import judge_calls
@@ -30,6 +38,8 @@ PARTITION_RULES: tuple[Callable[[PartitionHistory, Findings], None], ...] = (
     judge_turns.check_first_attempts_are_planned,
     judge_outcomes.check_no_outcome_is_stored_twice,
     judge_outcomes.check_nothing_is_attempted_after_its_end,
+    judge_answers.check_answers_end_attempts_in_flight,
+    judge_answers.check_an_attempt_is_ended_once,
     judge_attempts.check_attempts_are_consecutive,
     judge_attempts.check_attempts_are_in_later_turns,
     judge_attempts.check_retries_were_pending_and_due,

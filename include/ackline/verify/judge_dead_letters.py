@@ -8,7 +8,7 @@ from ackline.verify.arrays import EMPTY, Ints
 from ackline.verify.evidence import DeadLetter, Evidence
 from ackline.verify.findings import Findings
 from ackline.verify.lane_history import LaneHistory, PartitionHistory
-from ackline.verify.outcome_rows import DEAD, FAILED
+from ackline.verify.outcome_rows import DEAD
 from ackline.verify.turn_rows import EpochPartition
 
 
@@ -63,16 +63,14 @@ def check_letters_are_of_dead_records(partition: PartitionHistory, letters: Ints
 
 def check_dead_records_have_failed(partition: PartitionHistory, found: Findings) -> None:
     """I6: each dead record has a failed attempt."""
-    failed = partition.outcomes.attempts
-    failed = failed.where(failed.outcome == FAILED)
+    failed = partition.outcomes.failures
     never_failed = np.setdiff1d(dead_offsets(partition), failed.offset)
     found.add_offsets("I6", "is dead, but never failed", partition.tp, never_failed)
 
 
 def check_dead_records_have_no_retries_left(partition: PartitionHistory, max_retries: int, found: Findings) -> None:
     """I6: a record is dead only if its attempts are used up, or if its handler raised Dead."""
-    failed = partition.outcomes.attempts
-    failed = failed.where(failed.outcome == FAILED)
+    failed = partition.outcomes.failures
     exhausted = failed.offset[failed.raised_dead | (failed.attempt > max_retries)]
     early = np.setdiff1d(np.intersect1d(dead_offsets(partition), failed.offset), exhausted)
     what = "is dead, but has retries left, and its handler did not raise Dead"

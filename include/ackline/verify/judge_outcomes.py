@@ -5,7 +5,7 @@ import numpy as np
 from ackline.verify.arrays import NEVER, count_covering
 from ackline.verify.findings import Findings
 from ackline.verify.lane_history import LaneHistory, PartitionHistory
-from ackline.verify.outcome_rows import FAILED, OF_ATTEMPTS, OF_DECISIONS, OF_RANGES, count_by_turn
+from ackline.verify.outcome_rows import FAILED, IN_FLIGHT, OF_ATTEMPTS, OF_DECISIONS, OF_RANGES, count_by_turn
 
 
 def check_rows_are_well_formed(partition: PartitionHistory, found: Findings) -> None:
@@ -13,7 +13,7 @@ def check_rows_are_well_formed(partition: PartitionHistory, found: Findings) -> 
     rows, tp = partition.outcomes, partition.tp
     found.add_offsets("I4", "has an unknown outcome", tp, rows.offset[rows.outcome < 0])
     wrong = np.isin(rows.outcome, OF_ATTEMPTS) & (rows.attempt < 1)
-    what = "has the outcome of an attempt (acked, failed or dropped), but no attempt number"
+    what = "has the outcome of an attempt (acked, failed, dropped or in_flight), but no attempt number"
     found.add_offsets("I4", what, tp, rows.offset[wrong])
     wrong = np.isin(rows.outcome, OF_DECISIONS) & (rows.attempt != 0)
     what = "has an outcome that no attempt can have (dead, expired, compacted or lost), but an attempt number"
@@ -26,6 +26,7 @@ def check_rows_are_well_formed(partition: PartitionHistory, found: Findings) -> 
 def check_no_outcome_is_stored_twice(partition: PartitionHistory, found: Findings) -> None:
     """I9, I11: no two rows have the same offset, attempt and outcome, so no outcome was made visible twice."""
     rows = partition.outcomes
+    rows = rows.where(~(rows.answered & (rows.outcome == IN_FLIGHT)))  # an attempt may be renewed any number of times
     same = np.ones(max(len(rows.offset) - 1, 0), dtype=np.bool_)
     for column in (rows.offset, rows.attempt, rows.outcome, rows.end):
         same &= np.diff(column) == 0

@@ -118,7 +118,7 @@ def check_plans_stay_in_window(partition: PartitionHistory, found: Findings) -> 
 
     Records above the floor are those with a first attempt. Each fresh offset may be a record, so it counts as one.
     """
-    rows = partition.outcomes
+    rows = partition.outcomes.attempts
     read = rows.offset[rows.attempt == 1]
     turns = [settlement.turn for settlement in partition.settlements]
     for plan in partition.plans:
@@ -169,7 +169,7 @@ def check_nothing_is_passed_over(partition: PartitionHistory, found: Findings) -
 def check_first_attempts_are_planned(partition: PartitionHistory, found: Findings) -> None:
     """I11: a turn makes first attempts only of offsets in its plan, so a late process cannot add its own range."""
     plans = {plan.turn: plan for plan in partition.plans if plan.kind == "run"}
-    rows = partition.outcomes
+    rows = partition.outcomes.attempts
     first = rows.where(rows.attempt == 1)
     turns, index = np.unique(first.turn, return_inverse=True)
     start, end = to_ranges((plans[turn].start, plans[turn].end) if turn in plans else (0, 0) for turn in turns.tolist())

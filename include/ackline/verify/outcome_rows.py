@@ -13,7 +13,8 @@ TERMINAL = ("acked", "skipped", "dropped", "dead", "expired", "compacted", "lost
 OUTCOMES = (*TERMINAL, "failed", "in_flight")
 """An outcome's code is its index here: a code from 0 to below FAILED is a terminal outcome."""
 FAILED, DEAD, LOST = OUTCOMES.index("failed"), OUTCOMES.index("dead"), OUTCOMES.index("lost")
-OF_ATTEMPTS = [OUTCOMES.index(word) for word in ("acked", "failed", "dropped")]
+IN_FLIGHT = OUTCOMES.index("in_flight")
+OF_ATTEMPTS = [OUTCOMES.index(word) for word in ("acked", "failed", "dropped", "in_flight")]
 OF_DECISIONS = [OUTCOMES.index(word) for word in ("dead", "expired", "compacted", "lost")]
 OF_RANGES = [OUTCOMES.index(word) for word in ("skipped", "expired", "lost")]
 ERROR_CLASSES = ("Dead", "Tombstone", "Undecodable", "Unmatched")
@@ -25,7 +26,8 @@ class OutcomeRows:
 
     `outcome` is an index in OUTCOMES; −1 is an unknown word. `end` is `offset + 1` for a row of a single record.
     `raised_dead`: the handler raised Dead. `uncalled`: no handler was called, because the record is a tombstone, was
-    not decoded, or belongs to no stream.
+    not decoded, or belongs to no stream. `answered`: the row ends or renews an attempt in flight, and is no attempt
+    itself.
     """
 
     turn: Ints
@@ -36,6 +38,7 @@ class OutcomeRows:
     handled_at: Ints
     raised_dead: Mask
     uncalled: Mask
+    answered: Mask
 
     def where(self, chosen: Mask | Ints) -> "OutcomeRows":
         """Return the rows that a mask or an array of indexes chooses."""
@@ -48,11 +51,16 @@ class OutcomeRows:
 
     @property
     def attempts(self) -> "OutcomeRows":
-        """The rows of attempts, without the decisions."""
-        return self.where(self.attempt >= 1)
+        """The rows of attempts, without the decisions and without what has ended an attempt in flight."""
+        return self.where((self.attempt >= 1) & ~self.answered)
+
+    @property
+    def failures(self) -> "OutcomeRows":
+        """The rows of attempts that failed, by themselves or by an answer from outside."""
+        return self.where((self.attempt >= 1) & (self.outcome == FAILED))
 
 
-NO_ROWS = OutcomeRows(EMPTY, EMPTY, EMPTY, EMPTY, EMPTY, EMPTY, EMPTY == 0, EMPTY == 0)
+NO_ROWS = OutcomeRows(EMPTY, EMPTY, EMPTY, EMPTY, EMPTY, EMPTY, EMPTY == 0, EMPTY == 0, EMPTY == 0)
 
 
 def split_outcomes(table: pa.Table, topics: Sequence[str]) -> Mapping[tuple[int, TopicPartition], OutcomeRows]:
@@ -61,7 +69,7 @@ def split_outcomes(table: pa.Table, topics: Sequence[str]) -> Mapping[tuple[int,
     topic, partition = to_codes(table["topic"], topics), to_ints(table["partition"])
     end, error = to_ints(table["end_offset"]), to_codes(table["error_class"], ERROR_CLASSES)
     rows = OutcomeRows(turn, offset, np.where(end < 0, offset + 1, end), attempt, to_codes(table["outcome"], OUTCOMES),
-                       to_ints(table["handled_at"]), error == 0, error >= 1)  # fmt: skip
+                       to_ints(table["handled_at"]), error == 0, error >= 1, _answered(table))  # fmt: skip
     order = np.lexsort((turn, attempt, offset, partition, topic, epoch))
     keys = np.stack([epoch[order], topic[order], partition[order]])
     cuts = np.flatnonzero((np.diff(keys, axis=1) != 0).any(axis=0)) + 1
@@ -71,6 +79,12 @@ def split_outcomes(table: pa.Table, topics: Sequence[str]) -> Mapping[tuple[int,
         (int(epoch[i]), TopicPartition(topics[int(topic[i])], int(partition[i]))): rows.where(part)
         for i, part in zip(first, parts, strict=True)
     }
+
+
+def _answered(table: pa.Table) -> Mask:
+    if "answer" not in table.column_names:  # a table of an earlier version, which knew no records in flight
+        return np.zeros(table.num_rows, np.bool_)
+    return np.asarray(table["answer"].is_valid().to_numpy(), dtype=np.bool_)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +109,8 @@ def find_offset_turns(rows: OutcomeRows) -> OffsetTurns:
     terminal = (rows.outcome >= 0) & (rows.outcome < FAILED)
     np.minimum.at(first, index, rows.turn)
     np.minimum.at(settled, index[terminal], rows.turn[terminal])
-    np.maximum.at(tried, index[rows.attempt >= 1], rows.turn[rows.attempt >= 1])
+    attempts = (rows.attempt >= 1) & ~rows.answered
+    np.maximum.at(tried, index[attempts], rows.turn[attempts])
     ranges = rows.where(terminal & (rows.end > rows.offset + 1))
     for turn, start, end in zip(ranges.turn, ranges.offset, ranges.end, strict=True):
         inside = slice(*np.searchsorted(offsets, [start, end]))

@@ -26,7 +26,7 @@ SCHEMAS = {
         *KEY, ("topic", pa.string()), ("partition", pa.int32()), ("offset", pa.int64()),
         ("end_offset", pa.int64()), ("attempt", pa.int32()), ("outcome", pa.string()),
         ("error_class", pa.string()), ("error_message", pa.string()), ("record_timestamp", UTC_TIME),
-        ("handled_at", UTC_TIME),
+        ("handled_at", UTC_TIME), ("answer", pa.string()),
     ]),
     "plans": pa.schema([
         *KEY, ("kind", pa.string()), ("topic", pa.string()), ("partition", pa.int32()), ("topic_id", pa.string()),

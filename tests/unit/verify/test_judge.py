@@ -2,7 +2,15 @@
 
 import inspect
 
-from ackline.verify import judge_attempts, judge_backfill, judge_floors, judge_logs, judge_outcomes, judge_turns
+from ackline.verify import (
+    judge_answers,
+    judge_attempts,
+    judge_backfill,
+    judge_floors,
+    judge_logs,
+    judge_outcomes,
+    judge_turns,
+)
 from ackline.verify.judge import LANE_RULES, PARTITION_RULES
 from tests.unit.verify.fabricated import History, after_noon, genesis, outcome, plan, row, settlement
 
@@ -74,7 +82,7 @@ def test_an_epoch_starts_at_the_floor_of_a_partition_that_its_reset_leaves_alone
 
 
 def test_every_rule_on_a_lane_or_a_partition_is_applied() -> None:
-    modules = (judge_attempts, judge_backfill, judge_floors, judge_logs, judge_outcomes, judge_turns)
+    modules = (judge_answers, judge_attempts, judge_backfill, judge_floors, judge_logs, judge_outcomes, judge_turns)
     checks = {name for module in modules for name, _ in inspect.getmembers(module, inspect.isfunction)
               if name.startswith("check_")}  # fmt: skip
     assert {rule.__name__ for rule in (*LANE_RULES, *PARTITION_RULES)} | {"check_attempts_within_limit"} == checks

@@ -31,7 +31,8 @@ def miscount(history: History) -> None:
     violation(lambda h: h.find(1, 4).update(outcome=None),
               "I4 orders[0] offset 4: has an unknown outcome", "I2 orders[0] offset 4: is below the committed"),
     violation(lambda h: h.find(1, 4).update(attempt=0),
-              "I4 orders[0] offset 4: has the outcome of an attempt (acked, failed or dropped), but no attempt number"),
+              "I4 orders[0] offset 4: has the outcome of an attempt (acked, failed, dropped or in_flight), but no "
+              "attempt number"),
     violation(lambda h: h.find(2, 3, 0).update(attempt=2), "I4 orders[0] offset 3: has an outcome that no attempt can "
               "have (dead, expired, compacted or lost), but an attempt number"),
     violation(ack_a_range,

@@ -18,8 +18,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ackline.handler import Handler, Tier
+from ackline.handler import Handler, Tier, Yielded
 from ackline.outcome import Outcome
+from ackline.spark.handlers.in_flight import in_flight_outcome
 from ackline.spark.handlers.outcomes import (
     INVALID_WORD,
     OUTCOME_WORDS,
@@ -36,6 +37,7 @@ from ackline.spark.handlers.outcomes import (
     tombstone_outcome,
 )
 from ackline.spark.records import Records
+from ackline.tuples import InFlight
 
 _OUTCOME_COLUMNS = ("outcome", "error_class", "error_message")
 # The acked records of a small group share one time: reading the clock for each would take a tenth of all the time.
@@ -137,7 +139,12 @@ def call_record_handler(
                 if _forks != forks:
                     end_forked_copy()
                 if result is not None:
-                    refuse_unfinished(result)
+                    in_flight = in_flight_answer(result)
+                    if in_flight is not None:
+                        row = int(np.searchsorted(records.offsets, record.offset))
+                        not_acked.append(in_flight_outcome(in_flight, row, now()))
+                        if observer is not None:
+                            observer.report(record.offset, not_acked[-1])
             except TaskFailure as failure:
                 raise failure.error from None
             except BaseException as error:  # sys.exit, too, is the outcome of this record alone
@@ -155,6 +162,23 @@ def call_record_handler(
 def forks() -> int:
     """Returns how often this process is a copy that a fork has made. A handler may fork in its call."""
     return _forks
+
+
+def in_flight_answer(result: Any) -> InFlight | None:
+    """Returns the InFlight that a record handler has returned or yielded; None if it has not, so that the record is
+    acked.
+
+    Raises InvalidOutcome for a result that stands for unfinished work, and for a generator that has yielded anything
+    else or more than one InFlight.
+    """
+    if isinstance(result, InFlight):
+        return result
+    if not isinstance(result, Yielded):
+        refuse_unfinished(result)
+        return None
+    if not all(isinstance(item, InFlight) for item in result) or len(result) > 1:
+        raise InvalidOutcome("a handler may yield one InFlight, and nothing else")
+    return result[0] if result else None
 
 
 def end_forked_copy(error: BaseException | None = None) -> None:

@@ -36,10 +36,12 @@ class RowOutcome:
     error_class: str | None
     error_message: str | None
     handled_at: int
+    due: int | None = None
+    """The deadline of a record in flight, in microseconds since 1970; None without one, and of other outcomes."""
 
     def at_row(self, row: int) -> "RowOutcome":
         """Returns this outcome for another row index."""
-        return RowOutcome(row, self.outcome, self.error_class, self.error_message, self.handled_at)
+        return RowOutcome(row, self.outcome, self.error_class, self.error_message, self.handled_at, self.due)
 
 
 @dataclass(slots=True)

@@ -87,14 +87,14 @@ class _Route:
 
 class Streams(Router):
     """The streams of a translation, with their functions imported; `emits` says whether there are steps that take what
-    handlers emit. Raises what `load_functions` raises."""
+    handlers emit, and `in_flight` whether handlers may hand records on. Raises what `load_functions` raises."""
 
-    def __init__(self, translation: Translation, *, emits: bool = False) -> None:
+    def __init__(self, translation: Translation, *, emits: bool = False, in_flight: bool = False) -> None:
         self._registry = registry = Registry(dict(translation.registry)) if translation.needs_registry else None
         self._routes = [
             _Route(
                 stream,
-                load_functions(stream, emits=emits),
+                load_functions(stream, emits=emits, in_flight=in_flight),
                 _decoder(stream.key, "key", registry),
                 _decoder(stream.value, "value", registry),
             )

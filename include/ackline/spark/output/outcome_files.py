@@ -50,7 +50,8 @@ FILE_COLUMNS = pa.schema(
     ]
 )
 """The table's columns, without the plan's date: its value is in the path. A file of records whose keys are hashed has
-the column `key_hash`, too; readers take it for null in the other files."""
+the column `key_hash`, too, and a file of records in flight the column `due`; readers take them for null in the other
+files."""
 
 # The writer writes a dictionary as it is. Given plain strings, it would first have to find that all are equal.
 _CONSTANT = ("pipeline", "lane", "run_id", "topic", "outcome")
@@ -58,7 +59,7 @@ _WRITTEN = pa.schema(
     [(f.name, pa.dictionary(pa.int32(), pa.string()) if f.name in _CONSTANT else f.type) for f in FILE_COLUMNS]
 )
 
-_WITH_HASHES = _WRITTEN.append(pa.field("key_hash", pa.string()))
+_HASHES, _DUES = pa.field("key_hash", pa.string()), pa.field("due", TIMESTAMP)
 
 _FLUSH_ROWS = 250_000
 _ERROR_WEIGHT = 12
@@ -98,6 +99,8 @@ class Chunk:
     messages: Sequence[str | None] | None = None
     key_hashes: pa.Array | None = None
     """The hashes of the records' keys; None if the pipeline stores none."""
+    dues: Sequence[int | None] | None = None
+    """The deadlines of records in flight; None of other outcomes."""
 
 
 class OutcomeFiles:
@@ -108,7 +111,7 @@ class OutcomeFiles:
 
     def __init__(self, target: OutcomeTarget, key_hashes: bool = False) -> None:
         self._target = target
-        self._schema = _WITH_HASHES if key_hashes else _WRITTEN
+        self._schema = _WRITTEN.append(_HASHES) if key_hashes else _WRITTEN
         self._storage = Storage(target.root)
         self._waiting: dict[Group, _Waiting] = {}
         self._own: dict[Group, _OutcomeFile] = {}
@@ -195,7 +198,7 @@ class _OutcomeFile:
         name = f"{quote(target.turn.lane, safe='')}-{target.turn.epoch}-{target.turn.n}-{uuid.uuid4()}.parquet"
         self._target = target
         self._outcome = outcome
-        self._schema = schema
+        self._schema = schema = schema.append(_DUES) if outcome is Outcome.IN_FLIGHT else schema
         self._rows = 0
         self._writer = DataFileWriter(storage, f"{target.folder}/{name}", schema)
 
@@ -234,8 +237,10 @@ class _OutcomeFile:
             timestamp_column(columns.timestamps),
             pa.array(columns.handled_at).cast(TIMESTAMP),
         ]
-        if self._schema is _WITH_HASHES:
+        if _HASHES.name in self._schema.names:
             arrays.append(pa.nulls(count, pa.string()) if columns.key_hashes is None else columns.key_hashes)
+        if _DUES.name in self._schema.names:
+            arrays.append(columns.dues)
         return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
 
 
@@ -250,6 +255,7 @@ class _Columns:
     classes: pa.Array
     messages: pa.Array
     key_hashes: pa.Array | None
+    dues: pa.Array
 
     @classmethod
     def of(cls, chunks: Sequence[Chunk]) -> "_Columns":
@@ -261,6 +267,7 @@ class _Columns:
             _texts([(chunk.classes, len(chunk.offsets)) for chunk in chunks]),
             _texts([(chunk.messages, len(chunk.offsets)) for chunk in chunks]),
             _hashes(chunks),
+            pa.array([due for chunk in chunks for due in chunk.dues or ()], pa.int64()).cast(TIMESTAMP),
         )
 
 

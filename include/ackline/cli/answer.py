@@ -1,0 +1,87 @@
+"""`ackline ack`, `fail` and `renew`: answers for records in flight, by their tokens."""
+
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from ackline.answers import parse_answer
+from ackline.cli import json_output
+from ackline.cli.options import Json, opened
+from ackline.errors import ConfigError
+from ackline.steps.answer import send_answer
+from ackline.token import Token, parse_token
+
+Tokens = Annotated[
+    list[str], typer.Argument(metavar="TOKEN...", help="What `record.token` was in the handler.", show_default=False)
+]
+OneToken = Annotated[
+    str, typer.Argument(metavar="TOKEN", help="What `record.token` was in the handler.", show_default=False)
+]
+
+
+def ack(tokens: Tokens, as_json: Json = False) -> None:
+    """Ack records that are in flight, by their tokens. The next run of the pipeline settles them.
+
+    The token names its pipeline. Only the first answer that ends an attempt counts, so it does no harm to ack twice.
+
+    Examples: `ackline ack WzEsIm9…`, `ackline ack $(cat done.txt) --json`
+    """
+    _answer(tokens, "ack", as_json)
+
+
+def fail(
+    token: OneToken,
+    reason: Annotated[str, typer.Option("--reason", help="Why, for readers of the audit table.")] = "",
+    as_json: Json = False,
+) -> None:
+    """Fail a record that is in flight, by its token. It is tried again by the pipeline's retry policy.
+
+    Examples: `ackline fail WzEsIm9…`, `ackline fail WzEsIm9… --reason "the supplier refused it"`
+    """
+    _answer([token], f"fail {' '.join(reason.split())}".strip(), as_json)
+
+
+def renew(
+    token: OneToken,
+    duration: Annotated[str, typer.Argument(metavar="DURATION", help="Such as 30s or 1h.", show_default=False)],
+    as_json: Json = False,
+) -> None:
+    """Give a record that is in flight more time, by its token: so long from the run on that reads the answer.
+
+    Examples: `ackline renew WzEsIm9… 10m`
+    """
+    value = f"renew {duration}"
+    if parse_answer(value) is None:
+        raise ConfigError(f"{duration} is no duration above zero: write one such as 30s, 10m or 1h30m", key="DURATION")
+    _answer([token], value, as_json)
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add these commands to the command line."""
+    for command in (ack, fail, renew):
+        app.command()(command)
+
+
+def _answer(texts: Sequence[str], value: str, as_json: bool) -> None:
+    tokens = [_token(text) for text in texts]
+    of_turns = {(token.turn.pipeline, token.turn.lane) for token in tokens}
+    if len(of_turns) > 1:
+        raise ConfigError("the tokens are of several pipelines or lanes: answer for each one alone", key="TOKEN")
+    name, lane = of_turns.pop()
+    with opened(name, lane=lane, handler=False) as parts:
+        topic = send_answer(parts, tokens, value)
+    if as_json:
+        json_output.print_json({"pipeline": name, "lane": lane, "topic": topic, "answers": len(tokens)})
+        return
+    answers = "1 answer is" if len(tokens) == 1 else f"{len(tokens)} answers are"
+    print(f"{answers} in {topic}; the next run of {name} reads {'it' if len(tokens) == 1 else 'them'}.")
+
+
+def _token(text: str) -> Token:
+    token = parse_token(text.strip())
+    if token is None:
+        raise ConfigError(
+            "that is no token: give what `record.token` was in the handler, whole and in one piece", key="TOKEN"
+        )
+    return token

@@ -1,0 +1,119 @@
+"""The ack topic of a pipeline: where a turn begins to read answers from outside, and reading them.
+
+The position is fenced like everything else of a turn. Plan n holds where the turn begins: where settlement n - 1 has
+ended, or the end of the topic if the lane has not read it before. The latter is decided before the first token of the
+turn can exist, so no answer to it is passed over, however early it comes (S64). The end of the range is stored with
+decisions n, and settlement n takes it from there.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from ackline.answers import AckPosition
+from ackline.errors import AcklineError, ConfigError
+from ackline.kafka.cluster import TopicInfo
+from ackline.kafka.exact import Found
+from ackline.offsets import OffsetRange, TopicPartition
+from ackline.steps.observe import written_beyond
+from ackline.steps.parts import Parts
+from ackline.turns import Settlement
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerRange:
+    """The answers that a turn reads, and the position after them. `warnings` say what the topic has lost."""
+
+    ranges: dict[TopicPartition, OffsetRange]
+    after: AckPosition
+    warnings: tuple[str, ...]
+
+
+def start_position(parts: Parts, newest: Settlement) -> AckPosition | None:
+    """Returns from where the turn after `newest` reads answers; None if the pipeline has no ack topic.
+
+    Raises ConfigError if the topic does not exist or is compacted.
+    """
+    topic = parts.pipeline.ack_topic
+    if topic is None:
+        return None
+    info = checked_topic(parts, topic)
+    if newest.answers is not None and newest.answers.position.topic == topic:
+        return newest.answers.position  # also if the topic was created again: settle reports that
+    ends = parts.cluster.bounds([TopicPartition(topic, number) for number in info.partitions])
+    return AckPosition(topic, info.topic_id, {tp.partition: log.end for tp, log in ends.items()})
+
+
+def checked_topic(parts: Parts, topic: str) -> TopicInfo:
+    """Returns the ack topic. Raises ConfigError if it does not exist, or is compacted."""
+    info = parts.cluster.topics([topic]).get(topic)
+    if info is None:
+        raise ConfigError(
+            f"the ack topic {topic} of pipeline {parts.pipeline.name} does not exist: create it, or correct its name. "
+            f"Nothing was planned",
+            key="ack_topic",
+        )
+    try:
+        policy = parts.cluster.policies([topic]).get(topic)
+    except AcklineError:
+        # This user may not describe topics. That is no reason to stop: only a compacted topic loses answers.
+        return info
+    if policy is not None and policy.compacted:
+        raise ConfigError(
+            f"the ack topic {topic} of pipeline {parts.pipeline.name} is compacted, so it may lose an answer before it "
+            f"is read: set its cleanup.policy to delete. Nothing was planned",
+            key="ack_topic",
+        )
+    return info
+
+
+def has_unread_answers(parts: Parts, newest: Settlement) -> bool:
+    """Returns whether the ack topic has anything that the lane has not read. Raises as `start_position` does."""
+    position = start_position(parts, newest)
+    return position is not None and any(range_to_read(parts, position).ranges.values())
+
+
+def range_to_read(parts: Parts, position: AckPosition) -> AnswerRange:
+    """Returns the answers from `position` to the present end of the topic.
+
+    Raises ConfigError if the topic does not exist, TransientError if a partition has no leader: an answer there may be
+    for a record whose deadline has passed, so the turn waits for it.
+    """
+    topic = position.topic
+    # The id before the bounds. If the topic is created again in between, the next turn finds the new id, and reads the
+    # new topic from its start.
+    info = parts.cluster.topics([topic]).get(topic)
+    if info is None:
+        raise ConfigError(
+            f"the ack topic {topic} of pipeline {parts.pipeline.name} does not exist any more: create it again. The "
+            f"turn stays open until then",
+            key="ack_topic",
+        )
+    logs = parts.cluster.bounds([TopicPartition(topic, number) for number in info.partitions])
+    known, warnings = position.next, []
+    if info.topic_id != position.topic_id:
+        known = {}
+        warnings.append(f"the ack topic {topic} was created again: answers that were not read before that are lost")
+    starts = {tp: known.get(tp.partition, 0) for tp in logs}
+    # Under read_committed an open transaction may hold the readable end below what was read before; nothing is lost.
+    behind = written_beyond(parts, {tp: starts[tp] for tp, log in logs.items() if log.end < starts[tp]})
+    ranges = {}
+    for tp, log in logs.items():
+        start, end = starts[tp], max(log.end, starts[tp]) if tp in behind else log.end
+        if log.start > start and tp.partition in known:
+            warnings.append(f"answers [{start}, {log.start}) of the ack topic {tp} are lost: retention took them")
+        if end < start:
+            warnings.append(f"answers of the ack topic {tp} from {end} on are lost: its log was truncated from {start}")
+        ranges[tp] = OffsetRange(min(max(start, log.start), end), end)
+    after = AckPosition(topic, info.topic_id, {tp.partition: part.end for tp, part in ranges.items()})
+    return AnswerRange(ranges, after, tuple(warnings))
+
+
+def read_answers(parts: Parts, wanted: AnswerRange) -> Iterator[tuple[bytes | None, bytes | None]]:
+    """Yields key and value of each answer, in their order within a partition. Raises what an exact read raises."""
+    offsets = {tp: range(part.start, part.end) for tp, part in wanted.ranges.items() if part}
+    if not offsets:
+        return
+    with parts.reader() as reader:
+        for answer in reader.read(offsets):
+            if isinstance(answer, Found):  # the other offsets hold no record
+                yield answer.message.key(), answer.message.value()

@@ -1,0 +1,183 @@
+"""What settle decides about records in flight: the answers from outside, and then what is overdue.
+
+Every answer that is read is applied before any deadline is looked at, so an answer that arrived in time counts even if
+the run comes late. Time is the run's clock: a renewal and a deadline are judged by the same clock.
+"""
+
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+
+from ackline.answers import AckPosition, Answer, AnswerReport, Applied, Ignored, parse_answer
+from ackline.errors import ConfigError
+from ackline.ledger import PartitionState, PendingKind
+from ackline.offsets import TopicPartition
+from ackline.outcome import AnswerKind, ErrorClass, Outcome
+from ackline.outcome_rows import OutcomeRow
+from ackline.pending import PendingRuns
+from ackline.scrub import scrub
+from ackline.steps.ack_topic import range_to_read, read_answers
+from ackline.steps.parts import Parts
+from ackline.steps.void import void_advice
+from ackline.token import Token, parse_token
+from ackline.token_keys import Keys
+from ackline.turns import Plan, PlannedPartition, SettledPartition, Settlement, TurnId
+
+_LATEST = datetime.max.replace(tzinfo=UTC)
+Key = tuple[TopicPartition, int]
+
+
+def decide_answers(
+    parts: Parts,
+    plan: Plan,
+    before: Settlement,
+    position: AckPosition,
+    states: Mapping[TopicPartition, PartitionState],
+) -> tuple[dict[TopicPartition, list[OutcomeRow]], AnswerReport]:
+    """Returns the rows that end or renew attempts in flight, and what became of each answer. Stores nothing.
+
+    `states` are those after the outcomes of the turn, so that an answer that came before them counts, too (S64). Call
+    it only after outcomes n are stored: no token of a later turn exists then. Raises ConfigError if the pipeline file
+    has lost its ack topic, and what reading the topic raises.
+    """
+    if parts.token_keys is None:
+        raise ConfigError(
+            f"ack_topic was removed while {plan.turn} is open, which reads {position.topic}; put it back until the "
+            f"turn is settled. {void_advice(plan.turn)}",
+            key="ack_topic",
+        )
+    wanted = range_to_read(parts, position)
+    rows_of_lane: dict[TopicPartition, SettledPartition | PlannedPartition] = {**before.partitions, **plan.partitions}
+    topic_ids = {tp: row.topic_id for tp, row in rows_of_lane.items()}
+    in_flight = _in_flight(plan, states)
+    judge = _Judge(parts, plan, topic_ids, parts.token_keys, parts.store.ledger_id(), parts.now(), in_flight)
+    for key, value in read_answers(parts, wanted):
+        judge.take(key, value)
+    rows: dict[TopicPartition, list[OutcomeRow]] = {}
+    for tp, row in judge.rows():
+        rows.setdefault(tp, []).append(row)
+    for decided in rows.values():
+        decided.sort(key=lambda row: row.offset)
+    return rows, AnswerReport(wanted.after, dict(judge.counts), wanted.warnings)
+
+
+def _in_flight(plan: Plan, states: Mapping[TopicPartition, PartitionState]) -> "dict[TopicPartition, _InFlight]":
+    runs = {tp: PendingRuns.of(states[tp].pending).of_kind(PendingKind.IN_FLIGHT) for tp in plan.partitions}
+    return {tp: _InFlight.of(waiting) for tp, waiting in runs.items() if waiting}
+
+
+@dataclass(frozen=True, slots=True)
+class _InFlight:
+    """The records of a partition that are in flight."""
+
+    runs: PendingRuns
+    starts: list[int]
+    ends: list[int]
+    attempts: list[int]
+
+    @classmethod
+    def of(cls, runs: PendingRuns) -> "_InFlight":
+        return cls(runs, runs.starts.tolist(), runs.ends.tolist(), runs.attempts.tolist())
+
+    def attempt_at(self, offset: int) -> int | None:
+        """Returns the attempt that is in flight at an offset; None if none is."""
+        index = bisect_right(self.starts, offset) - 1
+        return self.attempts[index] if index >= 0 and offset < self.ends[index] else None
+
+
+@dataclass(slots=True)
+class _Judge:
+    """Judges one answer after the other. The first one that ends an attempt counts; of renewals, the last one."""
+
+    parts: Parts
+    plan: Plan
+    topic_ids: Mapping[TopicPartition, str]
+    """The topic id of each partition of the lane. A turn of a backfill lane plans only those that are not settled."""
+    keys: Keys
+    ledger: str
+    now: datetime
+    in_flight: Mapping[TopicPartition, _InFlight]
+    counts: Counter[str] = field(default_factory=Counter)
+    ended: dict[Key, OutcomeRow] = field(default_factory=dict)
+    renewed: dict[Key, OutcomeRow] = field(default_factory=dict)
+    voids: dict[TurnId, bool] = field(default_factory=dict)
+
+    def take(self, key: bytes | None, value: bytes | None) -> None:
+        """Applies an answer, or counts why it is ignored."""
+        answer, token = parse_answer(value), parse_token((key or b"").decode("ascii", "replace"))
+        if answer is None or token is None:
+            self.counts[Ignored.MALFORMED] += 1
+            return
+        obstacle = self._obstacle(token)
+        if obstacle is not None:
+            self.counts[obstacle] += 1
+            return
+        self._apply(token, answer)
+
+    def _obstacle(self, token: Token) -> Ignored | None:
+        """Returns why the answers of this token are ignored; None if they count."""
+        turn, lane = token.turn, self.plan.turn
+        if (turn.pipeline, turn.lane) != (lane.pipeline, lane.lane) or token.tp not in self.topic_ids:
+            return Ignored.FOREIGN
+        if not token.is_signed(self.keys, self.ledger, self.topic_ids[token.tp]):
+            return Ignored.UNSIGNED
+        if (token.tp, token.offset) in self.ended:
+            ended = self.ended[token.tp, token.offset]
+            return Ignored.REPEATED if ended.attempt == token.attempt else Ignored.STALE
+        waiting = self.in_flight.get(token.tp)
+        if turn.epoch != lane.epoch or waiting is None or waiting.attempt_at(token.offset) != token.attempt:
+            return Ignored.STALE
+        # The attempt of a void turn was ended by that turn's settlement; the same attempt was then made again, in a
+        # later turn, and that one is in flight under another token.
+        return Ignored.STALE if self._is_void(turn) else None
+
+    def _is_void(self, turn: TurnId) -> bool:
+        if turn.n >= self.plan.turn.n:  # the turn itself is not void, and no later one has a token yet
+            return turn.n > self.plan.turn.n
+        if turn not in self.voids:
+            self.voids[turn] = self.parts.store.is_void(turn)
+        return self.voids[turn]
+
+    def _apply(self, token: Token, answer: Answer) -> None:
+        key, offset, attempt = (token.tp, token.offset), token.offset, token.attempt
+        if answer.kind is AnswerKind.RENEW:
+            due = _later(self.now, answer.renewal)
+            self.counts[Applied.RENEWED] += 1
+            self.renewed[key] = OutcomeRow(
+                offset, attempt, Outcome.IN_FLIGHT, self.now, due=due, answer=AnswerKind.RENEW
+            )
+        elif answer.kind is AnswerKind.ACK:
+            self.counts[Applied.ACKED] += 1
+            self.ended[key] = OutcomeRow(offset, attempt, Outcome.ACKED, self.now, answer=AnswerKind.ACK)
+        else:
+            # Settle does not read the record, so what the reason shares with it is not masked.
+            reason = scrub(answer.reason, ()) or None
+            self.counts[Applied.FAILED] += 1
+            self.ended[key] = OutcomeRow(
+                offset, attempt, Outcome.FAILED, self.now, ErrorClass.ACK_FAILED, None, reason, answer=AnswerKind.FAIL
+            )
+
+    def rows(self) -> Iterator[tuple[TopicPartition, OutcomeRow]]:
+        """Yields a row for each attempt that an answer has ended or renewed, and for each that is overdue."""
+        renewed = {key: row for key, row in self.renewed.items() if key not in self.ended}
+        for (tp, _), row in [*self.ended.items(), *renewed.items()]:
+            yield tp, row
+        for tp, waiting in self.in_flight.items():
+            for run in waiting.runs.overdue_at(self.now):
+                reason = f"no answer until {run.value.due:%Y-%m-%d %H:%M:%S} UTC"
+                for offset in range(run.start, run.end):
+                    if (tp, offset) not in self.ended and (tp, offset) not in renewed:
+                        self.counts[Applied.TIMED_OUT] += 1
+                        yield tp, OutcomeRow(
+                            offset, run.value.attempts, Outcome.FAILED, self.now, ErrorClass.ACK_TIMEOUT, None, reason,
+                            answer=AnswerKind.TIMEOUT,
+                        )  # fmt: skip
+
+
+def _later(now: datetime, duration: timedelta) -> datetime:
+    try:
+        return now + duration
+    except OverflowError:  # beyond the calendar
+        return _LATEST

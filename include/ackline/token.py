@@ -1,0 +1,97 @@
+"""Tokens of records in flight: who holds one may answer for one attempt at one record. Pure.
+
+A token holds what a reader needs to find the record, and an HMAC-SHA256 over that, the id of the ledger and the id of
+the topic. So no token can be made without the key, and a token of another ledger or of a topic that was created again
+does not verify. The same attempt of the same turn always has the same token: a repeated replay hands out no second one.
+"""
+
+import base64
+import binascii
+import hmac
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from ackline.offsets import TopicPartition
+from ackline.token_keys import Keys
+from ackline.turns import TurnId
+
+_VERSION = 1
+_MAC_BYTES = 32
+_ALPHABET = re.compile(r"[A-Za-z0-9_-]{40,2000}")
+
+
+class Token(NamedTuple):
+    """What a token holds in clear: the attempt at a record that it is of. `mac` proves it."""
+
+    turn: TurnId
+    tp: TopicPartition
+    offset: int
+    attempt: int
+    mac: bytes
+
+    @property
+    def text(self) -> str:
+        """The token as it is written: letters, digits, `_` and `-`, a letter first."""
+        content = _body(self.turn, self.tp, self.offset, self.attempt) + self.mac
+        return base64.urlsafe_b64encode(content).decode().rstrip("=")
+
+    def is_signed(self, keys: Keys, ledger: str, topic_id: str) -> bool:
+        """Returns whether one of the keys has signed this token in this ledger, for a topic with this id."""
+        signed = _signed(ledger, topic_id, _body(self.turn, self.tp, self.offset, self.attempt))
+        # A comparison takes the same time whatever differs, so its time tells nothing of the right value.
+        return any(hmac.compare_digest(_mac(key, signed), self.mac) for key in keys)
+
+
+def parse_token(text: str) -> Token | None:
+    """Returns the token that a text holds; None if it holds none. It may be signed by anybody."""
+    if not _ALPHABET.fullmatch(text):
+        return None
+    try:
+        content = base64.urlsafe_b64decode(text + "=" * (-len(text) % 4))
+        version, pipeline, lane, epoch, n, topic, partition, offset, attempt = json.loads(content[:-_MAC_BYTES])
+    except (binascii.Error, ValueError, TypeError, RecursionError):
+        return None
+    names, numbers = (pipeline, lane, topic), (version, epoch, n, partition, offset, attempt)
+    if not all(type(name) is str for name in names) or not all(type(number) is int for number in numbers):
+        return None
+    token = Token(
+        TurnId(pipeline, lane, epoch, n), TopicPartition(topic, partition), offset, attempt, content[-_MAC_BYTES:]
+    )
+    # Several texts decode to the same bytes, and several texts of JSON hold the same values: only one is the token.
+    return token if version == _VERSION and token.text == text else None
+
+
+@dataclass(frozen=True, slots=True)
+class TokenSigner:
+    """Makes the tokens of one turn. It holds a secret: never show it."""
+
+    key: bytes = field(repr=False)
+    ledger: str
+    turn: TurnId
+    topic_ids: Mapping[str, str]
+    """The id of each topic of the turn."""
+
+    def token(self, topic: str, partition: int, offset: int, attempt: int) -> str:
+        """Returns the token of an attempt of the turn."""
+        tp = TopicPartition(topic, partition)
+        signed = _signed(self.ledger, self.topic_ids[topic], _body(self.turn, tp, offset, attempt))
+        return Token(self.turn, tp, offset, attempt, _mac(self.key, signed)).text
+
+
+SignToken = Callable[[str, int, int, int], str]
+
+
+def _body(turn: TurnId, tp: TopicPartition, offset: int, attempt: int) -> bytes:
+    return json.dumps([_VERSION, *turn, *tp, offset, attempt], separators=(",", ":")).encode()
+
+
+def _signed(ledger: str, topic_id: str, body: bytes) -> bytes:
+    # As JSON, no two different lists of values are the same bytes.
+    return json.dumps([ledger, topic_id, body.decode()]).encode()
+
+
+def _mac(key: bytes, signed: bytes) -> bytes:
+    return hmac.digest(key, signed, "sha256")

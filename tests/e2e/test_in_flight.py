@@ -1,0 +1,163 @@
+"""Records in flight, and answers from outside, on a real broker, Spark and Delta. The checker judges each lane."""
+
+import json
+import secrets
+from typing import Any
+
+import pytest
+
+from ackline.local.broker import Broker
+from tests.e2e import wire
+from tests.e2e.fixtures import MakeLab
+from tests.e2e.lab import Lab, Row
+
+KEY = "canary-of-the-token-keys"
+AT_ONCE = {"initial_delay": "0s", "period": "0s", "max_retries": 1}
+
+
+class Answered:
+    """A lane whose handler hands records on, and its ack topic."""
+
+    def __init__(self, make: MakeLab, broker: Broker, topic_config: dict[str, str] | None = None, **settings: Any):
+        self.topic = f"acks-{secrets.token_hex(4)}"
+        broker.create_topic(self.topic, 2, topic_config)
+        base: dict[str, Any] = {
+            "kafka": {"connection": "shop"}, "handler": "tests.e2e.handlers:hands_on", "ack_topic": self.topic,
+            "in_flight": {"timeout": "10s"}, "retry": AT_ONCE,
+        }  # fmt: skip
+        self.lane: Lab = make(**{**base, **settings})
+        self.broker = broker
+        self.file = self.lane.folder / "tokens"
+
+    @property
+    def environment(self) -> dict[str, str]:
+        extra = {"bootstrap.servers": self.broker.bootstrap, "ackline.token_keys": [KEY]}
+        return {"AIRFLOW_CONN_SHOP": json.dumps({"conn_type": "kafka", "extra": extra})}
+
+    def order(self, **more: Any) -> dict[str, Any]:
+        """A record that is handed on."""
+        return {"wait": str(self.file), **more}
+
+    def tokens(self) -> dict[tuple[int, int], str]:
+        """The token of each attempt that was handed on."""
+        lines = (line.split() for line in self.file.read_text().splitlines())
+        return {(int(offset), int(attempt)): token for offset, attempt, token in lines}
+
+    def answer(self, offset: int, value: str = "ack", attempt: int = 1, times: int = 1) -> None:
+        """Answers as a worker with a Kafka client of its own does."""
+        token = self.tokens()[offset, attempt].encode()
+        wire.produce(self.broker.bootstrap, self.topic, [wire.Write(value.encode(), token)] * times, offset % 2)
+
+    def command(self, *arguments: str) -> str:
+        done = self.lane.ackline(*arguments, env=self.environment)
+        assert done.returncode == 0, done.stderr
+        assert KEY not in done.stdout + done.stderr
+        return str(done.stdout)
+
+    def run(self, seconds: float = 0) -> Any:
+        """A run so many seconds later; its JSON."""
+        self.lane.advance_clock(seconds)
+        shown = self.command("run", self.lane.name, "--now", self.lane.now.isoformat(), "--json")
+        return json.loads(shown.splitlines()[-1])
+
+    def pending(self) -> dict[str, int]:
+        (partition,) = json.loads(self.command("status", self.lane.name, "--json"))["partitions"]
+        return dict(partition["pending"])
+
+
+def test_s64_s65_s69_answers_before_the_outcomes_in_time_late_repeated_and_forged(
+    lab: MakeLab, broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answered = Answered(lab, broker)
+    lane = answered.lane
+    early = answered.order(early=[broker.bootstrap, answered.topic])
+    lane.produce(early, *[answered.order()] * 4, {"n": 5})
+    first = answered.run()
+    assert first["answers"] == {"acked": 1}, "S64: the ack came before the outcome was stored"
+    assert (first["partitions"][0]["floor"], answered.pending()["in_flight"]) == (1, 4)
+
+    def refuse(_parts: object) -> None:
+        raise AssertionError("answers need no Spark")
+
+    answered.answer(1, times=8)
+    answered.answer(2, "renew 10s")
+    forged = answered.tokens()[3, 1][:-3] + "AAA"
+    wire.produce(broker.bootstrap, answered.topic, [wire.Write(b"ack", forged.encode()), wire.Write(b"?", b"?")])
+    with monkeypatch.context() as patched:
+        patched.setattr("ackline.cli.app._start_spark", refuse)
+        second = answered.run(9)
+    assert second["answers"] == {"acked": 1, "repeated": 7, "renewed": 1, "unsigned": 1, "malformed": 1}
+    assert (second["records"], answered.pending()["in_flight"]) == (0, 3)
+    third = answered.run(3)
+    assert third["answers"] == {"timed_out": 2}
+    assert lane.new_calls() == [(offset, 1) for offset in range(6)]
+    answered.answer(3)
+    answered.answer(2)
+    fourth = answered.run(1)
+    assert fourth["answers"] == {"acked": 1, "stale": 1}
+    assert lane.new_calls() == [(3, 2), (4, 2)]
+    answered.answer(3, attempt=2)
+    answered.answer(4, attempt=2)
+    answered.run(1)
+    assert [row for row in lane.rows() if row.outcome == "acked"] == [
+        Row(0, 1, "acked"), Row(1, 1, "acked"), Row(2, 1, "acked"), Row(3, 2, "acked"), Row(4, 2, "acked"),
+        Row(5, 1, "acked"),
+    ]  # fmt: skip
+    assert lane.committed() == 6
+    assert not any(KEY in json.dumps(row, default=str) for name in ("plans", "outcomes", "settlements")
+                   for row in lane.table(name))  # fmt: skip
+    lane.judge(settled=True)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"handler": "tests.e2e.handlers:hands_on_as_generator", "handler_isolation": "process"},
+        {"decode": {"value": "json"}, "record_timeout": "1m"},
+    ],
+)
+def test_the_commands_ack_fail_and_renew_by_token_whatever_calls_the_handler(
+    lab: MakeLab, broker: Broker, settings: dict[str, Any]
+) -> None:
+    answered = Answered(lab, broker, **settings)
+    lane = answered.lane
+    lane.produce(*[answered.order(timeout=60)] * 3)
+    answered.run()
+    tokens = answered.tokens()
+    answered.command("ack", tokens[0, 1])
+    answered.command("fail", tokens[1, 1], "--reason", "no stock")
+    answered.command("renew", tokens[2, 1], "1h")
+    assert answered.run(61)["answers"] == {"acked": 1, "failed": 1, "renewed": 1}
+    assert answered.pending() == {"retry": 1, "dead_letter": 0, "in_flight": 1}
+    (failed,) = [row for row in lane.table("outcomes") if row["error_class"]]
+    assert (failed["error_class"], failed["error_message"], failed["answer"]) == ("AckFailed", "no stock", "fail")
+    answered.run()
+    answered.command("fail", answered.tokens()[1, 2])
+    answered.command("ack", tokens[2, 1])
+    answered.run()
+    answered.run()
+    assert [dict(letter.headers)["ackline.error_class"] for letter in lane.letters()] == [b"AckFailed"]
+    assert lane.committed() == 3
+    lane.judge(settled=True)
+
+
+def test_a_lost_or_compacted_ack_topic_is_named(lab: MakeLab, broker: Broker) -> None:
+    answered = Answered(lab, broker)
+    lane = answered.lane
+    lane.produce(answered.order(timeout=1000))
+    answered.run()
+    answered.answer(0, "renew 1s", times=3)
+    wire.delete_records(broker.bootstrap, (answered.topic, 0), 2)
+    done = answered.run()
+    assert done["warnings"] == [f"answers [0, 2) of the ack topic {answered.topic}[0] are lost: retention took them"]
+    wire.delete_topic(broker.bootstrap, answered.topic)
+    broker.create_topic(answered.topic, 2)
+    answered.answer(0)
+    done = answered.run()
+    assert "was created again" in done["warnings"][0]
+    assert lane.committed() == 1
+    wire.set_topic_config(broker.bootstrap, answered.topic, cleanup_policy="compact")
+    refused = lane.ackline("run", lane.name, env=answered.environment)
+    assert (refused.returncode, "is compacted" in refused.stderr) == (2, True), refused.stderr
+    doctor = lane.ackline("doctor", lane.name, env=answered.environment)
+    assert "is compacted" in doctor.stdout

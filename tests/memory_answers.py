@@ -1,0 +1,92 @@
+"""A lane in memory whose handler hands records on, and the answers from outside."""
+
+from collections import Counter
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+from ackline import InFlight, Record
+from ackline.offsets import TopicPartition
+from ackline.testing.memory import handle_by_orders
+from ackline.turns import Settlement
+from tests.memory_lane import NOON, OK, TP, MemoryLane
+
+ACKS = TopicPartition("acks", 0)
+WAITS = b'{"wait": true}'
+"""A record that its handler hands on."""
+
+
+class AnsweredLane(MemoryLane):
+    """A lane with the ack topic `acks`. `tokens` has the token of each attempt that was handed on."""
+
+    def __init__(self, *values: bytes | None, timeout: str = "10s", partitions: int = 1, **settings: Any) -> None:
+        retry = {"initial_delay": "0s", "period": "0s", "max_retries": 1}
+        block = {"timeout": timeout} | settings.pop("in_flight", {})
+        super().__init__(
+            *values, partitions=partitions, **{"ack_topic": "acks", "in_flight": block, "retry": retry, **settings}
+        )
+        self.create("acks")
+        self.tokens: dict[tuple[int, int], str] = {}
+        self.world.handle = self.hand_on
+        self.early: Callable[[Record], None] = lambda record: None
+        """What happens outside while the handler hands a record on."""
+
+    def hand_on(self, record: Record) -> InFlight | None:
+        if record.value != WAITS:
+            handle_by_orders(record)
+            return None
+        self.tokens[record.offset, record.attempt] = record.token
+        self.early(record)
+        return InFlight()
+
+    def answer(self, offset: int, value: str = "ack", attempt: int = 1, times: int = 1) -> None:
+        """Somebody answers for an attempt."""
+        for _ in range(times):
+            self.answer_with(self.tokens[offset, attempt], value)
+
+    def answer_with(self, token: str | bytes | None, value: str | bytes | None) -> None:
+        """Somebody writes a record to the ack topic."""
+        key, content = (text.encode() if isinstance(text, str) else text for text in (token, value))
+        self.log(ACKS).append(content, self.world.now, key=key)
+
+    def spare(self) -> None:
+        """No strike comes any more."""
+        self._strikes.clear()
+
+    def at(self, seconds: float) -> "AnsweredLane":
+        """The lane so many seconds after noon."""
+        self.world.now = NOON + timedelta(seconds=seconds)
+        return self
+
+    def outcomes(self, tp: TopicPartition = TP) -> list[tuple[int, int, str]]:
+        """(offset, attempt, outcome) of each effective row of a record that was handed on, in order."""
+        tables = self.world.tables
+        settled = {turn for turn, settlement in tables.settlements.items() if settlement.kind != "void"}
+        rows = [
+            (row.offset, row.attempt, row.outcome.value)
+            for turn, files in sorted(tables.outcomes.items())
+            if turn in settled
+            for file in files
+            for row in file.rows.get(tp, ())
+        ]
+        return sorted(rows, key=lambda row: row[:2])
+
+    def answered(self) -> Counter[str]:
+        """What became of all answers of the lane."""
+        counts: Counter[str] = Counter()
+        for settlement in self.world.tables.settlements.values():
+            counts.update(_counts(settlement))
+        return counts
+
+    def next_answer(self) -> int:
+        """Up to where the lane has read the ack topic."""
+        answers = self.newest().answers
+        assert answers is not None
+        return answers.position.next[0]
+
+
+def _counts(settlement: Settlement) -> Counter[str]:
+    return Counter(settlement.answers.counts) if settlement.answers else Counter()
+
+
+__all__ = ["ACKS", "NOON", "OK", "TP", "WAITS", "AnsweredLane"]

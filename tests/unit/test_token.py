@@ -1,0 +1,115 @@
+"""Tokens of records in flight, the keys that sign them, and the answers that name them."""
+
+import base64
+from datetime import timedelta
+
+import pytest
+
+from ackline import Record
+from ackline.answers import AckPosition, Answer, AnswerReport, counts_text, parse_answer
+from ackline.errors import ConfigError
+from ackline.handler import sign_tokens_with
+from ackline.offsets import TopicPartition
+from ackline.outcome import AnswerKind
+from ackline.token import TokenSigner, parse_token
+from ackline.token_keys import TOKEN_KEYS, token_keys_of
+from ackline.turns import TurnId
+
+KEY, OTHER = b"a key of the tests", b"another key of them"
+TURN = TurnId("shop", "live", 1, 7)
+TP = TopicPartition("orders", 3)
+SIGNER = TokenSigner(KEY, "ledger-1", TURN, {"orders": "id-1"})
+
+
+def test_a_token_names_its_attempt_and_verifies_in_its_ledger_and_topic_alone() -> None:
+    text = SIGNER.token(*TP, 41, 2)
+    token = parse_token(text)
+    assert token is not None
+    assert token[:4] == (TURN, TP, 41, 2)
+    assert (token.text, text[0].isalpha(), "=" in text) == (text, True, False)
+    assert token.is_signed((KEY,), "ledger-1", "id-1")
+    for keys, ledger, topic_id in [((OTHER,), "ledger-1", "id-1"), ((KEY,), "ledger-2", "id-1"),
+                                   ((KEY,), "ledger-1", "id-2"), ((), "ledger-1", "id-1")]:  # fmt: skip
+        assert not token.is_signed(keys, ledger, topic_id)
+
+
+def test_each_attempt_has_a_token_of_its_own_and_a_repeated_replay_makes_the_same_one() -> None:
+    later = TokenSigner(KEY, "ledger-1", TURN._replace(n=8), {"orders": "id-1"})
+    tokens = [SIGNER.token(*TP, 41, 1), SIGNER.token(*TP, 41, 2), SIGNER.token(*TP, 42, 1), later.token(*TP, 41, 1)]
+    assert len(set(tokens)) == 4
+    assert TokenSigner(KEY, "ledger-1", TURN, {"orders": "id-1"}).token(*TP, 41, 1) == tokens[0]
+
+
+def test_a_key_in_front_signs_and_the_one_behind_it_still_verifies() -> None:
+    token = parse_token(SIGNER.token(*TP, 41, 1))
+    assert token is not None
+    assert token.is_signed((OTHER, KEY), "ledger-1", "id-1")
+
+
+@pytest.mark.parametrize("change", [lambda text: text[:-1], lambda text: text + "A", lambda text: text + "=",
+                                    lambda text: text[:-1] + ("B" if text[-1] == "A" else "A"), str.lower,
+                                    lambda text: "", lambda text: "A" * 3000, lambda text: "é" * 50])  # fmt: skip
+def test_what_is_not_exactly_a_token_is_none_or_does_not_verify(change: object) -> None:
+    assert callable(change)
+    token = parse_token(change(SIGNER.token(*TP, 41, 1)))
+    assert token is None or not token.is_signed((KEY,), "ledger-1", "id-1")
+
+
+@pytest.mark.parametrize("body", [
+    b"[1]", b"{}", b"[" * 500, b'[1,"a","b",0,true,"c",0,0,1]', b'[2,"a","b",0,1,"c",0,0,1]',
+    b'[1, "a","b",0,1,"c",0,0,1]', b'[1,"a","b",0,1,"c",0,0,1.0]', b"\xff",
+])  # fmt: skip
+def test_a_text_of_other_content_is_no_token(body: bytes) -> None:
+    assert parse_token(base64.urlsafe_b64encode(body + b"m" * 32).decode().rstrip("=")) is None
+
+
+def test_a_signer_shows_no_key() -> None:
+    assert KEY.decode() not in repr(SIGNER)
+
+
+def test_a_record_has_a_token_during_a_run_and_names_what_is_missing_otherwise() -> None:
+    record = Record("orders", 3, 41, None, None, None, (), 2)
+    try:
+        sign_tokens_with(SIGNER.token)
+        assert record.token == SIGNER.token(*TP, 41, 2)
+    finally:
+        sign_tokens_with(None)
+    with pytest.raises(RuntimeError, match="`ack_topic`"):
+        _ = record.token
+
+
+@pytest.mark.parametrize(
+    ("extra", "keys"),
+    [(["a" * 16, "b" * 20], (b"a" * 16, b"b" * 20)), ("a" * 16, (b"a" * 16,))],
+)
+def test_the_keys_are_a_list_of_texts_or_one(extra: object, keys: tuple[bytes, ...]) -> None:
+    assert token_keys_of({TOKEN_KEYS: extra}, "shop") == keys
+
+
+@pytest.mark.parametrize("extra", [None, [], "a" * 15, ["a" * 16, "hunter2"], [16], 5, {"a": "b"}])
+def test_other_keys_are_refused_without_quoting_them(extra: object) -> None:
+    with pytest.raises(ConfigError, match=r"connection shop has (no )?`ackline\.token_keys`") as refused:
+        token_keys_of({TOKEN_KEYS: extra}, "shop")
+    assert "hunter2" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("value", "answer"),
+    [
+        (b"ack", Answer(AnswerKind.ACK)), (b" ack\n", Answer(AnswerKind.ACK)), (b"fail", Answer(AnswerKind.FAIL)),
+        (b"fail  too late ", Answer(AnswerKind.FAIL, "too late")),
+        (b"renew 1h30m", Answer(AnswerKind.RENEW, "", timedelta(minutes=90))), ("ack", Answer(AnswerKind.ACK)),
+        (b"ack now", None), (b"ACK", None), (b"", None), (None, None), (b"renew", None), (b"renew 0s", None),
+        (b"renew 5", None), (b"\xff", None), (b"timeout", None), (b"renew 99999999999d", None),
+    ],
+)  # fmt: skip
+def test_the_value_of_an_answer_is_ack_fail_or_renew(value: bytes | str | None, answer: Answer | None) -> None:
+    assert parse_answer(value) == answer
+
+
+def test_a_report_is_the_same_after_it_was_stored_and_reads_in_words() -> None:
+    report = AnswerReport(AckPosition("acks", "id", {0: 5, 11: 0}), {"timed_out": 1, "stale": 1200}, ("lost",))
+    assert AnswerReport.decode(report.encode()) == report
+    assert AnswerReport.decode(None) is None
+    assert counts_text(report.counts) == "1 timed out; ignored: 1,200 stale"
+    assert counts_text({}) == ""
