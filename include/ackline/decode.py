@@ -75,8 +75,13 @@ def scalar_texts(value: Any) -> Iterator[bytes | str]:
     An error message must not repeat any of them.
     """
     waiting = [value]  # no recursion: a value may have more levels than the stack
+    seen = set[int]()  # a value that a handler has made may contain itself, or one part many times
     while waiting:
         item = waiting.pop()
+        if isinstance(item, dict | list | tuple | set):
+            if id(item) in seen:
+                continue
+            seen.add(id(item))
         if isinstance(item, dict):
             waiting.extend(item.keys())
             waiting.extend(item.values())
@@ -85,4 +90,7 @@ def scalar_texts(value: Any) -> Iterator[bytes | str]:
         elif isinstance(item, bytes | str):
             yield item
         elif item is not None and not isinstance(item, bool):
-            yield str(item)
+            try:
+                yield str(item)
+            except Exception:  # no text for it (an integer of 5,000 digits), so no message can hold it either
+                continue

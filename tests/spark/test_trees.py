@@ -10,6 +10,7 @@ from ackline.errors import ConfigError, TransientError
 from ackline.offsets import TopicPartition
 from ackline.spark.job import ReplayJob, _manifests, check_replay, run_replay
 from ackline.spark.trees.acker import by_root
+from ackline.spark.trees.chain import one_job
 from ackline.spark.trees.rows import RowFormat
 from ackline.topology import StepBlock, Topology, topology
 from ackline.translation import Stream, Translation
@@ -82,7 +83,9 @@ def test_one_job_runs_each_handler_once_for_each_tuple(lab: Lab) -> None:
 def test_the_plan_has_no_join_and_an_exchange_for_each_group_by_and_the_acker(lab: Lab) -> None:
     tp = lab.put(b"[]")
     job = lab.job(SPLIT, {tp: (0, 1)}, topology=DIAMOND)
-    frame = _manifests(lab.spark, job, tree_handlers.split)
+    with one_job(lab.spark):
+        frame = _manifests(lab.spark, job, tree_handlers.split)
+        frame.collect()
     plan = frame._jdf.queryExecution().executedPlan().toString()
     assert plan.count("Exchange") == 4, plan
     assert "Join" not in plan
@@ -150,6 +153,6 @@ def test_s63_events_that_came_twice_or_late_change_nothing(lab: Lab) -> None:
     rows = [closed, sent, {**closed, "time": 3}, {**sent, "time": 4}, {**closed, "time": 5}]
     names = format_.schema.names
     frame = lab.spark.createDataFrame([tuple(row.get(name) for name in names) for row in rows], format_.ddl)
-    [root] = by_root(frame, 1).collect()
+    [root] = by_root(frame, 1, 1).collect()
     assert isinstance(root, Row)
     assert (root["xor"], root["sources"], root["open_0"], root["acked_0"]) == (0, 1, 0, 1)

@@ -19,7 +19,9 @@ _TRANSIENT = (
     "Python worker exited unexpectedly",
     "Python worker failed to connect back",
     "ExecutorLostFailure",
-    "has failed the maximum allowable number of times",  # a shuffle was lost between two steps (`REQUIRED_SETTINGS`)
+    # A shuffle was lost between two steps (`REQUIRED_SETTINGS` of the session).
+    "has failed the maximum allowable number of times",
+    "has been resubmitted for the maximum allowable number of times",
     "cancelled because SparkContext was shut down",
     "java.lang.OutOfMemoryError",
 )

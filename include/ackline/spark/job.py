@@ -38,7 +38,7 @@ from ackline.spark.settings import KafkaSettings, ReplaySettings, TaskSettings
 from ackline.spark.shared_folder import unusable_folder
 from ackline.spark.task_folder import TaskFolder, open_task_folder
 from ackline.spark.tasks import handle_fresh, handle_retries, read_retries, store_column
-from ackline.spark.trees.chain import manifests_of_trees
+from ackline.spark.trees.chain import manifests_of_trees, one_job, tasks_of_chain
 from ackline.spark.trees.rows import RowFormat
 from ackline.spark.visible_files import WAIT_SECONDS, WAIT_SECONDS_ONCE, wait_until_visible
 from ackline.spark_master import is_local
@@ -169,7 +169,8 @@ def run_replay(spark: SparkSession, job: ReplayJob, on_progress: Progress | None
 def _collect(spark: SparkSession, job: ReplayJob, handler: Handler | Streams, folder: TaskFolder | None) -> list[Any]:
     """Runs the job and returns the rows of its tasks' manifests."""
     try:
-        return _manifests(spark, job, handler, folder).collect()
+        with nullcontext() if job.settings.topology is None else one_job(spark):
+            return _manifests(spark, job, handler, folder).collect()
     except (PySparkException, Py4JError) as error:
         # A second start gives the handler records again, as after a kill. At most once never does.
         if job.settings.once or not is_timestamp_overflow(error):
@@ -240,7 +241,11 @@ def _manifests(
     if job.retries:
         parts, indexes = _retry_parts(spark, job)
         rows.append(indexes.mapInArrow(handle_retries(task, job.kafka, parts), ddl))
-    return _union(rows) if topology is None else manifests_of_trees(_union(rows), task, topology)
+    if topology is None:
+        return _union(rows)
+    offsets = sum(map(len, job.fresh.values())) + sum(map(count, job.retries.values()))
+    parts_of_chain = tasks_of_chain(offsets, spark.sparkContext.defaultParallelism)
+    return manifests_of_trees(_union(rows), task, topology, parts_of_chain)
 
 
 def _rate_per_task(spark: SparkSession, job: ReplayJob, max_rate: int) -> float:

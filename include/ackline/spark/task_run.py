@@ -235,6 +235,10 @@ class TaskRun:
             raise FatalError(f"{tp}: records came twice or out of order after offset {last}; nothing was stored")
         self._last_offsets[tp] = int(offsets[-1])
 
+    def portions(self, records: Records) -> Iterable[Records]:
+        """Returns the records in the portions that this task handles before it sends rows."""
+        return (records,)
+
     def rows(self) -> Iterable[pa.RecordBatch]:
         """Returns rows for the tasks after this one; none without steps."""
         return ()

@@ -36,8 +36,9 @@ def handle_fresh(settings: TaskSettings) -> Task:
             for batch, wait in timed_fetches(batches, perf_counter):
                 for tp, part in _by_topic_partition(batch, settings.topic):
                     run.count_wait(tp, wait)
-                    run.handle(from_spark(tp, part))
-                    yield from run.rows()
+                    for portion in run.portions(from_spark(tp, part)):
+                        run.handle(portion)
+                        yield from run.rows()
                     wait = FetchTimes()  # the task waited once for the whole batch: its first topic-partition counts it
             yield from run.finish()
 
@@ -59,8 +60,9 @@ def handle_retries(settings: TaskSettings, kafka: KafkaSettings, parts: Any) -> 
                     elif isinstance(batch, UnreadableRecords):
                         run.store_unreadable(batch.records)
                     else:
-                        run.handle(batch)
-                        yield from run.rows()
+                        for portion in run.portions(batch):
+                            run.handle(portion)
+                            yield from run.rows()
             yield from run.finish()
 
     return task

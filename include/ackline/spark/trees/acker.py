@@ -26,7 +26,7 @@ Batches = Iterator[pa.RecordBatch]
 _ROOT = ("tp", "offset", "attempt", "route")
 
 
-def by_root(rows: DataFrame, steps: int) -> DataFrame:
+def by_root(rows: DataFrame, steps: int, parts: int) -> DataFrame:
     """Returns a row for each root, from the events of all tasks, in the order of offsets within a part.
 
     Repeated events change nothing: those of one root with the same `edge` and step are one. One exchange brings the
@@ -36,7 +36,7 @@ def by_root(rows: DataFrame, steps: int) -> DataFrame:
     return (
         rows.where("step IS NULL")
         .select(*_ROOT, "edge", "by", "xor", "sources", "time", "timestamp", "key_hash", "note", *counts)
-        .repartition("route")
+        .repartition(parts, "route")
         .dropDuplicates([*_ROOT, "edge", "by"])
         .groupBy(*_ROOT)
         .agg(

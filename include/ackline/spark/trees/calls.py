@@ -5,12 +5,14 @@ own: the call that made them returns after them. A step with `group_by` gets its
 end of an edge. One task adds up what it did for a root in one `Event`, however many tuples of the root it handled.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
 from ackline.decode import scalar_texts
+from ackline.errors import FatalError
 from ackline.handler import Handler, Record
 from ackline.offsets import TopicPartition
 from ackline.outcome import ErrorClass, Outcome
@@ -27,26 +29,43 @@ from ackline.tuples import SOURCE, Emit, Fail, Hold, InFlight, Origin, StepCount
 Seeds = Mapping[tuple[str, int], tuple[int, int]] | None
 """By topic and partition: the index of the topic-partition in the job, and what the ids of its trees start from."""
 
+Texts = Callable[[], Iterator[bytes | str | None]]
+"""Yields what an error message must not repeat."""
+
+_STREAM_NAME = re.compile(r"[A-Za-z0-9][\w-]{0,99}")
+_MASKED_REASONS = 20
 _MAX_CONSUMERS = 256
 """The most steps that may take one stream. The positions of edges have eight bits for them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Input:
-    """A tuple that came through an exchange, with the edges that lead to it from its roots."""
+    """A tuple with the edges that lead to it from its roots, and the bytes that it came from."""
 
     tuple: Tuple
     edges: Edges
+    payload: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class _Emitted:
     """An `Emit` as it was when the handler yielded it: the handler may change the value afterwards."""
 
-    stream: str
-    anchors: Sequence[Any]
+    stream: Stream
+    anchors: tuple[Any, ...]
     key: bytes
     payload: bytes
+    problem: str = ""
+    """Why no step can get it; empty if one can."""
+
+
+@dataclass(frozen=True, slots=True)
+class _NotAcked:
+    """What a join said of one of its tuples: that it failed for a reason, or that it is held."""
+
+    tuple_id: int
+    reason: str | None
+    held: bool
 
 
 class TreeCalls:
@@ -75,9 +94,22 @@ class TreeCalls:
 
         Makes no event for a record that emits nothing, or that is not tracked. Raises what the handler raises.
         """
-        emitted = self._emitted(handler(record), (record,))
+        before = forks()
+        emitted = self._emitted(handler(record), (record,), lambda: _texts_of_record(record))
+        if before != forks():  # before a step is called: the copy would call it a second time
+            end_forked_copy()
         if not emitted:
             return
+        try:
+            self._deliver_from_source(emitted, record, seeds)
+        except TaskFailure:
+            raise
+        except BaseException as error:
+            # The handler of the record is not to blame: what it emitted is half delivered. No outcome would be right.
+            failure = FatalError(f"what a handler emitted could not be delivered ({type(error).__name__})")
+            raise TaskFailure(failure) from None
+
+    def _deliver_from_source(self, emitted: Sequence[_Emitted], record: Record, seeds: Seeds) -> None:
         edges: Edges = ()
         if seeds is not None:
             tp, seed = seeds[record.topic, record.partition]
@@ -86,7 +118,7 @@ class TreeCalls:
             self._event(root, SOURCE_STEP, edges[0][1]).sources += 1
         self._counts(SOURCE).emitted += len(emitted)
         for position, item in enumerate(emitted):
-            self._deliver(SOURCE, SOURCE_STEP, item, edges if item.anchors else (), position)
+            self._deliver(SOURCE_STEP, item, edges if item.anchors else (), position)
 
     def call_step(self, step: Step, given: Input) -> None:
         """Calls the handler of a step with one tuple, and closes the edges that led to it."""
@@ -94,20 +126,21 @@ class TreeCalls:
             event = self._event(root, step.number, edge)
             event.xor ^= edge
             event.open[step.number] -= 1
-        self._call(step, given.tuple, given.edges)
+        self._call(step, given)
 
     def call_join(self, step: Step, given: Sequence[Input]) -> None:
         """Calls a join with all tuples of a key. Closes the edges of those that it does not hold."""
         counts = self._counts(step.name)
         counts.executed += len(given)
-        tuples = tuple(each.tuple for each in given)
-        failure, answers = self._answers(step, tuples, tuples)
-        held = {id(answer.tuple) for answer in answers if isinstance(answer, Hold)}
-        failed = {id(answer.tuple): answer for answer in answers if isinstance(answer, Fail)}
+        failure, answers = self._answers(step, tuple(each.tuple for each in given), given)
+        said = [answer for answer in answers if isinstance(answer, _NotAcked)]
+        held = {answer.tuple_id for answer in said if answer.held}
+        failed = {answer.tuple_id: answer.reason for answer in said if not answer.held}
         for each in given:
-            reason = failed.get(id(each.tuple))
-            outcome = failure if reason is None else self._failure_of(reason, tuples)
-            closes = outcome is not None or id(each.tuple) not in held
+            outcome, number = failure, id(each.tuple)
+            if number in failed:
+                outcome = RowOutcome(0, Outcome.FAILED, ErrorClass.FAIL, failed[number], self._now())
+            closes = outcome is not None or number not in held
             for root, edge in each.edges:
                 event = self._event(root, step.number, edge)
                 if closes:
@@ -121,38 +154,39 @@ class TreeCalls:
         edges_of = {id(each.tuple): each.edges for each in given}
         for position, item in enumerate(emitted):
             edges = _merged(edges_of[id(anchor)] for anchor in item.anchors)
-            self._deliver(step.name, step.number, item, edges, position)
+            self._deliver(step.number, item, edges, position)
 
-    def _call(self, step: Step, given: Tuple, edges: Edges) -> None:
-        counts = self._counts(step.name)
+    def _call(self, step: Step, given: Input) -> None:
+        counts, edges = self._counts(step.name), given.edges
         counts.executed += 1
-        outcome, answers = self._answers(step, given, (given,))
+        outcome, answers = self._answers(step, given.tuple, (given,))
         for root, edge in edges:
             self._close(self.events[root], step, edge, outcome)
         self._count(counts, outcome)
         counts.emitted += len(answers)
         for position, item in enumerate(answers):
             assert isinstance(item, _Emitted)
-            self._deliver(step.name, step.number, item, edges if item.anchors else (), position)
+            self._deliver(step.number, item, edges if item.anchors else (), position)
 
     def _answers(
-        self, step: Step, argument: object, tuples: Sequence[Tuple]
-    ) -> tuple[RowOutcome | None, list[_Emitted | Fail | Hold]]:
+        self, step: Step, argument: object, given: Sequence[Input]
+    ) -> tuple[RowOutcome | None, list[_Emitted | _NotAcked]]:
         """Calls the handler. Returns what it yielded, or how it failed: then nothing that it had yielded counts."""
         before = forks()
         try:
-            answers = self._emitted(self._handlers[step.number](argument), tuples, step)
+            inputs = tuple(each.tuple for each in given)
+            answers = self._emitted(self._handlers[step.number](argument), inputs, lambda: _texts_of(given), step)
             if before != forks():
                 end_forked_copy()
             return None, answers
-        except TaskFailure as failure:
-            raise failure.error from None
+        except TaskFailure:
+            raise
         except BaseException as error:  # sys.exit, too, is the outcome of this call alone
             if before != forks():
                 end_forked_copy(error)
-            return outcome_of_exception(error, 0, None, self._now(), lambda _: _texts_of(tuples)), []
+            return outcome_of_exception(error, 0, None, self._now(), lambda _: _texts_of(given)), []
 
-    def _emitted(self, result: Any, inputs: Sequence[Any], step: Step | None = None) -> list[Any]:
+    def _emitted(self, result: Any, inputs: tuple[Any, ...], texts: Texts, step: Step | None = None) -> list[Any]:
         """Returns what a handler answered: None, an `Emit`, or several, which it may yield; a join may answer `Fail`
         and `Hold` too. Runs a generator to its end. Raises InvalidOutcome for anything else."""
         if result is None:
@@ -164,44 +198,50 @@ class TreeCalls:
             raise InvalidOutcome(f"the handler returned {type(result).__name__}; yield Emit(value), or return nothing")
         name, join = (step.name, step.join) if step is not None else (SOURCE, False)
         ids = frozenset(map(id, inputs))
+        reasons: dict[str, str | None] = {}
         answers: list[Any] = []
         for answer in result:
             if isinstance(answer, Emit):
-                answers.append(_packed(answer, name, inputs, ids))
+                answers.append(self._packed(answer, name, inputs, ids, texts))
             elif join and isinstance(answer, Fail | Hold):
-                _check_inputs((answer.tuple,), ids)
-                answers.append(answer)
+                answers.append(_not_acked(answer, ids, reasons, texts))
             else:
                 raise InvalidOutcome(f"the handler yielded {type(answer).__name__}; yield Emit(value)")
         return answers
 
-    def _deliver(self, name: str, number: int, item: _Emitted, parents: Edges, position: int) -> None:
+    def _deliver(self, number: int, item: _Emitted, parents: Edges, position: int) -> None:
         """Hands an emitted tuple to each step that takes its stream."""
-        stream = Stream(name, item.stream)
-        consumers = self._topology.consumers.get(stream, ())
-        if not consumers:  # the tuple would get lost
-            return self._fail_unknown(stream, number, parents)
+        if item.problem:
+            outcome = RowOutcome(0, Outcome.FAILED, ErrorClass.UNKNOWN_STREAM, item.problem, self._now())
+            for root, edge in parents:
+                self.events[root].add_note(note_of(number, edge, outcome))
+        consumers = self._topology.consumers.get(item.stream, ())
         for place, step in enumerate(consumers):
             edges = tuple((root, edge_id(parent, position * _MAX_CONSUMERS + place)) for root, parent in parents)
             if not step.grouped:
-                self._call(step, tuple_of(item.payload, edges, self._topic_partitions), edges)
+                self._call(step, Input(tuple_of(item.payload, edges, self._topic_partitions), edges, item.payload))
                 continue
             for root, edge in edges:
                 event = self.events[root]
                 event.xor ^= edge
                 event.open[step.number] += 1
             self.rows.add(step.number, edges, item.key, item.payload)
-        return None
 
-    def _fail_unknown(self, stream: Stream, number: int, parents: Edges) -> None:
-        message = f"emitted to {stream}, which no step takes"
-        outcome = RowOutcome(0, Outcome.FAILED, ErrorClass.UNKNOWN_STREAM, message, self._now())
-        for root, edge in parents:
-            self.events[root].add_note(note_of(number, edge, outcome))
-
-    def _failure_of(self, answer: Fail, tuples: Sequence[Tuple]) -> RowOutcome:
-        reason = scrub(str(answer.reason), _texts_of(tuples)) or None
-        return RowOutcome(0, Outcome.FAILED, ErrorClass.FAIL, reason, self._now())
+    def _packed(self, emit: Emit, step: str, inputs: tuple[Any, ...], ids: frozenset[int], texts: Texts) -> _Emitted:
+        """Returns what is emitted, packed. Raises InvalidOutcome for what can't be emitted."""
+        anchors = inputs
+        if emit.anchors is not None:
+            # Copied before it is checked: the handler may change its list afterwards.
+            anchors = tuple(emit.anchors) if isinstance(emit.anchors, list | tuple) else (emit.anchors,)
+            _check_inputs(anchors, ids)
+        if type(emit.stream) is not str or not _STREAM_NAME.fullmatch(emit.stream):
+            raise InvalidOutcome("the stream of an Emit is no name of a stream")
+        stream = Stream(step, emit.stream)
+        problem = ""
+        if stream not in self._topology.consumers:  # the tuple would get lost
+            problem = scrub(f"emitted to {stream}, which no step takes", texts())
+        payload = pack((step, emit.stream, emit.key, emit.value))
+        return _Emitted(stream, anchors, key_bytes(emit.key), payload, problem)
 
     def _close(self, event: Event, step: Step, edge: int, outcome: RowOutcome | None) -> None:
         if outcome is None:
@@ -240,16 +280,17 @@ def tuple_of(payload: bytes, edges: Edges, topic_partitions: Sequence[TopicParti
     return Tuple(value, key, stream, step, origins)
 
 
-def _packed(emit: Emit, step: str, inputs: Sequence[Any], ids: frozenset[int]) -> _Emitted:
-    """Returns what is emitted, packed. Raises InvalidOutcome for what can't be emitted."""
-    anchors = inputs
-    if emit.anchors is not None:
-        anchors = emit.anchors if isinstance(emit.anchors, list | tuple) else (emit.anchors,)
-        if anchors is not inputs:
-            _check_inputs(anchors, ids)
-    if type(emit.stream) is not str:
-        raise InvalidOutcome("the stream of an Emit is not text")
-    return _Emitted(emit.stream, anchors, key_bytes(emit.key), pack((step, emit.stream, emit.key, emit.value)))
+def _not_acked(answer: Fail | Hold, ids: frozenset[int], reasons: dict[str, str | None], texts: Texts) -> _NotAcked:
+    """Returns what a join says of one tuple. Masks each of the first reasons once; drops further ones, because masking
+    takes time for each text of each tuple of the call."""
+    given = answer.tuple
+    _check_inputs((given,), ids)
+    if isinstance(answer, Hold):
+        return _NotAcked(id(given), None, True)
+    reason = str.__str__(str(answer.reason))
+    if reason not in reasons and len(reasons) < _MASKED_REASONS:
+        reasons[reason] = scrub(reason, texts()) or None
+    return _NotAcked(id(given), reasons.get(reason), False)
 
 
 def _check_inputs(anchors: Iterable[object], ids: frozenset[int]) -> None:
@@ -262,10 +303,16 @@ def _merged(edges: Iterable[Edges]) -> Edges:
     merged: dict[Root, int] = {}
     for root, edge in chain.from_iterable(edges):
         merged.setdefault(root, edge)
-    return tuple(merged.items())
+    return tuple(sorted(merged.items()))
 
 
-def _texts_of(tuples: Sequence[Tuple]) -> Iterator[bytes | str | None]:
-    for each in tuples:
-        yield from scalar_texts(each.value)
-        yield from scalar_texts(each.key)
+def _texts_of(given: Sequence[Input]) -> Iterator[bytes | str | None]:
+    """Yields what an error message must not repeat of tuples: as they came, for a handler may have changed them."""
+    for each in given:
+        _, _, key, value = unpack(each.payload)
+        yield from scalar_texts(value)
+        yield from scalar_texts(key)
+
+
+def _texts_of_record(record: Record) -> Iterator[bytes | str | None]:
+    yield from scalar_texts([record.key, record.value, *(value for _, value in record.headers)])

@@ -9,11 +9,11 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ackline.outcome import ErrorClass, Outcome
+from ackline.outcome import MESSAGE_LIMIT, ErrorClass, Outcome
 from ackline.spark.handlers.outcomes import RowOutcome
 from ackline.topology import SOURCE_STEP, Topology
 
-_ORDER = struct.Struct(">BhQ")
+_ORDER = struct.Struct(">BHQ")
 _DEAD, _FAILED, _SKIPPED = 0, 1, 3
 
 
@@ -38,14 +38,14 @@ def note_of(step: int, edge: int, outcome: RowOutcome) -> bytes:
     if outcome.outcome is Outcome.FAILED:
         rank = _DEAD if outcome.error_class == ErrorClass.DEAD else _FAILED
     content = (outcome.outcome.value, outcome.error_class, outcome.error_message)
-    return _ORDER.pack(rank, step, edge) + pickle.dumps(content)
+    return _ORDER.pack(rank, step + 1, edge) + pickle.dumps(content)
 
 
 def read_note(note: bytes) -> Note:
     """Returns what `note_of` has packed."""
-    _, step, _ = _ORDER.unpack_from(note)
+    _, number, _ = _ORDER.unpack_from(note)
     outcome, error_class, message = pickle.loads(note[_ORDER.size :])
-    return Note(step, Outcome(outcome), error_class, message)
+    return Note(number - 1, Outcome(outcome), error_class, message)
 
 
 def outcome_of_root(
@@ -79,8 +79,10 @@ def _unacked(holder: int | None, open_tuples: Sequence[int], topology: Topology,
 
 
 def _outcome_of_note(note: Note, acked: Sequence[int], topology: Topology, time: int) -> RowOutcome:
-    message = f"step {topology.name_of(note.step)}: {note.message or note.error_class}"
-    if note.failed and note.step != SOURCE_STEP:
+    start, end = f"step {topology.name_of(note.step)}: ", ""
+    # The call whose tuple went to an unknown stream acked its own, so it would count itself.
+    if note.failed and note.step != SOURCE_STEP and note.error_class != ErrorClass.UNKNOWN_STREAM:
         count = acked[note.step]
-        message = f"{message}; {count} {'sibling' if count == 1 else 'siblings'} acked"
-    return RowOutcome(0, note.outcome, note.error_class, message, time)
+        end = f"; {count} {'sibling' if count == 1 else 'siblings'} acked"
+    text = str(note.message or note.error_class)[: MESSAGE_LIMIT - len(start) - len(end)]
+    return RowOutcome(0, note.outcome, note.error_class, f"{start}{text}{end}", time)

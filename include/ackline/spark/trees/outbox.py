@@ -10,7 +10,8 @@ from ackline.spark.trees.calls import TreeCalls
 from ackline.spark.trees.edges import as_signed
 from ackline.spark.trees.rows import MANIFEST, UNTRACKED, Event, Root, RowFormat, TupleRows, block_of
 
-_MAX_ROWS = 10_000
+MAX_ROWS = 10_000
+"""Rows of a batch, at most."""
 _MAX_BYTES = 16 << 20
 
 
@@ -39,16 +40,19 @@ class Outbox:
     @property
     def full(self) -> bool:
         """Whether the rows make a batch."""
-        return len(self._events) + len(self._tuples) >= _MAX_ROWS or self._tuples.size >= _MAX_BYTES
+        return len(self._events) + len(self._tuples) >= MAX_ROWS or self._tuples.size >= _MAX_BYTES
 
     def take(self) -> Iterator[pa.RecordBatch]:
         """Yields the rows as batches, and forgets them."""
         events, self._events = self._events, []
         tuples, self._tuples = self._tuples, TupleRows()
-        if len(tuples):
-            yield self._tuple_batch(tuples)
-        if events:
-            yield self._event_batch(events)
+        # By bytes, too: Arrow's column of payloads holds 2 GiB at most, and the JVM takes a batch whole.
+        rows = min(MAX_ROWS, max(1, len(tuples) * _MAX_BYTES // max(1, tuples.size)))
+        for start in range(0, len(tuples), rows):
+            part = tuples.slice(start, start + rows)
+            yield self._tuple_batch(part)
+        for start in range(0, len(events), MAX_ROWS):
+            yield self._event_batch(events[start : start + MAX_ROWS])
 
     def manifest(self, manifest: pa.RecordBatch) -> pa.RecordBatch:
         """Returns a task's manifest as a row that no other row is added up with."""

@@ -1,25 +1,30 @@
 """How a tuple travels between two Spark tasks: its value and key as bytes, and its key as bytes that compare."""
 
 import io
-import json
 import pickle
-from datetime import datetime
+from datetime import UTC, datetime, timedelta, timezone
 from decimal import Decimal
+from types import BuiltinMethodType
 from typing import Any
+from zoneinfo import ZoneInfo
 
 from ackline.spark.handlers.outcomes import InvalidOutcome
 
-_ALLOWED = (datetime, Decimal)
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_ALLOWED = (datetime, Decimal, timezone, timedelta, ZoneInfo)
+"""Types that a value may hold beside those of JSON and bytes, with what their own pickles refer to."""
 
 
 class _Pickler(pickle.Pickler):
     """Pickles what a tuple may hold. C code handles the built-in types, and asks here about all others."""
 
     def reducer_override(self, value: Any) -> Any:
-        if type(value) in _ALLOWED or getattr(value, "__module__", "") in ("datetime", "decimal"):
+        kind = type(value)
+        of_zone = kind is BuiltinMethodType and (value is getattr or value.__self__ is ZoneInfo)
+        if kind in _ALLOWED or of_zone or any(value is allowed for allowed in _ALLOWED):
             return NotImplemented
         raise InvalidOutcome(
-            f"an emitted value holds {type(value).__name__}; write what JSON holds, bytes, datetime or Decimal"
+            f"an emitted value holds {kind.__name__}; write what JSON holds, bytes, datetime or Decimal"
         )
 
 
@@ -40,8 +45,11 @@ def unpack(data: bytes) -> Any:
 
 
 def key_bytes(key: Any) -> bytes:
-    """Returns bytes that are equal for equal keys. Raises InvalidOutcome for what `pack` does not take."""
-    kind = type(key)
+    """Returns bytes that are equal for equal keys, and only for them: 1, 1.0 and True are one key, as in Python.
+
+    Raises InvalidOutcome for what `pack` does not take, and for a mapping with names that are not text.
+    """
+    kind: type = type(key)
     if kind is str:
         return b"s" + str(key).encode("utf-8", "surrogatepass")
     if kind is bytes:
@@ -49,13 +57,33 @@ def key_bytes(key: Any) -> bytes:
     if key is None:
         return b"n"
     if kind in (int, bool, float, Decimal):
-        return b"i%d" % int(key) if key == key and abs(key) != float("inf") and key == int(key) else f"f{key}".encode()
+        return _number_bytes(Decimal(key))
     if kind is datetime:
-        return b"d" + str(key.timestamp() if key.tzinfo else key).encode()
+        if key.tzinfo is None:
+            return f"D{key.isoformat()}".encode()
+        return f"d{(key - _EPOCH) // timedelta(microseconds=1)}".encode()
     if kind in (list, tuple):
-        parts = [key_bytes(part) for part in key]
-        return b"l" + b"".join(b"%d:%s" % (len(part), part) for part in parts)
+        return b"l" + b"".join(_counted(key_bytes(part)) for part in key)
     if kind is dict:
-        pairs = sorted((json.dumps(name), key_bytes(part)) for name, part in key.items())
-        return b"m" + b"".join(b"%s%d:%s" % (name.encode(), len(part), part) for name, part in pairs)
+        if any(type(name) is not str for name in key):
+            raise InvalidOutcome("a key holds a mapping with a name that is not text")
+        return b"m" + b"".join(_counted(key_bytes(name)) + _counted(key_bytes(key[name])) for name in sorted(key))
     raise InvalidOutcome(f"a key is {kind.__name__}; write what JSON holds, bytes, datetime or Decimal")
+
+
+def _number_bytes(number: Decimal) -> bytes:
+    """Returns sign, exponent and digits without zeros at the end: linear in the digits, whatever the exponent."""
+    if number.is_infinite():
+        return b"f-inf" if number.is_signed() else b"finf"
+    if number.is_nan():
+        return b"fnan"
+    sign, digits, exponent = number.as_tuple()
+    kept = bytes(digits).rstrip(b"\0")
+    if not kept:
+        return b"i0"
+    assert isinstance(exponent, int)
+    return b"i%d:%d:%s" % (sign, exponent + len(digits) - len(kept), kept)
+
+
+def _counted(part: bytes) -> bytes:
+    return b"%d:%s" % (len(part), part)

@@ -19,6 +19,7 @@ UNTRACKED = -1
 """The `tp` of a tuple that belongs to no record."""
 MANIFEST = -2
 """The `tp` of a manifest."""
+_MAX_LONG = (1 << 63) - 1
 _BLOCK = 4096
 """Offsets of one block go to the same task of the acker."""
 
@@ -118,7 +119,7 @@ class TupleRows:
         self.edges.append(edges)
         self.keys.append(key)
         self.payloads.append(payload)
-        self.size += len(payload) + 100
+        self.size += len(payload) + len(key) + 100 * max(1, len(edges))
 
     def extend(self, other: "TupleRows") -> None:
         """Adds the tuples of another list."""
@@ -129,10 +130,20 @@ class TupleRows:
         self.payloads += other.payloads
         self.size += other.size
 
+    def slice(self, start: int, end: int) -> "TupleRows":
+        """Returns the tuples from `start` to `end`."""
+        return TupleRows(
+            self.steps[start:end],
+            self.routes[start:end],
+            self.edges[start:end],
+            self.keys[start:end],
+            self.payloads[start:end],
+        )
+
     def __len__(self) -> int:
         return len(self.steps)
 
 
 def block_of(root: Root) -> int:
     """Returns the route of a root's events."""
-    return root.tp << 48 | root.offset // _BLOCK
+    return (root.tp << 40 ^ root.offset // _BLOCK) & _MAX_LONG

@@ -21,6 +21,8 @@ from ackline.spark.trees.rows import Event, Root
 from ackline.stream_functions import load_steps
 from ackline.tuples import SOURCE, StepCounts
 
+_PORTION = 500
+
 
 class SourceRun(TaskRun):
     """A task whose records are roots of trees.
@@ -105,6 +107,11 @@ class SourceRun(TaskRun):
             self._outbox.trees,
             self._trees.counts,
         )
+
+    def portions(self, records: Records) -> Iterator[Records]:
+        """Yields the records in small portions: each may emit many tuples, which wait here until they are sent."""
+        for start in range(0, len(records), _PORTION):
+            yield records.slice(start, _PORTION)
 
     def rows(self) -> Iterator[pa.RecordBatch]:
         """Yields rows for steps and the acker, as soon as they are many."""

@@ -9,12 +9,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ackline.audit.object_store import use_options
 from ackline.spark.handlers.outcomes import outcome_clock
 from ackline.spark.output.manifest import manifest
 from ackline.spark.settings import TaskSettings
 from ackline.spark.task_run import check_start, ignore_ctrl_c, naming_host
 from ackline.spark.trees.calls import Input, TreeCalls, tuple_of
-from ackline.spark.trees.outbox import Outbox
+from ackline.spark.trees.outbox import MAX_ROWS, Outbox
 from ackline.spark.trees.rows import UNTRACKED, Edges, Root
 from ackline.stream_functions import load_steps
 from ackline.topology import Step
@@ -35,8 +36,7 @@ def handle_step(settings: TaskSettings, step: Step) -> Callable[[Batches], Batch
                 passed_on = batch.filter(pc.invert(is_mine))
                 if passed_on.num_rows:
                     yield passed_on
-                run.handle(batch.filter(is_mine))
-                yield from run.rows()
+                yield from run.handle(batch.filter(is_mine))
             yield from run.finish()
 
     return task
@@ -48,6 +48,7 @@ class StepRun:
     def __init__(self, settings: TaskSettings, step: Step) -> None:
         topology = settings.replay.topology
         assert topology is not None
+        use_options(settings.replay.store_options)
         self._settings = settings
         self._step = step
         self._clock = outcome_clock(settings.replay.now)
@@ -66,17 +67,19 @@ class StepRun:
     def __exit__(self, *_: object) -> None:
         pass
 
-    def handle(self, batch: pa.RecordBatch) -> None:
-        """Calls the handler on tuples of the step. A join waits for the rest of the last key."""
-        if not batch.num_rows:
-            return
+    def handle(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+        """Calls the handler on tuples of the step. A join waits for the rest of the last key. Yields rows for other
+        tasks as soon as they are many: a handler may emit any number."""
         for tp, offset, attempt, edge, edges, key, payload in zip(*_values(batch), strict=True):
             of_tuple: Edges = ()
             if edges is not None:
                 of_tuple = pickle.loads(edges)
             elif tp != UNTRACKED:
                 of_tuple = ((Root(tp, offset, attempt), edge),)
-            given = Input(tuple_of(payload, of_tuple, self._settings.topic_partitions), of_tuple)
+            given = Input(tuple_of(payload, of_tuple, self._settings.topic_partitions), of_tuple, payload)
+            if len(self._trees.rows) >= MAX_ROWS:
+                self._send()
+                yield from self._outbox.take()
             if not self._step.join:
                 self._trees.call_step(self._step, given)
                 continue
@@ -85,6 +88,8 @@ class StepRun:
                 self._key = key
             self._group.append(given)
         self._send()
+        if self._outbox.full:
+            yield from self._outbox.take()
 
     def _call_join(self) -> None:
         if self._group:
@@ -97,11 +102,6 @@ class StepRun:
             self._outbox.add_event(root, event, time)
         self._trees.events = {}
         self._outbox.add_tuples(self._trees)
-
-    def rows(self) -> Iterator[pa.RecordBatch]:
-        """Yields rows for other steps and the acker, as soon as they are many."""
-        if self._outbox.full:
-            yield from self._outbox.take()
 
     def finish(self) -> Iterator[pa.RecordBatch]:
         """Calls a join for the last key. Yields the rows that are left, the last of which holds the task's manifest."""

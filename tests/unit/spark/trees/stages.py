@@ -88,7 +88,7 @@ class Lab:
             calls = self._calls()
             for key in keys:
                 order = sorted(by_key[key], key=lambda sent: sent.edges) if step.join else by_key[key]
-                given = [Input(tuple_of(sent.payload, sent.edges, [TP]), sent.edges) for sent in order]
+                given = [Input(tuple_of(sent.payload, sent.edges, [TP]), sent.edges, sent.payload) for sent in order]
                 if step.join:
                     calls.call_join(step, given)
                 else:

@@ -1,16 +1,18 @@
 """What a call's answer means for the tree: acks, failures, holds, anchors, streams."""
 
+import math
 from collections.abc import Callable, Iterator, Sequence
+from decimal import Decimal
 from typing import Any
 
 import pytest
 
 from ackline.handler import Dead, Record, Skip
 from ackline.outcome import Outcome
-from ackline.spark.handlers.outcomes import RowOutcome
+from ackline.spark.handlers.outcomes import RowOutcome, TaskFailure
 from ackline.topology import Topology
 from ackline.tuples import Emit, Fail, Hold, InFlight, Origin, Tuple
-from tests.unit.spark.trees.stages import Lab, SentTuple, steps_of
+from tests.unit.spark.trees.stages import SEEDS, Lab, SentTuple, steps_of
 
 ONE = steps_of({"name": "end", "input": "source", "group_by": "key"})
 TWO = steps_of(
@@ -164,9 +166,7 @@ def test_a_value_that_is_changed_after_it_was_yielded_arrives_as_it_was() -> Non
 
 def test_an_unknown_stream_fails_the_record_and_names_it() -> None:
     found = ran(ONE, lambda given: Emit(1, stream="nowhere"), r0=["a"])
-    assert found == {
-        0: ("failed", "UnknownStream", "step end: emitted to end.nowhere, which no step takes; 1 sibling acked")
-    }
+    assert found == {0: ("failed", "UnknownStream", "step end: emitted to end.nowhere, which no step takes")}
 
 
 def test_a_tuple_that_is_anchored_to_nothing_holds_nothing_up() -> None:
@@ -257,9 +257,9 @@ def test_s67_a_tuple_of_several_records_fails_them_all() -> None:
         (ValueError(), "returned an exception"),
         (Emit({1, 2}.__class__), "holds type"),
         (Emit(object()), "holds object"),
-        (Emit("x", key=object()), "a key is object"),
+        (Emit("x", key=object()), "holds object"),
         (Emit("x", anchors=["not an input"]), "not given"),
-        (Emit("x", stream=3), "not text"),  # type: ignore[arg-type]
+        (Emit("x", stream=3), "no name of a stream"),  # type: ignore[arg-type]
         (InFlight(), "yielded InFlight"),
         (Hold(Tuple(1, 1, "s", "s", ())), "yielded Hold"),
     ],
@@ -268,3 +268,114 @@ def test_an_answer_that_means_nothing_fails_the_record(answer: Any, reason: str)
     [(outcome, error_class, message)] = ran(TWO, lambda _: answer, nothing, r0=["a"]).values()
     assert (outcome, error_class) == (Outcome.FAILED, "InvalidOutcome")
     assert reason in str(message)
+
+
+def test_a_list_of_anchors_that_is_changed_after_the_yield_changes_nothing() -> None:
+    def source(record: Record) -> Iterator[Emit]:
+        anchors: list[Any] = [record]
+        yield Emit("bad", anchors=anchors)
+        anchors.clear()
+
+    assert shown(Lab(TWO, source, [fail_on("bad"), nothing]).run({0: []})[0])[0] == "failed"
+
+
+def test_an_error_that_escapes_a_delivery_ends_the_task_and_gives_no_record_an_outcome() -> None:
+    calls = Lab(ONE, each_item, [nothing])._calls()
+    calls._deliver = None  # type: ignore[method-assign, assignment]
+    with pytest.raises(TaskFailure):
+        calls.call_source(each_item, Record("orders", 0, 0, None, None, ["a"], (), 1), SEEDS)
+
+
+def test_a_failure_of_the_source_comes_before_those_of_all_steps() -> None:
+    def source(record: Record) -> Iterator[Emit]:
+        yield Emit("bad")
+        yield Emit("x", stream="nowhere")
+
+    found = Lab(TWO, source, [fail_on("bad"), nothing]).run({0: []})
+    message = "step source: emitted to source.nowhere, which no step takes"
+    assert shown(found[0]) == ("failed", "UnknownStream", message)
+
+
+@pytest.mark.parametrize("stream", ["\ud800", "a b", "", "a.b", "x" * 101])
+def test_the_name_of_a_stream_is_a_name(stream: str) -> None:
+    found = ran(TWO, lambda _: Emit(1, stream=stream), nothing, r0=["a"])
+    assert found[0] == (
+        "failed",
+        "InvalidOutcome",
+        "step first: the stream of an Emit is no name of a stream; 0 siblings acked",
+    )
+
+
+def test_neither_an_error_nor_an_unknown_stream_shows_what_the_tuple_held() -> None:
+    def breaks(given: Tuple) -> None:
+        mail = given.value.pop("mail")
+        raise ValueError(f"bad {mail}")
+
+    def source(record: Record) -> Emit:
+        return Emit({"mail": "alice@example.org"})
+
+    secret: Any = lambda given: Emit(1, stream=given.value["mail"][:5])  # noqa: E731
+    for handler in (breaks, secret):
+        message = str(shown(Lab(TWO, source, [handler, nothing]).run({0: []})[0])[2])
+        assert "alice" not in message, message
+
+
+def test_a_message_has_at_most_200_characters_and_keeps_the_step_and_the_siblings() -> None:
+    found = ran(TWO, fail_on("bad", error=ValueError("x" * 500)), nothing, r0=["bad"])
+    assert len(found[0][2]) == 200
+    assert found[0][2].startswith("step first: xxx")
+    assert found[0][2].endswith("; 0 siblings acked")
+
+
+class Unreadable(str):
+    """A text that has no text."""
+
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+NO_TEXT = {
+    "long": 10**5000, "inside": {"a": 10**5000}, "exponent": Decimal("1E+999999"), "sNaN": Decimal("sNaN"),
+    "nan": math.nan, "inf": math.inf,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("value", NO_TEXT.values(), ids=NO_TEXT)
+def test_a_tuple_whose_value_has_no_text_fails_as_any_other(value: Any) -> None:
+    def breaks(given: Tuple) -> None:
+        raise ValueError("broken")
+
+    found = Lab(ONE, lambda record: Emit(value, key=value), [breaks]).run({0: []})
+    assert shown(found[0]) == ("failed", "ValueError", "step end: broken; 0 siblings acked")
+
+
+def test_a_reason_of_fail_that_has_no_text_fails_the_join_and_not_the_task() -> None:
+    for reason in (10**5000, Unreadable("x")):
+        found = ran(JOIN, lambda given, reason=reason: Fail(given[0], reason), r0=["a"])
+        assert found[0][0] == "failed"
+
+
+def test_many_reasons_of_fail_take_no_longer_than_the_tuples() -> None:
+    def join(given: Sequence[Tuple]) -> Iterator[Any]:
+        for number, each in enumerate(given):
+            yield Fail(each, f"reason {number}")
+
+    found = Lab(JOIN, lambda record: Emit("a" * 50), [join]).run({offset: [] for offset in range(3000)})
+    assert {shown(outcome)[1] for outcome in found.values()} == {"Fail"}
+
+
+def test_a_join_that_names_tuples_in_another_order_still_sorts_by_record() -> None:
+    topology = steps_of(
+        {"name": "join", "input": "source", "group_by": "key", "join": True},
+        {"name": "end", "input": "join", "group_by": "key", "join": True},
+    )
+    order: list[Any] = []
+
+    def join(given: Sequence[Tuple]) -> Emit:
+        return Emit(given[0].value, key="all", anchors=given[::-1])
+
+    def end(given: Sequence[Tuple]) -> None:
+        order.extend(each.origins[0].offset for each in given)
+
+    ran(topology, join, end, r0=["a"], r1=["b"], r2=["a"], r3=["b"])
+    assert order == [0, 1]
