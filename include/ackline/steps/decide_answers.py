@@ -106,13 +106,12 @@ class _Judge:
 
     def take(self, key: bytes | None, value: bytes | None) -> None:
         """Applies an answer, or counts why it is ignored."""
-        answer, token = parse_answer(value), parse_token((key or b"").decode("ascii", "replace"))
-        if answer is None or token is None:
-            self.counts[Ignored.MALFORMED] += 1
-            return
-        obstacle = self._obstacle(token)
-        if obstacle is not None:
-            self.counts[obstacle] += 1
+        token = parse_token((key or b"").decode("ascii", "replace"))
+        obstacle = Ignored.MALFORMED if token is None else self._obstacle(token)
+        # The value only then: who has no token makes nobody parse it.
+        answer = parse_answer(value) if obstacle is None else None
+        if token is None or answer is None:
+            self.counts[obstacle or Ignored.MALFORMED] += 1
             return
         self._apply(token, answer)
 

@@ -1,6 +1,7 @@
 """Records in flight: answers from outside, deadlines, and what ends an attempt. On tables and a broker in memory."""
 
 import base64
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
@@ -11,6 +12,9 @@ from ackline.offsets import OffsetRange, TopicPartition
 from ackline.outcome import ErrorClass
 from ackline.planning import IN_FLIGHT, IN_FLIGHT_FULL
 from ackline.setting_warnings import TopicPolicy
+from ackline.steps import decide_answers
+from ackline.steps.replay import job_of
+from ackline.token import parse_token
 from ackline.turns import TurnKind
 from tests.memory_answers import ACKS, NOON, OK, TP, WAITS, AnsweredLane
 from tests.memory_backfill import MemoryBackfill
@@ -414,3 +418,34 @@ def test_a_process_that_settles_late_after_another_one_reads_no_answer_twice() -
     assert (lane.next_answer(), in_flight(lane), lane.answered()) == (1, 1, {"acked": 1})
     lane.run()
     assert (lane.floor(), lane.answered()) == (2, {"acked": 2})
+
+
+def test_s69_the_value_of_an_answer_without_a_signed_token_is_not_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
+    lane = AnsweredLane(WAITS)
+    lane.run()
+    parsed = []
+    original = decide_answers.parse_answer
+    monkeypatch.setattr(decide_answers, "parse_answer", lambda value: parsed.append(value) or original(value))
+    token = parse_token(lane.tokens[0, 1])
+    assert token is not None
+    lane.answer_with("nonsense", b"renew " + b"1" * 100)
+    lane.answer_with(token._replace(offset=5).text, b"renew " + b"1" * 100)
+    lane.answer(0, "renew " + "1" * 1_000_000)
+    lane.run()
+    assert [len(value or b"") for value in parsed] == [1_000_006]
+    assert (in_flight(lane), lane.answered()) == (1, {"malformed": 2, "unsigned": 1})
+
+
+def test_a_token_is_signed_with_the_topic_id_of_its_partition_beside_a_parked_one_of_an_older_topic() -> None:
+    lane = AnsweredLane(WAITS, partitions=2)
+    plan = lane.plan()
+    parked = TopicPartition("orders", 1)
+    plan = replace(
+        plan, partitions={**plan.partitions, parked: replace(plan.partitions[parked], topic_id="an older topic")}
+    )
+    parts = lane.parts()
+    signer = job_of(parts, plan).settings.tokens
+    assert signer is not None
+    token = parse_token(signer.token(*TP, 0, 1))
+    assert token is not None
+    assert token.is_signed(parts.token_keys or (), parts.store.ledger_id(), plan.partitions[TP].topic_id)

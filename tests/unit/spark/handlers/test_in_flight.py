@@ -11,6 +11,7 @@ import pytest
 from ackline import InFlight, Record, arrow_handler
 from ackline.errors import ConfigError
 from ackline.handler import Tier, sign_tokens_with
+from ackline.offsets import TopicPartition
 from ackline.outcome import ErrorClass, Outcome
 from ackline.spark.handlers import load
 from ackline.spark.handlers.in_flight import use_in_flight_settings
@@ -41,7 +42,8 @@ def called(code: ModuleType, handler: Any, tokens: bool = True, **settings: Any)
     """The outcomes of two records; the timeout of the file is 30 seconds."""
     code.handle = handler  # type: ignore[attr-defined]
     path = f"{code.__name__}:handle"
-    signer = TokenSigner(b"k" * 16, "ledger", TurnId("shop", "live", 0, 1), {"orders": "id"}) if tokens else None
+    ids = {TopicPartition("orders", 3): "id"}
+    signer = TokenSigner(b"k" * 16, "ledger", TurnId("shop", "live", 0, 1), ids) if tokens else None
     load._load_once.cache_clear()
     replay = ReplaySettings(
         path, False, Outcome.FAILED, NOON, tokens=signer, **{"in_flight_timeout": timedelta(seconds=30), **settings}
