@@ -6,6 +6,7 @@ from datetime import timedelta
 
 import pytest
 
+from ackline.answers import Answer, parse_answer
 from ackline.errors import ConfigError
 from ackline.ledger import PendingKind
 from ackline.offsets import OffsetRange, TopicPartition
@@ -18,6 +19,7 @@ from ackline.token import parse_token
 from ackline.turns import TurnKind
 from tests.memory_answers import ACKS, NOON, OK, TP, WAITS, AnsweredLane
 from tests.memory_backfill import MemoryBackfill
+from tests.memory_lane import DEAD
 
 
 def in_flight(lane: AnsweredLane) -> int:
@@ -423,9 +425,13 @@ def test_a_process_that_settles_late_after_another_one_reads_no_answer_twice() -
 def test_s69_the_value_of_an_answer_without_a_signed_token_is_not_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
     lane = AnsweredLane(WAITS)
     lane.run()
-    parsed = []
-    original = decide_answers.parse_answer
-    monkeypatch.setattr(decide_answers, "parse_answer", lambda value: parsed.append(value) or original(value))
+    parsed: list[bytes | str | None] = []
+
+    def parse(value: bytes | str | None) -> Answer | None:
+        parsed.append(value)
+        return parse_answer(value)
+
+    monkeypatch.setattr(decide_answers, "parse_answer", parse)
     token = parse_token(lane.tokens[0, 1])
     assert token is not None
     lane.answer_with("nonsense", b"renew " + b"1" * 100)
@@ -449,3 +455,64 @@ def test_a_token_is_signed_with_the_topic_id_of_its_partition_beside_a_parked_on
     token = parse_token(signer.token(*TP, 0, 1))
     assert token is not None
     assert token.is_signed(parts.token_keys or (), parts.store.ledger_id(), plan.partitions[TP].topic_id)
+
+
+def test_an_open_transaction_in_the_ack_topic_hides_answers_so_nothing_times_out() -> None:
+    lane = AnsweredLane(WAITS, WAITS)
+    lane.run()
+    lane.answer(0)
+    lane.log(ACKS).append(b"ack", lane.world.now, key=b"of another producer", open_=True)
+    lane.answer(1)
+    ran = lane.at(11).run()
+    assert ran.warnings == [
+        "an open transaction hides answers of the ack topic acks[0] from 1 on: nothing times out in this turn"
+    ]
+    assert (lane.floor(), in_flight(lane), lane.answered()) == (1, 1, {"acked": 1})
+    lane.log(ACKS).end_transaction(commit=False)
+    assert lane.at(12).run().warnings == []
+    assert (lane.floor(), lane.answered()) == (2, {"acked": 2})
+
+
+def test_an_answer_that_comes_after_the_range_was_determined_is_not_overtaken_by_its_deadline() -> None:
+    lane = AnsweredLane(WAITS, DEAD)
+    lane.plan_and_replay()
+
+    def others_wait() -> None:
+        lane.answer(0)
+        lane.at(11)
+
+    lane.at(9).strike("letter", others_wait)
+    lane.settle()
+    assert in_flight(lane) == 1
+    lane.run()
+    assert (lane.floor(), lane.answered()) == (2, {"acked": 1})
+
+
+def test_i6_a_settle_that_cannot_read_the_ack_topic_sends_no_letter() -> None:
+    lane = AnsweredLane(WAITS, DEAD)
+    lane.plan_and_replay()
+    lane.world.delete_topic("acks")
+    for _ in range(2):
+        with pytest.raises(ConfigError, match="does not exist any more"):
+            lane.settle()
+    lane.create("acks")
+    del lane.settings["ack_topic"], lane.settings["in_flight"]
+    with pytest.raises(ConfigError, match="ack_topic was removed"):
+        lane.settle()
+    assert lane.letters() == []
+    lane.settings["ack_topic"] = "acks"
+    lane.settle()
+    assert len(lane.letters()) == 1
+
+
+def test_a_backfill_takes_no_turn_for_what_is_overdue_while_answers_are_hidden() -> None:
+    live = AnsweredLane(WAITS)
+    lane = MemoryBackfill(live, "b", "orders")
+    lane.run()
+    live.log(ACKS).append(b"ack", NOON, key=b"of another producer", open_=True)
+    live.at(11)
+    turns = len(live.world.tables.plans)
+    assert (lane.run().pending["in_flight"], len(live.world.tables.plans)) == (1, turns)
+    live.log(ACKS).end_transaction(commit=False)
+    assert lane.run().pending["in_flight"] == 1  # the second attempt
+    assert live.offsets() == [0, 0]
