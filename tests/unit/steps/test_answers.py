@@ -14,6 +14,7 @@ from ackline.outcome import ErrorClass
 from ackline.planning import IN_FLIGHT, IN_FLIGHT_FULL
 from ackline.setting_warnings import TopicPolicy
 from ackline.steps import decide_answers
+from ackline.steps.answer import send_answer
 from ackline.steps.replay import job_of
 from ackline.token import parse_token
 from ackline.turns import TurnKind
@@ -516,3 +517,36 @@ def test_a_backfill_takes_no_turn_for_what_is_overdue_while_answers_are_hidden()
     live.log(ACKS).end_transaction(commit=False)
     assert lane.run().pending["in_flight"] == 1  # the second attempt
     assert live.offsets() == [0, 0]
+
+
+@pytest.mark.parametrize("topic", [None, "others"])
+def test_an_open_plan_is_not_handed_out_without_its_ack_topic(topic: str | None) -> None:
+    lane = AnsweredLane(WAITS, in_flight={"timeout": "10s"})
+    lane.create("others")
+    lane.plan()
+    block = lane.settings.pop("in_flight")
+    lane.settings["ack_topic"] = topic
+    with pytest.raises(ConfigError, match=f"ack_topic was changed from acks to {topic} while") as refused:
+        lane.replay()
+    assert (refused.value.key, lane.calls()) == ("ack_topic", [])
+    lane.settings |= {"ack_topic": "acks", "in_flight": block}
+    lane.replay()
+    lane.settle()
+    assert in_flight(lane) == 1
+
+
+@pytest.mark.parametrize("is_open", [False, True])
+def test_an_answer_is_not_sent_to_a_topic_that_the_lane_does_not_read(is_open: bool) -> None:
+    lane = AnsweredLane(WAITS)
+    lane.run()
+    if is_open:
+        lane.plan()
+    lane.create("others")
+    token = parse_token(lane.tokens[0, 1])
+    assert token is not None
+    lane.settings["ack_topic"] = "others"
+    with pytest.raises(ConfigError, match=r"reads its answers in acks, .*put acks back"):
+        send_answer(lane.parts(), [token], "ack")
+    assert lane.log(TopicPartition("others", 0)).end == 0
+    lane.settings["ack_topic"] = "acks"
+    assert send_answer(lane.parts(), [token], "ack") == "acks"

@@ -88,6 +88,22 @@ def test_a_generator_that_yields_anything_else_fails_its_record(code: ModuleType
     assert shown(called(code, handle)) == [(0, "failed", ErrorClass.INVALID_OUTCOME, None)]
 
 
+@pytest.mark.parametrize("result", [InFlight, [InFlight()], (InFlight(),), [InFlight]])
+def test_an_in_flight_in_another_form_fails_its_record(code: ModuleType, result: Any) -> None:
+    assert {row[1:3] for row in shown(called(code, lambda _: result))} == {("failed", ErrorClass.INVALID_OUTCOME)}
+
+
+def test_an_object_whose_call_is_a_generator_runs_to_its_end_too(code: ModuleType) -> None:
+    done = []
+
+    class Handle:
+        def __call__(self, record: Record) -> Iterator[InFlight]:
+            yield InFlight()
+            done.append(record.value)
+
+    assert (shown(called(code, Handle()))[0], done) == ((0, "in_flight", None, 30), [b"a", b"b"])
+
+
 def test_what_a_generator_raises_after_its_in_flight_is_the_outcome(code: ModuleType) -> None:
     def handle(record: Record) -> Iterator[InFlight]:
         yield InFlight()
