@@ -7,7 +7,7 @@ from datetime import timedelta
 import pytest
 
 from ackline.answers import Answer, parse_answer
-from ackline.errors import ConfigError
+from ackline.errors import ConfigError, RetentionPassed
 from ackline.ledger import PendingKind
 from ackline.offsets import OffsetRange, TopicPartition
 from ackline.outcome import ErrorClass
@@ -550,3 +550,14 @@ def test_an_answer_is_not_sent_to_a_topic_that_the_lane_does_not_read(is_open: b
     assert lane.log(TopicPartition("others", 0)).end == 0
     lane.settings["ack_topic"] = "acks"
     assert send_answer(lane.parts(), [token], "ack") == "acks"
+
+
+def test_a_record_in_flight_that_retention_took_counts_as_expired_only_once_it_is_to_be_retried() -> None:
+    lane = AnsweredLane(WAITS, WAITS, OK, on_expired="fail")
+    lane.run()
+    lane.log().expire(2)
+    lane.answer(0)
+    lane.run()
+    assert (lane.floor(), in_flight(lane)) == (1, 1)
+    lane.at(11).run()
+    lane.run_fails(RetentionPassed, r"orders\[0\] \[1, 2\)")
