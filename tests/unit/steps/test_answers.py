@@ -7,10 +7,10 @@ from datetime import timedelta
 import pytest
 
 from ackline.answers import Answer, parse_answer
-from ackline.errors import ConfigError, RetentionPassed
+from ackline.errors import ConfigError, RetentionPassed, TooFarBehind
 from ackline.ledger import PendingKind
 from ackline.offsets import OffsetRange, TopicPartition
-from ackline.outcome import ErrorClass
+from ackline.outcome import ErrorClass, Outcome
 from ackline.planning import IN_FLIGHT, IN_FLIGHT_FULL
 from ackline.setting_warnings import TopicPolicy
 from ackline.steps import decide_answers
@@ -561,3 +561,36 @@ def test_a_record_in_flight_that_retention_took_counts_as_expired_only_once_it_i
     assert (lane.floor(), in_flight(lane)) == (1, 1)
     lane.at(11).run()
     lane.run_fails(RetentionPassed, r"orders\[0\] \[1, 2\)")
+
+
+@pytest.mark.parametrize("policy", ["fail", "skip"])
+def test_a_record_in_flight_is_not_too_far_behind_and_its_answer_is_read(policy: str) -> None:
+    lane = AnsweredLane(WAITS, *[OK] * 9)
+    lane.run()
+    lane.settings["max_offset_behind"] = {"offsets": 5, "policy": policy}
+    lane.run()
+    assert (in_flight(lane), lane.floor(), TurnKind.SKIP in lane.kinds()) == (1, 0, False)
+    lane.answer(0)
+    lane.run()
+    assert (lane.floor(), lane.answered()) == (10, {"acked": 1})
+
+
+def test_a_skip_of_what_is_too_far_behind_ends_below_the_first_record_in_flight() -> None:
+    lane = AnsweredLane(b'{"fail": -1}', OK, WAITS, OK, retry={"initial_delay": "1h"})
+    lane.run()
+    lane.produce(*[OK] * 10)
+    lane.settings["max_offset_behind"] = {"offsets": 5, "policy": "skip"}
+    lane.run()
+    assert (lane.ranges(Outcome.SKIPPED), lane.floor(), in_flight(lane)) == ([(0, 1)], 2, 1)
+    lane.answer(2)
+    lane.run()
+    assert lane.floor() == 14
+
+
+def test_what_is_unread_behind_a_record_in_flight_may_still_be_too_far_behind() -> None:
+    lane = AnsweredLane(WAITS, OK, timeout="none")
+    lane.run()
+    lane.produce(*[OK] * 10)
+    lane.settings["max_offset_behind"] = {"offsets": 5, "policy": "fail"}
+    error = lane.run_fails(TooFarBehind, r"the first offset that is not in flight, 2 is 10 offsets behind")
+    assert error.offset == 2
