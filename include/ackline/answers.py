@@ -98,7 +98,7 @@ class AnswerReport:
     counts: Mapping[str, int] = field(default_factory=dict)
     """How many answers were applied or ignored, by `Applied` and `Ignored`; zeros are left out."""
     warnings: tuple[str, ...] = ()
-    """Answers that the ack topic has lost, in words."""
+    """Answers that the ack topic has lost or hides, in words."""
 
     def after_turn_without_answers(self) -> "AnswerReport":
         """Returns the report of a next turn that reads no answers."""

@@ -44,6 +44,11 @@ def lane_of(backfill_id: str) -> str:
     return f"{BACKFILL}{backfill_id}"
 
 
+def is_lane(text: str) -> bool:
+    """Returns whether a lane may have this name. Any other text is no folder of tables, and may be a path elsewhere."""
+    return text == LIVE or (text.startswith(BACKFILL) and _ID.fullmatch(id_of(text)) is not None)
+
+
 def id_of(lane: str) -> str:
     """Returns the id of a backfill lane."""
     return lane.removeprefix(BACKFILL)

@@ -12,6 +12,9 @@ MAPPING = "[mapping]"
 leaves the tag out of the path of a key."""
 _UNITS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86400}
 _PART = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
+_PARTS = re.compile(rf"(?:{_PART.pattern})+")
+_LONGEST = 64
+"""How many characters a duration may have. Anybody may write one into an ack topic, so a long text is not looked at."""
 
 
 class StrictBlock(BaseModel):
@@ -31,11 +34,14 @@ def parse_duration(text: object) -> timedelta:
     """A duration such as `90s`, `1h30m`, `250ms` or `0s`. Raises ValueError for anything else, as a bare number."""
     if isinstance(text, timedelta):
         return text
-    parts = _PART.findall(text) if isinstance(text, str) else []
-    if not parts or "".join(number + unit for number, unit in parts) != text:
+    if isinstance(text, str) and len(text) > _LONGEST:
+        raise ValueError(
+            f"write a duration with its unit, such as 500ms, 30s, 5m or 1h30m, not a text of {len(text)} characters"
+        )
+    if not isinstance(text, str) or not _PARTS.fullmatch(text):
         raise ValueError(f"write a duration with its unit, such as 500ms, 30s, 5m or 1h30m, not {text!r}")
     try:
-        return timedelta(seconds=sum(float(number) * _UNITS[unit] for number, unit in parts))
+        return timedelta(seconds=sum(float(number) * _UNITS[unit] for number, unit in _PART.findall(text)))
     except OverflowError:
         raise ValueError(f"{text} is too long: a duration has at most 999999999 days") from None
 

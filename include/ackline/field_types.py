@@ -32,6 +32,11 @@ CodePath = Annotated[str, Field(pattern=_CODE_PATH)]
 """The path of a function or class, `module:name`. Reading the file does not import it."""
 
 
+def is_pipeline_name(text: str) -> bool:
+    """Returns whether a pipeline may have this name."""
+    return re.fullmatch(_PIPELINE_NAME, text) is not None
+
+
 def is_code_path(text: str) -> bool:
     """Returns whether a text is the path of a function or class, `module:name`."""
     return re.fullmatch(_CODE_PATH, text) is not None

@@ -162,7 +162,8 @@ def load_handler(path: str, key: str = "handler", *, emits: bool = False, in_fli
     call = getattr(function, "__call__", None)  # noqa: B004 - an object may have an asynchronous __call__
     if _is_asynchronous(function) or _is_asynchronous(call):
         raise ConfigError(f"{key} {path} is asynchronous; write a plain function", key=key)
-    if not (emits or in_flight) and (inspect.isgeneratorfunction(function) or inspect.isgeneratorfunction(call)):
+    is_generator = inspect.isgeneratorfunction(function) or inspect.isgeneratorfunction(call)
+    if is_generator and not (emits or in_flight):
         raise ConfigError(
             f"{key} {path} is a generator, and no `steps` take what it yields; write a plain function", key=key
         )
@@ -173,7 +174,7 @@ def load_handler(path: str, key: str = "handler", *, emits: bool = False, in_fli
     except ValueError:
         pass  # a builtin has no signature: its first call shows whether it fits
     # Steps take what a generator yields as it yields it; without steps, one InFlight is all that it may yield.
-    return function if emits or not inspect.isgeneratorfunction(function) else _run_to_end(function)
+    return _run_to_end(function) if is_generator and not emits else function
 
 
 class Yielded(tuple[Any, ...]):

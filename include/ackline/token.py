@@ -71,13 +71,13 @@ class TokenSigner:
     key: bytes = field(repr=False)
     ledger: str
     turn: TurnId
-    topic_ids: Mapping[str, str]
-    """The id of each topic of the turn."""
+    topic_ids: Mapping[TopicPartition, str]
+    """The topic id of each partition of the turn. A parked one may have that of an older topic of the name."""
 
     def token(self, topic: str, partition: int, offset: int, attempt: int) -> str:
         """Returns the token of an attempt of the turn."""
         tp = TopicPartition(topic, partition)
-        signed = _signed(self.ledger, self.topic_ids[topic], _body(self.turn, tp, offset, attempt))
+        signed = _signed(self.ledger, self.topic_ids[tp], _body(self.turn, tp, offset, attempt))
         return Token(self.turn, tp, offset, attempt, _mac(self.key, signed)).text
 
 

@@ -34,7 +34,7 @@ def union(parts):
 
 spark_job._union = union
 for handler in ("by_word", "column_words", "column_raises"):
-    tokens = TokenSigner(secret.encode(), "ledger", lab.job(handler).target.turn, {topic: "id"})
+    tokens = TokenSigner(secret.encode(), "ledger", lab.job(handler).target.turn, {tp: "id"})
     # Every property of the connection goes where a password would go. A broker without a login accepts this one.
     job = lab.job(handler, {tp: (0, 2)}, {tp: {2: 2}}, kafka={"client.id": secret},
                   store_options={"aws_secret_access_key": secret}, key_hash_secret=secret.encode(),

@@ -6,9 +6,11 @@ from typing import Annotated
 import typer
 
 from ackline.answers import parse_answer
+from ackline.backfill_arguments import is_lane
 from ackline.cli import json_output
 from ackline.cli.options import Json, opened
 from ackline.errors import ConfigError
+from ackline.field_types import is_pipeline_name
 from ackline.steps.answer import send_answer
 from ackline.token import Token, parse_token
 
@@ -80,7 +82,8 @@ def _answer(texts: Sequence[str], value: str, as_json: bool) -> None:
 
 def _token(text: str) -> Token:
     token = parse_token(text.strip())
-    if token is None:
+    # Anybody can write an unsigned token, and its names choose the files that are opened to find the keys.
+    if token is None or not is_pipeline_name(token.turn.pipeline) or not is_lane(token.turn.lane):
         raise ConfigError(
             "that is no token: give what `record.token` was in the handler, whole and in one piece", key="TOKEN"
         )

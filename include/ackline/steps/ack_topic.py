@@ -8,24 +8,33 @@ decisions n, and settlement n takes it from there.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import datetime
 
 from ackline.answers import AckPosition
 from ackline.errors import AcklineError, ConfigError
 from ackline.kafka.cluster import TopicInfo
 from ackline.kafka.exact import Found
 from ackline.offsets import OffsetRange, TopicPartition
-from ackline.steps.observe import written_beyond
 from ackline.steps.parts import Parts
 from ackline.turns import Settlement
+
+_NAMED = 5
+"""How many partitions a warning names."""
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerRange:
-    """The answers that a turn reads, and the position after them. `warnings` say what the topic has lost."""
+    """The answers that a turn reads, and the position after them. `warnings` say what the topic has lost or hides.
+
+    `at` is the time of the run right before the end was determined: an answer that was there by then is in the range,
+    unless it `hides_answers` behind an open transaction.
+    """
 
     ranges: dict[TopicPartition, OffsetRange]
     after: AckPosition
     warnings: tuple[str, ...]
+    at: datetime
+    hides_answers: bool
 
 
 def start_position(parts: Parts, newest: Settlement) -> AckPosition | None:
@@ -66,10 +75,10 @@ def checked_topic(parts: Parts, topic: str) -> TopicInfo:
     return info
 
 
-def has_unread_answers(parts: Parts, newest: Settlement) -> bool:
-    """Returns whether the ack topic has anything that the lane has not read. Raises as `start_position` does."""
+def unread_answers(parts: Parts, newest: Settlement) -> AnswerRange | None:
+    """Returns what the lane has not read of the ack topic; None without one. Raises as `start_position` does."""
     position = start_position(parts, newest)
-    return position is not None and any(range_to_read(parts, position).ranges.values())
+    return range_to_read(parts, position) if position is not None else None
 
 
 def range_to_read(parts: Parts, position: AckPosition) -> AnswerRange:
@@ -88,14 +97,19 @@ def range_to_read(parts: Parts, position: AckPosition) -> AnswerRange:
             f"turn stays open until then",
             key="ack_topic",
         )
-    logs = parts.cluster.bounds([TopicPartition(topic, number) for number in info.partitions])
+    tps, at = [TopicPartition(topic, number) for number in info.partitions], parts.now()
+    # Before the bounds: what is written by now and not readable then is in or behind an open transaction.
+    written = parts.cluster.written_ends(tps) if parts.pipeline.kafka.isolation == "read_committed" else {}
+    logs = parts.cluster.bounds(tps)
     known, warnings = position.next, []
     if info.topic_id != position.topic_id:
         known = {}
         warnings.append(f"the ack topic {topic} was created again: answers that were not read before that are lost")
     starts = {tp: known.get(tp.partition, 0) for tp in logs}
     # Under read_committed an open transaction may hold the readable end below what was read before; nothing is lost.
-    behind = written_beyond(parts, {tp: starts[tp] for tp, log in logs.items() if log.end < starts[tp]})
+    behind = {tp for tp, end in written.items() if logs[tp].end < starts[tp] <= end}
+    # A truncation may have taken what was written a moment ago. Then, too, nothing times out before the next turn.
+    hidden = [tp for tp, end in written.items() if end > max(logs[tp].end, starts[tp])]
     ranges = {}
     for tp, log in logs.items():
         start, end = starts[tp], max(log.end, starts[tp]) if tp in behind else log.end
@@ -104,8 +118,14 @@ def range_to_read(parts: Parts, position: AckPosition) -> AnswerRange:
         if end < start:
             warnings.append(f"answers of the ack topic {tp} from {end} on are lost: its log was truncated from {start}")
         ranges[tp] = OffsetRange(min(max(start, log.start), end), end)
+    if hidden:
+        names = ", ".join(f"{tp} from {ranges[tp].end} on" for tp in hidden[:_NAMED])
+        more = f" and {len(hidden) - _NAMED} more partitions" if len(hidden) > _NAMED else ""
+        warnings.append(
+            f"an open transaction hides answers of the ack topic {names}{more}: nothing times out in this turn"
+        )
     after = AckPosition(topic, info.topic_id, {tp.partition: part.end for tp, part in ranges.items()})
-    return AnswerRange(ranges, after, tuple(warnings))
+    return AnswerRange(ranges, after, tuple(warnings), at, bool(hidden))
 
 
 def read_answers(parts: Parts, wanted: AnswerRange) -> Iterator[tuple[bytes | None, bytes | None]]:

@@ -16,7 +16,7 @@ from ackline.ledger import PendingKind
 from ackline.offsets import LogBounds, TopicPartition
 from ackline.pending import PendingRuns
 from ackline.planning import Limits, PartitionView
-from ackline.steps.ack_topic import has_unread_answers
+from ackline.steps.ack_topic import unread_answers
 from ackline.steps.lane_ranges import LaneRanges, chosen_in, lane_ranges
 from ackline.steps.log_checks import truncated_partitions
 from ackline.steps.new_plan import check_clock, new_plan
@@ -120,8 +120,12 @@ def _has_answers(parts: Parts, newest: Settlement) -> bool:
     states = [settled.state for settled in newest.partitions.values()]
     if not any(state.pending_by_kind()[PendingKind.IN_FLIGHT] for state in states):
         return False
-    overdue = any(PendingRuns.of(state.pending).overdue_at(parts.now()) for state in states)
-    return overdue or has_unread_answers(parts, newest)
+    unread = unread_answers(parts, newest)
+    if unread is not None and any(unread.ranges.values()):
+        return True
+    # While answers are hidden nothing times out, so turns for what is overdue would follow each other without an end.
+    hidden = unread is not None and unread.hides_answers
+    return not hidden and any(PendingRuns.of(state.pending).overdue_at(parts.now()) for state in states)
 
 
 def _is_unfinished(tp: TopicPartition, settled: SettledPartition, chosen: LaneRanges) -> bool:

@@ -21,7 +21,7 @@ from ackline.pending import PendingRuns, arrays_of
 from ackline.planning import NO_LEADER, PARKED, PAUSED
 from ackline.retry import RetryBlock
 from ackline.steps.action_plans import MOVES
-from ackline.steps.decide_answers import decide_answers
+from ackline.steps.decide_answers import answers_of_turn, decide_answers
 from ackline.steps.lane_ranges import LaneRanges, chosen_in, lane_ranges
 from ackline.steps.measure import gaps_of
 from ackline.steps.parts import Parts
@@ -93,6 +93,8 @@ def decide(
         for tp in dict.fromkeys([*outcomes.rows, *decisions])
     }
     states = states_after(plan, before, TurnOutcomes(rows, {}, {}, complete=False), chosen)
+    # Before the dead letters: a turn whose ack topic can't be read stays open, and each settle would send them again.
+    wanted = None if plan.ack_position is None else answers_of_turn(parts, plan, plan.ack_position)
     # Dead letters of partitions that are left alone wait: their records can't be read, or must not be.
     readable = {
         tp: state
@@ -101,13 +103,12 @@ def decide(
     }
     for tp, dead in send_dead_letters(parts, plan, readable):
         decisions.setdefault(tp, []).append(dead)
-    position = plan.ack_position
-    if position is None:
+    if wanted is None:
         return decisions, None
     # After the dead letters, so that none is sent for a record that only an answer or a deadline of this turn fails.
     # Until decisions n are stored, a repeated settle may read a later answer, and a letter of a record that is acked
     # then would be wrong. So the next turn sends it.
-    answered_rows, report = decide_answers(parts, plan, before, position, states)
+    answered_rows, report = decide_answers(parts, plan, before, wanted, states)
     for tp, answered in answered_rows.items():
         decisions.setdefault(tp, []).extend(answered)
     return decisions, report

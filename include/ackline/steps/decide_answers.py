@@ -18,7 +18,7 @@ from ackline.outcome import AnswerKind, ErrorClass, Outcome
 from ackline.outcome_rows import OutcomeRow
 from ackline.pending import PendingRuns
 from ackline.scrub import scrub
-from ackline.steps.ack_topic import range_to_read, read_answers
+from ackline.steps.ack_topic import AnswerRange, range_to_read, read_answers
 from ackline.steps.parts import Parts
 from ackline.steps.void import void_advice
 from ackline.token import Token, parse_token
@@ -29,18 +29,11 @@ _LATEST = datetime.max.replace(tzinfo=UTC)
 Key = tuple[TopicPartition, int]
 
 
-def decide_answers(
-    parts: Parts,
-    plan: Plan,
-    before: Settlement,
-    position: AckPosition,
-    states: Mapping[TopicPartition, PartitionState],
-) -> tuple[dict[TopicPartition, list[OutcomeRow]], AnswerReport]:
-    """Returns the rows that end or renew attempts in flight, and what became of each answer. Stores nothing.
+def answers_of_turn(parts: Parts, plan: Plan, position: AckPosition) -> AnswerRange:
+    """Returns the answers that the turn reads. Call it only after outcomes n are stored: no token of a later turn
+    exists then.
 
-    `states` are those after the outcomes of the turn, so that an answer that came before them counts, too (S64). Call
-    it only after outcomes n are stored: no token of a later turn exists then. Raises ConfigError if the pipeline file
-    has lost its ack topic, and what reading the topic raises.
+    Raises ConfigError if the pipeline file has lost its ack topic, and what `range_to_read` raises.
     """
     if parts.token_keys is None:
         raise ConfigError(
@@ -48,15 +41,29 @@ def decide_answers(
             f"turn is settled. {void_advice(plan.turn)}",
             key="ack_topic",
         )
-    wanted = range_to_read(parts, position)
+    return range_to_read(parts, position)
+
+
+def decide_answers(
+    parts: Parts,
+    plan: Plan,
+    before: Settlement,
+    wanted: AnswerRange,
+    states: Mapping[TopicPartition, PartitionState],
+) -> tuple[dict[TopicPartition, list[OutcomeRow]], AnswerReport]:
+    """Returns the rows that end or renew attempts in flight, and what became of each answer. Stores nothing.
+
+    `states` are those after the outcomes of the turn, so that an answer that came before them counts, too (S64).
+    `wanted` is what `answers_of_turn` has returned. Raises what reading the topic raises.
+    """
     rows_of_lane: dict[TopicPartition, SettledPartition | PlannedPartition] = {**before.partitions, **plan.partitions}
     topic_ids = {tp: row.topic_id for tp, row in rows_of_lane.items()}
     in_flight = _in_flight(plan, states)
-    judge = _Judge(parts, plan, topic_ids, parts.token_keys, parts.store.ledger_id(), parts.now(), in_flight)
+    judge = _Judge(parts, plan, topic_ids, parts.token_keys or (), parts.store.ledger_id(), wanted.at, in_flight)
     for key, value in read_answers(parts, wanted):
         judge.take(key, value)
     rows: dict[TopicPartition, list[OutcomeRow]] = {}
-    for tp, row in judge.rows():
+    for tp, row in judge.rows(time_out=not wanted.hides_answers):
         rows.setdefault(tp, []).append(row)
     for decided in rows.values():
         decided.sort(key=lambda row: row.offset)
@@ -106,13 +113,12 @@ class _Judge:
 
     def take(self, key: bytes | None, value: bytes | None) -> None:
         """Applies an answer, or counts why it is ignored."""
-        answer, token = parse_answer(value), parse_token((key or b"").decode("ascii", "replace"))
-        if answer is None or token is None:
-            self.counts[Ignored.MALFORMED] += 1
-            return
-        obstacle = self._obstacle(token)
-        if obstacle is not None:
-            self.counts[obstacle] += 1
+        token = parse_token((key or b"").decode("ascii", "replace"))
+        obstacle = Ignored.MALFORMED if token is None else self._obstacle(token)
+        # The value only then: who has no token makes nobody parse it.
+        answer = parse_answer(value) if obstacle is None else None
+        if token is None or answer is None:
+            self.counts[obstacle or Ignored.MALFORMED] += 1
             return
         self._apply(token, answer)
 
@@ -159,12 +165,12 @@ class _Judge:
                 offset, attempt, Outcome.FAILED, self.now, ErrorClass.ACK_FAILED, None, reason, answer=AnswerKind.FAIL
             )
 
-    def rows(self) -> Iterator[tuple[TopicPartition, OutcomeRow]]:
-        """Yields a row for each attempt that an answer has ended or renewed, and for each that is overdue."""
+    def rows(self, time_out: bool) -> Iterator[tuple[TopicPartition, OutcomeRow]]:
+        """Yields a row for each attempt that an answer has ended or renewed; with `time_out`, for each overdue one."""
         renewed = {key: row for key, row in self.renewed.items() if key not in self.ended}
         for (tp, _), row in [*self.ended.items(), *renewed.items()]:
             yield tp, row
-        for tp, waiting in self.in_flight.items():
+        for tp, waiting in self.in_flight.items() if time_out else ():
             for run in waiting.runs.overdue_at(self.now):
                 reason = f"no answer until {run.value.due:%Y-%m-%d %H:%M:%S} UTC"
                 for offset in range(run.start, run.end):

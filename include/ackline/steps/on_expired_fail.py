@@ -39,7 +39,9 @@ def _lost_ranges(parts: Parts, view: PartitionView) -> list[ValuedRange[None]]:
     assert view.log is not None
     start, state = view.log.start, view.state
     # Without a dead-letter topic, a record that waits for its letter is not read again: it becomes `dead`, not expired.
-    not_read_again = () if parts.pipeline.dead_letter_topic else (PendingKind.DEAD_LETTER,)
+    # A record in flight is not read before its attempt has failed: until then an answer may settle it.
+    letters = () if parts.pipeline.dead_letter_topic else (PendingKind.DEAD_LETTER,)
+    not_read_again = (PendingKind.IN_FLIGHT, *letters)
     pending = [
         ValuedRange(run.start, min(run.end, start), None)
         for run in state.pending

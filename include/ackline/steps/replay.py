@@ -296,7 +296,7 @@ def _token_signer(parts: Parts, plan: Plan) -> TokenSigner | None:
     """
     if plan.ack_position is None or parts.token_keys is None:
         return None
-    topic_ids = {tp.topic: planned.topic_id for tp, planned in plan.partitions.items()}
+    topic_ids = {tp: planned.topic_id for tp, planned in plan.partitions.items()}
     return TokenSigner(parts.token_keys[0], parts.store.ledger_id(), plan.turn, topic_ids)
 
 

@@ -8,6 +8,7 @@ from ackline.commit_rule import CommitMetadata, Committed, still_acknowledged
 from ackline.errors import ConfigError, GroupMoved, TooFarBehind
 from ackline.metrics import due_retries
 from ackline.offsets import TopicPartition
+from ackline.pending import PendingKind, PendingRuns
 from ackline.planning import Limits, PartitionView
 from ackline.steps.action_plans import action_plan, follow_plan
 from ackline.steps.commit import check_allowed, commit_metadata_of, may_restore
@@ -172,7 +173,8 @@ def _skip_targets(parts: Parts, views: Views) -> dict[TopicPartition, int]:
     """Returns the offset to which each partition that is too far behind is skipped (S45).
 
     Raises TooFarBehind under `fail`. Offsets that retention took do not count as behind; a skip settles them too.
-    Paused, parked and leaderless partitions are left alone.
+    Records in flight do not count either, and no skip passes them: their answers may be there. Paused, parked and
+    leaderless partitions are left alone.
     """
     limit = parts.pipeline.max_offset_behind
     if limit is None:
@@ -181,16 +183,24 @@ def _skip_targets(parts: Parts, views: Views) -> dict[TopicPartition, int]:
     for tp, view in views.items():
         if not view.readable or view.log is None:
             continue
-        behind = view.log.end - max(view.state.floor, view.log.start)
+        pending = PendingRuns.of(view.state.pending)
+        in_flight = pending.of_kind(PendingKind.IN_FLIGHT)
+        others = pending.where(lambda state: state.kind is not PendingKind.IN_FLIGHT)
+        # Nothing is behind because of a record in flight: it is read, and waits for its answer.
+        first = int(others.starts.min(initial=view.state.complete_to))
+        behind = view.log.end - max(first, view.log.start)
         if behind <= limit.offsets:
             continue
         if limit.policy == "fail":
+            name = "the floor" if first == view.state.floor else "the first offset that is not in flight,"
             raise TooFarBehind(
-                f"{tp}: the floor {view.state.floor} is {behind} offsets behind the log's end, more than "
+                f"{tp}: {name} {first} is {behind} offsets behind the log's end, more than "
                 f"max_offset_behind ({limit.offsets}); raise it, skip, or let the policy be `skip`",
                 topic=tp.topic,
                 partition=tp.partition,
-                offset=view.state.floor,
+                offset=first,
             )
-        targets[tp] = view.log.end - limit.offsets
+        target = int(in_flight.starts.min(initial=view.log.end - limit.offsets))
+        if target > view.state.floor:
+            targets[tp] = target
     return targets

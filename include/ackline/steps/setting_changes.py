@@ -45,11 +45,15 @@ def check_settings_unchanged(parts: Parts, newest: Settlement) -> None:
 
 
 def check_open_plan_settings(parts: Parts, plan: Plan) -> None:
-    """Raises ConfigError if an open plan would be handed out under another guarantee or isolation level than its own.
+    """Raises ConfigError if an open plan would be handed out under another guarantee or isolation level than its own,
+    or without the ack topic in which it reads the answers.
 
     A plan that was made at most once may have been handed out already.
     """
-    for key, old, new in _changes(parts, plan.settings):
+    changes, ack_topic = _changes(parts, plan.settings), parts.pipeline.ack_topic
+    if plan.ack_position is not None and plan.ack_position.topic != ack_topic:
+        changes.append(("ack_topic", plan.ack_position.topic, str(ack_topic)))
+    for key, old, new in changes:
         raise ConfigError(
             f"{key} was changed from {old} to {new} while {plan.turn} is open; change it back until it is settled. "
             f"{void_advice(plan.turn)}",

@@ -40,7 +40,7 @@ def test_a_renewal_by_the_command_and_the_line_of_a_run(lane: AnsweredLane, ackl
     assert "Answers from outside: 1 renewed, 2 timed out; ignored: 1 malformed" in shown
 
 
-def test_status_and_explain_show_what_is_in_flight(lane: AnsweredLane, ackline: MemoryCommand) -> None:
+def test_status_shows_what_is_in_flight_and_when_it_is_overdue(lane: AnsweredLane, ackline: MemoryCommand) -> None:
     status = ackline("status", "lane", "--json").json["partitions"][0]
     assert status["pending"] == {"retry": 0, "dead_letter": 0, "in_flight": 3}
     assert status["next_due"] == "2026-03-01T12:00:10+00:00"
@@ -53,6 +53,10 @@ def test_status_and_explain_show_what_is_in_flight(lane: AnsweredLane, ackline: 
         (["renew", "TOKEN", "soon"], "soon is no duration above zero"),
         (["renew", "TOKEN", "0s"], "0s is no duration above zero"),
         (["ack", "TOKEN", "OTHER"], "of several pipelines or lanes"),
+        (["ack", "NUL"], "that is no token"),
+        (["ack", "PATH"], "that is no token"),
+        (["ack", "BACKFILL_PATH"], "that is no token"),
+        (["ack", "NO_NAME"], "that is no token"),
         (["ack", "FORGED"], "the token is not one of lane as it is here"),
     ],
 )
@@ -66,6 +70,10 @@ def test_a_wrong_answer_is_refused_and_nothing_is_sent(
     texts = {
         "TOKEN": token.text,
         "OTHER": token._replace(turn=token.turn._replace(pipeline="shop")).text,
+        "NUL": token._replace(turn=token.turn._replace(lane="live\0")).text,
+        "PATH": token._replace(turn=token.turn._replace(lane="../..")).text,
+        "BACKFILL_PATH": token._replace(turn=token.turn._replace(lane="backfill-../live")).text,
+        "NO_NAME": token._replace(turn=token.turn._replace(pipeline="../lane\n")).text,
         "FORGED": token._replace(offset=2).text,
     }
     done = ackline(*(texts.get(argument, argument) for argument in arguments))

@@ -1,19 +1,26 @@
 """Records in flight: answers from outside, deadlines, and what ends an attempt. On tables and a broker in memory."""
 
 import base64
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
 
-from ackline.errors import ConfigError
+from ackline.answers import Answer, parse_answer
+from ackline.errors import ConfigError, RetentionPassed, TooFarBehind
 from ackline.ledger import PendingKind
 from ackline.offsets import OffsetRange, TopicPartition
-from ackline.outcome import ErrorClass
+from ackline.outcome import ErrorClass, Outcome
 from ackline.planning import IN_FLIGHT, IN_FLIGHT_FULL
 from ackline.setting_warnings import TopicPolicy
+from ackline.steps import decide_answers
+from ackline.steps.answer import send_answer
+from ackline.steps.replay import job_of
+from ackline.token import parse_token
 from ackline.turns import TurnKind
 from tests.memory_answers import ACKS, NOON, OK, TP, WAITS, AnsweredLane
 from tests.memory_backfill import MemoryBackfill
+from tests.memory_lane import DEAD
 
 
 def in_flight(lane: AnsweredLane) -> int:
@@ -414,3 +421,176 @@ def test_a_process_that_settles_late_after_another_one_reads_no_answer_twice() -
     assert (lane.next_answer(), in_flight(lane), lane.answered()) == (1, 1, {"acked": 1})
     lane.run()
     assert (lane.floor(), lane.answered()) == (2, {"acked": 2})
+
+
+def test_s69_the_value_of_an_answer_without_a_signed_token_is_not_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
+    lane = AnsweredLane(WAITS)
+    lane.run()
+    parsed: list[bytes | str | None] = []
+
+    def parse(value: bytes | str | None) -> Answer | None:
+        parsed.append(value)
+        return parse_answer(value)
+
+    monkeypatch.setattr(decide_answers, "parse_answer", parse)
+    token = parse_token(lane.tokens[0, 1])
+    assert token is not None
+    lane.answer_with("nonsense", b"renew " + b"1" * 100)
+    lane.answer_with(token._replace(offset=5).text, b"renew " + b"1" * 100)
+    lane.answer(0, "renew " + "1" * 1_000_000)
+    lane.run()
+    assert [len(value or b"") for value in parsed] == [1_000_006]
+    assert (in_flight(lane), lane.answered()) == (1, {"malformed": 2, "unsigned": 1})
+
+
+def test_a_token_is_signed_with_the_topic_id_of_its_partition_beside_a_parked_one_of_an_older_topic() -> None:
+    lane = AnsweredLane(WAITS, partitions=2)
+    plan = lane.plan()
+    parked = TopicPartition("orders", 1)
+    plan = replace(
+        plan, partitions={**plan.partitions, parked: replace(plan.partitions[parked], topic_id="an older topic")}
+    )
+    parts = lane.parts()
+    signer = job_of(parts, plan).settings.tokens
+    assert signer is not None
+    token = parse_token(signer.token(*TP, 0, 1))
+    assert token is not None
+    assert token.is_signed(parts.token_keys or (), parts.store.ledger_id(), plan.partitions[TP].topic_id)
+
+
+def test_an_open_transaction_in_the_ack_topic_hides_answers_so_nothing_times_out() -> None:
+    lane = AnsweredLane(WAITS, WAITS)
+    lane.run()
+    lane.answer(0)
+    lane.log(ACKS).append(b"ack", lane.world.now, key=b"of another producer", open_=True)
+    lane.answer(1)
+    ran = lane.at(11).run()
+    assert ran.warnings == [
+        "an open transaction hides answers of the ack topic acks[0] from 1 on: nothing times out in this turn"
+    ]
+    assert (lane.floor(), in_flight(lane), lane.answered()) == (1, 1, {"acked": 1})
+    lane.log(ACKS).end_transaction(commit=False)
+    assert lane.at(12).run().warnings == []
+    assert (lane.floor(), lane.answered()) == (2, {"acked": 2})
+
+
+def test_an_answer_that_comes_after_the_range_was_determined_is_not_overtaken_by_its_deadline() -> None:
+    lane = AnsweredLane(WAITS, DEAD)
+    lane.plan_and_replay()
+
+    def others_wait() -> None:
+        lane.answer(0)
+        lane.at(11)
+
+    lane.at(9).strike("letter", others_wait)
+    lane.settle()
+    assert in_flight(lane) == 1
+    lane.run()
+    assert (lane.floor(), lane.answered()) == (2, {"acked": 1})
+
+
+def test_i6_a_settle_that_cannot_read_the_ack_topic_sends_no_letter() -> None:
+    lane = AnsweredLane(WAITS, DEAD)
+    lane.plan_and_replay()
+    lane.world.delete_topic("acks")
+    for _ in range(2):
+        with pytest.raises(ConfigError, match="does not exist any more"):
+            lane.settle()
+    lane.create("acks")
+    del lane.settings["ack_topic"], lane.settings["in_flight"]
+    with pytest.raises(ConfigError, match="ack_topic was removed"):
+        lane.settle()
+    assert lane.letters() == []
+    lane.settings["ack_topic"] = "acks"
+    lane.settle()
+    assert len(lane.letters()) == 1
+
+
+def test_a_backfill_takes_no_turn_for_what_is_overdue_while_answers_are_hidden() -> None:
+    live = AnsweredLane(WAITS)
+    lane = MemoryBackfill(live, "b", "orders")
+    lane.run()
+    live.log(ACKS).append(b"ack", NOON, key=b"of another producer", open_=True)
+    live.at(11)
+    turns = len(live.world.tables.plans)
+    assert (lane.run().pending["in_flight"], len(live.world.tables.plans)) == (1, turns)
+    live.log(ACKS).end_transaction(commit=False)
+    assert lane.run().pending["in_flight"] == 1  # the second attempt
+    assert live.offsets() == [0, 0]
+
+
+@pytest.mark.parametrize("topic", [None, "others"])
+def test_an_open_plan_is_not_handed_out_without_its_ack_topic(topic: str | None) -> None:
+    lane = AnsweredLane(WAITS, in_flight={"timeout": "10s"})
+    lane.create("others")
+    lane.plan()
+    block = lane.settings.pop("in_flight")
+    lane.settings["ack_topic"] = topic
+    with pytest.raises(ConfigError, match=f"ack_topic was changed from acks to {topic} while") as refused:
+        lane.replay()
+    assert (refused.value.key, lane.calls()) == ("ack_topic", [])
+    lane.settings |= {"ack_topic": "acks", "in_flight": block}
+    lane.replay()
+    lane.settle()
+    assert in_flight(lane) == 1
+
+
+@pytest.mark.parametrize("is_open", [False, True])
+def test_an_answer_is_not_sent_to_a_topic_that_the_lane_does_not_read(is_open: bool) -> None:
+    lane = AnsweredLane(WAITS)
+    lane.run()
+    if is_open:
+        lane.plan()
+    lane.create("others")
+    token = parse_token(lane.tokens[0, 1])
+    assert token is not None
+    lane.settings["ack_topic"] = "others"
+    with pytest.raises(ConfigError, match=r"reads its answers in acks, .*put acks back"):
+        send_answer(lane.parts(), [token], "ack")
+    assert lane.log(TopicPartition("others", 0)).end == 0
+    lane.settings["ack_topic"] = "acks"
+    assert send_answer(lane.parts(), [token], "ack") == "acks"
+
+
+def test_a_record_in_flight_that_retention_took_counts_as_expired_only_once_it_is_to_be_retried() -> None:
+    lane = AnsweredLane(WAITS, WAITS, OK, on_expired="fail")
+    lane.run()
+    lane.log().expire(2)
+    lane.answer(0)
+    lane.run()
+    assert (lane.floor(), in_flight(lane)) == (1, 1)
+    lane.at(11).run()
+    lane.run_fails(RetentionPassed, r"orders\[0\] \[1, 2\)")
+
+
+@pytest.mark.parametrize("policy", ["fail", "skip"])
+def test_a_record_in_flight_is_not_too_far_behind_and_its_answer_is_read(policy: str) -> None:
+    lane = AnsweredLane(WAITS, *[OK] * 9)
+    lane.run()
+    lane.settings["max_offset_behind"] = {"offsets": 5, "policy": policy}
+    lane.run()
+    assert (in_flight(lane), lane.floor(), TurnKind.SKIP in lane.kinds()) == (1, 0, False)
+    lane.answer(0)
+    lane.run()
+    assert (lane.floor(), lane.answered()) == (10, {"acked": 1})
+
+
+def test_a_skip_of_what_is_too_far_behind_ends_below_the_first_record_in_flight() -> None:
+    lane = AnsweredLane(b'{"fail": -1}', OK, WAITS, OK, retry={"initial_delay": "1h"})
+    lane.run()
+    lane.produce(*[OK] * 10)
+    lane.settings["max_offset_behind"] = {"offsets": 5, "policy": "skip"}
+    lane.run()
+    assert (lane.ranges(Outcome.SKIPPED), lane.floor(), in_flight(lane)) == ([(0, 1)], 2, 1)
+    lane.answer(2)
+    lane.run()
+    assert lane.floor() == 14
+
+
+def test_what_is_unread_behind_a_record_in_flight_may_still_be_too_far_behind() -> None:
+    lane = AnsweredLane(WAITS, OK, timeout="none")
+    lane.run()
+    lane.produce(*[OK] * 10)
+    lane.settings["max_offset_behind"] = {"offsets": 5, "policy": "fail"}
+    error = lane.run_fails(TooFarBehind, r"the first offset that is not in flight, 2 is 10 offsets behind")
+    assert error.offset == 2

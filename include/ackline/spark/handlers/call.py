@@ -168,12 +168,16 @@ def in_flight_answer(result: Any) -> InFlight | None:
     """Returns the InFlight that a record handler has returned or yielded; None if it has not, so that the record is
     acked.
 
-    Raises InvalidOutcome for a result that stands for unfinished work, and for a generator that has yielded anything
-    else or more than one InFlight.
+    Raises InvalidOutcome for a result that stands for unfinished work, for the class InFlight and an InFlight within a
+    list or tuple, and for a generator that has yielded anything else or more than one InFlight.
     """
     if isinstance(result, InFlight):
         return result
     if not isinstance(result, Yielded):
+        if result is InFlight or (
+            isinstance(result, list | tuple) and any(item is InFlight or isinstance(item, InFlight) for item in result)
+        ):
+            raise InvalidOutcome("the handler returned InFlight in another form: return InFlight()")
         refuse_unfinished(result)
         return None
     if not all(isinstance(item, InFlight) for item in result) or len(result) > 1:

@@ -11,6 +11,7 @@ import pytest
 from ackline import InFlight, Record, arrow_handler
 from ackline.errors import ConfigError
 from ackline.handler import Tier, sign_tokens_with
+from ackline.offsets import TopicPartition
 from ackline.outcome import ErrorClass, Outcome
 from ackline.spark.handlers import load
 from ackline.spark.handlers.in_flight import use_in_flight_settings
@@ -41,7 +42,8 @@ def called(code: ModuleType, handler: Any, tokens: bool = True, **settings: Any)
     """The outcomes of two records; the timeout of the file is 30 seconds."""
     code.handle = handler  # type: ignore[attr-defined]
     path = f"{code.__name__}:handle"
-    signer = TokenSigner(b"k" * 16, "ledger", TurnId("shop", "live", 0, 1), {"orders": "id"}) if tokens else None
+    ids = {TopicPartition("orders", 3): "id"}
+    signer = TokenSigner(b"k" * 16, "ledger", TurnId("shop", "live", 0, 1), ids) if tokens else None
     load._load_once.cache_clear()
     replay = ReplaySettings(
         path, False, Outcome.FAILED, NOON, tokens=signer, **{"in_flight_timeout": timedelta(seconds=30), **settings}
@@ -84,6 +86,22 @@ def test_a_generator_that_yields_anything_else_fails_its_record(code: ModuleType
         yield from yields if record.value == b"a" else ()
 
     assert shown(called(code, handle)) == [(0, "failed", ErrorClass.INVALID_OUTCOME, None)]
+
+
+@pytest.mark.parametrize("result", [InFlight, [InFlight()], (InFlight(),), [InFlight]])
+def test_an_in_flight_in_another_form_fails_its_record(code: ModuleType, result: Any) -> None:
+    assert {row[1:3] for row in shown(called(code, lambda _: result))} == {("failed", ErrorClass.INVALID_OUTCOME)}
+
+
+def test_an_object_whose_call_is_a_generator_runs_to_its_end_too(code: ModuleType) -> None:
+    done = []
+
+    class Handle:
+        def __call__(self, record: Record) -> Iterator[InFlight]:
+            yield InFlight()
+            done.append(record.value)
+
+    assert (shown(called(code, Handle()))[0], done) == ((0, "in_flight", None, 30), [b"a", b"b"])
 
 
 def test_what_a_generator_raises_after_its_in_flight_is_the_outcome(code: ModuleType) -> None:
