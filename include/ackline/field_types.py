@@ -8,8 +8,8 @@ from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator
 
 _PIPELINE_NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,199}$"
 _STREAM_NAME = r"^[A-Za-z0-9][\w.-]{0,99}$"
-_STEP_NAME = r"^[A-Za-z0-9][\w-]{0,99}$"
-_STREAM_OF_STEP = r"^[A-Za-z0-9][\w-]{0,99}(\.[A-Za-z0-9][\w-]{0,99})?$"
+_STEP_NAME = r"^[A-Za-z0-9][A-Za-z0-9_-]{0,99}$"
+_STREAM_OF_STEP = r"^[A-Za-z0-9][A-Za-z0-9_-]{0,99}(\.[A-Za-z0-9][A-Za-z0-9_-]{0,99})?$"
 _CODE_PATH = r"^[A-Za-z_][\w.]*:[A-Za-z_][\w.]*$"
 _MEMORY = r"^[1-9][0-9]{0,8}[kmgt]$"
 

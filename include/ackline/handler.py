@@ -20,7 +20,9 @@ from enum import StrEnum
 from typing import Any, TypeVar
 
 from ackline.errors import ConfigError
-from ackline.token import SignToken
+
+SignToken = Callable[[str, int, int, int], str]
+"""Returns the token of topic, partition, offset and attempt."""
 
 Handler = Callable[..., Any]
 H = TypeVar("H", bound=Handler)

@@ -10,7 +10,7 @@ import binascii
 import hmac
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -79,9 +79,6 @@ class TokenSigner:
         tp = TopicPartition(topic, partition)
         signed = _signed(self.ledger, self.topic_ids[tp], _body(self.turn, tp, offset, attempt))
         return Token(self.turn, tp, offset, attempt, _mac(self.key, signed)).text
-
-
-SignToken = Callable[[str, int, int, int], str]
 
 
 def _body(turn: TurnId, tp: TopicPartition, offset: int, attempt: int) -> bytes:

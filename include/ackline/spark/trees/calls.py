@@ -32,7 +32,7 @@ Seeds = Mapping[tuple[str, int], tuple[int, int]] | None
 Texts = Callable[[], Iterator[bytes | str | None]]
 """Yields what an error message must not repeat."""
 
-_STREAM_NAME = re.compile(r"[A-Za-z0-9][\w-]{0,99}")
+_STREAM_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}")
 _MASKED_REASONS = 20
 _MAX_CONSUMERS = 256
 """The most steps that may take one stream. The positions of edges have eight bits for them."""
