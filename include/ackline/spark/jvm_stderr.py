@@ -31,7 +31,8 @@ _LONGEST = max(map(len, NOISE))
 def quiet_jvm() -> Iterator[None]:
     """Filters what processes print on standard error that are started during the context, for as long as they live.
 
-    Does nothing if this process has no standard error.
+    What this process prints through `sys.stderr` is not filtered, and is written at once. Does nothing if this process
+    has no standard error.
     """
     try:
         real = os.dup(2)
@@ -39,16 +40,22 @@ def quiet_jvm() -> Iterator[None]:
         yield
         return
     source, sink = os.pipe()
-    sys.stderr.flush()
-    os.dup2(sink, 2)
-    os.close(sink)
     # A thread, because the JVM outlives the context. It ends when the last process that prints there has ended.
-    threading.Thread(target=_pass_on, args=(source, os.dup(real)), name="ackline-jvm-stderr", daemon=True).start()
+    passes_on = threading.Thread(target=_pass_on, args=(source, os.dup(real)), name="ackline-jvm-stderr", daemon=True)
+    before = sys.stderr
+    # Ctrl-C may come at any of these lines. What this process itself prints goes to the real standard error, so that
+    # its last words need no thread, which may not run yet or may end with the process before it has passed them on.
+    own = os.fdopen(os.dup(real), "w", buffering=1, encoding="utf-8", errors="backslashreplace")
     try:
+        passes_on.start()
+        before.flush()
+        sys.stderr = own
+        os.dup2(sink, 2)
+        os.close(sink)
         yield
     finally:
-        sys.stderr.flush()
         os.dup2(real, 2)
+        sys.stderr = before
         os.close(real)
 
 
@@ -69,7 +76,7 @@ def _write(real: int, text: bytes) -> None:
 class LineFilter:
     """Drops the text from where NOISE begins to the end of its line. Holds back only what may be the start of NOISE.
 
-    NOISE may begin anywhere in a line: a progress bar writes through the same pipe, and ends none of its lines.
+    NOISE may begin anywhere in a line: a library of the JVM may write without ending its lines.
     """
 
     def __init__(self) -> None:

@@ -27,7 +27,7 @@ def test_a_progress_bar_without_an_end_of_line_passes_at_once() -> None:
 
 
 def test_a_warning_of_java_behind_a_progress_bar_is_dropped() -> None:
-    """The bar writes through the same pipe while Java starts, and does not end its line."""
+    """What comes before the warning may be a line that has not ended."""
     lines = LineFilter()
     assert lines.passed(b"\r\x1b[2Kreplaying 0/? WARNING: Using") == b"\r\x1b[2Kreplaying 0/? "
     assert lines.passed(b" incubator modules: jdk.incubator.vector\nreplaying 1/2") == b"replaying 1/2"
@@ -56,3 +56,38 @@ import threading
 def test_a_process_is_filtered_for_as_long_as_it_lives() -> None:
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=60, check=True)
     assert sorted(done.stderr.splitlines()) == ["after", "an error", "during"]
+
+
+LAST_WORDS = """
+import os, sys
+from ackline.spark import jvm_stderr
+jvm_stderr._pass_on = lambda source, real: None
+{interrupt}
+try:
+    with jvm_stderr.quiet_jvm():
+        sys.stderr.write("inside\\n")
+        raise KeyboardInterrupt
+except KeyboardInterrupt:
+    sys.stderr.write("after\\n")
+    os._exit(0)
+"""
+
+
+WHILE_IT_BEGINS = """
+def interrupt(*_): raise KeyboardInterrupt
+jvm_stderr.threading.Thread.start = interrupt
+"""
+
+
+@pytest.mark.parametrize(
+    ("interrupt", "printed"),
+    [("", ["inside", "after"]), (WHILE_IT_BEGINS, ["after"])],
+    ids=["during the context", "while it begins"],
+)
+def test_what_this_process_prints_last_is_seen_although_the_filter_does_not_run(
+    interrupt: str, printed: list[str]
+) -> None:
+    """Ctrl-C may end the process before the thread of the filter has written anything."""
+    script = LAST_WORDS.format(interrupt=interrupt)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stderr.splitlines() == printed
