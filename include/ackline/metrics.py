@@ -75,6 +75,8 @@ class TurnReport:
     fetches: Mapping[TopicPartition, FetchTimes] = field(default_factory=dict)
     recorded: bool = True
     """Whether each outcome is also a row of the table `outcomes`."""
+    outputs: str = ""
+    """The `ackline.outputs.OutputsOfTurn` of this execution, encoded; empty if it has no rows for tables."""
 
     def encode(self) -> str:
         """The text that is stored in the commit of outcomes: JSON of about sixty bytes a partition."""
@@ -87,7 +89,8 @@ class TurnReport:
                 "fetch_seconds": round(fetched.seconds, 6),
                 "fetch_seconds_max": round(fetched.longest, 6),
             }
-        return json.dumps({"recorded": self.recorded, "topics": topics}, separators=(",", ":"))
+        of_outputs = {"outputs": self.outputs} if self.outputs else {}
+        return json.dumps({"recorded": self.recorded, "topics": topics, **of_outputs}, separators=(",", ":"))
 
     @classmethod
     def decode(cls, text: str) -> "TurnReport | None":
@@ -102,7 +105,7 @@ class TurnReport:
                     counts[tp] = {str(outcome): int(rows) for outcome, rows in entry["counts"].items()}
                     seconds, longest = float(entry["fetch_seconds"]), float(entry["fetch_seconds_max"])
                     fetches[tp] = FetchTimes(int(entry["fetches"]), seconds, longest)
-            return cls(counts, fetches, bool(report["recorded"]))
+            return cls(counts, fetches, bool(report["recorded"]), str(report.get("outputs", "")))
         except (ValueError, TypeError, KeyError, AttributeError):
             return None
 

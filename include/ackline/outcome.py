@@ -44,6 +44,7 @@ class ErrorClass(StrEnum):
     UNMATCHED = "Unmatched"
     UNACKED = "Unacked"
     UNKNOWN_STREAM = "UnknownStream"
+    BAD_OUTPUT = "BadOutput"
     FAIL = "Fail"
     ACK_TIMEOUT = "AckTimeout"
     ACK_FAILED = "AckFailed"

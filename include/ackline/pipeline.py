@@ -18,6 +18,7 @@ from ackline.field_types import CodePath, PipelineName, Time, TopicName
 from ackline.in_flight_block import InFlightBlock, obstacle_of_ack_topic
 from ackline.kafka_block import KafkaBlock
 from ackline.key_hash import SECRET
+from ackline.outputs import OutputBlock
 from ackline.pipeline_refusals import DEAD_LETTER_ADVICE, error_at, refusal
 from ackline.retry import RetryBlock
 from ackline.spark_block import SparkBlock
@@ -99,6 +100,7 @@ class Pipeline(StrictBlock):
     decode: DecodeBlock = DecodeBlock()
     streams: list[StreamBlock] | None = Field(None, min_length=1, validate_default=True)
     steps: list[StepBlock] | None = Field(None, min_length=1, max_length=100)
+    outputs: list[OutputBlock] | None = Field(None, min_length=1, max_length=100)
     tracking: bool = True
     guarantee: Literal["at_least_once", "at_most_once", "no_guarantee"] = "at_least_once"
     record_outcomes: bool = True
@@ -145,6 +147,8 @@ class Pipeline(StrictBlock):
                 "at_least_once needs the rows of outcomes, which record the failures to retry; remove this key, or "
                 "write `guarantee: at_most_once` or `guarantee: no_guarantee`"
             )
+        if not record_outcomes and info.data.get("outputs"):
+            raise ValueError("outputs hold the rows of acked records, which the rows of outcomes name; remove this key")
         return record_outcomes
 
     @field_validator("record_timeout")
@@ -211,18 +215,38 @@ class Pipeline(StrictBlock):
             topology(steps)
         return steps
 
+    @field_validator("outputs")
+    @classmethod
+    def _check_outputs(cls, outputs: list[OutputBlock] | None, info: ValidationInfo) -> list[OutputBlock] | None:
+        if outputs is None:
+            return None
+        if info.data.get("steps", ...) is not ...:  # refused steps get no second problem
+            topology(info.data["steps"] or (), outputs)
+        kafka = info.data.get("kafka")
+        for number, output in enumerate(outputs):
+            if output.topic and isinstance(kafka, KafkaBlock) and kafka.subscribes_to_topic(output.topic):
+                raise error_at(
+                    ("outputs", number, "topic"),
+                    f"the pipeline reads the topic {output.topic}, so it would read its own output for ever; name "
+                    f"another topic",
+                )
+        return outputs
+
     @field_validator("tracking")
     @classmethod
     def _check_tracking(cls, tracking: bool, info: ValidationInfo) -> bool:
         if not tracking and info.data.get("steps", ...) is None:
             raise ValueError("it has no effect without `steps`; remove it")
+        if not tracking and any(output.table for output in info.data.get("outputs") or ()):
+            raise ValueError("an output table holds the rows of acked records, which `tracking` finds; remove this key")
         return tracking
 
     @field_validator("handler_isolation", "record_timeout")
     @classmethod
     def _check_isolation_of_steps(cls, value: object, info: ValidationInfo) -> object:
-        if value not in (None, "none") and info.data.get("steps"):
-            raise ValueError("the handlers of `steps` can't run in a process of their own; remove this key")
+        for key in ("steps", "outputs"):
+            if value not in (None, "none") and info.data.get(key):
+                raise ValueError(f"with `{key}` no handler can run in a process of its own; remove this key")
         return value
 
     @field_validator("dead_letter")
@@ -297,8 +321,8 @@ class Pipeline(StrictBlock):
 
     @property
     def topology(self) -> Topology | None:
-        """The steps and who takes what; None for a pipeline without steps."""
-        return topology(self.steps) if self.steps else None
+        """The steps and outputs, and who takes what; None for a pipeline that has neither."""
+        return topology(self.steps or (), self.outputs or ()) if self.steps or self.outputs else None
 
     @property
     def functions(self) -> tuple[str | None, Translation | None, bool, Topology | None, bool]:

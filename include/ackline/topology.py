@@ -5,13 +5,14 @@ each one comes after all that it takes from, so one pass over them handles every
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Literal, TypeVar
 
 from pydantic import BeforeValidator, Field, model_validator
 
 from ackline.blocks import StrictBlock
 from ackline.field_types import CodePath, StepName, StreamOfStep
+from ackline.outputs import Output, OutputBlock
 from ackline.pipeline_refusals import error_at
 from ackline.tuples import DEFAULT_STREAM, SOURCE
 
@@ -78,20 +79,34 @@ class Topology:
     steps: tuple[Step, ...]
     consumers: Mapping[Stream, tuple[Step, ...]]
     """The steps that take a stream, in the order of the file."""
+    outputs: Mapping[Stream, tuple[Output, ...]] = field(default_factory=dict)
+    """The outputs that take a stream, in the order of the file."""
+
+    @property
+    def all_outputs(self) -> tuple[Output, ...]:
+        """The outputs, in the order of the file."""
+        by_number = {output.number: output for outputs in self.outputs.values() for output in outputs}
+        return tuple(by_number[number] for number in sorted(by_number))
+
+    def is_taken(self, stream: Stream) -> bool:
+        """Returns whether a step or an output takes a stream."""
+        return stream in self.consumers or stream in self.outputs
 
     def name_of(self, number: int) -> str:
         """Returns the name of the step with this number."""
         return next((step.name for step in self.steps if step.number == number), SOURCE)
 
 
-def topology(steps: Sequence[StepBlock]) -> Topology:
+def topology(steps: Sequence[StepBlock], outputs: Sequence[OutputBlock] = ()) -> Topology:
     """Returns the topology of a pipeline file.
 
     Raises pydantic's error, with the key, if two steps have the same name, an input names no step, or a step can't be
-    reached from `source`, because it takes its own tuples or those of steps after it.
+    reached from `source`, because it takes its own tuples or those of steps after it; and if an output takes from no
+    step, or two outputs write to one table.
     """
     _check_names(steps)
     _check_streams(steps)
+    _check_outputs(steps, outputs)
     declared = [
         Step(number, block.name, block.handler, _parsed(block.input), block.group_by is not None, block.join)
         for number, block in enumerate(steps)
@@ -100,6 +115,11 @@ def topology(steps: Sequence[StepBlock]) -> Topology:
     return Topology(
         tuple(ordered),
         _by_stream((stream, step) for step in declared for stream in step.inputs),
+        _by_stream(
+            (stream, Output.of(number, block))
+            for number, block in enumerate(outputs)
+            for stream in _parsed(block.from_)
+        ),
     )
 
 
@@ -133,6 +153,19 @@ def _check_streams(steps: Sequence[StepBlock]) -> None:
             _check_step(text, names, ("steps", number, "input", place))
             if text in block.input[:place]:
                 raise error_at(("steps", number, "input", place), f"{text} is there twice; remove one of them")
+
+
+def _check_outputs(steps: Sequence[StepBlock], outputs: Sequence[OutputBlock]) -> None:
+    names, tables = [SOURCE, *(block.name for block in steps)], set[str]()
+    for number, block in enumerate(outputs):
+        for place, text in enumerate(block.from_):
+            _check_step(text, names, ("outputs", number, "from", place))
+        if block.table is not None and block.table in tables:
+            raise error_at(
+                ("outputs", number, "table"),
+                f"two outputs write to {block.table}; give one of them both streams: `from: [A, B]`",
+            )
+        tables.update([block.table] if block.table is not None else [])
 
 
 def _check_step(text: str, names: Sequence[str], key_path: tuple[str | int, ...]) -> None:

@@ -134,6 +134,8 @@ class Settlement:
     """In the genesis of a backfill lane: the arguments as they were written, as JSON. Otherwise empty."""
     answers: AnswerReport | None = None
     """What became of the answers from outside, and how far they are read; None if no turn has had an ack topic."""
+    outputs: str = ""
+    """The `ackline.outputs.OutputsOfTurn` that the turn publishes, encoded; empty if it has no rows for tables."""
 
     @property
     def closed_by_operator(self) -> bool:

@@ -79,4 +79,6 @@ SETTLEMENT_COMMENTS = {
     "arguments": "In the genesis of a backfill lane: what was asked, as it was written, as JSON. Null elsewhere.",
     "answers": "How far the lane has read its ack topic, and how many answers of this turn were applied and ignored, "
     "as JSON. Null without an ack topic.",
+    "outputs": "The execution whose rows this turn publishes, and how many it has staged for each output table, as "
+    "JSON. Null if the turn has none.",
 }

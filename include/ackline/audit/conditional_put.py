@@ -21,8 +21,8 @@ _proved: set[str] = set()
 """The buckets that this process has proved."""
 
 
-def create_exclusively(root: str, name: str) -> bool:
-    """Creates the empty object `name` below the URI `root`. Returns False if it exists; of all callers one gets True.
+def create_exclusively(root: str, name: str, content: bytes = b"") -> bool:
+    """Creates the object `name` below the URI `root`. Returns False if it exists; of all callers one gets True.
 
     Raises OSError if the store can't be used, ConnectionError if it does not answer. If the answer to a put is lost,
     the object may exist although no caller has got True: a caller that gets False must not take the object for its own.
@@ -30,7 +30,7 @@ def create_exclusively(root: str, name: str) -> bool:
     from obstore.exceptions import AlreadyExistsError, BaseError
 
     try:
-        _put(_store(root), name)
+        _put(_store(root), name, content)
     except AlreadyExistsError:
         return False
     except BaseError as error:
@@ -71,10 +71,10 @@ def prove_conditional_put(folder: str) -> None:
     _proved.add(bucket)
 
 
-def _put(store: "ObjectStore", name: str) -> None:
+def _put(store: "ObjectStore", name: str, content: bytes) -> None:
     import obstore
 
-    obstore.put(store, name, b"", mode="create", use_multipart=False)
+    obstore.put(store, name, content, mode="create", use_multipart=False)
 
 
 def _remove(folder: str, name: str) -> None:

@@ -72,7 +72,7 @@ def write_entry(
 
     Raises CommitFailedError if a commit since that version carries one of these transaction ids.
     """
-    _write(table, actions, transactions, metadata or {})
+    _write(table, actions, transactions, metadata or {}, handle.partition_by)
     handle.secure(table.version() + 1)
 
 
@@ -81,12 +81,13 @@ def _write(
     actions: Sequence[AddAction | RemoveAction],
     transactions: Sequence[Transaction],
     metadata: Mapping[str, Any],
+    partition_by: Sequence[str],
 ) -> None:
     table.create_write_transaction(
         list(actions),
         "append",
         table.schema(),
-        PARTITION_BY,
+        list(partition_by),
         commit_properties=CommitProperties(
             app_transactions=list(transactions),
             custom_metadata={**metadata, ACTIONS: len(actions) + len(transactions)},
@@ -135,5 +136,5 @@ def _entry(
         begun = [{"protocol": upon.protocol}, {"metaData": upon.metadata}]
         (log / f"{0:020}.json").write_text("\n".join(json.dumps(action) for action in begun))
         version = {"readVersion": upon.version}  # of the table, and not of its copy
-        _write(DeltaTable(folder), actions, transactions, {**metadata, **version})
+        _write(DeltaTable(folder), actions, transactions, {**metadata, **version}, handle.partition_by)
         return (log / f"{1:020}.json").read_bytes()

@@ -151,6 +151,7 @@ def settlement_rows(settlement: Settlement, day: date) -> pa.Table:
         "settled_at": settlement.settled_at,
         "arguments": settlement.arguments or None,
         "answers": settlement.answers.encode() if settlement.answers else None,
+        "outputs": settlement.outputs or None,
     }
     rows = [
         {
@@ -219,6 +220,7 @@ def settlement_from_rows(rows: pa.Table) -> Settlement:
         first["reason"],
         first.get("arguments") or "",
         AnswerReport.decode(first.get("answers")),
+        first.get("outputs") or "",
     )
 
 

@@ -152,6 +152,7 @@ SETTLEMENTS = _described(
         pa.field("ranges", RANGES),
         pa.field("arguments", pa.string()),
         pa.field("answers", pa.string()),
+        pa.field("outputs", pa.string()),
     ],
 )
 """A row is one topic-partition after a turn. The next turn starts from these rows alone."""

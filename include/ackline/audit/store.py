@@ -15,6 +15,7 @@ from weakref import ReferenceType, ref
 
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.dataset as ds
 from deltalake.exceptions import DeltaError
 from deltalake.transaction import AddAction
 
@@ -298,6 +299,16 @@ class LedgerStore(ClaimStore):
         """Returns outcomes and decisions of a turn, at the cost of those that did not succeed at once; with
         `every_row`, all of its rows."""
         return read_turn_outcomes(self.outcomes, self._outcome_files(turn), self._where(turn), every_row)
+
+    def attempts_of(self, turn: TurnId) -> Iterator[pa.RecordBatch]:
+        """Yields topic, partition, offset and outcome of each attempt that replay has stored of a turn."""
+        dataset = self._outcome_files(turn).dataset
+        # Decisions have attempt 0, and an answer from outside has the attempt of an earlier row.
+        chosen = as_expression(self._where(turn)) & (ds.field("attempt") >= 1) & ds.field("answer").is_null()
+        try:
+            yield from dataset.to_batches(columns=["topic", "partition", "offset", "outcome"], filter=chosen)
+        except (OSError, pa.ArrowException) as error:
+            raise self.outcomes.error(error) from error
 
     def last_failures(self, turn: TurnId, attempts: Attempts) -> Failures:
         """Returns why and when the given attempts failed, as far as their rows are there; `turn` has most of them."""

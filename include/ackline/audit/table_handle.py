@@ -6,7 +6,7 @@ it did.
 
 import contextlib
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 
@@ -32,6 +32,7 @@ class TableHandle:
     def __init__(self, folder: str, name: str) -> None:
         self.uri = f"{folder.rstrip('/')}/{name}"
         self.name = name
+        self.partition_by: Sequence[str] = PARTITION_BY
         self._folder = None if is_remote(folder) else Path(folder)
         self._loaded: DeltaTable | None = None
         self._loaded_at = 0.0

@@ -21,6 +21,7 @@ from ackline.handler import Handler, Tier, tier_of
 from ackline.metrics import FetchTimes
 from ackline.offsets import OffsetRange, TopicPartition, count
 from ackline.outcome import Outcome
+from ackline.outputs import StagedFile
 from ackline.spark.exact_fresh import split_ranges, with_fresh
 from ackline.spark.failure import error_of_spark, is_timestamp_overflow
 from ackline.spark.handlers.column import NOTED_DDL, as_records, with_outcomes
@@ -40,7 +41,7 @@ from ackline.spark.task_folder import TaskFolder, open_task_folder
 from ackline.spark.tasks import handle_fresh, handle_retries, read_retries, store_column
 from ackline.spark.trees.chain import manifests_of_trees, one_job, tasks_of_chain
 from ackline.spark.trees.rows import RowFormat
-from ackline.spark.visible_files import WAIT_SECONDS, WAIT_SECONDS_ONCE, wait_until_visible
+from ackline.spark.visible_files import WAIT_SECONDS, WAIT_SECONDS_ONCE, wait_until_sized, wait_until_visible
 from ackline.spark_master import is_local
 from ackline.spark_properties import DYNAMIC_ALLOCATION, DYNAMIC_ALLOCATION_REASON, is_true
 from ackline.stream_functions import StreamFunctions, isolation_obstacle
@@ -92,6 +93,8 @@ class ReplayResult:
     """Records whose timestamp is no time."""
     steps: Mapping[str, StepCounts] = field(default_factory=dict)
     """What the handler of each step did, by name; empty without steps."""
+    staged: tuple[StagedFile, ...] = ()
+    """The files with rows for output tables."""
 
 
 _probed: set[str] = set()
@@ -157,6 +160,8 @@ def run_replay(spark: SparkSession, job: ReplayJob, on_progress: Progress | None
     # The caller commits these names next. A name whose file this machine does not see must never get into the log.
     seconds = WAIT_SECONDS_ONCE if job.settings.once else WAIT_SECONDS
     wait_until_visible(job.target.root, result.files, seconds=seconds)
+    if job.settings.outputs is not None:
+        wait_until_sized(job.settings.outputs.folder, {file.path: file.size for file in result.staged}, seconds=seconds)
     if result.out_of_range:
         log.warning(
             "%s: handled %d records whose timestamp is no time from 1970 to 9999, as records without one; let their "
@@ -195,7 +200,9 @@ def _with_possible_isolation(job: ReplayJob, handler: Handler | Streams) -> Repl
     if not job.settings.isolated:
         return job
     functions = handler.functions if isinstance(handler, Streams) else [StreamFunctions.of_handler(handler)]
-    obstacle = isolation_obstacle(functions) if job.settings.topology is None else "the pipeline has `steps`"
+    obstacle = (
+        isolation_obstacle(functions) if job.settings.topology is None else "the pipeline has `steps` or `outputs`"
+    )
     if obstacle is None:
         if job.isolation_reason:
             log.warning("%s: %s; a process of its own runs the handler", job.target.turn, job.isolation_reason)
@@ -282,8 +289,12 @@ def _result(rows: Iterable[Any]) -> ReplayResult:
     counts: dict[TopicPartition, dict[Outcome, int]] = {}
     fetches: dict[TopicPartition, FetchTimes] = {}
     steps: dict[str, StepCounts] = {}
+    staged: list[StagedFile] = []
     calls = fetched = out_of_range = trees = 0
     for row in rows:
+        if row.output is not None:
+            staged.append(StagedFile(row.output, row.path, row.size, row.rows))
+            continue
         if row.step is not None:
             steps.setdefault(row.step, StepCounts()).add(StepCounts(row.executed, row.emitted, row.acked, row.failed))
             continue
@@ -306,7 +317,7 @@ def _result(rows: Iterable[Any]) -> ReplayResult:
         counts_of_tp[outcome] = counts_of_tp.get(outcome, 0) + row.rows
     if trees:
         raise FatalError(f"{abs(trees)} trees were begun and not decided, or decided twice; nothing was stored")
-    return ReplayResult(tuple(files), counts, calls, fetched, fetches, out_of_range, steps)
+    return ReplayResult(tuple(files), counts, calls, fetched, fetches, out_of_range, steps, tuple(staged))
 
 
 def _check_counts(result: ReplayResult, job: ReplayJob) -> None:

@@ -12,6 +12,22 @@ from ackline.spark.task_folder import TaskFolder
 from ackline.token import TokenSigner
 from ackline.topology import Topology
 from ackline.translation import Translation
+from ackline.turns import TurnId
+
+
+@dataclass(frozen=True, slots=True)
+class OutputTargets:
+    """Where the tasks of a turn write what goes to outputs."""
+
+    turn: TurnId
+    folder: str
+    """The turn's staging folder: a path or URI."""
+    columns_folder: str
+    """Where the first task that has rows for a table stores the columns that it infers from them."""
+    columns: Mapping[int, Mapping[str, str]]
+    """The columns of each output table whose columns are known, by the number of the output."""
+    producer: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """librdkafka's properties for outputs to topics; they hold secrets."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +62,8 @@ class ReplaySettings:
     """The steps that get what the handler emits; None without steps."""
     tracking: bool = True
     """A record is acked only once all that came of it is. Otherwise it is acked when its handler has returned."""
+    outputs: "OutputTargets | None" = None
+    """Where rows that are emitted to outputs go; None without outputs."""
     key_hash_secret: bytes | None = field(default=None, repr=False)
     """What the keys of records are hashed with; None if the table gets no hashes."""
     tokens: TokenSigner | None = None

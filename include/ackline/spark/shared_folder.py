@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import uuid
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pyarrow.fs as pafs
 
 from ackline.audit.conditional_put import create_exclusively
 from ackline.audit.object_store import arrow_filesystem, unusable
+from ackline.audit.storage import sync_file, sync_folder
 from ackline.errors import FatalError, TransientError
 from ackline.scrub import scrub_address
 
@@ -63,6 +65,43 @@ class SharedFolder:
         except FileExistsError:
             return False
         return True
+
+    def create_first(self, name: str, content: bytes) -> bytes:
+        """Creates a file with `content`, unless it exists, and the folder where it is missing.
+
+        Returns what the file holds: of all callers, on all machines, the first one's content. Raises OSError.
+        """
+        existing = self.read(name)
+        if existing is not None:
+            return existing
+        self.make()
+        if not self._local:
+            create_exclusively(self.uri, name, content)
+        else:
+            # Linked once it is whole and on the disk: no reader meets a part of it.
+            beside = Path(self._path, f".{name}-{uuid.uuid4()}")
+            try:
+                beside.write_bytes(content)
+                sync_file(beside)
+                with contextlib.suppress(FileExistsError):
+                    os.link(beside, f"{self._path}/{name}")
+                sync_folder(Path(self._path))
+            finally:
+                beside.unlink(missing_ok=True)
+        first = self.read(name)
+        if first is None:
+            raise FileNotFoundError(f"{name} was removed")
+        return first
+
+    def write_durably(self, name: str, content: bytes) -> None:
+        """Writes a file, which is on the disk when this returns. Creates the folder where it is missing. Raises
+        OSError."""
+        self.make()
+        self.write(name, content)
+        if self._local:
+            sync_file(Path(self._path, name))
+            for folder in Path(self._path, name).parents[:4]:  # up to the audit root
+                sync_folder(folder)
 
     def read(self, name: str) -> bytes | None:
         """Returns the content of a file; None if it does not exist. Raises OSError."""

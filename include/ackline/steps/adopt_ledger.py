@@ -30,6 +30,7 @@ from ackline.steps.operator_actions import (
     perform_action,
     prepare_action,
 )
+from ackline.steps.outputs import store_plan
 from ackline.steps.parts import Parts
 from ackline.steps.plan import store_first_genesis
 from ackline.steps.settle import settle_turn
@@ -92,7 +93,7 @@ def adopt_ledger(parts: Parts, reason: str) -> Adoption:
         store_first_genesis(parts, dict(adoption.begins), reason)
     elif adoption.begins:
         plan = genesis_plan(parts, newest, adoption.begins)
-        if not parts.store.store_plan(plan):
+        if not store_plan(parts, newest, plan):
             raise FatalError(f"{plan.turn} is taken: the lane has moved since. Nothing was stored. Look at it again")
         settle_turn(parts, plan, newest)
     if adoption.action is None:

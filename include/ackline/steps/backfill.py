@@ -22,6 +22,7 @@ from ackline.steps.backfill_plan import plan_backfill
 from ackline.steps.choose_offsets import Choice
 from ackline.steps.new_plan import new_plan
 from ackline.steps.operator_void import void_open_turn
+from ackline.steps.outputs import store_plan
 from ackline.steps.parts import Parts, Progress
 from ackline.steps.races import MAX_LOST_RACES, too_many_lost_races
 from ackline.steps.replay import Replayed, replay
@@ -222,7 +223,7 @@ def cancel(parts: Parts, reason: str) -> Settlement:
             return newest
         plan = new_plan(parts, newest, TurnKind.SKIP, targets, reason or "cancelled")
         # Refused if a run has taken the number; the next round looks at its turn.
-        if parts.store.store_plan(plan):
+        if store_plan(parts, newest, plan):
             settle_turn(parts, plan, newest)
     raise too_many_lost_races(parts, "cancelling")
 

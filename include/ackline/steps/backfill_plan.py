@@ -20,6 +20,7 @@ from ackline.steps.ack_topic import unread_answers
 from ackline.steps.lane_ranges import LaneRanges, chosen_in, lane_ranges
 from ackline.steps.log_checks import truncated_partitions
 from ackline.steps.new_plan import check_clock, new_plan
+from ackline.steps.outputs import store_plan
 from ackline.steps.parts import Parts
 from ackline.steps.plan import check_dead_letter_topic
 from ackline.steps.races import MAX_LOST_RACES, too_many_lost_races
@@ -69,7 +70,7 @@ def plan_backfill(
             if plan is None:
                 return None
             # The write that starts the turn. Refused if another process has stored plan n: the next round adopts it.
-            if parts.store.store_plan(plan):
+            if store_plan(parts, newest, plan):
                 parts.notify("planned", plan)
                 return PlannedTurn(plan, adopted=False)
     raise too_many_lost_races(parts, "taking a turn")

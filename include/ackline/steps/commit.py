@@ -13,6 +13,7 @@ from ackline.commit_rule import CommitMetadata, Committed, check_commit_allowed,
 from ackline.errors import GroupMoved, NewerCommit
 from ackline.offsets import TopicPartition
 from ackline.scrub import scrub_address
+from ackline.steps.outputs import publish_settled
 from ackline.steps.parts import Parts
 from ackline.steps.races import MAX_LOST_RACES, too_many_lost_races
 from ackline.steps.void import is_at_most_once
@@ -41,6 +42,8 @@ def commit_newest(parts: Parts) -> CommitResult:
     progress = None
     for _ in range(MAX_LOST_RACES):
         newest = parts.store.newest()
+        # Before the commit: a record below the group's offset has its rows in each output table (I16).
+        publish_settled(parts, newest)
         if newest is None or not parts.commits:
             return CommitResult(newest, {})
         try:

@@ -23,6 +23,7 @@ from ackline.steps.commit import check_allowed, commit_metadata_of, commit_newes
 from ackline.steps.genesis import previous_subscription
 from ackline.steps.ledger_copy import acknowledging
 from ackline.steps.new_plan import check_clock
+from ackline.steps.outputs import store_plan
 from ackline.steps.parts import Parts
 from ackline.steps.races import MAX_LOST_RACES, too_many_lost_races
 from ackline.steps.setting_changes import check_settings_unchanged
@@ -106,7 +107,7 @@ def perform_action(
                 raise
             continue
         # Refused if another process has stored plan n since `newest` was read. Nothing is stored then; look again.
-        if parts.store.store_plan(plan):
+        if store_plan(parts, newest, plan):
             _settle(parts, plan, newest)
             return _committed(parts, PerformedAction(plan, newest))
     raise too_many_lost_races(parts, f"taking the turn of a {kind}")

@@ -17,6 +17,7 @@ from ackline.steps.commit import ledger_progress
 from ackline.steps.genesis import check_not_of_another_ledger, genesis_partitions, genesis_plan, leaderless_partitions
 from ackline.steps.new_plan import check_clock
 from ackline.steps.observe import KafkaView, observe_kafka
+from ackline.steps.outputs import store_plan
 from ackline.steps.parts import Parts
 from ackline.steps.races import MAX_LOST_RACES, too_many_lost_races
 from ackline.steps.run_plans import next_plan
@@ -163,7 +164,7 @@ def _take_turn(parts: Parts, newest: Settlement | None, skipped: bool) -> Planne
     # write, once: a plan that is voided and made again must not decide it anew (S54).
     plan = genesis_plan(parts, newest, genesis) if genesis else next_plan(parts, newest, view, skipped)
     # The write that starts a turn. From here on every run adopts this plan; before it, nothing has happened.
-    if not parts.store.store_plan(plan) or plan.kind is not TurnKind.RUN:
+    if not store_plan(parts, newest, plan) or plan.kind is not TurnKind.RUN:
         return None
     parts.notify("planned", plan)
     return Planned(plan, adopted=False, missing=view.missing, leaderless=leaderless)

@@ -31,6 +31,7 @@ from ackline.steps.claim import claim, record_lost, refuse_retries, take_start_m
 from ackline.steps.insist import insist
 from ackline.steps.log_checks import check_planned_ranges
 from ackline.steps.measure import keeps_outcome_rows
+from ackline.steps.outputs import output_targets, store_manifest
 from ackline.steps.parts import Parts, Progress
 from ackline.steps.setting_changes import check_open_plan_settings
 from ackline.steps.void import advises_void, check_not_voided, close_if_waived, void_advice, void_turn, waive
@@ -122,7 +123,8 @@ def _replay_open_plan(
     result = range_error or _carry_out(parts, plan, newest, job, spark, on_progress)
     if isinstance(result, RangeGone | TopicChanged):
         return _close_unreadable_turn(parts, plan, newest, result)
-    files, report = add_actions(plan, result), task_report(parts, plan, result)
+    outputs = store_manifest(parts, plan, job, result)
+    files, report = add_actions(plan, result), task_report(parts, plan, result, outputs)
     if insist(parts, partial(parts.store.store_outcomes, plan.turn, files, report)):
         parts.notify("handled", plan.turn, result.counts)
     return Replayed(plan, result.calls, result.fetched_for_retries)
@@ -272,6 +274,7 @@ def job_of(parts: Parts, plan: Plan) -> "ReplayJob":
         store_options=parts.store.storage_options() or None,
         topology=pipeline.topology,
         tracking=pipeline.tracking,
+        outputs=output_targets(parts, plan),
         key_hash_secret=parts.key_hash_secret,
         tokens=_token_signer(parts, plan),
         in_flight_timeout=pipeline.in_flight.timeout,
@@ -300,12 +303,13 @@ def _token_signer(parts: Parts, plan: Plan) -> TokenSigner | None:
     return TokenSigner(parts.token_keys[0], parts.store.ledger_id(), plan.turn, topic_ids)
 
 
-def task_report(parts: Parts, plan: Plan, result: "ReplayResult") -> TurnReport:
-    """Returns the counts and fetch times that the tasks report; replay stores them in the commit of the outcomes."""
+def task_report(parts: Parts, plan: Plan, result: "ReplayResult", outputs: str = "") -> TurnReport:
+    """Returns the counts and fetch times that the tasks report, and what they have staged; replay stores them in the
+    commit of the outcomes."""
     counts = {
         tp: {outcome.value: rows for outcome, rows in by_outcome.items()} for tp, by_outcome in result.counts.items()
     }
-    return TurnReport(counts, result.fetches, keeps_outcome_rows(parts, plan))
+    return TurnReport(counts, result.fetches, keeps_outcome_rows(parts, plan), outputs)
 
 
 def add_actions(plan: Plan, result: "ReplayResult") -> list[AddAction]:

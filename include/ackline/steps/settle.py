@@ -8,7 +8,9 @@ settle may be killed between any two of its writes, and any process may run it a
    same turn may get different acknowledgements and answers from the broker. Both fold the decisions that are *stored*,
    and so store the same settlement.
 3. Settlement n, the authority. A crash before it costs nothing: a repeat folds the same rows to the same state (I9).
-4. The group's offsets (steps/commit.py). They come last: before the settlement is durable, nothing proves that the
+4. The rows of outputs, in one commit a table (steps/outputs.py). They come after the settlement, which decides which
+   records are acked. After a crash here, the next step that commits or plans publishes the rest.
+5. The group's offsets (steps/commit.py). They come last: before the settlement is durable, nothing proves that the
    records below the floor are settled (I1, I2). After a crash here, any later run makes the same commit.
 """
 
@@ -31,6 +33,7 @@ from ackline.steps.lane_ranges import lane_ranges
 from ackline.steps.ledger_copy import renew_id_of_copy
 from ackline.steps.measure import first_attempts, gaps_of, stored_report, turn_outcomes, with_metrics
 from ackline.steps.on_expired_fail import expired_rows_error
+from ackline.steps.outputs import find_outputs
 from ackline.steps.parts import Parts
 from ackline.steps.void import (
     acknowledged_foreign_offset,
@@ -106,8 +109,17 @@ def settle_turn(parts: Parts, plan: Plan, before: Settlement) -> Settlement | No
     partitions = with_metrics(parts, plan, before, settled, outcomes, report)
     reason = lost.reason if lost else plan.reason
     answers = _answer_report(parts, plan, before)
+    outputs = (report.outputs if report else find_outputs(parts, plan)) if lost is None else ""
     settlement = Settlement(
-        plan.turn, plan.kind, parts.run_id, parts.now(), partitions, parts.actor, reason, answers=answers
+        plan.turn,
+        plan.kind,
+        parts.run_id,
+        parts.now(),
+        partitions,
+        parts.actor,
+        reason,
+        answers=answers,
+        outputs=outputs,
     )
     # Before the settlement: once that is stored, no process settles the turn again, and none would renew the id.
     renew_id_of_copy(parts, plan)

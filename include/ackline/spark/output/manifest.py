@@ -9,6 +9,7 @@ import pyarrow as pa
 from ackline.metrics import FetchTimes
 from ackline.offsets import TopicPartition
 from ackline.outcome import Outcome
+from ackline.outputs import StagedFile
 from ackline.spark.output.written_file import WrittenFile
 from ackline.tuples import StepCounts
 
@@ -35,6 +36,7 @@ _COLUMNS = _FILE_COLUMNS | {
     "emitted": ("long", pa.int64()),
     "acked": ("long", pa.int64()),
     "failed": ("long", pa.int64()),
+    "output": ("int", pa.int32()),
 }
 MANIFEST_DDL = ", ".join(f"{name} {spark_type}" for name, (spark_type, _) in _COLUMNS.items())
 MANIFEST_SCHEMA = pa.schema([(name, arrow_type) for name, (_, arrow_type) in _COLUMNS.items()])
@@ -49,11 +51,14 @@ def manifest(
     out_of_range: int,
     trees: int = 0,
     steps: Mapping[str, StepCounts] | None = None,
+    staged: Iterable[StagedFile] = (),
 ) -> pa.RecordBatch:
     """Returns a row for each file, for each outcome of a topic-partition with its number of `rows`, for each
     topic-partition whose records the task waited for, and one for the task's own counts. Only the first kind has a
-    `path`; the third has no `outcome`, and the fourth no `topic` either. With steps there is also a row for each
-    `step`, and `trees` is how many trees the task sent to the acker or, as a negative number, has decided."""
+    `path`; the third has no `outcome`, and the fourth no `topic` either.
+
+    With steps there is also a row for each `step`, and `trees` is how many trees the task sent to the acker or, as a
+    negative number, has decided. A row with an `output` names a staged file."""
     rows: list[dict[str, Any]] = [
         {name: getattr(file, name) for name in _FILE_COLUMNS} | {"outcome": file.outcome.value} for file in files
     ]
@@ -63,5 +68,6 @@ def manifest(
         times = {"fetches": wait.count, "fetch_seconds": wait.seconds, "fetch_seconds_max": wait.longest}
         rows.append({"topic": tp.topic, "partition": tp.partition, **times})
     rows.append({"calls": calls, "fetched": fetched, "out_of_range": out_of_range, "trees": trees})
+    rows += [asdict(file) for file in staged]
     rows += [{"step": name, **asdict(done)} for name, done in (steps or {}).items()]
     return pa.RecordBatch.from_pylist(rows, schema=MANIFEST_SCHEMA)

@@ -21,6 +21,7 @@ from ackline.spark.handlers.call import end_forked_copy, forks, refuse_unfinishe
 from ackline.spark.handlers.outcomes import Clock, InvalidOutcome, RowOutcome, TaskFailure, outcome_of_exception
 from ackline.spark.trees.edges import edge_id, root_id
 from ackline.spark.trees.notes import note_of
+from ackline.spark.trees.output_rows import OutputRow, OutputRows
 from ackline.spark.trees.payload import key_bytes, pack, unpack
 from ackline.spark.trees.rows import Edges, Event, Root, TupleRows
 from ackline.topology import SOURCE_STEP, Step, Stream, Topology
@@ -80,7 +81,9 @@ class TreeCalls:
         handlers: Sequence[Handler],
         topic_partitions: Sequence[TopicPartition],
         now: Clock,
+        outputs: OutputRows | None = None,
     ) -> None:
+        self._outputs = outputs
         self._topology = topology
         self._handlers = handlers
         self._topic_partitions = topic_partitions
@@ -119,6 +122,14 @@ class TreeCalls:
         self._counts(SOURCE).emitted += len(emitted)
         for position, item in enumerate(emitted):
             self._deliver(SOURCE_STEP, item, edges if item.anchors else (), position)
+
+    def flush_outputs(self) -> None:
+        """Stages or sends what was emitted to outputs. Call it before `events` leave the task: a row that does not fit
+        fails its records."""
+        for bad in self._outputs.flush() if self._outputs is not None else ():
+            outcome = RowOutcome(0, Outcome.FAILED, ErrorClass.BAD_OUTPUT, bad.reason, self._now())
+            for root, edge in bad.row.edges:
+                self.events[root].add_note(note_of(bad.row.step, edge, outcome))
 
     def call_step(self, step: Step, given: Input) -> None:
         """Calls the handler of a step with one tuple, and closes the edges that led to it."""
@@ -215,6 +226,9 @@ class TreeCalls:
             outcome = RowOutcome(0, Outcome.FAILED, ErrorClass.UNKNOWN_STREAM, item.problem, self._now())
             for root, edge in parents:
                 self.events[root].add_note(note_of(number, edge, outcome))
+        for output in self._topology.outputs.get(item.stream, ()):
+            assert self._outputs is not None
+            self._outputs.add(output, OutputRow(number, item.payload, parents))
         consumers = self._topology.consumers.get(item.stream, ())
         for place, step in enumerate(consumers):
             edges = tuple((root, edge_id(parent, position * _MAX_CONSUMERS + place)) for root, parent in parents)
@@ -238,8 +252,8 @@ class TreeCalls:
             raise InvalidOutcome("the stream of an Emit is no name of a stream")
         stream = Stream(step, emit.stream)
         problem = ""
-        if stream not in self._topology.consumers:  # the tuple would get lost
-            problem = scrub(f"emitted to {stream}, which no step takes", texts())
+        if not self._topology.is_taken(stream):  # the tuple would get lost
+            problem = scrub(f"emitted to {stream}, which no step and no output takes", texts())
         payload = pack((step, emit.stream, emit.key, emit.value))
         return _Emitted(stream, anchors, key_bytes(emit.key), payload, problem)
 

@@ -80,8 +80,9 @@ def _unacked(holder: int | None, open_tuples: Sequence[int], topology: Topology,
 
 def _outcome_of_note(note: Note, acked: Sequence[int], topology: Topology, time: int) -> RowOutcome:
     start, end = f"step {topology.name_of(note.step)}: ", ""
-    # The call whose tuple went to an unknown stream acked its own, so it would count itself.
-    if note.failed and note.step != SOURCE_STEP and note.error_class != ErrorClass.UNKNOWN_STREAM:
+    # The call whose tuple went to an unknown stream, or does not fit an output, acked its own: it would count itself.
+    of_emitted = note.error_class in (ErrorClass.UNKNOWN_STREAM, ErrorClass.BAD_OUTPUT)
+    if note.failed and note.step != SOURCE_STEP and not of_emitted:
         count = acked[note.step]
         end = f"; {count} {'sibling' if count == 1 else 'siblings'} acked"
     text = str(note.message or note.error_class)[: MESSAGE_LIMIT - len(start) - len(end)]

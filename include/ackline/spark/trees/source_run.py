@@ -17,6 +17,7 @@ from ackline.spark.trees.calls import Seeds, TreeCalls
 from ackline.spark.trees.edges import seed_of
 from ackline.spark.trees.notes import outcome_of_root
 from ackline.spark.trees.outbox import Outbox
+from ackline.spark.trees.output_rows import OutputRows
 from ackline.spark.trees.rows import Event, Root
 from ackline.stream_functions import load_steps
 from ackline.tuples import SOURCE, StepCounts
@@ -36,12 +37,18 @@ class SourceRun(TaskRun):
         assert settings.replay.topology is not None
         self._outbox = Outbox(len(settings.replay.topology.steps))
 
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        super().__exit__(kind, error, trace)
+        if kind is not None and self._outputs is not None:
+            self._outputs.discard()
+
     def _load_call(self) -> CallHandler | None:
         settings = self._settings.replay
         assert settings.topology is not None
         with naming_host():
-            steps = load_steps(settings.topology)
-            self._trees = TreeCalls(settings.topology, steps, self._settings.topic_partitions, self._clock)
+            steps, tps = load_steps(settings.topology), self._settings.topic_partitions
+            self._outputs = None if settings.outputs is None else OutputRows(settings.outputs, tps)
+            self._trees = TreeCalls(settings.topology, steps, tps, self._clock, self._outputs)
             return load_call(settings, self._settings.tier, wrap=self._delivering)
 
     def _delivering(self, handler: Handler) -> Handler:
@@ -61,6 +68,7 @@ class SourceRun(TaskRun):
         assert self._call is not None
         outcomes = self._call(records)
         self._calls += outcomes.calls
+        self._trees.flush_outputs()
         if self._trees.events:
             records, outcomes = self._without_open_trees(records, outcomes)
         self._store_records(records, outcomes)
@@ -106,6 +114,7 @@ class SourceRun(TaskRun):
             self._out_of_range,
             self._outbox.trees,
             self._trees.counts,
+            () if self._outputs is None else self._outputs.close(),
         )
 
     def portions(self, records: Records) -> Iterator[Records]:

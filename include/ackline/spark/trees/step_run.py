@@ -16,6 +16,7 @@ from ackline.spark.settings import TaskSettings
 from ackline.spark.task_run import check_start, ignore_ctrl_c, naming_host
 from ackline.spark.trees.calls import Input, TreeCalls, tuple_of
 from ackline.spark.trees.outbox import MAX_ROWS, Outbox
+from ackline.spark.trees.output_rows import OutputRows
 from ackline.spark.trees.rows import UNTRACKED, Edges, Root
 from ackline.stream_functions import load_steps
 from ackline.topology import Step
@@ -53,7 +54,9 @@ class StepRun:
         self._step = step
         self._clock = outcome_clock(settings.replay.now)
         with naming_host():
-            self._trees = TreeCalls(topology, load_steps(topology), settings.topic_partitions, self._clock)
+            tps, targets = settings.topic_partitions, settings.replay.outputs
+            self._outputs = None if targets is None else OutputRows(targets, tps)
+            self._trees = TreeCalls(topology, load_steps(topology), tps, self._clock, self._outputs)
         self._outbox = Outbox(len(topology.steps))
         self._group: list[Input] = []
         self._key: bytes | None = None
@@ -64,8 +67,9 @@ class StepRun:
         check_start(self._settings, f"step-{self._step.number}")
         return self
 
-    def __exit__(self, *_: object) -> None:
-        pass
+    def __exit__(self, kind: object, *_: object) -> None:
+        if kind is not None and self._outputs is not None:
+            self._outputs.discard()
 
     def handle(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         """Calls the handler on tuples of the step. A join waits for the rest of the last key. Yields rows for other
@@ -97,6 +101,7 @@ class StepRun:
             self._trees.call_join(self._step, group)
 
     def _send(self) -> None:
+        self._trees.flush_outputs()
         time = self._clock()
         for root, event in self._trees.events.items():
             self._outbox.add_event(root, event, time)
@@ -108,7 +113,8 @@ class StepRun:
         self._call_join()
         self._send()
         yield from self._outbox.take()
-        yield self._outbox.manifest(manifest((), {}, {}, 0, 0, 0, 0, self._trees.counts))
+        staged = () if self._outputs is None else self._outputs.close()
+        yield self._outbox.manifest(manifest((), {}, {}, 0, 0, 0, 0, self._trees.counts, staged))
 
 
 def _values(batch: pa.RecordBatch) -> list[list[Any]]:

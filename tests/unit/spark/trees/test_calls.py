@@ -166,7 +166,9 @@ def test_a_value_that_is_changed_after_it_was_yielded_arrives_as_it_was() -> Non
 
 def test_an_unknown_stream_fails_the_record_and_names_it() -> None:
     found = ran(ONE, lambda given: Emit(1, stream="nowhere"), r0=["a"])
-    assert found == {0: ("failed", "UnknownStream", "step end: emitted to end.nowhere, which no step takes")}
+    assert found == {
+        0: ("failed", "UnknownStream", "step end: emitted to end.nowhere, which no step and no output takes")
+    }
 
 
 def test_a_tuple_that_is_anchored_to_nothing_holds_nothing_up() -> None:
@@ -292,7 +294,7 @@ def test_a_failure_of_the_source_comes_before_those_of_all_steps() -> None:
         yield Emit("x", stream="nowhere")
 
     found = Lab(TWO, source, [fail_on("bad"), nothing]).run({0: []})
-    message = "step source: emitted to source.nowhere, which no step takes"
+    message = "step source: emitted to source.nowhere, which no step and no output takes"
     assert shown(found[0]) == ("failed", "UnknownStream", message)
 
 

@@ -1,0 +1,132 @@
+"""An output table: a Delta table with the rows that a pipeline's steps emit, of acked records only.
+
+It belongs to the user, who may read, compact and clean it with any tool. Ackline appends one commit a turn to it, which
+carries a transaction id of the lane and epoch with the turn's number. So a turn is published once, whatever is killed
+or run again.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import timedelta
+
+import pyarrow as pa
+from deltalake import CommitProperties, DeltaTable
+
+from ackline.audit.checkpoints import expire_entries, write_checkpoint
+from ackline.audit.conditional_put import prove_conditional_put
+from ackline.audit.creation import NO_HOOKS
+from ackline.audit.delta_log import ACTIONS
+from ackline.audit.log_state import LogState
+from ackline.audit.object_store import options_of
+from ackline.audit.table import AuditTable
+from ackline.errors import ConfigError
+from ackline.output_columns import Columns, arrow_type, type_text
+from ackline.outputs import ROW_COLUMNS
+from ackline.scrub import scrub_address
+
+ANCHORS = pa.list_(
+    pa.struct(
+        [("topic", pa.string()), ("partition", pa.int32()), ("offset", pa.int64()), ("attempt", pa.int32()),
+         ("outcome", pa.string())]
+    )
+)  # fmt: skip
+"""The records that a row is anchored to, each with the outcome of its attempt."""
+
+OF_ROW = pa.schema(
+    [
+        pa.field("_topic", pa.string(), metadata={"comment": "The record of the row, null if the row is not tracked."}),
+        pa.field("_partition", pa.int32()),
+        pa.field("_offset", pa.int64()),
+        pa.field("_attempt", pa.int32(), metadata={"comment": "The attempt at the record that was acked, from 1."}),
+        pa.field("_lane", pa.string(), metadata={"comment": "`live`, or the lane of a backfill."}),
+        pa.field("_epoch", pa.int32()),
+        pa.field("_turn", pa.int64(), metadata={"comment": "The turn that acked the record and published the row."}),
+        pa.field("_anchors", ANCHORS, metadata={"comment": "All records that the row is anchored to."}),
+    ]
+)
+"""The columns that each output table has beside the emitted ones; `ackline.outputs.ROW_COLUMNS` are their names."""
+
+_ENTRIES_STAY = timedelta(days=30)
+"""How long log entries stay that two checkpoints cover: Delta's own default, for the user's time travel."""
+
+
+class OutputTable(AuditTable):
+    """The output table at a path or URI. It is created with `columns` at its first commit; until then, without columns,
+    it can only be looked at."""
+
+    def __init__(self, uri: str, columns: Columns | None = None, partition_by: Sequence[str] = ()) -> None:
+        folder, _, name = uri.rstrip("/").rpartition("/")
+        super().__init__(folder, name)
+        self._columns = columns
+        self.partition_by = tuple(partition_by)
+
+    def columns(self) -> dict[str, str] | None:
+        """Returns the emitted columns of the table; None if it does not exist.
+
+        Raises ConfigError if it has a column that no output can write, or lacks one of `OF_ROW`.
+        """
+        table = self.open()
+        if table is None:
+            return None
+        fields = {field.name: field.type for field in pa.schema(table.schema().to_arrow())}
+        missing = [name for name in ROW_COLUMNS if name not in fields]
+        if missing:
+            raise ConfigError(
+                f"the table at {scrub_address(self.uri)} has no column {', '.join(missing)}, which the rows of an "
+                f"output need; name a table that does not exist yet, or add them",
+                key="outputs",
+            )
+        columns: dict[str, str] = {}
+        for name, kind in fields.items():
+            if name in ROW_COLUMNS:
+                continue
+            text = type_text(pa.schema([(name, kind)])[0].type)
+            if text is None:
+                raise ConfigError(
+                    f"the column {name} of the table at {scrub_address(self.uri)} has the type {kind}, which an output "
+                    f"can't write; name another table",
+                    key="outputs",
+                )
+            columns[name] = text
+        self.partition_by = tuple(table.metadata().partition_columns)
+        return columns
+
+    def _writable(self) -> LogState:
+        prove_conditional_put(self.uri)
+        state = self.state()
+        if state is not None:
+            return state
+        assert self._columns is not None
+        self.storage.make_durably("_delta_log")
+        table = DeltaTable.create(
+            self.uri,
+            schema=pa.schema([*OF_ROW, *((name, arrow_type(kind)) for name, kind in self._columns.items())]),
+            mode="ignore",
+            partition_by=list(self.partition_by),
+            storage_options=options_of(self.uri),
+            commit_properties=CommitProperties(custom_metadata={ACTIONS: 2}, max_commit_retries=0),
+            post_commithook_properties=NO_HOOKS,
+        )
+        self.secure(table.version())
+        return self._writable()
+
+    def _check_is_ours(self, columns: Iterable[str]) -> None:
+        """Does nothing: `columns` checks the columns where they matter."""
+
+    def checkpoint(self) -> None:
+        """Writes a checkpoint of the newest version, and removes log entries that are older than Delta's default."""
+        with self.lock():
+            table = self.open()
+            if table is not None:
+                write_checkpoint(self.log, table)
+                expire_entries(self.log, _ENTRIES_STAY)
+
+
+def check_columns(table: str, existing: Mapping[str, str], declared: Mapping[str, str] | None) -> None:
+    """Raises ConfigError if the pipeline file declares other columns than an existing table has."""
+    if declared is not None and dict(declared) != dict(existing):
+        differing = sorted(name for name in {*declared, *existing} if declared.get(name) != existing.get(name))
+        raise ConfigError(
+            f"outputs: the table {scrub_address(table)} exists with other columns than the file declares "
+            f"({', '.join(differing)}); correct `columns`, or name another table",
+            key="outputs",
+        )

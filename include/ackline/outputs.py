@@ -1,0 +1,209 @@
+"""The key `outputs` of a pipeline file: where rows that steps emit go, and what a turn has written for them. Pure.
+
+A row goes to a Delta table or to a Kafka topic. Rows for a table are staged first, because only those of acked records
+are published: `StagedOutputs` names the staged files of one execution of a turn.
+"""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Annotated
+
+from pydantic import BeforeValidator, Field, field_validator, model_validator
+
+from ackline.blocks import StrictBlock
+from ackline.field_types import StreamOfStep, TopicName
+
+ROW_COLUMNS = ("_topic", "_partition", "_offset", "_attempt", "_lane", "_epoch", "_turn", "_anchors")
+"""The columns that each row of an output table has beside the emitted ones: its record, and the turn that acked it."""
+
+_TABLE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}")
+_LEDGER_TABLES = ("plans", "outcomes", "settlements")
+_SCHEMES = ("file", "s3", "s3a", "gs", "az", "abfs", "abfss")
+_COLUMN_TYPE = re.compile(r"string|long|double|boolean|binary|timestamp|decimal\((\d{1,2}), ?(\d{1,2})\)")
+_NOT_IN_COLUMN_NAMES = re.compile(r"[ ,;{}()\n\t=]")
+_LONGEST_COLUMN_NAME = 255
+
+
+def _table(text: object) -> object:
+    """Returns the name or the URI of an output table. Raises ValueError if it is neither."""
+    if not isinstance(text, str):
+        return text
+    scheme, separator, path = text.partition("://")
+    if not separator:
+        if text in _LEDGER_TABLES or not _TABLE_NAME.fullmatch(text):
+            raise ValueError(
+                f"{text!r} is no name of an output table; write 1 to 100 of the characters A-Z a-z 0-9 _ -, but not "
+                f"{', '.join(_LEDGER_TABLES)}, or a URI such as s3://bucket/folder"
+            )
+        return text
+    if scheme not in _SCHEMES or not path.strip("/") or re.search(r"[?#]", path):
+        raise ValueError(
+            f"not the URI of a table; write SCHEME://… with one of {', '.join(_SCHEMES)}, without `?` and `#`"
+        )
+    authority = path.partition("/")[0]
+    if ":" in authority or ("@" in authority and not scheme.startswith("abfs")):
+        raise ValueError("the URI holds a login; remove it, and set the login as for ACKLINE_AUDIT")
+    return f"{'s3' if scheme == 's3a' else scheme}://{path.rstrip('/')}"
+
+
+def _column_type(text: object) -> object:
+    if isinstance(text, str):
+        match = _COLUMN_TYPE.fullmatch(text)
+        if match is None or (match[1] and not 1 <= int(match[1]) <= 38) or (match[1] and int(match[2]) > int(match[1])):
+            raise ValueError(
+                f"{text!r} is no type of a column; write string, long, double, boolean, binary, timestamp or "
+                f"decimal(PRECISION, SCALE)"
+            )
+    return text
+
+
+def obstacle_of_column(name: object) -> str | None:
+    """Returns why a table can't have a column of this name; None if it can."""
+    if not isinstance(name, str) or not name or len(name) > _LONGEST_COLUMN_NAME:
+        return f"a column has a name of 1 to {_LONGEST_COLUMN_NAME} characters"
+    if name in ROW_COLUMNS:
+        return f"{name} is a column that Ackline writes itself"
+    if _NOT_IN_COLUMN_NAMES.search(name):
+        return "a column of a Delta table has no blank and none of , ; { } ( ) = in its name"
+    return None
+
+
+class OutputBlock(StrictBlock):
+    """One output: the streams that it takes, and the table or topic that their rows go to."""
+
+    from_: Annotated[
+        list[StreamOfStep],
+        Field(alias="from", min_length=1),
+        BeforeValidator(lambda value: [value] if isinstance(value, str) else value),
+    ]
+    table: Annotated[str, BeforeValidator(_table)] | None = None
+    topic: TopicName | None = None
+    columns: dict[str, Annotated[str, BeforeValidator(_column_type)]] | None = Field(None, min_length=1)
+    partition_by: list[str] = Field(default_factory=list)
+
+    @field_validator("columns")
+    @classmethod
+    def _check_columns(cls, columns: dict[str, str] | None) -> dict[str, str] | None:
+        for name in columns or ():
+            if (obstacle := obstacle_of_column(name)) is not None:
+                raise ValueError(f"{name!r}: {obstacle}; rename it")
+        if columns is not None and len({name.lower() for name in columns}) < len(columns):
+            raise ValueError("two columns differ only in upper and lower case; rename one of them")
+        return columns
+
+    @model_validator(mode="after")
+    def _check_target(self) -> "OutputBlock":
+        if (self.table is None) == (self.topic is None):
+            raise ValueError("an output goes to one table or one topic; write `table: NAME` or `topic: NAME`")
+        if self.topic is not None and (self.columns is not None or self.partition_by):
+            raise ValueError("`columns` and `partition_by` are for tables; remove them")
+        if self.partition_by and self.columns is None:
+            raise ValueError("`partition_by` needs `columns`, which give the types of all columns; add that key")
+        for name in self.partition_by:
+            if self.columns is not None and self.columns.get(name) not in ("string", "long", "boolean"):
+                raise ValueError(f"partition_by: {name} is not a column of type string, long or boolean; correct it")
+        if self.columns is not None and set(self.columns) <= set(self.partition_by):
+            raise ValueError("partition_by: a table needs a column beside those that it is partitioned by; remove one")
+        return self
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """An output of a topology. `number` is its place in the file, from 0. Either `table` or `topic` is set.
+
+    `columns` holds names and types; None if they are inferred from the first rows.
+    """
+
+    number: int
+    table: str | None
+    topic: str | None
+    columns: Mapping[str, str] | None
+    partition_by: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, number: int, block: OutputBlock) -> "Output":
+        """Returns the output of a block."""
+        return cls(number, block.table, block.topic, block.columns, tuple(block.partition_by))
+
+
+def output_folder(pipeline_folder: str, table: str) -> str:
+    """Returns the folder or URI of an output table, given that of the pipeline's live tables."""
+    if table.startswith("file://"):
+        return table.removeprefix("file://")
+    return table if "://" in table else f"{pipeline_folder.rstrip('/')}/outputs/{table}"
+
+
+@dataclass(frozen=True, slots=True)
+class StagedFile:
+    """A file of staged rows. `path` is relative to the turn's staging folder, `size` in bytes."""
+
+    output: int
+    path: str
+    size: int
+    rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class StagedTable:
+    """The staged rows of one output table."""
+
+    table: str
+    columns: Mapping[str, str]
+    partition_by: Sequence[str]
+    files: Sequence[StagedFile]
+
+
+@dataclass(frozen=True, slots=True)
+class StagedOutputs:
+    """What one execution of a turn has staged: its manifest. Only the execution that outcomes n name is published."""
+
+    execution: str
+    tables: Sequence[StagedTable]
+
+    def encode(self) -> str:
+        """Returns the text of the manifest."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def decode(cls, text: str | bytes) -> "StagedOutputs":
+        """Returns the manifest in `text`. Raises ValueError if it holds none."""
+        try:
+            content = json.loads(text)
+            tables = [
+                StagedTable(
+                    table["table"],
+                    table["columns"],
+                    table["partition_by"],
+                    [StagedFile(**file) for file in table["files"]],
+                )
+                for table in content["tables"]
+            ]
+            return cls(content["execution"], tables)
+        except (TypeError, KeyError, AttributeError) as error:
+            raise ValueError(f"not a manifest of staged rows: {error}") from None
+
+
+@dataclass(frozen=True, slots=True)
+class OutputsOfTurn:
+    """What a turn has to publish: the execution that its outcomes name, and how many rows that has staged for each
+    table."""
+
+    execution: str
+    tables: Mapping[str, int]
+
+    @classmethod
+    def of(cls, staged: StagedOutputs) -> "OutputsOfTurn":
+        """Returns what a manifest has to be published."""
+        return cls(staged.execution, {table.table: sum(file.rows for file in table.files) for table in staged.tables})
+
+    def encode(self) -> str:
+        """Returns the text that outcomes n and settlement n hold."""
+        return json.dumps(asdict(self), separators=(",", ":"))
+
+    @classmethod
+    def decode(cls, text: str) -> "OutputsOfTurn":
+        """Returns what is in `text`, which `encode` has made."""
+        content = json.loads(text)
+        return cls(content["execution"], content["tables"])

@@ -1,0 +1,230 @@
+"""What a Spark task does with rows for outputs: it stages those for tables, and produces those for topics.
+
+Only the rows of acked records may be seen in a table, and the acker, in another task, finds which those are. So a task
+stages all rows in files of its own, and settle publishes some of them. A row that does not fit fails its record. That
+is found here, before the event of the record leaves the task.
+"""
+
+import json
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from ackline.audit.data_files import DataFileWriter
+from ackline.audit.storage import Storage
+from ackline.kafka.output_topics import OutputTopics, Row
+from ackline.offsets import TopicPartition
+from ackline.output_columns import STAGED_ANCHORS, Columns, arrow_type, as_row, fit_rows, infer_columns, json_text
+from ackline.outputs import Output, StagedFile
+from ackline.spark.settings import OutputTargets
+from ackline.spark.shared_folder import SharedFolder
+from ackline.spark.trees.payload import unpack
+from ackline.spark.trees.rows import Edges
+from ackline.turns import TurnId
+
+_ROWS_A_GROUP = 50_000
+
+
+@dataclass(frozen=True, slots=True)
+class OutputRow:
+    """A row that a call of step `step` has emitted, packed, with the edges that led to the call."""
+
+    step: int
+    payload: bytes
+    edges: Edges
+
+
+@dataclass(frozen=True, slots=True)
+class BadRow:
+    """A row that does not fit its output. The reason quotes no value."""
+
+    row: OutputRow
+    reason: str
+
+
+class OutputRows:
+    """The rows of one task for all outputs. At the end call `close`, which makes the staged files durable, or
+    `discard`."""
+
+    def __init__(self, targets: OutputTargets, topic_partitions: Sequence[TopicPartition]) -> None:
+        self._targets = targets
+        self._topic_partitions = topic_partitions
+        self._waiting: dict[int, tuple[Output, list[OutputRow]]] = {}
+        self._tables: dict[int, _StagedTable] = {}
+        self._topics: OutputTopics | None = None
+
+    def add(self, output: Output, row: OutputRow) -> None:
+        """Adds a row for an output."""
+        self._waiting.setdefault(output.number, (output, []))[1].append(row)
+
+    def flush(self) -> Iterator[BadRow]:
+        """Stages the rows that wait, and sends those for topics: all replicas have them when this ends. Yields those
+        that do not fit."""
+        waiting, self._waiting = self._waiting, {}
+        for output, rows in waiting.values():
+            if output.table is not None:
+                yield from self._table(output).add(rows)
+            else:
+                yield from self._send(output, rows)
+
+    def close(self) -> list[StagedFile]:
+        """Finishes the files. On a local disk they are durable when this returns."""
+        self._close_topics()
+        return [file for table in self._tables.values() for file in table.close()]
+
+    def discard(self) -> None:
+        """Removes the files of a task that fails, as far as possible. One that stays does no harm: no manifest names
+        it."""
+        self._close_topics()
+        for table in self._tables.values():
+            table.discard()
+
+    def _close_topics(self) -> None:
+        if self._topics is not None:
+            self._topics.close()
+
+    def _table(self, output: Output) -> "_StagedTable":
+        if output.number not in self._tables:
+            columns = self._targets.columns.get(output.number)
+            self._tables[output.number] = _StagedTable(output, self._targets, self._topic_partitions, columns)
+        return self._tables[output.number]
+
+    def _send(self, output: Output, rows: list[OutputRow]) -> Iterator[BadRow]:
+        assert output.topic is not None
+        sent: list[OutputRow] = []
+        messages: list[Row] = []
+        for row in rows:
+            _, _, key, value = unpack(row.payload)
+            try:
+                headers = _headers(row.edges, self._targets.turn, self._topic_partitions)
+                message = Row(output.topic, _bytes(key), _bytes(value), headers)
+            except (ValueError, RecursionError, TypeError):
+                yield BadRow(row, f"a row for the topic {output.topic} can't be written as JSON")
+                continue
+            sent.append(row)
+            messages.append(message)
+        if self._topics is None:
+            self._topics = OutputTopics(self._targets.producer)
+        for number in self._topics.send(messages):
+            yield BadRow(sent[number], f"the broker refuses a row for the topic {output.topic} for its size or form")
+
+
+class _StagedTable:
+    """The staged rows of one task for one table."""
+
+    def __init__(
+        self,
+        output: Output,
+        targets: OutputTargets,
+        topic_partitions: Sequence[TopicPartition],
+        columns: Columns | None,
+    ) -> None:
+        self._output = output
+        self._targets = targets
+        self._topic_partitions = topic_partitions
+        self._columns = columns
+        self._waiting: list[pa.RecordBatch] = []
+        self._rows = self._written = 0
+        self._path = f"{output.number}-{uuid.uuid4()}.parquet"
+        self._writer: DataFileWriter | None = None
+
+    def add(self, rows: list[OutputRow]) -> Iterator[BadRow]:
+        """Stages rows. Yields those that do not fit, which are not staged."""
+        values = [as_row(unpack(row.payload)[3]) for row in rows]
+        if self._columns is None:
+            self._columns = self._first_columns(values)
+        if self._columns is None:
+            reason = f"no columns of the table {self._output.table} follow from nulls alone; write `columns`"
+            yield from (BadRow(row, reason) for row in rows)
+            return
+        arrays, problems = fit_rows(values, self._columns)
+        kept = [number for number in range(len(rows)) if number not in problems]
+        for number, problem in problems.items():
+            yield BadRow(rows[number], f"a row does not fit the table {self._output.table}: {problem}")
+        anchors = pa.array(
+            [_anchors(rows[number].edges, self._topic_partitions) for number in kept], STAGED_ANCHORS.type
+        )
+        chosen = [array.take(pa.array(kept, pa.int64())) for array in arrays] if problems else arrays
+        batch = pa.RecordBatch.from_arrays([anchors, *chosen], schema=self._schema())
+        self._waiting.append(batch)
+        self._rows += len(batch)
+        if sum(map(len, self._waiting)) >= _ROWS_A_GROUP:
+            self._write()
+
+    def close(self) -> list[StagedFile]:
+        """Finishes the file. On a local disk it is durable when this returns."""
+        if not self._rows:
+            return []
+        self._write()
+        assert self._writer is not None
+        file = self._writer.finish()
+        return [StagedFile(self._output.number, file.path, file.size, self._rows)]
+
+    def discard(self) -> None:
+        """Removes the file as far as possible."""
+        if self._writer is not None:
+            self._writer.discard()
+
+    def _write(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        if not waiting:
+            return
+        if self._writer is None:
+            self._writer = DataFileWriter(Storage(self._targets.folder), self._path, self._schema())
+        self._writer.write(pa.Table.from_batches(waiting))
+
+    def _schema(self) -> pa.Schema:
+        assert self._columns is not None
+        return pa.schema([STAGED_ANCHORS, *((name, arrow_type(kind)) for name, kind in self._columns.items())])
+
+    def _first_columns(self, rows: Sequence[Mapping[Any, Any]]) -> Columns | None:
+        """Returns the columns of a table that has none yet. The first task that has rows decides for all tasks and
+        turns, so that all rows fit one table. Returns None if these rows hold nothing but nulls."""
+        inferred = infer_columns(rows)
+        if not inferred:
+            return None
+        folder = SharedFolder(self._targets.columns_folder)
+        first = folder.create_first(columns_file(str(self._output.table)), json.dumps(inferred).encode())
+        columns: Columns = json.loads(first)
+        return columns
+
+
+def columns_file(table: str) -> str:
+    """Returns the name of the file with the inferred columns of a table that does not exist yet."""
+    return f"columns-{uuid.uuid5(uuid.NAMESPACE_URL, table)}.json"
+
+
+def _anchors(edges: Edges, topic_partitions: Sequence[TopicPartition]) -> list[dict[str, Any]]:
+    return [
+        {
+            "topic": topic_partitions[root.tp].topic,
+            "partition": topic_partitions[root.tp].partition,
+            "offset": root.offset,
+            "attempt": root.attempt,
+        }
+        for root, _ in edges
+    ]
+
+
+def _bytes(value: Any) -> bytes | None:
+    """Returns the key or value of a message: bytes and text as they are, and anything else as JSON."""
+    if value is None or type(value) is bytes:
+        return value
+    return (value if type(value) is str else json_text(value)).encode()
+
+
+def _headers(edges: Edges, turn: TurnId, topic_partitions: Sequence[TopicPartition]) -> list[tuple[str, bytes]]:
+    """Returns the headers that name turn and source of a message, as those of a dead letter do. A message with several
+    source records has the last four once for each."""
+    headers: list[tuple[str, object]] = [
+        ("pipeline", turn.pipeline),
+        ("lane", turn.lane),
+        ("epoch", turn.epoch),
+        ("turn", turn.n),
+    ]
+    for anchor in _anchors(edges, topic_partitions):
+        headers += anchor.items()
+    return [(f"ackline.{name}", str(value).encode()) for name, value in headers]

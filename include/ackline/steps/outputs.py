@@ -1,0 +1,183 @@
+"""Outputs of a turn: where its tasks stage rows, what an execution has staged, and when the rows are published.
+
+`ackline.audit.publish_outputs` argues the order of the writes. Two rules of it are kept here: the group moves, and the
+next number is taken, only after each output table has the turn that is settled.
+"""
+
+import json
+import uuid
+from typing import TYPE_CHECKING
+from urllib.parse import quote
+
+from ackline.audit.conditional_put import prove_conditional_put
+from ackline.audit.output_table import check_columns
+from ackline.audit.publish_outputs import publish, table_of
+from ackline.errors import ConfigError, LedgerError
+from ackline.outputs import Output, OutputsOfTurn, StagedOutputs, StagedTable
+from ackline.paths import lane_folder
+from ackline.scrub import scrub_address
+from ackline.spark.shared_folder import SharedFolder, unusable_folder
+from ackline.steps.parts import Parts
+from ackline.turns import LIVE, Plan, Settlement, TurnId
+
+if TYPE_CHECKING:
+    from ackline.spark.job import ReplayJob, ReplayResult
+    from ackline.spark.settings import OutputTargets
+
+_STAGING = ".staging"
+_MANIFEST = "execution-"
+
+
+def output_targets(parts: Parts, plan: Plan) -> "OutputTargets | None":
+    """Returns where the tasks of a turn write what goes to outputs; None without outputs.
+
+    Opens each table and topic, so that one that can't be used stops the run before a record is handled. Raises
+    ConfigError if a topic is missing or a table has other columns, and FatalError or TransientError if one can't be
+    reached.
+    """
+    from ackline.kafka.certificates import inlined_certificates
+    from ackline.spark.settings import OutputTargets
+
+    outputs = _outputs(parts)
+    if not outputs:
+        return None
+    wanted = sorted({output.topic for output in outputs if output.topic is not None})
+    missing = [topic for topic in wanted if topic not in parts.cluster.topics(wanted)] if wanted else []
+    if missing:
+        raise ConfigError(
+            f"the output topic {missing[0]} of pipeline {parts.pipeline.name} does not exist; create it, or remove the "
+            f"output. Nothing was handled",
+            key="outputs",
+        )
+    columns = {output.number: _columns(parts, output) for output in outputs if output.table is not None}
+    return OutputTargets(
+        plan.turn,
+        _staging_folder(parts, plan.turn),
+        _staging_root(parts),
+        {number: known for number, known in columns.items() if known is not None},
+        inlined_certificates({name: str(value) for name, value in parts.kafka.items()}) if wanted else {},
+    )
+
+
+def _outputs(parts: Parts) -> tuple[Output, ...]:
+    topology = parts.pipeline.topology
+    return topology.all_outputs if topology is not None else ()
+
+
+def _columns(parts: Parts, output: Output) -> dict[str, str] | None:
+    """Returns the columns of an output table: those of the table, of the file, or those that were inferred before; None
+    if the first rows decide."""
+    assert output.table is not None
+    table = table_of(parts.store, output.table)
+    prove_conditional_put(table.uri)
+    existing = table.columns()
+    if existing is not None:
+        check_columns(output.table, existing, output.columns)
+        return existing
+    return dict(output.columns) if output.columns is not None else _inferred(parts, output.table)
+
+
+def _inferred(parts: Parts, table: str) -> dict[str, str] | None:
+    from ackline.spark.trees.output_rows import columns_file
+
+    folder = SharedFolder(_staging_root(parts))
+    try:
+        content = folder.read(columns_file(table))
+    except OSError as error:
+        raise unusable_folder(folder.uri, error) from None
+    return None if content is None else dict(json.loads(content))
+
+
+def store_manifest(parts: Parts, plan: Plan, job: "ReplayJob", result: "ReplayResult") -> str:
+    """Stores the manifest of what this execution has staged. Returns what outcomes n have to name, encoded; empty if
+    there are no rows for tables.
+
+    The manifest is on the disk when this returns, as the staged files are. Only then may outcomes n name it.
+    """
+    if job.settings.outputs is None:
+        return ""
+    tables = []
+    for output in _outputs(parts):
+        files = [file for file in result.staged if file.output == output.number]
+        if output.table is not None and files:
+            columns = job.settings.outputs.columns.get(output.number) or _inferred(parts, output.table)
+            assert columns is not None  # the first task with rows has stored them
+            tables.append(StagedTable(output.table, columns, output.partition_by, files))
+    staged = StagedOutputs(str(uuid.uuid4()), tables)
+    folder = SharedFolder(job.settings.outputs.folder)
+    try:
+        folder.write_durably(f"{_MANIFEST}{staged.execution}.json", staged.encode().encode())
+    except OSError as error:
+        raise unusable_folder(folder.uri, error) from None
+    return OutputsOfTurn.of(staged).encode() if tables else ""
+
+
+def find_outputs(parts: Parts, plan: Plan) -> str:
+    """Returns what outcomes n of a plan name, encoded, if the Delta log has expired their note.
+
+    Raises LedgerError if several executions have staged rows: nothing tells which of them the outcomes are of.
+    """
+    if not plan.settings.get("outputs"):
+        return ""
+    folder = SharedFolder(_staging_folder(parts, plan.turn))
+    names = [name for name in folder.names() if name.startswith(_MANIFEST)]
+    if len(names) > 1:
+        raise LedgerError(
+            f"{plan.turn}: {len(names)} executions have staged rows for outputs, and the log has expired which of them "
+            f"the outcomes are of. `ackline void {parts.pipeline.name} --reason …` has the turn replayed"
+        )
+    content = folder.read(names[0]) if names else None
+    staged = StagedOutputs.decode(content) if content is not None else None
+    return OutputsOfTurn.of(staged).encode() if staged is not None and staged.tables else ""
+
+
+def publish_settled(parts: Parts, newest: Settlement | None) -> None:
+    """Publishes the rows of the newest settled turn, if an output table does not have them yet.
+
+    Then removes what this turn and earlier ones have staged. Any process may do this again: each table takes a turn
+    once. Raises LedgerError if staged rows are gone, FatalError or TransientError if a table can't be used; then the
+    lane waits.
+    """
+    if newest is None or not newest.outputs:
+        return
+    outputs = OutputsOfTurn.decode(newest.outputs)
+    folder = SharedFolder(_staging_folder(parts, newest.turn))
+    try:
+        content = folder.read(f"{_MANIFEST}{outputs.execution}.json")
+        staged = None if content is None else StagedOutputs.decode(content)
+    except OSError as error:
+        raise unusable_folder(folder.uri, error) from None
+    publish(parts.store, newest.turn, outputs, staged, scrub_address(folder.uri))
+    _remove_staged(parts, newest.turn)
+
+
+def store_plan(parts: Parts, newest: Settlement, plan: Plan) -> bool:
+    """Stores the plan after `newest`. Returns False if its number is taken.
+
+    The rows of `newest` are published first: a turn whose number is taken has been published everywhere, so no two
+    turns of a lane are ever half published.
+    """
+    publish_settled(parts, newest)
+    return parts.store.store_plan(plan)
+
+
+def _remove_staged(parts: Parts, turn: TurnId) -> None:
+    """Removes the staging folders of a published turn and of earlier ones of its lane and epoch. What can't be removed
+    stays until a later call."""
+    root = SharedFolder(_staging_root(parts))
+    start = f"{quote(turn.lane, safe='')}-{turn.epoch}-"
+    for name in root.names():
+        number = name.removeprefix(start)
+        if name.startswith(start) and number.isdecimal() and int(number) <= turn.n:
+            folder = SharedFolder(f"{root.uri}/{name}")
+            for file in folder.names():
+                folder.remove(file)
+            folder.remove_if_empty()
+
+
+def _staging_root(parts: Parts) -> str:
+    return f"{lane_folder(parts.store.root, parts.pipeline.name, LIVE)}/{_STAGING}"
+
+
+def _staging_folder(parts: Parts, turn: TurnId) -> str:
+    return f"{_staging_root(parts)}/{quote(turn.lane, safe='')}-{turn.epoch}-{turn.n}"
