@@ -188,15 +188,17 @@ class StagedOutputs:
 @dataclass(frozen=True, slots=True)
 class OutputsOfTurn:
     """What a turn has to publish: the execution that its outcomes name, and how many rows that has staged for each
-    table."""
+    table. Each table takes the turn once under the transaction id `application`."""
 
+    application: str
     execution: str
     tables: Mapping[str, int]
 
     @classmethod
-    def of(cls, staged: StagedOutputs) -> "OutputsOfTurn":
+    def of(cls, application: str, staged: StagedOutputs) -> "OutputsOfTurn":
         """Returns what a manifest has to be published."""
-        return cls(staged.execution, {table.table: sum(file.rows for file in table.files) for table in staged.tables})
+        tables = {table.table: sum(file.rows for file in table.files) for table in staged.tables}
+        return cls(application, staged.execution, tables)
 
     def encode(self) -> str:
         """Returns the text that outcomes n and settlement n hold."""
@@ -206,4 +208,4 @@ class OutputsOfTurn:
     def decode(cls, text: str) -> "OutputsOfTurn":
         """Returns what is in `text`, which `encode` has made."""
         content = json.loads(text)
-        return cls(content["execution"], content["tables"])
+        return cls(content["application"], content["execution"], content["tables"])

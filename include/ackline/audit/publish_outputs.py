@@ -35,9 +35,13 @@ _ACKED = Outcome.ACKED.value
 _NO_VALUE = "__HIVE_DEFAULT_PARTITION__"
 
 
-def application_of(turn: TurnId) -> str:
-    """Returns the transaction id of a lane and epoch in output tables."""
-    return f"ackline/{turn.pipeline}/{turn.lane}/{turn.epoch}/output"
+def application_of(ledger_id: str, turn: TurnId) -> str:
+    """Returns the transaction id of a lane and epoch in output tables.
+
+    It begins with the ledger's id: a table outside ACKLINE_AUDIT outlives a ledger, and turn 1 of the next ledger is
+    another one.
+    """
+    return f"ackline/{ledger_id}/{turn.pipeline}/{turn.lane}/{turn.epoch}/output"
 
 
 def table_of(store: LedgerStore, table: str) -> OutputTable:
@@ -53,7 +57,7 @@ def publish(
     `staged` is the manifest in the staging folder; None if it is gone. Raises LedgerError if it is gone and a table
     lacks the turn, FatalError and TransientError if a table can't be used.
     """
-    missing = [table for table in outputs.tables if not _has(table_of(store, table), turn)]
+    missing = [table for table in outputs.tables if not _has(table_of(store, table), outputs, turn)]
     if not missing:
         return
     if staged is None or staged.execution != outputs.execution:
@@ -65,10 +69,10 @@ def publish(
     for table in staged.tables:
         if table.table in missing:
             try:
-                _publish_table(store, turn, table, folder, outcomes)
+                _publish_table(store, turn, outputs.application, table, folder, outcomes)
             except (OSError, pa.ArrowException) as error:
                 # Another process may have published the turn meanwhile, and removed the staged rows.
-                if not _has(table_of(store, table.table), turn):
+                if not _has(table_of(store, table.table), outputs, turn):
                     raise table_of(store, table.table).error(error) from error
 
 
@@ -76,18 +80,23 @@ def _uri(store: LedgerStore, table: str) -> str:
     return output_folder(lane_folder(store.root, store.pipeline, LIVE), table)
 
 
-def _has(table: OutputTable, turn: TurnId) -> bool:
-    return (table.version_of(application_of(turn)) or 0) >= turn.n
+def _has(table: OutputTable, outputs: OutputsOfTurn, turn: TurnId) -> bool:
+    return (table.version_of(outputs.application) or 0) >= turn.n
 
 
 def _publish_table(
-    store: LedgerStore, turn: TurnId, staged: StagedTable, folder: str, outcomes: "_OutcomesOfTurn"
+    store: LedgerStore,
+    turn: TurnId,
+    application: str,
+    staged: StagedTable,
+    folder: str,
+    outcomes: "_OutcomesOfTurn",
 ) -> None:
     table = OutputTable(_uri(store, staged.table), staged.columns, staged.partition_by)
     table.columns()  # the partition columns of a table that exists are those that count
     files = list(_write(table, _rows(Storage(folder), staged, turn, outcomes)))
     # The fence: of two processes that publish the turn, one commits. The other's files stay unnamed, and are removed.
-    if not table.append(files, application_of(turn), turn.n):
+    if not table.append(files, application, turn.n):
         for file in files:
             table.storage.filesystem.delete_file(file.path)
 

@@ -11,11 +11,10 @@ from urllib.parse import quote
 
 from ackline.audit.conditional_put import prove_conditional_put
 from ackline.audit.output_table import check_columns
-from ackline.audit.publish_outputs import publish, table_of
+from ackline.audit.publish_outputs import application_of, publish, table_of
 from ackline.errors import ConfigError, LedgerError
 from ackline.outputs import Output, OutputsOfTurn, StagedOutputs, StagedTable
 from ackline.paths import lane_folder
-from ackline.scrub import scrub_address
 from ackline.spark.shared_folder import SharedFolder, unusable_folder
 from ackline.steps.parts import Parts
 from ackline.turns import LIVE, Plan, Settlement, TurnId
@@ -109,7 +108,8 @@ def store_manifest(parts: Parts, plan: Plan, job: "ReplayJob", result: "ReplayRe
         folder.write_durably(f"{_MANIFEST}{staged.execution}.json", staged.encode().encode())
     except OSError as error:
         raise unusable_folder(folder.uri, error) from None
-    return OutputsOfTurn.of(staged).encode() if tables else ""
+    application = application_of(parts.store.ledger_id(), plan.turn)
+    return OutputsOfTurn.of(application, staged).encode() if tables else ""
 
 
 def find_outputs(parts: Parts, plan: Plan) -> str:
@@ -128,7 +128,8 @@ def find_outputs(parts: Parts, plan: Plan) -> str:
         )
     content = folder.read(names[0]) if names else None
     staged = StagedOutputs.decode(content) if content is not None else None
-    return OutputsOfTurn.of(staged).encode() if staged is not None and staged.tables else ""
+    application = application_of(parts.store.ledger_id(), plan.turn)
+    return OutputsOfTurn.of(application, staged).encode() if staged is not None and staged.tables else ""
 
 
 def publish_settled(parts: Parts, newest: Settlement | None) -> None:
@@ -140,14 +141,18 @@ def publish_settled(parts: Parts, newest: Settlement | None) -> None:
     """
     if newest is None or not newest.outputs:
         return
-    outputs = OutputsOfTurn.decode(newest.outputs)
-    folder = SharedFolder(_staging_folder(parts, newest.turn))
+    outputs, root = OutputsOfTurn.decode(newest.outputs), SharedFolder(_staging_root(parts))
+    folder, mark = SharedFolder(_staging_folder(parts, newest.turn)), _mark(newest.turn)
     try:
+        if root.read(mark) == str(newest.turn.n).encode():
+            return
         content = folder.read(f"{_MANIFEST}{outputs.execution}.json")
         staged = None if content is None else StagedOutputs.decode(content)
+        publish(parts.store, newest.turn, outputs, staged, folder.uri)
+        # Before the staged rows go. Without it, a turn whose table a user has deleted since would look unpublished.
+        root.write_durably(mark, str(newest.turn.n).encode())
     except OSError as error:
         raise unusable_folder(folder.uri, error) from None
-    publish(parts.store, newest.turn, outputs, staged, scrub_address(folder.uri))
     _remove_staged(parts, newest.turn)
 
 
@@ -173,6 +178,11 @@ def _remove_staged(parts: Parts, turn: TurnId) -> None:
             for file in folder.names():
                 folder.remove(file)
             folder.remove_if_empty()
+
+
+def _mark(turn: TurnId) -> str:
+    """Returns the name of the file with the number of the turn of a lane and epoch that was published last."""
+    return f"{quote(turn.lane, safe='')}-{turn.epoch}-published"
 
 
 def _staging_root(parts: Parts) -> str:
