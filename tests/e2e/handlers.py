@@ -72,8 +72,10 @@ def even(record: Record) -> bool:
 
 
 def hands_on(record: Record) -> InFlight | None:
-    """Hands the record on if it orders `{"wait": FILE}`: appends offset, attempt and token to the file. With
-    `{"early": [BROKER, TOPIC]}` somebody acks it before the call ends."""
+    """Returns InFlight if the record orders `{"wait": FILE}`, and appends offset, attempt and token to the file.
+
+    With `{"early": [BROKER, TOPIC]}` it sends an ack to the topic before it returns.
+    """
     journal.handle(record)
     orders = record.value if isinstance(record.value, dict) else json.loads(record.value or b"{}")
     if not orders.get("wait"):

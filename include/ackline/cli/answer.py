@@ -82,7 +82,7 @@ def _answer(texts: Sequence[str], value: str, as_json: bool) -> None:
 
 def _token(text: str) -> Token:
     token = parse_token(text.strip())
-    # Anybody can write an unsigned token, and its names choose the files that are opened to find the keys.
+    # The token is not verified yet: anyone can write one, and its names choose the files that are opened for the keys.
     if token is None or not is_pipeline_name(token.turn.pipeline) or not is_lane(token.turn.lane):
         raise ConfigError(
             "that is no token: give what `record.token` was in the handler, whole and in one piece", key="TOKEN"

@@ -61,8 +61,8 @@ def outcome_of_root(
     complete = not xor and holder is None
     if worst is None:
         return None if complete else _unacked(holder, open_tuples, topology, time)
-    # A tuple that nobody acked is a failure of the step that holds it. Of two failures that of the first step counts;
-    # dead is worse than any, and a skip is not as bad.
+    # A tuple without an ack is a failure of the step that holds it. Of two failures the one of the first step counts.
+    # Dead outranks every failure, and every failure outranks a skip.
     comes_first = holder is None or worst.step <= holder
     if complete or (worst.failed and (comes_first or worst.error_class == ErrorClass.DEAD)):
         return _outcome_of_note(worst, acked, topology, time)

@@ -1,9 +1,9 @@
 """The rows that travel from step to step and to the acker. One schema serves all three kinds.
 
 - A tuple has a `step`, the number of the step that it is addressed to.
-- An event says what one task did for one root, that is for one attempt at a record: `xor` is the XOR of all edges that
-  the task closed or created, `open_N` is how many tuples it sent to step N less those it closed there, and `acked_N`
-  how many succeeded there. A root is complete when the XOR of its events is 0, and each sum of `open_N` is.
+- An event records what one task did for one root, that is for one attempt at a record: `xor` is the XOR of all edges
+  that the task closed or created, `open_N` is how many tuples it sent to step N less those it closed there, and
+  `acked_N` how many succeeded there. A root is complete when the XOR of its events is 0, and each sum of `open_N` is.
 - A manifest is what a task did in all; it has the `tp` MANIFEST, and a place of its own, so that it stays apart.
 
 `route` is what Spark partitions rows by: the key's hash for a tuple, the block of offsets for an event.
