@@ -116,7 +116,7 @@ def served_airflow(
 ) -> LocalAirflow:
     """Returns an Airflow with its servers for the project, with this repository's dags/ and plugins/; `env` adds to its
     environment. Only with `triggerer` a deferred task goes on."""
-    soon = {"AIRFLOW__SCHEDULER__SCHEDULER_IDLE_SLEEP_TIME": "0.2"}
+    soon = {"AIRFLOW__SCHEDULER__SCHEDULER_IDLE_SLEEP_TIME": "0.5"}
     environment = {**project.environment, **soon, **(env or {})}
     return LocalAirflow(
         home, dags_folder=ROOT / "dags", plugins_folder=ROOT / "plugins", env=environment, triggerer=triggerer

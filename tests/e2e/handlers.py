@@ -63,7 +63,7 @@ def waits_for_three_workers(record: Record) -> None:
     def three() -> bool:
         return len({call.pid for call in journal.read(file) if call.topic == record.topic}) >= 3
 
-    assert wait_until(three, 120), "three processes were to share the partitions"
+    assert wait_until(three, 240), "three processes were to share the partitions"
 
 
 def even(record: Record) -> bool:
