@@ -19,7 +19,7 @@ _DEAD, _FAILED, _SKIPPED = 0, 1, 3
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """What one call made of its tuple, if not an ack."""
+    """Why a call did not ack its tuple. `step` is the number of the step; -1 is the handler of the record."""
 
     step: int
     outcome: Outcome
@@ -42,7 +42,7 @@ def note_of(step: int, edge: int, outcome: RowOutcome) -> bytes:
 
 
 def read_note(note: bytes) -> Note:
-    """Returns what `note_of` has packed."""
+    """Returns the note that `note_of` has encoded."""
     _, number, _ = _ORDER.unpack_from(note)
     outcome, error_class, message = pickle.loads(note[_ORDER.size :])
     return Note(number - 1, Outcome(outcome), error_class, message)

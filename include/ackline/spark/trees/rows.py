@@ -75,7 +75,12 @@ class RowFormat:
 
 
 class Event:
-    """What one task did for one root. `by` is the step of the first call, -1 for the source."""
+    """What one task did for one root, which is one attempt at a record.
+
+    `xor` is the XOR of all edges that the task created or closed. By the number of the step, `open` counts the tuples
+    that it sent there less those that it closed there, and `acked` those that it acked. `sources` is 1 in the event of
+    the record's own call. `by` is the step of the first call, -1 for the source, and `edge` the edge of its tuple.
+    """
 
     __slots__ = ("acked", "by", "edge", "key_hash", "note", "open", "sources", "timestamp", "xor")
 
@@ -111,6 +116,7 @@ class TupleRows:
     keys: list[bytes] = field(default_factory=list)
     payloads: list[bytes] = field(default_factory=list)
     size: int = 0
+    """About how many bytes they take."""
 
     def add(self, step: int, edges: Edges, key: bytes, payload: bytes) -> None:
         """Adds a tuple that is addressed to `step`."""
@@ -122,7 +128,7 @@ class TupleRows:
         self.size += len(payload) + len(key) + 100 * max(1, len(edges))
 
     def extend(self, other: "TupleRows") -> None:
-        """Adds the tuples of another list."""
+        """Adds all tuples of `other`."""
         self.steps += other.steps
         self.routes += other.routes
         self.edges += other.edges
@@ -131,7 +137,7 @@ class TupleRows:
         self.size += other.size
 
     def slice(self, start: int, end: int) -> "TupleRows":
-        """Returns the tuples from `start` to `end`."""
+        """Returns the tuples at the places `[start, end)`. Their `size` is not counted."""
         return TupleRows(
             self.steps[start:end],
             self.routes[start:end],
