@@ -14,6 +14,7 @@ import pytest
 from ackline.local import broker as broker_module
 from ackline.local.broker import Broker
 from ackline.testing.brokers import Brokers
+from tests import class_data
 from tests.object_store.store import ObjectStore, object_store
 
 # The user's settings of Airflow, Ackline and object stores do not apply to the tests, except for the place of the JARs.
@@ -29,15 +30,23 @@ os.environ["AIRFLOW_HOME"] = _airflow_home.name
 os.environ["AIRFLOW__CORE__LOAD_EXAMPLES"] = "False"
 os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
 os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
-# Spark and brokers live so briefly here that the second JIT compiler would take half of their time for nothing.
-FIRST_COMPILER = "-XX:TieredStopAtLevel=1"
-os.environ["SPARK_SUBMIT_OPTS"] = FIRST_COMPILER
-broker_module.JVM.append(FIRST_COMPILER)
+os.environ["SPARK_SUBMIT_OPTS"] = class_data.options()
+broker_module.JVM.append(class_data.FIRST_COMPILER)
 # A proxy can't reach the servers that the tests start.
 os.environ["NO_PROXY"] = os.environ["no_proxy"] = "127.0.0.1,localhost"
 os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
 # py4j logs while the interpreter exits, when pytest has closed the standard error.
 logging.getLogger("py4j").setLevel(logging.WARNING)
+
+
+_WITHOUT_SPARK = {"unit", "project"}
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Makes the archive of Spark's classes before the first test, if a test may start Spark."""
+    folders = {item.path.relative_to(Path(__file__).parent).parts[0] for item in session.items}
+    if folders - _WITHOUT_SPARK and not session.config.option.collectonly:
+        class_data.make_archive()
 
 
 class MakeTopic(Protocol):

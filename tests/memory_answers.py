@@ -1,4 +1,4 @@
-"""A lane in memory whose handler hands records on, and the answers from outside."""
+"""A lane in memory whose handler returns InFlight, and the answers for its records."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -6,6 +6,7 @@ from datetime import timedelta
 from typing import Any
 
 from ackline import InFlight, Record
+from ackline.ledger import PendingKind
 from ackline.offsets import TopicPartition
 from ackline.testing.memory import handle_by_orders
 from ackline.turns import Settlement
@@ -13,11 +14,11 @@ from tests.memory_lane import NOON, OK, TP, MemoryLane
 
 ACKS = TopicPartition("acks", 0)
 WAITS = b'{"wait": true}'
-"""A record that its handler hands on."""
+"""A record for which the handler returns InFlight."""
 
 
 class AnsweredLane(MemoryLane):
-    """A lane with the ack topic `acks`. `tokens` has the token of each attempt that was handed on."""
+    """A lane with the ack topic `acks`. `tokens` has the token of each attempt that is in flight or was."""
 
     def __init__(self, *values: bytes | None, timeout: str = "10s", partitions: int = 1, **settings: Any) -> None:
         retry = {"initial_delay": "0s", "period": "0s", "max_retries": 1}
@@ -29,7 +30,7 @@ class AnsweredLane(MemoryLane):
         self.tokens: dict[tuple[int, int], str] = {}
         self.world.handle = self.hand_on
         self.early: Callable[[Record], None] = lambda record: None
-        """What happens outside while the handler hands a record on."""
+        """Called by the handler before it returns InFlight."""
 
     def hand_on(self, record: Record) -> InFlight | None:
         if record.value != WAITS:
@@ -40,26 +41,26 @@ class AnsweredLane(MemoryLane):
         return InFlight()
 
     def answer(self, offset: int, value: str = "ack", attempt: int = 1, times: int = 1) -> None:
-        """Somebody answers for an attempt."""
+        """Writes an answer for an attempt to the ack topic."""
         for _ in range(times):
             self.answer_with(self.tokens[offset, attempt], value)
 
     def answer_with(self, token: str | bytes | None, value: str | bytes | None) -> None:
-        """Somebody writes a record to the ack topic."""
+        """Writes a record to the ack topic: the token is its key."""
         key, content = (text.encode() if isinstance(text, str) else text for text in (token, value))
         self.log(ACKS).append(content, self.world.now, key=key)
 
     def spare(self) -> None:
-        """No strike comes any more."""
+        """Removes all strikes that have not come yet."""
         self._strikes.clear()
 
     def at(self, seconds: float) -> "AnsweredLane":
-        """The lane so many seconds after noon."""
+        """Sets the clock to so many seconds after noon, and returns the lane."""
         self.world.now = NOON + timedelta(seconds=seconds)
         return self
 
     def outcomes(self, tp: TopicPartition = TP) -> list[tuple[int, int, str]]:
-        """(offset, attempt, outcome) of each effective row of a record that was handed on, in order."""
+        """(offset, attempt, outcome) of each effective row, in order."""
         tables = self.world.tables
         settled = {turn for turn, settlement in tables.settlements.items() if settlement.kind != "void"}
         rows = [
@@ -72,21 +73,26 @@ class AnsweredLane(MemoryLane):
         return sorted(rows, key=lambda row: row[:2])
 
     def answered(self) -> Counter[str]:
-        """What became of all answers of the lane."""
+        """Returns how many answers of the lane were counted as what."""
         counts: Counter[str] = Counter()
         for settlement in self.world.tables.settlements.values():
             counts.update(_counts(settlement))
         return counts
 
     def next_answer(self) -> int:
-        """Up to where the lane has read the ack topic."""
+        """Returns the offset of the ack topic up to which the lane has read."""
         answers = self.newest().answers
         assert answers is not None
         return answers.position.next[0]
+
+
+def in_flight(lane: AnsweredLane) -> int:
+    """Returns how many records of the lane are in flight."""
+    return lane.state().pending_by_kind()[PendingKind.IN_FLIGHT]
 
 
 def _counts(settlement: Settlement) -> Counter[str]:
     return Counter(settlement.answers.counts) if settlement.answers else Counter()
 
 
-__all__ = ["ACKS", "NOON", "OK", "TP", "WAITS", "AnsweredLane"]
+__all__ = ["ACKS", "NOON", "OK", "TP", "WAITS", "AnsweredLane", "in_flight"]

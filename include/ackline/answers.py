@@ -1,8 +1,8 @@
 """Answers from outside: what a record of the ack topic means, and what settle has made of the answers of a turn. Pure.
 
 An answer is a record whose key is a token and whose value is `ack`, `fail [reason]` or `renew DURATION`. It counts
-unless a stored settlement has ended its attempt. Anybody who may write to the ack topic may write anything: what is no
-valid answer is counted and ignored.
+unless a stored settlement has ended its attempt. Any client with write access to the ack topic can write any bytes:
+settle counts an invalid answer and ignores it.
 """
 
 import json
@@ -41,7 +41,7 @@ class Ignored(StrEnum):
 
 
 class Answer(NamedTuple):
-    """What the value of an answer says."""
+    """The parsed value of an answer. `reason` is set for `fail`, `renewal` for `renew`."""
 
     kind: AnswerKind
     reason: str = ""

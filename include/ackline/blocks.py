@@ -14,7 +14,7 @@ _UNITS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86400}
 _PART = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
 _PARTS = re.compile(rf"(?:{_PART.pattern})+")
 _LONGEST = 64
-"""How many characters a duration may have. Anybody may write one into an ack topic, so a long text is not looked at."""
+"""Characters that a duration may have. Any client may write one into an ack topic, so a longer text is not parsed."""
 
 
 class StrictBlock(BaseModel):

@@ -1,4 +1,4 @@
-"""Tokens of records in flight: who holds one may answer for one attempt at one record. Pure.
+"""Tokens of records in flight: the holder of a token may answer for one attempt at one record. Pure.
 
 A token holds what a reader needs to find the record, and an HMAC-SHA256 over that, the id of the ledger and the id of
 the topic. So no token can be made without the key, and a token of another ledger or of a topic that was created again
@@ -41,12 +41,12 @@ class Token(NamedTuple):
     def is_signed(self, keys: Keys, ledger: str, topic_id: str) -> bool:
         """Returns whether one of the keys has signed this token in this ledger, for a topic with this id."""
         signed = _signed(ledger, topic_id, _body(self.turn, self.tp, self.offset, self.attempt))
-        # A comparison takes the same time whatever differs, so its time tells nothing of the right value.
+        # compare_digest takes the same time wherever the bytes differ, so its time reveals nothing of the right value.
         return any(hmac.compare_digest(_mac(key, signed), self.mac) for key in keys)
 
 
 def parse_token(text: str) -> Token | None:
-    """Returns the token that a text holds; None if it holds none. It may be signed by anybody."""
+    """Returns the token that a text holds; None if it holds none. Its signature is not verified: see `is_signed`."""
     if not _ALPHABET.fullmatch(text):
         return None
     try:

@@ -48,7 +48,7 @@ class Emit:
 
     `value` and `key` hold what JSON holds, bytes, datetime and Decimal. `anchors` are those inputs of the call that the
     new tuple belongs to: a record is acked only after each tuple that is anchored to it. Left out, they are all inputs
-    of the call; `()` means that nobody waits for the tuple::
+    of the call. With `()` no record waits for the tuple::
 
         yield Emit(item, stream="items", key=item["product"])
     """
@@ -78,7 +78,7 @@ class Hold:
 class InFlight:
     """Returned or yielded by the handler of the pipeline, once for a record: an answer from outside settles the record.
 
-    The record holds the floor until somebody acks, fails or renews it by its token, and its own tree is complete.
+    The record holds the floor until an answer with its token acks or fails it, and its own tree is complete.
     Without an answer within `timeout` it fails as `AckTimeout`. None means the timeout of the pipeline file.
     """
 

@@ -25,7 +25,7 @@ from websockets.sync.client import ClientConnection, connect
 T = TypeVar("T")
 FOLDER = Path(__file__).parent
 INSTALLED = FOLDER.parents[1] / ".ackline" / "browser"
-ANSWER_SECONDS = 30.0
+ANSWER_SECONDS = 60.0
 
 
 class NoBrowserError(Exception):
@@ -174,7 +174,7 @@ class Tab:
         self.command("Input.dispatchKeyEvent", type="rawKeyDown", modifiers=2, commands=[command], **key)
         self.command("Input.dispatchKeyEvent", type="keyUp", modifiers=2, **key)
 
-    def wait_for(self, script: str, seconds: float = 30.0) -> None:
+    def wait_for(self, script: str, seconds: float = 120.0) -> None:
         """Waits until an expression in the page is true."""
         self._until(lambda: self._value_or_none(f"!!({script})"), script, seconds)
 

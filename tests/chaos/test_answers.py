@@ -128,7 +128,7 @@ class Walk:
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_i1_to_i12_hold_whatever_is_answered_and_whoever_dies(seed: int) -> None:
+def test_i1_to_i12_hold_for_any_answers_and_any_kills(seed: int) -> None:
     walk = Walk(seed)
     for _ in range(STEPS):
         walk.step()

@@ -72,7 +72,7 @@ def test_s50_a_claimed_range_that_is_gone_from_the_log_is_lost_whole_and_not_voi
     lane.judge(settled=True)
 
 
-def test_fault_37_killed_in_the_middle_of_its_batch_it_repeats_nothing_whoever_tries_again(lab: MakeLab) -> None:
+def test_fault_37_a_batch_whose_run_was_killed_is_repeated_by_no_later_run(lab: MakeLab) -> None:
     """The group moves before the first call and never moves back; later records are handled as usual."""
     lane = lab(guarantee="at_most_once", lost_after=f"{GRACE}s", handler="tests.chaos.handlers:slow")
     lane.produce_records(40)

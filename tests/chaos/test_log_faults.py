@@ -57,7 +57,7 @@ def test_fault_17_retention_by_time_removes_segments_of_planned_retries_and_of_u
     wire.produce(bootstrap, topic, old[:1] * 6, partition=1)  # 0 to 5
     lane.produce_records(1, partition=1)
     wire.set_topic_config(bootstrap, topic, retention_ms=str(30 * 60 * 1000))
-    assert wait_until(lambda: [wire.log_start(bootstrap, topic, tp) for tp in (0, 1)] == [5, 6], 60)
+    assert wait_until(lambda: [wire.log_start(bootstrap, topic, tp) for tp in (0, 1)] == [5, 6], 200)
 
     lane.run()
     assert [row for row in lane.rows() if row.offset in (1, 2, 4, 7) and row.attempt != 1] == [

@@ -132,4 +132,4 @@ def compact(broker: Broker, topic: str, gone: Iterable[int], roll: Callable[[], 
             roll()
         return lost.isdisjoint(offsets(broker, topic))
 
-    assert wait_until(cleaned, 60), "the broker did not compact"
+    assert wait_until(cleaned, 200), "the broker did not compact"

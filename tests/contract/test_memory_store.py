@@ -178,7 +178,7 @@ def test_an_epoch_is_opened_by_the_last_turn_of_the_one_before(tables: Tables) -
     assert store.reset_into(1) == turn(2)
 
 
-def test_starts_of_a_plan_are_counted_whoever_makes_them(tables: Tables) -> None:
+def test_starts_of_a_plan_by_two_stores_are_counted_together(tables: Tables) -> None:
     first, second = tables.store(), tables.store()
     first.store_settlement(settlement(0))
     first.store_plan(plan(1))

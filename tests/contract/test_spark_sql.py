@@ -100,7 +100,7 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> Answers:
 def _ask_spark(*asked: tuple[str, list[str]]) -> list[list[Answer]]:
     done = subprocess.run(
         [sys.executable, "-m", "tests.contract.spark_queries"],
-        cwd=ROOT, input=json.dumps(asked), capture_output=True, text=True, timeout=280, check=False,
+        cwd=ROOT, input=json.dumps(asked), capture_output=True, text=True, timeout=500, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
     assert "Traceback" not in done.stderr

@@ -12,7 +12,7 @@ import pytest
 
 from ackline.airflow.interval import Interval
 from ackline.audit.store import LedgerStore
-from ackline.local.airflow_api import ENDED
+from ackline.local.airflow_api import ENDED, POLL_SECONDS
 from ackline.local.airflow_servers import LocalAirflow
 from ackline.local.broker import Broker
 from ackline.local.processes import wait_until
@@ -55,7 +55,9 @@ class Intervals:
         self.project.write(self.name, self.topic, handler, schedule="@daily")
         self.airflow.wait_for_dag(self.backfill_dag)
         self.airflow.unpause(self.dag)
-        assert wait_until(lambda: set(self.airflow.runs(self.dag).values()) in ({"success"}, {"failed"}), SECONDS)
+        assert wait_until(
+            lambda: set(self.airflow.runs(self.dag).values()) in ({"success"}, {"failed"}), SECONDS, POLL_SECONDS
+        )
         for day, orders in ((DAYS[0], [{}, {}]), (DAYS[2], [{"fail": 1}])):
             for hour, order in enumerate(orders):
                 time = int((day + timedelta(hours=hour)).timestamp() * 1000)
@@ -64,9 +66,9 @@ class Intervals:
 
     def create(self, behavior: str) -> None:
         """Runs `airflow backfill create` over the days, and waits until its runs have ended."""
-        assert wait_until(lambda: self._is_created(behavior), SECONDS)
-        assert wait_until(lambda: all(run["state"] in ENDED for run in self.runs()), SECONDS), self.runs()
-        assert wait_until(self._is_complete, SECONDS)
+        assert wait_until(lambda: self._is_created(behavior), SECONDS, POLL_SECONDS)
+        assert wait_until(lambda: all(run["state"] in ENDED for run in self.runs()), SECONDS, POLL_SECONDS), self.runs()
+        assert wait_until(self._is_complete, SECONDS, POLL_SECONDS)
 
     def _is_created(self, behavior: str) -> bool:
         """Runs the command. Returns False if SQLite has refused it, because a task's request wrote at the same time."""

@@ -36,7 +36,7 @@ def run_driver(project: Project, pipeline: str, connection: str | None) -> "subp
     """Run spark_jobs/replay.py alone; `connection` is the Kafka connection as JSON."""
     environment = {**os.environ, **project.environment, **({KAFKA_CONFIG: connection} if connection else {})}
     command = [sys.executable, str(ROOT / "spark_jobs" / "replay.py"), pipeline, "--run-id=manual__1"]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=120)
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=240)
 
 
 @pytest.mark.parametrize(
@@ -128,8 +128,8 @@ def test_the_driver_ends_when_its_task_or_its_parent_is_gone(tmp_path: Path, gon
     assert task is not None
     try:
         os.kill(task.pid if gone == "task" else jvm.pid, signal.SIGKILL)
-        assert jvm.wait(20) != 0
-        assert wait_until(lambda: not driver.alive(), 20)
+        assert jvm.wait(120) != 0
+        assert wait_until(lambda: not driver.alive(), 120)
     finally:
         for process in (driver, task):
             if process.alive():

@@ -19,14 +19,14 @@ from ackline.local.processes import wait_until
 from ackline.local.saved_broker import LOOPBACK
 from ackline.testing import journal
 from ackline.testing.spark_cluster import SparkCluster, Worker
+from tests import class_data
 from tests.e2e import wire
 from tests.e2e.commands import ROOT
 
 START = datetime(2026, 1, 31, 12, tzinfo=UTC)
 SECONDS = 280.0
 """The time limit for a command; a run takes some 15 s on a quiet machine."""
-QUICK_START = {"spark.executor.extraJavaOptions": "-XX:TieredStopAtLevel=1"}
-"""Executors live too briefly here for the second compiler."""
+QUICK_START = {"spark.executor.extraJavaOptions": class_data.FIRST_COMPILER}  # their class path is none of the archive
 HANDLER = '''
 import json, os, time
 from ackline import Record

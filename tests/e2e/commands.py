@@ -25,7 +25,7 @@ def run_here(arguments: tuple[str, ...], environment: Mapping[str, str]) -> Fini
 def run_as_process(arguments: tuple[str, ...], environment: Mapping[str, str]) -> Finished:
     """Run the command as a process, with pipes and no terminal."""
     command = [str(Path(sys.executable).parent / "ackline"), *arguments]
-    return run_in_session(command, {**os.environ, **environment}, ROOT, seconds=240)
+    return run_in_session(command, {**os.environ, **environment}, ROOT, seconds=400)
 
 
 def run_in_session(command: Sequence[str], environment: Mapping[str, str], folder: Path, seconds: float) -> Finished:

@@ -63,7 +63,7 @@ def waits_for_three_workers(record: Record) -> None:
     def three() -> bool:
         return len({call.pid for call in journal.read(file) if call.topic == record.topic}) >= 3
 
-    assert wait_until(three, 120), "three processes were to share the partitions"
+    assert wait_until(three, 240), "three processes were to share the partitions"
 
 
 def even(record: Record) -> bool:
@@ -72,8 +72,10 @@ def even(record: Record) -> bool:
 
 
 def hands_on(record: Record) -> InFlight | None:
-    """Hands the record on if it orders `{"wait": FILE}`: appends offset, attempt and token to the file. With
-    `{"early": [BROKER, TOPIC]}` somebody acks it before the call ends."""
+    """Returns InFlight if the record orders `{"wait": FILE}`, and appends offset, attempt and token to the file.
+
+    With `{"early": [BROKER, TOPIC]}` it sends an ack to the topic before it returns.
+    """
     journal.handle(record)
     orders = record.value if isinstance(record.value, dict) else json.loads(record.value or b"{}")
     if not orders.get("wait"):

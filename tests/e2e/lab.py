@@ -266,7 +266,7 @@ class Lab:
         return wire.read(self.broker.bootstrap, self.dead_letter_topic)
 
     def violations(self, settled: bool = False) -> list[str]:
-        """Returns what the independent checker finds; `settled` says that nothing may be left to do."""
+        """Returns what the independent checker finds. With `settled`, unfinished work is a violation, too."""
         retry = self.pipeline.retry
         journal_file = self.folder / "journal"
         lines = (f"{c.topic}\t{c.partition}\t{c.offset}\t{c.attempt}\t{c.pid}\n" for c in self.calls())
@@ -286,7 +286,7 @@ class Lab:
         return check(sources, max_retries=max_retries, settled=settled).violations
 
     def judge(self, settled: bool = False) -> None:
-        """Fail if the checker finds a violation; `settled` says that nothing may be left to do."""
+        """Fails if the checker finds a violation. With `settled`, unfinished work is a violation, too."""
         if not settled and not DeltaTable.is_deltatable(f"{self.tables}/settlements"):  # nothing was stored before that
             assert self.name not in (self.group_commit() or (0, ""))[1]
             return

@@ -48,7 +48,7 @@ class Project:
             [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", str(self.folder), str(test)],
             {**os.environ, **self.environment, "PYTHONPATH": str(ROOT / "include")},
             self.folder,
-            seconds=120,
+            seconds=240,
         )
         assert done.returncode == 0, done.stdout + done.stderr
 

@@ -59,7 +59,7 @@ def test_a_shell_whose_time_is_up_leaves_no_process_behind(checkout: Checkout, m
 
     def time_is_up(process: "subprocess.Popen[str]", timeout: float) -> None:
         """The time is up as soon as the shell has started another process."""
-        assert wait_until(file.exists, seconds=60)
+        assert wait_until(file.exists, seconds=240)
         raise subprocess.TimeoutExpired(process.args, timeout)
 
     monkeypatch.setattr(subprocess.Popen, "communicate", time_is_up)
@@ -78,7 +78,7 @@ def confirmed(commands: str) -> str:
     return re.sub(r"^(ackline (?:retry|pause|skip|reset) [^#\n]*)", r"\1 --yes ", commands, flags=re.MULTILINE)
 
 
-@pytest.mark.timeout(600)  # it starts Spark three times, with eight other commands
+@pytest.mark.timeout(900)  # it starts Spark three times, with eight other commands
 def test_the_first_pipeline_works_word_for_word_and_shows_skip_dead_and_retries(checkout: Checkout) -> None:
     start, handler, pipeline, run, _ = steps()
     assert [block.language for block in steps()] == ["sh", "python", "yaml", "sh", "sh"]
@@ -103,7 +103,7 @@ def test_the_first_pipeline_works_word_for_word_and_shows_skip_dead_and_retries(
     assert "no exchange rate" in printed, "the reason is not masked"
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 def test_each_operator_action_of_the_readme_works_word_for_word(checkout: Checkout) -> None:
     start, handler, pipeline, _, intervene = steps()
     checkout.shell(start.text)

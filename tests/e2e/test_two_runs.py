@@ -18,7 +18,7 @@ from tests.e2e.commands import ROOT
 from tests.e2e.fixtures import MakeLab
 from tests.e2e.lab import Lab, all_of
 
-SECONDS = 120
+SECONDS = 240
 STARTING = "ackline: starting Spark …"
 STOPPED = "ackline: stopped. Nothing is lost: the next run goes on with the open turn."
 
@@ -67,7 +67,7 @@ class Command:
     def __exit__(self, *_: object) -> None:
         for process in self.processes():
             process.kill()
-        self.process.wait(30)
+        self.process.wait(SECONDS)
 
 
 @pytest.fixture
@@ -144,7 +144,7 @@ def test_ctrl_c_while_spark_starts_prints_no_traceback_and_leaves_no_process(lan
         assert not jvm or wait_until(lambda: any("java" in each.name() for each in run.processes()), SECONDS)
         run.interrupt()
         assert run.end() == 130, run.errors
-        assert wait_until(lambda: not run.processes(), 30), "a JVM is left"
+        assert wait_until(lambda: not run.processes(), SECONDS), "a JVM is left"
     assert run.errors == [STARTING, STOPPED]
 
 
@@ -153,7 +153,7 @@ def test_ctrl_c_in_the_middle_of_a_job_prints_no_traceback_and_the_next_run_goes
         assert wait_until(lambda: bool(lane.calls()), SECONDS), run.errors
         run.interrupt()
         assert run.end() == 130, run.errors
-        assert wait_until(lambda: not run.processes(), 30), "a process of Spark is left"
+        assert wait_until(lambda: not run.processes(), SECONDS), "a process of Spark is left"
     assert run.errors == [STARTING, STOPPED]
     open_gate(lane)
     with Command(lane, "run", lane.name) as second:

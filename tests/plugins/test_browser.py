@@ -13,6 +13,7 @@ import pytest
 from ackline.airflow.backfill import id_of_run
 from ackline.audit.queries import AuditFilter, audit_rows
 from ackline.backfill_arguments import lane_of
+from ackline.local.airflow_api import POLL_SECONDS
 from ackline.local.airflow_servers import USERNAME, LocalAirflow
 from ackline.local.broker import Broker
 from ackline.local.processes import wait_until
@@ -169,7 +170,7 @@ def test_an_act_is_ready_to_paste_into_the_form_of_its_dag(user: Tab, airflow: L
     assert user.problems == []
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 def test_a_backfill_is_started_from_the_page_by_its_configuration_in_the_form_of_the_dag(
     user: Tab, airflow: LocalAirflow, project: Project, broker: Broker
 ) -> None:
@@ -202,7 +203,7 @@ def test_a_backfill_is_started_from_the_page_by_its_configuration_in_the_form_of
     user.run(f"{confirm}.click()")
     user.wait_for(f"{confirm}.checked")
     user.run("document.querySelector('[data-testid=trigger-dag-submit]').click()")
-    assert wait_until(lambda: bool(airflow.runs(dag_id)), 60)
+    assert wait_until(lambda: bool(airflow.runs(dag_id)), 400, POLL_SECONDS)
     [run_id] = airflow.runs(dag_id)
     assert airflow.wait(dag_id, run_id, 400) == "success"
     criteria = AuditFilter(lane=lane_of(id_of_run(run_id)))

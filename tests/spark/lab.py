@@ -108,7 +108,7 @@ def run_script(script: str, *arguments: str, **environment: str) -> CompletedPro
     """Runs a script in a Python process of its own, and returns its output."""
     env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), **environment}
     command = [sys.executable, "-c", script, *arguments]
-    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=240, check=False)
 
 
 def _ranges(attempts: Mapping[int, int]) -> ValuedRanges[int]:

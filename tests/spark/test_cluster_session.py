@@ -1,7 +1,5 @@
 """A session on a cluster does not start unprotected."""
 
-import pytest
-
 from tests.spark.lab import run_script
 
 SCRIPT = """
@@ -14,7 +12,6 @@ except AcklineError as error:
 """
 
 
-@pytest.mark.timeout(120)
 def test_a_standalone_master_without_a_secret_is_refused_with_the_way_out() -> None:
     """No connection is tried: without the secret, Kafka's password would go over the network as it is."""
     done = run_script(SCRIPT, ACKLINE_SPARK_MASTER="spark://127.0.0.1:9", SPARK_CONF_DIR="/nowhere")

@@ -1,7 +1,5 @@
 """The session that a command or a driver opens, as a process of its own."""
 
-import pytest
-
 from tests.spark.lab import run_script
 
 SCRIPT = """
@@ -18,7 +16,6 @@ session.stop()
 """
 
 
-@pytest.mark.timeout(120)
 def test_a_session_leaves_the_handling_of_ctrl_c_as_it_was() -> None:
     """pyspark's own handler calls the JVM in the middle of another call: both then fail, or wait for ever."""
     done = run_script(SCRIPT, ACKLINE_SPARK_MASTER="local[1]")

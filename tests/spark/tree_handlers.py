@@ -1,5 +1,5 @@
-"""Handlers of the tests of tuple trees. A record's value is a JSON list of items, and an item says what to do with it:
-`do` in the steps, on the attempts that `until` allows. Each call is noted in the journal of the tests."""
+"""Handlers of the tests of tuple trees. A record's value is a JSON list of items. `do` of an item is what the steps do
+with it, on the attempts up to `until`. Each call is noted in the journal of the tests."""
 
 import json
 import os
@@ -23,20 +23,20 @@ def split(record: Record) -> Iterator[Emit]:
 
 
 def work(given: Tuple) -> Iterator[Emit]:
-    """Does what the item says, and passes it on."""
+    """Follows the item's `do`, and emits the item."""
     note(given)
     do(given.value)
     yield Emit(given.value, key=given.key)
 
 
 def end(given: Tuple) -> None:
-    """Does what the item says, and emits nothing."""
+    """Follows the item's `do`, and emits nothing."""
     note(given)
     do(given.value)
 
 
 def join(given: Sequence[Tuple]) -> Iterator[Any]:
-    """Fails and holds the items that say so, and emits how many there are."""
+    """Fails and holds the items by their `do`, and emits how many items there are."""
     for each in given:
         note(each)
         if each.value.get("do") == "hold":
@@ -55,7 +55,7 @@ def note(given: Tuple) -> None:
 
 
 def do(item: dict[str, Any]) -> None:
-    """Raises what the item says."""
+    """Follows the item's `do`: raises its error, ends the process, or returns."""
     match item.get("do"):
         case "fail":
             raise ValueError("broken")

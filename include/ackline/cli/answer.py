@@ -37,7 +37,7 @@ def fail(
     reason: Annotated[str, typer.Option("--reason", help="Why, for readers of the audit table.")] = "",
     as_json: Json = False,
 ) -> None:
-    """Fail a record that is in flight, by its token. It is tried again by the pipeline's retry policy.
+    """Fail a record that is in flight, by its token. The pipeline's retry policy applies, as after any failure.
 
     Examples: `ackline fail WzEsIm9…`, `ackline fail WzEsIm9… --reason "the supplier refused it"`
     """
@@ -49,7 +49,7 @@ def renew(
     duration: Annotated[str, typer.Argument(metavar="DURATION", help="Such as 30s or 1h.", show_default=False)],
     as_json: Json = False,
 ) -> None:
-    """Give a record that is in flight more time, by its token: so long from the run on that reads the answer.
+    """Extend the deadline of a record in flight, by its token: DURATION after the run that reads the answer.
 
     Examples: `ackline renew WzEsIm9… 10m`
     """
@@ -82,7 +82,7 @@ def _answer(texts: Sequence[str], value: str, as_json: bool) -> None:
 
 def _token(text: str) -> Token:
     token = parse_token(text.strip())
-    # Anybody can write an unsigned token, and its names choose the files that are opened to find the keys.
+    # The token is not verified yet: anyone can write one, and its names choose the files that are opened for the keys.
     if token is None or not is_pipeline_name(token.turn.pipeline) or not is_lane(token.turn.lane):
         raise ConfigError(
             "that is no token: give what `record.token` was in the handler, whole and in one piece", key="TOKEN"

@@ -96,7 +96,7 @@ def run_json(ran: RunResult, store: LedgerStore) -> dict[str, Any]:
         "outcomes": dict(ran.outcomes),
         "partitions": partitions + leaderless_json(ran.leaderless),
         "missing_topics": list(ran.missing),
-        # Only with an ack topic: zeros everywhere else would look like answers that nobody gave.
+        # Only with an ack topic: without one, zeros would read as an ack topic that got no answers.
         **({"answers": dict(ran.answers), "warnings": ran.warnings} if ran.answers is not None else {}),
     }
 

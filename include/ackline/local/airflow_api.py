@@ -19,7 +19,7 @@ from tenacity import (
 
 from ackline.errors import FatalError
 
-REQUEST_SECONDS = 30.0
+REQUEST_SECONDS = 60.0
 POLL_SECONDS = 0.5
 ENDED = ("success", "failed")
 """The states in which a run stays."""
@@ -79,7 +79,7 @@ class AirflowApi:
         alive = all(beat is not None and datetime.fromisoformat(beat) >= since for beat in heartbeats)
         return alive and health["metadatabase"]["status"] == "healthy"
 
-    def wait_for_dag(self, dag_id: str, seconds: float = 60) -> None:
+    def wait_for_dag(self, dag_id: str, seconds: float = 180) -> None:
         """Waits until Airflow has parsed the DAG. Raises FatalError with all import errors if it takes too long."""
 
         def not_yet(error: BaseException) -> bool:
@@ -95,7 +95,7 @@ class AirflowApi:
                 f"Airflow has no DAG {dag_id} after {seconds:.0f} s; import errors: {self.import_errors()}"
             ) from None
 
-    def unpause(self, dag_id: str, seconds: float = 60) -> None:
+    def unpause(self, dag_id: str, seconds: float = 180) -> None:
         """Lets Airflow schedule the DAG, after `wait_for_dag`."""
         self.wait_for_dag(dag_id, seconds)
         self.call("PATCH", f"/dags/{_quoted(dag_id)}", {"is_paused": False})

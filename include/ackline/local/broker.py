@@ -28,7 +28,7 @@ from ackline.local.saved_broker import LOOPBACK, SAVED, SavedBroker, read_saved
 from ackline.process_identity import ProcessIdentity
 from ackline.spark import jars
 
-READY_SECONDS = 60.0
+READY_SECONDS = 180.0
 STOP_SECONDS = 20.0
 SETTINGS = {
     "controller.listener.names": "CONTROLLER",

@@ -6,7 +6,7 @@ turn can exist, so no answer to it is passed over, however early it comes (S64).
 decisions n, and settlement n takes it from there.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -14,7 +14,7 @@ from ackline.answers import AckPosition
 from ackline.errors import AcklineError, ConfigError
 from ackline.kafka.cluster import TopicInfo
 from ackline.kafka.exact import Found
-from ackline.offsets import OffsetRange, TopicPartition
+from ackline.offsets import LogBounds, OffsetRange, TopicPartition
 from ackline.steps.parts import Parts
 from ackline.turns import Settlement
 
@@ -76,7 +76,10 @@ def checked_topic(parts: Parts, topic: str) -> TopicInfo:
 
 
 def unread_answers(parts: Parts, newest: Settlement) -> AnswerRange | None:
-    """Returns what the lane has not read of the ack topic; None without one. Raises as `start_position` does."""
+    """Returns the answers that the lane has not read; None if the pipeline has no ack topic.
+
+    Raises ConfigError if the topic does not exist or is compacted, TransientError if a partition has no leader.
+    """
     position = start_position(parts, newest)
     return range_to_read(parts, position) if position is not None else None
 
@@ -101,31 +104,52 @@ def range_to_read(parts: Parts, position: AckPosition) -> AnswerRange:
     # Before the bounds: what is written by now and not readable then is in or behind an open transaction.
     written = parts.cluster.written_ends(tps) if parts.pipeline.kafka.isolation == "read_committed" else {}
     logs = parts.cluster.bounds(tps)
-    known, warnings = position.next, []
-    if info.topic_id != position.topic_id:
-        known = {}
-        warnings.append(f"the ack topic {topic} was created again: answers that were not read before that are lost")
+    is_same_topic = info.topic_id == position.topic_id
+    known = position.next if is_same_topic else {}
     starts = {tp: known.get(tp.partition, 0) for tp in logs}
-    # Under read_committed an open transaction may hold the readable end below what was read before; nothing is lost.
-    behind = {tp for tp, end in written.items() if logs[tp].end < starts[tp] <= end}
+    ranges = {tp: _readable_range(log, starts[tp], written.get(tp)) for tp, log in logs.items()}
     # A truncation may have taken what was written a moment ago. Then, too, nothing times out before the next turn.
     hidden = [tp for tp, end in written.items() if end > max(logs[tp].end, starts[tp])]
-    ranges = {}
+    warnings = []
+    if not is_same_topic:
+        warnings.append(f"the ack topic {topic} was created again: answers that were not read before that are lost")
     for tp, log in logs.items():
-        start, end = starts[tp], max(log.end, starts[tp]) if tp in behind else log.end
-        if log.start > start and tp.partition in known:
-            warnings.append(f"answers [{start}, {log.start}) of the ack topic {tp} are lost: retention took them")
-        if end < start:
-            warnings.append(f"answers of the ack topic {tp} from {end} on are lost: its log was truncated from {start}")
-        ranges[tp] = OffsetRange(min(max(start, log.start), end), end)
+        warnings += _losses(tp, log, starts[tp] if tp.partition in known else None, ranges[tp].end)
     if hidden:
-        names = ", ".join(f"{tp} from {ranges[tp].end} on" for tp in hidden[:_NAMED])
-        more = f" and {len(hidden) - _NAMED} more partitions" if len(hidden) > _NAMED else ""
-        warnings.append(
-            f"an open transaction hides answers of the ack topic {names}{more}: nothing times out in this turn"
-        )
+        warnings.append(_hidden_text({tp: ranges[tp].end for tp in hidden}))
     after = AckPosition(topic, info.topic_id, {tp.partition: part.end for tp, part in ranges.items()})
     return AnswerRange(ranges, after, tuple(warnings), at, bool(hidden))
+
+
+def _readable_range(log: LogBounds, start: int, written: int | None) -> OffsetRange:
+    """Returns the offsets of a partition from `start` to its readable end, as far as the log has them.
+
+    `written` is the end of the log with open transactions; None under read_uncommitted.
+    """
+    # An open transaction may hold the readable end below what was read before. Nothing is lost then, and nothing read.
+    is_behind = written is not None and log.end < start <= written
+    end = start if is_behind else log.end
+    return OffsetRange(min(max(start, log.start), end), end)
+
+
+def _losses(tp: TopicPartition, log: LogBounds, start: int | None, end: int) -> Iterator[str]:
+    """Yields what the log of a partition has lost of the answers from `start` on; `end` is the end of what is read.
+
+    A partition that was not read before has the `start` None, and has lost nothing.
+    """
+    if start is None:
+        return
+    if log.start > start:
+        yield f"answers [{start}, {log.start}) of the ack topic {tp} are lost: retention took them"
+    if end < start:
+        yield f"answers of the ack topic {tp} from {end} on are lost: its log was truncated from {start}"
+
+
+def _hidden_text(ends: Mapping[TopicPartition, int]) -> str:
+    """Returns the warning about open transactions, given the end of what is readable in each such partition."""
+    names = ", ".join(f"{tp} from {end} on" for tp, end in list(ends.items())[:_NAMED])
+    more = f" and {len(ends) - _NAMED} more partitions" if len(ends) > _NAMED else ""
+    return f"an open transaction hides answers of the ack topic {names}{more}: nothing times out in this turn"
 
 
 def read_answers(parts: Parts, wanted: AnswerRange) -> Iterator[tuple[bytes | None, bytes | None]]:

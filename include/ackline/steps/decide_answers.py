@@ -115,7 +115,7 @@ class _Judge:
         """Applies an answer, or counts why it is ignored."""
         token = parse_token((key or b"").decode("ascii", "replace"))
         obstacle = Ignored.MALFORMED if token is None else self._obstacle(token)
-        # The value only then: who has no token makes nobody parse it.
+        # Parsed only for a valid token: without the key, a client cannot make settle parse its values.
         answer = parse_answer(value) if obstacle is None else None
         if token is None or answer is None:
             self.counts[obstacle or Ignored.MALFORMED] += 1

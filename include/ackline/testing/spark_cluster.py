@@ -20,7 +20,7 @@ from ackline.local.ports import free_ports
 from ackline.local.processes import Server, start, wait_until
 from ackline.local.saved_broker import LOOPBACK
 
-READY_SECONDS = 60.0
+READY_SECONDS = 180.0
 _SPARK_CLASS = "spark-class"
 """pyspark's script, beside the interpreter."""
 _NAMESPACES = ["unshare", "--mount", "--net", "--uts", "--pid", "--fork", "--kill-child", "--mount-proc"]

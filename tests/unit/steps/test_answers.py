@@ -1,4 +1,4 @@
-"""Records in flight: answers from outside, deadlines, and what ends an attempt. On tables and a broker in memory."""
+"""Which answer for a record in flight counts, and when an attempt times out. On tables and a broker in memory."""
 
 import base64
 from dataclasses import replace
@@ -7,38 +7,13 @@ from datetime import timedelta
 import pytest
 
 from ackline.answers import Answer, parse_answer
-from ackline.errors import ConfigError, RetentionPassed, TooFarBehind
 from ackline.ledger import PendingKind
-from ackline.offsets import OffsetRange, TopicPartition
-from ackline.outcome import ErrorClass, Outcome
-from ackline.planning import IN_FLIGHT, IN_FLIGHT_FULL
-from ackline.setting_warnings import TopicPolicy
+from ackline.offsets import TopicPartition
+from ackline.outcome import ErrorClass
 from ackline.steps import decide_answers
-from ackline.steps.answer import send_answer
 from ackline.steps.replay import job_of
 from ackline.token import parse_token
-from ackline.turns import TurnKind
-from tests.memory_answers import ACKS, NOON, OK, TP, WAITS, AnsweredLane
-from tests.memory_backfill import MemoryBackfill
-from tests.memory_lane import DEAD
-
-
-def in_flight(lane: AnsweredLane) -> int:
-    return lane.state().pending_by_kind()[PendingKind.IN_FLIGHT]
-
-
-def test_a_record_in_flight_holds_the_floor_until_it_is_acked() -> None:
-    lane = AnsweredLane(OK, WAITS, OK)
-    lane.run()
-    assert (lane.floor(), lane.committed(), lane.state().next_due) == (1, 1, NOON + timedelta(seconds=10))
-    lane.at(5).run()
-    assert (lane.floor(), lane.offsets()) == (1, [0, 1, 2])
-    assert lane.newest().turn.n == 2
-    lane.answer(1)
-    lane.at(9).run()
-    assert (lane.floor(), lane.committed(), lane.state().next_due) == (3, 3, None)
-    assert lane.outcomes() == [(0, 1, "acked"), (1, 1, "in_flight"), (1, 1, "acked"), (2, 1, "acked")]
-    assert lane.offsets() == [0, 1, 2]
+from tests.memory_answers import NOON, OK, TP, WAITS, AnsweredLane, in_flight
 
 
 def test_s64_an_answer_before_the_outcomes_are_stored_counts() -> None:
@@ -184,23 +159,6 @@ def test_i6_the_letter_of_an_attempt_that_an_answer_fails_is_sent_by_the_next_tu
     assert lane.floor() == 1
 
 
-def test_i11_a_repeated_settle_takes_the_end_of_the_answers_from_the_stored_decisions() -> None:
-    lane = AnsweredLane(WAITS, WAITS)
-    lane.run()
-    lane.answer(0)
-    lane.plan()
-    lane.replay()
-    lane.strike("decisions", lambda: (_ for _ in ()).throw(KeyboardInterrupt()), "after")
-    with pytest.raises(KeyboardInterrupt):
-        lane.settle()
-    lane.answer(1)
-    lane.at(60)
-    lane.settle()
-    assert (lane.next_answer(), in_flight(lane), lane.answered()) == (1, 1, {"acked": 1})
-    lane.run()
-    assert (lane.floor(), lane.next_answer()) == (2, 2)
-
-
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("operation", ["plan", "outcomes", "decisions", "settlement", "commit"])
 def test_s69_a_run_killed_at_any_write_leaves_one_outcome_a_record(operation: str, when: str) -> None:
@@ -225,175 +183,6 @@ def test_s69_a_run_killed_at_any_write_leaves_one_outcome_a_record(operation: st
     assert (lane.floor(), lane.committed()) == (3, 3)
 
 
-def test_a_run_with_nothing_but_answers_to_read_starts_no_spark() -> None:
-    lane = AnsweredLane(WAITS)
-    lane.run()
-    lane.answer(0)
-
-    def refuse(*_: object) -> None:
-        raise AssertionError("a Spark job")
-
-    ran = lane.run(lane.parts(run_job=refuse))
-    assert (ran.calls, ran.outcomes, lane.floor()) == (0, {"acked": 1}, 1)
-    assert ran.plans[0].partitions[TP].why == IN_FLIGHT
-
-
-def test_in_flight_max_bounds_fresh_reads() -> None:
-    lane = AnsweredLane(*[WAITS] * 5, in_flight={"max": 2})
-    assert lane.run().plans[0].partitions[TP].fresh == OffsetRange(0, 2)
-    assert lane.run().plans[0].partitions[TP].why == IN_FLIGHT_FULL
-    lane.answer(0)
-    lane.run()
-    lane.run()
-    assert (in_flight(lane), lane.state().complete_to) == (2, 3)
-
-
-def test_the_ack_topic_created_again_is_named_and_read_from_its_start(caplog: pytest.LogCaptureFixture) -> None:
-    lane = AnsweredLane(WAITS)
-    lane.answer_with("x", "ack")
-    lane.run()
-    lane.create("acks")
-    lane.answer(0)
-    ran = lane.run()
-    assert (lane.floor(), lane.next_answer()) == (1, 1)
-    assert "the ack topic acks was created again" in ran.warnings[0]
-    assert "the ack topic acks was created again" in caplog.text
-
-
-def test_answers_that_retention_took_are_named_with_their_range_and_the_lane_goes_on() -> None:
-    lane = AnsweredLane(WAITS)
-    lane.run()
-    lane.answer(0, times=3)
-    lane.log(ACKS).expire(2)
-    ran = lane.run()
-    assert ran.warnings == ["answers [0, 2) of the ack topic acks[0] are lost: retention took them"]
-    assert (lane.floor(), lane.next_answer(), lane.answered()) == (1, 3, {"acked": 1})
-
-
-def test_an_ack_topic_whose_log_was_truncated_is_named() -> None:
-    lane = AnsweredLane(WAITS)
-    lane.run()
-    lane.answer_with("x", "ack")
-    lane.answer_with("x", "ack")
-    lane.run()
-    lane.log(ACKS).elect(1)
-    ran = lane.run()
-    assert ran.warnings == ["answers of the ack topic acks[0] from 1 on are lost: its log was truncated from 2"]
-    lane.answer(0)
-    lane.run()
-    assert lane.floor() == 1
-
-
-def test_an_ack_topic_that_is_missing_or_compacted_is_refused_before_anything_is_planned(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    lane = AnsweredLane(WAITS)
-    lane.world.delete_topic("acks")
-    lane.run_fails(ConfigError, r"the ack topic acks of pipeline lane does not exist")
-    lane.create("acks")
-    parts = lane.parts()
-    monkeypatch.setattr(type(parts.cluster), "policies", lambda *_: {"acks": TopicPolicy(None, True)})
-    lane.run_fails(ConfigError, r"is compacted")
-    assert lane.world.tables.plans == {}
-
-
-def test_the_ack_topic_may_change_only_while_nothing_is_in_flight() -> None:
-    lane = AnsweredLane(WAITS)
-    lane.run()
-    lane.create("others")
-    lane.settings["ack_topic"] = "others"
-    assert lane.run_fails(ConfigError, "ack_topic was changed from acks to others").__class__ is ConfigError
-    lane.settings["ack_topic"] = "acks"
-    lane.answer(0)
-    lane.run()
-    lane.settings["ack_topic"] = "others"
-    lane.produce(WAITS)
-    lane.run()
-    lane.log(TopicPartition("others", 0)).append(b"ack", NOON, key=lane.tokens[1, 1].encode())
-    lane.run()
-    assert lane.floor() == 2
-
-
-def test_a_skip_ends_the_attempt_and_later_answers_are_stale() -> None:
-    lane = AnsweredLane(WAITS, OK)
-    lane.run()
-    lane.perform(TurnKind.SKIP, {TP: 1})
-    assert (in_flight(lane), lane.floor()) == (0, 2)
-    lane.answer(0)
-    lane.run()
-    assert lane.answered() == {"stale": 1}
-
-
-def test_a_reset_ends_the_attempt_and_later_answers_are_stale() -> None:
-    lane = AnsweredLane(WAITS)
-    lane.run()
-    old = lane.tokens[0, 1]
-    lane.perform(TurnKind.RESET, {TP: 0})
-    lane.run()
-    assert (in_flight(lane), lane.newest().turn.epoch) == (1, 1)
-    lane.answer_with(old, "ack")
-    lane.run()
-    assert (in_flight(lane), lane.answered()) == (1, {"stale": 1})
-    lane.answer(0)
-    lane.run()
-    assert lane.floor() == 1
-
-
-def test_a_retry_changes_nothing_of_what_is_in_flight_and_a_paused_partition_takes_answers() -> None:
-    lane = AnsweredLane(WAITS, b'{"fail": 1}', retry={"initial_delay": "1h"})
-    lane.run()
-    lane.perform(TurnKind.RETRY, whole=True)
-    lane.perform(TurnKind.PAUSE)
-    lane.answer(0)
-    lane.run()
-    assert lane.pending() == [(1, 2)]
-
-
-def test_a_void_turn_gives_its_answers_back_and_its_tokens_are_stale() -> None:
-    lane = AnsweredLane(WAITS, breaker={"failure_ratio": 0.5, "min_records": 2})
-    lane.run()
-    lane.produce(WAITS, b'{"fail": 1}', b'{"fail": 1}', b'{"fail": 1}')
-    lane.answer(0)
-    with pytest.raises(Exception, match="too many failures"):
-        lane.run()
-    void = lane.tokens[1, 1]
-    assert (lane.next_answer(), in_flight(lane)) == (0, 1)
-    lane.settings.pop("breaker")
-    lane.answer_with(void, "ack")
-    lane.run()
-    assert (lane.floor(), in_flight(lane), lane.answered()) == (1, 1, {"acked": 1, "stale": 1})
-
-
-def test_a_backfill_lane_reads_its_own_answers_and_leaves_those_of_the_live_lane_alone() -> None:
-    live = AnsweredLane(WAITS, WAITS)
-    live.run()
-    of_live = dict(live.tokens)
-    lane = MemoryBackfill(live, "b", "orders")
-    account = lane.run()
-    assert (account.pending["in_flight"], account.next_due) == (2, NOON + timedelta(seconds=10))
-    assert lane.run() == account, "nothing is overdue, and there is no answer: no turn is taken"
-    live.answer_with(of_live[0, 1], "ack")
-    live.answer(1)
-    account = lane.run()
-    assert (account.pending["in_flight"], account.outcomes) == (1, {"acked": 1})
-    assert live.floor() == 0
-    live.run()
-    assert live.floor() == 1
-    live.at(11)
-    account = lane.run()
-    assert (account.pending["retry"] + account.pending["in_flight"], account.balanced) == (1, True)
-    live.answer(0, attempt=max(attempt for offset, attempt in live.tokens if offset == 0))
-    assert lane.run().settled
-
-
-def test_a_cancelled_backfill_ends_what_is_in_flight() -> None:
-    live = AnsweredLane(WAITS)
-    lane = MemoryBackfill(live, "b", "orders")
-    lane.run()
-    assert lane.cancel().outcomes == {"skipped": 1}
-    assert lane.ended() == {0: "skipped"}
-
-
 def test_a_key_behind_a_new_one_still_verifies_its_tokens_and_a_removed_one_does_not() -> None:
     lane = AnsweredLane(WAITS, WAITS)
     lane.run()
@@ -404,23 +193,6 @@ def test_a_key_behind_a_new_one_still_verifies_its_tokens_and_a_removed_one_does
     lane.answer(1)
     lane.run(lane.parts(token_keys=(b"a new key of the tests",)))
     assert (lane.floor(), lane.answered()) == (1, {"acked": 1, "unsigned": 1})
-
-
-def test_a_process_that_settles_late_after_another_one_reads_no_answer_twice() -> None:
-    lane = AnsweredLane(WAITS, WAITS)
-    lane.run()
-    lane.plan_and_replay()
-    lane.answer(0)
-
-    def other_settles() -> None:
-        lane.settle(lane.parts("other"))
-        lane.answer(1)
-
-    lane.strike("decisions", other_settles, "before")
-    lane.settle(lane.parts("late"))
-    assert (lane.next_answer(), in_flight(lane), lane.answered()) == (1, 1, {"acked": 1})
-    lane.run()
-    assert (lane.floor(), lane.answered()) == (2, {"acked": 2})
 
 
 def test_s69_the_value_of_an_answer_without_a_signed_token_is_not_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -456,141 +228,3 @@ def test_a_token_is_signed_with_the_topic_id_of_its_partition_beside_a_parked_on
     token = parse_token(signer.token(*TP, 0, 1))
     assert token is not None
     assert token.is_signed(parts.token_keys or (), parts.store.ledger_id(), plan.partitions[TP].topic_id)
-
-
-def test_an_open_transaction_in_the_ack_topic_hides_answers_so_nothing_times_out() -> None:
-    lane = AnsweredLane(WAITS, WAITS)
-    lane.run()
-    lane.answer(0)
-    lane.log(ACKS).append(b"ack", lane.world.now, key=b"of another producer", open_=True)
-    lane.answer(1)
-    ran = lane.at(11).run()
-    assert ran.warnings == [
-        "an open transaction hides answers of the ack topic acks[0] from 1 on: nothing times out in this turn"
-    ]
-    assert (lane.floor(), in_flight(lane), lane.answered()) == (1, 1, {"acked": 1})
-    lane.log(ACKS).end_transaction(commit=False)
-    assert lane.at(12).run().warnings == []
-    assert (lane.floor(), lane.answered()) == (2, {"acked": 2})
-
-
-def test_an_answer_that_comes_after_the_range_was_determined_is_not_overtaken_by_its_deadline() -> None:
-    lane = AnsweredLane(WAITS, DEAD)
-    lane.plan_and_replay()
-
-    def others_wait() -> None:
-        lane.answer(0)
-        lane.at(11)
-
-    lane.at(9).strike("letter", others_wait)
-    lane.settle()
-    assert in_flight(lane) == 1
-    lane.run()
-    assert (lane.floor(), lane.answered()) == (2, {"acked": 1})
-
-
-def test_i6_a_settle_that_cannot_read_the_ack_topic_sends_no_letter() -> None:
-    lane = AnsweredLane(WAITS, DEAD)
-    lane.plan_and_replay()
-    lane.world.delete_topic("acks")
-    for _ in range(2):
-        with pytest.raises(ConfigError, match="does not exist any more"):
-            lane.settle()
-    lane.create("acks")
-    del lane.settings["ack_topic"], lane.settings["in_flight"]
-    with pytest.raises(ConfigError, match="ack_topic was removed"):
-        lane.settle()
-    assert lane.letters() == []
-    lane.settings["ack_topic"] = "acks"
-    lane.settle()
-    assert len(lane.letters()) == 1
-
-
-def test_a_backfill_takes_no_turn_for_what_is_overdue_while_answers_are_hidden() -> None:
-    live = AnsweredLane(WAITS)
-    lane = MemoryBackfill(live, "b", "orders")
-    lane.run()
-    live.log(ACKS).append(b"ack", NOON, key=b"of another producer", open_=True)
-    live.at(11)
-    turns = len(live.world.tables.plans)
-    assert (lane.run().pending["in_flight"], len(live.world.tables.plans)) == (1, turns)
-    live.log(ACKS).end_transaction(commit=False)
-    assert lane.run().pending["in_flight"] == 1  # the second attempt
-    assert live.offsets() == [0, 0]
-
-
-@pytest.mark.parametrize("topic", [None, "others"])
-def test_an_open_plan_is_not_handed_out_without_its_ack_topic(topic: str | None) -> None:
-    lane = AnsweredLane(WAITS, in_flight={"timeout": "10s"})
-    lane.create("others")
-    lane.plan()
-    block = lane.settings.pop("in_flight")
-    lane.settings["ack_topic"] = topic
-    with pytest.raises(ConfigError, match=f"ack_topic was changed from acks to {topic} while") as refused:
-        lane.replay()
-    assert (refused.value.key, lane.calls()) == ("ack_topic", [])
-    lane.settings |= {"ack_topic": "acks", "in_flight": block}
-    lane.replay()
-    lane.settle()
-    assert in_flight(lane) == 1
-
-
-@pytest.mark.parametrize("is_open", [False, True])
-def test_an_answer_is_not_sent_to_a_topic_that_the_lane_does_not_read(is_open: bool) -> None:
-    lane = AnsweredLane(WAITS)
-    lane.run()
-    if is_open:
-        lane.plan()
-    lane.create("others")
-    token = parse_token(lane.tokens[0, 1])
-    assert token is not None
-    lane.settings["ack_topic"] = "others"
-    with pytest.raises(ConfigError, match=r"reads its answers in acks, .*put acks back"):
-        send_answer(lane.parts(), [token], "ack")
-    assert lane.log(TopicPartition("others", 0)).end == 0
-    lane.settings["ack_topic"] = "acks"
-    assert send_answer(lane.parts(), [token], "ack") == "acks"
-
-
-def test_a_record_in_flight_that_retention_took_counts_as_expired_only_once_it_is_to_be_retried() -> None:
-    lane = AnsweredLane(WAITS, WAITS, OK, on_expired="fail")
-    lane.run()
-    lane.log().expire(2)
-    lane.answer(0)
-    lane.run()
-    assert (lane.floor(), in_flight(lane)) == (1, 1)
-    lane.at(11).run()
-    lane.run_fails(RetentionPassed, r"orders\[0\] \[1, 2\)")
-
-
-@pytest.mark.parametrize("policy", ["fail", "skip"])
-def test_a_record_in_flight_is_not_too_far_behind_and_its_answer_is_read(policy: str) -> None:
-    lane = AnsweredLane(WAITS, *[OK] * 9)
-    lane.run()
-    lane.settings["max_offset_behind"] = {"offsets": 5, "policy": policy}
-    lane.run()
-    assert (in_flight(lane), lane.floor(), TurnKind.SKIP in lane.kinds()) == (1, 0, False)
-    lane.answer(0)
-    lane.run()
-    assert (lane.floor(), lane.answered()) == (10, {"acked": 1})
-
-
-def test_a_skip_of_what_is_too_far_behind_ends_below_the_first_record_in_flight() -> None:
-    lane = AnsweredLane(b'{"fail": -1}', OK, WAITS, OK, retry={"initial_delay": "1h"})
-    lane.run()
-    lane.produce(*[OK] * 10)
-    lane.settings["max_offset_behind"] = {"offsets": 5, "policy": "skip"}
-    lane.run()
-    assert (lane.ranges(Outcome.SKIPPED), lane.floor(), in_flight(lane)) == ([(0, 1)], 2, 1)
-    lane.answer(2)
-    lane.run()
-    assert lane.floor() == 14
-
-
-def test_what_is_unread_behind_a_record_in_flight_may_still_be_too_far_behind() -> None:
-    lane = AnsweredLane(WAITS, OK, timeout="none")
-    lane.run()
-    lane.produce(*[OK] * 10)
-    lane.settings["max_offset_behind"] = {"offsets": 5, "policy": "fail"}
-    error = lane.run_fails(TooFarBehind, r"the first offset that is not in flight, 2 is 10 offsets behind")
-    assert error.offset == 2

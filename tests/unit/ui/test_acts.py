@@ -54,7 +54,7 @@ def test_the_form_of_the_dag_takes_the_configuration_of_each_act() -> None:
     for act in operated:
         assert act.dag_url is not None
         params = ParamsDict(operate_params())
-        params.update(json.loads(act.conf) | {"reason": "as the runbook says"})
+        params.update(json.loads(act.conf) | {"reason": "as in the runbook"})
         params.validate()
         assert set(json.loads(act.conf)) <= set(operate_params())
         check_params(dict(params))

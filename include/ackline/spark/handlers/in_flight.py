@@ -16,14 +16,14 @@ _timeout: timedelta | None = None
 
 
 def use_in_flight_settings(settings: ReplaySettings) -> None:
-    """Lets the handlers of this process hand records on as these settings allow it, and makes their tokens."""
+    """Sets whether handlers of this process may return InFlight, its default timeout, and the signer of tokens."""
     global _allowed, _timeout
     _allowed, _timeout = settings.tokens is not None, settings.in_flight_timeout
     sign_tokens_with(settings.tokens.token if settings.tokens is not None else None)
 
 
 def in_flight_outcome(answer: InFlight, row: int, handled_at: int) -> RowOutcome:
-    """Returns the outcome of a row that is in flight from `handled_at` on.
+    """Returns the outcome of a row that is in flight from `handled_at` on, in microseconds since 1970.
 
     Raises InvalidOutcome if the pipeline has no ack topic, and for a timeout that is no time above zero.
     """

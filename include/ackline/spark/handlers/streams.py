@@ -86,8 +86,11 @@ class _Route:
 
 
 class Streams(Router):
-    """The streams of a translation, with their functions imported; `emits` says whether there are steps that take what
-    handlers emit, and `in_flight` whether handlers may hand records on. Raises what `load_functions` raises."""
+    """The streams of a translation, with their functions imported.
+
+    `emits` is True if steps take what handlers emit, `in_flight` if handlers may return InFlight. Raises what
+    `load_functions` raises.
+    """
 
     def __init__(self, translation: Translation, *, emits: bool = False, in_flight: bool = False) -> None:
         self._registry = registry = Registry(dict(translation.registry)) if translation.needs_registry else None

@@ -65,7 +65,7 @@ def store_roots(settings: TaskSettings) -> Callable[[Batches], Batches]:
 
 
 class AckerRun(TaskRun):
-    """One task of the acker."""
+    """One task of the acker: it decides and stores the outcomes of the roots that it is given."""
 
     _decided = 0
 
@@ -73,7 +73,10 @@ class AckerRun(TaskRun):
         return None
 
     def store(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-        """Stores the outcomes of roots. Yields the manifests of other tasks, which travel with the events."""
+        """Stores the outcomes of roots. Yields the manifests of other tasks, which travel with the events.
+
+        Raises FatalError if a root has no event of its own record, or several.
+        """
         tps = batch.column("tp").to_numpy()
         for note in batch.column("note").filter(pa.array(tps == MANIFEST)).to_pylist():
             yield from read_manifest(note)

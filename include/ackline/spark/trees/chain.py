@@ -17,7 +17,8 @@ _ADAPTIVE = "spark.sql.adaptive.enabled"
 
 _FEW_RECORDS = 5_000
 _MANY_RECORDS = 50_000
-"""Up to the first number one task takes all, and from the second on each task takes so many records' tuples."""
+"""A task takes the tuples of _FEW_RECORDS records, or of more once each core has a task, but of at most
+_MANY_RECORDS."""
 
 
 @contextmanager
@@ -36,7 +37,7 @@ def one_job(spark: SparkSession) -> Iterator[None]:
 
 
 def tasks_of_chain(records: int, cores: int) -> int:
-    """Returns into how many parts an exchange divides the tuples of so many records."""
+    """Returns into how many parts an exchange divides the tuples of `records` records, on `cores` cores."""
     return max(1, min(cores, -(-records // _FEW_RECORDS)), -(-records // _MANY_RECORDS))
 
 

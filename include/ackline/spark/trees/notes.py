@@ -19,7 +19,7 @@ _DEAD, _FAILED, _SKIPPED = 0, 1, 3
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """What one call made of its tuple, if not an ack."""
+    """Why a call did not ack its tuple. `step` is the number of the step; -1 is the handler of the record."""
 
     step: int
     outcome: Outcome
@@ -42,7 +42,7 @@ def note_of(step: int, edge: int, outcome: RowOutcome) -> bytes:
 
 
 def read_note(note: bytes) -> Note:
-    """Returns what `note_of` has packed."""
+    """Returns the note that `note_of` has encoded."""
     _, number, _ = _ORDER.unpack_from(note)
     outcome, error_class, message = pickle.loads(note[_ORDER.size :])
     return Note(number - 1, Outcome(outcome), error_class, message)
@@ -61,8 +61,8 @@ def outcome_of_root(
     complete = not xor and holder is None
     if worst is None:
         return None if complete else _unacked(holder, open_tuples, topology, time)
-    # A tuple that nobody acked is a failure of the step that holds it. Of two failures that of the first step counts;
-    # dead is worse than any, and a skip is not as bad.
+    # A tuple without an ack is a failure of the step that holds it. Of two failures the one of the first step counts.
+    # Dead outranks every failure, and every failure outranks a skip.
     comes_first = holder is None or worst.step <= holder
     if complete or (worst.failed and (comes_first or worst.error_class == ErrorClass.DEAD)):
         return _outcome_of_note(worst, acked, topology, time)

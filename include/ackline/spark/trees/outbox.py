@@ -16,7 +16,7 @@ _MAX_BYTES = 16 << 20
 
 
 class Outbox:
-    """Rows of one task that are not sent yet. `trees` counts the trees that it has begun for the acker."""
+    """Rows of one task that are not sent yet. `trees` counts the trees whose first event the task has added."""
 
     def __init__(self, steps: int) -> None:
         self._format = RowFormat(steps)
@@ -30,7 +30,7 @@ class Outbox:
         self.trees += event.sources
 
     def add_tuples(self, calls: TreeCalls) -> None:
-        """Takes the tuples that calls have emitted."""
+        """Moves the tuples that `calls` has emitted into the outbox."""
         if not len(self._tuples):
             self._tuples, calls.rows = calls.rows, TupleRows()
         elif len(calls.rows):
@@ -100,6 +100,6 @@ class Outbox:
 
 
 def read_manifest(content: bytes) -> Iterator[pa.RecordBatch]:
-    """Yields the manifest of a row of `Outbox.manifest`."""
+    """Yields the manifest that `Outbox.manifest` has encoded."""
     with pa.ipc.open_stream(content) as stream:
         yield from stream

@@ -40,7 +40,7 @@ def pack(value: Any) -> bytes:
 
 
 def unpack(data: bytes) -> Any:
-    """Returns the value of `pack`. The bytes come from another task of the same job."""
+    """Returns the value that `pack` has encoded. Only for bytes of the same job: unpickling may run any code."""
     return pickle.loads(data)
 
 

@@ -1,9 +1,9 @@
 """The rows that travel from step to step and to the acker. One schema serves all three kinds.
 
 - A tuple has a `step`, the number of the step that it is addressed to.
-- An event says what one task did for one root, that is for one attempt at a record: `xor` is the XOR of all edges that
-  the task closed or created, `open_N` is how many tuples it sent to step N less those it closed there, and `acked_N`
-  how many succeeded there. A root is complete when the XOR of its events is 0, and each sum of `open_N` is.
+- An event records what one task did for one root, that is for one attempt at a record: `xor` is the XOR of all edges
+  that the task closed or created, `open_N` is how many tuples it sent to step N less those it closed there, and
+  `acked_N` how many succeeded there. A root is complete when the XOR of its events is 0, and each sum of `open_N` is.
 - A manifest is what a task did in all; it has the `tp` MANIFEST, and a place of its own, so that it stays apart.
 
 `route` is what Spark partitions rows by: the key's hash for a tuple, the block of offsets for an event.
@@ -75,7 +75,12 @@ class RowFormat:
 
 
 class Event:
-    """What one task did for one root. `by` is the step of the first call, -1 for the source."""
+    """What one task did for one root, which is one attempt at a record.
+
+    `xor` is the XOR of all edges that the task created or closed. By the number of the step, `open` counts the tuples
+    that it sent there less those that it closed there, and `acked` those that it acked. `sources` is 1 in the event of
+    the record's own call. `by` is the step of the first call, -1 for the source, and `edge` the edge of its tuple.
+    """
 
     __slots__ = ("acked", "by", "edge", "key_hash", "note", "open", "sources", "timestamp", "xor")
 
@@ -111,6 +116,7 @@ class TupleRows:
     keys: list[bytes] = field(default_factory=list)
     payloads: list[bytes] = field(default_factory=list)
     size: int = 0
+    """About how many bytes they take."""
 
     def add(self, step: int, edges: Edges, key: bytes, payload: bytes) -> None:
         """Adds a tuple that is addressed to `step`."""
@@ -122,7 +128,7 @@ class TupleRows:
         self.size += len(payload) + len(key) + 100 * max(1, len(edges))
 
     def extend(self, other: "TupleRows") -> None:
-        """Adds the tuples of another list."""
+        """Adds all tuples of `other`."""
         self.steps += other.steps
         self.routes += other.routes
         self.edges += other.edges
@@ -131,7 +137,7 @@ class TupleRows:
         self.size += other.size
 
     def slice(self, start: int, end: int) -> "TupleRows":
-        """Returns the tuples from `start` to `end`."""
+        """Returns the tuples at the places `[start, end)`. Their `size` is not counted."""
         return TupleRows(
             self.steps[start:end],
             self.routes[start:end],

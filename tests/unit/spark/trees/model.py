@@ -1,7 +1,7 @@
 """A naive model of tuple trees: it follows each tuple and notes by itself what that means for its records.
 
-The handlers follow orders: the value of each tuple says, for each step that gets it, what the step does with it. So the
-handlers of the code under test and this model do the same, and share nothing else.
+The handlers follow orders: the value of each tuple determines, for each step that gets it, what the step does with it.
+So the handlers of the code under test and this model do the same, and share nothing else.
 """
 
 from collections import defaultdict
@@ -37,7 +37,7 @@ def order_of(value: str, step: str, words: Sequence[str]) -> tuple[str, list[Ite
 
 
 def act(word: str) -> None:
-    """Raises what the word says."""
+    """Raises the error of the word: fail, skip or dead. Returns for any other word."""
     if word == "fail":
         raise ValueError("broken")
     if word == "skip":
@@ -137,7 +137,7 @@ class Model:
         fails = any(word == "fail all" for (word, _), _ in orders)
         first = min(items, key=lambda item: item[1])[3]
         for (word, emitted), of in orders:
-            if fails or word != "ack":  # a tuple that is held is one that nobody acked
+            if fails or word != "ack":  # a held tuple counts as failed: its step did not ack it
                 self._note(of, step.number, "fail")
             for item in () if fails else emitted:
                 self._emit(step.name, step.number, item, of | first)
