@@ -197,10 +197,15 @@ def test_outputs_without_steps_go_to_a_table_and_to_a_topic(lab: MakeLab) -> Non
     lane = lab(handler=f"{HANDLERS}:split", outputs=[{"from": "source.counts", "table": "counts"}], partitions=2)
     lane.journalled = False
     topic = f"{lane.topic}-items"
-    lane.broker.create_topic(topic, 1)
     lane.configure(outputs=[*lane.settings["outputs"], {"from": "source.items", "topic": topic}])
     lane.produce(order(0, item("a"), item("b")))
     lane.produce(order(1), partition=1)
+    with pytest.raises(ConfigError, match=f"the output topic {topic} of pipeline {lane.name} does not exist"):
+        lane.run()
+    assert lane.ackline("doctor", lane.name).returncode == 1
+    lane.broker.create_topic(topic, 1)
+    doctor = " ".join(lane.ackline("doctor", lane.name).stdout.split())
+    assert f"outputs: table counts (columns of the first rows); topic {topic}" in doctor
     lane.run()
     assert [(row["_partition"], row["items"]) for row in rows_of(lane, "counts")] == [(0, 2), (1, 0)]
     messages = wire.read(lane.broker.bootstrap, topic)

@@ -26,6 +26,7 @@ from ackline.pipeline import Pipeline
 from ackline.pipeline_folder import load_folder
 from ackline.scrub import scrub_address
 from ackline.steps.ack_topic import checked_topic
+from ackline.steps.outputs import check_outputs
 from ackline.steps.parts import Parts, new_run_id, open_parts
 from ackline.steps.topic_warnings import topic_warnings
 from ackline.stream_functions import load_functions, load_step
@@ -165,6 +166,8 @@ def _broker(pipeline: Pipeline) -> Iterator[Check]:
                 yield Check(f"topic {topic}", waits or (found is not None and not gone), detail)
             if pipeline.ack_topic in topics:
                 yield _check("ack topic", partial(_ack_topic, parts, str(pipeline.ack_topic)))
+            if pipeline.outputs:
+                yield _check("outputs", partial(check_outputs, parts))
             yield from _warnings(parts, wanted)
             members = parts.group.members()
             detail = f"live members: {', '.join(members)}; nothing can be committed" if members else "no live members"

@@ -27,6 +27,17 @@ _STAGING = ".staging"
 _MANIFEST = "execution-"
 
 
+def check_outputs(parts: Parts) -> str:
+    """Returns what the outputs of a pipeline are, for `ackline doctor`. Raises what `output_targets` raises."""
+    _check_topics(parts)
+    texts = []
+    for output in _outputs(parts):
+        columns = None if output.table is None else _columns(parts, output)
+        known = f"columns {', '.join(columns)}" if columns else "columns of the first rows"
+        texts.append(f"topic {output.topic}" if output.table is None else f"table {output.table} ({known})")
+    return "; ".join(texts)
+
+
 def output_targets(parts: Parts, plan: Plan) -> "OutputTargets | None":
     """Returns where the tasks of a turn write what goes to outputs; None without outputs.
 
@@ -40,22 +51,29 @@ def output_targets(parts: Parts, plan: Plan) -> "OutputTargets | None":
     outputs = _outputs(parts)
     if not outputs:
         return None
-    wanted = sorted({output.topic for output in outputs if output.topic is not None})
-    missing = [topic for topic in wanted if topic not in parts.cluster.topics(wanted)] if wanted else []
-    if missing:
-        raise ConfigError(
-            f"the output topic {missing[0]} of pipeline {parts.pipeline.name} does not exist; create it, or remove the "
-            f"output. Nothing was handled",
-            key="outputs",
-        )
+    has_topics = _check_topics(parts)
     columns = {output.number: _columns(parts, output) for output in outputs if output.table is not None}
     return OutputTargets(
         plan.turn,
         _staging_folder(parts, plan.turn),
         _staging_root(parts),
         {number: known for number, known in columns.items() if known is not None},
-        inlined_certificates({name: str(value) for name, value in parts.kafka.items()}) if wanted else {},
+        inlined_certificates({name: str(value) for name, value in parts.kafka.items()}) if has_topics else {},
     )
+
+
+def _check_topics(parts: Parts) -> bool:
+    """Returns whether the pipeline has output topics. Raises ConfigError if one does not exist."""
+    wanted = sorted({output.topic for output in _outputs(parts) if output.topic is not None})
+    existing = parts.cluster.topics(wanted) if wanted else {}
+    for topic in wanted:
+        if topic not in existing:
+            raise ConfigError(
+                f"the output topic {topic} of pipeline {parts.pipeline.name} does not exist; create it, or remove the "
+                f"output. Nothing was handled",
+                key="outputs",
+            )
+    return bool(wanted)
 
 
 def _outputs(parts: Parts) -> tuple[Output, ...]:
@@ -144,13 +162,12 @@ def publish_settled(parts: Parts, newest: Settlement | None) -> None:
     outputs, root = OutputsOfTurn.decode(newest.outputs), SharedFolder(_staging_root(parts))
     folder, mark = SharedFolder(_staging_folder(parts, newest.turn)), _mark(newest.turn)
     try:
-        if root.read(mark) == str(newest.turn.n).encode():
-            return
-        content = folder.read(f"{_MANIFEST}{outputs.execution}.json")
-        staged = None if content is None else StagedOutputs.decode(content)
-        publish(parts.store, newest.turn, outputs, staged, folder.uri)
-        # Before the staged rows go. Without it, a turn whose table a user has deleted since would look unpublished.
-        root.write_durably(mark, str(newest.turn.n).encode())
+        if root.read(mark) != str(newest.turn.n).encode():
+            content = folder.read(f"{_MANIFEST}{outputs.execution}.json")
+            staged = None if content is None else StagedOutputs.decode(content)
+            publish(parts.store, newest.turn, outputs, staged, folder.uri)
+            # Before the staged rows go. Without it, a turn whose table a user has deleted since would look unpublished.
+            root.write_durably(mark, str(newest.turn.n).encode())
     except OSError as error:
         raise unusable_folder(folder.uri, error) from None
     _remove_staged(parts, newest.turn)
