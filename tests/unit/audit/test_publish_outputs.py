@@ -1,0 +1,125 @@
+"""Which staged rows are published: those of acked records, and what each names."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ackline.audit import publish_outputs
+from ackline.audit.output_table import OF_ROW, OutputTable, check_columns
+from ackline.errors import ConfigError
+from ackline.output_columns import STAGED_ANCHORS
+from ackline.outputs import ROW_COLUMNS
+from ackline.turns import TurnId
+
+TURN = TurnId("shop", "live", 2, 7)
+WORDS = ["acked", "failed"]
+
+Anchor = tuple[str, int, int]
+
+
+def staged(*rows: tuple[list[Anchor], int]) -> pa.Table:
+    """Staged rows: their anchors, and the value of their only column."""
+    anchors = [
+        [{"topic": topic, "partition": partition, "offset": offset, "attempt": 1} for topic, partition, offset in each]
+        for each, _ in rows
+    ]
+    columns = [pa.array(anchors, STAGED_ANCHORS.type), pa.array([value for _, value in rows], pa.int64())]
+    return pa.Table.from_arrays(columns, schema=pa.schema([STAGED_ANCHORS, ("value", pa.int64())]))
+
+
+def outcomes(words: dict[Anchor, str]) -> publish_outputs._OutcomesOfTurn:
+    by_partition: dict[tuple[str, int], Any] = {}
+    for topic, partition in {(anchor[0], anchor[1]) for anchor in words}:
+        known = sorted((a[2], WORDS.index(word)) for a, word in words.items() if a[:2] == (topic, partition))
+        offsets, codes = zip(*known, strict=True)
+        by_partition[topic, partition] = np.array(offsets, np.int64), np.array(codes, np.int8)
+    return publish_outputs._OutcomesOfTurn(WORDS, by_partition)
+
+
+def published(rows: pa.Table, words: dict[Anchor, str]) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = publish_outputs._published(rows, TURN, outcomes(words)).to_pylist()
+    return found
+
+
+A0, A1, B0 = ("a", 0, 0), ("a", 0, 1), ("b", 3, 0)
+
+
+def test_a_row_of_an_acked_record_names_record_attempt_and_turn() -> None:
+    [row] = published(staged(([A0], 5), ([A1], 6)), {A0: "acked", A1: "failed"})
+    anchor = {"topic": "a", "partition": 0, "offset": 0, "attempt": 1}
+    of_turn = {"_lane": "live", "_epoch": 2, "_turn": 7, "_anchors": [{**anchor, "outcome": "acked"}]}
+    assert row == {f"_{name}": value for name, value in anchor.items()} | of_turn | {"value": 5}
+
+
+def test_a_row_of_several_records_is_published_once_by_the_first_that_is_acked_and_names_them_all() -> None:
+    [row] = published(staged(([A0, A1, B0], 5)), {A0: "failed", A1: "acked", B0: "acked"})
+    assert (row["_topic"], row["_partition"], row["_offset"]) == A1
+    assert [anchor["outcome"] for anchor in row["_anchors"]] == ["failed", "acked", "acked"]
+
+
+def test_a_row_of_no_record_is_published_with_its_turn() -> None:
+    rows = published(staged(([A0], 4), ([], 5), ([], 6)), {A0: "failed"})
+    assert [(row["_topic"], row["_anchors"], row["_turn"], row["value"]) for row in rows] == [
+        (None, [], 7, 5),
+        (None, [], 7, 6),
+    ]
+
+
+def test_a_record_without_an_outcome_in_the_turn_has_no_row() -> None:
+    assert published(staged(([A1], 5), ([B0], 6)), {A0: "acked"}) == []
+
+
+@given(st.lists(st.lists(st.sampled_from([A0, A1, B0, ("b", 3, 9)]), max_size=3, unique=True), max_size=6), st.data())
+def test_what_is_published_is_what_a_loop_over_rows_finds(anchors: list[list[Anchor]], data: st.DataObject) -> None:
+    words = data.draw(st.dictionaries(st.sampled_from([A0, A1, B0]), st.sampled_from(WORDS)))
+    rows = published(staged(*((each, number) for number, each in enumerate(anchors))), words)
+    expected = [
+        (number, next((each for each in of_row if words.get(each) == "acked"), None))
+        for number, of_row in enumerate(anchors)
+        if not of_row or any(words.get(each) == "acked" for each in of_row)
+    ]
+    found = [(row["value"], row["_topic"] and (row["_topic"], row["_partition"], row["_offset"])) for row in rows]
+    assert found == expected
+
+
+def test_rows_are_divided_by_the_values_of_their_partition_columns() -> None:
+    rows = pa.table({"day": ["x", None, "x", "a/b"], "ok": [True, True, True, False], "n": [1, 2, 3, 4]})
+    parts = {tuple(values.items()): chosen for values, chosen in publish_outputs._by_partition(rows, ["day", "ok"])}
+    assert {values: chosen.to_pylist() for values, chosen in parts.items()} == {
+        (("day", "x"), ("ok", "true")): [{"n": 1}, {"n": 3}],
+        (("day", None), ("ok", "true")): [{"n": 2}],
+        (("day", "a/b"), ("ok", "false")): [{"n": 4}],
+    }
+    assert publish_outputs._folder({"day": "a/b", "ok": None}) == "day=a%2Fb/ok=__HIVE_DEFAULT_PARTITION__/"
+
+
+def test_the_columns_of_ours_are_those_that_no_emitted_row_may_have() -> None:
+    assert tuple(OF_ROW.names) == ROW_COLUMNS
+
+
+@pytest.mark.parametrize("rows", [staged(), staged(([], 1))])
+def test_turns_without_outcomes_publish_nothing_of_a_record(rows: pa.Table) -> None:
+    assert [row["_topic"] for row in published(rows, {})] == [None] * rows.num_rows
+
+
+def test_a_partitioned_table_takes_a_turn_once_and_any_reader_reads_it(tmp_path: Path) -> None:
+    columns = {"day": "string", "value": "long"}
+    anchors = staged(([A0], 1), ([A0], 2), ([A1], 3))
+    rows = publish_outputs._published(
+        anchors.append_column("day", pa.array(["x", None, "y"])), TURN, outcomes({A0: "acked"})
+    )
+    table = OutputTable(str(tmp_path / "days"), columns, ["day"])
+    for expected in (True, False):
+        files = list(publish_outputs._write(table, iter([rows])))
+        assert table.append(files, "ackline/id/shop/live/2/output", 7) is expected
+    assert OutputTable(table.uri).columns() == columns
+    read = DeltaTable(table.uri).to_pyarrow_table().to_pylist()
+    assert sorted((row["value"], row["day"], row["_offset"]) for row in read) == [(1, "x", 0), (2, None, 0)]
+    with pytest.raises(ConfigError, match="exists with other columns than the file declares \\(value\\)"):
+        check_columns("days", columns, {**columns, "value": "double"})
