@@ -113,6 +113,17 @@ class PartitionAccount:
     def floor(self) -> int:
         return min(self.pending, default=self.complete_to)
 
+    @property
+    def first_in_flight(self) -> int:
+        """The first offset in flight; where nothing is, the end of all offsets."""
+        return min((offset for offset, waiting in self.pending.items() if waiting.kind == "in_flight"), default=2**62)
+
+    @property
+    def first_behind(self) -> int:
+        """The first offset that counts for `max_offset_behind`: a record in flight is read, and is not behind."""
+        others = (offset for offset, waiting in self.pending.items() if waiting.kind != "in_flight")
+        return min(others, default=self.complete_to)
+
     def allowed_commits(self, n: int) -> set[int]:
         """Returns the offsets that may be committed for turn n: its floor, and its claim."""
         return {offsets[n] for offsets in (self.floors, self.claims) if n in offsets}
@@ -131,6 +142,10 @@ class Turn:
     settlement: Any = None
     stored_by: dict[str, str] = field(default_factory=dict)
     """The run id of the process that stored each part, by the name of the part."""
+    answers: str | None = None
+    """What decisions n hold about the answers from outside."""
+    outcomes_at: int = 0
+    """The length of the history when outcomes n were stored."""
     started: datetime | None = None
     """When its records were handed out; None if that is not known."""
     planned_at: int = 0

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from ackline.blocks import parse_duration
 from tests.chaos.account import Policy, Rules
+from tests.chaos.outside import ACKS, TIMEOUT
 
 GROUP, DEAD, NAME = "orders-replay", "orders.dead", "lane"
 TOPICS = ("orders", "payments", "refunds")
@@ -43,6 +44,13 @@ class Config:
     pattern: bool = False
     returns: bool = True
     """Whether the file names all topics again at the end."""
+    waits: int = 0
+    """`in_flight.max` of a file with an ack topic; 0: without one."""
+
+    @property
+    def has_answers(self) -> bool:
+        """Whether the file has an ack topic."""
+        return self.waits > 0
 
     def settings(self) -> dict[str, Any]:
         """Returns the file without its topics."""
@@ -75,6 +83,9 @@ class Config:
             settings["breaker"] = {"failure_ratio": self.breaker[0], "min_records": self.breaker[1]}
         if self.behind is not None:
             settings["max_offset_behind"] = {"offsets": self.behind[0], "policy": self.behind[1]}
+        if self.has_answers:
+            settings |= {"ack_topic": ACKS, "in_flight": {"timeout": TIMEOUT, "max": self.waits}}
+            settings["kafka"] = {"connection": "memory", "group_id": GROUP, "isolation": self.isolation}
         return settings
 
     def rules(self) -> Rules:
@@ -98,12 +109,23 @@ class Config:
         )
 
 
+_GUARANTEES = st.sampled_from(["at_least_once"] * 3 + ["at_most_once"] * 2 + ["no_guarantee"])
+_NO_ANSWERS = st.just(0)
+
+
 def _often(usual: Any, *others: Any) -> st.SearchStrategy[Any]:
     """Draws `usual` about half of the time."""
     return st.sampled_from([usual] * max(len(others), 1) + list(others))
 
 
-def configs() -> st.SearchStrategy[Config]:
+def answered_configs() -> st.SearchStrategy[Config]:
+    """Draws files with an ack topic."""
+    return configs(st.just("at_least_once"), st.sampled_from([2, 5, 50]))
+
+
+def configs(
+    guarantees: st.SearchStrategy[str] = _GUARANTEES, waits: st.SearchStrategy[int] = _NO_ANSWERS
+) -> st.SearchStrategy[Config]:
     """Draws all kinds of files; defaults more often than other values."""
     return st.builds(
         Config,
@@ -114,7 +136,7 @@ def configs() -> st.SearchStrategy[Config]:
         ),
         start=st.sampled_from(["earliest", "latest", "uncommitted_earliest", "uncommitted_latest"]),
         isolation=_often("read_committed", "read_uncommitted"),
-        guarantee=st.sampled_from(["at_least_once"] * 3 + ["at_most_once"] * 2 + ["no_guarantee"]),
+        guarantee=guarantees,
         on_external_reset=st.sampled_from(["fail", "follow", "restore"]),
         retries=st.integers(0, 2),
         delays=st.sampled_from([("0s", "1s"), ("0s", "1m"), ("10s", "1m")]),
@@ -128,4 +150,5 @@ def configs() -> st.SearchStrategy[Config]:
         behind=_often(None, None, None, (4, "skip"), (9, "fail")),
         pattern=st.booleans(),
         returns=_often(True, False),
+        waits=waits,
     )

@@ -38,6 +38,8 @@ class Epoch:
         self.turns: dict[int, Turn] = {}
         self.newest = -1
         """The newest turn that is settled."""
+        self.ack_position: dict[str, Any] | None = None
+        """Up to where the turns have read the ack topic, as the tables have it; None if no turn has read it."""
         self.closed = False
         self.disturbed_at = -1
         """The length of the history when the group was last moved or joined from outside."""
@@ -60,6 +62,10 @@ class Epoch:
         turn.stored_by[part] = event.run_id
         if part == "start":
             turn.started = event.value.at
+        if part == "decisions":
+            turn.answers = self.world.tables.notes.get((event.application, n))
+        elif part == "outcomes":
+            turn.outcomes_at = index
         judge = getattr(self, f"_{part}", None)
         if judge is not None:
             judge(n, turn, index)
@@ -69,6 +75,7 @@ class Epoch:
         floor."""
         after = Epoch(self.world, self.rules, self.number + 1, self._letters, self.is_ours)
         after.newest, self.closed = 0, True
+        after.ack_position = self.ack_position
         for tp, account in self.partitions.items():
             planned = reset.plan.partitions.get(tp)
             start = account.floor if planned is None else planned.fresh.start
@@ -205,11 +212,19 @@ class Epoch:
         for tp, row in rows_of(turn.outcomes):
             if (turn.stored_by["outcomes"], tp) in turn.misread and row.attempt:
                 broken("S42", f"outcomes {n} of {tp} are of a topic that was created again meanwhile")
-            if tp in self.partitions and row.outcome == "failed":
-                self.partitions[tp].failures[row.offset] = self.rules.after_failure(row)
+            self._take_attempt(tp, row)
+        for tp, row in rows_of(turn.decisions):
+            if row.answer is not None:
+                self._take_attempt(tp, row)
         if turn.plan is not None and turn.plan.kind in ("pause", "resume"):
             for tp in turn.plan.partitions:
                 self.partitions[tp].paused = turn.plan.kind == "pause"
+
+    def _take_attempt(self, tp: TopicPartition, row: Any) -> None:
+        if tp in self.partitions and row.outcome == "failed":
+            self.partitions[tp].failures[row.offset] = self.rules.after_failure(row)
+        elif tp in self.partitions and row.outcome == "in_flight":
+            self.partitions[tp].failures[row.offset] = Waiting("in_flight", row.attempt, row.due)
 
     def _check_operator_loss(self, n: int, turn: Turn) -> None:
         """A turn that an operator has recorded as lost is closed by the operator, and paused if that was ordered."""

@@ -17,9 +17,11 @@ from ackline.offsets import TopicPartition
 from ackline.testing.memory import ArrivedLetter, GroupCommit, HandlerCall, TableCommit, World
 from ackline.turns import LIVE
 from ackline.verify.judge import judge
+from tests.chaos import answers
 from tests.chaos.account import PartitionAccount, Rules, Turn, Violation, broken, spread
 from tests.chaos.epoch import LENIENT, Epoch
 from tests.chaos.evidence import evidence_of
+from tests.chaos.outside import Outside
 from tests.chaos.plans import foreign
 
 
@@ -34,8 +36,8 @@ def ledger_of(metadata: str) -> str | None:
 class Oracle:
     """Judges one lane: `check` judges what was written since its last call. Raises Violation."""
 
-    def __init__(self, world: World, rules: Rules) -> None:
-        self.world, self.rules = world, rules
+    def __init__(self, world: World, rules: Rules, outside: Outside | None = None) -> None:
+        self.world, self.rules, self.outside = world, rules, outside
         self._letters: set[tuple[int, TopicPartition, int]] = set()
         self.epochs = [Epoch(world, rules, 0, self._letters, self.is_ours)]
         self._next = 0
@@ -95,8 +97,12 @@ class Oracle:
     def is_ours(self, metadata: str) -> bool:
         """Returns whether the metadata of a commit names this ledger, by the id that it had at the event that is
         judged: adopting an older copy of a ledger gives it another id."""
+        return ledger_of(metadata) == self.ledger()
+
+    def ledger(self) -> str:
+        """Returns the id that the ledger had at the event that is judged; "" before it had one."""
         later = [ledger for at, ledger in self.world.tables.replaced_ids if at >= self._next]
-        return ledger_of(metadata) in (later[:1] or [self.world.tables.ids.get("settlements", "")])
+        return (later or [self.world.tables.ids.get("settlements", "")])[0]
 
     def _stored(self, event: TableCommit) -> None:
         number, part = event.application.split("/")[-2:]
@@ -105,6 +111,8 @@ class Oracle:
         if int(number) >= len(self.epochs):
             broken("I11", f"{event.application} {event.number} is of an epoch that no reset has opened")
         epoch = self.epochs[int(number)]
+        if part == "settlement" and self.outside is not None:
+            answers.check(epoch, event.value, self.outside, self.ledger())  # by the state before the turn
         epoch.stored(event, self._next)
         turn = epoch.turns[event.number]
         if part == "settlement" and turn.settlement.kind == "reset":

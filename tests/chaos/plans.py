@@ -78,7 +78,10 @@ def _check_run(epoch: "Epoch", n: int, plan: Any) -> None:
             _check_retry(n, tp, account, offset, attempt, plan.planned_at)
         retries, total = retries + len(attempts), total + len(attempts) + len(planned.fresh)
         if planned.why not in UNREAD:
-            due += sum(w.due is not None and w.due <= plan.planned_at for w in account.pending.values())
+            due += sum(
+                waiting.kind == "retry" and waiting.due is not None and waiting.due <= plan.planned_at
+                for waiting in account.pending.values()
+            )
     limit = plan.settings["max_records_per_run"]
     if total > limit:
         broken("I8", f"plan {n} has {total} offsets, max_records_per_run is {limit}")
@@ -122,7 +125,13 @@ def _check_fresh(
     fresh, behind = planned.fresh, settings["max_offset_behind"]
     if fresh.start < account.complete_to:
         broken("I4", f"plan {n} of {tp} begins at {fresh.start}; turn {n - 1} left {account.complete_to}")
-    unread = planned.log.end - max(account.floor, planned.log.start)
+    unread = planned.log.end - max(account.first_behind, planned.log.start)
+    in_flight = sum(waiting.kind == "in_flight" for waiting in account.pending.values())
+    most = settings["in_flight"]["max"] if settings["ack_topic"] else None
+    if most is not None and len(fresh) > max(most - in_flight, 0):
+        broken("I8", f"plan {n} reads {fresh} of {tp}, {in_flight} are in flight, in_flight.max is {most}")
+    if behind and behind["policy"] == "skip" and account.first_in_flight <= account.floor:
+        behind = None  # no skip passes a record in flight
     if behind and not _has_skipped(epoch, n) and planned.why not in UNREAD and unread > behind["offsets"]:
         broken("S45", f"plan {n} reads {tp}, {account.floor} of {planned.log}, which is too far behind: {behind}")
     log = epoch.world.log_of(account.topic_id, tp)
@@ -168,7 +177,8 @@ def _check_action(epoch: "Epoch", n: int, plan: Any) -> None:
     if plan.kind != "skip" or behind is None or behind["policy"] != "skip":
         broken("S36", f"plan {n} is a {plan.kind} by {plan.run_id}, without an operator or a setting that asks for it")
     for tp, planned in plan.partitions.items():
-        to, floor = planned.log.end - behind["offsets"], epoch.partitions[tp].floor
+        account = epoch.partitions[tp]
+        to, floor = min(planned.log.end - behind["offsets"], account.first_in_flight), account.floor
         if epoch.partitions[tp].paused or not subscribed(plan.settings, tp.topic):
             broken("S45", f"plan {n} skips {tp}, which is paused or parked")
         if planned.fresh.start != to or to <= floor:

@@ -12,25 +12,31 @@ import random
 import sys
 import time
 import traceback
+from collections.abc import Sequence
 
 from hypothesis import HealthCheck, Phase, Verbosity, seed, settings
 from hypothesis.stateful import run_state_machine_as_test
 
+from tests.chaos.answered_machine import AnsweredMachine
 from tests.chaos.machine import ChaosMachine
 
 STEPS_A_WORLD = 50
 WORLDS_A_BATCH = 100
 
 
-def explore(steps: int, first_seed: int, *, shrink: bool = True) -> int:
+def explore(
+    steps: int, first_seed: int, *, shrink: bool = True, machines: Sequence[type[ChaosMachine]] = (ChaosMachine,)
+) -> int:
     """Takes at least `steps` steps, in worlds of `STEPS_A_WORLD` each, and returns how many.
+
+    The batches of worlds are of the `machines` in turn.
 
     Raises Violation; with `shrink`, after it has looked for the shortest sequence.
     """
     taken = batch = 0
     while taken < steps:
 
-        class Batch(ChaosMachine):
+        class Batch(machines[batch % len(machines)]):  # type: ignore[misc]
             steps = 0
 
         worlds = min(WORLDS_A_BATCH, -(-(steps - taken) // STEPS_A_WORLD))
@@ -64,7 +70,7 @@ def main(arguments: list[str]) -> int:
     print(f"seed {options.seed}", flush=True)
     began = time.monotonic()
     try:
-        taken = explore(options.steps, options.seed)
+        taken = explore(options.steps, options.seed, machines=(ChaosMachine, AnsweredMachine))
     except Exception as error:
         traceback.print_exception(error)
         print(f"seed {options.seed}: {error}", file=sys.stderr)

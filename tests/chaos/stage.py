@@ -7,6 +7,7 @@ from typing import Any
 
 from hypothesis.stateful import RuleBasedStateMachine, initialize
 
+from ackline import InFlight, Record
 from ackline.commit_rule import Committed
 from ackline.errors import (
     AcklineError,
@@ -32,6 +33,7 @@ from tests.chaos.actor import Actor, Endless
 from tests.chaos.config import DEAD, GROUP, TOPICS, Config, configs
 from tests.chaos.epoch import LENIENT, is_operator_void
 from tests.chaos.oracle import Oracle
+from tests.chaos.outside import Outside
 from tests.chaos.programs import STEPS, Action, Backfill
 from tests.unit.strategies import NOON
 
@@ -73,16 +75,18 @@ class Stage(RuleBasedStateMachine):
             first = TopicPartition(TOPICS[0], 0)
             self.world.committed[GROUP, first] = Committed(config.first_records // 2, config.commit_before)
         self.settings = config.settings()
-        self.oracle = Oracle(self.world, config.rules())
+        self.outside = Outside(self.world, config.partitions)
+        self.oracle = Oracle(self.world, config.rules(), self.outside)
         handle = self.world.handle
 
-        def handle_or_fail(record: Any) -> None:
+        def handle_or_fail(record: Record) -> InFlight | None:
             if self.outage:
                 raise ConnectionError("the handler's database is away")
             try:
                 handle(record)
             except ValueError:
-                raise RAISES.get(json.loads(record.value).get("as"), ValueError)("as the record orders") from None
+                raise RAISES.get(json.loads(record.value or b"").get("as"), ValueError)("as ordered") from None
+            return self.outside.hand_on(record) if self.config.has_answers else None
 
         self.world.handle = handle_or_fail
 
@@ -185,6 +189,7 @@ class Stage(RuleBasedStateMachine):
         for log in self.logs():
             log.has_leader = True
             log.end_transaction(commit=False)
+        self.outside.mend()
         self.world.now = self.latest
         self.settings |= {"max_uncommitted": 5, "max_records_per_run": 5}
         if self.config.returns:

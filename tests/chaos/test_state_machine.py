@@ -3,18 +3,32 @@
 import pytest
 
 from tests.chaos.account import Violation
+from tests.chaos.answer_mutants import ANSWER_MUTANTS
+from tests.chaos.answered_machine import AnsweredMachine
 from tests.chaos.machine import ChaosMachine
 from tests.chaos.mutants import MUTANTS, OTHERS
 from tests.chaos.run import explore
 
 SEED = 20_260_301
 STEPS = 5_000
+ANSWERED_STEPS = 1_500
 CAUGHT_WITHIN = 20_000
 """Steps within which the machine must find a broken rule, with any seed."""
 
 
 def test_i1_to_i12_hold_whatever_stops_dies_comes_late_or_refuses() -> None:
     assert explore(STEPS, SEED, shrink=False) >= STEPS
+
+
+def test_i1_to_i12_hold_while_answers_come_from_outside_early_late_doubled_and_forged() -> None:
+    assert explore(ANSWERED_STEPS, SEED, shrink=False, machines=[AnsweredMachine]) >= ANSWERED_STEPS
+
+
+@pytest.mark.parametrize("mutant", ANSWER_MUTANTS)
+def test_a_broken_rule_on_answers_is_noticed(mutant: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    ANSWER_MUTANTS[mutant](monkeypatch)
+    with pytest.raises(Violation):
+        explore(CAUGHT_WITHIN, 1, shrink=False, machines=[AnsweredMachine])
 
 
 @pytest.mark.parametrize(

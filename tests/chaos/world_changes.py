@@ -17,6 +17,8 @@ FAILS: tuple[Any, ...] = ({"fail": 1}, {"fail": 2}, {"fail": -1}, {"fail": 1, "a
 ORDERS: tuple[Any, ...] = (
     *({}, {}, {"skip": True}, {"dead": True}, None, *FAILS),
     {"fail": 2, "as": "TimeoutError"},
+    *({"wait": ""}, {"wait": "30s"}, {"wait": "4m"}, {"wait": "", "fail": 1}),
+    *({"wait": "", "early": "ack"}, {"wait": "", "early": "fail"}, {"wait": "30s", "early": "renew 5m"}),
 )
 small = st.integers(0, 7)
 orders = st.lists(st.sampled_from(ORDERS), max_size=5)
@@ -165,6 +167,7 @@ class WorldChanges(Stage):
         for log in self.logs():
             log.has_leader = True
             log.end_transaction(commit=True)
+        self.outside.mend()
 
     # ---- everything else ------------------------------------------------------------------------------------------
 
@@ -191,5 +194,5 @@ class WorldChanges(Stage):
     def settings_change(self, window: int, most: int, guarantee: str) -> None:
         """Changes the limits, and perhaps the guarantee, also while something is pending."""
         self.settings |= {"max_uncommitted": window, "max_records_per_run": most}
-        if guarantee:
+        if guarantee and not self.config.has_answers:  # records in flight are refused under the others
             self.settings["guarantee"] = guarantee
