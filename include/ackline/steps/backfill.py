@@ -156,7 +156,7 @@ def run_backfill(
         result.calls += done.calls
         _count_void(parts, result, settlement, done)
         left = None if left is None else left - _offsets_in(plan)
-        if _is_fruitless(parts, plan, settlement):
+        if _is_fruitless(parts, plan, settlement) or _is_without_effect(plan, settlement):
             return result
     return result
 
@@ -198,6 +198,18 @@ def _is_fruitless(parts: Parts, plan: Plan, settlement: Settlement) -> bool:
         for word, number in settled.counts.items()
     )
     return not new and not ended
+
+
+def _is_without_effect(plan: Plan, settlement: Settlement) -> bool:
+    """Returns whether a turn read nothing and settled nothing: it was taken for answers, and none ended an attempt.
+
+    Answers for other lanes arrive in the same ack topic at any rate. Without this limit, they alone would keep a run of
+    the backfill going.
+    """
+    if settlement.kind is TurnKind.VOID or not plan.empty:
+        return False
+    counts = [settled.counts for settled in settlement.partitions.values()]
+    return not any(number for by_word in counts for word, number in by_word.items() if word != Outcome.IN_FLIGHT)
 
 
 def cancel(parts: Parts, reason: str) -> Settlement:
