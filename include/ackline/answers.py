@@ -77,17 +77,22 @@ class AckPosition:
     topic_id: str
     next: Mapping[int, int] = field(default_factory=dict)
     """By partition, the first offset that is not read yet. A partition that is missing here is read from its start."""
+    leader_epochs: Mapping[int, int] = field(default_factory=dict)
+    """By partition, the leader epoch under which everything below `next` was read; not where the broker gives none."""
 
     def as_json(self) -> dict[str, Any]:
         """Returns the position for the tables."""
         numbers = {str(partition): offset for partition, offset in sorted(self.next.items())}
-        return {"topic": self.topic, "topic_id": self.topic_id, "next": numbers}
+        epochs = {str(partition): epoch for partition, epoch in sorted(self.leader_epochs.items())}
+        return {"topic": self.topic, "topic_id": self.topic_id, "next": numbers, "leader_epochs": epochs}
 
     @classmethod
     def of_json(cls, stored: Mapping[str, Any]) -> "AckPosition":
         """Returns the position that the tables hold."""
         numbers = {int(partition): int(offset) for partition, offset in stored["next"].items()}
-        return cls(str(stored["topic"]), str(stored["topic_id"]), numbers)
+        # Positions of an earlier version have no leader epochs.
+        epochs = {int(partition): int(epoch) for partition, epoch in stored.get("leader_epochs", {}).items()}
+        return cls(str(stored["topic"]), str(stored["topic_id"]), numbers, epochs)
 
 
 @dataclass(frozen=True, slots=True)

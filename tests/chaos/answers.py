@@ -47,7 +47,8 @@ def check(epoch: "Epoch", settlement: Any, outside: Outside, ledger: str) -> Non
         report = json.loads(turn.answers) if turn.answers else broken("S69", f"decisions {n} have no ack position")
         rows = {(tp, row.offset): row for tp, row in rows_of(turn.decisions) if row.answer is not None}
         _Turn(epoch, n, turn, outside, ledger, start, report, rows).check()
-        expected = {name: report[name] for name in ("topic", "topic_id", "next")}
+        epoch.ack_read_at = turn.outcomes_at
+        expected = {name: report[name] for name in ("topic", "topic_id", "next", "leader_epochs")}
     if after != expected:
         broken("S69", f"settlement {n} leaves the ack position at {after}, its decisions at {expected}")
     epoch.ack_position = after
@@ -102,7 +103,13 @@ class _Turn:
             return False
         known = self.start["next"] if self.start["topic_id"] == answer.topic_id else {}
         first, end = (numbers.get(str(answer.tp.partition), 0) for numbers in (known, self.report["next"]))
-        return bool(first <= answer.offset < end)
+        return bool(min([first, *self.cuts(answer)]) <= answer.offset < end)
+
+    def cuts(self, answer: Written) -> list[int]:
+        """Returns where the log of an answer was truncated since the turn before has read it. The turn may have read it
+        again from there on, or have read it just before."""
+        since, log = self.epoch.ack_read_at, (answer.topic_id, answer.tp)
+        return [end for index, *of, end in self.outside.truncations if index >= since and tuple(of) == log]
 
     def is_visible(self, answer: Written) -> bool:
         log = self.epoch.world.log_of(answer.topic_id, answer.tp)
@@ -112,7 +119,8 @@ class _Turn:
     def is_certain(self, answer: Written) -> bool:
         """Returns whether an answer is still there. One that is gone may or may not have been read before."""
         log = self.epoch.world.log_of(answer.topic_id, answer.tp)
-        return log is not None and answer.offset >= log.start and not answer.truncated
+        is_there = log is not None and answer.offset >= log.start and not answer.truncated
+        return is_there and all(answer.offset < end for end in self.cuts(answer))
 
     def attempt_of(self, token: str, in_flight: dict[Key, InFlightAttempt]) -> Key | None:
         """Returns the attempt in flight that a token is of; None if its answers do not count."""

@@ -40,6 +40,8 @@ class Epoch:
         """The newest turn that is settled."""
         self.ack_position: dict[str, Any] | None = None
         """Up to where the turns have read the ack topic, as the tables have it; None if no turn has read it."""
+        self.ack_read_at = 0
+        """The length of the history before the last turn has read the ack topic."""
         self.closed = False
         self.disturbed_at = -1
         """The length of the history when the group was last moved or joined from outside."""
@@ -75,7 +77,7 @@ class Epoch:
         floor."""
         after = Epoch(self.world, self.rules, self.number + 1, self._letters, self.is_ours)
         after.newest, self.closed = 0, True
-        after.ack_position = self.ack_position
+        after.ack_position, after.ack_read_at = self.ack_position, self.ack_read_at
         for tp, account in self.partitions.items():
             planned = reset.plan.partitions.get(tp)
             start = account.floor if planned is None else planned.fresh.start

@@ -60,6 +60,8 @@ class Outside:
         self.world = world
         self.issued: dict[str, Issued] = {}
         self.written: list[Written] = []
+        self.truncations: list[tuple[int, str, TopicPartition, int]] = []
+        """The length of the history when a log was truncated, its topic id, its partition, and its end then."""
         world.create_topic(ACKS, partitions)
 
     def logs(self) -> dict[TopicPartition, MemoryLog]:
@@ -97,6 +99,7 @@ class Outside:
         log.end_transaction(commit=False)
         end = max(log.start, log.end - lost)
         log.elect(end)
+        self.truncations.append((len(self.world.history), self.world.topics[ACKS].topic_id, tp, end))
         for answer in self.written:
             same = (answer.topic_id, answer.tp) == (self.world.topics[ACKS].topic_id, tp)
             answer.truncated |= same and answer.offset >= end

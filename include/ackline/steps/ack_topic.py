@@ -6,28 +6,31 @@ turn can exist, so no answer to it is passed over, however early it comes (S64).
 decisions n, and settlement n takes it from there.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
 from ackline.answers import AckPosition
 from ackline.errors import AcklineError, ConfigError
 from ackline.kafka.cluster import TopicInfo
-from ackline.kafka.exact import Found
+from ackline.kafka.exact import Found, Gone
 from ackline.offsets import LogBounds, OffsetRange, TopicPartition
+from ackline.outcome import Outcome
+from ackline.steps.log_checks import truncated_partitions
 from ackline.steps.parts import Parts
 from ackline.turns import Settlement
 
 _NAMED = 5
 """How many partitions a warning names."""
+_WITHHELD = "nothing times out in this turn"
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerRange:
-    """The answers that a turn reads, and the position after them. `warnings` say what the topic has lost or hides.
+    """The answers that a turn reads, and the position after them. `warnings` name what the topic has lost or hides.
 
     `at` is the time of the run right before the end was determined: an answer that was there by then is in the range,
-    unless it `hides_answers` behind an open transaction.
+    unless the topic `hides_answers` behind an open transaction or in a partition without a leader.
     """
 
     ranges: dict[TopicPartition, OffsetRange]
@@ -48,8 +51,10 @@ def start_position(parts: Parts, newest: Settlement) -> AckPosition | None:
     info = checked_topic(parts, topic)
     if newest.answers is not None and newest.answers.position.topic == topic:
         return newest.answers.position  # also if the topic was created again: settle reports that
-    ends = parts.cluster.bounds([TopicPartition(topic, number) for number in info.partitions])
-    return AckPosition(topic, info.topic_id, {tp.partition: log.end for tp, log in ends.items()})
+    # A partition without a leader is read from its start later: what it holds by now is for no token of this lane.
+    logs = parts.cluster.bounds(_by_leader(topic, info)[0])
+    ranges = {tp: OffsetRange(log.end, log.end) for tp, log in logs.items()}
+    return _after(AckPosition(topic, info.topic_id), ranges, logs)
 
 
 def checked_topic(parts: Parts, topic: str) -> TopicInfo:
@@ -78,16 +83,16 @@ def checked_topic(parts: Parts, topic: str) -> TopicInfo:
 def unread_answers(parts: Parts, newest: Settlement) -> AnswerRange | None:
     """Returns the answers that the lane has not read; None if the pipeline has no ack topic.
 
-    Raises ConfigError if the topic does not exist or is compacted, TransientError if a partition has no leader.
+    Raises ConfigError if the topic does not exist or is compacted, TransientError if a leader does not answer.
     """
     position = start_position(parts, newest)
     return range_to_read(parts, position) if position is not None else None
 
 
 def range_to_read(parts: Parts, position: AckPosition) -> AnswerRange:
-    """Returns the answers from `position` to the present end of the topic.
+    """Returns the answers from `position` to the present end of the topic, without partitions that have no leader.
 
-    Raises ConfigError if the topic does not exist, TransientError if a partition has no leader: an answer there may be
+    Raises ConfigError if the topic does not exist, TransientError if a leader does not answer: an answer there may be
     for a record whose deadline has passed, so the turn waits for it.
     """
     topic = position.topic
@@ -100,64 +105,108 @@ def range_to_read(parts: Parts, position: AckPosition) -> AnswerRange:
             f"turn stays open until then",
             key="ack_topic",
         )
-    tps, at = [TopicPartition(topic, number) for number in info.partitions], parts.now()
+    tps, leaderless = _by_leader(topic, info)
+    at = parts.now()
     # Before the bounds: what is written by now and not readable then is in or behind an open transaction.
     written = parts.cluster.written_ends(tps) if parts.pipeline.kafka.isolation == "read_committed" else {}
     logs = parts.cluster.bounds(tps)
-    is_same_topic = info.topic_id == position.topic_id
-    known = position.next if is_same_topic else {}
-    starts = {tp: known.get(tp.partition, 0) for tp in logs}
-    ranges = {tp: _readable_range(log, starts[tp], written.get(tp)) for tp, log in logs.items()}
-    # A truncation may have taken what was written a moment ago. Then, too, nothing times out before the next turn.
-    hidden = [tp for tp, end in written.items() if end > max(logs[tp].end, starts[tp])]
     warnings = []
-    if not is_same_topic:
+    if info.topic_id != position.topic_id:
+        position = AckPosition(topic, info.topic_id)
         warnings.append(f"the ack topic {topic} was created again: answers that were not read before that are lost")
+    starts = _starts(parts, position, logs, written, warnings)
+    # Under read_committed an open transaction may hold the readable end below what was read before; nothing is lost.
+    ends = {tp: max(log.end, starts[tp]) for tp, log in logs.items()}
+    ranges = {tp: OffsetRange(min(max(starts[tp], log.start), ends[tp]), ends[tp]) for tp, log in logs.items()}
+    for tp, part in ranges.items():
+        if logs[tp].start > starts[tp] and tp.partition in position.next:
+            warnings.append(_lost_to_retention(tp, starts[tp], part.start))
+    hidden = [tp for tp, end in written.items() if end > ranges[tp].end]
+    # Nothing of these partitions is known: their answers may be for any record. The position stays where it was, so a
+    # later turn reads them.
+    warnings += _hiding_warnings(leaderless, {tp: ranges[tp].end for tp in hidden})
+    return AnswerRange(ranges, _after(position, ranges, logs), tuple(warnings), at, bool(hidden or leaderless))
+
+
+def _by_leader(topic: str, info: TopicInfo) -> tuple[list[TopicPartition], list[TopicPartition]]:
+    """Returns the partitions of the topic with a leader, and those without one."""
+    tps = {TopicPartition(topic, number): has_leader for number, has_leader in info.partitions.items()}
+    return [tp for tp, has_leader in tps.items() if has_leader], [tp for tp, has in tps.items() if not has]
+
+
+def _starts(
+    parts: Parts,
+    position: AckPosition,
+    logs: Mapping[TopicPartition, LogBounds],
+    written: Mapping[TopicPartition, int],
+    warnings: list[str],
+) -> dict[TopicPartition, int]:
+    """Returns from where each partition is read: the position, or below it what a truncation has left.
+
+    After a truncation new answers take the offsets of those that were read. So reading goes on where the logs part, and
+    an answer that is read a second time is stale.
+    """
+    starts = {tp: position.next.get(tp.partition, 0) for tp in logs}
+    known = {tp: (start, position.leader_epochs.get(tp.partition)) for tp, start in starts.items() if start}
+    truncated = truncated_partitions(parts, known, logs)
     for tp, log in logs.items():
-        warnings += _losses(tp, log, starts[tp] if tp.partition in known else None, ranges[tp].end)
+        # Without a known leader epoch, only the end of the log shows a truncation.
+        if tp not in truncated and max(log.end, written.get(tp, 0)) < starts[tp]:
+            truncated[tp] = log.end
+    for tp, end in truncated.items():
+        left = logs[tp].start if end is None else min(end, starts[tp])
+        warnings.append(
+            f"answers of the ack topic {tp} from {left} on are lost: its log was truncated from {starts[tp]}"
+        )
+        starts[tp] = left
+    return starts
+
+
+def _after(
+    position: AckPosition, ranges: Mapping[TopicPartition, OffsetRange], logs: Mapping[TopicPartition, LogBounds]
+) -> AckPosition:
+    """Returns the position after the ranges. A partition without a range keeps its own."""
+    ends = {tp.partition: part.end for tp, part in ranges.items()}
+    epochs = {tp.partition: log.leader_epoch for tp, log in logs.items() if log.leader_epoch is not None}
+    others = {number: epoch for number, epoch in position.leader_epochs.items() if number not in ends}
+    return AckPosition(position.topic, position.topic_id, {**position.next, **ends}, {**others, **epochs})
+
+
+def _hiding_warnings(leaderless: Sequence[TopicPartition], hidden: Mapping[TopicPartition, int]) -> list[str]:
+    warnings = []
+    if leaderless:
+        names = _names([str(tp) for tp in leaderless])
+        warnings.append(f"the ack topic {names} has no leader, so its answers can't be read yet: {_WITHHELD}")
     if hidden:
-        warnings.append(_hidden_text({tp: ranges[tp].end for tp in hidden}))
-    after = AckPosition(topic, info.topic_id, {tp.partition: part.end for tp, part in ranges.items()})
-    return AnswerRange(ranges, after, tuple(warnings), at, bool(hidden))
+        names = _names([f"{tp} from {end} on" for tp, end in hidden.items()])
+        warnings.append(f"an open transaction hides answers of the ack topic {names}: {_WITHHELD}")
+    return warnings
 
 
-def _readable_range(log: LogBounds, start: int, written: int | None) -> OffsetRange:
-    """Returns the offsets of a partition from `start` to its readable end, as far as the log has them.
-
-    `written` is the end of the log with open transactions; None under read_uncommitted.
-    """
-    # An open transaction may hold the readable end below what was read before. Nothing is lost then, and nothing read.
-    is_behind = written is not None and log.end < start <= written
-    end = start if is_behind else log.end
-    return OffsetRange(min(max(start, log.start), end), end)
+def _names(texts: Sequence[str]) -> str:
+    more = f" and {len(texts) - _NAMED} more partitions" if len(texts) > _NAMED else ""
+    return ", ".join(texts[:_NAMED]) + more
 
 
-def _losses(tp: TopicPartition, log: LogBounds, start: int | None, end: int) -> Iterator[str]:
-    """Yields what the log of a partition has lost of the answers from `start` on; `end` is the end of what is read.
-
-    A partition that was not read before has the `start` None, and has lost nothing.
-    """
-    if start is None:
-        return
-    if log.start > start:
-        yield f"answers [{start}, {log.start}) of the ack topic {tp} are lost: retention took them"
-    if end < start:
-        yield f"answers of the ack topic {tp} from {end} on are lost: its log was truncated from {start}"
+def _lost_to_retention(tp: TopicPartition, start: int, end: int) -> str:
+    return f"answers [{start}, {end}) of the ack topic {tp} are lost: retention took them"
 
 
-def _hidden_text(ends: Mapping[TopicPartition, int]) -> str:
-    """Returns the warning about open transactions, given the end of what is readable in each such partition."""
-    names = ", ".join(f"{tp} from {end} on" for tp, end in list(ends.items())[:_NAMED])
-    more = f" and {len(ends) - _NAMED} more partitions" if len(ends) > _NAMED else ""
-    return f"an open transaction hides answers of the ack topic {names}{more}: nothing times out in this turn"
-
-
-def read_answers(parts: Parts, wanted: AnswerRange) -> Iterator[tuple[bytes | None, bytes | None]]:
-    """Yields key and value of each answer, in their order within a partition. Raises what an exact read raises."""
+def read_answers(parts: Parts, wanted: AnswerRange) -> Iterator[Found | Gone]:
+    """Yields what is at each offset of the ranges, in order within a partition. Raises what an exact read raises."""
     offsets = {tp: range(part.start, part.end) for tp, part in wanted.ranges.items() if part}
-    if not offsets:
-        return
-    with parts.reader() as reader:
-        for answer in reader.read(offsets):
-            if isinstance(answer, Found):  # the other offsets hold no record
-                yield answer.message.key(), answer.message.value()
+    if offsets:
+        with parts.reader() as reader:
+            yield from reader.read(offsets)
+
+
+def expired_warnings(wanted: AnswerRange, gone: Iterable[Gone]) -> list[str]:
+    """Returns a warning for each partition of which retention took answers after the range was determined.
+
+    `gone` are the offsets of the range that held no record when it was read.
+    """
+    ends: dict[TopicPartition, int] = {}
+    for answer in gone:
+        if answer.outcome is Outcome.EXPIRED:
+            ends[answer.topic_partition] = max(answer.offset + 1, ends.get(answer.topic_partition, 0))
+    return [_lost_to_retention(tp, wanted.ranges[tp].start, end) for tp, end in sorted(ends.items())]

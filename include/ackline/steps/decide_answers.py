@@ -12,13 +12,14 @@ from datetime import UTC, datetime, timedelta
 
 from ackline.answers import AckPosition, Answer, AnswerReport, Applied, Ignored, parse_answer
 from ackline.errors import ConfigError
+from ackline.kafka.exact import Found, Gone
 from ackline.ledger import PartitionState, PendingKind
 from ackline.offsets import TopicPartition
 from ackline.outcome import AnswerKind, ErrorClass, Outcome
 from ackline.outcome_rows import OutcomeRow
 from ackline.pending import PendingRuns
 from ackline.scrub import scrub
-from ackline.steps.ack_topic import AnswerRange, range_to_read, read_answers
+from ackline.steps.ack_topic import AnswerRange, expired_warnings, range_to_read, read_answers
 from ackline.steps.parts import Parts
 from ackline.steps.void import void_advice
 from ackline.token import Token, parse_token
@@ -60,14 +61,19 @@ def decide_answers(
     topic_ids = {tp: row.topic_id for tp, row in rows_of_lane.items()}
     in_flight = _in_flight(plan, states)
     judge = _Judge(parts, plan, topic_ids, parts.token_keys or (), parts.store.ledger_id(), wanted.at, in_flight)
-    for key, value in read_answers(parts, wanted):
-        judge.take(key, value)
+    gone: list[Gone] = []
+    for answer in read_answers(parts, wanted):
+        if isinstance(answer, Found):
+            judge.take(answer.message.key(), answer.message.value())
+        else:
+            gone.append(answer)
     rows: dict[TopicPartition, list[OutcomeRow]] = {}
     for tp, row in judge.rows(time_out=not wanted.hides_answers):
         rows.setdefault(tp, []).append(row)
     for decided in rows.values():
         decided.sort(key=lambda row: row.offset)
-    return rows, AnswerReport(wanted.after, dict(judge.counts), wanted.warnings)
+    warnings = (*wanted.warnings, *expired_warnings(wanted, gone))
+    return rows, AnswerReport(wanted.after, dict(judge.counts), warnings)
 
 
 def _in_flight(plan: Plan, states: Mapping[TopicPartition, PartitionState]) -> "dict[TopicPartition, _InFlight]":
