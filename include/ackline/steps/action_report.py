@@ -4,7 +4,7 @@ from typing import Any
 
 from ackline.offsets import TopicPartition, count
 from ackline.steps.action_changes import PartitionChange, changes_of, totals
-from ackline.steps.adopt_ledger import Adoption
+from ackline.steps.adopt_ledger import Adoption, OutstandingTokens
 from ackline.steps.operator_actions import PreparedAction
 from ackline.steps.operator_void import ClosedTurn, Consequence, OpenTurn
 from ackline.steps.parts import Parts
@@ -93,7 +93,8 @@ def adoption_json(parts: Parts, adoption: Adoption, reason: str, dry_run: bool) 
     ]
     rest = {"dry_run": dry_run, "not_committed": adoption.not_committed}
     of_ledgers = {"ledgers": list(adoption.ledgers), "older_copy": adoption.older_copy}
-    return {**body, **of_ledgers, "begins": joins, **rest}
+    tokens = {"unsigned_tokens": adoption.outstanding.in_flight}
+    return {**body, **of_ledgers, **tokens, "begins": joins, **rest}
 
 
 def adoption_text(adoption: Adoption, done: bool) -> str:
@@ -105,12 +106,33 @@ def adoption_text(adoption: Adoption, done: bool) -> str:
             "ACKLINE_AUDIT holds an older copy of this ledger. The copy goes on under an id of its own, with what is "
             "pending in it."
         )
+    lines += _outstanding_text(adoption.outstanding)
     if adoption.begins:
         lines.append("Partitions that begin in this ledger:" if done else "Partitions that would begin in this ledger:")
         lines += [f"  {tp}: at {row.state.floor:,} ({row.evidence})" for tp, row in sorted(adoption.begins.items())]
     if adoption.action is not None:
         lines.append(action_text(adoption.action, done))
     return "\n".join(lines)
+
+
+def _outstanding_text(tokens: OutstandingTokens) -> list[str]:
+    if tokens.in_flight is None:
+        return [
+            "Tokens of records in flight that the other ledger has handed out count no more: answers for them are "
+            "ignored as unsigned. This ledger reads those records again if they are not below its start."
+        ]
+    if not tokens.in_flight:
+        return []
+    lines = [
+        f"Records in flight whose tokens count no more: {tokens.in_flight:,}. Answers for them are ignored as "
+        f"unsigned. They time out and are tried again, each under a new token."
+    ]
+    if tokens.without_timeout:
+        lines.append(
+            f"{tokens.without_timeout:,} of them have no timeout and stay in flight: end them with `ackline skip`, or "
+            f"read them again with `ackline reset`."
+        )
+    return lines
 
 
 def void_json(plan: Plan, consequence: Consequence, reason: str, pause: bool) -> dict[str, Any]:

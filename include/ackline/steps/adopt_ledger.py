@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from ackline.commit_rule import CommitMetadata, Committed, check_commit_allowed, is_of_ledger, is_of_pipeline
 from ackline.errors import AcklineError, ConfigError, FatalError, GroupMoved, NewerCommit
 from ackline.offsets import TopicPartition
+from ackline.pending import NEVER, PendingKind, PendingRuns
 from ackline.steps.action_plans import Targets
 from ackline.steps.commit import commit_metadata_of, commit_newest
 from ackline.steps.genesis import genesis_partitions, genesis_plan
@@ -40,6 +41,18 @@ NOTHING = "the group holds no commit of another ledger of this pipeline: there i
 
 
 @dataclass(frozen=True, slots=True)
+class OutstandingTokens:
+    """The records in flight whose tokens count no more, because tokens are signed for the ledger's id.
+
+    `in_flight` is None if the ledger that has handed them out is lost: this one does not hold its records. A record
+    with a deadline times out and is tried again, under a new token. One of those `without_timeout` waits for ever.
+    """
+
+    in_flight: int | None
+    without_timeout: int
+
+
+@dataclass(frozen=True, slots=True)
 class Adoption:
     """What adopting changes. `not_committed` is why the group was not committed; None before it is carried out."""
 
@@ -52,6 +65,7 @@ class Adoption:
     not_committed: str | None = None
     older_copy: bool = False
     """Whether a newer copy of the same ledger has committed the group. This copy then gets a new id."""
+    outstanding: OutstandingTokens = OutstandingTokens(0, 0)
 
 
 def prepare_adoption(parts: Parts, reason: str) -> Adoption:
@@ -69,7 +83,8 @@ def prepare_adoption(parts: Parts, reason: str) -> Adoption:
     if newest is None:
         if not joining:
             raise ConfigError(f"{parts.pipeline.name}: no subscribed topic exists, so no ledger can begin")
-        return Adoption(_ledgers(parts, view.committed), joining)
+        lost = OutstandingTokens(None if parts.pipeline.ack_topic is not None else 0, 0)
+        return Adoption(_ledgers(parts, view.committed), joining, outstanding=lost)
     commits = _commits_of_others(parts, newest, view.committed)
     joining = {tp: row for tp, row in joining.items() if is_of_pipeline(row.committed, parts.pipeline.name)}
     if not commits and not joining:
@@ -78,7 +93,10 @@ def prepare_adoption(parts: Parts, reason: str) -> Adoption:
     action = None
     if commits:
         action = prepare_action(parts, TurnKind.SKIP, lambda lane: _targets(parts, lane), reason, adopts_ledger=True)
-    return Adoption(_ledgers(parts, others), joining, action, older_copy=_is_older_copy(parts, commits))
+    older_copy = _is_older_copy(parts, commits)
+    # Only a copy gets another id. A ledger that returns over commits of another one keeps its id and its tokens.
+    tokens = _outstanding(newest) if older_copy else OutstandingTokens(0, 0)
+    return Adoption(_ledgers(parts, others), joining, action, older_copy=older_copy, outstanding=tokens)
 
 
 def adopt_ledger(parts: Parts, reason: str) -> Adoption:
@@ -100,6 +118,14 @@ def adopt_ledger(parts: Parts, reason: str) -> Adoption:
         return replace(adoption, not_committed=_commit(parts))
     done = perform_action(parts, TurnKind.SKIP, lambda lane: _targets(parts, lane), reason, adopts_ledger=True)
     return replace(adoption, action=PreparedAction(done.plan, done.before), not_committed=done.not_committed)
+
+
+def _outstanding(newest: Settlement) -> OutstandingTokens:
+    in_flight = [
+        PendingRuns.of(settled.state.pending).of_kind(PendingKind.IN_FLIGHT) for settled in newest.partitions.values()
+    ]
+    lasting = sum(int((runs.ends - runs.starts)[runs.dues == NEVER].sum()) for runs in in_flight)
+    return OutstandingTokens(sum(runs.offsets for runs in in_flight), lasting)
 
 
 def _commit(parts: Parts) -> str | None:
