@@ -1,6 +1,6 @@
 """Mutants of what settle decides about answers from outside: each breaks one rule, and the state machine finds it."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -59,16 +59,17 @@ def timeouts_before_answers(patch: pytest.MonkeyPatch) -> None:
     """An attempt whose deadline has passed times out although its answer is there (S65)."""
     real = decide_answers._Judge.rows
 
-    def rows(judge: Any, time_out: bool) -> Iterator[tuple[TopicPartition, OutcomeRow]]:
-        for tp, row in real(judge, time_out):
+    def rows(judge: Any, time_out: bool) -> dict[TopicPartition, list[OutcomeRow]]:
+        decided = {tp: list(rows) for tp, rows in real(judge, time_out).items()}
+        for tp, rows in decided.items() if time_out else ():
             overdue = judge.in_flight[tp].runs.overdue_at(judge.now)
-            if time_out and any(run.start <= row.offset < run.end for run in overdue):
-                yield tp, OutcomeRow(
-                    row.offset, row.attempt, Outcome.FAILED, judge.now, ErrorClass.ACK_TIMEOUT,
-                    answer=AnswerKind.TIMEOUT,
-                )  # fmt: skip
-            else:
-                yield tp, row
+            for index, row in enumerate(rows):
+                if any(run.start <= row.offset < run.end for run in overdue):
+                    rows[index] = OutcomeRow(
+                        row.offset, row.attempt, Outcome.FAILED, judge.now, ErrorClass.ACK_TIMEOUT,
+                        answer=AnswerKind.TIMEOUT,
+                    )  # fmt: skip
+        return decided
 
     patch.setattr(decide_answers._Judge, "rows", rows)
 

@@ -192,7 +192,7 @@ def reset_leaves_no_rows(patch: pytest.MonkeyPatch) -> None:
     """A reset records nothing of what it passes over, so no epoch has an outcome of it (I15)."""
     decided, folded = decide.decide, decide.states_after
 
-    def decide_nothing(parts: Parts, plan: Plan, *rest: Any) -> tuple[decide.Decisions, Any]:
+    def decide_nothing(parts: Parts, plan: Plan, *rest: Any) -> tuple[Any, Any]:
         return ({}, None) if plan.kind is TurnKind.RESET else decided(parts, plan, *rest)
 
     def states_after(plan: Plan, before: Settlement, *rest: Any) -> dict[TopicPartition, PartitionState]:

@@ -5,8 +5,9 @@ offset of a settlement is `held`, and metrics are `figures`.
 """
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, date, datetime
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,9 @@ from ackline.turns import (
     TurnId,
     TurnKind,
 )
+
+_DICTS = 2_000
+"""How many decisions are dicts at a time: a dict takes a kilobyte, a row of Arrow a fifth of that."""
 
 
 def plan_date(planned_at: datetime) -> date:
@@ -227,10 +231,23 @@ def settlement_from_rows(rows: pa.Table) -> Settlement:
 def decision_rows(
     turn: TurnId, day: date, run_id: str, decisions: Mapping[TopicPartition, Iterable[OutcomeRow]]
 ) -> pa.Table:
-    """Returns the decisions of a turn as rows of `outcomes`: one for each record, or for each range of offsets."""
-    rows = [
+    """Returns the decisions of a turn as rows of `outcomes`: one for each record, or for each range of offsets.
+
+    A turn may decide all records in flight at once, so few rows at a time are dicts.
+    """
+    rows = _decision_dicts(turn_columns(turn, day, run_id), decisions)
+    parts = [OUTCOMES.empty_table()]
+    while part := list(islice(rows, _DICTS)):
+        parts.append(pa.Table.from_pylist(part, schema=OUTCOMES))
+    return pa.concat_tables(parts)
+
+
+def _decision_dicts(
+    same: Mapping[str, Any], decisions: Mapping[TopicPartition, Iterable[OutcomeRow]]
+) -> Iterator[dict[str, Any]]:
+    return (
         {
-            **turn_columns(turn, day, run_id),
+            **same,
             "topic": tp.topic,
             "partition": tp.partition,
             "offset": row.offset,
@@ -245,8 +262,7 @@ def decision_rows(
         }
         for tp, decided in sorted(decisions.items())
         for row in decided
-    ]
-    return pa.Table.from_pylist(rows, schema=OUTCOMES)
+    )
 
 
 def _pending_column(states: Sequence[PartitionState]) -> pa.ChunkedArray:

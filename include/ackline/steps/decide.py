@@ -3,7 +3,7 @@
 Decisions are rows of their own (attempt 0) in `outcomes`. Nothing here stores them; settle does, as decisions n.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from datetime import datetime
 from typing import Any
@@ -21,7 +21,7 @@ from ackline.pending import PendingRuns, arrays_of
 from ackline.planning import NO_LEADER, PARKED, PAUSED
 from ackline.retry import RetryBlock
 from ackline.steps.action_plans import MOVES
-from ackline.steps.decide_answers import answers_of_turn, decide_answers
+from ackline.steps.decide_answers import DecidedRows, answers_of_turn, decide_answers
 from ackline.steps.lane_ranges import LaneRanges, chosen_in, lane_ranges
 from ackline.steps.measure import gaps_of
 from ackline.steps.parts import Parts
@@ -80,7 +80,7 @@ def _policy(plan: Plan) -> Backoff:
 
 def decide(
     parts: Parts, plan: Plan, before: Settlement, outcomes: TurnOutcomes
-) -> tuple[Decisions, AnswerReport | None]:
+) -> tuple[Mapping[TopicPartition, Iterable[OutcomeRow]], AnswerReport | None]:
     """Returns the decisions of the turn by partition, and what became of the answers from outside; None if the turn has
     no ack topic. Sends the dead letters of the records that are decided as dead.
     """
@@ -108,10 +108,11 @@ def decide(
     # After the dead letters, so that none is sent for a record that only an answer or a deadline of this turn fails.
     # Until decisions n are stored, a repeated settle may read a later answer, and a letter of a record that is acked
     # then would be wrong. So the next turn sends it.
-    answered_rows, report = decide_answers(parts, plan, before, wanted, states)
-    for tp, answered in answered_rows.items():
-        decisions.setdefault(tp, []).extend(answered)
-    return decisions, report
+    answered, report = decide_answers(parts, plan, before, wanted, states)
+    both = {
+        tp: DecidedRows((decisions.get(tp, ()), answered.get(tp, ()))) for tp in dict.fromkeys([*decisions, *answered])
+    }
+    return both, report
 
 
 def _expired_ranges(parts: Parts, plan: Plan, chosen: LaneRanges) -> Decisions:

@@ -4,11 +4,13 @@ Every answer that is read is applied before any deadline is looked at, so an ans
 the run comes late. Time is the run's clock: a renewal and a deadline are judged by the same clock.
 """
 
-from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from itertools import chain
+
+import numpy as np
 
 from ackline.answers import AckPosition, Answer, AnswerReport, Applied, Ignored, parse_answer
 from ackline.errors import ConfigError
@@ -18,6 +20,7 @@ from ackline.offsets import TopicPartition
 from ackline.outcome import AnswerKind, ErrorClass, Outcome
 from ackline.outcome_rows import OutcomeRow
 from ackline.pending import PendingRuns
+from ackline.range_arrays import Int64s
 from ackline.scrub import scrub
 from ackline.steps.ack_topic import AnswerRange, expired_warnings, range_to_read, read_answers
 from ackline.steps.parts import Parts
@@ -27,6 +30,7 @@ from ackline.token_keys import Keys
 from ackline.turns import Plan, PlannedPartition, SettledPartition, Settlement, TurnId
 
 _LATEST = datetime.max.replace(tzinfo=UTC)
+_MAX_OFFSET = 2**63 - 1
 Key = tuple[TopicPartition, int]
 
 
@@ -51,7 +55,7 @@ def decide_answers(
     before: Settlement,
     wanted: AnswerRange,
     states: Mapping[TopicPartition, PartitionState],
-) -> tuple[dict[TopicPartition, list[OutcomeRow]], AnswerReport]:
+) -> tuple[Mapping[TopicPartition, Iterable[OutcomeRow]], AnswerReport]:
     """Returns the rows that end or renew attempts in flight, and what became of each answer. Stores nothing.
 
     `states` are those after the outcomes of the turn, so that an answer that came before them counts, too (S64).
@@ -67,11 +71,7 @@ def decide_answers(
             judge.take(answer.message.key(), answer.message.value())
         else:
             gone.append(answer)
-    rows: dict[TopicPartition, list[OutcomeRow]] = {}
-    for tp, row in judge.rows(time_out=not wanted.hides_answers):
-        rows.setdefault(tp, []).append(row)
-    for decided in rows.values():
-        decided.sort(key=lambda row: row.offset)
+    rows = judge.rows(time_out=not wanted.hides_answers)
     warnings = (*wanted.warnings, *expired_warnings(wanted, gone))
     return rows, AnswerReport(wanted.after, dict(judge.counts), warnings)
 
@@ -86,18 +86,49 @@ class _InFlight:
     """The records of a partition that are in flight."""
 
     runs: PendingRuns
-    starts: list[int]
-    ends: list[int]
-    attempts: list[int]
+    attempts: Int64s
 
     @classmethod
     def of(cls, runs: PendingRuns) -> "_InFlight":
-        return cls(runs, runs.starts.tolist(), runs.ends.tolist(), runs.attempts.tolist())
+        return cls(runs, runs.attempts)
 
     def attempt_at(self, offset: int) -> int | None:
         """Returns the attempt that is in flight at an offset; None if none is."""
-        index = bisect_right(self.starts, offset) - 1
-        return self.attempts[index] if index >= 0 and offset < self.ends[index] else None
+        if not 0 <= offset < _MAX_OFFSET:  # a token may be forged
+            return None
+        index = int(np.searchsorted(self.runs.starts, offset, side="right")) - 1
+        return int(self.attempts[index]) if index >= 0 and offset < self.runs.ends[index] else None
+
+
+@dataclass(frozen=True, slots=True)
+class DecidedRows:
+    """Rows of several parts, one part after the other. They can be iterated more than once."""
+
+    parts: tuple[Iterable[OutcomeRow], ...]
+
+    def __iter__(self) -> Iterator[OutcomeRow]:
+        return chain.from_iterable(self.parts)
+
+
+@dataclass(frozen=True, slots=True)
+class OverdueRows:
+    """The rows of attempts whose deadline has passed. They are made while they are iterated, and only `runs` are held:
+    all records in flight may time out in one turn."""
+
+    runs: PendingRuns
+    now: datetime
+
+    def __len__(self) -> int:
+        return self.runs.offsets
+
+    def __iter__(self) -> Iterator[OutcomeRow]:
+        for run in self.runs:
+            reason = f"no answer until {run.value.due:%Y-%m-%d %H:%M:%S} UTC"
+            for offset in range(run.start, run.end):
+                yield OutcomeRow(
+                    offset, run.value.attempts, Outcome.FAILED, self.now, ErrorClass.ACK_TIMEOUT, None, reason,
+                    answer=AnswerKind.TIMEOUT,
+                )  # fmt: skip
 
 
 @dataclass(slots=True)
@@ -171,21 +202,20 @@ class _Judge:
                 offset, attempt, Outcome.FAILED, self.now, ErrorClass.ACK_FAILED, None, reason, answer=AnswerKind.FAIL
             )
 
-    def rows(self, time_out: bool) -> Iterator[tuple[TopicPartition, OutcomeRow]]:
-        """Yields a row for each attempt that an answer has ended or renewed; with `time_out`, for each overdue one."""
-        renewed = {key: row for key, row in self.renewed.items() if key not in self.ended}
-        for (tp, _), row in [*self.ended.items(), *renewed.items()]:
-            yield tp, row
+    def rows(self, time_out: bool) -> dict[TopicPartition, DecidedRows]:
+        """Returns a row for each attempt that an answer has ended or renewed; with `time_out`, for each overdue one."""
+        answered: dict[TopicPartition, list[OutcomeRow]] = {}
+        for (tp, _), row in {**self.renewed, **self.ended}.items():  # what is ended needs no renewal
+            answered.setdefault(tp, []).append(row)
+        decided = {tp: DecidedRows((sorted(rows, key=lambda row: row.offset),)) for tp, rows in answered.items()}
         for tp, waiting in self.in_flight.items() if time_out else ():
-            for run in waiting.runs.overdue_at(self.now):
-                reason = f"no answer until {run.value.due:%Y-%m-%d %H:%M:%S} UTC"
-                for offset in range(run.start, run.end):
-                    if (tp, offset) not in self.ended and (tp, offset) not in renewed:
-                        self.counts[Applied.TIMED_OUT] += 1
-                        yield tp, OutcomeRow(
-                            offset, run.value.attempts, Outcome.FAILED, self.now, ErrorClass.ACK_TIMEOUT, None, reason,
-                            answer=AnswerKind.TIMEOUT,
-                        )  # fmt: skip
+            offsets = np.array([row.offset for row in answered.get(tp, ())], dtype=np.int64)
+            offsets.sort()
+            overdue = OverdueRows(waiting.runs.overdue_at(self.now).minus((offsets, offsets + 1)), self.now)
+            if overdue:
+                self.counts[Applied.TIMED_OUT] += len(overdue)
+                decided[tp] = DecidedRows((*decided.get(tp, DecidedRows(())).parts, overdue))
+        return decided
 
 
 def _later(now: datetime, duration: timedelta) -> datetime:

@@ -52,7 +52,7 @@ def _lost_ranges(parts: Parts, view: PartitionView) -> list[ValuedRange[None]]:
 
 
 def expired_rows_error(
-    parts: Parts, plan: Plan, rows: Mapping[TopicPartition, Sequence[OutcomeRow]]
+    parts: Parts, plan: Plan, rows: Mapping[TopicPartition, Iterable[OutcomeRow]]
 ) -> RetentionPassed | None:
     """Returns the error because of which the turn becomes void, if one of `rows` would settle something as expired.
 

@@ -15,7 +15,7 @@ settle may be killed between any two of its writes, and any process may run it a
 """
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
 from ackline.answers import AnswerReport
@@ -239,7 +239,7 @@ def _unacked(outcomes: TurnOutcomes) -> int:
 
 
 def _void_if_expired(
-    parts: Parts, plan: Plan, before: Settlement, rows: Mapping[TopicPartition, Sequence[OutcomeRow]]
+    parts: Parts, plan: Plan, before: Settlement, rows: Mapping[TopicPartition, Iterable[OutcomeRow]]
 ) -> None:
     """Closes the turn as void and raises RetentionPassed if `on_expired: fail` forbids to settle `rows`."""
     error = expired_rows_error(parts, plan, rows)
