@@ -32,7 +32,7 @@ from ackline.turns import (
     TurnKind,
 )
 
-_DICTS = 2_000
+_DICTS = 1_000
 """How many decisions are dicts at a time: a dict takes a kilobyte, a row of Arrow a fifth of that."""
 
 

@@ -209,10 +209,11 @@ class _Judge:
             answered.setdefault(tp, []).append(row)
         decided = {tp: DecidedRows((sorted(rows, key=lambda row: row.offset),)) for tp, rows in answered.items()}
         for tp, waiting in self.in_flight.items() if time_out else ():
-            offsets = np.array([row.offset for row in answered.get(tp, ())], dtype=np.int64)
-            offsets.sort()
-            overdue = OverdueRows(waiting.runs.overdue_at(self.now).minus((offsets, offsets + 1)), self.now)
-            if overdue:
+            runs = waiting.runs.overdue_at(self.now)
+            if tp in answered:
+                offsets = np.sort(np.array([row.offset for row in answered[tp]], dtype=np.int64))
+                runs = runs.minus((offsets, offsets + 1))
+            if overdue := OverdueRows(runs, self.now):
                 self.counts[Applied.TIMED_OUT] += len(overdue)
                 decided[tp] = DecidedRows((*decided.get(tp, DecidedRows(())).parts, overdue))
         return decided

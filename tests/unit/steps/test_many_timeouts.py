@@ -13,12 +13,12 @@ from ackline.steps.ack_topic import range_to_read
 from ackline.steps.decide_answers import decide_answers
 from tests.memory_answers import NOON, TP, AnsweredLane
 
-RECORDS = 100_000
+RECORDS = 40_000
 LIMIT = 300
 """Bytes of memory for each record, the Arrow table that is written included: with an object a row it was 1,150."""
 
 
-def test_a_hundred_thousand_timeouts_take_less_than_300_bytes_each() -> None:
+def test_many_timeouts_take_less_than_300_bytes_each() -> None:
     lane = AnsweredLane()
     plan = lane.plan()
     parts, before = lane.at(3600).parts(), lane.newest()
