@@ -1,5 +1,6 @@
 """`ackline ack`, `fail` and `renew`: answers for records in flight, by their tokens."""
 
+import sys
 from collections.abc import Sequence
 from typing import Annotated
 
@@ -14,12 +15,10 @@ from ackline.field_types import is_pipeline_name
 from ackline.steps.answer import send_answer
 from ackline.token import Token, parse_token
 
-Tokens = Annotated[
-    list[str], typer.Argument(metavar="TOKEN...", help="What `record.token` was in the handler.", show_default=False)
-]
-OneToken = Annotated[
-    str, typer.Argument(metavar="TOKEN", help="What `record.token` was in the handler.", show_default=False)
-]
+STDIN = "-"
+_HELP = "What `record.token` was in the handler; `-` reads tokens from standard input."
+Tokens = Annotated[list[str], typer.Argument(metavar="TOKEN...", help=_HELP, show_default=False)]
+OneToken = Annotated[str, typer.Argument(metavar="TOKEN", help=_HELP, show_default=False)]
 
 
 def ack(tokens: Tokens, as_json: Json = False) -> None:
@@ -27,7 +26,9 @@ def ack(tokens: Tokens, as_json: Json = False) -> None:
 
     The token names its pipeline. Only the first answer that ends an attempt counts, so it does no harm to ack twice.
 
-    Examples: `ackline ack WzEsIm9…`, `ackline ack $(cat done.txt) --json`
+    Other users of this machine see the arguments of a process. So pipe tokens in, one a line, and write `-`.
+
+    Examples: `ackline ack - <done.txt`, `ackline ack WzEsIm9… --json`
     """
     _answer(tokens, "ack", as_json)
 
@@ -39,7 +40,9 @@ def fail(
 ) -> None:
     """Fail a record that is in flight, by its token. The pipeline's retry policy applies, as after any failure.
 
-    Examples: `ackline fail WzEsIm9…`, `ackline fail WzEsIm9… --reason "the supplier refused it"`
+    With `-`, each token on standard input gets the same answer.
+
+    Examples: `ackline fail - <refused.txt --reason "the supplier refused it"`, `ackline fail WzEsIm9…`
     """
     _answer([token], f"fail {' '.join(reason.split())}".strip(), as_json)
 
@@ -51,7 +54,9 @@ def renew(
 ) -> None:
     """Extend the deadline of a record in flight, by its token: DURATION after the run that reads the answer.
 
-    Examples: `ackline renew WzEsIm9… 10m`
+    With `-`, each token on standard input gets the same answer.
+
+    Examples: `ackline renew - 10m <slow.txt`, `ackline renew WzEsIm9… 10m`
     """
     value = f"renew {duration}"
     if parse_answer(value) is None:
@@ -66,7 +71,7 @@ def add_to(app: typer.Typer) -> None:
 
 
 def _answer(texts: Sequence[str], value: str, as_json: bool) -> None:
-    tokens = [_token(text) for text in texts]
+    tokens = [_token(text) for text in _expanded(texts)]
     of_turns = {(token.turn.pipeline, token.turn.lane) for token in tokens}
     if len(of_turns) > 1:
         raise ConfigError("the tokens are of several pipelines or lanes: answer for each one alone", key="TOKEN")
@@ -78,6 +83,16 @@ def _answer(texts: Sequence[str], value: str, as_json: bool) -> None:
         return
     answers = "1 answer is" if len(tokens) == 1 else f"{len(tokens)} answers are"
     print(f"{answers} in {topic}; the next run of {name} reads {'it' if len(tokens) == 1 else 'them'}.")
+
+
+def _expanded(texts: Sequence[str]) -> list[str]:
+    """Returns the tokens of the command line, with those of standard input in place of `-`."""
+    if STDIN not in texts:
+        return list(texts)
+    piped = sys.stdin.read().split()
+    if not piped:
+        raise ConfigError("standard input holds no token: pipe in tokens, one a line", key="TOKEN")
+    return [*(text for text in texts if text != STDIN), *piped]
 
 
 def _token(text: str) -> Token:

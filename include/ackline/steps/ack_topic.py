@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from ackline.answers import AckPosition
+from ackline.backfill_arguments import id_of
 from ackline.errors import AcklineError, ConfigError
 from ackline.kafka.cluster import TopicInfo
 from ackline.kafka.exact import Found, Gone
@@ -63,7 +64,7 @@ def checked_topic(parts: Parts, topic: str) -> TopicInfo:
     if info is None:
         raise ConfigError(
             f"the ack topic {topic} of pipeline {parts.pipeline.name} does not exist: create it, or correct its name. "
-            f"Nothing was planned",
+            f"Nothing was planned or sent. {_way_out(parts)}",
             key="ack_topic",
         )
     try:
@@ -78,6 +79,17 @@ def checked_topic(parts: Parts, topic: str) -> TopicInfo:
             key="ack_topic",
         )
     return info
+
+
+def _way_out(parts: Parts) -> str:
+    """Returns what an operator does who gives the ack topic up while records are in flight."""
+    name, lane = parts.pipeline.name, parts.store.lane
+    if not parts.commits:
+        return f"Or end the backfill with `ackline backfill {name} --cancel {id_of(lane)}`"
+    return (
+        f"To go on without it, take `ack_topic` out of the file and begin a new epoch with `ackline reset {name} --to "
+        f"floor --reason …`, which reads again what is in flight"
+    )
 
 
 def unread_answers(parts: Parts, newest: Settlement) -> AnswerRange | None:
@@ -101,8 +113,8 @@ def range_to_read(parts: Parts, position: AckPosition) -> AnswerRange:
     info = parts.cluster.topics([topic]).get(topic)
     if info is None:
         raise ConfigError(
-            f"the ack topic {topic} of pipeline {parts.pipeline.name} does not exist any more: create it again. The "
-            f"turn stays open until then",
+            f"the ack topic {topic} of pipeline {parts.pipeline.name} does not exist any more: create it again, empty "
+            f"or not. The turn stays open until then",
             key="ack_topic",
         )
     tps, leaderless = _by_leader(topic, info)

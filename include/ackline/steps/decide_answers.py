@@ -46,7 +46,11 @@ def answers_of_turn(parts: Parts, plan: Plan, position: AckPosition) -> AnswerRa
             f"turn is settled. {void_advice(plan.turn)}",
             key="ack_topic",
         )
-    return range_to_read(parts, position)
+    try:
+        return range_to_read(parts, position)
+    except ConfigError as error:
+        error.add_advice(void_advice(plan.turn))
+        raise
 
 
 def decide_answers(

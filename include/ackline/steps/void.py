@@ -19,7 +19,7 @@ from ackline.errors import FatalError, RangeGone, TopicChanged, TurnVoided
 from ackline.metrics import fetch_metrics
 from ackline.offsets import TopicPartition
 from ackline.steps.parts import Parts
-from ackline.turns import VOIDED_BY_OPERATOR, Marker, MarkerKind, Plan, Settlement, TurnId, TurnKind
+from ackline.turns import LIVE, VOIDED_BY_OPERATOR, Marker, MarkerKind, Plan, Settlement, TurnId, TurnKind
 
 
 def void_turn(parts: Parts, plan: Plan, before: Settlement, reason: str) -> bool:
@@ -117,7 +117,8 @@ def check_not_voided(parts: Parts, turn: TurnId) -> None:
 
 def void_advice(turn: TurnId) -> str:
     """Returns the sentence that names the way out of an open turn."""
-    return f"If the turn can't be carried out, close it with `ackline void {turn.pipeline} --reason …`"
+    lane = "" if turn.lane == LIVE else f" --lane {turn.lane}"
+    return f"If the turn can't be carried out, close it with `ackline void {turn.pipeline}{lane} --reason …`"
 
 
 @contextmanager

@@ -66,8 +66,8 @@ class MemoryCommand:
             parts = memory_parts(self.lane.world, own, "command", self.lane._hook, lane=lane)
         yield replace(parts, actor=actor, fixed_now=now)
 
-    def __call__(self, *arguments: str) -> Finished:
-        """Run the command with these arguments."""
-        stdin = io.StringIO()
+    def __call__(self, *arguments: str, piped: str = "") -> Finished:
+        """Run the command with these arguments, and with `piped` on its standard input."""
+        stdin = io.StringIO(piped)
         with patch.object(sys, "stdin", stdin), patch.object(stdin, "isatty", lambda: bool(self.answers)):
             return Finished(*run_main(arguments))
