@@ -8,7 +8,7 @@ from hypothesis.stateful import initialize, precondition, rule
 
 from ackline.testing.memory import AFTER, BEFORE, READ
 from tests.chaos.config import Config, answered_configs
-from tests.chaos.machine import ChaosMachine
+from tests.chaos.machine import SLOTS, ChaosMachine
 from tests.chaos.outside import VALUES
 from tests.chaos.stage import Stop
 from tests.chaos.world_changes import ORDERS, small
@@ -126,6 +126,23 @@ class AnsweredMachine(ChaosMachine):
         self.advance(first, stop)
         self.oracle.check()
         self.answers_come(late, None)
+        self.advance(self.spawn("run"), None)
+        if not first.over:
+            self.oracle.check()
+            self.advance(first, None)
+
+    @precondition(lambda self: len(self.actors) < SLOTS)
+    @rule(where=small, records=st.lists(st.sampled_from(WAITING), min_size=1, max_size=4), answered=several)
+    def handed_on_in_vain(self, where: int, records: list[Any], answered: list[Answered]) -> None:
+        """Hands records on in a turn that an operator voids, and again in the next. Answers come for both tokens."""
+        self.append(self.log(where), records)
+        first = self.spawn("run")
+        self.actors.append(first)
+        self.advance(first, ("decisions", BEFORE))
+        for program in ("void", "run"):
+            self.advance(self.spawn(program), None)
+            self.oracle.check()
+        self.answers_come(answered, None)
         self.advance(self.spawn("run"), None)
         if not first.over:
             self.oracle.check()
