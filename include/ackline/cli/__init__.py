@@ -4,7 +4,7 @@ import contextlib
 import signal
 import sys
 
-from ackline.cli.interrupts import INTERRUPTED, end_on_ctrl_c, print_stopped
+from ackline.cli.interrupts import INTERRUPTED, end_on_ctrl_c
 
 __all__ = ["main"]
 
@@ -21,7 +21,6 @@ def main() -> None:
 
         run_command()
     except KeyboardInterrupt:
-        print_stopped()
         sys.exit(INTERRUPTED)
     finally:
         # What is left is the exit of Python: a second Ctrl-C would only interrupt clean-up, with a traceback.

@@ -84,6 +84,8 @@ def main() -> None:
         if not (interrupts.is_interrupted() and ended.code):
             raise
         _exit_interrupted()
+    except KeyboardInterrupt:  # pressed where typer does not catch it, as between two of its own lines
+        _exit_interrupted()
     except Exception as error:
         if interrupts.is_interrupted():
             _exit_interrupted()
