@@ -125,11 +125,10 @@ class SourceRun(TaskRun):
     def rows(self) -> Iterator[pa.RecordBatch]:
         """Yields rows for steps and the acker, as soon as they are many."""
         self._outbox.add_tuples(self._trees)
-        if self._outbox.full:
-            yield from self._outbox.take()
+        yield from self._outbox.take()
 
     def finish(self) -> Iterator[pa.RecordBatch]:
         """Closes the files. Yields the rows that are left, the last of which holds the task's manifest."""
         self._outbox.add_tuples(self._trees)
-        yield from self._outbox.take()
+        yield from self._outbox.take(last=True)
         yield self._outbox.manifest(self._manifest())

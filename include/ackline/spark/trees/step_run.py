@@ -92,8 +92,7 @@ class StepRun:
                 self._key = key
             self._group.append(given)
         self._send()
-        if self._outbox.full:
-            yield from self._outbox.take()
+        yield from self._outbox.take()
 
     def _call_join(self) -> None:
         if self._group:
@@ -112,7 +111,7 @@ class StepRun:
         """Calls a join for the last key. Yields the rows that are left, the last of which holds the task's manifest."""
         self._call_join()
         self._send()
-        yield from self._outbox.take()
+        yield from self._outbox.take(last=True)
         staged = () if self._outputs is None else self._outputs.close()
         yield self._outbox.manifest(manifest((), {}, {}, 0, 0, 0, 0, self._trees.counts, staged))
 
