@@ -15,6 +15,7 @@ from ackline.spark.output.manifest import manifest
 from ackline.spark.settings import TaskSettings
 from ackline.spark.task_run import check_start, ignore_ctrl_c, naming_host
 from ackline.spark.trees.calls import Input, TreeCalls, tuple_of
+from ackline.spark.trees.collection import rarer_collection
 from ackline.spark.trees.outbox import MAX_ROWS, Outbox
 from ackline.spark.trees.output_rows import OutputRows
 from ackline.spark.trees.rows import UNTRACKED, Edges, Root
@@ -31,7 +32,7 @@ def handle_step(settings: TaskSettings, step: Step) -> Callable[[Batches], Batch
     in the order of their origins."""
 
     def task(batches: Batches) -> Batches:
-        with StepRun(settings, step) as run:
+        with rarer_collection(), StepRun(settings, step) as run:
             for batch in batches:
                 is_mine = pc.fill_null(pc.equal(batch.column("step"), step.number), False)
                 passed_on = batch.filter(pc.invert(is_mine))
@@ -118,7 +119,15 @@ class StepRun:
 
 def _values(batch: pa.RecordBatch) -> list[list[Any]]:
     """Returns the columns of tuples as lists, with the ids of edges as they were before they were signed."""
-    columns = [batch.column(name) for name in _COLUMNS]
-    values = [column.to_pylist() for column in columns]
-    values[_COLUMNS.index("edge")] = columns[_COLUMNS.index("edge")].to_numpy().view(np.uint64).tolist()
+    values = []
+    for name in _COLUMNS:
+        column = batch.column(name)
+        if name == "edge":
+            values.append(column.to_numpy().view(np.uint64).tolist())
+        elif pa.types.is_integer(column.type):
+            values.append(column.to_numpy().tolist())  # several times faster than `to_pylist`
+        elif column.null_count == len(column):
+            values.append([None] * len(column))
+        else:
+            values.append(column.to_pylist())
     return values
