@@ -37,7 +37,6 @@ Texts = Callable[[], Iterator[bytes | str | None]]
 
 _Takers = tuple[tuple[Step, ...], tuple[Output, ...]]
 """The steps and the outputs that take a stream."""
-_NO_TAKERS: _Takers = ((), ())
 _ANSWERS = (Emit, Fail, Hold, InFlight)
 _STREAM_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}")
 _MASKED_REASONS = 20
@@ -261,7 +260,7 @@ class TreeCalls:
         problem = ""
         if takers is None:
             takers, stream = self._find_takers(step, emit.stream)
-            if takers == _NO_TAKERS:  # the tuple would get lost
+            if not self._topology.is_taken(stream):  # the tuple would get lost
                 problem = scrub(f"emitted to {stream}, which no step and no output takes", texts())
         payload = pack(step, emit.stream, emit.key, emit.value)
         return _Emitted(*takers, anchors, key_bytes(emit.key), payload, problem)
@@ -273,7 +272,7 @@ class TreeCalls:
             raise InvalidOutcome("the stream of an Emit is no name of a stream")
         stream = Stream(step, name)
         takers = self._topology.consumers.get(stream, ()), self._topology.outputs.get(stream, ())
-        if takers != _NO_TAKERS:  # a handler may make up any number of names that nothing takes
+        if self._topology.is_taken(stream):  # a handler may make up any number of names that nothing takes
             self._takers[step, name] = takers
         return takers, stream
 

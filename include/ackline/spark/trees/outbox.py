@@ -43,7 +43,7 @@ class Outbox:
 
     def take(self, *, last: bool = False) -> Iterator[pa.RecordBatch]:
         """Yields the rows that make a batch, and forgets them. The `last` time it yields all that are left."""
-        if last or len(self._tuples) >= MAX_ROWS or self._tuples.size >= _MAX_BYTES:
+        if last or make_a_batch(self._tuples):
             tuples, self._tuples = self._tuples, TupleRows()
             # By bytes, too: Arrow's column of payloads holds 2 GiB at most, and the JVM takes a batch whole.
             rows = min(MAX_ROWS, max(1, len(tuples) * _MAX_BYTES // max(1, tuples.size)))
@@ -86,6 +86,11 @@ class Outbox:
             "payload": payloads,
         }
         return rows_of(columns, len(blocks))
+
+
+def make_a_batch(tuples: TupleRows) -> bool:
+    """Returns whether tuples are so many, or so large, that they should not wait any longer."""
+    return len(tuples) >= MAX_ROWS or tuples.size >= _MAX_BYTES
 
 
 def read_manifest(content: bytes) -> Iterator[pa.RecordBatch]:

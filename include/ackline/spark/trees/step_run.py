@@ -16,7 +16,7 @@ from ackline.spark.settings import TaskSettings
 from ackline.spark.task_run import check_start, ignore_ctrl_c, naming_host
 from ackline.spark.trees.calls import Input, TreeCalls, tuple_of
 from ackline.spark.trees.collection import rarer_collection
-from ackline.spark.trees.outbox import MAX_ROWS, Outbox
+from ackline.spark.trees.outbox import Outbox, make_a_batch
 from ackline.spark.trees.output_rows import OutputRows
 from ackline.spark.trees.rows import UNTRACKED, Edges, Root
 from ackline.stream_functions import load_steps
@@ -82,7 +82,7 @@ class StepRun:
             elif tp != UNTRACKED:
                 of_tuple = ((Root(tp, offset, attempt), edge),)
             given = Input(tuple_of(payload, of_tuple, self._settings.topic_partitions), of_tuple, payload)
-            if len(self._trees.rows) >= MAX_ROWS:
+            if make_a_batch(self._trees.rows):
                 self._send()
                 yield from self._outbox.take()
             if not self._step.join:
