@@ -3,8 +3,8 @@
 - A tuple has a `step`, the number of the step that it is addressed to. The other rows have none.
 - A row of events holds what one task did for roots of one block of offsets (`ackline.spark.trees.packed_events`). An
   event records what the task did for one root, that is for one attempt at a record: `xor` is the XOR of all edges that
-  the task closed or created, `open[N]` is how many tuples it sent to step N less those it closed there, and `acked[N]` how
-  many succeeded there. A root is complete when the XOR of its events is 0, and each sum of `open[N]` is.
+  the task closed or created, `open[N]` is how many tuples it sent to step N less those it closed there, and `acked[N]`
+  how many succeeded there. A root is complete when the XOR of its events is 0, and each sum of `open[N]` is.
 - A manifest is what a task did in all; it has the `tp` MANIFEST.
 
 `route` is what Spark partitions rows by: the key's hash for a tuple, the block of offsets for events.
