@@ -50,6 +50,7 @@ bench: setup ## throughput, as ratios; then what each size costs, with its aim
 	@python -m tests.bench.queries
 	@python -m tests.bench.interleaved
 	@python -m tests.bench.pipelines
+	@python -m tests.bench.trees
 
 screenshots: setup ## the pictures of the page in docs/, in a headless Chromium that npm installs
 	@SCREENSHOTS=$(CURDIR)/docs pytest tests/plugins/test_browser.py -k screenshots

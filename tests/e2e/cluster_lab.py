@@ -6,6 +6,8 @@ import socket
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -73,6 +75,20 @@ class Machines:
         workers = [self.cluster.add_worker(hidden=hidden) for _ in range(count)]
         self.cluster.wait_for_workers()
         return workers
+
+
+@contextmanager
+def cluster_of_two(folder: Path) -> Iterator[Machines]:
+    """A master with two workers, and a broker that they reach."""
+    for name in ("shared", "private"):
+        (folder / name).mkdir()
+    with SparkCluster(folder / "cluster") as cluster:
+        broker = ReachableBroker(folder / "broker", heap_mb=256)
+        broker.address = cluster.address
+        with broker:
+            machines = Machines(cluster, broker, folder / "shared", folder / "private")
+            machines.add_workers(2)
+            yield machines
 
 
 @dataclass(slots=True)

@@ -19,7 +19,7 @@ import yaml
 
 from ackline.local import order_events
 from ackline.local.processes import wait_until
-from ackline.testing.spark_cluster import SparkCluster, Worker
+from ackline.testing.spark_cluster import Worker
 from tests.e2e.cluster_lab import (
     HANDLER,
     NEEDS_A_PACKAGE,
@@ -29,8 +29,8 @@ from tests.e2e.cluster_lab import (
     Ended,
     Lane,
     Machines,
-    ReachableBroker,
     checked,
+    cluster_of_two,
     ended,
 )
 from tests.e2e.commands import ROOT, run_in_session
@@ -42,16 +42,8 @@ pytestmark = pytest.mark.timeout(600)
 @pytest.fixture(scope="module")
 def machines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machines]:
     """A master with two workers, and a broker that they reach."""
-    folder = tmp_path_factory.mktemp("machines")
-    for name in ("shared", "private"):
-        (folder / name).mkdir()
-    with SparkCluster(folder / "cluster") as cluster:
-        broker = ReachableBroker(folder / "broker", heap_mb=256)
-        broker.address = cluster.address
-        with broker:
-            made = Machines(cluster, broker, folder / "shared", folder / "private")
-            made.add_workers(2)
-            yield made
+    with cluster_of_two(tmp_path_factory.mktemp("machines")) as made:
+        yield made
 
 
 @pytest.fixture

@@ -4,14 +4,14 @@ import json
 from typing import Any
 
 import pytest
-from pyspark.sql import Row
 
 from ackline.errors import ConfigError, TransientError
 from ackline.offsets import TopicPartition
 from ackline.spark.job import ReplayJob, _manifests, check_replay, run_replay
-from ackline.spark.trees.acker import by_root
+from ackline.spark.trees.acker import by_block
 from ackline.spark.trees.chain import one_job
-from ackline.spark.trees.rows import RowFormat
+from ackline.spark.trees.packed_events import BLOCK, EventFormat, PackedEvents
+from ackline.spark.trees.rows import ROWS_DDL, ROWS_SCHEMA, Event, Root
 from ackline.topology import StepBlock, Topology, topology
 from ackline.translation import Stream, Translation
 from tests.spark import tree_handlers
@@ -144,15 +144,29 @@ def test_handlers_of_other_tiers_are_refused_with_steps(lab: Lab) -> None:
         check_replay(lab.spark, job)
 
 
-def test_s63_events_that_came_twice_or_late_change_nothing(lab: Lab) -> None:
-    """Two tasks did the same for a root: the second time, at another time and in another order."""
-    format_ = RowFormat(1)
-    common = {"route": 0, "tp": 0, "offset": 7, "attempt": 1, "sources": 0, "acked_0": 0}
-    sent = {**common, "by": -1, "edge": 11, "xor": 5, "sources": 1, "open_0": 1, "time": 1}
-    closed = {**common, "by": 0, "edge": 5, "xor": 5, "open_0": -1, "acked_0": 1, "time": 2}
-    rows = [closed, sent, {**closed, "time": 3}, {**sent, "time": 4}, {**closed, "time": 5}]
-    names = format_.schema.names
-    frame = lab.spark.createDataFrame([tuple(row.get(name) for name in names) for row in rows], format_.ddl)
-    [root] = by_root(frame, 1, 1).collect()
-    assert isinstance(root, Row)
-    assert (root["xor"], root["sources"], root["open_0"], root["acked_0"]) == (0, 1, 0, 1)
+def test_s63_rows_of_events_that_came_twice_or_late_change_nothing(lab: Lab) -> None:
+    """Two tasks did the same for the roots of two blocks, in another order, and the acker gets the rows of both."""
+    format_ = EventFormat(1)
+    rows = []
+    for time in (2, 1):
+        packed = PackedEvents(format_)
+        for offset in (7, BLOCK + 7):
+            packed.add(*event(offset, -1, 11, 5, 1, 0), time)
+            packed.add(*event(offset, 0, 5, 5, -1, 1), time)
+        rows += [{"route": block.route, "tp": 0, "offset": block.number, "payload": p} for block, p in packed.take()]
+    names = ROWS_SCHEMA.names
+    frame = lab.spark.createDataFrame([tuple(row.get(name) for name in names) for row in reversed(rows)], ROWS_DDL)
+    sorted_rows = by_block(frame, 1).collect()
+    assert [row["offset"] for row in sorted_rows] == [0, 0, 1, 1]
+    for block in (0, 1):
+        roots = format_.sums([bytes(row["payload"]) for row in sorted_rows if row["offset"] == block])
+        assert roots.offsets.tolist() == [block * BLOCK + 7]
+        sums = (roots.xors.tolist(), roots.sources.tolist(), roots.open_tuples.tolist(), roots.acked.tolist())
+        assert sums == ([0], [1], [[0]], [[1]])
+
+
+def event(offset: int, by: int, edge: int, xor: int, open_: int, acked: int) -> tuple[Root, Event]:
+    """An event of a topology of one step; by the source if `by` is -1."""
+    made = Event(by, edge, 1)
+    made.xor, made.sources, made.open, made.acked = xor, int(by == -1), [open_], [acked]
+    return Root(0, offset, 1), made

@@ -40,7 +40,7 @@ from ackline.spark.shared_folder import unusable_folder
 from ackline.spark.task_folder import TaskFolder, open_task_folder
 from ackline.spark.tasks import handle_fresh, handle_retries, read_retries, store_column
 from ackline.spark.trees.chain import manifests_of_trees, one_job, tasks_of_chain
-from ackline.spark.trees.rows import RowFormat
+from ackline.spark.trees.rows import ROWS_DDL
 from ackline.spark.visible_files import WAIT_SECONDS, WAIT_SECONDS_ONCE, wait_until_sized, wait_until_visible
 from ackline.spark_master import is_local
 from ackline.spark_properties import DYNAMIC_ALLOCATION, DYNAMIC_ALLOCATION_REASON, is_true
@@ -243,7 +243,7 @@ def _manifests(
         outcomes = with_outcomes(_union(records), handler, path, deliver_tombstones, several_topics, once, hashes_keys)
         return outcomes.mapInArrow(store_column(task), MANIFEST_DDL)
     topology = job.settings.topology
-    ddl = MANIFEST_DDL if topology is None else RowFormat(len(topology.steps)).ddl
+    ddl = MANIFEST_DDL if topology is None else ROWS_DDL
     rows = [for_python(source, several_topics).mapInArrow(handle_fresh(task), ddl) for source in sources]
     if job.retries:
         parts, indexes = _retry_parts(spark, job)

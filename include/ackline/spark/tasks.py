@@ -5,6 +5,7 @@ and the same files take their outcomes. No manifest names the files of a task th
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from itertools import pairwise
 from time import perf_counter
 from typing import Any
@@ -18,6 +19,7 @@ from ackline.spark.records import OUT_OF_RANGE, RECORD_COLUMNS, Records, from_sp
 from ackline.spark.retries import GoneOffsets, Retries, UnreadableRecords, read_retries_exactly
 from ackline.spark.settings import KafkaSettings, TaskSettings
 from ackline.spark.task_run import FETCHED, UNREADABLE, TaskRun
+from ackline.spark.trees.collection import rarer_collection
 from ackline.spark.trees.source_run import SourceRun
 
 NOTED_COLUMNS = RECORD_COLUMNS.append(pa.field("note", pa.string())).append(pa.field("out_of_range", pa.bool_()))
@@ -32,7 +34,7 @@ def handle_fresh(settings: TaskSettings) -> Task:
     """Returns the task that handles records of Spark's Kafka source."""
 
     def task(batches: Batches) -> Batches:
-        with _run(settings) as run:
+        with _collection(settings), _run(settings) as run:
             for batch, wait in timed_fetches(batches, perf_counter):
                 for tp, part in _by_topic_partition(batch, settings.topic):
                     run.count_wait(tp, wait)
@@ -50,7 +52,7 @@ def handle_retries(settings: TaskSettings, kafka: KafkaSettings, parts: Any) -> 
     the column `id`."""
 
     def task(batches: Batches) -> Batches:
-        with _run(settings, "exact") as run:
+        with _collection(settings), _run(settings, "exact") as run:
             for retries in _retries_of_task(batches, parts):
                 read = read_retries_exactly(retries, kafka.properties, kafka.isolation_level, run.count_fetched)
                 for batch, wait in timed_fetches(read, perf_counter):
@@ -104,6 +106,10 @@ def store_column(settings: TaskSettings) -> Task:
 
 def _run(settings: TaskSettings, source: str = "fresh") -> TaskRun:
     return TaskRun(settings, source) if settings.replay.topology is None else SourceRun(settings, source)
+
+
+def _collection(settings: TaskSettings) -> AbstractContextManager[None]:
+    return nullcontext() if settings.replay.topology is None else rarer_collection()
 
 
 def _retries_of_task(batches: Batches, parts: Any) -> Iterator[Retries]:

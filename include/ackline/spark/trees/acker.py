@@ -1,59 +1,42 @@
-"""The acker: finds which trees are complete, in Spark, and stores the outcome of each record.
+"""The acker: finds which trees are complete, and stores the outcome of each record.
 
 As Storm's Acker it XORs all edges of a root that were created and closed: the result is 0 when each edge was both. XOR
 has a second witness, because two edges with the same id would cancel each other: as many tuples must have been closed
-at each step as were sent there. Both are sums over events without duplicates, and Spark makes them.
+at each step as were sent there. Both are sums over events without duplicates.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
 import pyarrow as pa
 from pyspark.sql import DataFrame
-from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
 from ackline.errors import FatalError
 from ackline.spark.handlers.load import CallHandler
-from ackline.spark.handlers.outcomes import Outcomes
+from ackline.spark.handlers.outcomes import Outcomes, RowOutcome
 from ackline.spark.output.manifest import manifest
 from ackline.spark.settings import TaskSettings
 from ackline.spark.task_run import TaskRun
 from ackline.spark.trees.notes import outcome_of_root
 from ackline.spark.trees.outbox import read_manifest
+from ackline.spark.trees.packed_events import Block, EventFormat, Sums
 from ackline.spark.trees.rows import MANIFEST
 
 Batches = Iterator[pa.RecordBatch]
-_ROOT = ("tp", "offset", "attempt", "route")
 
 
-def by_root(rows: DataFrame, steps: int, parts: int) -> DataFrame:
-    """Returns a row for each root, from the events of all tasks, in the order of offsets within a part.
+def by_block(rows: DataFrame, parts: int) -> DataFrame:
+    """Returns the rows of events and manifests. The rows of one block of offsets are in one part, one after the other,
+    and the blocks of a topic-partition are in the order of its offsets.
 
-    Repeated events change nothing: those of one root with the same `edge` and step are one. One exchange brings the
-    events of a block of offsets together; nothing after it moves rows.
+    Spark sorts rows of many events each, on disk if need be. So a task of the acker holds the events of one block at a
+    time, however many records its part has.
     """
-    counts = [name for n in range(steps) for name in (f"open_{n}", f"acked_{n}")]
-    return (
-        rows.where("step IS NULL")
-        .select(*_ROOT, "edge", "by", "xor", "sources", "time", "timestamp", "key_hash", "note", *counts)
-        .repartition(parts, "route")
-        .dropDuplicates([*_ROOT, "edge", "by"])
-        .groupBy(*_ROOT)
-        .agg(
-            F.bit_xor("xor").alias("xor"),
-            F.sum("sources").alias("sources"),
-            F.max("time").alias("time"),
-            F.max("timestamp").alias("timestamp"),
-            F.max("key_hash").alias("key_hash"),
-            F.min("note").alias("note"),
-            *(F.sum(name).alias(name) for name in counts),
-        )
-        .sortWithinPartitions("tp", "offset")
-    )
+    return rows.where("step IS NULL").repartition(parts, "route").sortWithinPartitions("tp", "offset")
 
 
 def store_roots(settings: TaskSettings) -> Callable[[Batches], Batches]:
-    """Returns the task that stores the outcomes of roots, given the rows of `by_root`."""
+    """Returns the task that stores the outcomes of roots, given the rows of `by_block`."""
 
     def task(batches: Batches) -> Batches:
         with AckerRun(settings, "acker") as run:
@@ -70,47 +53,60 @@ class AckerRun(TaskRun):
     _decided = 0
 
     def _load_call(self) -> CallHandler | None:
+        topology = self._settings.replay.topology
+        assert topology is not None
+        self._topology = topology
+        self._format = EventFormat(len(topology.steps))
+        self._block: Block | None = None
+        self._payloads: list[bytes] = []
         return None
 
     def store(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-        """Stores the outcomes of roots. Yields the manifests of other tasks, which travel with the events.
+        """Stores the outcomes of the roots of each block that is complete: the next one has begun. Yields the manifests
+        of other tasks, which travel with the events.
 
         Raises FatalError if a root has no event of its own record, or several.
         """
-        tps = batch.column("tp").to_numpy()
-        for note in batch.column("note").filter(pa.array(tps == MANIFEST)).to_pylist():
-            yield from read_manifest(note)
-        for tp in np.unique(tps[tps != MANIFEST]).tolist():
-            self._store_roots(tp, batch.filter(pa.array(tps == tp)))
+        columns = (batch.column(name).to_pylist() for name in ("tp", "offset", "payload"))
+        for tp, number, payload in zip(*columns, strict=True):
+            if tp == MANIFEST:
+                yield from read_manifest(payload)
+                continue
+            block = Block(tp, number)
+            if block != self._block:
+                self._store_block()
+                self._block = block
+            self._payloads.append(payload)
 
-    def _store_roots(self, tp: int, roots: pa.RecordBatch) -> None:
-        topology = self._settings.replay.topology
-        assert topology is not None
-        sources = roots.column("sources").to_numpy()
-        if (sources != 1).any():
+    def finish(self) -> Iterable[pa.RecordBatch]:
+        """Stores the last block, and closes the files. Returns the task's manifest."""
+        self._store_block()
+        return super().finish()
+
+    def _store_block(self) -> None:
+        if self._block is None:
+            return
+        tp, payloads, self._payloads = self._settings.topic_partitions[self._block.tp], self._payloads, []
+        roots = self._format.sums(payloads)
+        if (roots.sources != 1).any():
             raise FatalError("the acker got events of a record without its first one; nothing was stored")
-        times, xors = roots.column("time").to_numpy(), roots.column("xor").to_numpy()
-        steps = range(len(topology.steps))
-        open_tuples = np.array([roots.column(f"open_{number}").to_numpy() for number in steps])
-        acked = np.array([roots.column(f"acked_{number}").to_numpy() for number in steps])
-        notes = roots.column("note")
-        is_acked = (xors == 0) & ~open_tuples.any(axis=0) & notes.is_null().to_numpy(zero_copy_only=False)
+        self._decided += len(roots.offsets)
+        hashes = None if self._key_hash is None else pa.array(roots.key_hashes, pa.string())
+        outcomes = Outcomes(roots.times, self._not_acked(roots))
+        self._store(tp, roots.offsets, roots.timestamps, roots.attempts.astype(np.int32), outcomes, hashes)
+
+    def _not_acked(self, roots: Sums) -> list[RowOutcome]:
+        """Returns the outcome of each root that is not acked."""
+        has_note = np.array([note is not None for note in roots.notes], dtype=np.bool_)
+        is_acked = (roots.xors == 0) & ~roots.open_tuples.any(axis=0) & ~has_note
         not_acked = []
         for row in np.flatnonzero(~is_acked).tolist():
-            of_row = open_tuples[:, row].tolist(), acked[:, row].tolist()
-            outcome = outcome_of_root(notes[row].as_py(), int(xors[row]), *of_row, topology, int(times[row]))
+            of_row = roots.open_tuples[:, row].tolist(), roots.acked[:, row].tolist()
+            time = int(roots.times[row])
+            outcome = outcome_of_root(roots.notes[row], int(roots.xors[row]), *of_row, self._topology, time)
             if outcome is not None:
                 not_acked.append(outcome.at_row(row))
-        hashes = None if self._key_hash is None else roots.column("key_hash")
-        self._decided += len(roots)
-        self._store(
-            self._settings.topic_partitions[tp],
-            roots.column("offset").to_numpy(),
-            roots.column("timestamp").to_numpy(),
-            roots.column("attempt").to_numpy(),
-            Outcomes(times, not_acked),
-            hashes,
-        )
+        return not_acked
 
     def _manifest(self) -> pa.RecordBatch:
         counts = self._files.counts

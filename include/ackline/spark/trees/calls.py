@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
+from types import GeneratorType
 from typing import Any
 
 from ackline.decode import scalar_texts
@@ -16,6 +17,7 @@ from ackline.errors import FatalError
 from ackline.handler import Handler, Record
 from ackline.offsets import TopicPartition
 from ackline.outcome import ErrorClass, Outcome
+from ackline.outputs import Output
 from ackline.scrub import scrub
 from ackline.spark.handlers.call import end_forked_copy, forks, refuse_unfinished
 from ackline.spark.handlers.outcomes import Clock, InvalidOutcome, RowOutcome, TaskFailure, outcome_of_exception
@@ -33,13 +35,18 @@ Seeds = Mapping[tuple[str, int], tuple[int, int]] | None
 Texts = Callable[[], Iterator[bytes | str | None]]
 """Yields what an error message must not repeat."""
 
+_Takers = tuple[tuple[Step, ...], tuple[Output, ...]]
+"""The steps and the outputs that take a stream."""
+_ANSWERS = (Emit, Fail, Hold, InFlight)
 _STREAM_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}")
 _MASKED_REASONS = 20
 _MAX_CONSUMERS = 256
 """The most steps that may take one stream. The positions of edges have eight bits for them."""
 
 
-@dataclass(frozen=True, slots=True)
+# The next three are not frozen, because there is one of them for each tuple, and a frozen object takes twice as long to
+# make. Nothing changes them.
+@dataclass(slots=True, eq=False)
 class Input:
     """A tuple with the edges that lead to it from its roots, and the bytes that it came from."""
 
@@ -48,11 +55,12 @@ class Input:
     payload: bytes
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class _Emitted:
     """An `Emit` as it was when the handler yielded it: the handler may change the value afterwards."""
 
-    stream: Stream
+    consumers: tuple[Step, ...]
+    outputs: tuple[Output, ...]
     anchors: tuple[Any, ...]
     key: bytes
     payload: bytes
@@ -60,7 +68,7 @@ class _Emitted:
     """Why no step can get it; empty if one can."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class _NotAcked:
     """What a join said of one of its tuples: that it failed for a reason, or that it is held."""
 
@@ -88,6 +96,7 @@ class TreeCalls:
         self._handlers = handlers
         self._topic_partitions = topic_partitions
         self._now = now
+        self._takers: dict[tuple[str, str], _Takers] = {}
         self.events: dict[Root, Event] = {}
         self.rows = TupleRows()
         self.counts: dict[str, StepCounts] = {}
@@ -185,7 +194,7 @@ class TreeCalls:
         """Calls the handler. Returns what it yielded, or how it failed: then nothing that it had yielded counts."""
         before = forks()
         try:
-            inputs = tuple(each.tuple for each in given)
+            inputs = tuple([each.tuple for each in given])
             answers = self._emitted(self._handlers[step.number](argument), inputs, lambda: _texts_of(given), step)
             if before != forks():
                 end_forked_copy()
@@ -202,13 +211,13 @@ class TreeCalls:
         and `Hold` too. Runs a generator to its end. Raises InvalidOutcome for anything else."""
         if result is None:
             return []
-        if isinstance(result, Emit | Fail | Hold | InFlight):
+        if isinstance(result, _ANSWERS):
             result = (result,)
-        elif not isinstance(result, Iterator | list | tuple):
+        elif type(result) is not GeneratorType and not isinstance(result, Iterator | list | tuple):
             refuse_unfinished(result)
             raise InvalidOutcome(f"the handler returned {type(result).__name__}; yield Emit(value), or return nothing")
         name, join = (step.name, step.join) if step is not None else (SOURCE, False)
-        ids = frozenset(map(id, inputs))
+        ids = frozenset(map(id, inputs)) if join else frozenset([id(inputs[0])])
         reasons: dict[str, str | None] = {}
         answers: list[Any] = []
         for answer in result:
@@ -226,12 +235,11 @@ class TreeCalls:
             outcome = RowOutcome(0, Outcome.FAILED, ErrorClass.UNKNOWN_STREAM, item.problem, self._now())
             for root, edge in parents:
                 self.events[root].add_note(note_of(number, edge, outcome))
-        for output in self._topology.outputs.get(item.stream, ()):
+        for output in item.outputs:
             assert self._outputs is not None
             self._outputs.add(output, OutputRow(number, item.payload, parents))
-        consumers = self._topology.consumers.get(item.stream, ())
-        for place, step in enumerate(consumers):
-            edges = tuple((root, edge_id(parent, position * _MAX_CONSUMERS + place)) for root, parent in parents)
+        for place, step in enumerate(item.consumers):
+            edges = tuple([(root, edge_id(parent, position * _MAX_CONSUMERS + place)) for root, parent in parents])
             if not step.grouped:
                 self._call(step, Input(tuple_of(item.payload, edges, self._topic_partitions), edges, item.payload))
                 continue
@@ -248,14 +256,25 @@ class TreeCalls:
             # Copied before it is checked: the handler may change its list afterwards.
             anchors = tuple(emit.anchors) if isinstance(emit.anchors, list | tuple) else (emit.anchors,)
             _check_inputs(anchors, ids)
-        if type(emit.stream) is not str or not _STREAM_NAME.fullmatch(emit.stream):
-            raise InvalidOutcome("the stream of an Emit is no name of a stream")
-        stream = Stream(step, emit.stream)
+        takers = self._takers.get((step, emit.stream)) if type(emit.stream) is str else None
         problem = ""
-        if not self._topology.is_taken(stream):  # the tuple would get lost
-            problem = scrub(f"emitted to {stream}, which no step and no output takes", texts())
-        payload = pack((step, emit.stream, emit.key, emit.value))
-        return _Emitted(stream, anchors, key_bytes(emit.key), payload, problem)
+        if takers is None:
+            takers, stream = self._find_takers(step, emit.stream)
+            if not self._topology.is_taken(stream):  # the tuple would get lost
+                problem = scrub(f"emitted to {stream}, which no step and no output takes", texts())
+        payload = pack(step, emit.stream, emit.key, emit.value)
+        return _Emitted(*takers, anchors, key_bytes(emit.key), payload, problem)
+
+    def _find_takers(self, step: str, name: Any) -> tuple[_Takers, Stream]:
+        """Returns the steps and outputs that take a stream, and keeps them. Raises InvalidOutcome if no stream can have
+        this name."""
+        if type(name) is not str or not _STREAM_NAME.fullmatch(name):
+            raise InvalidOutcome("the stream of an Emit is no name of a stream")
+        stream = Stream(step, name)
+        takers = self._topology.consumers.get(stream, ()), self._topology.outputs.get(stream, ())
+        if self._topology.is_taken(stream):  # a handler may make up any number of names that nothing takes
+            self._takers[step, name] = takers
+        return takers, stream
 
     def _close(self, event: Event, step: Step, edge: int, outcome: RowOutcome | None) -> None:
         if outcome is None:
@@ -288,8 +307,9 @@ def tuple_of(payload: bytes, edges: Edges, topic_partitions: Sequence[TopicParti
     if not edges:
         return Tuple(value, key, stream, step, ())
     if len(edges) == 1:
-        root = edges[0][0]
-        return Tuple(value, key, stream, step, (Origin(*topic_partitions[root.tp], root.offset),))
+        tp, offset, _ = edges[0][0]
+        topic, partition = topic_partitions[tp]
+        return Tuple(value, key, stream, step, (Origin(topic, partition, offset),))
     origins = tuple(Origin(*topic_partitions[root.tp], root.offset) for root, _ in sorted(edges))
     return Tuple(value, key, stream, step, origins)
 

@@ -8,8 +8,8 @@ from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
 from ackline.spark.output.manifest import MANIFEST_DDL
 from ackline.spark.settings import TaskSettings
-from ackline.spark.trees.acker import by_root, store_roots
-from ackline.spark.trees.rows import RowFormat
+from ackline.spark.trees.acker import by_block, store_roots
+from ackline.spark.trees.rows import ROWS_DDL
 from ackline.spark.trees.step_run import handle_step
 from ackline.topology import Step, Topology
 
@@ -48,11 +48,10 @@ def manifests_of_trees(rows: DataFrame, settings: TaskSettings, topology: Topolo
     There is no branch and no join, so one action runs each handler once for each tuple. Each step with `group_by` costs
     one exchange, and the acker one. Rows that are not addressed to a step pass through it.
     """
-    ddl = RowFormat(len(topology.steps)).ddl
     for step in topology.steps:
         if step.grouped:
-            rows = _exchange(rows, step, parts).mapInArrow(handle_step(settings, step), ddl)
-    return by_root(rows, len(topology.steps), parts).mapInArrow(store_roots(settings), MANIFEST_DDL)
+            rows = _exchange(rows, step, parts).mapInArrow(handle_step(settings, step), ROWS_DDL)
+    return by_block(rows, parts).mapInArrow(store_roots(settings), MANIFEST_DDL)
 
 
 def _exchange(rows: DataFrame, step: Step, parts: int) -> DataFrame:

@@ -4,12 +4,13 @@ import io
 import pickle
 from datetime import UTC, datetime, timedelta, timezone
 from decimal import Decimal
-from types import BuiltinMethodType
+from types import BuiltinMethodType, NoneType
 from typing import Any
 from zoneinfo import ZoneInfo
 
 from ackline.spark.handlers.outcomes import InvalidOutcome
 
+_SCALARS = frozenset({str, bytes, int, float, bool, NoneType})
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _ALLOWED = (datetime, Decimal, timezone, timedelta, ZoneInfo)
 """Types that a value may hold beside those of JSON and bytes, with what their own pickles refer to."""
@@ -28,19 +29,25 @@ class _Pickler(pickle.Pickler):
         )
 
 
-def pack(value: Any) -> bytes:
-    """Returns a value as bytes. Raises InvalidOutcome if it holds something else than what JSON holds, bytes, datetime
-    and Decimal."""
+def pack(step: str, stream: str, key: Any, value: Any) -> bytes:
+    """Returns a tuple as bytes: the step and the stream that it was emitted by, its key and its value.
+
+    Raises InvalidOutcome if key or value hold something else than what JSON holds, bytes, datetime and Decimal.
+    """
+    content = step, stream, key, value
+    if type(value) in _SCALARS and type(key) in _SCALARS:  # nothing within them to check
+        return pickle.dumps(content, 5)
     buffer = io.BytesIO()
     try:
-        _Pickler(buffer, 5).dump(value)
+        _Pickler(buffer, 5).dump(content)
     except RecursionError:
         raise InvalidOutcome("an emitted value is nested too deeply") from None
     return buffer.getvalue()
 
 
 def unpack(data: bytes) -> Any:
-    """Returns the value that `pack` has encoded. Only for bytes of the same job: unpickling may run any code."""
+    """Returns step, stream, key and value as `pack` was given them. Only for bytes of the same job: unpickling may run
+    any code."""
     return pickle.loads(data)
 
 

@@ -1,12 +1,13 @@
 """The rows that travel from step to step and to the acker. One schema serves all three kinds.
 
-- A tuple has a `step`, the number of the step that it is addressed to.
-- An event records what one task did for one root, that is for one attempt at a record: `xor` is the XOR of all edges
-  that the task closed or created, `open_N` is how many tuples it sent to step N less those it closed there, and
-  `acked_N` how many succeeded there. A root is complete when the XOR of its events is 0, and each sum of `open_N` is.
-- A manifest is what a task did in all; it has the `tp` MANIFEST, and a place of its own, so that it stays apart.
+- A tuple has a `step`, the number of the step that it is addressed to. The other rows have none.
+- A row of events holds what one task did for roots of one block of offsets (`ackline.spark.trees.packed_events`). An
+  event records what the task did for one root, that is for one attempt at a record: `xor` is the XOR of all edges that
+  the task closed or created, `open[N]` is how many tuples it sent to step N less those it closed there, and `acked[N]`
+  how many succeeded there. A root is complete when the XOR of its events is 0, and each sum of `open[N]` is.
+- A manifest is what a task did in all; it has the `tp` MANIFEST.
 
-`route` is what Spark partitions rows by: the key's hash for a tuple, the block of offsets for an event.
+`route` is what Spark partitions rows by: the key's hash for a tuple, the block of offsets for events.
 """
 
 from dataclasses import dataclass, field
@@ -19,9 +20,6 @@ UNTRACKED = -1
 """The `tp` of a tuple that belongs to no record."""
 MANIFEST = -2
 """The `tp` of a manifest."""
-_MAX_LONG = (1 << 63) - 1
-_BLOCK = 4096
-"""Offsets of one block go to the same task of the acker."""
 
 
 class Root(NamedTuple):
@@ -35,43 +33,28 @@ class Root(NamedTuple):
 Edges = tuple[tuple[Root, int], ...]
 """The roots of a tuple, each with the id of the edge that leads to the tuple."""
 
-_COMMON = (
+_COLUMNS = (
     ("route", "long", pa.int64()),
     ("step", "int", pa.int32()),
     ("tp", "int", pa.int32()),
     ("offset", "long", pa.int64()),
     ("attempt", "int", pa.int32()),
     ("edge", "long", pa.int64()),
+    ("edges", "binary", pa.binary()),
+    ("key", "binary", pa.binary()),
+    ("payload", "binary", pa.binary()),
 )
-_TUPLE = (("edges", "binary", pa.binary()), ("key", "binary", pa.binary()), ("payload", "binary", pa.binary()))
-_EVENT = (
-    ("by", "int", pa.int32()),
-    ("xor", "long", pa.int64()),
-    ("sources", "long", pa.int64()),
-    ("time", "long", pa.int64()),
-    ("timestamp", "long", pa.int64()),
-    ("key_hash", "string", pa.string()),
-    ("note", "binary", pa.binary()),
-)
+ROWS_DDL = ", ".join(f"`{name}` {kind}" for name, kind, _ in _COLUMNS)
+ROWS_SCHEMA = pa.schema([(name, kind) for name, _, kind in _COLUMNS])
 
 
-class RowFormat:
-    """The columns of the rows of a topology with this many steps."""
-
-    def __init__(self, steps: int) -> None:
-        counts = [(name, "long", pa.int64()) for n in range(steps) for name in (f"open_{n}", f"acked_{n}")]
-        columns = [*_COMMON, *_TUPLE, *_EVENT, *counts]
-        self.steps = steps
-        self.ddl = ", ".join(f"`{name}` {kind}" for name, kind, _ in columns)
-        self.schema = pa.schema([(name, kind) for name, _, kind in columns])
-
-    def batch(self, columns: dict[str, Any], count: int) -> pa.RecordBatch:
-        """Returns rows with these columns; the others are null."""
-        arrays = [
-            pa.array(columns[field.name], field.type) if field.name in columns else pa.nulls(count, field.type)
-            for field in self.schema
-        ]
-        return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
+def rows_of(columns: dict[str, Any], count: int) -> pa.RecordBatch:
+    """Returns rows with these columns; the others are null."""
+    arrays = [
+        pa.array(columns[field.name], field.type) if field.name in columns else pa.nulls(count, field.type)
+        for field in ROWS_SCHEMA
+    ]
+    return pa.RecordBatch.from_arrays(arrays, schema=ROWS_SCHEMA)
 
 
 class Event:
@@ -148,8 +131,3 @@ class TupleRows:
 
     def __len__(self) -> int:
         return len(self.steps)
-
-
-def block_of(root: Root) -> int:
-    """Returns the route of a root's events."""
-    return (root.tp << 40 ^ root.offset // _BLOCK) & _MAX_LONG

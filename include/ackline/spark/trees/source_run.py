@@ -79,8 +79,8 @@ class SourceRun(TaskRun):
         assert topology is not None
         ended: list[RowOutcome] = []
         open_trees: dict[int, tuple[Root, Event]] = {}
-        for root, event in self._trees.events.items():
-            row = int(np.searchsorted(records.offsets, root.offset))
+        rows = np.searchsorted(records.offsets, [root.offset for root in self._trees.events]).tolist()
+        for row, (root, event) in zip(rows, self._trees.events.items(), strict=True):
             if not event.complete:
                 open_trees[row] = root, event
                 continue
@@ -94,8 +94,9 @@ class SourceRun(TaskRun):
         is_open = np.zeros(len(records), dtype=np.bool_)
         is_open[list(open_trees)] = True
         hashes = self._hashes(records.keys)
+        timestamps = records.timestamps.tolist()
         for row, (root, event) in open_trees.items():
-            event.timestamp = int(records.timestamps[row])
+            event.timestamp = timestamps[row]
             event.key_hash = None if hashes is None else hashes[row].as_py()
             self._outbox.add_event(root, event, time)
         number_of = np.cumsum(~is_open) - 1
@@ -125,11 +126,10 @@ class SourceRun(TaskRun):
     def rows(self) -> Iterator[pa.RecordBatch]:
         """Yields rows for steps and the acker, as soon as they are many."""
         self._outbox.add_tuples(self._trees)
-        if self._outbox.full:
-            yield from self._outbox.take()
+        yield from self._outbox.take()
 
     def finish(self) -> Iterator[pa.RecordBatch]:
         """Closes the files. Yields the rows that are left, the last of which holds the task's manifest."""
         self._outbox.add_tuples(self._trees)
-        yield from self._outbox.take()
+        yield from self._outbox.take(last=True)
         yield self._outbox.manifest(self._manifest())

@@ -3,8 +3,6 @@
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import reduce
-from operator import xor
 from random import Random
 
 from ackline.handler import Handler, Record
@@ -12,6 +10,7 @@ from ackline.offsets import TopicPartition
 from ackline.spark.handlers.outcomes import RowOutcome
 from ackline.spark.trees.calls import Input, TreeCalls, tuple_of
 from ackline.spark.trees.notes import outcome_of_root
+from ackline.spark.trees.packed_events import Block, EventFormat, PackedEvents, Sums
 from ackline.spark.trees.rows import Edges, Event, Root
 from ackline.topology import Step, StepBlock, Topology, topology
 from ackline.tuples import StepCounts
@@ -62,22 +61,32 @@ class Lab:
         return self.outcomes()
 
     def outcomes(self) -> dict[int, RowOutcome | None]:
-        """What the acker makes of the events."""
-        by_root: dict[Root, dict[tuple[int, int], Event]] = defaultdict(dict)
-        for root, event in self.events:
-            by_root[root].setdefault((event.by, event.edge), event)
-        return {root.offset: self._outcome(list(events.values())) for root, events in by_root.items()}
+        """What the acker makes of the events, which come to it packed, from several tasks."""
+        format_ = EventFormat(len(self.topology.steps))
+        payloads: dict[Block, list[bytes]] = defaultdict(list)
+        for part in self._dealt(self.events):
+            packed = PackedEvents(format_)
+            for root, event in part:
+                packed.add(root, event, NOW)
+            for block, payload in packed.take():
+                payloads[block].append(payload)
+        found: dict[int, RowOutcome | None] = {}
+        for of_block in payloads.values():
+            found |= self._outcomes(format_.sums(of_block))
+        return found
 
-    def _outcome(self, events: Sequence[Event]) -> RowOutcome | None:
-        notes = [event.note for event in events if event.note is not None]
-        return outcome_of_root(
-            min(notes, default=None),
-            reduce(xor, (event.xor for event in events)),
-            [sum(counts) for counts in zip(*(event.open for event in events), strict=True)],
-            [sum(counts) for counts in zip(*(event.acked for event in events), strict=True)],
-            self.topology,
-            NOW,
-        )
+    def _outcomes(self, roots: Sums) -> dict[int, RowOutcome | None]:
+        return {
+            offset: outcome_of_root(
+                roots.notes[row],
+                int(roots.xors[row]),
+                roots.open_tuples[:, row].tolist(),
+                roots.acked[:, row].tolist(),
+                self.topology,
+                NOW,
+            )
+            for row, offset in enumerate(roots.offsets.tolist())
+        }
 
     def _run_step(self, step: Step, tuples: list[SentTuple]) -> list[SentTuple]:
         by_key: dict[bytes, list[SentTuple]] = defaultdict(list)

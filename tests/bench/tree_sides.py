@@ -1,0 +1,124 @@
+"""The sides of `tests.bench.trees`: the same steps in Ackline, with tracking, and in plain PySpark, without.
+
+An order has three lines. `split` sends each line to the step `price` by its product, which sends it on to `book` by its
+customer. Both sides parse and write JSON once for each tuple and step, in two exchanges.
+"""
+
+import json
+import uuid
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import pyarrow as pa
+import yaml
+from deltalake import convert_to_deltalake
+from pyspark.sql import SparkSession
+
+from ackline import Record
+from ackline.pipeline import load
+from ackline.spark.read import fresh_records, source_options
+from ackline.steps import run as run_step
+from ackline.steps.parts import open_parts
+from ackline.tuples import Emit, Tuple
+from tests.bench.topic import ISOLATION, Subject
+
+Batches = Iterable[pa.RecordBatch]
+
+
+def split(record: Record) -> Iterator[Emit]:
+    """Emits each line of an order."""
+    for line in json.loads(record.value):
+        yield Emit(json.dumps(line), key=line["product"])
+
+
+def price(given: Tuple) -> Iterator[Emit]:
+    """Adds its total to a line."""
+    line = json.loads(given.value)
+    line["total"] = line["price"] * line["quantity"]
+    yield Emit(json.dumps(line), key=line["customer"])
+
+
+def book(given: Tuple) -> None:
+    """Parses a line."""
+    json.loads(given.value)
+
+
+def parse(record: Record) -> None:
+    """Parses a record: the handler of a pipeline without steps."""
+    json.loads(record.value)
+
+
+STEPS = [
+    {"name": "price", "handler": f"{__name__}:price", "input": "source", "group_by": "key"},
+    {"name": "book", "handler": f"{__name__}:book", "input": "price", "group_by": "key"},
+]
+
+
+def ackline_run(spark: SparkSession, subject: Subject, handler: str = "split", **more: Any) -> int:
+    """Does a whole `ackline run` in this process. Returns how many records were acked. `more` are settings."""
+    name = f"bench-{uuid.uuid4().hex[:8]}"
+    settings = {
+        "name": name,
+        "kafka": {
+            "bootstrap_servers": subject.bootstrap,
+            "group_id": name,
+            "topics": [subject.topic],
+            "isolation": ISOLATION,
+        },
+        "handler": f"{__name__}:{handler}",
+        "dead_letter": "none",
+        "start": "earliest",
+        "max_records_per_run": subject.records,
+        **more,
+    }
+    file = subject.folder / f"{name}.yaml"
+    file.write_text(yaml.safe_dump(settings))
+    with open_parts(load(file), run_id=name, actor="bench", audit=str(subject.folder / name)) as parts:
+        ran = run_step.run(parts, lambda: spark)
+    return ran.outcomes["acked"]
+
+
+def plain_pyspark(spark: SparkSession, subject: Subject) -> int:
+    """Runs the same steps with mapInArrow and repartition, and writes a row for each record to a Delta table, as
+    Ackline writes its outcome. Returns how many rows these are."""
+    parts = spark.sparkContext.defaultParallelism
+    options = source_options({"bootstrap.servers": subject.bootstrap}, ISOLATION)
+    lines = fresh_records(spark, subject.ranges, options).select("value").mapInArrow(_split, "key string, value string")
+    priced = lines.repartition(parts, "key").mapInArrow(_price, "key string, value string")
+    booked = priced.repartition(parts, "key").mapInArrow(_book, "order_id long, total double")
+    path = str(subject.folder / f"plain-{uuid.uuid4().hex[:8]}")
+    booked.write.parquet(path)
+    convert_to_deltalake(path)
+    return spark.read.parquet(path).count()
+
+
+def _split(batches: Batches) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        keys, values = [], []
+        for value in batch.column("value").to_pylist():
+            for line in json.loads(value):
+                keys.append(line["product"])
+                values.append(json.dumps(line))
+        yield pa.RecordBatch.from_pydict({"key": keys, "value": values})
+
+
+def _price(batches: Batches) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        keys, values = [], []
+        for value in batch.column("value").to_pylist():
+            line = json.loads(value)
+            line["total"] = line["price"] * line["quantity"]
+            keys.append(line["customer"])
+            values.append(json.dumps(line))
+        yield pa.RecordBatch.from_pydict({"key": keys, "value": values})
+
+
+def _book(batches: Batches) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        orders, totals = [], []
+        for value in batch.column("value").to_pylist():
+            line = json.loads(value)
+            if line["number"] == 0:  # a row for each record
+                orders.append(line["order_id"])
+                totals.append(line["total"])
+        yield pa.RecordBatch.from_pydict({"order_id": orders, "total": totals})

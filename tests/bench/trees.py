@@ -1,0 +1,225 @@
+"""`make bench`, part of the trees: what tracking costs beside the same steps in plain PySpark, and how much memory
+Python needs for ten million edges of a turn.
+
+Times are CPU seconds of the driver, the JVM and Spark's Python workers together, so they depend little on what else the
+machine does. Each ratio is a median of interleaved rounds. The sides are in `tests.bench.tree_sides`. Both write a row
+for each record to a Delta table: the outcome, or a result.
+"""
+
+import argparse
+import json
+import multiprocessing
+import os
+import random
+import statistics
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import psutil
+from confluent_kafka import Producer
+from pyspark.sql import SparkSession
+from rich.console import Console
+
+from ackline.local.broker import Broker
+from ackline.spark.session import open_session
+from tests.bench.figures import MIB, Figure, show_figures
+from tests.bench.topic import Subject
+from tests.bench.tree_sides import STEPS, ackline_run, plain_pyspark
+
+FAN_OUT = 3
+RATIO_AIM, MEMORY_AIM = 1.3, 2048
+"""Times the CPU of plain PySpark; MiB of Python in all."""
+EDGES = 10_000_000
+EDGES_A_RECORD = 2 * 5
+"""An order of the memory's topic has five lines, and each line is a tuple of two steps."""
+PARTITIONS = 2
+POLL_SECONDS = 0.2
+
+
+@dataclass(slots=True)
+class Side:
+    """A program that is measured: `run` handles all records once and returns how many it has handled."""
+
+    name: str
+    run: Callable[[], int]
+    cpu: list[float] = field(default_factory=list)
+    wall: list[float] = field(default_factory=list)
+
+    def measure(self, records: int) -> None:
+        """Runs the program and keeps its times. Exits if it has not handled all records."""
+        cpu, begun = cpu_seconds(), time.perf_counter()
+        handled = self.run()
+        self.wall.append(time.perf_counter() - begun)
+        self.cpu.append(cpu_seconds() - cpu)
+        if handled != records:
+            sys.exit(f"{self.name} handled {handled} of {records} records")
+
+
+def main() -> None:
+    """Measures and prints the figures."""
+    options = arguments()
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    console = Console()
+    with TemporaryDirectory(prefix="ackline-bench-") as folder, Broker(Path(folder) / "broker", heap_mb=512) as broker:
+        spark = open_session("ackline-bench")
+        try:
+            figures = []
+            if options.rounds:
+                subject = orders(broker, options.records, FAN_OUT, Path(folder))
+                figures += times(spark, subject, options.rounds, options.warm_up, console)
+            if options.edges:
+                subject = orders(broker, options.edges // EDGES_A_RECORD, EDGES_A_RECORD // 2, Path(folder))
+                figures += [python_memory(spark, subject)]
+        finally:
+            spark.stop()
+    show_figures(console, f"{options.records:,} records, {FAN_OUT} tuples each, two steps with `group_by`", figures)
+
+
+def arguments() -> argparse.Namespace:
+    """Returns the arguments of the command line."""
+    parser = argparse.ArgumentParser(prog="python -m tests.bench.trees", description=__doc__)
+    parser.add_argument("--records", type=int, default=100_000, help="records of the ratio (default: 100000)")
+    parser.add_argument("--rounds", type=int, default=5, help="interleaved rounds of the ratio (default: 5)")
+    parser.add_argument("--warm-up", type=int, default=2, help="rounds that do not count (default: 2)")
+    parser.add_argument("--edges", type=int, default=EDGES, help=f"edges of the turn for memory (default: {EDGES})")
+    return parser.parse_args()
+
+
+def orders(broker: Broker, count: int, lines: int, folder: Path) -> Subject:
+    """Produces orders of so many lines to a new topic. They are the same in each call."""
+    topic = f"orders-{uuid.uuid4().hex[:8]}"
+    broker.create_topic(topic, PARTITIONS)
+    # In a process of its own, so that the measurements do not count it.
+    child = multiprocessing.get_context("spawn").Process(target=_produce, args=(broker.bootstrap, topic, count, lines))
+    child.start()
+    child.join()
+    if child.exitcode != 0:
+        raise SystemExit("not all records were produced")
+    return Subject(broker.bootstrap, topic, PARTITIONS, count, folder)
+
+
+def _produce(bootstrap: str, topic: str, count: int, lines: int) -> None:
+    rng = random.Random(20240506)
+    client = Producer({"bootstrap.servers": bootstrap, "linger.ms": 50, "queue.buffering.max.messages": 1_000_000})
+    for order in range(count):
+        value = [
+            {
+                "order_id": order,
+                "number": number,
+                "product": f"sku-{rng.randrange(10_000)}",
+                "customer": f"customer-{rng.randrange(100_000)}",
+                "price": round(rng.random() * 100, 2),
+                "quantity": rng.randrange(1, 10),
+            }
+            for number in range(lines)
+        ]
+        while True:
+            try:
+                client.produce(topic, json.dumps(value).encode(), partition=order % PARTITIONS)
+                break
+            except BufferError:
+                client.poll(0.1)
+    if client.flush(120):
+        raise SystemExit("not all records were produced")
+
+
+def times(spark: SparkSession, subject: Subject, rounds: int, warm_up: int, console: Console) -> list[Figure]:
+    """Runs each side once a round, in turn as the first, and returns the ratios."""
+    sides = [
+        Side("ackline run", lambda: ackline_run(spark, subject, steps=STEPS)),
+        Side("plain PySpark", lambda: plain_pyspark(spark, subject)),
+    ]
+    for number in range(warm_up + rounds):
+        for side in sides if number % 2 else reversed(sides):
+            side.measure(subject.records)
+        shown = ", ".join(f"{side.name} {side.cpu[-1]:.1f} CPU s, {side.wall[-1]:.1f} s" for side in sides)
+        console.print(f"round {number + 1} of {warm_up + rounds}: {shown}", style="dim")
+    run, plain = sides
+    cpu = [a / b for a, b in zip(run.cpu[warm_up:], plain.cpu[warm_up:], strict=True)]
+    wall = [a / b for a, b in zip(run.wall[warm_up:], plain.wall[warm_up:], strict=True)]
+    spread = f"{statistics.median(run.cpu[warm_up:]):.1f} s to {statistics.median(plain.cpu[warm_up:]):.1f} s"
+    return [
+        Figure("CPU of ackline run / of plain PySpark", statistics.median(cpu), "", most=RATIO_AIM, note=spread),
+        Figure("time of ackline run / of plain PySpark", statistics.median(wall), "", most=RATIO_AIM),
+    ]
+
+
+def python_memory(spark: SparkSession, subject: Subject) -> Figure:
+    """Runs the steps, and returns the highest memory of all Python processes together."""
+    begun = time.perf_counter()
+    with watched_memory() as peaks:
+        acked = ackline_run(spark, subject, steps=STEPS)
+    if acked != subject.records:
+        sys.exit(f"acked {acked} of {subject.records} records")
+    note = f"{acked:,} records, {time.perf_counter() - begun:.0f} s"
+    edges = f"memory of Python, {acked * EDGES_A_RECORD:,} edges"
+    return Figure(edges, max(peaks) / MIB, "MiB", most=MEMORY_AIM, note=note)
+
+
+@contextmanager
+def watched_memory() -> Iterator[list[int]]:
+    """Collects the memory of this process and of the Python processes below it, several times a second. It is the
+    proportional set size: workers are forked, and share pages."""
+    peaks: list[int] = [0]
+    ended = threading.Event()
+
+    def watch() -> None:
+        while not ended.wait(POLL_SECONDS):
+            peaks.append(sum(_memory(process) for process in _processes() if "java" not in _name(process)))
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    try:
+        yield peaks
+    finally:
+        ended.set()
+        thread.join()
+
+
+def cpu_seconds() -> float:
+    """Returns the CPU seconds of this process and of all below it, but the broker, those that have ended included."""
+    total = 0.0
+    for process in _processes():
+        try:
+            spent = process.cpu_times()
+        except psutil.Error:
+            continue
+        total += spent.user + spent.system + spent.children_user + spent.children_system
+    return total
+
+
+def _processes() -> list[psutil.Process]:
+    this = psutil.Process()
+    return [this, *(child for child in this.children(recursive=True) if not _is_broker(child))]
+
+
+def _is_broker(process: psutil.Process) -> bool:
+    try:
+        return "kafka.Kafka" in process.cmdline()
+    except psutil.Error:
+        return True
+
+
+def _name(process: psutil.Process) -> str:
+    try:
+        return str(process.name())
+    except psutil.Error:
+        return "java"
+
+
+def _memory(process: psutil.Process) -> int:
+    try:
+        return int(process.memory_full_info().pss)
+    except psutil.Error:
+        return 0
+
+
+if __name__ == "__main__":
+    main()
