@@ -6,6 +6,7 @@ at each step as were sent there. Both are sums over events without duplicates, a
 """
 
 from collections.abc import Callable, Iterator
+from time import time_ns
 
 import numpy as np
 import pyarrow as pa
@@ -21,6 +22,7 @@ from ackline.spark.task_run import TaskRun
 from ackline.spark.trees.notes import outcome_of_root
 from ackline.spark.trees.outbox import read_manifest
 from ackline.spark.trees.rows import MANIFEST
+from ackline.tuples import Durations
 
 Batches = Iterator[pa.RecordBatch]
 _ROOT = ("tp", "offset", "attempt", "route")
@@ -35,7 +37,7 @@ def by_root(rows: DataFrame, steps: int, parts: int) -> DataFrame:
     counts = [name for n in range(steps) for name in (f"open_{n}", f"acked_{n}")]
     return (
         rows.where("step IS NULL")
-        .select(*_ROOT, "edge", "by", "xor", "sources", "time", "timestamp", "key_hash", "note", *counts)
+        .select(*_ROOT, "edge", "by", "xor", "sources", "time", "timestamp", "begun", "key_hash", "note", *counts)
         .repartition(parts, "route")
         .dropDuplicates([*_ROOT, "edge", "by"])
         .groupBy(*_ROOT)
@@ -44,6 +46,7 @@ def by_root(rows: DataFrame, steps: int, parts: int) -> DataFrame:
             F.sum("sources").alias("sources"),
             F.max("time").alias("time"),
             F.max("timestamp").alias("timestamp"),
+            F.max("begun").alias("begun"),
             F.max("key_hash").alias("key_hash"),
             F.min("note").alias("note"),
             *(F.sum(name).alias(name) for name in counts),
@@ -67,7 +70,10 @@ def store_roots(settings: TaskSettings) -> Callable[[Batches], Batches]:
 class AckerRun(TaskRun):
     """One task of the acker: it decides and stores the outcomes of the roots that it is given."""
 
-    _decided = 0
+    def __init__(self, settings: TaskSettings, source: str) -> None:
+        super().__init__(settings, source)
+        self._decided = 0
+        self._latency = Durations()
 
     def _load_call(self) -> CallHandler | None:
         return None
@@ -101,6 +107,7 @@ class AckerRun(TaskRun):
             outcome = outcome_of_root(notes[row].as_py(), int(xors[row]), *of_row, topology, int(times[row]))
             if outcome is not None:
                 not_acked.append(outcome.at_row(row))
+        self._measure_latency(roots.filter(pa.array(is_acked)).column("begun"))
         hashes = None if self._key_hash is None else roots.column("key_hash")
         self._decided += len(roots)
         self._store(
@@ -112,6 +119,13 @@ class AckerRun(TaskRun):
             hashes,
         )
 
+    def _measure_latency(self, begun: pa.Array) -> None:
+        """Measures how long acked trees took. The clocks of two machines may differ, so no time is below 0."""
+        times = np.maximum(0, time_ns() - begun.drop_null().to_numpy(zero_copy_only=False))
+        if len(times):
+            self._latency.add(Durations(len(times), int(times.sum()), int(times.max())))
+
     def _manifest(self) -> pa.RecordBatch:
         counts = self._files.counts
-        return manifest(self._files.close(), counts, {}, 0, 0, self._out_of_range, -self._decided)
+        of_trees = -self._decided, self._latency
+        return manifest(self._files.close(), counts, {}, 0, 0, self._out_of_range, *of_trees)

@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
+from time import perf_counter_ns, time_ns
 from typing import Any
 
 from ackline.decode import scalar_texts
@@ -19,13 +20,14 @@ from ackline.outcome import ErrorClass, Outcome
 from ackline.scrub import scrub
 from ackline.spark.handlers.call import end_forked_copy, forks, refuse_unfinished
 from ackline.spark.handlers.outcomes import Clock, InvalidOutcome, RowOutcome, TaskFailure, outcome_of_exception
+from ackline.spark.trees.edge_log import EdgeLog
 from ackline.spark.trees.edges import edge_id, root_id
 from ackline.spark.trees.notes import note_of
 from ackline.spark.trees.output_rows import OutputRow, OutputRows
 from ackline.spark.trees.payload import key_bytes, pack, unpack
-from ackline.spark.trees.rows import Edges, Event, Root, TupleRows
+from ackline.spark.trees.rows import FAILED, Edges, Event, Root, TupleRows
 from ackline.topology import SOURCE_STEP, Step, Stream, Topology
-from ackline.tuples import SOURCE, Emit, Fail, Hold, InFlight, Origin, StepCounts, Tuple
+from ackline.tuples import SOURCE, Durations, Emit, Fail, Hold, InFlight, Origin, StepCounts, Tuple
 
 Seeds = Mapping[tuple[str, int], tuple[int, int]] | None
 """By topic and partition: the index of the topic-partition in the job, and what the ids of its trees start from."""
@@ -82,8 +84,10 @@ class TreeCalls:
         topic_partitions: Sequence[TopicPartition],
         now: Clock,
         outputs: OutputRows | None = None,
+        edge_log: EdgeLog | None = None,
     ) -> None:
         self._outputs = outputs
+        self._edge_log = edge_log
         self._topology = topology
         self._handlers = handlers
         self._topic_partitions = topic_partitions
@@ -91,37 +95,53 @@ class TreeCalls:
         self.events: dict[Root, Event] = {}
         self.rows = TupleRows()
         self.counts: dict[str, StepCounts] = {}
+        self.latency = Durations()
+        """From the call of `source` to the end of the tree, of the acked trees that ended in this task."""
+        self._epoch = time_ns() - perf_counter_ns()
+        """When the clock of `perf_counter_ns` was 0, in nanoseconds since 1970."""
 
     def call_source(self, handler: Handler, record: Record, seeds: Seeds) -> None:
         """Calls the handler of a record, and delivers what it emits. `seeds` is None if trees are not tracked.
 
         Makes no event for a record that emits nothing, or that is not tracked. Raises what the handler raises.
         """
-        before = forks()
-        emitted = self._emitted(handler(record), (record,), lambda: _texts_of_record(record))
+        before, begun = forks(), perf_counter_ns()
+        try:
+            emitted = self._emitted(handler(record), (record,), lambda: _texts_of_record(record))
+        finally:
+            self._counts(SOURCE).execute.measure(perf_counter_ns() - begun)
         if before != forks():  # before a step is called: the copy would call it a second time
             end_forked_copy()
         if not emitted:
+            self.latency.measure(perf_counter_ns() - begun)
             return
         try:
-            self._deliver_from_source(emitted, record, seeds)
+            event = self._deliver_from_source(emitted, record, seeds)
         except TaskFailure:
             raise
         except BaseException as error:
             # The handler of the record is not to blame: what it emitted is half delivered. No outcome would be right.
             failure = FatalError(f"what a handler emitted could not be delivered ({type(error).__name__})")
             raise TaskFailure(failure) from None
+        if event is not None and not event.complete:
+            event.begun = self._epoch + begun  # the acker measures the rest, perhaps on another machine
+        elif event is None or event.note is None:
+            self.latency.measure(perf_counter_ns() - begun)
 
-    def _deliver_from_source(self, emitted: Sequence[_Emitted], record: Record, seeds: Seeds) -> None:
+    def _deliver_from_source(self, emitted: Sequence[_Emitted], record: Record, seeds: Seeds) -> Event | None:
+        """Delivers what the handler of a record has emitted. Returns the record's event; None without tracking."""
         edges: Edges = ()
+        event = None
         if seeds is not None:
             tp, seed = seeds[record.topic, record.partition]
             root = Root(tp, record.offset, record.attempt)
             edges = ((root, root_id(seed, record.offset, record.attempt)),)
-            self._event(root, SOURCE_STEP, edges[0][1]).sources += 1
+            event = self._event(root, SOURCE_STEP, edges[0][1])
+            event.sources += 1
         self._counts(SOURCE).emitted += len(emitted)
         for position, item in enumerate(emitted):
             self._deliver(SOURCE_STEP, item, edges if item.anchors else (), position)
+        return event
 
     def flush_outputs(self) -> None:
         """Stages or sends what was emitted to outputs. Call it before `events` leave the task: a row that does not fit
@@ -152,6 +172,8 @@ class TreeCalls:
             if number in failed:
                 outcome = RowOutcome(0, Outcome.FAILED, ErrorClass.FAIL, failed[number], self._now())
             closes = outcome is not None or number not in held
+            if self._edge_log is not None:
+                self._edge_log.closed(each.tuple, step.name, each.edges, outcome, held=not closes)
             for root, edge in each.edges:
                 event = self._event(root, step.number, edge)
                 if closes:
@@ -171,6 +193,8 @@ class TreeCalls:
         counts, edges = self._counts(step.name), given.edges
         counts.executed += 1
         outcome, answers = self._answers(step, given.tuple, (given,))
+        if self._edge_log is not None:
+            self._edge_log.closed(given.tuple, step.name, edges, outcome)
         for root, edge in edges:
             self._close(self.events[root], step, edge, outcome)
         self._count(counts, outcome)
@@ -183,7 +207,7 @@ class TreeCalls:
         self, step: Step, argument: object, given: Sequence[Input]
     ) -> tuple[RowOutcome | None, list[_Emitted | _NotAcked]]:
         """Calls the handler. Returns what it yielded, or how it failed: then nothing that it had yielded counts."""
-        before = forks()
+        before, begun = forks(), perf_counter_ns()
         try:
             inputs = tuple(each.tuple for each in given)
             answers = self._emitted(self._handlers[step.number](argument), inputs, lambda: _texts_of(given), step)
@@ -196,6 +220,8 @@ class TreeCalls:
             if before != forks():
                 end_forked_copy(error)
             return outcome_of_exception(error, 0, None, self._now(), lambda _: _texts_of(given)), []
+        finally:
+            self._counts(step.name).execute.measure(perf_counter_ns() - begun)
 
     def _emitted(self, result: Any, inputs: tuple[Any, ...], texts: Texts, step: Step | None = None) -> list[Any]:
         """Returns what a handler answered: None, an `Emit`, or several, which it may yield; a join may answer `Fail`
@@ -232,6 +258,8 @@ class TreeCalls:
         consumers = self._topology.consumers.get(item.stream, ())
         for place, step in enumerate(consumers):
             edges = tuple((root, edge_id(parent, position * _MAX_CONSUMERS + place)) for root, parent in parents)
+            if self._edge_log is not None:
+                self._edge_log.emitted(item.stream, step.name, edges)
             if not step.grouped:
                 self._call(step, Input(tuple_of(item.payload, edges, self._topic_partitions), edges, item.payload))
                 continue
@@ -262,6 +290,8 @@ class TreeCalls:
             event.acked[step.number] += 1
         else:
             event.add_note(note_of(step.number, edge, outcome))
+            if outcome.outcome is Outcome.FAILED:
+                event.acked[step.number] += FAILED
 
     def _event(self, root: Root, by: int, edge: int) -> Event:
         event = self.events.get(root)

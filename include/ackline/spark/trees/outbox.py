@@ -90,6 +90,7 @@ class Outbox:
             "sources": [event.sources for _, event, _ in events],
             "time": [time for _, _, time in events],
             "timestamp": [event.timestamp for _, event, _ in events],
+            "begun": [event.begun for _, event, _ in events],
             "key_hash": [event.key_hash for _, event, _ in events],
             "note": [event.note for _, event, _ in events],
         }
