@@ -150,7 +150,7 @@ def task(sample: float | None) -> TaskSettings:
 def logged(caplog: pytest.LogCaptureFixture, sample: float, offsets: range) -> list[str]:
     caplog.clear()
     with caplog.at_level(logging.INFO):
-        calls = TreeCalls(LOCAL, [work, work], [TP], lambda: NOW, EdgeLog(sample, task(sample)))
+        calls = TreeCalls(LOCAL, [work, work], [TP], lambda: NOW, edge_log=EdgeLog(sample, task(sample)))
         for offset in offsets:
             calls.call_source(each_item, record(offset, ["secret"] if offset else ["bad", "secret"]), SEEDS)
     return [line.getMessage() for line in caplog.records]
