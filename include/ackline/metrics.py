@@ -21,6 +21,7 @@ from ackline.offsets import LogBounds, TopicPartition
 from ackline.outcome import Outcome
 from ackline.outcome_rows import OutcomeColumns
 from ackline.pending import PendingRuns
+from ackline.step_figures import StepFigures
 
 T = TypeVar("T")
 
@@ -77,6 +78,8 @@ class TurnReport:
     """Whether each outcome is also a row of the table `outcomes`."""
     outputs: str = ""
     """The `ackline.outputs.OutputsOfTurn` of this execution, encoded; empty if it has no rows for tables."""
+    steps: StepFigures | None = None
+    """What the steps of the pipeline did; None without steps."""
 
     def encode(self) -> str:
         """The text that is stored in the commit of outcomes: JSON of about sixty bytes a partition."""
@@ -89,8 +92,10 @@ class TurnReport:
                 "fetch_seconds": round(fetched.seconds, 6),
                 "fetch_seconds_max": round(fetched.longest, 6),
             }
-        of_outputs = {"outputs": self.outputs} if self.outputs else {}
-        return json.dumps({"recorded": self.recorded, "topics": topics, **of_outputs}, separators=(",", ":"))
+        extra = {"outputs": self.outputs} if self.outputs else {}
+        if self.steps is not None:
+            extra["steps"] = self.steps.encode()
+        return json.dumps({"recorded": self.recorded, "topics": topics, **extra}, separators=(",", ":"))
 
     @classmethod
     def decode(cls, text: str) -> "TurnReport | None":
@@ -105,7 +110,8 @@ class TurnReport:
                     counts[tp] = {str(outcome): int(rows) for outcome, rows in entry["counts"].items()}
                     seconds, longest = float(entry["fetch_seconds"]), float(entry["fetch_seconds_max"])
                     fetches[tp] = FetchTimes(int(entry["fetches"]), seconds, longest)
-            return cls(counts, fetches, bool(report["recorded"]), str(report.get("outputs", "")))
+            outputs, steps = str(report.get("outputs", "")), StepFigures.decode(report.get("steps"))
+            return cls(counts, fetches, bool(report["recorded"]), outputs, steps)
         except (ValueError, TypeError, KeyError, AttributeError):
             return None
 

@@ -12,8 +12,10 @@ from enum import StrEnum
 from ackline.explanation import HeldBy, attempts_text, waiting_sentence
 from ackline.ledger import PartitionState
 from ackline.offsets import LogBounds, OffsetRange, TopicPartition
-from ackline.outcome import Outcome
+from ackline.outcome import ErrorClass, Outcome
 from ackline.pending import Pending
+from ackline.tree_story import Story, story_text
+from ackline.tuples import SOURCE
 
 
 class OffsetState(StrEnum):
@@ -46,6 +48,8 @@ class Event:
     run_id: str
     range: OffsetRange | None = None
     """The offsets of the decision, if it was made for a whole range."""
+    tree: Story | None = None
+    """What became of the record's tuples; None of an acked attempt, and without steps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +98,29 @@ class OffsetExplanation:
     sentence: str
     attempts: int
     pending: Pending | None = None
+
+
+def attempt_sentence(event: Event) -> str:
+    """Returns what became of an attempt and of its tuples, in a pipeline with steps; empty for a decision.
+
+    The row names the step as the first words of its message. A row of an earlier version has no tree.
+    """
+    words = {
+        Outcome.ACKED: "was acked: all of its tuples were",
+        Outcome.FAILED: "failed",
+        Outcome.DROPPED: "failed and was dropped",
+        Outcome.SKIPPED: "was skipped",
+        Outcome.IN_FLIGHT: "is in flight",
+    }
+    if not event.attempt or event.outcome not in words:
+        return ""
+    message = event.error_message or ""
+    step = message.removeprefix("step ").partition(":")[0] if message.startswith("step ") else SOURCE
+    # The answer from outside, or its lack, has ended such an attempt: no step has failed.
+    place = "" if event.error_class in (ErrorClass.ACK_FAILED, ErrorClass.ACK_TIMEOUT) else f" in step {step}"
+    cause = f"{place}: {event.error_class}" if event.error_class else ""
+    story = f"; {story_text(event.tree)}" if event.tree is not None else ""
+    return f"Attempt {event.attempt} {words[event.outcome]}{cause}{story}."
 
 
 def pending_at(state: PartitionState, offset: int) -> Pending | None:

@@ -78,6 +78,12 @@ class BackfillBlock(StrictBlock):
     confirm_above: int = Field(1_000_000, ge=0)
 
 
+class DebugBlock(StrictBlock):
+    """The part of the records whose edges are logged, in a pipeline with steps."""
+
+    sample: float = Field(gt=0, le=1)
+
+
 class AuditBlock(StrictBlock):
     """What the audit table holds of a record beside its outcomes."""
 
@@ -102,6 +108,7 @@ class Pipeline(StrictBlock):
     steps: list[StepBlock] | None = Field(None, min_length=1, max_length=100)
     outputs: list[OutputBlock] | None = Field(None, min_length=1, max_length=100)
     tracking: bool = True
+    debug: DebugBlock | None = None
     guarantee: Literal["at_least_once", "at_most_once", "no_guarantee"] = "at_least_once"
     record_outcomes: bool = True
     lost_after: Duration = timedelta(hours=1)
@@ -240,6 +247,13 @@ class Pipeline(StrictBlock):
         if not tracking and any(output.table for output in info.data.get("outputs") or ()):
             raise ValueError("an output table holds the rows of acked records, which `tracking` finds; remove this key")
         return tracking
+
+    @field_validator("debug")
+    @classmethod
+    def _check_debug(cls, debug: DebugBlock | None, info: ValidationInfo) -> DebugBlock | None:
+        if debug is not None and not (info.data.get("steps", ...) and info.data.get("tracking", ...)):
+            raise ValueError("it logs the edges of trees, which need `steps` and no `tracking: false`; remove it")
+        return debug
 
     @field_validator("handler_isolation", "record_timeout")
     @classmethod

@@ -92,6 +92,11 @@ class Topology:
         """Returns whether a step or an output takes a stream."""
         return stream in self.consumers or stream in self.outputs
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the steps in the order of the file, without `source`."""
+        return tuple(step.name for step in sorted(self.steps, key=lambda step: step.number))
+
     def name_of(self, number: int) -> str:
         """Returns the name of the step with this number."""
         return next((step.name for step in self.steps if step.number == number), SOURCE)

@@ -8,7 +8,7 @@ Nothing here needs Spark. `ackline.topology` holds the steps of a pipeline.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, NamedTuple
 
@@ -86,14 +86,45 @@ class InFlight:
 
 
 @dataclass(slots=True)
+class Durations:
+    """How many measured spans there were, with their sum and the longest one, both in nanoseconds."""
+
+    count: int = 0
+    total: int = 0
+    longest: int = 0
+
+    def measure(self, nanoseconds: int) -> None:
+        """Adds one span."""
+        self.count += 1
+        self.total += nanoseconds
+        if nanoseconds > self.longest:
+            self.longest = nanoseconds
+
+    def add(self, other: "Durations") -> None:
+        """Adds the spans that another task has measured."""
+        self.count += other.count
+        self.total += other.total
+        self.longest = max(self.longest, other.longest)
+
+
+@dataclass(slots=True)
 class StepCounts:
-    """What the handler of a step did, in one task or in all of them."""
+    """What the handler of a step did, in one task or in all of them.
+
+    Of `source`, `acked` and `failed` count records, whose trees are complete or failed; in one task they are 0.
+    """
 
     executed: int = 0
     """Tuples that it was given."""
     emitted: int = 0
     acked: int = 0
     failed: int = 0
+    execute: Durations = field(default_factory=Durations)
+    """The calls of the handler. A call of a join takes all tuples of a key, so it may have fewer calls than tuples."""
+
+    def numbers(self) -> dict[str, int]:
+        """Returns the counts by name."""
+        return {"executed": self.executed, "emitted": self.emitted, "acked": self.acked, "failed": self.failed}
 
     def add(self, other: "StepCounts") -> None:
         """Adds what another task did."""
@@ -101,3 +132,4 @@ class StepCounts:
         self.emitted += other.emitted
         self.acked += other.acked
         self.failed += other.failed
+        self.execute.add(other.execute)

@@ -15,6 +15,7 @@ from ackline.answers import AckPosition, AnswerReport
 from ackline.commit_rule import Committed
 from ackline.ledger import PartitionState
 from ackline.offsets import LogBounds, OffsetRange, TopicPartition, ValuedRanges
+from ackline.step_figures import StepFigures
 
 
 class TurnId(NamedTuple):
@@ -136,6 +137,8 @@ class Settlement:
     """What became of the answers from outside, and how far they are read; None if no turn has had an ack topic."""
     outputs: str = ""
     """The `ackline.outputs.OutputsOfTurn` that the turn publishes, encoded; empty if it has no rows for tables."""
+    steps: StepFigures | None = None
+    """What the steps did in the turn; None without steps, or if the Delta log has expired the report of the tasks."""
 
     @property
     def closed_by_operator(self) -> bool:

@@ -34,7 +34,8 @@ def test_an_offset_is_one_object_with_state_events_and_sentence(
     found = json.loads(shown(monkeypatch, parts, "orders", "0", "16", "--json"))
     assert {"offset", "state", "events", "sentence"} <= found.keys()
     assert (found["offset"], found["state"], found["attempts"], found["pending"]) == (16, "dead", 2, None)
-    assert list(found["events"][0]) == ["epoch", "turn", "attempt", "outcome", "error_class", "at", "run_id"]
+    names = ["epoch", "turn", "attempt", "outcome", "error_class", "at", "run_id", "tree"]
+    assert list(found["events"][0]) == names
     waiting = json.loads(shown(monkeypatch, parts, "orders", "0", "15", "--json"))
     assert (waiting["state"], waiting["pending"]["kind"], waiting["pending"]["attempts"]) == ("pending", "retry", 1)
     text = shown(monkeypatch, parts, "orders", "0", "16")

@@ -13,6 +13,7 @@ import pytest
 from deltalake import DeltaTable
 
 from ackline.audit import schemas
+from ackline.audit.recent_turns import step_figures
 from ackline.audit.rows import plan_rows, settlement_rows
 from ackline.audit.store import LedgerStore
 from ackline.audit.table import AuditTable
@@ -21,7 +22,7 @@ from tests.e2e.lab import ROOT
 
 FIGURES = pa.field("some_figures", pa.map_(pa.string(), pa.float64()))
 """A column that no version has yet: maps are added like any other."""
-NEW = ["figures", "totals", "leader_epoch", FIGURES.name]
+NEW = ["figures", "totals", "leader_epoch", "steps", FIGURES.name]
 """The columns that the earlier version did not have."""
 
 
@@ -57,6 +58,10 @@ def _columns(root: str, name: str) -> list[str]:
     return [field.name for field in DeltaTable(f"{root}/orders/{name}").schema().fields]
 
 
+def test_settlements_of_an_earlier_version_have_no_figures_of_steps(older: str) -> None:
+    assert step_figures(LedgerStore(older, "orders", "live"), turn(1)).turns == 0
+
+
 def test_rows_of_an_earlier_version_read_as_null_before_anything_is_written(older: str) -> None:
     store = LedgerStore(older, "orders", "live")
     assert store.newest() == settlement(1)
@@ -85,7 +90,7 @@ def test_the_first_write_adds_the_columns_and_both_engines_read_old_and_new_rows
     assert json.loads(done.stdout.splitlines()[-1]) == [
         {"turn": 0, "topic": "orders", **dict.fromkeys(NEW)},
         {"turn": 1, "topic": "orders", **dict.fromkeys(NEW)},
-        {"turn": 2, "topic": "orders", **dict(zip(NEW, (None, {"acked": 3}, 7, {"fetch": 0.5}), strict=True))},
+        {"turn": 2, "topic": "orders", **dict(zip(NEW, (None, {"acked": 3}, 7, None, {"fetch": 0.5}), strict=True))},
     ]
 
 

@@ -3,9 +3,11 @@
 import json
 from pathlib import Path
 
-from ackline.audit.recent_turns import delta_versions, log_starts_at, recent_turns
+from ackline.audit.recent_turns import STEP_TURNS, delta_versions, log_starts_at, recent_turns, step_figures
 from ackline.audit.store import LedgerStore
 from ackline.offsets import TopicPartition
+from ackline.step_figures import StepFigures
+from ackline.tuples import Durations, StepCounts
 from ackline.turns import LIVE, TurnId
 from tests.plugins.stored_lanes import StoredPartition, write_lane
 
@@ -49,3 +51,23 @@ def test_a_turn_is_found_in_the_log_of_each_table(tmp_path: Path) -> None:
         ids = [json.loads(line)["txn"] for line in entry.splitlines() if '"txn"' in line]
         assert [(txn["appId"], txn["version"]) for txn in ids] == [(f"ackline/orders/live/0/{part}", 4)]
     assert delta_versions(store, TurnId("orders", LIVE, 0, 99)) == {}
+
+
+def test_the_figures_of_steps_are_those_of_the_newest_turns_whatever_the_number_of_partitions(tmp_path: Path) -> None:
+    """Each turn counts once, although it has a row for each of two partitions."""
+    turns = STEP_TURNS + 3
+    figures = StepFigures({"source": StepCounts(2, 4, 1, 1, Durations(2, 10, 9)), "price": StepCounts(4)})
+    partitions = {TP: StoredPartition(arrive=1), TP1: StoredPartition(arrive=1)}
+    store = write_lane(str(tmp_path), "orders", partitions, turns, whole=False, steps=figures).store
+    newest = store.newest()
+    assert newest is not None
+    assert newest.steps == figures
+    found = step_figures(store, newest.turn, ["price"])
+    assert found.turns == STEP_TURNS
+    assert found.steps["source"] == StepCounts(200, 400, 100, 100, Durations(200, 1_000, 9))
+    assert step_figures(store, newest.turn).steps == found.steps
+
+
+def test_a_lane_without_steps_has_no_figures_of_them(tmp_path: Path) -> None:
+    store = lane(tmp_path)
+    assert step_figures(store, TurnId("orders", LIVE, 0, 5)) == StepFigures({}, turns=0)

@@ -6,6 +6,7 @@ A real run sends them to a real OpenTelemetry receiver in test_dag.py, and to a 
 import contextlib
 import socket
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
@@ -18,8 +19,10 @@ from airflow.sdk.observability.metrics import stats_utils
 from ackline.airflow import operators
 from ackline.airflow.gauges import COUNTED, publish_metrics
 from ackline.errors import GroupBusy
+from ackline.step_figures import StepFigures
 from ackline.steps.settle import settle
 from ackline.testing.memory_kafka import MemoryGroup
+from ackline.tuples import Durations, StepCounts
 from tests.memory_lane import FAILS, FAILS_ONCE, OK, TP1, MemoryLane
 
 GAUGES = {
@@ -158,6 +161,35 @@ def test_the_names_and_tags_of_the_metrics_are_stable(lane: MemoryLane, sent: Se
         f"ackline.{of}.{word}": {tags}
         for of, tags in (("partition", by_partition), ("topic", by_topic))
         for word in ("acked", "failed")
+    }
+
+
+def test_a_settled_turn_adds_to_the_counters_of_its_steps_and_sets_their_times(lane: MemoryLane, sent: Sent) -> None:
+    lane.plan_and_replay()
+    parts = lane.parts()
+    stored = settle(parts).stored
+    assert stored is not None
+    steps = {"source": StepCounts(4, 8, 2, 2, Durations(4, 2 * 10**9, 10**9)), "price": StepCounts(8, 0, 6, 2)}
+    publish_metrics(parts, replace(stored, steps=StepFigures(steps, Durations(2, 6 * 10**9, 5 * 10**9))))
+    publish_metrics(parts, None)  # a settle that has stored nothing adds nothing
+    of_steps = [(kind, name.removeprefix("ackline.step."), value, dict(tags)["step"])
+                for kind, name, value, tags in sent if name.startswith("ackline.step.")]  # fmt: skip
+    assert of_steps == [
+        ("incr", "executed", 4, "source"),
+        ("incr", "emitted", 8, "source"),
+        ("incr", "acked", 2, "source"),
+        ("incr", "failed", 2, "source"),
+        ("gauge", "execute_seconds_mean", 0.5, "source"),
+        ("gauge", "execute_seconds_max", 1.0, "source"),
+        ("gauge", "complete_seconds_mean", 3.0, "source"),
+        ("gauge", "complete_seconds_max", 5.0, "source"),
+        ("incr", "executed", 8, "price"),
+        ("incr", "acked", 6, "price"),
+        ("incr", "failed", 2, "price"),
+    ]
+    assert {tags for _, name, _, tags in sent if name.startswith("ackline.step.")} == {
+        (("pipeline", "orders"), ("step", "source")),
+        (("pipeline", "orders"), ("step", "price")),
     }
 
 

@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 from tests.e2e.fixtures import MakeLab
-from tests.e2e.lab import Lab, Row
+from tests.e2e.lab import ROOT, Lab, Row
 
 HANDLERS = "tests.spark.tree_handlers"
 STEPS = [
@@ -57,6 +57,70 @@ def test_a_join_that_holds_a_tuple_fails_its_record_as_unacked_and_the_breaker_d
     assert [row for row in lane.rows() if row.offset == 0] == [Row(0, 0, "dead"), Row(0, 1, "failed")]
     [failed] = [row for row in lane.table("outcomes") if row["outcome"] == "failed"]
     assert (failed["error_class"], failed["error_message"]) == ("Unacked", "step meet: did not ack 1 tuple")
+
+
+def test_status_and_explain_show_what_the_steps_did(lab: MakeLab) -> None:
+    """Record 0 is acked, record 1 fails in the first step and record 2 emits nothing. Settle runs twice."""
+    lane = tree_lab(lab, dead_letter="none", retry={"max_retries": 5, "initial_delay": "1h"})
+    before = lane.ackline_json("status", lane.name)
+    assert [step["executed"] for step in before["steps"]] == [0, 0, 0, 0]
+    assert before["complete_latency_ms"] == {"mean": None, "max": None}
+    lane.produce(*(encoded(items) for items in (ITEMS, [*ITEMS, {"key": "c", "do": "fail"}], [])))
+    lane.run()
+    lane.settle()
+    status = lane.ackline_json("status", lane.name)
+    names = ("step", "executed", "emitted", "acked", "failed")
+    assert [tuple(step[name] for name in names) for step in status["steps"]] == [
+        ("source", 3, 5, 2, 1),
+        ("first", 5, 4, 4, 1),
+        ("meet", 4, 2, 4, 0),
+        ("sums", 2, 0, 2, 0),
+    ]
+    assert all(0 < step["execute_ms"]["mean"] <= step["execute_ms"]["max"] for step in status["steps"])
+    assert 0 < status["complete_latency_ms"]["mean"] <= status["complete_latency_ms"]["max"]
+    table = lane.ackline("status", lane.name).stdout
+    assert "Steps, newest turn with records; complete latency" in table
+
+    acked, failed = (lane.ackline_json("explain", lane.name, lane.topic, "0", str(offset)) for offset in (0, 1))
+    assert [event["tree"] for event in acked["events"]] == [None]
+    assert [event["tree"] for event in failed["events"]] == [
+        {
+            "first": {"acked": 2, "failed": 1, "missing": 0},
+            "meet": {"acked": 2, "failed": 0, "missing": 0},
+            "sums": {"acked": 2, "failed": 0, "missing": 0},
+        }
+    ]
+    text = lane.ackline("explain", lane.name, lane.topic, "0", "1").stdout
+    assert (
+        "Attempt 1 failed in step first: ValueError; of its 3 tuples at first 2 were acked, 1 failed; all of its 2 "
+        "tuples at meet were acked; all of its 2 tuples at sums were acked." in text
+    )
+    assert "Attempt 1 was acked" in lane.ackline("explain", lane.name, lane.topic, "0", "0").stdout
+
+
+def test_a_pipeline_without_steps_has_no_figures_of_steps(lab: MakeLab) -> None:
+    lane = lab()
+    lane.produce({})
+    lane.run()
+    assert not {"steps", "complete_latency_ms"} & lane.ackline_json("status", lane.name).keys()
+    assert "Steps" not in lane.ackline("status", lane.name).stdout
+
+
+def test_debug_logs_the_edges_of_sampled_records_to_the_standard_error_of_the_tasks(lab: MakeLab) -> None:
+    lane = tree_lab(lab, debug={"sample": 1})
+    lane.produce(encoded([{"key": "secret-key", "note": "secret-value"}]))
+    done = lane.ackline_process("run", lane.name, env={"PYTHONPATH": str(ROOT)})
+    assert done.returncode == 0, done.stderr
+    lines = [line.partition(" attempt 1: ")[2].partition(",")[0] for line in done.stderr.splitlines() if "edge" in line]
+    assert sorted(filter(None, lines)) == [
+        "first -> meet acked",
+        "first -> meet emitted",
+        "meet.sums -> sums acked",
+        "meet.sums -> sums emitted",
+        "source -> first acked",
+        "source -> first emitted",
+    ]
+    assert "secret" not in done.stderr
 
 
 def encoded(items: list[dict[str, Any]]) -> bytes:

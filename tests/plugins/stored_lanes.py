@@ -17,6 +17,7 @@ from ackline.offsets import LogBounds, OffsetRange, TopicPartition, ValuedRange
 from ackline.outcome import Outcome
 from ackline.outcome_rows import OutcomeRow
 from ackline.pending import Pending, PendingKind
+from ackline.step_figures import StepFigures
 from ackline.turns import LIVE, Plan, PlannedPartition, SettledPartition, Settlement, TurnId, TurnKind
 
 Message = Callable[[int], str]
@@ -53,6 +54,8 @@ class StoredLane:
     error_class: str = "requests.HTTPError"
     whole: bool = True
     """Whether each turn is stored whole. Otherwise only the newest is, and of the others the settlements alone."""
+    steps: StepFigures | None = None
+    """What the steps did in each turn."""
 
     def write(self) -> "StoredLane":
         """Stores the genesis and all turns."""
@@ -81,7 +84,8 @@ class StoredLane:
             # Attempts are stored with the decisions here: one commit of rows is enough for the page.
             rows = {tp: [*failed[tp], *decided[tp]] for tp in planned if failed[tp] or decided[tp]}
             assert self.store.store_decisions(plan, run_id, rows)
-        assert self.store.store_settlement(Settlement(turn, TurnKind.RUN, run_id, at, settled, "airflow"), plan)
+        settlement = Settlement(turn, TurnKind.RUN, run_id, at, settled, "airflow", steps=self.steps)
+        assert self.store.store_settlement(settlement, plan)
 
     def _one(
         self, part: StoredPartition, n: int, at: datetime

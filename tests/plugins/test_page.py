@@ -17,8 +17,10 @@ from ackline.audit.store import LedgerStore
 from ackline.local.airflow_servers import LocalAirflow
 from ackline.offsets import TopicPartition
 from ackline.pipeline import load
+from ackline.step_figures import StepFigures
 from ackline.steps.parts import open_parts
 from ackline.steps.run import run
+from ackline.tuples import Durations, StepCounts
 from ackline.turns import LIVE
 from ackline.ui import failing, pages, readings
 from ackline.ui.addresses import Addresses
@@ -223,6 +225,27 @@ def test_a_thousand_partitions_take_less_than_a_second_of_computing(
         assert seconds < 1.0, (start, seconds)
         assert len(page) < 150_000
     assert "20 of 1,000, the worst first" in text_of(show(0))
+
+
+def test_the_view_of_a_pipeline_with_steps_has_a_table_of_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ACKLINE_AUDIT", str(tmp_path))
+    steps = {
+        "source": StepCounts(1200, 3600, 1190, 10, Durations(1200, 3_000_000_000, 9_000_000)),
+        "idle": StepCounts(),
+    }
+    partitions = {TopicPartition("clicks", 0): StoredPartition()}
+    write_lane(str(tmp_path), "clicks", partitions, 3, steps=StepFigures(steps, Durations(1190, 11_900_000_000, 10**9)))
+    write_lane(str(tmp_path), "plain", {TopicPartition("plain", 0): StoredPartition()}, 3)
+
+    def shown(name: str) -> str:
+        reading = readings.read_lane(name)
+        addresses = Addresses("/ackline/", "")
+        return text_of(pages.pipeline(reading, [LIVE], [], [], addresses, 0, readings.read_steps(reading)))
+
+    assert "Steps 3 newest turns with records; complete latency 10.0 ms, at most 1000.0 ms" in shown("clicks")
+    assert "Step Executed Emitted Acked Failed Mean ms Max ms source 3,600 10,800 3,570 30 2.5 9.0" in shown("clicks")
+    assert "idle 0 0 0 0 – –" in shown("clicks")
+    assert "Steps" not in shown("plain")
 
 
 def test_the_page_shows_what_a_real_run_has_stored(

@@ -68,14 +68,24 @@ def test_one_job_runs_each_handler_once_for_each_tuple(lab: Lab) -> None:
     """Two branches that meet in a join: a plan that evaluated a branch twice would call its handlers twice."""
     tp = lab.put(*values([ITEMS] * 500))
     result = run_replay(lab.spark, lab.job(SPLIT, {tp: (0, 500)}, topology=DIAMOND))
-    assert {name: (done.executed, done.emitted, done.acked) for name, done in result.steps.items()} == {
-        "source": (500, 1500, 0),
+    assert result.steps is not None
+    assert {name: (done.executed, done.emitted, done.acked) for name, done in result.steps.steps.items()} == {
+        "source": (500, 1500, 500),
         "left": (1500, 1500, 1500),
         "right": (1500, 1500, 1500),
         "meet": (3000, 3, 3000),
         "sums": (3, 0, 3),
     }
     assert sum(sum(counts.values()) for counts in result.counts.values()) == 500
+    assert result.steps.latency.count == 500
+    # A join has one call for each of the three keys.
+    assert {name: done.execute.count for name, done in result.steps.steps.items()} == {
+        "source": 500,
+        "left": 1500,
+        "right": 1500,
+        "meet": 3,
+        "sums": 3,
+    }
     calls = lab.calls(tp.topic)
     assert set(calls.values()) == {3 + 3 + 6 + 3}  # left, right, both in the join, and the sum of each key
 

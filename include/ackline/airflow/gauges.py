@@ -2,9 +2,9 @@
 
 Gauges hold the position of each partition and topic, and every settle sets them. Counters hold what a turn added. Only
 the process that stored its settlement adds to them, so that no repeat counts twice. The names are a public format. The
-tags are `pipeline`, `topic` and `partition`, and `lane` if it is not the live one. Plain StatsD has no tags and would
-mix all partitions. So each metric is sent to it a second time with the tags in its name, as Airflow does with its own.
-Airflow drops metrics if no back end is on, and a back end that fails breaks no task.
+tags are `pipeline`, `topic` and `partition`, or `pipeline` and `step`, and `lane` if it is not the live one. Plain
+StatsD has no tags and would mix all partitions. So each metric is sent to it a second time with the tags in its name,
+as Airflow does with its own. Airflow drops metrics if no back end is on, and a back end that fails breaks no task.
 """
 
 import logging
@@ -13,11 +13,13 @@ from datetime import datetime
 from typing import Any
 
 from ackline.errors import AcklineError
+from ackline.step_figures import StepFigures
 from ackline.steps.parts import Parts
 from ackline.steps.status import PartitionStatus, TopicStatus, status, status_by_topic
+from ackline.tuples import SOURCE
 from ackline.turns import LIVE, Settlement
 
-PARTITION, TOPIC = "ackline.partition", "ackline.topic"
+PARTITION, TOPIC, STEP = "ackline.partition", "ackline.topic", "ackline.step"
 COUNTED = ("acked", "failed", "skipped", "dropped", "dead", "expired", "compacted", "lost", "retries")
 Tags = Mapping[str, str]
 Send = Callable[[str, float, Tags], None]
@@ -32,6 +34,7 @@ def publish_metrics(parts: Parts, stored: Settlement | None) -> None:
         incr, gauge = _senders()
         if stored is not None:
             add_counters(incr, stored)
+            publish_steps(incr, gauge, stored)
         _set_gauges(gauge, parts, status(parts))
     except AcklineError as error:  # the broker has gone away since: the next settle sets the gauges
         log.warning("no metrics of %s: %s", parts.pipeline.name, error)
@@ -76,6 +79,26 @@ def add_counters(incr: Send, stored: Settlement) -> None:
                 incr(f"{TOPIC}.{word}", offsets, _tags(stored.turn.pipeline, stored.turn.lane, topic))
 
 
+def publish_steps(incr: Send, gauge: Send, stored: Settlement) -> None:
+    """Pass what each step did in a turn to `incr`, and its times in seconds to `gauge`; nothing without steps.
+
+    The complete latency is that of the step `source`, as Storm's is that of a spout.
+    """
+    figures = stored.steps or StepFigures()
+    for name, done in figures.steps.items():
+        tags = _tags(stored.turn.pipeline, stored.turn.lane, step=name)
+        for word, number in done.numbers().items():
+            if number:
+                incr(f"{STEP}.{word}", number, tags)
+        times = {"execute_seconds": done.execute}
+        if name == SOURCE:
+            times["complete_seconds"] = figures.latency
+        for word, spans in times.items():
+            if spans.count:
+                gauge(f"{STEP}.{word}_mean", round(spans.total / spans.count / 1e9, 9), tags)
+                gauge(f"{STEP}.{word}_max", spans.longest / 1e9, tags)
+
+
 def _set_gauges(gauge: Send, parts: Parts, partitions: Iterable[PartitionStatus]) -> None:
     found = list(partitions)
     pipeline, lane, now = parts.pipeline.name, parts.store.lane, parts.now()
@@ -118,8 +141,9 @@ def _numbers(status: PartitionStatus | TopicStatus, now: datetime) -> Iterator[t
             yield name, value
 
 
-def _tags(pipeline: str, lane: str, topic: str, partition: int | None = None) -> Tags:
-    tags = {"pipeline": pipeline, "topic": topic}
-    if partition is not None:
-        tags["partition"] = str(partition)
+def _tags(
+    pipeline: str, lane: str, topic: str | None = None, partition: int | None = None, step: str | None = None
+) -> Tags:
+    named = {"topic": topic, "partition": None if partition is None else str(partition), "step": step}
+    tags = {"pipeline": pipeline, **{name: value for name, value in named.items() if value is not None}}
     return tags if lane == LIVE else {**tags, "lane": lane}

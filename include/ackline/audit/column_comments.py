@@ -29,6 +29,8 @@ OUTCOME_COMMENTS = {
     "due": "Of an attempt in flight: the deadline of its answer. Null without one, and in every other row.",
     "answer": "Of a row that ends or renews an attempt in flight: ack, fail, renew, or timeout. Null in every other "
     "row, that of the attempt itself too.",
+    "tree": "Of an attempt that was not acked, in a pipeline with steps: how many of the record's tuples each step "
+    "acked and failed, and how many are missing, as JSON. Null in every other row.",
 }
 
 PLAN_COMMENTS = {
@@ -81,4 +83,6 @@ SETTLEMENT_COMMENTS = {
     "as JSON. Null without an ack topic.",
     "outputs": "The execution whose rows this turn publishes, and how many it has staged for each output table, as "
     "JSON. Null if the turn has none.",
+    "steps": "What the steps of the pipeline did in the turn, as JSON: tuples, calls, and times in milliseconds. In "
+    "one row of the turn, and null in the others; null without steps.",
 }

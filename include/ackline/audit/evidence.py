@@ -18,6 +18,7 @@ from ackline.audit.store import LedgerStore
 from ackline.offset_explanation import Event, OffsetEvidence, Reading
 from ackline.offsets import LogBounds, OffsetRange, TopicPartition
 from ackline.outcome import Outcome
+from ackline.tree_story import decode
 from ackline.turns import LIVE, Plan, Settlement, TurnId, TurnKind
 
 _PLAN_COLUMNS = ["epoch", "turn", "kind", "run_id", "planned_at", "settings", "start_offset", "end_offset"]
@@ -63,6 +64,7 @@ def events_of(store: LedgerStore, tp: TopicPartition, offset: int) -> Iterator[E
             row["handled_at"],
             row["run_id"],
             None if end is None else OffsetRange(row["offset"], end),
+            decode(row["tree"]),
         )
 
 

@@ -5,7 +5,7 @@ Both are bounded: a lane may have thousands of partitions and millions of turns.
 
 import json
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
@@ -19,12 +19,15 @@ from deltalake.exceptions import DeltaError
 from ackline.audit.store import LedgerStore
 from ackline.audit.table import AuditTable
 from ackline.offsets import TopicPartition
+from ackline.step_figures import StepFigures, figures_over
 from ackline.turns import TurnId
 
 MOST_ROWS = 60_000
 """Rows of settlements that are read at most: 60 turns of 1,000 partitions."""
 MOST_ENTRIES = 200
 """How many of the newest entries of a Delta log are searched for a turn."""
+STEP_TURNS = 100
+"""Over how many of the newest turns the figures of steps are added up."""
 _COLUMNS = ["turn", "kind", "run_id", "actor", "reason", "settled_at", "counts", "figures"]
 _SUMMED = ("lag", "pending_retry", "pending_dead_letter", "pending_in_flight")
 
@@ -78,6 +81,17 @@ def recent_turns(store: LedgerStore, newest: TurnId, partitions: int, limit: int
     ]
 
 
+def step_figures(store: LedgerStore, newest: TurnId, names: Sequence[str] | None = None) -> StepFigures:
+    """Returns what `source` and the steps `names` did in the last STEP_TURNS turns of an epoch, in those that met
+    records; without `names`, the steps of the newest such turn.
+
+    Raises FatalError if the table can't be read.
+    """
+    lowest, columns = newest.n - STEP_TURNS + 1, ["turn", "steps"]
+    rows = _rows(store.settlements, newest.epoch, lowest, columns, ds.field("steps").is_valid())
+    return figures_over(rows.sort_by("turn")["steps"].to_pylist() if rows.num_rows else (), names)
+
+
 def log_starts_at(store: LedgerStore, turn: TurnId) -> dict[TopicPartition, int]:
     """Returns the log start of each partition as a settled turn has stored it, where it is known."""
     rows = store.settlements.read({"epoch": turn.epoch, "turn": turn.n}, ["topic", "partition", "figures"])
@@ -125,11 +139,14 @@ def _transactions(table: AuditTable) -> dict[tuple[str, int], int]:
     return versions
 
 
-def _rows(settlements: AuditTable, epoch: int, lowest: int, columns: list[str]) -> pa.Table:
+def _rows(
+    settlements: AuditTable, epoch: int, lowest: int, columns: list[str], also: ds.Expression | None = None
+) -> pa.Table:
     version = settlements.open()
     if version is None:
         return pa.table({})
     wanted = (ds.field("epoch") == epoch) & (ds.field("turn") >= lowest)
+    wanted = wanted if also is None else wanted & also
     try:
         # Arrow applies the filter to the statistics of each file too, and so opens those of the newest turns only.
         return settlements.dataset(version, {"epoch": epoch}).to_table(columns=columns, filter=wanted)

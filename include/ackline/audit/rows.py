@@ -21,6 +21,7 @@ from ackline.ledger import OutcomeRow, PartitionState, PendingKind
 from ackline.offsets import LogBounds, OffsetRange, TopicPartition, V, ValuedRange, ValuedRanges, join
 from ackline.outcome import MESSAGE_LIMIT
 from ackline.pending import NEVER, PendingRuns, PendingState
+from ackline.step_figures import StepFigures
 from ackline.turns import (
     Marker,
     MarkerKind,
@@ -187,6 +188,9 @@ def settlement_rows(settlement: Settlement, day: date) -> pa.Table:
         }
         for tp, settled in sorted(settlement.partitions.items())
     ]
+    if rows and settlement.steps is not None:
+        # In one row of the turn: a reader adds the values of several turns up without counting one of them twice.
+        rows[0]["steps"] = settlement.steps.encode()
     index = SETTLEMENTS.get_field_index("pending")
     table = pa.Table.from_pylist(rows, schema=SETTLEMENTS.remove(index))
     pending = _pending_column([settled.state for _, settled in sorted(settlement.partitions.items())])
@@ -225,6 +229,7 @@ def settlement_from_rows(rows: pa.Table) -> Settlement:
         first.get("arguments") or "",
         AnswerReport.decode(first.get("answers")),
         first.get("outputs") or "",
+        StepFigures.decode(next((row["steps"] for row in plain if row.get("steps")), None)),
     )
 
 

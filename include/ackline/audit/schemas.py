@@ -47,6 +47,7 @@ OUTCOMES = _described(
         pa.field("key_hash", pa.string()),
         pa.field("due", TIME),
         pa.field("answer", pa.string()),
+        pa.field("tree", pa.string()),
     ],
 )
 """The audit table. A row is one attempt at a record, or a decision on a record or a range of them (attempt 0)."""
@@ -153,6 +154,7 @@ SETTLEMENTS = _described(
         pa.field("arguments", pa.string()),
         pa.field("answers", pa.string()),
         pa.field("outputs", pa.string()),
+        pa.field("steps", pa.string()),
     ],
 )
 """A row is one topic-partition after a turn. The next turn starts from these rows alone."""

@@ -9,8 +9,9 @@ from ackline.cli import json_output, tables
 from ackline.cli.options import Json, Lane, Name, Now, opened
 from ackline.errors import ConfigError
 from ackline.explanation import PartitionExplanation
-from ackline.offset_explanation import Event, OffsetExplanation
+from ackline.offset_explanation import Event, OffsetExplanation, attempt_sentence
 from ackline.offsets import TopicPartition
+from ackline.tree_story import story_json
 from ackline.turns import LIVE
 
 Topic = Annotated[str | None, typer.Argument(help="The topic.", show_default=False)]
@@ -44,7 +45,7 @@ def explain(
     with opened(name, now, lane=lane, handler=False) as parts:
         if tp is not None and offset is not None:
             record = explain_record(parts, tp, offset)
-            _print_record(record, as_json)
+            _print_record(record, parts.pipeline.steps is not None, as_json)
             return
         explanations = explain_partitions(parts, tp)
     _print_partitions(name, explanations, tp is not None, as_json)
@@ -55,12 +56,14 @@ def add_to(app: typer.Typer) -> None:
     app.command()(explain)
 
 
-def _print_record(record: OffsetExplanation, as_json: bool) -> None:
+def _print_record(record: OffsetExplanation, has_steps: bool, as_json: bool) -> None:
     if as_json:
         json_output.print_json(record_json(record))
         return
     out = tables.console()
     out.print(record.sentence)
+    if has_steps:
+        tables.print_lines(out, filter(None, map(attempt_sentence, record.events)))
     if record.events:
         columns = ["epoch", "turn", "attempt", "outcome", "error_class", "at", "run_id"]
         rows = [event_json(event) | {"at": event.at, "attempt": event.attempt or None} for event in record.events]
@@ -133,4 +136,5 @@ def event_json(event: Event) -> dict[str, Any]:
         "error_class": event.error_class,
         "at": event.at.isoformat() if event.at else None,
         "run_id": event.run_id,
+        "tree": story_json(event.tree),
     }

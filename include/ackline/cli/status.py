@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from ackline.arguments import PartitionChoice
+from ackline.audit.recent_turns import step_figures
 from ackline.cli import json_output, tables
 from ackline.cli.options import Json, Lane, Now, Partitions, Topics, choice_of, opened
 from ackline.errors import AcklineError, ConfigError
@@ -18,6 +19,7 @@ from ackline.lease import HolderState
 from ackline.offsets import TopicPartition
 from ackline.paths import audit_root, pipelines_folder
 from ackline.pipeline_folder import load_folder
+from ackline.step_figures import StepFigures, steps_json
 from ackline.steps.overview import (
     Health,
     HeldBack,
@@ -27,6 +29,7 @@ from ackline.steps.overview import (
     open_turn_of,
     summary_of,
 )
+from ackline.steps.parts import Parts
 from ackline.steps.status import PartitionStatus, status_and_missing, status_by_topic
 from ackline.turns import LIVE, TurnKind
 
@@ -92,8 +95,9 @@ def _show_one(name: str, choice: PartitionChoice, lane: str, sort: Sort, now: st
         every, missing = status_and_missing(parts)
         tps = {TopicPartition(found.topic, found.partition): found for found in every}
         chosen = [tps[tp] for tp in choice.chosen(tps, name)] if choice != PartitionChoice() else every
+        figures = _step_figures(parts)
         if as_json:
-            body = _json_of(name, chosen, missing)
+            body = _json_of(name, chosen, missing) | (steps_json(figures) if figures else {})
             json_output.print_json({**body, "open_turn": json_output.open_turn_json(open_turn_of(parts))})
             return
         shown = tables.worst_first(chosen)[: tables.MOST_PARTITIONS]
@@ -102,7 +106,20 @@ def _show_one(name: str, choice: PartitionChoice, lane: str, sort: Sort, now: st
     for absent in missing:
         out.print(f"{tables.missing_text(absent)}.")
     out.print(tables.status_table(name, chosen, out.width, by_name=sort is Sort.NAME))
+    if figures is not None:
+        out.print(tables.steps_table(figures, out.width))
     tables.print_lines(out, [*_held_lines(held, time_now), *_last_act_lines(name, lane, time_now)])
+
+
+def _step_figures(parts: Parts) -> StepFigures | None:
+    """Returns what the steps did in the newest turns; None for a pipeline without steps."""
+    topology = parts.pipeline.topology
+    if topology is None or not topology.steps:  # outputs work without steps
+        return None
+    newest = parts.store.newest()
+    if newest is None:
+        return StepFigures.of_steps(topology.names)
+    return step_figures(parts.store, newest.turn, topology.names)
 
 
 def _json_of(name: str, chosen: Sequence[PartitionStatus], missing: Sequence[str]) -> dict[str, Any]:

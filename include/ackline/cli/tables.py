@@ -13,6 +13,7 @@ from rich.table import Table
 
 from ackline.commit_rule import Committed
 from ackline.offsets import TopicPartition, count
+from ackline.step_figures import StepFigures, mean_and_max
 from ackline.steps.parts import Progress as OnProgress
 from ackline.steps.status import PartitionStatus
 from ackline.turns import Plan, Settlement, TurnKind, worst_partitions
@@ -259,6 +260,22 @@ def _status_totals(partitions: Sequence[PartitionStatus]) -> list[Any]:
         sum(status.totals["dead"] for status in partitions),
         "",
     ]
+
+
+_STEP_COLUMNS = ("step", "executed", "emitted", "acked", "failed", "mean ms", "max ms")
+_STEP_FIRST = ("step", "executed", "failed", "mean ms", "acked", "max ms", "emitted")
+
+
+def steps_table(figures: StepFigures, width: int = 200) -> Table:
+    """Returns the table of the steps that `ackline status` prints. Times are in milliseconds for one call."""
+    rows = [[name, *done.numbers().values(), *mean_and_max(done.execute).values()]
+            for name, done in figures.steps.items()]  # fmt: skip
+    turns = "newest turn" if figures.turns == 1 else f"newest {figures.turns} turns"
+    title = f"Steps, {turns} with records" if figures.turns else "Steps: no turn yet"
+    latency = mean_and_max(figures.latency)
+    if latency["mean"] is not None:
+        title += f"; complete latency {latency['mean']:,} ms, at most {latency['max']:,} ms"
+    return fitting_table(title, _STEP_COLUMNS, rows, _STEP_FIRST, width)
 
 
 @contextmanager

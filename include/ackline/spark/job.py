@@ -7,7 +7,7 @@ returns their names. The outcomes count once the caller has committed the files.
 import logging
 import os
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -27,7 +27,7 @@ from ackline.spark.failure import error_of_spark, is_timestamp_overflow
 from ackline.spark.handlers.column import NOTED_DDL, as_records, with_outcomes
 from ackline.spark.handlers.load import load_functions_of_job
 from ackline.spark.handlers.streams import Streams
-from ackline.spark.output.manifest import MANIFEST_DDL
+from ackline.spark.output.manifest import MANIFEST_DDL, durations_of
 from ackline.spark.output.outcome_files import OutcomeTarget
 from ackline.spark.output.written_file import WrittenFile
 from ackline.spark.probe import probe_executors
@@ -44,8 +44,10 @@ from ackline.spark.trees.rows import ROWS_DDL
 from ackline.spark.visible_files import WAIT_SECONDS, WAIT_SECONDS_ONCE, wait_until_sized, wait_until_visible
 from ackline.spark_master import is_local
 from ackline.spark_properties import DYNAMIC_ALLOCATION, DYNAMIC_ALLOCATION_REASON, is_true
+from ackline.step_figures import StepFigures
 from ackline.stream_functions import StreamFunctions, isolation_obstacle
-from ackline.tuples import StepCounts
+from ackline.topology import Topology
+from ackline.tuples import SOURCE, StepCounts
 
 __all__ = [
     "KafkaSettings",
@@ -91,8 +93,8 @@ class ReplayResult:
     """How long tasks waited for records."""
     out_of_range: int = 0
     """Records whose timestamp is no time."""
-    steps: Mapping[str, StepCounts] = field(default_factory=dict)
-    """What the handler of each step did, by name; empty without steps."""
+    steps: StepFigures | None = None
+    """What the steps did; None without steps."""
     staged: tuple[StagedFile, ...] = ()
     """The files with rows for output tables."""
 
@@ -153,7 +155,7 @@ def run_replay(spark: SparkSession, job: ReplayJob, on_progress: Progress | None
             _task_folder(spark, job) as folder,
             report_progress(spark.sparkContext, f"ackline-{uuid.uuid4()}", on_progress),
         ):
-            result = _result(_collect(spark, job, handler, folder))
+            result = _result(_collect(spark, job, handler, folder), job.settings.topology)
     except OSError as error:
         raise unusable_folder(job.target.root, error) from None
     _check_counts(result, job)
@@ -283,12 +285,12 @@ def _union(parts: list[DataFrame]) -> DataFrame:
     return whole
 
 
-def _result(rows: Iterable[Any]) -> ReplayResult:
+def _result(rows: Iterable[Any], topology: Topology | None) -> ReplayResult:
     """Adds up the rows of all tasks' manifests (`ackline.spark.output.manifest`)."""
     files: list[WrittenFile] = []
     counts: dict[TopicPartition, dict[Outcome, int]] = {}
     fetches: dict[TopicPartition, FetchTimes] = {}
-    steps: dict[str, StepCounts] = {}
+    steps = StepFigures.of_steps(topology.names if topology else ())
     staged: list[StagedFile] = []
     calls = fetched = out_of_range = trees = 0
     for row in rows:
@@ -296,7 +298,7 @@ def _result(rows: Iterable[Any]) -> ReplayResult:
             staged.append(StagedFile(row.output, row.path, row.size, row.rows))
             continue
         if row.step is not None:
-            steps.setdefault(row.step, StepCounts()).add(StepCounts(row.executed, row.emitted, row.acked, row.failed))
+            steps.steps[row.step].add(StepCounts(row.executed, row.emitted, row.acked, row.failed, durations_of(row)))
             continue
         if row.path is not None:
             file = WrittenFile(row.path, row.size, row.rows, Outcome(row.outcome), row.stats, row.modification_time)
@@ -306,6 +308,7 @@ def _result(rows: Iterable[Any]) -> ReplayResult:
             calls, fetched = calls + row.calls, fetched + row.fetched
             out_of_range += row.out_of_range
             trees += row.trees
+            steps.latency.add(durations_of(row))
             continue
         tp = TopicPartition(row.topic, row.partition)
         if row.outcome is None:
@@ -317,7 +320,17 @@ def _result(rows: Iterable[Any]) -> ReplayResult:
         counts_of_tp[outcome] = counts_of_tp.get(outcome, 0) + row.rows
     if trees:
         raise FatalError(f"{abs(trees)} trees were begun and not decided, or decided twice; nothing was stored")
-    return ReplayResult(tuple(files), counts, calls, fetched, fetches, out_of_range, steps, tuple(staged))
+    figures = None
+    if topology is not None:
+        figures = steps
+        _count_records(steps.steps[SOURCE], counts.values())
+    return ReplayResult(tuple(files), counts, calls, fetched, fetches, out_of_range, figures, tuple(staged))
+
+
+def _count_records(source: StepCounts, counts: Collection[Mapping[Outcome, int]]) -> None:
+    """Counts the records that were acked and those that failed: what Storm counts of a spout. Only the acker can."""
+    source.acked = sum(of_tp.get(Outcome.ACKED, 0) for of_tp in counts)
+    source.failed = sum(of_tp.get(word, 0) for of_tp in counts for word in (Outcome.FAILED, Outcome.DROPPED))
 
 
 def _check_counts(result: ReplayResult, job: ReplayJob) -> None:

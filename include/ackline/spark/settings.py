@@ -64,6 +64,8 @@ class ReplaySettings:
     """A record is acked only once all that came of it is. Otherwise it is acked when its handler has returned."""
     outputs: "OutputTargets | None" = None
     """Where rows that are emitted to outputs go; None without outputs."""
+    debug_sample: float | None = None
+    """The part of the records whose edges the tasks log, above 0 and at most 1; None logs none."""
     key_hash_secret: bytes | None = field(default=None, repr=False)
     """What the keys of records are hashed with; None if the table gets no hashes."""
     tokens: TokenSigner | None = None

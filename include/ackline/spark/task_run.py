@@ -60,7 +60,8 @@ class TaskRun:
         files = OutcomeFiles if settings.replay.record_outcomes else OutcomeCounter
         secret = settings.replay.key_hash_secret
         self._key_hash = None if secret is None else key_hash(secret)
-        self._files = files(settings.target, key_hashes=secret is not None)
+        has_trees = settings.replay.topology is not None
+        self._files = files(settings.target, key_hashes=secret is not None, trees=has_trees)
         self._waits: dict[TopicPartition, FetchTimes] = {}
         self._last_offsets: dict[TopicPartition, int] = {}
         self._calls = 0
@@ -223,7 +224,10 @@ class TaskRun:
             messages = [result.error_message for result in results]
             of_rows = None if hashes is None else hashes.take(pa.array(rows))
             dues = [result.due for result in results] if outcome is Outcome.IN_FLIGHT else None
-            chunk = Chunk(offsets[rows], timestamps[rows], attempts[rows], times, classes, messages, of_rows, dues)
+            trees = [result.tree for result in results]
+            chunk = Chunk(
+                offsets[rows], timestamps[rows], attempts[rows], times, classes, messages, of_rows, dues, trees
+            )
             self._files.add(tp, outcome, chunk)
 
     def _check_order(self, tp: TopicPartition, offsets: Int64s) -> None:

@@ -275,6 +275,7 @@ def job_of(parts: Parts, plan: Plan) -> "ReplayJob":
         topology=pipeline.topology,
         tracking=pipeline.tracking,
         outputs=output_targets(parts, plan),
+        debug_sample=pipeline.debug.sample if pipeline.debug else None,
         key_hash_secret=parts.key_hash_secret,
         tokens=_token_signer(parts, plan),
         in_flight_timeout=pipeline.in_flight.timeout,
@@ -304,12 +305,12 @@ def _token_signer(parts: Parts, plan: Plan) -> TokenSigner | None:
 
 
 def task_report(parts: Parts, plan: Plan, result: "ReplayResult", outputs: str = "") -> TurnReport:
-    """Returns the counts and fetch times that the tasks report, and what they have staged; replay stores them in the
-    commit of the outcomes."""
+    """Returns the counts and times that the tasks report, and what they have staged; replay stores them in the commit
+    of the outcomes."""
     counts = {
         tp: {outcome.value: rows for outcome, rows in by_outcome.items()} for tp, by_outcome in result.counts.items()
     }
-    return TurnReport(counts, result.fetches, keeps_outcome_rows(parts, plan), outputs)
+    return TurnReport(counts, result.fetches, keeps_outcome_rows(parts, plan), outputs, result.steps)
 
 
 def add_actions(plan: Plan, result: "ReplayResult") -> list[AddAction]:

@@ -120,6 +120,8 @@ def settle_turn(parts: Parts, plan: Plan, before: Settlement) -> Settlement | No
         reason,
         answers=answers,
         outputs=outputs,
+        # Part of the one commit that takes number n, so that each turn counts once, however often it is settled.
+        steps=report.steps if report else None,
     )
     # Before the settlement: once that is stored, no process settles the turn again, and none would renew the id.
     renew_id_of_copy(parts, plan)

@@ -130,7 +130,8 @@ def pipeline(reading: Reading, dag_ids: DagIds, start: Start = 0) -> str:
     """Show one lane of a pipeline."""
     lanes = readings.lanes_with_tables(reading.name)
     acts = _acts(reading, dag_ids).of_pipeline()
-    return pages.pipeline(reading, lanes, failing.failures(reading), acts, _addresses(), start)
+    steps = readings.read_steps(reading)
+    return pages.pipeline(reading, lanes, failing.failures(reading), acts, _addresses(), start, steps)
 
 
 @app.get("/pipelines/{name}/partition")

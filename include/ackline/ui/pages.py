@@ -19,6 +19,8 @@ from ackline.explanation import PartitionEvidence, explain_partition, moment_tex
 from ackline.offset_explanation import OffsetExplanation
 from ackline.offsets import TopicPartition, ValuedRange
 from ackline.pending import PendingRuns
+from ackline.step_figures import StepFigures, mean_and_max
+from ackline.tree_story import story_text
 from ackline.ui import charts
 from ackline.ui.acts import Act
 from ackline.ui.addresses import Addresses
@@ -68,14 +70,15 @@ def index(
 
 def pipeline(
     reading: LaneReading, lanes: Sequence[str], failures: Sequence[Failure], acts: Sequence[Act], addresses: Addresses,
-    start: int = 0,
+    start: int = 0, steps: StepFigures | None = None,
 ) -> str:  # fmt: skip
-    """Returns the view of a lane, with PARTITIONS_A_PAGE partitions from number `start` on, the worst first."""
+    """Returns the view of a lane, with PARTITIONS_A_PAGE partitions from number `start` on, the worst first. `steps` is
+    what its steps did; None without steps."""
     partitions = worst_first(reading.partitions)[start : start + PARTITIONS_A_PAGE]
     end = start + PARTITIONS_A_PAGE
     return _render(
         "pipeline.html", reading.name, addresses, refresh=True, reading=reading, lanes=lanes, partitions=partitions,
-        failures=failures, actions=acts, picture=charts.partition_picture,
+        failures=failures, actions=acts, picture=charts.partition_picture, steps=steps, milliseconds=mean_and_max,
         turns=list(reversed(reading.turns))[:TURNS_LISTED],
         more=addresses.pipeline(reading.name, reading.lane, end) if end < len(reading.partitions) else None,
         first=addresses.pipeline(reading.name, reading.lane) if start else None,
@@ -203,6 +206,7 @@ _environment = Environment(
     lstrip_blocks=True,
 )
 _environment.filters |= {
+    "story": story_text,
     "count": _count,
     "cut": _cut,
     "duration": lambda seconds: span(timedelta(seconds=seconds)),

@@ -13,7 +13,7 @@ from ackline.audit.evidence import evidence_of_offset
 from ackline.audit.layout import lanes_of
 from ackline.audit.lease_file import LeaseFile
 from ackline.audit.lease_holder import holder_of
-from ackline.audit.recent_turns import TurnTotals, delta_versions, log_starts_at, recent_turns
+from ackline.audit.recent_turns import TurnTotals, delta_versions, log_starts_at, recent_turns, step_figures
 from ackline.audit.store import LedgerStore
 from ackline.errors import AcklineError, LedgerError
 from ackline.lease import Holder, HolderState
@@ -21,6 +21,7 @@ from ackline.offset_explanation import OffsetExplanation, explain_offset
 from ackline.offsets import TopicPartition
 from ackline.paths import audit_root
 from ackline.pending import PendingKind
+from ackline.step_figures import StepFigures
 from ackline.turns import LIVE, Plan, Settlement, TurnId, TurnKind
 from ackline.ui.health import OPEN_TOO_LONG, Health, PartitionReading, worst
 
@@ -165,6 +166,14 @@ def read_record(reading: LaneReading, tp: TopicPartition, offset: int) -> Offset
         return None
     store = store_of(reading.name, reading.lane)
     return explain_offset(evidence_of_offset(store, reading.newest, tp, offset), reading.now)
+
+
+def read_steps(reading: LaneReading) -> StepFigures | None:
+    """Returns what the steps of a lane did in its newest turns; None if it has not run, or has no steps."""
+    if reading.newest is None:
+        return None
+    figures = step_figures(store_of(reading.name, reading.lane), reading.newest.turn)
+    return figures if len(figures.steps) > 1 else None
 
 
 def read_turn(name: str, lane: str, epoch: int, n: int) -> TurnReading | None:

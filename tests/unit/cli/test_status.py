@@ -16,7 +16,7 @@ from rich.console import Console
 from ackline.audit.lease_file import NAME, LeaseFile
 from ackline.cli.json_output import open_turn_json
 from ackline.cli.status import _held_lines, _open_lines
-from ackline.cli.tables import fitting_table, status_table
+from ackline.cli.tables import fitting_table, status_table, steps_table
 from ackline.errors import TransientError
 from ackline.explanation import HeldBy
 from ackline.lease import Lease
@@ -24,12 +24,14 @@ from ackline.offsets import TopicPartition
 from ackline.pending import PendingKind
 from ackline.process_identity import ProcessIdentity
 from ackline.setting_warnings import TopicPolicy
+from ackline.step_figures import StepFigures
 from ackline.steps.explain import _log_of, explain_partitions
 from ackline.steps.overview import MOST_EXPLAINED, Health, held_back, open_turn_of, summary_of
 from ackline.steps.status import PartitionStatus, status, status_and_missing
 from ackline.steps.turn_lease import TurnLease
 from ackline.testing.memory_kafka import MemoryCluster
 from ackline.testing.memory_parts import MemoryParts
+from ackline.tuples import Durations, StepCounts
 from tests.memory_lane import FAILS, NOON, OK, TP, MemoryLane
 
 HUGE = 1_234_567_890_123
@@ -224,3 +226,18 @@ def test_without_the_broker_an_offset_is_explained_from_the_tables_alone(monkeyp
     lane = MemoryLane(OK, FAILS).after_run()
     monkeypatch.setattr(MemoryCluster, "reachable", away)
     assert _log_of(lane.parts(), lane.newest(), TP) is None
+
+
+def test_the_table_of_steps_fits_into_eighty_columns() -> None:
+    figures = StepFigures(
+        {"source": StepCounts(execute=Durations(2, 3_000_000, 2_000_000)), "p" * 24: StepCounts(123_456_789)}
+    )
+    figures.latency, figures.turns = Durations(4, 48_000_000, 20_000_000), 7
+    lines = printed(steps_table(figures, 80), 80)
+    title = " ".join(line.strip() for line in lines[:2])
+    assert title.startswith("Steps, newest 7 turns with records; complete latency 12.0 ms, at most 20.0 ms")
+    assert all(len(line.rstrip()) <= 80 for line in lines)
+    [source] = [line.split() for line in lines if line.startswith("source")]
+    assert source == ["source", "0", "0", "0", "0", "1.5", "2.0"]
+    [huge] = [line.split() for line in lines if line.startswith("p" * 24)]
+    assert huge == ["p" * 24, "123,456,789", "0", "0", "0", "–", "–"]

@@ -38,10 +38,12 @@ class RowOutcome:
     handled_at: int
     due: int | None = None
     """The deadline of a record in flight, in microseconds since 1970; None without one, and of other outcomes."""
+    tree: str | None = None
+    """What became of the record's tuples, as `ackline.tree_story` encodes it; None if it emitted none."""
 
     def at_row(self, row: int) -> "RowOutcome":
         """Returns this outcome for another row index."""
-        return RowOutcome(row, self.outcome, self.error_class, self.error_message, self.handled_at, self.due)
+        return RowOutcome(row, self.outcome, self.error_class, self.error_message, self.handled_at, self.due, self.tree)
 
 
 @dataclass(slots=True)

@@ -11,7 +11,7 @@ from ackline.offsets import TopicPartition
 from ackline.outcome import Outcome
 from ackline.outputs import StagedFile
 from ackline.spark.output.written_file import WrittenFile
-from ackline.tuples import StepCounts
+from ackline.tuples import Durations, StepCounts
 
 _FILE_COLUMNS = {
     "path": ("string", pa.string()),
@@ -31,6 +31,9 @@ _COLUMNS = _FILE_COLUMNS | {
     "fetch_seconds": ("double", pa.float64()),
     "fetch_seconds_max": ("double", pa.float64()),
     "trees": ("long", pa.int64()),
+    "times": ("long", pa.int64()),
+    "nanoseconds": ("long", pa.int64()),
+    "nanoseconds_max": ("long", pa.int64()),
     "step": ("string", pa.string()),
     "executed": ("long", pa.int64()),
     "emitted": ("long", pa.int64()),
@@ -50,6 +53,7 @@ def manifest(
     fetched: int,
     out_of_range: int,
     trees: int = 0,
+    latency: Durations | None = None,
     steps: Mapping[str, StepCounts] | None = None,
     staged: Iterable[StagedFile] = (),
 ) -> pa.RecordBatch:
@@ -58,7 +62,8 @@ def manifest(
     `path`; the third has no `outcome`, and the fourth no `topic` either.
 
     With steps there is also a row for each `step`, and `trees` is how many trees the task sent to the acker or, as a
-    negative number, has decided. A row with an `output` names a staged file."""
+    negative number, has decided. `times` and `nanoseconds` are the calls of a step or, without a `step`, the acked
+    trees whose latency the task has measured. A row with an `output` names a staged file."""
     rows: list[dict[str, Any]] = [
         {name: getattr(file, name) for name in _FILE_COLUMNS} | {"outcome": file.outcome.value} for file in files
     ]
@@ -67,7 +72,17 @@ def manifest(
     for tp, wait in waits.items():
         times = {"fetches": wait.count, "fetch_seconds": wait.seconds, "fetch_seconds_max": wait.longest}
         rows.append({"topic": tp.topic, "partition": tp.partition, **times})
-    rows.append({"calls": calls, "fetched": fetched, "out_of_range": out_of_range, "trees": trees})
+    totals = {"calls": calls, "fetched": fetched, "out_of_range": out_of_range, "trees": trees}
+    rows.append(totals | _spans(latency or Durations()))
     rows += [asdict(file) for file in staged]
-    rows += [{"step": name, **asdict(done)} for name, done in (steps or {}).items()]
+    rows += [{"step": name, **done.numbers(), **_spans(done.execute)} for name, done in (steps or {}).items()]
     return pa.RecordBatch.from_pylist(rows, schema=MANIFEST_SCHEMA)
+
+
+def durations_of(row: Any) -> Durations:
+    """Returns the durations in a row of a step, or in that of a task's own counts."""
+    return Durations(row.times, row.nanoseconds, row.nanoseconds_max)
+
+
+def _spans(durations: Durations) -> dict[str, int]:
+    return {"times": durations.count, "nanoseconds": durations.total, "nanoseconds_max": durations.longest}

@@ -50,8 +50,8 @@ FILE_COLUMNS = pa.schema(
     ]
 )
 """The table's columns, without the plan's date: its value is in the path. A file of records whose keys are hashed has
-the column `key_hash`, too, and a file of records in flight the column `due`; readers take them for null in the other
-files."""
+the column `key_hash`, too, a file of records in flight the column `due`, and a file of records that were not acked by
+a pipeline with steps the column `tree`; readers take them for null in the other files."""
 
 # The writer writes a dictionary as it is. Given plain strings, it would first have to find that all are equal.
 _CONSTANT = ("pipeline", "lane", "run_id", "topic", "outcome")
@@ -60,6 +60,7 @@ _WRITTEN = pa.schema(
 )
 
 _HASHES, _DUES = pa.field("key_hash", pa.string()), pa.field("due", TIMESTAMP)
+_TREES = pa.field("tree", pa.string())
 
 _FLUSH_ROWS = 250_000
 _ERROR_WEIGHT = 12
@@ -101,6 +102,8 @@ class Chunk:
     """The hashes of the records' keys; None if the pipeline stores none."""
     dues: Sequence[int | None] | None = None
     """The deadlines of records in flight; None of other outcomes."""
+    trees: Sequence[str | None] | None = None
+    """What became of the records' tuples; None of acked records."""
 
 
 class OutcomeFiles:
@@ -109,8 +112,9 @@ class OutcomeFiles:
     `counts` holds how many rows were added of each outcome of each topic-partition.
     """
 
-    def __init__(self, target: OutcomeTarget, key_hashes: bool = False) -> None:
+    def __init__(self, target: OutcomeTarget, key_hashes: bool = False, trees: bool = False) -> None:
         self._target = target
+        self._trees = trees
         self._schema = _WRITTEN.append(_HASHES) if key_hashes else _WRITTEN
         self._storage = Storage(target.root)
         self._waiting: dict[Group, _Waiting] = {}
@@ -145,7 +149,7 @@ class OutcomeFiles:
     def _write_own(self, group: Group) -> None:
         tp, outcome = group
         if group not in self._own:
-            self._own[group] = _OutcomeFile(self._target, self._storage, outcome, self._schema)
+            self._own[group] = self._new_file(outcome)
         self._own[group].write([(tp, self._take(group))])
 
     def _write_all(self) -> None:
@@ -156,8 +160,13 @@ class OutcomeFiles:
         for outcome in dict.fromkeys(outcome for _, outcome in self._waiting):
             small = sorted(tp for tp, other in self._waiting if other is outcome)
             if outcome not in self._shared:
-                self._shared[outcome] = _OutcomeFile(self._target, self._storage, outcome, self._schema)
+                self._shared[outcome] = self._new_file(outcome)
             self._shared[outcome].write([(tp, self._take((tp, outcome))) for tp in small])
+
+    def _new_file(self, outcome: Outcome) -> "_OutcomeFile":
+        with_trees = self._trees and outcome is not Outcome.ACKED
+        schema = self._schema.append(_TREES) if with_trees else self._schema
+        return _OutcomeFile(self._target, self._storage, outcome, schema)
 
     def _take(self, group: Group) -> "_Columns":
         waiting = self._waiting.pop(group)
@@ -239,6 +248,8 @@ class _OutcomeFile:
         ]
         if _HASHES.name in self._schema.names:
             arrays.append(pa.nulls(count, pa.string()) if columns.key_hashes is None else columns.key_hashes)
+        if _TREES.name in self._schema.names:
+            arrays.append(columns.trees)
         if _DUES.name in self._schema.names:
             arrays.append(columns.dues)
         return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
@@ -256,6 +267,7 @@ class _Columns:
     messages: pa.Array
     key_hashes: pa.Array | None
     dues: pa.Array
+    trees: pa.Array
 
     @classmethod
     def of(cls, chunks: Sequence[Chunk]) -> "_Columns":
@@ -268,6 +280,7 @@ class _Columns:
             _texts([(chunk.messages, len(chunk.offsets)) for chunk in chunks]),
             _hashes(chunks),
             pa.array([due for chunk in chunks for due in chunk.dues or ()], pa.int64()).cast(TIMESTAMP),
+            _texts([(chunk.trees, len(chunk.offsets)) for chunk in chunks]),
         )
 
 

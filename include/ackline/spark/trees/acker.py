@@ -6,6 +6,7 @@ at each step as were sent there. Both are sums over events without duplicates.
 """
 
 from collections.abc import Callable, Iterable, Iterator
+from time import time_ns
 
 import numpy as np
 import pyarrow as pa
@@ -19,8 +20,9 @@ from ackline.spark.settings import TaskSettings
 from ackline.spark.task_run import TaskRun
 from ackline.spark.trees.notes import outcome_of_root
 from ackline.spark.trees.outbox import read_manifest
-from ackline.spark.trees.packed_events import Block, EventFormat, Sums
+from ackline.spark.trees.packed_events import NOT_BEGUN, Block, EventFormat, Int64s, Sums
 from ackline.spark.trees.rows import MANIFEST
+from ackline.tuples import Durations
 
 Batches = Iterator[pa.RecordBatch]
 
@@ -50,7 +52,10 @@ def store_roots(settings: TaskSettings) -> Callable[[Batches], Batches]:
 class AckerRun(TaskRun):
     """One task of the acker: it decides and stores the outcomes of the roots that it is given."""
 
-    _decided = 0
+    def __init__(self, settings: TaskSettings, source: str) -> None:
+        super().__init__(settings, source)
+        self._decided = 0
+        self._latency = Durations()
 
     def _load_call(self) -> CallHandler | None:
         topology = self._settings.replay.topology
@@ -106,8 +111,16 @@ class AckerRun(TaskRun):
             outcome = outcome_of_root(roots.notes[row], int(roots.xors[row]), *of_row, self._topology, time)
             if outcome is not None:
                 not_acked.append(outcome.at_row(row))
+        self._measure_latency(roots.begun[is_acked])
         return not_acked
+
+    def _measure_latency(self, begun: Int64s) -> None:
+        """Measures how long acked trees took. The clocks of two machines may differ, so no time is below 0."""
+        times = np.maximum(0, time_ns() - begun[begun != NOT_BEGUN])
+        if len(times):
+            self._latency.add(Durations(len(times), int(times.sum()), int(times.max())))
 
     def _manifest(self) -> pa.RecordBatch:
         counts = self._files.counts
-        return manifest(self._files.close(), counts, {}, 0, 0, self._out_of_range, -self._decided)
+        of_trees = -self._decided, self._latency
+        return manifest(self._files.close(), counts, {}, 0, 0, self._out_of_range, *of_trees)

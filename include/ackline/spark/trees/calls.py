@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
+from time import perf_counter_ns, time_ns
 from types import GeneratorType
 from typing import Any
 
@@ -21,13 +22,14 @@ from ackline.outputs import Output
 from ackline.scrub import scrub
 from ackline.spark.handlers.call import end_forked_copy, forks, refuse_unfinished
 from ackline.spark.handlers.outcomes import Clock, InvalidOutcome, RowOutcome, TaskFailure, outcome_of_exception
+from ackline.spark.trees.edge_log import EdgeLog
 from ackline.spark.trees.edges import edge_id, root_id
 from ackline.spark.trees.notes import note_of
 from ackline.spark.trees.output_rows import OutputRow, OutputRows
 from ackline.spark.trees.payload import key_bytes, pack, unpack
-from ackline.spark.trees.rows import Edges, Event, Root, TupleRows
+from ackline.spark.trees.rows import FAILED, Edges, Event, Root, TupleRows
 from ackline.topology import SOURCE_STEP, Step, Stream, Topology
-from ackline.tuples import SOURCE, Emit, Fail, Hold, InFlight, Origin, StepCounts, Tuple
+from ackline.tuples import SOURCE, Durations, Emit, Fail, Hold, InFlight, Origin, StepCounts, Tuple
 
 Seeds = Mapping[tuple[str, int], tuple[int, int]] | None
 """By topic and partition: the index of the topic-partition in the job, and what the ids of its trees start from."""
@@ -35,7 +37,7 @@ Seeds = Mapping[tuple[str, int], tuple[int, int]] | None
 Texts = Callable[[], Iterator[bytes | str | None]]
 """Yields what an error message must not repeat."""
 
-_Takers = tuple[tuple[Step, ...], tuple[Output, ...]]
+_Takers = tuple[Stream, tuple[Step, ...], tuple[Output, ...]]
 """The steps and the outputs that take a stream."""
 _ANSWERS = (Emit, Fail, Hold, InFlight)
 _STREAM_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}")
@@ -59,6 +61,7 @@ class Input:
 class _Emitted:
     """An `Emit` as it was when the handler yielded it: the handler may change the value afterwards."""
 
+    stream: Stream
     consumers: tuple[Step, ...]
     outputs: tuple[Output, ...]
     anchors: tuple[Any, ...]
@@ -90,8 +93,10 @@ class TreeCalls:
         topic_partitions: Sequence[TopicPartition],
         now: Clock,
         outputs: OutputRows | None = None,
+        edge_log: EdgeLog | None = None,
     ) -> None:
         self._outputs = outputs
+        self._edge_log = edge_log
         self._topology = topology
         self._handlers = handlers
         self._topic_partitions = topic_partitions
@@ -100,37 +105,53 @@ class TreeCalls:
         self.events: dict[Root, Event] = {}
         self.rows = TupleRows()
         self.counts: dict[str, StepCounts] = {}
+        self.latency = Durations()
+        """From the call of `source` to the end of the tree, of the acked trees that ended in this task."""
+        self._epoch = time_ns() - perf_counter_ns()
+        """When the clock of `perf_counter_ns` was 0, in nanoseconds since 1970."""
 
     def call_source(self, handler: Handler, record: Record, seeds: Seeds) -> None:
         """Calls the handler of a record, and delivers what it emits. `seeds` is None if trees are not tracked.
 
         Makes no event for a record that emits nothing, or that is not tracked. Raises what the handler raises.
         """
-        before = forks()
-        emitted = self._emitted(handler(record), (record,), lambda: _texts_of_record(record))
+        before, begun = forks(), perf_counter_ns()
+        try:
+            emitted = self._emitted(handler(record), (record,), lambda: _texts_of_record(record))
+        finally:
+            self._counts(SOURCE).execute.measure(perf_counter_ns() - begun)
         if before != forks():  # before a step is called: the copy would call it a second time
             end_forked_copy()
         if not emitted:
+            self.latency.measure(perf_counter_ns() - begun)
             return
         try:
-            self._deliver_from_source(emitted, record, seeds)
+            event = self._deliver_from_source(emitted, record, seeds)
         except TaskFailure:
             raise
         except BaseException as error:
             # The handler of the record is not to blame: what it emitted is half delivered. No outcome would be right.
             failure = FatalError(f"what a handler emitted could not be delivered ({type(error).__name__})")
             raise TaskFailure(failure) from None
+        if event is not None and not event.complete:
+            event.begun = self._epoch + begun  # the acker measures the rest, perhaps on another machine
+        elif event is None or event.note is None:
+            self.latency.measure(perf_counter_ns() - begun)
 
-    def _deliver_from_source(self, emitted: Sequence[_Emitted], record: Record, seeds: Seeds) -> None:
+    def _deliver_from_source(self, emitted: Sequence[_Emitted], record: Record, seeds: Seeds) -> Event | None:
+        """Delivers what the handler of a record has emitted. Returns the record's event; None without tracking."""
         edges: Edges = ()
+        event = None
         if seeds is not None:
             tp, seed = seeds[record.topic, record.partition]
             root = Root(tp, record.offset, record.attempt)
             edges = ((root, root_id(seed, record.offset, record.attempt)),)
-            self._event(root, SOURCE_STEP, edges[0][1]).sources += 1
+            event = self._event(root, SOURCE_STEP, edges[0][1])
+            event.sources += 1
         self._counts(SOURCE).emitted += len(emitted)
         for position, item in enumerate(emitted):
             self._deliver(SOURCE_STEP, item, edges if item.anchors else (), position)
+        return event
 
     def flush_outputs(self) -> None:
         """Stages or sends what was emitted to outputs. Call it before `events` leave the task: a row that does not fit
@@ -161,6 +182,8 @@ class TreeCalls:
             if number in failed:
                 outcome = RowOutcome(0, Outcome.FAILED, ErrorClass.FAIL, failed[number], self._now())
             closes = outcome is not None or number not in held
+            if self._edge_log is not None:
+                self._edge_log.closed(each.tuple, step.name, each.edges, outcome, held=not closes)
             for root, edge in each.edges:
                 event = self._event(root, step.number, edge)
                 if closes:
@@ -180,6 +203,8 @@ class TreeCalls:
         counts, edges = self._counts(step.name), given.edges
         counts.executed += 1
         outcome, answers = self._answers(step, given.tuple, (given,))
+        if self._edge_log is not None:
+            self._edge_log.closed(given.tuple, step.name, edges, outcome)
         for root, edge in edges:
             self._close(self.events[root], step, edge, outcome)
         self._count(counts, outcome)
@@ -192,7 +217,7 @@ class TreeCalls:
         self, step: Step, argument: object, given: Sequence[Input]
     ) -> tuple[RowOutcome | None, list[_Emitted | _NotAcked]]:
         """Calls the handler. Returns what it yielded, or how it failed: then nothing that it had yielded counts."""
-        before = forks()
+        before, begun = forks(), perf_counter_ns()
         try:
             inputs = tuple([each.tuple for each in given])
             answers = self._emitted(self._handlers[step.number](argument), inputs, lambda: _texts_of(given), step)
@@ -205,6 +230,8 @@ class TreeCalls:
             if before != forks():
                 end_forked_copy(error)
             return outcome_of_exception(error, 0, None, self._now(), lambda _: _texts_of(given)), []
+        finally:
+            self._counts(step.name).execute.measure(perf_counter_ns() - begun)
 
     def _emitted(self, result: Any, inputs: tuple[Any, ...], texts: Texts, step: Step | None = None) -> list[Any]:
         """Returns what a handler answered: None, an `Emit`, or several, which it may yield; a join may answer `Fail`
@@ -240,6 +267,8 @@ class TreeCalls:
             self._outputs.add(output, OutputRow(number, item.payload, parents))
         for place, step in enumerate(item.consumers):
             edges = tuple([(root, edge_id(parent, position * _MAX_CONSUMERS + place)) for root, parent in parents])
+            if self._edge_log is not None:
+                self._edge_log.emitted(item.stream, step.name, edges)
             if not step.grouped:
                 self._call(step, Input(tuple_of(item.payload, edges, self._topic_partitions), edges, item.payload))
                 continue
@@ -259,28 +288,30 @@ class TreeCalls:
         takers = self._takers.get((step, emit.stream)) if type(emit.stream) is str else None
         problem = ""
         if takers is None:
-            takers, stream = self._find_takers(step, emit.stream)
-            if not self._topology.is_taken(stream):  # the tuple would get lost
-                problem = scrub(f"emitted to {stream}, which no step and no output takes", texts())
+            takers = self._find_takers(step, emit.stream)
+            if not self._topology.is_taken(takers[0]):  # the tuple would get lost
+                problem = scrub(f"emitted to {takers[0]}, which no step and no output takes", texts())
         payload = pack(step, emit.stream, emit.key, emit.value)
         return _Emitted(*takers, anchors, key_bytes(emit.key), payload, problem)
 
-    def _find_takers(self, step: str, name: Any) -> tuple[_Takers, Stream]:
-        """Returns the steps and outputs that take a stream, and keeps them. Raises InvalidOutcome if no stream can have
-        this name."""
+    def _find_takers(self, step: str, name: Any) -> _Takers:
+        """Returns a stream with the steps and outputs that take it, and keeps them. Raises InvalidOutcome if no stream
+        can have this name."""
         if type(name) is not str or not _STREAM_NAME.fullmatch(name):
             raise InvalidOutcome("the stream of an Emit is no name of a stream")
         stream = Stream(step, name)
-        takers = self._topology.consumers.get(stream, ()), self._topology.outputs.get(stream, ())
+        takers = stream, self._topology.consumers.get(stream, ()), self._topology.outputs.get(stream, ())
         if self._topology.is_taken(stream):  # a handler may make up any number of names that nothing takes
             self._takers[step, name] = takers
-        return takers, stream
+        return takers
 
     def _close(self, event: Event, step: Step, edge: int, outcome: RowOutcome | None) -> None:
         if outcome is None:
             event.acked[step.number] += 1
         else:
             event.add_note(note_of(step.number, edge, outcome))
+            if outcome.outcome is Outcome.FAILED:
+                event.acked[step.number] += FAILED
 
     def _event(self, root: Root, by: int, edge: int) -> Event:
         event = self.events.get(root)

@@ -9,15 +9,15 @@ from hashlib import blake2b
 from ackline.offsets import TopicPartition
 from ackline.turns import TurnId
 
-_MASK = (1 << 64) - 1
+MASK = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
 
 
 def mix(number: int) -> int:
     """Returns the finalizer of SplitMix64 of a number: a bijection of 64 bits that spreads neighbours."""
-    number = (number + _GOLDEN) & _MASK
-    number = ((number ^ (number >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
-    number = ((number ^ (number >> 27)) * 0x94D049BB133111EB) & _MASK
+    number = (number + _GOLDEN) & MASK
+    number = ((number ^ (number >> 30)) * 0xBF58476D1CE4E5B9) & MASK
+    number = ((number ^ (number >> 27)) * 0x94D049BB133111EB) & MASK
     return number ^ (number >> 31)
 
 
@@ -35,7 +35,7 @@ def root_id(seed: int, offset: int, attempt: int) -> int:
 def edge_id(parent: int, position: int) -> int:
     """Returns the id of an edge: the one that leaves `parent` at this position."""
     # `mix`, written out: a call of it is a third of the time, and each tuple has an edge.
-    number = (parent ^ (position * 0xD1342543DE82EF95 & _MASK)) + _GOLDEN & _MASK
-    number = ((number ^ (number >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
-    number = ((number ^ (number >> 27)) * 0x94D049BB133111EB) & _MASK
+    number = (parent ^ (position * 0xD1342543DE82EF95 & MASK)) + _GOLDEN & MASK
+    number = ((number ^ (number >> 30)) * 0xBF58476D1CE4E5B9) & MASK
+    number = ((number ^ (number >> 27)) * 0x94D049BB133111EB) & MASK
     return number ^ (number >> 31)

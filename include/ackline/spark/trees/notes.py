@@ -7,11 +7,13 @@ then the smallest edge.
 import pickle
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ackline.outcome import MESSAGE_LIMIT, ErrorClass, Outcome
 from ackline.spark.handlers.outcomes import RowOutcome
+from ackline.spark.trees.rows import FAILED
 from ackline.topology import SOURCE_STEP, Topology
+from ackline.tree_story import StepStory, encode
 
 _ORDER = struct.Struct(">BHQ")
 _DEAD, _FAILED, _SKIPPED = 0, 1, 3
@@ -54,8 +56,21 @@ def outcome_of_root(
     """Returns the outcome of a root from the sums of its events; None if it is acked.
 
     `xor` is the XOR of all its edges. By the number of the step, `open_tuples` holds how many tuples were sent to the
-    step and not closed there, and `acked` how many were acked. `time` is in microseconds since 1970.
+    step and not closed there, and `acked` how many were acked or failed, as in `Event`. `time` is in microseconds since
+    1970.
     """
+    outcome = _outcome(note, xor, open_tuples, acked, topology, time)
+    return None if outcome is None else replace(outcome, tree=_story(open_tuples, acked, topology))
+
+
+def _story(open_tuples: Sequence[int], acked: Sequence[int], topology: Topology) -> str:
+    steps = (StepStory(done % FAILED, done // FAILED, abs(left)) for done, left in zip(acked, open_tuples, strict=True))
+    return encode(zip(topology.names, steps, strict=True))
+
+
+def _outcome(
+    note: bytes | None, xor: int, open_tuples: Sequence[int], acked: Sequence[int], topology: Topology, time: int
+) -> RowOutcome | None:
     worst = None if note is None else read_note(note)
     holder = next((number for number, count in enumerate(open_tuples) if count), None)
     complete = not xor and holder is None
@@ -83,7 +98,7 @@ def _outcome_of_note(note: Note, acked: Sequence[int], topology: Topology, time:
     # The call whose tuple went to an unknown stream, or does not fit an output, acked its own: it would count itself.
     of_emitted = note.error_class in (ErrorClass.UNKNOWN_STREAM, ErrorClass.BAD_OUTPUT)
     if note.failed and note.step != SOURCE_STEP and not of_emitted:
-        count = acked[note.step]
+        count = acked[note.step] % FAILED
         end = f"; {count} {'sibling' if count == 1 else 'siblings'} acked"
     text = str(note.message or note.error_class)[: MESSAGE_LIMIT - len(start) - len(end)]
     return RowOutcome(0, note.outcome, note.error_class, f"{start}{text}{end}", time)

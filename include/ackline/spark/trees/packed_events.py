@@ -19,6 +19,8 @@ BLOCK = 4096
 """Offsets of one block have their events in the same rows, and are decided by the same task of the acker."""
 NO_TIMESTAMP = -(1 << 63)
 """The timestamp in an event that is not the first one of its root."""
+NOT_BEGUN = -1
+"""The time of the first call in an event that is not the first one of its root."""
 _MASK = (1 << 64) - 1
 
 Int64s = npt.NDArray[np.int64]
@@ -47,8 +49,9 @@ def block_of(root: Root) -> Block:
 class Sums:
     """The sums over the events of each root of a block, in the order of offsets.
 
-    `open_tuples` and `acked` have a row for each step and a column for each root. `notes` and `key_hashes` are None
-    where a root has none. `sources` is how many of the events are first ones.
+    `open_tuples` and `acked` have a row for each step and a column for each root; `acked` counts each failed tuple as
+    FAILED acked ones. `begun` is when the first call of a root began, in nanoseconds since 1970. `notes` and
+    `key_hashes` are None where a root has none. `sources` is how many of the events are first ones.
     """
 
     offsets: Int64s
@@ -57,6 +60,7 @@ class Sums:
     sources: Int64s
     times: Int64s
     timestamps: Int64s
+    begun: Int64s
     open_tuples: Int64s
     acked: Int64s
     notes: list[bytes | None]
@@ -67,19 +71,21 @@ class EventFormat:
     """How the events of a topology with this many steps are packed."""
 
     def __init__(self, steps: int) -> None:
-        self._struct = struct.Struct(f"<qQQqqihh{2 * steps}i")
+        self._struct = struct.Struct(f"<qQQqqqihh{steps}i{steps}q")
         self._dtype = np.dtype(
-            [("offset", "<i8"), ("edge", "<u8"), ("xor", "<u8"), ("time", "<i8"), ("timestamp", "<i8"),
+            [("offset", "<i8"), ("edge", "<u8"), ("xor", "<u8"),
+             ("time", "<i8"), ("timestamp", "<i8"), ("begun", "<i8"),
              ("attempt", "<i4"), ("by", "<i2"), ("sources", "<i2"),
-             ("open", "<i4", (steps,)), ("acked", "<i4", (steps,))]
+             ("open", "<i4", (steps,)), ("acked", "<i8", (steps,))]
         )  # fmt: skip
         assert self._dtype.itemsize == self._struct.size
 
     def pack(self, root: Root, event: Event, time: int) -> bytes:
         """Returns an event; `time` is when its calls had returned, in microseconds since 1970."""
         timestamp = NO_TIMESTAMP if event.timestamp is None else event.timestamp
+        begun = NOT_BEGUN if event.begun is None else event.begun
         return self._struct.pack(
-            root.offset, event.edge, event.xor, time, timestamp, root.attempt, event.by, event.sources,
+            root.offset, event.edge, event.xor, time, timestamp, begun, root.attempt, event.by, event.sources,
             *event.open, *event.acked,
         )  # fmt: skip
 
@@ -105,6 +111,7 @@ class EventFormat:
             np.add.reduceat(events["sources"].astype(np.int64), starts),
             np.maximum.reduceat(events["time"], starts),
             np.maximum.reduceat(events["timestamp"], starts),
+            np.maximum.reduceat(events["begun"], starts),
             np.add.reduceat(events["open"].astype(np.int64), starts, axis=0).T,
             np.add.reduceat(events["acked"].astype(np.int64), starts, axis=0).T,
             [notes.get(name) for name in names],

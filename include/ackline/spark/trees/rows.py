@@ -20,6 +20,8 @@ UNTRACKED = -1
 """The `tp` of a tuple that belongs to no record."""
 MANIFEST = -2
 """The `tp` of a manifest."""
+FAILED = 1 << 32
+"""What a failed tuple adds to the number of acked ones of its step, so that one sum holds both numbers."""
 
 
 class Root(NamedTuple):
@@ -65,7 +67,7 @@ class Event:
     the record's own call. `by` is the step of the first call, -1 for the source, and `edge` the edge of its tuple.
     """
 
-    __slots__ = ("acked", "by", "edge", "key_hash", "note", "open", "sources", "timestamp", "xor")
+    __slots__ = ("acked", "begun", "by", "edge", "key_hash", "note", "open", "sources", "timestamp", "xor")
 
     def __init__(self, by: int, edge: int, steps: int) -> None:
         self.by = by
@@ -73,10 +75,13 @@ class Event:
         self.xor = 0
         self.sources = 0
         self.timestamp: int | None = None
+        self.begun: int | None = None
+        """When the source was called, in nanoseconds since 1970; None in the event of a step."""
         self.key_hash: str | None = None
         self.note: bytes | None = None
         self.open = [0] * steps
         self.acked = [0] * steps
+        """By step: the acked tuples, and FAILED times the failed ones."""
 
     def add_note(self, note: bytes) -> None:
         """Keeps the worst note: the smallest."""

@@ -14,6 +14,7 @@ from ackline.spark.records import Records
 from ackline.spark.settings import TaskSettings
 from ackline.spark.task_run import TaskRun, naming_host
 from ackline.spark.trees.calls import Seeds, TreeCalls
+from ackline.spark.trees.edge_log import edge_log_of
 from ackline.spark.trees.edges import seed_of
 from ackline.spark.trees.notes import outcome_of_root
 from ackline.spark.trees.outbox import Outbox
@@ -48,7 +49,8 @@ class SourceRun(TaskRun):
         with naming_host():
             steps, tps = load_steps(settings.topology), self._settings.topic_partitions
             self._outputs = None if settings.outputs is None else OutputRows(settings.outputs, tps)
-            self._trees = TreeCalls(settings.topology, steps, tps, self._clock, self._outputs)
+            edge_log = edge_log_of(self._settings)
+            self._trees = TreeCalls(settings.topology, steps, tps, self._clock, self._outputs, edge_log)
             return load_call(settings, self._settings.tier, wrap=self._delivering)
 
     def _delivering(self, handler: Handler) -> Handler:
@@ -114,6 +116,7 @@ class SourceRun(TaskRun):
             self._fetched,
             self._out_of_range,
             self._outbox.trees,
+            self._trees.latency,
             self._trees.counts,
             () if self._outputs is None else self._outputs.close(),
         )

@@ -16,6 +16,7 @@ from ackline.spark.settings import TaskSettings
 from ackline.spark.task_run import check_start, ignore_ctrl_c, naming_host
 from ackline.spark.trees.calls import Input, TreeCalls, tuple_of
 from ackline.spark.trees.collection import rarer_collection
+from ackline.spark.trees.edge_log import edge_log_of
 from ackline.spark.trees.outbox import Outbox, make_a_batch
 from ackline.spark.trees.output_rows import OutputRows
 from ackline.spark.trees.rows import UNTRACKED, Edges, Root
@@ -57,7 +58,8 @@ class StepRun:
         with naming_host():
             tps, targets = settings.topic_partitions, settings.replay.outputs
             self._outputs = None if targets is None else OutputRows(targets, tps)
-            self._trees = TreeCalls(topology, load_steps(topology), tps, self._clock, self._outputs)
+            steps, edge_log = load_steps(topology), edge_log_of(settings)
+            self._trees = TreeCalls(topology, steps, tps, self._clock, self._outputs, edge_log)
         self._outbox = Outbox(len(topology.steps))
         self._group: list[Input] = []
         self._key: bytes | None = None
@@ -114,7 +116,7 @@ class StepRun:
         self._send()
         yield from self._outbox.take(last=True)
         staged = () if self._outputs is None else self._outputs.close()
-        yield self._outbox.manifest(manifest((), {}, {}, 0, 0, 0, 0, self._trees.counts, staged))
+        yield self._outbox.manifest(manifest((), {}, {}, 0, 0, 0, steps=self._trees.counts, staged=staged))
 
 
 def _values(batch: pa.RecordBatch) -> list[list[Any]]:
