@@ -26,6 +26,8 @@ from ackline.spark.trees.rows import Edges
 from ackline.turns import TurnId
 
 _ROWS_A_GROUP = 50_000
+_BYTES_A_GROUP = 32 << 20
+_MAX_WAITING_BYTES = 16 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,15 +57,22 @@ class OutputRows:
         self._waiting: dict[int, tuple[Output, list[OutputRow]]] = {}
         self._tables: dict[int, _StagedTable] = {}
         self._topics: OutputTopics | None = None
+        self._size = 0
+
+    @property
+    def full(self) -> bool:
+        """Whether the rows that wait are so large that they should be flushed."""
+        return self._size >= _MAX_WAITING_BYTES
 
     def add(self, output: Output, row: OutputRow) -> None:
         """Adds a row for an output."""
+        self._size += len(row.payload)
         self._waiting.setdefault(output.number, (output, []))[1].append(row)
 
     def flush(self) -> Iterator[BadRow]:
         """Stages the rows that wait, and sends those for topics: all replicas have them when this ends. Yields those
         that do not fit."""
-        waiting, self._waiting = self._waiting, {}
+        waiting, self._waiting, self._size = self._waiting, {}, 0
         for output, rows in waiting.values():
             if output.table is not None:
                 yield from self._table(output).add(rows)
@@ -151,7 +160,8 @@ class _StagedTable:
         batch = pa.RecordBatch.from_arrays([anchors, *chosen], schema=self._schema())
         self._waiting.append(batch)
         self._rows += len(batch)
-        if sum(map(len, self._waiting)) >= _ROWS_A_GROUP:
+        rows_waiting, size = sum(map(len, self._waiting)), sum(batch.nbytes for batch in self._waiting)
+        if rows_waiting >= _ROWS_A_GROUP or size >= _BYTES_A_GROUP:
             self._write()
 
     def close(self) -> list[StagedFile]:

@@ -84,7 +84,7 @@ class StepRun:
             elif tp != UNTRACKED:
                 of_tuple = ((Root(tp, offset, attempt), edge),)
             given = Input(tuple_of(payload, of_tuple, self._settings.topic_partitions), of_tuple, payload)
-            if make_a_batch(self._trees.rows):
+            if make_a_batch(self._trees.rows) or (self._outputs is not None and self._outputs.full):
                 self._send()
                 yield from self._outbox.take()
             if not self._step.join:
