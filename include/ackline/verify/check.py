@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import pyarrow as pa
-import pyarrow.compute as pc
 from confluent_kafka import KafkaException
 
 from ackline.verify.evidence import DeadLetter, Evidence, Log, OutputTable, TopicPartition, Unreadable
@@ -12,7 +11,7 @@ from ackline.verify.judge import judge
 from ackline.verify.read_dead_letters import read_dead_letters
 from ackline.verify.read_journal import read_calls
 from ackline.verify.read_kafka import Config, read_committed_offsets, read_log_bounds, read_logs
-from ackline.verify.read_outputs import SCHEMA, OutputTables, named_in_plans
+from ackline.verify.read_outputs import SCHEMA, OutputTables, named_in_plans, named_in_settlements
 from ackline.verify.read_tables import read_table
 from ackline.verify.report import Report
 
@@ -80,7 +79,7 @@ def _output_tables(
 ) -> list[OutputTable]:
     """Return the output tables that `plans` name. A table of which no rows were read is of a plan stored since."""
     names = named_in_plans(plans)
-    published = outputs.read_published(names, pc.unique(settlements["epoch"]).to_pylist())
+    published = outputs.read_published(names, named_in_settlements(settlements))
     return [OutputTable(name, rows.get(name, SCHEMA.empty_table()), published[name]) for name in names]
 
 

@@ -69,13 +69,13 @@ class DeadLetter:
 class OutputTable:
     """An output table by its name or URI in the pipeline file.
 
-    `rows` are those of the lane, with the columns of `read_outputs.SCHEMA`. `published` maps each epoch to its newest
-    turn in the log of the table, by transaction id; 0 if no turn is there.
+    `rows` are those of the lane, with the columns of `read_outputs.SCHEMA`. `published` maps each transaction id that a
+    settlement names to the newest turn under it in the log of the table; 0 if no turn is there.
     """
 
     name: str
     rows: pa.Table
-    published: Mapping[int, int]
+    published: Mapping[str, int]
 
 
 @dataclass(frozen=True, slots=True)

@@ -147,12 +147,12 @@ def _unpublished(lane: LaneHistory) -> list[tuple[Turn, str]]:
         return []
     settlements = settlements.filter(pc.not_equal(settlements["kind"], "void"))
     rows = settlements.select(["epoch", "turn", "outputs"]).group_by(["epoch", "turn", "outputs"]).aggregate([])
+    named = [(row["epoch"], row["turn"], json.loads(row["outputs"])) for row in rows.to_pylist() if row["outputs"]]
     return sorted(
-        ((row["epoch"], row["turn"]), table)
-        for row in rows.to_pylist()
-        if row["outputs"]
-        for table in json.loads(row["outputs"])["tables"]
-        if published.get(table, {}).get(row["epoch"], 0) < row["turn"]
+        ((epoch, turn), table)
+        for epoch, turn, outputs in named
+        for table in outputs["tables"]
+        if published.get(table, {}).get(outputs["application"], 0) < turn
     )
 
 

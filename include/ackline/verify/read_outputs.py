@@ -1,7 +1,7 @@
 """Reads the output tables of a pipeline: the Delta tables that the rows of its steps go to."""
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -37,13 +37,13 @@ class OutputTables:
     def read_rows(self, tables: Iterable[str]) -> dict[str, pa.Table]:
         """Return the rows of the lane in each table, with the columns of SCHEMA.
 
-        A table that does not exist, or lacks one of these columns, has no rows.
+        A table that does not exist, or lacks one of these columns, has no rows. Neither has a table that is named by
+        its URI: other pipelines and earlier ledgers may have rows there, and no column names the ledger of a row.
         """
-        return {table: self._rows(table) for table in tables}
+        return {table: SCHEMA.empty_table() if "://" in table else self._rows(table) for table in tables}
 
-    def read_published(self, tables: Iterable[str], epochs: Iterable[int]) -> dict[str, dict[int, int]]:
-        """Return the newest turn of each epoch that is in the log of each table, by its transaction id; 0 for none."""
-        applications = {epoch: f"ackline/{self.pipeline}/{self.lane}/{epoch}/output" for epoch in epochs}
+    def read_published(self, tables: Iterable[str], applications: Collection[str]) -> dict[str, dict[str, int]]:
+        """Return the newest turn in the log of each table under each of these transaction ids; 0 for none."""
         return {table: self._published(table, applications) for table in tables}
 
     def _rows(self, table: str) -> pa.Table:
@@ -59,11 +59,11 @@ class OutputTables:
         except Exception as error:  # as in `_open`
             raise Unreadable(f"output table {table}: {error}") from error
 
-    def _published(self, table: str, applications: Mapping[int, str]) -> dict[int, int]:
+    def _published(self, table: str, applications: Collection[str]) -> dict[str, int]:
         opened = self._open(table)
         if opened is None:
             return dict.fromkeys(applications, 0)
-        return {epoch: opened.transaction_version(name) or 0 for epoch, name in applications.items()}
+        return {application: opened.transaction_version(application) or 0 for application in applications}
 
     def _open(self, table: str) -> DeltaTable | None:
         """Return a table; None if it does not exist. Raises Unreadable if it cannot be read."""
@@ -81,3 +81,11 @@ def named_in_plans(plans: pa.Table) -> list[str]:
     texts = pc.unique(plans["settings"]).drop_null().to_pylist()
     outputs = [output for text in texts for output in json.loads(text).get("outputs") or ()]
     return sorted({output["table"] for output in outputs if output.get("table")})
+
+
+def named_in_settlements(settlements: pa.Table) -> set[str]:
+    """Return the transaction ids under which settled turns publish their rows."""
+    if "outputs" not in settlements.column_names:  # a table of a version that had no outputs
+        return set()
+    texts = pc.unique(settlements["outputs"]).to_pylist()
+    return {json.loads(text)["application"] for text in texts if text}

@@ -16,7 +16,8 @@ from ackline.verify.read_outputs import SCHEMA, OutputTables, named_in_plans
 from tests.unit.verify.fabricated import AT_MOST_ONCE, History, Row, plan
 
 TABLE = "order_totals"
-NAMED = json.dumps({"execution": "x", "tables": {TABLE: 7}})
+APPLICATION = "ackline/ledger-1/orders/live/0/output"
+NAMED = json.dumps({"application": APPLICATION, "execution": "x", "tables": {TABLE: 7}})
 SETTINGS = json.dumps({"outputs": [{"table": TABLE, "topic": None}, {"table": None, "topic": "rejected"}]})
 
 
@@ -40,7 +41,7 @@ class Shop:
     published: int = 2
 
     def violations(self, settled: bool = True) -> list[str]:
-        table = OutputTable(TABLE, pa.Table.from_pylist(self.rows, SCHEMA), {0: self.published})
+        table = OutputTable(TABLE, pa.Table.from_pylist(self.rows, SCHEMA), {APPLICATION: self.published})
         self.history.outputs = [table]
         return self.history.violations(settled)
 
@@ -133,12 +134,12 @@ def test_i16_real_output_tables_are_judged_by_their_rows_and_their_log(tmp_path:
         of_turn = [row for row in made.rows + other_lane if row["_turn"] == turn]
         # A user's own columns are no concern of the checker.
         data = pa.Table.from_pylist(of_turn, SCHEMA).append_column("sum", pa.array([1.5] * len(of_turn)))
-        transaction = Transaction("ackline/orders/live/0/output", turn)
+        transaction = Transaction(APPLICATION, turn)
         properties = CommitProperties(app_transactions=[transaction])
         write_deltalake(f"{tmp_path}/orders/outputs/{TABLE}", data, mode="append", commit_properties=properties)
     names = named_in_plans(pa.table({"settings": [SETTINGS, SETTINGS, None, "{}"]}))
-    rows, published = tables.read_rows(names), tables.read_published(names, [0, 1])
-    assert (names, rows[TABLE].num_rows, published) == ([TABLE], len(made.rows), {TABLE: {0: 2, 1: 0}})
+    rows, published = tables.read_rows(names), tables.read_published(names, [APPLICATION, "other"])
+    assert (names, rows[TABLE].num_rows, published) == ([TABLE], len(made.rows), {TABLE: {APPLICATION: 2, "other": 0}})
     made.history.outputs = [OutputTable(TABLE, rows[TABLE], published[TABLE])]
     assert made.history.violations() == []
 
@@ -146,11 +147,14 @@ def test_i16_real_output_tables_are_judged_by_their_rows_and_their_log(tmp_path:
 def test_a_table_that_does_not_exist_or_is_foreign_has_no_turn_and_a_torn_one_gives_no_verdict(tmp_path: Path) -> None:
     tables = OutputTables(str(tmp_path), "orders", "live")
     assert tables.read_rows(["none"])["none"].num_rows == 0
-    assert tables.read_published(["none"], [0]) == {"none": {0: 0}}
+    assert tables.read_published(["none"], [APPLICATION]) == {"none": {APPLICATION: 0}}
     write_deltalake(f"{tmp_path}/orders/outputs/foreign", pa.table({"sum": [1]}))
     assert tables.read_rows(["foreign"])["foreign"].num_rows == 0
-    elsewhere = tmp_path / "elsewhere"
+    elsewhere = tmp_path / "orders" / "outputs" / "torn"
     (elsewhere / "_delta_log").mkdir(parents=True)
     (elsewhere / "_delta_log" / f"{0:020}.json").write_text("torn")
+    with pytest.raises(Unreadable, match="output table torn"):
+        tables.read_rows(["torn"])
     with pytest.raises(Unreadable, match="output table file://"):
-        tables.read_rows([f"file://{elsewhere}"])
+        tables.read_published([f"file://{elsewhere}"], [APPLICATION])
+    assert tables.read_rows([f"file://{elsewhere}"])[f"file://{elsewhere}"].num_rows == 0
