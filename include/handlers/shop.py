@@ -1,9 +1,10 @@
 """Example handlers of a pipeline with steps: orders with line items, priced by product and summed by order.
 
-`split` is the first step, named `source`: it gets a record and emits its items. `price` gets one item. `total` gets all
-priced items of an order. A record is acked once every tuple that came of it is, so an order has its row in the table
-`order_totals` only if all its items have a price. If one item fails, the whole order fails, is read again, and its
-items are emitted and priced again.
+`split` is the first step, named `source`: it gets a record and emits its items. `price` gets one item. `total` gets the
+amounts of an order. A record is acked once every tuple that came of it is. If one item fails, the whole order fails,
+and is read again: its items are emitted and priced once more. So the table `order_totals` has one row for each acked
+order, and none for an order that is dead. An item that is sold out does not fail: it goes to the table
+`rejected_items`, and is not in the sum.
 
 Prices are in cents.
 """
