@@ -82,6 +82,10 @@ def test_s68_acked_records_have_their_rows_and_a_row_that_does_not_fit_fails_its
     assert rows_of(lane, "counts") == [of_record(lane, n, order=f"o{n}", items=i) for n, i in ((0, 2), (2, 0), (3, 1))]
     assert staged(lane) == []
     lane.judge(settled=True)
+    folder = f"{lane.tables}/outputs/order_totals"
+    write_deltalake(folder, DeltaTable(folder).to_pyarrow_table().set_column(2, "_offset", [[1]]), mode="append")
+    what = "has a row in output table order_totals of an attempt and turn that did not ack it"
+    assert f"I16 {lane.topic}[0] offset 1: {what}" in lane.violations()
 
 
 def of_record(lane: Lab, offset: int, attempt: int = 1, turn: int = 1, **emitted: Any) -> dict[str, Any]:
