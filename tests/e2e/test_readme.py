@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -112,6 +113,22 @@ def test_each_operator_action_of_the_readme_works_word_for_word(checkout: Checko
     assert "Stopped." in checkout.shell(confirmed(intervene.text))
     acts = json.loads(checkout.shell("ackline history first --acts --json"))["turns"]
     assert [act["kind"] for act in acts] == ["reset", "skip", "skip", "pause", "retry"]
+
+
+def test_the_shop_has_the_total_of_each_acked_order_and_of_no_other(checkout: Checkout) -> None:
+    pipeline, handler, run, query = blocks(section("README.md", "## Steps and output tables"))
+    for shown in (pipeline, handler):
+        assert shown.path is not None
+        assert shown.text in (ROOT / shown.path).read_text()
+    checkout.shell(run.text)
+    write(checkout.folder, query)
+    table = checkout.shell("python totals.py")
+    cells = [[cell.strip() for cell in line.split("│")[1:-2]] for line in table.splitlines() if "│" in line]
+    assert [row for row in cells if row[0].startswith("s-")] == [
+        ["s-1", "2", "8210", "1", "acked"], ["s-2", "1", "5990", "2", "acked"]
+    ]  # fmt: skip
+    rows = json.loads(checkout.shell("ackline audit shop --json"))
+    assert Counter(row["outcome"] for row in rows) == {"acked": 2, "failed": 3, "dead": 1}
 
 
 def test_the_local_broker_takes_a_file_prints_it_again_and_is_wiped(checkout: Checkout) -> None:

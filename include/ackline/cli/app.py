@@ -264,7 +264,7 @@ def doctor(
 def demo(
     keep: Annotated[bool, typer.Option(help="Leave broker and Airflow running at the end.")] = False,
 ) -> None:
-    """Run the main job on its own broker, Spark and Airflow: 20,000 orders until all are settled, then a proof.
+    """Run two pipelines on a broker, Spark and Airflow of their own: 22,000 orders until all are settled, then proofs.
 
     Examples: `ackline demo`, `ackline demo --keep` and afterwards `ackline dev down`
     """

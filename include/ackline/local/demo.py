@@ -1,7 +1,8 @@
-"""The demo: the orders pipeline on a real broker, Airflow, Spark and Delta, until every order is settled.
+"""The demo: the pipelines `orders` and `shop` on a real broker, Airflow, Spark and Delta, until all is settled.
 
-The demo prints what any user can read: the tables of the ledger, and the broker. At the end it starts the independent
-checker as a process of its own, and compares what the checker finds with what was produced.
+The demo prints what any user can read: the tables of the ledger, and the broker. For each pipeline it starts the
+independent checker as a process of its own, and compares what the checker finds with what was produced. The output
+tables of `shop` are compared with the sums of the orders that were produced.
 """
 
 import json
@@ -11,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,14 +27,16 @@ from ackline.local import order_events
 from ackline.local.airflow_api import ENDED, POLL_SECONDS
 from ackline.local.airflow_servers import USERNAME, LocalAirflow
 from ackline.local.broker import Broker
+from ackline.local.demo_outputs import prove_outputs
 from ackline.local.demo_view import RunReader
 from ackline.local.dev import PARTITIONS, stop_demo
 from ackline.local.saved_broker import demo_folder
+from ackline.local.shop_events import shop_orders
 from ackline.paths import project_root
 from ackline.pipeline import Pipeline
 from ackline.pipeline_folder import find_pipeline
 
-RECORDS = 20_000
+RECORDS, SHOP_RECORDS = 20_000, 2_000
 RUN_SECONDS = 300.0
 MAX_RUNS = 12
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -106,20 +109,21 @@ def _run(console: Console, keep: bool, cleanup: ExitStack) -> bool:
         raise ConfigError(
             f"the demo runs the project's own dags/, and there are none in {root}: start it from a checkout"
         )
-    pipeline = find_pipeline(root / "include" / "pipelines", "orders")
+    orders, shop = (find_pipeline(root / "include" / "pipelines", name) for name in ("orders", "shop"))
     folder = _folder(keep, cleanup)
     broker = Broker(folder / "broker", detached=keep)
     with console.status("starting a broker"):
         cleanup.enter_context(broker)
     console.print(f"A broker is up at {broker.bootstrap}.")
-    counts = _produce(console, broker, pipeline)
-    airflow = _airflow(folder, root, broker, pipeline, keep)
+    counts = _produce(console, broker, orders, order_events.orders(RECORDS))
+    airflow = _airflow(folder, root, broker, orders, keep)
     with console.status("starting Airflow: scheduler, DAG processor, API server"):
         cleanup.enter_context(airflow)
     console.print(f"Airflow is up at {airflow.url} (login {USERNAME}, password {airflow.password}).\n")
-    reader = RunReader(broker.bootstrap, str(folder / "audit"), pipeline)
+    reader = RunReader(broker.bootstrap, str(folder / "audit"), orders)
     _run_until_settled(console, airflow, reader)
     proved = _check_and_show(console, reader, counts)
+    proved &= _run_shop(console, broker, airflow, RunReader(broker.bootstrap, reader.audit, shop))
     console.print(f"\n{time.monotonic() - started:.0f} s in all.")
     if keep:
         console.print(show.kept(airflow.url, USERNAME, airflow.password, folder))
@@ -137,12 +141,29 @@ def _folder(keep: bool, cleanup: ExitStack) -> Path:
     return folder
 
 
-def _produce(console: Console, broker: Broker, pipeline: Pipeline) -> order_events.OrderCounts:
+def _run_shop(console: Console, broker: Broker, airflow: LocalAirflow, reader: RunReader) -> bool:
+    """Runs the pipeline with steps. Returns whether each order is settled, and each acked one has its rows once."""
+    console.print("\nThe pipeline shop: orders with line items, priced by product and summed by order.")
+    produced = list(shop_orders(SHOP_RECORDS))
+    counts = _produce(console, broker, reader.pipeline, produced)
+    _run_until_settled(console, airflow, reader)
+    proved = _check_and_show(console, reader, counts)
+    outputs = prove_outputs(reader.audit, reader.pipeline.name, produced)
+    for sentence in outputs.differences:
+        console.print(f"[red]{sentence}[/]")
+    if not outputs.differences:
+        console.print(show.proved_outputs(counts, outputs.rows))
+    return proved and not outputs.differences
+
+
+def _produce(
+    console: Console, broker: Broker, pipeline: Pipeline, events: Iterable[order_events.OrderEvent]
+) -> order_events.OrderCounts:
     topic, dead = _topics(pipeline)
     broker.create_topic(topic, PARTITIONS)
     broker.create_topic(dead)
-    with console.status(f"producing {RECORDS:,} orders"):
-        counts = order_events.produce(broker.bootstrap, topic, order_events.orders(RECORDS))
+    with console.status(f"producing to {topic}"):
+        counts = order_events.produce(broker.bootstrap, topic, events)
     console.print(show.produced(topic, counts))
     return counts
 

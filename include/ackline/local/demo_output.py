@@ -15,7 +15,7 @@ from ackline.local.order_events import OrderCounts, OrderKind
 
 _KINDS = {
     OrderKind.PLAIN: "plain orders",
-    OrderKind.FLAKY: "that fail twice and then succeed",
+    OrderKind.FLAKY: "that fail at first and then succeed",
     OrderKind.REFUSED: "that always fail",
     OrderKind.MALFORMED: "of malformed JSON",
     OrderKind.TOMBSTONE: "tombstones",
@@ -24,7 +24,7 @@ _KINDS = {
 
 def produced(topic: str, counts: OrderCounts) -> str:
     """Returns a sentence with the number of records of each kind."""
-    kinds = ", ".join(f"{counts.by_kind[kind]:,} {words}" for kind, words in _KINDS.items())
+    kinds = ", ".join(f"{counts.by_kind[kind]:,} {words}" for kind, words in _KINDS.items() if counts.by_kind[kind])
     return f"Produced {counts.records:,} records to {topic}: {kinds}."
 
 
@@ -100,6 +100,15 @@ def proved(counts: OrderCounts) -> str:
     return (
         f"[green]Proved:[/] {counts.records:,} produced = {counts.acked:,} acked + {counts.dead:,} dead + "
         f"{counts.skipped:,} skipped, each exactly once; the dead ones are on the dead-letter topic."
+    )
+
+
+def proved_outputs(counts: OrderCounts, rows: Mapping[str, int]) -> str:
+    """Returns the sentence for output tables that hold what was produced; `rows` has the rows of each table."""
+    each = " and ".join(f"{number:,} rows in {table}" for table, number in rows.items())
+    return (
+        f"[green]Proved:[/] {each} equal the sums of the orders that were produced: one total for each of "
+        f"{counts.acked:,} acked orders, no row of the {counts.dead:,} dead ones."
     )
 
 

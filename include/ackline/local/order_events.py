@@ -26,7 +26,7 @@ class OrderKind(StrEnum):
     PLAIN = "plain"
     """The first attempt is acked."""
     FLAKY = "flaky"
-    """The payment of this card network times out twice, then succeeds."""
+    """The first attempts time out, then one succeeds."""
     REFUSED = "refused"
     """The currency is unknown: every attempt fails."""
     MALFORMED = "malformed"

@@ -3,13 +3,15 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import pyarrow as pa
 from confluent_kafka import KafkaException
 
-from ackline.verify.evidence import DeadLetter, Evidence, Log, TopicPartition, Unreadable
+from ackline.verify.evidence import DeadLetter, Evidence, Log, OutputTable, TopicPartition, Unreadable
 from ackline.verify.judge import judge
 from ackline.verify.read_dead_letters import read_dead_letters
 from ackline.verify.read_journal import read_calls
 from ackline.verify.read_kafka import Config, read_committed_offsets, read_log_bounds, read_logs
+from ackline.verify.read_outputs import SCHEMA, OutputTables, named_in_plans, named_in_settlements
 from ackline.verify.read_tables import read_table
 from ackline.verify.report import Report
 
@@ -43,8 +45,9 @@ def gather(sources: Sources) -> Evidence:
     """Return all that is to be judged; raises Unreadable if a part of it cannot be read.
 
     The order of reading lets it run beside a working pipeline. The pipeline stores plans and outcomes, then the
-    settlement, and then commits. This reads in the opposite order, so whatever a commit or a settlement needs is there
-    when it is read.
+    settlement, then the rows of output tables, and then commits. This reads in the opposite order, so whatever a
+    commit, a row or a settlement needs is there when it is read. Which turns the output tables have is read last: a
+    plan that is read before proves that all earlier turns are in the tables.
     """
     config = sources.config
     try:
@@ -54,9 +57,13 @@ def gather(sources: Sources) -> Evidence:
             for partition in read_log_bounds(config, topic, sources.isolation)
         ]
         committed = read_committed_offsets(config, sources.group, tps)
+        outputs = OutputTables(sources.audit, sources.pipeline, sources.lane)
+        first_plans, _ = read_table(sources.audit, "plans", sources.pipeline, sources.lane)
+        rows = outputs.read_rows(named_in_plans(first_plans))
         settlements, ledger = read_table(sources.audit, "settlements", sources.pipeline, sources.lane)
         outcomes, _ = read_table(sources.audit, "outcomes", sources.pipeline, sources.lane)
         plans, _ = read_table(sources.audit, "plans", sources.pipeline, sources.lane)
+        tables = _output_tables(outputs, rows, settlements, plans)
         letters = None
         if sources.dead_letter_topic:
             letters = read_dead_letters(config, sources.dead_letter_topic, sources.pipeline)
@@ -64,7 +71,16 @@ def gather(sources: Sources) -> Evidence:
     except KafkaException as error:
         raise Unreadable(str(error)) from error
     calls = read_calls(sources.journal) if sources.journal else None
-    return Evidence(sources.pipeline, sources.lane, logs, plans, outcomes, settlements, ledger, letters, calls)
+    return Evidence(sources.pipeline, sources.lane, logs, plans, outcomes, settlements, ledger, letters, calls, tables)
+
+
+def _output_tables(
+    outputs: OutputTables, rows: Mapping[str, pa.Table], settlements: pa.Table, plans: pa.Table
+) -> list[OutputTable]:
+    """Return the output tables that `plans` name. A table of which no rows were read is of a plan stored since."""
+    names = named_in_plans(plans)
+    published = outputs.read_published(names, named_in_settlements(settlements))
+    return [OutputTable(name, rows.get(name, SCHEMA.empty_table()), published[name]) for name in names]
 
 
 def _read_all_logs(

@@ -66,13 +66,26 @@ class DeadLetter:
 
 
 @dataclass(frozen=True, slots=True)
+class OutputTable:
+    """An output table by its name or URI in the pipeline file.
+
+    `rows` are those of the lane, with the columns of `read_outputs.SCHEMA`. `published` maps each transaction id that a
+    settlement names to the newest turn under it in the log of the table; 0 if no turn is there.
+    """
+
+    name: str
+    rows: pa.Table
+    published: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
 class Evidence:
     """All that the rules read. The tables hold the rows of one pipeline and lane.
 
     `ledger` is the id of the table `settlements`; None: commits of any ledger of the pipeline are taken as its own.
     `letters` are the dead letters of the pipeline, of all lanes; None if the pipeline writes no dead letters. `calls`
     has the columns topic, partition, offset and attempt, and holds the handler calls of this lane only; None if there
-    is no journal.
+    is no journal. `outputs` are the output tables that any plan names.
     """
 
     pipeline: str
@@ -84,6 +97,7 @@ class Evidence:
     ledger: str | None = None
     letters: Sequence[DeadLetter] | None = None
     calls: pa.Table | None = None
+    outputs: Sequence[OutputTable] = ()
 
     @property
     def planned(self) -> pa.Table:

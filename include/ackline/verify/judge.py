@@ -16,6 +16,7 @@ from ackline.verify.findings import Findings
 from ackline.verify.judge_calls import judge_calls
 from ackline.verify.judge_commits import judge_commits
 from ackline.verify.judge_dead_letters import judge_dead_letters
+from ackline.verify.judge_outputs import judge_outputs
 from ackline.verify.judge_settled import judge_settled
 from ackline.verify.lane_history import LaneHistory, PartitionHistory
 from ackline.verify.report import Report, make_report
@@ -76,6 +77,7 @@ def judge(evidence: Evidence, *, max_retries: int | None = None, settled: bool =
         if max_retries is not None:
             judge_attempts.check_attempts_within_limit(partition, max_retries, found)
     judge_commits(lane, found)
+    judge_outputs(lane, settled, found)
     if settled:
         judge_settled(lane, found)
     judge_dead_letters(lane, max_retries, found)

@@ -13,6 +13,7 @@ TERMINAL = ("acked", "skipped", "dropped", "dead", "expired", "compacted", "lost
 OUTCOMES = (*TERMINAL, "failed", "in_flight")
 """An outcome's code is its index here: a code from 0 to below FAILED is a terminal outcome."""
 FAILED, DEAD, LOST = OUTCOMES.index("failed"), OUTCOMES.index("dead"), OUTCOMES.index("lost")
+ACKED = OUTCOMES.index("acked")
 IN_FLIGHT = OUTCOMES.index("in_flight")
 OF_ATTEMPTS = [OUTCOMES.index(word) for word in ("acked", "failed", "dropped", "in_flight")]
 OF_DECISIONS = [OUTCOMES.index(word) for word in ("dead", "expired", "compacted", "lost")]

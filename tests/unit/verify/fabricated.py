@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from ackline.verify.evidence import DeadLetter, Evidence, Log, TopicPartition
+from ackline.verify.evidence import DeadLetter, Evidence, Log, OutputTable, TopicPartition
 from ackline.verify.judge import judge
 from ackline.verify.report import Report
 
@@ -37,7 +37,7 @@ SCHEMAS = {
         *KEY, ("kind", pa.string()), ("topic", pa.string()), ("partition", pa.int32()), ("topic_id", pa.string()),
         ("old_floor", pa.int64()), ("new_floor", pa.int64()), ("complete_to", pa.int64()),
         ("pending", pa.list_(PENDING)), ("counts", pa.map_(pa.string(), pa.int64())), ("gaps", pa.int64()),
-        ("reason", pa.string()), ("ranges", pa.list_(pa.struct(BOUNDS))),
+        ("reason", pa.string()), ("ranges", pa.list_(pa.struct(BOUNDS))), ("outputs", pa.string()),
     ]),
 }  # fmt: skip
 AT_MOST_ONCE = json.dumps({"guarantee": "at_most_once"})
@@ -113,6 +113,7 @@ class History:
     calls: list[tuple[int, int]] = field(
         default_factory=lambda: [(offset, 1) for offset in (0, 1, 2, 3, 4, 5, 8, 9)] + [(3, 2), (5, 2)]
     )
+    outputs: list[OutputTable] = field(default_factory=list)
 
     def evidence(self) -> Evidence:
         metadata = {"ledger": self.ledger, "pipeline": "orders", "epoch": self.epoch, "n": self.turn}
@@ -130,7 +131,9 @@ class History:
             "attempt": pa.array([attempt for _, attempt in self.calls], pa.int64()),
         })  # fmt: skip
         logs = {TopicPartition("orders", 0): log}
-        return Evidence("orders", "live", logs, **tables, ledger="ledger-1", letters=self.letters, calls=calls)
+        return Evidence(
+            "orders", "live", logs, **tables, ledger="ledger-1", letters=self.letters, calls=calls, outputs=self.outputs
+        )
 
     def judged(self, settled: bool = True, max_retries: int | None = 1) -> Report:
         return judge(self.evidence(), max_retries=max_retries, settled=settled)

@@ -1,0 +1,169 @@
+"""Rules on output tables: they hold rows of acked records only, of one turn each, and before the group moves."""
+
+import json
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ackline.verify.arrays import Ints, to_ints
+from ackline.verify.evidence import OutputTable, TopicPartition
+from ackline.verify.findings import Findings
+from ackline.verify.judge_commits import claimed_offset, own_turn
+from ackline.verify.lane_history import LaneHistory
+from ackline.verify.outcome_rows import ACKED
+from ackline.verify.turn_rows import EpochPartition
+
+Turn = tuple[int, int]
+"""An epoch and the number of a turn."""
+
+
+@dataclass(frozen=True, slots=True)
+class RowsOfRecords:
+    """Rows of an output table: the record's offset, its attempt, and the turn that published the row."""
+
+    offset: Ints
+    attempt: Ints
+    turn: Ints
+
+
+def judge_outputs(lane: LaneHistory, settled: bool, found: Findings) -> None:
+    """Apply all rules on output tables. With `settled`, each settled turn must be published."""
+    for table in lane.evidence.outputs:
+        for (epoch, tp), rows in _rows_by_partition(table.rows).items():
+            check_rows_are_of_acked_attempts(lane, table, (epoch, tp), rows, found)
+            check_a_record_has_rows_of_one_turn(table, tp, rows, found)
+        check_rows_name_their_first_acked_record(table, found)
+        check_untracked_rows_are_of_settled_turns(lane, table, found)
+    check_earlier_turns_are_published(lane, settled, found)
+    check_commit_is_not_ahead_of_tables(lane, found)
+
+
+def check_rows_are_of_acked_attempts(
+    lane: LaneHistory, table: OutputTable, of: EpochPartition, rows: RowsOfRecords, found: Findings
+) -> None:
+    """I16: the turn of a row has acked the record of the row, in the attempt that the row names."""
+    outcomes = lane.partition(*of).outcomes
+    acked = outcomes.where(outcomes.outcome == ACKED)
+    known = np.zeros(len(rows.offset), np.bool_)
+    if len(acked.offset):
+        # A record has one acked outcome (I9), so its offset finds it.
+        index = np.minimum(np.searchsorted(acked.offset, rows.offset), len(acked.offset) - 1)
+        known = (
+            (acked.offset[index] == rows.offset)
+            & (acked.attempt[index] == rows.attempt)
+            & (acked.turn[index] == rows.turn)
+        )
+    what = f"has a row in output table {table.name} of an attempt and turn that did not ack it"
+    found.add_offsets("I16", what, of[1], rows.offset[~known])
+
+
+def check_a_record_has_rows_of_one_turn(
+    table: OutputTable, tp: TopicPartition, rows: RowsOfRecords, found: Findings
+) -> None:
+    """I16: all rows of a record in one epoch are of one turn, so the record was not published twice."""
+    order = np.lexsort((rows.turn, rows.offset))
+    offset, turn = rows.offset[order], rows.turn[order]
+    again = (np.diff(offset) == 0) & (np.diff(turn) != 0)
+    found.add_offsets("I16", f"has rows of two turns in output table {table.name}", tp, offset[1:][again])
+
+
+def check_rows_name_their_first_acked_record(table: OutputTable, found: Findings) -> None:
+    """I16: the record that a row names is the first of its anchors that is acked."""
+    anchors = table.rows["_anchors"].combine_chunks()
+    flat, parents = pc.list_flatten(anchors), to_ints(pc.list_parent_indices(anchors))
+    acked = np.flatnonzero(pc.fill_null(pc.equal(flat.field("outcome"), "acked"), False).to_numpy(zero_copy_only=False))
+    of_row, place = np.unique(parents[acked], return_index=True)
+    first = np.full(table.rows.num_rows, -1)
+    first[of_row] = acked[place]
+    expected = flat.take(pa.array(first, mask=first < 0))
+    wrong = np.zeros(table.rows.num_rows, np.bool_)
+    for name in ("topic", "partition", "offset", "attempt"):
+        named, of_anchor = table.rows[f"_{name}"].combine_chunks(), expected.field(name)
+        same = pc.fill_null(pc.equal(named, of_anchor), False)
+        both_null = pc.and_(pc.is_null(named), pc.is_null(of_anchor))
+        wrong |= ~pc.or_(same, both_null).to_numpy(zero_copy_only=False)
+    # A row without an acked anchor is right only if it has no anchors at all: it belongs to no record.
+    wrong |= (first < 0) & (pc.list_value_length(anchors).fill_null(0).to_numpy(zero_copy_only=False) > 0)
+    if wrong.any():
+        found.add("I16", f"{wrong.sum()} rows of output table {table.name} do not name their first acked record")
+
+
+def check_untracked_rows_are_of_settled_turns(lane: LaneHistory, table: OutputTable, found: Findings) -> None:
+    """I16: a row that belongs to no record is of a turn that is settled and not void."""
+    untracked = table.rows.filter(pc.is_null(table.rows["_topic"])).select(["_epoch", "_turn"])
+    turns = {(row["_epoch"], row["_turn"]) for row in untracked.group_by(["_epoch", "_turn"]).aggregate([]).to_pylist()}
+    for epoch, turn in sorted(turns - _effective_turns(lane)):
+        found.add("I16", f"output table {table.name} has rows of turn {turn} of epoch {epoch}, which did not count")
+
+
+def check_earlier_turns_are_published(lane: LaneHistory, settled: bool, found: Findings) -> None:
+    """I16: a turn is in each table that its settlement names before a later turn begins."""
+    turns = _effective_turns(lane) | {(epoch, plan.turn) for (epoch, _), plans in lane.plans.items() for plan in plans}
+    newest = max(turns, default=(0, 0))
+    for (epoch, turn), table in _unpublished(lane):
+        if settled or (epoch, turn) < newest:
+            found.add("I16", f"turn {turn} of epoch {epoch} is settled, but is not in output table {table}")
+
+
+def check_commit_is_not_ahead_of_tables(lane: LaneHistory, found: Findings) -> None:
+    """I16: a settled turn is in each table that its settlement names before its floor is committed.
+
+    A claim commits before its turn is settled: then only the turns before it must be published.
+    """
+    if lane.evidence.lane != "live":
+        return
+    unpublished = _unpublished(lane)
+    for tp, log in lane.evidence.logs.items():
+        named = own_turn(lane.evidence, log)
+        if named is None or log.committed is None:
+            continue
+        claim = log.committed == claimed_offset(lane.partition(named.epoch, tp), named.turn)
+        last = (named.epoch, named.turn - claim)
+        for (epoch, turn), table in unpublished:
+            if (epoch, turn) <= last:
+                what = (
+                    f"is committed for turn {named.turn}, but output table {table} has no turn {turn} of epoch {epoch}"
+                )
+                found.add_offsets("I16", what, tp, [log.committed])
+
+
+def _effective_turns(lane: LaneHistory) -> set[Turn]:
+    """Return the turns that are settled and not void."""
+    return {
+        (epoch, settlement.turn)
+        for (epoch, _), settlements in lane.settlements.items()
+        for settlement in settlements
+        if settlement.kind != "void"
+    }
+
+
+def _unpublished(lane: LaneHistory) -> list[tuple[Turn, str]]:
+    """Return each turn with a table that its settlement names and whose log does not have the turn, in order."""
+    published = {table.name: table.published for table in lane.evidence.outputs}
+    settlements = lane.evidence.settlements
+    if "outputs" not in settlements.column_names:  # a table of a version that had no outputs
+        return []
+    settlements = settlements.filter(pc.not_equal(settlements["kind"], "void"))
+    rows = settlements.select(["epoch", "turn", "outputs"]).group_by(["epoch", "turn", "outputs"]).aggregate([])
+    named = [(row["epoch"], row["turn"], json.loads(row["outputs"])) for row in rows.to_pylist() if row["outputs"]]
+    return sorted(
+        ((epoch, turn), table)
+        for epoch, turn, outputs in named
+        for table in outputs["tables"]
+        if published.get(table, {}).get(outputs["application"], 0) < turn
+    )
+
+
+def _rows_by_partition(table: pa.Table) -> dict[EpochPartition, RowsOfRecords]:
+    """Return the rows that belong to a record, by epoch and topic-partition."""
+    tracked = table.filter(pc.is_valid(table["_topic"]))
+    keys = tracked.select(["_epoch", "_topic", "_partition"]).group_by(["_epoch", "_topic", "_partition"])
+    split: dict[EpochPartition, RowsOfRecords] = {}
+    for key in keys.aggregate([]).to_pylist():
+        own = [pc.equal(tracked[name], value) for name, value in key.items()]
+        rows = tracked.filter(pc.and_(pc.and_(own[0], own[1]), own[2]))
+        columns = (to_ints(rows[name]) for name in ("_offset", "_attempt", "_turn"))
+        split[key["_epoch"], TopicPartition(key["_topic"], key["_partition"])] = RowsOfRecords(*columns)
+    return split
