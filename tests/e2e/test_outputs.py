@@ -178,6 +178,21 @@ def test_s68_of_two_drivers_the_rows_of_the_one_whose_outcomes_count_are_publish
     lane.judge(settled=True)
 
 
+def test_a_backfill_publishes_in_its_own_lane_and_a_resume_publishes_what_a_kill_has_left(lab: MakeLab) -> None:
+    lane = shop(lab)
+    lane.produce(order(0, item("a")), order(1, item("b")))
+    lane.run()
+    with pytest.MonkeyPatch.context() as patch:
+        killed_at("ackline.steps.commit.publish_settled", patch)
+        with pytest.raises(Killed):
+            lane.ackline("backfill", lane.name, f"{lane.topic}:0:1-2", "--id", "b", "--yes")
+    assert {row["_lane"] for row in rows_of(lane, "order_totals")} == {"live"}
+    assert lane.ackline_json("backfill", lane.name, "--id", "b", "--yes")["settled"]
+    lanes = [(row["_lane"], row["_offset"]) for row in rows_of(lane, "order_totals")]
+    assert lanes == [("live", 0), ("backfill-b", 1), ("live", 1)]
+    assert staged(lane) == []
+
+
 def test_a_table_that_can_not_be_used_stops_the_run_before_a_record_is_handled(lab: MakeLab) -> None:
     lane = shop(lab)
     lane.produce(order(0, item("a")))

@@ -22,7 +22,7 @@ from ackline.steps.backfill_plan import plan_backfill
 from ackline.steps.choose_offsets import Choice
 from ackline.steps.new_plan import new_plan
 from ackline.steps.operator_void import void_open_turn
-from ackline.steps.outputs import store_plan
+from ackline.steps.outputs import publish_settled, store_plan
 from ackline.steps.parts import Parts, Progress
 from ackline.steps.races import MAX_LOST_RACES, too_many_lost_races
 from ackline.steps.replay import Replayed, replay
@@ -43,6 +43,7 @@ def begin(parts: Parts, arguments: BackfillArguments, choice: Choice, reason: st
     if the epoch before is not settled.
     """
     check_epoch_before_is_settled(parts.store, epoch)
+    publish_settled(parts, parts.store.newest())  # of the epoch before: no step looks at it again
     partitions = {tp: _genesis_row(parts, choice, tp, chosen) for tp, chosen in choice.partitions.items()}
     turn = TurnId(parts.store.pipeline, parts.store.lane, epoch, 0)
     genesis = Settlement(
@@ -223,6 +224,7 @@ def cancel(parts: Parts, reason: str) -> Settlement:
         newest = parts.store.newest()
         if newest is None:
             raise FatalError(f"{parts.pipeline.name} has no lane {parts.store.lane}")
+        publish_settled(parts, newest)
         open_plan = parts.store.open_plan(newest)
         if open_plan is not None:
             if open_plan.kind is not TurnKind.RUN or parts.store.has_outcomes(open_plan.turn):

@@ -20,7 +20,7 @@ from ackline.steps.ack_topic import unread_answers
 from ackline.steps.lane_ranges import LaneRanges, chosen_in, lane_ranges
 from ackline.steps.log_checks import truncated_partitions
 from ackline.steps.new_plan import check_clock, new_plan
-from ackline.steps.outputs import store_plan
+from ackline.steps.outputs import publish_settled, store_plan
 from ackline.steps.parts import Parts
 from ackline.steps.plan import check_dead_letter_topic
 from ackline.steps.races import MAX_LOST_RACES, too_many_lost_races
@@ -57,6 +57,8 @@ def plan_backfill(
         newest = parts.store.newest()
         if newest is None:
             raise ConfigError(f"{parts.pipeline.name} has no lane {parts.store.lane}")
+        # A lane that is settled takes no further number, and commits no group: no later step publishes its last turn.
+        publish_settled(parts, newest)
         open_plan = parts.store.open_plan(newest)
         if open_plan is not None and open_plan.kind is not TurnKind.RUN:
             settle_turn(parts, open_plan, newest)  # a cancellation whose process has died; any process finishes it
