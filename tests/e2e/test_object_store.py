@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pyarrow.fs as pafs
 import pytest
+from deltalake import DeltaTable
 
 from ackline.audit.object_store import arrow_filesystem
 from ackline.audit.store import LedgerStore
@@ -70,6 +71,31 @@ def test_at_most_once_runs_with_its_tables_in_an_object_store(
     assert lane.committed() == 20
     lane.broker.create_topic(lane.dead_letter_topic)  # the checker reads it
     _judge(lane, environment)
+
+
+def test_s68_output_tables_are_in_an_object_store_below_the_root_and_elsewhere(
+    lab: MakeLab, s3_server: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in s3_server.environment.items():
+        monkeypatch.setenv(name, value)
+    items = s3_server.bucket(f"bucket-{uuid.uuid4()}") + "/lake/items"
+    outputs = [{"from": "source.counts", "table": "counts"}, {"from": "source.items", "table": items}]
+    lane = lab(handler="tests.spark.output_handlers:split", outputs=outputs)
+    lane.journalled = False
+    lane.audit = s3_server.bucket(f"bucket-{uuid.uuid4()}") + "/audit"
+    for number in range(2):
+        lane.produce({"id": f"o{number}", "items": [{"product": "a"}, {"product": "b"}]})
+        lane.run()
+    found = [DeltaTable(table).to_pyarrow_table().to_pylist() for table in (f"{lane.tables}/outputs/counts", items)]
+    assert [sorted((row["_turn"], row["order"]) for row in rows) for rows in found] == [
+        [(1, "o0"), (2, "o1")],
+        [(1, "o0"), (1, "o0"), (2, "o1"), (2, "o1")],
+    ]
+    store, folder = arrow_filesystem(f"{lane.tables}/.staging")
+    left = store.get_file_info(pafs.FileSelector(folder, recursive=True))
+    files = [info.base_name for info in left if info.is_file]
+    assert sorted(name.partition("-")[0] for name in files) == ["columns", "columns", "live"], files
+    lane.judged = True  # the checker has no login of this process
 
 
 @pytest.mark.timeout(900)  # 50 processes: 2 minutes of CPU
