@@ -28,13 +28,13 @@ def dag(project: Project) -> DAG:
 
 
 def test_parsing_opens_no_socket_loads_nothing_heavy_and_is_quick(here: Project) -> None:
-    """The limit is 0.3 s beyond importing Airflow. One of eight tries must keep it, as a machine may be busy."""
+    """The limit is 0.5 s beyond importing Airflow, twice what an idle machine takes. One of eight tries must keep it."""
     for _ in range(8):
         result = parsed(*FILES)
         assert (result["dags"], result["heavy"], result["opened"]) == (["replay__orders"], [], [])
-        if result["seconds"] < 0.3:
+        if result["seconds"] < 0.5:
             return
-    raise AssertionError("parsing takes 0.3 s or longer")
+    raise AssertionError("parsing takes 0.5 s or longer")
 
 
 def test_a_dag_has_the_three_tasks_in_order_and_one_run_at_a_time(here: Project) -> None:
