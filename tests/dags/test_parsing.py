@@ -28,7 +28,7 @@ def dag(project: Project) -> DAG:
 
 
 def test_parsing_opens_no_socket_loads_nothing_heavy_and_is_quick(here: Project) -> None:
-    """The limit is 0.5 s beyond importing Airflow, twice what an idle machine takes. One of eight tries must keep it."""
+    """The limit is 0.5 s beyond importing Airflow, twice what an idle machine takes. One of eight tries keeps it."""
     for _ in range(8):
         result = parsed(*FILES)
         assert (result["dags"], result["heavy"], result["opened"]) == (["replay__orders"], [], [])
