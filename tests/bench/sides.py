@@ -3,6 +3,7 @@
 import json
 import uuid
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 import pyarrow as pa
 import yaml
@@ -21,8 +22,11 @@ def handle(record: Record) -> None:
     json.loads(record.value)
 
 
-def ackline_run(spark: SparkSession, subject: Subject, *, check_crcs: bool = True, **more: str) -> int:
-    """Does a whole `ackline run` in this process: plan, replay, settle and the group's commit. `more` are settings."""
+def ackline_run(spark: SparkSession, subject: Subject, *, check_crcs: bool = True, **more: Any) -> int:
+    """Does a whole `ackline run` in this process: plan, replay, settle and the group's commit.
+
+    Returns how many records were acked. `more` are settings.
+    """
     name = f"bench-{uuid.uuid4().hex[:8]}"
     settings = {
         "name": name,

@@ -10,16 +10,13 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import pyarrow as pa
-import yaml
 from deltalake import convert_to_deltalake
 from pyspark.sql import SparkSession
 
 from ackline import Record
-from ackline.pipeline import load
 from ackline.spark.read import fresh_records, source_options
-from ackline.steps import run as run_step
-from ackline.steps.parts import open_parts
 from ackline.tuples import Emit, Tuple
+from tests.bench import sides
 from tests.bench.topic import ISOLATION, Subject
 
 Batches = Iterable[pa.RecordBatch]
@@ -55,27 +52,8 @@ STEPS = [
 
 
 def ackline_run(spark: SparkSession, subject: Subject, handler: str = "split", **more: Any) -> int:
-    """Does a whole `ackline run` in this process. Returns how many records were acked. `more` are settings."""
-    name = f"bench-{uuid.uuid4().hex[:8]}"
-    settings = {
-        "name": name,
-        "kafka": {
-            "bootstrap_servers": subject.bootstrap,
-            "group_id": name,
-            "topics": [subject.topic],
-            "isolation": ISOLATION,
-        },
-        "handler": f"{__name__}:{handler}",
-        "dead_letter": "none",
-        "start": "earliest",
-        "max_records_per_run": subject.records,
-        **more,
-    }
-    file = subject.folder / f"{name}.yaml"
-    file.write_text(yaml.safe_dump(settings))
-    with open_parts(load(file), run_id=name, actor="bench", audit=str(subject.folder / name)) as parts:
-        ran = run_step.run(parts, lambda: spark)
-    return ran.outcomes["acked"]
+    """Does a whole `ackline run` with a handler of this module. Returns how many records were acked."""
+    return sides.ackline_run(spark, subject, handler=f"{__name__}:{handler}", **more)
 
 
 def plain_pyspark(spark: SparkSession, subject: Subject) -> int:

@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 from deltalake import DeltaTable
 
@@ -248,3 +249,17 @@ def checked(machines: Machines, pipeline: str, group: str, topic: str, audit: Pa
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     report: dict[str, Any] = json.loads(done.stdout)
     return report
+
+
+@pytest.fixture(scope="module")
+def machines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machines]:
+    """A master with two workers, and a broker that they reach."""
+    with cluster_of_two(tmp_path_factory.mktemp("machines")) as made:
+        yield made
+
+
+@pytest.fixture
+def two_workers(machines: Machines) -> Machines:
+    """The cluster with two workers, those that an earlier test has killed replaced."""
+    machines.add_workers(2 - len(machines.cluster.workers))
+    return machines

@@ -30,27 +30,12 @@ from tests.e2e.cluster_lab import (
     Lane,
     Machines,
     checked,
-    cluster_of_two,
     ended,
 )
 from tests.e2e.commands import ROOT, run_in_session
 
 pytestmark = pytest.mark.timeout(600)
 """A test has up to three runs, each of which starts a driver and executors."""
-
-
-@pytest.fixture(scope="module")
-def machines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machines]:
-    """A master with two workers, and a broker that they reach."""
-    with cluster_of_two(tmp_path_factory.mktemp("machines")) as made:
-        yield made
-
-
-@pytest.fixture
-def two_workers(machines: Machines) -> Machines:
-    """The cluster with two workers, those that an earlier test has killed replaced."""
-    machines.add_workers(2 - len(machines.cluster.workers))
-    return machines
 
 
 def test_the_demo_s_records_are_proved_though_the_workers_have_no_copy_of_the_project(two_workers: Machines) -> None:

@@ -1,30 +1,15 @@
 """A shuffle that is lost between the steps of a tree, on a real standalone cluster: the turn is never half replayed."""
 
 from collections import Counter
-from collections.abc import Iterator
 from datetime import timedelta
 
 import pytest
 
 from ackline.local.processes import wait_until
-from tests.e2e.cluster_lab import HANDLER, SECONDS, START, Ended, Lane, Machines, cluster_of_two, ended
+from tests.e2e.cluster_lab import HANDLER, SECONDS, START, Ended, Lane, Machines, ended
 
 pytestmark = pytest.mark.timeout(600)
 """A test has two runs, each of which starts a driver and executors."""
-
-
-@pytest.fixture(scope="module")
-def machines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machines]:
-    """A master with two workers, and a broker that they reach."""
-    with cluster_of_two(tmp_path_factory.mktemp("machines")) as made:
-        yield made
-
-
-@pytest.fixture
-def two_workers(machines: Machines) -> Machines:
-    """The cluster with two workers, those that an earlier test has killed replaced."""
-    machines.add_workers(2 - len(machines.cluster.workers))
-    return machines
 
 
 TREES = (
