@@ -67,12 +67,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def format_report(report: Report) -> str:
-    """Return the report as text: a line of counts for each topic and for all, then a line for each violation."""
+    """Return the report as text: a line of counts for each topic and for all, then a line for each violation, and for
+    each thing that was not judged."""
     lines = [
         f"{name}: " + ", ".join(f"{count:,} {word}" for word, count in counts.items() if count)
         for name, counts in {**report.topics, "all": report.totals}.items()
     ]
-    return "\n".join([*lines, *(report.violations or ["every invariant holds"])])
+    not_judged = [f"not judged: {what}" for what in report.not_judged]
+    return "\n".join([*lines, *(report.violations or ["every invariant holds"]), *not_judged])
 
 
 if __name__ == "__main__":

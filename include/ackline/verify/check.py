@@ -63,7 +63,7 @@ def gather(sources: Sources) -> Evidence:
         settlements, ledger = read_table(sources.audit, "settlements", sources.pipeline, sources.lane)
         outcomes, _ = read_table(sources.audit, "outcomes", sources.pipeline, sources.lane)
         plans, _ = read_table(sources.audit, "plans", sources.pipeline, sources.lane)
-        tables = _output_tables(outputs, rows, settlements, plans)
+        tables = _output_tables(outputs, rows, settlements, plans, ledger)
         letters = None
         if sources.dead_letter_topic:
             letters = read_dead_letters(config, sources.dead_letter_topic, sources.pipeline)
@@ -75,12 +75,19 @@ def gather(sources: Sources) -> Evidence:
 
 
 def _output_tables(
-    outputs: OutputTables, rows: Mapping[str, pa.Table], settlements: pa.Table, plans: pa.Table
+    outputs: OutputTables,
+    rows: Mapping[str, pa.Table],
+    settlements: pa.Table,
+    plans: pa.Table,
+    ledger: str | None,
 ) -> list[OutputTable]:
     """Return the output tables that `plans` name. A table of which no rows were read is of a plan stored since."""
     names = named_in_plans(plans)
     published = outputs.read_published(names, named_in_settlements(settlements))
-    return [OutputTable(name, rows.get(name, SCHEMA.empty_table()), published[name]) for name in names]
+    return [
+        OutputTable(name, rows.get(name, SCHEMA.empty_table()), published[name], outputs.foreign_writer(name, ledger))
+        for name in names
+    ]
 
 
 def _read_all_logs(

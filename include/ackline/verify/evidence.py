@@ -70,12 +70,14 @@ class OutputTable:
     """An output table by its name or URI in the pipeline file.
 
     `rows` are those of the lane, with the columns of `read_outputs.SCHEMA`. `published` maps each transaction id that a
-    settlement names to the newest turn under it in the log of the table; 0 if no turn is there.
+    settlement names to the newest turn under it in the log of the table; 0 if no turn is there. `foreign_writer` is
+    another pipeline or ledger that has rows of such a lane in the table; then nothing can be concluded from `rows`.
     """
 
     name: str
     rows: pa.Table
     published: Mapping[str, int]
+    foreign_writer: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,6 +41,7 @@ PARTITION_RULES: tuple[Callable[[PartitionHistory, Findings], None], ...] = (
     judge_outcomes.check_nothing_is_attempted_after_its_end,
     judge_answers.check_answers_end_attempts_in_flight,
     judge_answers.check_an_attempt_is_ended_once,
+    judge_answers.check_no_ack_acks_a_skipped_tree,
     judge_attempts.check_attempts_are_consecutive,
     judge_attempts.check_attempts_are_in_later_turns,
     judge_attempts.check_retries_were_pending_and_due,

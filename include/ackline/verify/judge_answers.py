@@ -5,7 +5,7 @@ import numpy as np
 from ackline.verify.arrays import Ints
 from ackline.verify.findings import Findings
 from ackline.verify.lane_history import PartitionHistory
-from ackline.verify.outcome_rows import IN_FLIGHT, OutcomeRows
+from ackline.verify.outcome_rows import ACKED, IN_FLIGHT, OutcomeRows
 
 _ATTEMPT_BITS = 16
 
@@ -30,6 +30,16 @@ def check_answers_end_attempts_in_flight(partition: PartitionHistory, found: Fin
         match = order[index]
         known = (keys[match] == _keys(answers)) & (waiting.turn[match] <= answers.turn)
     found.add_offsets("I4", "was answered, but was not in flight", partition.tp, answers.offset[~known])
+
+
+def check_no_ack_acks_a_skipped_tree(partition: PartitionHistory, found: Findings) -> None:
+    """I10: an answer does not ack a record in flight if a step has skipped a tuple of its tree."""
+    rows = partition.outcomes
+    skipped = rows.where((rows.outcome == IN_FLIGHT) & rows.raised_skip)
+    acked = rows.where(rows.answered & (rows.outcome == ACKED))
+    wrong = np.isin(_keys(acked), _keys(skipped))
+    what = "was acked from outside, although its own tree was skipped"
+    found.add_offsets("I10", what, partition.tp, acked.offset[wrong])
 
 
 def check_an_attempt_is_ended_once(partition: PartitionHistory, found: Findings) -> None:

@@ -7,12 +7,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ackline.verify.arrays import Ints, to_ints
+from ackline.verify.arrays import NEVER, Ints, to_ints
 from ackline.verify.evidence import OutputTable, TopicPartition
 from ackline.verify.findings import Findings
 from ackline.verify.judge_commits import claimed_offset, own_turn
 from ackline.verify.lane_history import LaneHistory
-from ackline.verify.outcome_rows import ACKED
+from ackline.verify.outcome_rows import ACKED, OutcomeRows
 from ackline.verify.turn_rows import EpochPartition
 
 Turn = tuple[int, int]
@@ -31,13 +31,26 @@ class RowsOfRecords:
 def judge_outputs(lane: LaneHistory, settled: bool, found: Findings) -> None:
     """Apply all rules on output tables. With `settled`, each settled turn must be published."""
     for table in lane.evidence.outputs:
+        if table.foreign_writer is not None:  # the report names the table as not judged
+            continue
         for (epoch, tp), rows in _rows_by_partition(table.rows).items():
             check_rows_are_of_acked_attempts(lane, table, (epoch, tp), rows, found)
             check_a_record_has_rows_of_one_turn(table, tp, rows, found)
         check_rows_name_their_first_acked_record(table, found)
+        check_anchors_have_the_outcomes_of_their_turn(lane, table, found)
         check_untracked_rows_are_of_settled_turns(lane, table, found)
     check_earlier_turns_are_published(lane, settled, found)
     check_commit_is_not_ahead_of_tables(lane, found)
+
+
+def not_judged(lane: LaneHistory) -> list[str]:
+    """Return a sentence for each output table whose rows can't be judged."""
+    return [
+        f"the rows of output table {table.name}: {table.foreign_writer} has published rows there too, of lane "
+        f"{lane.evidence.lane}, and no column tells them apart. Whether each turn is published was judged"
+        for table in lane.evidence.outputs
+        if table.foreign_writer is not None
+    ]
 
 
 def check_rows_are_of_acked_attempts(
@@ -88,6 +101,39 @@ def check_rows_name_their_first_acked_record(table: OutputTable, found: Findings
     wrong |= (first < 0) & (pc.list_value_length(anchors).fill_null(0).to_numpy(zero_copy_only=False) > 0)
     if wrong.any():
         found.add("I16", f"{wrong.sum()} rows of output table {table.name} do not name their first acked record")
+
+
+def check_anchors_have_the_outcomes_of_their_turn(lane: LaneHistory, table: OutputTable, found: Findings) -> None:
+    """I16: a row is published by the first turn that acks one of its records, and names as acked those of that turn.
+
+    Records in flight may be acked in different turns: a row that a later one had published would be there twice.
+    """
+    anchors = table.rows["_anchors"].combine_chunks()
+    flat, parents = pc.list_flatten(anchors), to_ints(pc.list_parent_indices(anchors))
+    epochs, turns = (to_ints(table.rows[name])[parents] for name in ("_epoch", "_turn"))
+    words = pc.fill_null(pc.equal(flat.field("outcome"), "acked"), False).to_numpy(zero_copy_only=False)
+    topics, partitions = flat.field("topic").to_numpy(zero_copy_only=False), to_ints(flat.field("partition"))
+    offsets, attempts = to_ints(flat.field("offset")), to_ints(flat.field("attempt"))
+    for epoch, topic, partition in sorted(set(zip(epochs.tolist(), topics.tolist(), partitions.tolist(), strict=True))):
+        rows = (epochs == epoch) & (topics == topic) & (partitions == partition)
+        tp = TopicPartition(topic, partition)
+        acked = _acked_in(lane.partition(epoch, tp).outcomes, offsets[rows], attempts[rows])
+        what = f"was acked before the turn of a row in output table {table.name} that is anchored to it"
+        found.add_offsets("I16", what, tp, offsets[rows][acked < turns[rows]])
+        wrong = (acked >= turns[rows]) & ((acked == turns[rows]) != words[rows])
+        what = f"has another outcome among the anchors of a row in output table {table.name}"
+        found.add_offsets("I16", what, tp, offsets[rows][wrong])
+
+
+def _acked_in(outcomes: OutcomeRows, offsets: Ints, attempts: Ints) -> Ints:
+    """Return the turn in which each attempt was acked; NEVER if it was not."""
+    acked = outcomes.where(outcomes.outcome == ACKED)
+    turns = np.full(len(offsets), NEVER)
+    if len(acked.offset):
+        index = np.minimum(np.searchsorted(acked.offset, offsets), len(acked.offset) - 1)
+        same = (acked.offset[index] == offsets) & (acked.attempt[index] == attempts)
+        turns[same] = acked.turn[index][same]
+    return turns
 
 
 def check_untracked_rows_are_of_settled_turns(lane: LaneHistory, table: OutputTable, found: Findings) -> None:

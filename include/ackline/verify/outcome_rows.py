@@ -18,7 +18,7 @@ IN_FLIGHT = OUTCOMES.index("in_flight")
 OF_ATTEMPTS = [OUTCOMES.index(word) for word in ("acked", "failed", "dropped", "in_flight")]
 OF_DECISIONS = [OUTCOMES.index(word) for word in ("dead", "expired", "compacted", "lost")]
 OF_RANGES = [OUTCOMES.index(word) for word in ("skipped", "expired", "lost")]
-ERROR_CLASSES = ("Dead", "Tombstone", "Undecodable", "Unmatched")
+ERROR_CLASSES = ("Dead", "Tombstone", "Undecodable", "Unmatched", "Skip")
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,8 +27,8 @@ class OutcomeRows:
 
     `outcome` is an index in OUTCOMES; −1 is an unknown word. `end` is `offset + 1` for a row of a single record.
     `raised_dead`: the handler raised Dead. `uncalled`: no handler was called, because the record is a tombstone, was
-    not decoded, or belongs to no stream. `answered`: the row ends or renews an attempt in flight, and is no attempt
-    itself.
+    not decoded, or belongs to no stream. `raised_skip`: the handler or a step raised Skip. `answered`: the row ends or
+    renews an attempt in flight, and is no attempt itself.
     """
 
     turn: Ints
@@ -39,6 +39,7 @@ class OutcomeRows:
     handled_at: Ints
     raised_dead: Mask
     uncalled: Mask
+    raised_skip: Mask
     answered: Mask
 
     def where(self, chosen: Mask | Ints) -> "OutcomeRows":
@@ -61,7 +62,7 @@ class OutcomeRows:
         return self.where((self.attempt >= 1) & (self.outcome == FAILED))
 
 
-NO_ROWS = OutcomeRows(EMPTY, EMPTY, EMPTY, EMPTY, EMPTY, EMPTY, EMPTY == 0, EMPTY == 0, EMPTY == 0)
+NO_ROWS = OutcomeRows(EMPTY, EMPTY, EMPTY, EMPTY, EMPTY, EMPTY, *(EMPTY == 0 for _ in range(4)))
 
 
 def split_outcomes(table: pa.Table, topics: Sequence[str]) -> Mapping[tuple[int, TopicPartition], OutcomeRows]:
@@ -69,8 +70,9 @@ def split_outcomes(table: pa.Table, topics: Sequence[str]) -> Mapping[tuple[int,
     epoch, turn, offset, attempt = (to_ints(table[name]) for name in ("epoch", "turn", "offset", "attempt"))
     topic, partition = to_codes(table["topic"], topics), to_ints(table["partition"])
     end, error = to_ints(table["end_offset"]), to_codes(table["error_class"], ERROR_CLASSES)
+    kinds = error == 0, (error >= 1) & (error <= 3), error == 4
     rows = OutcomeRows(turn, offset, np.where(end < 0, offset + 1, end), attempt, to_codes(table["outcome"], OUTCOMES),
-                       to_ints(table["handled_at"]), error == 0, error >= 1, _answered(table))  # fmt: skip
+                       to_ints(table["handled_at"]), *kinds, _answered(table))  # fmt: skip
     order = np.lexsort((turn, attempt, offset, partition, topic, epoch))
     keys = np.stack([epoch[order], topic[order], partition[order]])
     cuts = np.flatnonzero((np.diff(keys, axis=1) != 0).any(axis=0)) + 1

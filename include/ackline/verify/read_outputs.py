@@ -1,6 +1,7 @@
 """Reads the output tables of a pipeline: the Delta tables that the rows of its steps go to."""
 
 import json
+import re
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
@@ -10,6 +11,7 @@ from deltalake import DeltaTable
 from deltalake.exceptions import TableNotFoundError
 
 from ackline.verify.evidence import Unreadable
+from ackline.verify.read_transactions import transaction_ids
 from ackline.verify.storage import filesystem_of, storage_options, storage_uri
 
 _RECORD = [("topic", pa.string()), ("partition", pa.int32()), ("offset", pa.int64()), ("attempt", pa.int32())]
@@ -19,6 +21,8 @@ SCHEMA = pa.schema([
     ("_anchors", pa.list_(pa.struct([*_RECORD, ("outcome", pa.string())]))),
 ])  # fmt: skip
 """The columns of an output table that name the record and the turn of each row."""
+_APPLICATION = re.compile(r"ackline/(?P<ledger>[^/]+)/(?P<pipeline>[^/]+)/(?P<lane>[^/]+)/\d+/output")
+"""The transaction id under which a lane and epoch of a pipeline publishes its turns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,14 +41,34 @@ class OutputTables:
     def read_rows(self, tables: Iterable[str]) -> dict[str, pa.Table]:
         """Return the rows of the lane in each table, with the columns of SCHEMA.
 
-        A table that does not exist, or lacks one of these columns, has no rows. Neither has a table that is named by
-        its URI: other pipelines and earlier ledgers may have rows there, and no column names the ledger of a row.
+        A table that does not exist, or lacks one of these columns, has no rows.
         """
-        return {table: SCHEMA.empty_table() if "://" in table else self._rows(table) for table in tables}
+        return {table: self._rows(table) for table in tables}
 
     def read_published(self, tables: Iterable[str], applications: Collection[str]) -> dict[str, dict[str, int]]:
         """Return the newest turn in the log of each table under each of these transaction ids; 0 for none."""
         return {table: self._published(table, applications) for table in tables}
+
+    def foreign_writer(self, table: str, ledger: str | None) -> str | None:
+        """Return another pipeline or ledger that has published rows of the lane in a table; None if there is none.
+
+        Such rows can't be told from those of this pipeline: no column names the pipeline or the ledger of a row. Only a
+        table outside the root, which is named by its URI, may have them. `ledger` is None if it is not known.
+        """
+        if "://" not in table or self._open(table) is None:
+            return None
+        uri = self.uri(table)
+        try:
+            ids = transaction_ids(filesystem_of(uri, storage_options(uri)))
+        except Exception as error:  # as in `_open`
+            raise Unreadable(f"output table {table}: {error}") from error
+        writers = {match.group("ledger", "pipeline", "lane") for id_ in ids if (match := _APPLICATION.fullmatch(id_))}
+        foreign = {
+            f"pipeline {of}" if of != self.pipeline else f"ledger {by}"
+            for by, of, lane in writers
+            if lane == self.lane and (of != self.pipeline or by != ledger)
+        }
+        return min(foreign, default=None)
 
     def _rows(self, table: str) -> pa.Table:
         opened = self._open(table)

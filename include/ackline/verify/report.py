@@ -1,11 +1,12 @@
 """The report: the violations, and what became of how many records in the newest epoch."""
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from ackline.verify.judge_calls import calls_by_partition
+from ackline.verify.judge_outputs import not_judged
 from ackline.verify.lane_history import LaneHistory, PartitionHistory
 from ackline.verify.outcome_rows import TERMINAL
 
@@ -16,12 +17,14 @@ class Report:
 
     `records` counts the records that a consumer receives, `attempts` and the outcome words the offsets with these
     outcomes, `pending` the pending offsets. `letters` and `calls` count dead letters and handler calls; `letters_again`
-    and `calls_again` count the repetitions, which are allowed. There are no calls without a journal.
+    and `calls_again` count the repetitions, which are allowed. There are no calls without a journal. `not_judged` has a
+    sentence for all that the verdict is not about.
     """
 
     violations: list[str]
     totals: dict[str, int]
     topics: dict[str, dict[str, int]]
+    not_judged: list[str] = field(default_factory=list)
 
     @property
     def ok(self) -> bool:
@@ -35,7 +38,7 @@ def make_report(lane: LaneHistory, violations: list[str]) -> Report:
     totals: Counter[str] = Counter()
     for counts in topics.values():
         totals.update(counts)
-    return Report(violations, dict(totals), topics)
+    return Report(violations, dict(totals), topics, not_judged(lane))
 
 
 def count_topic(lane: LaneHistory, topic: str) -> dict[str, int]:

@@ -41,3 +41,13 @@ def test_an_answer_to_an_attempt_that_was_not_in_flight_is_named() -> None:
     assert any("was answered, but was not in flight" in line for line in history.violations())
     before = in_flight(outcome(2, 0, 2, "acked", answer="ack"))
     assert any("was answered, but was not in flight" in line for line in before.violations())
+
+
+def test_i10_an_answer_that_acks_a_record_with_a_skipped_tree_is_named() -> None:
+    acked = in_flight(outcome(2, 0, 1, "acked", answer="ack"))
+    acked.outcomes[0]["error_class"] = "Skip"
+    sentence = "I10 orders[0] offset 0: was acked from outside, although its own tree was skipped"
+    assert sentence in acked.violations()
+    skipped = in_flight(outcome(2, 0, 1, "skipped", answer="ack"))
+    skipped.outcomes[0]["error_class"] = "Skip"
+    assert skipped.violations() == []

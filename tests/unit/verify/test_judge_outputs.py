@@ -8,8 +8,9 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from deltalake import CommitProperties, Transaction, write_deltalake
+from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 
+from ackline.verify.__main__ import format_report
 from ackline.verify.evidence import OutputTable, Unreadable
 from ackline.verify.judge import judge
 from ackline.verify.read_outputs import SCHEMA, OutputTables, named_in_plans
@@ -81,6 +82,12 @@ NOT_ACKED = f"I16 orders[0] offset {{}}: has a row in output table {TABLE} of an
                  f"I16: 1 rows of output table {TABLE} do not name their first acked record", id="another record"),
     pytest.param(append(output_row(1, anchor(3, outcome="failed"))),
                  f"I16: 1 rows of output table {TABLE} do not name their first acked record", id="no acked record"),
+    pytest.param(append(output_row(2, anchor(0, outcome="in_flight"), anchor(5, 2))),
+                 f"I16 orders[0] offset 0: was acked before the turn of a row in output table {TABLE} that is anchored "
+                 f"to it", id="published by a second ack"),
+    pytest.param(append(output_row(1, anchor(4), anchor(8, outcome="failed"))),
+                 f"I16 orders[0] offset 8: has another outcome among the anchors of a row in output table {TABLE}",
+                 id="another outcome of an anchor"),
     pytest.param(append(output_row(3)),
                  f"I16: output table {TABLE} has rows of turn 3 of epoch 0, which did not count", id="untracked"),
     pytest.param(lambda shop: setattr(shop, "published", 0),
@@ -144,6 +151,56 @@ def test_i16_real_output_tables_are_judged_by_their_rows_and_their_log(tmp_path:
     assert made.history.violations() == []
 
 
+def published_at(uri: str, application: str, rows: list[Row]) -> None:
+    """Appends rows to a table as one published turn."""
+    properties = CommitProperties(app_transactions=[Transaction(application, 1)])
+    write_deltalake(uri, pa.Table.from_pylist(rows, SCHEMA), mode="append", commit_properties=properties)
+
+
+@pytest.mark.parametrize("checkpoint", [False, True])
+def test_i16_a_table_outside_the_root_is_judged_by_its_rows_if_this_pipeline_alone_writes_to_it(
+    tmp_path: Path, checkpoint: bool
+) -> None:
+    tables, uri = OutputTables(str(tmp_path / "root"), "orders", "live"), f"file://{tmp_path}/elsewhere"
+    published_at(uri, APPLICATION, [output_row(1, anchor(0)), output_row(1, anchor(1))])
+    published_at(uri, "ackline/ledger-1/other/backfill-x/0/output", [{**output_row(1, anchor(0)), "_lane": "x"}])
+    if checkpoint:  # its entries may expire
+        DeltaTable(uri).create_checkpoint()
+        for entry in Path(uri.removeprefix("file://"), "_delta_log").glob("*.json"):
+            entry.unlink()
+    assert tables.read_rows([uri])[uri].num_rows == 2
+    assert tables.foreign_writer(uri, "ledger-1") is None
+    assert tables.foreign_writer(uri, "ledger-2") == "ledger ledger-1"
+    made = shop()
+    made.rows.append(output_row(1, anchor(6)))  # a failed record
+    rows = pa.Table.from_pylist(made.rows, SCHEMA)
+    made.history.outputs = [OutputTable(uri, rows, {APPLICATION: 2}, tables.foreign_writer(uri, "ledger-1"))]
+    assert any(f"has a row in output table {uri} of an attempt" in sentence for sentence in made.history.violations())
+
+
+def test_rows_of_a_table_that_another_pipeline_publishes_to_are_not_judged_and_the_report_says_so(
+    tmp_path: Path,
+) -> None:
+    tables, uri = OutputTables(str(tmp_path / "root"), "orders", "live"), f"file://{tmp_path}/elsewhere"
+    published_at(uri, APPLICATION, [output_row(1, anchor(0))])
+    published_at(uri, "ackline/ledger-1/invoices/live/0/output", [output_row(1, anchor(6))])
+    assert tables.foreign_writer(uri, "ledger-1") == "pipeline invoices"
+    made = shop()
+    rows = tables.read_rows([uri])[uri]
+    made.history.outputs = [OutputTable(uri, rows, {APPLICATION: 2}, "pipeline invoices"), *made.history.outputs]
+    for settlement in made.history.settlements[1:]:
+        settlement["outputs"] = NAMED.replace(TABLE, uri)
+    report = judge(made.history.evidence(), settled=True)
+    assert (report.violations, len(report.not_judged)) == ([], 1)
+    assert f"the rows of output table {uri}: pipeline invoices has published rows there too" in report.not_judged[0]
+    assert f"not judged: the rows of output table {uri}" in format_report(report)
+    made.history.outputs = [OutputTable(uri, rows, {APPLICATION: 1}, "pipeline invoices")]
+    assert made.history.violations() == [
+        f"I16: turn 2 of epoch 0 is settled, but is not in output table {uri}",
+        f"I16 orders[0] offset 10: is committed for turn 2, but output table {uri} has no turn 2 of epoch 0",
+    ]
+
+
 def test_a_table_that_does_not_exist_or_is_foreign_has_no_turn_and_a_torn_one_gives_no_verdict(tmp_path: Path) -> None:
     tables = OutputTables(str(tmp_path), "orders", "live")
     assert tables.read_rows(["none"])["none"].num_rows == 0
@@ -157,4 +214,3 @@ def test_a_table_that_does_not_exist_or_is_foreign_has_no_turn_and_a_torn_one_gi
         tables.read_rows(["torn"])
     with pytest.raises(Unreadable, match="output table file://"):
         tables.read_published([f"file://{elsewhere}"], [APPLICATION])
-    assert tables.read_rows([f"file://{elsewhere}"])[f"file://{elsewhere}"].num_rows == 0
