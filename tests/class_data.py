@@ -50,7 +50,7 @@ def archive() -> Path:
 
 
 def options() -> str:
-    """Returns the options for the JVM of Spark, with the archive."""
+    """Returns the options for the JVM of Spark, with the archive. Drivers, executors, master and workers can use it."""
     return f"{FIRST_COMPILER} -Xlog:disable -XX:SharedArchiveFile={archive()}"
 
 

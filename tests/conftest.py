@@ -30,6 +30,9 @@ os.environ["AIRFLOW_HOME"] = _airflow_home.name
 os.environ["AIRFLOW__CORE__LOAD_EXAMPLES"] = "False"
 os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
 os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
+# A test starts processes by the dozen, each of which would compile the project's modules anew.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 os.environ["SPARK_SUBMIT_OPTS"] = class_data.options()
 broker_module.JVM.append(class_data.FIRST_COMPILER)
 # A proxy can't reach the servers that the tests start.
@@ -55,6 +58,10 @@ class MakeTopic(Protocol):
     def __call__(self, partitions: int = 1, config: Mapping[str, str] | None = None) -> str: ...
 
 
+# A broker that is idle takes 3 % of a core; without a record in the metadata log every half second, 2 %.
+IDLE = {"metadata.max.idle.interval.ms": "0"}
+
+
 @pytest.fixture(scope="session")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
     """A real broker. It compacts within two seconds, and deletes what `retention.ms` lets go within one."""
@@ -63,20 +70,20 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
         "log.retention.check.interval.ms": "500",
         "log.initial.task.delay.ms": "1000",  # 30 s by default: no retention before that
     }
-    with Broker(tmp_path_factory.mktemp("broker"), config=settings) as broker:
+    with Broker(tmp_path_factory.mktemp("broker"), config=settings | IDLE) as broker:
         yield broker
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def broker_to_kill(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
-    """The real broker of the fixture `fragile`."""
-    with Broker(tmp_path_factory.mktemp("fragile"), heap_mb=256) as broker:
+    """The real broker of the fixture `fragile`. Few files use it, so it runs no longer than the tests of a file."""
+    with Broker(tmp_path_factory.mktemp("fragile"), heap_mb=256, config=IDLE) as broker:
         yield broker
 
 
 @pytest.fixture
 def fragile(broker_to_kill: Broker) -> Broker:
-    """A broker that is up and that a test may kill. It still has the topics of earlier tests."""
+    """A broker that is up and that a test may kill. It still has the topics of earlier tests of the file."""
     broker_to_kill.start()
     return broker_to_kill
 
@@ -99,10 +106,10 @@ def group() -> Callable[[], str]:
     return lambda: f"group-{uuid.uuid4().hex[:12]}"
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def cluster_of_three(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Brokers]:
-    """The three real brokers of the fixture `brokers`."""
-    with Brokers(tmp_path_factory.mktemp("brokers")) as brokers:
+    """The three real brokers of the fixture `brokers`. They run no longer than the tests of a file."""
+    with Brokers(tmp_path_factory.mktemp("brokers"), config=IDLE) as brokers:
         yield brokers
 
 

@@ -15,6 +15,9 @@ from typing import Any, NamedTuple
 from ackline.blocks import parse_duration
 from ackline.outcome import AnswerKind
 
+SKIPPED_IN_TREE = "acked from outside, but a step has skipped a tuple of the record"
+"""The message of a record whose answer is `ack` and whose own tree was skipped: the worse of both counts."""
+
 
 class Applied(StrEnum):
     """What an answer that counts, or the lack of one, does to an attempt in flight."""

@@ -54,9 +54,6 @@ def obstacle_of_ack_topic(topic: str, settings: Mapping[str, Any]) -> str | None
             f"tokens are signed with a secret, which is `{TOKEN_KEYS}` in the extra of the Kafka connection; write "
             f"`kafka.connection` instead of `bootstrap_servers`"
         )
-    for key in ("steps", "outputs"):
-        if settings.get(key):
-            return f"records in flight and `{key}` do not go together yet; remove one of the two"
     if topic == getattr(settings.get("dead_letter"), "topic", None):
         return f"{topic} is the dead-letter topic too; name another topic"
     return None

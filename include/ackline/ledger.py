@@ -244,9 +244,14 @@ def _pending_after(rows: OutcomeColumns, pending: PendingRuns, policy: Backoff, 
 
 
 def _in_flight(rows: OutcomeColumns) -> PendingRuns:
-    """Each row as pending until its answer, or until its deadline."""
-    numbers, codes = np.unique(rows.attempts, return_inverse=True)
-    states = [PendingState(PendingKind.IN_FLIGHT, number, None) for number in numbers.tolist()]
+    """Each row as pending until its answer, or until its deadline. Keeps the error class of a skip in its tree."""
+    # Few attempts and error classes: the only class of such a row is that of a skip in the record's tree.
+    results = len(rows.results)
+    kinds, codes = np.unique(rows.attempts.astype(np.int64) * results + rows.codes, return_inverse=True)
+    states = [
+        PendingState(PendingKind.IN_FLIGHT, attempt, rows.results[code][1])
+        for attempt, code in (divmod(kind, results) for kind in kinds.tolist())
+    ]
     return PendingRuns(rows.offsets, rows.offsets + 1, codes.astype(np.int32), rows.deadlines, states).joined()
 
 

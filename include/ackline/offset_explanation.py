@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import StrEnum
 
+from ackline.answers import SKIPPED_IN_TREE
 from ackline.explanation import HeldBy, attempts_text, waiting_sentence
 from ackline.ledger import PartitionState
 from ackline.offsets import LogBounds, OffsetRange, TopicPartition
@@ -116,8 +117,11 @@ def attempt_sentence(event: Event) -> str:
         return ""
     message = event.error_message or ""
     step = message.removeprefix("step ").partition(":")[0] if message.startswith("step ") else SOURCE
-    # The answer from outside, or its lack, has ended such an attempt: no step has failed.
-    place = "" if event.error_class in (ErrorClass.ACK_FAILED, ErrorClass.ACK_TIMEOUT) else f" in step {step}"
+    # The answer from outside, or its lack, has ended such an attempt: this row names no step.
+    of_answer = event.error_class in (ErrorClass.ACK_FAILED, ErrorClass.ACK_TIMEOUT) or message == SKIPPED_IN_TREE
+    place = "" if of_answer else f" in step {step}"
+    if event.outcome is Outcome.IN_FLIGHT:
+        place = f", and was skipped{place}"
     cause = f"{place}: {event.error_class}" if event.error_class else ""
     story = f"; {story_text(event.tree)}" if event.tree is not None else ""
     return f"Attempt {event.attempt} {words[event.outcome]}{cause}{story}."

@@ -8,7 +8,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
@@ -49,6 +49,7 @@ def _table(text: object) -> object:
 
 
 def _column_type(text: object) -> object:
+    """Returns the type of a column as `ackline.output_columns.type_text` writes it: types are compared as texts."""
     if isinstance(text, str):
         match = _COLUMN_TYPE.fullmatch(text)
         if match is None or (match[1] and not 1 <= int(match[1]) <= 38) or (match[1] and int(match[2]) > int(match[1])):
@@ -56,6 +57,8 @@ def _column_type(text: object) -> object:
                 f"{text!r} is no type of a column; write string, long, double, boolean, binary, timestamp or "
                 f"decimal(PRECISION, SCALE)"
             )
+        if match[1]:
+            return f"decimal({int(match[1])},{int(match[2])})"
     return text
 
 
@@ -137,7 +140,10 @@ def output_folder(pipeline_folder: str, table: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class StagedFile:
-    """A file of staged rows. `path` is relative to the turn's staging folder, `size` in bytes."""
+    """A file of staged rows. `size` is in bytes.
+
+    `path` is relative to the turn's staging folder; that of rows that wait for records in flight, to the staging root.
+    """
 
     output: int
     path: str
@@ -153,6 +159,12 @@ class StagedTable:
     columns: Mapping[str, str]
     partition_by: Sequence[str]
     files: Sequence[StagedFile]
+
+    @classmethod
+    def of_json(cls, stored: Mapping[str, Any]) -> "StagedTable":
+        """Returns what `asdict` has made JSON of. Raises TypeError and KeyError for anything else."""
+        files = [StagedFile(**file) for file in stored["files"]]
+        return cls(stored["table"], stored["columns"], stored["partition_by"], files)
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,16 +183,7 @@ class StagedOutputs:
         """Returns the manifest in `text`. Raises ValueError if it holds none."""
         try:
             content = json.loads(text)
-            tables = [
-                StagedTable(
-                    table["table"],
-                    table["columns"],
-                    table["partition_by"],
-                    [StagedFile(**file) for file in table["files"]],
-                )
-                for table in content["tables"]
-            ]
-            return cls(content["execution"], tables)
+            return cls(content["execution"], [StagedTable.of_json(table) for table in content["tables"]])
         except (TypeError, KeyError, AttributeError) as error:
             raise ValueError(f"not a manifest of staged rows: {error}") from None
 
@@ -188,11 +191,20 @@ class StagedOutputs:
 @dataclass(frozen=True, slots=True)
 class OutputsOfTurn:
     """What a turn has to publish: the execution that its outcomes name, and how many rows that has staged for each
-    table. Each table takes the turn once under the transaction id `application`."""
+    table. Each table takes the turn once under the transaction id `application`.
+
+    Settlement n also names the files of rows that wait for records in flight.
+    """
 
     application: str
     execution: str
+    """Empty if the turn has staged no rows itself."""
     tables: Mapping[str, int]
+    kept: Sequence[StagedTable] = ()
+    """Rows that wait after the turn: none of their records is acked, and one is in flight."""
+    released: Sequence[StagedTable] = ()
+    """Files that `kept` had before the turn and has no more. The turn publishes those of their rows that it has acked,
+    and the files go."""
 
     @classmethod
     def of(cls, application: str, staged: StagedOutputs) -> "OutputsOfTurn":
@@ -201,11 +213,33 @@ class OutputsOfTurn:
         return cls(application, staged.execution, tables)
 
     def encode(self) -> str:
-        """Returns the text that outcomes n and settlement n hold."""
-        return json.dumps(asdict(self), separators=(",", ":"))
+        """Returns the text that outcomes n and settlement n hold; empty if there is nothing to hold."""
+        content = asdict(self)
+        for name in ("kept", "released"):
+            if not content[name]:
+                del content[name]
+        if not self.tables and len(content) == len(("application", "execution", "tables")):
+            return ""
+        return json.dumps(content, separators=(",", ":"))
 
     @classmethod
     def decode(cls, text: str) -> "OutputsOfTurn":
         """Returns what is in `text`, which `encode` has made."""
         content = json.loads(text)
-        return cls(content["application"], content["execution"], content["tables"])
+        kept, released = (
+            tuple(StagedTable.of_json(table) for table in content.get(name, ())) for name in ("kept", "released")
+        )
+        return cls(content["application"], content["execution"], content["tables"], kept, released)
+
+
+def kept_after(text: str) -> tuple[StagedTable, ...]:
+    """Returns the rows that wait for records in flight, given the `outputs` of a settlement."""
+    return tuple(OutputsOfTurn.decode(text).kept) if text else ()
+
+
+def without_effect(text: str) -> str:
+    """Returns the `outputs` of a settlement that publishes nothing and ends nothing, given those of the one before."""
+    if not text:
+        return ""
+    before = OutputsOfTurn.decode(text)
+    return OutputsOfTurn(before.application, "", {}, before.kept).encode()

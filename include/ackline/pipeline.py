@@ -255,14 +255,6 @@ class Pipeline(StrictBlock):
             raise ValueError("it logs the edges of trees, which need `steps` and no `tracking: false`; remove it")
         return debug
 
-    @field_validator("handler_isolation", "record_timeout")
-    @classmethod
-    def _check_isolation_of_steps(cls, value: object, info: ValidationInfo) -> object:
-        for key in ("steps", "outputs"):
-            if value not in (None, "none") and info.data.get(key):
-                raise ValueError(f"with `{key}` no handler can run in a process of its own; remove this key")
-        return value
-
     @field_validator("dead_letter")
     @classmethod
     def _check_dead_letter_topic_not_read(

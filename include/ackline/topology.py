@@ -88,6 +88,11 @@ class Topology:
         by_number = {output.number: output for outputs in self.outputs.values() for output in outputs}
         return tuple(by_number[number] for number in sorted(by_number))
 
+    @property
+    def streams(self) -> tuple[Stream, ...]:
+        """The streams that a step or an output takes, in an order that is the same in each process."""
+        return tuple(sorted({*self.consumers, *self.outputs}))
+
     def is_taken(self, stream: Stream) -> bool:
         """Returns whether a step or an output takes a stream."""
         return stream in self.consumers or stream in self.outputs

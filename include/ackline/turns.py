@@ -136,7 +136,8 @@ class Settlement:
     answers: AnswerReport | None = None
     """What became of the answers from outside, and how far they are read; None if no turn has had an ack topic."""
     outputs: str = ""
-    """The `ackline.outputs.OutputsOfTurn` that the turn publishes, encoded; empty if it has no rows for tables."""
+    """The `ackline.outputs.OutputsOfTurn` that the turn publishes, encoded; empty if it has no rows for tables, and
+    none wait for records in flight."""
     steps: StepFigures | None = None
     """What the steps did in the turn; None without steps, or if the Delta log has expired the report of the tasks."""
 

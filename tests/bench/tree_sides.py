@@ -1,7 +1,8 @@
 """The sides of `tests.bench.trees`: the same steps in Ackline, with tracking, and in plain PySpark, without.
 
 An order has three lines. `split` sends each line to the step `price` by its product, which sends it on to `book` by its
-customer. Both sides parse and write JSON once for each tuple and step, in two exchanges.
+customer. Both sides parse JSON once for each tuple and step, have two exchanges, and write a row for each line to a
+Delta table.
 """
 
 import json
@@ -35,9 +36,10 @@ def price(given: Tuple) -> Iterator[Emit]:
     yield Emit(json.dumps(line), key=line["customer"])
 
 
-def book(given: Tuple) -> None:
-    """Parses a line."""
-    json.loads(given.value)
+def book(given: Tuple) -> Iterator[Emit]:
+    """Emits the row of a line."""
+    line = json.loads(given.value)
+    yield Emit({name: line[name] for name in COLUMNS})
 
 
 def parse(record: Record) -> None:
@@ -45,10 +47,13 @@ def parse(record: Record) -> None:
     json.loads(record.value)
 
 
+COLUMNS = {"order_id": "long", "number": "long", "customer": "string", "total": "double"}
+"""The table that both sides write."""
 STEPS = [
     {"name": "price", "handler": f"{__name__}:price", "input": "source", "group_by": "key"},
     {"name": "book", "handler": f"{__name__}:book", "input": "price", "group_by": "key"},
 ]
+OUTPUTS = [{"from": "book", "table": "lines", "columns": COLUMNS}]
 
 
 def ackline_run(spark: SparkSession, subject: Subject, handler: str = "split", **more: Any) -> int:
@@ -57,17 +62,19 @@ def ackline_run(spark: SparkSession, subject: Subject, handler: str = "split", *
 
 
 def plain_pyspark(spark: SparkSession, subject: Subject) -> int:
-    """Runs the same steps with mapInArrow and repartition, and writes a row for each record to a Delta table, as
-    Ackline writes its outcome. Returns how many rows these are."""
+    """Runs the same steps with mapInArrow and repartition, and writes the same rows to a Delta table. Returns of how
+    many records these are."""
     parts = spark.sparkContext.defaultParallelism
     options = source_options({"bootstrap.servers": subject.bootstrap}, ISOLATION)
     lines = fresh_records(spark, subject.ranges, options).select("value").mapInArrow(_split, "key string, value string")
     priced = lines.repartition(parts, "key").mapInArrow(_price, "key string, value string")
-    booked = priced.repartition(parts, "key").mapInArrow(_book, "order_id long, total double")
+    booked = priced.repartition(parts, "key").mapInArrow(
+        _book, ", ".join(f"{name} {kind}" for name, kind in COLUMNS.items())
+    )
     path = str(subject.folder / f"plain-{uuid.uuid4().hex[:8]}")
     booked.write.parquet(path)
     convert_to_deltalake(path)
-    return spark.read.parquet(path).count()
+    return spark.read.parquet(path).where("number = 0").count()
 
 
 def _split(batches: Batches) -> Iterator[pa.RecordBatch]:
@@ -93,10 +100,8 @@ def _price(batches: Batches) -> Iterator[pa.RecordBatch]:
 
 def _book(batches: Batches) -> Iterator[pa.RecordBatch]:
     for batch in batches:
-        orders, totals = [], []
+        rows = []
         for value in batch.column("value").to_pylist():
             line = json.loads(value)
-            if line["number"] == 0:  # a row for each record
-                orders.append(line["order_id"])
-                totals.append(line["total"])
-        yield pa.RecordBatch.from_pydict({"order_id": orders, "total": totals})
+            rows.append({name: line[name] for name in COLUMNS})
+        yield pa.RecordBatch.from_pylist(rows)

@@ -2,8 +2,8 @@
 Python needs for ten million edges of a turn.
 
 Times are CPU seconds of the driver, the JVM and Spark's Python workers together, so they depend little on what else the
-machine does. Each ratio is a median of interleaved rounds. The sides are in `tests.bench.tree_sides`. Both write a row
-for each record to a Delta table: the outcome, or a result.
+machine does. Each ratio is a median of interleaved rounds. The sides are in `tests.bench.tree_sides`. Both write the
+rows of the last step to a Delta table; Ackline writes its outcomes, too.
 """
 
 import argparse
@@ -31,7 +31,7 @@ from ackline.local.broker import Broker
 from ackline.spark.session import open_session
 from tests.bench.figures import MIB, Figure, show_figures
 from tests.bench.topic import Subject
-from tests.bench.tree_sides import STEPS, ackline_run, plain_pyspark
+from tests.bench.tree_sides import OUTPUTS, STEPS, ackline_run, plain_pyspark
 
 FAN_OUT = 3
 RATIO_AIM, MEMORY_AIM = 1.3, 2048
@@ -133,7 +133,7 @@ def _produce(bootstrap: str, topic: str, count: int, lines: int) -> None:
 def times(spark: SparkSession, subject: Subject, rounds: int, warm_up: int, console: Console) -> list[Figure]:
     """Runs each side once a round, in turn as the first, and returns the ratios."""
     sides = [
-        Side("ackline run", lambda: ackline_run(spark, subject, steps=STEPS)),
+        Side("ackline run", lambda: ackline_run(spark, subject, steps=STEPS, outputs=OUTPUTS)),
         Side("plain PySpark", lambda: plain_pyspark(spark, subject)),
     ]
     for number in range(warm_up + rounds):
@@ -155,7 +155,7 @@ def python_memory(spark: SparkSession, subject: Subject) -> Figure:
     """Runs the steps, and returns the highest memory of all Python processes together."""
     begun = time.perf_counter()
     with watched_memory() as peaks:
-        acked = ackline_run(spark, subject, steps=STEPS)
+        acked = ackline_run(spark, subject, steps=STEPS, outputs=OUTPUTS)
     if acked != subject.records:
         sys.exit(f"acked {acked} of {subject.records} records")
     note = f"{acked:,} records, {time.perf_counter() - begun:.0f} s"

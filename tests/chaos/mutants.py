@@ -22,7 +22,8 @@ from ackline.steps.commit import CommitResult
 from ackline.steps.parts import Parts
 from ackline.testing.memory_kafka import MemoryGroup
 from ackline.testing.memory_parts import MemoryJob
-from ackline.testing.memory_store import MemoryStore, MemoryTable
+from ackline.testing.memory_store import MemoryStore
+from ackline.testing.memory_table import MemoryTable
 from ackline.turns import (
     Marker,
     MarkerKind,

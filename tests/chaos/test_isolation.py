@@ -1,12 +1,23 @@
 """A handler kills or hangs its process: the record fails, and the other records are handled (faults 11 and 12)."""
 
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
 import pytest
+from deltalake import DeltaTable
 
 from ackline.errors import TransientError
 from tests.e2e.fixtures import MakeLab
 from tests.e2e.lab import Lab, Row, Value, all_of
 
 DEADLY = "tests.chaos.handlers:deadly"
+TREES = "tests.spark.deadly_tree_handlers"
+STEPS = [
+    {"name": "first", "handler": f"{TREES}:first", "input": "source", "group_by": "key"},
+    {"name": "meet", "handler": f"{TREES}:meet", "input": "first", "group_by": "key", "join": True},
+]
+COUNTS = [{"from": "meet", "table": "counts"}]
 
 
 def error_classes(lane: Lab) -> dict[tuple[int, int], str]:
@@ -72,3 +83,91 @@ def test_i7_under_at_most_once_nothing_is_called_twice_for_it(lab: MakeLab) -> N
     assert lane.outcomes() == {"acked": 3, "dropped": 2}
     assert lane.committed() == 5
     lane.judge()
+
+
+def items(*keys: str, **deeds: str) -> dict[str, Any]:
+    """A record with an item for each key; `deeds` are what the steps do with the last one."""
+    return {"items": [{"key": key, "do": deeds if key == keys[-1] else {}} for key in keys]}
+
+
+def tree(lab: MakeLab, **settings: Any) -> Lab:
+    """A lab whose records are split into items, which go through two steps into a table."""
+    lane = lab(handler=f"{TREES}:split", steps=STEPS, outputs=COUNTS, **settings)
+    lane.journalled = False  # the journal has a line for each call of a step
+    return lane
+
+
+def output_rows(lane: Lab) -> Counter[tuple[int, Any]]:
+    """How often the lab's output table has each offset with its first column."""
+    table = DeltaTable(str(Path(lane.audit) / lane.name / "outputs" / "counts")).to_pyarrow_table()
+    [name, *_] = (name for name in table.column_names if not name.startswith("_"))
+    columns = [table.column(name).to_pylist() for name in ("_offset", name)]
+    return Counter(zip(*columns, strict=True))
+
+
+def test_i16_outputs_hold_the_rows_of_records_of_which_no_call_killed_its_process(lab: MakeLab) -> None:
+    """Faults 11 and 12. A row of a join is written if one of its records is acked."""
+    lane = tree(lab, record_timeout="4s", retry={"initial_delay": "1m"})
+    lane.produce(
+        items("a"),
+        items("b", "c", first="kill"),
+        items("d", meet="hang"),
+        items("d"),
+        items("e", source="segfault"),
+        items("f", "g"),
+        items("h", source="show secrets"),
+    )
+    lane.run()
+    assert error_classes(lane) == {(1, 1): "WorkerLost", (2, 1): "Timeout", (3, 1): "Timeout", (4, 1): "WorkerLost"}
+    assert output_rows(lane) == {(0, 1): 1, (5, 1): 2, (6, 1): 1}
+    assert set(Counter(lane.new_calls()).values()) == {1}
+    assert lane.pending() == [1, 2, 3, 4]
+
+
+def test_outputs_without_steps_are_isolated_too(lab: MakeLab) -> None:
+    lane = lab(
+        handler=f"{TREES}:emits_offset",
+        outputs=[{"from": "source", "table": "counts"}],
+        handler_isolation="process",
+        retry={"initial_delay": "1m"},
+    )
+    lane.produce({}, {"do": {"source": "segfault"}}, {})
+    lane.run()
+    assert error_classes(lane) == {(1, 1): "WorkerLost"}
+    assert output_rows(lane) == {(0, 0): 1, (2, 2): 1}
+    assert lane.new_calls() == [(0, 1), (1, 1), (2, 1)]
+
+
+def test_a_tree_without_isolation_gets_through_by_itself(lab: MakeLab, caplog: pytest.LogCaptureFixture) -> None:
+    """Fault 11. Three starts end without outcomes, the fourth finds the record. Its retry, for which the class comes
+    from a step, is isolated at the first start."""
+    lane = tree(lab, retry={"initial_delay": "0s", "max_retries": 1}, dead_letter="none")
+    lane.produce(items("a"), items("b", "c", meet="kill"), items("d"))
+    for _ in range(3):
+        with pytest.raises(TransientError):
+            lane.run()
+        assert (lane.table("outcomes"), lane.committed()) == ([], None)
+    lane.run()
+    assert "started 3 times without outcomes; a process of its own runs the handler" in caplog.text
+    assert error_classes(lane) == {(1, 1): "WorkerLost"}
+    assert lane.committed() == 1
+    caplog.clear()
+    lane.run()
+    assert "a record again that has killed or hung its process; a process of its own runs the handler" in caplog.text
+    assert [row for row in lane.rows() if row.offset == 1] == [
+        Row(1, 0, "dead"),
+        Row(1, 1, "failed"),
+        Row(1, 2, "failed"),
+    ]
+    assert output_rows(lane) == {(0, 1): 1, (2, 1): 1}
+    assert lane.committed() == 3
+
+
+@pytest.mark.parametrize("isolation", [{"handler_isolation": "process"}, {"record_timeout": "4s"}])
+def test_i7_under_at_most_once_no_call_of_a_step_is_made_twice(lab: MakeLab, isolation: dict[str, str]) -> None:
+    lane = tree(lab, guarantee="at_most_once", dead_letter="none", **isolation)
+    lane.produce(items("a"), items("b", "c", first="kill"), items("d", meet="segfault"), items("e", source="exit3"))
+    lane.run()
+    assert lane.outcomes() == {"acked": 1, "dropped": 3}
+    assert set(Counter(lane.new_calls()).values()) == {1}
+    assert lane.committed() == 4

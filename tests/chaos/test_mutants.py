@@ -14,6 +14,7 @@ from ackline.audit.store import LedgerStore
 from ackline.commit_rule import CommitMetadata, Committed
 from ackline.errors import LedgerError
 from ackline.steps import plan, replay
+from ackline.steps.replay_job import job_of
 from ackline.turns import Settlement, TurnId
 from tests.e2e.fixtures import MakeLab
 
@@ -69,7 +70,7 @@ def test_m3_outcomes_without_a_fence_are_found(lab: MakeLab, monkeypatch: pytest
     with monkeypatch.context() as patch, lane.parts("late") as late:
         patch.setattr(LedgerStore, "store_outcomes", unfenced)
         planned = lane.plan()
-        results = [late.run_job(lane.spark, replay.job_of(late, planned), None) for _ in range(2)]
+        results = [late.run_job(lane.spark, job_of(late, planned), None) for _ in range(2)]
         late.store.store_outcomes(planned.turn, replay.add_actions(planned, results[0]))
         lane.settle()
         assert lane.violations() == []
@@ -84,7 +85,7 @@ def test_m3_two_outcomes_before_the_settlement_are_refused(lab: MakeLab, monkeyp
     with lane.parts("late") as late:
         planned = lane.plan()
         for number in (planned.turn.n, 99):
-            result = late.run_job(lane.spark, replay.job_of(late, planned), None)
+            result = late.run_job(lane.spark, job_of(late, planned), None)
             name = f"ackline/{lane.name}/live/0/outcomes" if number != 99 else "mutant"
             late.store.outcomes.append(replay.add_actions(planned, result), name, number)
     with pytest.raises(LedgerError, match="two attempts"):

@@ -15,6 +15,7 @@ from ackline.kafka.group import Group
 from ackline.local.processes import wait_until
 from ackline.offsets import TopicPartition
 from ackline.steps import plan, replay, run, settle
+from ackline.steps.replay_job import job_of
 from tests.chaos import handlers, victims
 from tests.e2e.fixtures import MakeLab
 from tests.e2e.lab import Lab, Row, all_of
@@ -47,7 +48,7 @@ def test_two_runs_step_by_step_the_second_adopts_and_adds_nothing(lab: MakeLab) 
         adopted = plan.plan(b)
         assert adopted.adopted
         assert adopted.plan is not None
-        results = [parts.run_job(lane.spark, replay.job_of(parts, adopted.plan), None) for parts in (a, b)]
+        results = [parts.run_job(lane.spark, job_of(parts, adopted.plan), None) for parts in (a, b)]
         stored = [
             parts.store.store_outcomes(adopted.plan.turn, replay.add_actions(adopted.plan, result))
             for parts, result in zip((b, a), results, strict=True)
@@ -95,7 +96,7 @@ def test_a_loser_whose_turn_was_settled_meanwhile_ends_well_although_the_next_is
     with lane.parts("a") as a:
         planned = plan.plan(a).plan
         assert planned is not None
-        result = a.run_job(lane.spark, replay.job_of(a, planned), None)
+        result = a.run_job(lane.spark, job_of(a, planned), None)
         lane.run()
         lane.produce_records(2)
         lane.plan()

@@ -76,13 +76,14 @@ def arm(write: str, when: str, what: str) -> None:
 
 
 def run_backfill(parts: Parts, options: dict[str, str]) -> None:
-    """Begins a backfill of ranges and runs it. Only the genesis is a write of its beginning, so the strike at any
-    other write is armed after that."""
-    arguments = BackfillArguments(tuple(options["ranges"].split()))
+    """Begins a backfill of ranges and runs it; without ranges, resumes the lane. Only the genesis is a write of its
+    beginning, so the strike at any other write is armed after that."""
     strikes_genesis = options["write"] == "genesis"
     if strikes_genesis:
         arm(options["write"], options["when"], options["what"])
-    backfill.begin(parts, arguments, choose_offsets(parts, arguments))
+    if "ranges" in options:
+        arguments = BackfillArguments(tuple(options["ranges"].split()))
+        backfill.begin(parts, arguments, choose_offsets(parts, arguments))
     if not strikes_genesis:
         arm(options["write"], options["when"], options["what"])
     backfill.run_backfill(parts, open_session)

@@ -23,7 +23,7 @@ def start(
     ranges: Sequence[str] = (),
 ) -> subprocess.Popen[str]:
     """Starts a process that runs `step` and, if `write` is given, kills or pauses itself at that write. The step
-    `backfill` reads `ranges`, under the id `b`."""
+    `backfill` reads `ranges` under the id `b`; without them, it resumes that lane."""
     lane.judged = False
     order = {
         "file": str(lane.folder / "pipelines" / f"{lane.name}.yaml"),

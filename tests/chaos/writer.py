@@ -66,6 +66,9 @@ def jvm(table: AuditTable, name: str) -> Iterator[Append]:
         "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
         "spark.databricks.delta.snapshotPartitions": "1",
         "spark.sql.shuffle.partitions": "1",
+        # To compile a query takes far longer than to write a row.
+        "spark.sql.codegen.wholeStage": "false",
+        "spark.sql.codegen.factoryMode": "NO_CODEGEN",
     }
     builder = SparkSession.builder.appName(name)
     for key, value in settings.items():

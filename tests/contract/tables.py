@@ -12,7 +12,8 @@ from ackline.ledger import OutcomeRow
 from ackline.offsets import TopicPartition
 from ackline.outcome import Outcome
 from ackline.testing.memory import World
-from ackline.testing.memory_store import MemoryStore, OutcomesFile
+from ackline.testing.memory_store import MemoryStore
+from ackline.testing.memory_table import OutcomesFile
 from ackline.turns import LIVE, TurnId
 from tests.contract import lane_rows
 from tests.contract.lane_rows import NOON

@@ -23,7 +23,8 @@ from ackline.outcome import AnswerKind, ErrorClass, Outcome
 from ackline.outcome_rows import OutcomeColumns, OutcomeRow
 from ackline.spark.output.outcome_files import Chunk, OutcomeFiles, OutcomeTarget
 from ackline.testing.memory import World
-from ackline.testing.memory_store import MemoryStore, OutcomesFile
+from ackline.testing.memory_store import MemoryStore
+from ackline.testing.memory_table import OutcomesFile
 from ackline.turns import LIVE, TurnKind
 from tests.contract.lane_rows import NOON, TP, plan, settlement, turn, written
 

@@ -19,11 +19,13 @@ from filelock import FileLock
 from typer.testing import CliRunner
 
 from ackline.audit import maintenance
+from ackline.audit.compaction import remove_files
 from ackline.audit.data_files import DataFile
 from ackline.audit.maintenance import RETENTION, maintain, open_turns
 from ackline.audit.pruned_read import Where
 from ackline.audit.queries import AuditFilter, audit_rows
 from ackline.audit.schemas import TABLES
+from ackline.audit.storage import Storage
 from ackline.audit.store import LedgerStore
 from ackline.audit.table import AuditTable
 from ackline.cli.app import app
@@ -167,12 +169,12 @@ def test_files_are_rewritten_and_removed_outside_the_lock(
         rewritten.append(free(table))
         return rewrite(table, *arguments)
 
-    def removing(path: str) -> None:
-        assert free(store.outcomes)
-        Path(store.outcomes.uri, path).unlink()
+    def removing(storage: Storage, paths: Sequence[str]) -> int:
+        assert not paths or free(store.outcomes)
+        return remove_files(storage, paths)
 
     monkeypatch.setattr(maintenance, "_rewrite", rewriting)
-    monkeypatch.setattr(maintenance, "_remove", lambda table, path: removing(path))
+    monkeypatch.setattr(maintenance, "remove_files", removing)
     assert sum(result.removed for result in maintain(root)) == 1
     assert rewritten == [True, True, True]
     assert not old.exists()

@@ -2,10 +2,11 @@
 
 import contextlib
 from collections.abc import Callable, Iterator
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 from deltalake import DeltaTable
+from deltalake.exceptions import CommitFailedError
 
 from ackline.audit import maintenance
 from ackline.audit.maintenance import OpenTurn, maintain, open_turns
@@ -126,6 +127,23 @@ def test_without_a_lock_the_transaction_id_refuses_a_compaction_with_a_rival_rig
 ) -> None:
     begin_lane(store)
     rivals += [no_rival, rival_maintenance(root)]  # after it has chosen its files, and has found them all there
+    assert (maintain(root)[1].busy, len(files(store.outcomes))) == (0, 1)
+    assert len(list(audit_rows(root, "orders", AuditFilter()))) == 3 * ROWS_A_TURN
+
+
+def test_without_a_lock_a_compaction_that_is_stored_without_an_answer_keeps_its_file(
+    root: str, store: LedgerStore, rivals: list[Callable[[], object]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A store may store an entry and lose the answer. The client's next try then finds the version taken, by itself."""
+    begin_lane(store)
+    commit, answers = WithoutLock.commit, iter(["lost"])
+
+    def committing(table: AuditTable, *arguments: Any) -> None:
+        commit(table, *arguments)
+        if table.name == "outcomes" and next(answers, None):
+            raise CommitFailedError("version is stored already")
+
+    monkeypatch.setattr(WithoutLock, "commit", committing)
     assert (maintain(root)[1].busy, len(files(store.outcomes))) == (0, 1)
     assert len(list(audit_rows(root, "orders", AuditFilter()))) == 3 * ROWS_A_TURN
 

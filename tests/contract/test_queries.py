@@ -20,6 +20,7 @@ from typer.testing import CliRunner
 
 from ackline.arguments import PartitionChoice
 from ackline.audit import maintenance, queries
+from ackline.audit.compaction import Layout
 from ackline.audit.maintenance import maintain
 from ackline.audit.queries import AuditFilter, audit_pages, audit_rows
 from ackline.audit.scan import LaneScanner, Scan
@@ -147,7 +148,7 @@ def test_of_a_compacted_file_only_the_row_groups_are_read_that_may_hold_the_firs
     root: str, store: LedgerStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store_five_turns(store)
-    monkeypatch.setitem(maintenance.LAYOUTS, "outcomes", maintenance.Layout(64 << 20, 10))
+    monkeypatch.setitem(maintenance.LAYOUTS, "outcomes", Layout(64 << 20, 10))
     maintain(root)
     rows_read, real = [], LaneScanner._marked
 

@@ -29,7 +29,7 @@ from tests.e2e.commands import ROOT
 START = datetime(2026, 1, 31, 12, tzinfo=UTC)
 SECONDS = 280.0
 """The time limit for a command; a run takes some 15 s on a quiet machine."""
-QUICK_START = {"spark.executor.extraJavaOptions": class_data.FIRST_COMPILER}  # their class path is none of the archive
+QUICK_START = {"spark.executor.extraJavaOptions": class_data.options()}
 HANDLER = '''
 import json, os, time
 from ackline import Record
@@ -83,7 +83,7 @@ def cluster_of_two(folder: Path) -> Iterator[Machines]:
     """A master with two workers, and a broker that they reach."""
     for name in ("shared", "private"):
         (folder / name).mkdir()
-    with SparkCluster(folder / "cluster") as cluster:
+    with SparkCluster(folder / "cluster", java_options=class_data.options()) as cluster:
         broker = ReachableBroker(folder / "broker", heap_mb=256)
         broker.address = cluster.address
         with broker:
@@ -184,7 +184,7 @@ class Lane:
         command += ["--now", now.isoformat()]
         env = {
             **os.environ,
-            **self.machines.cluster.environment,
+            **self.machines.cluster.quick_environment,
             "ACKLINE_PIPELINES": str(self.private / "pipelines"),
             "ACKLINE_AUDIT": str(self.audit),
             **self.environment,

@@ -9,12 +9,12 @@ from datetime import timedelta
 from pathlib import Path
 
 import pyarrow as pa
-from confluent_kafka import Producer
 
 from ackline import InFlight
 from ackline.handler import Record, arrow_handler
 from ackline.local.processes import wait_until
 from ackline.testing import journal
+from tests.spark.output_handlers import hand_on
 
 
 def quotes_the_record(record: Record) -> None:
@@ -78,15 +78,8 @@ def hands_on(record: Record) -> InFlight | None:
     """
     journal.handle(record)
     orders = record.value if isinstance(record.value, dict) else json.loads(record.value or b"{}")
-    if not orders.get("wait"):
+    if not hand_on(record, orders):
         return None
-    with Path(orders["wait"]).open("a") as file:
-        file.write(f"{record.offset} {record.attempt} {record.token}\n")
-    if orders.get("early"):
-        broker, topic = orders["early"]
-        producer = Producer({"bootstrap.servers": broker})
-        producer.produce(topic, b"ack", record.token.encode())
-        assert producer.flush(30) == 0
     return InFlight(timedelta(seconds=orders["timeout"])) if "timeout" in orders else InFlight()
 
 

@@ -30,7 +30,7 @@ from ackline.steps import settle as settle_step
 from ackline.steps.parts import Parts, open_parts
 from ackline.steps.turn_lease import WhenHeld
 from ackline.testing import journal
-from ackline.turns import Plan, SettledPartition, Settlement
+from ackline.turns import LIVE, Plan, SettledPartition, Settlement
 from ackline.verify.check import Sources, check
 from tests.e2e import wire
 from tests.e2e.commands import ROOT, Finished, run_as_process, run_here
@@ -125,13 +125,19 @@ class Lab:
         """Produce `count` records that the handler acks; `special` replaces some of them, by position."""
         self.produce(*((special or {}).get(n, {"n": n}) for n in range(count)), **where)
 
-    def parts(self, run_id: str | None = None) -> Any:
-        """Returns a context manager that opens the pipeline at the lab's time, and gives its `Parts`."""
+    def parts(self, run_id: str | None = None, lane: str = LIVE) -> Any:
+        """Returns a context manager that opens the pipeline at the lab's time, and gives the `Parts` of a lane."""
         self.judged = False
         run_id = run_id or f"test-{uuid.uuid4().hex[:6]}"
         # Rivals of one turn, some of them paused; tests/unit/steps/test_turn_lease.py has the runs that wait.
         return open_parts(
-            self.pipeline, run_id=run_id, actor="test", now=self.now, audit=self.audit, when_held=WhenHeld.TAKE_OVER
+            self.pipeline,
+            run_id=run_id,
+            actor="test",
+            now=self.now,
+            audit=self.audit,
+            lane=lane,
+            when_held=WhenHeld.TAKE_OVER,
         )
 
     def run(self) -> run_step.RunResult:

@@ -161,3 +161,53 @@ def test_a_lost_or_compacted_ack_topic_is_named(lab: MakeLab, broker: Broker) ->
     assert (refused.returncode, "is compacted" in refused.stderr) == (2, True), refused.stderr
     doctor = lane.ackline("doctor", lane.name, env=answered.environment)
     assert "is compacted" in doctor.stdout
+
+
+STEPS = [
+    {"name": "first", "handler": "tests.spark.tree_handlers:work", "input": "source", "group_by": "key"},
+    {"name": "meet", "handler": "tests.spark.tree_handlers:join", "input": "first", "group_by": "key", "join": True},
+    {"name": "sums", "handler": "tests.spark.tree_handlers:end", "input": "meet.sums"},
+]
+
+
+@pytest.mark.parametrize("isolation", ["none", "process"])
+def test_s60_s65_s69_with_steps_the_worst_of_tree_and_answer_counts(
+    lab: MakeLab, broker: Broker, isolation: str
+) -> None:
+    handlers: dict[str, Any] = {"handler": "tests.spark.tree_handlers:split_and_hand_on", "steps": STEPS}
+    answered = Answered(lab, broker, **handlers, handler_isolation=isolation)
+    lane = answered.lane
+    lane.journalled = False
+
+    def order(*does: str) -> dict[str, Any]:
+        return {"wait": str(answered.file), "items": [{"key": f"k{n}", "do": do} for n, do in enumerate(does)]}
+
+    lane.produce(
+        order("ack", "ack"), order("ack", "skip"), order("ack", "fail"), order("dead"), order("hold"), order(),
+        order("ack"), {"items": [{"key": "k0", "do": "ack"}]},
+    )  # fmt: skip
+    first = answered.run()
+    assert first["outcomes"] == {"acked": 1, "dead": 1, "failed": 3, "in_flight": 4}
+    assert answered.pending() == {"retry": 2, "dead_letter": 0, "in_flight": 4}
+    rows = {row["offset"]: row for row in lane.table("outcomes")}
+    kept = rows[1]["error_class"], rows[1]["error_message"], rows[2]["error_message"], rows[4]["error_class"]
+    assert kept == ("Skip", "step first: unwanted", "step first: broken; 1 sibling acked", "Unacked")
+    status = json.loads(answered.command("status", lane.name, "--json"))
+    source = status["steps"][0]
+    assert (source["step"], source["executed"], source["acked"], source["failed"]) == ("source", 8, 1, 3)
+    story = answered.command("explain", lane.name, lane.topic, "0", "1")
+    assert "Attempt 1 is in flight, and was skipped in step first: Skip; its tuple at first was acked" in (
+        " ".join(story.split())
+    )
+    for offset in (0, 1, 2, 4, 5):  # the attempts at 2 and 4 have failed by their trees
+        answered.answer(offset)
+    second = answered.run(5)
+    assert second["answers"] == {"acked": 3, "stale": 2}
+    third = answered.run(6)
+    assert third["answers"]["timed_out"] == 1
+    answered.run()
+    outcomes = {(row.offset, row.attempt): row.outcome for row in lane.rows() if row.outcome != "in_flight"}
+    assert [outcomes[offset, 1] for offset in range(8)] == [
+        "acked", "skipped", "failed", "failed", "failed", "acked", "failed", "acked",
+    ]  # fmt: skip
+    lane.judge()

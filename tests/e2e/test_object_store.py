@@ -6,7 +6,6 @@ import subprocess
 import sys
 import uuid
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pyarrow.fs as pafs
@@ -15,11 +14,13 @@ from deltalake import DeltaTable
 
 from ackline.audit.object_store import arrow_filesystem
 from ackline.audit.store import LedgerStore
+from ackline.local.broker import Broker
 from ackline.turns import LIVE
-from tests.e2e.commands import Finished
+from tests.e2e.commands import ROOT, Finished, run_in_session
 from tests.e2e.fixtures import MakeLab
 from tests.e2e.lab import Lab
 from tests.e2e.test_canary import watched_arguments
+from tests.e2e.test_in_flight import Answered
 from tests.object_store.store import REGION, SECRET, ObjectStore
 
 COMMANDS, AT_ONCE = 50, 4
@@ -28,7 +29,10 @@ COMMANDS, AT_ONCE = 50, 4
 def test_i13_a_run_reads_and_writes_its_tables_in_an_object_store_and_shows_no_login(
     lab: MakeLab, s3_server: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The login is that of a connection. Two turns on real Spark and a real broker, maintenance, and a verdict."""
+    """The login is that of a connection. Two turns on real Spark and a real broker, maintenance, and a verdict.
+
+    The first run is a process, with arguments and an event log of its own. The other commands run in this process.
+    """
     lane = lab(retry={"max_retries": 1, "initial_delay": "0s"})
     lane.audit = s3_server.bucket(f"bucket-{uuid.uuid4()}").replace("s3://", "s3a://") + "/audit/"
     lane.produce_records(20, {3: {"fail": 1}})
@@ -36,12 +40,13 @@ def test_i13_a_run_reads_and_writes_its_tables_in_an_object_store_and_shows_no_l
     events.mkdir()
     environment = _environment(s3_server, events)
     with watched_arguments() as arguments:
-        first, second = [lane.ackline_process("run", lane.name, "--json", env=environment) for _ in range(2)]
+        first = lane.ackline_process("run", lane.name, "--json", env=environment)
+    second = lane.ackline("run", lane.name, "--json", env=environment)
     assert [first.returncode, second.returncode] == [0, 0], first.stderr + second.stderr
     assert json.loads(first.stdout.splitlines()[-1])["outcomes"] == {"acked": 19, "failed": 1}
     assert json.loads(second.stdout.splitlines()[-1])["outcomes"] == {"acked": 1}
     others = [
-        lane.ackline_process(*command, env=environment)
+        lane.ackline(*command, env=environment)
         for command in (["status", lane.name], ["audit", lane.name, "--json"], ["doctor"], ["maintain"])
     ]
     assert [command.returncode for command in others] == [0] * 4, [command.stderr for command in others]
@@ -91,26 +96,58 @@ def test_s68_output_tables_are_in_an_object_store_below_the_root_and_elsewhere(
         [(1, "o0"), (2, "o1")],
         [(1, "o0"), (1, "o0"), (2, "o1"), (2, "o1")],
     ]
-    store, folder = arrow_filesystem(f"{lane.tables}/.staging")
-    left = store.get_file_info(pafs.FileSelector(folder, recursive=True))
-    files = [info.base_name for info in left if info.is_file]
+    files = _staged(lane)
     assert sorted(name.partition("-")[0] for name in files) == ["columns", "columns", "live"], files
     lane.judged = True  # the checker has no login of this process
 
 
-@pytest.mark.timeout(900)  # 50 processes: 2 minutes of CPU
+def test_s68_rows_of_records_in_flight_wait_in_an_object_store_until_their_record_is_acked(
+    lab: MakeLab, broker: Broker, s3_server: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in s3_server.environment.items():
+        monkeypatch.setenv(name, value)
+    outputs = [{"from": "source.counts", "table": "counts"}, {"from": "source.items", "topic": "items"}]
+    answered = Answered(lab, broker, handler="tests.spark.output_handlers:split_and_hand_on", outputs=outputs)
+    broker.create_topic("items")
+    lane = answered.lane
+    lane.journalled = False
+    lane.audit = s3_server.bucket(f"bucket-{uuid.uuid4()}") + "/audit"
+    lane.produce(*({"id": f"o{number}", "items": [], "wait": str(answered.file)} for number in range(3)))
+    assert answered.run()["outcomes"] == {"in_flight": 3}
+    assert [name.partition("-")[0] for name in _staged(lane)].count("kept") == 1
+    answered.answer(0)
+    answered.run(1)
+    answered.answer(1, "fail")
+    answered.answer(2)
+    answered.run(1)
+    rows = DeltaTable(f"{lane.tables}/outputs/counts").to_pyarrow_table().to_pylist()
+    assert sorted((row["_turn"], row["order"]) for row in rows) == [(2, "o0"), (3, "o2")]
+    assert [name.partition("-")[0] for name in _staged(lane)].count("kept") == 0
+    lane.judged = True  # the checker has no login of this process
+
+
+def _staged(lane: Lab) -> list[str]:
+    """The names of all files below the lane's staging folder."""
+    store, folder = arrow_filesystem(f"{lane.tables}/.staging")
+    left = store.get_file_info(pafs.FileSelector(folder, recursive=True))
+    return [info.base_name for info in left if info.is_file]
+
+
 def test_s53_of_fifty_commands_none_fails_and_each_turn_is_taken_once(lab: MakeLab, s3_server: ObjectStore) -> None:
-    """Processes of their own, a few at a time. The topic is empty, so no turn needs Spark."""
+    """Processes of their own, a few at a time. The topic is empty, so no turn needs Spark.
+
+    Each process is forked from one that has imported the command: fifty times the imports would take two minutes.
+    """
     lane = lab()
     lane.audit = s3_server.bucket(f"bucket-{uuid.uuid4()}") + "/audit"
-
-    def run(_: int) -> Finished:
-        return lane.ackline_process("run", lane.name, "--json", env=s3_server.environment)
-
-    with ThreadPoolExecutor(AT_ONCE) as pool:
-        runs = list(pool.map(run, range(COMMANDS)))
-    assert [done.returncode for done in runs] == [0] * COMMANDS, [done.stderr for done in runs if done.returncode]
-    turns = Counter(json.loads(done.stdout.splitlines()[-1])["turn"] for done in runs)
+    command = [sys.executable, "-m", "tests.e2e.forked_commands", str(COMMANDS), str(AT_ONCE)]
+    done = run_in_session(
+        [*command, "run", lane.name, "--json"], {**os.environ, **lane.environment, **s3_server.environment}, ROOT, 560
+    )
+    assert done.returncode == 0, done.stderr
+    runs = [Finished((), *run) for run in json.loads(done.stdout)]
+    assert [run.returncode for run in runs] == [0] * COMMANDS, [run.stderr for run in runs if run.returncode]
+    turns = Counter(json.loads(run.stdout.splitlines()[-1])["turn"] for run in runs)
     with pytest.MonkeyPatch.context() as patch:
         for name, value in s3_server.environment.items():
             patch.setenv(name, value)

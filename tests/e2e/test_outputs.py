@@ -13,6 +13,7 @@ from ackline.errors import ConfigError, TooManyFailures
 from ackline.steps import plan as planning
 from ackline.steps import replay, settle
 from ackline.steps.outputs import store_manifest
+from ackline.steps.replay_job import job_of
 from tests.e2e import wire
 from tests.e2e.fixtures import MakeLab
 from tests.e2e.lab import Lab, Row
@@ -107,7 +108,7 @@ PLACES = [
     "ackline.steps.commit.publish_settled",
     "ackline.audit.publish_outputs._write",
     "ackline.audit.output_table.OutputTable.append",
-    "ackline.steps.outputs._remove_staged",
+    "ackline.steps.outputs.remove_staged",
     "ackline.kafka.group.Group.commit",
 ]
 """Functions that a run calls one after the other, between its writes."""
@@ -163,7 +164,7 @@ def test_s68_of_two_drivers_the_rows_of_the_one_whose_outcomes_count_are_publish
         assert plan is not None
         stored = []
         for parts in (a, b):
-            job = replay.job_of(parts, plan)
+            job = job_of(parts, plan)
             result = parts.run_job(lane.spark, job, None)
             outputs = store_manifest(parts, plan, job, result)
             report = replay.task_report(parts, plan, result, outputs)
@@ -229,7 +230,13 @@ def test_outputs_without_steps_go_to_a_table_and_to_a_topic(lab: MakeLab) -> Non
     lane.broker.create_topic(topic, 1)
     doctor = " ".join(lane.ackline("doctor", lane.name).stdout.split())
     assert f"outputs: table counts (columns of the first rows); topic {topic}" in doctor
+    assert [step["step"] for step in lane.ackline_json("status", lane.name)["steps"]] == ["source"]
     lane.run()
+    status = lane.ackline_json("status", lane.name)
+    [source] = status["steps"]
+    assert [source[name] for name in ("step", "executed", "emitted", "acked", "failed")] == ["source", 2, 4, 2, 0]
+    assert 0 < source["execute_ms"]["mean"] <= status["complete_latency_ms"]["max"]
+    assert "Steps, newest turn with records; complete latency" in lane.ackline("status", lane.name).stdout
     assert [(row["_partition"], row["items"]) for row in rows_of(lane, "counts")] == [(0, 2), (1, 0)]
     messages = wire.read(lane.broker.bootstrap, topic)
     assert [(m.key, json.loads(m.value or b"")["product"]) for m in messages] == [(b"a", "a"), (b"b", "b")]

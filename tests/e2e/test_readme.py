@@ -9,13 +9,14 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ackline.local import broker
 from ackline.local.processes import wait_until
 from ackline.process_identity import ProcessIdentity
-from tests.e2e.commands import ROOT, run_in_session
+from tests.e2e.commands import ROOT, run_here, run_in_session
 from tests.e2e.documents import Block, blocks, section, write
 
 SECONDS = 560
@@ -46,6 +47,16 @@ class Checkout:
         assert done.returncode == 0, done.stdout + done.stderr
         assert "Traceback" not in done.stderr
         return done.stdout + done.stderr
+
+    def rows(self, *arguments: str) -> Any:
+        """Returns what a command prints about the tables as JSON. It runs in this process."""
+        tables = {
+            "ACKLINE_PIPELINES": str(self.folder / "include" / "pipelines"),
+            "ACKLINE_AUDIT": str(self.folder / ".ackline" / "audit"),
+        }
+        done = run_here((*arguments, "--json"), tables)
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
 
 
 @pytest.fixture
@@ -90,14 +101,14 @@ def test_the_first_pipeline_works_word_for_word_and_shows_skip_dead_and_retries(
     printed = checkout.shell(run.text)
     for text in ("flaky", "malformed"):
         assert text in produced
-    rows = json.loads(checkout.shell("ackline audit first --json"))
+    rows = checkout.rows("audit", "first")
     words = {(row["outcome"], row["error_class"]) for row in rows}
     assert {("skipped", "Skip"), ("skipped", "Tombstone"), ("failed", "TimeoutError"), ("failed", "JSONDecodeError"),
             ("failed", "Dead"), ("acked", None)} <= words  # fmt: skip
     assert [row for row in rows if row["outcome"] == "acked" and row["attempt"] == 2], "a payment succeeds when retried"
     # The story of one record, as the last comment tells it.
     last = next(line for line in run.text.splitlines() if "--offsets" in line)
-    story = json.loads(checkout.shell(last.partition("#")[0] + " --json"))
+    story = checkout.rows(*last.partition("#")[0].split()[1:])
     assert [row["outcome"] for row in story] == ["failed", "failed", "failed", "dead"]
     status = json.loads(checkout.shell("ackline status first --json"))
     assert [sum(part["pending"].values()) + part["lag"] for part in status["partitions"]] == [0] * 4
@@ -111,7 +122,7 @@ def test_each_operator_action_of_the_readme_works_word_for_word(checkout: Checko
     write(checkout.folder, handler)
     write(checkout.folder, pipeline)
     assert "Stopped." in checkout.shell(confirmed(intervene.text))
-    acts = json.loads(checkout.shell("ackline history first --acts --json"))["turns"]
+    acts = checkout.rows("history", "first", "--acts")["turns"]
     assert [act["kind"] for act in acts] == ["reset", "skip", "skip", "pause", "retry"]
 
 
@@ -127,7 +138,7 @@ def test_the_shop_has_the_total_of_each_acked_order_and_of_no_other(checkout: Ch
     assert [row for row in cells if row[0].startswith("s-")] == [
         ["s-1", "2", "8210", "1", "acked"], ["s-2", "1", "5990", "2", "acked"]
     ]  # fmt: skip
-    rows = json.loads(checkout.shell("ackline audit shop --json"))
+    rows = checkout.rows("audit", "shop")
     assert Counter(row["outcome"] for row in rows) == {"acked": 2, "failed": 3, "dead": 1}
 
 

@@ -128,8 +128,8 @@ def test_take_over_does_not_wait_and_both_runs_end_well(lane: Lab) -> None:
     with Command(lane, "run", lane.name) as first:
         assert wait_until(lambda: bool(lane.calls()), SECONDS), first.errors
         lane.configure(handler="ackline.testing.journal:handle")
-        with Command(lane, "run", lane.name, "--take-over") as second:
-            assert second.end() == 0, second.errors
+        second = lane.ackline("run", lane.name, "--take-over")
+        assert second.returncode == 0, second.stderr
         assert lane.committed() == 6
         open_gate(lane)
         assert first.end() == 0, first.errors
@@ -156,7 +156,7 @@ def test_ctrl_c_in_the_middle_of_a_job_prints_no_traceback_and_the_next_run_goes
         assert wait_until(lambda: not run.processes(), SECONDS), "a process of Spark is left"
     assert run.errors == [STARTING, STOPPED]
     open_gate(lane)
-    with Command(lane, "run", lane.name) as second:
-        assert second.end() == 0, second.errors
+    second = lane.ackline("run", lane.name)
+    assert second.returncode == 0, second.stderr
     assert lane.rows() == all_of("acked", range(6))
     lane.judge(settled=True)

@@ -22,6 +22,9 @@ from ackline.turns import LIVE, Plan, PlannedPartition, SettledPartition, Settle
 
 Message = Callable[[int], str]
 
+DEADLINE = timedelta(minutes=45)
+"""After its turn, the deadline of a record in flight."""
+
 
 @dataclass(slots=True)
 class StoredPartition:
@@ -37,6 +40,8 @@ class StoredPartition:
     """Offsets by which the log start moves in each turn."""
     hold: int | None = None
     """An offset that fails in every turn, so that it holds the floor."""
+    in_flight: tuple[int, int] = (0, 0)
+    """Offsets, without the end, that the first turn hands on and no answer ends."""
     state: PartitionState = field(default_factory=lambda: PartitionState(0))
     log_start: int = 0
     log_end: int = 0
@@ -101,6 +106,8 @@ class StoredLane:
         if part.hold is not None and start <= part.hold < end:
             pending.append(ValuedRange(part.hold, part.hold + 1, self._pending(1, at)))
         pending += [ValuedRange(offset, offset + 1, self._pending(1, at)) for offset in failing if offset != part.hold]
+        if part.in_flight[0] < part.in_flight[1]:
+            pending.append(ValuedRange(*part.in_flight, Pending(PendingKind.IN_FLIGHT, 1, at + DEADLINE, None)))
         part.state = PartitionState(end, tuple(sorted(pending, key=lambda run: run.start)))
         counts = Counter({"acked": end - start - len(failing) - len(dying), "failed": len(pending), "dead": len(dying)})
         lag = max(0, part.log_end - part.state.floor)

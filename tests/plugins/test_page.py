@@ -7,6 +7,7 @@ import time
 import urllib.error
 import urllib.request
 from collections import Counter
+from datetime import timedelta
 from email.message import Message
 from pathlib import Path
 
@@ -28,7 +29,7 @@ from tests.conftest import MakeTopic
 from tests.dags.project import Project
 from tests.e2e import wire
 from tests.e2e.lab import Spark, encoded
-from tests.plugins.stored_lanes import StoredPartition, write_lane
+from tests.plugins.stored_lanes import DEADLINE, StoredPartition, write_lane
 
 VIEWS = {
     "/": "/",
@@ -227,7 +228,9 @@ def test_a_thousand_partitions_take_less_than_a_second_of_computing(
     assert "20 of 1,000, the worst first" in text_of(show(0))
 
 
-def test_the_view_of_a_pipeline_with_steps_has_a_table_of_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_view_of_a_pipeline_with_steps_or_outputs_has_a_table_of_the_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("ACKLINE_AUDIT", str(tmp_path))
     steps = {
         "source": StepCounts(1200, 3600, 1190, 10, Durations(1200, 3_000_000_000, 9_000_000)),
@@ -236,6 +239,8 @@ def test_the_view_of_a_pipeline_with_steps_has_a_table_of_them(tmp_path: Path, m
     partitions = {TopicPartition("clicks", 0): StoredPartition()}
     write_lane(str(tmp_path), "clicks", partitions, 3, steps=StepFigures(steps, Durations(1190, 11_900_000_000, 10**9)))
     write_lane(str(tmp_path), "plain", {TopicPartition("plain", 0): StoredPartition()}, 3)
+    alone = StepFigures({"source": StepCounts(4, 6, 3, 1)})
+    write_lane(str(tmp_path), "outputs", {TopicPartition("outputs", 0): StoredPartition()}, 1, steps=alone)
 
     def shown(name: str) -> str:
         reading = readings.read_lane(name)
@@ -245,7 +250,28 @@ def test_the_view_of_a_pipeline_with_steps_has_a_table_of_them(tmp_path: Path, m
     assert "Steps 3 newest turns with records; complete latency 10.0 ms, at most 1000.0 ms" in shown("clicks")
     assert "Step Executed Emitted Acked Failed Mean ms Max ms source 3,600 10,800 3,570 30 2.5 9.0" in shown("clicks")
     assert "idle 0 0 0 0 – –" in shown("clicks")
+    assert "source 4 6 3 1 – –" in shown("outputs")
     assert "Steps" not in shown("plain")
+
+
+def test_records_in_flight_are_counted_and_listed_with_their_deadline(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ACKLINE_AUDIT", str(tmp_path))
+    tp, other = TopicPartition("calls", 0), TopicPartition("calls", 1)
+    partitions = {tp: StoredPartition(in_flight=(10, 13)), other: StoredPartition(hold=7, fail_every=100)}
+    lane = write_lane(str(tmp_path), "calls", partitions, 1)
+    reading, addresses = readings.read_lane("calls"), Addresses("/ackline/", "")
+    shown = text_of(pages.pipeline(reading, [LIVE], failing.failures(reading), [], addresses, 0))
+    assert "Pending: retry 1 Pending: dead letter 0 Pending: in flight 3" in shown
+    deadline = f"{lane.now - timedelta(seconds=20) + DEADLINE:%Y-%m-%d %H:%M:%S} UTC"
+    assert f"no error class in flight 3 1 {deadline}" in shown
+    part = next(part for part in reading.partitions if part.tp == tp)
+    view = text_of(pages.partition(reading, part, [], addresses))
+    assert f"offset 10 is in flight and waits for its answer until {deadline}" in view
+    assert f"Next attempt or deadline Error class [10, 13) in flight 1 {deadline}" in view
+    [record] = failing.failing_records(reading, "in_flight", "")[:1]
+    assert (record.tp, record.offset) == (tp, 10)
 
 
 def test_the_page_shows_what_a_real_run_has_stored(

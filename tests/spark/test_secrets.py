@@ -17,7 +17,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from ackline.errors import AcklineError
 from ackline.offsets import TopicPartition
-from ackline.spark import job as spark_job
+from ackline.spark import lineage
 from ackline.spark.session import open_session
 from ackline.token import TokenSigner
 from tests.spark.lab import Lab
@@ -25,14 +25,14 @@ from tests.spark.lab import Lab
 bootstrap, topic, root, secret = sys.argv[1:]
 lab = Lab(open_session(), SimpleNamespace(bootstrap=bootstrap), Path(root), Path("none"), None)
 tp = TopicPartition(topic, 0)
-original = spark_job._union
+original = lineage._union
 
 def union(parts):
     whole = original(parts)
     whole.explain(extended=True)
     return whole
 
-spark_job._union = union
+lineage._union = union
 for handler in ("by_word", "column_words", "column_raises"):
     tokens = TokenSigner(secret.encode(), "ledger", lab.job(handler).target.turn, {tp: "id"})
     # Every property of the connection goes where a password would go. A broker without a login accepts this one.

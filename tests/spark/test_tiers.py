@@ -8,7 +8,8 @@ from ackline.errors import ConfigError
 from ackline.offsets import TopicPartition
 from ackline.outcome import Outcome
 from ackline.spark.handlers.load import load_handler_or_streams
-from ackline.spark.job import _manifests, check_replay
+from ackline.spark.job import check_replay
+from ackline.spark.lineage import manifests_of
 from tests.contract.kafka_log import put
 from tests.spark.lab import Lab
 
@@ -83,7 +84,7 @@ def test_spark_calls_a_function_of_a_column_handler_below_the_stage_that_creates
     tp = lab.put(b"acked")
     job = lab.job("column_calls_python", {tp: (0, 1)})
     handler = load_handler_or_streams(job.settings.handler, None)
-    plan = str(_manifests(lab.spark, job, handler)._jdf.queryExecution().executedPlan())
+    plan = str(manifests_of(lab.spark, job, handler)._jdf.queryExecution().executedPlan())
     assert 0 <= plan.index("MapInArrow") < plan.index("EvalPython"), plan
 
 

@@ -3,15 +3,17 @@
 import json
 from typing import Any
 
+import numpy as np
 import pytest
 
 from ackline.errors import ConfigError, TransientError
 from ackline.offsets import TopicPartition
-from ackline.spark.job import ReplayJob, _manifests, check_replay, run_replay
+from ackline.spark.job import ReplayJob, check_replay, run_replay
+from ackline.spark.lineage import manifests_of
 from ackline.spark.trees.acker import by_block
 from ackline.spark.trees.chain import one_job
-from ackline.spark.trees.packed_events import BLOCK, EventFormat, PackedEvents
-from ackline.spark.trees.rows import ROWS_DDL, ROWS_SCHEMA, Event, Root
+from ackline.spark.trees.packed_events import BLOCK, EventFormat, Events, PackedEvents
+from ackline.spark.trees.rows import ROWS_DDL, ROWS_SCHEMA
 from ackline.topology import StepBlock, Topology, topology
 from ackline.translation import Stream, Translation
 from tests.spark import tree_handlers
@@ -94,7 +96,7 @@ def test_the_plan_has_no_join_and_an_exchange_for_each_group_by_and_the_acker(la
     tp = lab.put(b"[]")
     job = lab.job(SPLIT, {tp: (0, 1)}, topology=DIAMOND)
     with one_job(lab.spark):
-        frame = _manifests(lab.spark, job, tree_handlers.split)
+        frame = manifests_of(lab.spark, job, tree_handlers.split)
         frame.collect()
     plan = frame._jdf.queryExecution().executedPlan().toString()
     assert plan.count("Exchange") == 4, plan
@@ -159,11 +161,11 @@ def test_s63_rows_of_events_that_came_twice_or_late_change_nothing(lab: Lab) -> 
     format_ = EventFormat(1)
     rows = []
     for time in (2, 1):
-        packed = PackedEvents(format_)
+        packed = PackedEvents()
         for offset in (7, BLOCK + 7):
-            packed.add(*event(offset, -1, 11, 5, 1, 0), time)
-            packed.add(*event(offset, 0, 5, 5, -1, 1), time)
-        rows += [{"route": block.route, "tp": 0, "offset": block.number, "payload": p} for block, p in packed.take()]
+            packed.add(event(format_, offset, -1, 11, 5, 1, 0, time))
+            packed.add(event(format_, offset, 0, 5, 5, -1, 1, time))
+        rows += [{"key": block.key, "tp": 0, "offset": block.number, "payload": p} for block, p in packed.take()]
     names = ROWS_SCHEMA.names
     frame = lab.spark.createDataFrame([tuple(row.get(name) for name in names) for row in reversed(rows)], ROWS_DDL)
     sorted_rows = by_block(frame, 1).collect()
@@ -175,8 +177,9 @@ def test_s63_rows_of_events_that_came_twice_or_late_change_nothing(lab: Lab) -> 
         assert sums == ([0], [1], [[0]], [[1]])
 
 
-def event(offset: int, by: int, edge: int, xor: int, open_: int, acked: int) -> tuple[Root, Event]:
+def event(format_: EventFormat, offset: int, by: int, edge: int, xor: int, open_: int, acked: int, time: int) -> Events:
     """An event of a topology of one step; by the source if `by` is -1."""
-    made = Event(by, edge, 1)
-    made.xor, made.sources, made.open, made.acked = xor, int(by == -1), [open_], [acked]
-    return Root(0, offset, 1), made
+    row = np.zeros(1, format_.dtype)
+    row["offset"], row["attempt"], row["time"], row["by"], row["sources"] = offset, 1, time, by, int(by == -1)
+    row["edge"], row["xor"], row["open"], row["acked"] = edge, xor, open_, acked
+    return Events(np.zeros(1, np.int64), row)

@@ -5,11 +5,12 @@ import json
 import os
 import signal
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 from ackline.handler import Dead, Record, Skip
 from ackline.testing import journal
-from ackline.tuples import Emit, Fail, Hold, Tuple
+from ackline.tuples import Emit, Fail, Hold, InFlight, Tuple
 
 
 def split(record: Record) -> Iterator[Emit]:
@@ -20,6 +21,19 @@ def split(record: Record) -> Iterator[Emit]:
             yield Emit(item, stream=item.get("stream", "default"), key=item.get("key"))
         else:
             yield Emit({"key": item.get("key")}, stream=item.get("stream", "default"), key=item.get("key"))
+
+
+def split_and_hand_on(record: Record) -> Iterator[Emit | InFlight]:
+    """Emits the items of the record; with `{"wait": FILE}` it appends offset, attempt and token to the file, and
+    answers InFlight before the last items."""
+    content = json.loads(record.value or b"{}")
+    items = [Emit(item, stream=item.get("stream", "default"), key=item.get("key")) for item in content["items"]]
+    yield from items[:1]
+    if content.get("wait"):
+        with Path(content["wait"]).open("a") as file:
+            file.write(f"{record.offset} {record.attempt} {record.token}\n")
+        yield InFlight()
+    yield from items[1:]
 
 
 def work(given: Tuple) -> Iterator[Emit]:

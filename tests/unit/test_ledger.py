@@ -304,7 +304,7 @@ def test_the_next_due_time_is_that_of_the_earliest_retry() -> None:
 
 def test_a_turn_that_failed_as_a_whole_costs_tens_of_bytes_a_record() -> None:
     """Each record has a due time of its own, so that no two are one run; no row becomes an object that stays."""
-    count = 200_000
+    count = 50_000
     offsets = np.arange(count, dtype=np.int64)
     rows = OutcomeColumns(
         offsets,
@@ -359,6 +359,15 @@ def test_an_answer_ends_the_attempt_of_its_turn_or_of_an_earlier_one_in_any_orde
         (1, PendingKind.RETRY, 1, after(65)), (2, PendingKind.IN_FLIGHT, 1, after(60)),
         (3, PendingKind.IN_FLIGHT, 1, after(10)),
     ]  # fmt: skip
+
+
+def test_the_state_of_a_record_in_flight_keeps_the_class_of_a_skip_in_its_tree() -> None:
+    attempts = [in_flight(0), in_flight(1)._replace(error_class="Skip"), in_flight(2, due=20)]
+    state = fold(PartitionState(0), OffsetRange(0, 3), (), attempts, MINUTE)
+    assert [(run.start, run.value.error_class) for run in state.pending] == [(0, None), (1, "Skip"), (2, None)]
+    renewed = answered(1, Outcome.IN_FLIGHT, AnswerKind.RENEW, error_class="Skip", due=after(60))
+    state = fold(state, OffsetRange(3, 3), (), [renewed], MINUTE)
+    assert [(run.value.due, run.value.error_class) for run in state.pending][1] == (after(60), "Skip")
 
 
 def test_a_retry_may_be_in_flight_and_its_failure_uses_up_the_attempts() -> None:

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ackline.output_columns import arrow_type, as_row, fit_rows, infer_columns, type_text
+from ackline.outputs import OutputBlock
 
 TYPES = ["string", "long", "double", "boolean", "binary", "timestamp", "decimal(10,2)"]
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
@@ -105,3 +106,11 @@ def test_the_types_of_a_table_are_read_as_they_were_written(kind: str) -> None:
 
 def test_a_column_of_another_type_has_no_name() -> None:
     assert type_text(pa.list_(pa.int64())) is None
+
+
+@pytest.mark.parametrize("text", ["decimal(10,2)", "decimal(10, 2)", "decimal(10, 02)"])
+def test_a_type_of_the_file_is_written_as_that_of_a_table(text: str) -> None:
+    """Both are compared as texts."""
+    columns = OutputBlock.model_validate({"from": "source", "table": "totals", "columns": {"sum": text}}).columns
+    assert columns is not None
+    assert columns["sum"] == type_text(arrow_type(columns["sum"])) == "decimal(10,2)"

@@ -62,6 +62,12 @@ def test_a_time_limit_needs_a_process_of_its_own(write_file: Write) -> None:
     assert (limited.isolated, limited.settings()["record_timeout"]) == (True, "90s")
 
 
+def test_the_handlers_of_a_tree_may_have_a_process_of_their_own_and_a_time_limit(write_file: Write) -> None:
+    tree = "steps:\n  - {name: a, handler: 'x:x', input: source}\noutputs:\n  - {from: a.b, table: c}\n"
+    assert load(write_file(more=f"record_timeout: 1m\n{tree}")).isolated
+    assert load(write_file(more=f"handler_isolation: process\n{tree}")).isolated
+
+
 def test_i13_settings_for_tables_and_logs_hold_no_value_of_a_kafka_property(write_file: Write) -> None:
     settings = load(write_file(("  topics:", "  properties: {sasl.password: hunter2}\n  topics:"))).settings()
     assert "hunter2" not in str(settings)

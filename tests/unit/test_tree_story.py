@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from ackline.answers import SKIPPED_IN_TREE
 from ackline.offset_explanation import Event, attempt_sentence
 from ackline.outcome import Outcome
 from ackline.tree_story import StepStory, decode, encode, story_json, story_text
@@ -67,6 +68,16 @@ def event(outcome: Outcome, **more: Any) -> Event:
         ),
         (event(Outcome.ACKED, attempt=2), "Attempt 2 was acked: all of its tuples were."),
         (event(Outcome.FAILED, error_class="AckTimeout"), "Attempt 1 failed: AckTimeout."),
+        (event(Outcome.IN_FLIGHT), "Attempt 1 is in flight."),
+        (
+            event(Outcome.IN_FLIGHT, error_class="Skip", error_message="step price: unwanted", tree=STORY),
+            "Attempt 1 is in flight, and was skipped in step price: Skip; of its 5 tuples at price 3 were acked, 1 "
+            "failed, 1 is missing; all of its 2 tuples at total were acked.",
+        ),
+        (
+            event(Outcome.SKIPPED, error_class="Skip", error_message=SKIPPED_IN_TREE),
+            "Attempt 1 was skipped: Skip.",
+        ),
         (event(Outcome.DEAD, attempt=0, error_class="HTTPError"), ""),
     ],
 )

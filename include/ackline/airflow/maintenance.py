@@ -51,7 +51,7 @@ def maintenance_dag(file: str) -> DAG:
         catchup=False,
         max_active_runs=1,
         default_args=RETRIES,
-        description="Compacts, checkpoints and vacuums the tables of all pipelines",
+        description="Compacts, checkpoints and vacuums the tables of all pipelines, output tables too",
         doc_md=(
             "Without this DAG every run gets a little slower each day. No row changes, and runs may go on meanwhile. "
             "It removes unused files after a week, and never those of an open turn. By hand: `ackline maintain`."

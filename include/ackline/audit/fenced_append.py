@@ -67,12 +67,14 @@ def write_entry(
     actions: Sequence[AddAction | RemoveAction],
     transactions: Sequence[Transaction],
     metadata: Mapping[str, Any] | None = None,
+    max_retries: int | None = None,
 ) -> None:
     """Writes one log entry upon the version of `table`, and syncs it. The data files are durable before.
 
-    Raises CommitFailedError if a commit since that version carries one of these transaction ids.
+    Raises CommitFailedError if a commit since that version carries one of these transaction ids; with `max_retries` 0
+    if there is any commit since that version.
     """
-    _write(table, actions, transactions, metadata or {}, handle.partition_by)
+    _write(table, actions, transactions, metadata or {}, handle.partition_by, max_retries)
     handle.secure(table.version() + 1)
 
 
@@ -82,6 +84,7 @@ def _write(
     transactions: Sequence[Transaction],
     metadata: Mapping[str, Any],
     partition_by: Sequence[str],
+    max_retries: int | None = None,
 ) -> None:
     table.create_write_transaction(
         list(actions),
@@ -91,6 +94,7 @@ def _write(
         commit_properties=CommitProperties(
             app_transactions=list(transactions),
             custom_metadata={**metadata, ACTIONS: len(actions) + len(transactions)},
+            max_commit_retries=max_retries,
         ),
         post_commithook_properties=NO_HOOKS,
     )

@@ -35,15 +35,15 @@ def lanes_of(root: str, pipeline: str) -> list[LaneFolder]:
     """
     check_layout(root)
     folder = lane_folder(root, pipeline, LIVE)
-    names = _folders(folder)
+    names = folders_in(folder)
     lanes = [LaneFolder(pipeline, LIVE, folder)] if names & set(TABLES) else []
     others = (LaneFolder(pipeline, name, lane_folder(root, pipeline, name)) for name in sorted(names - set(TABLES)))
-    return lanes + [lane for lane in others if _folders(lane.folder) & set(TABLES)]
+    return lanes + [lane for lane in others if folders_in(lane.folder) & set(TABLES)]
 
 
 def all_lanes(root: str) -> Iterator[LaneFolder]:
     """Yields the lanes of all pipelines, sorted by pipeline. Raises as `lanes_of` does."""
-    for pipeline in sorted(_folders(root)):
+    for pipeline in sorted(folders_in(root)):
         yield from lanes_of(root, pipeline)
 
 
@@ -55,7 +55,7 @@ def check_layout(root: str) -> None:
     if not is_remote(root) and Path(root).exists() and not Path(root).is_dir():
         raise FatalError(f"the tables can't be used: {root} is not a folder; set ACKLINE_AUDIT to one")
     for name in TABLES:
-        if "_delta_log" in _folders(f"{root.rstrip('/')}/{name}"):
+        if "_delta_log" in folders_in(f"{root.rstrip('/')}/{name}"):
             raise ConfigError(
                 f"{scrub_address(root)} holds tables of Ackline's first layout, which all pipelines shared. This "
                 f"version keeps the tables of each pipeline in a folder of its own. Point ACKLINE_AUDIT at an empty "
@@ -64,7 +64,7 @@ def check_layout(root: str) -> None:
             )
 
 
-def _folders(folder: str) -> set[str]:
+def folders_in(folder: str) -> set[str]:
     """Returns the names of the folders in `folder`, without hidden ones; none if it does not exist."""
     try:
         if not is_remote(folder):

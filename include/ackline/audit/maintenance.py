@@ -12,9 +12,9 @@ import contextlib
 import math
 import time
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, date, datetime, timedelta
+from functools import partial
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -23,11 +23,13 @@ from deltalake import DeltaTable, Transaction
 from deltalake.exceptions import CommitFailedError, DeltaError
 from deltalake.transaction import AddAction, RemoveAction
 
+from ackline.audit.compaction import COMPACTION_TRIES, Layout, Maintained, joined, paths_of, remove_files, small_files
 from ackline.audit.data_files import DataFile, DataFileWriter, partition_folder
 from ackline.audit.fenced_append import REWRITE
 from ackline.audit.file_bounds import dataset_of
 from ackline.audit.layout import LaneFolder, all_lanes
 from ackline.audit.lost_files import drop_lost_files, void_turns
+from ackline.audit.output_maintenance import maintain_output, output_tables
 from ackline.audit.schemas import TABLES
 from ackline.audit.table import AuditTable
 from ackline.errors import ConfigError, FatalError, TransientError
@@ -35,16 +37,6 @@ from ackline.errors import ConfigError, FatalError, TransientError
 RETENTION = timedelta(days=7)
 """How long a file stays at least after the newest version stopped naming it, because a reader may use an older version.
 A file of outcomes has no commit that names it until its Spark job ends. Delta's own default."""
-
-
-@dataclass(frozen=True, slots=True)
-class Layout:
-    """How a table is compacted."""
-
-    size: int
-    """Bytes of a compacted file, roughly. Larger files stay as they are."""
-    rows: int
-    """Rows of a row group."""
 
 
 # Plans and settlements have small row groups: a compacted file holds many, each with up to 100,000 pending ranges, and
@@ -55,8 +47,6 @@ LAYOUTS = {
     "settlements": Layout(4 << 20, 16),
 }
 _NAMED_FAILURES = 5
-_COMPACTION_TRIES = 3
-"""How often a compaction is tried beside other compactions. The next maintenance tries again."""
 
 
 class OpenTurn(NamedTuple):
@@ -67,26 +57,8 @@ class OpenTurn(NamedTuple):
     planned_at: datetime
 
 
-@dataclass(frozen=True, slots=True)
-class Maintained:
-    """What maintenance did to one table of one lane."""
-
-    pipeline: str
-    lane: str
-    table: str
-    files_before: int
-    files: int
-    compacted: int
-    """Files that were merged into larger ones."""
-    busy: int
-    """Days that stay fragmented until the next maintenance, because another one compacted them at the same time."""
-    removed: int
-    """Unused files that were removed."""
-    version: int
-
-
 def maintain(root: str, retention: timedelta = RETENTION) -> list[Maintained]:
-    """Compact, vacuum and checkpoint each table below an audit root.
+    """Compact, vacuum and checkpoint each table below an audit root, the output tables there too.
 
     A table that can't be read or written holds up no other one. Raises FatalError for such tables at the end,
     TransientError if later tries may succeed for all of them, and ConfigError for a retention below RETENTION.
@@ -100,11 +72,10 @@ def maintain(root: str, retention: timedelta = RETENTION) -> list[Maintained]:
     done: list[Maintained] = []
     failed: list[FatalError | TransientError] = []
     for lane in all_lanes(root):
-        for name in TABLES:
-            table = AuditTable(lane.folder, name)
+        for maintain_table in _tables_of(lane, retention):
             try:
-                if table.open() is not None:
-                    done.append(_maintain(lane, table, retention))
+                if (maintained := maintain_table()) is not None:
+                    done.append(maintained)
             except (FatalError, TransientError) as error:
                 failed.append(error)
     if failed:
@@ -113,6 +84,15 @@ def maintain(root: str, retention: timedelta = RETENTION) -> list[Maintained]:
         kind = TransientError if all(isinstance(error, TransientError) for error in failed) else FatalError
         raise kind(f"{len(done)} tables were maintained, {len(failed)} were not: {named}{more}")
     return done
+
+
+def _tables_of(lane: LaneFolder, retention: timedelta) -> Iterator[Callable[[], Maintained | None]]:
+    """Yields for each table of a lane the function that maintains it; the function returns None for a table that does
+    not exist."""
+    for name in TABLES:
+        yield partial(_maintain, lane, AuditTable(lane.folder, name), retention)
+    for output in output_tables(lane):
+        yield partial(maintain_output, lane, output, retention)
 
 
 def open_turns(folder: str) -> list[OpenTurn]:
@@ -133,8 +113,10 @@ def open_turns(folder: str) -> list[OpenTurn]:
     return opened
 
 
-def _maintain(lane: LaneFolder, table: AuditTable, retention: timedelta) -> Maintained:
+def _maintain(lane: LaneFolder, table: AuditTable, retention: timedelta) -> Maintained | None:
     compacted = busy = 0
+    if table.open() is None:
+        return None
     try:
         before = len(_opened(table).file_uris())
         if table.name == "outcomes":
@@ -163,28 +145,21 @@ def _opened(table: AuditTable) -> DeltaTable:
 
 def _fragmented(table: AuditTable) -> list[date]:
     """Returns the days, oldest first, that have at least two files below the size of a compacted one."""
-    days = [file["partition.plan_date"] for file in _small_files(_opened(table), LAYOUTS[table.name])]
+    days = [file["partition.plan_date"] for file in small_files(_opened(table), LAYOUTS[table.name])]
     return sorted({day for day in days if days.count(day) > 1})
-
-
-def _small_files(version: DeltaTable, layout: Layout) -> list[dict[str, Any]]:
-    """Returns the files below the size of a compacted one, with their statistics, oldest first."""
-    files = pa.table(version.get_add_actions(flatten=True)).to_pylist()
-    small = [file for file in files if file["size_bytes"] < layout.size]
-    return sorted(small, key=lambda file: (file["modification_time"], file["path"]))
 
 
 def _compact(folder: str, table: AuditTable, day: date) -> int | None:
     """Merge the small files of a day. Returns how many they were; None if other compactions were always faster."""
     merged = 0
-    for _ in range(_COMPACTION_TRIES):
+    for _ in range(COMPACTION_TRIES):
         # The version is chosen before open turns are looked up, so it cannot hold a turn that opens later.
         version = _opened(table)
         open_now = open_turns(folder) if table.name == "outcomes" else []
-        files = [file for file in _small_files(version, LAYOUTS[table.name]) if file["partition.plan_date"] == day]
+        files = [file for file in small_files(version, LAYOUTS[table.name]) if file["partition.plan_date"] == day]
         chosen = [file for file in files if not _may_hold(file, open_now)]
         with contextlib.suppress(CommitFailedError):
-            for together in _joined(chosen, LAYOUTS[table.name].size):
+            for together in joined(chosen, LAYOUTS[table.name].size):
                 merged += _merge(table, version, together)
             return merged
     return None
@@ -201,19 +176,6 @@ def _may_hold(file: dict[str, Any], turns: Iterable[OpenTurn]) -> bool:
     return any(within("epoch", turn.epoch) and within("turn", turn.n) for turn in turns)
 
 
-def _joined(files: list[dict[str, Any]], size: int) -> Iterator[list[dict[str, Any]]]:
-    """Yields groups of at least two files, each of which makes up about one compacted file."""
-    together: list[dict[str, Any]] = []
-    for file in files:
-        if together and sum(other["size_bytes"] for other in together) + file["size_bytes"] > size:
-            if len(together) > 1:
-                yield together
-            together = []
-        together.append(file)
-    if len(together) > 1:
-        yield together
-
-
 def _merge(table: AuditTable, version: DeltaTable, files: Sequence[dict[str, Any]]) -> int:
     """Replace files by one that holds their rows. Returns how many they were.
 
@@ -226,7 +188,7 @@ def _merge(table: AuditTable, version: DeltaTable, files: Sequence[dict[str, Any
     try:
         with table.lock():
             newest = _opened(table)
-            if not {file["path"] for file in files} <= _paths(newest):
+            if not {file["path"] for file in files} <= paths_of(newest):
                 raise CommitFailedError("another compaction has replaced these files")
             now = int(time.time() * 1000)
             values: dict[str, str | None] = {"plan_date": day}
@@ -234,13 +196,11 @@ def _merge(table: AuditTable, version: DeltaTable, files: Sequence[dict[str, Any
             removed = [RemoveAction(file["path"], False, now, file["size_bytes"], values) for file in files]
             table.commit(newest, [added, *removed], [Transaction(REWRITE, newest.version() + 1)])
     except CommitFailedError:
-        _remove(table, merged.path)
+        if merged.path in paths_of(_opened(table)):  # our commit was stored, and its answer got lost
+            return len(files)
+        table.storage.filesystem.delete_file(merged.path)
         raise
     return len(files)
-
-
-def _paths(version: DeltaTable) -> set[str]:
-    return set(pa.table(version.get_add_actions(flatten=True))["path"].to_pylist())
 
 
 def _rewrite(table: AuditTable, version: DeltaTable, day: str, paths: set[str]) -> DataFile:
@@ -279,10 +239,4 @@ def _vacuum(folder: str, table: AuditTable, retention: timedelta) -> int:
     ages = [now - turn.planned_at + timedelta(days=1) for turn in open_turns(folder)]
     hours = math.ceil(max([retention, *ages]) / timedelta(hours=1))
     unused = _opened(table).vacuum(hours, dry_run=True, full=True)  # without dry_run it adds two commits, unsynced
-    for path in unused:
-        _remove(table, path)
-    return len(unused)
-
-
-def _remove(table: AuditTable, path: str) -> None:
-    table.storage.filesystem.delete_file(path)
+    return remove_files(table.storage, unused)

@@ -5,16 +5,19 @@ carries a transaction id of the lane and epoch with the turn's number. So a turn
 or run again.
 """
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
+from urllib.parse import quote
 
 import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable
+from deltalake.transaction import AddAction, RemoveAction
 
-from ackline.audit.checkpoints import expire_entries, write_checkpoint
 from ackline.audit.conditional_put import prove_conditional_put
 from ackline.audit.creation import NO_HOOKS
 from ackline.audit.delta_log import ACTIONS
+from ackline.audit.fenced_append import write_entry
 from ackline.audit.log_state import LogState
 from ackline.audit.object_store import options_of
 from ackline.audit.table import AuditTable
@@ -47,6 +50,11 @@ OF_ROW = pa.schema(
 
 _ENTRIES_STAY = timedelta(days=30)
 """How long log entries stay that two checkpoints cover: Delta's own default, for the user's time travel."""
+_KEEP_ENTRIES, _KEEP_FILES = "delta.logRetentionDuration", "delta.deletedFileRetentionDuration"
+"""Properties of a table with which its user keeps log entries or unused files for another time."""
+_INTERVAL = re.compile(r"interval (\d+) (week|day|hour|minute|second|millisecond)s?", re.IGNORECASE)
+_NO_END = timedelta(days=36_500)
+_NO_VALUE = "__HIVE_DEFAULT_PARTITION__"
 
 
 class OutputTable(AuditTable):
@@ -112,13 +120,40 @@ class OutputTable(AuditTable):
     def _check_is_ours(self, columns: Iterable[str]) -> None:
         """Does nothing: `columns` checks the columns where they matter."""
 
-    def checkpoint(self) -> None:
-        """Writes a checkpoint of the newest version, and removes log entries that are older than Delta's default."""
-        with self.lock():
-            table = self.open()
-            if table is not None:
-                write_checkpoint(self.log, table)
-                expire_entries(self.log, _ENTRIES_STAY)
+    def entries_stay(self, table: DeltaTable) -> timedelta:
+        """Returns how long log entries stay that a checkpoint covers: the property of the table, or Delta's default."""
+        return _longest(table, _KEEP_ENTRIES, _ENTRIES_STAY)
+
+    def files_stay(self, table: DeltaTable, retention: timedelta) -> timedelta:
+        """Returns how long unused files stay: the retention, or longer if a property of the table asks for it."""
+        return _longest(table, _KEEP_FILES, retention)
+
+    def replace(self, upon: DeltaTable, actions: Sequence[AddAction | RemoveAction]) -> None:
+        """Commits that files replace others, as the version after `upon`. Raises CommitFailedError if a rival has
+        stored that version: users' tools take no lock, and two compactions of the same files would double rows."""
+        self.partition_by = tuple(upon.metadata().partition_columns)
+        write_entry(self, upon, actions, [], max_retries=0)
+
+
+def _longest(table: DeltaTable, name: str, at_least: timedelta) -> timedelta:
+    """Returns the time of a property such as `interval 60 days`, or `at_least` if that is longer or the property is not
+    set. A value that Ackline can't read stands for no end."""
+    text = table.metadata().configuration.get(name)
+    if text is None:
+        return at_least
+    match = _INTERVAL.fullmatch(text.strip())
+    return _NO_END if match is None else max(at_least, timedelta(**{f"{match[2].lower()}s": int(match[1])}))
+
+
+def partition_text(value: object) -> str | None:
+    """Returns the value of a partition column as the Delta log writes it."""
+    return str(value).lower() if isinstance(value, bool) else None if value is None else str(value)
+
+
+def partition_path(values: Mapping[str, str | None]) -> str:
+    """Returns the folder of a table partition, relative to the table; "" without partition columns."""
+    # Hive's name for null. The log holds the value itself; readers do not parse the path.
+    return "".join(f"{name}={quote(value or _NO_VALUE, safe='')}/" for name, value in values.items())
 
 
 def check_columns(table: str, existing: Mapping[str, str], declared: Mapping[str, str] | None) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from ackline.audit.delta_log import POINTER, DeltaLog, is_whole
 from ackline.audit.layout import LaneFolder, all_lanes
+from ackline.audit.output_maintenance import output_tables
 from ackline.audit.schemas import TABLES
 from ackline.audit.storage import sync_folder
 from ackline.audit.table import AuditTable
@@ -57,7 +58,7 @@ def repair(root: str) -> list[TornFile]:
 
 
 def _local_tables(lane: LaneFolder) -> list[AuditTable]:
-    tables = [AuditTable(lane.folder, name) for name in TABLES]
+    tables = [*(AuditTable(lane.folder, name) for name in TABLES), *output_tables(lane)]
     return [table for table in tables if table.has_lock and table.log.files() != ([], [])]
 
 

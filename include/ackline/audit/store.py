@@ -15,7 +15,6 @@ from weakref import ReferenceType, ref
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.dataset as ds
 from deltalake.exceptions import DeltaError
 from deltalake.transaction import AddAction
 
@@ -301,12 +300,12 @@ class LedgerStore(ClaimStore):
         return read_turn_outcomes(self.outcomes, self._outcome_files(turn), self._where(turn), every_row)
 
     def attempts_of(self, turn: TurnId) -> Iterator[pa.RecordBatch]:
-        """Yields topic, partition, offset and outcome of each attempt that replay has stored of a turn."""
+        """Yields what is stored of a turn: its attempts, the answers from outside, which have the number of the attempt
+        that they end, and decisions, which have attempt 0."""
         dataset = self._outcome_files(turn).dataset
-        # Decisions have attempt 0, and an answer from outside has the attempt of an earlier row.
-        chosen = as_expression(self._where(turn)) & (ds.field("attempt") >= 1) & ds.field("answer").is_null()
+        columns = ["topic", "partition", "offset", "end_offset", "attempt", "outcome", "answer"]
         try:
-            yield from dataset.to_batches(columns=["topic", "partition", "offset", "outcome"], filter=chosen)
+            yield from dataset.to_batches(columns=columns, filter=as_expression(self._where(turn)))
         except (OSError, pa.ArrowException) as error:
             raise self.outcomes.error(error) from error
 

@@ -6,8 +6,8 @@ import typer
 
 from ackline.backfill_arguments import BackfillArguments, lane_of
 from ackline.cli import json_output, tables
-from ackline.cli.backfill import Request, new_id, perform
 from ackline.cli.backfill_options import Id, MaxRate, MaxRecords, Reason, Wait
+from ackline.cli.backfill_run import Request, new_id, perform
 from ackline.cli.confirm import DryRun, Yes
 from ackline.cli.dead_letter import EXAMPLE, show
 from ackline.cli.options import ErrorClass, From, Json, Lane, Name, Now, Until, opened, time_of

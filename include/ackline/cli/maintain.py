@@ -21,7 +21,8 @@ def maintain(
 ) -> None:
     """Compact, checkpoint and vacuum the tables of all pipelines. This is safe at any time, also beside runs.
 
-    No row changes. It removes unused files after a week, and never those of an open turn.
+    No row changes. It removes unused files after a week, and never those of an open turn. Output tables below
+    ACKLINE_AUDIT are maintained too; those that a pipeline file names by a URI are not.
 
     With `--repair` it only removes what a power cut has torn: the newest log entry of a table, on which no process has
     acted, and a checkpoint that the log does not need. The next run makes the commit again.

@@ -112,9 +112,12 @@ def _show_one(name: str, choice: PartitionChoice, lane: str, sort: Sort, now: st
 
 
 def _step_figures(parts: Parts) -> StepFigures | None:
-    """Returns what the steps did in the newest turns; None for a pipeline without steps."""
+    """Returns what the steps did in the newest turns; None for a pipeline with neither steps nor outputs.
+
+    Without steps, the pipeline's handler is the one step, `source`.
+    """
     topology = parts.pipeline.topology
-    if topology is None or not topology.steps:  # outputs work without steps
+    if topology is None:
         return None
     newest = parts.store.newest()
     if newest is None:

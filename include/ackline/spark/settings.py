@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
 from ackline.handler import Tier
-from ackline.offsets import TopicPartition
+from ackline.offsets import OffsetRange, TopicPartition, ValuedRanges
 from ackline.outcome import Outcome
 from ackline.spark.output.outcome_files import OutcomeTarget
 from ackline.spark.task_folder import TaskFolder
@@ -81,6 +81,24 @@ class KafkaSettings:
 
     properties: Mapping[str, str] = field(repr=False)
     isolation_level: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayJob:
+    """What one turn reads and handles, and how."""
+
+    target: OutcomeTarget
+    settings: ReplaySettings
+    kafka: KafkaSettings
+    fresh: Mapping[TopicPartition, OffsetRange]
+    retries: Mapping[TopicPartition, ValuedRanges[int]]
+    """The offsets that are tried again, each with the number of its attempt."""
+    max_rate: int | None = None
+    """Records a second that the handler gets at most, from all tasks together."""
+    isolation_reason: str = ""
+    """Why `settings.isolated` is set although the pipeline file has no `handler_isolation: process`; else empty."""
+    exact_from: Mapping[TopicPartition, int] = field(default_factory=dict)
+    """The offset from which on the log may hold timestamps that Spark's source can't read, where there is one."""
 
 
 @dataclass(frozen=True, slots=True)

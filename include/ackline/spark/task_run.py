@@ -266,7 +266,7 @@ def _call_handler(settings: TaskSettings, clock: Clock) -> CallHandler:
 def without_secrets(settings: ReplaySettings) -> ReplaySettings:
     """Returns the settings for the handler's process, without the secrets that only the task itself needs. The key of
     the tokens stays: a token is made when the handler reads it."""
-    return replace(settings, store_options=None, key_hash_secret=None)
+    return replace(settings, store_options=None, key_hash_secret=None, outputs=None)
 
 
 def ignore_ctrl_c() -> None:

@@ -22,7 +22,7 @@ from ackline.steps.backfill_plan import plan_backfill
 from ackline.steps.choose_offsets import Choice
 from ackline.steps.new_plan import new_plan
 from ackline.steps.operator_void import void_open_turn
-from ackline.steps.outputs import publish_settled, store_plan
+from ackline.steps.outputs import publish_settled, remove_staged, store_plan
 from ackline.steps.parts import Parts, Progress
 from ackline.steps.races import MAX_LOST_RACES, too_many_lost_races
 from ackline.steps.replay import Replayed, replay
@@ -234,6 +234,8 @@ def cancel(parts: Parts, reason: str) -> Settlement:
             continue
         targets = _ends(parts, newest)
         if not targets:
+            if parts.pipeline.outputs:  # a void turn has staged rows, too, and no later turn of the lane publishes any
+                remove_staged(parts, newest)
             return newest
         plan = new_plan(parts, newest, TurnKind.SKIP, targets, reason or "cancelled")
         # Refused if a run has taken the number; the next round looks at its turn.

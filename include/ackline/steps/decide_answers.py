@@ -12,7 +12,7 @@ from itertools import chain
 
 import numpy as np
 
-from ackline.answers import AckPosition, Answer, AnswerReport, Applied, Ignored, parse_answer
+from ackline.answers import SKIPPED_IN_TREE, AckPosition, Answer, AnswerReport, Applied, Ignored, parse_answer
 from ackline.errors import ConfigError
 from ackline.kafka.exact import Found, Gone
 from ackline.ledger import PartitionState, PendingKind
@@ -98,10 +98,19 @@ class _InFlight:
 
     def attempt_at(self, offset: int) -> int | None:
         """Returns the attempt that is in flight at an offset; None if none is."""
+        index = self._index(offset)
+        return None if index is None else int(self.attempts[index])
+
+    def skip_at(self, offset: int) -> str | None:
+        """Returns the error class of the skip in the tree of the record in flight at an offset; None without one."""
+        index = self._index(offset)
+        return None if index is None else self.runs.states[self.runs.codes[index]].error_class
+
+    def _index(self, offset: int) -> int | None:
         if not 0 <= offset < _MAX_OFFSET:  # a token may be forged
             return None
         index = int(np.searchsorted(self.runs.starts, offset, side="right")) - 1
-        return int(self.attempts[index]) if index >= 0 and offset < self.runs.ends[index] else None
+        return index if index >= 0 and offset < self.runs.ends[index] else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,15 +198,18 @@ class _Judge:
 
     def _apply(self, token: Token, answer: Answer) -> None:
         key, offset, attempt = (token.tp, token.offset), token.offset, token.attempt
+        skip = self.in_flight[token.tp].skip_at(offset)
         if answer.kind is AnswerKind.RENEW:
             due = _later(self.now, answer.renewal)
             self.counts[Applied.RENEWED] += 1
             self.renewed[key] = OutcomeRow(
-                offset, attempt, Outcome.IN_FLIGHT, self.now, due=due, answer=AnswerKind.RENEW
+                offset, attempt, Outcome.IN_FLIGHT, self.now, skip, due=due, answer=AnswerKind.RENEW
             )
         elif answer.kind is AnswerKind.ACK:
             self.counts[Applied.ACKED] += 1
-            self.ended[key] = OutcomeRow(offset, attempt, Outcome.ACKED, self.now, answer=AnswerKind.ACK)
+            # The worse of both counts: the record is not acked if a step has skipped a tuple of its tree.
+            outcome, reason = (Outcome.ACKED, None) if skip is None else (Outcome.SKIPPED, SKIPPED_IN_TREE)
+            self.ended[key] = OutcomeRow(offset, attempt, outcome, self.now, skip, None, reason, answer=AnswerKind.ACK)
         else:
             # Settle does not read the record, so what the reason shares with it is not masked.
             reason = scrub(answer.reason, ()) or None

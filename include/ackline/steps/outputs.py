@@ -5,19 +5,22 @@ next number is taken, only after each output table has the turn that is settled.
 """
 
 import json
+import re
 import uuid
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from ackline.audit.conditional_put import prove_conditional_put
 from ackline.audit.output_table import check_columns
-from ackline.audit.publish_outputs import application_of, publish, table_of
+from ackline.audit.publish_outputs import application_of, check_staged_columns, publish, table_of
+from ackline.audit.storage import Storage
 from ackline.errors import ConfigError, LedgerError
-from ackline.outputs import Output, OutputsOfTurn, StagedOutputs, StagedTable
+from ackline.outputs import Output, OutputsOfTurn, StagedOutputs, StagedTable, kept_after
 from ackline.paths import lane_folder
 from ackline.spark.shared_folder import SharedFolder, unusable_folder
 from ackline.steps.parts import Parts
-from ackline.turns import LIVE, Plan, Settlement, TurnId
+from ackline.turns import LIVE, Plan, Settlement, TurnId, TurnKind
 
 if TYPE_CHECKING:
     from ackline.spark.job import ReplayJob, ReplayResult
@@ -53,10 +56,11 @@ def output_targets(parts: Parts, plan: Plan) -> "OutputTargets | None":
         return None
     has_topics = _check_topics(parts)
     columns = {output.number: _columns(parts, output) for output in outputs if output.table is not None}
+    _check_kept_columns(parts, {output.table: columns[output.number] for output in outputs if output.table is not None})
     return OutputTargets(
         plan.turn,
         _staging_folder(parts, plan.turn),
-        _staging_root(parts),
+        staging_root(parts),
         {number: known for number, known in columns.items() if known is not None},
         inlined_certificates({name: str(value) for name, value in parts.kafka.items()}) if has_topics else {},
     )
@@ -94,10 +98,19 @@ def _columns(parts: Parts, output: Output) -> dict[str, str] | None:
     return dict(output.columns) if output.columns is not None else _inferred(parts, output.table)
 
 
+def _check_kept_columns(parts: Parts, columns: Mapping[str, Mapping[str, str] | None]) -> None:
+    """Raises ConfigError if rows wait for records in flight that do not fit the columns that their table has now."""
+    newest = parts.store.newest()
+    for staged in kept_after(newest.outputs if newest is not None else ""):
+        known = columns.get(staged.table)
+        if known is not None:
+            check_staged_columns(staged, known)
+
+
 def _inferred(parts: Parts, table: str) -> dict[str, str] | None:
     from ackline.spark.trees.output_rows import columns_file
 
-    folder = SharedFolder(_staging_root(parts))
+    folder = SharedFolder(staging_root(parts))
     try:
         content = folder.read(columns_file(table))
     except OSError as error:
@@ -159,18 +172,28 @@ def publish_settled(parts: Parts, newest: Settlement | None) -> None:
     """
     if newest is None or not newest.outputs:
         return
-    outputs, root = OutputsOfTurn.decode(newest.outputs), SharedFolder(_staging_root(parts))
-    folder, mark = SharedFolder(_staging_folder(parts, newest.turn)), _mark(newest.turn)
+    outputs, root = OutputsOfTurn.decode(newest.outputs), SharedFolder(staging_root(parts))
+    if not outputs.tables and not outputs.released:
+        return  # nothing to publish, and the same rows wait as before the turn
+    mark = _mark(newest.turn)
     try:
-        if root.read(mark) != str(newest.turn.n).encode():
-            content = folder.read(f"{_MANIFEST}{outputs.execution}.json")
-            staged = None if content is None else StagedOutputs.decode(content)
-            publish(parts.store, newest.turn, outputs, staged, folder.uri)
+        if outputs.tables and root.read(mark) != str(newest.turn.n).encode():
+            staged = read_manifest(parts, newest.turn, outputs)
+            publish(parts.store, newest.turn, outputs, staged, root.uri, folder_name(newest.turn))
             # Before the staged rows go. Without it, a turn whose table a user has deleted since would look unpublished.
             root.write_durably(mark, str(newest.turn.n).encode())
     except OSError as error:
-        raise unusable_folder(folder.uri, error) from None
-    _remove_staged(parts, newest.turn)
+        raise unusable_folder(root.uri, error) from None
+    remove_staged(parts, newest)
+
+
+def read_manifest(parts: Parts, turn: TurnId, outputs: OutputsOfTurn) -> StagedOutputs | None:
+    """Returns what the execution of a turn has staged; None if it has staged nothing, or if that is gone. Raises
+    OSError."""
+    content = None
+    if outputs.execution:
+        content = SharedFolder(_staging_folder(parts, turn)).read(f"{_MANIFEST}{outputs.execution}.json")
+    return None if content is None else StagedOutputs.decode(content)
 
 
 def store_plan(parts: Parts, newest: Settlement, plan: Plan) -> bool:
@@ -180,21 +203,51 @@ def store_plan(parts: Parts, newest: Settlement, plan: Plan) -> bool:
     turns of a lane are ever half published.
     """
     publish_settled(parts, newest)
+    if plan.kind in (TurnKind.RUN, TurnKind.SKIP):
+        _check_kept_files(parts, newest)
     return parts.store.store_plan(plan)
 
 
-def _remove_staged(parts: Parts, turn: TurnId) -> None:
-    """Removes the staging folders of a published turn and of earlier ones of its lane and epoch. What can't be removed
-    stays until a later call."""
-    root = SharedFolder(_staging_root(parts))
-    start = f"{quote(turn.lane, safe='')}-{turn.epoch}-"
+def _check_kept_files(parts: Parts, newest: Settlement) -> None:
+    """Raises LedgerError if files of rows that wait for records in flight are gone or cut short: before a turn that may
+    need them is planned, because an operator action that is planned has to be settled. A reset needs none of them."""
+    files = [file for table in kept_after(newest.outputs) for file in table.files]
+    if not files:
+        return
+    root = staging_root(parts)
+    try:
+        found = Storage(root).filesystem.get_file_info([file.path for file in files])
+    except OSError as error:
+        raise unusable_folder(root, error) from None
+    lost = [file.path for file, info in zip(files, found, strict=True) if info.size != file.size]
+    if lost:
+        name = parts.pipeline.name
+        raise LedgerError(
+            f"{newest.turn}: {len(lost)} of {len(files)} files with rows that wait for records in flight are gone or "
+            f"cut short below {root} ({lost[0]}). Restore that folder from a backup. Without one, read the records in "
+            f"flight again with `ackline reset {name} --to floor --reason …`"
+        )
+
+
+def remove_staged(parts: Parts, newest: Settlement) -> None:
+    """Removes what a published turn and earlier ones of its lane have staged, but for the files of rows that wait for
+    records in flight. What can't be removed stays until a later call.
+
+    A later turn keeps files that this turn keeps, or new ones in its own folder, which is not touched here. So a
+    process that comes here late, beside later turns, removes nothing that these need.
+    """
+    turn, root = newest.turn, SharedFolder(staging_root(parts))
+    needed = {file.path for table in kept_after(newest.outputs) for file in table.files}
+    of_lane = re.compile(rf"{re.escape(quote(turn.lane, safe=''))}-(\d+)-(\d+)")
     for name in root.names():
-        number = name.removeprefix(start)
-        if name.startswith(start) and number.isdecimal() and int(number) <= turn.n:
-            folder = SharedFolder(f"{root.uri}/{name}")
-            for file in folder.names():
+        match = of_lane.fullmatch(name)
+        if match is None or (int(match[1]), int(match[2])) > (turn.epoch, turn.n):
+            continue
+        folder = SharedFolder(f"{root.uri}/{name}")
+        for file in folder.names():
+            if f"{name}/{file}" not in needed:
                 folder.remove(file)
-            folder.remove_if_empty()
+        folder.remove_if_empty()
 
 
 def _mark(turn: TurnId) -> str:
@@ -202,9 +255,15 @@ def _mark(turn: TurnId) -> str:
     return f"{quote(turn.lane, safe='')}-{turn.epoch}-published"
 
 
-def _staging_root(parts: Parts) -> str:
+def staging_root(parts: Parts) -> str:
+    """Returns the folder below which all lanes of the pipeline stage rows: a path or URI."""
     return f"{lane_folder(parts.store.root, parts.pipeline.name, LIVE)}/{_STAGING}"
 
 
+def folder_name(turn: TurnId) -> str:
+    """Returns the name of a turn's folder below the staging root."""
+    return f"{quote(turn.lane, safe='')}-{turn.epoch}-{turn.n}"
+
+
 def _staging_folder(parts: Parts, turn: TurnId) -> str:
-    return f"{_staging_root(parts)}/{quote(turn.lane, safe='')}-{turn.epoch}-{turn.n}"
+    return f"{staging_root(parts)}/{folder_name(turn)}"

@@ -19,23 +19,18 @@ from deltalake.transaction import AddAction
 
 from ackline.audit.rows import plan_date
 from ackline.audit.store import COUNTED_STARTS
-from ackline.errors import ConfigError, RangeGone, TopicChanged, TransientError
-from ackline.kafka.certificates import inlined_certificates
-from ackline.kafka.java import java_properties
+from ackline.errors import RangeGone, TopicChanged, TransientError
 from ackline.kafka.registry import check_registry
 from ackline.metrics import TurnReport
-from ackline.offsets import TopicPartition, count, subtract
-from ackline.outcome import ErrorClass, Outcome
-from ackline.pending import PendingRuns, ranges_of
 from ackline.steps.claim import claim, record_lost, refuse_retries, take_start_marker
 from ackline.steps.insist import insist
 from ackline.steps.log_checks import check_planned_ranges
 from ackline.steps.measure import keeps_outcome_rows
-from ackline.steps.outputs import output_targets, store_manifest
+from ackline.steps.outputs import store_manifest
 from ackline.steps.parts import Parts, Progress
+from ackline.steps.replay_job import isolated_job, job_of, unreadable_from, why_isolate
 from ackline.steps.setting_changes import check_open_plan_settings
 from ackline.steps.void import advises_void, check_not_voided, close_if_waived, void_advice, void_turn, waive
-from ackline.token import TokenSigner
 from ackline.turns import Marker, MarkerKind, Plan, Settlement
 
 if TYPE_CHECKING:
@@ -43,9 +38,6 @@ if TYPE_CHECKING:
 
     from ackline.spark.job import ReplayJob, ReplayResult
 
-
-_ISOLATES = (ErrorClass.WORKER_LOST, ErrorClass.TIMEOUT)
-"""Error classes of a last attempt after which the next attempt would take the whole task down again."""
 
 log = logging.getLogger(__name__)
 
@@ -111,7 +103,7 @@ def _replay_open_plan(
     range_error = _range_error(parts, plan)
     once = parts.pipeline.guarantee == "at_most_once"
     if range_error is None:
-        job = replace(job, exact_from=_unreadable_from(parts, job))
+        job = replace(job, exact_from=unreadable_from(parts, job))
     if once and range_error is None and not parts.store.has_start_marker(plan.turn):
         parts.check_job(spark, job)
     if once and not _claim_or_waive(parts, plan, newest, range_error):
@@ -140,14 +132,6 @@ def _range_error(parts: Parts, plan: Plan) -> RangeGone | TopicChanged | None:
             error.add_advice(void_advice(plan.turn))
         raise
     return None
-
-
-def _unreadable_from(parts: Parts, job: "ReplayJob") -> dict[TopicPartition, int]:
-    """Returns the first offset of each partition whose timestamp Spark's source can't read, where the log has one."""
-    from ackline.spark.exact_fresh import FIRST_UNREADABLE
-
-    first = parts.cluster.offsets_since(job.fresh, FIRST_UNREADABLE)
-    return {tp: offset for tp, offset in first.items() if offset is not None}
 
 
 def _lacks_leader(parts: Parts, plan: Plan) -> bool:
@@ -204,7 +188,7 @@ def _carry_out(
         if starts > COUNTED_STARTS:  # a handler that kills each driver leaves no error that could name the way out
             log.warning("%s has started %d times without outcomes. %s", plan.turn, starts - 1, void_advice(plan.turn))
         parts.store.outcomes.create()
-        isolated = _isolated(job, _why_isolate(starts, plan, newest))
+        isolated = isolated_job(job, why_isolate(starts, plan, newest))
         with advises_void(plan.turn):
             result = parts.run_job(spark, isolated, on_progress)
         # Spark reads by topic name and offset. A topic that was created again under the reader, or a log that was
@@ -228,80 +212,6 @@ def _close_unreadable_turn(parts: Parts, plan: Plan, newest: Settlement, error: 
     if isinstance(error, TopicChanged):
         raise error
     return Replayed(plan, void=str(error))
-
-
-def _why_isolate(starts: int, plan: Plan, newest: Settlement) -> str:
-    """Returns why the handler is isolated without `handler_isolation: process` in the file; empty if it is not."""
-    if starts > COUNTED_STARTS:
-        return f"started {COUNTED_STARTS} times without outcomes"
-    for tp, planned in plan.partitions.items():
-        pending = newest.partitions[tp].state.pending if tp in newest.partitions else ()
-        killers = ranges_of(PendingRuns.of(pending).where(lambda state: state.error_class in _ISOLATES))
-        if count(subtract(planned.retries, killers)) < count(planned.retries):
-            return "it tries a record again that has killed or hung its process"
-    return ""
-
-
-def _isolated(job: "ReplayJob", reason: str) -> "ReplayJob":
-    """Returns the job with an isolated handler; unchanged without a reason, or if the file isolates the handler."""
-    if not reason or job.settings.isolated:
-        return job
-    return replace(job, settings=replace(job.settings, isolated=True), isolation_reason=reason)
-
-
-def job_of(parts: Parts, plan: Plan) -> "ReplayJob":
-    """Returns the plan as a job of the Spark adapter, with the isolation of the handler that the pipeline file sets.
-
-    Raises ConfigError for Kafka properties that Spark's own client can't use.
-    """
-    from ackline.spark.job import KafkaSettings, OutcomeTarget, ReplayJob, ReplaySettings
-
-    code = [name for name, value in parts.kafka.items() if callable(value)]
-    if code:
-        raise ConfigError(f"the Kafka connection has a callback ({', '.join(code)}); Spark's executors can't call it")
-    java_properties(parts.kafka)  # raises ConfigError for a property that has no name in Java
-    pipeline, timeout = parts.pipeline, parts.pipeline.record_timeout
-    settings = ReplaySettings(
-        handler=pipeline.handler,
-        deliver_tombstones=pipeline.tombstones == "deliver",
-        on_failure=Outcome.FAILED if pipeline.guarantee == "at_least_once" else Outcome.DROPPED,
-        now=parts.fixed_now,
-        once=pipeline.guarantee == "at_most_once",
-        record_outcomes=keeps_outcome_rows(parts, plan),
-        isolated=pipeline.isolated,
-        record_timeout=timeout.total_seconds() if timeout else None,
-        translation=parts.translation,
-        store_options=parts.store.storage_options() or None,
-        topology=pipeline.topology,
-        tracking=pipeline.tracking,
-        outputs=output_targets(parts, plan),
-        debug_sample=pipeline.debug.sample if pipeline.debug else None,
-        key_hash_secret=parts.key_hash_secret,
-        tokens=_token_signer(parts, plan),
-        in_flight_timeout=pipeline.in_flight.timeout,
-    )
-    return ReplayJob(
-        target=OutcomeTarget(parts.store.outcomes.uri, plan.turn, plan_date(plan.planned_at), parts.run_id),
-        settings=settings,
-        # Tasks of another machine have none of the driver's files.
-        kafka=KafkaSettings(
-            inlined_certificates({name: str(value) for name, value in parts.kafka.items()}), plan.isolation
-        ),
-        fresh={tp: planned.fresh for tp, planned in plan.partitions.items() if planned.fresh},
-        retries={tp: planned.retries for tp, planned in plan.partitions.items() if planned.retries},
-        max_rate=pipeline.max_rate,
-    )
-
-
-def _token_signer(parts: Parts, plan: Plan) -> TokenSigner | None:
-    """Returns what makes the tokens of the turn: the first key signs. None if the turn has no ack topic.
-
-    The plan decides, not the file: settle reads the answers of a turn that was planned with an ack topic.
-    """
-    if plan.ack_position is None or parts.token_keys is None:
-        return None
-    topic_ids = {tp: planned.topic_id for tp, planned in plan.partitions.items()}
-    return TokenSigner(parts.token_keys[0], parts.store.ledger_id(), plan.turn, topic_ids)
 
 
 def task_report(parts: Parts, plan: Plan, result: "ReplayResult", outputs: str = "") -> TurnReport:

@@ -7,10 +7,12 @@ settle may be killed between any two of its writes, and any process may run it a
    commit, so that exactly these answers count, and the next turn reads on behind them. Two processes that settle the
    same turn may get different acknowledgements and answers from the broker. Both fold the decisions that are *stored*,
    and so store the same settlement.
-3. Settlement n, the authority. A crash before it costs nothing: a repeat folds the same rows to the same state (I9).
-4. The rows of outputs, in one commit a table (steps/outputs.py). They come after the settlement, which decides which
+3. The files of rows that wait for records in flight (steps/kept_outputs.py). No process sees them before a settlement
+   names them: a crash here leaves files that are removed with the other staged rows of the turn.
+4. Settlement n, the authority. A crash before it costs nothing: a repeat folds the same rows to the same state (I9).
+5. The rows of outputs, in one commit a table (steps/outputs.py). They come after the settlement, which decides which
    records are acked. After a crash here, the next step that commits or plans publishes the rest.
-5. The group's offsets (steps/commit.py). They come last: before the settlement is durable, nothing proves that the
+6. The group's offsets (steps/commit.py). They come last: before the settlement is durable, nothing proves that the
    records below the floor are settled (I1, I2). After a crash here, any later run makes the same commit.
 """
 
@@ -29,6 +31,7 @@ from ackline.steps.claim import operator_loss
 from ackline.steps.commit import CommitResult, commit_newest
 from ackline.steps.decide import decide, states_after
 from ackline.steps.events import notify_settled
+from ackline.steps.kept_outputs import settled_outputs
 from ackline.steps.lane_ranges import lane_ranges
 from ackline.steps.ledger_copy import renew_id_of_copy
 from ackline.steps.measure import first_attempts, gaps_of, stored_report, turn_outcomes, with_metrics
@@ -109,7 +112,8 @@ def settle_turn(parts: Parts, plan: Plan, before: Settlement) -> Settlement | No
     partitions = with_metrics(parts, plan, before, settled, outcomes, report)
     reason = lost.reason if lost else plan.reason
     answers = _answer_report(parts, plan, before)
-    outputs = (report.outputs if report else find_outputs(parts, plan)) if lost is None else ""
+    staged = (report.outputs if report else find_outputs(parts, plan)) if lost is None else ""
+    outputs = settled_outputs(parts, plan, before, settled, staged, outcomes)
     settlement = Settlement(
         plan.turn,
         plan.kind,

@@ -18,6 +18,7 @@ from dataclasses import replace
 from ackline.errors import FatalError, RangeGone, TopicChanged, TurnVoided
 from ackline.metrics import fetch_metrics
 from ackline.offsets import TopicPartition
+from ackline.outputs import without_effect
 from ackline.steps.parts import Parts
 from ackline.turns import LIVE, VOIDED_BY_OPERATOR, Marker, MarkerKind, Plan, Settlement, TurnId, TurnKind
 
@@ -84,6 +85,7 @@ def store_void(parts: Parts, plan: Plan, before: Settlement, waiver: Marker) -> 
         plan.turn, TurnKind.VOID, parts.run_id, parts.now(), partitions, waiver.actor, waiver.reason,
         # Answers that the turn has read did not count, so the next turn reads them again.
         answers=before.answers.after_turn_without_answers() if before.answers else None,
+        outputs=without_effect(before.outputs),
     )  # fmt: skip
     return parts.store.store_settlement(settlement, plan)
 

@@ -23,6 +23,11 @@ from ackline.tuples import InFlight
 READ, BEFORE, AFTER = "read", "before", "after"
 """When a hook is called: at a read, right before a write, and right after a write."""
 
+
+class InFlightSkipped(InFlight):
+    """What a handler returns in place of an InFlight and a tuple that a step skips: a world has no steps."""
+
+
 Hook = Callable[[str, str], None]
 """The adapters call it with (operation, READ, BEFORE or AFTER). It may block, or raise to end the process."""
 

@@ -22,9 +22,20 @@ from ackline.record_time import UNIX_EPOCH, time_of
 from ackline.spark.handlers.outcomes import error_class_of
 from ackline.spark.output.written_file import WrittenFile
 from ackline.steps.parts import Parts, Progress
-from ackline.testing.memory import READ, ArrivedLetter, HandlerCall, Hook, LogRecord, World, next_fault, no_hook
+from ackline.testing.memory import (
+    READ,
+    ArrivedLetter,
+    HandlerCall,
+    Hook,
+    InFlightSkipped,
+    LogRecord,
+    World,
+    next_fault,
+    no_hook,
+)
 from ackline.testing.memory_kafka import MemoryCluster, MemoryGroup, MemoryLetters, MemoryReader
-from ackline.testing.memory_store import MemoryStore, OutcomesFile
+from ackline.testing.memory_store import MemoryStore
+from ackline.testing.memory_table import OutcomesFile
 from ackline.tuples import InFlight
 from ackline.turns import LIVE
 
@@ -203,7 +214,8 @@ class MemoryJob:
     def _in_flight(self, offset: int, attempt: int, answer: InFlight) -> OutcomeRow:
         timeout = answer.timeout or self._job.settings.in_flight_timeout
         due = self._now() + timeout if timeout is not None else None
-        return OutcomeRow(offset, attempt, Outcome.IN_FLIGHT, self._now(), due=due)
+        error_class = ErrorClass.SKIP if isinstance(answer, InFlightSkipped) else None
+        return OutcomeRow(offset, attempt, Outcome.IN_FLIGHT, self._now(), error_class, due=due)
 
     def _now(self) -> datetime:
         """Returns the time of the job, rounded up to a millisecond like the times of all outcomes."""

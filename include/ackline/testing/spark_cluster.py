@@ -80,6 +80,8 @@ class SparkCluster:
     """Whether each worker has a network and mounts of its own."""
     address: str = LOOPBACK
     """This machine's address in the network of the workers."""
+    java_options: str = ""
+    """JVM options of master and workers, beside those that they always have."""
     workers: list[Worker] = field(default_factory=list)
     _bridge: str = ""
     _port: int = 0
@@ -93,13 +95,29 @@ class SparkCluster:
 
     @property
     def environment(self) -> dict[str, str]:
-        """The variables with which a driver uses this cluster."""
-        return {"ACKLINE_SPARK_MASTER": self.url, "SPARK_CONF_DIR": str(self.folder / "conf")}
+        """The variables with which a driver uses this cluster. They name the folder of spark-defaults.conf."""
+        return {"ACKLINE_SPARK_MASTER": self.url, "SPARK_CONF_DIR": str(self._defaults.parent)}
+
+    @property
+    def quick_environment(self) -> dict[str, str]:
+        """The variables with which a driver that spark-submit does not start uses this cluster.
+
+        They name the file with the settings. A folder of settings would come first in the class path of the JVM, so
+        that it could not use an archive of classes.
+        """
+        return {
+            "ACKLINE_SPARK_MASTER": self.url,
+            "PYSPARK_SUBMIT_ARGS": f"--properties-file {self._defaults} pyspark-shell",
+        }
+
+    @property
+    def _defaults(self) -> Path:
+        """The file with the settings of master, workers and drivers."""
+        return self.folder / "conf" / "spark-defaults.conf"
 
     def __enter__(self) -> Self:
-        conf = self.folder / "conf"
-        conf.mkdir(parents=True)
-        (conf / "spark-defaults.conf").write_text(
+        self._defaults.parent.mkdir(parents=True)
+        self._defaults.write_text(
             "spark.authenticate true\nspark.network.crypto.enabled true\n"
             f"spark.authenticate.secret {secrets.token_hex(16)}\nspark.master.rest.enabled false\n"
         )
@@ -195,15 +213,15 @@ class SparkCluster:
             raise FatalError(f"the master did not start; {log} ends with: {log.read_text(errors='replace')[-800:]}")
 
     def _daemon(self, name: str, *arguments: str) -> list[str]:
-        return [_SPARK_CLASS, f"org.apache.spark.deploy.{name}", *arguments]
+        return [_SPARK_CLASS, f"org.apache.spark.deploy.{name}", "--properties-file", str(self._defaults), *arguments]
 
     def _environment_of(self, address: str) -> dict[str, str]:
         """Returns the environment of a daemon: nothing of the project, and Spark's own settings."""
-        kept = {name: value for name, value in os.environ.items() if not name.startswith(("ACKLINE_", "PYTHON"))}
+        others = ("ACKLINE_", "PYTHON", "SPARK_CONF_DIR")
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(others)}
         return kept | {
             "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]),
             "SPARK_LOCAL_IP": address,
-            "SPARK_CONF_DIR": str(self.folder / "conf"),
             "SPARK_DAEMON_MEMORY": "256m",
-            "SPARK_DAEMON_JAVA_OPTS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+            "SPARK_DAEMON_JAVA_OPTS": f"-XX:TieredStopAtLevel=1 -XX:+UseSerialGC {self.java_options}",
         }

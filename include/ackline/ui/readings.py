@@ -169,11 +169,12 @@ def read_record(reading: LaneReading, tp: TopicPartition, offset: int) -> Offset
 
 
 def read_steps(reading: LaneReading) -> StepFigures | None:
-    """Returns what the steps of a lane did in its newest turns; None if it has not run, or has no steps."""
+    """Returns what the steps of a lane did in its newest turns; None if it has not run, or has neither steps nor
+    outputs."""
     if reading.newest is None:
         return None
     figures = step_figures(store_of(reading.name, reading.lane), reading.newest.turn)
-    return figures if len(figures.steps) > 1 else None
+    return figures if figures.steps else None
 
 
 def read_turn(name: str, lane: str, epoch: int, n: int) -> TurnReading | None:

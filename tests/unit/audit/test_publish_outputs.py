@@ -3,7 +3,6 @@
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
@@ -11,13 +10,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ackline.audit import publish_outputs
-from ackline.audit.output_table import OF_ROW, OutputTable, check_columns
+from ackline.audit.attempt_outcomes import AttemptOutcomes
+from ackline.audit.output_table import OF_ROW, OutputTable, check_columns, partition_path
 from ackline.errors import ConfigError
 from ackline.output_columns import STAGED_ANCHORS
 from ackline.outputs import ROW_COLUMNS
 from ackline.turns import TurnId
 
 TURN = TurnId("shop", "live", 2, 7)
+ROWS = pa.schema(
+    [("topic", pa.string()), ("partition", pa.int32()), ("offset", pa.int64()), ("end_offset", pa.int64()),
+     ("attempt", pa.int32()), ("outcome", pa.string()), ("answer", pa.string())]
+)  # fmt: skip
 WORDS = ["acked", "failed"]
 
 Anchor = tuple[str, int, int]
@@ -33,13 +37,13 @@ def staged(*rows: tuple[list[Anchor], int]) -> pa.Table:
     return pa.Table.from_arrays(columns, schema=pa.schema([STAGED_ANCHORS, ("value", pa.int64())]))
 
 
-def outcomes(words: dict[Anchor, str]) -> publish_outputs._OutcomesOfTurn:
-    by_partition: dict[tuple[str, int], Any] = {}
-    for topic, partition in {(anchor[0], anchor[1]) for anchor in words}:
-        known = sorted((a[2], WORDS.index(word)) for a, word in words.items() if a[:2] == (topic, partition))
-        offsets, codes = zip(*known, strict=True)
-        by_partition[topic, partition] = np.array(offsets, np.int64), np.array(codes, np.int8)
-    return publish_outputs._OutcomesOfTurn(WORDS, by_partition)
+def outcomes(words: dict[Anchor, str]) -> AttemptOutcomes:
+    """The outcomes of first attempts."""
+    rows = [
+        {"topic": topic, "partition": partition, "offset": offset, "attempt": 1, "outcome": word}
+        for (topic, partition, offset), word in words.items()
+    ]
+    return AttemptOutcomes.of(pa.Table.from_pylist(rows, schema=ROWS).to_batches())
 
 
 def published(rows: pa.Table, words: dict[Anchor, str]) -> list[dict[str, Any]]:
@@ -96,7 +100,7 @@ def test_rows_are_divided_by_the_values_of_their_partition_columns() -> None:
         (("day", None), ("ok", "true")): [{"n": 2}],
         (("day", "a/b"), ("ok", "false")): [{"n": 4}],
     }
-    assert publish_outputs._folder({"day": "a/b", "ok": None}) == "day=a%2Fb/ok=__HIVE_DEFAULT_PARTITION__/"
+    assert partition_path({"day": "a/b", "ok": None}) == "day=a%2Fb/ok=__HIVE_DEFAULT_PARTITION__/"
 
 
 def test_the_columns_of_ours_are_those_that_no_emitted_row_may_have() -> None:

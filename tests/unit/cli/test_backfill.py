@@ -145,7 +145,7 @@ def test_with_wait_it_sleeps_until_each_retry_is_due(
         slept.append(seconds)
         lane.world.now += timedelta(seconds=seconds)
 
-    monkeypatch.setattr("ackline.cli.backfill.time", SimpleNamespace(sleep=sleep))  # other threads sleep, too
+    monkeypatch.setattr("ackline.cli.backfill_run.time", SimpleNamespace(sleep=sleep))  # other threads sleep, too
     done = ackline("backfill", "lane", "orders:0:0-2", "--wait", "--yes", "--json").json
     assert (done["settled"], done["outcomes"], slept) == (True, {"acked": 1, "dead": 1}, [3600.0])
     assert (

@@ -11,7 +11,7 @@ from ackline.ledger import PendingKind
 from ackline.offsets import TopicPartition
 from ackline.outcome import ErrorClass
 from ackline.steps import decide_answers
-from ackline.steps.replay import job_of
+from ackline.steps.replay_job import job_of
 from ackline.token import parse_token
 from tests.memory_answers import NOON, OK, TP, WAITS, AnsweredLane, in_flight
 

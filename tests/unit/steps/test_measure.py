@@ -12,7 +12,8 @@ from ackline.steps import run
 from ackline.steps.effective_settings import outcome_rows_are_off
 from ackline.testing.memory_kafka import MemoryCluster
 from ackline.testing.memory_parts import no_session
-from ackline.testing.memory_store import MemoryStore, MemoryTable
+from ackline.testing.memory_store import MemoryStore
+from ackline.testing.memory_table import MemoryTable
 from ackline.turns import TurnKind
 from tests.memory_lane import AT_LEAST_ONCE, AT_MOST_ONCE, FAILS, FAILS_ONCE, NO_GUARANTEE, OK, TP, MemoryLane
 

@@ -4,10 +4,13 @@ from datetime import timedelta
 
 import pytest
 
+from ackline import InFlight, Record
+from ackline.answers import SKIPPED_IN_TREE
 from ackline.errors import RetentionPassed, TooFarBehind
 from ackline.offsets import OffsetRange
 from ackline.outcome import Outcome
 from ackline.planning import IN_FLIGHT, IN_FLIGHT_FULL
+from ackline.testing.memory import InFlightSkipped
 from ackline.turns import TurnKind
 from tests.memory_answers import NOON, OK, TP, WAITS, AnsweredLane, in_flight
 from tests.memory_backfill import MemoryBackfill
@@ -172,3 +175,32 @@ def test_what_is_unread_behind_a_record_in_flight_may_still_be_too_far_behind() 
     lane.settings["max_offset_behind"] = {"offsets": 5, "policy": "fail"}
     error = lane.run_fails(TooFarBehind, r"the first offset that is not in flight, 2 is 10 offsets behind")
     assert error.offset == 2
+
+
+def test_an_ack_of_a_record_with_a_skipped_tree_skips_it_and_a_renewal_keeps_that() -> None:
+    lane = AnsweredLane(WAITS, WAITS, WAITS)
+    in_tree = lane.hand_on
+
+    def hand_on(record: Record) -> InFlight | None:
+        in_tree(record)
+        return InFlightSkipped() if record.offset else InFlight()
+
+    lane.world.handle = hand_on
+    lane.run()
+    assert [run.value.error_class for run in lane.state().pending] == [None, "Skip"]
+    lane.answer(0)
+    lane.answer(1, "renew 1h")
+    lane.answer(2, "fail too late")
+    lane.at(5).run()
+    lane.answer(1)
+    lane.at(60).run()
+    assert lane.outcomes() == [
+        (0, 1, "in_flight"), (0, 1, "acked"), (1, 1, "in_flight"), (1, 1, "in_flight"), (1, 1, "skipped"),
+        (2, 1, "in_flight"), (2, 1, "failed"), (2, 2, "in_flight"),
+    ]  # fmt: skip
+    assert lane.state().floor == 2
+    (skipped,) = [
+        row for files in lane.world.tables.outcomes.values() for file in files for row in file.rows.get(TP, ())
+        if row.outcome is Outcome.SKIPPED
+    ]  # fmt: skip
+    assert (skipped.error_class, skipped.reason) == ("Skip", SKIPPED_IN_TREE)

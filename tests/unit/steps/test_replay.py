@@ -9,7 +9,7 @@ import pytest
 
 from ackline.errors import AcklineError, ConfigError, FatalError, TopicChanged, TransientError
 from ackline.outcome import Outcome
-from ackline.steps import replay
+from ackline.steps.replay_job import job_of
 from ackline.testing.memory_parts import MemoryParts
 from ackline.turns import TurnKind
 from tests.memory_lane import AT_LEAST_ONCE, AT_MOST_ONCE, FAILS, NO_GUARANTEE, OK, MemoryLane
@@ -131,7 +131,7 @@ def test_the_job_carries_the_guarantee_and_what_becomes_of_tombstones(
     guarantee: str, once: bool, on_failure: Outcome, tombstones: str
 ) -> None:
     lane = MemoryLane(OK, guarantee=guarantee, tombstones=tombstones)
-    settings = replay.job_of(lane.parts(), lane.plan()).settings
+    settings = job_of(lane.parts(), lane.plan()).settings
     assert (settings.once, settings.on_failure) == (once, on_failure)
     assert settings.deliver_tombstones == (tombstones == "deliver")
 

@@ -80,6 +80,14 @@ class CallLog:
             self._unmap()
             self._map()
 
+    def begin_call(self, number: int) -> None:
+        """In the handler's process: logs that a call begins, by its number in the batch instead of an offset."""
+        words = self._words
+        given = words[_GIVEN]
+        words[_OFFSETS + given] = number
+        words[_BEGAN_AT] = time.monotonic_ns()  # before the count, as in `wrap`
+        words[_GIVEN] = given + 1
+
     def end_batch(self) -> None:
         """In the handler's process: logs that the last call has returned."""
         self._words[_BEGAN_AT] = 0

@@ -19,12 +19,8 @@ import socket
 import struct
 import sys
 import time
-from contextlib import AbstractContextManager
+from importlib import import_module
 
-from ackline.errors import AcklineError, FatalError
-from ackline.handler import Handler, Tier
-from ackline.spark.handlers.outcomes import RowOutcome
-from ackline.spark.isolation import frames
 from ackline.spark.isolation.call_log import CallLog, CallState, read_state
 
 COMMAND = struct.Struct("=cqq")
@@ -148,62 +144,15 @@ def _die_with(parent: int) -> None:
         os._exit(0)
 
 
-class _Observer:
-    """The `CallObserver` of a handler's process: logs calls, and sends outcomes to the task."""
-
-    def __init__(self, data: socket.socket, log: CallLog) -> None:
-        self._data = data
-        self._log = log
-
-    def wrap(self, handler: Handler, tier: Tier) -> Handler:
-        return self._log.wrap(handler, tier)
-
-    def waiting(self) -> AbstractContextManager[None]:
-        return self._log.waiting()
-
-    def report(self, offset: int, outcome: RowOutcome) -> None:
-        """Sends the outcome at once, so that it is not lost with this process."""
-        frames.send(self._data, ("outcome", (offset, outcome)))
-
-
-def serve_batches(data: socket.socket, log: CallLog) -> None:
-    """Runs in a handler's process until the task closes the socket: gets the settings, then batches of records, and
-    calls the handler on each as a Spark task does."""
-    from ackline.spark.handlers.load import load_call
-
-    try:
-        settings, tier = frames.receive(data)
-        call = load_call(settings, tier, _Observer(data, log))
-        frames.send(data, ("ready", None))
-        while True:
-            records = frames.receive(data)
-            log.open_batch()
-            outcomes = call(records)
-            log.end_batch()
-            frames.send(data, ("outcomes", outcomes))
-    except EOFError:
-        return
-    except AcklineError as error:
-        frames.send(data, ("error", error))
-    except Exception as error:
-        # The process may be out of memory because of what the handler keeps. A new process has room again. The task
-        # has in the call log what this process was given, and has received the outcomes that it reported.
-        if isinstance(error, MemoryError) or log.state().given:
-            os._exit(1)
-        # The error's text may quote a record, so only its class is sent.
-        failure = FatalError(f"the handler's process failed outside of the handler ({type(error).__name__})")
-        frames.send(data, ("error", failure))
-
-
 def main() -> None:
-    """The fork server's program. `ackline.spark.isolation.handler_process` runs it with the number of the socket as the
-    only argument."""
-    import ackline.spark.handlers.load  # noqa: F401 - once here, so that no forked process has to import it
-
+    """The fork server's program. `ackline.spark.isolation.handler_process` runs it with the number of the socket and
+    the module of the handler's process as arguments. That module has a function `serve`, which gets the process's
+    socket and its call log."""
+    module = import_module(sys.argv.pop())  # once here, so that no forked process has to import it
     control = socket.socket(fileno=int(sys.argv.pop()))
     gc.collect()
     gc.freeze()
     forked = ForkServer(control).serve()
     if forked is not None:
         data, log = forked
-        serve_batches(socket.socket(fileno=data), CallLog(log))
+        module.serve(socket.socket(fileno=data), CallLog(log))

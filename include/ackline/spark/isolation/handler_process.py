@@ -1,4 +1,4 @@
-"""A handler's process as its Spark task sees it: the task sends batches, and the process sends outcomes or dies.
+"""A handler's process as its Spark task sees it: the task sends requests, and the process responds or dies.
 
 A fork server (`ackline.spark.isolation.fork_server`) starts the process, kills it, and reports how it ended. The task
 waits in one place, on both sockets at once, so it notices a death as well as a hang.
@@ -15,16 +15,19 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
-from ackline.errors import AcklineError, TransientError
-from ackline.handler import Tier
-from ackline.spark.handlers.outcomes import Outcomes, RowOutcome
+from ackline.errors import AcklineError, FatalError, TransientError
+from ackline.outcome import ErrorClass, Outcome
+from ackline.spark.handlers.outcomes import RowOutcome
 from ackline.spark.isolation import frames
 from ackline.spark.isolation.call_log import NO_CALL, CallLog, CallState
 from ackline.spark.isolation.fork_server import COMMAND, END_CALL, EXIT_GRACE, FORK, QUIT, STATUS
-from ackline.spark.records import Int64s, Records
-from ackline.spark.settings import ReplaySettings
+from ackline.spark.records import Int64s
+from ackline.tuples import Durations
 
+MAX_IDLE_DEATHS = 3
+"""After this many deaths in a row without a call the handler fails its Spark task."""
 START_LIMIT = 600.0
 """Seconds that the import of a handler may take: it may have to load a model."""
 _PATH = "ACKLINE_FORK_SERVER_PATH"
@@ -44,9 +47,9 @@ class Death:
     how: str
     """How it ended, such as "was killed by SIGKILL"."""
     given: Int64s
-    """The offsets that the handler was given, in that order."""
-    reported: Mapping[int, RowOutcome]
-    """The outcomes, by offset, of those records that were not acked."""
+    """The offsets that the handler was given, or the numbers of the calls, in their order."""
+    reported: Mapping[int, RowOutcome | None]
+    """The outcomes, by offset, of records that were not acked; None for one whose call has returned a result."""
     as_batch: bool
     """One call got all of them."""
     in_call: bool
@@ -54,17 +57,33 @@ class Death:
     timed_out: bool
     """The task had the process killed, because that call took too long."""
 
+    def failure(self, row: int, limit: float | None, time: int, among: str = "") -> RowOutcome:
+        """Returns the outcome of a row that the death decides. `limit` is in seconds; `among` says what else the call
+        was given."""
+        if self.timed_out:
+            error_class, message = ErrorClass.TIMEOUT, f"the handler did not return within {limit:g} s"
+        else:
+            error_class, message = ErrorClass.WORKER_LOST, f"the handler's process {self.how}"
+        return RowOutcome(row, Outcome.FAILED, error_class, message + among, time)
+
 
 class HandlerProcess:
-    """One process at a time; the next call after a death starts another."""
+    """One process at a time; the next request after a death starts another.
 
-    def __init__(self, settings: ReplaySettings, tier: Tier) -> None:
-        self._settings, self._tier, self._limit = settings, tier, settings.record_timeout
+    Each process imports the module `program` and gets `start` as its first message. A call may take `limit` seconds.
+    """
+
+    def __init__(self, program: str, start: object, limit: float | None) -> None:
+        self._first_message, self._limit = start, limit
+        self._idle_deaths = 0
+        self._returned: list[tuple[int, Any]] = []
+        self.lost = Durations()
+        """The calls that have ended with their process."""
         self._log = CallLog.create()
         self._control, remote = socket.socketpair()
         with remote:
             self._fork_server = subprocess.Popen(
-                [sys.executable, "-c", _START, str(remote.fileno())],
+                [sys.executable, "-c", _START, str(remote.fileno()), program],
                 env={**os.environ, _PATH: json.dumps([os.path.abspath(entry) for entry in sys.path])},
                 stdin=subprocess.DEVNULL,
                 pass_fds=[remote.fileno()],
@@ -72,20 +91,36 @@ class HandlerProcess:
             )
         self._data: socket.socket | None = None
 
-    def call(self, records: Records) -> Outcomes | Death:
-        """Has the process call the handler. Returns the outcome of each record, or how the process died.
+    def request(self, request: object, calls: int) -> object:
+        """Has the process make the calls of a request, of which there are at most `calls`. Returns the response, or the
+        `Death` of the process.
 
-        Raises what `call_handler` and the handler's import raise in the process, and TransientError if the fork server
-        is gone.
+        Raises what the calls and the handler's import raise in the process, TransientError if the fork server is gone,
+        and FatalError if processes died three times in a row before they made a call.
         """
-        self._log.begin_batch(len(records))
-        if self._data is None:
-            started = self._start()
-            if isinstance(started, Death):
-                return started
-        result = self._exchange(records, None)
-        assert isinstance(result, Outcomes | Death)
-        return result
+        self._log.begin_batch(calls)
+        response = self._start() if self._data is None else None
+        if not isinstance(response, Death):
+            response = self._exchange(request, None)
+        self._count_idle_death(response)
+        return response
+
+    def _count_idle_death(self, response: object) -> None:
+        if not isinstance(response, Death) or len(response.given):
+            self._idle_deaths = 0
+            return
+        self._idle_deaths += 1
+        if self._idle_deaths >= MAX_IDLE_DEATHS:
+            raise FatalError(
+                f"the handler's process {response.how}, {MAX_IDLE_DEATHS} times before it was given a record; check "
+                f"what the handler's import and its threads do"
+            )
+
+    def take_returned(self) -> list[tuple[int, Any]]:
+        """Returns what calls have returned or raised since the last time, with the offset or the number of the call,
+        and forgets it."""
+        returned, self._returned = self._returned, []
+        return returned
 
     def start(self) -> None:
         """Starts the process without a record. If it dies, the next call starts another. Raises what the handler's
@@ -99,7 +134,7 @@ class HandlerProcess:
         self._data.setblocking(False)
         with remote:
             self._command(FORK, NO_CALL, remote.fileno(), self._log.descriptor)
-        return self._exchange((self._settings, self._tier), time.monotonic() + START_LIMIT)
+        return self._exchange(self._first_message, time.monotonic() + START_LIMIT)
 
     def _command(self, command: bytes, call: CallState = NO_CALL, *descriptors: int) -> None:
         try:
@@ -108,17 +143,17 @@ class HandlerProcess:
             raise _no_fork_server() from None
 
     def _exchange(self, value: object, until: float | None) -> object:
-        """Sends `value`, and waits for the answer or the process's death."""
+        """Sends `value`, and waits for the response or the process's death."""
         assert self._data is not None
-        unsent, inbox, reported = frames.frame(value), frames.Inbox(), dict[int, RowOutcome]()
+        unsent, inbox, reported = frames.frame(value), frames.Inbox(), dict[int, RowOutcome | None]()
         accused: CallState | None = None
         connected = True
         while True:
             ready = self._wait(connected, bool(unsent), until if accused is None else time.monotonic() + 1)
             if self._data.fileno() in ready and connected:
                 connected = self._send(unsent) and inbox.read(self._data)
-                for answer in self._answers(inbox, reported):
-                    return answer
+                for response in self._responses(inbox, reported):
+                    return response
                 if not connected:  # the process is dead, or the handler has closed the process's socket
                     self._command(END_CALL)
             if self._control.fileno() in ready:
@@ -156,21 +191,25 @@ class HandlerProcess:
                     del unsent[0]
         return True
 
-    def _answers(self, inbox: frames.Inbox, reported: dict[int, RowOutcome]) -> Iterator[object]:
-        """Yields the process's answer if it has come, and raises an error that came in its place. Adds the outcomes
-        that the process reports before its answer to `reported`."""
+    def _responses(self, inbox: frames.Inbox, reported: dict[int, RowOutcome | None]) -> Iterator[object]:
+        """Yields the process's response if it has come, and raises an error that came in its place. Keeps what the
+        process reports before that."""
         while (message := inbox.next()) is not None:
             kind, value = message
             if kind == "outcome":
                 reported[value[0]] = value[1]
+            elif kind in ("returned", "raised"):
+                self._returned.append(value)
+                if kind == "returned":
+                    reported[value[0]] = None
             elif kind == "error":
                 assert isinstance(value, AcklineError)
                 raise value
             else:
                 yield value
 
-    def _death(self, inbox: frames.Inbox, reported: dict[int, RowOutcome], accused: CallState | None) -> object:
-        """Returns the answer that the process has sent before it died, or else its death."""
+    def _death(self, inbox: frames.Inbox, reported: dict[int, RowOutcome | None], accused: CallState | None) -> object:
+        """Returns the response that the process has sent before it died, or else its death."""
         assert self._data is not None
         status = b""
         with contextlib.suppress(ConnectionError):  # the fork server died before it read a command
@@ -180,12 +219,14 @@ class HandlerProcess:
         data, self._data = self._data, None
         with data:
             inbox.read(data)
-        for answer in self._answers(inbox, reported):
-            return answer
-        state = self._log.state()
+        for response in self._responses(inbox, reported):
+            return response
+        state, given = self._log.state(), self._log.given()
+        if state.began_at > 0 and len(given) and given[-1] not in reported:
+            self.lost.measure(time.monotonic_ns() - state.began_at)
         return Death(
             how=_describe_exit(os.waitstatus_to_exitcode(STATUS.unpack(status)[0])),
-            given=self._log.given(),
+            given=given,
             reported=reported,
             as_batch=self._log.as_batch,
             in_call=bool(state.began_at),

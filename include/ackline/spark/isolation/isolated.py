@@ -16,46 +16,42 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from ackline.errors import FatalError
 from ackline.handler import Tier
-from ackline.outcome import ErrorClass, Outcome
 from ackline.spark.handlers.outcomes import Clock, Outcomes, RowOutcome
 from ackline.spark.isolation.handler_process import Death, HandlerProcess
 from ackline.spark.records import Int64s, Records
 from ackline.spark.settings import ReplaySettings
 
-MAX_IDLE_DEATHS = 3
-"""After this many deaths in a row without a call the handler fails its Spark task."""
+RECORDS_PROGRAM = "ackline.spark.isolation.serving"
 _ROWS_AFTER_DEATH = 100
 """The next process after a death first gets this many rows. If many records kill their process, the large rest of the
 batch is not sent again for each of them."""
 
 
 class IsolatedHandler:
-    """Calls a handler in a process of its own. `now` is the time of outcomes that a death decides."""
+    """Calls a handler in a process of its own: `process`, or one that it starts. `now` is the time of outcomes that a
+    death decides."""
 
-    def __init__(self, settings: ReplaySettings, tier: Tier, now: Clock) -> None:
+    def __init__(self, settings: ReplaySettings, tier: Tier, now: Clock, process: HandlerProcess | None = None) -> None:
         self._once, self._limit = settings.once, settings.record_timeout
         self._now = now
-        self._process = HandlerProcess(settings, tier)
-        self._idle_deaths = 0
+        self._process = process or HandlerProcess(RECORDS_PROGRAM, (settings, tier), settings.record_timeout)
 
     def __call__(self, records: Records) -> Outcomes:
-        """Returns the outcome of each record. Raises what `HandlerProcess.call` raises, and FatalError for a process
-        that dies three times before it calls the handler."""
+        """Returns the outcome of each record. Raises what `HandlerProcess.request` raises."""
         remaining = [np.arange(len(records))]
         parts: list[tuple[Int64s, Outcomes]] = []
         while remaining:
             rows = remaining.pop()
             part = records if len(rows) == len(records) else records.take(rows)
-            result = self._process.call(part)
+            result = self._process.request(part, len(part))
             if isinstance(result, Death):
                 decided, again = self._split(part, result)
                 if len(decided):
                     parts.append((rows[decided], self._outcomes_after_death(part, decided, result)))
                 remaining += [rows[indexes] for indexes in again if len(indexes)]
             else:
-                self._idle_deaths = 0
+                assert isinstance(result, Outcomes)
                 parts.append((rows, result))
         return _merge(len(records), parts)
 
@@ -64,14 +60,7 @@ class IsolatedHandler:
         given = np.isin(part.offsets, death.given)
         begun, rest = np.flatnonzero(given), np.flatnonzero(~given)
         if not len(begun):
-            self._idle_deaths += 1
-            if self._idle_deaths >= MAX_IDLE_DEATHS:
-                raise FatalError(
-                    f"the handler's process {death.how}, {MAX_IDLE_DEATHS} times before it was given a record; check "
-                    f"what the handler's import and its threads do"
-                )
             return begun, [rest]
-        self._idle_deaths = 0
         if not death.as_batch:
             return begun, [rest[_ROWS_AFTER_DEATH:], rest[:_ROWS_AFTER_DEATH]]
         if self._once or len(begun) == 1:
@@ -91,13 +80,7 @@ class IsolatedHandler:
         return Outcomes(np.full(len(decided), time, dtype=np.int64), not_acked, len(decided))
 
     def _failure(self, row: int, death: Death, time: int, rows: int = 1) -> RowOutcome:
-        batch = "" if rows == 1 else f" in a batch of {rows} records"
-        if death.timed_out:
-            message = f"the handler did not return within {self._limit:g} s{batch}"
-            return RowOutcome(row, Outcome.FAILED, ErrorClass.TIMEOUT, message, time)
-        return RowOutcome(
-            row, Outcome.FAILED, ErrorClass.WORKER_LOST, f"the handler's process {death.how}{batch}", time
-        )
+        return death.failure(row, self._limit, time, "" if rows == 1 else f" in a batch of {rows} records")
 
     def start(self) -> None:
         """Starts the process, which imports the handler. Raises what the import raises."""
@@ -112,7 +95,9 @@ def _outcomes_of_calls(offsets: Int64s, death: Death, culprit: int | None, failu
     """Yields the outcomes that the process reported before it died, and `failure` for the culprit."""
     for row, offset in enumerate(offsets.tolist()):
         if offset in death.reported:
-            yield death.reported[offset].at_row(row)
+            outcome = death.reported[offset]
+            if outcome is not None:
+                yield outcome.at_row(row)
         elif offset == culprit:
             yield failure.at_row(row)
 

@@ -34,7 +34,7 @@ def by_block(rows: DataFrame, parts: int) -> DataFrame:
     Spark sorts rows of many events each, on disk if need be. So a task of the acker holds the events of one block at a
     time, however many records its part has.
     """
-    return rows.where("step IS NULL").repartition(parts, "route").sortWithinPartitions("tp", "offset")
+    return rows.where("step IS NULL").repartition(parts, "key").sortWithinPartitions("tp", "offset")
 
 
 def store_roots(settings: TaskSettings) -> Callable[[Batches], Batches]:
@@ -103,12 +103,14 @@ class AckerRun(TaskRun):
     def _not_acked(self, roots: Sums) -> list[RowOutcome]:
         """Returns the outcome of each root that is not acked."""
         has_note = np.array([note is not None for note in roots.notes], dtype=np.bool_)
-        is_acked = (roots.xors == 0) & ~roots.open_tuples.any(axis=0) & ~has_note
+        waits = np.array([due is not None for due in roots.dues], dtype=np.bool_)
+        is_acked = (roots.xors == 0) & ~roots.open_tuples.any(axis=0) & ~has_note & ~waits
         not_acked = []
         for row in np.flatnonzero(~is_acked).tolist():
             of_row = roots.open_tuples[:, row].tolist(), roots.acked[:, row].tolist()
             time = int(roots.times[row])
-            outcome = outcome_of_root(roots.notes[row], int(roots.xors[row]), *of_row, self._topology, time)
+            xor, due = int(roots.xors[row]), roots.dues[row]
+            outcome = outcome_of_root(roots.notes[row], xor, *of_row, self._topology, time, due)
             if outcome is not None:
                 not_acked.append(outcome.at_row(row))
         self._measure_latency(roots.begun[is_acked])

@@ -55,7 +55,7 @@ def manifests_of_trees(rows: DataFrame, settings: TaskSettings, topology: Topolo
 
 
 def _exchange(rows: DataFrame, step: Step, parts: int) -> DataFrame:
-    rows = rows.repartition(parts, "route")
+    rows = rows.repartition(parts, "key")
     if not step.join:
         return rows
     # Null for all other rows, which so come first.

@@ -5,12 +5,17 @@ ids at random; here a second execution of a task must not differ from the first.
 """
 
 from hashlib import blake2b
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from ackline.offsets import TopicPartition
 from ackline.turns import TurnId
 
 MASK = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
+_STRIDE = 0xD1342543DE82EF95
 
 
 def mix(number: int) -> int:
@@ -32,10 +37,18 @@ def root_id(seed: int, offset: int, attempt: int) -> int:
     return mix(mix(seed ^ offset) + attempt)
 
 
-def edge_id(parent: int, position: int) -> int:
-    """Returns the id of an edge: the one that leaves `parent` at this position."""
-    # `mix`, written out: a call of it is a third of the time, and each tuple has an edge.
-    number = (parent ^ (position * 0xD1342543DE82EF95 & MASK)) + _GOLDEN & MASK
-    number = ((number ^ (number >> 30)) * 0xBF58476D1CE4E5B9) & MASK
-    number = ((number ^ (number >> 27)) * 0x94D049BB133111EB) & MASK
-    return number ^ (number >> 31)
+UInt64s = npt.NDArray[np.uint64]
+
+
+def edge_ids(parents: UInt64s, positions: UInt64s) -> UInt64s:
+    """Returns the ids of edges: of each one that leaves the edge with the id in `parents` at this position."""
+    return _mix(parents ^ (positions * np.uint64(_STRIDE)))
+
+
+def _mix(numbers: UInt64s) -> UInt64s:
+    """Returns `mix` of each number. Arrays of unsigned numbers wrap around, as `MASK` makes Python's do."""
+    numbers = numbers + np.uint64(_GOLDEN)
+    numbers = (numbers ^ (numbers >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    numbers = (numbers ^ (numbers >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    mixed: Any = numbers ^ (numbers >> np.uint64(31))
+    return mixed  # type: ignore[no-any-return]

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from ackline.outcome import MESSAGE_LIMIT, ErrorClass, Outcome
+from ackline.pending import NEVER
 from ackline.spark.handlers.outcomes import RowOutcome
 from ackline.spark.trees.rows import FAILED
 from ackline.topology import SOURCE_STEP, Topology
@@ -51,15 +52,26 @@ def read_note(note: bytes) -> Note:
 
 
 def outcome_of_root(
-    note: bytes | None, xor: int, open_tuples: Sequence[int], acked: Sequence[int], topology: Topology, time: int
+    note: bytes | None,
+    xor: int,
+    open_tuples: Sequence[int],
+    acked: Sequence[int],
+    topology: Topology,
+    time: int,
+    due: int | None = None,
 ) -> RowOutcome | None:
     """Returns the outcome of a root from the sums of its events; None if it is acked.
 
     `xor` is the XOR of all its edges. By the number of the step, `open_tuples` holds how many tuples were sent to the
     step and not closed there, and `acked` how many were acked or failed, as in `Event`. `time` is in microseconds since
-    1970.
+    1970, and so is `due`, the deadline of a record in flight, which is NEVER without one, and None for other records.
     """
     outcome = _outcome(note, xor, open_tuples, acked, topology, time)
+    # The worst wins. A failure needs no answer from outside. A skip waits for it, because an answer may still fail the
+    # record; the row keeps its class, so that an ack then makes the record `skipped`.
+    if due is not None and (outcome is None or outcome.outcome is Outcome.SKIPPED):
+        reasons = (None, None) if outcome is None else (outcome.error_class, outcome.error_message)
+        outcome = RowOutcome(0, Outcome.IN_FLIGHT, *reasons, time, None if due == NEVER else due)
     return None if outcome is None else replace(outcome, tree=_story(open_tuples, acked, topology))
 
 

@@ -9,19 +9,31 @@ import json
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from itertools import chain
+from typing import Any, NamedTuple
 
+import numpy as np
 import pyarrow as pa
 
 from ackline.audit.data_files import DataFileWriter
 from ackline.audit.storage import Storage
 from ackline.kafka.output_topics import OutputTopics, Row
 from ackline.offsets import TopicPartition
-from ackline.output_columns import STAGED_ANCHORS, Columns, arrow_type, as_row, fit_rows, infer_columns, json_text
+from ackline.output_columns import (
+    ANCHOR_TYPE,
+    STAGED_ANCHORS,
+    Columns,
+    arrow_type,
+    as_row,
+    fit_rows,
+    infer_columns,
+    json_text,
+)
 from ackline.outputs import Output, StagedFile
 from ackline.spark.settings import OutputTargets
 from ackline.spark.shared_folder import SharedFolder
-from ackline.spark.trees.payload import unpack
+from ackline.spark.trees.answers import Row as EmittedRow
+from ackline.spark.trees.edge_columns import EdgeNumbers, Resolved
 from ackline.spark.trees.rows import Edges
 from ackline.turns import TurnId
 
@@ -30,13 +42,12 @@ _BYTES_A_GROUP = 32 << 20
 _MAX_WAITING_BYTES = 16 << 20
 
 
-@dataclass(frozen=True, slots=True)
-class OutputRow:
-    """A row that a call of step `step` has emitted, packed, with the edges that led to the call."""
+class OutputRow(NamedTuple):
+    """A row that a call of step `step` has emitted, with the numbers of the edges that led to the call."""
 
     step: int
-    payload: bytes
-    edges: Edges
+    row: EmittedRow
+    edges: EdgeNumbers
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,18 +77,18 @@ class OutputRows:
 
     def add(self, output: Output, row: OutputRow) -> None:
         """Adds a row for an output."""
-        self._size += len(row.payload)
+        self._size += row.row.size
         self._waiting.setdefault(output.number, (output, []))[1].append(row)
 
-    def flush(self) -> Iterator[BadRow]:
+    def flush(self, edges: Resolved) -> Iterator[BadRow]:
         """Stages the rows that wait, and sends those for topics: all replicas have them when this ends. Yields those
-        that do not fit."""
+        that do not fit. `edges` are those of the batch that has emitted the rows."""
         waiting, self._waiting, self._size = self._waiting, {}, 0
         for output, rows in waiting.values():
             if output.table is not None:
-                yield from self._table(output).add(rows)
+                yield from self._table(output).add(rows, edges)
             else:
-                yield from self._send(output, rows)
+                yield from self._send(output, rows, edges)
 
     def close(self) -> list[StagedFile]:
         """Finishes the files. On a local disk they are durable when this returns."""
@@ -101,14 +112,14 @@ class OutputRows:
             self._tables[output.number] = _StagedTable(output, self._targets, self._topic_partitions, columns)
         return self._tables[output.number]
 
-    def _send(self, output: Output, rows: list[OutputRow]) -> Iterator[BadRow]:
+    def _send(self, output: Output, rows: list[OutputRow], edges: Resolved) -> Iterator[BadRow]:
         assert output.topic is not None
         sent: list[OutputRow] = []
         messages: list[Row] = []
         for row in rows:
-            _, _, key, value = unpack(row.payload)
+            key, value, _ = row.row
             try:
-                headers = _headers(row.edges, self._targets.turn, self._topic_partitions)
+                headers = _headers(edges.edges(row.edges), self._targets.turn, self._topic_partitions)
                 message = Row(output.topic, _bytes(key), _bytes(value), headers)
             except (ValueError, RecursionError, TypeError):
                 yield BadRow(row, f"a row for the topic {output.topic} can't be written as JSON")
@@ -140,9 +151,9 @@ class _StagedTable:
         self._path = f"{output.number}-{uuid.uuid4()}.parquet"
         self._writer: DataFileWriter | None = None
 
-    def add(self, rows: list[OutputRow]) -> Iterator[BadRow]:
+    def add(self, rows: list[OutputRow], edges: Resolved) -> Iterator[BadRow]:
         """Stages rows. Yields those that do not fit, which are not staged."""
-        values = [as_row(unpack(row.payload)[3]) for row in rows]
+        values = [as_row(row.row.value) for row in rows]
         if self._columns is None:
             self._columns = self._first_columns(values)
         if self._columns is None:
@@ -153,9 +164,7 @@ class _StagedTable:
         kept = [number for number in range(len(rows)) if number not in problems]
         for number, problem in problems.items():
             yield BadRow(rows[number], f"a row does not fit the table {self._output.table}: {problem}")
-        anchors = pa.array(
-            [_anchors(rows[number].edges, self._topic_partitions) for number in kept], STAGED_ANCHORS.type
-        )
+        anchors = _anchor_column([rows[number].edges for number in kept], edges, self._topic_partitions)
         chosen = [array.take(pa.array(kept, pa.int64())) for array in arrays] if problems else arrays
         batch = pa.RecordBatch.from_arrays([anchors, *chosen], schema=self._schema())
         self._waiting.append(batch)
@@ -205,6 +214,23 @@ class _StagedTable:
 def columns_file(table: str) -> str:
     """Returns the name of the file with the inferred columns of a table that does not exist yet."""
     return f"columns-{uuid.uuid5(uuid.NAMESPACE_URL, table)}.json"
+
+
+def _anchor_column(
+    numbers: Sequence[EdgeNumbers], edges: Resolved, topic_partitions: Sequence[TopicPartition]
+) -> pa.ListArray:
+    """Returns for each row the records that it is anchored to."""
+    ends = np.cumsum(np.fromiter(map(len, numbers), np.int32), dtype=np.int32)
+    root_of = edges.root_of[np.fromiter(chain.from_iterable(numbers), np.int64)]
+    tps = pa.array(edges.roots.tps[root_of])
+    fields = [
+        pa.array([tp.topic for tp in topic_partitions], pa.string()).take(tps),
+        pa.array([tp.partition for tp in topic_partitions], pa.int32()).take(tps),
+        pa.array(edges.roots.offsets[root_of]),
+        pa.array(edges.roots.attempts[root_of].astype(np.int32)),
+    ]
+    structs = pa.StructArray.from_arrays(fields, fields=list(ANCHOR_TYPE))
+    return pa.ListArray.from_arrays(pa.array(np.append(np.int32(0), ends)), structs)
 
 
 def _anchors(edges: Edges, topic_partitions: Sequence[TopicPartition]) -> list[dict[str, Any]]:

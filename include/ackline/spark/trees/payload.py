@@ -11,6 +11,9 @@ from zoneinfo import ZoneInfo
 from ackline.spark.handlers.outcomes import InvalidOutcome
 
 _SCALARS = frozenset({str, bytes, int, float, bool, NoneType})
+_NAMES = frozenset({str})
+_TEXT = ord("s")
+"""The first byte of a payload that is a text: a pickle begins with another one. Of a key's bytes, too."""
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _ALLOWED = (datetime, Decimal, timezone, timedelta, ZoneInfo)
 """Types that a value may hold beside those of JSON and bytes, with what their own pickles refer to."""
@@ -29,13 +32,54 @@ class _Pickler(pickle.Pickler):
         )
 
 
-def pack(step: str, stream: str, key: Any, value: Any) -> bytes:
-    """Returns a tuple as bytes: the step and the stream that it was emitted by, its key and its value.
+def pack(key: Any, value: Any) -> tuple[bytes, bytes]:
+    """Returns the bytes of a key, as `key_bytes` does, and a payload. `unpack` makes key and value again of both.
 
     Raises InvalidOutcome if key or value hold something else than what JSON holds, bytes, datetime and Decimal.
     """
-    content = step, stream, key, value
-    if type(value) in _SCALARS and type(key) in _SCALARS:  # nothing within them to check
+    if type(value) is str and (key is None or type(key) is str):  # usual, and several times as fast as a pickle
+        try:
+            return (b"n" if key is None else b"s" + key.encode()), b"s" + value.encode()
+        except UnicodeEncodeError:  # half of a surrogate pair
+            return key_bytes(key), b"s" + value.encode("utf-8", "surrogatepass")
+    payload = _pickled((key, value), _is_flat(key) and _is_flat(value))
+    return key_bytes(key), payload
+
+
+def unpack(key: bytes, payload: bytes) -> tuple[Any, Any]:
+    """Returns key and value as `pack` was given them. Only for bytes of the same job: unpickling may run any code."""
+    if payload[0] != _TEXT:
+        content: tuple[Any, Any] = pickle.loads(payload)
+        return content
+    try:
+        return (key[1:].decode() if key[0] == _TEXT else None), payload[1:].decode()
+    except UnicodeDecodeError:
+        of_key = key[1:].decode("utf-8", "surrogatepass") if key[0] == _TEXT else None
+        return of_key, payload[1:].decode("utf-8", "surrogatepass")
+
+
+def copied(value: Any) -> tuple[Any, int]:
+    """Returns a copy of a value, which no later change of the original changes, and about how many bytes it has.
+
+    Raises InvalidOutcome for what `pack` does not take.
+    """
+    if type(value) is dict and _is_flat(value):
+        sizes = [len(field) for field in value.values() if type(field) is str or type(field) is bytes]
+        return dict(value), 50 * len(value) + sum(sizes)
+    payload = _pickled(value, _is_flat(value))
+    return pickle.loads(payload), len(payload)
+
+
+def _is_flat(value: Any) -> bool:
+    """Returns whether a value has nothing within it to check: a scalar, or a mapping of names to scalars."""
+    kind = type(value)
+    if kind is dict:
+        return _SCALARS.issuperset(map(type, value.values())) and _NAMES.issuperset(map(type, value))
+    return kind in _SCALARS
+
+
+def _pickled(content: Any, flat: bool) -> bytes:
+    if flat:
         return pickle.dumps(content, 5)
     buffer = io.BytesIO()
     try:
@@ -43,12 +87,6 @@ def pack(step: str, stream: str, key: Any, value: Any) -> bytes:
     except RecursionError:
         raise InvalidOutcome("an emitted value is nested too deeply") from None
     return buffer.getvalue()
-
-
-def unpack(data: bytes) -> Any:
-    """Returns step, stream, key and value as `pack` was given them. Only for bytes of the same job: unpickling may run
-    any code."""
-    return pickle.loads(data)
 
 
 def key_bytes(key: Any) -> bytes:

@@ -8,20 +8,19 @@ import pyarrow as pa
 
 from ackline.handler import Handler, Record
 from ackline.spark.handlers.load import CallHandler, load_call
-from ackline.spark.handlers.outcomes import Outcomes, RowOutcome
+from ackline.spark.handlers.outcomes import Outcomes
+from ackline.spark.isolation.isolated import IsolatedHandler
 from ackline.spark.output.manifest import manifest
 from ackline.spark.records import Records
 from ackline.spark.settings import TaskSettings
 from ackline.spark.task_run import TaskRun, naming_host
-from ackline.spark.trees.calls import Seeds, TreeCalls
-from ackline.spark.trees.edge_log import edge_log_of
+from ackline.spark.trees.calls import Ended, Seeds
 from ackline.spark.trees.edges import seed_of
+from ackline.spark.trees.isolated_calls import IsolatedTreeCalls, tree_calls
 from ackline.spark.trees.notes import outcome_of_root
 from ackline.spark.trees.outbox import Outbox
 from ackline.spark.trees.output_rows import OutputRows
-from ackline.spark.trees.rows import Event, Root
-from ackline.stream_functions import load_steps
-from ackline.tuples import SOURCE, StepCounts
+from ackline.tuples import SOURCE, InFlight, StepCounts
 
 _PORTION = 500
 
@@ -36,7 +35,7 @@ class SourceRun(TaskRun):
     def __init__(self, settings: TaskSettings, source: str = "fresh") -> None:
         super().__init__(settings, source)
         assert settings.replay.topology is not None
-        self._outbox = Outbox(len(settings.replay.topology.steps))
+        self._outbox = Outbox()
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
         super().__exit__(kind, error, trace)
@@ -47,22 +46,22 @@ class SourceRun(TaskRun):
         settings = self._settings.replay
         assert settings.topology is not None
         with naming_host():
-            steps, tps = load_steps(settings.topology), self._settings.topic_partitions
+            tps, turn = self._settings.topic_partitions, self._settings.target.turn
             self._outputs = None if settings.outputs is None else OutputRows(settings.outputs, tps)
-            edge_log = edge_log_of(self._settings)
-            self._trees = TreeCalls(settings.topology, steps, tps, self._clock, self._outputs, edge_log)
+            self._trees = tree_calls(self._settings, self._clock, self._outputs)
+            self._seeds: Seeds = None
+            if settings.tracking:
+                self._seeds = {(tp.topic, tp.partition): (n, seed_of(turn, tp)) for n, tp in enumerate(tps)}
+            if isinstance(self._trees, IsolatedTreeCalls):
+                return IsolatedHandler(settings, self._settings.tier, self._clock, self._trees.process)
             return load_call(settings, self._settings.tier, wrap=self._delivering)
 
     def _delivering(self, handler: Handler) -> Handler:
         """Returns the handler; what it emits is delivered before its call returns."""
-        turn = self._settings.target.turn
-        seeds: Seeds = None
-        if self._settings.replay.tracking:
-            tps = self._settings.topic_partitions
-            seeds = {(tp.topic, tp.partition): (n, seed_of(turn, tp)) for n, tp in enumerate(tps)}
+        seeds = self._seeds
 
-        def call(record: Record) -> None:
-            self._trees.call_source(handler, record, seeds)
+        def call(record: Record) -> InFlight | None:
+            return self._trees.call_source(handler, record, seeds)
 
         return call
 
@@ -70,43 +69,45 @@ class SourceRun(TaskRun):
         assert self._call is not None
         outcomes = self._call(records)
         self._calls += outcomes.calls
-        self._trees.flush_outputs()
-        if self._trees.events:
-            records, outcomes = self._without_open_trees(records, outcomes)
+        if isinstance(self._trees, IsolatedTreeCalls):
+            self._trees.deliver_records(records, outcomes, self._seeds)
+        ended = self._trees.end()
+        if len(ended.events):
+            records, outcomes = self._without_open_trees(records, outcomes, ended)
+        else:
+            self._outbox.add(ended)
         self._store_records(records, outcomes)
 
-    def _without_open_trees(self, records: Records, outcomes: Outcomes) -> tuple[Records, Outcomes]:
+    def _without_open_trees(self, records: Records, outcomes: Outcomes, ended: Ended) -> tuple[Records, Outcomes]:
         """Sends the events of trees that go on in other tasks. Returns the other records, with their outcomes."""
-        topology, time = self._settings.replay.topology, self._clock()
+        topology, time, events = self._settings.replay.topology, self._clock(), ended.events
         assert topology is not None
-        ended: list[RowOutcome] = []
-        open_trees: dict[int, tuple[Root, Event]] = {}
-        rows = np.searchsorted(records.offsets, [root.offset for root in self._trees.events]).tolist()
-        for row, (root, event) in zip(rows, self._trees.events.items(), strict=True):
-            if not event.complete:
-                open_trees[row] = root, event
-                continue
-            outcome = outcome_of_root(event.note, event.xor, event.open, event.acked, topology, time)
-            if outcome is not None:
-                ended.append(outcome.at_row(row))
-        self._trees.events = {}
-        outcomes.not_acked = sorted([*outcomes.not_acked, *ended], key=lambda outcome: outcome.row)
-        if not open_trees:
-            return records, outcomes
+        rows = np.searchsorted(records.offsets, events.rows["offset"])
+        complete = events.complete
+        for number in {*events.notes, *events.dues}:
+            if complete[number]:  # the others are decided by the acker
+                of_root = events.rows[number]
+                sums = int(of_root["xor"]), of_root["open"].tolist(), of_root["acked"].tolist()
+                outcome = outcome_of_root(events.notes.get(number), *sums, topology, time, events.dues.get(number))
+                assert outcome is not None
+                outcomes.not_acked.append(outcome.at_row(int(rows[number])))
+        outcomes.not_acked.sort(key=lambda outcome: outcome.row)
         is_open = np.zeros(len(records), dtype=np.bool_)
-        is_open[list(open_trees)] = True
+        is_open[rows[~complete]] = True
+        events.rows["timestamp"] = records.timestamps[rows]
         hashes = self._hashes(records.keys)
-        timestamps = records.timestamps.tolist()
-        for row, (root, event) in open_trees.items():
-            event.timestamp = timestamps[row]
-            event.key_hash = None if hashes is None else hashes[row].as_py()
-            self._outbox.add_event(root, event, time)
+        if hashes is not None:
+            of_rows = hashes.take(pa.array(rows)).to_pylist()
+            events = replace(events, key_hashes={n: text for n, text in enumerate(of_rows) if text is not None})
+        self._outbox.add(Ended(events.take(np.flatnonzero(~complete)), ended.rows))
+        if not is_open.any():
+            return records, outcomes
         number_of = np.cumsum(~is_open) - 1
         kept = [outcome.at_row(int(number_of[outcome.row])) for outcome in outcomes.not_acked]
         return records.filter(~is_open), replace(outcomes, handled_at=outcomes.handled_at[~is_open], not_acked=kept)
 
     def _manifest(self) -> pa.RecordBatch:
-        source = self._trees.counts.setdefault(SOURCE, StepCounts())
+        source = self._trees.figures.counts.setdefault(SOURCE, StepCounts())
         source.executed = self._calls
         return manifest(
             self._files.close(),
@@ -116,8 +117,8 @@ class SourceRun(TaskRun):
             self._fetched,
             self._out_of_range,
             self._outbox.trees,
-            self._trees.latency,
-            self._trees.counts,
+            self._trees.figures.latency,
+            self._trees.figures.counts,
             () if self._outputs is None else self._outputs.close(),
         )
 
@@ -128,11 +129,9 @@ class SourceRun(TaskRun):
 
     def rows(self) -> Iterator[pa.RecordBatch]:
         """Yields rows for steps and the acker, as soon as they are many."""
-        self._outbox.add_tuples(self._trees)
         yield from self._outbox.take()
 
     def finish(self) -> Iterator[pa.RecordBatch]:
         """Closes the files. Yields the rows that are left, the last of which holds the task's manifest."""
-        self._outbox.add_tuples(self._trees)
         yield from self._outbox.take(last=True)
         yield self._outbox.manifest(self._manifest())

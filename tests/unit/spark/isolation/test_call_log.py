@@ -23,5 +23,10 @@ def test_no_death_leaves_a_record_logged_as_given_while_no_call_is_under_way(mon
     called = log.wrap(lambda _: states.append((log.state().given, log.state().began_at)), Tier.RECORD)
     called(replace(RECORD, offset=100))
     called(replace(RECORD, offset=101))
-    log.close()
     assert states == [(0, 0), (1, 7), (1, 7), (2, 7)]
+    log.begin_batch(2)
+    log.begin_call(0)
+    log.begin_call(1)
+    assert states[4:] == [(0, 0), (1, 7)]
+    assert log.given().tolist() == [0, 1]
+    log.close()

@@ -1,19 +1,24 @@
 """Runs trees without Spark: the same calls, and in place of its exchanges lists that are dealt to tasks at random."""
 
+import pickle
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
+from typing import Any
+
+import numpy as np
 
 from ackline.handler import Handler, Record
 from ackline.offsets import TopicPartition
 from ackline.spark.handlers.outcomes import RowOutcome
-from ackline.spark.trees.calls import Input, TreeCalls, tuple_of
+from ackline.spark.trees.calls import TreeCalls
+from ackline.spark.trees.inputs import Input, input_of
 from ackline.spark.trees.notes import outcome_of_root
-from ackline.spark.trees.packed_events import Block, EventFormat, PackedEvents, Sums
-from ackline.spark.trees.rows import Edges, Event, Root
-from ackline.topology import Step, StepBlock, Topology, topology
-from ackline.tuples import StepCounts
+from ackline.spark.trees.packed_events import Block, EventFormat, Events, PackedEvents, Sums
+from ackline.spark.trees.rows import UNTRACKED, Edges, Root
+from ackline.topology import SOURCE_STEP, Step, StepBlock, Topology, topology
+from ackline.tuples import Origin, StepCounts
 
 TP = TopicPartition("orders", 0)
 SEEDS = {(TP.topic, TP.partition): (0, 4711)}
@@ -25,6 +30,7 @@ class SentTuple:
     """A tuple on its way to a step."""
 
     step: int
+    stream: int
     edges: Edges
     key: bytes
     payload: bytes
@@ -40,7 +46,8 @@ class Lab:
     random: Random = field(default_factory=lambda: Random(1))
     tracked: bool = True
     lose: Callable[[SentTuple], bool] = lambda _: False
-    events: list[tuple[Root, Event]] = field(default_factory=list)
+    events: list[tuple[Root, Events]] = field(default_factory=list)
+    """One event each."""
     counts: dict[str, StepCounts] = field(default_factory=dict)
     decided: dict[int, str] = field(default_factory=dict)
 
@@ -65,9 +72,9 @@ class Lab:
         format_ = EventFormat(len(self.topology.steps))
         payloads: dict[Block, list[bytes]] = defaultdict(list)
         for part in self._dealt(self.events):
-            packed = PackedEvents(format_)
-            for root, event in part:
-                packed.add(root, event, NOW)
+            packed = PackedEvents()
+            for _, event in part:
+                packed.add(event)
             for block, payload in packed.take():
                 payloads[block].append(payload)
         found: dict[int, RowOutcome | None] = {}
@@ -84,6 +91,7 @@ class Lab:
                 roots.acked[:, row].tolist(),
                 self.topology,
                 NOW,
+                roots.dues[row],
             )
             for row, offset in enumerate(roots.offsets.tolist())
         }
@@ -94,10 +102,10 @@ class Lab:
             by_key[sent.key].append(sent)
         sent_on: list[SentTuple] = []
         for keys in self._dealt(list(by_key)):
-            calls = self._calls()
+            calls = self._calls(step.number)
             for key in keys:
                 order = sorted(by_key[key], key=lambda sent: sent.edges) if step.join else by_key[key]
-                given = [Input(tuple_of(sent.payload, sent.edges, [TP]), sent.edges, sent.payload) for sent in order]
+                given = [self._input(calls, sent) for sent in order]
                 if step.join:
                     calls.call_join(step, given)
                 else:
@@ -114,15 +122,30 @@ class Lab:
             self.random.choice(tasks).append(item)
         return tasks
 
-    def _calls(self) -> TreeCalls:
-        return TreeCalls(self.topology, self.handlers, [TP], lambda: NOW)
+    def _calls(self, step: int = SOURCE_STEP) -> TreeCalls:
+        return TreeCalls(self.topology, self.handlers, [TP], lambda: NOW, step=step)
+
+    def _input(self, calls: TreeCalls, sent: SentTuple) -> Input:
+        numbers = tuple(calls.batch.edges.give(*root, edge) for root, edge in sent.edges)
+        origins = tuple(Origin(*TP, root.offset) for root in sorted(root for root, _ in sent.edges))
+        return input_of(sent.key, sent.payload, self.topology.streams[sent.stream], origins, numbers)
 
     def _collect(self, calls: TreeCalls) -> list[SentTuple]:
-        self.events += calls.events.items()
-        for name, counts in calls.counts.items():
+        ended = calls.end()
+        self.events += [(ended.events.root(n), ended.events.take(np.array([n]))) for n in range(len(ended.events))]
+        for name, counts in calls.figures.counts.items():
             self.counts.setdefault(name, StepCounts()).add(counts)
-        rows = calls.rows
-        return [SentTuple(*row) for row in zip(rows.steps, rows.edges, rows.keys, rows.payloads, strict=True)]
+        return [sent_tuple(row) for batch in ended.rows for row in batch.to_pylist()]
+
+
+def sent_tuple(row: Mapping[str, Any]) -> SentTuple:
+    """The tuple of a row."""
+    edges: Edges = ()
+    if row["edges"] is not None:
+        edges = pickle.loads(row["edges"])
+    elif row["tp"] != UNTRACKED:
+        edges = ((Root(row["tp"], row["offset"], row["attempt"]), row["edge"] % (1 << 64)),)
+    return SentTuple(row["step"], row["stream"], edges, row["key"], row["payload"])
 
 
 def steps_of(*blocks: Mapping[str, object]) -> Topology:

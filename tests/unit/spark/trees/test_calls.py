@@ -11,7 +11,7 @@ from ackline.handler import Dead, Record, Skip
 from ackline.outcome import Outcome
 from ackline.spark.handlers.outcomes import RowOutcome, TaskFailure
 from ackline.topology import Topology
-from ackline.tuples import Emit, Fail, Hold, InFlight, Origin, Tuple
+from ackline.tuples import Emit, Fail, Hold, Origin, Tuple
 from tests.unit.spark.trees.stages import SEEDS, Lab, SentTuple, steps_of
 
 ONE = steps_of({"name": "end", "input": "source", "group_by": "key"})
@@ -76,7 +76,7 @@ def test_s61_each_attempt_has_edges_of_its_own() -> None:
     for attempt in (1, 2):
         lab = Lab(TWO, each_item, [pass_on, nothing])
         lab.run({0: ["a", "b"]}, attempt)
-        edges.append({event.edge for _, event in lab.events})
+        edges.append({int(event.rows["edge"][0]) for _, event in lab.events})
     assert not edges[0] & edges[1]
 
 
@@ -105,7 +105,7 @@ def test_s62_the_reason_names_the_step_that_holds_the_tuple() -> None:
 
 def test_two_edges_with_the_same_id_do_not_ack_a_record_whose_tuples_got_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     """The XOR of both edges is 0, as if they had been closed. The counts say no."""
-    monkeypatch.setattr("ackline.spark.trees.calls.edge_id", lambda *_: 7)
+    monkeypatch.setattr("ackline.spark.trees.edge_columns.edge_ids", lambda *_: 7)
     lab = Lab(ONE, each_item, [nothing], lose=lambda _: True)
     assert shown(lab.run({0: ["a", "b"]})[0]) == ("failed", "Unacked", "step end: did not ack 2 tuples")
 
@@ -113,7 +113,7 @@ def test_two_edges_with_the_same_id_do_not_ack_a_record_whose_tuples_got_lost(mo
 def test_counts_that_agree_do_not_ack_a_record_whose_ids_do_not() -> None:
     lab = Lab(ONE, each_item, [nothing])
     lab.run({0: ["a"]})
-    lab.events[0][1].xor ^= 1
+    lab.events[0][1].rows["xor"] ^= 1
     assert shown(lab.outcomes()[0]) == ("failed", "Unacked", "the ids of the edges do not cancel each other")
 
 
@@ -222,6 +222,17 @@ def test_s66_a_join_acks_holds_and_fails_single_tuples() -> None:
     }
 
 
+def test_a_join_that_holds_all_its_tuples_and_emits_to_an_unknown_stream_fails_by_the_stream() -> None:
+    """It closes no edge, and what it has emitted counts all the same."""
+
+    def join(given: Sequence[Tuple]) -> Iterator[Any]:
+        yield from map(Hold, given)
+        yield Emit("x", stream="nowhere")
+
+    message = "step join: emitted to join.nowhere, which no step and no output takes"
+    assert ran(JOIN, join, r0=["a"], r1=["a"]) == dict.fromkeys((0, 1), ("failed", "UnknownStream", message))
+
+
 def test_a_join_that_raises_fails_all_its_tuples() -> None:
     def join(given: Sequence[Tuple]) -> None:
         if len(given) > 1:
@@ -262,7 +273,6 @@ def test_s67_a_tuple_of_several_records_fails_them_all() -> None:
         (Emit("x", key=object()), "holds object"),
         (Emit("x", anchors=["not an input"]), "not given"),
         (Emit("x", stream=3), "no name of a stream"),  # type: ignore[arg-type]
-        (InFlight(), "yielded InFlight"),
         (Hold(Tuple(1, 1, "s", "s", ())), "yielded Hold"),
     ],
 )

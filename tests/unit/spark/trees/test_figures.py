@@ -57,7 +57,8 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The clock of the calls, in nanoseconds; handlers move it."""
     now = [1_000]
     monkeypatch.setattr("ackline.spark.trees.calls.perf_counter_ns", lambda: now[0])
-    monkeypatch.setattr("ackline.spark.trees.calls.time_ns", lambda: 5_000_000)
+    monkeypatch.setattr("ackline.spark.trees.call_figures.perf_counter_ns", lambda: now[0])
+    monkeypatch.setattr("ackline.spark.trees.call_figures.time_ns", lambda: 5_000_000)
     return now
 
 
@@ -75,8 +76,12 @@ def test_each_call_counts_with_its_own_time_whether_it_fails_or_not(clock: list[
     calls = TreeCalls(NEAR, [near], [TP], lambda: NOW)
     calls.call_source(source, record(0, [1, 2, 3]), SEEDS)
     calls.call_source(source, record(1, []), SEEDS)
-    times = {name: (of.execute.count, of.execute.total, of.execute.longest) for name, of in calls.counts.items()}
-    assert times == {"source": (2, 30, 30), "near": (3, 600, 300)}
+    calls.end()
+    spans = {name: counts.execute for name, counts in calls.figures.counts.items()}
+    assert {name: (of.count, of.total, of.longest) for name, of in spans.items()} == {
+        "source": (2, 30, 30),
+        "near": (3, 600, 300),
+    }
 
 
 def test_a_source_that_raises_is_timed_too(clock: list[int]) -> None:
@@ -87,8 +92,9 @@ def test_a_source_that_raises_is_timed_too(clock: list[int]) -> None:
     calls = TreeCalls(NEAR, [work], [TP], lambda: NOW)
     with pytest.raises(ValueError, match="broken"):
         calls.call_source(source, record(0, []), SEEDS)
-    assert calls.counts["source"].execute.total == 7
-    assert calls.latency.count == 0
+    calls.end()
+    assert calls.figures.counts["source"].execute.total == 7
+    assert calls.figures.latency.count == 0
 
 
 def test_the_latency_of_a_tree_that_ends_in_its_task_lasts_until_its_last_step_returned(clock: list[int]) -> None:
@@ -101,16 +107,17 @@ def test_the_latency_of_a_tree_that_ends_in_its_task_lasts_until_its_last_step_r
     calls.call_source(each_item, record(0, ["a", "b"]), SEEDS)
     calls.call_source(each_item, record(1, ["bad"]), SEEDS)  # no acked tree
     calls.call_source(each_item, record(2, []), SEEDS)
-    assert (calls.latency.count, calls.latency.total, calls.latency.longest) == (2, 100, 100)
+    calls.end()
+    assert (calls.figures.latency.count, calls.figures.latency.total, calls.figures.latency.longest) == (2, 100, 100)
 
 
 def test_a_tree_that_goes_on_elsewhere_takes_the_time_of_its_first_call_along(clock: list[int]) -> None:
     calls = TreeCalls(LOCAL, [work, work], [TP], lambda: NOW)
     clock[0] += 300
     calls.call_source(each_item, record(0, ["a"]), SEEDS)
-    [event] = calls.events.values()
-    assert event.begun == 5_000_000 + 300
-    assert calls.latency.count == 0
+    [begun] = calls.end().events.rows["begun"]
+    assert begun == 5_000_000 + 300
+    assert calls.figures.latency.count == 0
 
 
 # ---- stories --------------------------------------------------------------------------------------------------------
@@ -153,6 +160,7 @@ def logged(caplog: pytest.LogCaptureFixture, sample: float, offsets: range) -> l
         calls = TreeCalls(LOCAL, [work, work], [TP], lambda: NOW, edge_log=EdgeLog(sample, task(sample)))
         for offset in offsets:
             calls.call_source(each_item, record(offset, ["secret"] if offset else ["bad", "secret"]), SEEDS)
+        calls.end()
     return [line.getMessage() for line in caplog.records]
 
 

@@ -9,12 +9,14 @@ from ackline.offsets import TopicPartition
 from ackline.outputs import Output
 from ackline.spark.settings import OutputTargets
 from ackline.spark.trees import output_rows
+from ackline.spark.trees.answers import Row
+from ackline.spark.trees.edge_columns import EdgeColumns
 from ackline.spark.trees.output_rows import BadRow, OutputRow, OutputRows
-from ackline.spark.trees.payload import pack
-from ackline.spark.trees.rows import Root
+from ackline.spark.trees.payload import copied
 from ackline.turns import LIVE, TurnId
 
 TOTALS = Output(0, "totals", None, None)
+EDGES = EdgeColumns()
 TP = TopicPartition("orders", 3)
 
 
@@ -23,17 +25,22 @@ def rows(folder: Path) -> OutputRows:
 
 
 def row(value: object, offset: int = 7) -> OutputRow:
-    return OutputRow(2, pack("total", "default", None, value), ((Root(0, offset, 1), 99),))
+    EDGES.give(0, offset, 1, 99)
+    return OutputRow(2, Row(None, *copied(value)), (len(EDGES.parents) - 1,))
+
+
+def flushed(of_task: OutputRows) -> list[BadRow]:
+    return list(of_task.flush(EDGES.resolve()))
 
 
 def test_the_first_task_with_rows_decides_the_columns_for_all(tmp_path: Path) -> None:
     first, second = rows(tmp_path), rows(tmp_path)
     first.add(TOTALS, row({"sum": 1}))
-    assert list(first.flush()) == []
+    assert flushed(first) == []
     bad = row({"sum": "many"})
     second.add(TOTALS, bad)
     second.add(TOTALS, row({"sum": 2}))
-    assert list(second.flush()) == [BadRow(bad, "a row does not fit the table totals: its sum is no long")]
+    assert flushed(second) == [BadRow(bad, "a row does not fit the table totals: its sum is no long")]
     [file] = second.close()
     [staged] = pq.read_table(tmp_path / "staged" / file.path).to_pylist()
     assert staged == {"_anchors": [{**TP._asdict(), "offset": 7, "attempt": 1}], "sum": 2}
@@ -43,10 +50,10 @@ def test_the_first_task_with_rows_decides_the_columns_for_all(tmp_path: Path) ->
 def test_rows_of_nulls_alone_decide_no_columns(tmp_path: Path) -> None:
     of_task = rows(tmp_path)
     of_task.add(TOTALS, row({"sum": None}))
-    [bad] = of_task.flush()
+    [bad] = flushed(of_task)
     assert bad.reason == "no columns of the table totals follow from nulls alone; write `columns`"
     of_task.add(TOTALS, row({"sum": 1.5}))
-    assert list(of_task.flush()) == []
+    assert flushed(of_task) == []
     assert [file.rows for file in of_task.close()] == [1]
 
 
@@ -54,7 +61,7 @@ def test_a_task_that_fails_leaves_no_file(tmp_path: Path) -> None:
     of_task = rows(tmp_path)
     for number in range(output_rows._ROWS_A_GROUP):
         of_task.add(TOTALS, row({"sum": number}, number))
-    assert list(of_task.flush()) == []
+    assert flushed(of_task) == []
     assert list((tmp_path / "staged").iterdir())
     of_task.discard()
     assert not list((tmp_path / "staged").iterdir())
@@ -64,5 +71,5 @@ def test_large_rows_ask_to_be_flushed(tmp_path: Path) -> None:
     of_task = rows(tmp_path)
     of_task.add(TOTALS, row({"text": "x" * (16 << 20)}))
     assert of_task.full
-    assert list(of_task.flush()) == []
+    assert flushed(of_task) == []
     assert not of_task.full

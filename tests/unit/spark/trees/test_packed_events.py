@@ -1,40 +1,93 @@
 """The sums over packed events, against sums that are made one event at a time."""
 
 from collections import defaultdict
+from dataclasses import dataclass
 from random import Random
 
+import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ackline.spark.trees.packed_events import BLOCK, NO_TIMESTAMP, Block, EventFormat, PackedEvents, block_of
-from ackline.spark.trees.rows import Event, Root
+from ackline.pending import NEVER
+from ackline.spark.trees.packed_events import (
+    BLOCK,
+    NO_TIMESTAMP,
+    NOT_BEGUN,
+    Block,
+    EventFormat,
+    Events,
+    PackedEvents,
+    block_of,
+)
+from ackline.spark.trees.rows import Root
 
 STEPS = 2
 FORMAT = EventFormat(STEPS)
 U64 = st.integers(0, (1 << 64) - 1)
-Sent = tuple[Root, Event, int]
+
+
+@dataclass(frozen=True)
+class Event:
+    """An event, with what its row holds."""
+
+    root: Root
+    by: int
+    edge: int
+    xor: int
+    time: int
+    timestamp: int | None
+    key_hash: str | None
+    note: bytes | None
+    open: list[int]
+    acked: list[int]
+    due: int | None = None
+
+    @property
+    def sources(self) -> int:
+        """1 in the first event of a record."""
+        return int(self.by == -1)
+
+    def columns(self) -> Events:
+        """The event as the tasks add it."""
+        timestamp = NO_TIMESTAMP if self.timestamp is None else self.timestamp
+        row = (
+            self.root.offset, self.edge, self.xor, self.time, timestamp, NOT_BEGUN, self.root.attempt, self.by,
+            self.sources, self.open, self.acked,
+        )  # fmt: skip
+        return Events(
+            np.array([self.root.tp]),
+            np.array([row], FORMAT.dtype),
+            {} if self.note is None else {0: self.note},
+            {} if self.key_hash is None else {0: self.key_hash},
+            {} if self.due is None else {0: self.due},
+        )
 
 
 @st.composite
-def events(draw: st.DrawFn) -> Sent:
+def events(draw: st.DrawFn) -> Event:
     """An event of one of a few roots, among them offsets at the end of Kafka's range."""
     root = Root(draw(st.integers(0, 1)), draw(st.sampled_from([0, 1, BLOCK, (1 << 63) - 1])), draw(st.integers(1, 2)))
-    event = Event(draw(st.integers(-1, STEPS - 1)), draw(U64), STEPS)
-    event.xor = draw(U64)
-    event.sources = int(event.by == -1)
-    event.timestamp = draw(st.integers(-5, 5)) if event.sources else None
-    event.key_hash = f"hash-{root}" if event.sources else None
-    event.note = draw(st.none() | st.binary(max_size=3))
-    event.open = draw(st.lists(st.integers(-9, 9), min_size=STEPS, max_size=STEPS))
-    event.acked = draw(st.lists(st.integers(0, 9), min_size=STEPS, max_size=STEPS))
-    return root, event, draw(st.integers(0, 1 << 60))
+    by = draw(st.integers(-1, STEPS - 1))
+    return Event(
+        root,
+        by,
+        draw(U64),
+        draw(U64),
+        draw(st.integers(0, 1 << 60)),
+        draw(st.integers(-5, 5)) if by == -1 else None,
+        f"hash-{root}" if by == -1 else None,
+        draw(st.none() | st.binary(max_size=3)),
+        draw(st.lists(st.integers(-9, 9), min_size=STEPS, max_size=STEPS)),
+        draw(st.lists(st.integers(0, 9), min_size=STEPS, max_size=STEPS)),
+        NEVER if by == -1 and root.attempt == 1 else None,
+    )
 
 
-def rows_of(sent: list[Sent], random: Random) -> dict[Block, list[bytes]]:
+def rows_of(sent: list[Event], random: Random) -> dict[Block, list[bytes]]:
     """The rows of three tasks, to which the events are dealt."""
-    tasks = [PackedEvents(FORMAT) for _ in range(3)]
+    tasks = [PackedEvents() for _ in range(3)]
     for each in sent:
-        random.choice(tasks).add(*each)
+        random.choice(tasks).add(each.columns())
     rows: dict[Block, list[bytes]] = defaultdict(list)
     for task in tasks:
         for block, payload in task.take():
@@ -44,9 +97,9 @@ def rows_of(sent: list[Sent], random: Random) -> dict[Block, list[bytes]]:
 
 
 @settings(max_examples=300, deadline=None)
-@given(st.lists(events(), min_size=1, max_size=12, unique_by=lambda e: (e[0], e[1].edge, e[1].by)), st.randoms())
+@given(st.lists(events(), min_size=1, max_size=12, unique_by=lambda e: (e.root, e.edge, e.by)), st.randoms())
 def test_s63_the_sums_are_those_of_each_event_once_however_often_and_in_which_order_it_comes(
-    sent: list[Sent], random: Random
+    sent: list[Event], random: Random
 ) -> None:
     repeated = sent + random.choices(sent, k=4)
     random.shuffle(repeated)
@@ -60,28 +113,44 @@ def test_s63_the_sums_are_those_of_each_event_once_however_often_and_in_which_or
             found[root] = (
                 int(sums.xors[row]), int(sums.sources[row]), int(sums.times[row]), int(sums.timestamps[row]),
                 sums.open_tuples[:, row].tolist(), sums.acked[:, row].tolist(), sums.notes[row], sums.key_hashes[row],
+                sums.dues[row],
             )  # fmt: skip
-    assert found == {root: expected(root, sent) for root in {root for root, _, _ in sent}}
+    assert found == {root: expected(root, sent) for root in {event.root for event in sent}}
 
 
-def expected(root: Root, sent: list[Sent]) -> tuple[object, ...]:
+def expected(root: Root, sent: list[Event]) -> tuple[object, ...]:
     """The sums of a root, one event at a time."""
-    mine = [(event, time) for of, event, time in sent if of == root]
+    mine = [event for event in sent if event.root == root]
     xor = 0
-    for event, _ in mine:
+    for event in mine:
         xor ^= event.xor
     return (
         xor,
-        sum(event.sources for event, _ in mine),
-        max(time for _, time in mine),
-        max(NO_TIMESTAMP if event.timestamp is None else event.timestamp for event, _ in mine),
-        [sum(event.open[step] for event, _ in mine) for step in range(STEPS)],
-        [sum(event.acked[step] for event, _ in mine) for step in range(STEPS)],
-        min((event.note for event, _ in mine if event.note is not None), default=None),
-        next((event.key_hash for event, _ in mine if event.key_hash is not None), None),
+        sum(event.sources for event in mine),
+        max(event.time for event in mine),
+        max(NO_TIMESTAMP if event.timestamp is None else event.timestamp for event in mine),
+        [sum(event.open[step] for event in mine) for step in range(STEPS)],
+        [sum(event.acked[step] for event in mine) for step in range(STEPS)],
+        min((event.note for event in mine if event.note is not None), default=None),
+        next((event.key_hash for event in mine if event.key_hash is not None), None),
+        next((event.due for event in mine if event.due is not None), None),
     )
 
 
-def test_the_route_of_a_block_is_no_negative_number() -> None:
-    """Spark's column of routes is signed, and a topic may have any offset that Kafka has."""
-    assert all(0 <= block_of(Root(tp, (1 << 63) - 1, 1)).route < 1 << 63 for tp in (0, 1, 1 << 20))
+def test_events_of_several_blocks_are_divided() -> None:
+    """One call may add events of any number of blocks."""
+    roots = [Root(0, 1, 1), Root(0, BLOCK - 1, 1), Root(0, BLOCK, 1), Root(1, 0, 1)]
+    columns = [Event(root, 0, 1, 1, 1, None, None, b"n", [0, 0], [0, 0]).columns() for root in roots]
+    packed = PackedEvents()
+    packed.add(
+        Events(
+            np.concatenate([each.tps for each in columns]),
+            np.concatenate([each.rows for each in columns]),
+            dict.fromkeys(range(4), b"n"),
+        )
+    )
+    found = {block: FORMAT.sums([payload]) for block, payload in packed.take()}
+    assert {block: sums.offsets.tolist() for block, sums in found.items()} == {
+        Block(0, 0): [1, BLOCK - 1], Block(0, 1): [BLOCK], Block(1, 0): [0]
+    }  # fmt: skip
+    assert all(sums.notes == [b"n"] * len(sums.offsets) for sums in found.values())

@@ -11,7 +11,7 @@ import pytest
 
 from ackline.decode import scalar_texts
 from ackline.spark.handlers.outcomes import InvalidOutcome
-from ackline.spark.trees.payload import key_bytes, pack, unpack
+from ackline.spark.trees.payload import copied, key_bytes, pack, unpack
 
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
 VALUES = [
@@ -22,9 +22,34 @@ VALUES = [
 
 @pytest.mark.parametrize("value", VALUES)
 def test_what_json_holds_bytes_times_and_decimals_arrive_as_they_were(value: Any) -> None:
-    arrived = unpack(pack("first", "default", None, value))[3]
+    arrived = unpack(*pack(None, value))[1]
     assert (arrived, type(arrived)) == (value, type(value))
     assert isinstance(key_bytes(value), bytes)
+
+
+@pytest.mark.parametrize("value", VALUES)
+@pytest.mark.parametrize("key", VALUES)
+def test_a_key_arrives_as_it_was_beside_any_value(key: Any, value: Any) -> None:
+    of_key, payload = pack(key, value)
+    assert of_key == key_bytes(key)
+    arrived = unpack(of_key, payload)
+    assert (arrived, [type(part) for part in arrived]) == ((key, value), [type(key), type(value)])
+
+
+@pytest.mark.parametrize("value", [{"a": 1}, {"a": {"b": 1}}, {"a": [1]}])
+def test_a_copy_does_not_change_with_the_original(value: dict[str, Any]) -> None:
+    copy, before = copied(value)[0], repr(value)
+    for part in value.values():
+        if not isinstance(part, int):
+            part.clear()
+    value["a"] = 2
+    assert repr(copy) == before
+
+
+@pytest.mark.parametrize("value", [object(), {"a": object()}, {Fraction(1, 2): 1}])
+def test_what_no_tuple_may_hold_is_not_copied_either(value: Any) -> None:
+    with pytest.raises(InvalidOutcome):
+        copied(value)
 
 
 @pytest.mark.parametrize("value", [object(), Fraction(1, 2), pack, Exception(), {"a": [timedelta]}, len])
@@ -32,7 +57,7 @@ def test_anything_else_is_refused(value: Any) -> None:
     if value == {"a": [timedelta]}:  # a class that a time refers to itself
         return
     with pytest.raises(InvalidOutcome):
-        pack("first", "default", None, value)
+        pack(None, value)
     with pytest.raises(InvalidOutcome):
         key_bytes(value)
 
@@ -85,4 +110,4 @@ def _shared() -> Any:
 
 @pytest.mark.parametrize("make", [_cycle, _shared])
 def test_a_value_that_holds_itself_or_one_part_many_times_is_masked_in_time(make: Callable[[], Any]) -> None:
-    assert list(scalar_texts(unpack(pack("first", "default", None, make()))[3])) == ["secret"]
+    assert list(scalar_texts(unpack(*pack(None, make()))[1])) == ["secret"]

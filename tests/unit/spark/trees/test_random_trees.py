@@ -1,15 +1,26 @@
 """Random trees against a naive model that keeps whole trees: branches, joins, failures, and rows that get lost."""
 
+from collections.abc import Iterator
 from random import Random
+from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ackline.handler import Record
 from ackline.outcome import ErrorClass, Outcome
+from ackline.spark.handlers.in_flight import use_in_flight_settings
 from ackline.spark.handlers.outcomes import RowOutcome
+from ackline.spark.settings import ReplaySettings
+from ackline.token import TokenSigner
 from ackline.topology import Topology
+from ackline.tuples import InFlight
+from ackline.turns import TurnId
 from tests.unit.spark.trees.model import Model, source, step_handler
 from tests.unit.spark.trees.stages import Lab, SentTuple, steps_of
+
+SIGNER = TokenSigner(b"key", "ledger", TurnId("shop", "live", 0, 1), {})
+SETTINGS = ReplaySettings(None, False, Outcome.FAILED, None, tokens=SIGNER, in_flight_timeout=None)
 
 
 @st.composite
@@ -55,6 +66,32 @@ def test_the_acker_finds_what_a_model_that_keeps_whole_trees_finds(topology: Top
         offset: min(words) for offset, words in expected.items()
     }
     assert {name: counts.executed for name, counts in lab.counts.items() if counts.executed} == model.executed
+
+
+def source_in_flight(record: Record) -> Iterator[Any]:
+    """The handler of the model, which also answers InFlight for every other record."""
+    yield from source(record)
+    if record.offset % 2:
+        yield InFlight()
+
+
+@settings(max_examples=200, deadline=None)
+@given(topologies(), st.integers(0, 1 << 30), st.integers(1, 6))
+def test_a_record_in_flight_waits_unless_its_tree_has_failed(topology: Topology, seed: int, records: int) -> None:
+    values = {offset: f"{seed}-{offset}" for offset in range(records)}
+    lab, model = lab_of(topology, seed), Model(topology)
+    lab.source = source_in_flight
+    use_in_flight_settings(SETTINGS)
+    expected = model.run(values)
+    found = lab.run(dict(values))
+    for offset, words in expected.items():
+        outcome, word = found.get(offset), min(words)
+        if offset % 2 == 0 or word in ("fail", "dead"):
+            assert word_of(outcome) == word
+            continue
+        assert outcome is not None
+        of_skip = ErrorClass.SKIP if word == "skip" else None
+        assert (outcome.outcome, outcome.error_class, outcome.due) == (Outcome.IN_FLIGHT, of_skip, None)
 
 
 @settings(max_examples=200, deadline=None)

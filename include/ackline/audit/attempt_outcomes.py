@@ -1,0 +1,127 @@
+"""What became of the attempts of a turn, as the rows of outputs need it: by the records that they are anchored to."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ackline.audit.store import LedgerStore
+from ackline.outcome import Outcome
+from ackline.range_arrays import Int64s
+from ackline.turns import TurnId
+
+NO_OUTCOME = -1
+WORDS: Sequence[str] = tuple(outcome.value for outcome in Outcome)
+ACKED, IN_FLIGHT, SKIPPED = (
+    WORDS.index(outcome.value) for outcome in (Outcome.ACKED, Outcome.IN_FLIGHT, Outcome.SKIPPED)
+)
+_NO_OFFSETS: Int64s = np.empty(0, np.int64)
+
+
+class Attempts(NamedTuple):
+    """The attempts of a turn at the records of a topic-partition, by rising offset, and the ranges that an operator has
+    skipped."""
+
+    offsets: Int64s = _NO_OFFSETS
+    attempts: Int64s = _NO_OFFSETS
+    codes: Int64s = _NO_OFFSETS
+    skipped: tuple[tuple[int, int], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptOutcomes:
+    """The outcome of each attempt that a turn has made or ended, by topic and partition. Codes are indexes of WORDS."""
+
+    by_partition: dict[tuple[str, int], Attempts]
+
+    @classmethod
+    def read(cls, store: LedgerStore, turn: TurnId) -> "AttemptOutcomes":
+        """Reads what is stored of a turn. Raises FatalError if the table can't be read."""
+        return cls.of(store.attempts_of(turn))
+
+    @classmethod
+    def of(cls, batches: Iterable[pa.RecordBatch]) -> "AttemptOutcomes":
+        """Returns the outcomes in rows as `LedgerStore.attempts_of` yields them."""
+        found: dict[tuple[str, int], list[pa.RecordBatch]] = {}
+        for batch in batches:
+            topics = batch.column("topic").to_numpy(zero_copy_only=False)
+            partitions = batch.column("partition").to_numpy()
+            for topic, partition in sorted(set(zip(topics.tolist(), partitions.tolist(), strict=True))):
+                rows = pa.array((topics == topic) & (partitions == partition))
+                found.setdefault((topic, partition), []).append(batch.filter(rows))
+        return cls({tp: _attempts(pa.Table.from_batches(parts)) for tp, parts in found.items()})
+
+    def after(self, anchors: pa.StructArray) -> Int64s:
+        """Returns the code of the outcome of each anchor after the turn; NO_OUTCOME for one of which nothing is known.
+
+        An anchor of an earlier turn has its outcome so far in the field `outcome`. Only one that was in flight can have
+        another one now.
+        """
+        before = np.full(len(anchors), NO_OUTCOME)
+        if anchors.type.get_field_index("outcome") >= 0:
+            found = pc.index_in(anchors.field("outcome"), pa.array(WORDS))
+            before = found.fill_null(NO_OUTCOME).to_numpy(zero_copy_only=False).astype(np.int64)
+        codes = before.copy()
+        topics = anchors.field("topic").dictionary_encode()
+        partitions, offsets = anchors.field("partition").to_numpy(), anchors.field("offset").to_numpy()
+        attempts = anchors.field("attempt").to_numpy()
+        unsettled = (before == NO_OUTCOME) | (before == IN_FLIGHT)
+        for number, topic in enumerate(topics.dictionary.to_pylist()):
+            of_topic = unsettled & (topics.indices.to_numpy() == number)
+            for partition in np.unique(partitions[of_topic]).tolist():
+                rows = np.flatnonzero(of_topic & (partitions == partition))
+                known = self.by_partition.get((topic, partition), Attempts())
+                codes[rows] = _codes_of(known, offsets[rows], attempts[rows], before[rows])
+        return codes
+
+
+def _codes_of(known: Attempts, offsets: Int64s, attempts: Int64s, before: Int64s) -> Int64s:
+    codes = before.copy()
+    for start, end in known.skipped:
+        # Only what was in flight before the turn: a decision on an attempt of the turn itself is not its outcome.
+        codes[(before == IN_FLIGHT) & (offsets >= start) & (offsets < end)] = SKIPPED
+    places = np.searchsorted(known.offsets, offsets)
+    there = places < len(known.offsets)
+    there[there] = (known.offsets[places[there]] == offsets[there]) & (known.attempts[places[there]] == attempts[there])
+    codes[there] = known.codes[places[there]]
+    return codes
+
+
+def _attempts(rows: pa.Table) -> Attempts:
+    """Returns the attempts in rows of one topic-partition. An answer from outside comes after the attempt that it ends;
+    a renewal ends nothing."""
+    codes = pc.index_in(rows["outcome"], pa.array(WORDS)).to_numpy().astype(np.int64)
+    offsets, attempts = rows["offset"].to_numpy(), rows["attempt"].to_numpy().astype(np.int64)
+    answered = rows["answer"].is_valid().to_numpy()
+    made = (attempts > 0) & ~(answered & (codes == IN_FLIGHT))
+    # A turn deals with one attempt at an offset: what was in flight before it is no retry of it.
+    chosen = np.flatnonzero(made)
+    chosen = chosen[np.lexsort((answered[chosen], offsets[chosen]))]
+    last = np.ones(len(chosen), dtype=np.bool_)
+    last[:-1] = offsets[chosen[1:]] != offsets[chosen[:-1]]
+    chosen = chosen[last]
+    skips = rows.filter(pa.array((attempts == 0) & (codes == SKIPPED)))
+    ends: Any = pc.coalesce(skips["end_offset"], pc.add(skips["offset"], 1))
+    skipped = tuple(zip(skips["offset"].to_pylist(), ends.to_pylist(), strict=True))
+    return Attempts(offsets[chosen], attempts[chosen], codes[chosen], skipped)
+
+
+def any_of_row(anchors: pa.ListArray, chosen: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+    """Returns for each row whether one of its anchors is chosen."""
+    before = np.concatenate([[0], np.cumsum(chosen)])
+    offsets = anchors.offsets.to_numpy()
+    of_row: npt.NDArray[np.bool_] = before[offsets[1:]] > before[offsets[:-1]]
+    return of_row
+
+
+def with_outcomes(anchors: pa.ListArray, codes: Int64s) -> pa.ListArray:
+    """Returns the anchors of rows with these outcomes."""
+    texts = pa.array(WORDS).take(pa.array(codes, mask=codes == NO_OUTCOME))
+    names = ("topic", "partition", "offset", "attempt")
+    flat = anchors.values
+    structs = pa.StructArray.from_arrays([*(flat.field(name) for name in names), texts], [*names, "outcome"])
+    return pa.ListArray.from_arrays(anchors.offsets, structs)

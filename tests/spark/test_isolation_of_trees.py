@@ -1,0 +1,158 @@
+"""Faults 11 and 12 in trees, on real Spark: a call that kills or hangs its process fails its tuples alone."""
+
+import json
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from ackline.offsets import TopicPartition
+from ackline.spark.job import ReplayJob, run_replay
+from ackline.token import TokenSigner
+from ackline.topology import StepBlock, Topology, topology
+from ackline.translation import Stream, Translation
+from ackline.turns import LIVE, TurnId
+from tests.contract.kafka_log import put as put_records
+from tests.spark.lab import Lab
+
+HANDLERS = "tests.spark.deadly_tree_handlers"
+SPLIT = f"{HANDLERS}:split"
+
+
+def steps(*blocks: dict[str, Any]) -> Topology:
+    """A topology of steps, each with the handler of its name."""
+    named = ({**block, "handler": f"{HANDLERS}:{block['name']}"} for block in blocks)
+    return topology([StepBlock.model_validate(block) for block in named])
+
+
+GROUPED = steps(
+    {"name": "first", "input": "source", "group_by": "key"}, {"name": "second", "input": "first", "group_by": "key"}
+)
+CHAINED = steps({"name": "first", "input": "source"}, {"name": "second", "input": "first"})
+JOINED = steps(
+    {"name": "first", "input": "source"},
+    {"name": "meet", "input": "first", "group_by": "key", "join": True},
+    {"name": "second", "input": "meet"},
+)
+
+DEEDS = {
+    "segfault": "WorkerLost",
+    "exit3": "WorkerLost",
+    "kill": "WorkerLost",
+    "hang": "Timeout",
+    "exit": "SystemExit",
+    "hoard": "MemoryError",
+    "fail": "ValueError",
+    "skip": "Skip",
+}
+
+
+def items(*deeds: dict[str, str]) -> list[dict[str, Any]]:
+    """The items of a record, each with what its steps do."""
+    return [{"key": f"k{number}", "do": deed} for number, deed in enumerate(deeds)]
+
+
+def put(lab: Lab, records: list[list[dict[str, Any]]]) -> Any:
+    """A topic-partition with these records."""
+    return lab.put(*(json.dumps({"items": record}).encode() for record in records))
+
+
+def ran(lab: Lab, records: list[list[dict[str, Any]]], of: Topology, **settings: Any) -> ReplayJob:
+    """Runs a job over records with these items, and checks that no call was made twice."""
+    tp = put(lab, records)
+    settings = {"isolated": True, "record_timeout": 4.0, "topology": of, **settings}
+    job = lab.ran(SPLIT, {tp: (0, len(records))}, **settings)
+    assert set(lab.calls(tp.topic).values()) == {1}
+    return job
+
+
+def job_topic(job: ReplayJob) -> str:
+    """The only topic of a job."""
+    [tp] = job.fresh
+    return tp.topic
+
+
+@pytest.mark.parametrize("of", [GROUPED, CHAINED], ids=["grouped", "chained"])
+@pytest.mark.parametrize("once", [False, True])
+def test_a_tuple_that_kills_or_hangs_its_process_fails_its_record_alone(lab: Lab, of: Topology, once: bool) -> None:
+    """In the second step: the siblings of that tuple, and all other records, have one call and are acked."""
+    records = [items({}, {"second": deed}, {}) for deed in DEEDS]
+    job = ran(lab, [items({}, {}), *records, items({}, {})], of, once=once)
+    expected: list[tuple[int, str, str | None]] = [(0, "acked", None)]
+    for offset, error_class in enumerate(DEEDS.values(), 1):
+        expected.append((offset, "skipped" if error_class == "Skip" else "failed", error_class))
+    assert lab.outcomes(job) == [*expected, (len(expected), "acked", None)]
+    messages = {row["error_class"]: row["error_message"] for row in lab.rows(job) if row["offset"] in (1, 4)}
+    assert messages["WorkerLost"].startswith("step second: the handler's process was killed by SIGSEGV; ")
+    assert messages["Timeout"].startswith("step second: the handler did not return within 4 s; ")
+    calls = Counter(call[2] // 100 for call in lab.calls(job_topic(job)))
+    assert calls == {0: len(records) + 2, 1: 3 * len(records) + 4, 2: 3 * len(records) + 4}
+
+
+def test_what_a_source_or_the_first_step_does_fails_its_record_alone(lab: Lab) -> None:
+    job = ran(
+        lab,
+        [
+            items({}),
+            items({}, {"source": "segfault"}),
+            items({"source after a yield": "hang"}),
+            items({"first after a yield": "hang"}, {}),
+            items({"first after a yield": "kill"}),
+            items({"source": "fork"}, {"first": "fork", "second": "fork"}),
+            items({}),
+        ],
+        GROUPED,
+    )
+    assert lab.outcomes(job) == [
+        (0, "acked", None),
+        (1, "failed", "WorkerLost"),
+        (2, "failed", "Timeout"),
+        (3, "failed", "Timeout"),
+        (4, "failed", "WorkerLost"),
+        (5, "acked", None),
+        (6, "acked", None),
+    ]
+
+
+def test_a_join_that_kills_or_hangs_its_process_fails_all_tuples_of_its_call(lab: Lab) -> None:
+    """A call has all tuples of a key, and no other key is affected."""
+    shared = {"key": "shared", "do": {}}
+    hangs = {"key": "hangs", "do": {"meet": "hang"}}
+    records = [[shared], [shared, {"key": "own", "do": {}}], [hangs], [{"key": "own", "do": {}}]]
+    job = ran(lab, [[{**shared, "do": {"meet": "kill"}}], *records], JOINED)
+    lost, timeout = (0, "failed", "WorkerLost"), (3, "failed", "Timeout")
+    assert lab.outcomes(job) == [lost, (1, *lost[1:]), (2, *lost[1:]), timeout, (4, "acked", None)]
+    assert lab.rows(job)[0]["error_message"] == (
+        "step meet: the handler's process was killed by SIGKILL in a call for 3 tuples; 0 siblings acked"
+    )
+
+
+def test_decoded_values_and_tokens_reach_the_process_and_secrets_of_the_task_do_not(lab: Lab) -> None:
+    translation = Translation((Stream("items", SPLIT, value="json"),))
+    shown = {"items": items({"source": "show secrets"}, {"second": "show secrets"})}
+    tp = lab.put(json.dumps(shown).encode(), b"no json")
+    settings = {"store_options": {"aws_secret_access_key": "x"}, "key_hash_secret": b"secret", "topology": GROUPED}
+    job = lab.ran(SPLIT, {tp: (0, 2)}, isolated=True, translation=translation, **settings)
+    assert lab.outcomes(job) == [(0, "acked", None), (1, "failed", "Undecodable")]
+
+
+def test_the_process_makes_the_tokens_of_its_records(lab: Lab) -> None:
+    tp = TopicPartition(lab.topic(), 0)
+    tokens = TokenSigner(b"k" * 16, "ledger", TurnId("orders", LIVE, 0, 1), {tp: "id"})
+    put_records(lab.broker, tp.topic, [(None, tokens.token(*tp, 0, 1).encode()), (None, b"another token")])
+    job = lab.ran(f"{HANDLERS}:emits_token", {tp: (0, 2)}, isolated=True, topology=GROUPED, tokens=tokens)
+    assert lab.outcomes(job) == [(0, "acked", None), (1, "failed", "ValueError")]
+
+
+def test_figures_count_each_call_and_measure_one_that_did_not_return(lab: Lab) -> None:
+    tp = put(lab, [items({}, {}), items({"first": "kill"}), items({"source": "fail"}), [], items({"second": "hang"})])
+    job = lab.job(SPLIT, {tp: (0, 5)}, topology=GROUPED, isolated=True, record_timeout=4.0)
+    figures = run_replay(lab.spark, job).steps
+    assert figures is not None
+    assert {name: (*done.numbers().values(), done.execute.count) for name, done in figures.steps.items()} == {
+        "source": (5, 4, 2, 3, 5),
+        "first": (4, 3, 3, 1, 4),
+        "second": (3, 0, 2, 1, 3),
+    }
+    assert figures.steps["second"].execute.longest >= 4_000_000_000
+    assert figures.latency.count == 2
