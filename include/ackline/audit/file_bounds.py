@@ -37,14 +37,13 @@ def dataset_of(table: TableHandle, version: DeltaTable, bounded: Sequence[str] =
     existing = pa.schema(version.schema().to_arrow())
     schema = pa.schema([*existing, *(field for field in TABLES[table.name] if field.name not in existing.names)])
     names = [name for bound in bounded for name in (f"min.{bound}", f"max.{bound}", f"null_count.{bound}")]
-    known = {"path", "size_bytes", "partition.plan_date", *names}
+    known = {"path", "partition.plan_date", *names}
     rows = files.select([name for name in files.column_names if name in known]).to_pylist() if files.num_rows else []
     filesystem = table.storage.filesystem
+    # Arrow is not given the size that the log states. It would not ask S3 for the size then, and where the object is
+    # shorter it would take what its buffer held before for the end of the file: a cut file could read as a whole one.
     fragments = [
-        format_.make_fragment(
-            row["path"], filesystem, partition_expression=_guarantee(row, bounded), file_size=row["size_bytes"]
-        )
-        for row in rows
+        format_.make_fragment(row["path"], filesystem, partition_expression=_guarantee(row, bounded)) for row in rows
     ]
     return ds.FileSystemDataset(fragments, schema, format_, filesystem)
 
