@@ -9,12 +9,13 @@ import pyarrow.fs as pafs
 import pytest
 
 from ackline.audit.data_files import write_rows
-from ackline.audit.lost_files import drop_lost_files, void_turns
+from ackline.audit.lost_files import drop_lost_files
 from ackline.audit.maintenance import maintain
 from ackline.audit.queries import AuditFilter, audit_rows
 from ackline.audit.rows import decision_rows, plan_date
 from ackline.audit.schemas import PARTITION_BY
 from ackline.audit.store import LedgerStore
+from ackline.audit.void_turns import void_turns
 from ackline.errors import FatalError, TransientError
 from ackline.ledger import OutcomeRow
 from ackline.offsets import TopicPartition

@@ -20,7 +20,6 @@ from deltalake.transaction import RemoveAction
 from ackline.audit.fenced_append import REWRITE, retry_beside_rivals
 from ackline.audit.table import AuditTable
 from ackline.scrub import scrub_address
-from ackline.turns import TurnKind
 
 Turn = tuple[int, int]
 """An epoch and a number in it."""
@@ -120,9 +119,3 @@ def drop_lost_files(table: AuditTable, turns: Collection[Turn], read: bool = Fal
         dropped, table.name, scrub_address(table.uri),
     )  # fmt: skip
     return dropped
-
-
-def void_turns(folder: str) -> set[Turn]:
-    """Returns the void turns of a lane, whose tables are in `folder`. Raises FatalError if the table can't be read."""
-    rows = AuditTable(folder, "settlements").read({"kind": TurnKind.VOID.value}, ["epoch", "turn"])
-    return set(zip(rows["epoch"].to_pylist(), rows["turn"].to_pylist(), strict=True))

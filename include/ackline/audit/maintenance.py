@@ -28,10 +28,11 @@ from ackline.audit.data_files import DataFile, DataFileWriter, partition_folder
 from ackline.audit.fenced_append import REWRITE
 from ackline.audit.file_bounds import dataset_of
 from ackline.audit.layout import LaneFolder, all_lanes
-from ackline.audit.lost_files import drop_lost_files, void_turns
+from ackline.audit.lost_files import drop_lost_files
 from ackline.audit.output_maintenance import maintain_output, output_tables
 from ackline.audit.schemas import TABLES
 from ackline.audit.table import AuditTable
+from ackline.audit.void_turns import void_turns
 from ackline.errors import ConfigError, FatalError, TransientError
 
 RETENTION = timedelta(days=7)

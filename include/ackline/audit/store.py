@@ -43,6 +43,7 @@ from ackline.audit.terminal_offsets import (
 )
 from ackline.audit.turn_files import TurnFiles
 from ackline.audit.turn_outcomes import TurnOutcomes, count_first_attempts, read_turn_outcomes
+from ackline.audit.void_turns import void_turns
 from ackline.errors import LedgerError
 from ackline.lane_diff import ResultRuns
 from ackline.ledger import OutcomeRow, PartitionState
@@ -283,16 +284,10 @@ class LedgerStore(ClaimStore):
         expired it."""
         return AnswerReport.decode(self.outcomes.note_of(self._application(turn.epoch, "decisions"), turn.n))
 
-    def is_void(self, turn: TurnId) -> bool:
-        """Returns whether a turn was closed as void. Reads the kind of its settlement only."""
-        dataset = self.settlements.turn_files(
-            self._where(turn), [self._application(turn.epoch, "settlement")], turn.n
-        ).dataset
-        try:
-            kinds = dataset.to_table(columns=["kind"], filter=as_expression(self._where(turn)))["kind"]
-        except (OSError, pa.ArrowException) as error:
-            raise self.settlements.error(error) from error
-        return TurnKind.VOID.value in kinds.to_pylist()
+    def void_turns(self, epoch: int) -> set[int]:
+        """Returns the numbers of the turns of an epoch that were closed as void. One read, however many turns there
+        are."""
+        return {n for _, n in void_turns(self.folder, epoch)}
 
     def outcomes_of(self, turn: TurnId, every_row: bool = False) -> TurnOutcomes:
         """Returns outcomes and decisions of a turn, at the cost of those that did not succeed at once; with

@@ -16,11 +16,11 @@ from deltalake.exceptions import DeltaError
 
 from ackline.audit.pruned_read import Where, as_expression
 from ackline.audit.table import AuditTable
+from ackline.audit.void_turns import void_turns
 from ackline.lane_diff import Result, ResultRuns, joined_runs
 from ackline.offsets import TopicPartition
 from ackline.outcome import Outcome
 from ackline.range_arrays import Ranges, union
-from ackline.turns import TurnKind
 
 
 class DeadRow(NamedTuple):
@@ -115,7 +115,7 @@ def _effective_rows(
     version = outcomes.open()
     if version is None:
         return
-    void = pa.array(_void_turns(folder, int(where["epoch"])), pa.int64())
+    void = pa.array([turn for _, turn in void_turns(folder, int(where["epoch"]))], pa.int64())
     chosen = as_expression(where) & (ds.field("turn") <= last) & ds.field("topic").isin(list(topic_ids))
     chosen = chosen & ds.field("outcome").isin(_TERMINAL)
     try:
@@ -132,12 +132,6 @@ def _where(epoch: int, wanted: OutcomeFilter | None) -> Where:
     """Returns the values that the rows of wanted outcomes have."""
     chosen = {"outcome": wanted.outcome, "error_class": wanted.error_class, "run_id": wanted.run_id} if wanted else {}
     return {"epoch": epoch, **{name: value for name, value in chosen.items() if value is not None}}
-
-
-def _void_turns(folder: str, epoch: int) -> list[int]:
-    rows = AuditTable(folder, "settlements").read({"epoch": epoch, "kind": TurnKind.VOID.value}, ["turn"])
-    turns: list[int] = pc.unique(rows["turn"]).to_pylist()
-    return turns
 
 
 def _turns_in_older_topics(folder: str, epoch: int, topic_ids: Mapping[str, str]) -> dict[str, list[int]]:

@@ -159,7 +159,8 @@ class _Judge:
     counts: Counter[str] = field(default_factory=Counter)
     ended: dict[Key, OutcomeRow] = field(default_factory=dict)
     renewed: dict[Key, OutcomeRow] = field(default_factory=dict)
-    voids: dict[TurnId, bool] = field(default_factory=dict)
+    void_turns: set[int] | None = None
+    """The void turns of the epoch; None until an answer needs them."""
 
     def take(self, key: bytes | None, value: bytes | None) -> None:
         """Applies an answer, or counts why it is ignored."""
@@ -192,9 +193,9 @@ class _Judge:
     def _is_void(self, turn: TurnId) -> bool:
         if turn.n >= self.plan.turn.n:  # the turn itself is not void, and no later one has a token yet
             return turn.n > self.plan.turn.n
-        if turn not in self.voids:
-            self.voids[turn] = self.parts.store.is_void(turn)
-        return self.voids[turn]
+        if self.void_turns is None:
+            self.void_turns = self.parts.store.void_turns(turn.epoch)
+        return turn.n in self.void_turns
 
     def _apply(self, token: Token, answer: Answer) -> None:
         key, offset, attempt = (token.tp, token.offset), token.offset, token.attempt

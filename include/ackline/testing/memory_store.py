@@ -154,11 +154,12 @@ class MemoryStore(LedgerStore):
         files = [OutcomesFile(plan.turn, rows)] if rows else []
         return self._put("outcomes", plan.turn, "decisions", files, answers.encode() if answers else None)
 
-    def is_void(self, turn: TurnId) -> bool:
-        """Returns whether a turn was closed as void."""
+    def void_turns(self, epoch: int) -> set[int]:
+        """Returns the numbers of the turns of an epoch that were closed as void."""
         self._hook("settlement", READ)
-        settlement = self.world.tables.settlements.get(turn)
-        return settlement is not None and settlement.kind is TurnKind.VOID
+        lane = (self.pipeline, self.lane, epoch)
+        settlements = self.world.tables.settlements.items()
+        return {turn.n for turn, settled in settlements if turn[:3] == lane and settled.kind is TurnKind.VOID}
 
     def replace_by_lost(
         self, plan: Plan, run_id: str, rows: Mapping[TopicPartition, Iterable[OutcomeRow]], operator: OperatorLoss
