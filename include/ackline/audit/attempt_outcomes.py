@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 
 from ackline.audit.store import LedgerStore
 from ackline.outcome import Outcome
-from ackline.range_arrays import Int64s
+from ackline.range_arrays import Int64s, Ranges, index_of_range, union
 from ackline.turns import TurnId
 
 NO_OUTCOME = -1
@@ -29,7 +29,7 @@ class Attempts(NamedTuple):
     offsets: Int64s = _NO_OFFSETS
     attempts: Int64s = _NO_OFFSETS
     codes: Int64s = _NO_OFFSETS
-    skipped: tuple[tuple[int, int], ...] = ()
+    skipped: Ranges = (_NO_OFFSETS, _NO_OFFSETS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,9 +81,8 @@ class AttemptOutcomes:
 
 def _codes_of(known: Attempts, offsets: Int64s, attempts: Int64s, before: Int64s) -> Int64s:
     codes = before.copy()
-    for start, end in known.skipped:
-        # Only what was in flight before the turn: a decision on an attempt of the turn itself is not its outcome.
-        codes[(before == IN_FLIGHT) & (offsets >= start) & (offsets < end)] = SKIPPED
+    # Only what was in flight before the turn: a decision on an attempt of the turn itself is not its outcome.
+    codes[(before == IN_FLIGHT) & (index_of_range(offsets, known.skipped) >= 0)] = SKIPPED
     places = np.searchsorted(known.offsets, offsets)
     there = places < len(known.offsets)
     there[there] = (known.offsets[places[there]] == offsets[there]) & (known.attempts[places[there]] == attempts[there])
@@ -106,7 +105,7 @@ def _attempts(rows: pa.Table) -> Attempts:
     chosen = chosen[last]
     skips = rows.filter(pa.array((attempts == 0) & (codes == SKIPPED)))
     ends: Any = pc.coalesce(skips["end_offset"], pc.add(skips["offset"], 1))
-    skipped = tuple(zip(skips["offset"].to_pylist(), ends.to_pylist(), strict=True))
+    skipped = union(skips["offset"].to_numpy(), ends.to_numpy())
     return Attempts(offsets[chosen], attempts[chosen], codes[chosen], skipped)
 
 
