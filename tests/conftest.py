@@ -10,6 +10,7 @@ from tempfile import TemporaryDirectory
 from typing import Protocol
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from ackline.local import broker as broker_module
 from ackline.local.broker import Broker
@@ -38,6 +39,9 @@ broker_module.JVM.append(class_data.FIRST_COMPILER)
 # A proxy can't reach the servers that the tests start.
 os.environ["NO_PROXY"] = os.environ["no_proxy"] = "127.0.0.1,localhost"
 os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
+# How long an example takes says more about what else the machine does than about the code.
+settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("any machine")
 # py4j logs while the interpreter exits, when pytest has closed the standard error.
 logging.getLogger("py4j").setLevel(logging.WARNING)
 

@@ -18,6 +18,9 @@ from ackline.field_types import StreamOfStep, TopicName
 ROW_COLUMNS = ("_topic", "_partition", "_offset", "_attempt", "_lane", "_epoch", "_turn", "_anchors")
 """The columns that each row of an output table has beside the emitted ones: its record, and the turn that acked it."""
 
+PARTITION_TYPES = ("string", "long", "boolean")
+"""The types of columns that an output table may be partitioned by."""
+
 _TABLE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}")
 _LEDGER_TABLES = ("plans", "outcomes", "settlements")
 _SCHEMES = ("file", "s3", "s3a", "gs", "az", "abfs", "abfss")
@@ -105,7 +108,7 @@ class OutputBlock(StrictBlock):
         if self.partition_by and self.columns is None:
             raise ValueError("`partition_by` needs `columns`, which give the types of all columns; add that key")
         for name in self.partition_by:
-            if self.columns is not None and self.columns.get(name) not in ("string", "long", "boolean"):
+            if self.columns is not None and self.columns.get(name) not in PARTITION_TYPES:
                 raise ValueError(f"partition_by: {name} is not a column of type string, long or boolean; correct it")
         if self.columns is not None and set(self.columns) <= set(self.partition_by):
             raise ValueError("partition_by: a table needs a column beside those that it is partitioned by; remove one")

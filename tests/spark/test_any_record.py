@@ -83,8 +83,8 @@ def stored(lab: Lab, job: ReplayJob, tp: TopicPartition) -> list[tuple[int, int,
 
 @pytest.mark.parametrize("tier", ["by_digest", "arrow_by_digest", "column_by_digest"])
 @settings(
-    max_examples=3, deadline=None, phases=[Phase.explicit, Phase.generate],
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.data_too_large, HealthCheck.too_slow],
+    max_examples=3, phases=[Phase.explicit, Phase.generate],
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.data_too_large],
 )  # fmt: skip
 @given(convertible=records(near), any_time=records(far))
 def test_s44_any_record_that_a_broker_takes_has_an_outcome(
@@ -133,8 +133,8 @@ def outcome_of(message: Message, headers: RawHeaders, tier: str) -> str:
 
 @pytest.mark.parametrize("tier", ["by_digest", "arrow_by_digest", "column_by_digest"])
 @settings(
-    max_examples=3, deadline=None, phases=[Phase.explicit, Phase.generate],
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.data_too_large, HealthCheck.too_slow],
+    max_examples=3, phases=[Phase.explicit, Phase.generate],
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.data_too_large],
 )  # fmt: skip
 @given(drawn=st.lists(raw_headers, min_size=20, max_size=40))
 def test_s44_headers_whose_names_are_any_bytes_have_an_outcome_and_stop_no_neighbour(

@@ -49,7 +49,7 @@ def run_its_test(made: Scaffold) -> list[str]:
 
 
 @given(TOPIC, SHAPES, st.sampled_from([None, "127.0.0.1:9092"]), st.booleans())
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_whatever_the_topic_and_its_records_what_is_written_works(
     tmp_path: Path, topic: str, shape: RecordShape, broker: str | None, has_dead_letters: bool
 ) -> None:

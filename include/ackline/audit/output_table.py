@@ -23,7 +23,7 @@ from ackline.audit.object_store import options_of
 from ackline.audit.table import AuditTable
 from ackline.errors import ConfigError
 from ackline.output_columns import Columns, arrow_type, type_text
-from ackline.outputs import ROW_COLUMNS
+from ackline.outputs import PARTITION_TYPES, ROW_COLUMNS
 from ackline.scrub import scrub_address
 
 ANCHORS = pa.list_(
@@ -70,7 +70,8 @@ class OutputTable(AuditTable):
     def columns(self) -> dict[str, str] | None:
         """Returns the emitted columns of the table; None if it does not exist.
 
-        Raises ConfigError if it has a column that no output can write, or lacks one of `OF_ROW`.
+        Raises ConfigError if it has a column that no output can write, is partitioned by one of another type than those
+        of PARTITION_TYPES, or lacks one of `OF_ROW`.
         """
         table = self.open()
         if table is None:
@@ -96,6 +97,15 @@ class OutputTable(AuditTable):
                 )
             columns[name] = text
         self.partition_by = tuple(table.metadata().partition_columns)
+        for name in self.partition_by:
+            # The log holds the values as texts, and tools write and read those of other types in different ways.
+            if name not in ROW_COLUMNS and columns[name] not in PARTITION_TYPES:
+                raise ConfigError(
+                    f"the table at {scrub_address(self.uri)} is partitioned by {name} of type {columns[name]}, which "
+                    f"an output can't write; name a table that is partitioned by columns of type string, long or "
+                    f"boolean",
+                    key="outputs",
+                )
         return columns
 
     def _writable(self) -> LogState:

@@ -10,6 +10,7 @@ some of them without turn n. Each process that commits the group or takes number
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -29,7 +30,8 @@ from ackline.paths import lane_folder
 from ackline.scrub import scrub_address
 from ackline.turns import LIVE, TurnId
 
-_ROWS_A_FILE = 1_000_000
+_ROWS_A_FILE, _BYTES_A_FILE = 1_000_000, 256 << 20
+"""When a file is written: at so many rows, or bytes in memory. A partition column divides these into smaller ones."""
 
 
 def application_of(ledger_id: str, turn: TurnId) -> str:
@@ -169,11 +171,15 @@ def _write(table: OutputTable, tables: Iterator[pa.Table]) -> Iterator[AddAction
     waiting: list[pa.Table] = []
     for rows in tables:
         waiting.append(rows)
-        if sum(each.num_rows for each in waiting) >= _ROWS_A_FILE:
+        if sum(each.num_rows for each in waiting) >= _ROWS_A_FILE or sum(map(_bytes, waiting)) >= _BYTES_A_FILE:
             yield from _write_files(table, pa.concat_tables(waiting))
             waiting = []
     if waiting:
         yield from _write_files(table, pa.concat_tables(waiting))
+
+
+def _bytes(rows: pa.Table) -> int:
+    return int(rows.nbytes)
 
 
 def _write_files(table: OutputTable, rows: pa.Table) -> Iterator[AddAction]:
@@ -186,20 +192,17 @@ def _write_files(table: OutputTable, rows: pa.Table) -> Iterator[AddAction]:
 
 
 def _by_partition(rows: pa.Table, partition_by: Sequence[str]) -> Iterator[tuple[dict[str, str | None], pa.Table]]:
+    """Yields the rows of each combination of values, without these columns. Sorts once: a partition may be one row."""
     if not partition_by:
         yield {}, rows
         return
-    keys = pa.StructArray.from_arrays([rows[name].combine_chunks() for name in partition_by], list(partition_by))
-    distinct = rows.select(list(partition_by)).group_by(list(partition_by)).aggregate([]).to_pylist()
-    texts = [keys.field(number) for number in range(len(partition_by))]
-    for values in distinct:
-        chosen = np.ones(rows.num_rows, dtype=np.bool_)
-        for name, column in zip(partition_by, texts, strict=True):
-            equal = (
-                pc.is_null(column) if values[name] is None else pc.equal(column, pa.scalar(values[name], column.type))
-            )
-            chosen &= pc.fill_null(equal, False).to_numpy(zero_copy_only=False)
-        yield (
-            {name: partition_text(value) for name, value in values.items()},
-            rows.filter(pa.array(chosen)).drop_columns(list(partition_by)),
-        )
+    numbers = np.zeros(rows.num_rows, np.int64)
+    for name in partition_by:
+        codes = rows[name].combine_chunks().dictionary_encode(null_encoding="encode").indices.to_numpy()
+        numbers = np.unique(numbers * (codes.max() + 1) + codes, return_inverse=True)[1]
+    order = np.argsort(numbers, kind="stable")
+    starts = np.flatnonzero(np.diff(numbers[order], prepend=-1)).tolist()
+    values = rows.select(list(partition_by)).take(pa.array(order[starts])).to_pylist()
+    emitted = rows.drop_columns(list(partition_by)).take(pa.array(order))
+    for of_rows, (start, end) in zip(values, pairwise([*starts, rows.num_rows]), strict=True):
+        yield {name: partition_text(value) for name, value in of_rows.items()}, emitted.slice(start, end - start)

@@ -103,6 +103,23 @@ def test_rows_are_divided_by_the_values_of_their_partition_columns() -> None:
     assert partition_path({"day": "a/b", "ok": None}) == "day=a%2Fb/ok=__HIVE_DEFAULT_PARTITION__/"
 
 
+@pytest.mark.parametrize("kind", [pa.float64(), pa.timestamp("us", "UTC"), pa.binary()])
+def test_a_table_that_its_user_has_partitioned_by_values_without_one_text_is_refused_by_name(
+    kind: pa.DataType, tmp_path: Path
+) -> None:
+    schema = pa.schema([*OF_ROW, ("at", kind), ("value", pa.int64())])
+    DeltaTable.create(str(tmp_path / "t"), schema=schema, partition_by=["_lane", "at"])
+    with pytest.raises(ConfigError, match=r"is partitioned by at of type \w+, which an output can't write"):
+        OutputTable(str(tmp_path / "t")).columns()
+
+
+def test_rows_are_divided_in_one_pass_however_many_partitions_there_are() -> None:
+    rows = pa.table({"day": [f"{n % 5_000}" for n in range(20_000)], "n": range(20_000)})
+    parts = {values["day"]: chosen for values, chosen in publish_outputs._by_partition(rows, ["day"])}
+    assert len(parts) == 5_000
+    assert parts["17"].to_pylist() == [{"n": 17}, {"n": 5_017}, {"n": 10_017}, {"n": 15_017}]
+
+
 def test_the_columns_of_ours_are_those_that_no_emitted_row_may_have() -> None:
     assert tuple(OF_ROW.names) == ROW_COLUMNS
 

@@ -99,7 +99,7 @@ def test_s71_killed_between_every_two_writes_and_resumed_the_lane_ends_the_same(
 
 
 @given(RECORDS, st.lists(SPANS, min_size=1, max_size=4), st.integers(1, 12), st.integers(0, 12), st.integers(0, 6))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_s72_in_any_history_each_offset_that_was_asked_for_is_counted_once(
     records: list[Any], spans: list[tuple[int, int]], portion: int, expired: int, at: int
 ) -> None:

@@ -22,7 +22,7 @@ from ackline.turns import TurnKind
 from tests.unit.steps.kept_lane import NOW, WRITES, Lane, Store, lane_with_rows, table_of_a_user, turn_of
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.integers(0, 1 << 30), st.integers(1, 9), st.sampled_from([2, kept_rows.MOST_FILES]))
 def test_s67_s68_each_row_is_published_once_by_the_first_ack_of_a_record_whatever_is_killed(
     seed: int, turns: int, most: int

@@ -10,7 +10,7 @@ from ackline.spark.trees.edges import MASK, mix
 from ackline.spark.trees.rows import Root
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.randoms(use_true_random=False))
 def test_each_edge_has_the_root_and_the_id_that_follow_from_its_parent_and_position(random: Random) -> None:
     """Given edges and made ones may come in any order, as long as each parent comes before its children."""

@@ -96,7 +96,7 @@ def rows_of(sent: list[Event], random: Random) -> dict[Block, list[bytes]]:
     return rows
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.lists(events(), min_size=1, max_size=12, unique_by=lambda e: (e.root, e.edge, e.by)), st.randoms())
 def test_s63_the_sums_are_those_of_each_event_once_however_often_and_in_which_order_it_comes(
     sent: list[Event], random: Random

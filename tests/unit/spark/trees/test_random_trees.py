@@ -55,7 +55,7 @@ def word_of(outcome: RowOutcome | None) -> str:
     return "dead" if outcome.error_class == ErrorClass.DEAD else "fail"
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(topologies(), st.integers(0, 1 << 30), st.integers(1, 6))
 def test_the_acker_finds_what_a_model_that_keeps_whole_trees_finds(topology: Topology, seed: int, records: int) -> None:
     values = {offset: f"{seed}-{offset}" for offset in range(records)}
@@ -75,7 +75,7 @@ def source_in_flight(record: Record) -> Iterator[Any]:
         yield InFlight()
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(topologies(), st.integers(0, 1 << 30), st.integers(1, 6))
 def test_a_record_in_flight_waits_unless_its_tree_has_failed(topology: Topology, seed: int, records: int) -> None:
     values = {offset: f"{seed}-{offset}" for offset in range(records)}
@@ -94,7 +94,7 @@ def test_a_record_in_flight_waits_unless_its_tree_has_failed(topology: Topology,
         assert (outcome.outcome, outcome.error_class, outcome.due) == (Outcome.IN_FLIGHT, of_skip, None)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(topologies(), st.integers(0, 1 << 30))
 def test_s63_repeated_and_reordered_events_change_nothing(topology: Topology, seed: int) -> None:
     lab = lab_of(topology, seed)
@@ -104,7 +104,7 @@ def test_s63_repeated_and_reordered_events_change_nothing(topology: Topology, se
     assert lab.outcomes() == found
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(topologies(), st.integers(0, 1 << 30))
 def test_s62_a_record_of_which_a_tuple_got_lost_is_never_acked(topology: Topology, seed: int) -> None:
     lab = lab_of(topology, seed)
@@ -122,7 +122,7 @@ def test_s62_a_record_of_which_a_tuple_got_lost_is_never_acked(topology: Topolog
         assert found[offset] is not None
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(topologies(), st.integers(0, 1 << 30))
 def test_an_event_that_got_lost_never_acks_a_record_that_was_not(topology: Topology, seed: int) -> None:
     lab = lab_of(topology, seed)
