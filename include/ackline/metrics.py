@@ -79,7 +79,7 @@ class TurnReport:
     outputs: str = ""
     """The `ackline.outputs.OutputsOfTurn` of this execution, encoded; empty if it has no rows for tables."""
     steps: StepFigures | None = None
-    """What the steps of the pipeline did; None without steps."""
+    """What the steps of the pipeline did; None with neither `steps` nor `outputs`."""
 
     def encode(self) -> str:
         """The text that is stored in the commit of outcomes: JSON of about sixty bytes a partition."""

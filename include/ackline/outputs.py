@@ -145,7 +145,7 @@ def output_folder(pipeline_folder: str, table: str) -> str:
 class StagedFile:
     """A file of staged rows. `size` is in bytes.
 
-    `path` is relative to the turn's staging folder; that of rows that wait for records in flight, to the staging root.
+    `path` is relative to the turn's staging folder in a manifest, and to the staging root in `OutputsOfTurn`.
     """
 
     output: int
@@ -165,7 +165,7 @@ class StagedTable:
 
     @classmethod
     def of_json(cls, stored: Mapping[str, Any]) -> "StagedTable":
-        """Returns what `asdict` has made JSON of. Raises TypeError and KeyError for anything else."""
+        """Returns the table that `dataclasses.asdict` has made JSON. Raises TypeError or KeyError for other JSON."""
         files = [StagedFile(**file) for file in stored["files"]]
         return cls(stored["table"], stored["columns"], stored["partition_by"], files)
 
@@ -193,21 +193,22 @@ class StagedOutputs:
 
 @dataclass(frozen=True, slots=True)
 class OutputsOfTurn:
-    """What a turn has to publish: the execution that its outcomes name, and how many rows that has staged for each
-    table. Each table takes the turn once under the transaction id `application`.
+    """What a turn has to publish, as outcomes n and settlement n hold it. Only settlement n has `kept` and `released`.
 
-    Settlement n also names the files of rows that wait for records in flight.
+    Each table takes the turn once, under the transaction id `application`.
     """
 
     application: str
     execution: str
-    """Empty if the turn has staged no rows itself."""
+    """The execution that outcomes n name; empty if the turn has staged no rows itself."""
     tables: Mapping[str, int]
+    """By table, how many rows that execution has staged, and in settlement n also how many rows of `released` the turn
+    acks."""
     kept: Sequence[StagedTable] = ()
-    """Rows that wait after the turn: none of their records is acked, and one is in flight."""
+    """Files of rows that wait after the turn: none of their records is acked, and one is in flight."""
     released: Sequence[StagedTable] = ()
-    """Files that `kept` had before the turn and has no more. The turn publishes those of their rows that it has acked,
-    and the files go."""
+    """Files of rows that waited before the turn and are not in `kept`. The turn publishes the rows whose records it has
+    acked; then Ackline removes these files."""
 
     @classmethod
     def of(cls, application: str, staged: StagedOutputs) -> "OutputsOfTurn":
@@ -217,12 +218,12 @@ class OutputsOfTurn:
 
     def encode(self) -> str:
         """Returns the text that outcomes n and settlement n hold; empty if there is nothing to hold."""
+        if not (self.tables or self.kept or self.released):
+            return ""
         content = asdict(self)
         for name in ("kept", "released"):
             if not content[name]:
                 del content[name]
-        if not self.tables and len(content) == len(("application", "execution", "tables")):
-            return ""
         return json.dumps(content, separators=(",", ":"))
 
     @classmethod
@@ -236,12 +237,13 @@ class OutputsOfTurn:
 
 
 def kept_after(text: str) -> tuple[StagedTable, ...]:
-    """Returns the rows that wait for records in flight, given the `outputs` of a settlement."""
+    """Returns the files of rows that wait for records in flight, given the `outputs` of a settlement."""
     return tuple(OutputsOfTurn.decode(text).kept) if text else ()
 
 
 def without_effect(text: str) -> str:
-    """Returns the `outputs` of a settlement that publishes nothing and ends nothing, given those of the one before."""
+    """Returns the `outputs` of the settlement of a void turn, given those of the settlement before it: it publishes
+    nothing, and the same rows wait."""
     if not text:
         return ""
     before = OutputsOfTurn.decode(text)

@@ -93,10 +93,6 @@ class Topology:
         """The streams that a step or an output takes, in an order that is the same in each process."""
         return tuple(sorted({*self.consumers, *self.outputs}))
 
-    def is_taken(self, stream: Stream) -> bool:
-        """Returns whether a step or an output takes a stream."""
-        return stream in self.consumers or stream in self.outputs
-
     @property
     def names(self) -> tuple[str, ...]:
         """The names of the steps in the order of the file, without `source`."""

@@ -139,7 +139,8 @@ class Settlement:
     """The `ackline.outputs.OutputsOfTurn` that the turn publishes, encoded; empty if it has no rows for tables, and
     none wait for records in flight."""
     steps: StepFigures | None = None
-    """What the steps did in the turn; None without steps, or if the Delta log has expired the report of the tasks."""
+    """What the steps did in the turn; None with neither `steps` nor `outputs`, or if the Delta log has expired the
+    report of the tasks."""
 
     @property
     def closed_by_operator(self) -> bool:

@@ -64,10 +64,10 @@ def killed_at(line: int, work: Callable[[], None]) -> bool:
 
 
 def struck_at_each_line(turns_before: int = 0, **settings: Any) -> Iterator[tuple[int, MemoryLane]]:
-    """Kills a run at each line. Yields the number of the line and the lane; last, a lane whose run came to its end.
+    """Kills a run at each of its lines, and once lets it end. Yields the number of the line and the lane.
 
-    Most lines write nothing, so a kill there leaves the same world as one at the line before. What the next runs do
-    depends on the world alone. So of the lines that leave the same world only the first is yielded.
+    Most lines write nothing, so a kill there leaves the same world as a kill at the line before. What the next runs do
+    depends on the world alone, so this yields only the first line that leaves a world.
     """
     line, struck, worlds = 0, True, set[bytes]()
     while struck:

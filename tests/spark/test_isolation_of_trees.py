@@ -127,7 +127,7 @@ def test_a_join_that_kills_or_hangs_its_process_fails_all_tuples_of_its_call(lab
     )
 
 
-def test_decoded_values_and_tokens_reach_the_process_and_secrets_of_the_task_do_not(lab: Lab) -> None:
+def test_decoded_values_reach_the_process_and_secrets_of_the_task_do_not(lab: Lab) -> None:
     translation = Translation((Stream("items", SPLIT, value="json"),))
     shown = {"items": items({"source": "show secrets"}, {"second": "show secrets"})}
     tp = lab.put(json.dumps(shown).encode(), b"no json")

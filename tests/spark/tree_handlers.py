@@ -5,12 +5,12 @@ import json
 import os
 import signal
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 from ackline.handler import Dead, Record, Skip
 from ackline.testing import journal
 from ackline.tuples import Emit, Fail, Hold, InFlight, Tuple
+from tests.spark.output_handlers import hand_on
 
 
 def split(record: Record) -> Iterator[Emit]:
@@ -29,9 +29,7 @@ def split_and_hand_on(record: Record) -> Iterator[Emit | InFlight]:
     content = json.loads(record.value or b"{}")
     items = [Emit(item, stream=item.get("stream", "default"), key=item.get("key")) for item in content["items"]]
     yield from items[:1]
-    if content.get("wait"):
-        with Path(content["wait"]).open("a") as file:
-            file.write(f"{record.offset} {record.attempt} {record.token}\n")
+    if hand_on(record, content):
         yield InFlight()
     yield from items[1:]
 

@@ -1,4 +1,4 @@
-"""What became of the attempts of a turn, as the rows of outputs need it: by the records that they are anchored to."""
+"""The outcome of each attempt that a turn has made or ended, looked up by the anchors of output rows."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -41,11 +41,11 @@ class AttemptOutcomes:
     @classmethod
     def read(cls, store: LedgerStore, turn: TurnId) -> "AttemptOutcomes":
         """Reads what is stored of a turn. Raises FatalError if the table can't be read."""
-        return cls.of(store.attempts_of(turn))
+        return cls.of(store.outcome_rows_of(turn))
 
     @classmethod
     def of(cls, batches: Iterable[pa.RecordBatch]) -> "AttemptOutcomes":
-        """Returns the outcomes in rows as `LedgerStore.attempts_of` yields them."""
+        """Returns the outcomes in rows as `LedgerStore.outcome_rows_of` yields them."""
         found: dict[tuple[str, int], list[pa.RecordBatch]] = {}
         for batch in batches:
             topics = batch.column("topic").to_numpy(zero_copy_only=False)
@@ -55,7 +55,7 @@ class AttemptOutcomes:
                 found.setdefault((topic, partition), []).append(batch.filter(rows))
         return cls({tp: _attempts(pa.Table.from_batches(parts)) for tp, parts in found.items()})
 
-    def after(self, anchors: pa.StructArray) -> Int64s:
+    def codes_after(self, anchors: pa.StructArray) -> Int64s:
         """Returns the code of the outcome of each anchor after the turn; NO_OUTCOME for one of which nothing is known.
 
         An anchor of an earlier turn has its outcome so far in the field `outcome`. Only one that was in flight can have
@@ -97,7 +97,7 @@ def _attempts(rows: pa.Table) -> Attempts:
     offsets, attempts = rows["offset"].to_numpy(), rows["attempt"].to_numpy().astype(np.int64)
     answered = rows["answer"].is_valid().to_numpy()
     made = (attempts > 0) & ~(answered & (codes == IN_FLIGHT))
-    # A turn deals with one attempt at an offset: what was in flight before it is no retry of it.
+    # A turn has rows of one attempt at each offset only: it does not retry a record that was in flight before it.
     chosen = np.flatnonzero(made)
     chosen = chosen[np.lexsort((answered[chosen], offsets[chosen]))]
     last = np.ones(len(chosen), dtype=np.bool_)
@@ -110,7 +110,7 @@ def _attempts(rows: pa.Table) -> Attempts:
 
 
 def any_of_row(anchors: pa.ListArray, chosen: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
-    """Returns for each row whether one of its anchors is chosen."""
+    """Returns for each row whether one of its anchors is chosen. `chosen` has a value for each anchor."""
     before = np.concatenate([[0], np.cumsum(chosen)])
     offsets = anchors.offsets.to_numpy()
     of_row: npt.NDArray[np.bool_] = before[offsets[1:]] > before[offsets[:-1]]
@@ -118,7 +118,8 @@ def any_of_row(anchors: pa.ListArray, chosen: npt.NDArray[np.bool_]) -> npt.NDAr
 
 
 def with_outcomes(anchors: pa.ListArray, codes: Int64s) -> pa.ListArray:
-    """Returns the anchors of rows with these outcomes."""
+    """Returns the anchors of rows with the field `outcome`. `codes` has an index of WORDS, or NO_OUTCOME for null, for
+    each anchor."""
     texts = pa.array(WORDS).take(pa.array(codes, mask=codes == NO_OUTCOME))
     names = ("topic", "partition", "offset", "attempt")
     flat = anchors.values

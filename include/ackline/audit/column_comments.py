@@ -81,8 +81,8 @@ SETTLEMENT_COMMENTS = {
     "arguments": "In the genesis of a backfill lane: what was asked, as it was written, as JSON. Null elsewhere.",
     "answers": "How far the lane has read its ack topic, and how many answers of this turn were applied and ignored, "
     "as JSON. Null without an ack topic.",
-    "outputs": "The execution whose rows this turn publishes, and how many it has staged for each output table, as "
-    "JSON. Null if the turn has none.",
+    "outputs": "The execution whose rows this turn publishes, how many rows each output table gets at most, and the "
+    "files of rows that wait for records in flight, as JSON. Null if the turn has none of these.",
     "steps": "What the steps of the pipeline did in the turn, as JSON: tuples, calls, and times in milliseconds. In "
-    "one row of the turn, and null in the others; null without steps.",
+    "one row of the turn, and null in the others; null with neither steps nor outputs.",
 }

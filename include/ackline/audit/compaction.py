@@ -11,7 +11,7 @@ from deltalake import DeltaTable
 from ackline.audit.storage import Storage
 
 COMPACTION_TRIES = 3
-"""How often a compaction is tried beside other compactions. The next maintenance tries again."""
+"""How many times maintenance tries a compaction while other processes commit. The next maintenance tries again."""
 
 
 @dataclass(frozen=True, slots=True)

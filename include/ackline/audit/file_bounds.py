@@ -40,8 +40,8 @@ def dataset_of(table: TableHandle, version: DeltaTable, bounded: Sequence[str] =
     known = {"path", "partition.plan_date", *names}
     rows = files.select([name for name in files.column_names if name in known]).to_pylist() if files.num_rows else []
     filesystem = table.storage.filesystem
-    # Arrow is not given the size that the log states. It would not ask S3 for the size then, and where the object is
-    # shorter it would take what its buffer held before for the end of the file: a cut file could read as a whole one.
+    # Do not pass the size that the log states: with it, Arrow does not ask S3 for the size of the object. If the object
+    # is shorter, Arrow reads the missing end from what its buffer held before, so a cut file can read as a whole one.
     fragments = [
         format_.make_fragment(row["path"], filesystem, partition_expression=_guarantee(row, bounded)) for row in rows
     ]

@@ -1,11 +1,11 @@
 """Keeps the staged rows of records that are in flight, until the turn that acks them publishes them.
 
-A row is kept after a turn if none of its records is acked yet and one of them is still in flight. settle writes what
-is kept of a turn to files of their own, before it stores the settlement. The settlement names the files, so one set of
-them counts, whichever processes settle the turn. Files that no settlement names are removed like other staged rows.
+A row is kept after a turn if none of its records is acked yet and one of them is still in flight. settle writes
+these rows to files of their own before it stores the settlement, which names the files. If two processes settle the
+turn, only the files of the stored settlement count. `steps.outputs.remove_staged` removes the others.
 
-A file in which no attempt has ended stays as it is, and only its name goes on to the next settlement. So a turn
-without answers writes nothing, and other turns write again the rows of files in which an attempt has ended.
+A file in which no attempt has ended stays as it is: the next settlement names it again. settle writes a new file for
+the rows that the turn itself keeps, and writes the rows of a file again only if an attempt in that file has ended.
 """
 
 import uuid
@@ -87,7 +87,7 @@ class _Keeping:
         count = 0
         for rows in self._groups(file):
             anchors = rows["_anchors"].combine_chunks()
-            codes = self._outcomes.after(anchors.values)
+            codes = self._outcomes.codes_after(anchors.values)
             acked = any_of_row(anchors, codes == ACKED)
             count += int(acked.sum())
             waiting = np.flatnonzero(~acked & any_of_row(anchors, codes == IN_FLIGHT))
@@ -167,7 +167,7 @@ def _has_ended(rows: pa.Table, outcomes: AttemptOutcomes) -> bool:
     """Returns whether an attempt of kept rows is in flight no more."""
     flat = rows["_anchors"].combine_chunks().values
     waits = (flat.field("outcome").to_numpy(zero_copy_only=False)) == "in_flight"
-    return bool((waits & (outcomes.after(flat) != IN_FLIGHT)).any())
+    return bool((waits & (outcomes.codes_after(flat) != IN_FLIGHT)).any())
 
 
 def _key(table: StagedTable) -> _Key:

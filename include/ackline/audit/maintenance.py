@@ -119,7 +119,7 @@ def _maintain(lane: LaneFolder, table: AuditTable, retention: timedelta) -> Main
     if table.open() is None:
         return None
     try:
-        before = len(_opened(table).file_uris())
+        before = len(table.opened().file_uris())
         if table.name == "outcomes":
             # Before the compaction, which would fail on a file that does not exist. The process that closed a turn as
             # void may have died before it did this.
@@ -129,7 +129,7 @@ def _maintain(lane: LaneFolder, table: AuditTable, retention: timedelta) -> Main
             compacted, busy = compacted + (done or 0), busy + (done is None)
         removed = _vacuum(lane.folder, table, retention)
         table.checkpoint()
-        after = _opened(table)
+        after = table.opened()
         files = len(after.file_uris())
         return Maintained(
             lane.pipeline, lane.lane, table.name, before, files, compacted, busy, removed, after.version()
@@ -138,15 +138,9 @@ def _maintain(lane: LaneFolder, table: AuditTable, retention: timedelta) -> Main
         raise table.error(error) from error
 
 
-def _opened(table: AuditTable) -> DeltaTable:
-    version = table.open()
-    assert version is not None
-    return version
-
-
 def _fragmented(table: AuditTable) -> list[date]:
     """Returns the days, oldest first, that have at least two files below the size of a compacted one."""
-    days = [file["partition.plan_date"] for file in small_files(_opened(table), LAYOUTS[table.name])]
+    days = [file["partition.plan_date"] for file in small_files(table.opened(), LAYOUTS[table.name])]
     return sorted({day for day in days if days.count(day) > 1})
 
 
@@ -155,7 +149,7 @@ def _compact(folder: str, table: AuditTable, day: date) -> int | None:
     merged = 0
     for _ in range(COMPACTION_TRIES):
         # The version is chosen before open turns are looked up, so it cannot hold a turn that opens later.
-        version = _opened(table)
+        version = table.opened()
         open_now = open_turns(folder) if table.name == "outcomes" else []
         files = [file for file in small_files(version, LAYOUTS[table.name]) if file["partition.plan_date"] == day]
         chosen = [file for file in files if not _may_hold(file, open_now)]
@@ -188,7 +182,7 @@ def _merge(table: AuditTable, version: DeltaTable, files: Sequence[dict[str, Any
     merged = _rewrite(table, version, day, {file["path"] for file in files})
     try:
         with table.lock():
-            newest = _opened(table)
+            newest = table.opened()
             if not {file["path"] for file in files} <= paths_of(newest):
                 raise CommitFailedError("another compaction has replaced these files")
             now = int(time.time() * 1000)
@@ -197,7 +191,7 @@ def _merge(table: AuditTable, version: DeltaTable, files: Sequence[dict[str, Any
             removed = [RemoveAction(file["path"], False, now, file["size_bytes"], values) for file in files]
             table.commit(newest, [added, *removed], [Transaction(REWRITE, newest.version() + 1)])
     except CommitFailedError:
-        if merged.path in paths_of(_opened(table)):  # our commit was stored, and its answer got lost
+        if merged.path in paths_of(table.opened()):  # our commit was stored, and its answer got lost
             return len(files)
         table.storage.filesystem.delete_file(merged.path)
         raise
@@ -239,5 +233,5 @@ def _vacuum(folder: str, table: AuditTable, retention: timedelta) -> int:
     now = datetime.now(UTC)
     ages = [now - turn.planned_at + timedelta(days=1) for turn in open_turns(folder)]
     hours = math.ceil(max([retention, *ages]) / timedelta(hours=1))
-    unused = _opened(table).vacuum(hours, dry_run=True, full=True)  # without dry_run it adds two commits, unsynced
+    unused = table.opened().vacuum(hours, dry_run=True, full=True)  # without dry_run it adds two commits, unsynced
     return remove_files(table.storage, unused)

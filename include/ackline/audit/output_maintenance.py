@@ -1,9 +1,10 @@
 """Compacts, vacuums and checkpoints the output tables below an audit root, as maintenance does with the ledger's.
 
 Users read these tables, at older versions too, and may compact and clean them with tools that take no lock of ours. So
-a compaction here is committed upon a version that it has seen whole, or not at all: a commit in between makes it fail,
-and it looks again whether its files are still there. It says that no data changes, so a stream that reads the table
-does not get its rows again. No commit here touches a transaction id, so each table refuses a turn that it has.
+a compaction commits only as the version right after the one that it has read. If another commit comes first, the
+compaction fails, and is tried again if its files are still in the newest version. Its log entry has `dataChange` false,
+so a stream that reads the table does not get the rows again. No commit here changes a transaction id, so a turn that a
+table already has can't be appended again.
 """
 
 import contextlib
@@ -69,7 +70,7 @@ def maintain_output(lane: LaneFolder, table: OutputTable, retention: timedelta) 
             compacted, busy = compacted + (done or 0), busy + (done is None)
         removed = _vacuum(table, retention)
         table.checkpoint()
-        after = _opened(table)
+        after = table.opened()
         name = f"outputs/{table.name}"
         files = len(after.file_uris())
         return Maintained(lane.pipeline, lane.lane, name, before, files, compacted, busy, removed, after.version())
@@ -78,14 +79,9 @@ def maintain_output(lane: LaneFolder, table: OutputTable, retention: timedelta) 
 
 
 def _is_plain(version: DeltaTable) -> bool:
+    """Returns whether this is an output table whose files Ackline can rewrite: it needs no later reader protocol."""
     names = {field.name for field in version.schema().fields}
     return version.protocol().min_reader_version <= _READERS and set(ROW_COLUMNS) <= names
-
-
-def _opened(table: OutputTable) -> DeltaTable:
-    version = table.open()
-    assert version is not None
-    return version
 
 
 def _small_files(version: DeltaTable) -> list[dict[str, Any]]:
@@ -108,10 +104,11 @@ def _fragmented(version: DeltaTable) -> list[Values]:
 
 
 def _compact(table: OutputTable, values: Values) -> int | None:
-    """Merges the small files of a partition. Returns how many they were; None if rivals were always faster."""
+    """Merges the small files of a partition. Returns how many they were; None if another
+    process committed first at each of COMPACTION_TRIES tries."""
     merged = 0
     for _ in range(COMPACTION_TRIES):
-        version = _opened(table)
+        version = table.opened()
         files = [file for file in _small_files(version) if _values(version, file) == values]
         with contextlib.suppress(CommitFailedError):
             for together in joined(files, LAYOUT.size):
@@ -133,7 +130,7 @@ def _merge(table: OutputTable, version: DeltaTable, values: Values, files: Seque
 
     def commit() -> None:
         with table.lock():
-            newest = _opened(table)
+            newest = table.opened()
             there = _paths(newest)
             if merged.path in there:  # a commit that was stored, and whose answer got lost
                 return
@@ -148,7 +145,7 @@ def _merge(table: OutputTable, version: DeltaTable, values: Values, files: Seque
         retry_beside_rivals(commit)
     except CommitFailedError:
         # Not if the commit may have been stored: then this file is the only one that holds the rows.
-        if merged.path not in _paths(_opened(table)):
+        if merged.path not in _paths(table.opened()):
             table.storage.filesystem.delete_file(merged.path)
         raise
     return len(files)
@@ -202,7 +199,7 @@ def _vacuum(table: OutputTable, retention: timedelta) -> int:
     A user may have set a longer retention as a property of the table. No lock is needed: a publish commits its files
     right after it has written them, and these are much younger than the retention.
     """
-    version = _opened(table)
-    hours = math.ceil(table.files_stay(version, retention) / timedelta(hours=1))
+    version = table.opened()
+    hours = math.ceil(table.file_retention(version, retention) / timedelta(hours=1))
     unused = version.vacuum(hours, dry_run=True, full=True)  # without dry_run it adds two commits, unsynced
     return remove_files(table.storage, unused)

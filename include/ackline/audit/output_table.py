@@ -130,11 +130,11 @@ class OutputTable(AuditTable):
     def _check_is_ours(self, columns: Iterable[str]) -> None:
         """Does nothing: `columns` checks the columns where they matter."""
 
-    def entries_stay(self, table: DeltaTable) -> timedelta:
+    def log_retention(self, table: DeltaTable) -> timedelta:
         """Returns how long log entries stay that a checkpoint covers: the property of the table, or Delta's default."""
         return _longest(table, _KEEP_ENTRIES, _ENTRIES_STAY)
 
-    def files_stay(self, table: DeltaTable, retention: timedelta) -> timedelta:
+    def file_retention(self, table: DeltaTable, retention: timedelta) -> timedelta:
         """Returns how long unused files stay: the retention, or longer if a property of the table asks for it."""
         return _longest(table, _KEEP_FILES, retention)
 
@@ -147,7 +147,8 @@ class OutputTable(AuditTable):
 
 def _longest(table: DeltaTable, name: str, at_least: timedelta) -> timedelta:
     """Returns the time of a property such as `interval 60 days`, or `at_least` if that is longer or the property is not
-    set. A value that Ackline can't read stands for no end."""
+    set. For a value that Ackline can't parse it
+    returns 100 years, so that Ackline removes nothing."""
     text = table.metadata().configuration.get(name)
     if text is None:
         return at_least

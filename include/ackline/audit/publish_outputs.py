@@ -114,15 +114,15 @@ def _publish_table(
 
 
 def check_staged_columns(staged: StagedTable, columns: Mapping[str, str]) -> None:
-    """Raises ConfigError if staged rows do not fit a table with these columns. Rows of records in flight may have been
-    staged before a user has changed the table or the pipeline file."""
+    """Raises ConfigError if staged rows do not fit a table with these columns: a user may have changed the table or the
+    pipeline file since a task staged the rows."""
     differing = sorted(name for name, kind in staged.columns.items() if columns.get(name) != kind)
     if differing:
         raise ConfigError(
-            f"outputs: rows of records that are or were in flight wait for the table {scrub_address(staged.table)}, "
-            f"and their columns differ from those of the table or the file ({', '.join(differing)}); restore these "
-            f"columns. If that can't be done and their turn is open, close it with `ackline void`, and drop these rows "
-            f"with `ackline reset`",
+            f"outputs: staged rows wait for the table {scrub_address(staged.table)}, and their columns differ from "
+            f"those of the table or of the pipeline file ({', '.join(differing)}); restore these columns. If you "
+            f"can't, close the open turn, if there is one, with `ackline void`; then drop the rows of records in "
+            f"flight with `ackline reset`",
             key="outputs",
         )
 
@@ -141,7 +141,7 @@ def _published(staged: pa.Table, turn: TurnId, outcomes: AttemptOutcomes) -> pa.
     anchors = staged["_anchors"].combine_chunks()
     starts, counts = anchors.offsets.to_numpy(), np.diff(anchors.offsets.to_numpy())
     flat = anchors.values
-    codes = outcomes.after(flat)
+    codes = outcomes.codes_after(flat)
     acked = codes == ACKED
     # The first acked record of each row; none for a row that is not tracked, which belongs to no record.
     place = np.where(acked, np.arange(len(flat)), len(flat))

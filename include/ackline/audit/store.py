@@ -294,7 +294,7 @@ class LedgerStore(ClaimStore):
         `every_row`, all of its rows."""
         return read_turn_outcomes(self.outcomes, self._outcome_files(turn), self._where(turn), every_row)
 
-    def attempts_of(self, turn: TurnId) -> Iterator[pa.RecordBatch]:
+    def outcome_rows_of(self, turn: TurnId) -> Iterator[pa.RecordBatch]:
         """Yields what is stored of a turn: its attempts, the answers from outside, which have the number of the attempt
         that they end, and decisions, which have attempt 0."""
         dataset = self._outcome_files(turn).dataset

@@ -81,7 +81,7 @@ class AuditTable(TableReads):
         if state is None:
             create_table(self)
         elif not self._has_all_columns and missing_columns(state.schema, self.name):
-            add_missing_columns(self, self._opened())
+            add_missing_columns(self, self.opened())
         else:
             self._has_all_columns = True
             return state
@@ -110,7 +110,7 @@ class AuditTable(TableReads):
 
         def replace() -> None:
             with self.lock():
-                table = self._opened()
+                table = self.opened()
                 if table.metadata().configuration.get(LEDGER_ID) == old:
                     store_ledger_id(self, table, new)
 
@@ -155,7 +155,7 @@ class AuditTable(TableReads):
                     if self.has_lock and remove is None:
                         link_entry(self, state, files, fence, metadata)
                         return True
-                    table = self._opened()
+                    table = self.opened()
                     if is_taken(table.transaction_version(application), number):
                         return False
                     removed = remove(table) if remove else ()
@@ -201,11 +201,11 @@ class AuditTable(TableReads):
                 return
             try:
                 write_checkpoint(self.log, table)
-                expire_entries(self.log, self.entries_stay(table))
+                expire_entries(self.log, self.log_retention(table))
             except (DeltaError, OSError, pa.ArrowException, CheckpointError) as error:
                 raise self.error(error) from error
 
-    def entries_stay(self, table: DeltaTable) -> timedelta:
+    def log_retention(self, table: DeltaTable) -> timedelta:
         """Returns how long log entries stay that a checkpoint covers."""
         return LOG_RETENTION
 

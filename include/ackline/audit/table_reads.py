@@ -45,7 +45,7 @@ class TableReads(TableHandle):
         except (TornEntryError, OSError):  # an older entry, which nothing else needs
             return None
 
-    def _opened(self) -> DeltaTable:
+    def opened(self) -> DeltaTable:
         """Returns the newest version of a table that exists."""
         table = self.open()
         assert table is not None

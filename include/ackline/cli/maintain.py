@@ -43,7 +43,7 @@ def maintain(
     if as_json:
         json_output.print_json([asdict(table) for table in maintained])
         return
-    columns = ["pipeline", "lane", "table", "files before", "files", "compacted", "busy days", "removed", "version"]
+    columns = ["pipeline", "lane", "table", "files before", "files", "compacted", "busy", "removed", "version"]
     rows = [
         [
             done.pipeline,

@@ -32,7 +32,7 @@ class ReplayResult:
     out_of_range: int = 0
     """Records whose timestamp is no time."""
     steps: StepFigures | None = None
-    """What the steps did; None without steps."""
+    """What the steps did; None with neither `steps` nor `outputs`."""
     staged: tuple[StagedFile, ...] = ()
     """The files with rows for output tables."""
 

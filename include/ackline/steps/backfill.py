@@ -234,7 +234,7 @@ def cancel(parts: Parts, reason: str) -> Settlement:
             continue
         targets = _ends(parts, newest)
         if not targets:
-            if parts.pipeline.outputs:  # a void turn has staged rows, too, and no later turn of the lane publishes any
+            if parts.pipeline.outputs:  # a void turn may have staged rows, and no later turn of this lane removes them
                 remove_staged(parts, newest)
             return newest
         plan = new_plan(parts, newest, TurnKind.SKIP, targets, reason or "cancelled")

@@ -83,7 +83,7 @@ def _kept_after_turn(
             return KeptRows(list(waiting))
         raise LedgerError(
             f"{plan.turn} can't be settled: staged rows below {root} are gone or damaged ({error}). Restore that "
-            f"folder from a backup. Without one: {void_advice(plan.turn)}, then read the records in flight again with "
+            f"folder from a backup. {void_advice(plan.turn)}, and then read the records in flight again with "
             f"`ackline reset {plan.turn.pipeline} --to floor --reason …`"
         ) from error
     except OSError as error:
@@ -97,8 +97,8 @@ def _any_in_flight(outcomes: TurnOutcomes) -> bool:
 
 
 def _any_ended(before: Partitions, settled: Partitions) -> bool:
-    """Returns whether a record that was in flight before the turn is not any more. Only then a turn reads what waits: a
-    skip of other records works although these files are gone."""
+    """Returns whether a record that was in flight before the turn is not any more. A turn that
+    ends none and hands no record on does not read the files of kept rows."""
     for tp, partition in before.items():
         was = PendingRuns.of(partition.state.pending).of_kind(PendingKind.IN_FLIGHT)
         still = PendingRuns.of(settled[tp].state.pending if tp in settled else ()).of_kind(PendingKind.IN_FLIGHT)

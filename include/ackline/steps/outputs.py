@@ -222,10 +222,12 @@ def _check_kept_files(parts: Parts, newest: Settlement) -> None:
     lost = [file.path for file, info in zip(files, found, strict=True) if info.size != file.size]
     if lost:
         name = parts.pipeline.name
+        again = f"read the records in flight again with `ackline reset {name} --to floor --reason …`"
+        if newest.turn.lane != LIVE:
+            again = f"choose the offsets again in another backfill (`ackline backfill {name}`)"
         raise LedgerError(
             f"{newest.turn}: {len(lost)} of {len(files)} files with rows that wait for records in flight are gone or "
-            f"cut short below {root} ({lost[0]}). Restore that folder from a backup. Without one, read the records in "
-            f"flight again with `ackline reset {name} --to floor --reason …`"
+            f"cut short below {root} ({lost[0]}). Restore that folder from a backup. Without one, {again}"
         )
 
 

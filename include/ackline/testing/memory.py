@@ -25,7 +25,8 @@ READ, BEFORE, AFTER = "read", "before", "after"
 
 
 class InFlightSkipped(InFlight):
-    """What a handler returns in place of an InFlight and a tuple that a step skips: a world has no steps."""
+    """An InFlight of a record with a tuple that a step has skipped. A handler of a `World` returns it, because a world
+    has no steps."""
 
 
 Hook = Callable[[str, str], None]

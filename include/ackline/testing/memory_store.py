@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from ackline.answers import AnswerReport
 from ackline.audit.last_failures import Attempts, Failures, LastFailure
@@ -23,9 +23,6 @@ from ackline.range_arrays import Ranges, union
 from ackline.testing.memory import BEFORE, READ, Hook, World, no_hook
 from ackline.testing.memory_table import MemoryTable, OutcomesFile, ReplacingFiles
 from ackline.turns import LIVE, Marker, MarkerKind, OperatorLoss, Plan, Settlement, TurnId, TurnKind
-
-if TYPE_CHECKING:
-    pass
 
 
 def _is_wanted(row: OutcomeRow, run_id: str, wanted: OutcomeFilter | None) -> bool:

@@ -71,7 +71,7 @@ class OutputTable:
 
     `rows` are those of the lane, with the columns of `read_outputs.SCHEMA`. `published` maps each transaction id that a
     settlement names to the newest turn under it in the log of the table; 0 if no turn is there. `foreign_writer` is
-    another pipeline or ledger that has rows of such a lane in the table; then nothing can be concluded from `rows`.
+    another pipeline or ledger that has published rows of a lane of the same name; then `rows` may hold its rows, too.
     """
 
     name: str

@@ -47,7 +47,8 @@ def not_judged(lane: LaneHistory) -> list[str]:
     """Return a sentence for each output table whose rows can't be judged."""
     return [
         f"the rows of output table {table.name}: {table.foreign_writer} has published rows there too, of lane "
-        f"{lane.evidence.lane}, and no column tells them apart. Whether each turn is published was judged"
+        f"{lane.evidence.lane}, and no column names the pipeline or ledger of a row. The checker did judge whether "
+        f"each turn is published"
         for table in lane.evidence.outputs
         if table.foreign_writer is not None
     ]

@@ -1,4 +1,4 @@
-"""Reads from a Delta log which transaction ids have ever been committed: delta-rs answers for a known id alone."""
+"""Reads all transaction ids that were ever committed to a Delta log. delta-rs only looks up an id that it is given."""
 
 import json
 import re

@@ -18,7 +18,7 @@ class Report:
     `records` counts the records that a consumer receives, `attempts` and the outcome words the offsets with these
     outcomes, `pending` the pending offsets. `letters` and `calls` count dead letters and handler calls; `letters_again`
     and `calls_again` count the repetitions, which are allowed. There are no calls without a journal. `not_judged` has a
-    sentence for all that the verdict is not about.
+    sentence for each part of the evidence that the checker did not judge.
     """
 
     violations: list[str]

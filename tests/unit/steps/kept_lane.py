@@ -62,7 +62,7 @@ class Store:
     def is_settled(self, turn: TurnId) -> bool:
         return turn in self.settlements
 
-    def attempts_of(self, turn: TurnId) -> Iterator[pa.RecordBatch]:
+    def outcome_rows_of(self, turn: TurnId) -> Iterator[pa.RecordBatch]:
         rows = [
             {"topic": TP.topic, "partition": TP.partition, "offset": row.offset, "end_offset": row.end_offset,
              "attempt": row.attempt, "outcome": row.outcome.value, "answer": row.answer}

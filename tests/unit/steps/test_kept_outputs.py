@@ -42,7 +42,7 @@ def test_a_turn_in_which_no_attempt_ends_writes_and_removes_nothing(tmp_path: Pa
     with pytest.MonkeyPatch.context() as patch:
         for owner, name in WRITES:
             patch.setattr(owner, name, None)
-        patch.setattr(lane.store, "attempts_of", None)
+        patch.setattr(lane.store, "outcome_rows_of", None)
         renewed = OutcomeRow(0, 1, Outcome.IN_FLIGHT, NOW, answer=AnswerKind.RENEW)
         after = turn_of(lane, [renewed], before=before)
         publish_settled(lane.parts, SimpleNamespace(turn=lane.turn, outputs=after.encode()))  # type: ignore[arg-type]

@@ -49,7 +49,7 @@ class Death:
     given: Int64s
     """The offsets that the handler was given, or the numbers of the calls, in their order."""
     reported: Mapping[int, RowOutcome | None]
-    """The outcomes, by offset, of records that were not acked; None for one whose call has returned a result."""
+    """By offset or number of the call: the outcome of a record that was not acked; None for a call that returned."""
     as_batch: bool
     """One call got all of them."""
     in_call: bool
@@ -58,8 +58,8 @@ class Death:
     """The task had the process killed, because that call took too long."""
 
     def failure(self, row: int, limit: float | None, time: int, among: str = "") -> RowOutcome:
-        """Returns the outcome of a row that the death decides. `limit` is in seconds; `among` says what else the call
-        was given."""
+        """Returns the outcome of a row in whose call the process died. `limit` is the time limit of a call in seconds,
+        `time` is in microseconds since 1970, and `among` ends the message, such as " in a batch of 3 records"."""
         if self.timed_out:
             error_class, message = ErrorClass.TIMEOUT, f"the handler did not return within {limit:g} s"
         else:
@@ -78,7 +78,7 @@ class HandlerProcess:
         self._idle_deaths = 0
         self._returned: list[tuple[int, Any]] = []
         self.lost = Durations()
-        """The calls that have ended with their process."""
+        """How many calls the process has died in, and how long they took."""
         self._log = CallLog.create()
         self._control, remote = socket.socketpair()
         with remote:

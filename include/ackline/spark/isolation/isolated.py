@@ -29,8 +29,8 @@ batch is not sent again for each of them."""
 
 
 class IsolatedHandler:
-    """Calls a handler in a process of its own: `process`, or one that it starts. `now` is the time of outcomes that a
-    death decides."""
+    """Calls a handler in a process of its own: in `process`, or in one that it starts. `now` gives the time of the
+    outcome of a call in which the process died."""
 
     def __init__(self, settings: ReplaySettings, tier: Tier, now: Clock, process: HandlerProcess | None = None) -> None:
         self._once, self._limit = settings.once, settings.record_timeout

@@ -32,14 +32,14 @@ class Emitted(NamedTuple):
     """The positions of its anchors among the inputs of the call; None for all of them."""
     key: bytes
     payload: bytes
-    """Key and value for steps, packed; `key` is empty, too, if no step takes the stream."""
-    row: "Row | None" = None
+    """Key and value for steps, packed; both are empty if no step takes the stream."""
+    row: "EmittedRow | None" = None
     """Key and value for outputs; None if no output takes the stream."""
     problem: str = ""
     """Why nothing can get it; empty if a step or an output can."""
 
 
-class Row(NamedTuple):
+class EmittedRow(NamedTuple):
     """A row for outputs. `size` is about how many bytes it has."""
 
     key: Any
@@ -63,7 +63,7 @@ class Waiting(NamedTuple):
 
 
 Answer = Emitted | NotAcked | InFlight | Waiting
-"""What a handler may answer. An InFlight is the last answer of its call, whenever it was yielded."""
+"""What a handler may answer. `AnswerReader.read` puts an InFlight last, wherever the handler yielded it."""
 
 _new = tuple.__new__  # a named tuple's own constructor takes three times as long, and there is one for each tuple
 
@@ -127,7 +127,7 @@ class AnswerReader:
         row, (key, payload) = None, pack(emit.key, emit.value) if to_steps else (b"", b"")
         if to_outputs:
             value, size = copied(emit.value)
-            row = _new(Row, (emit.key if emit.key is None else copied(emit.key)[0], value, size))
+            row = _new(EmittedRow, (emit.key if emit.key is None else copied(emit.key)[0], value, size))
         return _new(Emitted, (stream, anchors, key, payload, row, ""))
 
     def _problem(self, step: str, name: Any, texts: Texts) -> str:
@@ -141,7 +141,7 @@ class AnswerReader:
 def _check_in_flight(step: Step | None, earlier: InFlight | None) -> None:
     """Raises InvalidOutcome if a step answers InFlight, or the handler of records a second time for one record."""
     if step is not None:
-        raise InvalidOutcome(f"step {step.name} yielded InFlight; only the handler of the records may")
+        raise InvalidOutcome(f"step {step.name} yielded InFlight; only the handler of the records may yield it")
     if earlier is not None:
         raise InvalidOutcome("the handler yielded InFlight twice; yield it once for a record")
 

@@ -26,7 +26,7 @@ class Batch:
     step: int
     edges: EdgeColumns = field(default_factory=EdgeColumns)
     closed: list[int] = field(default_factory=list)
-    """Given edges whose tuples were acked, failed or skipped."""
+    """The edges of tuples that step `step` acked, failed or skipped."""
     near: list[int] = field(default_factory=list)
     near_steps: list[int] = field(default_factory=list)
     """Edges of tuples that a step in the same task acked, and the number of the step."""
@@ -71,7 +71,8 @@ class Batch:
                 rows["acked"][resolved.root_of[number], step] += done
         dues = {int(resolved.root_of[edge]): due for edge, due in self.dues}
         events = Events(roots.tps, rows, notes := self._notes(resolved), dues=dues)
-        # A root none of whose tuples was called has no event: it would hide that of a later call, for the same edge.
+        # A root without a call in this batch gets no event. The acker keeps one event for each root, edge and step, so
+        # such an event would hide the event of the later call.
         is_called = rows["sources"].astype(np.bool_) | rows["open"].any(axis=1) | rows["acked"].any(axis=1)
         is_called[list(notes)] = True  # a join that holds all its tuples closes no edge, and may have emitted a bad row
         return events if is_called.all() else events.take(np.flatnonzero(is_called))

@@ -11,7 +11,7 @@ from ackline.tuples import SOURCE, Durations, StepCounts
 
 
 class CallFigures:
-    """The figures of one task. `names` are those of the steps, by number; those of `source` are the last."""
+    """The figures of one task. `names` are those of the steps, by number; the figures of `source` are at index -1."""
 
     def __init__(self, names: Sequence[str]) -> None:
         self._names = [*names, SOURCE]
@@ -25,11 +25,11 @@ class CallFigures:
     def begin(self) -> None:
         """Begins a batch."""
         self.emitted = [0] * len(self._names)
-        """By the number of the step, as the next two."""
+        """Emitted tuples, by the number of the step."""
         self.calls = [0] * len(self._names)
-        """Tuples that were given to a handler one by one."""
+        """Tuples that a handler got one by one, by the number of the step."""
         self.spans: list[list[int]] = [[] for _ in self._names]
-        """The times of calls in nanoseconds."""
+        """How long each call took in nanoseconds, by the number of the step."""
         self.source_calls: list[tuple[int, int, int]] = []
         """Of each call that made a tree: the number of its edge, when it began, and when its tuples were delivered."""
 
@@ -50,8 +50,8 @@ class CallFigures:
                     counts.execute.add(Durations(len(spans), sum(spans), max(spans)))
 
     def _measure_trees(self, events: Events, resolved: Resolved) -> None:
-        """Measures the trees that ended in this task. An event of any other takes along when its tree began: the acker
-        measures the rest, perhaps on another machine."""
+        """Measures the trees that ended in this task. The event of any other tree holds when the tree began, so that
+        the acker can measure it, perhaps on another machine."""
         if not self.source_calls:
             return
         calls = np.array(self.source_calls, np.int64)

@@ -111,8 +111,9 @@ class TreeCalls:
     def call_source(self, handler: Handler, record: Record, seeds: Seeds) -> InFlight | None:
         """Calls the handler of a record, and delivers what it emits. `seeds` is None if trees are not tracked.
 
-        Makes no event for a record that emits nothing, or that is not tracked: if its handler has answered InFlight,
-        returns that. The event of any other holds the deadline. Raises what `answers_of_source` raises.
+        A record that emits nothing, or that is not tracked, has no event. Returns the InFlight of such a record, if its
+        handler yielded one. For other records returns None: their event holds the deadline. Raises what
+        `answers_of_source` raises.
         """
         begun = perf_counter_ns()
         try:
@@ -140,7 +141,7 @@ class TreeCalls:
         return answers
 
     def deliver_source(self, answers: Sequence[Answer], record: Record, seeds: Seeds, begun: int) -> Waiting | None:
-        """Delivers what the handler of a record has answered, which was called at `begun`, in nanoseconds of
+        """Delivers what the handler of a record has answered. `begun` is when the handler was called, a time of
         `perf_counter_ns`. Returns the Waiting among the answers if the record has no event to hold its deadline."""
         waiting = None
         if answers and type(last := answers[-1]) is Waiting:
@@ -149,7 +150,7 @@ class TreeCalls:
         if answers and seeds is not None:
             tp, seed = seeds[record.topic, record.partition]
             id_ = root_id(seed, record.offset, record.attempt)
-            edges = (self.batch.edges.give(tp, record.offset, record.attempt, id_),)
+            edges = (self.batch.edges.add_input_edge(tp, record.offset, record.attempt, id_),)
             if waiting is not None:
                 self.batch.dues.append((edges[0], waiting.due))
         self._deliver_all(SOURCE, SOURCE_STEP, answers, edges)
@@ -232,7 +233,7 @@ class TreeCalls:
             self.batch.not_acked.append((given.edges, step.number, outcome))
             self.figures.of_step(step.number).failed += outcome.outcome is Outcome.FAILED
             if not step.join:
-                self.figures.of_step(step.number).acked -= 1  # `_count_calls` counts each call
+                self.figures.of_step(step.number).acked -= 1  # `CallFigures.add_up` adds each call as acked
         if self._edge_log is not None:
             log, edges = self._edge_log.closed, given.edges
             self._logged.append(lambda resolved: log(given.tuple, step.name, resolved.edges(edges), outcome, held))
@@ -257,7 +258,7 @@ class TreeCalls:
             for output in outputs:
                 self._outputs.add(output, OutputRow(number, row, parents))
         for place, step in enumerate(steps):
-            edges = self.batch.edges.add_all(parents, position * _MAX_CONSUMERS + place)
+            edges = self.batch.edges.add_emitted_edges(parents, position * _MAX_CONSUMERS + place)
             if self._edge_log is not None:
                 self._log_emitted(stream, step, edges)
             if step.grouped:
@@ -291,7 +292,7 @@ def _deadline(in_flight: InFlight, time: int) -> int:
 
 
 def _takers(topology: Topology) -> dict[tuple[str, str], _Taker]:
-    """Returns who takes each stream, by the names of its step and of the stream."""
+    """Returns the number and the takers of each stream, by the names of its step and of the stream."""
     return {
         (stream.step, stream.name): (
             number, stream, topology.consumers.get(stream, ()), topology.outputs.get(stream, ())

@@ -29,7 +29,7 @@ class RootColumns:
     attempts: Int64s
 
     def root(self, number: int) -> Root:
-        """Returns one of them."""
+        """Returns the root with this number."""
         return Root(int(self.tps[number]), int(self.offsets[number]), int(self.attempts[number]))
 
 
@@ -51,8 +51,8 @@ class Resolved:
 class EdgeColumns:
     """Edges with the numbers 0, 1, …: those that lead to the tuples of a batch, and those that its calls make.
 
-    An edge that a call makes is a place in the tree: the edge that led to the call, and a position. That one has a
-    lower number, and the id depends on both alone.
+    An edge that a call makes has a parent, the edge that led to the call, and a position among the edges of the call.
+    The parent has a lower number. The id follows from the parent's id and the position alone.
     """
 
     def __init__(self) -> None:
@@ -63,7 +63,9 @@ class EdgeColumns:
         self._attempts: list[int] = []
         self._ids: list[int] = []
 
-    def give_all(self, tps: Sequence[int], offsets: Sequence[int], attempts: Sequence[int], ids: Sequence[int]) -> int:
+    def add_input_edges(
+        self, tps: Sequence[int], offsets: Sequence[int], attempts: Sequence[int], ids: Sequence[int]
+    ) -> int:
         """Adds edges that lead to tuples of the batch. Returns the number of the first; the others follow."""
         first, number = len(self._tps), len(self.parents)
         self._tps += tps
@@ -74,7 +76,7 @@ class EdgeColumns:
         self.positions += range(first, first + len(tps))
         return number
 
-    def give(self, tp: int, offset: int, attempt: int, edge: int) -> int:
+    def add_input_edge(self, tp: int, offset: int, attempt: int, edge: int) -> int:
         """Adds an edge that leads to a tuple of the batch. Returns its number."""
         self.parents.append(_GIVEN)
         self.positions.append(len(self._tps))
@@ -84,7 +86,7 @@ class EdgeColumns:
         self._ids.append(edge)
         return len(self.parents) - 1
 
-    def add_all(self, parents: EdgeNumbers, position: int) -> EdgeNumbers:
+    def add_emitted_edges(self, parents: EdgeNumbers, position: int) -> EdgeNumbers:
         """Adds the edges that leave `parents` at a position. Returns their numbers."""
         number = len(self.parents)
         if len(parents) == 1:  # usual

@@ -41,7 +41,7 @@ UInt64s = npt.NDArray[np.uint64]
 
 
 def edge_ids(parents: UInt64s, positions: UInt64s) -> UInt64s:
-    """Returns the ids of edges: of each one that leaves the edge with the id in `parents` at this position."""
+    """Returns the id of each edge, given the id of its parent edge and its position."""
     return _mix(parents ^ (positions * np.uint64(_STRIDE)))
 
 

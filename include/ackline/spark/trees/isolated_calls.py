@@ -30,7 +30,8 @@ from ackline.tuples import Durations
 
 PROGRAM = "ackline.spark.trees.isolated_program"
 CALLS_A_REQUEST = 20
-"""A request takes about as long as ten short calls. The answers of all its calls wait in memory."""
+"""Calls of a step in one request, at most. Sending a request takes about as long as ten short calls. The task keeps the
+results of all calls of a request in memory."""
 
 
 def tree_calls(settings: TaskSettings, now: Clock, outputs: OutputRows | None, step: int = SOURCE_STEP) -> TreeCalls:

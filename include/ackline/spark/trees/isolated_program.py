@@ -29,7 +29,7 @@ from ackline.tuples import Origin
 
 @dataclass(frozen=True, slots=True)
 class TreeProgram:
-    """What the process needs. It imports the handler of records only for a task that reads records, if `source`."""
+    """The first message to the process. With `source` the process also imports the handler of records."""
 
     replay: ReplaySettings
     tier: Tier
@@ -60,7 +60,7 @@ class StepCalls(NamedTuple):
 
 
 class Returned(NamedTuple):
-    """What a call of a handler came to. `begun` is a time of `perf_counter_ns`, which all processes of a machine share;
+    """The result of one handler call. `begun` is a time of `perf_counter_ns`, which all processes of a machine share;
     `lasted` is in nanoseconds."""
 
     begun: int

@@ -63,8 +63,9 @@ def outcome_of_root(
     """Returns the outcome of a root from the sums of its events; None if it is acked.
 
     `xor` is the XOR of all its edges. By the number of the step, `open_tuples` holds how many tuples were sent to the
-    step and not closed there, and `acked` how many were acked or failed, as in `Event`. `time` is in microseconds since
-    1970, and so is `due`, the deadline of a record in flight, which is NEVER without one, and None for other records.
+    step and not closed there, and `acked` how many were acked there, plus FAILED for each that failed. `time` is in
+    microseconds since 1970, and so is `due`, the deadline of a record in flight: NEVER if the record has no deadline,
+    None if it is not in flight.
     """
     outcome = _outcome(note, xor, open_tuples, acked, topology, time)
     # The worst wins. A failure needs no answer from outside. A skip waits for it, because an answer may still fail the

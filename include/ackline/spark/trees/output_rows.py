@@ -32,7 +32,7 @@ from ackline.output_columns import (
 from ackline.outputs import Output, StagedFile
 from ackline.spark.settings import OutputTargets
 from ackline.spark.shared_folder import SharedFolder
-from ackline.spark.trees.answers import Row as EmittedRow
+from ackline.spark.trees.answers import EmittedRow
 from ackline.spark.trees.edge_columns import EdgeNumbers, Resolved
 from ackline.spark.trees.rows import Edges
 from ackline.turns import TurnId

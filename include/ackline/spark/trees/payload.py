@@ -13,7 +13,8 @@ from ackline.spark.handlers.outcomes import InvalidOutcome
 _SCALARS = frozenset({str, bytes, int, float, bool, NoneType})
 _NAMES = frozenset({str})
 _TEXT = ord("s")
-"""The first byte of a payload that is a text: a pickle begins with another one. Of a key's bytes, too."""
+"""The first byte of a payload that is a text, and of the bytes of a key that is a text. A pickle begins with another
+byte."""
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _ALLOWED = (datetime, Decimal, timezone, timedelta, ZoneInfo)
 """Types that a value may hold beside those of JSON and bytes, with what their own pickles refer to."""
@@ -33,7 +34,7 @@ class _Pickler(pickle.Pickler):
 
 
 def pack(key: Any, value: Any) -> tuple[bytes, bytes]:
-    """Returns the bytes of a key, as `key_bytes` does, and a payload. `unpack` makes key and value again of both.
+    """Returns the bytes of a key, as `key_bytes` does, and a payload. `unpack` returns key and value from both.
 
     Raises InvalidOutcome if key or value hold something else than what JSON holds, bytes, datetime and Decimal.
     """

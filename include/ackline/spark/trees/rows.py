@@ -1,7 +1,7 @@
 """The rows that travel from step to step and to the acker. One schema serves all three kinds.
 
 - A tuple has a `step`, the number of the step that it is addressed to, and the number of the `stream` that it was
-  emitted to (`numbered_streams`). The other rows have none.
+  emitted to (its place in `Topology.streams`). The other rows have none.
 - A row of events holds what one task did for roots of one block of offsets (`ackline.spark.trees.packed_events`). An
   event records what a batch of the task's calls did for one root, that is for one attempt at a record: `xor` is the
   XOR of all edges that the calls closed or created, `open[N]` is how many tuples they sent to step N less those that
@@ -9,7 +9,7 @@
   each sum of `open[N]` is.
 - A manifest is what a task did in all; it has the `tp` MANIFEST.
 
-Spark partitions rows by `key`: the bytes of a tuple's key, the block of offsets for events, chance for a manifest.
+Spark partitions rows by `key`: the bytes of a tuple's key, the block of offsets of events, a random id of a manifest.
 """
 
 from typing import Any, NamedTuple

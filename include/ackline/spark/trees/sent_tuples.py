@@ -18,7 +18,7 @@ MAX_ROWS = 10_000
 MAX_BYTES = 16 << 20
 """Bytes of an Arrow batch, about at most: the JVM takes a batch whole."""
 _ROW_BYTES = 100
-"""About what a tuple takes beside its key and payload, and each of its roots."""
+"""About how many bytes a tuple takes for each of its roots, at least once, beside its key and payload."""
 
 
 @dataclass(slots=True)

@@ -164,7 +164,7 @@ class StepRun:
         columns = _values(batch)
         of_tps, offsets, attempts, ids, *_ = columns
         if batch.column("edges").null_count == len(batch) and UNTRACKED not in of_tps:  # usual
-            first = edges.give_all(of_tps, offsets, attempts, ids)
+            first = edges.add_input_edges(of_tps, offsets, attempts, ids)
             for number, (tp, offset, _, _, _, stream, key, payload) in enumerate(zip(*columns, strict=True), first):
                 origin = _new(Origin, (*tps[tp], offset))
                 yield input_of(key, payload, streams[stream], (origin,), (number,))
@@ -179,11 +179,11 @@ class StepRun:
             numbers: EdgeNumbers = ()
             if several is not None:
                 of_tuple: Edges = pickle.loads(several)
-                numbers = tuple([edges.give(*root, id_) for root, id_ in of_tuple])
+                numbers = tuple([edges.add_input_edge(*root, id_) for root, id_ in of_tuple])
                 roots = sorted(root for root, _ in of_tuple)
                 origins = tuple([Origin(*topic_partitions[root.tp], root.offset) for root in roots])
             elif tp != UNTRACKED:
-                numbers = (edges.give(tp, offset, attempt, edge),)
+                numbers = (edges.add_input_edge(tp, offset, attempt, edge),)
                 topic, partition = topic_partitions[tp]
                 origins = (Origin(topic, partition, offset),)
             yield input_of(key, payload, self._streams[stream], origins, numbers)

@@ -126,7 +126,7 @@ class Lab:
         return TreeCalls(self.topology, self.handlers, [TP], lambda: NOW, step=step)
 
     def _input(self, calls: TreeCalls, sent: SentTuple) -> Input:
-        numbers = tuple(calls.batch.edges.give(*root, edge) for root, edge in sent.edges)
+        numbers = tuple(calls.batch.edges.add_input_edge(*root, edge) for root, edge in sent.edges)
         origins = tuple(Origin(*TP, root.offset) for root in sorted(root for root, _ in sent.edges))
         return input_of(sent.key, sent.payload, self.topology.streams[sent.stream], origins, numbers)
 

@@ -19,11 +19,11 @@ def test_each_edge_has_the_root_and_the_id_that_follow_from_its_parent_and_posit
         if not expected or random.random() < 0.4:
             root = Root(random.randrange(2), random.choice([0, 1, (1 << 63) - 1]), random.randrange(1, 3))
             expected.append((root, random.getrandbits(64)))
-            columns.give(*root, expected[-1][1])
+            columns.add_input_edge(*root, expected[-1][1])
             continue
         parents = tuple(random.sample(range(len(expected)), k=min(len(expected), random.choice([1, 1, 2]))))
         position = random.getrandbits(40)
-        added = columns.add_all(parents, position)
+        added = columns.add_emitted_edges(parents, position)
         assert added == tuple(range(len(expected), len(expected) + len(parents)))
         for parent in parents:
             root, edge = expected[parent]
@@ -36,18 +36,18 @@ def test_each_edge_has_the_root_and_the_id_that_follow_from_its_parent_and_posit
 def test_edges_given_as_columns_are_those_given_one_by_one() -> None:
     several, single = EdgeColumns(), EdgeColumns()
     rows = [(0, 5, 1, 11), (0, 5, 2, 12), (1, 4, 1, 13)]
-    single.give(*rows[0])
-    assert several.give_all(*zip(rows[0], strict=True)) == 0
+    single.add_input_edge(*rows[0])
+    assert several.add_input_edges(*zip(rows[0], strict=True)) == 0
     for row in rows[1:]:
-        single.give(*row)
-    assert several.give_all(*zip(*rows[1:], strict=True)) == 1
+        single.add_input_edge(*row)
+    assert several.add_input_edges(*zip(*rows[1:], strict=True)) == 1
     assert several.resolve().edges((0, 1, 2)) == single.resolve().edges((0, 1, 2))
 
 
 def test_the_first_edge_of_a_root_is_the_one_that_was_given_first() -> None:
     columns = EdgeColumns()
     for root, edge in (((0, 7, 1), 30), ((0, 5, 1), 20), ((0, 7, 1), 10)):
-        columns.give(*root, edge)
+        columns.add_input_edge(*root, edge)
     resolved = columns.resolve()
     assert resolved.roots.offsets.tolist() == [5, 7]
     assert resolved.ids[resolved.firsts].tolist() == [20, 30]

@@ -67,7 +67,7 @@ def test_a_record_in_flight_takes_the_worst_of_its_tree_and_its_answer(of: Topol
 
 
 @pytest.mark.usefixtures("in_flight")
-def test_an_edge_of_a_record_in_flight_that_nobody_acks_fails_it_as_unacked() -> None:
+def test_a_record_in_flight_with_a_held_tuple_fails_as_unacked() -> None:
     lab = Lab(JOIN, waiting, [lambda given: [Hold(each) for each in given if each.value == "hold"]])
     found = lab.run({0: ["a"], 1: ["hold"]})
     assert [shown(found[offset])[:2] for offset in (0, 1)] == [("in_flight", None), ("failed", "Unacked")]

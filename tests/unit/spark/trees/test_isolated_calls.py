@@ -103,7 +103,6 @@ def test_calls_that_kill_or_hang_their_process_fail_alone_and_none_is_made_twice
         "exit3 in far": "WorkerLost",
         "skip in far": "Skip",
         "exit in far": "SystemExit",
-        "sleep in C in far": "acked",  # no such deed
         "much in far": "acked",
         "stop in far": "Timeout",
         "ok too": "acked",
@@ -226,3 +225,14 @@ def test_an_isolated_tree_has_the_events_and_outcomes_of_one_that_is_not(folder:
         assert len(pids(folder)) == 2, "this process and one of its own"
     finally:
         process.process.close()
+
+
+def test_the_first_message_to_the_process_holds_no_secret_of_the_task() -> None:
+    settings = task_settings(FAR)
+    replay = replace(settings.replay, isolated=True, store_options={"key": "x"}, key_hash_secret=b"x")
+    calls = IsolatedTreeCalls(replace(settings, replay=replay), lambda: 7, None, step=0)
+    try:
+        sent: Any = calls.process._first_message
+        assert (sent.replay.store_options, sent.replay.key_hash_secret, sent.replay.outputs) == (None, None, None)
+    finally:
+        calls.process.close()

@@ -9,7 +9,7 @@ from ackline.offsets import TopicPartition
 from ackline.outputs import Output
 from ackline.spark.settings import OutputTargets
 from ackline.spark.trees import output_rows
-from ackline.spark.trees.answers import Row
+from ackline.spark.trees.answers import EmittedRow
 from ackline.spark.trees.edge_columns import EdgeColumns
 from ackline.spark.trees.output_rows import BadRow, OutputRow, OutputRows
 from ackline.spark.trees.payload import copied
@@ -25,8 +25,8 @@ def rows(folder: Path) -> OutputRows:
 
 
 def row(value: object, offset: int = 7) -> OutputRow:
-    EDGES.give(0, offset, 1, 99)
-    return OutputRow(2, Row(None, *copied(value)), (len(EDGES.parents) - 1,))
+    EDGES.add_input_edge(0, offset, 1, 99)
+    return OutputRow(2, EmittedRow(None, *copied(value)), (len(EDGES.parents) - 1,))
 
 
 def flushed(of_task: OutputRows) -> list[BadRow]:

@@ -10,7 +10,7 @@ def test_a_batch_holds_few_rows_and_few_bytes_wherever_the_large_tuples_are() ->
     tuples, edges = SentTuples(), EdgeColumns()
     payloads = [b"small"] * (MAX_ROWS + 1) + [bytes(MIB)] * 40 + [b"small"]
     for number, payload in enumerate(payloads):
-        tuples.add(0, 0, (edges.give(0, number, 1, number),), b"k", payload)
+        tuples.add(0, 0, (edges.add_input_edge(0, number, 1, number),), b"k", payload)
     batches = tuples.rows(edges.resolve())
     assert [payload for batch in batches for payload in batch.column("payload").to_pylist()] == payloads
     assert [offset for batch in batches for offset in batch.column("offset").to_pylist()] == list(range(len(payloads)))
