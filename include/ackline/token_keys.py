@@ -4,6 +4,7 @@ The first key signs, and all of them verify. To change the key, put a new one in
 record in flight has a token of it.
 """
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,25 +12,47 @@ from ackline.errors import ConfigError
 
 TOKEN_KEYS = "ackline.token_keys"
 """The extra of the Kafka connection that holds the keys."""
-_LEAST = 16
+_SHORT = 16
+"""A key of fewer characters may be guessed: the holder of a token can try keys on it, unnoticed."""
 
 Keys = tuple[bytes, ...]
 
 
 def token_keys_of(connection: Mapping[str, Any], name: str | None) -> Keys:
-    """Returns the keys in the extra of the Kafka connection `name`: a list of texts, or one text.
+    """Returns the keys in the extra of the Kafka connection `name`: a list of texts, or one text. A connection that is
+    written as a URI holds the list as JSON.
 
-    Raises ConfigError if the extra has none, or one of fewer than 16 characters. The message quotes nothing of them.
+    Raises ConfigError if the extra has none, or one that is no text or empty. The message quotes nothing of them.
     """
     extra = connection.get(TOKEN_KEYS)
-    keys = [extra] if isinstance(extra, str) else extra if isinstance(extra, list) else []
-    if not keys or not all(isinstance(key, str) and len(key) >= _LEAST for key in keys):
+    keys = _listed(extra) if isinstance(extra, str) else extra if isinstance(extra, list) else []
+    if not keys or not all(isinstance(key, str) and key for key in keys):
         problem = f"has no `{TOKEN_KEYS}`"
         if extra is not None:
-            problem = f"has `{TOKEN_KEYS}` that are no texts of {_LEAST} characters"
+            problem = f"has `{TOKEN_KEYS}` that are no texts"
         raise ConfigError(
-            f"the extra of the Kafka connection {name or '(none)'} {problem}: set it to a list of random texts of at "
-            f"least {_LEAST} characters. The first one signs the tokens of records in flight, and all verify them",
+            f"the extra of the Kafka connection {name or '(none)'} {problem}: set it to a list of random texts, "
+            f"such as `openssl rand -hex 32` prints. The first one signs the tokens of records in flight, and all of "
+            f"them verify tokens",
             key="ack_topic",
         )
     return tuple(key.encode() for key in keys)
+
+
+def warning_of_keys(keys: Keys) -> str | None:
+    """Returns what is wrong with keys that work; None if nothing is."""
+    short = sum(len(key) < _SHORT for key in keys)
+    if not short:
+        return None
+    return (
+        f"{TOKEN_KEYS}: {short} of {len(keys)} keys {'has' if short == 1 else 'have'} fewer than {_SHORT} characters; "
+        f"the holder of a token may guess such a key, and sign answers for other records. Put a longer one in front"
+    )
+
+
+def _listed(text: str) -> list[Any]:
+    try:
+        content = json.loads(text)
+    except ValueError:
+        content = None
+    return content if isinstance(content, list) else [text]

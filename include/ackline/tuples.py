@@ -7,7 +7,7 @@ tree is. Storm's words are the same: anchoring, ack, fail.
 Nothing here needs Spark. `ackline.topology` holds the steps of a pipeline.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, NamedTuple
@@ -78,7 +78,7 @@ class Emit:
     value: Any
     stream: str = DEFAULT_STREAM
     key: Any = None
-    anchors: Sequence[Any] | None = None
+    anchors: Iterable[Any] | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -101,10 +101,11 @@ class InFlight:
     """Returned or yielded by the handler of the pipeline, once for a record: an answer from outside settles the record.
 
     The record holds the floor until an answer with its token acks or fails it, and its own tree is complete.
-    Without an answer within `timeout` it fails as `AckTimeout`. None means the timeout of the pipeline file.
+    Without an answer within `timeout` it fails as `AckTimeout`. It is a timedelta, or a text as in the pipeline file,
+    such as `30s` or `1h30m`; None means the timeout of the pipeline file.
     """
 
-    timeout: timedelta | None = None
+    timeout: timedelta | str | None = None
 
 
 @dataclass(slots=True)

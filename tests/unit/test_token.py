@@ -12,7 +12,7 @@ from ackline.handler import sign_tokens_with
 from ackline.offsets import TopicPartition
 from ackline.outcome import AnswerKind
 from ackline.token import TokenSigner, parse_token
-from ackline.token_keys import TOKEN_KEYS, token_keys_of
+from ackline.token_keys import TOKEN_KEYS, token_keys_of, warning_of_keys
 from ackline.turns import TurnId
 
 KEY, OTHER = b"a key of the tests", b"another key of them"
@@ -80,17 +80,30 @@ def test_a_record_has_a_token_during_a_run_and_names_what_is_missing_otherwise()
 
 @pytest.mark.parametrize(
     ("extra", "keys"),
-    [(["a" * 16, "b" * 20], (b"a" * 16, b"b" * 20)), ("a" * 16, (b"a" * 16,))],
+    [
+        (["a" * 16, "b" * 20], (b"a" * 16, b"b" * 20)),
+        ("a" * 16, (b"a" * 16,)),
+        ('["new", "old"]', (b"new", b"old")),
+        ("[no JSON", (b"[no JSON",)),
+    ],
 )
-def test_the_keys_are_a_list_of_texts_or_one(extra: object, keys: tuple[bytes, ...]) -> None:
+def test_the_keys_are_a_list_of_texts_or_its_json_or_one_text(extra: object, keys: tuple[bytes, ...]) -> None:
     assert token_keys_of({TOKEN_KEYS: extra}, "shop") == keys
 
 
-@pytest.mark.parametrize("extra", [None, [], "a" * 15, ["a" * 16, "hunter2"], [16], 5, {"a": "b"}])
+@pytest.mark.parametrize("extra", [None, [], "", "[]", ["hunter2", ""], ["hunter2", 5], [16], 5, {"a": "b"}])
 def test_other_keys_are_refused_without_quoting_them(extra: object) -> None:
     with pytest.raises(ConfigError, match=r"connection shop has (no )?`ackline\.token_keys`") as refused:
         token_keys_of({TOKEN_KEYS: extra}, "shop")
     assert "hunter2" not in str(refused.value)
+
+
+def test_a_short_key_works_and_is_a_warning_without_the_key() -> None:
+    assert warning_of_keys((b"a" * 16, b"b" * 40)) is None
+    warning = warning_of_keys((b"a" * 16, b"hunter2"))
+    assert warning is not None
+    assert "1 of 2 keys has fewer than 16 characters" in warning
+    assert "hunter2" not in warning
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ from ackline.pipeline import Pipeline
 from ackline.run_request import EVERYTHING, RunRequest
 from ackline.setting_warnings import warnings_of_connection, warnings_of_settings
 from ackline.steps.turn_lease import TurnLease, WhenHeld
-from ackline.token_keys import Keys, token_keys_of
+from ackline.token_keys import Keys, token_keys_of, warning_of_keys
 from ackline.translation import Translation
 from ackline.turns import LIVE, TurnId
 
@@ -209,7 +209,12 @@ def open_parts(
     key_hash_secret = secret_of(connection, pipeline.kafka.connection) if pipeline.audit.key_hash else None
     token_keys = token_keys_of(connection, pipeline.kafka.connection) if pipeline.ack_topic else None
     translation = translation_of(pipeline, connection)
-    setting_warnings = (*warnings_of_settings(pipeline), *warnings_of_connection(pipeline, connection))
+    of_keys = warning_of_keys(token_keys or ())
+    setting_warnings = (
+        *warnings_of_settings(pipeline),
+        *warnings_of_connection(pipeline, connection),
+        *([of_keys] if of_keys else ()),
+    )
     store = LedgerStore(audit or audit_root(), pipeline.name, lane)
     with (
         contextlib.closing(Cluster(config, pipeline.kafka.isolation)) as cluster,

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
+from ackline.blocks import parse_duration
 from ackline.errors import FatalError, RangeGone, TransientError
 from ackline.handler import Dead, Record, Skip, sign_tokens_with
 from ackline.kafka.cursor import Headers
@@ -213,7 +214,7 @@ class MemoryJob:
 
     def _in_flight(self, offset: int, attempt: int, answer: InFlight) -> OutcomeRow:
         timeout = answer.timeout or self._job.settings.in_flight_timeout
-        due = self._now() + timeout if timeout is not None else None
+        due = self._now() + parse_duration(timeout) if timeout is not None else None
         error_class = ErrorClass.SKIP if isinstance(answer, InFlightSkipped) else None
         return OutcomeRow(offset, attempt, Outcome.IN_FLIGHT, self._now(), error_class, due=due)
 

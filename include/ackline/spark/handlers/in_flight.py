@@ -3,6 +3,7 @@
 from datetime import timedelta
 from typing import Any
 
+from ackline.blocks import parse_duration
 from ackline.handler import sign_tokens_with
 from ackline.outcome import Outcome
 from ackline.pending import LATEST, MICROSECOND
@@ -25,13 +26,23 @@ def use_in_flight_settings(settings: ReplaySettings) -> None:
 def in_flight_outcome(answer: InFlight, row: int, handled_at: int) -> RowOutcome:
     """Returns the outcome of a row that is in flight from `handled_at` on, in microseconds since 1970.
 
-    Raises InvalidOutcome if the pipeline has no ack topic, and for a timeout that is no time above zero.
+    Raises InvalidOutcome if the pipeline has no ack topic, and for a timeout that is no duration above zero.
     """
     if not _allowed:
         raise InvalidOutcome("InFlight needs `ack_topic` in the pipeline file")
     timeout: Any = _timeout if answer.timeout is None else answer.timeout
     if timeout is None:
         return RowOutcome(row, Outcome.IN_FLIGHT, None, None, handled_at)
-    if not isinstance(timeout, timedelta) or timeout <= timedelta():
-        raise InvalidOutcome("the timeout of InFlight is no timedelta above zero")
+    timeout = _duration(timeout)
     return RowOutcome(row, Outcome.IN_FLIGHT, None, None, handled_at, min(handled_at + timeout // MICROSECOND, LATEST))
+
+
+def _duration(timeout: Any) -> timedelta:
+    """Returns the timeout of an InFlight, which is a timedelta or a text as in the pipeline file."""
+    try:
+        duration = parse_duration(timeout)
+    except ValueError:  # its text may quote what the handler has made of the record
+        duration = timedelta()
+    if duration <= timedelta():
+        raise InvalidOutcome("the timeout of InFlight is no timedelta above zero, and no text such as 30s or 1h30m")
+    return duration

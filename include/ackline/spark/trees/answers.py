@@ -5,7 +5,7 @@ An answer refers to the inputs of its call by their positions, so it can leave t
 """
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import GeneratorType
 from typing import Any, NamedTuple
 
@@ -168,8 +168,9 @@ class _Positions:
         self._by_id: dict[int, int] | None = None
 
     def of_anchors(self, anchors: Any) -> tuple[int, ...]:
-        """Returns the positions of the anchors of an Emit: the handler may change its list afterwards."""
-        given = tuple(anchors) if isinstance(anchors, list | tuple) else (anchors,)
+        """Returns the positions of the anchors of an Emit, which is one of them or an iterable, such as a list or a
+        generator: the handler may change a list afterwards."""
+        given = anchors if isinstance(anchors, Iterable) and not isinstance(anchors, str | bytes) else (anchors,)
         return tuple([self.of(anchor) for anchor in given])
 
     def of(self, given: object) -> int:
