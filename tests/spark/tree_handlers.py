@@ -41,6 +41,14 @@ def work(given: Tuple) -> Iterator[Emit]:
     yield Emit(given.value, key=given.key)
 
 
+def spread(given: Tuple) -> Iterator[Emit]:
+    """Emits the item three times, with three keys. The first one keeps the item's `do`."""
+    note(given)
+    for number in range(3):
+        do_of_item = given.value.get("do") if number == 0 else None
+        yield Emit({"do": do_of_item}, key=f"{given.key}{number}")
+
+
 def end(given: Tuple) -> None:
     """Follows the item's `do`, and emits nothing."""
     note(given)
@@ -58,6 +66,20 @@ def join(given: Sequence[Tuple]) -> Iterator[Any]:
     if any(each.value.get("do") == "raise in join" for each in given):
         raise ValueError("the join broke")
     yield Emit({"count": len(given)}, stream="sums", key=given[0].key)
+
+
+def hold(given: Sequence[Tuple]) -> Iterator[Hold]:
+    """Holds the items whose `do` is `hold`, acks the others, and emits nothing."""
+    for each in given:
+        note(each)
+        if each.value.get("do") == "hold":
+            yield Hold(each)
+
+
+def hold_less_than_four(given: Sequence[Tuple]) -> Iterator[Hold]:
+    """Acks the items if there are four of them, otherwise holds them all. Emits nothing."""
+    if len(given) < 4:
+        yield from map(Hold, given)
 
 
 def note(given: Tuple) -> None:
