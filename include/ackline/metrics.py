@@ -80,6 +80,8 @@ class TurnReport:
     """The `ackline.outputs.OutputsOfTurn` of this execution, encoded; empty if it has no rows for tables."""
     steps: StepFigures | None = None
     """What the steps of the pipeline did; None with neither `steps` nor `outputs`."""
+    unacked: int = 0
+    """How many attempts ended as `Unacked`. Only where no outcome is a row of the table; otherwise 0."""
 
     def encode(self) -> str:
         """The text that is stored in the commit of outcomes: JSON of about sixty bytes a partition."""
@@ -92,9 +94,11 @@ class TurnReport:
                 "fetch_seconds": round(fetched.seconds, 6),
                 "fetch_seconds_max": round(fetched.longest, 6),
             }
-        extra = {"outputs": self.outputs} if self.outputs else {}
+        extra: dict[str, object] = {"outputs": self.outputs} if self.outputs else {}
         if self.steps is not None:
             extra["steps"] = self.steps.encode()
+        if self.unacked:
+            extra["unacked"] = self.unacked
         return json.dumps({"recorded": self.recorded, "topics": topics, **extra}, separators=(",", ":"))
 
     @classmethod
@@ -111,7 +115,7 @@ class TurnReport:
                     seconds, longest = float(entry["fetch_seconds"]), float(entry["fetch_seconds_max"])
                     fetches[tp] = FetchTimes(int(entry["fetches"]), seconds, longest)
             outputs, steps = str(report.get("outputs", "")), StepFigures.decode(report.get("steps"))
-            return cls(counts, fetches, bool(report["recorded"]), outputs, steps)
+            return cls(counts, fetches, bool(report["recorded"]), outputs, steps, int(report.get("unacked", 0)))
         except (ValueError, TypeError, KeyError, AttributeError):
             return None
 

@@ -49,12 +49,13 @@ def written(
 ) -> AddAction:
     """Writes a file of (offset, attempt, outcome) as a Spark task does: on disk, with statistics, in no log.
 
-    `error_class` is that of the rows that failed, and `hashes` has the hashes of keys by offset.
+    `error_class` is that of the rows that failed or were dropped, and `hashes` has the hashes of keys by offset.
     """
     values = [
         {**turn_columns(of, DAY, "run"), "topic": tp.topic, "partition": tp.partition, "offset": offset,
          "attempt": attempt, "outcome": outcome, "error_message": message, "handled_at": NOON,
-         "error_class": error_class if outcome == "failed" else None, "key_hash": (hashes or {}).get(offset)}
+         "error_class": error_class if outcome in ("failed", "dropped") else None,
+         "key_hash": (hashes or {}).get(offset)}
         for offset, attempt, outcome in rows
     ]  # fmt: skip
     table = pa.Table.from_pylist(values, schema=OUTCOMES).drop_columns(["plan_date"])

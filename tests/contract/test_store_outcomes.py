@@ -168,6 +168,27 @@ def test_first_attempts_are_counted_without_opening_the_files_of_those_that_fail
     assert store.first_attempts_of(turn(1)) == {"acked": 90, "failed": 10}
 
 
+@ON_DISK
+def test_first_attempts_that_are_unacked_are_counted_whatever_their_outcome_also_after_a_compaction(
+    store: LedgerStore,
+) -> None:
+    acked = written(store, turn(1), [(offset, 1, "acked") for offset in range(9)])
+    files = [
+        acked,
+        written(store, turn(1), [(10, 1, "failed"), (11, 2, "failed")], error_class="Unacked"),
+        written(store, turn(1), [(12, 1, "dropped")], error_class="Unacked"),
+        written(store, turn(1), [(13, 1, "failed")], error_class="ValueError"),
+    ]
+    store.store_outcomes(turn(1), files)
+    store.store_outcomes(turn(2), [written(store, turn(2), [(20, 1, "failed")], error_class="Unacked")])
+    content = (path := Path(store.outcomes.uri) / acked.path).read_bytes()
+    path.write_bytes(b"not parquet")
+    assert store.unacked_of(turn(1)) == 2
+    path.write_bytes(content)
+    DeltaTable(store.outcomes.uri).optimize.compact()
+    assert store.unacked_of(turn(1)) == 2
+
+
 def test_partitions_that_share_files_are_counted_each_for_itself_also_after_a_compaction(store: LedgerStore) -> None:
     """A task writes a file of each outcome for its small partitions, and one for each large outcome of a partition."""
     store.outcomes.create()

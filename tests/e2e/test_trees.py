@@ -3,6 +3,9 @@
 import json
 from typing import Any
 
+import pytest
+
+from ackline.errors import TooManyFailures
 from tests.e2e.fixtures import MakeLab
 from tests.e2e.lab import ROOT, Lab, Row
 
@@ -57,6 +60,27 @@ def test_a_join_that_holds_a_tuple_fails_its_record_as_unacked_and_the_breaker_d
     assert [row for row in lane.rows() if row.offset == 0] == [Row(0, 0, "dead"), Row(0, 1, "failed")]
     [failed] = [row for row in lane.table("outcomes") if row["outcome"] == "failed"]
     assert (failed["error_class"], failed["error_message"]) == ("Unacked", "step meet: did not ack 1 tuple")
+
+
+@pytest.mark.parametrize("record_outcomes", [True, False])
+def test_s46_the_breaker_counts_no_tuple_that_a_join_holds_without_a_guarantee(
+    lab: MakeLab, record_outcomes: bool
+) -> None:
+    lane = tree_lab(
+        lab,
+        guarantee="no_guarantee",
+        record_outcomes=record_outcomes,
+        dead_letter="none",
+        breaker={"failure_ratio": 0.25, "min_records": 1},
+    )
+    held, broken = encoded([{"key": "a", "do": "hold"}]), encoded([{"key": "b", "do": "fail"}])
+    lane.produce(held, held, held, broken)
+    lane.run()
+    assert lane.committed() == 4
+    assert lane.settled().counts == {"dropped": 4}
+    lane.produce(held, held, broken, broken)
+    with pytest.raises(TooManyFailures, match="2 of 4 new records failed"):
+        lane.run()
 
 
 def test_status_and_explain_show_what_the_steps_did(lab: MakeLab) -> None:

@@ -42,7 +42,7 @@ from ackline.audit.terminal_offsets import (
     read_terminal_results,
 )
 from ackline.audit.turn_files import TurnFiles
-from ackline.audit.turn_outcomes import TurnOutcomes, count_first_attempts, read_turn_outcomes
+from ackline.audit.turn_outcomes import TurnOutcomes, count_first_attempts, count_unacked, read_turn_outcomes
 from ackline.audit.void_turns import void_turns
 from ackline.errors import LedgerError
 from ackline.lane_diff import ResultRuns
@@ -311,6 +311,10 @@ class LedgerStore(ClaimStore):
     def first_attempts_of(self, turn: TurnId) -> Counter[str]:
         """Returns how many first attempts of a turn had which outcome, by statistics as far as possible."""
         return count_first_attempts(self.outcomes, self._outcome_files(turn), self._where(turn))
+
+    def unacked_of(self, turn: TurnId) -> int:
+        """Returns how many first attempts of a turn ended as `Unacked`. It opens the files of failures."""
+        return count_unacked(self.outcomes, self._outcome_files(turn), self._where(turn))
 
     def _outcome_files(self, turn: TurnId) -> TurnFiles:
         # Decisions of a run are stored after its outcomes. An action has decisions only.

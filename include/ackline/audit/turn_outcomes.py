@@ -16,7 +16,7 @@ from ackline.audit.pruned_read import Where, as_expression
 from ackline.audit.table import AuditTable
 from ackline.audit.turn_files import TurnFile, TurnFiles, file_name
 from ackline.offsets import TopicPartition
-from ackline.outcome import Outcome
+from ackline.outcome import ErrorClass, Outcome
 from ackline.outcome_rows import OutcomeColumns, OutcomeRow, answer_codes
 from ackline.pending import NEVER
 
@@ -92,13 +92,31 @@ def count_first_attempts(outcomes: AuditTable, files: TurnFiles, where: Where) -
     counted = _of_one_outcome(files, where, list(Outcome))
     for file in counted.values():
         counts[file.low["outcome"]] += file.rows or 0
-    chosen = as_expression(where) & (ds.field("attempt") == 1) & ds.field("answer").is_null()
     try:
-        for batch in _batches(files.dataset, lambda name: name not in counted, ["outcome"], chosen):
+        for batch in _batches(files.dataset, lambda name: name not in counted, ["outcome"], _first_attempts(where)):
             counts.update({outcome: number for (outcome,), number in _groups(batch, ["outcome"])})
     except (OSError, pa.ArrowException) as error:
         raise outcomes.error(error) from error
     return counts
+
+
+def count_unacked(outcomes: AuditTable, files: TurnFiles, where: Where) -> int:
+    """Returns how many first attempts of a turn ended as `Unacked`, whatever the guarantee makes of that: `failed` or
+    `dropped`. It holds one batch of rows at a time, and opens each file that may have a failure.
+
+    Raises FatalError if the table can't be read.
+    """
+    others = _of_one_outcome(files, where, [word for word in Outcome if word not in (Outcome.FAILED, Outcome.DROPPED)])
+    chosen = _first_attempts(where) & (ds.field("error_class") == ErrorClass.UNACKED.value)
+    try:
+        return sum(map(len, _batches(files.dataset, lambda name: name not in others, ["attempt"], chosen)))
+    except (OSError, pa.ArrowException) as error:
+        raise outcomes.error(error) from error
+
+
+def _first_attempts(where: Where) -> ds.Expression:
+    """Chooses the first attempts of a turn. A row with an answer is no attempt: it ends one of this turn or another."""
+    return as_expression(where) & (ds.field("attempt") == 1) & ds.field("answer").is_null()
 
 
 class _Reading:

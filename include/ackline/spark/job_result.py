@@ -35,6 +35,8 @@ class ReplayResult:
     """What the steps did; None with neither `steps` nor `outputs`."""
     staged: tuple[StagedFile, ...] = ()
     """The files with rows for output tables."""
+    unacked: int = 0
+    """Attempts that ended as `Unacked`."""
 
 
 def result_of(rows: Iterable[Any], topology: Topology | None) -> ReplayResult:
@@ -44,7 +46,7 @@ def result_of(rows: Iterable[Any], topology: Topology | None) -> ReplayResult:
     fetches: dict[TopicPartition, FetchTimes] = {}
     steps = StepFigures.of_steps(topology.names if topology else ())
     staged: list[StagedFile] = []
-    calls = fetched = out_of_range = trees = 0
+    calls = fetched = out_of_range = trees = unacked = 0
     for row in rows:
         if row.output is not None:
             staged.append(StagedFile(row.output, row.path, row.size, row.rows))
@@ -60,6 +62,7 @@ def result_of(rows: Iterable[Any], topology: Topology | None) -> ReplayResult:
             calls, fetched = calls + row.calls, fetched + row.fetched
             out_of_range += row.out_of_range
             trees += row.trees
+            unacked += row.unacked
             steps.latency.add(durations_of(row))
             continue
         tp = TopicPartition(row.topic, row.partition)
@@ -76,7 +79,7 @@ def result_of(rows: Iterable[Any], topology: Topology | None) -> ReplayResult:
     if topology is not None:
         figures = steps
         _count_records(steps.steps[SOURCE], counts.values())
-    return ReplayResult(tuple(files), counts, calls, fetched, fetches, out_of_range, figures, tuple(staged))
+    return ReplayResult(tuple(files), counts, calls, fetched, fetches, out_of_range, figures, tuple(staged), unacked)
 
 
 def _count_records(source: StepCounts, counts: Collection[Mapping[Outcome, int]]) -> None:

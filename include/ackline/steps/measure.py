@@ -64,6 +64,12 @@ def first_attempts(parts: Parts, plan: Plan, report: TurnReport | None) -> Count
     return counts
 
 
+def unacked_first_attempts(parts: Parts, plan: Plan, report: TurnReport | None) -> int:
+    """Returns how many new records of a turn failed as `Unacked`. The cost is that of the rows that failed."""
+    # Of outcomes that are not rows, the tasks report the number; each of them is a first attempt, see above.
+    return parts.store.unacked_of(plan.turn) + (0 if report is None else report.unacked)
+
+
 def gaps_of(plan: Plan, tp: TopicPartition, outcomes: TurnOutcomes) -> int | None:
     """Returns how many offsets of the fresh range held no record; None if the Delta log has expired the report."""
     if tp not in plan.partitions:

@@ -220,7 +220,8 @@ def task_report(parts: Parts, plan: Plan, result: "ReplayResult", outputs: str =
     counts = {
         tp: {outcome.value: rows for outcome, rows in by_outcome.items()} for tp, by_outcome in result.counts.items()
     }
-    return TurnReport(counts, result.fetches, keeps_outcome_rows(parts, plan), outputs, result.steps)
+    recorded = keeps_outcome_rows(parts, plan)
+    return TurnReport(counts, result.fetches, recorded, outputs, result.steps, 0 if recorded else result.unacked)
 
 
 def add_actions(plan: Plan, result: "ReplayResult") -> list[AddAction]:

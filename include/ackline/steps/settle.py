@@ -26,7 +26,7 @@ from ackline.errors import GroupMoved, NoProof, TooManyFailures
 from ackline.ledger import OutcomeRow
 from ackline.metrics import TurnReport
 from ackline.offsets import TopicPartition
-from ackline.outcome import ErrorClass, Outcome
+from ackline.outcome import Outcome
 from ackline.steps.claim import operator_loss
 from ackline.steps.commit import CommitResult, commit_newest
 from ackline.steps.decide import decide, states_after
@@ -34,7 +34,14 @@ from ackline.steps.events import notify_settled
 from ackline.steps.kept_outputs import settled_outputs
 from ackline.steps.lane_ranges import lane_ranges
 from ackline.steps.ledger_copy import renew_id_of_copy
-from ackline.steps.measure import first_attempts, gaps_of, stored_report, turn_outcomes, with_metrics
+from ackline.steps.measure import (
+    first_attempts,
+    gaps_of,
+    stored_report,
+    turn_outcomes,
+    unacked_first_attempts,
+    with_metrics,
+)
 from ackline.steps.on_expired_fail import expired_rows_error
 from ackline.steps.outputs import find_outputs
 from ackline.steps.parts import Parts
@@ -224,7 +231,8 @@ def _void_if_too_many_failed(parts: Parts, plan: Plan, before: Settlement, repor
         return
     if parts.pipeline.steps is not None:
         # A tuple that a join holds waits for another one; no handler failed. Read only where it can make a difference.
-        failed -= _unacked(_read_outcomes(parts, plan, report))
+        with advises_void(plan.turn):
+            failed -= unacked_first_attempts(parts, plan, report)
         if failed / tried <= breaker.failure_ratio:
             return
     allowed = f"{breaker.failure_ratio * 100:g}%"
@@ -234,13 +242,6 @@ def _void_if_too_many_failed(parts: Parts, plan: Plan, before: Settlement, repor
     raise TooManyFailures(
         f"{reason}. {plan.turn} is void: nothing of it was settled, dead-lettered or committed. Fix the handler and "
         f"run again, or let it through with --no-breaker"
-    )
-
-
-def _unacked(outcomes: TurnOutcomes) -> int:
-    """Returns how many first attempts failed as Unacked."""
-    return sum(
-        row.attempt == 1 and row.error_class == ErrorClass.UNACKED for rows in outcomes.rows.values() for row in rows
     )
 
 

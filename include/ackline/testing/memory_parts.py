@@ -158,7 +158,8 @@ class MemoryJob:
             counts[tp][outcome] += len(written)
         fetches = {tp: FetchTimes(1) for tp in counts}
         fetched = sum(len(runs) for runs in self._job.retries.values())
-        return ReplayResult(files, counts, self._calls, fetched, fetches)
+        unacked = sum(row.error_class == ErrorClass.UNACKED for written in rows.values() for row in written)
+        return ReplayResult(files, counts, self._calls, fetched, fetches, unacked=unacked)
 
     def _fresh(self, tp: TopicPartition, planned: OffsetRange) -> Iterator[OutcomeRow]:
         for offset in range(planned.start, planned.end):

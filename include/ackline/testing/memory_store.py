@@ -17,7 +17,7 @@ from ackline.errors import FatalError, LedgerError
 from ackline.lane_diff import Result, ResultRuns
 from ackline.ledger import OutcomeRow
 from ackline.offsets import TopicPartition, join
-from ackline.outcome import Outcome
+from ackline.outcome import ErrorClass, Outcome
 from ackline.outcome_rows import OutcomeColumns
 from ackline.range_arrays import Ranges, union
 from ackline.testing.memory import BEFORE, READ, Hook, World, no_hook
@@ -214,15 +214,17 @@ class MemoryStore(LedgerStore):
 
     def first_attempts_of(self, turn: TurnId) -> Counter[str]:
         """Returns how many first attempts of a turn had which outcome."""
+        return Counter(row.outcome.value for row in self._first_attempts(turn))
+
+    def unacked_of(self, turn: TurnId) -> int:
+        """Returns how many first attempts of a turn ended as `Unacked`."""
+        return sum(row.error_class == ErrorClass.UNACKED for row in self._first_attempts(turn))
+
+    def _first_attempts(self, turn: TurnId) -> Iterator[OutcomeRow]:
         self._hook("rows", READ)
-        files = self.world.tables.outcomes.get(turn, ())
-        return Counter(
-            row.outcome.value
-            for file in files
-            for rows in file.rows.values()
-            for row in rows
-            if row.attempt == 1 and not row.answer
-        )
+        for file in self.world.tables.outcomes.get(turn, ()):
+            for rows in file.rows.values():
+                yield from (row for row in rows if row.attempt == 1 and not row.answer)
 
     def outcomes_of(self, turn: TurnId, every_row: bool = False) -> TurnOutcomes:
         """Returns the outcomes and decisions of a turn. Raises FatalError if a file of them is lost."""

@@ -1,17 +1,20 @@
 """settle: which turn it settles, a group that was moved before the commit (S36), and the breaker (S46)."""
 
 from contextlib import nullcontext
+from typing import Any
 
 import pytest
 
 from ackline.errors import GroupMoved, TooManyFailures
+from ackline.handler import Record
 from ackline.metrics import TOTALS
 from ackline.offsets import OffsetRange
 from ackline.outcome import Outcome
 from ackline.steps import settle
+from ackline.testing.memory import handle_by_orders
 from ackline.testing.memory_store import MemoryStore
 from ackline.turns import TurnKind
-from tests.memory_lane import AT_MOST_ONCE, FAILS, OK, TP, TP1, MemoryLane
+from tests.memory_lane import AT_LEAST_ONCE, AT_MOST_ONCE, FAILS, NO_GUARANTEE, OK, TP, TP1, MemoryLane
 
 LATER = {"initial_delay": "1h", "period": "1h"}
 
@@ -91,6 +94,43 @@ def test_s46_it_judges_by_counts_before_any_row_is_read(monkeypatch: pytest.Monk
     lane = MemoryLane(*[FAILS] * 10, breaker={"failure_ratio": 0.5, "min_records": 2})
     monkeypatch.setattr(MemoryStore, "outcomes_of", lambda *_: pytest.fail("rows were read"))
     assert "10 of 10 new records failed" in trip(lane)
+
+
+class Unacked(Exception):
+    """Has the name of the class that the acker stores for a tree with a tuple that no step has acked."""
+
+
+def holds_some(record: Record) -> None:
+    """Fails with the error class Unacked where the record orders `{"hold": true}`."""
+    if record.value == HELD:
+        raise Unacked
+    handle_by_orders(record)
+
+
+HELD = b'{"hold": true}'
+STEPS = [{"name": "join", "handler": "a:b", "input": "source", "group_by": "key", "join": True}]
+
+
+@pytest.mark.parametrize("guarantee", [AT_LEAST_ONCE, AT_MOST_ONCE, NO_GUARANTEE])
+@pytest.mark.parametrize("record_outcomes", [True, False])
+def test_s46_records_of_tuples_that_a_join_holds_do_not_count_under_any_guarantee(
+    monkeypatch: pytest.MonkeyPatch, guarantee: str, record_outcomes: bool
+) -> None:
+    # A world has no acker. So its handler raises an error of the name, which no handler can store otherwise.
+    monkeypatch.setattr("ackline.testing.memory_parts.error_class_of", lambda error: type(error).__name__)
+    settings: dict[str, Any] = {"dead_letter": "none"} if guarantee != AT_LEAST_ONCE else {}
+    if guarantee != AT_LEAST_ONCE:
+        settings["record_outcomes"] = record_outcomes
+    breaker = {"failure_ratio": 0.25, "min_records": 4}
+    lane = MemoryLane(HELD, HELD, HELD, FAILS, steps=STEPS, guarantee=guarantee, breaker=breaker, **settings)
+    lane.world.handle = holds_some
+    outcome = "failed" if guarantee == AT_LEAST_ONCE else "dropped"
+    assert lane.run().outcomes == {outcome: 4}
+    lane.produce(HELD, HELD, FAILS, FAILS)
+    if guarantee == AT_MOST_ONCE:  # its turns are claimed, and a claimed turn is never void
+        assert lane.run().outcomes["dropped"] == 4
+    else:
+        assert "2 of 4 new records failed" in trip(lane)
 
 
 def test_s46_below_min_records_it_does_not_trip() -> None:

@@ -31,6 +31,7 @@ _COLUMNS = _FILE_COLUMNS | {
     "fetch_seconds": ("double", pa.float64()),
     "fetch_seconds_max": ("double", pa.float64()),
     "trees": ("long", pa.int64()),
+    "unacked": ("long", pa.int64()),
     "times": ("long", pa.int64()),
     "nanoseconds": ("long", pa.int64()),
     "nanoseconds_max": ("long", pa.int64()),
@@ -56,14 +57,16 @@ def manifest(
     latency: Durations | None = None,
     steps: Mapping[str, StepCounts] | None = None,
     staged: Iterable[StagedFile] = (),
+    unacked: int = 0,
 ) -> pa.RecordBatch:
     """Returns a row for each file, for each outcome of a topic-partition with its number of `rows`, for each
     topic-partition whose records the task waited for, and one for the task's own counts. Only the first kind has a
     `path`; the third has no `outcome`, and the fourth no `topic` either.
 
     With steps there is also a row for each `step`, and `trees` is how many trees the task sent to the acker or, as a
-    negative number, has decided. `times` and `nanoseconds` are the calls of a step or, without a `step`, the acked
-    trees whose latency the task has measured. A row with an `output` names a staged file."""
+    negative number, has decided, `unacked` of them as `Unacked`. `times` and `nanoseconds` are the calls of a step or,
+    without a `step`, the acked trees whose latency the task has measured. A row with an `output` names a staged
+    file."""
     rows: list[dict[str, Any]] = [
         {name: getattr(file, name) for name in _FILE_COLUMNS} | {"outcome": file.outcome.value} for file in files
     ]
@@ -72,7 +75,7 @@ def manifest(
     for tp, wait in waits.items():
         times = {"fetches": wait.count, "fetch_seconds": wait.seconds, "fetch_seconds_max": wait.longest}
         rows.append({"topic": tp.topic, "partition": tp.partition, **times})
-    totals = {"calls": calls, "fetched": fetched, "out_of_range": out_of_range, "trees": trees}
+    totals = {"calls": calls, "fetched": fetched, "out_of_range": out_of_range, "trees": trees, "unacked": unacked}
     rows.append(totals | _spans(latency or Durations()))
     rows += [asdict(file) for file in staged]
     rows += [{"step": name, **done.numbers(), **_spans(done.execute)} for name, done in (steps or {}).items()]

@@ -13,6 +13,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame
 
 from ackline.errors import FatalError
+from ackline.outcome import ErrorClass
 from ackline.spark.handlers.load import CallHandler
 from ackline.spark.handlers.outcomes import Outcomes, RowOutcome
 from ackline.spark.output.manifest import manifest
@@ -55,6 +56,7 @@ class AckerRun(TaskRun):
     def __init__(self, settings: TaskSettings, source: str) -> None:
         super().__init__(settings, source)
         self._decided = 0
+        self._unacked = 0
         self._latency = Durations()
 
     def _load_call(self) -> CallHandler | None:
@@ -113,6 +115,7 @@ class AckerRun(TaskRun):
             outcome = outcome_of_root(roots.notes[row], xor, *of_row, self._topology, time, due)
             if outcome is not None:
                 not_acked.append(outcome.at_row(row))
+                self._unacked += outcome.error_class == ErrorClass.UNACKED
         self._measure_latency(roots.begun[is_acked])
         return not_acked
 
@@ -125,4 +128,4 @@ class AckerRun(TaskRun):
     def _manifest(self) -> pa.RecordBatch:
         counts = self._files.counts
         of_trees = -self._decided, self._latency
-        return manifest(self._files.close(), counts, {}, 0, 0, self._out_of_range, *of_trees)
+        return manifest(self._files.close(), counts, {}, 0, 0, self._out_of_range, *of_trees, unacked=self._unacked)
