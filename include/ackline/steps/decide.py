@@ -6,6 +6,7 @@ Decisions are rows of their own (attempt 0) in `outcomes`. Nothing here stores t
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from datetime import datetime
+from itertools import islice
 from typing import Any
 
 from ackline.answers import AnswerReport
@@ -29,6 +30,8 @@ from ackline.steps.send_dead_letters import send_dead_letters
 from ackline.steps.void import void_advice
 from ackline.turns import Plan, PlannedPartition, Settlement, TurnKind
 
+_PORTION = 10_000
+
 Decisions = dict[TopicPartition, list[OutcomeRow]]
 
 
@@ -47,8 +50,7 @@ def states_after(
         state = states.get(tp, PartitionState(planned.complete_to))
         rows = outcomes.rows.get(tp, ())
         if plan.kind in (TurnKind.RUN, TurnKind.GENESIS):
-            # Jitter is seeded by the record's identity, so that a repeat of the fold gives the same due times.
-            seed = f"{plan.turn.lane}/{plan.turn.epoch}/{tp.topic}/{tp.partition}"
+            seed = _seed(plan, tp)
             gaps = gaps_of(plan, tp, outcomes) or 0
             states[tp] = fold(state, planned.fresh, planned.retries, rows, policy, seed, gaps, chosen_in(chosen, tp))
         elif plan.kind is TurnKind.RETRY:
@@ -60,6 +62,12 @@ def states_after(
             end = max(state.complete_to, planned.fresh.end)
             states[tp] = fold(state, OffsetRange(end, end), (), rows, policy, chosen=chosen_in(chosen, tp))
     return dict(sorted(states.items()))
+
+
+def _seed(plan: Plan, tp: TopicPartition) -> str:
+    """Returns the seed of the jitter: the identity of the partition, so that a repeat of the fold gives the same due
+    times."""
+    return f"{plan.turn.lane}/{plan.turn.epoch}/{tp.topic}/{tp.partition}"
 
 
 def _due_now(state: PartitionState, planned: PlannedPartition, now: datetime) -> PendingRuns:
@@ -95,6 +103,14 @@ def decide(
     states = states_after(plan, before, TurnOutcomes(rows, {}, {}, complete=False), chosen)
     # Before the dead letters: a turn whose ack topic can't be read stays open, and each settle would send them again.
     wanted = None if plan.ack_position is None else answers_of_turn(parts, plan, plan.ack_position)
+    answered: Mapping[TopicPartition, Iterable[OutcomeRow]] = {}
+    report = None
+    sends_letters = parts.pipeline.dead_letter_topic is not None
+    if wanted is not None and not sends_letters:
+        # Without letters nothing leaves this process before decisions n are stored. These hold the failed attempt and
+        # `dead` in one commit, so a repeated settle either finds both or decides both again.
+        answered, report = decide_answers(parts, plan, before, wanted, states)
+        states = _after_answers(plan, states, answered)
     # Dead letters of partitions that are left alone wait: their records can't be read, or must not be.
     readable = {
         tp: state
@@ -103,16 +119,36 @@ def decide(
     }
     for tp, dead in send_dead_letters(parts, plan, readable):
         decisions.setdefault(tp, []).append(dead)
-    if wanted is None:
-        return decisions, None
-    # After the dead letters, so that none is sent for a record that only an answer or a deadline of this turn fails.
-    # Until decisions n are stored, a repeated settle may read a later answer, and a letter of a record that is acked
-    # then would be wrong. So the next turn sends it.
-    answered, report = decide_answers(parts, plan, before, wanted, states)
+    if wanted is not None and sends_letters:
+        # After the dead letters, so that none is sent for a record that only an answer or a deadline of this turn
+        # fails. Until decisions n are stored, a repeated settle may read a later answer, and a letter of a record that
+        # is acked then would be wrong. So the next turn sends it.
+        answered, report = decide_answers(parts, plan, before, wanted, states)
     both = {
         tp: DecidedRows((decisions.get(tp, ()), answered.get(tp, ()))) for tp in dict.fromkeys([*decisions, *answered])
     }
     return both, report
+
+
+def _after_answers(
+    plan: Plan,
+    states: Mapping[TopicPartition, PartitionState],
+    answered: Mapping[TopicPartition, Iterable[OutcomeRow]],
+) -> dict[TopicPartition, PartitionState]:
+    """Returns the states after the rows that end or renew attempts in flight."""
+    policy, after = _policy(plan), dict(states)
+    for tp, rows in answered.items():
+        end = states[tp].complete_to
+        after[tp] = fold(states[tp], OffsetRange(end, end), (), _columns(rows), policy, _seed(plan, tp))
+    return after
+
+
+def _columns(rows: Iterable[OutcomeRow]) -> OutcomeColumns:
+    """Returns the rows as columns. It holds few rows as objects at a time: all records in flight may time out."""
+    remaining, parts = iter(rows), list[OutcomeColumns]()
+    while portion := list(islice(remaining, _PORTION)):
+        parts.append(OutcomeColumns.of(portion))
+    return OutcomeColumns.concat(parts)
 
 
 def _expired_ranges(parts: Parts, plan: Plan, chosen: LaneRanges) -> Decisions:

@@ -9,7 +9,7 @@ import pytest
 from ackline.answers import Answer, parse_answer
 from ackline.ledger import PendingKind
 from ackline.offsets import TopicPartition
-from ackline.outcome import ErrorClass
+from ackline.outcome import ErrorClass, Outcome
 from ackline.steps import decide_answers
 from ackline.steps.replay_job import job_of
 from ackline.token import parse_token
@@ -157,6 +157,49 @@ def test_i6_the_letter_of_an_attempt_that_an_answer_fails_is_sent_by_the_next_tu
     assert letter.headers["ackline.error_class"] == "AckFailed"
     assert letter.headers["ackline.error_message"] == "broken"
     assert lane.floor() == 1
+
+
+@pytest.mark.parametrize(("answer", "error_class"), [("fail", ErrorClass.ACK_FAILED), (None, ErrorClass.ACK_TIMEOUT)])
+def test_without_a_dead_letter_topic_a_record_is_dead_in_the_turn_whose_answer_or_deadline_fails_its_last_attempt(
+    answer: str | None, error_class: ErrorClass
+) -> None:
+    """Record 1 is acked and record 2 stays in flight."""
+    lane = AnsweredLane(WAITS, WAITS, WAITS, dead_letter="none", retry={"max_retries": 1, "initial_delay": "0s"})
+    lane.run()
+    lane.answer(1)
+    for attempt, second in ((1, 11), (2, 22)):
+        lane.answer(2, "renew 1h")
+        if answer is not None:
+            lane.answer(0, answer, attempt)
+        lane.at(second).run()
+        assert [run.start for run in lane.state().pending] == ([0, 2] if attempt == 1 else [2])
+        lane.run()
+    rows = [(row.attempt, row.outcome, row.error_class, row.reason) for row in lane.effective_rows() if not row.offset]
+    assert rows[0] == (0, Outcome.DEAD, error_class, "after 2 attempts")
+    assert [row[:2] for row in rows[1:]] == [(n, word) for n in (1, 2) for word in (Outcome.IN_FLIGHT, Outcome.FAILED)]
+    assert (lane.floor(), lane.committed(), in_flight(lane)) == (2, 2, 1)
+
+
+def test_without_a_dead_letter_topic_an_answer_in_the_turn_of_the_only_attempt_makes_the_record_dead() -> None:
+    lane = AnsweredLane(WAITS, dead_letter="none", retry={"max_retries": 0})
+    lane.early = lambda record: lane.answer(record.offset, "fail")
+    lane.run()
+    assert lane.outcomes() == [(0, 0, "dead"), (0, 1, "in_flight"), (0, 1, "failed")]
+    assert lane.committed() == 1
+
+
+@pytest.mark.parametrize(("when", "outcome"), [("before", "acked"), ("after", "dead")])
+def test_without_a_dead_letter_topic_an_ack_counts_until_the_decision_is_stored(when: str, outcome: str) -> None:
+    lane = AnsweredLane(WAITS, dead_letter="none", retry={"max_retries": 0})
+    lane.run()
+    lane.at(11).strike("decisions", lambda: (_ for _ in ()).throw(KeyboardInterrupt()), when)
+    with pytest.raises(KeyboardInterrupt):
+        lane.run()
+    lane.answer(0)
+    lane.run()
+    lane.run()
+    assert [row[2] for row in lane.outcomes() if Outcome(row[2]).terminal] == [outcome]
+    assert (lane.floor(), lane.committed()) == (1, 1)
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
