@@ -107,7 +107,7 @@ def attempt_sentence(event: Event) -> str:
     The row names the step as the first words of its message. A row of an earlier version has no tree.
     """
     words = {
-        Outcome.ACKED: "was acked: all of its tuples were",
+        Outcome.ACKED: "was acked" if event.tree is not None else "was acked: all of its tuples were",
         Outcome.FAILED: "failed",
         Outcome.DROPPED: "failed and was dropped",
         Outcome.SKIPPED: "was skipped",

@@ -1,6 +1,6 @@
 """What became of the tuples of one attempt at a record, step by step: how it is stored, and in plain words. Pure.
 
-The acker writes it for each attempt that is not acked. Of an acked one every tuple is acked.
+The task that decides an attempt writes it: the acker, or the task of the source where the tree ends there.
 """
 
 import json

@@ -105,8 +105,11 @@ def test_status_and_explain_show_what_the_steps_did(lab: MakeLab) -> None:
     table = lane.ackline("status", lane.name).stdout
     assert "Steps, newest turn with records; complete latency" in table
 
-    acked, failed = (lane.ackline_json("explain", lane.name, lane.topic, "0", str(offset)) for offset in (0, 1))
-    assert [event["tree"] for event in acked["events"]] == [None]
+    acked, failed, empty = (lane.ackline_json("explain", lane.name, lane.topic, "0", str(n)) for n in range(3))
+    assert [event["tree"] for event in acked["events"]] == [
+        {name: {"acked": 2, "failed": 0, "missing": 0} for name in ("first", "meet", "sums")}
+    ]
+    assert [event["tree"] for event in empty["events"]] == [None]
     assert [event["tree"] for event in failed["events"]] == [
         {
             "first": {"acked": 2, "failed": 1, "missing": 0},
@@ -119,7 +122,11 @@ def test_status_and_explain_show_what_the_steps_did(lab: MakeLab) -> None:
         "Attempt 1 failed in step first: ValueError; of its 3 tuples at first 2 were acked, 1 failed; all of its 2 "
         "tuples at meet were acked; all of its 2 tuples at sums were acked." in text
     )
-    assert "Attempt 1 was acked" in lane.ackline("explain", lane.name, lane.topic, "0", "0").stdout
+    assert (
+        "Attempt 1 was acked; all of its 2 tuples at first were acked; all of its 2 tuples at meet were acked; all of "
+        "its 2 tuples at sums were acked." in lane.ackline("explain", lane.name, lane.topic, "0", "0").stdout
+    )
+    assert "Attempt 1 was acked: all of" in lane.ackline("explain", lane.name, lane.topic, "0", "2").stdout
 
 
 def test_a_pipeline_without_steps_has_no_figures_of_steps(lab: MakeLab) -> None:

@@ -16,6 +16,7 @@ from ackline.spark.trees.packed_events import BLOCK, EventFormat, Events, Packed
 from ackline.spark.trees.rows import ROWS_DDL, ROWS_SCHEMA
 from ackline.topology import StepBlock, Topology, topology
 from ackline.translation import Stream, Translation
+from ackline.tree_story import StepStory, decode
 from tests.spark import tree_handlers
 from tests.spark.lab import Lab
 
@@ -63,6 +64,25 @@ def test_s60_s62_a_record_is_acked_when_every_child_and_theirs_are(lab: Lab) -> 
         (3, "acked", None, None),
         (4, "skipped", "Skip", "step first: unwanted"),
         (5, "failed", "Dead", "step first: hopeless; 0 siblings acked"),
+    ]
+
+
+def test_the_row_of_an_acked_record_has_the_numbers_of_its_steps_wherever_its_tree_has_ended(lab: Lab) -> None:
+    """Records 0, 1 and 4 end in the task that reads them, 2 and 3 in the acker."""
+    topology = steps(
+        {"name": "near", "handler": "end", "input": "source"},
+        {"name": "far", "handler": "end", "input": "source.far", "group_by": "key"},
+    )
+    far = {"key": "a", "stream": "far"}
+    records = [ITEMS, [], [*ITEMS, far], [far, far], [*ITEMS, {"key": "d", "do": "fail"}], ITEMS]
+    job = ran(lab, records, topology)
+    assert [(row["outcome"], decode(row["tree"])) for row in lab.rows(job)] == [
+        ("acked", {"near": StepStory(3, 0, 0)}),
+        ("acked", None),
+        ("acked", {"near": StepStory(3, 0, 0), "far": StepStory(1, 0, 0)}),
+        ("acked", {"far": StepStory(2, 0, 0)}),
+        ("failed", {"near": StepStory(3, 1, 0)}),
+        ("acked", {"near": StepStory(3, 0, 0)}),
     ]
 
 

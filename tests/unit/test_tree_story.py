@@ -67,6 +67,10 @@ def event(outcome: Outcome, **more: Any) -> Event:
             "Attempt 1 failed in step source: UnknownStream; no step got a tuple of it.",
         ),
         (event(Outcome.ACKED, attempt=2), "Attempt 2 was acked: all of its tuples were."),
+        (
+            event(Outcome.ACKED, tree={"price": StepStory(3, 0, 0), "total": StepStory(1, 0, 0)}),
+            "Attempt 1 was acked; all of its 3 tuples at price were acked; its tuple at total was acked.",
+        ),
         (event(Outcome.FAILED, error_class="AckTimeout"), "Attempt 1 failed: AckTimeout."),
         (event(Outcome.IN_FLIGHT), "Attempt 1 is in flight."),
         (

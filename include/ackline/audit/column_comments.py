@@ -29,8 +29,8 @@ OUTCOME_COMMENTS = {
     "due": "Of an attempt in flight: the deadline of its answer. Null without one, and in every other row.",
     "answer": "Of a row that ends or renews an attempt in flight: ack, fail, renew, or timeout. Null in every other "
     "row, that of the attempt itself too.",
-    "tree": "Of an attempt that was not acked, in a pipeline with steps: how many of the record's tuples each step "
-    "acked and failed, and how many are missing, as JSON. Null in every other row.",
+    "tree": "Of an attempt, in a pipeline with steps: how many of the record's tuples each step acked and failed, and "
+    "how many are missing, as JSON. Null in a decision, an answer, and where no step got a tuple.",
 }
 
 PLAN_COMMENTS = {

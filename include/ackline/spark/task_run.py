@@ -200,7 +200,9 @@ class TaskRun:
         self._out_of_range += int(np.count_nonzero(timestamps == OUT_OF_RANGE))
         if not outcomes.not_acked:
             self._files.add(
-                tp, Outcome.ACKED, Chunk(offsets, timestamps, attempts, outcomes.handled_at, key_hashes=hashes)
+                tp,
+                Outcome.ACKED,
+                Chunk(offsets, timestamps, attempts, outcomes.handled_at, key_hashes=hashes, trees=outcomes.trees),
             )
             return
         acked = np.ones(len(offsets), dtype=np.bool_)
@@ -215,6 +217,7 @@ class TaskRun:
             attempts[acked],
             outcomes.handled_at[acked],
             key_hashes=None if hashes is None else hashes.filter(pa.array(acked)),
+            trees=None if outcomes.trees is None else outcomes.trees.filter(pa.array(acked)),
         )
         self._files.add(tp, Outcome.ACKED, chunk)
         for outcome, results in others.items():
@@ -224,7 +227,7 @@ class TaskRun:
             messages = [result.error_message for result in results]
             of_rows = None if hashes is None else hashes.take(pa.array(rows))
             dues = [result.due for result in results] if outcome is Outcome.IN_FLIGHT else None
-            trees = [result.tree for result in results]
+            trees = pa.array([result.tree for result in results], pa.string()).dictionary_encode()
             chunk = Chunk(
                 offsets[rows], timestamps[rows], attempts[rows], times, classes, messages, of_rows, dues, trees
             )

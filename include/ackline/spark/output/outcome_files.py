@@ -50,8 +50,8 @@ FILE_COLUMNS = pa.schema(
     ]
 )
 """The table's columns, without the plan's date: its value is in the path. A file of records whose keys are hashed has
-the column `key_hash`, too, a file of records in flight the column `due`, and a file of records that were not acked by
-a pipeline with steps the column `tree`; readers take them for null in the other files."""
+the column `key_hash`, too, a file of records in flight the column `due`, and a file of a pipeline with steps the column
+`tree`; readers take them for null in the other files."""
 
 # The writer writes a dictionary as it is. Given plain strings, it would first have to find that all are equal.
 _CONSTANT = ("pipeline", "lane", "run_id", "topic", "outcome")
@@ -60,7 +60,7 @@ _WRITTEN = pa.schema(
 )
 
 _HASHES, _DUES = pa.field("key_hash", pa.string()), pa.field("due", TIMESTAMP)
-_TREES = pa.field("tree", pa.string())
+_TREES = pa.field("tree", pa.dictionary(pa.int32(), pa.string()))
 
 _FLUSH_ROWS = 250_000
 _ERROR_WEIGHT = 12
@@ -102,8 +102,8 @@ class Chunk:
     """The hashes of the records' keys; None if the pipeline stores none."""
     dues: Sequence[int | None] | None = None
     """The deadlines of records in flight; None of other outcomes."""
-    trees: Sequence[str | None] | None = None
-    """What became of the records' tuples; None of acked records."""
+    trees: pa.DictionaryArray | None = None
+    """What became of the records' tuples; None if no step got one."""
 
 
 class OutcomeFiles:
@@ -114,8 +114,8 @@ class OutcomeFiles:
 
     def __init__(self, target: OutcomeTarget, key_hashes: bool = False, trees: bool = False) -> None:
         self._target = target
-        self._trees = trees
-        self._schema = _WRITTEN.append(_HASHES) if key_hashes else _WRITTEN
+        schema = _WRITTEN.append(_HASHES) if key_hashes else _WRITTEN
+        self._schema = schema.append(_TREES) if trees else schema
         self._storage = Storage(target.root)
         self._waiting: dict[Group, _Waiting] = {}
         self._own: dict[Group, _OutcomeFile] = {}
@@ -164,9 +164,7 @@ class OutcomeFiles:
             self._shared[outcome].write([(tp, self._take((tp, outcome))) for tp in small])
 
     def _new_file(self, outcome: Outcome) -> "_OutcomeFile":
-        with_trees = self._trees and outcome is not Outcome.ACKED
-        schema = self._schema.append(_TREES) if with_trees else self._schema
-        return _OutcomeFile(self._target, self._storage, outcome, schema)
+        return _OutcomeFile(self._target, self._storage, outcome, self._schema)
 
     def _take(self, group: Group) -> "_Columns":
         waiting = self._waiting.pop(group)
@@ -280,7 +278,7 @@ class _Columns:
             _texts([(chunk.messages, len(chunk.offsets)) for chunk in chunks]),
             _hashes(chunks),
             pa.array([due for chunk in chunks for due in chunk.dues or ()], pa.int64()).cast(TIMESTAMP),
-            _texts([(chunk.trees, len(chunk.offsets)) for chunk in chunks]),
+            _stories(chunks),
         )
 
 
@@ -288,6 +286,10 @@ def _texts(columns: Sequence[tuple[Sequence[str | None] | None, int]]) -> pa.Arr
     return pa.concat_arrays(
         [pa.nulls(count, pa.string()) if texts is None else pa.array(texts, pa.string()) for texts, count in columns]
     )
+
+
+def _stories(chunks: Sequence[Chunk]) -> pa.Array:
+    return pa.concat_arrays([pa.nulls(len(c.offsets), _TREES.type) if c.trees is None else c.trees for c in chunks])
 
 
 def _hashes(chunks: Sequence[Chunk]) -> pa.Array | None:

@@ -14,12 +14,13 @@ from pyspark.sql import DataFrame
 
 from ackline.errors import FatalError
 from ackline.outcome import ErrorClass
+from ackline.range_arrays import Bools
 from ackline.spark.handlers.load import CallHandler
 from ackline.spark.handlers.outcomes import Outcomes, RowOutcome
 from ackline.spark.output.manifest import manifest
 from ackline.spark.settings import TaskSettings
 from ackline.spark.task_run import TaskRun
-from ackline.spark.trees.notes import outcome_of_root
+from ackline.spark.trees.notes import outcome_of_root, stories_of_acked
 from ackline.spark.trees.outbox import read_manifest
 from ackline.spark.trees.packed_events import NOT_BEGUN, Block, EventFormat, Int64s, Sums
 from ackline.spark.trees.rows import MANIFEST
@@ -48,6 +49,14 @@ def store_roots(settings: TaskSettings) -> Callable[[Batches], Batches]:
             yield from run.finish()
 
     return task
+
+
+def _are_acked(roots: Sums) -> Bools:
+    """Returns for each root whether it is acked."""
+    has_note = np.array([note is not None for note in roots.notes], dtype=np.bool_)
+    waits = np.array([due is not None for due in roots.dues], dtype=np.bool_)
+    is_acked: Bools = (roots.xors == 0) & ~roots.open_tuples.any(axis=0) & ~has_note & ~waits
+    return is_acked
 
 
 class AckerRun(TaskRun):
@@ -99,14 +108,14 @@ class AckerRun(TaskRun):
             raise FatalError("the acker got events of a record without its first one; nothing was stored")
         self._decided += len(roots.offsets)
         hashes = None if self._key_hash is None else pa.array(roots.key_hashes, pa.string())
-        outcomes = Outcomes(roots.times, self._not_acked(roots))
+        is_acked = _are_acked(roots)
+        self._measure_latency(roots.begun[is_acked])
+        trees = stories_of_acked(np.where(is_acked, roots.acked, 0), self._topology)
+        outcomes = Outcomes(roots.times, self._not_acked(roots, is_acked), trees=trees)
         self._store(tp, roots.offsets, roots.timestamps, roots.attempts.astype(np.int32), outcomes, hashes)
 
-    def _not_acked(self, roots: Sums) -> list[RowOutcome]:
+    def _not_acked(self, roots: Sums, is_acked: Bools) -> list[RowOutcome]:
         """Returns the outcome of each root that is not acked."""
-        has_note = np.array([note is not None for note in roots.notes], dtype=np.bool_)
-        waits = np.array([due is not None for due in roots.dues], dtype=np.bool_)
-        is_acked = (roots.xors == 0) & ~roots.open_tuples.any(axis=0) & ~has_note & ~waits
         not_acked = []
         for row in np.flatnonzero(~is_acked).tolist():
             of_row = roots.open_tuples[:, row].tolist(), roots.acked[:, row].tolist()
@@ -116,7 +125,6 @@ class AckerRun(TaskRun):
             if outcome is not None:
                 not_acked.append(outcome.at_row(row))
                 self._unacked += outcome.error_class == ErrorClass.UNACKED
-        self._measure_latency(roots.begun[is_acked])
         return not_acked
 
     def _measure_latency(self, begun: Int64s) -> None:

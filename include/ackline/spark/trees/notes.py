@@ -9,9 +9,13 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+import pyarrow as pa
+
 from ackline.outcome import MESSAGE_LIMIT, ErrorClass, Outcome
 from ackline.pending import NEVER
 from ackline.spark.handlers.outcomes import RowOutcome
+from ackline.spark.records import Int64s
 from ackline.spark.trees.rows import FAILED
 from ackline.topology import SOURCE_STEP, Topology
 from ackline.tree_story import StepStory, encode
@@ -74,6 +78,25 @@ def outcome_of_root(
         reasons = (None, None) if outcome is None else (outcome.error_class, outcome.error_message)
         outcome = RowOutcome(0, Outcome.IN_FLIGHT, *reasons, time, None if due == NEVER else due)
     return None if outcome is None else replace(outcome, tree=_story(open_tuples, acked, topology))
+
+
+def stories_of_acked(acked: Int64s, topology: Topology) -> pa.DictionaryArray | None:
+    """Returns the story of each acked root; null if no step got a tuple of it, and None if that holds for all roots.
+
+    `acked` has a row for each step and a column for each root: how many tuples were acked there. Most roots have one of
+    a few patterns of numbers, so a story is encoded once for each pattern, and the column holds the number of its text.
+    """
+    if not acked.any():
+        return None
+    order = np.lexsort(acked)
+    in_order = acked[:, order]
+    begins = np.ones(acked.shape[1], np.bool_)
+    begins[1:] = (in_order[:, 1:] != in_order[:, :-1]).any(axis=0)
+    codes = np.empty(acked.shape[1], np.int32)
+    codes[order] = np.cumsum(begins) - 1
+    none = [0] * len(acked)
+    texts = [_story(none, pattern, topology) for pattern in in_order[:, begins].T.tolist()]
+    return pa.DictionaryArray.from_arrays(pa.array(codes, mask=~acked.any(axis=0)), pa.array(texts, pa.string()))
 
 
 def _story(open_tuples: Sequence[int], acked: Sequence[int], topology: Topology) -> str:

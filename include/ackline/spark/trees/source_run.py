@@ -17,7 +17,7 @@ from ackline.spark.task_run import TaskRun, naming_host
 from ackline.spark.trees.calls import Ended, Seeds
 from ackline.spark.trees.edges import seed_of
 from ackline.spark.trees.isolated_calls import IsolatedTreeCalls, tree_calls
-from ackline.spark.trees.notes import outcome_of_root
+from ackline.spark.trees.notes import outcome_of_root, stories_of_acked
 from ackline.spark.trees.outbox import Outbox
 from ackline.spark.trees.output_rows import OutputRows
 from ackline.tuples import SOURCE, InFlight, StepCounts
@@ -92,6 +92,9 @@ class SourceRun(TaskRun):
                 assert outcome is not None
                 outcomes.not_acked.append(outcome.at_row(int(rows[number])))
         outcomes.not_acked.sort(key=lambda outcome: outcome.row)
+        acked = np.zeros((len(topology.steps), len(records)), dtype=np.int64)
+        acked[:, rows] = events.rows["acked"].T
+        acked[:, [outcome.row for outcome in outcomes.not_acked]] = 0  # these have a story of their own
         is_open = np.zeros(len(records), dtype=np.bool_)
         is_open[rows[~complete]] = True
         events.rows["timestamp"] = records.timestamps[rows]
@@ -100,11 +103,13 @@ class SourceRun(TaskRun):
             of_rows = hashes.take(pa.array(rows)).to_pylist()
             events = replace(events, key_hashes={n: text for n, text in enumerate(of_rows) if text is not None})
         self._outbox.add(Ended(events.take(np.flatnonzero(~complete)), ended.rows))
+        trees = stories_of_acked(acked[:, ~is_open], topology)
         if not is_open.any():
-            return records, outcomes
+            return records, replace(outcomes, trees=trees)
         number_of = np.cumsum(~is_open) - 1
         kept = [outcome.at_row(int(number_of[outcome.row])) for outcome in outcomes.not_acked]
-        return records.filter(~is_open), replace(outcomes, handled_at=outcomes.handled_at[~is_open], not_acked=kept)
+        times = outcomes.handled_at[~is_open]
+        return records.filter(~is_open), replace(outcomes, handled_at=times, not_acked=kept, trees=trees)
 
     def _manifest(self) -> pa.RecordBatch:
         source = self._trees.figures.counts.setdefault(SOURCE, StepCounts())

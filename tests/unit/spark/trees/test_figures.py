@@ -4,6 +4,7 @@ import logging
 from collections.abc import Iterator
 from datetime import date
 
+import numpy as np
 import pytest
 
 from ackline.handler import Record, Skip, Tier
@@ -12,6 +13,7 @@ from ackline.spark.output.outcome_files import OutcomeTarget
 from ackline.spark.settings import ReplaySettings, TaskSettings
 from ackline.spark.trees.calls import TreeCalls
 from ackline.spark.trees.edge_log import EdgeLog, edge_log_of
+from ackline.spark.trees.notes import stories_of_acked
 from ackline.tree_story import StepStory, decode
 from ackline.tuples import Emit, Hold, Tuple
 from ackline.turns import LIVE, TurnId
@@ -143,6 +145,21 @@ def test_a_tuple_that_got_lost_is_missing() -> None:
     assert outcome is not None
     assert decode(outcome.tree) == {"price": StepStory(2, 0, 0), "total": StepStory(0, 0, 2)}
     assert outcome.outcome is Outcome.FAILED
+
+
+def test_acked_records_have_the_numbers_of_each_step_and_one_text_for_each_pattern_of_them() -> None:
+    found = stories_of_acked(np.array([[3, 1, 0, 3, 2], [3, 0, 0, 3, 0]]), JOIN)
+    assert found is not None
+    assert [decode(text) for text in found.to_pylist()] == [
+        {"price": StepStory(3, 0, 0), "total": StepStory(3, 0, 0)},
+        {"price": StepStory(1, 0, 0)},
+        None,
+        {"price": StepStory(3, 0, 0), "total": StepStory(3, 0, 0)},
+        {"price": StepStory(2, 0, 0)},
+    ]
+    assert len(found.dictionary) == 4
+    assert stories_of_acked(np.zeros((2, 3), np.int64), JOIN) is None
+    assert stories_of_acked(np.zeros((0, 3), np.int64), steps_of()) is None
 
 
 # ---- sampled edges --------------------------------------------------------------------------------------------------
