@@ -73,6 +73,10 @@ def obstacle_of_column(name: object) -> str | None:
         return f"{name} is a column that Ackline writes itself"
     if _NOT_IN_COLUMN_NAMES.search(name):
         return "a column of a Delta table has no blank and none of , ; { } ( ) = in its name"
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return "half of a surrogate pair is no character, and no file can hold it in a name"
     return None
 
 

@@ -38,7 +38,9 @@ def test_columns_are_inferred_from_most_values_and_numbers_with_a_fraction_make_
 
 
 def test_names_that_no_delta_table_has_are_not_inferred() -> None:
-    assert infer_columns([{"": 1, "a b": 1, 5: 1, "_turn": 1, "Ok": 1, "oK": "x", "x" * 256: 1}]) == {"Ok": "long"}
+    assert infer_columns([{"": 1, "a b": 1, 5: 1, "_turn": 1, "Ok": 1, "oK": "x", "x" * 256: 1, "\ud800": 1}]) == {
+        "Ok": "long"
+    }
 
 
 def test_a_value_that_is_no_mapping_is_the_column_value() -> None:

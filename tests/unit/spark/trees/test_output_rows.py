@@ -57,6 +57,17 @@ def test_rows_of_nulls_alone_decide_no_columns(tmp_path: Path) -> None:
     assert [file.rows for file in of_task.close()] == [1]
 
 
+def test_a_row_with_a_name_that_no_file_can_hold_fails_alone(tmp_path: Path) -> None:
+    of_task = rows(tmp_path)
+    bad = row(json.loads('{"sum": 1, "\\ud800": 1}'))
+    of_task.add(TOTALS, bad)
+    of_task.add(TOTALS, row({"sum": 2}))
+    assert flushed(of_task) == [
+        BadRow(bad, "a row does not fit the table totals: it has a field that is no column there")
+    ]
+    assert [file.rows for file in of_task.close()] == [1]
+
+
 def test_a_task_that_fails_leaves_no_file(tmp_path: Path) -> None:
     of_task = rows(tmp_path)
     for number in range(output_rows._ROWS_A_GROUP):
