@@ -4,7 +4,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from datetime import datetime
+from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any
 
@@ -144,10 +144,11 @@ def _fits(value: Any, taken: frozenset[type], arrow: pa.DataType, convert: Calla
 
 
 def _converter(kind: str) -> Callable[[Any], Any] | None:
-    """Returns what makes a value ready for Arrow, which raises ValueError for one that the column can't hold."""
+    """Returns what makes a value ready for Arrow, which raises ValueError or OverflowError for one that the column
+    can't hold."""
     if kind == "string":
         return _text
-    return _aware if kind == "timestamp" else None
+    return _utc if kind == "timestamp" else None
 
 
 def _text(value: Any) -> str | None:
@@ -159,10 +160,13 @@ def _text(value: Any) -> str | None:
     return json_text(value)
 
 
-def _aware(value: datetime | None) -> datetime | None:
-    if value is not None and value.tzinfo is None:
+def _utc(value: datetime | None) -> datetime | None:
+    """Returns a time in UTC. Raises ValueError for a time without a zone, OverflowError for one beyond the calendar."""
+    if value is None:
+        return None
+    if value.tzinfo is None:
         raise ValueError("a time without a zone")
-    return value
+    return value.astimezone(UTC)
 
 
 def json_text(value: Any) -> str:

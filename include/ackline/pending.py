@@ -19,8 +19,10 @@ from ackline.range_arrays import Bools, Int64s, Ranges, subtract_ranges
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 MICROSECOND = timedelta(microseconds=1)
-LATEST = (datetime.max.replace(tzinfo=UTC) - _EPOCH) // MICROSECOND
-"""The last moment of the calendar, in microseconds since 1970."""
+LATEST_TIME = datetime.max.replace(tzinfo=UTC) - timedelta(seconds=1)
+"""The latest due time and deadline: a second before the end of the calendar. Statistics of files round times up."""
+LATEST = (LATEST_TIME - _EPOCH) // MICROSECOND
+"""The latest due time and deadline, in microseconds since 1970."""
 NEVER = int(np.iinfo(np.int64).max)
 """The due time of what has no next attempt."""
 _CHUNK = 10_000

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +21,7 @@ from ackline.ledger import PartitionState, fold
 from ackline.offsets import OffsetRange
 from ackline.outcome import AnswerKind, ErrorClass, Outcome
 from ackline.outcome_rows import OutcomeColumns, OutcomeRow
+from ackline.record_time import UNIX_EPOCH
 from ackline.spark.output.outcome_files import Chunk, OutcomeFiles, OutcomeTarget
 from ackline.testing.memory import World
 from ackline.testing.memory_store import MemoryStore
@@ -34,13 +35,13 @@ HANDED_ON = [OutcomeRow(offset, 1, Outcome.IN_FLIGHT, NOON, due=NOON + MINUTE) f
 ACKS = [OutcomeRow(offset, 1, Outcome.ACKED, NOON, answer=AnswerKind.ACK) for offset in (3, 4)]
 
 
-def on_disk(root: Path) -> tuple[LedgerStore, AddAction]:
+def on_disk(root: Path, due: datetime = NOON + MINUTE) -> tuple[LedgerStore, AddAction]:
     store = LedgerStore(str(root), "orders", LIVE)
     store.outcomes.create()
     day = plan_date(NOON)
     files = OutcomeFiles(OutcomeTarget(store.outcomes.uri, turn(1), day, "run"))
     times = np.full(2, int(NOON.timestamp() * 1e6), dtype=np.int64)
-    dues = [int((NOON + MINUTE).timestamp() * 1e6)] * 2
+    dues = [(due - UNIX_EPOCH) // timedelta(microseconds=1)] * 2
     chunk = Chunk(np.array([3, 4]), times, np.ones(2, np.int32), times, [None] * 2, [None] * 2, dues=dues)
     files.add(TP, Outcome.IN_FLIGHT, chunk)
     (file,) = files.close()
@@ -78,6 +79,20 @@ def test_a_turn_gives_its_records_in_flight_and_what_ended_them_and_counts_no_an
     assert store.answers_of(turn(1)) == REPORT
     state = fold(PartitionState(0), OffsetRange(0, 10), (), outcomes.rows[TP], RetryPolicy())
     assert (state.floor, len(state.pending)) == (10, 0)
+
+
+@pytest.mark.parametrize("kind", [on_disk, in_memory])
+def test_a_deadline_at_the_end_of_the_calendar_is_stored_by_the_task_and_by_settle(
+    kind: Callable[..., tuple[LedgerStore, AddAction]], tmp_path: Path
+) -> None:
+    end = datetime.max.replace(tzinfo=UTC)
+    store, file = kind(tmp_path, end) if kind is on_disk else kind(tmp_path)
+    store.store_settlement(settlement(0))
+    store.store_plan(plan(1))
+    store.store_outcomes(turn(1), [file])
+    renewed = OutcomeRow(3, 1, Outcome.IN_FLIGHT, NOON, due=end, answer=AnswerKind.RENEW)
+    assert store.store_decisions(plan(1), "run", {TP: [renewed]}, REPORT)
+    assert store.outcomes_of(turn(1)).counts == {TP: {"in_flight": 3}}
 
 
 def test_columns_keep_deadlines_and_answers_when_they_are_joined_and_chosen() -> None:

@@ -156,3 +156,12 @@ def test_a_column_without_bounds_in_one_row_group_has_none_at_all(tmp_path: Path
         writer.write_table(pa.table({"topic": ["b" * 10_000]}))
     stats = json.loads(delta_stats(pq.read_metadata(tmp_path / "file.parquet")))
     assert (stats["numRecords"], stats["minValues"], stats["maxValues"]) == (2, {}, {})
+
+
+@pytest.mark.parametrize("microseconds", [253_402_300_799_999_999, 253_402_300_800_000_000, -(2**62)])
+def test_a_time_whose_bound_is_beyond_the_calendar_has_no_bounds(microseconds: int, tmp_path: Path) -> None:
+    """Then readers open the file, which is right whatever they look for."""
+    times = pa.array([0, microseconds, None], pa.timestamp("us", "UTC"))
+    pq.write_table(pa.table({"due": times, "offset": [1, 2, 3]}), tmp_path / "file.parquet", row_group_size=1)
+    stats = json.loads(delta_stats(pq.read_metadata(tmp_path / "file.parquet")))
+    assert (stats["minValues"], stats["maxValues"]) == ({"offset": 1}, {"offset": 3})

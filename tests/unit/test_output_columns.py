@@ -1,6 +1,6 @@
 """Columns of output tables: how they are inferred, and which rows fit."""
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta, timezone
 from decimal import Decimal
 from typing import Any
 
@@ -54,6 +54,8 @@ def test_a_value_that_is_no_mapping_is_the_column_value() -> None:
         ("double", 5, 5.0),
         ("string", {"a": [1, Decimal("1.5"), NOON]}, '{"a":[1,"1.5","2026-01-31T12:00:00+00:00"]}'),
         ("timestamp", NOON, NOON),
+        ("timestamp", NOON.astimezone(timezone(timedelta(hours=-5))), NOON),
+        ("timestamp", datetime.max.replace(tzinfo=UTC), datetime.max.replace(tzinfo=UTC)),
         ("decimal(10,2)", Decimal("1.5"), Decimal("1.50")),
         ("binary", b"\xff", b"\xff"),
     ],
@@ -75,6 +77,8 @@ def test_a_value_of_the_type_of_its_column_is_stored(kind: str, value: Any, stor
         ("string", {"a": b""}),
         ("string", [float("nan")]),
         ("timestamp", NOON.replace(tzinfo=None)),
+        ("timestamp", datetime.max.replace(tzinfo=timezone(timedelta(hours=-1)))),
+        ("timestamp", datetime.min.replace(tzinfo=timezone(timedelta(hours=1)))),
         ("decimal(10,2)", Decimal("1.555")),
         ("decimal(10,2)", 10**9),
         ("binary", "x"),

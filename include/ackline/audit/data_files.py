@@ -20,8 +20,9 @@ import pyarrow.parquet as pq
 
 from ackline.audit.storage import Storage
 
-_DELTAS = ("offset", "record_timestamp")
-"""Columns of nearly consecutive numbers: a delta takes a few bits, and the writer builds no dictionary of them."""
+_DELTAS = {"offset": pa.types.is_int64, "record_timestamp": pa.types.is_timestamp}
+"""Columns of nearly consecutive numbers: a delta takes a few bits, and the writer builds no dictionary of them. An
+output table may have columns of these names and of other types, for which Parquet has no such encoding."""
 _TEXTS_WITH_BOUNDS = ("pipeline", "lane", "topic", "outcome", "kind", "answer")
 """Columns of text whose smallest and largest value go into the log, because readers skip files by them, and open files
 with an answer from outside. The log keeps them whole: delta-rs shortens them, and could then skip a file that holds a
@@ -48,7 +49,7 @@ class DataFileWriter:
         self._storage, self._path = storage, path
         self._footers: list[pq.FileMetaData] = []
         storage.make_folder_of(path)
-        deltas = [name for name in _DELTAS if name in schema.names]
+        deltas = [field.name for field in schema if field.name in _DELTAS and _DELTAS[field.name](field.type)]
         self._stream = storage.filesystem.open_output_stream(path)
         self._writer: Any = pq.ParquetWriter(
             self._stream,
@@ -122,7 +123,10 @@ def partition_folder(values: Mapping[str, str]) -> str:
 
 
 def delta_stats(footer: pq.FileMetaData) -> str:
-    """Returns the statistics of a file for the Delta log, as JSON, from those that Parquet's writer has collected."""
+    """Returns the statistics of a file for the Delta log, as JSON, from those that Parquet's writer has collected.
+
+    A column without known bounds is left out. Readers then open the file, whatever value of the column they look for.
+    """
     bounds: dict[str, tuple[Any, Any]] = {}
     nulls: dict[str, int] = {}
     unknown: set[str] = set()
@@ -136,14 +140,21 @@ def delta_stats(footer: pq.FileMetaData) -> str:
                 unknown.add(name)  # bounds of the other row groups alone would have readers skip the rows of this one
                 continue
             nulls[name] = nulls.get(name, 0) + stats.null_count
-            if stats.has_min_max and _has_bounds(name, stats.min):
-                low, high = bounds.get(name, (stats.min, stats.max))
-                bounds[name] = (min(low, stats.min), max(high, stats.max))
+            try:
+                if stats.has_min_max and _has_bounds(name, stats.min):
+                    low, high = bounds.get(name, (stats.min, stats.max))
+                    bounds[name] = (min(low, stats.min), max(high, stats.max))
+            except (OverflowError, ValueError):  # Parquet holds times beyond the calendar of Python
+                unknown.add(name)
+    texts: dict[str, tuple[Any, Any]] = {}
+    for name, (low, high) in bounds.items():
+        with contextlib.suppress(OverflowError):  # rounded up, the time is beyond the calendar
+            texts[name] = (_json_value(low, 0), _json_value(high, 999))
     return json.dumps(
         {
             "numRecords": footer.num_rows,
-            "minValues": {name: _json_value(low, 0) for name, (low, _) in bounds.items() if name not in unknown},
-            "maxValues": {name: _json_value(high, 999) for name, (_, high) in bounds.items() if name not in unknown},
+            "minValues": {name: low for name, (low, _) in texts.items() if name not in unknown},
+            "maxValues": {name: high for name, (_, high) in texts.items() if name not in unknown},
             "nullCount": {name: count for name, count in nulls.items() if name not in unknown},
         }
     )

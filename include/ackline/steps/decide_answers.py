@@ -7,7 +7,7 @@ the run comes late. Time is the run's clock: a renewal and a deadline are judged
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from itertools import chain
 
 import numpy as np
@@ -19,7 +19,7 @@ from ackline.ledger import PartitionState, PendingKind
 from ackline.offsets import TopicPartition
 from ackline.outcome import AnswerKind, ErrorClass, Outcome
 from ackline.outcome_rows import OutcomeRow
-from ackline.pending import PendingRuns
+from ackline.pending import LATEST_TIME, PendingRuns
 from ackline.range_arrays import Int64s
 from ackline.scrub import scrub
 from ackline.steps.ack_topic import AnswerRange, expired_warnings, range_to_read, read_answers
@@ -29,7 +29,6 @@ from ackline.token import Token, parse_token
 from ackline.token_keys import Keys
 from ackline.turns import Plan, PlannedPartition, SettledPartition, Settlement, TurnId
 
-_LATEST = datetime.max.replace(tzinfo=UTC)
 _MAX_OFFSET = 2**63 - 1
 Key = tuple[TopicPartition, int]
 
@@ -238,6 +237,6 @@ class _Judge:
 
 def _later(now: datetime, duration: timedelta) -> datetime:
     try:
-        return now + duration
+        return min(now + duration, LATEST_TIME)
     except OverflowError:  # beyond the calendar
-        return _LATEST
+        return LATEST_TIME

@@ -2,7 +2,7 @@
 
 import base64
 from dataclasses import replace
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
@@ -72,6 +72,19 @@ def test_s65_a_renewed_record_stays_in_flight_and_an_ordinary_ack_renews_nothing
     lane.answer(0)
     lane.at(21).run()
     assert (lane.floor(), lane.answered()) == (2, {"acked": 2, "renewed": 2})
+
+
+def test_s65_a_renewal_or_a_timeout_beyond_the_calendar_ends_before_the_calendar_does() -> None:
+    """Statistics of the audit table's files round a deadline up to a millisecond that must exist."""
+    lane = AnsweredLane(WAITS)
+    lane.run()
+    for renewal in ("renew 3000000d", "renew 999999999d"):
+        lane.answer(0, renewal)
+        lane.at(1).run()
+        due = lane.state().next_due
+        assert due is not None
+        assert due <= datetime.max.replace(tzinfo=UTC) - timedelta(milliseconds=1)
+    assert lane.answered() == {"renewed": 2}
 
 
 def test_s65_an_answer_that_the_late_run_finds_counts_although_the_deadline_has_passed() -> None:

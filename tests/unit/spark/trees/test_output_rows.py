@@ -1,9 +1,12 @@
 """What a task does with rows for outputs, outside Spark."""
 
 import json
+from datetime import UTC, datetime, timedelta, timezone
+from decimal import Decimal
 from pathlib import Path
 
 import pyarrow.parquet as pq
+import pytest
 
 from ackline.offsets import TopicPartition
 from ackline.outputs import Output
@@ -16,6 +19,7 @@ from ackline.spark.trees.payload import copied
 from ackline.turns import LIVE, TurnId
 
 TOTALS = Output(0, "totals", None, None)
+HOUR = timedelta(hours=1)
 EDGES = EdgeColumns()
 TP = TopicPartition("orders", 3)
 
@@ -66,6 +70,27 @@ def test_a_row_with_a_name_that_no_file_can_hold_fails_alone(tmp_path: Path) -> 
         BadRow(bad, "a row does not fit the table totals: it has a field that is no column there")
     ]
     assert [file.rows for file in of_task.close()] == [1]
+
+
+def test_times_at_the_ends_of_the_calendar_are_staged_and_times_beyond_it_fail_alone(tmp_path: Path) -> None:
+    of_task, last, first = rows(tmp_path), datetime.max.replace(tzinfo=UTC), datetime.min.replace(tzinfo=UTC)
+    bad = [row({"at": last.replace(tzinfo=timezone(-HOUR))}), row({"at": first.replace(tzinfo=timezone(HOUR))})]
+    for each in (*bad, row({"at": last}), row({"at": first})):
+        of_task.add(TOTALS, each)
+    reason = "a row does not fit the table totals: its at is no timestamp"
+    assert flushed(of_task) == [BadRow(each, reason) for each in bad]
+    [file] = of_task.close()
+    assert pq.read_table(tmp_path / "staged" / file.path)["at"].to_pylist() == [last, first]
+
+
+@pytest.mark.parametrize("offset", ["12a", 1.5, Decimal("0.5"), True, 7, b"\0", datetime(2026, 1, 1, tzinfo=UTC)])
+@pytest.mark.parametrize("name", ["offset", "record_timestamp"])
+def test_a_field_may_have_the_name_of_a_column_of_the_ledger(name: str, offset: object, tmp_path: Path) -> None:
+    of_task = rows(tmp_path)
+    of_task.add(TOTALS, row({name: offset}))
+    assert flushed(of_task) == []
+    [file] = of_task.close()
+    assert pq.read_table(tmp_path / "staged" / file.path)[name].to_pylist() == [offset]
 
 
 def test_a_task_that_fails_leaves_no_file(tmp_path: Path) -> None:
