@@ -5,6 +5,7 @@ the call that made them returns after them. A step with `group_by` gets its tupl
 of an edge. What the calls of a batch did for one root is added up in one event, however many tuples of it they handled.
 """
 
+import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from time import perf_counter_ns
 from typing import Any, NamedTuple
@@ -39,6 +40,7 @@ Seeds = Mapping[tuple[str, int], tuple[int, int]] | None
 
 _Taker = tuple[int, Stream, tuple[Step, ...], tuple[Output, ...]]
 """The number of a stream, the stream, and the steps and the outputs that take it."""
+_logger = logging.getLogger(__name__)
 _MAX_CONSUMERS = 256
 """The most steps that may take one stream. The positions of edges have eight bits for them."""
 
@@ -77,6 +79,7 @@ class TreeCalls:
         self._takers = _takers(topology)
         self._format = EventFormat(len(topology.steps))
         self.figures = CallFigures(topology.names)
+        self._dropped, self._first_dropped = 0, ""
         self.begin()
 
     def begin(self) -> None:
@@ -99,7 +102,7 @@ class TreeCalls:
         resolved = self.batch.edges.resolve()
         for bad in self._outputs.flush(resolved) if self._outputs is not None else ():
             outcome = RowOutcome(0, Outcome.FAILED, ErrorClass.BAD_OUTPUT, bad.reason, self._now())
-            self.batch.problems.append((bad.row.edges, bad.row.step, outcome))
+            self._note_problem(bad.row.blamed, bad.row.step, outcome)
         events = self.batch.events(resolved, self._format, self._tuples, self._now())
         self.figures.add_up(events, resolved)
         for log in self._logged:
@@ -201,10 +204,10 @@ class TreeCalls:
         counts.acked += 0 if failure is not None else len(given) - len(not_acked)
         emitted = [answer for answer in answers if isinstance(answer, Emitted)]
         counts.emitted += len(emitted)
-        whole = self._merged(given) if any(item.anchors is None for item in emitted) else ()
+        whole = self._merged(given) if emitted else ()
         for place, item in enumerate(emitted):
             edges = whole if item.anchors is None else self._merged([given[position] for position in item.anchors])
-            self._deliver(step.name, step.number, item, edges, place)
+            self._deliver(step.name, step.number, item, edges, edges or whole, place)
 
     def answers_of_step(
         self, step: Step, argument: Any, given: Sequence[Input]
@@ -243,20 +246,26 @@ class TreeCalls:
         self.figures.emitted[number] += len(answers)
         for position, item in enumerate(answers):
             assert isinstance(item, Emitted)
-            self._deliver(name, number, item, edges if item.anchors != () else (), position)
+            self._deliver(name, number, item, edges if item.anchors != () else (), edges, position)
 
-    def _deliver(self, name: str, number: int, item: Emitted, parents: EdgeNumbers, position: int) -> None:
-        """Hands a tuple that a step has emitted to each step and output that takes its stream."""
+    def _deliver(
+        self, name: str, number: int, item: Emitted, parents: EdgeNumbers, blamed: EdgeNumbers, position: int
+    ) -> None:
+        """Hands a tuple that a step has emitted to each step and output that takes its stream.
+
+        `parents` are the edges of its anchors, `blamed` those whose records fail if it can't be delivered: those of
+        its anchors, and without any record among these, all edges that led to the call.
+        """
         stream_name, _, key, payload, row, problem = item
         if problem:
             outcome = RowOutcome(0, Outcome.FAILED, ErrorClass.UNKNOWN_STREAM, problem, self._now())
-            self.batch.problems.append((parents, number, outcome))
+            self._note_problem(blamed, number, outcome)
             return
         stream_number, stream, steps, outputs = self._takers[name, stream_name]
         if row is not None:
             assert self._outputs is not None
             for output in outputs:
-                self._outputs.add(output, OutputRow(number, row, parents))
+                self._outputs.add(output, OutputRow(number, row, parents, blamed))
         for place, step in enumerate(steps):
             edges = self.batch.edges.add_emitted_edges(parents, position * _MAX_CONSUMERS + place)
             if self._edge_log is not None:
@@ -266,6 +275,23 @@ class TreeCalls:
             else:
                 origins = self._origins([self.batch.edges.root(edge) for edge in edges])
                 self._call_near(step, input_of(key, payload, stream, origins, edges))
+
+    def _note_problem(self, blamed: EdgeNumbers, number: int, outcome: RowOutcome) -> None:
+        """Notes that a tuple or row of a call can't be delivered, which fails the records of the edges `blamed`."""
+        if blamed:
+            self.batch.problems.append((blamed, number, outcome))
+            return
+        self._dropped += 1
+        self._first_dropped = self._first_dropped or f"{outcome.error_class}: {outcome.error_message}"
+
+    def warn(self) -> None:
+        """Logs how many tuples and rows the task could not deliver without a record to fail. Call it at the end of the
+        task."""
+        if self._dropped:
+            text = (
+                "dropped %d tuples or rows of calls without a tracked record; no record fails for them. The first: %s"
+            )
+            _logger.warning(text, self._dropped, self._first_dropped)
 
     def _log_emitted(self, stream: Stream, step: Step, edges: EdgeNumbers) -> None:
         assert self._edge_log is not None

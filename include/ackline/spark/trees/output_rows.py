@@ -43,11 +43,15 @@ _MAX_WAITING_BYTES = 16 << 20
 
 
 class OutputRow(NamedTuple):
-    """A row that a call of step `step` has emitted, with the numbers of the edges that led to the call."""
+    """A row that a call of step `step` has emitted."""
 
     step: int
     row: EmittedRow
     edges: EdgeNumbers
+    """The numbers of the edges of its anchors; none for a row that is not tracked."""
+    blamed: EdgeNumbers
+    """The numbers of the edges whose records fail if the row does not fit: `edges`, or all edges that led to the call
+    if there are none."""
 
 
 @dataclass(frozen=True, slots=True)

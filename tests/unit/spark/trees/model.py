@@ -92,7 +92,7 @@ class Model:
             if emitted:
                 roots[offset] = True
             for item in emitted:
-                self._emit("source", -1, item, frozenset({offset}))
+                self._emit("source", -1, item, frozenset({offset}), frozenset({offset}))
         for step in self.topology.steps:
             if step.grouped:
                 mine = [item for item in self._waiting if item[0] == step.number]
@@ -110,12 +110,12 @@ class Model:
         best = min((_RANK[word] for _, word in verdicts), default=4)
         return {word for _, word in verdicts if _RANK[word] == best} or {"ack"}
 
-    def _emit(self, step: str, number: int, item: Item, of: frozenset[int]) -> None:
+    def _emit(self, step: str, number: int, item: Item, of: frozenset[int], of_call: frozenset[int]) -> None:
         value, stream, key, anchored = item
         origins = of if anchored else frozenset[int]()
         consumers = [s for s in self.topology.steps if any((i.step, i.name) == (step, stream) for i in s.inputs)]
         if not consumers:
-            self._note(origins, number, "fail")
+            self._note(origins or of_call, number, "fail")
         for consumer in consumers:
             if consumer.grouped:
                 self._waiting.append((consumer.number, value, key, origins))
@@ -129,18 +129,19 @@ class Model:
             self._note(of, step.number, word)
             return
         for item in emitted:
-            self._emit(step.name, step.number, item, of)
+            self._emit(step.name, step.number, item, of, of)
 
     def _join(self, step: Any, items: list[tuple[int, str, str, frozenset[int]]]) -> None:
         self.executed[step.name] += len(items)
         orders = [(order_of(value, step.name, JOIN_WORDS), of) for _, value, _, of in items]
         fails = any(word == "fail all" for (word, _), _ in orders)
         first = min(items, key=lambda item: item[1])[3]
+        of_call = frozenset[int]().union(*(of for _, of in orders))
         for (word, emitted), of in orders:
             if fails or word != "ack":  # a held tuple counts as failed: its step did not ack it
                 self._note(of, step.number, "fail")
             for item in () if fails else emitted:
-                self._emit(step.name, step.number, item, of | first)
+                self._emit(step.name, step.number, item, of | first, of_call)
 
     def _note(self, of: frozenset[int], step: int, word: str) -> None:
         for offset in of:

@@ -30,7 +30,8 @@ def rows(folder: Path) -> OutputRows:
 
 def row(value: object, offset: int = 7) -> OutputRow:
     EDGES.add_input_edge(0, offset, 1, 99)
-    return OutputRow(2, EmittedRow(None, *copied(value)), (len(EDGES.parents) - 1,))
+    edges = (len(EDGES.parents) - 1,)
+    return OutputRow(2, EmittedRow(None, *copied(value)), edges, edges)
 
 
 def flushed(of_task: OutputRows) -> list[BadRow]:
