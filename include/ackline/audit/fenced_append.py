@@ -8,6 +8,7 @@ a turn needs for nothing. Under the lock of a local table it therefore writes th
 and `link_entry` puts it into the log, where no entry of that version may exist.
 """
 
+import contextlib
 import json
 import os
 import uuid
@@ -118,12 +119,25 @@ def link_entry(
     try:
         beside.write_bytes(_entry(handle, upon, actions, transactions, metadata))
         sync_file(beside)  # before it has its name: no reader ever meets a part of it
-        os.link(beside, log / LOG / f"{upon.version + 1:020}.json")  # fails if the name exists, on every file system
+        _link(beside, log / LOG / f"{upon.version + 1:020}.json")
     except FileExistsError:
         raise CommitFailedError(f"version {upon.version + 1} is stored already") from None
     finally:
         beside.unlink(missing_ok=True)
     handle.secure(upon.version + 1)
+
+
+def _link(beside: Path, entry: Path) -> None:
+    """Gives a file its second name. Raises FileExistsError if another file has that name, on every file system."""
+    try:
+        os.link(beside, entry)
+    except FileExistsError:
+        # On NFS the server may make the link and its answer be lost. The client then asks again, and finds the name
+        # taken by our own file. link(2) advises to look at the number of names.
+        with contextlib.suppress(OSError):
+            if beside.stat().st_nlink == 2 and beside.samefile(entry):
+                return
+        raise
 
 
 def _entry(

@@ -107,10 +107,10 @@ def _publish_table(
     for staged in sources:
         check_staged_columns(staged, first.columns if existing is None else existing)
     files = [file for staged in sources for file in _write(table, _rows(root, staged, turn, outcomes))]
-    # The fence: of two processes that publish the turn, one commits. The other's files stay unnamed, and are removed.
-    if not table.append(files, application, turn.n):
-        for file in files:
-            table.storage.filesystem.delete_file(file.path)
+    # The fence: of two processes that publish the turn, one commits. A refused commit removes no file. The log may name
+    # these files all the same: if the answer to a write is lost, delta-rs writes again, and its own entry refuses that.
+    # Files that no version names stay until the table is vacuumed.
+    table.append(files, application, turn.n)
 
 
 def check_staged_columns(staged: StagedTable, columns: Mapping[str, str]) -> None:

@@ -1,0 +1,149 @@
+"""Publishing a settled turn to real output tables: every row of it once, whatever the store answers."""
+
+import os
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable
+from deltalake.exceptions import CommitFailedError
+
+from ackline.audit import fenced_append
+from ackline.audit.data_files import DataFileWriter
+from ackline.audit.object_store import options_of
+from ackline.audit.output_table import OutputTable
+from ackline.audit.publish_outputs import publish, table_of
+from ackline.audit.storage import Storage
+from ackline.outcome import Outcome
+from ackline.outcome_rows import OutcomeRow
+from ackline.output_columns import STAGED_ANCHORS, arrow_type
+from ackline.outputs import OutputsOfTurn, StagedFile, StagedTable
+from ackline.turns import TurnId
+from tests.contract.roots import EVERYWHERE, ON_DISK
+from tests.unit.steps.kept_lane import TP, Store
+
+ROOTS = EVERYWHERE
+TURN = TurnId("shop", "live", 0, 7)
+COLUMNS = {"day": "string", "sum": "double"}
+ROWS: list[dict[str, Any]] = [{"day": "x", "sum": 0.5}, {"day": "a/b c%ü", "sum": 1.0}, {"day": None, "sum": 1.5}]
+
+
+@pytest.fixture
+def ledger(root: str) -> Any:
+    """The ledger of a lane whose turn has acked the records of all rows."""
+    now = datetime(2026, 3, 1, tzinfo=UTC)
+    return Store(root, rows={TURN: [OutcomeRow(number, 1, Outcome.ACKED, now) for number in range(100)]})
+
+
+class Staging:
+    """The staging folder of a lane. Each row that is staged there has a record of its own."""
+
+    def __init__(self, root: str) -> None:
+        self.storage = Storage(f"{root}/shop/.staging")
+        self.rows = 0
+
+    def table(
+        self, rows: list[dict[str, Any]], columns: dict[str, str] = COLUMNS, partition_by: tuple[str, ...] = ("day",)
+    ) -> StagedTable:
+        """Stages rows for the table `totals`."""
+        numbers = range(self.rows, self.rows + len(rows))
+        self.rows += len(rows)
+        anchors = [[{"topic": TP.topic, "partition": TP.partition, "offset": n, "attempt": 1}] for n in numbers]
+        schema = pa.schema([STAGED_ANCHORS, *((name, arrow_type(kind)) for name, kind in columns.items())])
+        writer = DataFileWriter(self.storage, f"live-0-7/{self.rows}.parquet", schema)
+        writer.write(
+            pa.Table.from_pylist([{"_anchors": a, **row} for a, row in zip(anchors, rows, strict=True)], schema)
+        )
+        file = writer.finish()
+        return StagedTable("totals", columns, partition_by, [StagedFile(0, file.path, file.size, len(rows))])
+
+
+@pytest.fixture
+def staging(root: str) -> Staging:
+    return Staging(root)
+
+
+def publish_turn(ledger: Any, *sources: StagedTable) -> None:
+    """Publishes rows as any process does that meets the settled turn."""
+    outputs = OutputsOfTurn("ackline/id/shop/live/0/output", "", {"totals": len(sources)}, released=sources)
+    publish(ledger, TURN, outputs, None, f"{ledger.root}/shop/.staging", "live-0-7")
+
+
+def delta(table: OutputTable) -> DeltaTable:
+    """The table as a user opens it."""
+    return DeltaTable(table.uri, storage_options=options_of(table.uri))
+
+
+def rows_of(ledger: Any) -> list[dict[str, Any]]:
+    """The emitted columns of the rows of the table, in their order."""
+    table = table_of(ledger, "totals")
+    read = delta(table).to_pyarrow_dataset(filesystem=table.storage.filesystem).to_table()
+    emitted = [name for name in read.column_names if not name.startswith("_")]
+    rows: list[dict[str, Any]] = read.sort_by("_offset").select(emitted).to_pylist()
+    return rows
+
+
+# ---- what the store answers -------------------------------------------------------------------------------------
+
+
+def refused_once_stored(commit: Callable[..., None]) -> Callable[..., None]:
+    """The commit, as one whose answer is lost: the writer repeats it, and is refused by its own entry."""
+
+    def store_and_refuse(*arguments: Any, **more: Any) -> None:
+        commit(*arguments, **more)
+        raise CommitFailedError("version is stored already")
+
+    return store_and_refuse
+
+
+def test_rows_of_a_commit_that_is_stored_and_reported_as_refused_stay(
+    ledger: Any, staging: Staging, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    staged = staging.table(ROWS)
+    monkeypatch.setattr("ackline.audit.table.link_entry", refused_once_stored(fenced_append.link_entry))
+    monkeypatch.setattr(OutputTable, "commit", refused_once_stored(OutputTable.commit))
+    for _ in range(2):
+        publish_turn(ledger, staged)
+        assert rows_of(ledger) == ROWS
+
+
+@ON_DISK
+def test_a_log_entry_whose_link_is_made_and_reported_as_existing_is_ours(
+    ledger: Any, staging: Staging, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NFS: the server makes the link, its answer is lost, and the client's repeat finds the name taken."""
+
+    def link(source: Any, target: Any) -> None:
+        made(source, target)
+        raise FileExistsError(target)
+
+    made = os.link
+    publish_turn(ledger, staging.table(ROWS))
+    table = table_of(ledger, "totals")
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "link", link)
+        assert table.append([], "another", 1) is True
+    assert table.append([], "another", 1) is False
+    assert delta(table).transaction_version("another") == 1
+
+
+@ON_DISK
+def test_a_log_entry_of_a_writer_without_our_lock_is_not_taken_for_ours(
+    ledger: Any, staging: Staging, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def link(source: Any, target: Any) -> None:
+        if not rivals:
+            rivals.append("sets a property")
+            delta(table).alter.set_table_properties({"delta.appendOnly": "true"})
+        made(source, target)
+
+    made, rivals = os.link, list[str]()
+    publish_turn(ledger, staging.table(ROWS))
+    table = table_of(ledger, "totals")
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "link", link)
+        assert table.append([], "another", 1) is True
+    assert delta(table).version() == 3
+    assert delta(table).transaction_version("another") == 1
