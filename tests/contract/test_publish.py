@@ -147,3 +147,23 @@ def test_a_log_entry_of_a_writer_without_our_lock_is_not_taken_for_ours(
         assert table.append([], "another", 1) is True
     assert delta(table).version() == 3
     assert delta(table).transaction_version("another") == 1
+
+
+# ---- values of partition columns --------------------------------------------------------------------------------
+
+
+def test_rows_with_long_values_of_partition_columns_are_published(ledger: Any, staging: Staging) -> None:
+    """30 CJK characters take 270 bytes in a path, where a file system allows 255 in a name and S3 1,024 in a key."""
+    names = [f"c{number}" for number in range(12)]
+    columns = {**dict.fromkeys(names, "string"), "n": "long"}
+    long = {**dict.fromkeys(names, "漢" * 15), "n": 1}
+    rows: list[dict[str, Any]] = [
+        {**dict.fromkeys(names, "a"), "c0": "漢" * 30, "n": 0},
+        long,
+        {**long, "c11": "漢" * 14, "n": 2},
+        {**long, "c11": None, "n": 3},
+        {**dict.fromkeys(names, "a"), "c0": "x" * 50_000, "n": 4},
+    ]
+    publish_turn(ledger, staging.table(rows, columns, tuple(names)))
+    assert rows_of(ledger) == rows
+    assert len(delta(table_of(ledger, "totals")).file_uris()) == len(rows)

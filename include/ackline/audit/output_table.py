@@ -8,6 +8,7 @@ or run again.
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
+from hashlib import sha256
 from urllib.parse import quote
 
 import pyarrow as pa
@@ -55,6 +56,9 @@ _KEEP_ENTRIES, _KEEP_FILES = "delta.logRetentionDuration", "delta.deletedFileRet
 _INTERVAL = re.compile(r"interval (\d+) (week|day|hour|minute|second|millisecond)s?", re.IGNORECASE)
 _NO_END = timedelta(days=36_500)
 _NO_VALUE = "__HIVE_DEFAULT_PARTITION__"
+_LONGEST_FOLDER, _LONGEST_PATH = 150, 400
+"""Bytes of one folder of a partition, and of all of them. A file system takes 255 bytes a name, S3 1,024 bytes a key;
+the log holds each `%` of a path as three bytes, and tools make local paths of it."""
 
 
 class OutputTable(AuditTable):
@@ -162,9 +166,18 @@ def partition_text(value: object) -> str | None:
 
 
 def partition_path(values: Mapping[str, str | None]) -> str:
-    """Returns the folder of a table partition, relative to the table; "" without partition columns."""
-    # Hive's name for null. The log holds the value itself; readers do not parse the path.
-    return "".join(f"{name}={quote(value or _NO_VALUE, safe='')}/" for name, value in values.items())
+    """Returns the folder of a table partition, relative to the table; "" without partition columns.
+
+    The folder has Hive's form `NAME=VALUE/`, or a hash of it where a file system or an object store may refuse that as
+    too long. The log holds the values; readers do not parse the path.
+    """
+    # Hive's name for null.
+    folders = [f"{name}={quote(value or _NO_VALUE, safe='')}" for name, value in values.items()]
+    path = "".join(f"{folder}/" for folder in folders)
+    sizes = [len(folder.encode()) for folder in folders]
+    if sum(sizes) > _LONGEST_PATH or max(sizes, default=0) > _LONGEST_FOLDER:
+        return f"{sha256(path.encode()).hexdigest()}/"
+    return path
 
 
 def check_columns(table: str, existing: Mapping[str, str], declared: Mapping[str, str] | None) -> None:
