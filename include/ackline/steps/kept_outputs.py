@@ -22,10 +22,10 @@ from ackline.outcome_rows import OutcomeColumns
 from ackline.outputs import OutputsOfTurn, StagedTable, kept_after
 from ackline.pending import PendingKind, PendingRuns
 from ackline.spark.shared_folder import unusable_folder
-from ackline.steps.outputs import folder_name, read_manifest, staging_root
+from ackline.steps.outputs import folder_name, kept_rows_advice, lost_files, read_manifest, staging_root
 from ackline.steps.parts import Parts
-from ackline.steps.void import void_advice
-from ackline.turns import Plan, SettledPartition, Settlement, TurnKind
+from ackline.steps.void import advises_void, is_at_most_once, void_advice
+from ackline.turns import Plan, SettledPartition, Settlement, TurnId, TurnKind
 
 Partitions = Mapping[TopicPartition, SettledPartition]
 
@@ -37,55 +37,80 @@ def settled_outputs(
     n name, encoded.
 
     Call it after decisions n are stored. The files that the result names are on the disk when this returns. Raises
-    LedgerError if staged rows are gone, ConfigError if rows that waited do not fit their table any more, FatalError or
-    TransientError if the staging folder can't be used.
+    LedgerError if staged rows are gone, ConfigError if rows do not fit their table any more, FatalError or
+    TransientError if the staging folder or a table can't be used.
     """
     waiting = kept_after(before.outputs)
     if not staged and not waiting:
         return ""
     application = application_of(parts.store.ledger_id(), plan.turn)
     outputs = OutputsOfTurn.decode(staged) if staged else OutputsOfTurn(application, "", {})
-    ends = bool(waiting) and _any_ended(before.partitions, settled)
-    kept = _kept_after_turn(parts, plan, waiting, outputs, outcomes, ends)
-    _check_columns(parts, kept)
+    of_turn = _staged_tables(parts, plan, outputs)
+    kept = _kept_after_turn(parts, plan, before, settled, of_turn, outcomes)
+    with advises_void(plan.turn):
+        _check_columns(parts, plan, of_turn, kept)
     tables = {**outputs.tables}
     for table, rows in kept.acked.items():
         tables[table] = tables.get(table, 0) + rows
     return OutputsOfTurn(application, outputs.execution, tables, kept.kept, kept.released).encode()
 
 
+def _staged_tables(parts: Parts, plan: Plan, outputs: OutputsOfTurn) -> list[StagedTable]:
+    """Returns what the execution of the turn has staged, with paths below the staging root.
+
+    Raises LedgerError if a staged file is gone or cut short. That comes before the settlement, because an open turn can
+    be voided and replayed, and a settled one that can't be published stops the lane. It is not raised at most once,
+    where a reported turn can't be voided: there `ackline void --outputs` is the way out after the settlement.
+    """
+    if not outputs.execution:
+        return []
+    root = staging_root(parts)
+    try:
+        manifest = read_manifest(parts, plan.turn, outputs)
+        staged = [] if manifest is None else below(folder_name(plan.turn), manifest.tables)
+        lost = ["the manifest of the turn"] if manifest is None else lost_files(root, staged)
+    except ValueError as error:
+        staged, lost = [], [f"the manifest of the turn: {error}"]
+    except OSError as error:
+        raise unusable_folder(root, error) from None
+    # Another process may have settled and published the turn meanwhile. Then it has removed the rows, and the
+    # settlement of this process is refused, whatever it holds.
+    if lost and not is_at_most_once(plan) and not parts.store.is_settled(plan.turn):
+        raise _rows_gone(plan.turn, root, lost[0])
+    return staged
+
+
+def _rows_gone(turn: TurnId, root: str, what: str, advice: str = "") -> LedgerError:
+    return LedgerError(
+        f"{turn} can't be settled: staged rows below {root} are gone or damaged ({what}). Restore that folder from a "
+        f"backup. {void_advice(turn)}{advice}"
+    )
+
+
 def _kept_after_turn(
     parts: Parts,
     plan: Plan,
-    waiting: Sequence[StagedTable],
-    outputs: OutputsOfTurn,
+    before: Settlement,
+    settled: Partitions,
+    of_turn: Sequence[StagedTable],
     outcomes: TurnOutcomes,
-    ends: bool,
 ) -> KeptRows:
-    if plan.kind is TurnKind.RESET:  # the new epoch hands out what was in flight again, under other attempts
+    waiting = kept_after(before.outputs)
+    # The new epoch of a reset hands out what was in flight again, under other attempts. A skip after which nothing is
+    # in flight acks nothing. Both drop what waits, so neither reads the files, which may be lost.
+    if plan.kind is TurnKind.RESET or (plan.kind is TurnKind.SKIP and not any(map(_in_flight, settled.values()))):
         return KeptRows([], list(waiting))
-    begins = bool(outputs.execution) and _any_in_flight(outcomes)
-    if not begins and not ends:
+    begins = bool(of_turn) and _any_in_flight(outcomes)
+    if not begins and not (waiting and _any_ended(before.partitions, settled)):
         return KeptRows(list(waiting))
     root, folder = staging_root(parts), folder_name(plan.turn)
     try:
-        of_turn: list[StagedTable] = []
-        if begins:
-            manifest = read_manifest(parts, plan.turn, outputs)
-            if manifest is None:
-                raise FileNotFoundError("the manifest of the turn")
-            of_turn = below(folder, manifest.tables)
-        return keep_rows(Storage(root), folder, waiting, of_turn, AttemptOutcomes.read(parts.store, plan.turn))
+        attempts = AttemptOutcomes.read(parts.store, plan.turn)
+        return keep_rows(Storage(root), folder, waiting, of_turn if begins else (), attempts)
     except (FileNotFoundError, pa.ArrowException) as error:
-        # Another process may have settled and published the turn meanwhile. Then it has removed the rows, and the
-        # settlement of this process is refused, whatever it holds.
-        if parts.store.is_settled(plan.turn):
+        if parts.store.is_settled(plan.turn):  # as in _staged_tables
             return KeptRows(list(waiting))
-        raise LedgerError(
-            f"{plan.turn} can't be settled: staged rows below {root} are gone or damaged ({error}). Restore that "
-            f"folder from a backup. {void_advice(plan.turn)}, and then read the records in flight again with "
-            f"`ackline reset {plan.turn.pipeline} --to floor --reason …`"
-        ) from error
+        raise _rows_gone(plan.turn, root, str(error), f", and then {kept_rows_advice(plan.turn)}") from error
     except OSError as error:
         raise unusable_folder(root, error) from None
 
@@ -100,16 +125,27 @@ def _any_ended(before: Partitions, settled: Partitions) -> bool:
     """Returns whether a record that was in flight before the turn is not any more. A turn that
     ends none and hands no record on does not read the files of kept rows."""
     for tp, partition in before.items():
-        was = PendingRuns.of(partition.state.pending).of_kind(PendingKind.IN_FLIGHT)
-        still = PendingRuns.of(settled[tp].state.pending if tp in settled else ()).of_kind(PendingKind.IN_FLIGHT)
-        if len(was.minus((still.starts, still.ends))):
+        still = _in_flight(settled.get(tp))
+        if len(_in_flight(partition).minus((still.starts, still.ends))):
             return True
     return False
 
 
-def _check_columns(parts: Parts, kept: KeptRows) -> None:
+def _in_flight(partition: SettledPartition | None) -> PendingRuns:
+    return PendingRuns.of(partition.state.pending if partition else ()).of_kind(PendingKind.IN_FLIGHT)
+
+
+def _check_columns(parts: Parts, plan: Plan, of_turn: Sequence[StagedTable], kept: KeptRows) -> None:
     """Raises ConfigError if rows that the turn publishes do not fit their table any more: before the settlement, while
-    the turn can still be voided."""
-    for staged in kept.released:
-        if staged.table in kept.acked and (existing := table_of(parts.store, staged.table).columns()) is not None:
-            check_staged_columns(staged, existing)
+    the turn can still be voided. At most once a reported turn can't be, so publishing alone looks at the columns."""
+    if is_at_most_once(plan):
+        return
+    publishes = {staged.table for staged in of_turn} | kept.acked.keys()
+    sources: dict[str, list[StagedTable]] = {}
+    for staged in (*of_turn, *kept.released):
+        if staged.table in publishes:
+            sources.setdefault(staged.table, []).append(staged)
+    for table, of_table in sources.items():
+        existing = table_of(parts.store, table).columns()
+        for staged in of_table:
+            check_staged_columns(staged, of_table[0].columns if existing is None else existing)

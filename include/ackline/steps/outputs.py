@@ -7,7 +7,7 @@ next number is taken, only after each output table has the turn that is settled.
 import json
 import re
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
@@ -15,9 +15,12 @@ from ackline.audit.conditional_put import prove_conditional_put
 from ackline.audit.output_table import check_columns
 from ackline.audit.publish_outputs import application_of, check_staged_columns, publish, table_of
 from ackline.audit.storage import Storage
+from ackline.backfill_arguments import id_of
 from ackline.errors import ConfigError, LedgerError
+from ackline.offsets import ValuedRange
 from ackline.outputs import Output, OutputsOfTurn, StagedOutputs, StagedTable, kept_after
 from ackline.paths import lane_folder
+from ackline.pending import PendingKind, PendingRuns, arrays_of
 from ackline.spark.shared_folder import SharedFolder, unusable_folder
 from ackline.steps.parts import Parts
 from ackline.turns import LIVE, Plan, Settlement, TurnId, TurnKind
@@ -203,32 +206,56 @@ def store_plan(parts: Parts, newest: Settlement, plan: Plan) -> bool:
     turns of a lane are ever half published.
     """
     publish_settled(parts, newest)
-    if plan.kind in (TurnKind.RUN, TurnKind.SKIP):
+    if plan.kind is TurnKind.RUN or (plan.kind is TurnKind.SKIP and _leaves_in_flight(newest, plan)):
         _check_kept_files(parts, newest)
     return parts.store.store_plan(plan)
 
 
+def _leaves_in_flight(newest: Settlement, skip: Plan) -> bool:
+    """Returns whether a record is in flight after a skip. If none is, the skip drops all rows that wait."""
+    for tp, settled in newest.partitions.items():
+        in_flight = PendingRuns.of(settled.state.pending).of_kind(PendingKind.IN_FLIGHT)
+        if tp in skip.partitions:
+            planned = skip.partitions[tp]
+            in_flight = in_flight.minus(arrays_of([ValuedRange(0, planned.fresh.start, None)]))
+            in_flight = in_flight.minus(arrays_of(planned.retries))
+        if len(in_flight):
+            return True
+    return False
+
+
 def _check_kept_files(parts: Parts, newest: Settlement) -> None:
     """Raises LedgerError if files of rows that wait for records in flight are gone or cut short: before a turn that may
-    need them is planned, because an operator action that is planned has to be settled. A reset needs none of them."""
-    files = [file for table in kept_after(newest.outputs) for file in table.files]
-    if not files:
-        return
-    root = staging_root(parts)
+    need them is planned, because an operator action that is planned has to be settled. A reset needs none of them, nor
+    does a skip after which no record is in flight."""
+    waiting, root = kept_after(newest.outputs), staging_root(parts)
     try:
-        found = Storage(root).filesystem.get_file_info([file.path for file in files])
+        lost = lost_files(root, waiting)
     except OSError as error:
         raise unusable_folder(root, error) from None
-    lost = [file.path for file, info in zip(files, found, strict=True) if info.size != file.size]
     if lost:
-        name = parts.pipeline.name
-        again = f"read the records in flight again with `ackline reset {name} --to floor --reason …`"
-        if newest.turn.lane != LIVE:
-            again = f"choose the offsets again in another backfill (`ackline backfill {name}`)"
         raise LedgerError(
-            f"{newest.turn}: {len(lost)} of {len(files)} files with rows that wait for records in flight are gone or "
-            f"cut short below {root} ({lost[0]}). Restore that folder from a backup. Without one, {again}"
+            f"{newest.turn}: {len(lost)} of {sum(len(table.files) for table in waiting)} files with rows that wait for "
+            f"records in flight are gone or cut short below {root} ({lost[0]}). Restore that folder from a backup. "
+            f"Without one, {kept_rows_advice(newest.turn)}"
         )
+
+
+def lost_files(root: str, tables: Iterable[StagedTable]) -> list[str]:
+    """Returns which of these files below the staging root are gone or have another size. Raises OSError."""
+    files = [file for table in tables for file in table.files]
+    found = Storage(root).filesystem.get_file_info([file.path for file in files]) if files else []
+    return [file.path for file, info in zip(files, found, strict=True) if info.size != file.size]
+
+
+def kept_rows_advice(turn: TurnId) -> str:
+    """Returns what to do about a lane whose rows of records in flight are lost, as the end of a sentence."""
+    if turn.lane == LIVE:
+        return f"read the records in flight again with `ackline reset {turn.pipeline} --to floor --reason …`"
+    return (
+        f"end the backfill with `ackline backfill {turn.pipeline} --cancel {id_of(turn.lane)}`, and choose its offsets "
+        f"again in another one"
+    )
 
 
 def remove_staged(parts: Parts, newest: Settlement) -> None:

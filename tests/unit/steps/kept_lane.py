@@ -134,7 +134,7 @@ class Lane:
         if kind == "void":
             self.store.settlements[self.turn] = without_effect(outputs)
         else:
-            self._settle(SimpleNamespace(turn=self.turn, kind=plan_kind), SimpleNamespace(outputs=outputs), named, rows)
+            self._settle(plan_of(self.turn, plan_kind), SimpleNamespace(outputs=outputs), named, rows)
             self._model(staged, rows, plan_kind)
         self._publish(plan_kind)
 
@@ -245,6 +245,11 @@ class Lane:
             assert left == named, "a turn that publishes or ends something leaves nothing else in staging"
 
 
+def plan_of(turn: TurnId, kind: TurnKind = TurnKind.RUN, **more: Any) -> Any:
+    """The plan of a turn, as far as outputs need it."""
+    return SimpleNamespace(turn=turn, kind=kind, **{"empty": False, "settings": {}, "partitions": {}, **more})
+
+
 def table_of(rows: Sequence[Row]) -> pa.Table:
     anchors = [
         [{"topic": TP.topic, "partition": 0, "offset": offset, "attempt": 1} for offset in row.outcomes] for row in rows
@@ -282,20 +287,24 @@ class killing:  # noqa: N801 - used as a function
         return strike
 
 
-def lane_with_rows(root: Path, *outcomes: Outcome) -> Lane:
-    """A lane after a turn with a record and a row for each outcome."""
+def staged_turn(root: Path, *outcomes: Outcome) -> tuple[Lane, str, list[OutcomeRow]]:
+    """A lane in turn 1 with a record and a staged row for each outcome, what outcomes 1 name, and their rows."""
     lane = Lane(Store(str(root)), Random(1), kills=False, turn=TurnId("shop", "live", 0, 1))
     staged = [Row(number, {number: outcome}) for number, outcome in enumerate(outcomes)]
-    rows = [OutcomeRow(number, 1, outcome, NOW) for number, outcome in enumerate(outcomes)]
-    turn_of(lane, rows, lane._stage(staged))
+    return lane, lane._stage(staged), [OutcomeRow(number, 1, outcome, NOW) for number, outcome in enumerate(outcomes)]
+
+
+def lane_with_rows(root: Path, *outcomes: Outcome) -> Lane:
+    """A lane after a turn with a record and a row for each outcome."""
+    lane, named, rows = staged_turn(root, *outcomes)
+    turn_of(lane, rows, named)
     return lane
 
 
 def turn_of(lane: Lane, rows: list[OutcomeRow], named: str = "", before: str = "") -> OutputsOfTurn:
     """Settles the lane's turn with these rows. Returns what the settlement holds of outputs."""
     lane.store.rows[lane.turn] = rows
-    plan, earlier = SimpleNamespace(turn=lane.turn, kind=TurnKind.RUN), SimpleNamespace(outputs=before)
-    lane._settle(plan, earlier, named, rows)
+    lane._settle(plan_of(lane.turn), SimpleNamespace(outputs=before), named, rows)
     return OutputsOfTurn.decode(lane.store.settlements[lane.turn])
 
 

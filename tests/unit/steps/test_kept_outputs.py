@@ -14,12 +14,25 @@ from hypothesis import strategies as st
 
 from ackline.audit import kept_rows
 from ackline.errors import ConfigError, LedgerError
+from ackline.offsets import OffsetRange, ValuedRange
 from ackline.outcome import AnswerKind, Outcome
 from ackline.outcome_rows import OutcomeRow
 from ackline.outputs import OutputsOfTurn, kept_after
 from ackline.steps.outputs import publish_settled, store_plan
 from ackline.turns import TurnKind
-from tests.unit.steps.kept_lane import NOW, WRITES, Lane, Store, lane_with_rows, table_of_a_user, turn_of
+from tests.unit.steps.kept_lane import (
+    NOW,
+    TABLE,
+    TP,
+    WRITES,
+    Lane,
+    Store,
+    lane_with_rows,
+    plan_of,
+    staged_turn,
+    table_of_a_user,
+    turn_of,
+)
 
 
 @settings(max_examples=40)
@@ -80,15 +93,25 @@ def test_a_skip_of_other_records_reads_nothing_of_what_waits(tmp_path: Path) -> 
         path.unlink()
     lane.turn = lane.turn._replace(n=2)
     lane.store.rows[lane.turn] = rows = [OutcomeRow(7, 0, Outcome.SKIPPED, NOW, None, 9)]
-    skip = SimpleNamespace(turn=lane.turn, kind=TurnKind.SKIP)
-    lane._settle(skip, SimpleNamespace(outputs=before), "", rows)
+    lane._settle(plan_of(lane.turn, TurnKind.SKIP), SimpleNamespace(outputs=before), "", rows)
     assert kept_after(lane.store.settlements[lane.turn]) == kept_after(before)
 
 
-def test_no_turn_but_a_reset_is_planned_while_rows_that_wait_are_gone(tmp_path: Path) -> None:
+def test_a_skip_after_which_nothing_is_in_flight_drops_what_waits_and_needs_none_of_it(tmp_path: Path) -> None:
+    lane = lane_with_rows(tmp_path, Outcome.IN_FLIGHT)
+    before = lane.store.settlements[lane.turn]
+    for path in tmp_path.rglob("*.parquet"):
+        path.unlink()
+    lane.turn = lane.turn._replace(n=2)
+    lane.store.rows[lane.turn] = rows = [OutcomeRow(0, 0, Outcome.SKIPPED, NOW, None, 9)]
+    lane._settle(plan_of(lane.turn, TurnKind.SKIP), SimpleNamespace(outputs=before), "", rows)
+    after = OutputsOfTurn.decode(lane.store.settlements[lane.turn])
+    assert (after.kept, after.released, after.tables) == ((), kept_after(before), {})
+
+
+def test_no_turn_but_one_that_drops_what_waits_is_planned_while_rows_that_wait_are_gone(tmp_path: Path) -> None:
     """An operator action that is planned has to be settled, so it is refused before."""
     lane = lane_with_rows(tmp_path, Outcome.IN_FLIGHT)
-    newest: Any = SimpleNamespace(turn=lane.turn, outputs=lane.store.settlements[lane.turn])
     planned: list[TurnKind] = []
 
     def store(plan: Any) -> bool:
@@ -96,15 +119,70 @@ def test_no_turn_but_a_reset_is_planned_while_rows_that_wait_are_gone(tmp_path: 
         return True
 
     lane.store.store_plan = store  # type: ignore[attr-defined]
-    for kind in (TurnKind.RUN, TurnKind.SKIP, TurnKind.RESET):
-        assert store_plan(lane.parts, newest, SimpleNamespace(kind=kind))  # type: ignore[arg-type]
+    other, all_of_it = skip(lane, to=0), skip(lane, to=1)
+    for plan in (plan_of(lane.turn, empty=True), other, all_of_it, plan_of(lane.turn, TurnKind.RESET)):
+        assert store_plan(lane.parts, newest_of(lane), plan)
     for path in tmp_path.rglob("kept-*.parquet"):
         path.write_bytes(path.read_bytes()[:-1])
-    for kind in (TurnKind.RUN, TurnKind.SKIP):
+    for plan in (plan_of(lane.turn, empty=True), other):
         with pytest.raises(LedgerError, match=r"1 of 1 files .* gone or cut short .* `ackline reset shop --to floor"):
-            store_plan(lane.parts, newest, SimpleNamespace(kind=kind))  # type: ignore[arg-type]
-    assert store_plan(lane.parts, newest, SimpleNamespace(kind=TurnKind.RESET))  # type: ignore[arg-type]
-    assert planned == [TurnKind.RUN, TurnKind.SKIP, TurnKind.RESET, TurnKind.RESET]
+            store_plan(lane.parts, newest_of(lane), plan)
+        lane_of_backfill = newest_of(lane, turn=lane.turn._replace(lane="backfill-b"))
+        with pytest.raises(LedgerError, match=r"gone or cut short .* `ackline backfill shop --cancel b`, and choose"):
+            store_plan(lane.parts, lane_of_backfill, plan)
+    chosen = skip(lane, to=0, retries=(ValuedRange(0, 1, 2),))
+    for plan in (all_of_it, chosen, plan_of(lane.turn, TurnKind.RESET)):
+        assert store_plan(lane.parts, newest_of(lane), plan)
+    run, moved, reset = TurnKind.RUN, TurnKind.SKIP, TurnKind.RESET
+    assert planned == [run, moved, moved, reset, moved, moved, reset]
+
+
+def newest_of(lane: Lane, **more: Any) -> Any:
+    values = {"turn": lane.turn, "outputs": lane.store.settlements[lane.turn], "partitions": lane.partitions()}
+    return SimpleNamespace(**{**values, **more})
+
+
+def skip(lane: Lane, to: int, retries: Any = ()) -> Any:
+    """The plan of a skip of the lane's partition."""
+    planned = SimpleNamespace(fresh=OffsetRange(to, to), retries=retries)
+    return plan_of(lane.turn, TurnKind.SKIP, partitions={TP: planned})
+
+
+STAGED_ONLY = (Outcome.ACKED, Outcome.ACKED)
+"""No record is in flight, so settle hands none of the staged rows on."""
+
+
+@pytest.mark.parametrize("damage", [Path.unlink, lambda path: path.write_bytes(path.read_bytes()[:-1])])
+@pytest.mark.parametrize("name", ["0-b0.parquet", "execution-b.json"])
+def test_staged_rows_that_are_gone_stop_the_turn_before_its_settlement(tmp_path: Path, name: str, damage: Any) -> None:
+    """It can still be voided and replayed then. Once it is settled, nothing would publish it."""
+    lane, named, rows = staged_turn(tmp_path, *STAGED_ONLY)
+    damage(tmp_path / "shop" / ".staging" / "live-0-1" / name)
+    with pytest.raises(
+        LedgerError, match=r"turn 1 .* can't be settled: staged rows below .* `ackline void shop --reason"
+    ):
+        turn_of(lane, rows, named)
+    lane.store.settlements[lane.turn] = "of another process, which has published it"
+    turn_of(lane, rows, named)
+
+
+def test_at_most_once_a_turn_whose_staged_rows_are_gone_is_settled(tmp_path: Path) -> None:
+    """A reported turn can't be voided there. The group has passed its records."""
+    lane, named, rows = staged_turn(tmp_path, *STAGED_ONLY)
+    for path in tmp_path.rglob("0-b*.parquet"):
+        path.unlink()
+    lane.store.rows[lane.turn] = rows
+    plan = plan_of(lane.turn, settings={"guarantee": "at_most_once"})
+    lane._settle(plan, SimpleNamespace(outputs=""), named, rows)
+    assert OutputsOfTurn.decode(lane.store.settlements[lane.turn]).tables == {TABLE: 2}
+
+
+def test_staged_rows_that_do_not_fit_the_table_any_more_stop_the_turn_before_its_settlement(tmp_path: Path) -> None:
+    lane, named, rows = staged_turn(tmp_path, *STAGED_ONLY)
+    table_of_a_user(lane)
+    with pytest.raises(ConfigError, match=r"wait for the table totals, and their columns differ .* \(value\)"):
+        turn_of(lane, rows, named)
+    assert lane.turn not in lane.store.settlements
 
 
 def test_rows_that_do_not_fit_the_table_any_more_stop_the_turn_before_its_settlement(tmp_path: Path) -> None:
