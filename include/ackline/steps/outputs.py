@@ -178,13 +178,11 @@ def publish_settled(parts: Parts, newest: Settlement | None) -> None:
     outputs, root = OutputsOfTurn.decode(newest.outputs), SharedFolder(staging_root(parts))
     if not outputs.tables and not outputs.released:
         return  # nothing to publish, and the same rows wait as before the turn
-    mark = _mark(newest.turn)
     try:
-        if outputs.tables and root.read(mark) != str(newest.turn.n).encode():
+        if outputs.tables and not is_published(root, newest.turn, outputs):
             staged = read_manifest(parts, newest.turn, outputs)
             publish(parts.store, newest.turn, outputs, staged, root.uri, folder_name(newest.turn))
-            # Before the staged rows go. Without it, a turn whose table a user has deleted since would look unpublished.
-            root.write_durably(mark, str(newest.turn.n).encode())
+            mark_as_published(root, newest.turn, outputs)  # before the staged rows go
     except OSError as error:
         raise unusable_folder(root.uri, error) from None
     remove_staged(parts, newest)
@@ -197,6 +195,28 @@ def read_manifest(parts: Parts, turn: TurnId, outputs: OutputsOfTurn) -> StagedO
     if outputs.execution:
         content = SharedFolder(_staging_folder(parts, turn)).read(f"{_MANIFEST}{outputs.execution}.json")
     return None if content is None else StagedOutputs.decode(content)
+
+
+def is_published(root: SharedFolder, turn: TurnId, outputs: OutputsOfTurn) -> bool:
+    """Returns whether the mark of the lane names this turn: then all tables have it. Raises OSError.
+
+    Without the mark, a turn whose table a user has deleted since would look unpublished. It names the ledger and the
+    execution too: a ledger that began anew, or came from a backup, takes the same numbers again, for other rows.
+    """
+    return root.read(_mark(turn)) == _mark_content(turn, outputs)
+
+
+def mark_as_published(root: SharedFolder, turn: TurnId, outputs: OutputsOfTurn) -> None:
+    """Marks the turn as published, unless a later turn of the same ledger and lane is: a process that comes late must
+    not make that one look unpublished. Raises OSError."""
+    application, _, rest = (root.read(_mark(turn)) or b"").decode().partition("\n")
+    number = rest.partition("\n")[0]
+    if application != outputs.application or not number.isdecimal() or int(number) <= turn.n:
+        root.write_durably(_mark(turn), _mark_content(turn, outputs))
+
+
+def _mark_content(turn: TurnId, outputs: OutputsOfTurn) -> bytes:
+    return f"{outputs.application}\n{turn.n}\n{outputs.execution}".encode()
 
 
 def store_plan(parts: Parts, newest: Settlement, plan: Plan) -> bool:
@@ -280,7 +300,7 @@ def remove_staged(parts: Parts, newest: Settlement) -> None:
 
 
 def _mark(turn: TurnId) -> str:
-    """Returns the name of the file with the number of the turn of a lane and epoch that was published last."""
+    """Returns the name of the file that names the turn of a lane and epoch that was published last."""
     return f"{quote(turn.lane, safe='')}-{turn.epoch}-published"
 
 

@@ -53,11 +53,12 @@ class Store:
 
     root: str
     pipeline: str = "shop"
+    ledger: str = "ledger"
     rows: dict[TurnId, list[OutcomeRow]] = field(default_factory=dict)
     settlements: dict[TurnId, str] = field(default_factory=dict)
 
     def ledger_id(self) -> str:
-        return "ledger"
+        return self.ledger
 
     def is_settled(self, turn: TurnId) -> bool:
         return turn in self.settlements
@@ -160,11 +161,11 @@ class Lane:
         chosen = [(offset, self.random.choice(list(kinds))) for offset in waiting if self.random.random() < 0.4]
         return [OutcomeRow(offset, 1, kinds[kind], NOW, answer=kind) for offset, kind in chosen]
 
-    def _stage(self, rows: Sequence[Row]) -> str:
+    def _stage(self, rows: Sequence[Row], executions: Sequence[str] = ("a", "b")) -> str:
         """Stages rows as the tasks of two executions do. Returns what outcomes n name: the second one."""
         named = ""
         folder = f"{staging_root(self.parts)}/{folder_name(self.turn)}"
-        for execution in ("a", "b") if rows else ():
+        for execution in executions if rows else ():
             files: list[StagedFile] = []
             for part in (rows[::2], rows[1::2]):
                 if part:
@@ -174,7 +175,7 @@ class Lane:
                     files.append(StagedFile(0, path, writer.finish().size, len(part)))
             staged = StagedOutputs(execution, [StagedTable(TABLE, COLUMNS, (), files)])
             SharedFolder(folder).write_durably(f"execution-{execution}.json", staged.encode().encode())
-            named = OutputsOfTurn.of(application_of("ledger", self.turn), staged).encode()
+            named = OutputsOfTurn.of(application_of(self.store.ledger, self.turn), staged).encode()
         return named
 
     def _settle(self, plan: Any, before: Any, named: str, rows: Sequence[OutcomeRow]) -> None:
@@ -287,11 +288,15 @@ class killing:  # noqa: N801 - used as a function
         return strike
 
 
-def staged_turn(root: Path, *outcomes: Outcome) -> tuple[Lane, str, list[OutcomeRow]]:
+def staged_turn(
+    root: Path, *outcomes: Outcome, ledger: str = "ledger", execution: str = "b"
+) -> tuple[Lane, str, list[OutcomeRow]]:
     """A lane in turn 1 with a record and a staged row for each outcome, what outcomes 1 name, and their rows."""
-    lane = Lane(Store(str(root)), Random(1), kills=False, turn=TurnId("shop", "live", 0, 1))
+    store = Store(str(root), ledger=ledger)
+    lane = Lane(store, Random(1), kills=False, turn=TurnId("shop", "live", 0, 1))
     staged = [Row(number, {number: outcome}) for number, outcome in enumerate(outcomes)]
-    return lane, lane._stage(staged), [OutcomeRow(number, 1, outcome, NOW) for number, outcome in enumerate(outcomes)]
+    named = lane._stage(staged, ("a", execution))
+    return lane, named, [OutcomeRow(number, 1, outcome, NOW) for number, outcome in enumerate(outcomes)]
 
 
 def lane_with_rows(root: Path, *outcomes: Outcome) -> Lane:

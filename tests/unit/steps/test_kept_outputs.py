@@ -1,5 +1,6 @@
 """Rows of records in flight against a model: random turns, kills at any write, and two processes that settle."""
 
+import shutil
 import tempfile
 from contextlib import suppress
 from pathlib import Path
@@ -26,6 +27,7 @@ from tests.unit.steps.kept_lane import (
     TP,
     WRITES,
     Lane,
+    Row,
     Store,
     lane_with_rows,
     plan_of,
@@ -204,3 +206,28 @@ def test_rows_that_do_not_fit_the_table_any_more_are_not_published_into_it(tmp_p
         publish_settled(lane.parts, SimpleNamespace(turn=lane.turn, outputs=before))  # type: ignore[arg-type]
     with suppress(FileNotFoundError):
         assert DeltaTable(other.uri).to_pyarrow_table().num_rows == 0
+
+
+@pytest.mark.parametrize("ledger", ["of a new folder", "ledger"])
+def test_a_ledger_that_takes_a_number_again_publishes_its_rows(tmp_path: Path, ledger: str) -> None:
+    """Its tables were removed, or restored from a backup as of before the turn, and the staging folder was left."""
+    lane = lane_with_rows(tmp_path, Outcome.ACKED, Outcome.ACKED)
+    publish_settled(lane.parts, newest_of(lane))
+    shutil.rmtree(tmp_path / "shop" / "outputs")
+    again, named, rows = staged_turn(tmp_path, Outcome.ACKED, ledger=ledger, execution="c")
+    turn_of(again, rows, named)
+    publish_settled(again.parts, newest_of(again))
+    assert DeltaTable(f"{tmp_path}/shop/outputs/{TABLE}").to_pyarrow_table().num_rows == 1
+
+
+def test_a_process_that_publishes_late_does_not_make_a_later_turn_look_unpublished(tmp_path: Path) -> None:
+    lane = lane_with_rows(tmp_path, Outcome.ACKED)
+    late = newest_of(lane)
+    publish_settled(lane.parts, late)
+    lane.turn = lane.turn._replace(n=2)
+    row = Row(7, {7: Outcome.ACKED})
+    turn_of(lane, [OutcomeRow(7, 1, Outcome.ACKED, NOW)], lane._stage([row]))
+    publish_settled(lane.parts, newest_of(lane))
+    publish_settled(lane.parts, late)
+    shutil.rmtree(tmp_path / "shop" / "outputs")  # by its user
+    publish_settled(lane.parts, newest_of(lane))
