@@ -41,13 +41,18 @@ def _table(text: object) -> object:
                 f"{', '.join(_LEDGER_TABLES)}, or a URI such as s3://bucket/folder"
             )
         return text
-    if scheme not in _SCHEMES or not path.strip("/") or re.search(r"[?#]", path):
+    # delta-rs decodes `%`, and Arrow does not: the two would use different folders.
+    if scheme not in _SCHEMES or re.search(r"[?#%]", path):
         raise ValueError(
-            f"not the URI of a table; write SCHEME://… with one of {', '.join(_SCHEMES)}, without `?` and `#`"
+            f"not the URI of a table; write SCHEME://… with one of {', '.join(_SCHEMES)}, without `?`, `#` and `%`"
         )
-    authority = path.partition("/")[0]
+    authority, _, folder = path.rstrip("/").partition("/")
     if ":" in authority or ("@" in authority and not scheme.startswith("abfs")):
         raise ValueError("the URI holds a login; remove it, and set the login as for ACKLINE_AUDIT")
+    if (scheme == "file") == bool(authority) or not folder:
+        raise ValueError("not the URI of a table; write file:///FOLDER/TABLE with three slashes, or s3://BUCKET/FOLDER")
+    if not {"", ".", ".."}.isdisjoint(folder.split("/")):
+        raise ValueError("the URI has an empty folder name, `.` or `..`; write the folder without them")
     return f"{'s3' if scheme == 's3a' else scheme}://{path.rstrip('/')}"
 
 
@@ -143,6 +148,19 @@ def output_folder(pipeline_folder: str, table: str) -> str:
     if table.startswith("file://"):
         return table.removeprefix("file://")
     return table if "://" in table else f"{pipeline_folder.rstrip('/')}/outputs/{table}"
+
+
+def same_for_all_spellings(uri: str) -> str:
+    """Returns one text for all URIs of a folder in Azure that name its account, and any other URI as it is.
+
+    Two outputs must not write to one table: it takes a turn once, so the rows of the second output would be lost.
+    """
+    scheme, _, path = uri.partition("://")
+    if scheme not in ("az", "abfs", "abfss"):
+        return uri
+    authority, _, folder = path.partition("/")
+    container, _, host = authority.partition("@")
+    return f"az://{container}@{host.partition('.')[0]}/{folder}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from ackline.blocks import StrictBlock
 from ackline.field_types import CodePath, StepName, StreamOfStep
-from ackline.outputs import Output, OutputBlock
+from ackline.outputs import Output, OutputBlock, same_for_all_spellings
 from ackline.pipeline_refusals import error_at
 from ackline.tuples import DEFAULT_STREAM, SOURCE
 
@@ -162,16 +162,18 @@ def _check_streams(steps: Sequence[StepBlock]) -> None:
 
 
 def _check_outputs(steps: Sequence[StepBlock], outputs: Sequence[OutputBlock]) -> None:
-    names, tables = [SOURCE, *(block.name for block in steps)], set[str]()
+    names, tables = [SOURCE, *(block.name for block in steps)], dict[str, int]()
     for number, block in enumerate(outputs):
         for place, text in enumerate(block.from_):
             _check_step(text, names, ("outputs", number, "from", place))
-        if block.table is not None and block.table in tables:
+        if block.table is None:
+            continue
+        first = tables.setdefault(same_for_all_spellings(block.table), number)
+        if first != number:
             raise error_at(
                 ("outputs", number, "table"),
-                f"two outputs write to {block.table}; give one of them both streams: `from: [A, B]`",
+                f"outputs.{first} writes to {block.table}, too; give one of them both streams: `from: [A, B]`",
             )
-        tables.update([block.table] if block.table is not None else [])
 
 
 def _check_step(text: str, names: Sequence[str], key_path: tuple[str | int, ...]) -> None:
