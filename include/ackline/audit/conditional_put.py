@@ -50,7 +50,7 @@ def prove_conditional_put(folder: str) -> None:
     probe = f".probe-{uuid.uuid4()}"  # readers pass over names that begin with a dot
     try:
         first, second = create_exclusively(folder, probe), create_exclusively(folder, probe)
-        _remove(folder, probe)
+        remove_object(folder, probe)
     except ConnectionError as error:
         raise unusable(f"the object store of {scrub_address(folder)}", error, folder) from None
     except OSError as error:
@@ -77,7 +77,11 @@ def _put(store: "ObjectStore", name: str, content: bytes) -> None:
     obstore.put(store, name, content, mode="create", use_multipart=False)
 
 
-def _remove(folder: str, name: str) -> None:
+def remove_object(folder: str, name: str) -> None:
+    """Removes the object `name` below the URI `folder`. Raises OSError.
+
+    Arrow's `delete_file` would leave an empty object in the name of the folder.
+    """
     import obstore
     from obstore.exceptions import BaseError
 

@@ -50,8 +50,9 @@ def plan_backfill(
     """Returns the lane's open plan, or else a new one, stored; None if nothing can be read now.
 
     The turn reads `max_records` offsets at most. With `resend`, it is also taken for dead letters alone that were not
-    acknowledged. A new plan stores `reason`; an open one keeps its own. Raises ConfigError if the lane has not begun or
-    the dead-letter topic is missing, TopicChanged if a log is not the one in which the offsets were chosen.
+    acknowledged. A new plan stores `reason`; an open one keeps its own. Raises ConfigError if the lane has not begun,
+    the dead-letter topic is missing or an output has other columns, TopicChanged if a log is not the one in which the
+    offsets were chosen.
     """
     for _ in range(MAX_LOST_RACES):
         newest = parts.store.newest()

@@ -5,6 +5,7 @@ next number is taken, only after each output table has the turn that is settled.
 """
 
 import json
+import os
 import re
 import uuid
 from collections.abc import Iterable, Mapping
@@ -12,15 +13,18 @@ from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from ackline.audit.conditional_put import prove_conditional_put
+from ackline.audit.object_store import is_remote
+from ackline.audit.output_place import check_place
 from ackline.audit.output_table import check_columns
 from ackline.audit.publish_outputs import application_of, check_staged_columns, publish, table_of
 from ackline.audit.storage import Storage
 from ackline.backfill_arguments import id_of
 from ackline.errors import ConfigError, LedgerError
 from ackline.offsets import ValuedRange
-from ackline.outputs import Output, OutputsOfTurn, StagedOutputs, StagedTable, kept_after
+from ackline.outputs import Output, OutputsOfTurn, StagedOutputs, StagedTable, kept_after, same_for_all_spellings
 from ackline.paths import lane_folder
 from ackline.pending import PendingKind, PendingRuns, arrays_of
+from ackline.scrub import scrub_address
 from ackline.spark.shared_folder import SharedFolder, unusable_folder
 from ackline.steps.parts import Parts
 from ackline.turns import LIVE, Plan, Settlement, TurnId, TurnKind
@@ -35,31 +39,40 @@ _MANIFEST = "execution-"
 
 def check_outputs(parts: Parts) -> str:
     """Returns what the outputs of a pipeline are, for `ackline doctor`. Raises what `output_targets` raises."""
-    _check_topics(parts)
+    columns = _checked_columns(parts)
     texts = []
     for output in _outputs(parts):
-        columns = None if output.table is None else _columns(parts, output)
-        known = f"columns {', '.join(columns)}" if columns else "columns of the first rows"
+        known = f"columns {', '.join(columns[output.number] or ())}" if columns.get(output.number) else ""
+        known = known or "columns of the first rows"
         texts.append(f"topic {output.topic}" if output.table is None else f"table {output.table} ({known})")
     return "; ".join(texts)
+
+
+def check_outputs_of(parts: Parts, plan: Plan) -> None:
+    """Checks the outputs before the plan of a run is stored, so that a run that can't write leaves no open turn. Raises
+    what `output_targets` raises.
+
+    A plan that reads nothing stages no row, and an idle run must not cost requests to each table. The rows that such a
+    turn may publish wait since earlier turns, and settle looks at their tables before it stores the settlement.
+    """
+    if plan.kind is TurnKind.RUN and not plan.empty:
+        _checked_columns(parts)
 
 
 def output_targets(parts: Parts, plan: Plan) -> "OutputTargets | None":
     """Returns where the tasks of a turn write what goes to outputs; None without outputs.
 
-    Opens each table and topic, so that one that can't be used stops the run before a record is handled. Raises
-    ConfigError if a topic is missing or a table has other columns, and FatalError or TransientError if one can't be
-    reached.
+    Opens each table and topic, so that one that can't be used stops the run before a record is handled: another process
+    may have stored the plan long ago. Raises ConfigError if a topic is missing, a table has other columns or two
+    outputs are one table, and FatalError or TransientError if one can't be reached.
     """
     from ackline.kafka.certificates import inlined_certificates
     from ackline.spark.settings import OutputTargets
 
-    outputs = _outputs(parts)
-    if not outputs:
+    if not _outputs(parts):
         return None
-    has_topics = _check_topics(parts)
-    columns = {output.number: _columns(parts, output) for output in outputs if output.table is not None}
-    _check_kept_columns(parts, {output.table: columns[output.number] for output in outputs if output.table is not None})
+    columns = _checked_columns(parts)
+    has_topics = any(output.topic is not None for output in _outputs(parts))
     return OutputTargets(
         plan.turn,
         _staging_folder(parts, plan.turn),
@@ -69,8 +82,35 @@ def output_targets(parts: Parts, plan: Plan) -> "OutputTargets | None":
     )
 
 
-def _check_topics(parts: Parts) -> bool:
-    """Returns whether the pipeline has output topics. Raises ConfigError if one does not exist."""
+def _checked_columns(parts: Parts) -> dict[int, dict[str, str] | None]:
+    """Returns the columns of each output table, by the number of the output; None for columns of the first rows."""
+    outputs = [output for output in _outputs(parts) if output.table is not None]
+    _check_topics(parts)
+    _check_places(parts, outputs)
+    columns = {output.number: _columns(parts, output) for output in outputs}
+    if outputs:
+        _check_kept_columns(parts, {output.table: columns[output.number] for output in outputs if output.table})
+    return columns
+
+
+def _check_places(parts: Parts, outputs: Iterable[Output]) -> None:
+    """Raises ConfigError if two outputs are one table, for example by its name and by its URI: it takes a turn once, so
+    the rows of the second output would be lost."""
+    first: dict[str, Output] = {}
+    for output in outputs:
+        assert output.table is not None
+        uri = table_of(parts.store, output.table).uri
+        other = first.setdefault(same_for_all_spellings(uri) if is_remote(uri) else os.path.realpath(uri), output)
+        if other is not output:
+            raise ConfigError(
+                f"outputs.{other.number}.table ({other.table}) and outputs.{output.number}.table ({output.table}) are "
+                f"one table, at {scrub_address(uri)}; give one of the outputs both streams: `from: [A, B]`",
+                key=f"outputs.{output.number}.table",
+            )
+
+
+def _check_topics(parts: Parts) -> None:
+    """Raises ConfigError if an output topic does not exist."""
     wanted = sorted({output.topic for output in _outputs(parts) if output.topic is not None})
     existing = parts.cluster.topics(wanted) if wanted else {}
     for topic in wanted:
@@ -80,7 +120,6 @@ def _check_topics(parts: Parts) -> bool:
                 f"output. Nothing was handled",
                 key="outputs",
             )
-    return bool(wanted)
 
 
 def _outputs(parts: Parts) -> tuple[Output, ...]:
@@ -98,6 +137,7 @@ def _columns(parts: Parts, output: Output) -> dict[str, str] | None:
     if existing is not None:
         check_columns(output.table, existing, output.columns)
         return existing
+    check_place(table.uri)
     return dict(output.columns) if output.columns is not None else _inferred(parts, output.table)
 
 
@@ -220,7 +260,8 @@ def _mark_content(turn: TurnId, outputs: OutputsOfTurn) -> bytes:
 
 
 def store_plan(parts: Parts, newest: Settlement, plan: Plan) -> bool:
-    """Stores the plan after `newest`. Returns False if its number is taken.
+    """Stores the plan after `newest`. Returns False if its number is taken. Raises what `publish_settled` and
+    `check_outputs_of` raise, before anything of the turn is stored.
 
     The rows of `newest` are published first: a turn whose number is taken has been published everywhere, so no two
     turns of a lane are ever half published.
@@ -228,6 +269,7 @@ def store_plan(parts: Parts, newest: Settlement, plan: Plan) -> bool:
     publish_settled(parts, newest)
     if plan.kind is TurnKind.RUN or (plan.kind is TurnKind.SKIP and _leaves_in_flight(newest, plan)):
         _check_kept_files(parts, newest)
+    check_outputs_of(parts, plan)
     return parts.store.store_plan(plan)
 
 

@@ -17,7 +17,7 @@ from ackline.steps.commit import ledger_progress
 from ackline.steps.genesis import check_not_of_another_ledger, genesis_partitions, genesis_plan, leaderless_partitions
 from ackline.steps.new_plan import check_clock
 from ackline.steps.observe import KafkaView, observe_kafka
-from ackline.steps.outputs import store_plan
+from ackline.steps.outputs import check_outputs, check_outputs_of, store_plan
 from ackline.steps.parts import Parts
 from ackline.steps.races import MAX_LOST_RACES, too_many_lost_races
 from ackline.steps.run_plans import next_plan
@@ -51,8 +51,9 @@ class Planned:
 def plan(parts: Parts) -> Planned:
     """Returns the lane's open plan, or else a new one, stored.
 
-    Raises ConfigError if the dead-letter topic or a subscribed one is missing, or the fixed clock is behind the last
-    turn; TopicChanged, GroupMoved, NewerCommit, TooFarBehind and RetentionPassed if the lane can't go on as it is.
+    Raises ConfigError if the dead-letter topic, an output topic or a subscribed one is missing, an output has other
+    columns, or the fixed clock is behind the last turn; FatalError if an output can't be used; TopicChanged,
+    GroupMoved, NewerCommit, TooFarBehind and RetentionPassed if the lane can't go on as it is.
     """
     skipped, progress = False, None
     actions: list[Settlement] = []
@@ -130,7 +131,9 @@ def preview(parts: Parts) -> Planned:
         return Planned(None, adopted=False, missing=view.missing, leaderless=leaderless)
     turn = newest.turn if newest else _first_turn(parts)
     begun = Settlement(turn, TurnKind.GENESIS, parts.run_id, parts.now(), lane)
-    return Planned(next_plan(parts, begun, view), adopted=False, missing=view.missing, leaderless=leaderless)
+    planned = next_plan(parts, begun, view)
+    check_outputs_of(parts, planned)
+    return Planned(planned, adopted=False, missing=view.missing, leaderless=leaderless)
 
 
 def preview_lane(parts: Parts, newest: Settlement | None, view: KafkaView) -> dict[TopicPartition, SettledPartition]:
@@ -155,6 +158,7 @@ def _take_turn(parts: Parts, newest: Settlement | None, skipped: bool) -> Planne
         check_settings_unchanged(parts, newest)
     genesis = genesis_partitions(parts, newest, view)
     if newest is None:
+        check_outputs(parts)
         store_first_genesis(parts, genesis, "first run")
         return None
     leaderless = leaderless_partitions(parts, newest.partitions, view)

@@ -1,0 +1,28 @@
+"""Whether an output table that does not exist yet can be created where the pipeline file puts it."""
+
+import uuid
+from pathlib import Path
+
+from ackline.audit.conditional_put import create_exclusively, remove_object
+from ackline.audit.object_store import is_remote, unusable
+from ackline.scrub import scrub_address
+
+
+def check_place(uri: str) -> None:
+    """Writes a small file where a table is to be created, a path or URI, and removes it. Raises FatalError if that
+    fails, and TransientError if an object store does not answer.
+
+    On a file system the file is in the nearest folder above the table that exists, so that no folder stays, and none
+    goes that another process creates there.
+    """
+    probe = f".probe-{uuid.uuid4()}"
+    try:
+        if is_remote(uri):
+            create_exclusively(uri, probe)
+            remove_object(uri, probe)
+            return
+        folder = next(path for path in (Path(uri), *Path(uri).parents) if path.is_symlink() or path.exists())
+        (folder / probe).touch()
+        (folder / probe).unlink()
+    except OSError as error:
+        raise unusable(f"the table at {scrub_address(uri)} does not exist, and its place", error, uri) from None
