@@ -6,8 +6,10 @@ import sys
 import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from random import Random
 from threading import Barrier
-from typing import TypeVar
+from types import SimpleNamespace
+from typing import Any, TypeVar
 
 import pyarrow.fs as pafs
 import pytest
@@ -19,6 +21,7 @@ from ackline.audit.conditional_put import create_exclusively, prove_conditional_
 from ackline.audit.layout import check_layout
 from ackline.audit.maintenance import maintain
 from ackline.audit.object_store import arrow_filesystem, use_options
+from ackline.audit.output_place import check_place
 from ackline.audit.queries import AuditFilter, audit_rows
 from ackline.audit.store import LedgerStore
 from ackline.cli.app import app
@@ -27,11 +30,13 @@ from ackline.ledger import OutcomeRow
 from ackline.local.ports import free_ports
 from ackline.outcome import Outcome
 from ackline.spark.task_folder import TaskFolder, open_task_folder, remove_task_folders
+from ackline.steps.outputs import publish_settled
 from ackline.turns import LIVE, TurnId
 from tests.contract.lane_rows import NOON, TP, plan, settlement, turn
 from tests.contract.lanes import begin_lane, files, settle_turns
 from tests.contract.object_store_actor import DIED
 from tests.object_store.store import SECRET, ObjectStore, object_store
+from tests.unit.steps.kept_lane import TABLE, Lane, Row, Store, turn_of
 
 T = TypeVar("T")
 DRIVERS = 50
@@ -75,6 +80,13 @@ def names(folder: str) -> list[str]:
     return sorted(info.path.removeprefix(f"{base}/") for info in infos if info.is_file)
 
 
+def folders(folder: str) -> list[str]:
+    """Returns the folders in a folder: those with an object, and empty objects in the name of a folder."""
+    store, base = arrow_filesystem(folder)
+    infos = store.get_file_info(pafs.FileSelector(base, allow_not_found=True))
+    return sorted(info.base_name for info in infos if not info.is_file)
+
+
 # ---- conditional puts -----------------------------------------------------------------------------------------------
 
 
@@ -98,6 +110,35 @@ def test_i7_a_part_of_a_job_starts_once_though_two_executions_begin_it_at_once(r
     assert names(root) == [".tasks/live-0-7/part-0"]
     remove_task_folders(f"{root}/outcomes", of)
     assert names(root) == []
+    assert folders(f"{root}/.tasks") == [], "each later turn would list it"
+
+
+def test_published_turns_leave_no_folder_that_each_later_turn_would_list(root: str) -> None:
+    lane = Lane(Store(root), Random(1), kills=False)
+    for n in range(1, 6):
+        lane.turn = TurnId("shop", LIVE, 0, n)
+        outcome = Outcome.IN_FLIGHT if n == 3 else Outcome.ACKED
+        before = lane.store.settlements.get(lane.turn._replace(n=n - 1), "")
+        turn_of(lane, [OutcomeRow(n, 1, outcome, NOON)], lane._stage([Row(n, {n: outcome})]), before)
+        publish_settled(lane.parts, _newest(lane))
+    staging = f"{root}/shop/.staging"
+    assert folders(staging) == ["live-0-3"], "the rows of turn 3 wait for a record in flight"
+    store, base = arrow_filesystem(staging)
+    store.create_dir(f"{base}/live-0-2")  # as a task leaves it that has discarded a file
+    publish_settled(lane.parts, _newest(lane))
+    assert folders(staging) == ["live-0-3"]
+    assert DeltaTable(f"{root}/shop/outputs/{TABLE}").to_pyarrow_table().num_rows == 4
+
+
+def _newest(lane: Lane) -> Any:
+    return SimpleNamespace(turn=lane.turn, outputs=lane.store.settlements[lane.turn])
+
+
+def test_a_bucket_that_does_not_exist_is_no_place_for_a_table(root: str) -> None:
+    check_place(f"{root}/totals")
+    assert (names(root), folders(root)) == ([], [])
+    with pytest.raises(FatalError, match="the table at s3://none-of-these/totals does not exist, and its place can't"):
+        check_place("s3://none-of-these/totals")
 
 
 def test_a_store_that_refuses_a_second_put_is_proved_and_nothing_stays(root: str) -> None:

@@ -30,7 +30,7 @@ def create_exclusively(root: str, name: str, content: bytes = b"") -> bool:
     from obstore.exceptions import AlreadyExistsError, BaseError
 
     try:
-        _put(_store(root), name, content)
+        _put(open_store(root), name, content)
     except AlreadyExistsError:
         return False
     except BaseError as error:
@@ -77,8 +77,8 @@ def _put(store: "ObjectStore", name: str, content: bytes) -> None:
     obstore.put(store, name, content, mode="create", use_multipart=False)
 
 
-def remove_object(folder: str, name: str) -> None:
-    """Removes the object `name` below the URI `folder`. Raises OSError.
+def remove_object(folder: str, name: str, store: "ObjectStore | None" = None) -> None:
+    """Removes the object `name` below the URI `folder`, with `store` if that is open already. Raises OSError.
 
     Arrow's `delete_file` would leave an empty object in the name of the folder.
     """
@@ -86,7 +86,7 @@ def remove_object(folder: str, name: str) -> None:
     from obstore.exceptions import BaseError
 
     try:
-        obstore.delete(_store(folder), name)
+        obstore.delete(store or open_store(folder), name)
     except BaseError as error:
         raise _os_error(error, folder) from None
 
@@ -96,7 +96,8 @@ def _os_error(error: Exception, uri: str) -> OSError:
     return (ConnectionError if is_outage(error) else OSError)(cause_of(error, uri))
 
 
-def _store(root: str) -> "ObjectStore":
+def open_store(root: str) -> "ObjectStore":
+    """Returns obstore's client for what is below a URI. Raises what `options_of` raises."""
     from obstore.store import from_url
 
     options = options_of(root)

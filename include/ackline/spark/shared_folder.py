@@ -4,16 +4,21 @@ import contextlib
 import os
 import uuid
 from collections.abc import Iterable
+from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.fs as pafs
 
-from ackline.audit.conditional_put import create_exclusively
+from ackline.audit.conditional_put import create_exclusively, open_store, remove_object
 from ackline.audit.object_store import arrow_filesystem, unusable
 from ackline.audit.storage import sync_file, sync_folder
 from ackline.errors import FatalError, TransientError
 from ackline.scrub import scrub_address
+
+if TYPE_CHECKING:
+    from obstore.store import ObjectStore
 
 _TRIES = 20
 """How often a folder is made that another run removes. Each run removes it once, when its job ends."""
@@ -130,10 +135,22 @@ class SharedFolder:
     def remove(self, name: str) -> None:
         """Removes a file, if it exists and can be removed."""
         with contextlib.suppress(OSError, pa.ArrowException):
-            self._store.delete_file(f"{self._path}/{name}")
+            if self._local:
+                self._store.delete_file(f"{self._path}/{name}")
+            else:
+                remove_object(self.uri, name, self._objects)
+
+    @cached_property
+    def _objects(self) -> "ObjectStore":
+        return open_store(self.uri)
+
+    def remove_tree(self) -> None:
+        """Removes the folder with all that is in it, as far as that can be removed."""
+        with contextlib.suppress(OSError, pa.ArrowException):
+            self._store.delete_dir(self._path)
 
     def remove_if_empty(self) -> None:
-        """Removes the folder itself, if it is empty."""
+        """Removes the folder itself, if it is empty. A folder of an object store ends with its last file."""
         if self._local:
             with contextlib.suppress(OSError):
                 os.rmdir(self._path)

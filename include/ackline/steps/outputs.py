@@ -335,10 +335,12 @@ def remove_staged(parts: Parts, newest: Settlement) -> None:
         if match is None or (int(match[1]), int(match[2])) > (turn.epoch, turn.n):
             continue
         folder = SharedFolder(f"{root.uri}/{name}")
+        if not any(path.startswith(f"{name}/") for path in needed):
+            folder.remove_tree()  # a late task of this turn may still write there, and no turn needs its rows
+            continue
         for file in folder.names():
             if f"{name}/{file}" not in needed:
                 folder.remove(file)
-        folder.remove_if_empty()
 
 
 def _mark(turn: TurnId) -> str:

@@ -40,6 +40,7 @@ WRITES = (
     (OutputTable, "append"),
     (SharedFolder, "write_durably"),
     (SharedFolder, "remove"),
+    (SharedFolder, "remove_tree"),
 )
 
 
