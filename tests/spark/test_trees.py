@@ -1,6 +1,8 @@
 """Tuple trees in real Spark jobs: a record is acked once all that came of it is."""
 
 import json
+import re
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,6 +22,7 @@ from ackline.tree_story import StepStory, decode
 from tests.spark import tree_handlers
 from tests.spark.lab import Lab
 
+ROOT = Path(__file__).parents[2]
 HANDLERS = "tests.spark.tree_handlers"
 SPLIT = f"{HANDLERS}:split"
 ITEMS = [{"key": "a"}, {"key": "b"}, {"key": "c"}]
@@ -35,6 +38,11 @@ TWO = steps(
     {"name": "first", "handler": "work", "input": "source", "group_by": "key"},
     {"name": "second", "handler": "end", "input": "first", "group_by": "key"},
 )
+SHOP = steps(
+    {"name": "price", "handler": "work", "input": "source", "group_by": "key"},
+    {"name": "total", "handler": "join", "input": "price", "group_by": "key", "join": True},
+)
+"""The steps that the documentation has for an example."""
 DIAMOND = steps(
     {"name": "left", "handler": "work", "input": "source", "group_by": "key"},
     {"name": "right", "handler": "work", "input": "source"},
@@ -122,6 +130,23 @@ def test_the_plan_has_no_join_and_an_exchange_for_each_group_by_and_the_acker(la
     assert plan.count("Exchange") == 4, plan
     assert "Join" not in plan
     assert "InMemory" not in plan
+
+
+def test_the_physical_plan_of_two_steps_is_the_one_that_the_documentation_shows(lab: Lab) -> None:
+    """It leaves out ids and the order of nulls, has `…` for lists of columns, and names in comments what tasks do."""
+    tp = lab.fill(10_001, lambda _: b"[]")  # so many that each exchange has two parts
+    job = lab.job(SPLIT, {tp: (0, 10_001)}, topology=SHOP)
+    with one_job(lab.spark):
+        frame = manifests_of(lab.spark, job, tree_handlers.split)
+        frame.collect()
+    plan = frame._jdf.queryExecution().executedPlan().toString()
+    for pattern, text in [
+        (r", \[plan_id=\d+\]", ""), (r"task\(.*", "task(…), […]"), (r"Project \[.*", "Project […]"),
+        (r"BatchScan KafkaTable\[.*", "BatchScan KafkaTable[…]"), (r"#\d+L?", ""), (" ASC NULLS FIRST", ""),
+    ]:  # fmt: skip
+        plan = re.sub(pattern, text, plan)
+    shown = re.sub(r" +# .*", "", (ROOT / "docs/semantics.md").read_text())
+    assert f"```\n{plan.rstrip()}\n```" in shown, plan
 
 
 def test_s67_a_diamond_acks_its_records_and_a_join_fails_single_ones(lab: Lab) -> None:
