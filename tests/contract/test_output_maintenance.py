@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from deltalake import DeltaTable, Field, Schema, write_deltalake
+from deltalake import DeltaTable, Field, Schema, TableFeatures, write_deltalake
 from deltalake.exceptions import CommitFailedError
 from deltalake.schema import PrimitiveType
 
@@ -362,3 +362,19 @@ def test_a_table_that_can_not_be_read_holds_up_no_other(root: str, table: Output
         maintain(root)
     assert [(file.table, file.removable) for file in torn_files(root)] == [("torn", True)]
     assert files(table) == 3
+
+
+def test_a_compaction_beside_a_change_of_the_protocol_commits_nothing(
+    root: str, table: OutputTable, after_rewriting: Callable[[Callable[[], object]], None]
+) -> None:
+    """A table that gets deletion vectors names the same files after a user has deleted rows of them."""
+
+    def change() -> None:
+        delta(table).alter.add_feature(TableFeatures.DeletionVectors, allow_protocol_versions_increase=True)
+
+    assert all(publish(table, 1, 2))
+    after_rewriting(change)
+    version = delta(table).version()
+    [done] = of_outputs(root)
+    assert (done.files, done.compacted, done.busy) == (6, 0, 3)
+    assert delta(table).version() == version + 1

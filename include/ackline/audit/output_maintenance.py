@@ -26,6 +26,7 @@ from ackline.audit.compaction import COMPACTION_TRIES, Layout, Maintained, joine
 from ackline.audit.data_files import DataFile, DataFileWriter
 from ackline.audit.fenced_append import retry_beside_rivals
 from ackline.audit.layout import LaneFolder, folders_in
+from ackline.audit.output_protocol import obstacle_of
 from ackline.audit.output_table import OutputTable, partition_path, partition_text
 from ackline.errors import FatalError
 from ackline.outputs import ROW_COLUMNS, output_folder
@@ -55,8 +56,8 @@ def output_tables(lane: LaneFolder) -> list[OutputTable]:
 def maintain_output(lane: LaneFolder, table: OutputTable, retention: timedelta) -> Maintained | None:
     """Compacts, vacuums and checkpoints an output table. Returns what it did.
 
-    Returns None and changes nothing if the folder holds no output table, or one that needs a later version of Delta's
-    protocol than Ackline writes: its user has changed it, and maintains it. Raises FatalError or TransientError if the
+    Returns None and changes nothing if the folder holds no output table, or one with a feature that Ackline does not
+    rewrite: its user has changed it, and maintains it. Raises FatalError or TransientError if the
     table can't be read or written.
     """
     try:
@@ -79,9 +80,10 @@ def maintain_output(lane: LaneFolder, table: OutputTable, retention: timedelta) 
 
 
 def _is_plain(version: DeltaTable) -> bool:
-    """Returns whether this is an output table whose files Ackline can rewrite: it needs no later reader protocol."""
+    """Returns whether this is an output table whose files Ackline can rewrite."""
     names = {field.name for field in version.schema().fields}
-    return version.protocol().min_reader_version <= _READERS and set(ROW_COLUMNS) <= names
+    is_old = version.protocol().min_reader_version <= _READERS
+    return is_old and set(ROW_COLUMNS) <= names and obstacle_of(version) is None
 
 
 def _small_files(version: DeltaTable) -> list[dict[str, Any]]:
@@ -109,6 +111,8 @@ def _compact(table: OutputTable, values: Values) -> int | None:
     merged = 0
     for _ in range(COMPACTION_TRIES):
         version = table.opened()
+        if not _is_plain(version):
+            return None
         files = [file for file in _small_files(version) if _values(version, file) == values]
         with contextlib.suppress(CommitFailedError):
             for together in joined(files, LAYOUT.size):
@@ -131,6 +135,8 @@ def _merge(table: OutputTable, version: DeltaTable, values: Values, files: Seque
     def commit() -> None:
         with table.lock():
             newest = table.opened()
+            if not _is_plain(newest):
+                raise CommitFailedError("another process has changed the protocol of the table")
             there = _paths(newest)
             if merged.path in there:  # a commit that was stored, and whose answer got lost
                 return

@@ -21,6 +21,7 @@ from ackline.audit.delta_log import ACTIONS
 from ackline.audit.fenced_append import write_entry
 from ackline.audit.log_state import LogState
 from ackline.audit.object_store import options_of
+from ackline.audit.output_protocol import obstacle_of
 from ackline.audit.table import AuditTable
 from ackline.errors import ConfigError
 from ackline.output_columns import Columns, arrow_type, type_text
@@ -74,12 +75,18 @@ class OutputTable(AuditTable):
     def columns(self) -> dict[str, str] | None:
         """Returns the emitted columns of the table; None if it does not exist.
 
-        Raises ConfigError if it has a column that no output can write, is partitioned by one of another type than those
-        of PARTITION_TYPES, or lacks one of `OF_ROW`.
+        Raises ConfigError if it has a feature or a column that no output can write, is partitioned by a column of
+        another type than those of PARTITION_TYPES, or lacks one of `OF_ROW`.
         """
         table = self.open()
         if table is None:
             return None
+        if (obstacle := obstacle_of(table)) is not None:
+            raise ConfigError(
+                f"the table at {scrub_address(self.uri)} has {obstacle}, which an output can't write; name another "
+                f"table, or drop that from this one with the tool that has set it",
+                key="outputs",
+            )
         fields = {field.name: field.type for field in pa.schema(table.schema().to_arrow())}
         missing = [name for name in ROW_COLUMNS if name not in fields]
         if missing:

@@ -1,0 +1,46 @@
+"""Which tables of a user an output can append to, by Delta's protocol and by what a table asks of its writers.
+
+Ackline writes the data files itself, and delta-rs the log entry. delta-rs refuses an entry for a table with a feature
+that it does not write, at every try. It checks no data file: Ackline alone would break a constraint of the table. An
+output is refused for such a table before a record is handled, because after the settlement the lane could only wait.
+"""
+
+from deltalake import DeltaTable
+
+WRITABLE_FEATURES = frozenset(
+    {
+        "appendOnly", "changeDataFeed", "checkConstraints", "columnMapping", "deletionVectors", "generatedColumns",
+        "invariants", "timestampNtz", "variantType",
+    }
+)  # fmt: skip
+"""The features for writers that a table may have. Those for columns and constraints are refused where a table uses
+them: an upgrade of its protocol adds them to each table."""
+
+_COLUMN_MAPPING, _CONSTRAINT = "delta.columnMapping.mode", "delta.constraints."
+_OF_COLUMNS = {
+    "delta.invariants": "an invariant",
+    "delta.generationExpression": "a generation expression",
+    "delta.identity.start": "identity values",
+}
+"""What the metadata of a column may ask of a writer."""
+
+
+def obstacle_of(table: DeltaTable) -> str | None:
+    """Returns why an output can't append to a table: what the table has; None if it can."""
+    configuration = table.metadata().configuration
+    mapping = configuration.get(_COLUMN_MAPPING, "none")
+    if mapping != "none":
+        return f"column mapping ({_COLUMN_MAPPING} is {mapping})"
+    features = sorted(set(table.protocol().writer_features or ()) - WRITABLE_FEATURES)
+    if features:
+        return f"the table feature {', '.join(features)}"
+    constraints = sorted(key.removeprefix(_CONSTRAINT) for key in configuration if key.startswith(_CONSTRAINT))
+    if constraints:
+        return f"the constraint {', '.join(constraints)}"
+    for field in table.schema().fields:
+        if not field.nullable:
+            return f"the column {field.name} that is NOT NULL"
+        for key, what in _OF_COLUMNS.items():
+            if key in field.metadata:
+                return f"the column {field.name} with {what}"
+    return None
