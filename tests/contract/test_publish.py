@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable
 from datetime import UTC, datetime
+from decimal import Decimal
 from typing import Any
 
 import pyarrow as pa
@@ -16,6 +17,7 @@ from ackline.audit.object_store import options_of
 from ackline.audit.output_table import OutputTable
 from ackline.audit.publish_outputs import publish, table_of
 from ackline.audit.storage import Storage
+from ackline.errors import ConfigError
 from ackline.outcome import Outcome
 from ackline.outcome_rows import OutcomeRow
 from ackline.output_columns import STAGED_ANCHORS, arrow_type
@@ -167,3 +169,51 @@ def test_rows_with_long_values_of_partition_columns_are_published(ledger: Any, s
     publish_turn(ledger, staging.table(rows, columns, tuple(names)))
     assert rows_of(ledger) == rows
     assert len(delta(table_of(ledger, "totals")).file_uris()) == len(rows)
+
+
+# ---- columns ----------------------------------------------------------------------------------------------------
+
+
+def test_a_column_that_rows_lack_is_null_also_if_the_table_is_partitioned_by_it(ledger: Any, staging: Staging) -> None:
+    """A user has created the table, or added columns to it, after the rows were staged."""
+    uri = table_of(ledger, "totals").uri
+    of_user = OutputTable(uri, {"note": "string", "sum": "double", "day": "string"}, ["day", "_lane"])
+    assert of_user.append([], "a user", 1)
+    only_sum = [{"sum": 0.5}, {"sum": 1.0}]
+    publish_turn(ledger, staging.table(only_sum, {"sum": "double"}, ()), staging.table(ROWS))
+    assert rows_of(ledger) == [{"note": None, "day": None, **row} for row in (*only_sum, *ROWS)]
+
+
+def test_a_new_table_has_the_columns_of_all_rows_that_it_begins_with(ledger: Any, staging: Staging) -> None:
+    sources = [
+        staging.table([{"sum": 0.5}], {"sum": "double"}, ("day",)),
+        staging.table([{"sum": 1.0, "day": "x"}], {"sum": "double", "day": "string"}, ("day",)),
+        staging.table([{"n": 1, "sum": 1.5}], {"n": "long", "sum": "double"}, ()),
+    ]
+    publish_turn(ledger, *sources)
+    expected: list[dict[str, Any]] = [{"sum": 0.5}, {"sum": 1.0, "day": "x"}, {"n": 1, "sum": 1.5}]
+    assert rows_of(ledger) == [{"day": None, "n": None, **row} for row in expected]
+
+
+@pytest.mark.parametrize("columns", [{"day": "string", "n": "long"}, {"day": "string", "sum": "long", "n": "long"}])
+def test_rows_with_a_column_that_their_table_lacks_or_has_with_another_type_are_refused_by_its_name(
+    root: str, ledger: Any, staging: Staging, columns: dict[str, str]
+) -> None:
+    assert OutputTable(table_of(ledger, "totals").uri, columns).append([], "a user", 1)
+    with pytest.raises(ConfigError, match=r"or of the pipeline file \(sum\)"):
+        publish_turn(ledger, staging.table(ROWS))
+
+
+def test_values_of_each_type_of_column_are_published_as_they_were_staged(ledger: Any, staging: Staging) -> None:
+    columns = {
+        "string": "string", "long": "long", "double": "double", "boolean": "boolean", "binary": "binary",
+        "timestamp": "timestamp", "price": "decimal(9,2)", "large": "decimal(38,9)",
+    }  # fmt: skip
+    row = {
+        "string": "", "long": -1, "double": 0.5, "boolean": False, "binary": b"\0",
+        "timestamp": datetime(2026, 3, 1, 12, 0, 0, 123_456, tzinfo=UTC), "price": Decimal("0.10"),
+        "large": Decimal("-12345678901234567890.123456789"),
+    }  # fmt: skip
+    rows = [row, dict.fromkeys(columns)]
+    publish_turn(ledger, staging.table(rows, columns, ()))
+    assert rows_of(ledger) == rows

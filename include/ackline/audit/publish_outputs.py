@@ -25,6 +25,7 @@ from ackline.audit.output_table import OF_ROW, OutputTable, partition_path, part
 from ackline.audit.storage import Storage
 from ackline.audit.store import LedgerStore
 from ackline.errors import ConfigError, LedgerError
+from ackline.output_columns import arrow_type
 from ackline.outputs import OutputsOfTurn, StagedOutputs, StagedTable, output_folder
 from ackline.paths import lane_folder
 from ackline.scrub import scrub_address
@@ -101,12 +102,15 @@ def _publish_table(
     root: Storage,
     outcomes: AttemptOutcomes,
 ) -> None:
-    first = sources[0]
-    table = OutputTable(_uri(store, first.table), first.columns, first.partition_by)
+    # Kept rows may have other columns than the rows of the turn: their user may have added some in between.
+    columns = {name: kind for staged in reversed(sources) for name, kind in staged.columns.items()}
+    table = OutputTable(_uri(store, sources[0].table), columns, sources[0].partition_by)
     existing = table.columns()  # the partition columns of a table that exists are those that count
+    columns = columns if existing is None else existing
     for staged in sources:
-        check_staged_columns(staged, first.columns if existing is None else existing)
-    files = [file for staged in sources for file in _write(table, _rows(root, staged, turn, outcomes))]
+        check_staged_columns(staged, columns)
+    schema = pa.schema([*OF_ROW.remove_metadata(), *((name, arrow_type(kind)) for name, kind in columns.items())])
+    files = [file for staged in sources for file in _write(table, _rows(root, staged, turn, outcomes, schema))]
     # The fence: of two processes that publish the turn, one commits. A refused commit removes no file. The log may name
     # these files all the same: if the answer to a write is lost, delta-rs writes again, and its own entry refuses that.
     # Files that no version names stay until the table is vacuumed.
@@ -127,14 +131,23 @@ def check_staged_columns(staged: StagedTable, columns: Mapping[str, str]) -> Non
         )
 
 
-def _rows(root: Storage, staged: StagedTable, turn: TurnId, outcomes: AttemptOutcomes) -> Iterator[pa.Table]:
-    """Yields the staged rows of acked records, with the columns of `OF_ROW`."""
+def _rows(
+    root: Storage, staged: StagedTable, turn: TurnId, outcomes: AttemptOutcomes, schema: pa.Schema
+) -> Iterator[pa.Table]:
+    """Yields the staged rows of acked records with the columns of a table. A column that they lack is null."""
     for file in staged.files:
         with root.filesystem.open_input_file(file.path) as stream, pq.ParquetFile(stream) as content:
             for group in range(content.num_row_groups):
                 rows = _published(content.read_row_group(group), turn, outcomes)
                 if rows.num_rows:
-                    yield rows
+                    yield _with_columns(rows, schema)
+
+
+def _with_columns(rows: pa.Table, schema: pa.Schema) -> pa.Table:
+    arrays = [
+        rows[field.name] if field.name in rows.column_names else pa.nulls(rows.num_rows, field.type) for field in schema
+    ]
+    return pa.Table.from_arrays(arrays, schema=schema)
 
 
 def _published(staged: pa.Table, turn: TurnId, outcomes: AttemptOutcomes) -> pa.Table:
