@@ -1,6 +1,7 @@
 """Outputs of pipelines with steps: what is emitted is in tables and topics, of acked records only and once."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -206,6 +207,36 @@ def test_a_table_that_can_not_be_used_stops_the_run_before_anything_is_stored(la
         assert "has no column _topic" in " ".join(failed.stderr.split())
     with lane.parts() as parts:
         assert parts.store.newest() is None
+
+
+def test_a_settled_turn_whose_rows_are_lost_stops_the_lane_until_an_operator_gives_them_up(lab: MakeLab) -> None:
+    lane = shop(lab)
+    lane.produce(order(0, item("a")))
+    with pytest.MonkeyPatch.context() as patch:
+        killed_at("ackline.steps.commit.publish_settled", patch)
+        with pytest.raises(Killed):
+            lane.run()
+    folder = Path(lane.audit) / lane.name / ".staging"
+    shutil.rmtree(folder / "live-0-1")
+    drop = ("void", lane.name, "--outputs", "--reason", "the disk is lost")
+    for command in (["run"], ["reset", "--to", "floor", "--reason", "test", "--yes"]):
+        stuck = lane.ackline(command[0], lane.name, *command[1:])
+        advice = f"give them up with `ackline void {lane.name} --outputs --reason …`"
+        assert (stuck.returncode, advice in " ".join(stuck.stderr.split())) == (1, True)
+    assert "order_totals: at most 1 rows" in lane.ackline(*drop, "--dry-run").stdout
+    assert lane.ackline_json(*drop, "--dry-run")["rows_at_most"] == {"counts": 1, "order_totals": 1}
+    assert (lane.committed(), lane.ackline("run", lane.name).returncode) == (None, 1)
+    assert lane.ackline(*drop, "--pause", "--yes").returncode == 2
+    dropped = lane.ackline_json(*drop, "--yes")
+    assert (dropped["rows_at_most"], dropped["not_committed"]) == ({"counts": 1, "order_totals": 1}, None)
+    record = json.loads((folder / "live-0-1-dropped.json").read_text())
+    assert (record["reason"], record["rows_at_most"]) == ("the disk is lost", {"counts": 1, "order_totals": 1})
+    assert lane.committed() == 1
+    again = lane.ackline(*drop, "--yes")
+    assert (again.returncode, "nothing to give up" in again.stderr) == (2, True)
+    lane.produce(order(1, item("a")))
+    lane.run()
+    assert [row["_offset"] for row in rows_of(lane, "order_totals")] == [1]
 
 
 def test_a_void_turn_publishes_nothing(lab: MakeLab) -> None:

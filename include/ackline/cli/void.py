@@ -7,12 +7,18 @@ import typer
 from ackline.cli import json_output
 from ackline.cli.confirm import DryRun, Yes, is_confirmed, show_preview
 from ackline.cli.options import Json, Lane, Name, Now, opened, reason_of
-from ackline.steps.action_report import void_json, void_preview, void_text
+from ackline.errors import ConfigError
+from ackline.steps.action_report import dropped_text, unpublished_preview, void_json, void_preview, void_text
+from ackline.steps.drop_outputs import drop_outputs, unpublished_turn
 from ackline.steps.operator_void import open_turn, void_open_turn
 from ackline.turns import LIVE
 
 Reason = Annotated[str, typer.Option("--reason", help="Why, for readers of the audit table.", show_default=False)]
 Pause = Annotated[bool, typer.Option("--pause", help="Also pause the partitions that the turn reads.")]
+
+Outputs = Annotated[
+    bool, typer.Option("--outputs", help="Give up rows of the newest settled turn that can't be published for good.")
+]
 
 
 def void(
@@ -20,6 +26,7 @@ def void(
     reason: Reason,
     lane: Lane = LIVE,
     pause: Pause = False,
+    outputs: Outputs = False,
     yes: Yes = False,
     dry_run: DryRun = False,
     now: Now = None,
@@ -31,9 +38,15 @@ def void(
     that lost its leader, files of outcomes that are lost. At most once, a turn that is handed out already is recorded
     as lost instead. Without `--yes` it asks at a terminal, and changes nothing elsewhere.
 
+    With `--outputs` it gives up rows of the newest settled turn that can't be published for good: its staged rows are
+    lost, or an output table can't be used any more. It tries each table once more first.
+
     Example: `ackline void orders --reason "batch at offset 1041 does not decode" --pause --yes`
     """
     reason_of(reason)
+    if outputs:
+        _drop_outputs(name, lane, now, reason, pause, yes, dry_run, as_json)
+        return
     # Without the handler: one that does not import may be why no run gets on.
     with opened(name, now, lane=lane, handler=False) as parts:
         to_close = open_turn(parts)
@@ -53,6 +66,30 @@ def void(
         json_output.print_json({**body, "dry_run": False, "not_committed": closed.not_committed})
         return
     print(void_text(closed, name))
+
+
+def _drop_outputs(
+    name: str, lane: str, now: str | None, reason: str, pause: bool, yes: bool, dry_run: bool, as_json: bool
+) -> None:
+    if pause:
+        raise ConfigError("--pause: no turn is closed with --outputs; leave it out", key="--pause")
+    with opened(name, now, lane=lane, handler=False) as parts:
+        to_drop = unpublished_turn(parts)
+        turn = to_drop.turn
+        body = {"pipeline": name, "lane": lane, "epoch": turn.epoch, "turn": turn.n, "reason": reason}
+        show_preview(unpublished_preview(to_drop), yes, dry_run, as_json)
+        if not is_confirmed(f"Give up the rows of {turn} that can't be published?", yes, dry_run):
+            if as_json:
+                json_output.print_json({**body, "rows_at_most": dict(to_drop.rows), "dry_run": True})
+            else:
+                print("Nothing was changed.")
+            return
+        dropped = drop_outputs(parts, turn, reason)
+    if as_json:
+        found = {"rows_at_most": dict(dropped.rows), "why": dict(dropped.lost), "not_committed": dropped.not_committed}
+        json_output.print_json({**body, **found, "dry_run": False})
+        return
+    print(dropped_text(dropped))
 
 
 def add_to(app: typer.Typer) -> None:

@@ -5,6 +5,7 @@ from typing import Any
 from ackline.offsets import TopicPartition, count
 from ackline.steps.action_changes import PartitionChange, changes_of, totals
 from ackline.steps.adopt_ledger import Adoption, OutstandingTokens
+from ackline.steps.drop_outputs import DroppedOutputs, UnpublishedTurn
 from ackline.steps.operator_actions import PreparedAction
 from ackline.steps.operator_void import ClosedTurn, Consequence, OpenTurn
 from ackline.steps.parts import Parts
@@ -204,3 +205,23 @@ def void_text(closed: ClosedTurn, name: str) -> str:
     if closed.not_paused is not None:
         text += f"\nIts partitions were not paused: {closed.not_paused}. Pause them with `ackline pause {name}`."
     return text
+
+
+def unpublished_preview(to_drop: UnpublishedTurn) -> str:
+    """Returns which tables lack the rows of a settled turn, and what becomes of them."""
+    lines = [f"{to_drop.turn} is settled, and its rows are not in:"]
+    lines += [f"  {table}: at most {rows} rows" for table, rows in to_drop.rows.items()]
+    lines.append(
+        "Each table is tried once more. What can't be published then is lost: its records stay acked, and no later "
+        "turn reads them."
+    )
+    return "\n".join(lines)
+
+
+def dropped_text(dropped: DroppedOutputs) -> str:
+    """Returns what has become of a settled turn whose rows an operator has given up."""
+    lines = [f"{dropped.turn} counts as published."]
+    lines += [f"  {table}: at most {rows} rows are lost: {dropped.lost[table]}" for table, rows in dropped.rows.items()]
+    lines += [] if dropped.rows else ["Each table has its rows now; nothing is lost."]
+    lines += [] if dropped.not_committed is None else [f"It is stored; {dropped.not_committed}"]
+    return "\n".join(lines)

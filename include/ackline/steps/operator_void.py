@@ -77,7 +77,7 @@ def void_open_turn(parts: Parts, turn: TurnId, reason: str, pause: bool = False)
         raise FatalError(f"{turn} is not open any more; {plan.turn} is. Nothing was stored. Look at that turn first")
     consequence = _close(parts, plan, before, reason, pause)
     not_paused = _pause(parts, plan, reason) if pause and consequence is not Consequence.SETTLED else None
-    return ClosedTurn(plan, consequence, _commit(parts), not_paused)
+    return ClosedTurn(plan, consequence, commit_or_reason(parts), not_paused)
 
 
 def _open_plan(parts: Parts) -> tuple[Plan, Settlement]:
@@ -186,9 +186,9 @@ def _pause(parts: Parts, plan: Plan, reason: str) -> str | None:
     return None
 
 
-def _commit(parts: Parts) -> str | None:
-    """Commits the newest floor. Returns why it was not committed: the turn is closed all the same, and the next run
-    commits it or stops with the same error."""
+def commit_or_reason(parts: Parts) -> str | None:
+    """Commits the newest floor. Returns why it was not committed: what the operator did is stored all the same, and the
+    next run commits it or stops with the same error."""
     if parts.store.lane != LIVE:
         return None
     try:

@@ -19,7 +19,7 @@ from ackline.audit.output_table import check_columns
 from ackline.audit.publish_outputs import application_of, check_staged_columns, publish, table_of
 from ackline.audit.storage import Storage
 from ackline.backfill_arguments import id_of
-from ackline.errors import ConfigError, LedgerError
+from ackline.errors import ConfigError, FatalError, LedgerError
 from ackline.offsets import ValuedRange
 from ackline.outputs import Output, OutputsOfTurn, StagedOutputs, StagedTable, kept_after, same_for_all_spellings
 from ackline.paths import lane_folder
@@ -225,6 +225,13 @@ def publish_settled(parts: Parts, newest: Settlement | None) -> None:
             mark_as_published(root, newest.turn, outputs)  # before the staged rows go
     except OSError as error:
         raise unusable_folder(root.uri, error) from None
+    except (ConfigError, FatalError) as error:
+        lane = "" if newest.turn.lane == LIVE else f" --lane {newest.turn.lane}"
+        error.add_advice(
+            f"If these rows can't be published for good, give them up with "
+            f"`ackline void {newest.turn.pipeline}{lane} --outputs --reason …`"
+        )
+        raise
     remove_staged(parts, newest)
 
 
