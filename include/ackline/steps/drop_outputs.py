@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 from ackline.audit.publish_outputs import publish, table_of
 from ackline.errors import AcklineError, ConfigError, FatalError, TransientError
-from ackline.outputs import OutputsOfTurn, StagedOutputs
+from ackline.outputs import OutputsOfTurn
 from ackline.spark.shared_folder import SharedFolder, unusable_folder
 from ackline.steps.operator_void import commit_or_reason
 from ackline.steps.outputs import folder_name, is_published, mark_as_published, read_manifest, staging_root
@@ -64,7 +64,7 @@ def drop_outputs(parts: Parts, turn: TurnId, reason: str) -> DroppedOutputs:
     root = SharedFolder(staging_root(parts))
     lost: dict[str, str] = {}
     try:
-        staged = _manifest(parts, turn, outputs)
+        staged = read_manifest(parts, turn, outputs)
         for name, rows in outputs.tables.items():
             of_table = replace(outputs, tables={name: rows})
             try:
@@ -111,10 +111,3 @@ def _has(parts: Parts, name: str, outputs: OutputsOfTurn, turn: TurnId) -> bool:
     except AcklineError:  # a table that can't be used
         return False
     return (version or 0) >= turn.n
-
-
-def _manifest(parts: Parts, turn: TurnId, outputs: OutputsOfTurn) -> StagedOutputs | None:
-    try:
-        return read_manifest(parts, turn, outputs)
-    except ValueError:  # damaged
-        return None

@@ -69,8 +69,6 @@ def _staged_tables(parts: Parts, plan: Plan, outputs: OutputsOfTurn) -> list[Sta
         manifest = read_manifest(parts, plan.turn, outputs)
         staged = [] if manifest is None else below(folder_name(plan.turn), manifest.tables)
         lost = ["the manifest of the turn"] if manifest is None else lost_files(root, staged)
-    except ValueError as error:
-        staged, lost = [], [f"the manifest of the turn: {error}"]
     except OSError as error:
         raise unusable_folder(root, error) from None
     # Another process may have settled and published the turn meanwhile. Then it has removed the rows, and the

@@ -236,12 +236,15 @@ def publish_settled(parts: Parts, newest: Settlement | None) -> None:
 
 
 def read_manifest(parts: Parts, turn: TurnId, outputs: OutputsOfTurn) -> StagedOutputs | None:
-    """Returns what the execution of a turn has staged; None if it has staged nothing, or if that is gone. Raises
-    OSError."""
+    """Returns what the execution of a turn has staged; None if it has staged nothing, or if its manifest is gone or
+    damaged. Raises OSError."""
     content = None
     if outputs.execution:
         content = SharedFolder(_staging_folder(parts, turn)).read(f"{_MANIFEST}{outputs.execution}.json")
-    return None if content is None else StagedOutputs.decode(content)
+    try:
+        return None if content is None else StagedOutputs.decode(content)
+    except ValueError:
+        return None
 
 
 def is_published(root: SharedFolder, turn: TurnId, outputs: OutputsOfTurn) -> bool:

@@ -150,6 +150,14 @@ def skip(lane: Lane, to: int, retries: Any = ()) -> Any:
     return plan_of(lane.turn, TurnKind.SKIP, partitions={TP: planned})
 
 
+@pytest.mark.parametrize("damage", [Path.unlink, lambda path: path.write_bytes(b"{")])
+def test_a_settled_turn_whose_manifest_is_lost_is_an_error_with_a_way_out(tmp_path: Path, damage: Any) -> None:
+    lane = lane_with_rows(tmp_path, Outcome.ACKED)
+    damage(tmp_path / "shop" / ".staging" / "live-0-1" / "execution-b.json")
+    with pytest.raises(LedgerError, match=r"staged rows in .* are gone.* `ackline void shop --outputs --reason"):
+        publish_settled(lane.parts, newest_of(lane))
+
+
 STAGED_ONLY = (Outcome.ACKED, Outcome.ACKED)
 """No record is in flight, so settle hands none of the staged rows on."""
 
