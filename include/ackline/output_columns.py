@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from decimal import Decimal
+from types import MappingProxyType
 from typing import Any
 
 import pyarrow as pa
@@ -20,6 +21,9 @@ STAGED_ANCHORS = pa.field("_anchors", pa.list_(ANCHOR_TYPE))
 
 SCALAR = "value"
 """The column of an emitted value that is not a mapping."""
+
+MOST_INFERRED = 1_000
+"""How many columns are inferred at most: mappings by customer would be as many columns as there are customers."""
 
 _ARROW = {
     "string": pa.string(),
@@ -83,18 +87,26 @@ def as_row(value: Any) -> Mapping[Any, Any]:
     return value if type(value) is dict else {SCALAR: value}
 
 
-def infer_columns(rows: Iterable[Mapping[Any, Any]]) -> dict[str, str]:
-    """Returns the columns of the first rows of a table. A column has the type that most of its values have, and numbers
-    with and without a fraction make a `double`. A column that only holds nulls is left out."""
+def infer_columns(rows: Iterable[Mapping[Any, Any]], known: Columns = MappingProxyType({})) -> dict[str, str]:
+    """Returns a column for each field of the rows that has none yet; `known` are the columns that the table has.
+
+    A column has the type that most of its values have, and numbers with and without a fraction make a `double`. A
+    field that only holds nulls gets no column, nor does a name that a table can't have, nor a field after MOST_INFERRED
+    columns.
+    """
     kinds: dict[str, Counter[str]] = {}
     for row in rows:
+        if row.keys() <= known.keys():
+            continue
         for name, value in row.items():
-            if value is not None and obstacle_of_column(name) is None:
+            if name not in known and value is not None and obstacle_of_column(name) is None:
                 kinds.setdefault(name, Counter())[_INFERRED[type(value)]] += 1
     columns: dict[str, str] = {}
+    taken = {name.lower() for name in known}
     for name, counts in kinds.items():
-        if name.lower() not in {other.lower() for other in columns}:  # Spark takes both for one column
+        if name.lower() not in taken and len(taken) < MOST_INFERRED:  # Spark takes both for one column
             columns[name] = _common(counts)
+            taken.add(name.lower())
     return columns
 
 

@@ -54,7 +54,7 @@ def test_source_acks_and_times_the_records_that_are_acked_and_no_other(
 ) -> None:
     tp = lab.put(*(json.dumps(items).encode() for items in RECORDS))
     columns = {output.number: dict(output.columns or {}) for output in of.all_outputs}
-    targets = OutputTargets(TurnId("orders", LIVE, 0, 1), f"{tmp_path}/turn", str(tmp_path), columns)
+    targets = OutputTargets(TurnId("orders", LIVE, 0, 1), f"{tmp_path}/turn", columns)
     job = lab.job(f"{HANDLERS}:split", {tp: (0, len(RECORDS))}, topology=of, outputs=targets)
     result = lab.run(job)
     rows = lab.rows(job)

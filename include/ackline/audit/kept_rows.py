@@ -20,6 +20,7 @@ from ackline.audit.attempt_outcomes import ACKED, IN_FLIGHT, AttemptOutcomes, an
 from ackline.audit.data_files import DataFileWriter
 from ackline.audit.output_table import ANCHORS
 from ackline.audit.storage import Storage
+from ackline.output_columns import Columns, arrow_type
 from ackline.outputs import StagedFile, StagedTable
 
 MOST_FILES = 16
@@ -124,21 +125,29 @@ class _Keeping:
     def _writer(self, table: StagedTable, output: int) -> "_KeptFile":
         key = _key(table)
         if key not in self._writers:
-            self._writers[key] = _KeptFile(self._root, f"{self._folder}/kept-{uuid.uuid4()}.parquet", output)
+            path = f"{self._folder}/kept-{uuid.uuid4()}.parquet"
+            self._writers[key] = _KeptFile(self._root, path, output, table.columns)
         return self._writers[key]
 
 
 class _KeptFile:
-    """A new file of kept rows."""
+    """A new file of kept rows with these columns. Where rows have fewer, because tasks of a turn infer columns as they
+    go, the others are null."""
 
-    def __init__(self, root: Storage, path: str, output: int) -> None:
+    def __init__(self, root: Storage, path: str, output: int, columns: Columns) -> None:
         self._root, self._path, self._output = root, path, output
+        emitted = [(name, arrow_type(kind)) for name, kind in columns.items()]
+        self._schema = pa.schema([pa.field("_anchors", ANCHORS), *emitted])
         self._waiting: list[pa.Table] = []
         self._rows = 0
         self._writer: DataFileWriter | None = None
 
     def add(self, rows: pa.Table) -> None:
-        self._waiting.append(rows)
+        arrays = [
+            rows[field.name].cast(field.type) if field.name in rows.column_names else pa.nulls(len(rows), field.type)
+            for field in self._schema
+        ]
+        self._waiting.append(pa.Table.from_arrays(arrays, schema=self._schema))
         self._rows += rows.num_rows
         if sum(table.nbytes for table in self._waiting) >= _BYTES_A_GROUP:
             self._write()
@@ -157,10 +166,9 @@ class _KeptFile:
     def _write(self) -> None:
         waiting, self._waiting = self._waiting, []
         if waiting:
-            rows = pa.concat_tables(waiting)
             if self._writer is None:
-                self._writer = DataFileWriter(self._root, self._path, rows.schema)
-            self._writer.write(rows.cast(rows.schema))
+                self._writer = DataFileWriter(self._root, self._path, self._schema)
+            self._writer.write(pa.concat_tables(waiting))
 
 
 def _has_ended(rows: pa.Table, outcomes: AttemptOutcomes) -> bool:

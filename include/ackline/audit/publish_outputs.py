@@ -102,11 +102,10 @@ def _publish_table(
     root: Storage,
     outcomes: AttemptOutcomes,
 ) -> None:
-    # Kept rows may have other columns than the rows of the turn: their user may have added some in between.
-    columns = {name: kind for staged in reversed(sources) for name, kind in staged.columns.items()}
-    table = OutputTable(_uri(store, sources[0].table), columns, sources[0].partition_by)
-    existing = table.columns()  # the partition columns of a table that exists are those that count
-    columns = columns if existing is None else existing
+    table = OutputTable(_uri(store, sources[0].table), joined_columns(sources), sources[0].partition_by)
+    table.create()  # first: another lane may create it at the same time, with other columns
+    columns = table.columns()  # the partition columns of a table that exists are those that count
+    assert columns is not None
     for staged in sources:
         check_staged_columns(staged, columns)
     schema = pa.schema([*OF_ROW.remove_metadata(), *((name, arrow_type(kind)) for name, kind in columns.items())])
@@ -115,6 +114,12 @@ def _publish_table(
     # these files all the same: if the answer to a write is lost, delta-rs writes again, and its own entry refuses that.
     # Files that no version names stay until the table is vacuumed.
     table.append(files, application, turn.n)
+
+
+def joined_columns(sources: Sequence[StagedTable]) -> dict[str, str]:
+    """Returns the columns of a new table for these rows. Kept rows may have other columns than the rows of the turn: a
+    user may have added some in between. Of two types of a column the first counts."""
+    return {name: kind for staged in reversed(sources) for name, kind in staged.columns.items()}
 
 
 def check_staged_columns(staged: StagedTable, columns: Mapping[str, str]) -> None:

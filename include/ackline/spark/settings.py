@@ -22,10 +22,10 @@ class OutputTargets:
     turn: TurnId
     folder: str
     """The turn's staging folder: a path or URI."""
-    columns_folder: str
-    """Where the first task that has rows for a table stores the columns that it infers from them."""
     columns: Mapping[int, Mapping[str, str]]
     """The columns of each output table whose columns are known, by the number of the output."""
+    inferred: Mapping[int, Mapping[str, str]] = field(default_factory=dict)
+    """The columns that inference begins from, of each other output table; an output may be missing here."""
     producer: Mapping[str, str] = field(default_factory=dict, repr=False)
     """librdkafka's properties for outputs to topics; they hold secrets."""
 

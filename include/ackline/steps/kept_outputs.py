@@ -12,7 +12,13 @@ import pyarrow as pa
 
 from ackline.audit.attempt_outcomes import AttemptOutcomes
 from ackline.audit.kept_rows import KeptRows, keep_rows
-from ackline.audit.publish_outputs import application_of, below, check_staged_columns, table_of
+from ackline.audit.publish_outputs import (
+    application_of,
+    below,
+    check_staged_columns,
+    joined_columns,
+    table_of,
+)
 from ackline.audit.storage import Storage
 from ackline.audit.turn_outcomes import TurnOutcomes
 from ackline.errors import LedgerError
@@ -146,4 +152,4 @@ def _check_columns(parts: Parts, plan: Plan, of_turn: Sequence[StagedTable], kep
     for table, of_table in sources.items():
         existing = table_of(parts.store, table).columns()
         for staged in of_table:
-            check_staged_columns(staged, of_table[0].columns if existing is None else existing)
+            check_staged_columns(staged, joined_columns(of_table) if existing is None else existing)

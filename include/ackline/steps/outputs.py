@@ -4,7 +4,6 @@
 next number is taken, only after each output table has the turn that is settled.
 """
 
-import json
 import os
 import re
 import uuid
@@ -76,8 +75,8 @@ def output_targets(parts: Parts, plan: Plan) -> "OutputTargets | None":
     return OutputTargets(
         plan.turn,
         _staging_folder(parts, plan.turn),
-        staging_root(parts),
         {number: known for number, known in columns.items() if known is not None},
+        {output.number: _begun(parts, output) for output in _outputs(parts) if columns.get(output.number, {}) is None},
         inlined_certificates({name: str(value) for name, value in parts.kafka.items()}) if has_topics else {},
     )
 
@@ -128,8 +127,7 @@ def _outputs(parts: Parts) -> tuple[Output, ...]:
 
 
 def _columns(parts: Parts, output: Output) -> dict[str, str] | None:
-    """Returns the columns of an output table: those of the table, of the file, or those that were inferred before; None
-    if the first rows decide."""
+    """Returns the columns of an output table: those of the table or of the file; None if tasks infer them."""
     assert output.table is not None
     table = table_of(parts.store, output.table)
     prove_conditional_put(table.uri)
@@ -138,7 +136,7 @@ def _columns(parts: Parts, output: Output) -> dict[str, str] | None:
         check_columns(output.table, existing, output.columns)
         return existing
     check_place(table.uri)
-    return dict(output.columns) if output.columns is not None else _inferred(parts, output.table)
+    return dict(output.columns) if output.columns is not None else None
 
 
 def _check_kept_columns(parts: Parts, columns: Mapping[str, Mapping[str, str] | None]) -> None:
@@ -150,15 +148,14 @@ def _check_kept_columns(parts: Parts, columns: Mapping[str, Mapping[str, str] | 
             check_staged_columns(staged, known)
 
 
-def _inferred(parts: Parts, table: str) -> dict[str, str] | None:
-    from ackline.spark.trees.output_rows import columns_file
-
-    folder = SharedFolder(staging_root(parts))
-    try:
-        content = folder.read(columns_file(table))
-    except OSError as error:
-        raise unusable_folder(folder.uri, error) from None
-    return None if content is None else dict(json.loads(content))
+def _begun(parts: Parts, output: Output) -> dict[str, str]:
+    """Returns the columns that the tasks of a turn begin from when they infer those of a table that does not exist yet:
+    the columns of rows that wait for records in flight, because all these rows go to the same table."""
+    newest = parts.store.newest()
+    staged = [
+        table for table in kept_after(newest.outputs if newest is not None else "") if table.table == output.table
+    ]
+    return {name: kind for table in staged for name, kind in table.columns.items()}
 
 
 def store_manifest(parts: Parts, plan: Plan, job: "ReplayJob", result: "ReplayResult") -> str:
@@ -167,17 +164,25 @@ def store_manifest(parts: Parts, plan: Plan, job: "ReplayJob", result: "ReplayRe
 
     The manifest is on the disk when this returns, as the staged files are. Only then may outcomes n name it.
     """
-    if job.settings.outputs is None:
+    from ackline.spark.trees.inferred_columns import columns_of_staged
+
+    targets = job.settings.outputs
+    if targets is None:
         return ""
+    folder = SharedFolder(targets.folder)
     tables = []
     for output in _outputs(parts):
         files = [file for file in result.staged if file.output == output.number]
         if output.table is not None and files:
-            columns = job.settings.outputs.columns.get(output.number) or _inferred(parts, output.table)
-            assert columns is not None  # the first task with rows has stored them
+            columns = targets.columns.get(output.number)
+            if columns is None:
+                begun, paths = targets.inferred.get(output.number, {}), [file.path for file in files]
+                try:
+                    columns = columns_of_staged(folder.uri, output.table, begun, paths)
+                except OSError as error:
+                    raise unusable_folder(folder.uri, error) from None
             tables.append(StagedTable(output.table, columns, output.partition_by, files))
     staged = StagedOutputs(str(uuid.uuid4()), tables)
-    folder = SharedFolder(job.settings.outputs.folder)
     try:
         folder.write_durably(f"{_MANIFEST}{staged.execution}.json", staged.encode().encode())
     except OSError as error:

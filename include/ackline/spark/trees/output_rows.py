@@ -5,9 +5,8 @@ stages all rows in files of its own, and settle publishes some of them. A row th
 is found here, before the event of the record leaves the task.
 """
 
-import json
-import uuid
-from collections.abc import Iterator, Mapping, Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any, NamedTuple
@@ -26,14 +25,13 @@ from ackline.output_columns import (
     arrow_type,
     as_row,
     fit_rows,
-    infer_columns,
     json_text,
 )
 from ackline.outputs import Output, StagedFile
 from ackline.spark.settings import OutputTargets
-from ackline.spark.shared_folder import SharedFolder
 from ackline.spark.trees.answers import EmittedRow
 from ackline.spark.trees.edge_columns import EdgeNumbers, Resolved
+from ackline.spark.trees.inferred_columns import InferredColumns, staged_path
 from ackline.spark.trees.rows import Edges
 from ackline.turns import TurnId
 
@@ -112,8 +110,7 @@ class OutputRows:
 
     def _table(self, output: Output) -> "_StagedTable":
         if output.number not in self._tables:
-            columns = self._targets.columns.get(output.number)
-            self._tables[output.number] = _StagedTable(output, self._targets, self._topic_partitions, columns)
+            self._tables[output.number] = _StagedTable(output, self._targets, self._topic_partitions)
         return self._tables[output.number]
 
     def _send(self, output: Output, rows: list[OutputRow], edges: Resolved) -> Iterator[BadRow]:
@@ -139,28 +136,31 @@ class OutputRows:
 class _StagedTable:
     """The staged rows of one task for one table."""
 
-    def __init__(
-        self,
-        output: Output,
-        targets: OutputTargets,
-        topic_partitions: Sequence[TopicPartition],
-        columns: Columns | None,
-    ) -> None:
+    def __init__(self, output: Output, targets: OutputTargets, topic_partitions: Sequence[TopicPartition]) -> None:
         self._output = output
         self._targets = targets
         self._topic_partitions = topic_partitions
-        self._columns = columns
+        self._inferred: InferredColumns | None = None
+        columns = targets.columns.get(output.number)
+        if columns is None:
+            columns = targets.inferred.get(output.number, {})
+            self._inferred = InferredColumns(targets.folder, str(output.table), columns)
+        self._columns: Columns = columns
+        self._number = 0
+        """The number of inferred columns (`ackline.spark.trees.inferred_columns`)."""
         self._waiting: list[pa.RecordBatch] = []
-        self._rows = self._written = 0
-        self._path = f"{output.number}-{uuid.uuid4()}.parquet"
+        self._rows = 0
+        """The rows of the present file. All of them have the same columns."""
         self._writer: DataFileWriter | None = None
+        self._files: list[StagedFile] = []
 
     def add(self, rows: list[OutputRow], edges: Resolved) -> Iterator[BadRow]:
         """Stages rows. Yields those that do not fit, which are not staged."""
         values = [as_row(row.row.value) for row in rows]
-        if self._columns is None:
-            self._columns = self._first_columns(values)
-        if self._columns is None:
+        if self._inferred is not None and (grown := self._inferred.add_fields(values)) != self._columns:
+            self._finish_file()
+            self._columns, self._number = grown, self._inferred.number
+        if not self._columns:
             reason = f"no columns of the table {self._output.table} follow from nulls alone; write `columns`"
             yield from (BadRow(row, reason) for row in rows)
             return
@@ -168,6 +168,8 @@ class _StagedTable:
         kept = [number for number in range(len(rows)) if number not in problems]
         for number, problem in problems.items():
             yield BadRow(rows[number], f"a row does not fit the table {self._output.table}: {problem}")
+        if not kept:
+            return
         anchors = _anchor_column([rows[number].edges for number in kept], edges, self._topic_partitions)
         chosen = [array.take(pa.array(kept, pa.int64())) for array in arrays] if problems else arrays
         batch = pa.RecordBatch.from_arrays([anchors, *chosen], schema=self._schema())
@@ -178,46 +180,39 @@ class _StagedTable:
             self._write()
 
     def close(self) -> list[StagedFile]:
-        """Finishes the file. On a local disk it is durable when this returns."""
+        """Finishes the files. On a local disk they are durable when this returns."""
+        self._finish_file()
+        return self._files
+
+    def discard(self) -> None:
+        """Removes the files as far as possible."""
+        if self._writer is not None:
+            self._writer.discard()
+        for file in self._files:
+            with contextlib.suppress(OSError, pa.ArrowException):
+                Storage(self._targets.folder).filesystem.delete_file(file.path)
+
+    def _finish_file(self) -> None:
+        """Finishes the present file, if it has rows. The next row begins another one."""
         if not self._rows:
-            return []
+            return
         self._write()
         assert self._writer is not None
         file = self._writer.finish()
-        return [StagedFile(self._output.number, file.path, file.size, self._rows)]
-
-    def discard(self) -> None:
-        """Removes the file as far as possible."""
-        if self._writer is not None:
-            self._writer.discard()
+        self._files.append(StagedFile(self._output.number, file.path, file.size, self._rows))
+        self._writer, self._rows = None, 0
 
     def _write(self) -> None:
         waiting, self._waiting = self._waiting, []
         if not waiting:
             return
         if self._writer is None:
-            self._writer = DataFileWriter(Storage(self._targets.folder), self._path, self._schema())
+            path = staged_path(self._output.number, self._number)
+            self._writer = DataFileWriter(Storage(self._targets.folder), path, waiting[0].schema)
         self._writer.write(pa.Table.from_batches(waiting))
 
     def _schema(self) -> pa.Schema:
-        assert self._columns is not None
         return pa.schema([STAGED_ANCHORS, *((name, arrow_type(kind)) for name, kind in self._columns.items())])
-
-    def _first_columns(self, rows: Sequence[Mapping[Any, Any]]) -> Columns | None:
-        """Returns the columns of a table that has none yet. The first task that has rows decides for all tasks and
-        turns, so that all rows fit one table. Returns None if these rows hold nothing but nulls."""
-        inferred = infer_columns(rows)
-        if not inferred:
-            return None
-        folder = SharedFolder(self._targets.columns_folder)
-        first = folder.create_first(columns_file(str(self._output.table)), json.dumps(inferred).encode())
-        columns: Columns = json.loads(first)
-        return columns
-
-
-def columns_file(table: str) -> str:
-    """Returns the name of the file with the inferred columns of a table that does not exist yet."""
-    return f"columns-{uuid.uuid5(uuid.NAMESPACE_URL, table)}.json"
 
 
 def _anchor_column(

@@ -61,7 +61,7 @@ def test_a_row_without_anchors_that_does_not_fit_fails_the_record_of_its_call_or
     with_table = topology(
         [], [OutputBlock.model_validate({"from": SOURCE, "table": "t", "columns": {"value": "long"}})]
     )
-    targets = OutputTargets(TurnId("shop", LIVE, 0, 1), f"{tmp_path}/staged", str(tmp_path), {0: {"value": "long"}})
+    targets = OutputTargets(TurnId("shop", LIVE, 0, 1), f"{tmp_path}/staged", {0: {"value": "long"}})
     outputs = OutputRows(targets, [TP])
     calls = TreeCalls(with_table, (), [TP], lambda: NOW, outputs)
     for offset, value in enumerate(["bad", 1, "bad"]):

@@ -1,0 +1,90 @@
+"""Which columns a turn names for a table that does not exist yet, from its tasks to its manifest."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from ackline.offsets import TopicPartition
+from ackline.outputs import OutputBlock, OutputsOfTurn, StagedFile, StagedTable
+from ackline.spark.settings import OutputTargets
+from ackline.spark.trees.answers import EmittedRow
+from ackline.spark.trees.edge_columns import EdgeColumns
+from ackline.spark.trees.output_rows import OutputRow, OutputRows
+from ackline.steps.outputs import output_targets, read_manifest, remove_staged, store_manifest
+from ackline.topology import topology
+from ackline.turns import TurnId
+
+TURN = TurnId("shop", "live", 0, 2)
+TP = TopicPartition("orders", 0)
+TABLES = [{"from": "source.a", "table": "a"}, {"from": "source.b", "table": "b", "columns": {"value": "double"}}]
+
+
+def parts_of(root: Path, *kept: StagedTable) -> Any:
+    """A pipeline with two output tables, whose newest settlement keeps these rows."""
+    outputs = OutputsOfTurn("app", "", {}, kept).encode()
+    store = SimpleNamespace(
+        root=str(root),
+        pipeline="shop",
+        newest=lambda: SimpleNamespace(turn=TURN._replace(n=1), outputs=outputs),
+        ledger_id=lambda: "ledger",
+    )
+    blocks = [OutputBlock.model_validate(block) for block in TABLES]
+    return SimpleNamespace(store=store, pipeline=SimpleNamespace(name="shop", topology=topology([], blocks)))
+
+
+def targets_of(parts: Any) -> OutputTargets:
+    targets = output_targets(parts, SimpleNamespace(turn=TURN))  # type: ignore[arg-type]
+    assert targets is not None
+    return targets
+
+
+def staged(parts: Any, targets: OutputTargets, *batches: list[Any]) -> list[StagedFile]:
+    """Stages rows for both tables as one task does."""
+    rows, edges = OutputRows(targets, [TP]), EdgeColumns()
+    for batch in batches:
+        for value in batch:
+            edges.add_input_edge(0, 0, 1, 9)
+            numbers = (len(edges.parents) - 1,)
+            rows.add(parts.pipeline.topology.all_outputs[0], OutputRow(0, EmittedRow(None, value, 1), numbers, numbers))
+        assert list(rows.flush(edges.resolve())) == []
+    return rows.close()
+
+
+def named(parts: Any, targets: OutputTargets, files: list[StagedFile]) -> list[StagedTable]:
+    """The tables of the manifest that the driver stores."""
+    job: Any = SimpleNamespace(settings=SimpleNamespace(outputs=targets))
+    text = store_manifest(parts, SimpleNamespace(turn=TURN), job, SimpleNamespace(staged=files))  # type: ignore[arg-type]
+    manifest = read_manifest(parts, TURN, OutputsOfTurn.decode(text))
+    assert manifest is not None
+    return list(manifest.tables)
+
+
+def test_the_manifest_names_all_columns_that_the_tasks_of_the_turn_have_inferred(tmp_path: Path) -> None:
+    parts = parts_of(tmp_path)
+    targets = targets_of(parts)
+    files = [*staged(parts, targets, [{"id": 1}], [{"note": "late"}]), *staged(parts, targets, [{"id": 2}])]
+    [table] = named(parts, targets, files)
+    assert (table.table, table.columns, len(table.files)) == ("a", {"id": "long", "note": "string"}, 3)
+
+
+def test_a_turn_begins_from_the_columns_of_rows_that_wait_and_else_anew(tmp_path: Path) -> None:
+    waiting = [StagedTable("a", {"id": "string"}, (), ()), StagedTable("a", {"id": "string", "note": "string"}, (), ())]
+    parts = parts_of(tmp_path, *waiting, StagedTable("b", {"value": "double"}, (), ()))
+    targets = targets_of(parts)
+    assert (targets.columns, targets.inferred) == ({1: {"value": "double"}}, {0: {"id": "string", "note": "string"}})
+    [table] = named(parts, targets, staged(parts, targets, [{"id": "a"}]))
+    assert table.columns == {"id": "string", "note": "string"}
+    assert targets_of(parts_of(tmp_path)).inferred == {0: {}}
+
+
+def test_columns_of_a_turn_go_with_the_other_files_of_the_turn(tmp_path: Path) -> None:
+    """A void turn after a bad deployment must not decide the columns of the turns after it."""
+    parts = parts_of(tmp_path)
+    targets = targets_of(parts)
+    staged(parts, targets, [{"id": "wrong"}])
+    later = OutputTargets(TURN._replace(n=3), targets.folder.removesuffix("2") + "3", {}, {0: {}})
+    files = staged(parts, later, [{"id": 1}])
+    assert [file.path.split("-")[:2] for file in files] == [["0", "1"]]
+    settled: Any = SimpleNamespace(turn=later.turn, outputs="")
+    remove_staged(parts, settled)
+    assert not list(tmp_path.rglob("columns-*"))
