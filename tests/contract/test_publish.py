@@ -4,6 +4,7 @@ import os
 from collections.abc import Callable
 from datetime import UTC, datetime
 from decimal import Decimal
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -13,6 +14,7 @@ from deltalake.exceptions import CommitFailedError
 
 from ackline.audit import fenced_append
 from ackline.audit.data_files import DataFileWriter
+from ackline.audit.kept_rows import KeptRows
 from ackline.audit.object_store import options_of
 from ackline.audit.output_table import OutputTable
 from ackline.audit.publish_outputs import publish, table_of
@@ -22,6 +24,7 @@ from ackline.outcome import Outcome
 from ackline.outcome_rows import OutcomeRow
 from ackline.output_columns import STAGED_ANCHORS, arrow_type
 from ackline.outputs import OutputsOfTurn, StagedFile, StagedTable
+from ackline.steps import kept_outputs
 from ackline.turns import TurnId
 from tests.contract.roots import EVERYWHERE, ON_DISK
 from tests.unit.steps.kept_lane import TP, Store
@@ -193,6 +196,32 @@ def test_a_new_table_has_the_columns_of_all_rows_that_it_begins_with(ledger: Any
     publish_turn(ledger, *sources)
     expected: list[dict[str, Any]] = [{"sum": 0.5}, {"sum": 1.0, "day": "x"}, {"n": 1, "sum": 1.5}]
     assert rows_of(ledger) == [{"day": None, "n": None, **row} for row in expected]
+
+
+def test_settle_accepts_rows_of_other_columns_that_a_new_table_takes_together(
+    ledger: Any, staging: Staging, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows that wait since two turns, of which the second had a field more."""
+    rows = [staging.table([{"sum": 1.0}], {"sum": "double"}, ()), staging.table(ROWS[:1], COLUMNS, ())]
+    monkeypatch.setattr(kept_outputs, "is_at_most_once", lambda _: False)
+    kept_outputs._check_columns(SimpleNamespace(store=ledger), None, (), KeptRows([], rows, {"totals": 2}))  # type: ignore[arg-type]
+    publish_turn(ledger, *rows)
+    assert rows_of(ledger) == [{"sum": 1.0, "day": None}, {"sum": 0.5, "day": "x"}]
+
+
+def test_a_table_that_another_lane_creates_first_with_other_columns_gets_no_row_that_does_not_fit(
+    ledger: Any, staging: Staging, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create = OutputTable.create
+
+    def created_by_another_lane(table: OutputTable) -> None:
+        create(OutputTable(table.uri, {"sum": "string"}))
+        create(table)
+
+    monkeypatch.setattr(OutputTable, "create", created_by_another_lane)
+    with pytest.raises(ConfigError, match=r"differ from those of the table or of the pipeline file \(day, sum\)"):
+        publish_turn(ledger, staging.table(ROWS))
+    assert rows_of(ledger) == []
 
 
 @pytest.mark.parametrize("columns", [{"day": "string", "n": "long"}, {"day": "string", "sum": "long", "n": "long"}])
