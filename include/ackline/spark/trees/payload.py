@@ -80,8 +80,10 @@ def _pickled(content: Any, flat: bool) -> bytes:
     except Exception:
         _check(content)  # a value of another type, which has no pickle
         raise
-    if not flat and any(opcode in payload for opcode in _OPCODES_TO_CHECK):
-        _check(content)
+    for opcode in () if flat else _OPCODES_TO_CHECK:
+        if opcode in payload:
+            _check(content)
+            break
     return payload
 
 
