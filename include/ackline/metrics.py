@@ -81,7 +81,7 @@ class TurnReport:
     steps: StepFigures | None = None
     """What the steps of the pipeline did; None with neither `steps` nor `outputs`."""
     unacked: int = 0
-    """How many attempts ended as `Unacked`. Only where no outcome is a row of the table; otherwise 0."""
+    """How many attempts ended as `Unacked`; 0 if outcomes are stored as rows, from which settle counts them."""
 
     def encode(self) -> str:
         """The text that is stored in the commit of outcomes: JSON of about sixty bytes a partition."""

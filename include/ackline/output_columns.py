@@ -23,7 +23,7 @@ SCALAR = "value"
 """The column of an emitted value that is not a mapping."""
 
 MOST_INFERRED = 1_000
-"""How many columns are inferred at most: mappings by customer would be as many columns as there are customers."""
+"""The most columns that are inferred for a table. Mappings with a key for each customer would make one for each."""
 
 _ARROW = {
     "string": pa.string(),

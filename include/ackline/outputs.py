@@ -81,7 +81,7 @@ def obstacle_of_column(name: object) -> str | None:
     try:
         name.encode()
     except UnicodeEncodeError:
-        return "half of a surrogate pair is no character, and no file can hold it in a name"
+        return "a name with half of a surrogate pair can't be encoded as UTF-8"
     return None
 
 
@@ -128,7 +128,7 @@ class OutputBlock(StrictBlock):
 class Output:
     """An output of a topology. `number` is its place in the file, from 0. Either `table` or `topic` is set.
 
-    `columns` holds names and types; None if they are inferred from the first rows.
+    `columns` holds names and types; None if tasks infer them from the rows.
     """
 
     number: int
@@ -150,10 +150,10 @@ def output_folder(pipeline_folder: str, table: str) -> str:
     return table if "://" in table else f"{pipeline_folder.rstrip('/')}/outputs/{table}"
 
 
-def same_for_all_spellings(uri: str) -> str:
-    """Returns one text for all URIs of a folder in Azure that name its account, and any other URI as it is.
+def canonical_uri(uri: str) -> str:
+    """Returns the same text for all URIs of one folder in Azure that name its account, and any other URI as it is.
 
-    Two outputs must not write to one table: it takes a turn once, so the rows of the second output would be lost.
+    A table takes a turn once. If two outputs wrote to one table, the rows of the second one would be lost.
     """
     scheme, _, path = uri.partition("://")
     if scheme not in ("az", "abfs", "abfss"):

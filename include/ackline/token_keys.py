@@ -12,8 +12,8 @@ from ackline.errors import ConfigError
 
 TOKEN_KEYS = "ackline.token_keys"
 """The extra of the Kafka connection that holds the keys."""
-_SHORT = 16
-"""A key of fewer characters may be guessed: the holder of a token can try keys on it, unnoticed."""
+_SAFE_LENGTH = 16
+"""In characters. The holder of a token can try keys on it without a trace, and may so guess a shorter key."""
 
 Keys = tuple[bytes, ...]
 
@@ -40,13 +40,14 @@ def token_keys_of(connection: Mapping[str, Any], name: str | None) -> Keys:
 
 
 def warning_of_keys(keys: Keys) -> str | None:
-    """Returns what is wrong with keys that work; None if nothing is."""
-    short = sum(len(key) < _SHORT for key in keys)
+    """Returns a warning if keys are so short that they may be guessed; None if none is. It quotes nothing of them."""
+    short = sum(len(key) < _SAFE_LENGTH for key in keys)
     if not short:
         return None
     return (
-        f"{TOKEN_KEYS}: {short} of {len(keys)} keys {'has' if short == 1 else 'have'} fewer than {_SHORT} characters; "
-        f"the holder of a token may guess such a key, and sign answers for other records. Put a longer one in front"
+        f"{TOKEN_KEYS}: {short} of {len(keys)} keys {'has' if short == 1 else 'have'} fewer than {_SAFE_LENGTH} "
+        f"characters; the holder of a token may guess such a key, and sign answers for other records. Put a longer one "
+        f"in front"
     )
 
 

@@ -12,7 +12,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from ackline.blocks import StrictBlock
 from ackline.field_types import CodePath, StepName, StreamOfStep
-from ackline.outputs import Output, OutputBlock, same_for_all_spellings
+from ackline.outputs import Output, OutputBlock, canonical_uri
 from ackline.pipeline_refusals import error_at
 from ackline.tuples import DEFAULT_STREAM, SOURCE
 
@@ -168,7 +168,7 @@ def _check_outputs(steps: Sequence[StepBlock], outputs: Sequence[OutputBlock]) -
             _check_step(text, names, ("outputs", number, "from", place))
         if block.table is None:
             continue
-        first = tables.setdefault(same_for_all_spellings(block.table), number)
+        first = tables.setdefault(canonical_uri(block.table), number)
         if first != number:
             raise error_at(
                 ("outputs", number, "table"),

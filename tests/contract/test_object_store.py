@@ -81,7 +81,7 @@ def names(folder: str) -> list[str]:
 
 
 def folders(folder: str) -> list[str]:
-    """Returns the folders in a folder: those with an object, and empty objects in the name of a folder."""
+    """Returns the folders in a folder: those with an object, and empty objects with the name of a folder."""
     store, base = arrow_filesystem(folder)
     infos = store.get_file_info(pafs.FileSelector(base, allow_not_found=True))
     return sorted(info.base_name for info in infos if not info.is_file)

@@ -262,7 +262,7 @@ def test_outputs_without_steps_go_to_a_table_and_to_a_topic(lab: MakeLab) -> Non
     assert lane.ackline("doctor", lane.name).returncode == 1
     lane.broker.create_topic(topic, 1)
     doctor = " ".join(lane.ackline("doctor", lane.name).stdout.split())
-    assert f"outputs: table counts (columns of the first rows); topic {topic}" in doctor
+    assert f"outputs: table counts (columns inferred from its rows); topic {topic}" in doctor
     assert [step["step"] for step in lane.ackline_json("status", lane.name)["steps"]] == ["source"]
     lane.run()
     status = lane.ackline_json("status", lane.name)

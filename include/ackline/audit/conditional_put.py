@@ -80,7 +80,7 @@ def _put(store: "ObjectStore", name: str, content: bytes) -> None:
 def remove_object(folder: str, name: str, store: "ObjectStore | None" = None) -> None:
     """Removes the object `name` below the URI `folder`, with `store` if that is open already. Raises OSError.
 
-    Arrow's `delete_file` would leave an empty object in the name of the folder.
+    Arrow's `delete_file` would leave an empty object with the name of the folder.
     """
     import obstore
     from obstore.exceptions import BaseError
@@ -97,7 +97,7 @@ def _os_error(error: Exception, uri: str) -> OSError:
 
 
 def open_store(root: str) -> "ObjectStore":
-    """Returns obstore's client for what is below a URI. Raises what `options_of` raises."""
+    """Returns obstore's client for the objects below a URI. Raises what `options_of` raises."""
     from obstore.store import from_url
 
     options = options_of(root)

@@ -132,8 +132,8 @@ def _link(beside: Path, entry: Path) -> None:
     try:
         os.link(beside, entry)
     except FileExistsError:
-        # On NFS the server may make the link and its answer be lost. The client then asks again, and finds the name
-        # taken by our own file. link(2) advises to look at the number of names.
+        # On NFS the server may make the link, and the network lose its answer. The client then repeats the request, and
+        # the name is taken by our own file. link(2) recommends to look at the number of links.
         with contextlib.suppress(OSError):
             if beside.stat().st_nlink == 2 and beside.samefile(entry):
                 return

@@ -131,8 +131,8 @@ class _Keeping:
 
 
 class _KeptFile:
-    """A new file of kept rows with these columns. Where rows have fewer, because tasks of a turn infer columns as they
-    go, the others are null."""
+    """A new file of kept rows with `columns`. A column that rows lack is null: tasks add inferred columns during a
+    turn, so staged files of one table may have fewer columns than the table."""
 
     def __init__(self, root: Storage, path: str, output: int, columns: Columns) -> None:
         self._root, self._path, self._output = root, path, output

@@ -12,8 +12,8 @@ def check_place(uri: str) -> None:
     """Writes a small file where a table is to be created, a path or URI, and removes it. Raises FatalError if that
     fails, and TransientError if an object store does not answer.
 
-    On a file system the file is in the nearest folder above the table that exists, so that no folder stays, and none
-    goes that another process creates there.
+    On a file system the file is in the nearest folder above the table that exists. So the check creates no folder, and
+    removes none that another process may have created.
     """
     probe = f".probe-{uuid.uuid4()}"
     try:

@@ -1,8 +1,8 @@
-"""Which tables of a user an output can append to, by Delta's protocol and by what a table asks of its writers.
+"""Which existing tables an output can append to, by Delta's protocol and by what a table requires of its writers.
 
-Ackline writes the data files itself, and delta-rs the log entry. delta-rs refuses an entry for a table with a feature
-that it does not write, at every try. It checks no data file: Ackline alone would break a constraint of the table. An
-output is refused for such a table before a record is handled, because after the settlement the lane could only wait.
+Ackline writes the data files itself, and delta-rs the log entry. delta-rs refuses each entry for a table with a feature
+that it does not write. delta-rs does not check the data files, so Ackline could break a constraint of the table.
+Ackline refuses such a table before a record is handled, because after the settlement the lane could only wait.
 """
 
 from deltalake import DeltaTable
@@ -13,8 +13,8 @@ WRITABLE_FEATURES = frozenset(
         "invariants", "timestampNtz", "variantType",
     }
 )  # fmt: skip
-"""The features for writers that a table may have. Those for columns and constraints are refused where a table uses
-them: an upgrade of its protocol adds them to each table."""
+"""The features for writers that a table may have. An upgrade of the protocol adds those for columns and constraints to
+tables that do not use them, so `obstacle_of` looks for their use."""
 
 _COLUMN_MAPPING, _CONSTRAINT = "delta.columnMapping.mode", "delta.constraints."
 _OF_COLUMNS = {
@@ -22,11 +22,11 @@ _OF_COLUMNS = {
     "delta.generationExpression": "a generation expression",
     "delta.identity.start": "identity values",
 }
-"""What the metadata of a column may ask of a writer."""
+"""Keys in the metadata of a column that require something of a writer, and how an error names each."""
 
 
 def obstacle_of(table: DeltaTable) -> str | None:
-    """Returns why an output can't append to a table: what the table has; None if it can."""
+    """Returns what a table has that an output can't write, as an error names it; None if an output can append."""
     configuration = table.metadata().configuration
     mapping = configuration.get(_COLUMN_MAPPING, "none")
     if mapping != "none":

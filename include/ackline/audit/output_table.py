@@ -58,13 +58,14 @@ _INTERVAL = re.compile(r"interval (\d+) (week|day|hour|minute|second|millisecond
 _NO_END = timedelta(days=36_500)
 _NO_VALUE = "__HIVE_DEFAULT_PARTITION__"
 _LONGEST_FOLDER, _LONGEST_PATH = 150, 400
-"""Bytes of one folder of a partition, and of all of them. A file system takes 255 bytes a name, S3 1,024 bytes a key;
-the log holds each `%` of a path as three bytes, and tools make local paths of it."""
+"""The longest name of one folder of a partition, and of all its folders together, in bytes. A file system takes 255
+bytes a name, S3 1,024 bytes a key. The limits are lower, because the log writes each `%` of a path as three bytes, and
+some tools use that text as a local path."""
 
 
 class OutputTable(AuditTable):
-    """The output table at a path or URI. It is created with `columns` at its first commit; until then, without columns,
-    it can only be looked at."""
+    """The output table at a path or URI. `create` makes it with `columns`. Without `columns`, a table that does not
+    exist can only be looked at."""
 
     def __init__(self, uri: str, columns: Columns | None = None, partition_by: Sequence[str] = ()) -> None:
         folder, _, name = uri.rstrip("/").rpartition("/")
@@ -84,7 +85,7 @@ class OutputTable(AuditTable):
         if (obstacle := obstacle_of(table)) is not None:
             raise ConfigError(
                 f"the table at {scrub_address(self.uri)} has {obstacle}, which an output can't write; name another "
-                f"table, or drop that from this one with the tool that has set it",
+                f"table, or remove this from the table with the tool that has set it",
                 key="outputs",
             )
         fields = {field.name: field.type for field in pa.schema(table.schema().to_arrow())}
@@ -175,8 +176,8 @@ def partition_text(value: object) -> str | None:
 def partition_path(values: Mapping[str, str | None]) -> str:
     """Returns the folder of a table partition, relative to the table; "" without partition columns.
 
-    The folder has Hive's form `NAME=VALUE/`, or a hash of it where a file system or an object store may refuse that as
-    too long. The log holds the values; readers do not parse the path.
+    The folder has Hive's form `NAME=VALUE/`. Where that may be too long for a file system or an object store, it is a
+    hash of that form. The log holds the values; readers do not parse the path.
     """
     # Hive's name for null.
     folders = [f"{name}={quote(value or _NO_VALUE, safe='')}" for name, value in values.items()]

@@ -2,8 +2,9 @@
 
 The order, for each turn n: staged files and the manifest of their execution, both on the disk; outcomes n, which name
 the execution; decisions n; the files of rows that wait for records in flight (`ackline.audit.kept_rows`); settlement n,
-which names these files; one commit to each table, with the transaction id (pipeline, lane, epoch; version n); the
-group's commit; and only then the other staged files go. Delta has no commit over several tables, so a crash may leave
+which names these files; the creation of each table that does not exist, without rows; one commit with rows to each
+table, with the transaction id (pipeline, lane, epoch; version n); the group's commit; and only then the other staged
+files go. Delta has no commit over several tables, so a crash may leave
 some of them without turn n. Each process that commits the group or takes number n + 1 publishes turn n first.
 """
 
@@ -56,8 +57,8 @@ def publish(
     staged in `folder` below the staging root, and those that were kept until the turn has acked their records.
 
     `staged` is the manifest in the staging folder; None if it is gone. Raises LedgerError if it is gone and a table
-    lacks the turn, ConfigError if a table has other columns than the rows, FatalError and TransientError if a table
-    can't be used.
+    lacks the turn, ConfigError if a table lacks a column of the rows or has another type for it, FatalError and
+    TransientError if a table can't be used.
     """
     missing = [table for table in outputs.tables if not _has(table_of(store, table), outputs, turn)]
     if not missing:
@@ -110,9 +111,9 @@ def _publish_table(
         check_staged_columns(staged, columns)
     schema = pa.schema([*OF_ROW.remove_metadata(), *((name, arrow_type(kind)) for name, kind in columns.items())])
     files = [file for staged in sources for file in _write(table, _rows(root, staged, turn, outcomes, schema))]
-    # The fence: of two processes that publish the turn, one commits. A refused commit removes no file. The log may name
-    # these files all the same: if the answer to a write is lost, delta-rs writes again, and its own entry refuses that.
-    # Files that no version names stay until the table is vacuumed.
+    # The fence: of two processes that publish the turn, one commits. A refused commit removes no file, because the log
+    # may name these files: if the answer to the write of an entry is lost, delta-rs repeats the write, which fails
+    # because the entry exists. Files that no version names stay until the table is vacuumed.
     table.append(files, application, turn.n)
 
 

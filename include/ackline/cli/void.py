@@ -17,7 +17,7 @@ Reason = Annotated[str, typer.Option("--reason", help="Why, for readers of the a
 Pause = Annotated[bool, typer.Option("--pause", help="Also pause the partitions that the turn reads.")]
 
 Outputs = Annotated[
-    bool, typer.Option("--outputs", help="Give up rows of the newest settled turn that can't be published for good.")
+    bool, typer.Option("--outputs", help="Give up rows of the newest settled turn that can never be published.")
 ]
 
 
@@ -38,8 +38,8 @@ def void(
     that lost its leader, files of outcomes that are lost. At most once, a turn that is handed out already is recorded
     as lost instead. Without `--yes` it asks at a terminal, and changes nothing elsewhere.
 
-    With `--outputs` it gives up rows of the newest settled turn that can't be published for good: its staged rows are
-    lost, or an output table can't be used any more. It tries each table once more first.
+    With `--outputs` it tries once more to publish the newest settled turn, and gives up the rows that it can't publish:
+    the staged rows are lost, or an output table can't be used any more.
 
     Example: `ackline void orders --reason "batch at offset 1041 does not decode" --pause --yes`
     """
@@ -72,7 +72,9 @@ def _drop_outputs(
     name: str, lane: str, now: str | None, reason: str, pause: bool, yes: bool, dry_run: bool, as_json: bool
 ) -> None:
     if pause:
-        raise ConfigError("--pause: no turn is closed with --outputs; leave it out", key="--pause")
+        raise ConfigError(
+            "--pause can't be combined with --outputs, which closes no turn; leave out --pause", key="--pause"
+        )
     with opened(name, now, lane=lane, handler=False) as parts:
         to_drop = unpublished_turn(parts)
         turn = to_drop.turn

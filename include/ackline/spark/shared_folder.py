@@ -150,7 +150,7 @@ class SharedFolder:
             self._store.delete_dir(self._path)
 
     def remove_if_empty(self) -> None:
-        """Removes the folder itself, if it is empty. A folder of an object store ends with its last file."""
+        """Removes the folder itself, if it is empty. An object store has no empty folders."""
         if self._local:
             with contextlib.suppress(OSError):
                 os.rmdir(self._path)

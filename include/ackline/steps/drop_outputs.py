@@ -34,8 +34,9 @@ class UnpublishedTurn:
 
 @dataclass(frozen=True, slots=True)
 class DroppedOutputs:
-    """What became of an unpublished turn. `lost` has each table that never gets its rows, with the reason.
-    `not_committed` is why the group's offsets were not committed; None if they were, or if the lane commits none."""
+    """What became of an unpublished turn. `rows` and `lost` have each table that never gets its rows: `rows` an upper
+    bound of the lost rows, `lost` the error. `not_committed` is why the group's offsets were not committed; None if
+    they were, or if the lane commits none."""
 
     turn: TurnId
     rows: Mapping[str, int]
@@ -60,7 +61,10 @@ def drop_outputs(parts: Parts, turn: TurnId, reason: str) -> DroppedOutputs:
     """
     newest, outputs = _unpublished(parts)
     if newest != turn:
-        raise FatalError(f"{turn} is not the newest settled turn any more; {newest} is. Nothing was dropped")
+        raise FatalError(
+            f"{turn} is not the newest settled turn any more; {newest} is. No rows were given up. Run this again to "
+            f"see what that turn lacks"
+        )
     root = SharedFolder(staging_root(parts))
     lost: dict[str, str] = {}
     try:

@@ -64,9 +64,10 @@ def settled_outputs(
 def _staged_tables(parts: Parts, plan: Plan, outputs: OutputsOfTurn) -> list[StagedTable]:
     """Returns what the execution of the turn has staged, with paths below the staging root.
 
-    Raises LedgerError if a staged file is gone or cut short. That comes before the settlement, because an open turn can
-    be voided and replayed, and a settled one that can't be published stops the lane. It is not raised at most once,
-    where a reported turn can't be voided: there `ackline void --outputs` is the way out after the settlement.
+    Raises LedgerError if a staged file is gone or cut short: before the settlement, because an open turn can be voided
+    and its offsets planned again, and a settled turn that can't be published stops the lane. Under `at_most_once` a
+    reported turn can't be voided, so there this raises nothing for lost files, and after the settlement
+    `ackline void --outputs` is the way out.
     """
     if not outputs.execution:
         return []
@@ -141,7 +142,8 @@ def _in_flight(partition: SettledPartition | None) -> PendingRuns:
 
 def _check_columns(parts: Parts, plan: Plan, of_turn: Sequence[StagedTable], kept: KeptRows) -> None:
     """Raises ConfigError if rows that the turn publishes do not fit their table any more: before the settlement, while
-    the turn can still be voided. At most once a reported turn can't be, so publishing alone looks at the columns."""
+    the turn can still be voided. Under `at_most_once` a reported turn can't be voided, so there `publish` alone
+    checks the columns."""
     if is_at_most_once(plan):
         return
     publishes = {staged.table for staged in of_turn} | kept.acked.keys()

@@ -20,7 +20,7 @@ from ackline.audit.storage import Storage
 from ackline.backfill_arguments import id_of
 from ackline.errors import ConfigError, FatalError, LedgerError
 from ackline.offsets import ValuedRange
-from ackline.outputs import Output, OutputsOfTurn, StagedOutputs, StagedTable, kept_after, same_for_all_spellings
+from ackline.outputs import Output, OutputsOfTurn, StagedOutputs, StagedTable, canonical_uri, kept_after
 from ackline.paths import lane_folder
 from ackline.pending import PendingKind, PendingRuns, arrays_of
 from ackline.scrub import scrub_address
@@ -41,9 +41,9 @@ def check_outputs(parts: Parts) -> str:
     columns = _checked_columns(parts)
     texts = []
     for output in _outputs(parts):
-        known = f"columns {', '.join(columns[output.number] or ())}" if columns.get(output.number) else ""
-        known = known or "columns of the first rows"
-        texts.append(f"topic {output.topic}" if output.table is None else f"table {output.table} ({known})")
+        known = columns.get(output.number)
+        text = f"columns {', '.join(known)}" if known else "columns inferred from its rows"
+        texts.append(f"topic {output.topic}" if output.table is None else f"table {output.table} ({text})")
     return "; ".join(texts)
 
 
@@ -76,30 +76,34 @@ def output_targets(parts: Parts, plan: Plan) -> "OutputTargets | None":
         plan.turn,
         _staging_folder(parts, plan.turn),
         {number: known for number, known in columns.items() if known is not None},
-        {output.number: _begun(parts, output) for output in _outputs(parts) if columns.get(output.number, {}) is None},
+        {
+            output.number: _initial_columns(parts, output)
+            for output in _outputs(parts)
+            if columns.get(output.number, {}) is None
+        },
         inlined_certificates({name: str(value) for name, value in parts.kafka.items()}) if has_topics else {},
     )
 
 
 def _checked_columns(parts: Parts) -> dict[int, dict[str, str] | None]:
-    """Returns the columns of each output table, by the number of the output; None for columns of the first rows."""
+    """Returns the columns of each output table, by the number of the output; None if tasks infer them."""
     outputs = [output for output in _outputs(parts) if output.table is not None]
     _check_topics(parts)
-    _check_places(parts, outputs)
+    _check_distinct_tables(parts, outputs)
     columns = {output.number: _columns(parts, output) for output in outputs}
     if outputs:
         _check_kept_columns(parts, {output.table: columns[output.number] for output in outputs if output.table})
     return columns
 
 
-def _check_places(parts: Parts, outputs: Iterable[Output]) -> None:
-    """Raises ConfigError if two outputs are one table, for example by its name and by its URI: it takes a turn once, so
-    the rows of the second output would be lost."""
+def _check_distinct_tables(parts: Parts, outputs: Iterable[Output]) -> None:
+    """Raises ConfigError if two outputs are one table, for example by its name and by its URI. A table takes a turn
+    once, so the rows of the second output would be lost."""
     first: dict[str, Output] = {}
     for output in outputs:
         assert output.table is not None
         uri = table_of(parts.store, output.table).uri
-        other = first.setdefault(same_for_all_spellings(uri) if is_remote(uri) else os.path.realpath(uri), output)
+        other = first.setdefault(canonical_uri(uri) if is_remote(uri) else os.path.realpath(uri), output)
         if other is not output:
             raise ConfigError(
                 f"outputs.{other.number}.table ({other.table}) and outputs.{output.number}.table ({output.table}) are "
@@ -148,7 +152,7 @@ def _check_kept_columns(parts: Parts, columns: Mapping[str, Mapping[str, str] | 
             check_staged_columns(staged, known)
 
 
-def _begun(parts: Parts, output: Output) -> dict[str, str]:
+def _initial_columns(parts: Parts, output: Output) -> dict[str, str]:
     """Returns the columns that the tasks of a turn begin from when they infer those of a table that does not exist yet:
     the columns of rows that wait for records in flight, because all these rows go to the same table."""
     newest = parts.store.newest()
@@ -176,9 +180,9 @@ def store_manifest(parts: Parts, plan: Plan, job: "ReplayJob", result: "ReplayRe
         if output.table is not None and files:
             columns = targets.columns.get(output.number)
             if columns is None:
-                begun, paths = targets.inferred.get(output.number, {}), [file.path for file in files]
+                initial, paths = targets.inferred.get(output.number, {}), [file.path for file in files]
                 try:
-                    columns = columns_of_staged(folder.uri, output.table, begun, paths)
+                    columns = columns_of_staged(folder.uri, output.table, initial, paths)
                 except OSError as error:
                     raise unusable_folder(folder.uri, error) from None
             tables.append(StagedTable(output.table, columns, output.partition_by, files))
@@ -233,7 +237,7 @@ def publish_settled(parts: Parts, newest: Settlement | None) -> None:
     except (ConfigError, FatalError) as error:
         lane = "" if newest.turn.lane == LIVE else f" --lane {newest.turn.lane}"
         error.add_advice(
-            f"If these rows can't be published for good, give them up with "
+            f"If these rows can never be published, give them up with "
             f"`ackline void {newest.turn.pipeline}{lane} --outputs --reason …`"
         )
         raise

@@ -158,7 +158,7 @@ def _take_turn(parts: Parts, newest: Settlement | None, skipped: bool) -> Planne
         check_settings_unchanged(parts, newest)
     genesis = genesis_partitions(parts, newest, view)
     if newest is None:
-        check_outputs(parts)
+        check_outputs(parts)  # before the genesis, so that a first run that can't write stores nothing
         store_first_genesis(parts, genesis, "first run")
         return None
     leaderless = leaderless_partitions(parts, newest.partitions, view)

@@ -93,4 +93,4 @@ def test_two_outputs_to_one_table_stop_a_run_and_the_error_names_both_keys(tmp_p
 def test_doctor_names_the_outputs(tmp_path: Path) -> None:
     table(f"{tmp_path}/shop/outputs/totals")
     parts = parts_of(tmp_path, {"table": "totals"}, {"topic": "a"}, {"table": "b"}, topics=("a",))
-    assert check_outputs(parts) == "table totals (columns value); topic a; table b (columns of the first rows)"
+    assert check_outputs(parts) == "table totals (columns value); topic a; table b (columns inferred from its rows)"

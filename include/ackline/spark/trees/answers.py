@@ -168,8 +168,8 @@ class _Positions:
         self._by_id: dict[int, int] | None = None
 
     def of_anchors(self, anchors: Any) -> tuple[int, ...]:
-        """Returns the positions of the anchors of an Emit, which is one of them or an iterable, such as a list or a
-        generator: the handler may change a list afterwards."""
+        """Returns the positions of the anchors of an Emit: one input, or an iterable of inputs such as a list or a
+        generator. It reads the iterable at once, because the handler may change its list later."""
         given = anchors if isinstance(anchors, Iterable) and not isinstance(anchors, str | bytes) else (anchors,)
         return tuple([self.of(anchor) for anchor in given])
 

@@ -253,8 +253,8 @@ class TreeCalls:
     ) -> None:
         """Hands a tuple that a step has emitted to each step and output that takes its stream.
 
-        `parents` are the edges of its anchors, `blamed` those whose records fail if it can't be delivered: those of
-        its anchors, and without any record among these, all edges that led to the call.
+        `parents` are the edges of its anchors. If the tuple can't be delivered, the records of the edges `blamed` fail:
+        these are `parents`, or all edges that led to the call if `parents` is empty.
         """
         stream_name, _, key, payload, row, problem = item
         if problem:
@@ -284,9 +284,9 @@ class TreeCalls:
         self._dropped += 1
         self._first_dropped = self._first_dropped or f"{outcome.error_class}: {outcome.error_message}"
 
-    def warn(self) -> None:
-        """Logs how many tuples and rows the task could not deliver without a record to fail. Call it at the end of the
-        task."""
+    def log_dropped(self) -> None:
+        """Logs a warning with the number of tuples and rows that the task could not deliver, and for which no record
+        fails. Call it at the end of the task."""
         if self._dropped:
             text = (
                 "dropped %d tuples or rows of calls without a tracked record; no record fails for them. The first: %s"

@@ -21,8 +21,8 @@ _OPCODES_TO_CHECK = (
     pickle.STACK_GLOBAL, pickle.EMPTY_SET, pickle.FROZENSET, pickle.BYTEARRAY8, pickle.EXT1, pickle.EXT2, pickle.EXT4,
 )  # fmt: skip
 """A pickle of protocol 5 without any of these bytes holds nothing but scalars, bytes, mappings, lists and tuples: it
-names other types by STACK_GLOBAL or EXT. To look for the bytes takes a tenth of the time of `_check`. Texts and numbers
-may hold these bytes too; then `_check` decides."""
+names other types by STACK_GLOBAL or EXT. A search for these bytes takes a tenth of the time of `_check`. Texts and
+numbers may contain them too; then `_check` decides."""
 
 
 def pack(key: Any, value: Any) -> tuple[bytes, bytes]:
@@ -72,7 +72,7 @@ def _is_flat(value: Any) -> bool:
 
 
 def _pickled(content: Any, flat: bool) -> bytes:
-    """Returns the pickle of a value. `flat` says that there is nothing within it to check."""
+    """Returns the pickle of a value. Raises InvalidOutcome if no tuple may hold it; a `flat` value is not checked."""
     try:
         payload = pickle.dumps(content, 5)
     except RecursionError:

@@ -112,7 +112,7 @@ class SourceRun(TaskRun):
         return records.filter(~is_open), replace(outcomes, handled_at=times, not_acked=kept, trees=trees)
 
     def _manifest(self) -> pa.RecordBatch:
-        self._trees.warn()
+        self._trees.log_dropped()
         source = self._trees.figures.counts.setdefault(SOURCE, StepCounts())
         source.executed = self._calls
         return manifest(

@@ -114,7 +114,7 @@ class StepRun:
         """Calls a join for the last key. Yields the rows that are left, the last of which holds the task's manifest."""
         yield from self._handle_rest()
         yield from self._outbox.take(last=True)
-        self._trees.warn()
+        self._trees.log_dropped()
         staged = () if self._outputs is None else self._outputs.close()
         yield self._outbox.manifest(manifest((), {}, {}, 0, 0, 0, steps=self._trees.figures.counts, staged=staged))
 

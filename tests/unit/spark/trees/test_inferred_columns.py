@@ -34,7 +34,7 @@ class Task:
         self._files: list[StagedFile] = []
 
     def stage(self, *values: Any) -> list[str]:
-        """Stages rows as one batch. Returns why which do not fit."""
+        """Stages rows as one batch. Returns the reason for each row that does not fit."""
         for value in values:
             self._edges.add_input_edge(0, 7, 1, 99)
             edges = (len(self._edges.parents) - 1,)
@@ -73,7 +73,7 @@ def test_a_field_that_comes_later_becomes_a_column(task: MakeTask) -> None:
     assert one.columns == {"id": "long", "note": "string", "price": "double"}
 
 
-def test_a_row_without_a_field_of_the_others_does_not_spoil_them(task: MakeTask) -> None:
+def test_rows_without_a_field_in_common_share_a_table(task: MakeTask) -> None:
     one = task()
     assert one.stage("oops") == []
     assert one.stage({"id": 1}, {"id": 2}) == []
@@ -135,7 +135,9 @@ def test_tasks_that_add_columns_at_once_lose_none_and_agree(tmp_path: Path) -> N
         assert of_task.columns.items() <= newest.items()
 
 
-def test_fields_without_end_become_no_columns_without_end(task: MakeTask, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_row_with_fields_beyond_the_limit_of_inferred_columns_fails(
+    task: MakeTask, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(output_columns, "MOST_INFERRED", 3)
     one = task()
     assert one.stage(*({f"customer_{number}": 1} for number in range(4))) == ["it has a field that is no column there"]

@@ -43,11 +43,11 @@ def test_a_tuple_without_anchors_to_an_unknown_stream_fails_the_records_of_its_c
     assert classes(Lab(steps, one, [end]).run({0: "bad", 1: "good"})) == {0: "UnknownStream", 1: of_join}
 
 
-def test_the_source_fails_for_such_a_tuple_too() -> None:
+def test_a_tuple_of_the_source_without_anchors_to_an_unknown_stream_fails_its_record() -> None:
     assert classes(Lab(STEP, lambda _: LOST, [lambda _: None]).run({0: ""})) == {0: "UnknownStream"}
 
 
-def test_anchors_say_which_records_of_a_join_fail() -> None:
+def test_a_tuple_of_a_join_to_an_unknown_stream_fails_the_records_of_its_anchors_alone() -> None:
     def end(given: Sequence[Tuple]) -> Emit:
         return Emit("x", stream="nowhere", anchors=given[:1])
 
@@ -71,7 +71,7 @@ def test_a_row_without_anchors_that_does_not_fit_fails_the_record_of_its_call_or
     assert [int(events.rows["offset"][number]) for number in sorted(events.notes)] == ([0, 2] if tracked else [])
     assert [file.rows for file in outputs.close()] == [1]
     with caplog.at_level(logging.WARNING):
-        calls.warn()
+        calls.log_dropped()
     reason = "BadOutput: a row does not fit the table t: its value is no long"
     text = f"dropped 2 tuples or rows of calls without a tracked record; no record fails for them. The first: {reason}"
     assert caplog.messages == ([] if tracked else [text])
