@@ -10,7 +10,7 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from ackline.audit import publish_outputs
-from ackline.errors import ConfigError, TooManyFailures
+from ackline.errors import ConfigError, LedgerError, TooManyFailures
 from ackline.steps import plan as planning
 from ackline.steps import replay, settle
 from ackline.steps.outputs import store_manifest
@@ -218,10 +218,10 @@ def test_a_settled_turn_whose_rows_are_lost_stops_the_lane_until_an_operator_giv
             lane.run()
     folder = Path(lane.audit) / lane.name / ".staging"
     shutil.rmtree(folder / "live-0-1")
-    drop = ("void", lane.name, "--outputs", "--reason", "the disk is lost")
+    drop = ("void", lane.name, "--give-up", "counts", "--give-up", "order_totals", "--reason", "the disk is lost")
     for command in (["run"], ["reset", "--to", "floor", "--reason", "test", "--yes"]):
         stuck = lane.ackline(command[0], lane.name, *command[1:])
-        advice = f"give them up with `ackline void {lane.name} --outputs --reason …`"
+        advice = f"give them up with `ackline void {lane.name} --give-up TABLE --reason …`"
         assert (stuck.returncode, advice in " ".join(stuck.stderr.split())) == (1, True)
     assert "order_totals: at most 1 rows" in lane.ackline(*drop, "--dry-run").stdout
     assert lane.ackline_json(*drop, "--dry-run")["rows_at_most"] == {"counts": 1, "order_totals": 1}
@@ -237,6 +237,26 @@ def test_a_settled_turn_whose_rows_are_lost_stops_the_lane_until_an_operator_giv
     lane.produce(order(1, item("a")))
     lane.run()
     assert [row["_offset"] for row in rows_of(lane, "order_totals")] == [1]
+
+
+def test_i6_no_dead_letter_is_sent_of_a_turn_whose_staged_rows_are_lost(lab: MakeLab) -> None:
+    """An operator voids that turn, and the next one may ack its records."""
+    lane = shop(lab, retry={"max_retries": 0})
+    lane.produce(order(0, item("a")), order(1, item("c", fail=True)))
+    with pytest.MonkeyPatch.context() as patch:
+        killed_at("ackline.steps.settle.stored_report", patch)
+        with pytest.raises(Killed):
+            lane.run()
+    folder = Path(lane.audit) / lane.name / ".staging" / "live-0-1"
+    next(folder.glob("*.parquet")).unlink()
+    with pytest.raises(LedgerError, match=r"staged rows below .* are gone or damaged"):
+        lane.run()
+    assert lane.letters() == []
+    lane.ackline_json("void", lane.name, "--reason", "a disk has lost a file", "--yes")
+    lane.advance_clock(60)
+    lane.run()
+    assert [row["_offset"] for row in rows_of(lane, "order_totals")] == [0]
+    assert (len(lane.letters()), lane.committed()) == (1, 2)
 
 
 def test_a_void_turn_publishes_nothing(lab: MakeLab) -> None:

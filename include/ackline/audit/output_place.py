@@ -12,8 +12,9 @@ def check_place(uri: str) -> None:
     """Writes a small file where a table is to be created, a path or URI, and removes it. Raises FatalError if that
     fails, and TransientError if an object store does not answer.
 
-    On a file system the file is in the nearest folder above the table that exists. So the check creates no folder, and
-    removes none that another process may have created.
+    On a file system it tries the nearest folder that exists of the table and those above it, and of those above it
+    alone: the lock of a table is in a folder beside it. So the check creates no folder, and removes none that another
+    process may have created.
     """
     probe = f".probe-{uuid.uuid4()}"
     try:
@@ -21,8 +22,10 @@ def check_place(uri: str) -> None:
             create_exclusively(uri, probe)
             remove_object(uri, probe)
             return
-        folder = next(path for path in (Path(uri), *Path(uri).parents) if path.is_symlink() or path.exists())
-        (folder / probe).touch()
-        (folder / probe).unlink()
+        above = Path(uri).parents
+        for folders in (Path(uri), *above), above:
+            folder = next(path for path in folders if path.is_symlink() or path.exists())
+            (folder / probe).touch()
+            (folder / probe).unlink()
     except OSError as error:
         raise unusable(f"the table at {scrub_address(uri)} does not exist, and its place", error, uri) from None

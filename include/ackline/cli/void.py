@@ -1,5 +1,6 @@
 """`ackline void`: close an open turn that can't be carried out."""
 
+from collections.abc import Sequence
 from typing import Annotated
 
 import typer
@@ -16,8 +17,13 @@ from ackline.turns import LIVE
 Reason = Annotated[str, typer.Option("--reason", help="Why, for readers of the audit table.", show_default=False)]
 Pause = Annotated[bool, typer.Option("--pause", help="Also pause the partitions that the turn reads.")]
 
-Outputs = Annotated[
-    bool, typer.Option("--outputs", help="Give up rows of the newest settled turn that can never be published.")
+GiveUp = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--give-up",
+        metavar="TABLE",
+        help="Give up the rows that the newest settled turn has for this output table. May repeat.",
+    ),
 ]
 
 
@@ -26,7 +32,7 @@ def void(
     reason: Reason,
     lane: Lane = LIVE,
     pause: Pause = False,
-    outputs: Outputs = False,
+    give_up: GiveUp = None,
     yes: Yes = False,
     dry_run: DryRun = False,
     now: Now = None,
@@ -38,14 +44,15 @@ def void(
     that lost its leader, files of outcomes that are lost. At most once, a turn that is handed out already is recorded
     as lost instead. Without `--yes` it asks at a terminal, and changes nothing elsewhere.
 
-    With `--outputs` it tries once more to publish the newest settled turn, and gives up the rows that it can't publish:
-    the staged rows are lost, or an output table can't be used any more.
+    With `--give-up TABLE` it closes no turn. It tries once more to publish the newest settled turn, and gives up the
+    rows for that table if that fails: the staged rows are lost, or the table can never be used again.
 
-    Example: `ackline void orders --reason "batch at offset 1041 does not decode" --pause --yes`
+    Examples: `ackline void orders --reason "batch at offset 1041 does not decode" --pause --yes`,
+    `ackline void orders --give-up order_totals --reason "the bucket was deleted"`
     """
     reason_of(reason)
-    if outputs:
-        _drop_outputs(name, lane, now, reason, pause, yes, dry_run, as_json)
+    if give_up:
+        _drop_outputs(name, lane, now, give_up, reason, pause, yes, dry_run, as_json)
         return
     # Without the handler: one that does not import may be why no run gets on.
     with opened(name, now, lane=lane, handler=False) as parts:
@@ -69,14 +76,22 @@ def void(
 
 
 def _drop_outputs(
-    name: str, lane: str, now: str | None, reason: str, pause: bool, yes: bool, dry_run: bool, as_json: bool
+    name: str,
+    lane: str,
+    now: str | None,
+    tables: Sequence[str],
+    reason: str,
+    pause: bool,
+    yes: bool,
+    dry_run: bool,
+    as_json: bool,
 ) -> None:
     if pause:
         raise ConfigError(
-            "--pause can't be combined with --outputs, which closes no turn; leave out --pause", key="--pause"
+            "--pause can't be combined with --give-up, which closes no turn; leave out --pause", key="--pause"
         )
     with opened(name, now, lane=lane, handler=False) as parts:
-        to_drop = unpublished_turn(parts)
+        to_drop = unpublished_turn(parts, tables)
         turn = to_drop.turn
         body = {"pipeline": name, "lane": lane, "epoch": turn.epoch, "turn": turn.n, "reason": reason}
         show_preview(unpublished_preview(to_drop), yes, dry_run, as_json)
@@ -86,7 +101,7 @@ def _drop_outputs(
             else:
                 print("Nothing was changed.")
             return
-        dropped = drop_outputs(parts, turn, reason)
+        dropped = drop_outputs(parts, turn, tables, reason)
     if as_json:
         found = {"rows_at_most": dict(dropped.rows), "why": dict(dropped.lost), "not_committed": dropped.not_committed}
         json_output.print_json({**body, **found, "dry_run": False})

@@ -212,8 +212,8 @@ def unpublished_preview(to_drop: UnpublishedTurn) -> str:
     lines = [f"{to_drop.turn} is settled, and its rows are not in:"]
     lines += [f"  {table}: at most {rows} rows" for table, rows in to_drop.rows.items()]
     lines.append(
-        "Each table is tried once more. What can't be published then is lost: its records stay acked, and no later "
-        "turn reads them."
+        "Each output table of the turn is tried once more. The rows of these that can't be published then are lost: "
+        "their records stay acked, and no later turn reads them."
     )
     return "\n".join(lines)
 

@@ -1,4 +1,4 @@
-"""`ackline void --outputs`: an operator gives up rows of the newest settled turn that can't be published.
+"""`ackline void --give-up TABLE`: an operator gives up rows of the newest settled turn that can't be published.
 
 Every step that commits the group or takes a number publishes that turn first. If its staged rows are lost, or a table
 can't be used any more, the lane would wait for ever. The writes come in this order, and each may be done again:
@@ -9,12 +9,13 @@ can't be used any more, the lane would wait for ever. The writes come in this or
 
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
 from ackline.audit.publish_outputs import publish, table_of
 from ackline.errors import AcklineError, ConfigError, FatalError, TransientError
 from ackline.outputs import OutputsOfTurn
+from ackline.scrub import scrub_address
 from ackline.spark.shared_folder import SharedFolder, unusable_folder
 from ackline.steps.operator_void import commit_or_reason
 from ackline.steps.outputs import folder_name, is_published, mark_as_published, read_manifest, staging_root
@@ -44,20 +45,30 @@ class DroppedOutputs:
     not_committed: str | None = None
 
 
-def unpublished_turn(parts: Parts) -> UnpublishedTurn:
-    """Returns the newest settled turn, if a table lacks its rows. Stores nothing. Raises ConfigError if none does."""
+def unpublished_turn(parts: Parts, tables: Collection[str]) -> UnpublishedTurn:
+    """Returns the newest settled turn with those of `tables` that lack its rows. Stores nothing. Raises ConfigError if
+    one of `tables` does not lack them."""
     turn, outputs = _unpublished(parts)
     rows = {name: rows for name, rows in outputs.tables.items() if not _has(parts, name, outputs, turn)}
     if not rows:
         raise _nothing_to_drop(parts)
-    return UnpublishedTurn(turn, rows)
+    for name in tables:
+        if name not in rows:
+            raise ConfigError(
+                f"{scrub_address(name)} is no output table that lacks the rows of {turn}; these lack them: "
+                f"{', '.join(rows)}",
+                key="--give-up",
+            )
+    return UnpublishedTurn(turn, {name: rows[name] for name in dict.fromkeys(tables)})
 
 
-def drop_outputs(parts: Parts, turn: TurnId, reason: str) -> DroppedOutputs:
-    """Publishes what can be published of the settled turn `turn`, gives up the rest, and commits the newest floor.
+def drop_outputs(parts: Parts, turn: TurnId, tables: Collection[str], reason: str) -> DroppedOutputs:
+    """Publishes the settled turn `turn`, gives up the rows of those of `tables` that can't be published, and commits
+    the newest floor.
 
-    Raises ConfigError if no table lacks the rows of a turn, FatalError if another turn is the newest or the staging
-    folder can't be used, and TransientError if an object store does not answer: then no row is given up.
+    Raises ConfigError if no table lacks the rows of a turn, FatalError if another turn is the newest, if another table
+    can't be published either or the staging folder can't be used, and TransientError if an object store does not
+    answer: then no row is given up.
     """
     newest, outputs = _unpublished(parts)
     if newest != turn:
@@ -67,6 +78,7 @@ def drop_outputs(parts: Parts, turn: TurnId, reason: str) -> DroppedOutputs:
         )
     root = SharedFolder(staging_root(parts))
     lost: dict[str, str] = {}
+    others: dict[str, str] = {}
     try:
         staged = read_manifest(parts, turn, outputs)
         for name, rows in outputs.tables.items():
@@ -76,7 +88,13 @@ def drop_outputs(parts: Parts, turn: TurnId, reason: str) -> DroppedOutputs:
             except TransientError:
                 raise
             except AcklineError as error:
-                lost[name] = str(error)
+                if not _has(parts, name, outputs, turn):  # another process may have published it meanwhile
+                    (lost if name in tables else others)[name] = str(error)
+        if others:
+            raise FatalError(
+                f"{turn} can't be published to {', '.join(others)} either, so no rows were given up: "
+                f"{'; '.join(others.values())}. Mend that, or name it with --give-up too"
+            )
         dropped = {name: outputs.tables[name] for name in lost}
         if lost:
             record = {"rows_at_most": dropped, "why": lost, "reason": reason, "actor": parts.actor,

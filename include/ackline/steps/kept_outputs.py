@@ -21,17 +21,17 @@ from ackline.audit.publish_outputs import (
 )
 from ackline.audit.storage import Storage
 from ackline.audit.turn_outcomes import TurnOutcomes
-from ackline.errors import LedgerError
+from ackline.errors import ConfigError, FatalError
 from ackline.offsets import TopicPartition
 from ackline.outcome import Outcome
 from ackline.outcome_rows import OutcomeColumns
 from ackline.outputs import OutputsOfTurn, StagedTable, kept_after
 from ackline.pending import PendingKind, PendingRuns
 from ackline.spark.shared_folder import unusable_folder
-from ackline.steps.outputs import folder_name, kept_rows_advice, lost_files, read_manifest, staging_root
+from ackline.steps.outputs import folder_name, kept_rows_advice, lost_files, read_manifest, rows_gone, staging_root
 from ackline.steps.parts import Parts
-from ackline.steps.void import advises_void, is_at_most_once, void_advice
-from ackline.turns import Plan, SettledPartition, Settlement, TurnId, TurnKind
+from ackline.steps.void import is_at_most_once, void_advice
+from ackline.turns import Plan, SettledPartition, Settlement, TurnKind
 
 Partitions = Mapping[TopicPartition, SettledPartition]
 
@@ -53,12 +53,20 @@ def settled_outputs(
     outputs = OutputsOfTurn.decode(staged) if staged else OutputsOfTurn(application, "", {})
     of_turn = _staged_tables(parts, plan, outputs)
     kept = _kept_after_turn(parts, plan, before, settled, of_turn, outcomes)
-    with advises_void(plan.turn):
-        _check_columns(parts, plan, of_turn, kept)
+    _check_columns(parts, plan, of_turn, kept)
     tables = {**outputs.tables}
     for table, rows in kept.acked.items():
         tables[table] = tables.get(table, 0) + rows
     return OutputsOfTurn(application, outputs.execution, tables, kept.kept, kept.released).encode()
+
+
+def check_staged_rows(parts: Parts, plan: Plan, staged: str) -> None:
+    """Checks what outcomes n name, encoded, before the first dead letter is sent: an operator may void a turn that is
+    refused here, and a letter of a void turn announces a record as dead that the next turn handles again. Raises as
+    `settled_outputs` does."""
+    if staged:
+        of_turn = _staged_tables(parts, plan, OutputsOfTurn.decode(staged))
+        _check_columns(parts, plan, of_turn, KeptRows())
 
 
 def _staged_tables(parts: Parts, plan: Plan, outputs: OutputsOfTurn) -> list[StagedTable]:
@@ -67,7 +75,7 @@ def _staged_tables(parts: Parts, plan: Plan, outputs: OutputsOfTurn) -> list[Sta
     Raises LedgerError if a staged file is gone or cut short: before the settlement, because an open turn can be voided
     and its offsets planned again, and a settled turn that can't be published stops the lane. Under `at_most_once` a
     reported turn can't be voided, so there this raises nothing for lost files, and after the settlement
-    `ackline void --outputs` is the way out.
+    `ackline void --give-up` is the way out.
     """
     if not outputs.execution:
         return []
@@ -81,15 +89,8 @@ def _staged_tables(parts: Parts, plan: Plan, outputs: OutputsOfTurn) -> list[Sta
     # Another process may have settled and published the turn meanwhile. Then it has removed the rows, and the
     # settlement of this process is refused, whatever it holds.
     if lost and not is_at_most_once(plan) and not parts.store.is_settled(plan.turn):
-        raise _rows_gone(plan.turn, root, lost[0])
+        raise rows_gone(plan.turn, root, lost[0])
     return staged
-
-
-def _rows_gone(turn: TurnId, root: str, what: str, advice: str = "") -> LedgerError:
-    return LedgerError(
-        f"{turn} can't be settled: staged rows below {root} are gone or damaged ({what}). Restore that folder from a "
-        f"backup. {void_advice(turn)}{advice}"
-    )
 
 
 def _kept_after_turn(
@@ -115,7 +116,7 @@ def _kept_after_turn(
     except (FileNotFoundError, pa.ArrowException) as error:
         if parts.store.is_settled(plan.turn):  # as in _staged_tables
             return KeptRows(list(waiting))
-        raise _rows_gone(plan.turn, root, str(error), f", and then {kept_rows_advice(plan.turn)}") from error
+        raise rows_gone(plan.turn, root, str(error), f", and then {kept_rows_advice(plan.turn)}") from error
     except OSError as error:
         raise unusable_folder(root, error) from None
 
@@ -152,6 +153,10 @@ def _check_columns(parts: Parts, plan: Plan, of_turn: Sequence[StagedTable], kep
         if staged.table in publishes:
             sources.setdefault(staged.table, []).append(staged)
     for table, of_table in sources.items():
-        existing = table_of(parts.store, table).columns()
-        for staged in of_table:
-            check_staged_columns(staged, joined_columns(of_table) if existing is None else existing)
+        try:
+            existing = table_of(parts.store, table).columns()
+            for staged in of_table:
+                check_staged_columns(staged, joined_columns(of_table) if existing is None else existing)
+        except (ConfigError, FatalError) as error:
+            error.add_advice(void_advice(plan.turn))
+            raise

@@ -26,6 +26,7 @@ from ackline.pending import PendingKind, PendingRuns, arrays_of
 from ackline.scrub import scrub_address
 from ackline.spark.shared_folder import SharedFolder, unusable_folder
 from ackline.steps.parts import Parts
+from ackline.steps.void import is_at_most_once, void_advice
 from ackline.turns import LIVE, Plan, Settlement, TurnId, TurnKind
 
 if TYPE_CHECKING:
@@ -47,15 +48,15 @@ def check_outputs(parts: Parts) -> str:
     return "; ".join(texts)
 
 
-def check_outputs_of(parts: Parts, plan: Plan) -> None:
+def check_outputs_of(parts: Parts, plan: Plan, probe: bool = True) -> None:
     """Checks the outputs before the plan of a run is stored, so that a run that can't write leaves no open turn. Raises
-    what `output_targets` raises.
+    what `output_targets` raises. Without `probe` it writes nothing to find out whether it may write.
 
     A plan that reads nothing stages no row, and an idle run must not cost requests to each table. The rows that such a
     turn may publish wait since earlier turns, and settle looks at their tables before it stores the settlement.
     """
     if plan.kind is TurnKind.RUN and not plan.empty:
-        _checked_columns(parts)
+        _checked_columns(parts, probe)
 
 
 def output_targets(parts: Parts, plan: Plan) -> "OutputTargets | None":
@@ -85,12 +86,12 @@ def output_targets(parts: Parts, plan: Plan) -> "OutputTargets | None":
     )
 
 
-def _checked_columns(parts: Parts) -> dict[int, dict[str, str] | None]:
+def _checked_columns(parts: Parts, probe: bool = True) -> dict[int, dict[str, str] | None]:
     """Returns the columns of each output table, by the number of the output; None if tasks infer them."""
     outputs = [output for output in _outputs(parts) if output.table is not None]
     _check_topics(parts)
     _check_distinct_tables(parts, outputs)
-    columns = {output.number: _columns(parts, output) for output in outputs}
+    columns = {output.number: _columns(parts, output, probe) for output in outputs}
     if outputs:
         _check_kept_columns(parts, {output.table: columns[output.number] for output in outputs if output.table})
     return columns
@@ -130,16 +131,18 @@ def _outputs(parts: Parts) -> tuple[Output, ...]:
     return topology.all_outputs if topology is not None else ()
 
 
-def _columns(parts: Parts, output: Output) -> dict[str, str] | None:
+def _columns(parts: Parts, output: Output, probe: bool) -> dict[str, str] | None:
     """Returns the columns of an output table: those of the table or of the file; None if tasks infer them."""
     assert output.table is not None
     table = table_of(parts.store, output.table)
-    prove_conditional_put(table.uri)
+    if probe:
+        prove_conditional_put(table.uri)
     existing = table.columns()
     if existing is not None:
         check_columns(output.table, existing, output.columns)
         return existing
-    check_place(table.uri)
+    if probe:
+        check_place(table.uri)
     return dict(output.columns) if output.columns is not None else None
 
 
@@ -198,21 +201,41 @@ def store_manifest(parts: Parts, plan: Plan, job: "ReplayJob", result: "ReplayRe
 def find_outputs(parts: Parts, plan: Plan) -> str:
     """Returns what outcomes n of a plan name, encoded, if the Delta log has expired their note.
 
-    Raises LedgerError if several executions have staged rows: nothing tells which of them the outcomes are of.
+    Raises LedgerError if several executions have staged rows, because nothing tells which of them the outcomes are of,
+    and if the manifest is gone or damaged: each execution stores one, also if it has staged nothing.
     """
-    if not plan.settings.get("outputs"):
+    if not plan.settings.get("outputs") or plan.kind is not TurnKind.RUN or plan.empty:
         return ""
     folder = SharedFolder(_staging_folder(parts, plan.turn))
-    names = [name for name in folder.names() if name.startswith(_MANIFEST)]
+    try:
+        names = [name for name in folder.names() if name.startswith(_MANIFEST)]
+        content = folder.read(names[0]) if len(names) == 1 else None
+    except OSError as error:
+        raise unusable_folder(folder.uri, error) from None
     if len(names) > 1:
         raise LedgerError(
             f"{plan.turn}: {len(names)} executions have staged rows for outputs, and the log has expired which of them "
-            f"the outcomes are of. `ackline void {parts.pipeline.name} --reason …` has the turn replayed"
+            f"the outcomes are of. {void_advice(plan.turn)}"
         )
-    content = folder.read(names[0]) if names else None
-    staged = StagedOutputs.decode(content) if content is not None else None
+    try:
+        staged = None if content is None else StagedOutputs.decode(content)
+    except ValueError:
+        staged = None
+    if staged is None:
+        # At most once, a turn that is recorded as lost has no manifest, and a reported one can't be voided.
+        if is_at_most_once(plan) or parts.store.is_settled(plan.turn):
+            return ""
+        raise rows_gone(plan.turn, staging_root(parts), "the manifest of the turn")
     application = application_of(parts.store.ledger_id(), plan.turn)
-    return OutputsOfTurn.of(application, staged).encode() if staged is not None and staged.tables else ""
+    return OutputsOfTurn.of(application, staged).encode() if staged.tables else ""
+
+
+def rows_gone(turn: TurnId, root: str, what: str, advice: str = "") -> LedgerError:
+    """Returns the error of an open turn whose staged rows are lost."""
+    return LedgerError(
+        f"{turn} can't be settled: staged rows below {root} are gone or damaged ({what}). Restore that folder from a "
+        f"backup. {void_advice(turn)}{advice}"
+    )
 
 
 def publish_settled(parts: Parts, newest: Settlement | None) -> None:
@@ -238,7 +261,7 @@ def publish_settled(parts: Parts, newest: Settlement | None) -> None:
         lane = "" if newest.turn.lane == LIVE else f" --lane {newest.turn.lane}"
         error.add_advice(
             f"If these rows can never be published, give them up with "
-            f"`ackline void {newest.turn.pipeline}{lane} --outputs --reason …`"
+            f"`ackline void {newest.turn.pipeline}{lane} --give-up TABLE --reason …`"
         )
         raise
     remove_staged(parts, newest)

@@ -132,7 +132,7 @@ def preview(parts: Parts) -> Planned:
     turn = newest.turn if newest else _first_turn(parts)
     begun = Settlement(turn, TurnKind.GENESIS, parts.run_id, parts.now(), lane)
     planned = next_plan(parts, begun, view)
-    check_outputs_of(parts, planned)
+    check_outputs_of(parts, planned, probe=False)  # a preview stores nothing, and may lack the right to write
     return Planned(planned, adopted=False, missing=view.missing, leaderless=leaderless)
 
 

@@ -31,7 +31,7 @@ from ackline.steps.claim import operator_loss
 from ackline.steps.commit import CommitResult, commit_newest
 from ackline.steps.decide import decide, states_after
 from ackline.steps.events import notify_settled
-from ackline.steps.kept_outputs import settled_outputs
+from ackline.steps.kept_outputs import check_staged_rows, settled_outputs
 from ackline.steps.lane_ranges import lane_ranges
 from ackline.steps.ledger_copy import renew_id_of_copy
 from ackline.steps.measure import (
@@ -161,6 +161,7 @@ def _decided_outcomes(parts: Parts, plan: Plan, before: Settlement, report: Turn
     # Breaker and retention close the turn as void, so both are checked before the first dead letter is sent: a letter
     # of a void turn announces a record as dead that the next turn handles again.
     _void_if_expired(parts, plan, before, outcomes.rows)
+    check_staged_rows(parts, plan, report.outputs if report else find_outputs(parts, plan))
     decisions, answers = decide(parts, plan, before, outcomes)
     # Retention may have passed a record just before its dead letter was read. Such letters are sent again by the turn
     # that settles their records.

@@ -4,15 +4,25 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
+from ackline.errors import LedgerError
 from ackline.offsets import TopicPartition
 from ackline.outputs import OutputBlock, OutputsOfTurn, StagedFile, StagedTable
 from ackline.spark.settings import OutputTargets
 from ackline.spark.trees.answers import EmittedRow
 from ackline.spark.trees.edge_columns import EdgeColumns
 from ackline.spark.trees.output_rows import OutputRow, OutputRows
-from ackline.steps.outputs import output_targets, read_manifest, remove_staged, store_manifest
+from ackline.steps.outputs import (
+    check_outputs_of,
+    find_outputs,
+    output_targets,
+    read_manifest,
+    remove_staged,
+    store_manifest,
+)
 from ackline.topology import topology
-from ackline.turns import TurnId
+from ackline.turns import TurnId, TurnKind
 
 TURN = TurnId("shop", "live", 0, 2)
 TP = TopicPartition("orders", 0)
@@ -88,3 +98,34 @@ def test_columns_of_a_turn_go_with_the_other_files_of_the_turn(tmp_path: Path) -
     settled: Any = SimpleNamespace(turn=later.turn, outputs="")
     remove_staged(parts, settled)
     assert not list(tmp_path.rglob("columns-*"))
+
+
+@pytest.mark.parametrize("content", [None, "[", "{}"])
+def test_a_turn_whose_manifest_is_gone_or_damaged_is_not_taken_for_one_without_rows(
+    content: str | None, tmp_path: Path
+) -> None:
+    """The Delta log has expired which execution outcomes n name, so the manifest alone tells what was staged."""
+    parts = parts_of(tmp_path)
+    parts.store.is_settled = lambda _: False
+    folder = tmp_path / "shop" / ".staging" / "live-0-2"
+    folder.mkdir(parents=True)
+    if content is not None:
+        (folder / "execution-1.json").write_text(content)
+    plan: Any = SimpleNamespace(turn=TURN, kind=TurnKind.RUN, empty=False, settings={"outputs": True})
+    with pytest.raises(LedgerError, match=r"the manifest of the turn.* `ackline void shop"):
+        find_outputs(parts, plan)
+    plan.settings["guarantee"] = "at_most_once"  # a turn that is recorded as lost has no manifest
+    assert find_outputs(parts, plan) == ""
+
+
+def test_a_preview_writes_nothing_to_find_out_whether_it_may_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parts = parts_of(tmp_path)
+    plan: Any = SimpleNamespace(turn=TURN, kind=TurnKind.RUN, empty=False)
+    probed: list[str] = []
+    monkeypatch.setattr("ackline.steps.outputs.check_place", probed.append)
+    check_outputs_of(parts, plan, probe=False)
+    assert probed == []
+    check_outputs_of(parts, plan)
+    assert len(probed) == 2

@@ -154,7 +154,7 @@ def skip(lane: Lane, to: int, retries: Any = ()) -> Any:
 def test_a_settled_turn_whose_manifest_is_lost_is_an_error_with_a_way_out(tmp_path: Path, damage: Any) -> None:
     lane = lane_with_rows(tmp_path, Outcome.ACKED)
     damage(tmp_path / "shop" / ".staging" / "live-0-1" / "execution-b.json")
-    with pytest.raises(LedgerError, match=r"staged rows in .* are gone.* `ackline void shop --outputs --reason"):
+    with pytest.raises(LedgerError, match=r"staged rows in .* are gone.* `ackline void shop --give-up TABLE --reason"):
         publish_settled(lane.parts, newest_of(lane))
 
 

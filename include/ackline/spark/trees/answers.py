@@ -161,15 +161,24 @@ def _not_acked(answer: Fail | Hold, positions: "_Positions", reasons: dict[str, 
 class _Positions:
     """The positions of the inputs of a call. Most calls need none, so they are counted when the first one is."""
 
-    __slots__ = ("_by_id", "_inputs")
+    __slots__ = ("_by_id", "_inputs", "_iterators")
 
     def __init__(self, inputs: Sequence[Any]) -> None:
         self._inputs = inputs
         self._by_id: dict[int, int] | None = None
+        self._iterators: list[Iterator[Any]] = []
 
     def of_anchors(self, anchors: Any) -> tuple[int, ...]:
         """Returns the positions of the anchors of an Emit: one input, or an iterable of inputs such as a list or a
-        generator. It reads the iterable at once, because the handler may change its list later."""
+        generator. It reads the iterable at once, because the handler may change its list later.
+
+        Raises InvalidOutcome for an iterator that an earlier Emit has read: it is empty now, and the tuple would
+        silently belong to no record.
+        """
+        if isinstance(anchors, Iterator):
+            if any(anchors is earlier for earlier in self._iterators):
+                raise InvalidOutcome("the anchors of two Emits are one iterator; make a list of them")
+            self._iterators.append(anchors)
         given = anchors if isinstance(anchors, Iterable) and not isinstance(anchors, str | bytes) else (anchors,)
         return tuple([self.of(anchor) for anchor in given])
 

@@ -291,6 +291,17 @@ def test_a_list_of_anchors_that_is_changed_after_the_yield_changes_nothing() -> 
     assert shown(Lab(TWO, source, [fail_on("bad"), nothing]).run({0: []})[0])[0] == "failed"
 
 
+def test_an_iterator_of_anchors_that_two_tuples_share_fails_the_call_because_the_second_finds_it_empty() -> None:
+    def source(record: Record) -> Iterator[Emit]:
+        anchors = iter([record])
+        yield Emit("x", anchors=anchors)
+        yield Emit("y", anchors=anchors)
+
+    [(outcome, error_class, message)] = ran(TWO, source, nothing, r0=["a"]).values()
+    assert (outcome, error_class) == (Outcome.FAILED, "InvalidOutcome")
+    assert "one iterator" in str(message)
+
+
 def test_an_error_that_escapes_a_delivery_ends_the_task_and_gives_no_record_an_outcome() -> None:
     calls = Lab(ONE, each_item, [nothing])._calls()
     calls._deliver = None  # type: ignore[method-assign, assignment]
