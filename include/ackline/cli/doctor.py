@@ -26,7 +26,7 @@ from ackline.pipeline import Pipeline
 from ackline.pipeline_folder import load_folder
 from ackline.scrub import scrub_address
 from ackline.steps.ack_topic import checked_topic
-from ackline.steps.outputs import check_outputs
+from ackline.steps.output_checks import check_outputs
 from ackline.steps.parts import Parts, new_run_id, open_parts
 from ackline.steps.topic_warnings import topic_warnings
 from ackline.stream_functions import load_functions, load_step

@@ -18,8 +18,9 @@ from ackline.outputs import OutputsOfTurn
 from ackline.scrub import scrub_address
 from ackline.spark.shared_folder import SharedFolder, unusable_folder
 from ackline.steps.operator_void import commit_or_reason
-from ackline.steps.outputs import folder_name, is_published, mark_as_published, read_manifest, staging_root
+from ackline.steps.outputs import is_published, mark_as_published, read_manifest
 from ackline.steps.parts import Parts
+from ackline.steps.staging import folder_name, staging_root
 from ackline.turns import TurnId
 
 _logger = logging.getLogger(__name__)

@@ -28,8 +28,10 @@ from ackline.outcome_rows import OutcomeColumns
 from ackline.outputs import OutputsOfTurn, StagedTable, kept_after
 from ackline.pending import PendingKind, PendingRuns
 from ackline.spark.shared_folder import unusable_folder
-from ackline.steps.outputs import folder_name, kept_rows_advice, lost_files, read_manifest, rows_gone, staging_root
+from ackline.steps.output_checks import kept_rows_advice, lost_files
+from ackline.steps.outputs import read_manifest, rows_gone
 from ackline.steps.parts import Parts
+from ackline.steps.staging import folder_name, staging_root
 from ackline.steps.void import is_at_most_once, void_advice
 from ackline.turns import Plan, SettledPartition, Settlement, TurnKind
 

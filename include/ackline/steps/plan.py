@@ -17,7 +17,8 @@ from ackline.steps.commit import ledger_progress
 from ackline.steps.genesis import check_not_of_another_ledger, genesis_partitions, genesis_plan, leaderless_partitions
 from ackline.steps.new_plan import check_clock
 from ackline.steps.observe import KafkaView, observe_kafka
-from ackline.steps.outputs import check_outputs, check_outputs_of, store_plan
+from ackline.steps.output_checks import check_outputs, check_outputs_of
+from ackline.steps.outputs import store_plan
 from ackline.steps.parts import Parts
 from ackline.steps.races import MAX_LOST_RACES, too_many_lost_races
 from ackline.steps.run_plans import next_plan

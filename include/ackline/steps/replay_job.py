@@ -12,7 +12,7 @@ from ackline.offsets import TopicPartition, count, subtract
 from ackline.outcome import ErrorClass, Outcome
 from ackline.pending import PendingRuns, ranges_of
 from ackline.steps.measure import keeps_outcome_rows
-from ackline.steps.outputs import output_targets
+from ackline.steps.output_checks import output_targets
 from ackline.steps.parts import Parts
 from ackline.token import TokenSigner
 from ackline.turns import Plan, Settlement

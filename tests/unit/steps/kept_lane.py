@@ -27,7 +27,8 @@ from ackline.outputs import OutputsOfTurn, StagedFile, StagedOutputs, StagedTabl
 from ackline.pending import Pending, PendingKind
 from ackline.spark.shared_folder import SharedFolder
 from ackline.steps.kept_outputs import settled_outputs
-from ackline.steps.outputs import folder_name, publish_settled, staging_root
+from ackline.steps.outputs import publish_settled
+from ackline.steps.staging import folder_name, staging_root
 from ackline.turns import TurnId, TurnKind
 from tests.unit.audit.test_publish_outputs import ROWS
 

@@ -13,14 +13,8 @@ from ackline.spark.settings import OutputTargets
 from ackline.spark.trees.answers import EmittedRow
 from ackline.spark.trees.edge_columns import EdgeColumns
 from ackline.spark.trees.output_rows import OutputRow, OutputRows
-from ackline.steps.outputs import (
-    check_outputs_of,
-    find_outputs,
-    output_targets,
-    read_manifest,
-    remove_staged,
-    store_manifest,
-)
+from ackline.steps.output_checks import check_outputs_of, output_targets
+from ackline.steps.outputs import find_outputs, read_manifest, remove_staged, store_manifest
 from ackline.topology import topology
 from ackline.turns import TurnId, TurnKind
 
@@ -124,7 +118,7 @@ def test_a_preview_writes_nothing_to_find_out_whether_it_may_write(
     parts = parts_of(tmp_path)
     plan: Any = SimpleNamespace(turn=TURN, kind=TurnKind.RUN, empty=False)
     probed: list[str] = []
-    monkeypatch.setattr("ackline.steps.outputs.check_place", probed.append)
+    monkeypatch.setattr("ackline.steps.output_checks.check_place", probed.append)
     check_outputs_of(parts, plan, probe=False)
     assert probed == []
     check_outputs_of(parts, plan)

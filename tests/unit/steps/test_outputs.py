@@ -9,7 +9,8 @@ import pytest
 from ackline.audit.output_table import OutputTable
 from ackline.errors import ConfigError, FatalError
 from ackline.outputs import OutputBlock
-from ackline.steps.outputs import check_outputs, store_plan
+from ackline.steps.output_checks import check_outputs
+from ackline.steps.outputs import store_plan
 from ackline.topology import topology
 from ackline.turns import TurnId, TurnKind
 from tests.unit.steps.kept_lane import plan_of
