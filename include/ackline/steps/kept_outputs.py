@@ -130,8 +130,8 @@ def _any_in_flight(outcomes: TurnOutcomes) -> bool:
 
 
 def _any_ended(before: Partitions, settled: Partitions) -> bool:
-    """Returns whether a record that was in flight before the turn is not any more. A turn that
-    ends none and hands no record on does not read the files of kept rows."""
+    """Returns whether a record that was in flight before the turn is not any more. A turn that ends none and hands no
+    record on does not read the files of kept rows."""
     for tp, partition in before.items():
         still = _in_flight(settled.get(tp))
         if len(_in_flight(partition).minus((still.starts, still.ends))):

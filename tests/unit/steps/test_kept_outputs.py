@@ -88,27 +88,28 @@ def test_damaged_rows_stop_settle_by_name(tmp_path: Path) -> None:
         turn_of(lane, [OutcomeRow(0, 1, Outcome.ACKED, NOW, answer=AnswerKind.ACK)], before=before)
 
 
-def test_a_skip_of_other_records_reads_nothing_of_what_waits(tmp_path: Path) -> None:
+def after_a_skip(tmp_path: Path, offset: int) -> tuple[str, str]:
+    """What the settlements hold before and after a skip of records from an offset on, beside a record 0 that is in
+    flight, and whose rows are lost."""
     lane = lane_with_rows(tmp_path, Outcome.IN_FLIGHT)
     before = lane.store.settlements[lane.turn]
     for path in tmp_path.rglob("*.parquet"):
         path.unlink()
     lane.turn = lane.turn._replace(n=2)
-    lane.store.rows[lane.turn] = rows = [OutcomeRow(7, 0, Outcome.SKIPPED, NOW, None, 9)]
+    lane.store.rows[lane.turn] = rows = [OutcomeRow(offset, 0, Outcome.SKIPPED, NOW, None, 9)]
     lane._settle(plan_of(lane.turn, TurnKind.SKIP), SimpleNamespace(outputs=before), "", rows)
-    assert kept_after(lane.store.settlements[lane.turn]) == kept_after(before)
+    return before, lane.store.settlements[lane.turn]
+
+
+def test_a_skip_of_other_records_reads_nothing_of_what_waits(tmp_path: Path) -> None:
+    before, after = after_a_skip(tmp_path, 7)
+    assert kept_after(after) == kept_after(before)
 
 
 def test_a_skip_after_which_nothing_is_in_flight_drops_what_waits_and_needs_none_of_it(tmp_path: Path) -> None:
-    lane = lane_with_rows(tmp_path, Outcome.IN_FLIGHT)
-    before = lane.store.settlements[lane.turn]
-    for path in tmp_path.rglob("*.parquet"):
-        path.unlink()
-    lane.turn = lane.turn._replace(n=2)
-    lane.store.rows[lane.turn] = rows = [OutcomeRow(0, 0, Outcome.SKIPPED, NOW, None, 9)]
-    lane._settle(plan_of(lane.turn, TurnKind.SKIP), SimpleNamespace(outputs=before), "", rows)
-    after = OutputsOfTurn.decode(lane.store.settlements[lane.turn])
-    assert (after.kept, after.released, after.tables) == ((), kept_after(before), {})
+    before, after = after_a_skip(tmp_path, 0)
+    skipped = OutputsOfTurn.decode(after)
+    assert (skipped.kept, skipped.released, skipped.tables) == ((), kept_after(before), {})
 
 
 def test_no_turn_but_one_that_drops_what_waits_is_planned_while_rows_that_wait_are_gone(tmp_path: Path) -> None:

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from ackline.handler import Dead, Record, Skip
-from ackline.outcome import Outcome
 from ackline.spark.handlers.outcomes import RowOutcome, TaskFailure
 from ackline.topology import Topology
 from ackline.tuples import Emit, Fail, Hold, Origin, Tuple
@@ -262,46 +261,6 @@ def test_s67_a_tuple_of_several_records_fails_them_all() -> None:
     assert sorted(origins) == [[0, 1], [2]]
 
 
-@pytest.mark.parametrize(
-    ("answer", "reason"),
-    [
-        (1, "returned int"),
-        (["text"], "yielded str"),
-        (ValueError(), "returned an exception"),
-        (Emit({1, 2}.__class__), "holds type"),
-        (Emit(object()), "holds object"),
-        (Emit("x", key=object()), "holds object"),
-        (Emit("x", anchors=["not an input"]), "not given"),
-        (Emit("x", stream=3), "no name of a stream"),  # type: ignore[arg-type]
-        (Hold(Tuple(1, 1, "s", "s", ())), "yielded Hold"),
-    ],
-)
-def test_an_answer_that_means_nothing_fails_the_record(answer: Any, reason: str) -> None:
-    [(outcome, error_class, message)] = ran(TWO, lambda _: answer, nothing, r0=["a"]).values()
-    assert (outcome, error_class) == (Outcome.FAILED, "InvalidOutcome")
-    assert reason in str(message)
-
-
-def test_a_list_of_anchors_that_is_changed_after_the_yield_changes_nothing() -> None:
-    def source(record: Record) -> Iterator[Emit]:
-        anchors: list[Any] = [record]
-        yield Emit("bad", anchors=anchors)
-        anchors.clear()
-
-    assert shown(Lab(TWO, source, [fail_on("bad"), nothing]).run({0: []})[0])[0] == "failed"
-
-
-def test_an_iterator_of_anchors_that_two_tuples_share_fails_the_call_because_the_second_finds_it_empty() -> None:
-    def source(record: Record) -> Iterator[Emit]:
-        anchors = iter([record])
-        yield Emit("x", anchors=anchors)
-        yield Emit("y", anchors=anchors)
-
-    [(outcome, error_class, message)] = ran(TWO, source, nothing, r0=["a"]).values()
-    assert (outcome, error_class) == (Outcome.FAILED, "InvalidOutcome")
-    assert "one iterator" in str(message)
-
-
 def test_an_error_that_escapes_a_delivery_ends_the_task_and_gives_no_record_an_outcome() -> None:
     calls = Lab(ONE, each_item, [nothing])._calls()
     calls._deliver = None  # type: ignore[method-assign, assignment]
@@ -317,16 +276,6 @@ def test_a_failure_of_the_source_comes_before_those_of_all_steps() -> None:
     found = Lab(TWO, source, [fail_on("bad"), nothing]).run({0: []})
     message = "step source: emitted to source.nowhere, which no step and no output takes"
     assert shown(found[0]) == ("failed", "UnknownStream", message)
-
-
-@pytest.mark.parametrize("stream", ["\ud800", "a b", "", "a.b", "x" * 101])
-def test_the_name_of_a_stream_is_a_name(stream: str) -> None:
-    found = ran(TWO, lambda _: Emit(1, stream=stream), nothing, r0=["a"])
-    assert found[0] == (
-        "failed",
-        "InvalidOutcome",
-        "step first: the stream of an Emit is no name of a stream; 0 siblings acked",
-    )
 
 
 def test_neither_an_error_nor_an_unknown_stream_shows_what_the_tuple_held() -> None:
