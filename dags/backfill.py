@@ -2,6 +2,6 @@
 
 from ackline.airflow.backfill import BACKFILL_PREFIX, backfill_dag
 from ackline.airflow.dags import make_dags
-from ackline.paths import pipelines_folder
+from ackline.pipeline.folder import pipelines_folder
 
 globals().update(make_dags(pipelines_folder(), __file__, BACKFILL_PREFIX, backfill_dag).dags)

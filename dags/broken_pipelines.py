@@ -2,7 +2,7 @@
 
 from ackline.airflow.dags import broken_files
 from ackline.errors import ConfigError
-from ackline.paths import pipelines_folder
+from ackline.pipeline.folder import pipelines_folder
 
 broken = broken_files(pipelines_folder())
 if broken:

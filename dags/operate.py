@@ -2,6 +2,6 @@
 
 from ackline.airflow.dags import make_dags
 from ackline.airflow.operate import OPERATE_PREFIX, operate_dag
-from ackline.paths import pipelines_folder
+from ackline.pipeline.folder import pipelines_folder
 
 globals().update(make_dags(pipelines_folder(), __file__, OPERATE_PREFIX, operate_dag).dags)

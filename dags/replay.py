@@ -1,6 +1,6 @@
 """Makes a DAG `replay__NAME` for each pipeline file. Never raises: broken_pipelines.py raises the errors."""
 
 from ackline.airflow.dags import make_dags
-from ackline.paths import pipelines_folder
+from ackline.pipeline.folder import pipelines_folder
 
 globals().update(make_dags(pipelines_folder(), __file__).dags)

@@ -2,8 +2,8 @@
 
 from airflow.plugins_manager import AirflowPlugin
 
-from ackline.airflow.links import PAGE, AuditLink, external_views
-from ackline.ui.mounted import page
+from ackline.airflow.dags import PAGE, AuditLink, external_views
+from ackline.ui.app import page
 
 
 class AcklinePlugin(AirflowPlugin):

@@ -14,9 +14,9 @@ from hypothesis import HealthCheck, settings
 
 from ackline.local import broker as broker_module
 from ackline.local.broker import Broker
-from ackline.testing.brokers import Brokers
 from tests import class_data
 from tests.object_store.store import ObjectStore, object_store
+from tests.support.brokers import Brokers
 
 # The user's settings of Airflow, Ackline and object stores do not apply to the tests, except for the place of the JARs.
 for _name in list(os.environ):

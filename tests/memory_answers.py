@@ -6,11 +6,11 @@ from datetime import timedelta
 from typing import Any
 
 from ackline import InFlight, Record
-from ackline.ledger import PendingKind
-from ackline.offsets import TopicPartition
-from ackline.testing.memory import handle_by_orders
-from ackline.turns import Settlement
+from ackline.ledger.fold import PendingKind
+from ackline.ledger.offsets import TopicPartition
+from ackline.ledger.turns import Settlement
 from tests.memory_lane import NOON, OK, TP, MemoryLane
+from tests.support.memory import handle_by_orders
 
 ACKS = TopicPartition("acks", 0)
 WAITS = b'{"wait": true}'

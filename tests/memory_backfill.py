@@ -3,17 +3,17 @@
 from dataclasses import replace
 from typing import Any
 
-from ackline.backfill_arguments import BackfillArguments, check_same, id_of, lane_of
-from ackline.backfill_pipeline import backfill_pipeline
-from ackline.ledger import OutcomeRow
-from ackline.offsets import TopicPartition
-from ackline.reconciliation import Account
-from ackline.steps import backfill
-from ackline.steps.choose_offsets import Choice, choose_offsets
-from ackline.testing.memory import Hook, TableCommit
-from ackline.testing.memory_parts import MemoryParts, memory_parts, no_session
-from ackline.turns import Settlement, TurnKind
+from ackline.backfill import run as backfill
+from ackline.backfill.choose import Choice, choose_offsets
+from ackline.backfill.run import backfill_pipeline
+from ackline.ledger.account import Account
+from ackline.ledger.fold import OutcomeRow
+from ackline.ledger.offsets import TopicPartition
+from ackline.ledger.turns import Settlement, TurnKind
+from ackline.pipeline.arguments import BackfillArguments, check_same, id_of, lane_of
 from tests.memory_lane import TP, MemoryLane
+from tests.support.memory import Hook, TableCommit
+from tests.support.memory_parts import MemoryParts, memory_parts, no_session
 
 MINUTE = {"initial_delay": "1m", "max_retries": 3}
 """A retry policy under which the first retry is due after a minute."""

@@ -7,17 +7,18 @@ from typing import Any, Self
 
 import pytest
 
-from ackline.commit_rule import Committed
+from ackline.actions import actions
 from ackline.errors import AcklineError
-from ackline.ledger import OutcomeRow, PartitionState
-from ackline.offsets import TopicPartition
-from ackline.outcome import Outcome
-from ackline.pipeline import Pipeline
-from ackline.steps import operator_actions, plan, replay, run, settle
-from ackline.steps.commit import CommitResult
-from ackline.testing.memory import ArrivedLetter, HandlerCall, Hook, MemoryLog, World
-from ackline.testing.memory_parts import MemoryParts, memory_parts, no_session
-from ackline.turns import Plan, SettledPartition, Settlement, TurnKind
+from ackline.lane.commit import CommitResult
+from ackline.ledger.commit_rule import Committed
+from ackline.ledger.fold import OutcomeRow, PartitionState
+from ackline.ledger.offsets import TopicPartition
+from ackline.ledger.outcomes import Outcome
+from ackline.ledger.turns import Plan, SettledPartition, Settlement, TurnKind
+from ackline.pipeline.pipeline import Pipeline
+from ackline.steps import plan, replay, run, settle
+from tests.support.memory import ArrivedLetter, HandlerCall, Hook, MemoryLog, World
+from tests.support.memory_parts import MemoryParts, memory_parts, no_session
 
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
 TP, TP1 = TopicPartition("orders", 0), TopicPartition("orders", 1)
@@ -132,14 +133,14 @@ class MemoryLane:
 
     def perform(
         self, kind: TurnKind, targets: Mapping[TopicPartition, int] | None = None, *, whole: bool = False
-    ) -> operator_actions.PerformedAction:
+    ) -> actions.PerformedAction:
         """An operator action; without `targets`, or beside them where `whole`, on every partition at its floor."""
 
         def choose(newest: Settlement) -> dict[TopicPartition, int]:
             floors = {tp: settled.state.floor for tp, settled in newest.partitions.items()}
             return {**(floors if whole or targets is None else {}), **(targets or {})}
 
-        return operator_actions.perform_action(self.parts(), kind, choose, "a test's reason")
+        return actions.perform_action(self.parts(), kind, choose, "a test's reason")
 
     # ---- what came of it ------------------------------------------------------------------------------------------
 

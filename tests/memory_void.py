@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from typing import Any
 
-from ackline.steps import operator_void
-from ackline.steps.operator_void import ClosedTurn
+from ackline.actions import void as operator_void
+from ackline.actions.void import ClosedTurn
 from tests.chaos.actor import Actor
 from tests.memory_lane import AT_LEAST_ONCE, AT_MOST_ONCE, MemoryLane
 

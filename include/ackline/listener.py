@@ -19,10 +19,10 @@ from queue import SimpleQueue
 from threading import Thread
 from typing import Any
 
-from ackline.commit_rule import Committed
 from ackline.errors import ConfigError
-from ackline.offsets import TopicPartition
-from ackline.turns import Plan, SettledPartition, TurnId
+from ackline.ledger.commit_rule import Committed
+from ackline.ledger.offsets import TopicPartition
+from ackline.ledger.turns import Plan, SettledPartition, TurnId
 
 log = logging.getLogger(__name__)
 

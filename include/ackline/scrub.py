@@ -7,7 +7,7 @@ header value (I13), so `scrub` masks what a message shares with its record, and 
 import re
 from collections.abc import Iterable
 
-from ackline.outcome import MESSAGE_LIMIT
+from ackline.ledger.outcomes import MESSAGE_LIMIT
 
 MASK = "***"
 

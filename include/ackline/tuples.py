@@ -4,7 +4,7 @@ A record is the root of a tree. Its handler is the first step, named `source`. W
 take that stream as their input, and each of these tuples is acked or failed in turn. A record is acked once its whole
 tree is. Storm's words are the same: anchoring, ack, fail.
 
-Nothing here needs Spark. `ackline.topology` holds the steps of a pipeline.
+Nothing here needs Spark. `ackline.pipeline.topology` holds the steps of a pipeline.
 """
 
 from collections.abc import Iterable

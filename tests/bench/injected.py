@@ -8,19 +8,17 @@ from typing import Any
 
 import numpy as np
 
-from ackline.audit.rows import plan_date
-from ackline.audit.store import LedgerStore
-from ackline.metrics import FetchTimes
-from ackline.offsets import TopicPartition
-from ackline.outcome import Outcome
-from ackline.record_time import UNIX_EPOCH
+from ackline.ledger.metrics import FetchTimes
+from ackline.ledger.offsets import TopicPartition
+from ackline.ledger.outcomes import UNIX_EPOCH, Outcome
+from ackline.ledger.turns import LIVE, Plan
 from ackline.spark.job import ReplayResult
-from ackline.spark.output.outcome_files import Chunk, OutcomeFiles, OutcomeTarget
-from ackline.spark.output.written_file import WrittenFile
 from ackline.steps.replay import add_actions, task_report
-from ackline.testing.memory_parts import MemoryParts
-from ackline.turns import LIVE, Plan
+from ackline.tables.rows import plan_date
+from ackline.tables.store import LedgerStore
+from ackline.worker.files import Chunk, OutcomeFiles, OutcomeTarget, WrittenFile
 from tests.memory_lane import MemoryLane
+from tests.support.memory_parts import MemoryParts
 
 NAME = "bench"
 EVERY = timedelta(minutes=10)

@@ -18,17 +18,17 @@ from tempfile import TemporaryDirectory
 import numpy as np
 from rich.console import Console
 
-from ackline.audit.maintenance import maintain
-from ackline.audit.queries import AuditFilter, audit_pages
-from ackline.audit.scan import LaneScanner
-from ackline.audit.store import LedgerStore
-from ackline.ledger import PartitionState
-from ackline.offsets import LogBounds, OffsetRange, TopicPartition
-from ackline.outcome import Outcome
+from ackline.ledger.fold import PartitionState
+from ackline.ledger.offsets import LogBounds, OffsetRange, TopicPartition
+from ackline.ledger.outcomes import Outcome
+from ackline.ledger.turns import LIVE, Plan, PlannedPartition, SettledPartition, Settlement, TurnId, TurnKind
 from ackline.spark.job import ReplayResult
-from ackline.spark.output.outcome_files import Chunk, OutcomeFiles, OutcomeTarget
 from ackline.steps.replay import add_actions
-from ackline.turns import LIVE, Plan, PlannedPartition, SettledPartition, Settlement, TurnId, TurnKind
+from ackline.tables.maintenance import maintain
+from ackline.tables.queries import AuditFilter, audit_pages
+from ackline.tables.scan import LaneScanner
+from ackline.tables.store import LedgerStore
+from ackline.worker.files import Chunk, OutcomeFiles, OutcomeTarget
 from tests.bench.figures import Figure, show_figures
 
 ROWS, TURNS, PARTITIONS = 10_000_000, 500, 4

@@ -22,11 +22,11 @@ from unittest.mock import patch
 from deltalake.transaction import AddAction
 from rich.console import Console
 
-from ackline.audit.maintenance import maintain
-from ackline.audit.schemas import TABLES
-from ackline.audit.table import AuditTable
-from ackline.paths import lane_folder
-from ackline.turns import LIVE
+from ackline.ledger.turns import LIVE
+from ackline.pipeline.folder import lane_folder
+from ackline.tables.maintenance import maintain
+from ackline.tables.schemas import TABLES
+from ackline.tables.table import AuditTable
 from tests.bench.figures import MIB, Figure, memory, show_figures
 from tests.bench.injected import NAME, InjectedLane
 

@@ -16,7 +16,7 @@ from tempfile import TemporaryDirectory
 from rich.console import Console
 
 from ackline.local.broker import Broker
-from ackline.spark.read import tasks_for
+from ackline.spark.lineage import tasks_for
 from ackline.spark.session import open_session
 from tests.bench.figures import MIB, Figure, descendants_peak, show_figures
 from tests.bench.sides import ackline_run

@@ -65,7 +65,7 @@ def write_files(folder: Path, count: int) -> None:
 
 def loading(folder: Path, small: Path) -> Callable[[], object]:
     """Returns the load of all files."""
-    from ackline.pipeline_folder import load_folder
+    from ackline.pipeline.folder import load_folder
 
     assert len(load_folder(small).pipelines) == 1
     return lambda: load_folder(folder)
@@ -81,7 +81,7 @@ def making_dags(folder: Path, small: Path) -> Callable[[], object]:
 
 def loading_one(folder: Path, name: str) -> Callable[[], object]:
     """Returns what a task does to find its pipeline."""
-    from ackline.pipeline_folder import load_pipeline
+    from ackline.pipeline.folder import load_pipeline
 
     return lambda: load_pipeline(folder, name)
 

@@ -12,8 +12,8 @@ from confluent_kafka import Consumer
 from confluent_kafka import TopicPartition as ClientPartition
 from deltalake import DeltaTable, write_deltalake
 
-from ackline.audit.schemas import OUTCOMES, PARTITION_BY
-from ackline.offsets import TopicPartition
+from ackline.ledger.offsets import TopicPartition
+from ackline.tables.schemas import OUTCOMES, PARTITION_BY
 from tests.bench.topic import ISOLATION, Subject
 
 ROWS_A_COMMIT = 100_000

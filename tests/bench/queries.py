@@ -13,15 +13,15 @@ from tempfile import TemporaryDirectory
 import numpy as np
 from rich.console import Console
 
-from ackline.audit.queries import AuditFilter, audit_rows
-from ackline.audit.store import LedgerStore
-from ackline.ledger import PartitionState
-from ackline.offsets import LogBounds, OffsetRange, TopicPartition
-from ackline.outcome import Outcome
+from ackline.ledger.fold import PartitionState
+from ackline.ledger.offsets import LogBounds, OffsetRange, TopicPartition
+from ackline.ledger.outcomes import Outcome
+from ackline.ledger.turns import LIVE, Plan, PlannedPartition, SettledPartition, Settlement, TurnId, TurnKind
 from ackline.spark.job import ReplayResult
-from ackline.spark.output.outcome_files import Chunk, OutcomeFiles, OutcomeTarget
 from ackline.steps.replay import add_actions
-from ackline.turns import LIVE, Plan, PlannedPartition, SettledPartition, Settlement, TurnId, TurnKind
+from ackline.tables.queries import AuditFilter, audit_rows
+from ackline.tables.store import LedgerStore
+from ackline.worker.files import Chunk, OutcomeFiles, OutcomeTarget
 from tests.bench.figures import MIB, Figure, measure, show_figures
 
 ROWS, TURN_ROWS, CHUNK_ROWS = 10_000_000, 1_000_000, 100_000
@@ -62,9 +62,9 @@ def audit(root: str, criteria: AuditFilter) -> Callable[[], object]:
 
 def page(root: str, criteria: AuditFilter) -> Callable[[], object]:
     """Returns what the page does for a pipeline, and then for one of its records."""
-    from ackline.ui import failing, pages, readings
-    from ackline.ui.acts import ActMaker
-    from ackline.ui.addresses import Addresses
+    from ackline.ui import pages, readings
+    from ackline.ui import readings as failing
+    from ackline.ui.links import ActMaker, Addresses
 
     addresses = Addresses("/ackline/", "")
 

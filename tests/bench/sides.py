@@ -10,10 +10,10 @@ import yaml
 from pyspark.sql import SparkSession
 
 from ackline import Record
-from ackline.pipeline import load
-from ackline.spark.read import fresh_records, source_options
+from ackline.lane.adapters import open_parts
+from ackline.pipeline.pipeline import load
+from ackline.spark.lineage import fresh_records, source_options
 from ackline.steps import run as run_step
-from ackline.steps.parts import open_parts
 from tests.bench.topic import ISOLATION, Subject
 
 

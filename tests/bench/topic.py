@@ -8,7 +8,7 @@ from typing import Any
 
 from confluent_kafka import Producer
 
-from ackline.offsets import OffsetRange, TopicPartition
+from ackline.ledger.offsets import OffsetRange, TopicPartition
 
 ISOLATION = "read_committed"
 

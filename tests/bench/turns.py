@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory
 from rich.console import Console
 from rich.table import Table
 
-from ackline.audit.maintenance import maintain
+from ackline.tables.maintenance import maintain
 from tests.bench.figures import MIB, Figure, memory, show_figures
 from tests.bench.injected import InjectedLane
 from tests.bench.watched import SettleCost, measure_settle

@@ -9,10 +9,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from ackline.audit.store import LedgerStore
-from ackline.audit.turn_outcomes import TurnOutcomes
+from ackline.ledger.turns import LIVE, TurnId
 from ackline.steps.settle import settle
-from ackline.turns import LIVE, TurnId
+from ackline.tables.store import LedgerStore
+from ackline.tables.turn_outcomes import TurnOutcomes
 from tests.bench.figures import memory, reset_peak
 from tests.bench.injected import NAME, InjectedLane
 

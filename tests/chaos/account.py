@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple, NoReturn
 
-from ackline.offsets import TopicPartition
+from ackline.ledger.offsets import TopicPartition
 
 
 class Violation(AssertionError):

@@ -7,7 +7,7 @@ far; the machine's clock and scheduler decide nothing.
 from collections.abc import Callable
 from threading import Semaphore, Thread
 
-from ackline.testing.memory import Hook
+from tests.support.memory import Hook
 
 Until = Callable[[str, str], bool]
 """Returns whether to stop at (operation, when)."""

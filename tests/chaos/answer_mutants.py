@@ -6,24 +6,25 @@ from typing import Any
 
 import pytest
 
-from ackline.answers import AnswerReport, Ignored
-from ackline.ledger import OutcomeRow
-from ackline.offsets import TopicPartition
-from ackline.outcome import AnswerKind, ErrorClass, Outcome
-from ackline.steps import decide_answers, settle
-from ackline.steps.ack_topic import AnswerRange, range_to_read
-from ackline.steps.parts import Parts
-from ackline.turns import Plan, Settlement
+from ackline.in_flight import decide
+from ackline.in_flight.ack_topic import AnswerRange, range_to_read
+from ackline.lane.adapters import Parts
+from ackline.ledger.answers import AnswerReport, Ignored
+from ackline.ledger.fold import OutcomeRow
+from ackline.ledger.offsets import TopicPartition
+from ackline.ledger.outcomes import AnswerKind, ErrorClass, Outcome
+from ackline.ledger.turns import Plan, Settlement
+from ackline.steps import settle
 
 
 def stale_answers_count(patch: pytest.MonkeyPatch) -> None:
     """An answer of a void turn ends the attempt that a later turn has made (S69)."""
-    patch.setattr(decide_answers._Judge, "_is_void", lambda *_: False)
+    patch.setattr(decide._Judge, "_is_void", lambda *_: False)
 
 
 def older_attempts_count(patch: pytest.MonkeyPatch) -> None:
     """An answer of an older attempt ends the attempt that is in flight now (S69)."""
-    real = decide_answers._Judge._obstacle
+    real = decide._Judge._obstacle
 
     def obstacle(judge: Any, token: Any) -> Any:
         waiting = judge.in_flight.get(token.tp)
@@ -37,9 +38,9 @@ def older_attempts_count(patch: pytest.MonkeyPatch) -> None:
         current = judge.in_flight[token.tp].attempt_at(token.offset)
         applied(judge, token._replace(attempt=current), answer)
 
-    applied = decide_answers._Judge._apply
-    patch.setattr(decide_answers._Judge, "_obstacle", obstacle)
-    patch.setattr(decide_answers._Judge, "_apply", apply)
+    applied = decide._Judge._apply
+    patch.setattr(decide._Judge, "_obstacle", obstacle)
+    patch.setattr(decide._Judge, "_apply", apply)
 
 
 def position_not_fenced(patch: pytest.MonkeyPatch) -> None:
@@ -57,7 +58,7 @@ def position_not_fenced(patch: pytest.MonkeyPatch) -> None:
 
 def timeouts_before_answers(patch: pytest.MonkeyPatch) -> None:
     """An attempt whose deadline has passed times out although its answer is there (S65)."""
-    real = decide_answers._Judge.rows
+    real = decide._Judge.rows
 
     def rows(judge: Any, time_out: bool) -> dict[TopicPartition, list[OutcomeRow]]:
         decided = {tp: list(rows) for tp, rows in real(judge, time_out).items()}
@@ -71,7 +72,7 @@ def timeouts_before_answers(patch: pytest.MonkeyPatch) -> None:
                     )  # fmt: skip
         return decided
 
-    patch.setattr(decide_answers._Judge, "rows", rows)
+    patch.setattr(decide._Judge, "rows", rows)
 
 
 def hidden_answers_time_out(patch: pytest.MonkeyPatch) -> None:
@@ -81,7 +82,7 @@ def hidden_answers_time_out(patch: pytest.MonkeyPatch) -> None:
     def without_hidden(*arguments: Any) -> AnswerRange:
         return replace(real(*arguments), hides_answers=False)
 
-    patch.setattr(decide_answers, "range_to_read", without_hidden)
+    patch.setattr(decide, "range_to_read", without_hidden)
 
 
 ANSWER_MUTANTS: dict[str, Callable[[pytest.MonkeyPatch], Any]] = {

@@ -6,12 +6,12 @@ from typing import Any, NamedTuple
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule
 
-from ackline.testing.memory import AFTER, BEFORE, READ
 from tests.chaos.config import Config, answered_configs
 from tests.chaos.machine import SLOTS, ChaosMachine
 from tests.chaos.outside import VALUES
 from tests.chaos.stage import Stop
 from tests.chaos.world_changes import ORDERS, small
+from tests.support.memory import AFTER, BEFORE, READ
 
 
 class Answered(NamedTuple):

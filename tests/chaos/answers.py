@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from ackline.offsets import TopicPartition
-from ackline.turns import LIVE
+from ackline.ledger.offsets import TopicPartition
+from ackline.ledger.turns import LIVE
 from tests.chaos.account import Turn, broken, rows_of
 from tests.chaos.outside import MEANINGS, Outside, Written
 

@@ -6,10 +6,10 @@ Nothing here calls the ledger, the planning or the steps.
 from collections.abc import Callable
 from typing import Any
 
-from ackline.offsets import TopicPartition
-from ackline.testing.memory import TableCommit, World
+from ackline.ledger.offsets import TopicPartition
 from tests.chaos import plans
 from tests.chaos.account import PartitionAccount, Rules, Turn, Waiting, broken, rows_of, spread
+from tests.support.memory import TableCommit, World
 
 LENIENT = "-lenient"
 """The end of the run ids of processes that run with --no-breaker."""

@@ -20,15 +20,15 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from ackline.audit.schemas import TABLES
-from ackline.commit_rule import Committed
-from ackline.offsets import TopicPartition
-from ackline.testing.memory import GroupCommit, HandlerCall, MemoryLog, World
-from ackline.turns import LIVE
+from ackline.ledger.commit_rule import Committed
+from ackline.ledger.offsets import TopicPartition
+from ackline.ledger.turns import LIVE
+from ackline.tables.schemas import TABLES
 from ackline.verify.evidence import Evidence, Log
 from ackline.verify.evidence import TopicPartition as CheckedPartition
 from ackline.verify.read_tables import COLUMNS, OF_ANSWERS, OF_BACKFILLS
 from tests.chaos.account import Rules, rows_of
+from tests.support.memory import GroupCommit, HandlerCall, MemoryLog, World
 
 Row = tuple[Any, ...]
 CALLS = pa.schema([("topic", pa.string()), *((name, pa.int64()) for name in ("partition", "offset", "attempt"))])

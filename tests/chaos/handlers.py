@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 
 from ackline.handler import Record, arrow_handler
-from ackline.testing import journal
+from tests.support import journal
 
 
 def slow(record: Record) -> None:

@@ -10,10 +10,10 @@ from typing import Any
 from hypothesis import strategies as st
 from hypothesis.stateful import invariant, precondition, rule
 
-from ackline.testing.memory import AFTER, BEFORE, READ
 from tests.chaos.programs import STEPS, Action, Backfill
 from tests.chaos.stage import Stop
 from tests.chaos.world_changes import WorldChanges, orders, small
+from tests.support.memory import AFTER, BEFORE, READ
 
 SLOTS = 3
 """Processes that may be stopped at the same time."""

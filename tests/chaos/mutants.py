@@ -11,20 +11,15 @@ from typing import Any
 
 import pytest
 
-from ackline.commit_rule import CommitMetadata, Committed
 from ackline.errors import AcklineError, RangeGone, TopicChanged
-from ackline.ledger import OutcomeRow, PartitionState
-from ackline.offsets import TopicPartition
-from ackline.outcome import Outcome
-from ackline.spark.output.written_file import WrittenFile
-from ackline.steps import action_plans, claim, commit, decide, plan, replay, run, settle, void
-from ackline.steps.commit import CommitResult
-from ackline.steps.parts import Parts
-from ackline.testing.memory_kafka import MemoryGroup
-from ackline.testing.memory_parts import MemoryJob
-from ackline.testing.memory_store import MemoryStore
-from ackline.testing.memory_table import MemoryTable
-from ackline.turns import (
+from ackline.lane import action_plans, claim, commit, void
+from ackline.lane.adapters import Parts
+from ackline.lane.commit import CommitResult
+from ackline.ledger.commit_rule import CommitMetadata, Committed
+from ackline.ledger.fold import OutcomeRow, PartitionState
+from ackline.ledger.offsets import TopicPartition
+from ackline.ledger.outcomes import Outcome
+from ackline.ledger.turns import (
     Marker,
     MarkerKind,
     Plan,
@@ -34,7 +29,13 @@ from ackline.turns import (
     TurnId,
     TurnKind,
 )
+from ackline.steps import decide, plan, replay, run, settle
+from ackline.worker.files import WrittenFile
 from tests.chaos.config import GROUP
+from tests.support.memory_kafka import MemoryGroup
+from tests.support.memory_parts import MemoryJob
+from tests.support.memory_store import MemoryStore
+from tests.support.memory_table import MemoryTable
 
 
 def commit_before_settlement(patch: pytest.MonkeyPatch) -> None:

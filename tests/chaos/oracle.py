@@ -13,16 +13,16 @@ calls the ledger, the planning or the steps.
 
 import json
 
-from ackline.offsets import TopicPartition
-from ackline.testing.memory import ArrivedLetter, GroupCommit, HandlerCall, TableCommit, World
-from ackline.turns import LIVE
-from ackline.verify.judge import judge
+from ackline.ledger.offsets import TopicPartition
+from ackline.ledger.turns import LIVE
+from ackline.verify.check import judge
 from tests.chaos import answers
 from tests.chaos.account import PartitionAccount, Rules, Turn, Violation, broken, spread
 from tests.chaos.epoch import LENIENT, Epoch
 from tests.chaos.evidence import evidence_of
 from tests.chaos.outside import Outside
 from tests.chaos.plans import foreign
+from tests.support.memory import ArrivedLetter, GroupCommit, HandlerCall, TableCommit, World
 
 
 def ledger_of(metadata: str) -> str | None:

@@ -11,9 +11,9 @@ from typing import Any
 from zlib import crc32
 
 from ackline import InFlight, Record
-from ackline.offsets import TopicPartition
-from ackline.testing.memory import HandlerCall, MemoryLog, World
-from ackline.turns import LIVE
+from ackline.ledger.offsets import TopicPartition
+from ackline.ledger.turns import LIVE
+from tests.support.memory import HandlerCall, MemoryLog, World
 
 ACKS = "acks"
 """The ack topic of a world."""

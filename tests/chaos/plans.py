@@ -3,7 +3,7 @@
 import json
 from typing import TYPE_CHECKING, Any
 
-from ackline.offsets import TopicPartition
+from ackline.ledger.offsets import TopicPartition
 from tests.chaos.account import PartitionAccount, Turn, broken, spread, subscribed
 
 if TYPE_CHECKING:

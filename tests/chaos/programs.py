@@ -3,17 +3,19 @@
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from ackline.backfill_arguments import BackfillArguments
-from ackline.backfill_pipeline import backfill_pipeline
+from ackline.actions import actions, adopt_ledger, void
+from ackline.backfill import run as backfill
+from ackline.backfill.choose import choose_offsets
+from ackline.backfill.run import backfill_pipeline
 from ackline.errors import ConfigError
-from ackline.offsets import TopicPartition
-from ackline.pending import PendingKind, PendingRuns
-from ackline.steps import adopt_ledger, backfill, operator_actions, operator_void, plan, replay, run, settle
-from ackline.steps.action_plans import Targets
-from ackline.steps.choose_offsets import choose_offsets
-from ackline.testing.memory import World
-from ackline.testing.memory_parts import MemoryParts, memory_parts, no_session
-from ackline.turns import Settlement, TurnKind
+from ackline.lane.action_plans import Targets
+from ackline.ledger.offsets import TopicPartition
+from ackline.ledger.pending import PendingKind, PendingRuns
+from ackline.ledger.turns import Settlement, TurnKind
+from ackline.pipeline.arguments import BackfillArguments
+from ackline.steps import plan, replay, run, settle
+from tests.support.memory import World
+from tests.support.memory_parts import MemoryParts, memory_parts, no_session
 
 Opened = Callable[[], MemoryParts]
 Program = Callable[[Opened], object]
@@ -38,8 +40,8 @@ def _marked(parts: Opened) -> None:
 def _void(parts: Opened, pause: bool = False) -> None:
     """`ackline void`: closes the turn that is open when it looks."""
     opened = parts()
-    turn = operator_void.open_turn(opened).plan.turn
-    operator_void.void_open_turn(opened, turn, "a test", pause)
+    turn = void.open_turn(opened).plan.turn
+    void.void_open_turn(opened, turn, "a test", pause)
 
 
 STEPS: dict[str, Program] = {
@@ -132,7 +134,7 @@ class Action:
     def program(self, world: World) -> Program:
         """Returns what its process runs."""
         kind = TurnKind(self.kind)
-        return lambda parts: operator_actions.perform_action(
+        return lambda parts: actions.perform_action(
             parts(), kind, lambda newest: self._targets(world, newest), "a test"
         )
 

@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis.stateful import RuleBasedStateMachine, initialize
 
 from ackline import InFlight, Record
-from ackline.commit_rule import Committed
+from ackline.backfill import run
 from ackline.errors import (
     AcklineError,
     ConfigError,
@@ -21,13 +21,10 @@ from ackline.errors import (
     TopicChanged,
     TransientError,
 )
-from ackline.offsets import TopicPartition
-from ackline.pipeline import Pipeline
-from ackline.steps import backfill
-from ackline.testing.memory import Hook, MemoryLog, World
-from ackline.testing.memory_parts import memory_parts
-from ackline.testing.memory_store import MemoryStore
-from ackline.turns import LIVE
+from ackline.ledger.commit_rule import Committed
+from ackline.ledger.offsets import TopicPartition
+from ackline.ledger.turns import LIVE
+from ackline.pipeline.pipeline import Pipeline
 from tests.chaos.account import Violation, broken
 from tests.chaos.actor import Actor, Endless
 from tests.chaos.config import DEAD, GROUP, TOPICS, Config, configs
@@ -35,6 +32,9 @@ from tests.chaos.epoch import LENIENT, is_operator_void
 from tests.chaos.oracle import Oracle
 from tests.chaos.outside import Outside
 from tests.chaos.programs import STEPS, Action, Backfill
+from tests.support.memory import Hook, MemoryLog, World
+from tests.support.memory_parts import memory_parts
+from tests.support.memory_store import MemoryStore
 from tests.unit.strategies import NOON
 
 MOVE_IT, IS_OPEN, CHANGED = "Move the group", "is open: let it end", "guarantee was changed"
@@ -230,7 +230,7 @@ class Stage(RuleBasedStateMachine):
                 self.oracle.check()
                 self.check_error(actor)
                 lenient = isinstance(actor.error, TooManyFailures)
-                found = backfill.find_backfill(MemoryStore(self.world, self.pipeline().name, lane))
+                found = run.find_backfill(MemoryStore(self.world, self.pipeline().name, lane))
                 if found is not None and found.account.settled and actor.error is None:
                     break
             else:

@@ -14,14 +14,14 @@ import pytest
 
 from ackline import Record
 from ackline.errors import FatalError, TransientError
-from ackline.ledger import PendingKind
-from ackline.testing.memory import TableCommit
-from ackline.turns import TurnKind
-from ackline.verify.judge import judge
+from ackline.ledger.fold import PendingKind
+from ackline.ledger.turns import TurnKind
+from ackline.verify.check import judge
 from tests.chaos.account import Policy, Rules
 from tests.chaos.evidence import evidence_of
 from tests.memory_answers import TP, WAITS, AnsweredLane
 from tests.memory_lane import GROUP, NOON, OK
+from tests.support.memory import TableCommit
 
 STEPS = 60
 RETRIES = 2

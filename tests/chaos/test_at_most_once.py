@@ -11,8 +11,8 @@ from collections import Counter
 import pytest
 
 from ackline.errors import TransientError
+from ackline.lane import claim
 from ackline.local.processes import wait_until
-from ackline.steps import claim
 from tests.chaos import victims
 from tests.e2e import wire
 from tests.e2e.fixtures import MakeLab
@@ -89,7 +89,7 @@ def test_fault_37_a_batch_whose_run_was_killed_is_repeated_by_no_later_run(lab: 
     lane.produce_records(2)
     lane.advance_clock(GRACE)
     lane.run()
-    lane.configure(handler="ackline.testing.journal:handle")
+    lane.configure(handler="tests.support.journal:handle")
     lane.run()
     assert lane.rows() == [Row(0, 0, "lost", 40), *all_of("acked", [40, 41])]
     offset, metadata = lane.group_commit() or (None, "{}")

@@ -18,14 +18,14 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
     ResourceType,
 )
 
-from ackline.cli.json_output import run_json
+from ackline.cli.formats import run_json
 from ackline.kafka.dead_letters import DeadLetters, Delivery, Letter
-from ackline.ledger import PendingKind
+from ackline.lane.adapters import Parts
+from ackline.ledger.fold import PendingKind
 from ackline.steps import run
-from ackline.steps.parts import Parts
-from ackline.testing.journal import REASON
 from tests.e2e.fixtures import MakeLab
 from tests.e2e.lab import Lab, Row, all_of
+from tests.support.journal import REASON
 
 GIVE_UP = 1.5
 """Seconds after which a run gives a letter up; by default half a minute."""

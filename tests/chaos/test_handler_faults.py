@@ -20,7 +20,7 @@ def test_fault_13_an_answer_that_is_not_one_outcome_a_row_acks_nothing(lab: Make
     assert lane.rows() == wanted
     assert {row["error_class"] for row in lane.table("outcomes")} == {"InvalidOutcome"}
     lane.judge()
-    lane.configure(handler="ackline.testing.journal:handle")
+    lane.configure(handler="tests.support.journal:handle")
     lane.run()
     assert lane.new_calls() == [(offset, len(INVALID) + 1) for offset in range(4)]
     assert lane.rows() == sorted([*wanted, *all_of("acked", range(4), len(INVALID) + 1)])

@@ -100,7 +100,7 @@ def test_s52_the_driver_is_killed_in_the_middle_of_a_batch(lab: MakeLab) -> None
         victim.wait(30)
     assert lane.table("outcomes") == []
     assert lane.committed() is None
-    lane.configure(handler="ackline.testing.journal:handle")
+    lane.configure(handler="tests.support.journal:handle")
     lane.run()
     assert [row.offset for row in lane.rows()] == list(range(40))
     assert lane.outcomes() == {"acked": 40}

@@ -13,17 +13,19 @@ from typing import Any
 
 import pytest
 
-from ackline import ledger, planning
-from ackline.ledger import PendingKind
-from ackline.steps import claim, commit, decide, plan, replay, run, run_plans, send_dead_letters, settle
-from ackline.testing.memory import BEFORE, GroupCommit, HandlerCall, Hook, TableCommit
+from ackline.dead_letters import send
+from ackline.lane import claim, commit
+from ackline.ledger import fold, planning
+from ackline.ledger.fold import PendingKind
+from ackline.steps import decide, plan, replay, run, run_plan, settle
 from tests.chaos.account import Policy, Rules
 from tests.chaos.actor import Actor, Killed
 from tests.chaos.oracle import Oracle
 from tests.memory_lane import DEAD, FAILS, FAILS_ONCE, GROUP, OK, TP, MemoryLane
+from tests.support.memory import BEFORE, GroupCommit, HandlerCall, Hook, TableCommit
 
-STEPS = (plan, run_plans, replay, settle, commit, decide, send_dead_letters, claim, run)
-KILLED_IN = {str(Path(str(module.__file__)).resolve()) for module in (*STEPS, ledger, planning)}
+STEPS = (plan, run_plan, replay, settle, commit, decide, send, claim, run)
+KILLED_IN = {str(Path(str(module.__file__)).resolve()) for module in (*STEPS, fold, planning)}
 """The files at whose lines a process is killed: the steps, and the pure rules that they call."""
 
 

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from deltalake.transaction import AddAction
 
-from ackline.audit.store import LedgerStore
-from ackline.commit_rule import CommitMetadata, Committed
 from ackline.errors import LedgerError
+from ackline.ledger.commit_rule import CommitMetadata, Committed
+from ackline.ledger.turns import Settlement, TurnId
 from ackline.steps import plan, replay
-from ackline.steps.replay_job import job_of
-from ackline.turns import Settlement, TurnId
+from ackline.steps.replay import job_of
+from ackline.tables.store import LedgerStore
 from tests.e2e.fixtures import MakeLab
 
 

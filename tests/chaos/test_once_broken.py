@@ -3,7 +3,7 @@
 import pytest
 
 from ackline.errors import GroupMoved
-from ackline.outcome import Outcome
+from ackline.ledger.outcomes import Outcome
 from tests.chaos.account import rows_of
 from tests.chaos.config import Config
 from tests.chaos.machine import ChaosMachine

@@ -6,16 +6,17 @@ from typing import Any
 
 import pytest
 
-from ackline.commit_rule import CommitMetadata, Committed
 from ackline.errors import AcklineError, ConfigError, GroupBusy, GroupMoved, NewerCommit, TopicChanged, TransientError
-from ackline.offsets import TopicPartition
-from ackline.steps import claim, commit, plan
-from ackline.steps.insist import TRIES
-from ackline.testing.memory import HandlerCall
-from ackline.testing.memory_kafka import MemoryCluster
-from ackline.testing.memory_parts import MemoryParts
-from ackline.turns import TurnKind
+from ackline.lane import claim, commit
+from ackline.lane.claim import TRIES
+from ackline.ledger.commit_rule import CommitMetadata, Committed
+from ackline.ledger.offsets import TopicPartition
+from ackline.ledger.turns import TurnKind
+from ackline.steps import plan
 from tests.memory_lane import AT_LEAST_ONCE, AT_MOST_ONCE, GROUP, OK, PAYMENTS, TP, MemoryLane
+from tests.support.memory import HandlerCall
+from tests.support.memory_kafka import MemoryCluster
+from tests.support.memory_parts import MemoryParts
 
 READS_COMMITS = "committed"
 """The operation of reading the group's offsets."""

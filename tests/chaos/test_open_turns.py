@@ -2,9 +2,10 @@
 
 import pytest
 
-from ackline.offsets import TopicPartition
-from ackline.steps import action_plans, operator_actions
-from ackline.turns import Settlement, TurnKind
+from ackline.actions import actions
+from ackline.lane import action_plans
+from ackline.ledger.offsets import TopicPartition
+from ackline.ledger.turns import Settlement, TurnKind
 from tests.chaos import victims
 from tests.e2e.fixtures import MakeLab
 from tests.e2e.lab import Lab, Row, all_of
@@ -19,7 +20,7 @@ def skip(lane: Lab, to: int) -> None:
         return {TopicPartition(lane.topic, 0): to}
 
     with lane.parts() as parts:
-        operator_actions.perform_action(parts, TurnKind.SKIP, choose, "poison")
+        actions.perform_action(parts, TurnKind.SKIP, choose, "poison")
 
 
 def turns(lane: Lab) -> list[tuple[int, str]]:
@@ -90,7 +91,7 @@ def test_s53_an_operator_action_that_was_killed_is_finished_by_the_next_run(
         raise Killed
 
     with monkeypatch.context() as patch:
-        patch.setattr(operator_actions, "settle_turn", die)
+        patch.setattr(actions, "settle_turn", die)
         with pytest.raises(Killed):
             skip(lane, 2)
     assert lane.committed() == 1

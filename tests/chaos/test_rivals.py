@@ -9,13 +9,13 @@ from collections.abc import Mapping
 
 import pytest
 
-from ackline.commit_rule import Committed
 from ackline.errors import AcklineError, TransientError
 from ackline.kafka.group import Group
+from ackline.ledger.commit_rule import Committed
+from ackline.ledger.offsets import TopicPartition
 from ackline.local.processes import wait_until
-from ackline.offsets import TopicPartition
 from ackline.steps import plan, replay, run, settle
-from ackline.steps.replay_job import job_of
+from ackline.steps.replay import job_of
 from tests.chaos import handlers, victims
 from tests.e2e.fixtures import MakeLab
 from tests.e2e.lab import Lab, Row, all_of
@@ -146,7 +146,7 @@ def test_s7_a_driver_that_is_paused_and_resumed_beside_its_retry_adds_nothing(la
         assert wait_until(lambda: bool(lane.calls()), victims.SECONDS), paused.poll()
         os.killpg(paused.pid, signal.SIGSTOP)
         assert lane.new_calls() == [(0, 1)]
-        lane.configure(handler="ackline.testing.journal:handle")
+        lane.configure(handler="tests.support.journal:handle")
         lane.run()
         lane.run()
         rows = lane.rows()

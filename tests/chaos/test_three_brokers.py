@@ -12,10 +12,10 @@ import pytest
 from confluent_kafka import Producer
 
 from ackline.errors import AcklineError, TopicChanged
-from ackline.offsets import TopicPartition
+from ackline.ledger.offsets import TopicPartition
 from ackline.spark import job
-from ackline.testing.brokers import Brokers
 from tests.e2e.lab import Lab, Spark, all_of, fails
+from tests.support.brokers import Brokers
 
 UNCLEAN = {"unclean.leader.election.enable": "true", "min.insync.replicas": "1"}
 SAFE = {"min.insync.replicas": "2"}

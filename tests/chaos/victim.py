@@ -16,18 +16,19 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from ackline.audit.store import LedgerStore
-from ackline.backfill_arguments import BackfillArguments
+from ackline.backfill import run as backfill
+from ackline.backfill.choose import choose_offsets
 from ackline.errors import AcklineError
 from ackline.kafka.dead_letters import DeadLetters
 from ackline.kafka.group import Group
-from ackline.pipeline import load
+from ackline.lane.adapters import Parts, open_parts
+from ackline.lane.lease import WhenHeld
+from ackline.ledger.turns import LIVE
+from ackline.pipeline.arguments import BackfillArguments
+from ackline.pipeline.pipeline import load
 from ackline.spark.session import open_session
-from ackline.steps import backfill, plan, replay, run, settle
-from ackline.steps.choose_offsets import choose_offsets
-from ackline.steps.parts import Parts, open_parts
-from ackline.steps.turn_lease import WhenHeld
-from ackline.turns import LIVE
+from ackline.steps import plan, replay, run, settle
+from ackline.tables.store import LedgerStore
 
 WRITES: dict[str, tuple[type, str]] = {
     "genesis": (LedgerStore, "store_settlement"),

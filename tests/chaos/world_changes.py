@@ -7,11 +7,11 @@ from typing import Any
 from hypothesis import strategies as st
 from hypothesis.stateful import rule
 
-from ackline.commit_rule import Committed
-from ackline.offsets import TopicPartition
-from ackline.testing.memory import MemoryLog
+from ackline.ledger.commit_rule import Committed
+from ackline.ledger.offsets import TopicPartition
 from tests.chaos.config import GROUP, GUARANTEES, NAME, TOPICS
 from tests.chaos.stage import Stage
+from tests.support.memory import MemoryLog
 
 FAILS: tuple[Any, ...] = ({"fail": 1}, {"fail": 2}, {"fail": -1}, {"fail": 1, "as": "KeyError"})
 ORDERS: tuple[Any, ...] = (

@@ -14,8 +14,8 @@ from pathlib import Path
 import pyarrow as pa
 from filelock import FileLock
 
-from ackline.audit.schemas import OUTCOMES
-from ackline.audit.table import AuditTable
+from ackline.tables.schemas import OUTCOMES
+from ackline.tables.table import AuditTable
 
 Append = Callable[[str, int], bool]
 DAY = datetime(2026, 1, 31, tzinfo=UTC)

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from ackline.audit.store import LedgerStore
 from ackline.kafka.cluster import Cluster
 from ackline.kafka.config import client_config
 from ackline.kafka.exact import ExactReader
 from ackline.kafka.group import Group
 from ackline.kafka.registry import Registry
 from ackline.local.broker import Broker
-from ackline.local.ports import free_ports
+from ackline.local.processes import free_ports
+from ackline.tables.store import LedgerStore
 from tests.contract import kafka_log
 from tests.contract.tables import Tables, in_memory, on_disk
 from tests.object_store.store import ObjectStore

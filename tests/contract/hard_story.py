@@ -2,11 +2,11 @@
 
 from dataclasses import replace
 
-from ackline.audit.store import LedgerStore
-from ackline.ledger import OutcomeRow
-from ackline.offsets import OffsetRange, ValuedRange
-from ackline.outcome import Outcome
-from ackline.turns import TurnId, TurnKind
+from ackline.ledger.fold import OutcomeRow
+from ackline.ledger.offsets import OffsetRange, ValuedRange
+from ackline.ledger.outcomes import Outcome
+from ackline.ledger.turns import TurnId, TurnKind
+from ackline.tables.store import LedgerStore
 from tests.contract.lane_rows import NOON, TP, turn, written
 from tests.contract.story import START, failed, planned, settled
 

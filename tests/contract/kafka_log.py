@@ -10,9 +10,9 @@ from confluent_kafka.admin import AdminClient
 
 from ackline.kafka.cluster import Cluster
 from ackline.kafka.config import client_config
+from ackline.ledger.offsets import TopicPartition
 from ackline.local.broker import Broker
 from ackline.local.processes import wait_until
-from ackline.offsets import TopicPartition
 
 COMPACTED = {
     "cleanup.policy": "compact,delete", "segment.ms": "100", "min.cleanable.dirty.ratio": "0.001",

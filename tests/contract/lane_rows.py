@@ -10,13 +10,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from deltalake.transaction import AddAction
 
-from ackline.audit.object_store import arrow_filesystem
-from ackline.audit.rows import turn_columns
-from ackline.audit.schemas import OUTCOMES
-from ackline.audit.store import LedgerStore
-from ackline.ledger import PartitionState
-from ackline.offsets import LogBounds, OffsetRange, TopicPartition
-from ackline.turns import Plan, PlannedPartition, SettledPartition, Settlement, TurnId, TurnKind
+from ackline.ledger.fold import PartitionState
+from ackline.ledger.offsets import LogBounds, OffsetRange, TopicPartition
+from ackline.ledger.turns import Plan, PlannedPartition, SettledPartition, Settlement, TurnId, TurnKind
+from ackline.tables.object_store import arrow_filesystem
+from ackline.tables.rows import turn_columns
+from ackline.tables.schemas import OUTCOMES
+from ackline.tables.store import LedgerStore
 
 TP = TopicPartition("orders", 0)
 TP1 = TopicPartition("orders", 1)

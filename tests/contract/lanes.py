@@ -2,11 +2,11 @@
 
 from deltalake import DeltaTable
 
-from ackline.audit.store import LedgerStore
-from ackline.audit.table import AuditTable
-from ackline.ledger import OutcomeRow
-from ackline.offsets import TopicPartition
-from ackline.outcome import Outcome
+from ackline.ledger.fold import OutcomeRow
+from ackline.ledger.offsets import TopicPartition
+from ackline.ledger.outcomes import Outcome
+from ackline.tables.store import LedgerStore
+from ackline.tables.table import AuditTable
 from tests.contract.lane_rows import NOON, TP, plan, settlement, turn, written
 
 OUTCOMES_A_TURN = {"acked": 5, "failed": 1, "dead": 1}

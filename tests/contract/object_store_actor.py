@@ -9,12 +9,12 @@ import itertools
 import os
 import sys
 
-from ackline.audit import table
-from ackline.audit.maintenance import maintain
-from ackline.audit.store import LedgerStore
-from ackline.audit.table import AuditTable
-from ackline.ledger import OutcomeRow
-from ackline.outcome import Outcome
+from ackline.ledger.fold import OutcomeRow
+from ackline.ledger.outcomes import Outcome
+from ackline.tables import table
+from ackline.tables.maintenance import maintain
+from ackline.tables.store import LedgerStore
+from ackline.tables.table import AuditTable
 from tests.contract.lane_rows import NOON, TP, plan, settlement, turn, written
 
 DIED = 9

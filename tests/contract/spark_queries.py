@@ -12,10 +12,10 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
-from ackline.audit.schemas import TABLES
-from ackline.audit.sql import VIEWS, table_folders, view_definitions
 from ackline.errors import AcklineError
 from ackline.spark.sql import create_views, open_sql_session, select
+from ackline.tables.schemas import TABLES
+from ackline.tables.sql import VIEWS, table_folders, view_definitions
 
 FAST = {
     "spark.sql.shuffle.partitions": "1",

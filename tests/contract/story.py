@@ -4,11 +4,11 @@ from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
 
-from ackline.audit.store import LedgerStore
-from ackline.ledger import OutcomeRow, PartitionState, Pending, PendingKind
-from ackline.offsets import LogBounds, OffsetRange, ValuedRange
-from ackline.outcome import Outcome
-from ackline.turns import Plan, PlannedPartition, SettledPartition, Settlement, TurnKind
+from ackline.ledger.fold import OutcomeRow, PartitionState, Pending, PendingKind
+from ackline.ledger.offsets import LogBounds, OffsetRange, ValuedRange
+from ackline.ledger.outcomes import Outcome
+from ackline.ledger.turns import Plan, PlannedPartition, SettledPartition, Settlement, TurnKind
+from ackline.tables.store import LedgerStore
 from tests.contract.lane_rows import NOON, TP, TP1, turn, written
 
 LOG = LogBounds(0, 100)

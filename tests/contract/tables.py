@@ -7,16 +7,16 @@ from typing import Any
 
 from deltalake.transaction import AddAction
 
-from ackline.audit.store import LedgerStore
-from ackline.ledger import OutcomeRow
-from ackline.offsets import TopicPartition
-from ackline.outcome import Outcome
-from ackline.testing.memory import World
-from ackline.testing.memory_store import MemoryStore
-from ackline.testing.memory_table import OutcomesFile
-from ackline.turns import LIVE, TurnId
+from ackline.ledger.fold import OutcomeRow
+from ackline.ledger.offsets import TopicPartition
+from ackline.ledger.outcomes import Outcome
+from ackline.ledger.turns import LIVE, TurnId
+from ackline.tables.store import LedgerStore
 from tests.contract import lane_rows
 from tests.contract.lane_rows import NOON
+from tests.support.memory import World
+from tests.support.memory_store import MemoryStore
+from tests.support.memory_table import OutcomesFile
 
 Rows = list[tuple[int, int, str]]
 

@@ -9,25 +9,23 @@ import numpy as np
 import pytest
 from deltalake.transaction import AddAction
 
-from ackline.answers import AckPosition, AnswerReport
-from ackline.audit.maintenance import maintain
-from ackline.audit.queries import AuditFilter, audit_rows
-from ackline.audit.rows import plan_date
-from ackline.audit.sql import sql_result
-from ackline.audit.store import LedgerStore
-from ackline.audit.table import CHECKPOINT_EVERY
-from ackline.backoff import RetryPolicy
-from ackline.ledger import PartitionState, fold
-from ackline.offsets import OffsetRange
-from ackline.outcome import AnswerKind, ErrorClass, Outcome
-from ackline.outcome_rows import OutcomeColumns, OutcomeRow
-from ackline.record_time import UNIX_EPOCH
-from ackline.spark.output.outcome_files import Chunk, OutcomeFiles, OutcomeTarget
-from ackline.testing.memory import World
-from ackline.testing.memory_store import MemoryStore
-from ackline.testing.memory_table import OutcomesFile
-from ackline.turns import LIVE, TurnKind
+from ackline.ledger.answers import AckPosition, AnswerReport
+from ackline.ledger.backoff import RetryPolicy
+from ackline.ledger.fold import PartitionState, fold
+from ackline.ledger.offsets import OffsetRange
+from ackline.ledger.outcomes import UNIX_EPOCH, AnswerKind, ErrorClass, Outcome, OutcomeColumns, OutcomeRow
+from ackline.ledger.turns import LIVE, TurnKind
+from ackline.tables.maintenance import maintain
+from ackline.tables.queries import AuditFilter, audit_rows
+from ackline.tables.rows import plan_date
+from ackline.tables.sql import sql_result
+from ackline.tables.store import LedgerStore
+from ackline.tables.table import CHECKPOINT_EVERY
+from ackline.worker.files import Chunk, OutcomeFiles, OutcomeTarget
 from tests.contract.lane_rows import NOON, TP, plan, settlement, turn, written
+from tests.support.memory import World
+from tests.support.memory_store import MemoryStore
+from tests.support.memory_table import OutcomesFile
 
 MINUTE = timedelta(minutes=1)
 REPORT = AnswerReport(AckPosition("acks", "id", {0: 7}), {"acked": 2}, ("lost",))

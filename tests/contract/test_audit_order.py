@@ -2,11 +2,11 @@
 
 from typing import Any
 
-from ackline.audit.queries import AuditFilter, audit_rows
-from ackline.audit.store import LedgerStore
-from ackline.ledger import OutcomeRow
-from ackline.offsets import OffsetRange
-from ackline.outcome import Outcome
+from ackline.ledger.fold import OutcomeRow
+from ackline.ledger.offsets import OffsetRange
+from ackline.ledger.outcomes import Outcome
+from ackline.tables.queries import AuditFilter, audit_rows
+from ackline.tables.store import LedgerStore
 from tests.contract.lane_rows import NOON, TP, plan, settlement, turn, written
 
 

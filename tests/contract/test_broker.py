@@ -12,7 +12,7 @@ from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 from ackline.errors import FatalError
 from ackline.local.broker import Broker, identity_of, running, stop_running
 from ackline.local.processes import wait_until
-from ackline.process_identity import ProcessIdentity
+from ackline.tables.lease import ProcessIdentity
 from tests.conftest import MakeTopic
 
 START = """

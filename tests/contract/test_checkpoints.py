@@ -13,11 +13,11 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 
-from ackline.audit.creation import LOG_RETENTION
-from ackline.audit.data_files import delta_stats
-from ackline.audit.store import LedgerStore
-from ackline.audit.table import CHECKPOINT_EVERY, AuditTable
 from ackline.errors import FatalError
+from ackline.tables.append import LOG_RETENTION
+from ackline.tables.files import delta_stats
+from ackline.tables.store import LedgerStore
+from ackline.tables.table import CHECKPOINT_EVERY, AuditTable
 from tests.contract.lane_rows import settlement
 
 LAST = 2 * CHECKPOINT_EVERY + 4
@@ -98,7 +98,7 @@ def test_a_checkpoint_that_lacks_something_is_no_checkpoint_and_no_entry_goes(
     with pytest.raises(FatalError, match="does not hold what the log holds"):
         lane.settlements.checkpoint()
     assert sorted(path.name for path in log_of(lane).iterdir()) == before
-    monkeypatch.setattr("ackline.audit.table.CHECKPOINT_EVERY", 1)
+    monkeypatch.setattr("ackline.tables.table.CHECKPOINT_EVERY", 1)
     with caplog.at_level(logging.WARNING):
         assert lane.store_settlement(settlement(LAST + 1)), "the commit does not depend on its checkpoint"
     assert "`ackline maintain` tries the checkpoint again" in caplog.text

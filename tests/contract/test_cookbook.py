@@ -11,10 +11,10 @@ import duckdb
 import polars as pl
 import pytest
 
-from ackline.audit.sql import VIEWS, sql_result
-from ackline.audit.store import LedgerStore
-from ackline.offsets import OffsetRange
-from ackline.turns import TurnKind
+from ackline.ledger.offsets import OffsetRange
+from ackline.ledger.turns import TurnKind
+from ackline.tables.sql import VIEWS, sql_result
+from ackline.tables.store import LedgerStore
 from tests.contract.lane_rows import turn, written
 from tests.contract.story import begin_story, failed, planned, settled
 

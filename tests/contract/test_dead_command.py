@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from ackline.audit.store import LedgerStore
-from ackline.testing.memory import ArrivedLetter
-from ackline.testing.memory_parts import MemoryParts
+from ackline.tables.store import LedgerStore
 from tests.contract.lane_rows import NOON
 from tests.contract.story import begin_story
 from tests.memory_lane import MemoryLane
+from tests.support.memory import ArrivedLetter
+from tests.support.memory_parts import MemoryParts
 from tests.unit.cli.memory_command import Finished, MemoryCommand
 
 SECRET = b"card 4711"
@@ -43,7 +43,7 @@ class Dead:
             self.opened += 1
             yield replace(parts, store=store, pipeline=pipeline)
 
-        monkeypatch.setattr("ackline.cli.dead_letter.opened", opened)
+        monkeypatch.setattr("ackline.cli.dead.opened", opened)
 
     def __call__(self, *arguments: str) -> Finished:
         return self.command("dead", "orders", *arguments)
@@ -82,7 +82,7 @@ def test_i13_the_payload_is_printed_at_a_terminal_alone(dead: Dead, monkeypatch:
         refused = dead(*RECORD, "--show-value", *options)
         assert (refused.status, refused.output, dead.opened) == (2, "", 0)
         assert "--show-value prints the payload of a record, so it needs a terminal" in refused.errors
-    monkeypatch.setattr("ackline.cli.dead_letter.is_terminal", lambda: True)
+    monkeypatch.setattr("ackline.cli.dead.is_terminal", lambda: True)
     shown = dead(*RECORD, "--show-value").output
     for words in ("value: card 4711", "key: key 4711", "trace (of the record): t-1", "trace (of the record): t-2"):
         assert words in shown

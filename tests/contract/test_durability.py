@@ -14,9 +14,9 @@ import pytest
 from deltalake import DeltaTable, Transaction
 from deltalake.transaction import CommitProperties
 
-from ackline.audit.schemas import PARTITION_BY
-from ackline.audit.store import LedgerStore
-from ackline.audit.table import AuditTable
+from ackline.tables.schemas import PARTITION_BY
+from ackline.tables.store import LedgerStore
+from ackline.tables.table import AuditTable
 from tests.contract.lane_rows import settlement
 from tests.contract.traced_turn import MARK, MUTANTS
 from tests.e2e.lab import ROOT

@@ -4,12 +4,12 @@ from dataclasses import replace
 
 import pytest
 
-from ackline.audit.evidence import evidence_of_offset
-from ackline.audit.store import LedgerStore
-from ackline.ledger import Pending, PendingKind
-from ackline.offset_explanation import OffsetExplanation, explain_offset
-from ackline.offsets import OffsetRange, TopicPartition, ValuedRange
-from ackline.turns import TurnKind
+from ackline.ledger.explain_offset import OffsetExplanation, explain_offset
+from ackline.ledger.fold import Pending, PendingKind
+from ackline.ledger.offsets import OffsetRange, TopicPartition, ValuedRange
+from ackline.ledger.turns import TurnKind
+from ackline.tables.history import evidence_of_offset
+from ackline.tables.store import LedgerStore
 from tests.contract.lane_rows import NOON, TP, TP1, turn, written
 from tests.contract.story import DUE, LOG, START, begin_story, failed, planned, settled
 

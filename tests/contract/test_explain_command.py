@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from ackline.audit.store import LedgerStore
 from ackline.cli.app import app
-from ackline.steps.parts import Parts
+from ackline.lane.adapters import Parts
+from ackline.tables.store import LedgerStore
 from tests.contract.story import begin_story
 from tests.memory_lane import FAILS, OK, MemoryLane
 

@@ -12,10 +12,10 @@ from confluent_kafka.admin import AdminClient
 from ackline.errors import ConfigError, FatalError, TransientError
 from ackline.kafka import cluster as kafka_cluster
 from ackline.kafka.cluster import Cluster
+from ackline.ledger.offsets import LogBounds, TopicPartition
 from ackline.local.broker import Broker
 from ackline.local.processes import wait_until
-from ackline.offsets import LogBounds, TopicPartition
-from ackline.setting_warnings import TopicPolicy
+from ackline.pipeline.warnings import TopicPolicy
 from tests.conftest import MakeTopic
 from tests.contract.kafka_log import aborted, config, delete_before, fill, producer, put, transaction
 

@@ -11,8 +11,8 @@ from confluent_kafka import Message, Producer
 
 from ackline.kafka.dead_letters import KEPT_BYTES, PAYLOAD_HEADER, DeadLetters, Delivery, Letter
 from ackline.kafka.exact import Found, read_exactly
+from ackline.ledger.offsets import TopicPartition
 from ackline.local.broker import Broker
-from ackline.offsets import TopicPartition
 from tests.conftest import MakeTopic
 from tests.contract.kafka_log import config, messages, producer
 

@@ -9,12 +9,12 @@ from functools import partial
 import pytest
 
 from ackline.errors import FatalError, TransientError
-from ackline.kafka import cluster, cursor
+from ackline.kafka import cluster, fetching
 from ackline.kafka.exact import ExactReader, Found, Gone, read_exactly
+from ackline.ledger.offsets import TopicPartition
+from ackline.ledger.outcomes import Outcome
 from ackline.local.broker import Broker
 from ackline.local.processes import wait_until
-from ackline.offsets import TopicPartition
-from ackline.outcome import Outcome
 from tests.conftest import MakeTopic
 from tests.contract.kafka_log import (
     COMPACTED,
@@ -113,8 +113,8 @@ def test_whatever_the_log_holds_it_is_answered_as_a_plain_reader_sees_it(
     broker: Broker, topic: MakeTopic, monkeypatch: pytest.MonkeyPatch, isolation: str
 ) -> None:
     """Random runs of plain, aborted and compacted records, with short stretches: all ways of reading alternate."""
-    monkeypatch.setattr(cursor, "SEEK_DISTANCE", 3)
-    monkeypatch.setattr(cursor, "DENSE_SPAN", 12)
+    monkeypatch.setattr(fetching, "SEEK_DISTANCE", 3)
+    monkeypatch.setattr(fetching, "DENSE_SPAN", 12)
     name, rng = topic(config=COMPACTED), random.Random(isolation)
     for _ in range(12):
         keys = [b"%d" % rng.randrange(30) for _ in range(rng.randrange(1, 40))]

@@ -12,12 +12,12 @@ from confluent_kafka import Consumer
 from confluent_kafka import TopicPartition as ClientPartition
 from confluent_kafka.admin import AdminClient
 
-from ackline.commit_rule import Committed
 from ackline.errors import FatalError, GroupBusy, TransientError
 from ackline.kafka.group import METADATA_LIMIT, Group
+from ackline.ledger.commit_rule import Committed
+from ackline.ledger.offsets import TopicPartition
 from ackline.local.broker import Broker
 from ackline.local.processes import wait_until
-from ackline.offsets import TopicPartition
 from tests.conftest import MakeTopic
 from tests.contract.kafka_log import config, fill
 
@@ -173,10 +173,10 @@ def test_a_coordinator_that_does_not_answer_gets_no_request_that_may_crash_the_c
 
 FIRST_CALLS = """
 import sys
-from ackline.commit_rule import Committed
+from ackline.ledger.commit_rule import Committed
 from ackline.kafka.config import client_config
 from ackline.kafka.group import Group
-from ackline.offsets import TopicPartition
+from ackline.ledger.offsets import TopicPartition
 
 bootstrap, name, state = sys.argv[1:]
 tp = TopicPartition("first", 0)

@@ -4,14 +4,14 @@ from dataclasses import replace
 
 import pytest
 
-from ackline.arguments import PartitionChoice
-from ackline.audit.maintenance import maintain
-from ackline.audit.queries import AuditFilter, audit_rows
-from ackline.audit.store import LedgerStore
-from ackline.ledger import OutcomeRow
-from ackline.offsets import OffsetRange
-from ackline.outcome import Outcome
-from ackline.turns import TurnKind
+from ackline.ledger.fold import OutcomeRow
+from ackline.ledger.offsets import OffsetRange
+from ackline.ledger.outcomes import Outcome
+from ackline.ledger.turns import TurnKind
+from ackline.pipeline.arguments import PartitionChoice
+from ackline.tables.maintenance import maintain
+from ackline.tables.queries import AuditFilter, audit_rows
+from ackline.tables.store import LedgerStore
 from tests.contract.lane_rows import NOON, TP, TP1, turn, written
 from tests.contract.story import START, planned, settled
 

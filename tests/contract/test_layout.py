@@ -6,13 +6,13 @@ import pytest
 from deltalake import DeltaTable
 from typer.testing import CliRunner
 
-from ackline.audit.layout import all_lanes
-from ackline.audit.maintenance import maintain
-from ackline.audit.queries import AuditFilter, audit_rows
-from ackline.audit.schemas import SETTLEMENTS
-from ackline.audit.store import LedgerStore
 from ackline.cli.app import app
 from ackline.errors import ConfigError
+from ackline.tables.layout import all_lanes
+from ackline.tables.maintenance import maintain
+from ackline.tables.queries import AuditFilter, audit_rows
+from ackline.tables.schemas import SETTLEMENTS
+from ackline.tables.store import LedgerStore
 from tests.contract.lane_rows import settlement, turn, written
 from tests.contract.roots import EVERYWHERE, ON_DISK
 

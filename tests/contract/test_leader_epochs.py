@@ -13,11 +13,11 @@ from ackline.errors import TransientError
 from ackline.kafka.cluster import Cluster
 from ackline.kafka.config import client_config
 from ackline.kafka.truncation import truncated_logs
-from ackline.offsets import LogBounds, TopicPartition
-from ackline.testing.brokers import Brokers
-from ackline.testing.memory import World
-from ackline.testing.memory_kafka import MemoryCluster
+from ackline.ledger.offsets import LogBounds, TopicPartition
 from tests.e2e import wire
+from tests.support.brokers import Brokers
+from tests.support.memory import World
+from tests.support.memory_kafka import MemoryCluster
 from tests.unit.strategies import NOON
 
 

@@ -8,14 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from ackline.audit.layout import lanes_of
-from ackline.audit.lease_file import NAME, LeaseFile
-from ackline.audit.lease_holder import holder_of
 from ackline.errors import TransientError
-from ackline.lease import MISSED_RENEWALS, RENEWAL_SECONDS, HolderState, Lease
-from ackline.paths import lane_folder
-from ackline.steps.turn_lease import TurnLease, WhenHeld
-from ackline.turns import TurnId
+from ackline.lane.lease import TurnLease, WhenHeld
+from ackline.ledger.turns import TurnId
+from ackline.pipeline.folder import lane_folder
+from ackline.tables.layout import lanes_of
+from ackline.tables.lease import MISSED_RENEWALS, RENEWAL_SECONDS, HolderState, Lease
+from ackline.tables.lease_file import NAME, LeaseFile, holder_of
 from tests.contract.roots import EVERYWHERE, ON_DISK
 
 ROOTS = EVERYWHERE

@@ -10,8 +10,8 @@ from ackline.errors import ConfigError, TransientError
 from ackline.kafka import letter_search
 from ackline.kafka.cluster import Cluster
 from ackline.kafka.letter_search import FoundLetter, LetterId, find_letter, split_headers
+from ackline.ledger.offsets import TopicPartition
 from ackline.local.broker import Broker
-from ackline.offsets import TopicPartition
 from tests.conftest import MakeTopic
 from tests.contract import kafka_log
 from tests.contract.kafka_log import config, producer

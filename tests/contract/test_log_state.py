@@ -13,18 +13,17 @@ import pytest
 from deltalake import DeltaTable, Transaction
 from deltalake.transaction import CommitProperties
 
-from ackline.audit import fenced_append, log_state
-from ackline.audit.data_files import _having
-from ackline.audit.maintenance import maintain
-from ackline.audit.pruned_read import Where
-from ackline.audit.schemas import PARTITION_BY, TABLES
-from ackline.audit.store import LedgerStore
-from ackline.audit.table import AuditTable
-from ackline.audit.turn_files import files_of_version
 from ackline.errors import FatalError
-from ackline.ledger import OutcomeRow
-from ackline.metrics import TurnReport
-from ackline.outcome import Outcome
+from ackline.ledger.fold import OutcomeRow
+from ackline.ledger.metrics import TurnReport
+from ackline.ledger.outcomes import Outcome
+from ackline.tables import append, log_state
+from ackline.tables.files import _having
+from ackline.tables.maintenance import maintain
+from ackline.tables.reads import Where, files_of_version
+from ackline.tables.schemas import PARTITION_BY, TABLES
+from ackline.tables.store import LedgerStore
+from ackline.tables.table import AuditTable
 from tests.bench.ledger_sizes import other_days
 from tests.contract.lane_rows import NOON, TP, plan, settlement, turn, written
 from tests.contract.roots import ON_DISK
@@ -151,7 +150,7 @@ def test_the_rows_of_a_turn_are_the_same_from_the_newest_entries_and_from_all_fi
     if change == "checkpointed":
         lane.outcomes.checkpoint()
     if change == "expired":
-        monkeypatch.setattr("ackline.audit.log_state._SEARCHED_ENTRIES", 1)
+        monkeypatch.setattr("ackline.tables.log_state._SEARCHED_ENTRIES", 1)
     for n in (2, 3):
         for name, kind in FIRST.items():
             table = AuditTable(lane.folder, name)
@@ -174,14 +173,14 @@ def test_the_rows_of_a_turn_are_the_same_from_the_newest_entries_and_from_all_fi
 
 def commit_between(monkeypatch: pytest.MonkeyPatch, commit: Callable[[], object]) -> None:
     """Has a writer that takes no lock commit once, after the next append has chosen its version."""
-    real = fenced_append._entry
+    real = append._entry
 
     def entry(*arguments: object) -> bytes:
-        monkeypatch.setattr(fenced_append, "_entry", real)
+        monkeypatch.setattr(append, "_entry", real)
         commit()
         return real(*arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(fenced_append, "_entry", entry)
+    monkeypatch.setattr(append, "_entry", entry)
 
 
 @ON_DISK

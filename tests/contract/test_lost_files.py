@@ -8,25 +8,25 @@ from typing import Any
 import pyarrow.fs as pafs
 import pytest
 
-from ackline.audit.data_files import write_rows
-from ackline.audit.lost_files import drop_lost_files
-from ackline.audit.maintenance import maintain
-from ackline.audit.queries import AuditFilter, audit_rows
-from ackline.audit.rows import decision_rows, plan_date
-from ackline.audit.schemas import PARTITION_BY
-from ackline.audit.store import LedgerStore
-from ackline.audit.void_turns import void_turns
+from ackline.actions.void import ClosedTurn, Consequence, open_turn, void_open_turn
 from ackline.errors import FatalError, TransientError
-from ackline.ledger import OutcomeRow
-from ackline.offsets import TopicPartition
-from ackline.outcome import Outcome
+from ackline.ledger.fold import OutcomeRow
+from ackline.ledger.offsets import TopicPartition
+from ackline.ledger.outcomes import Outcome
+from ackline.ledger.turns import LIVE, TurnKind
 from ackline.spark.job import ReplayJob, ReplayResult
-from ackline.spark.output.written_file import WrittenFile
-from ackline.steps.operator_void import ClosedTurn, Consequence, open_turn, void_open_turn
-from ackline.testing.memory_parts import MemoryParts
-from ackline.turns import LIVE, TurnKind
+from ackline.tables.claims import void_turns
+from ackline.tables.files import write_rows
+from ackline.tables.lost_files import drop_lost_files
+from ackline.tables.maintenance import maintain
+from ackline.tables.queries import AuditFilter, audit_rows
+from ackline.tables.rows import decision_rows, plan_date
+from ackline.tables.schemas import PARTITION_BY
+from ackline.tables.store import LedgerStore
+from ackline.worker.files import WrittenFile
 from tests.contract.roots import ON_BOTH
 from tests.memory_lane import AT_MOST_ONCE, FAILS_ONCE, NO_GUARANTEE, OK, TP, TP1, MemoryLane
+from tests.support.memory_parts import MemoryParts
 
 ALL = AuditFilter(everything=True)
 DAMAGES = ("missing", "empty", "cut", "garbled")
@@ -281,7 +281,7 @@ def test_i9_a_void_that_is_killed_after_the_lost_ranges_were_stored_is_finished_
         raise Killed
 
     with monkeypatch.context() as patch:
-        patch.setattr("ackline.steps.operator_void.settle_turn", killed)
+        patch.setattr("ackline.actions.void.settle_turn", killed)
         with pytest.raises(Killed):
             lane.void(pause=True)
     getattr(lane, closes)()

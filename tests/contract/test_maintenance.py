@@ -18,20 +18,19 @@ from deltalake.transaction import AddAction
 from filelock import FileLock
 from typer.testing import CliRunner
 
-from ackline.audit import maintenance
-from ackline.audit.compaction import remove_files
-from ackline.audit.data_files import DataFile
-from ackline.audit.maintenance import RETENTION, maintain, open_turns
-from ackline.audit.object_store import is_remote
-from ackline.audit.pruned_read import Where
-from ackline.audit.queries import AuditFilter, audit_rows
-from ackline.audit.schemas import TABLES
-from ackline.audit.storage import Storage
-from ackline.audit.store import LedgerStore
-from ackline.audit.table import AuditTable
 from ackline.cli.app import app
 from ackline.errors import ConfigError, FatalError
-from ackline.offsets import TopicPartition
+from ackline.ledger.offsets import TopicPartition
+from ackline.tables import maintenance
+from ackline.tables.files import DataFile, Storage
+from ackline.tables.maintenance import RETENTION, maintain, open_turns
+from ackline.tables.object_store import is_remote
+from ackline.tables.output_maintenance import remove_files
+from ackline.tables.queries import AuditFilter, audit_rows
+from ackline.tables.reads import Where
+from ackline.tables.schemas import TABLES
+from ackline.tables.store import LedgerStore
+from ackline.tables.table import AuditTable
 from tests.contract.lane_rows import NOON, TP, plan, settlement, turn, written
 from tests.contract.lanes import OUTCOMES_A_TURN, begin_lane, files, settle_turns
 from tests.contract.roots import ON_BOTH

@@ -8,11 +8,11 @@ import pytest
 from deltalake import DeltaTable
 from deltalake.exceptions import CommitFailedError
 
-from ackline.audit import maintenance
-from ackline.audit.maintenance import OpenTurn, maintain, open_turns
-from ackline.audit.queries import AuditFilter, audit_rows
-from ackline.audit.store import LedgerStore
-from ackline.audit.table import AuditTable
+from ackline.tables import maintenance
+from ackline.tables.maintenance import OpenTurn, maintain, open_turns
+from ackline.tables.queries import AuditFilter, audit_rows
+from ackline.tables.store import LedgerStore
+from ackline.tables.table import AuditTable
 from tests.contract.lane_rows import TP, turn, written
 from tests.contract.lanes import FILES_A_TURN, ROWS_A_TURN, begin_lane, files, settle_turns
 from tests.contract.roots import EVERYWHERE

@@ -9,20 +9,20 @@ from typing import Protocol
 import pytest
 from confluent_kafka import Consumer
 
-from ackline.commit_rule import Committed
 from ackline.errors import FatalError, GroupBusy
 from ackline.kafka.cluster import Cluster
-from ackline.kafka.cursor import Gone
 from ackline.kafka.exact import ExactReader
+from ackline.kafka.fetching import Gone
 from ackline.kafka.group import Group
+from ackline.ledger.commit_rule import Committed
+from ackline.ledger.offsets import TopicPartition
+from ackline.ledger.outcomes import Outcome
 from ackline.local.broker import Broker
-from ackline.offsets import TopicPartition
-from ackline.outcome import Outcome
-from ackline.testing.memory import World
-from ackline.testing.memory_kafka import MemoryCluster, MemoryGroup, MemoryReader
 from tests.conftest import MakeTopic
 from tests.contract import kafka_log
 from tests.contract.lane_rows import NOON
+from tests.support.memory import World
+from tests.support.memory_kafka import MemoryCluster, MemoryGroup, MemoryReader
 
 
 class Log(Protocol):

@@ -5,13 +5,13 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from ackline.commit_rule import Committed
 from ackline.errors import LedgerError
-from ackline.ledger import OutcomeRow, PartitionState, Pending, PendingKind
-from ackline.metrics import FetchTimes, TurnReport
-from ackline.offsets import LogBounds, OffsetRange, TopicPartition, ValuedRange
-from ackline.outcome import Outcome
-from ackline.turns import OperatorLoss, Plan, PlannedPartition, SettledPartition, Settlement, TurnKind
+from ackline.ledger.commit_rule import Committed
+from ackline.ledger.fold import OutcomeRow, PartitionState, Pending, PendingKind
+from ackline.ledger.metrics import FetchTimes, TurnReport
+from ackline.ledger.offsets import LogBounds, OffsetRange, TopicPartition, ValuedRange
+from ackline.ledger.outcomes import Outcome
+from ackline.ledger.turns import OperatorLoss, Plan, PlannedPartition, SettledPartition, Settlement, TurnKind
 from tests.contract.lane_rows import NOON, TP, TP1, plan, settlement, turn
 from tests.contract.tables import Tables
 

@@ -16,22 +16,22 @@ import pytest
 from deltalake import DeltaTable
 from typer.testing import CliRunner
 
-from ackline.audit import conditional_put
-from ackline.audit.conditional_put import create_exclusively, prove_conditional_put
-from ackline.audit.layout import check_layout
-from ackline.audit.maintenance import maintain
-from ackline.audit.object_store import arrow_filesystem, use_options
-from ackline.audit.output_place import check_place
-from ackline.audit.queries import AuditFilter, audit_rows
-from ackline.audit.store import LedgerStore
 from ackline.cli.app import app
 from ackline.errors import AcklineError, ConfigError, FatalError, TransientError
-from ackline.ledger import OutcomeRow
-from ackline.local.ports import free_ports
-from ackline.outcome import Outcome
-from ackline.spark.task_folder import TaskFolder, open_task_folder, remove_task_folders
-from ackline.steps.outputs import publish_settled
-from ackline.turns import LIVE, TurnId
+from ackline.ledger.fold import OutcomeRow
+from ackline.ledger.outcomes import Outcome
+from ackline.ledger.turns import LIVE, TurnId
+from ackline.local.processes import free_ports
+from ackline.outputs.turn import publish_settled
+from ackline.tables import folder as conditional_put
+from ackline.tables.folder import create_exclusively, prove_conditional_put
+from ackline.tables.layout import check_layout
+from ackline.tables.maintenance import maintain
+from ackline.tables.object_store import arrow_filesystem, use_options
+from ackline.tables.output_table import check_place
+from ackline.tables.queries import AuditFilter, audit_rows
+from ackline.tables.store import LedgerStore
+from ackline.worker.task_folder import TaskFolder, open_task_folder, remove_task_folders
 from tests.contract.lane_rows import NOON, TP, plan, settlement, turn
 from tests.contract.lanes import begin_lane, files, settle_turns
 from tests.contract.object_store_actor import DIED
@@ -321,7 +321,7 @@ def test_a_process_that_has_read_remote_tables_ends_well(root: str) -> None:
     store.store_settlement(settlement(0))
     store.store_decisions(plan(1), "run", {TP: [OutcomeRow(5, 0, Outcome.DEAD, NOON)]})
     script = (
-        "from ackline.audit.queries import *; print(len(list(audit_rows(%r, 'orders', AuditFilter(everything=True)))))"
+        "from ackline.tables.queries import *; print(len(list(audit_rows(%r, 'orders', AuditFilter(everything=True)))))"
     )
     command = [sys.executable, "-c", script % root]
     for done in [subprocess.run(command, capture_output=True, text=True, env=os.environ) for _ in range(3)]:

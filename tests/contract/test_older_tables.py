@@ -12,11 +12,11 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
-from ackline.audit import schemas
-from ackline.audit.recent_turns import step_figures
-from ackline.audit.rows import plan_rows, settlement_rows
-from ackline.audit.store import LedgerStore
-from ackline.audit.table import AuditTable
+from ackline.tables import schemas
+from ackline.tables.history import step_figures
+from ackline.tables.rows import plan_rows, settlement_rows
+from ackline.tables.store import LedgerStore
+from ackline.tables.table import AuditTable
 from tests.contract.lane_rows import DAY, TP, plan, settlement, turn
 from tests.e2e.lab import ROOT
 

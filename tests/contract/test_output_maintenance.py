@@ -12,13 +12,13 @@ from deltalake import DeltaTable, Field, Schema, TableFeatures, write_deltalake
 from deltalake.exceptions import CommitFailedError
 from deltalake.schema import PrimitiveType
 
-from ackline.audit import output_maintenance, publish_outputs
-from ackline.audit.compaction import remove_files
-from ackline.audit.maintenance import maintain
-from ackline.audit.object_store import options_of
-from ackline.audit.output_table import OF_ROW, OutputTable
-from ackline.audit.repair import torn_files
-from ackline.audit.store import LedgerStore
+from ackline.tables import output_maintenance
+from ackline.tables import publish as publish_outputs
+from ackline.tables.maintenance import maintain, torn_files
+from ackline.tables.object_store import options_of
+from ackline.tables.output_maintenance import remove_files
+from ackline.tables.output_table import OF_ROW, OutputTable
+from ackline.tables.store import LedgerStore
 from tests.contract.lane_rows import settlement
 from tests.contract.roots import EVERYWHERE, ON_DISK
 

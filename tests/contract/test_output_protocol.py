@@ -12,12 +12,11 @@ import pytest
 from deltalake import DeltaTable, Field, QueryBuilder, Schema, TableFeatures
 from deltalake.schema import PrimitiveType
 
-from ackline.audit import publish_outputs
-from ackline.audit.object_store import options_of
-from ackline.audit.output_protocol import WRITABLE_FEATURES
-from ackline.audit.output_table import OF_ROW, OutputTable
-from ackline.audit.storage import Storage
 from ackline.errors import ConfigError
+from ackline.tables import publish as publish_outputs
+from ackline.tables.files import Storage
+from ackline.tables.object_store import options_of
+from ackline.tables.output_table import OF_ROW, WRITABLE_FEATURES, OutputTable
 from tests.contract.roots import EVERYWHERE
 
 ROOTS = EVERYWHERE

@@ -5,11 +5,11 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from ackline.pipeline import Pipeline
+from ackline.pipeline.pipeline import Pipeline
 from ackline.steps.plan import plan
 from ackline.steps.run import run
-from ackline.testing.memory import READ, World
-from ackline.testing.memory_parts import memory_parts, no_session
+from tests.support.memory import READ, World
+from tests.support.memory_parts import memory_parts, no_session
 
 OF_TABLES = {"settlements", "settlement", "plans", "plan"}
 """What a plan reads of the tables and not of the broker."""

@@ -12,16 +12,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ackline.audit import table as audit_table
-from ackline.audit.repair import repair
-from ackline.audit.store import LedgerStore
 from ackline.errors import FatalError
-from ackline.ledger import OutcomeRow
-from ackline.outcome import Outcome
-from ackline.record_time import UNIX_EPOCH
+from ackline.ledger.fold import OutcomeRow
+from ackline.ledger.outcomes import UNIX_EPOCH, Outcome
 from ackline.spark.job import ReplayResult
-from ackline.spark.output.outcome_files import Chunk, OutcomeFiles, OutcomeTarget
 from ackline.steps.replay import add_actions
+from ackline.tables import table as audit_table
+from ackline.tables.maintenance import repair
+from ackline.tables.store import LedgerStore
+from ackline.worker.files import Chunk, OutcomeFiles, OutcomeTarget
 from tests.contract.lane_rows import DAY, NOON, TP, plan, settlement, turn
 from tests.contract.power_cuts import Disk
 
@@ -114,8 +113,8 @@ def _check_repair(root: Path, refusal: FatalError) -> None:
 def test_a_disk_that_is_not_synced_is_detected(
     root: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, left_out: str
 ) -> None:
-    for module in ("storage", "delta_log", "checkpoints"):
-        monkeypatch.setattr(f"ackline.audit.{module}.{left_out}", lambda path: None)
+    for module in ("files", "log", "checkpoints"):
+        monkeypatch.setattr(f"ackline.tables.{module}.{left_out}", lambda path: None)
     Path(root).mkdir()
     (tmp_path / "copies").mkdir()
     store = LedgerStore(root, "orders", "live")

@@ -2,11 +2,11 @@
 
 import pytest
 
-from ackline.audit.maintenance import maintain
-from ackline.audit.store import LedgerStore
-from ackline.audit.table import AuditTable
-from ackline.ledger import OutcomeRow
-from ackline.outcome import Outcome
+from ackline.ledger.fold import OutcomeRow
+from ackline.ledger.outcomes import Outcome
+from ackline.tables.maintenance import maintain
+from ackline.tables.store import LedgerStore
+from ackline.tables.table import AuditTable
 from tests.contract.lane_rows import NOON, TP, TP1, plan, settlement, turn, written
 
 ROOTS = ["disk", "s3"]

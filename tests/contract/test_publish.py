@@ -12,20 +12,18 @@ import pytest
 from deltalake import DeltaTable
 from deltalake.exceptions import CommitFailedError
 
-from ackline.audit import fenced_append
-from ackline.audit.data_files import DataFileWriter
-from ackline.audit.kept_rows import KeptRows
-from ackline.audit.object_store import options_of
-from ackline.audit.output_table import OutputTable
-from ackline.audit.publish_outputs import publish, table_of
-from ackline.audit.storage import Storage
 from ackline.errors import ConfigError
-from ackline.outcome import Outcome
-from ackline.outcome_rows import OutcomeRow
-from ackline.output_columns import STAGED_ANCHORS, arrow_type
-from ackline.outputs import OutputsOfTurn, StagedFile, StagedTable
-from ackline.steps import kept_outputs
-from ackline.turns import TurnId
+from ackline.ledger.outcomes import Outcome, OutcomeRow
+from ackline.ledger.turns import TurnId
+from ackline.outputs import keep
+from ackline.pipeline.output_columns import STAGED_ANCHORS, arrow_type
+from ackline.pipeline.outputs import OutputsOfTurn, StagedFile, StagedTable
+from ackline.tables import append
+from ackline.tables.files import DataFileWriter, Storage
+from ackline.tables.kept_rows import KeptRows
+from ackline.tables.object_store import options_of
+from ackline.tables.output_table import OutputTable
+from ackline.tables.publish import publish, table_of
 from tests.contract.roots import EVERYWHERE, ON_DISK
 from tests.unit.steps.kept_lane import TP, Store
 
@@ -107,7 +105,7 @@ def test_rows_of_a_commit_that_is_stored_and_reported_as_refused_stay(
     ledger: Any, staging: Staging, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     staged = staging.table(ROWS)
-    monkeypatch.setattr("ackline.audit.table.link_entry", refused_once_stored(fenced_append.link_entry))
+    monkeypatch.setattr("ackline.tables.table.link_entry", refused_once_stored(append.link_entry))
     monkeypatch.setattr(OutputTable, "commit", refused_once_stored(OutputTable.commit))
     for _ in range(2):
         publish_turn(ledger, staged)
@@ -203,8 +201,8 @@ def test_settle_accepts_rows_of_other_columns_that_a_new_table_takes_together(
 ) -> None:
     """Rows that wait since two turns, of which the second had a field more."""
     rows = [staging.table([{"sum": 1.0}], {"sum": "double"}, ()), staging.table(ROWS[:1], COLUMNS, ())]
-    monkeypatch.setattr(kept_outputs, "is_at_most_once", lambda _: False)
-    kept_outputs._check_columns(SimpleNamespace(store=ledger), None, (), KeptRows([], rows, {"totals": 2}))  # type: ignore[arg-type]
+    monkeypatch.setattr(keep, "is_at_most_once", lambda _: False)
+    keep._check_columns(SimpleNamespace(store=ledger), None, (), KeptRows([], rows, {"totals": 2}))  # type: ignore[arg-type]
     publish_turn(ledger, *rows)
     assert rows_of(ledger) == [{"sum": 1.0, "day": None}, {"sum": 0.5, "day": "x"}]
 

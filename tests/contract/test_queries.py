@@ -18,20 +18,20 @@ import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
-from ackline.arguments import PartitionChoice
-from ackline.audit import maintenance, queries
-from ackline.audit.compaction import Layout
-from ackline.audit.maintenance import maintain
-from ackline.audit.queries import AuditFilter, audit_pages, audit_rows
-from ackline.audit.scan import LaneScanner, Scan
-from ackline.audit.store import LedgerStore
 from ackline.errors import ConfigError
-from ackline.ledger import OutcomeRow
-from ackline.offsets import OffsetRange, TopicPartition
-from ackline.outcome import Outcome
+from ackline.ledger.fold import OutcomeRow
+from ackline.ledger.offsets import OffsetRange, TopicPartition
+from ackline.ledger.outcomes import Outcome
+from ackline.pipeline.arguments import PartitionChoice
 from ackline.spark.job import ReplayResult
-from ackline.spark.output.outcome_files import Chunk, OutcomeFiles, OutcomeTarget
 from ackline.steps.replay import add_actions
+from ackline.tables import maintenance, queries
+from ackline.tables.maintenance import maintain
+from ackline.tables.output_maintenance import Layout
+from ackline.tables.queries import AuditFilter, audit_pages, audit_rows
+from ackline.tables.scan import LaneScanner, Scan
+from ackline.tables.store import LedgerStore
+from ackline.worker.files import Chunk, OutcomeFiles, OutcomeTarget
 from tests.contract.lane_rows import DAY, NOON, TP, TP1, plan, settlement, turn, written
 
 Key = tuple[str, int, int, int, int, str, bool]
@@ -222,9 +222,9 @@ def test_exports_hold_the_rows_of_the_table_and_no_formula(
 
 MEASURE = """
 import resource, sys
-from ackline.audit.queries import AuditFilter, audit_pages, audit_rows
-from ackline.audit.scan import LaneScanner, Scan
-from ackline.offsets import OffsetRange
+from ackline.tables.queries import AuditFilter, audit_pages, audit_rows
+from ackline.tables.scan import LaneScanner, Scan
+from ackline.ledger.offsets import OffsetRange
 root, limit = sys.argv[1], int(sys.argv[2])
 warm = list(audit_rows(root, "orders", AuditFilter(offsets=OffsetRange(5, 6), limit=1)))
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

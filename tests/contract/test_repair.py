@@ -9,13 +9,13 @@ import pytest
 from deltalake import DeltaTable
 from typer.testing import CliRunner
 
-from ackline.audit.delta_log import is_whole
-from ackline.audit.repair import repair, torn_files
-from ackline.audit.store import LedgerStore
-from ackline.audit.table import AuditTable
 from ackline.cli.app import app
 from ackline.cli.doctor import examine
 from ackline.errors import ConfigError, FatalError
+from ackline.tables.log import is_whole
+from ackline.tables.maintenance import repair, torn_files
+from ackline.tables.store import LedgerStore
+from ackline.tables.table import AuditTable
 from tests.contract.lane_rows import plan, settlement, turn
 from tests.contract.lanes import begin_lane
 
@@ -89,7 +89,7 @@ def test_a_torn_last_entry_is_refused_by_name_and_the_commit_can_be_made_again_a
 
 def repair_of(file: str) -> list[object]:
     """Returns what the repair of a torn entry of the settlements reports."""
-    from ackline.audit.repair import TornFile
+    from ackline.tables.maintenance import TornFile
 
     return [TornFile("orders", "live", "settlements", file, "log entry", True)]
 

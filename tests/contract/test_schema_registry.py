@@ -7,10 +7,10 @@ from typing import Any
 import httpx2
 import pytest
 
-from ackline.decode import Undecodable
 from ackline.errors import ConfigError, FatalError, TransientError
 from ackline.handler import Record
 from ackline.kafka.registry import Registry
+from ackline.pipeline.streams import Undecodable
 from tests.schema_registry import StubRegistry
 
 STATUS = {"type": "enum", "name": "status", "symbols": ["OPEN", "CANCELLED"]}

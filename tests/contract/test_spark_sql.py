@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from ackline.audit.sql import sql_result, table_folders
-from ackline.audit.store import LedgerStore
 from ackline.errors import ConfigError
+from ackline.tables.sql import sql_result, table_folders
+from ackline.tables.store import LedgerStore
 from tests.contract.hard_story import begin_hard_story
 from tests.contract.story import begin_story
 from tests.contract.test_cookbook import ANSWERS, blocks, plain

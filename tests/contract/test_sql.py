@@ -10,17 +10,17 @@ import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
-from ackline.audit.history import settled_turns
-from ackline.audit.maintenance import maintain
-from ackline.audit.sql import VIEWS, sql_result
-from ackline.audit.store import LedgerStore
 from ackline.cli.app import app
 from ackline.cli.options import check_lane
 from ackline.errors import ConfigError
-from ackline.ledger import OutcomeRow
-from ackline.offsets import OffsetRange
-from ackline.outcome import Outcome
-from ackline.turns import LOST_BY_OPERATOR, VOIDED_BY_OPERATOR, TurnKind
+from ackline.ledger.fold import OutcomeRow
+from ackline.ledger.offsets import OffsetRange
+from ackline.ledger.outcomes import Outcome
+from ackline.ledger.turns import LOST_BY_OPERATOR, VOIDED_BY_OPERATOR, TurnKind
+from ackline.tables.history import settled_turns
+from ackline.tables.maintenance import maintain
+from ackline.tables.sql import VIEWS, sql_result
+from ackline.tables.store import LedgerStore
 from tests.contract.hard_story import begin_hard_story, begin_reset
 from tests.contract.lane_rows import NOON, TP, plan, settlement, turn, written
 from tests.contract.lanes import begin_lane

@@ -10,13 +10,13 @@ from multiprocessing.synchronize import Barrier
 import pytest
 from deltalake import DeltaTable
 
-from ackline.audit.maintenance import maintain, open_turns
-from ackline.audit.rows import settlement_from_rows, settlement_rows
-from ackline.audit.store import LedgerStore
-from ackline.audit.table import AuditTable
-from ackline.ledger import OutcomeRow
-from ackline.outcome import Outcome
-from ackline.turns import Marker, MarkerKind, Plan, Settlement, TurnKind
+from ackline.ledger.fold import OutcomeRow
+from ackline.ledger.outcomes import Outcome
+from ackline.ledger.turns import Marker, MarkerKind, Plan, Settlement, TurnKind
+from ackline.tables.maintenance import maintain, open_turns
+from ackline.tables.rows import settlement_from_rows, settlement_rows
+from ackline.tables.store import LedgerStore
+from ackline.tables.table import AuditTable
 from tests.contract.lane_rows import NOON, TP, plan, settlement, turn, written
 from tests.contract.roots import EVERYWHERE
 

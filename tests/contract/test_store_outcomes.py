@@ -12,19 +12,19 @@ import pytest
 from deltalake import DeltaTable
 from deltalake.transaction import AddAction
 
-from ackline.audit import commit_notes
-from ackline.audit.log_state import LogState
-from ackline.audit.maintenance import maintain
-from ackline.audit.rows import plan_date
-from ackline.audit.store import LedgerStore
-from ackline.audit.table import CHECKPOINT_EVERY, AuditTable
 from ackline.errors import FatalError
-from ackline.ledger import OutcomeRow, PartitionState, Pending, PendingKind
-from ackline.metrics import TurnReport
-from ackline.offsets import TopicPartition, ValuedRange
-from ackline.outcome import Outcome
-from ackline.spark.output.outcome_files import Chunk, OutcomeFiles, OutcomeTarget
-from ackline.turns import SettledPartition, Settlement, TurnKind
+from ackline.ledger.fold import OutcomeRow, PartitionState, Pending, PendingKind
+from ackline.ledger.metrics import TurnReport
+from ackline.ledger.offsets import TopicPartition, ValuedRange
+from ackline.ledger.outcomes import Outcome
+from ackline.ledger.turns import SettledPartition, Settlement, TurnKind
+from ackline.tables import table as commit_notes
+from ackline.tables.log_state import LogState
+from ackline.tables.maintenance import maintain
+from ackline.tables.rows import plan_date
+from ackline.tables.store import LedgerStore
+from ackline.tables.table import CHECKPOINT_EVERY, AuditTable
+from ackline.worker.files import Chunk, OutcomeFiles, OutcomeTarget
 from tests.contract.lane_rows import NOON, TP, TP1, plan, settlement, turn, written
 from tests.contract.roots import EVERYWHERE, ON_DISK
 

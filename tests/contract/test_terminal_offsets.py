@@ -2,15 +2,14 @@
 
 from dataclasses import replace
 
-from ackline.audit.store import LedgerStore
-from ackline.audit.terminal_offsets import OutcomeFilter
-from ackline.backfill_choice import as_ranges
-from ackline.lane_diff import Result
-from ackline.ledger import OutcomeRow
-from ackline.offsets import OffsetRange, TopicPartition
-from ackline.outcome import Outcome
-from ackline.range_arrays import Ranges
-from ackline.turns import Plan, PlannedPartition, Settlement, TurnKind
+from ackline.backfill.choose import as_ranges
+from ackline.ledger.account import Result
+from ackline.ledger.fold import OutcomeRow
+from ackline.ledger.offsets import OffsetRange, Ranges, TopicPartition
+from ackline.ledger.outcomes import Outcome
+from ackline.ledger.turns import Plan, PlannedPartition, Settlement, TurnKind
+from ackline.tables.chosen import OutcomeFilter
+from ackline.tables.store import LedgerStore
 from tests.contract.lane_rows import NOON, TP, TP1, plan, settlement, turn
 from tests.contract.tables import Tables
 

@@ -9,11 +9,11 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from ackline.audit import storage
-from ackline.audit.delta_log import DeltaLog
-from ackline.audit.maintenance import maintain
-from ackline.audit.storage import Storage
-from ackline.audit.table import AuditTable
+from ackline.tables import files as storage
+from ackline.tables.files import Storage
+from ackline.tables.log import DeltaLog
+from ackline.tables.maintenance import maintain
+from ackline.tables.table import AuditTable
 from tests.bench.injected import InjectedLane
 
 MARK = "/ackline-commits-the-group"

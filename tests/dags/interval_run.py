@@ -17,10 +17,10 @@ from ackline.airflow import backfill, dags, interval_plan
 from ackline.airflow.backfill import BeginBackfillOperator
 from ackline.airflow.interval import Interval
 from ackline.airflow.operators import PlanOperator
-from ackline.pipeline import Pipeline
-from ackline.steps.backfill import find_backfill, run_backfill
-from ackline.testing.memory_parts import MemoryParts, memory_parts, no_session
+from ackline.backfill.run import find_backfill, run_backfill
+from ackline.pipeline.pipeline import Pipeline
 from tests.memory_lane import OK, MemoryLane
+from tests.support.memory_parts import MemoryParts, memory_parts, no_session
 
 START = datetime(2026, 2, 1, tzinfo=UTC)
 END = START + timedelta(days=1)
@@ -49,7 +49,7 @@ class IntervalRun:
         for module in (interval_plan, backfill):
             monkeypatch.setattr(module, "opened", opened)
         monkeypatch.setattr(backfill, "DriverHook", lambda *_, **__: None)
-        monkeypatch.setattr("ackline.stream_functions.check_functions", lambda *_: None)
+        monkeypatch.setattr("ackline.pipeline.functions.check_functions", lambda *_: None)
 
     def dag(self) -> DAG:
         return dags.replay_dag(self.live.parts().pipeline, "dags/replay.py")

@@ -14,9 +14,9 @@ from typing import Any
 import yaml
 from confluent_kafka import Consumer, Producer, TopicPartition
 
-from ackline.audit.queries import AuditFilter, audit_rows
 from ackline.local.airflow_servers import LocalAirflow
-from ackline.testing import journal
+from ackline.tables.queries import AuditFilter, audit_rows
+from tests.support import journal
 
 ROOT = Path(__file__).parents[2]
 CANARY = "canary-7Qx1-never-shown"
@@ -62,7 +62,7 @@ class Project:
     def audit(self) -> str:
         return str(self.folder / "audit")
 
-    def write(self, name: str, topic: str, handler: str = "ackline.testing.journal:handle", **more: object) -> Path:
+    def write(self, name: str, topic: str, handler: str = "tests.support.journal:handle", **more: object) -> Path:
         """Write a pipeline file for a topic; its group is `NAME-group`. Returns the file."""
         self.pipelines.mkdir(parents=True, exist_ok=True)
         kafka = {"connection": "kafka_default", "group_id": f"{name}-group", "topics": [topic]}

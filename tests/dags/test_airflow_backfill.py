@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from ackline.airflow.interval import Interval
-from ackline.audit.store import LedgerStore
+from ackline.backfill.run import Backfill, find_backfill
 from ackline.local.airflow_api import ENDED, POLL_SECONDS
 from ackline.local.airflow_servers import LocalAirflow
 from ackline.local.broker import Broker
 from ackline.local.processes import wait_until
-from ackline.steps.backfill import Backfill, find_backfill
+from ackline.tables.store import LedgerStore
 from ackline.verify.check import Sources, check
 from tests.dags.project import Project, served_airflow
 from tests.e2e import wire
@@ -50,7 +50,7 @@ class Intervals:
         self.project, self.airflow, self.name, self.topic = project, airflow, name, topic
         self.dag, self.backfill_dag = f"replay__{name}", f"backfill__{name}"
 
-    def begin(self, handler: str = "ackline.testing.journal:handle") -> None:
+    def begin(self, handler: str = "tests.support.journal:handle") -> None:
         """Makes the DAGs, waits for the one scheduled run, which finds no record, and produces those of the days."""
         self.project.write(self.name, self.topic, handler, schedule="@daily")
         self.airflow.wait_for_dag(self.backfill_dag)

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from ackline.airflow.audit_connection import use_audit_connection
+from ackline.airflow.connections import use_audit_connection
 from ackline.airflow.driver import STORE_OPTIONS
 from ackline.airflow.driver_hook import driver_environment
-from ackline.audit.object_store import options_of, use_options
 from ackline.errors import ConfigError
+from ackline.tables.object_store import options_of, use_options
 
 CANARY = "canary-of-the-secret-key"
 FIELDS = {"conn_type": "aws", "login": "key", "password": CANARY, "extra": {"region_name": "eu-west-1"}}
@@ -48,7 +48,7 @@ def test_i13_the_login_reaches_the_driver_in_one_variable_that_it_removes(monkey
     assert [name for name, value in environment.items() if CANARY in value] == [STORE_OPTIONS]
     script = """
 import os, ackline.airflow.driver as driver
-from ackline.audit.object_store import use_options, options_of
+from ackline.tables.object_store import use_options, options_of
 def replay(name, run_id, connection, store_options):
     import json
     use_options(json.loads(store_options))

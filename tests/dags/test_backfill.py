@@ -25,15 +25,14 @@ from ackline.airflow.backfill import (
     form_of,
     id_of_run,
 )
-from ackline.backfill_arguments import lane_of
-from ackline.backfill_pipeline import backfill_pipeline
-from ackline.pipeline import Pipeline
-from ackline.reconciliation import Account
-from ackline.steps.backfill import find_backfill, run_backfill
-from ackline.testing.memory_parts import MemoryParts, memory_parts, no_session
+from ackline.backfill.run import backfill_pipeline, find_backfill, run_backfill
+from ackline.ledger.account import Account
+from ackline.pipeline.arguments import lane_of
+from ackline.pipeline.pipeline import Pipeline
 from tests.dags.project import parsed
 from tests.dags.test_parsing import here
 from tests.memory_lane import FAILS, FAILS_ONCE, OK, MemoryLane
+from tests.support.memory_parts import MemoryParts, memory_parts, no_session
 
 __all__ = ["here"]
 
@@ -54,7 +53,7 @@ class Form:
 
         monkeypatch.setattr(backfill, "opened", opened)
         monkeypatch.setattr(backfill, "DriverHook", lambda *_, **__: None)
-        monkeypatch.setattr("ackline.stream_functions.check_functions", lambda *_: None)
+        monkeypatch.setattr("ackline.pipeline.functions.check_functions", lambda *_: None)
         monkeypatch.setattr(ReplayBackfillOperator, "_submit", lambda task, context: self._submit(task, context))
 
     def _submit(self, task: ReplayBackfillOperator, context: Any) -> None:

@@ -12,14 +12,14 @@ from airflow.sdk import Context
 from airflow.sdk.exceptions import AirflowFailException
 
 from ackline.airflow.operators import PlanOperator
-from ackline.audit.schemas import TABLES
-from ackline.pipeline import load
+from ackline.pipeline.pipeline import load
+from ackline.tables.schemas import TABLES
 from tests.dags import otlp_receiver
 from tests.dags.project import CANARY, AirflowCommand, Project, drivers, processes, produce
 
 PAYLOAD = "canary-3Kd8-of-a-record"
 QUOTING_HANDLER = """
-from ackline.testing import journal
+from tests.support import journal
 
 def handle(record):
     try:

@@ -14,17 +14,17 @@ from ackline.airflow.driver import KAFKA_CONFIG, TASK, describe_unexpected, exit
 from ackline.airflow.driver_hook import driver_environment
 from ackline.airflow.operators import airflow_errors
 from ackline.errors import AcklineError, ConfigError, GroupMoved, LedgerError, NoProof, TransientError
+from ackline.lane.adapters import open_parts
 from ackline.local.processes import wait_until
-from ackline.pipeline import load
-from ackline.process_identity import ProcessIdentity
-from ackline.steps.parts import open_parts
+from ackline.pipeline.pipeline import load
 from ackline.steps.plan import plan
+from ackline.tables.lease import ProcessIdentity
 from tests.dags.project import CANARY, ROOT, Project, produce
 
 WATCHING = """
 import subprocess, sys, time
-from ackline.airflow.watch import end_with_task
-from ackline.process_identity import ProcessIdentity
+from ackline.airflow.driver import end_with_task
+from ackline.tables.lease import ProcessIdentity
 task = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
 end_with_task(ProcessIdentity.of(task.pid))
 print(task.pid, flush=True)
@@ -80,10 +80,10 @@ def test_a_pipeline_that_does_not_exist_is_a_configuration_error(project: Projec
 
 def test_a_handler_that_does_not_import_is_refused_before_the_turn_is_touched(project: Project) -> None:
     """A handler may be deployed between plan and replay. At most once, a claimed turn would be lost."""
-    project.write("orders", "orders", handler="ackline.testing.journal:gone", guarantee="at_most_once")
+    project.write("orders", "orders", handler="tests.support.journal:gone", guarantee="at_most_once")
     done = run_driver(project, "orders", json.dumps({"bootstrap.servers": "127.0.0.1:1"}))
     assert (done.returncode, len(done.stderr.splitlines())) == (2, 1), done.stderr
-    assert "handler ackline.testing.journal:gone does not import" in done.stderr
+    assert "handler tests.support.journal:gone does not import" in done.stderr
 
 
 def test_a_broker_that_is_away_is_a_transient_error_and_its_password_is_not_shown(

@@ -179,7 +179,7 @@ def test_the_reason_of_a_failure_is_scrubbed(run: IntervalRun, monkeypatch: pyte
     def refused(*_: Any) -> None:
         raise ConfigError("the broker refused sasl.password=canary")
 
-    monkeypatch.setattr("ackline.stream_functions.check_functions", refused)
+    monkeypatch.setattr("ackline.pipeline.functions.check_functions", refused)
     with pytest.raises(AirflowFailException):
         run.begin(started)
     assert run.pushed[started.dag_run_id, "begin", REASON] == "the broker refused sasl.password=***"

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ackline.airflow.interval import Interval, epoch_to_run, is_whole_run, run_prefix
-from ackline.steps.backfill import cancel
+from ackline.backfill.run import cancel
 from tests.dags.interval_run import END, LANE, START, IntervalRun, two_of_four
 
 

@@ -6,11 +6,11 @@ from datetime import timedelta
 
 import pytest
 
-from ackline.steps.backfill import find_backfill, run_backfill
-from ackline.testing.memory import GroupCommit
-from ackline.testing.memory_parts import no_session
+from ackline.backfill.run import find_backfill, run_backfill
 from tests.dags.interval_run import START, IntervalRun
 from tests.memory_lane import FAILS_ONCE, OK, MemoryLane
+from tests.support.memory import GroupCommit
+from tests.support.memory_parts import no_session
 
 
 def test_s70_fifty_intervals_at_once_settle_a_lane_each_and_leave_the_group_alone(

@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from ackline.airflow.connection import kafka_connection
+from ackline.airflow.connections import kafka_connection
 from ackline.errors import ConfigError
-from ackline.pipeline import Pipeline
+from ackline.pipeline.pipeline import Pipeline
 
 
 def pipeline(connection: str) -> Pipeline:
@@ -18,7 +18,7 @@ def pipeline(connection: str) -> Pipeline:
 def test_a_connection_that_is_not_defined_fails_and_no_dev_broker_stands_for_it(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ackline.local.saved_broker.dev_bootstrap", lambda: "127.0.0.1:9092")
+    monkeypatch.setattr("ackline.local.connection.dev_bootstrap", lambda: "127.0.0.1:9092")
     with pytest.raises(ConfigError, match=f"connection {name}, which pipeline orders names, is not defined"):
         kafka_connection(pipeline(name))
 

@@ -7,8 +7,8 @@ from airflow.sdk import BaseOperator, Context, CronDataIntervalTimetable
 from airflow.sdk.exceptions import AirflowFailException
 
 from ackline.airflow.maintenance import maintenance_dag
-from ackline.audit.schemas import TABLES
-from ackline.audit.store import LedgerStore
+from ackline.tables.schemas import TABLES
+from ackline.tables.store import LedgerStore
 from tests.contract.lane_rows import plan, settlement
 from tests.dags.project import parsed
 

@@ -17,13 +17,13 @@ from airflow.sdk.observability import stats
 from airflow.sdk.observability.metrics import stats_utils
 
 from ackline.airflow import operators
-from ackline.airflow.gauges import COUNTED, publish_metrics
+from ackline.airflow.results import COUNTED, publish_metrics
 from ackline.errors import GroupBusy
-from ackline.step_figures import StepFigures
+from ackline.ledger.metrics import StepFigures
 from ackline.steps.settle import settle
-from ackline.testing.memory_kafka import MemoryGroup
 from ackline.tuples import Durations, StepCounts
 from tests.memory_lane import FAILS, FAILS_ONCE, OK, TP1, MemoryLane
+from tests.support.memory_kafka import MemoryGroup
 
 GAUGES = {
     "log_start", "log_end", "records", "committed", "floor", "read", "lag", "lag_seconds", "due", "pending.retry",

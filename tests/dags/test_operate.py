@@ -10,7 +10,7 @@ from airflow.sdk import DAG
 from airflow.sdk.exceptions import AirflowFailException, ParamValidationError
 
 from ackline.airflow import operate
-from ackline.outcome import Outcome
+from ackline.ledger.outcomes import Outcome
 from tests.dags.project import parsed
 from tests.dags.test_parsing import here
 from tests.memory_lane import FAILS, FAILS_ONCE, OK, TP, MemoryLane

@@ -12,11 +12,11 @@ from airflow.sdk.exceptions import AirflowFailException
 from ackline.airflow import operators
 from ackline.airflow.dags import run_params
 from ackline.airflow.operators import PlanOperator, airflow_errors
-from ackline.offsets import TopicPartition
-from ackline.pipeline import Pipeline
-from ackline.run_request import EVERYTHING, SETTING, RunRequest, parse_request
-from ackline.testing.memory_parts import MemoryParts
+from ackline.ledger.offsets import TopicPartition
+from ackline.pipeline.arguments import EVERYTHING, SETTING, RunRequest, parse_request
+from ackline.pipeline.pipeline import Pipeline
 from tests.memory_lane import OK, TP, MemoryLane
+from tests.support.memory_parts import MemoryParts
 from tests.unit.pipeline_files import GOOD
 
 LIMIT = 100
@@ -86,7 +86,7 @@ def plan(monkeypatch: pytest.MonkeyPatch) -> Callable[..., MemoryLane]:
 
         monkeypatch.setattr(operators, "opened", opened)
         monkeypatch.setattr(operators, "DriverHook", lambda *_, **__: None)
-        monkeypatch.setattr("ackline.stream_functions.check_functions", lambda *_: None)
+        monkeypatch.setattr("ackline.pipeline.functions.check_functions", lambda *_: None)
         context: Any = {"run_id": "manual__1", "params": values}
         PlanOperator(task_id="plan", pipeline=lane.parts().pipeline).execute(context)
         return lane

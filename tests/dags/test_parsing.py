@@ -76,7 +76,7 @@ def test_the_page_of_a_dag_shows_its_settings_and_no_value_of_a_property(here: P
         "orders",
         "kafka_default",
         "a\\|'b'",
-        "ackline.testing.journal:handle",
+        "tests.support.journal:handle",
         "at_least_once",
         "ssl.key.password",
     )

@@ -12,11 +12,11 @@ from airflow.sdk.exceptions import AirflowRescheduleException
 
 from ackline.airflow import operators
 from ackline.airflow.operators import LEASE_POLL, ReplayOperator
-from ackline.audit.lease_file import LeaseFile
-from ackline.lease import MISSED_RENEWALS, RENEWAL_SECONDS, Lease
-from ackline.steps.turn_lease import TurnLease
-from ackline.testing.memory_parts import MemoryParts
+from ackline.lane.lease import TurnLease
+from ackline.tables.lease import MISSED_RENEWALS, RENEWAL_SECONDS, Lease
+from ackline.tables.lease_file import LeaseFile
 from tests.memory_lane import NOON, OK, MemoryLane
+from tests.support.memory_parts import MemoryParts
 
 CONTEXT: Any = {"run_id": "scheduled__1"}
 

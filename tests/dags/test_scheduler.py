@@ -13,12 +13,12 @@ from urllib.parse import urlencode
 import psutil
 import pytest
 
-from ackline.audit.queries import AuditFilter, audit_rows
 from ackline.local.airflow_api import POLL_SECONDS
 from ackline.local.airflow_servers import LocalAirflow
 from ackline.local.broker import Broker
 from ackline.local.processes import wait_until
-from ackline.process_identity import ProcessIdentity
+from ackline.tables.lease import ProcessIdentity
+from ackline.tables.queries import AuditFilter, audit_rows
 from tests.conftest import MakeTopic
 from tests.dags.project import CANARY, SLOW_HANDLER, Project, drivers, produce, served_airflow
 from tests.dags.statsd_receiver import Received, receiver

@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 from airflow.sdk.exceptions import AirflowFailException
 
+from ackline.actions import void
 from ackline.airflow import operators
-from ackline.airflow.summary import planned_summary
-from ackline.steps import operator_void, plan
+from ackline.airflow.results import planned_summary
+from ackline.steps import plan
 from tests.memory_lane import OK, MemoryLane
 
 DAG_RUN, OTHER = "scheduled__1", "cli__2"
@@ -26,7 +27,7 @@ class Task:
             yield lane.parts(DAG_RUN)
 
         monkeypatch.setattr(operators, "opened", opened)
-        monkeypatch.setattr("ackline.airflow.gauges.publish_metrics", lambda *_: None)
+        monkeypatch.setattr("ackline.airflow.results.publish_metrics", lambda *_: None)
 
     def xcom_pull(self, task_ids: str) -> Any:
         assert task_ids == "plan"
@@ -78,7 +79,7 @@ def test_a_turn_that_an_operator_has_voided_fails_the_task_with_who_and_why(
 ) -> None:
     task = Task(lane, monkeypatch)
     parts = lane.parts("operator")
-    operator_void.void_open_turn(parts, operator_void.open_turn(parts).plan.turn, "kills the driver")
+    void.void_open_turn(parts, void.open_turn(parts).plan.turn, "kills the driver")
     with pytest.raises(AirflowFailException, match="closed as void by test: kills the driver"):
         task.execute()
 

@@ -18,13 +18,13 @@ import yaml
 from deltalake import DeltaTable
 
 from ackline.local.broker import Broker
+from ackline.local.connection import LOOPBACK
 from ackline.local.processes import wait_until
-from ackline.local.saved_broker import LOOPBACK
-from ackline.testing import journal
-from ackline.testing.spark_cluster import SparkCluster, Worker
 from tests import class_data
 from tests.e2e import wire
 from tests.e2e.commands import ROOT
+from tests.support import journal
+from tests.support.spark_cluster import SparkCluster, Worker
 
 START = datetime(2026, 1, 31, 12, tzinfo=UTC)
 SECONDS = 280.0
@@ -33,7 +33,7 @@ QUICK_START = {"spark.executor.extraJavaOptions": class_data.options()}
 HANDLER = '''
 import json, os, time
 from ackline import Record
-from ackline.testing import journal
+from tests.support import journal
 
 def handle(record: Record) -> None:
     """Writes the call into the journal. For a record with a gate, waits until its file is there."""

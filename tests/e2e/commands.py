@@ -8,7 +8,7 @@ from pathlib import Path
 from unittest.mock import patch
 
 from ackline.local.processes import end
-from ackline.process_identity import ProcessIdentity
+from ackline.tables.lease import ProcessIdentity
 from tests.command import run_main
 
 ROOT = Path(__file__).parents[2]

@@ -11,8 +11,8 @@ from pyspark.sql import SparkSession
 
 from ackline.local.broker import Broker
 from ackline.spark import session
-from ackline.testing import journal
 from tests.e2e.lab import Lab, Spark
+from tests.support import journal
 
 _folder = TemporaryDirectory(prefix="ackline-journal-")
 _journal = str(Path(_folder.name) / "journal")

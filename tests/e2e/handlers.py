@@ -13,8 +13,8 @@ import pyarrow as pa
 from ackline import InFlight
 from ackline.handler import Record, arrow_handler
 from ackline.local.processes import wait_until
-from ackline.testing import journal
 from tests.spark.output_handlers import hand_on
+from tests.support import journal
 
 
 def quotes_the_record(record: Record) -> None:

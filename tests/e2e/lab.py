@@ -19,21 +19,21 @@ from confluent_kafka.admin import AdminClient
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
+from ackline.lane import commit as commit_step
+from ackline.lane.adapters import Parts, open_parts
+from ackline.lane.lease import WhenHeld
+from ackline.ledger.offsets import TopicPartition
+from ackline.ledger.turns import LIVE, Plan, SettledPartition, Settlement
 from ackline.local.broker import Broker
-from ackline.offsets import TopicPartition
-from ackline.pipeline import load
-from ackline.steps import commit as commit_step
+from ackline.pipeline.pipeline import load
 from ackline.steps import plan as planning_step
 from ackline.steps import replay as replay_step
 from ackline.steps import run as run_step
 from ackline.steps import settle as settle_step
-from ackline.steps.parts import Parts, open_parts
-from ackline.steps.turn_lease import WhenHeld
-from ackline.testing import journal
-from ackline.turns import LIVE, Plan, SettledPartition, Settlement
 from ackline.verify.check import Sources, check
 from tests.e2e import wire
 from tests.e2e.commands import ROOT, Finished, run_as_process, run_here
+from tests.support import journal
 
 __all__ = ["ROOT", "Lab", "Row", "Spark", "all_of", "fails"]
 
@@ -94,7 +94,7 @@ class Lab:
             kafka.pop("bootstrap_servers" if "connection" in more else "topics")
         return {
             "name": self.name,
-            "handler": "ackline.testing.journal:handle",
+            "handler": "tests.support.journal:handle",
             "dead_letter": {"topic": self.dead_letter_topic},
             **given,
             "kafka": {**kafka, **more},

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from deltalake import DeltaTable
 
-from ackline.backfill_arguments import BackfillArguments
-from ackline.steps.backfill import begin
-from ackline.steps.backfill_plan import plan_backfill
-from ackline.steps.choose_offsets import choose_offsets
+from ackline.backfill.choose import choose_offsets
+from ackline.backfill.plan import plan_backfill
+from ackline.backfill.run import begin
+from ackline.pipeline.arguments import BackfillArguments
 from ackline.steps.replay import replay
 from ackline.verify.check import Sources, check
 from tests.chaos import victims

@@ -2,11 +2,10 @@
 
 from collections.abc import Iterable
 
-from ackline.backfill_arguments import lane_of
-from ackline.backfill_pipeline import backfill_pipeline
-from ackline.steps.backfill import find_backfill
-from ackline.steps.backfill_plan import plan_backfill
-from ackline.steps.parts import open_parts
+from ackline.backfill.plan import plan_backfill
+from ackline.backfill.run import backfill_pipeline, find_backfill
+from ackline.lane.adapters import open_parts
+from ackline.pipeline.arguments import lane_of
 from tests.contract.kafka_log import COMPACTED, compact
 from tests.e2e import wire
 from tests.e2e.fixtures import MakeLab

@@ -105,7 +105,7 @@ def test_code_that_does_not_import_or_has_the_wrong_shape(lane: Lab, monkeypatch
         error = refusal(lane, 2, "run", lane.name)
         assert f"handler bad_{name}:handle" in error
         assert reason in error
-    lane.configure(handler="ackline.testing.journal:handle", listener="nowhere:X")
+    lane.configure(handler="tests.support.journal:handle", listener="nowhere:X")
     assert "listener nowhere:X" in refusal(lane, 2, "run", lane.name)
     lane.configure(listener=None, retry={"class": "nowhere:X"})
     assert "retry class nowhere:X" in refusal(lane, 2, "run", lane.name)

@@ -16,9 +16,10 @@ import pyarrow.parquet as pq
 import pytest
 from confluent_kafka import Producer
 
-from ackline.turns import LIVE
-from ackline.ui import failing, pages, readings
-from ackline.ui.addresses import Addresses
+from ackline.ledger.turns import LIVE
+from ackline.ui import pages, readings
+from ackline.ui import readings as failing
+from ackline.ui.links import Addresses
 from tests.dags.project import processes
 from tests.e2e.fixtures import MakeLab
 from tests.e2e.lab import ROOT, Lab, all_of

@@ -17,9 +17,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from ackline.local import order_events
+from ackline.local import events
 from ackline.local.processes import wait_until
-from ackline.testing.spark_cluster import Worker
 from tests.e2e.cluster_lab import (
     HANDLER,
     NEEDS_A_PACKAGE,
@@ -33,6 +32,7 @@ from tests.e2e.cluster_lab import (
     ended,
 )
 from tests.e2e.commands import ROOT, run_in_session
+from tests.support.spark_cluster import Worker
 
 pytestmark = pytest.mark.timeout(600)
 """A test has up to three runs, each of which starts a driver and executors."""
@@ -49,7 +49,7 @@ def test_the_demo_s_records_are_proved_though_the_workers_have_no_copy_of_the_pr
     bootstrap, audit = machines.broker.bootstrap, machines.shared / "demo"
     machines.broker.create_topic("orders", 4)
     machines.broker.create_topic("orders.dead")
-    counts = order_events.produce(bootstrap, "orders", order_events.orders(20_000))
+    counts = events.produce(bootstrap, "orders", events.orders(20_000))
     times = [(START + timedelta(seconds=seconds)).isoformat() for seconds in (0, 1, 10, 30)]
     script = f"""
 import sys
@@ -122,7 +122,7 @@ AIRFLOW_TASKS = """
 import json, sys
 from pathlib import Path
 from ackline.airflow.operators import PlanOperator, ReplayOperator, SettleOperator
-from ackline.pipeline_folder import load_pipeline
+from ackline.pipeline.folder import load_pipeline
 
 folder, name = sys.argv[1:]
 pipeline = load_pipeline(Path(folder), name)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from confluent_kafka import Consumer, TopicPartition
 
-from ackline.local import order_events
+from ackline.local import events
 from ackline.local.broker import Broker
 from tests.e2e.commands import ROOT, Finished, run_as_process, run_in_session
 
@@ -22,7 +22,7 @@ class Project:
         self.topic = f"shop.orders-{uuid.uuid4().hex[:8]}"
         broker.create_topic(self.topic, 3)
         broker.create_topic(f"{self.topic}.dead")
-        order_events.produce(broker.bootstrap, self.topic, order_events.orders(200))
+        events.produce(broker.bootstrap, self.topic, events.orders(200))
         self.environment = {
             "ACKLINE_PIPELINES": str(folder / "include" / "pipelines"), "ACKLINE_AUDIT": str(folder / "audit"),
         }  # fmt: skip

@@ -5,10 +5,10 @@ import random
 import pytest
 
 from ackline.errors import FatalError, TopicChanged
-from ackline.testing.journal import REASON
 from tests.e2e import wire
 from tests.e2e.fixtures import MakeLab
 from tests.e2e.lab import Row, all_of, encoded, fails
+from tests.support.journal import REASON
 
 MINUTE = {"initial_delay": "1m", "period": "1m", "multiplier": 1}
 
@@ -183,7 +183,7 @@ def test_s44_each_record_has_an_outcome_and_each_dead_letter_the_original_record
 
 @pytest.mark.parametrize(
     ("handler", "value"),
-    [("ackline.testing.journal:handle", b'{"fail": -1}'), ("tests.spark.handlers:column_words", b"failed")],
+    [("tests.support.journal:handle", b'{"fail": -1}'), ("tests.spark.handlers:column_words", b"failed")],
 )
 def test_s44_a_header_whose_name_is_not_text_stops_no_run(lab: MakeLab, handler: str, value: bytes) -> None:
     """Java's client can read it for the first attempt; the client of retries and dead letters cannot."""

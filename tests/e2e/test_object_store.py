@@ -12,10 +12,10 @@ import pyarrow.fs as pafs
 import pytest
 from deltalake import DeltaTable
 
-from ackline.audit.object_store import arrow_filesystem
-from ackline.audit.store import LedgerStore
+from ackline.ledger.turns import LIVE
 from ackline.local.broker import Broker
-from ackline.turns import LIVE
+from ackline.tables.object_store import arrow_filesystem
+from ackline.tables.store import LedgerStore
 from tests.e2e.commands import ROOT, Finished, run_in_session
 from tests.e2e.fixtures import MakeLab
 from tests.e2e.lab import Lab

@@ -2,11 +2,11 @@
 
 import pytest
 
+from ackline.actions.actions import perform_action
 from ackline.errors import FatalError, TooFarBehind
-from ackline.offsets import TopicPartition
-from ackline.steps.action_plans import Targets
-from ackline.steps.operator_actions import perform_action
-from ackline.turns import Settlement, TurnKind
+from ackline.lane.action_plans import Targets
+from ackline.ledger.offsets import TopicPartition
+from ackline.ledger.turns import Settlement, TurnKind
 from tests.e2e.fixtures import MakeLab
 from tests.e2e.lab import Lab, Row, all_of, fails
 

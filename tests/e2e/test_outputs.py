@@ -9,12 +9,12 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from ackline.audit import publish_outputs
 from ackline.errors import ConfigError, LedgerError, TooManyFailures
+from ackline.outputs.turn import store_manifest
 from ackline.steps import plan as planning
 from ackline.steps import replay, settle
-from ackline.steps.outputs import store_manifest
-from ackline.steps.replay_job import job_of
+from ackline.steps.replay import job_of
+from ackline.tables import publish as publish_outputs
 from tests.e2e import wire
 from tests.e2e.fixtures import MakeLab
 from tests.e2e.lab import Lab, Row
@@ -106,10 +106,10 @@ PLACES = [
     "ackline.steps.replay.store_manifest",
     "ackline.steps.replay.add_actions",
     "ackline.steps.settle.settle_turn",
-    "ackline.steps.commit.publish_settled",
-    "ackline.audit.publish_outputs._write",
-    "ackline.audit.output_table.OutputTable.append",
-    "ackline.steps.outputs.remove_staged",
+    "ackline.lane.commit.publish_settled",
+    "ackline.tables.publish._write",
+    "ackline.tables.output_table.OutputTable.append",
+    "ackline.outputs.turn.remove_staged",
     "ackline.kafka.group.Group.commit",
 ]
 """Functions that a run calls one after the other, between its writes."""
@@ -185,7 +185,7 @@ def test_a_backfill_publishes_in_its_own_lane_and_a_resume_publishes_what_a_kill
     lane.produce(order(0, item("a")), order(1, item("b")))
     lane.run()
     with pytest.MonkeyPatch.context() as patch:
-        killed_at("ackline.steps.commit.publish_settled", patch)
+        killed_at("ackline.lane.commit.publish_settled", patch)
         with pytest.raises(Killed):
             lane.ackline("backfill", lane.name, f"{lane.topic}:0:1-2", "--id", "b", "--yes")
     assert {row["_lane"] for row in rows_of(lane, "order_totals")} == {"live"}
@@ -213,7 +213,7 @@ def test_a_settled_turn_whose_rows_are_lost_stops_the_lane_until_an_operator_giv
     lane = shop(lab)
     lane.produce(order(0, item("a")))
     with pytest.MonkeyPatch.context() as patch:
-        killed_at("ackline.steps.commit.publish_settled", patch)
+        killed_at("ackline.lane.commit.publish_settled", patch)
         with pytest.raises(Killed):
             lane.run()
     folder = Path(lane.audit) / lane.name / ".staging"

@@ -12,16 +12,16 @@ from tests.e2e.test_in_flight import Answered
 from tests.e2e.test_outputs import HANDLERS, OUTPUTS, STEPS, Killed, item, killed_at, rows_of, staged
 
 ACKING = [
-    "ackline.audit.store.LedgerStore.store_plan",
-    "ackline.audit.store.LedgerStore.store_outcomes",
-    "ackline.audit.store.LedgerStore.store_decisions",
+    "ackline.tables.store.LedgerStore.store_plan",
+    "ackline.tables.store.LedgerStore.store_outcomes",
+    "ackline.tables.store.LedgerStore.store_decisions",
     "ackline.steps.settle.settled_outputs",
-    "ackline.audit.kept_rows._KeptFile.finish",
-    "ackline.audit.store.LedgerStore.store_settlement",
-    "ackline.steps.commit.publish_settled",
-    "ackline.audit.publish_outputs._write",
-    "ackline.audit.output_table.OutputTable.append",
-    "ackline.steps.outputs.remove_staged",
+    "ackline.tables.kept_rows._KeptFile.finish",
+    "ackline.tables.store.LedgerStore.store_settlement",
+    "ackline.lane.commit.publish_settled",
+    "ackline.tables.publish._write",
+    "ackline.tables.output_table.OutputTable.append",
+    "ackline.outputs.turn.remove_staged",
     "ackline.kafka.group.Group.commit",
 ]
 """Functions that the run of an acking turn calls, between its writes."""

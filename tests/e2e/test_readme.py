@@ -15,7 +15,7 @@ import pytest
 
 from ackline.local import broker
 from ackline.local.processes import wait_until
-from ackline.process_identity import ProcessIdentity
+from ackline.tables.lease import ProcessIdentity
 from tests.e2e.commands import ROOT, run_here, run_in_session
 from tests.e2e.documents import Block, blocks, section, write
 

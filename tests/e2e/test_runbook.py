@@ -27,7 +27,7 @@ def dead_lettered(lane: Lab) -> None:
     lane.configure(retry={"max_retries": 0}, handler="tests.e2e.handlers:quotes_the_record")
     lane.produce_records(5)
     lane.run()
-    lane.configure(handler="ackline.testing.journal:handle")
+    lane.configure(handler="tests.support.journal:handle")
     lane.produce_records(2)
 
 

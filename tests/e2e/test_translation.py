@@ -27,7 +27,7 @@ def stub() -> Iterator[StubRegistry]:
 
 
 def test_s44_what_does_not_decode_is_retried_and_dead_and_what_no_stream_takes_is_skipped(lab: MakeLab) -> None:
-    even = {"name": "even", "filter": "tests.e2e.handlers:even", "handler": "ackline.testing.journal:handle"}
+    even = {"name": "even", "filter": "tests.e2e.handlers:even", "handler": "tests.support.journal:handle"}
     retry = {"initial_delay": "1m", "period": "1m", "max_retries": 1}
     lane = lab(handler=None, decode={"value": "json"}, streams=[even], retry=retry)
     lane.produce({"n": 0}, BROKEN, {"n": 2, "fail": 1}, {"n": 3})

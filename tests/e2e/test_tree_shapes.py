@@ -9,8 +9,8 @@ import pyarrow.compute as pc
 import pytest
 from pyspark.sql import DataFrame
 
-from ackline.spark.trees.acker import by_block
-from ackline.spark.trees.rows import MANIFEST, ROWS_DDL
+from ackline.worker.trees.acker import by_block
+from ackline.worker.trees.rows import MANIFEST, ROWS_DDL
 from tests.e2e.fixtures import MakeLab
 from tests.e2e.lab import Lab, Row
 
@@ -80,7 +80,7 @@ def test_s63_fault_38_rows_of_acks_and_emits_that_come_twice_change_nothing(
     def of_rows_twice(rows: DataFrame, parts: int) -> DataFrame:
         return by_block(rows.mapInArrow(twice, ROWS_DDL), parts)
 
-    monkeypatch.setattr("ackline.spark.trees.chain.by_block", of_rows_twice)
+    monkeypatch.setattr("ackline.spark.lineage.by_block", of_rows_twice)
     lane = tree_lab(lab, DEEP, dead_letter="none", retry={"max_retries": 0})
     lane.produce(encoded(*ITEMS), encoded({"key": "a", "do": "hold"}), encoded())
     lane.run()

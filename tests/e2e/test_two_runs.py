@@ -127,7 +127,7 @@ def test_a_run_goes_on_at_once_with_the_turn_of_a_run_that_was_killed(lane: Lab)
 def test_take_over_does_not_wait_and_both_runs_end_well(lane: Lab) -> None:
     with Command(lane, "run", lane.name) as first:
         assert wait_until(lambda: bool(lane.calls()), SECONDS), first.errors
-        lane.configure(handler="ackline.testing.journal:handle")
+        lane.configure(handler="tests.support.journal:handle")
         second = lane.ackline("run", lane.name, "--take-over")
         assert second.returncode == 0, second.stderr
         assert lane.committed() == 6

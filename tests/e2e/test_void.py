@@ -10,14 +10,14 @@ from urllib.parse import unquote, urlsplit
 import pytest
 from deltalake import DeltaTable
 
-from ackline.audit.store import LedgerStore
-from ackline.turns import LIVE
+from ackline.ledger.turns import LIVE
+from ackline.tables.store import LedgerStore
 from tests.e2e.commands import ROOT
 from tests.e2e.fixtures import MakeLab
 from tests.e2e.lab import Lab, Row, all_of
 
 KILLER = "tests.e2e.handlers:kills_the_driver"
-HEALTHY = "ackline.testing.journal:handle"
+HEALTHY = "tests.support.journal:handle"
 GUARANTEES = ("at_least_once", "at_most_once")
 BACKFILL = "backfill-a"
 
@@ -176,7 +176,7 @@ def test_at_a_terminal_it_asks_and_no_changes_nothing(lab: MakeLab, monkeypatch:
     lane.plan()
     monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
     answers = iter([False, True])
-    monkeypatch.setattr("ackline.cli.confirm.typer.confirm", lambda *_, **__: next(answers))
+    monkeypatch.setattr("ackline.cli.options.typer.confirm", lambda *_, **__: next(answers))
     assert "Nothing was changed" in lane.ackline("void", lane.name, "--reason", "a test").stdout
     assert kinds(lane) == ["genesis"]
     assert "is void" in lane.ackline("void", lane.name, "--reason", "a test").stdout

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from filelock import FileLock
 
-from ackline.local.ports import free_ports
+from ackline.local.processes import free_ports
 
 FOLDER = Path(__file__).parent
 REQUIREMENTS = FOLDER / "requirements.txt"

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from ackline.ledger.offsets import TopicPartition
 from ackline.local.airflow_servers import LocalAirflow
 from ackline.local.broker import Broker
-from ackline.offsets import TopicPartition
 from tests.dags.project import ROOT, Project, served_airflow
 from tests.e2e.fixtures import spark
 from tests.plugins.stored_lanes import StoredPartition, write_lane

@@ -8,17 +8,16 @@ from typing import Any
 
 import pyarrow as pa
 
-from ackline.audit.rows import plan_date, turn_columns
-from ackline.audit.schemas import OUTCOMES
-from ackline.audit.store import LedgerStore
-from ackline.commit_rule import Committed
-from ackline.ledger import PartitionState
-from ackline.offsets import LogBounds, OffsetRange, TopicPartition, ValuedRange
-from ackline.outcome import Outcome
-from ackline.outcome_rows import OutcomeRow
-from ackline.pending import Pending, PendingKind
-from ackline.step_figures import StepFigures
-from ackline.turns import LIVE, Plan, PlannedPartition, SettledPartition, Settlement, TurnId, TurnKind
+from ackline.ledger.commit_rule import Committed
+from ackline.ledger.fold import PartitionState
+from ackline.ledger.metrics import StepFigures
+from ackline.ledger.offsets import LogBounds, OffsetRange, TopicPartition, ValuedRange
+from ackline.ledger.outcomes import Outcome, OutcomeRow
+from ackline.ledger.pending import Pending, PendingKind
+from ackline.ledger.turns import LIVE, Plan, PlannedPartition, SettledPartition, Settlement, TurnId, TurnKind
+from ackline.tables.rows import plan_date, turn_columns
+from ackline.tables.schemas import OUTCOMES
+from ackline.tables.store import LedgerStore
 
 Message = Callable[[int], str]
 

@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 
 from ackline.airflow.backfill import id_of_run
-from ackline.audit.queries import AuditFilter, audit_rows
-from ackline.backfill_arguments import lane_of
+from ackline.ledger.offsets import TopicPartition
 from ackline.local.airflow_api import POLL_SECONDS
 from ackline.local.airflow_servers import USERNAME, LocalAirflow
 from ackline.local.broker import Broker
 from ackline.local.processes import wait_until
-from ackline.offsets import TopicPartition
+from ackline.pipeline.arguments import lane_of
+from ackline.tables.queries import AuditFilter, audit_rows
 from tests.browser.chromium import NoBrowserError, Tab, browser
 from tests.dags.project import Project
 from tests.e2e import wire

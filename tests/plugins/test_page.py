@@ -13,18 +13,19 @@ from pathlib import Path
 
 import pytest
 
-from ackline.audit.queries import AuditFilter, audit_rows
-from ackline.audit.store import LedgerStore
+from ackline.lane.adapters import open_parts
+from ackline.ledger.metrics import StepFigures
+from ackline.ledger.offsets import TopicPartition
+from ackline.ledger.turns import LIVE
 from ackline.local.airflow_servers import LocalAirflow
-from ackline.offsets import TopicPartition
-from ackline.pipeline import load
-from ackline.step_figures import StepFigures
-from ackline.steps.parts import open_parts
+from ackline.pipeline.pipeline import load
 from ackline.steps.run import run
+from ackline.tables.queries import AuditFilter, audit_rows
+from ackline.tables.store import LedgerStore
 from ackline.tuples import Durations, StepCounts
-from ackline.turns import LIVE
-from ackline.ui import failing, pages, readings
-from ackline.ui.addresses import Addresses
+from ackline.ui import pages, readings
+from ackline.ui import readings as failing
+from ackline.ui.links import Addresses
 from tests.conftest import MakeTopic
 from tests.dags.project import Project
 from tests.e2e import wire

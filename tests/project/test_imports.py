@@ -1,4 +1,4 @@
-"""Which part of the package may import which other part: the pure modules stay pure, and adapters meet in `steps/`."""
+"""Which room of the package may import which: imports run downward, so the pure rooms stay pure."""
 
 import ast
 import subprocess
@@ -13,63 +13,66 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "include" / "ackline"
-CORE = "core"
-"""The modules at the top level of the package, which are pure."""
+ROOT_ROOM = "root"
+"""The modules at the top level of the package: what a user's code imports, and errors."""
 
-MAY_IMPORT: dict[str, dict[str, str]] = {
-    CORE: {},
-    "kafka": {CORE: ""},
-    "audit": {CORE: ""},
-    "spark": {
-        CORE: "",
-        "kafka": "Spark's tasks read retries with the exact reader",
-        "audit.conditional_put": "a task creates its marker exclusively, in an object store too",
-        "audit.data_files": "a task writes its outcomes as the ledger writes its rows",
-        "audit.object_store": "a task reaches the object store with the options of its driver",
-        "audit.storage": "the folder of the table that a task writes to",
+ROOMS: dict[str, set[str]] = {
+    ROOT_ROOM: set(),
+    "ledger": {ROOT_ROOM},
+    "pipeline": {ROOT_ROOM, "ledger"},
+    "kafka": {ROOT_ROOM, "ledger", "pipeline"},
+    "tables": {ROOT_ROOM, "ledger", "pipeline"},
+    "worker": {ROOT_ROOM, "ledger", "pipeline", "kafka", "tables"},
+    "spark": {ROOT_ROOM, "ledger", "pipeline", "kafka", "tables", "worker"},
+    "lane": {ROOT_ROOM, "ledger", "pipeline", "kafka", "tables", "worker", "spark"},
+    "outputs": {ROOT_ROOM, "ledger", "pipeline", "kafka", "tables", "worker", "lane"},
+    "in_flight": {ROOT_ROOM, "ledger", "pipeline", "kafka", "lane"},
+    "dead_letters": {"ledger", "kafka", "tables", "lane"},
+    "steps": {
+        ROOT_ROOM, "ledger", "pipeline", "kafka", "tables", "worker", "lane", "outputs", "in_flight",
+        "dead_letters",
     },
-    "steps": {CORE: "", "kafka": "", "audit": "", "spark": ""},
+    "actions": {ROOT_ROOM, "ledger", "pipeline", "kafka", "tables", "lane", "outputs", "steps"},
+    "backfill": {
+        ROOT_ROOM, "ledger", "pipeline", "tables", "lane", "outputs", "in_flight", "steps", "actions",
+    },
     "airflow": {
-        CORE: "",
-        "steps": "",
-        "audit.maintenance": "the maintenance DAG calls it, without a step",
-        "audit.object_store": "Airflow's connections hold the login of the object store",
-        "kafka.java": "Spark's Kafka client is configured when its job is submitted",
-        "spark.driver_address": "the hook announces the driver as the command does",
-        "spark.jars": "spark-submit needs the paths of the JARs",
-        "spark.session": "the driver opens the session and gives it to the steps",
+        ROOT_ROOM, "ledger", "pipeline", "kafka", "tables", "spark", "lane", "steps", "actions", "backfill",
     },
-    "ui": {CORE: "", "airflow": "", "audit": "the page reads the tables, and calls no step"},
+    "ui": {ROOT_ROOM, "ledger", "pipeline", "tables", "airflow"},
+    "local": {ROOT_ROOM, "ledger", "pipeline", "tables", "spark"},
     "cli": {
-        CORE: "",
-        "steps": "",
-        "local": "",
-        "audit": "queries read the tables, and call no step",
-        "kafka.config": "`ackline doctor` names the brokers",
-        "kafka.registry": "`ackline doctor` checks the schema registry",
-        "spark.jars": "`ackline doctor` checks the JARs",
-        "spark.session": "the command opens the session and gives it to the steps",
-        "spark.sql": "`ackline sql --engine spark` queries the tables, and calls no step",
+        ROOT_ROOM, "ledger", "pipeline", "kafka", "tables", "spark", "lane", "outputs", "in_flight", "steps", "actions",
+        "backfill", "local",
     },
-    "local": {CORE: "", "audit.store": "the demo reads the ledger", "spark.jars": "Spark's JARs include the broker"},
-    "verify": {},
-    "testing": {CORE: "", "kafka": "", "audit": "", "spark": "", "steps": "", "local": ""},
+    "verify": set(),
+}  # fmt: skip
+"""The rooms, lowest first, each with the rooms that it imports: only rooms above it in this list. Imports inside a room
+are free. The page (`ui`) reads the tables and calls no step; the checker (`verify`) imports nothing of the product."""
+
+UPWARD: set[tuple[str, str]] = {
+    ("ackline.listener", "ackline.ledger.commit_rule"),
+    ("ackline.listener", "ackline.ledger.offsets"),
+    ("ackline.listener", "ackline.ledger.turns"),
+    ("ackline.scrub", "ackline.ledger.outcomes"),
+    ("ackline.ledger.answers", "ackline.pipeline.field_types"),
+    ("ackline.lane.commit", "ackline.outputs.turn"),
+    ("ackline.lane.new_plan", "ackline.in_flight.ack_topic"),
 }
-"""For each part of the package: the parts or single modules that it may import, with the reason if it is no matter of
-course. A part is a folder; imports inside a part are free."""
+"""Imports that still run upward."""
 
 LIBRARIES: dict[str, set[str]] = {
     "airflow": {"airflow", "ui"},
-    "confluent_kafka": {"kafka", "spark", "local", "verify", "testing"},
-    "deltalake": {"audit", "verify", "steps", "demo_outputs"},
-    "duckdb": {"audit"},
-    "obstore": {"audit"},
-    "psutil": {"local", "process_identity"},
-    "pyspark": {"spark"},
+    "confluent_kafka": {"kafka", "worker", "local", "verify"},
+    "deltalake": {"tables", "verify", "steps", "local"},
+    "duckdb": {"tables"},
+    "obstore": {"tables"},
+    "psutil": {"local", "lease"},
+    "pyspark": {"spark", "worker"},
     "typer": {"cli"},
 }
-"""The parts (of the core: the modules) that may import a library. `steps` builds the log entries of outcome files, and
-the demo reads output tables as a user does."""
+"""The rooms, or the modules by their last name, that may import a library. `steps` builds the log entries of outcome
+files, the demo reads output tables as a user does, and a lease names its process."""
 
 
 class Import(NamedTuple):
@@ -92,10 +95,10 @@ def modules() -> dict[str, Path]:
     return {".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts): path for path in sorted(paths)}
 
 
-def part_of(module: str) -> str:
-    """Returns the part of the package that a module `ackline.…` belongs to."""
+def room_of(module: str) -> str:
+    """Returns the room that a module `ackline.…` belongs to."""
     first = module.split(".")[1] if "." in module else ""
-    return first if (PACKAGE / first).is_dir() and first else CORE
+    return first if (PACKAGE / first).is_dir() and first else ROOT_ROOM
 
 
 @cache
@@ -127,56 +130,54 @@ def _imported_modules(node: ast.Import | ast.ImportFrom) -> list[str]:
     return sorted({name if name in modules() else str(node.module) for name in names})
 
 
-def allowed(part: str, module: str) -> bool:
-    """Returns whether a part may import a module `ackline.…`."""
-    target = part_of(module)
-    inner = module.removeprefix("ackline.")
-    return part == target or target in MAY_IMPORT[part] or inner in MAY_IMPORT[part]
-
-
-def test_each_part_imports_only_the_parts_below_it() -> None:
-    wrong = [
-        f"{found.where}: {part_of(module)} must not import {found.module}"
+def imports_between_rooms() -> list[tuple[str, Import]]:
+    """Returns the imports of the package's modules from other rooms, each with the module that imports."""
+    return [
+        (module, found)
         for module, path in modules().items()
         for found in imports_of(path)
-        if found.module.split(".")[0] == "ackline" and not allowed(part_of(module), found.module)
+        if found.module.startswith("ackline.") and room_of(found.module) != room_of(module)
     ]
-    assert not wrong, "\n".join([*wrong, "MAY_IMPORT in tests/project/test_imports.py lists what each part may import"])
+
+
+def test_each_room_imports_only_rooms_below_it() -> None:
+    wrong = [
+        f"{found.where}: {room_of(module)} must not import {found.module}"
+        for module, found in imports_between_rooms()
+        if room_of(found.module) not in ROOMS[room_of(module)] and (module, found.module) not in UPWARD
+    ]
+    assert not wrong, "\n".join([*wrong, "ROOMS in tests/project/test_imports.py lists what each room may import"])
+    order = list(ROOMS)
+    assert not {
+        (room, name) for room, names in ROOMS.items() for name in names if order.index(name) >= order.index(room)
+    }
 
 
 def test_each_library_is_imported_by_its_adapter_alone() -> None:
     wrong = [
-        f"{found.where}: {part_of(module)} must not import {found.module}"
+        f"{found.where}: {room_of(module)} must not import {found.module}"
         for module, path in modules().items()
         for found in imports_of(path)
         if found.module.split(".")[0] in LIBRARIES
-        and not {part_of(module), module.split(".")[-1]} & LIBRARIES[found.module.split(".")[0]]
+        and not {room_of(module), module.split(".")[-1]} & LIBRARIES[found.module.split(".")[0]]
     ]
     assert not wrong, "\n".join(wrong)
 
 
-def test_the_tables_name_parts_that_exist() -> None:
-    """Also, the table itself has no circle, and no entry that no import needs."""
-    parts = {path.name for path in PACKAGE.iterdir() if path.is_dir() and path.name != "__pycache__"} | {CORE}
-    assert MAY_IMPORT.keys() == parts
-    TopologicalSorter({part: {name.split(".")[0] for name in names} for part, names in MAY_IMPORT.items()}).prepare()
-    imported = {(part_of(m), found.module) for m, path in modules().items() for found in imports_of(path)}
-    for part, names in MAY_IMPORT.items():
-        used = {name for of_part, m in imported if of_part == part for name in (part_of(m), m.removeprefix("ackline."))}
-        assert names.keys() <= used, f"{part} does not import {sorted(names.keys() - used)}"
+def test_the_table_names_the_rooms_that_exist_and_no_import_that_no_module_needs() -> None:
+    rooms = {path.name for path in PACKAGE.iterdir() if path.is_dir() and path.name != "__pycache__"} | {ROOT_ROOM}
+    assert ROOMS.keys() == rooms
+    used: dict[str, set[str]] = {room: set() for room in ROOMS}
+    for module, found in imports_between_rooms():
+        used[room_of(module)].add(room_of(found.module))
+    for room, names in ROOMS.items():
+        assert names <= used[room], f"{room} does not import {sorted(names - used[room])}"
 
 
-def test_only_tests_import_the_doubles() -> None:
+def test_the_package_imports_no_test() -> None:
     files = [path for folder in ("include", "dags", "plugins", "spark_jobs") for path in (ROOT / folder).rglob("*.py")]
     assert len(files) > len(modules())
-    wrong = [
-        f"{found.where}: only tests may import {found.module}"
-        for path in sorted(files)
-        if not path.is_relative_to(PACKAGE / "testing")
-        for found in imports_of(path)
-        if found.module.startswith("ackline.testing")
-    ]
-    assert not wrong, "\n".join(wrong)
+    assert not [found.where for path in files for found in imports_of(path) if found.module.split(".")[0] == "tests"]
 
 
 def test_no_modules_import_each_other_in_a_circle() -> None:
@@ -193,6 +194,6 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
 
 def test_finding_a_connection_loads_neither_psutil_nor_airflow_nor_pyspark() -> None:
     """Most commands find a connection first, and must not wait for modules that they do not use."""
-    code = "import sys, ackline.cli.connection; print(*{name.partition('.')[0] for name in sys.modules})"
+    code = "import sys, ackline.local.connection; print(*{name.partition('.')[0] for name in sys.modules})"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert not {"airflow", "psutil", "pyspark"} & set(done.stdout.split())

@@ -10,8 +10,8 @@ import pytest
 
 from ackline.handler import Dead, Record, Skip
 from ackline.local.dev import PARTITIONS
-from ackline.local.order_events import OrderEvent, orders
-from ackline.pipeline import Pipeline, load
+from ackline.local.events import OrderEvent, orders
+from ackline.pipeline.pipeline import Pipeline, load
 from tests.e2e.documents import Block, blocks, section
 
 ATTEMPTS = 3

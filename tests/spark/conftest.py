@@ -10,9 +10,9 @@ from pyspark.sql import SparkSession
 
 from ackline.local.broker import Broker
 from ackline.spark.session import open_session
-from ackline.testing import journal
 from tests.conftest import MakeTopic
 from tests.spark.lab import Lab
+from tests.support import journal
 
 # Spark's Python workers get their environment when they start, and live longer than a test. So all tests share one
 # journal, and each finds its calls there by its topic.

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from ackline.handler import Record
-from ackline.testing import journal
 from ackline.tuples import Emit, Tuple
+from tests.support import journal
 from tests.unit.spark.isolation.killers import DEEDS, spin
 
 
@@ -86,7 +86,7 @@ def _show_secrets() -> None:
     """Raises if the process has a secret of its task in its memory: looks at all objects of the settings' class."""
     import gc
 
-    from ackline.spark.settings import OutputTargets, ReplaySettings
+    from ackline.worker.settings import OutputTargets, ReplaySettings
 
     for settings in gc.get_objects():
         if isinstance(settings, OutputTargets):

@@ -13,15 +13,22 @@ from typing import TYPE_CHECKING, Any
 from deltalake.transaction import AddAction
 from pyspark.sql import SparkSession
 
-from ackline.audit.table import AuditTable
+from ackline.ledger.offsets import OffsetRange, TopicPartition, ValuedRange, ValuedRanges
+from ackline.ledger.outcomes import Outcome
+from ackline.ledger.turns import LIVE, TurnId
 from ackline.local.broker import Broker
-from ackline.offsets import OffsetRange, TopicPartition, ValuedRange, ValuedRanges
-from ackline.outcome import Outcome
-from ackline.spark.job import KafkaSettings, OutcomeTarget, ReplayJob, ReplayResult, ReplaySettings, run_replay
-from ackline.spark.progress import Progress
-from ackline.testing import journal
-from ackline.turns import LIVE, TurnId
+from ackline.spark.job import (
+    KafkaSettings,
+    OutcomeTarget,
+    Progress,
+    ReplayJob,
+    ReplayResult,
+    ReplaySettings,
+    run_replay,
+)
+from ackline.tables.table import AuditTable
 from tests.contract.kafka_log import fill, put
+from tests.support import journal
 
 if TYPE_CHECKING:  # tests.conftest clears the environment that the scripts of these tests are started with
     from tests.conftest import MakeTopic

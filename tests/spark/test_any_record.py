@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from ackline.errors import FatalError, RangeGone
 from ackline.kafka.cluster import Cluster
-from ackline.offsets import TopicPartition
-from ackline.record_time import time_of
-from ackline.spark.exact_fresh import FIRST_UNREADABLE
+from ackline.ledger.offsets import TopicPartition
+from ackline.ledger.outcomes import timestamp_of
 from ackline.spark.job import ReplayJob
+from ackline.worker.retries import FIRST_UNREADABLE
 from tests.contract.kafka_log import aborted, config, delete_before, messages, producer, put
 from tests.e2e import wire
 from tests.e2e.wire import RawHeaders
@@ -68,7 +68,7 @@ def expected(read: Iterable[Message], tier: str, attempt: int) -> list[tuple[int
     """Offset, attempt, outcome and stored timestamp of each record."""
     rows = []
     for message in read:
-        time, key, value = time_of(message.timestamp()[1]), message.key(), message.value()
+        time, key, value = timestamp_of(message.timestamp()[1]), message.key(), message.value()
         parts = (time, key, value, tuple(message.headers() or ()))
         failed = is_failed(parts) if tier != "column_by_digest" else crc32((key or b"") + (value or b"")) % 3 == 0
         rows.append((message.offset() or 0, attempt, "failed" if failed else "acked", time))
@@ -111,7 +111,7 @@ def test_s44_any_record_that_a_broker_takes_has_an_outcome(
         assert stored(lab, job, fresh) == expected(read[fresh], tier, 1)
         assert stored(lab, job, retried) == expected(read[retried], tier, 2)
         assert result.calls == len(times)
-        assert result.out_of_range == sum(time != -1 and time_of(time) is None for time in times)
+        assert result.out_of_range == sum(time != -1 and timestamp_of(time) is None for time in times)
 
 
 def is_text(headers: RawHeaders) -> bool:
@@ -126,7 +126,7 @@ def is_text(headers: RawHeaders) -> bool:
 def outcome_of(message: Message, headers: RawHeaders, tier: str) -> str:
     """Returns the outcome that follows from a record, if the names of its headers are text."""
     pairs = tuple((name.decode(), value) for name, value in headers)
-    parts = (time_of(message.timestamp()[1]), message.key(), message.value(), pairs)
+    parts = (timestamp_of(message.timestamp()[1]), message.key(), message.value(), pairs)
     failed = crc32(message.value() or b"") % 3 == 0 if tier == "column_by_digest" else is_failed(parts)
     return "failed" if failed else "acked"
 
@@ -180,7 +180,7 @@ def test_a_timestamp_far_before_1970_costs_a_second_start_and_no_record(
     read = produce(lab, tp.topic, [(time, b"k", b"v", []) for time in (NOW, -LIMIT, NOW)])
     job = lab.job(tier, {tp: (0, 3)})
     lab.run(job)
-    assert stored(lab, job, tp) == [(n, 1, "acked", time_of(m.timestamp()[1])) for n, m in enumerate(read)]
+    assert stored(lab, job, tp) == [(n, 1, "acked", timestamp_of(m.timestamp()[1])) for n, m in enumerate(read)]
     assert "the ranges are read exactly" in caplog.text
     assert caplog.text.count("handled 1 records whose timestamp is no time") == 1
     with pytest.raises(

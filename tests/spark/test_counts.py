@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from ackline.offsets import TopicPartition
-from ackline.outcome import Outcome
+from ackline.ledger.offsets import TopicPartition
+from ackline.ledger.outcomes import Outcome
 from tests.contract.kafka_log import put
 from tests.spark.lab import Lab
 

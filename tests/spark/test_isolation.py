@@ -3,8 +3,8 @@
 import pytest
 
 from ackline.errors import ConfigError
-from ackline.offsets import TopicPartition
-from ackline.translation import Stream, Translation
+from ackline.ledger.offsets import TopicPartition
+from ackline.pipeline.streams import Stream, Translation
 from tests.conftest import MakeTopic
 from tests.contract.kafka_log import put
 from tests.spark.lab import Lab

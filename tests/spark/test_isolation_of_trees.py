@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from ackline.offsets import TopicPartition
+from ackline.ledger.offsets import TopicPartition
+from ackline.ledger.tokens import TokenSigner
+from ackline.ledger.turns import LIVE, TurnId
+from ackline.pipeline.streams import Stream, Translation
+from ackline.pipeline.topology import StepBlock, Topology, topology
 from ackline.spark.job import ReplayJob, run_replay
-from ackline.token import TokenSigner
-from ackline.topology import StepBlock, Topology, topology
-from ackline.translation import Stream, Translation
-from ackline.turns import LIVE, TurnId
 from tests.contract.kafka_log import put as put_records
 from tests.spark.lab import Lab
 

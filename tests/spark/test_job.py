@@ -9,17 +9,17 @@ import pytest
 from deltalake import DeltaTable
 
 from ackline.errors import FatalError, RangeGone, TransientError
+from ackline.ledger.offsets import OffsetRange, TopicPartition
+from ackline.ledger.outcomes import Outcome
 from ackline.local.broker import Broker
-from ackline.offsets import OffsetRange, TopicPartition
-from ackline.outcome import Outcome
-from ackline.spark import read
+from ackline.spark import lineage
 from ackline.spark.job import run_replay
-from ackline.spark.read import tasks_for
+from ackline.spark.lineage import tasks_for
 from tests.conftest import MakeTopic
 from tests.contract.kafka_log import delete_before, fill, put
 from tests.spark.lab import Lab, run_script
 
-JOURNAL = "ackline.testing.journal:handle"
+JOURNAL = "tests.support.journal:handle"
 
 
 def one_in_ten_fails(offset: int) -> bytes:
@@ -105,7 +105,7 @@ def test_a_range_that_retention_has_deleted_is_an_error(lab: Lab) -> None:
 def test_offsets_beyond_the_log_end_are_an_error(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     """The job neither succeeds nor hangs for minutes, be the offsets fresh or retries."""
     tp = lab.fill(10)
-    monkeypatch.setattr(read, "POLL_TIMEOUT_MS", 2000)
+    monkeypatch.setattr(lineage, "POLL_TIMEOUT_MS", 2000)
     with pytest.raises((RangeGone, TransientError)):
         run_replay(lab.spark, lab.job("ack", {tp: (0, 20)}))
     with pytest.raises(FatalError, match=tp.topic):
@@ -163,7 +163,7 @@ def run_and_die(
 import json
 from pathlib import Path
 from types import SimpleNamespace
-from ackline.offsets import TopicPartition
+from ackline.ledger.offsets import TopicPartition
 from ackline.spark.session import open_session
 from tests.spark.lab import Lab
 

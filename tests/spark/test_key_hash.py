@@ -6,8 +6,8 @@ import hmac
 import pyarrow.parquet as pq
 import pytest
 
-from ackline.offsets import TopicPartition
-from ackline.translation import Stream, Translation
+from ackline.ledger.offsets import TopicPartition
+from ackline.pipeline.streams import Stream, Translation
 from tests.contract.kafka_log import delete_before, put
 from tests.spark.lab import Lab
 
@@ -80,7 +80,7 @@ def test_without_the_setting_the_files_have_no_such_column_and_the_table_reads_n
 
 @pytest.mark.parametrize("handler", ["by_word", "arrow_words"])
 def test_the_process_of_an_isolated_handler_does_not_get_the_secret(lab: Lab, handler: str) -> None:
-    from ackline.spark.task_run import without_secrets
+    from ackline.worker.run import without_secrets
 
     settings = lab.job(handler, key_hash_secret=SECRET, store_options={"aws_secret_access_key": "s"}).settings
     assert SECRET.decode() not in repr(settings)

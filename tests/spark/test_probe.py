@@ -9,13 +9,13 @@ import pytest
 from pyspark import SparkConf, SparkContext
 
 from ackline.errors import ConfigError, FatalError
-from ackline.offsets import TopicPartition
+from ackline.ledger.offsets import TopicPartition
 from ackline.spark.job import check_replay, run_replay
-from ackline.spark.shared_folder import SharedFolder
+from ackline.tables.folder import SharedFolder
 from tests.spark.lab import Lab
 
 NO_TOPIC = {TopicPartition("no-topic", 0): (0, 1)}
-JOURNAL = "ackline.testing.journal:handle"
+JOURNAL = "tests.support.journal:handle"
 
 
 def files_of_probes(lab: Lab) -> list[Path]:

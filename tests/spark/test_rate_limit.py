@@ -6,8 +6,8 @@ import time
 import pytest
 
 from ackline.errors import AcklineError
-from ackline.offsets import TopicPartition
-from ackline.outcome import Outcome
+from ackline.ledger.offsets import TopicPartition
+from ackline.ledger.outcomes import Outcome
 from ackline.spark.job import run_replay
 from tests.contract.kafka_log import fill
 from tests.spark.lab import Lab

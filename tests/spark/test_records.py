@@ -6,8 +6,8 @@ from contextlib import closing
 import pytest
 
 from ackline.kafka.cluster import Cluster
+from ackline.ledger.offsets import TopicPartition
 from ackline.local.processes import wait_until
-from ackline.offsets import TopicPartition
 from tests.contract.kafka_log import (
     COMPACTED,
     aborted,

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from ackline.key_hash import key_hash
 from ackline.local.broker import Broker
+from ackline.pipeline.secrets import key_hash
 from tests.conftest import MakeTopic
 from tests.contract.kafka_log import put
 from tests.spark.lab import run_script
@@ -16,10 +16,10 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 from ackline.errors import AcklineError
-from ackline.offsets import TopicPartition
+from ackline.ledger.offsets import TopicPartition
 from ackline.spark import lineage
 from ackline.spark.session import open_session
-from ackline.token import TokenSigner
+from ackline.ledger.tokens import TokenSigner
 from tests.spark.lab import Lab
 
 bootstrap, topic, root, secret = sys.argv[1:]

@@ -5,11 +5,11 @@ from datetime import UTC, datetime
 import pytest
 
 from ackline.errors import ConfigError
-from ackline.offsets import TopicPartition
-from ackline.outcome import Outcome
-from ackline.spark.handlers.load import load_handler_or_streams
+from ackline.ledger.offsets import TopicPartition
+from ackline.ledger.outcomes import Outcome
 from ackline.spark.job import check_replay
 from ackline.spark.lineage import manifests_of
+from ackline.worker.streams import load_handler_or_streams
 from tests.contract.kafka_log import put
 from tests.spark.lab import Lab
 

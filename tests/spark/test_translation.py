@@ -7,9 +7,9 @@ import pytest
 from ackline.errors import ConfigError, TransientError
 from ackline.handler import Record
 from ackline.kafka.registry import registry_config
-from ackline.offsets import TopicPartition
+from ackline.ledger.offsets import TopicPartition
+from ackline.pipeline.streams import Stream, Translation
 from ackline.spark.job import run_replay
-from ackline.translation import Stream, Translation
 from tests.contract.kafka_log import put
 from tests.schema_registry import stub_registry
 from tests.spark.lab import Lab

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from ackline.outputs import OutputBlock
-from ackline.spark.settings import OutputTargets
-from ackline.topology import StepBlock, Topology, topology
-from ackline.turns import LIVE, TurnId
+from ackline.ledger.turns import LIVE, TurnId
+from ackline.pipeline.outputs import OutputBlock
+from ackline.pipeline.topology import StepBlock, Topology, topology
+from ackline.worker.settings import OutputTargets
 from tests.spark.lab import Lab
 
 HANDLERS = "tests.spark.tree_handlers"

@@ -9,16 +9,15 @@ import numpy as np
 import pytest
 
 from ackline.errors import ConfigError, TransientError
-from ackline.offsets import TopicPartition
+from ackline.ledger.explain_offset import StepStory, decode
+from ackline.ledger.offsets import TopicPartition
+from ackline.pipeline.streams import Stream, Translation
+from ackline.pipeline.topology import StepBlock, Topology, topology
 from ackline.spark.job import ReplayJob, check_replay, run_replay
-from ackline.spark.lineage import manifests_of
-from ackline.spark.trees.acker import by_block
-from ackline.spark.trees.chain import one_job
-from ackline.spark.trees.packed_events import BLOCK, EventFormat, Events, PackedEvents
-from ackline.spark.trees.rows import ROWS_DDL, ROWS_SCHEMA
-from ackline.topology import StepBlock, Topology, topology
-from ackline.translation import Stream, Translation
-from ackline.tree_story import StepStory, decode
+from ackline.spark.lineage import manifests_of, one_job
+from ackline.worker.trees.acker import by_block
+from ackline.worker.trees.events import BLOCK, EventFormat, Events, PackedEvents
+from ackline.worker.trees.rows import ROWS_DDL, ROWS_SCHEMA
 from tests.spark import tree_handlers
 from tests.spark.lab import Lab
 

@@ -8,9 +8,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ackline.handler import Dead, Record, Skip
-from ackline.testing import journal
 from ackline.tuples import Emit, Fail, Hold, InFlight, Tuple
 from tests.spark.output_handlers import hand_on
+from tests.support import journal
 
 
 def split(record: Record) -> Iterator[Emit]:

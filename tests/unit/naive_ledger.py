@@ -1,6 +1,6 @@
 """The ledger written for clarity and not for cost: a dict with an entry for each offset.
 
-It shares no code with `ackline.ledger` but the names of the states. The properties compare the fold with it.
+It shares no code with `ackline.ledger.fold` but the names of the states. The properties compare the fold with it.
 """
 
 from collections.abc import Iterable, Mapping
@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from fractions import Fraction
 
-from ackline.backoff import RetryPolicy
-from ackline.ledger import OutcomeRow, PartitionState, Pending, PendingKind
-from ackline.offsets import OffsetRange
-from ackline.outcome import Outcome
+from ackline.ledger.backoff import RetryPolicy
+from ackline.ledger.fold import OutcomeRow, PartitionState, Pending, PendingKind
+from ackline.ledger.offsets import OffsetRange
+from ackline.ledger.outcomes import Outcome
 
 TERMINAL = {
     Outcome.ACKED, Outcome.SKIPPED, Outcome.DROPPED, Outcome.DEAD, Outcome.EXPIRED, Outcome.COMPACTED, Outcome.LOST,

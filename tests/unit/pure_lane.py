@@ -9,12 +9,12 @@ from datetime import datetime, timedelta
 from random import Random
 from typing import NamedTuple
 
-from ackline.backoff import RetryPolicy
-from ackline.ledger import OutcomeRow, PartitionState, PendingKind, fold
-from ackline.offsets import LogBounds, TopicPartition, ValuedRange
-from ackline.outcome import ErrorClass, Outcome
-from ackline.planning import Limits, PartitionView, plan_partitions
-from ackline.turns import PlannedPartition
+from ackline.ledger.backoff import RetryPolicy
+from ackline.ledger.fold import OutcomeRow, PartitionState, PendingKind, fold
+from ackline.ledger.offsets import LogBounds, TopicPartition, ValuedRange
+from ackline.ledger.outcomes import ErrorClass, Outcome
+from ackline.ledger.planning import Limits, PartitionView, plan_partitions
+from ackline.ledger.turns import PlannedPartition
 from tests.unit.strategies import NOON
 
 FIRST = TopicPartition("orders", 0)

@@ -8,8 +8,8 @@ from typing import TypeVar
 from hypothesis import settings
 from hypothesis import strategies as st
 
-from ackline.backoff import RetryPolicy
-from ackline.offsets import OffsetRange, ValuedRange
+from ackline.ledger.backoff import RetryPolicy
+from ackline.ledger.offsets import OffsetRange, ValuedRange
 
 V = TypeVar("V")
 

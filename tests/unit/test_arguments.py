@@ -4,9 +4,9 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from ackline.arguments import LAST, PartitionChoice, parse_moment, parse_offset, parse_offsets
 from ackline.errors import ConfigError
-from ackline.offsets import OffsetRange, TopicPartition
+from ackline.ledger.offsets import OffsetRange, TopicPartition
+from ackline.pipeline.arguments import LAST, PartitionChoice, parse_moment, parse_offset, parse_offsets
 
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
 A0, A1, B0 = TopicPartition("a", 0), TopicPartition("a", 1), TopicPartition("b", 0)

@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 
-from ackline.backfill_arguments import (
+from ackline.errors import ConfigError
+from ackline.ledger.offsets import OffsetRange
+from ackline.pipeline.arguments import (
     OPTIONS,
     BackfillArguments,
     RangeArgument,
@@ -15,8 +17,6 @@ from ackline.backfill_arguments import (
     lane_of,
     parse_range,
 )
-from ackline.errors import ConfigError
-from ackline.offsets import OffsetRange
 from tests.unit.strategies import NOON
 
 

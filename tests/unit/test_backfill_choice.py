@@ -4,18 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ackline.backfill_arguments import RangeArgument, parse_range
-from ackline.backfill_choice import (
-    as_arrays,
-    as_ranges,
-    asked_ranges,
-    intersection,
-    narrowed_by_time,
-    newest_outcomes,
-)
-from ackline.chosen_ranges import joined
+from ackline.backfill.choose import as_arrays, as_ranges, asked_ranges, intersection, narrowed_by_time, newest_outcomes
 from ackline.errors import ConfigError
-from ackline.offsets import LogBounds, OffsetRange, TopicPartition
+from ackline.ledger.offsets import LogBounds, OffsetRange, TopicPartition, joined
+from ackline.pipeline.arguments import RangeArgument, parse_range
 from tests.unit.test_chosen_ranges import RANGES, offsets_of
 
 A, B, C = TopicPartition("orders", 0), TopicPartition("orders", 1), TopicPartition("payments", 0)

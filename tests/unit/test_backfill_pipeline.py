@@ -2,10 +2,10 @@
 
 import pytest
 
-from ackline.backfill_arguments import BackfillArguments
-from ackline.backfill_pipeline import backfill_pipeline
+from ackline.backfill.run import backfill_pipeline
 from ackline.errors import ConfigError
-from ackline.pipeline import Pipeline
+from ackline.pipeline.arguments import BackfillArguments
+from ackline.pipeline.pipeline import Pipeline
 
 
 def pipeline(**settings: object) -> Pipeline:

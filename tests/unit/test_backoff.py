@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ackline.backoff import FOREVER, RetryPolicy
+from ackline.ledger.backoff import FOREVER, RetryPolicy
 from tests.unit.naive_ledger import naive_delay
 from tests.unit.strategies import NOON, REPEATABLE, policies
 

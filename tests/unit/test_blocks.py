@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ackline.blocks import parse_duration
-from ackline.retry import RetryBlock
+from ackline.pipeline.blocks import RetryBlock
+from ackline.pipeline.field_types import parse_duration
 from tests.unit.strategies import REPEATABLE
 
 

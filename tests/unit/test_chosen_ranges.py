@@ -5,8 +5,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ackline.chosen_ranges import clipped, count_offsets, joined, next_range
-from ackline.offsets import OffsetRange
+from ackline.ledger.offsets import OffsetRange, clipped, count_offsets, joined, next_range
 
 OFFSETS = st.integers(0, 30)
 SPANS = st.tuples(OFFSETS, OFFSETS).map(lambda pair: OffsetRange(min(pair), max(pair)))

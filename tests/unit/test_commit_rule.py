@@ -5,7 +5,8 @@ from random import Random
 
 import pytest
 
-from ackline.commit_rule import (
+from ackline.errors import GroupMoved, NewerCommit
+from ackline.ledger.commit_rule import (
     CommitMetadata,
     Committed,
     check_commit_allowed,
@@ -13,8 +14,7 @@ from ackline.commit_rule import (
     is_of_pipeline,
     still_acknowledged,
 )
-from ackline.errors import GroupMoved, NewerCommit
-from ackline.offsets import TopicPartition
+from ackline.ledger.offsets import TopicPartition
 
 TP = TopicPartition("orders", 2)
 NEWEST = CommitMetadata("ledger-a", "orders", 1, 7)

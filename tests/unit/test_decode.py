@@ -7,8 +7,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from ackline.decode import DECODERS, Undecodable, scalar_texts
 from ackline.handler import Record
+from ackline.pipeline.streams import DECODERS, Undecodable, scalar_texts
 from tests.unit.strategies import REPEATABLE
 
 RECORD = Record("orders", 0, 0, None, None, None, (), 1)

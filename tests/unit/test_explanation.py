@@ -5,10 +5,10 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from ackline.explanation import HeldBy, PartitionEvidence, explain_partition, held_by, span
-from ackline.ledger import PartitionState, Pending, PendingKind
-from ackline.offset_explanation import pending_at
-from ackline.offsets import TopicPartition, ValuedRange
+from ackline.ledger.explain import HeldBy, PartitionEvidence, explain_partition, held_by, span
+from ackline.ledger.explain_offset import pending_at
+from ackline.ledger.fold import PartitionState, Pending, PendingKind
+from ackline.ledger.offsets import TopicPartition, ValuedRange
 
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
 MINUTE = timedelta(minutes=1)

@@ -10,10 +10,9 @@ from pydantic import ValidationError
 from pydantic_core import InitErrorDetails, PydanticCustomError
 from pydantic_core._pydantic_core import list_all_errors
 
-from ackline import yaml_file
-from ackline.known_keys import known_keys, nearest_key
-from ackline.pipeline import Pipeline
-from ackline.pipeline_refusals import OUR_KINDS, refusal
+from ackline.pipeline import yaml_file
+from ackline.pipeline.pipeline import Pipeline
+from ackline.pipeline.refusals import OUR_KINDS, known_keys, nearest_key, refusal
 from tests.unit.pipeline_files import GOOD
 
 KEYS = sorted(known_keys(Pipeline))

@@ -4,7 +4,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from ackline.field_types import parse_time
+from ackline.pipeline.field_types import parse_time
 
 
 @pytest.mark.parametrize("text", ["2026-01-31T12:00:00Z", "2026-01-31T13:00:00+01:00"])

@@ -1,6 +1,6 @@
 """The partitions that the block `kafka:` subscribes to."""
 
-from ackline.pipeline import load
+from ackline.pipeline.pipeline import load
 from tests.unit.pipeline_files import Write
 
 

@@ -5,8 +5,8 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ackline.lane_diff import ChangedRun, Result, ResultRuns, compare, newest_results
-from ackline.offsets import TopicPartition
+from ackline.ledger.account import ChangedRun, Result, ResultRuns, compare, newest_results
+from ackline.ledger.offsets import TopicPartition
 
 TP = TopicPartition("orders", 0)
 ACKED, DEAD, SKIPPED = Result("acked", None), Result("dead", "ValueError"), Result("skipped", "Skip")

@@ -10,13 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ackline.backoff import RetryPolicy
 from ackline.errors import LedgerError
-from ackline.ledger import OutcomeRow, PartitionState, Pending, PendingKind, fold
-from ackline.offsets import LogBounds, OffsetRange, TopicPartition, ValuedRange
-from ackline.outcome import AnswerKind, Outcome
-from ackline.outcome_rows import OutcomeColumns
-from ackline.planning import Limits
+from ackline.ledger.backoff import RetryPolicy
+from ackline.ledger.fold import OutcomeRow, PartitionState, Pending, PendingKind, fold
+from ackline.ledger.offsets import LogBounds, OffsetRange, TopicPartition, ValuedRange
+from ackline.ledger.outcomes import AnswerKind, Outcome, OutcomeColumns
+from ackline.ledger.planning import Limits
 from tests.unit.pure_lane import AT_ONCE, FIRST, Call, PureLane, fails
 from tests.unit.strategies import NOON, after
 

@@ -6,12 +6,11 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ackline.backoff import RetryPolicy
-from ackline.ledger import OutcomeRow, PartitionState, Pending, PendingKind, fold
-from ackline.offsets import OffsetRange, ValuedRange, ValuedRanges, join
-from ackline.outcome import Outcome
-from ackline.outcome_rows import OutcomeColumns
-from ackline.pending import PendingRuns
+from ackline.ledger.backoff import RetryPolicy
+from ackline.ledger.fold import OutcomeRow, PartitionState, Pending, PendingKind, fold
+from ackline.ledger.offsets import OffsetRange, ValuedRange, ValuedRanges, join
+from ackline.ledger.outcomes import Outcome, OutcomeColumns
+from ackline.ledger.pending import PendingRuns
 from tests.unit.naive_ledger import NaiveLedger
 from tests.unit.strategies import REPEATABLE, after, by_offset, policies
 

@@ -13,11 +13,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ackline.backoff import RetryPolicy
-from ackline.ledger import PartitionState, PendingKind
-from ackline.offsets import LogBounds, TopicPartition, count
-from ackline.outcome import Outcome
-from ackline.planning import Limits
+from ackline.ledger.backoff import RetryPolicy
+from ackline.ledger.fold import PartitionState, PendingKind
+from ackline.ledger.offsets import LogBounds, TopicPartition, count
+from ackline.ledger.outcomes import Outcome
+from ackline.ledger.planning import Limits
 from tests.unit.naive_ledger import NaiveLedger
 from tests.unit.pure_lane import Call, Handle, Poll, PureLane, acks
 from tests.unit.strategies import REPEATABLE, by_offset

@@ -4,9 +4,9 @@ from datetime import timedelta
 
 import pytest
 
-from ackline.commit_rule import Committed
-from ackline.ledger import OutcomeRow, PartitionState, Pending, PendingKind
-from ackline.metrics import (
+from ackline.ledger.commit_rule import Committed
+from ackline.ledger.fold import OutcomeRow, PartitionState, Pending, PendingKind
+from ackline.ledger.metrics import (
     TOTALS,
     FetchTimes,
     TurnReport,
@@ -17,8 +17,8 @@ from ackline.metrics import (
     timed_fetches,
     totals_after,
 )
-from ackline.offsets import LogBounds, TopicPartition, ValuedRange
-from ackline.outcome import Outcome
+from ackline.ledger.offsets import LogBounds, TopicPartition, ValuedRange
+from ackline.ledger.outcomes import Outcome
 from tests.unit.strategies import NOON
 
 TP, TWO = TopicPartition("orders", 0), TopicPartition("orders", 1)

@@ -6,7 +6,7 @@ from itertools import pairwise
 import pytest
 from hypothesis import given
 
-from ackline.offsets import OffsetRange, TopicPartition, ValuedRange, count, join, merge, subtract
+from ackline.ledger.offsets import OffsetRange, TopicPartition, ValuedRange, count, join, merge, subtract
 from tests.unit.strategies import REPEATABLE, by_offset, offset_ranges, valued_ranges
 
 Valued = list[ValuedRange[int]]

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ackline.output_columns import arrow_type, as_row, fit_rows, infer_columns, type_text
-from ackline.outputs import OutputBlock
+from ackline.pipeline.output_columns import arrow_type, as_row, fit_rows, infer_columns, type_text
+from ackline.pipeline.outputs import OutputBlock
 
 TYPES = ["string", "long", "double", "boolean", "binary", "timestamp", "decimal(10,2)"]
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)

@@ -3,7 +3,7 @@
 import pytest
 from pydantic import ValidationError
 
-from ackline.outputs import OutputBlock, output_folder
+from ackline.pipeline.outputs import OutputBlock, output_folder
 
 
 @pytest.mark.parametrize(

@@ -6,13 +6,13 @@ from typing import Any
 import pytest
 
 from ackline.errors import ConfigError
-from ackline.partition_filter import load_partition_filter
-from ackline.pipeline import load
-from ackline.pipeline_folder import load_folder
-from ackline.planning import PARKED
+from ackline.ledger.planning import PARKED
+from ackline.pipeline.folder import load_folder
+from ackline.pipeline.functions import load_partition_filter
+from ackline.pipeline.pipeline import load
 from ackline.steps import plan
-from ackline.testing.memory import HandlerCall
 from tests.memory_lane import GROUP, OK, TP, TP1, MemoryLane
+from tests.support.memory import HandlerCall
 from tests.unit import filters
 from tests.unit.pipeline_files import Write
 

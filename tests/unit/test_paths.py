@@ -3,7 +3,7 @@
 import pytest
 
 from ackline.errors import ConfigError
-from ackline.paths import audit_root, pipelines_folder, project_root
+from ackline.pipeline.folder import audit_root, pipelines_folder, project_root
 
 
 def test_an_empty_variable_counts_as_unset(monkeypatch: pytest.MonkeyPatch) -> None:

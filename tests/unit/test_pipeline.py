@@ -4,10 +4,10 @@ import json
 from datetime import timedelta
 from pathlib import Path
 
-from ackline.backoff import FOREVER, RetryPolicy
-from ackline.pipeline import load
-from ackline.pipeline_folder import load_folder
-from ackline.retry import RetryBlock
+from ackline.ledger.backoff import FOREVER, RetryPolicy
+from ackline.pipeline.blocks import RetryBlock
+from ackline.pipeline.folder import load_folder
+from ackline.pipeline.pipeline import load
 from tests.unit.pipeline_files import Write
 
 EXAMPLES = Path(__file__).parents[2] / "include" / "pipelines"

@@ -5,10 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from ackline.conflicts import conflicts
 from ackline.errors import ConfigError
-from ackline.pipeline import DeadLetterBlock, Pipeline, load
-from ackline.pipeline_folder import find_pipeline, load_folder, load_pipeline
+from ackline.pipeline.folder import conflicts, find_pipeline, load_folder, load_pipeline
+from ackline.pipeline.pipeline import DeadLetterBlock, Pipeline, load
 from tests.unit.pipeline_files import GOOD, OTHER, Write
 
 
@@ -121,7 +120,7 @@ def test_a_pipeline_is_loaded_from_its_own_file_alone(
         loaded.append(path)
         return load(path)
 
-    monkeypatch.setattr("ackline.pipeline_folder.load", noted)
+    monkeypatch.setattr("ackline.pipeline.folder.load", noted)
     assert load_pipeline(tmp_path, "orders") == load(path)
     assert loaded == [path]
     with pytest.raises(ConfigError, match="no pipeline named nothing"):
@@ -132,7 +131,7 @@ def test_a_file_named_after_its_pipeline_is_found_before_any_other_is_read(
     write_file: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = write_file(name="orders.yaml")
-    monkeypatch.setattr("ackline.pipeline_folder._files", lambda _: pytest.fail("reads the folder"))
+    monkeypatch.setattr("ackline.pipeline.folder._files", lambda _: pytest.fail("reads the folder"))
     assert load_pipeline(tmp_path, "orders") == load(path)
 
 

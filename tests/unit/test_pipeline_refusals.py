@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from ackline.errors import ConfigError
-from ackline.pipeline import load
+from ackline.pipeline.pipeline import load
 from tests.unit.pipeline_files import NO_HANDLER, NOT_YAML, STREAMS, TWO_TOPICS, Write
 
 

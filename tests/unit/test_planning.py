@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ackline import planning
-from ackline.backoff import RetryPolicy
 from ackline.errors import TopicChanged
-from ackline.ledger import PartitionState, Pending, PendingKind
-from ackline.offsets import LogBounds, OffsetRange, TopicPartition, ValuedRange, count, join
-from ackline.planning import Limits, PartitionView, plan_partitions
-from ackline.turns import PlannedPartition
+from ackline.ledger import planning
+from ackline.ledger.backoff import RetryPolicy
+from ackline.ledger.fold import PartitionState, Pending, PendingKind
+from ackline.ledger.offsets import LogBounds, OffsetRange, TopicPartition, ValuedRange, count, join
+from ackline.ledger.planning import Limits, PartitionView, plan_partitions
+from ackline.ledger.turns import PlannedPartition
 from tests.unit.pure_lane import AT_ONCE, FIRST, Call, PureLane, acks, fails
 from tests.unit.strategies import NOON, REPEATABLE, after, by_offset
 

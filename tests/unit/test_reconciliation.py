@@ -2,9 +2,9 @@
 
 from datetime import timedelta
 
-from ackline.ledger import PartitionState, Pending, PendingKind
-from ackline.offsets import OffsetRange, TopicPartition, ValuedRange
-from ackline.reconciliation import Chosen, account_of, chosen_of
+from ackline.ledger.account import Chosen, account_of, chosen_of
+from ackline.ledger.fold import PartitionState, Pending, PendingKind
+from ackline.ledger.offsets import OffsetRange, TopicPartition, ValuedRange
 from tests.unit.strategies import NOON
 
 A, B = TopicPartition("orders", 0), TopicPartition("orders", 1)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ackline.record_shape import RecordShape, ValueKind, shape_of
+from ackline.pipeline.scaffold import RecordShape, ValueKind, shape_of
 
 ORDER = json.dumps({"id": "o-1", "amount": 5, "items": [], "paid": True, "note": None, "to": {}}).encode()
 FIELDS = {"id": "text", "amount": "number", "items": "list", "paid": "boolean", "note": "null", "to": "object"}

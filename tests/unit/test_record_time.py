@@ -4,7 +4,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from ackline.record_time import LATEST_MILLISECOND, time_of
+from ackline.ledger.outcomes import LATEST_MILLISECOND, timestamp_of
 
 
 @pytest.mark.parametrize(
@@ -22,11 +22,11 @@ from ackline.record_time import LATEST_MILLISECOND, time_of
     ],
 )
 def test_a_timestamp_is_a_time_from_1970_to_9999(milliseconds: int, time: datetime | None) -> None:
-    assert time_of(milliseconds) == time
+    assert timestamp_of(milliseconds) == time
 
 
 def test_the_latest_time_is_the_last_millisecond_that_a_datetime_holds() -> None:
-    latest = time_of(LATEST_MILLISECOND)
+    latest = timestamp_of(LATEST_MILLISECOND)
     assert latest is not None
     with pytest.raises(OverflowError):
         latest + timedelta(milliseconds=1)

@@ -7,10 +7,10 @@ from datetime import UTC, timedelta
 import pytest
 
 from ackline.errors import ConfigError
-from ackline.ledger import PartitionState, PendingKind
-from ackline.outcome import Outcome
-from ackline.retry import load_backoff
-from ackline.turns import TurnKind
+from ackline.ledger.fold import PartitionState, PendingKind
+from ackline.ledger.outcomes import Outcome
+from ackline.ledger.turns import TurnKind
+from ackline.pipeline.blocks import load_backoff
 from tests.memory_lane import DEAD, FAILS, FAILS_ONCE, NOON, OK, TP, MemoryLane
 from tests.unit import retry_classes
 

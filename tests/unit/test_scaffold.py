@@ -10,9 +10,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ackline.handler import Tier, tier_of
-from ackline.pipeline import load
-from ackline.record_shape import RecordShape, ValueKind
-from ackline.scaffold import Scaffold, name_for, text_of_handler, text_of_pipeline, text_of_test
+from ackline.pipeline.pipeline import load
+from ackline.pipeline.scaffold import (
+    RecordShape,
+    Scaffold,
+    ValueKind,
+    name_for,
+    text_of_handler,
+    text_of_pipeline,
+    text_of_test,
+)
 
 TOPIC = st.from_regex(r"[a-zA-Z0-9._-]{1,249}", fullmatch=True).filter(lambda name: name not in (".", ".."))
 WORDS = st.sampled_from(["text", "number", "boolean", "list", "object", "null"])
@@ -35,7 +42,7 @@ def run_its_test(made: Scaffold) -> list[str]:
     assert tier_of(handler.handle) is Tier.RECORD
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(sys.modules, handler.__name__, handler)
-        patch.setattr("ackline.paths.make_handlers_importable", lambda: None)
+        patch.setattr("ackline.pipeline.folder.make_handlers_importable", lambda: None)
         names: dict[str, object] = {}
         exec(compile(text_of_test(made), "test", "exec"), names)  # noqa: S102
     passed = []

@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
-from ackline import setting_warnings
-from ackline.backoff import RetryPolicy
 from ackline.kafka.config import REQUIRED
-from ackline.pipeline import Pipeline
-from ackline.properties import ignored_properties
-from ackline.setting_warnings import TopicPolicy, warnings_of_connection, warnings_of_settings, warnings_of_topics
+from ackline.ledger.backoff import RetryPolicy
+from ackline.pipeline import warnings as setting_warnings
+from ackline.pipeline.pipeline import Pipeline
+from ackline.pipeline.properties import ignored_properties
+from ackline.pipeline.warnings import TopicPolicy, warnings_of_connection, warnings_of_settings, warnings_of_topics
 
 WEEK = TopicPolicy(timedelta(days=7))
 

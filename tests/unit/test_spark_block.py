@@ -3,8 +3,8 @@
 import pytest
 
 from ackline.errors import ConfigError
-from ackline.pipeline import load
-from ackline.spark_properties import REFUSED, REFUSED_PREFIXES, allowed_spark_property
+from ackline.pipeline.pipeline import load
+from ackline.pipeline.properties import REFUSED, REFUSED_PREFIXES, allowed_spark_property
 from tests.unit.pipeline_files import Write
 
 AT_MOST_ONCE = ("handler: ", "guarantee: at_most_once\nhandler: ")

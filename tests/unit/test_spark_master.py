@@ -3,7 +3,7 @@
 import pytest
 
 from ackline.errors import ConfigError
-from ackline.spark_master import MASTER, check_master, is_local, master_of_environment
+from ackline.spark.master import MASTER, check_master, is_local, master_of_environment
 
 
 def test_a_master_is_local_if_all_executors_are_on_this_machine() -> None:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from ackline.step_figures import StepFigures, figures_over, steps_json
+from ackline.ledger.metrics import StepFigures, figures_over, steps_json
 from ackline.tuples import Durations, StepCounts
 
 

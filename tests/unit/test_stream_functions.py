@@ -9,9 +9,9 @@ import pytest
 
 from ackline import arrow_handler, column_handler
 from ackline.errors import ConfigError
-from ackline.stream_functions import check_functions
-from ackline.topology import StepBlock, Topology, topology
-from ackline.translation import Stream, Translation
+from ackline.pipeline.functions import check_functions
+from ackline.pipeline.streams import Stream, Translation
+from ackline.pipeline.topology import StepBlock, Topology, topology
 
 
 @pytest.fixture

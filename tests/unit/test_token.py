@@ -6,14 +6,13 @@ from datetime import timedelta
 import pytest
 
 from ackline import Record
-from ackline.answers import AckPosition, Answer, AnswerReport, counts_text, parse_answer
 from ackline.errors import ConfigError
 from ackline.handler import sign_tokens_with
-from ackline.offsets import TopicPartition
-from ackline.outcome import AnswerKind
-from ackline.token import TokenSigner, parse_token
-from ackline.token_keys import TOKEN_KEYS, token_keys_of, warning_of_keys
-from ackline.turns import TurnId
+from ackline.ledger.answers import AckPosition, Answer, AnswerReport, counts_text, parse_answer
+from ackline.ledger.offsets import TopicPartition
+from ackline.ledger.outcomes import AnswerKind
+from ackline.ledger.tokens import TOKEN_KEYS, TokenSigner, parse_token, token_keys_of, warning_of_keys
+from ackline.ledger.turns import TurnId
 
 KEY, OTHER = b"a key of the tests", b"another key of them"
 TURN = TurnId("shop", "live", 1, 7)

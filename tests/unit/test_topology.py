@@ -4,7 +4,7 @@ import pytest
 from pydantic import TypeAdapter
 from pydantic_core import PydanticCustomError
 
-from ackline.topology import StepBlock, Topology, topology
+from ackline.pipeline.topology import StepBlock, Topology, topology
 
 STEPS = TypeAdapter(list[StepBlock])
 

@@ -2,8 +2,8 @@
 
 import pickle
 
-from ackline.pipeline import load
-from ackline.translation import Stream, Translation
+from ackline.pipeline.pipeline import load
+from ackline.pipeline.streams import Stream, Translation
 from tests.unit.pipeline_files import NO_HANDLER, STREAMS, TWO_TOPICS, Write
 
 REGISTRY = "schema_registry: {url: http://registry:8081}\n"

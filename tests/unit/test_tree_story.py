@@ -5,10 +5,9 @@ from typing import Any
 
 import pytest
 
-from ackline.answers import SKIPPED_IN_TREE
-from ackline.offset_explanation import Event, attempt_sentence
-from ackline.outcome import Outcome
-from ackline.tree_story import StepStory, decode, encode, story_json, story_text
+from ackline.ledger.answers import SKIPPED_IN_TREE
+from ackline.ledger.explain_offset import Event, StepStory, attempt_sentence, decode, encode, story_json, story_text
+from ackline.ledger.outcomes import Outcome
 
 STORY = {"price": StepStory(3, 1, 1), "total": StepStory(2, 0, 0)}
 

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ackline.backoff import RetryPolicy
-from ackline.ledger import MOST_GAP_RANGES, OutcomeRow, PartitionState, Pending, PendingKind, fold
-from ackline.offsets import LogBounds, OffsetRange, ValuedRange
-from ackline.outcome import Outcome
-from ackline.planning import WINDOW_FULL, Limits
+from ackline.ledger.backoff import RetryPolicy
+from ackline.ledger.fold import MOST_GAP_RANGES, OutcomeRow, PartitionState, Pending, PendingKind, fold
+from ackline.ledger.offsets import LogBounds, OffsetRange, ValuedRange
+from ackline.ledger.outcomes import Outcome
+from ackline.ledger.planning import WINDOW_FULL, Limits
 from tests.unit.pure_lane import FIRST, Handle, PureLane, acks, fails
 from tests.unit.strategies import NOON, REPEATABLE
 

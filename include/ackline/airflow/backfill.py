@@ -27,17 +27,17 @@ from ackline.airflow.backfill_form import BackfillForm, backfill_params
 from ackline.airflow.dags import RETRIES
 from ackline.airflow.driver_hook import SPARK_CONNECTION, DriverHook
 from ackline.airflow.operators import ACTOR, ReplayOperator, airflow_errors, opened
-from ackline.backfill_arguments import BackfillArguments, check_same
-from ackline.backfill_pipeline import backfill_pipeline
+from ackline.backfill.run import backfill_pipeline
 from ackline.errors import ConfigError
-from ackline.ledger import PendingKind
-from ackline.pipeline import Pipeline
-from ackline.reconciliation import UNREAD, Account
+from ackline.ledger.account import UNREAD, Account
+from ackline.ledger.fold import PendingKind
+from ackline.pipeline.arguments import BackfillArguments, check_same
+from ackline.pipeline.pipeline import Pipeline
 from ackline.scrub import scrub
 
 if TYPE_CHECKING:
-    from ackline.steps.backfill import Backfill
-    from ackline.steps.parts import Parts
+    from ackline.backfill.run import Backfill
+    from ackline.lane.adapters import Parts
 
 BACKFILL_PREFIX = "backfill__"
 LISTED = 10
@@ -90,9 +90,9 @@ class BeginBackfillOperator(BaseOperator):
     def execute(self, context: Context) -> dict[str, Any]:
         """Choose the offsets and store them. Imports the handler first, so that no lane begins that can't be run."""
         with noted_reason(context), airflow_errors():
-            from ackline.kafka.java import java_properties
-            from ackline.paths import make_handlers_importable
-            from ackline.stream_functions import check_functions
+            from ackline.kafka.config import java_properties
+            from ackline.pipeline.folder import make_handlers_importable
+            from ackline.pipeline.functions import check_functions
 
             form, user = form_of(context), getattr(context["dag_run"], "triggering_user_name", None)
             arguments = self._arguments(form, context)
@@ -109,7 +109,7 @@ class BeginBackfillOperator(BaseOperator):
     def _arguments(self, form: BackfillForm, context: Context) -> BackfillArguments:
         """Returns the arguments of the lane, or those of the form for a new lane. Raises ConfigError where they
         differ, and for arguments that choose nothing."""
-        from ackline.steps.backfill import find_backfill
+        from ackline.backfill.run import find_backfill
 
         # Without the settings of the lane: they follow from its arguments, which are read here.
         with opened(self.pipeline, context, lane=form.lane) as parts:
@@ -130,9 +130,9 @@ class BeginBackfillOperator(BaseOperator):
 
 def _begin(parts: "Parts", form: BackfillForm, arguments: BackfillArguments) -> tuple[str, dict[str, Any]]:
     """Returns the text for the log and the account of the lane; a new lane is stored only if it is confirmed."""
-    from ackline.steps.backfill import account_of_choice, begin, check_epoch_before_is_settled, find_backfill
-    from ackline.steps.backfill_report import account_json, account_text, choice_json, choice_text
-    from ackline.steps.choose_offsets import choose_offsets
+    from ackline.backfill.choose import choose_offsets
+    from ackline.backfill.report import account_json, account_text, choice_json, choice_text
+    from ackline.backfill.run import account_of_choice, begin, check_epoch_before_is_settled, find_backfill
 
     name, dry_run = parts.pipeline.name, {"dry_run": not form.confirm}
     stored, epoch = find_backfill(parts.store), form.epoch or 0
@@ -179,7 +179,7 @@ class ReplayBackfillOperator(ReplayOperator):
 
     def _backfill(self, context: Context) -> tuple["Backfill", bool]:
         """Returns the lane as its tables have it, and whether anything of it can be read now."""
-        from ackline.steps.backfill import find_backfill
+        from ackline.backfill.run import find_backfill
 
         with self._opened(context) as parts:
             backfill = find_backfill(parts.store)
@@ -194,7 +194,7 @@ class ReplayBackfillOperator(ReplayOperator):
 
     def _finish(self, context: Context, form: BackfillForm, backfill: "Backfill") -> dict[str, Any]:
         """Returns the account of a lane that is settled, or logs it and waits for the next due time."""
-        from ackline.steps.backfill_report import account_json, account_text
+        from ackline.backfill.report import account_json, account_text
 
         account, now = backfill.account, self._now(context)
         text = account_text(self.pipeline.name, form.lane, account, now)

@@ -7,12 +7,12 @@ from typing import Any
 
 from airflow.sdk import Param
 
-from ackline.backfill_arguments import BackfillArguments, id_of, lane_of
 from ackline.errors import ConfigError
-from ackline.field_types import parse_time
-from ackline.outcome import Outcome
-from ackline.pipeline import Pipeline
-from ackline.turns import LIVE
+from ackline.ledger.outcomes import Outcome
+from ackline.ledger.turns import LIVE
+from ackline.pipeline.arguments import BackfillArguments, id_of, lane_of
+from ackline.pipeline.field_types import parse_time
+from ackline.pipeline.pipeline import Pipeline
 
 RANGE_PATTERN = r"^[a-zA-Z0-9._-]{1,249}(:[0-9]{1,10}(:[0-9]{1,19}-[0-9]{1,19})?)?$"
 TOPIC_PATTERN = r"^[a-zA-Z0-9._-]{1,249}$"

@@ -1,4 +1,12 @@
-"""The Spark driver of the replay tasks of `replay__NAME` and `backfill__NAME`: the program that spark-submit runs.
+"""The Spark driver of the replay tasks: the program that spark-submit runs, which ends with its Airflow task.
+
+Ends the Spark driver when its Airflow task ends: the driver watches the process of the task and its own JVM.
+
+Airflow's `on_kill` ends the JVM. But a task that is killed with SIGKILL runs no `on_kill`, and a Python driver does not
+end with its JVM by itself. Turns are fenced, so a replay without its task would do no harm, but it would use the
+machine.
+
+The Spark driver of the replay tasks of `replay__NAME` and `backfill__NAME`: the program that spark-submit runs.
 
 Exit status 0: done. 1: a transient error, Airflow retries the task. 2: a configuration error. 3: a fatal error. Airflow
 does not retry the last two. The cause is one line on standard error that begins with `ackline:`.
@@ -7,14 +15,49 @@ does not retry the last two. The cause is one line on standard error that begins
 import argparse
 import json
 import os
+import signal
 import sys
+import threading
+import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from ackline.airflow.watch import end_with_task
 from ackline.errors import AcklineError, ConfigError, FatalError, TransientError
-from ackline.process_identity import ProcessIdentity
+from ackline.tables.lease import ProcessIdentity
+
+POLL_SECONDS = 0.5
+GRACE_SECONDS = 5.0
+
+
+def end_with_task(task: ProcessIdentity | None, end: Callable[[int], object] = os._exit) -> threading.Thread:
+    """Start a thread that ends the parent and this process once the process of the task or the parent is gone."""
+    parent = ProcessIdentity.of(os.getppid())
+
+    def watch() -> None:
+        while _runs(task) and _runs(parent):
+            time.sleep(POLL_SECONDS)
+        if parent is not None:
+            _end(parent)
+        end(1)
+
+    thread = threading.Thread(target=watch, name="ackline-watch", daemon=True)
+    thread.start()
+    return thread
+
+
+def _runs(process: ProcessIdentity | None) -> bool:
+    return process is None or process.alive()
+
+
+def _end(process: ProcessIdentity) -> None:
+    """Send SIGTERM, so that Spark removes its scratch folders, and SIGKILL after GRACE_SECONDS."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        deadline = time.monotonic() + GRACE_SECONDS
+        while process.alive() and time.monotonic() < deadline:
+            process.send(number)
+            time.sleep(0.1)
+
 
 KAFKA_CONFIG = "ACKLINE_KAFKA_CONFIG"
 """The variable that holds the Kafka connection as JSON."""
@@ -86,14 +129,13 @@ def replay_open_plan(name: str, run_id: str, connection: str, store_options: str
     Raises TransientError if another process replays it. The driver never waits, because it has a worker and the memory
     of a JVM: its task has waited before it started the driver.
     """
-    from ackline.audit.object_store import use_options
-    from ackline.paths import make_handlers_importable, pipelines_folder
-    from ackline.pipeline_folder import load_pipeline
+    from ackline.lane.adapters import open_parts
+    from ackline.lane.lease import WhenHeld
+    from ackline.pipeline.folder import load_pipeline, make_handlers_importable, pipelines_folder
+    from ackline.pipeline.functions import check_functions
     from ackline.spark.session import open_session
-    from ackline.steps.parts import open_parts
     from ackline.steps.run import replay_until_records
-    from ackline.steps.turn_lease import WhenHeld
-    from ackline.stream_functions import check_functions
+    from ackline.tables.object_store import use_options
 
     use_options(json.loads(store_options))
     make_handlers_importable()
@@ -118,15 +160,13 @@ def take_due_turns(
     The whole loop runs in one driver, because a driver for each turn would start a JVM for each turn. Raises
     TransientError if another process replays the lane's turn, and FatalError if the lane has not begun.
     """
-    from ackline.audit.object_store import use_options
-    from ackline.backfill_pipeline import backfill_pipeline
-    from ackline.paths import make_handlers_importable, pipelines_folder
-    from ackline.pipeline_folder import load_pipeline
+    from ackline.backfill.run import backfill_pipeline, find_backfill, run_backfill
+    from ackline.lane.adapters import open_parts
+    from ackline.lane.lease import WhenHeld
+    from ackline.pipeline.folder import load_pipeline, make_handlers_importable, pipelines_folder
+    from ackline.pipeline.functions import check_functions
     from ackline.spark.session import open_session
-    from ackline.steps.backfill import find_backfill, run_backfill
-    from ackline.steps.parts import open_parts
-    from ackline.steps.turn_lease import WhenHeld
-    from ackline.stream_functions import check_functions
+    from ackline.tables.object_store import use_options
 
     use_options(json.loads(store_options))
     make_handlers_importable()

@@ -1,9 +1,16 @@
-"""The Spark driver beside a replay task: the hook that starts it, its settings, its environment, and how it ended."""
+"""The Spark driver beside a replay task: the hook that starts it, its settings, its environment, and how it ended.
+
+Imports the Spark provider's operator and hook without opening a socket.
+
+The provider imports urllib3, which binds a socket to find out whether the machine has IPv6. A DAG file must open no
+socket, because Airflow parses it every few seconds. So urllib3 gets the answer of Python's own `socket.has_ipv6`.
+"""
 
 import json
 import logging
 import os
 import re
+import socket
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,11 +21,23 @@ from airflow.sdk.exceptions import AirflowException, AirflowFailException, Airfl
 
 import ackline
 from ackline.airflow.driver import CONFIGURATION, FATAL, KAFKA_CONFIG, STORE_OPTIONS, TASK
-from ackline.airflow.provider import SparkSubmitHook
 from ackline.errors import ConfigError
-from ackline.paths import handlers_folder
-from ackline.process_identity import ProcessIdentity
-from ackline.spark_master import MASTER, check_master, is_local
+from ackline.pipeline.folder import handlers_folder
+from ackline.spark.master import MASTER, check_master, is_local
+from ackline.tables.lease import ProcessIdentity
+
+_probed = "urllib3.util.connection" in sys.modules
+_has_ipv6, socket.has_ipv6 = socket.has_ipv6, False
+try:
+    from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
+    from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
+finally:
+    socket.has_ipv6 = _has_ipv6
+if not _probed and "urllib3.util.connection" in sys.modules:
+    sys.modules["urllib3.util.connection"].HAS_IPV6 = _has_ipv6  # type: ignore[attr-defined]
+
+__all__ = ["SparkSubmitHook", "SparkSubmitOperator"]
+
 
 _logger = logging.getLogger(__name__)
 SPARK_CONNECTION = "spark_default"
@@ -83,7 +102,7 @@ class DriverHook(SparkSubmitHook):
 def driver_settings(master: str) -> dict[str, str]:
     """Returns the Spark settings of the driver: a quiet log, with a local master ports on loopback only, and with a
     standalone master the address in its network, as the command `ackline run` sets it."""
-    from ackline.spark.driver_address import address_towards
+    from ackline.spark.master import address_towards
 
     log4j2 = Path(ackline.__file__).parent / "spark" / "log4j2.properties"
     settings = {

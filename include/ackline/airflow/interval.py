@@ -18,8 +18,8 @@ from typing import Any
 from airflow.sdk import Context
 from airflow.sdk.exceptions import AirflowSkipException
 
-from ackline.backfill_arguments import BackfillArguments, lane_of
 from ackline.errors import ConfigError
+from ackline.pipeline.arguments import BackfillArguments, lane_of
 
 BACKFILL_RUN = "backfill"
 """The type of the runs that Airflow's own backfill makes."""

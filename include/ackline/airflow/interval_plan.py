@@ -28,14 +28,14 @@ from airflow.sdk.exceptions import (
 from ackline.airflow.backfill import BACKFILL_PREFIX, LISTED, REASON, shortened
 from ackline.airflow.interval import Interval, epoch_to_run, is_whole_run, run_prefix
 from ackline.airflow.operators import opened
-from ackline.backfill_pipeline import backfill_pipeline
+from ackline.backfill.run import backfill_pipeline
 from ackline.errors import ConfigError
-from ackline.pipeline import Pipeline
+from ackline.pipeline.pipeline import Pipeline
 
 if TYPE_CHECKING:
-    from ackline.steps.backfill import Backfill
-    from ackline.steps.choose_offsets import Choice
-    from ackline.steps.parts import Parts
+    from ackline.backfill.choose import Choice
+    from ackline.backfill.run import Backfill
+    from ackline.lane.adapters import Parts
 
 POLL_SECONDS = 5
 """How often the triggerer asks for the state of the run of `backfill__NAME`."""
@@ -105,7 +105,7 @@ class IntervalPlan:
         return opened(pipeline, self.context, lane=self.interval.lane)
 
     def _epoch(self, parts: "Parts") -> int | None:
-        from ackline.steps.backfill import genesis_of
+        from ackline.backfill.run import genesis_of
 
         stored = _find(parts)
         if stored is None:
@@ -127,7 +127,7 @@ class IntervalPlan:
 
     def _offsets(self, parts: "Parts") -> int:
         """Returns how many offsets the interval holds. Raises ConfigError for too many that are not confirmed."""
-        from ackline.steps.choose_offsets import choose_offsets
+        from ackline.backfill.choose import choose_offsets
 
         choice = choose_offsets(parts, self.interval.arguments)
         self._warn_of_retention(parts, choice)
@@ -191,7 +191,7 @@ class IntervalPlan:
 
     def _end(self, text: str, parts: "Parts") -> NoReturn:
         """Ends the task as successful, with the account of the lane as its result, and skips the tasks after it."""
-        from ackline.steps.backfill_report import account_json, account_text
+        from ackline.backfill.report import account_json, account_text
 
         stored, lane = _find(parts), self.interval.lane
         if stored is not None:
@@ -203,7 +203,7 @@ class IntervalPlan:
 
 
 def _find(parts: "Parts") -> "Backfill | None":
-    from ackline.steps.backfill import find_backfill
+    from ackline.backfill.run import find_backfill
 
     return find_backfill(parts.store)
 

@@ -11,7 +11,7 @@ from airflow.sdk import DAG, BaseOperator, Context, CronDataIntervalTimetable
 
 from ackline.airflow.dags import RETRIES
 from ackline.airflow.operators import airflow_errors
-from ackline.paths import audit_root
+from ackline.pipeline.folder import audit_root
 
 LISTED_TABLES = 10
 """Tables that XCom names. The log names all."""
@@ -30,8 +30,8 @@ class MaintainOperator(BaseOperator):
         Safe beside runs, and safe to repeat.
         """
         with airflow_errors():
-            from ackline.airflow.audit_connection import use_audit_connection
-            from ackline.audit.maintenance import maintain
+            from ackline.airflow.connections import use_audit_connection
+            from ackline.tables.maintenance import maintain
 
             use_audit_connection()
             tables = [asdict(maintained) for maintained in maintain(audit_root())]

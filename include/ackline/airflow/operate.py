@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from airflow.sdk import DAG, BaseOperator, Context, Param
 
 from ackline.airflow.operators import ACTOR, airflow_errors, opened
-from ackline.arguments import PartitionChoice, parse_destination, parse_distance, parse_offsets
 from ackline.errors import ConfigError
-from ackline.pipeline import Pipeline
-from ackline.turns import LIVE, TurnKind
+from ackline.ledger.turns import LIVE, TurnKind
+from ackline.pipeline.arguments import PartitionChoice, parse_destination, parse_distance, parse_offsets
+from ackline.pipeline.pipeline import Pipeline
 
 if TYPE_CHECKING:
-    from ackline.steps.action_targets import ActionRequest
-    from ackline.steps.parts import Parts
+    from ackline.actions.targets import ActionRequest
+    from ackline.lane.adapters import Parts
 
 T = TypeVar("T")
 
@@ -134,9 +134,9 @@ def _carry_out(parts: "Parts", params: Mapping[str, Any]) -> tuple[str, dict[str
 
 
 def _act(parts: "Parts", params: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    from ackline.steps.action_report import action_json, action_text
-    from ackline.steps.action_targets import check_request, choose_targets
-    from ackline.steps.operator_actions import PreparedAction, perform_action, prepare_action
+    from ackline.actions.actions import PreparedAction, perform_action, prepare_action
+    from ackline.actions.report import action_json, action_text
+    from ackline.actions.targets import check_request, choose_targets
 
     request, reason = _request(params, parts.now()), params["reason"] or ""
     check_request(request)
@@ -150,8 +150,8 @@ def _act(parts: "Parts", params: Mapping[str, Any]) -> tuple[str, dict[str, Any]
 
 
 def _adopt(parts: "Parts", params: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    from ackline.steps.action_report import adoption_json, adoption_text
-    from ackline.steps.adopt_ledger import adopt_ledger, prepare_adoption
+    from ackline.actions.adopt_ledger import adopt_ledger, prepare_adoption
+    from ackline.actions.report import adoption_json, adoption_text
 
     confirm, reason = params["confirm"], params["reason"]
     adoption = (adopt_ledger if confirm else prepare_adoption)(parts, reason)
@@ -159,8 +159,8 @@ def _adopt(parts: "Parts", params: Mapping[str, Any]) -> tuple[str, dict[str, An
 
 
 def _void(parts: "Parts", params: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    from ackline.steps.action_report import void_json, void_preview, void_text
-    from ackline.steps.operator_void import open_turn, void_open_turn
+    from ackline.actions.report import void_json, void_preview, void_text
+    from ackline.actions.void import open_turn, void_open_turn
 
     reason, pause = params["reason"], params["pause"]
     to_close = open_turn(parts)
@@ -174,7 +174,7 @@ def _void(parts: "Parts", params: Mapping[str, Any]) -> tuple[str, dict[str, Any
 
 
 def _request(params: Mapping[str, Any], now: datetime) -> "ActionRequest":
-    from ackline.steps.action_targets import ActionRequest
+    from ackline.actions.targets import ActionRequest
 
     return ActionRequest(
         TurnKind(params["act"]),

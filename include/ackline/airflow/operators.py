@@ -19,18 +19,23 @@ from airflow.sdk.exceptions import (
     AirflowRescheduleException,
 )
 
-from ackline.airflow.driver_hook import SPARK_CONNECTION, DriverHook, driver_environment, raise_for_exit_status
+from ackline.airflow.driver_hook import (
+    SPARK_CONNECTION,
+    DriverHook,
+    SparkSubmitOperator,
+    driver_environment,
+    raise_for_exit_status,
+)
 from ackline.airflow.interval import replays_interval, skip_in_interval_run
-from ackline.airflow.provider import SparkSubmitOperator
 from ackline.errors import AcklineError, TransientError
-from ackline.paths import make_handlers_importable, project_root
-from ackline.pipeline import Pipeline
-from ackline.turns import LIVE
+from ackline.ledger.turns import LIVE
+from ackline.pipeline.folder import make_handlers_importable, project_root
+from ackline.pipeline.pipeline import Pipeline
 
 if TYPE_CHECKING:
     from ackline.airflow.interval_plan import IntervalPlan
-    from ackline.steps.parts import Parts
-    from ackline.turns import Plan, Settlement, TurnId
+    from ackline.lane.adapters import Parts
+    from ackline.ledger.turns import Plan, Settlement, TurnId
 
 ACTOR = "airflow"
 LEASE_POLL = timedelta(minutes=2)
@@ -51,9 +56,8 @@ def airflow_errors() -> Iterator[None]:
 @contextmanager
 def opened(pipeline: Pipeline, context: Context, actor: str = ACTOR, lane: str = LIVE) -> Iterator["Parts"]:
     """Opens a pipeline for one task. Its turns carry the run id of the DAG run."""
-    from ackline.airflow.audit_connection import use_audit_connection
-    from ackline.airflow.connection import kafka_connection
-    from ackline.steps.parts import open_parts
+    from ackline.airflow.connections import kafka_connection, use_audit_connection
+    from ackline.lane.adapters import open_parts
 
     use_audit_connection()
     make_handlers_importable()  # a listener, a retry class or a partition filter may live there
@@ -82,13 +86,12 @@ class PlanOperator(BaseOperator):
             with airflow_errors():
                 self._interval_plan(context).start()
         with airflow_errors():
-            from ackline.airflow.summary import planned_summary
-            from ackline.kafka.java import java_properties
-            from ackline.run_request import SETTING, parse_request
-            from ackline.steps.effective_settings import effective_settings
+            from ackline.airflow.results import planned_summary
+            from ackline.kafka.config import java_properties
+            from ackline.lane.settings import effective_settings, run_warnings
+            from ackline.pipeline.arguments import SETTING, parse_request
+            from ackline.pipeline.functions import check_functions
             from ackline.steps.plan import plan
-            from ackline.steps.topic_warnings import run_warnings
-            from ackline.stream_functions import check_functions
 
             make_handlers_importable()
             check_functions(*self.pipeline.functions)
@@ -139,8 +142,7 @@ class SettleOperator(BaseOperator):
         """Run settle. The outcomes that replay stored decide what is settled, not the state of its task."""
         skip_in_interval_run(context)
         with airflow_errors():
-            from ackline.airflow.gauges import publish_metrics
-            from ackline.airflow.summary import settled_summary
+            from ackline.airflow.results import publish_metrics, settled_summary
             from ackline.steps.settle import settle
 
             with opened(self.pipeline, context) as parts:
@@ -159,7 +161,7 @@ class SettleOperator(BaseOperator):
 
 def planned_turn(parts: "Parts", context: Context) -> "TurnId | None":
     """Returns the turn that the task `plan` of this DAG run has planned or adopted; None if its summary is gone."""
-    from ackline.turns import TurnId
+    from ackline.ledger.turns import TurnId
 
     summary = context["ti"].xcom_pull(task_ids="plan")
     if not isinstance(summary, Mapping) or summary.get("turn") is None or "epoch" not in summary:
@@ -224,7 +226,7 @@ class ReplayOperator(SparkSubmitOperator):
 
         Reschedules the task while another process replays the turn.
         """
-        from ackline.steps.effective_settings import effective_settings
+        from ackline.lane.settings import effective_settings
 
         with self._opened(context) as parts:
             self.log.info("settings in force: %s", effective_settings(parts))
@@ -252,8 +254,7 @@ class ReplayOperator(SparkSubmitOperator):
             raise AirflowRescheduleException(datetime.now(UTC) + LEASE_POLL)  # type: ignore[no-untyped-call]
 
     def _driver_hook(self, context: Context) -> DriverHook:
-        from ackline.airflow.audit_connection import use_audit_connection
-        from ackline.airflow.connection import kafka_connection
+        from ackline.airflow.connections import kafka_connection, use_audit_connection
         from ackline.spark.jars import kafka_source_jars
 
         return DriverHook(

@@ -6,14 +6,14 @@ from typing import Annotated
 
 import typer
 
-from ackline.answers import parse_answer
-from ackline.backfill_arguments import is_lane
-from ackline.cli import json_output
+from ackline.cli import formats
 from ackline.cli.options import Json, opened
 from ackline.errors import ConfigError
-from ackline.field_types import is_pipeline_name
-from ackline.steps.answer import send_answer
-from ackline.token import Token, parse_token
+from ackline.in_flight.answer import send_answer
+from ackline.ledger.answers import parse_answer
+from ackline.ledger.tokens import Token, parse_token
+from ackline.pipeline.arguments import is_lane
+from ackline.pipeline.field_types import is_pipeline_name
 
 STDIN = "-"
 _HELP = "What `record.token` was in the handler; `-` reads tokens from standard input."
@@ -79,7 +79,7 @@ def _answer(texts: Sequence[str], value: str, as_json: bool) -> None:
     with opened(name, lane=lane, handler=False) as parts:
         topic = send_answer(parts, tokens, value)
     if as_json:
-        json_output.print_json({"pipeline": name, "lane": lane, "topic": topic, "answers": len(tokens)})
+        formats.print_json({"pipeline": name, "lane": lane, "topic": topic, "answers": len(tokens)})
         return
     answers = "1 answer is" if len(tokens) == 1 else f"{len(tokens)} answers are"
     print(f"{answers} in {topic}; the next run of {name} reads {'it' if len(tokens) == 1 else 'them'}.")

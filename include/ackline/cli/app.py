@@ -10,36 +10,34 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 import ackline
-from ackline.answers import counts_text
-from ackline.cli import (
-    actions,
-    adopt_ledger,
-    answer,
-    audit,
-    backfill,
-    dead,
-    dev,
-    diff,
-    explain,
-    failures,
-    history,
-    init,
-    interrupts,
-    json_output,
-    maintain,
-    sql,
-    status,
-    tables,
-    void,
+from ackline.cli import actions, answer, audit, backfill, dead, dev, explain, formats, init, interrupts, status, tables
+from ackline.cli import actions as adopt_ledger
+from ackline.cli import actions as void
+from ackline.cli import audit as sql
+from ackline.cli import doctor as maintain
+from ackline.cli import explain as diff
+from ackline.cli import status as history
+from ackline.cli.options import (
+    Json,
+    MaxRecords,
+    Name,
+    Now,
+    OnlyRetries,
+    Partitions,
+    Topics,
+    Verbosity,
+    is_quiet,
+    notice,
+    opened,
+    request_of,
+    set_verbosity,
 )
-from ackline.cli.connection import uses_dev_broker
-from ackline.cli.options import Json, Name, Now, Partitions, Topics, opened
-from ackline.cli.run_options import MaxRecords, OnlyRetries, request_of
-from ackline.cli.verbosity import Verbosity, is_quiet, notice, set_verbosity
-from ackline.pipeline import Pipeline
-from ackline.spark_master import master_of_environment
-from ackline.steps.parts import Parts
-from ackline.turns import Plan
+from ackline.lane.adapters import Parts
+from ackline.ledger.answers import counts_text
+from ackline.ledger.turns import Plan
+from ackline.local.connection import uses_dev_broker
+from ackline.pipeline.pipeline import Pipeline
+from ackline.spark.master import master_of_environment
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -79,7 +77,7 @@ def main() -> None:
     if not os.environ.get("ACKLINE_DEBUG"):  # an AcklineError quotes what the Kafka client logs, so it is shown once
         logging.getLogger("ackline.kafka.client").addHandler(logging.NullHandler())
     try:
-        failures.call(app)
+        formats.call(app)
     except SystemExit as ended:
         if not (interrupts.is_interrupted() and ended.code):
             raise
@@ -89,11 +87,11 @@ def main() -> None:
     except Exception as error:
         if interrupts.is_interrupted():
             _exit_interrupted()
-        if (status := failures.report(error)) is not None:
+        if (status := formats.report(error)) is not None:
             sys.exit(status)
         if os.environ.get("ACKLINE_DEBUG"):
             raise
-        failures.print_error(f"{type(error).__name__}: {error} (ACKLINE_DEBUG=1 shows where)")
+        formats.print_error(f"{type(error).__name__}: {error} (ACKLINE_DEBUG=1 shows where)")
         sys.exit(1)
 
 
@@ -111,7 +109,7 @@ def note_dev_broker(pipeline: Pipeline, kafka: Mapping[str, Any]) -> None:
 
 def _warn_once(parts: Parts) -> Callable[[Plan, bool], None]:
     """Returns a function that prints the warnings about the settings at the first plan, on standard error."""
-    from ackline.steps.topic_warnings import run_warnings
+    from ackline.lane.settings import run_warnings
 
     warned = False
 
@@ -165,9 +163,9 @@ def run(
 
     Examples: `ackline run orders`, `ackline run orders --json | tail -1`, `ackline run orders --partition 3`
     """
+    from ackline.lane.lease import WhenHeld
+    from ackline.lane.settings import effective_settings
     from ackline.steps import run as runs
-    from ackline.steps.effective_settings import effective_settings
-    from ackline.steps.turn_lease import WhenHeld
 
     master_of_environment()  # a master that is refused is refused before anything is planned
     with opened(name, now, no_breaker) as parts, tables.progress(as_json or is_quiet()) as on_progress:
@@ -179,7 +177,7 @@ def run(
         ran = runs.run(parts, lambda: _start_spark(parts), _warn_once(parts), on_progress)
         store = parts.store
     if as_json:
-        json_output.print_json(json_output.run_json(ran, store))
+        formats.print_json(formats.run_json(ran, store))
         return
     out = tables.console()
     for absent in ran.missing:
@@ -221,12 +219,12 @@ def plan(
             _warn_once(parts)(found.plan, found.adopted)
     if as_json:
         body = (
-            json_output.plan_json(found.plan, found.adopted)
+            formats.plan_json(found.plan, found.adopted)
             if found.plan
             else {"pipeline": name, "turn": None, "partitions": []}
         )
-        body["partitions"] += json_output.leaderless_json(found.leaderless)
-        json_output.print_json({**body, **json_output.missing_json(found.missing)})
+        body["partitions"] += formats.leaderless_json(found.leaderless)
+        formats.print_json({**body, **formats.missing_json(found.missing)})
         return
     out = tables.console()
     for absent in found.missing:
@@ -250,7 +248,7 @@ def doctor(
 
     checks = list(examine(name))
     if as_json:
-        json_output.print_json([{"check": check.name, "ok": check.ok, "detail": check.detail} for check in checks])
+        formats.print_json([{"check": check.name, "ok": check.ok, "detail": check.detail} for check in checks])
     else:
         out = tables.console()
         for check in checks:
@@ -274,17 +272,17 @@ def demo(
 
 
 actions.add_to(app)
-void.add_to(app)
-adopt_ledger.add_to(app)
+void.add_void_to(app)
+adopt_ledger.add_adopt_ledger_to(app)
 answer.add_to(app)
 backfill.add_to(app)
-diff.add_to(app)
+diff.add_diff_to(app)
 dead.add_to(app)
 status.add_to(app)
 audit.add_to(app)
 explain.add_to(app)
-history.add_to(app)
-sql.add_to(app)
-maintain.add_to(app)
+history.add_history_to(app)
+sql.add_sql_to(app)
+maintain.add_maintain_to(app)
 init.add_to(app)
 app.add_typer(dev.app, name="dev")

@@ -1,13 +1,22 @@
-"""`ackline audit`: the rows of the audit table, chosen by what an operator asks for."""
+"""`ackline audit` and `ackline sql`: rows of the audit table, and one SELECT over all tables.
+
+`ackline audit`: the rows of the audit table, chosen by what an operator asks for.
+
+`ackline sql`: one SELECT over the tables of the pipelines.
+"""
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import StrEnum
+from itertools import islice
 from typing import Annotated, Any
 
+import pyarrow as pa
 import typer
 
-from ackline.arguments import LAST
 from ackline.cli import tables
-from ackline.cli.connection import connection_of
+from ackline.cli.formats import Csv, Parquet, check_formats, json_row, write_rows
 from ackline.cli.options import (
     ErrorClass,
     Json,
@@ -19,12 +28,14 @@ from ackline.cli.options import (
     check_lane,
     choice_of,
     moment_of,
+    notice,
     pipeline_named,
     range_of,
 )
-from ackline.cli.rows import Csv, Parquet, check_formats, write_rows
 from ackline.errors import ConfigError
-from ackline.pipeline import Pipeline
+from ackline.local.connection import connection_of
+from ackline.pipeline.arguments import LAST
+from ackline.pipeline.pipeline import Pipeline
 
 SHOWN = 50
 """Rows that are printed as a table without --limit."""
@@ -88,8 +99,8 @@ def audit(
     Examples: `ackline audit orders --offsets 1041`, `ackline audit orders --key 4711`,
     `ackline audit orders --outcome dead --since "1d ago" --csv`
     """
-    from ackline.audit.queries import AuditFilter, audit_pages
-    from ackline.paths import audit_root
+    from ackline.pipeline.folder import audit_root
+    from ackline.tables.queries import AuditFilter, audit_pages
 
     check_formats(as_json, as_csv, parquet)
     pipeline = pipeline_named(name)
@@ -128,7 +139,7 @@ def add_to(app: typer.Typer) -> None:
 
 
 def _check_outcome(outcome: str | None) -> None:
-    from ackline.outcome import Outcome
+    from ackline.ledger.outcomes import Outcome
 
     if outcome is not None and outcome not in list(Outcome):
         raise ConfigError(f"--outcome {outcome}: write one of {', '.join(Outcome)}", key="--outcome")
@@ -139,7 +150,7 @@ def _key_hash(pipeline: Pipeline, key: str | None, key_hex: str | None) -> str |
 
     Raises ConfigError for both of them, for digits that are not hexadecimal, and if the connection has no secret.
     """
-    from ackline.key_hash import key_hash, secret_of
+    from ackline.pipeline.secrets import key_hash, secret_of
 
     if key is None and key_hex is None:
         return None
@@ -164,7 +175,7 @@ def _lane_of(name: str, lane: str | None, as_of: object) -> str | None:
 
     Raises ConfigError for a lane that has no tables.
     """
-    from ackline.turns import LIVE
+    from ackline.ledger.turns import LIVE
 
     wanted = LIVE if lane is None and isinstance(as_of, int) else lane
     if lane is not None:
@@ -176,15 +187,15 @@ def _schema() -> Any:
     """Returns the columns of `write_rows`."""
     import pyarrow as pa
 
-    from ackline.audit.queries import COLUMNS
-    from ackline.audit.schemas import OUTCOMES
+    from ackline.tables.queries import COLUMNS
+    from ackline.tables.schemas import OUTCOMES
 
     return pa.schema([*(OUTCOMES.field(name).remove_metadata() for name in COLUMNS), pa.field("effective", pa.bool_())])
 
 
 def _print_table(rows: list[dict[str, Any]], limit: int | None) -> int:
-    from ackline.audit.queries import displayed_values
-    from ackline.turns import LIVE
+    from ackline.ledger.turns import LIVE
+    from ackline.tables.queries import displayed_values
 
     columns = [*(["lane"] if {row["lane"] for row in rows} - {LIVE} else []), *_COLUMNS]
     out = tables.console()
@@ -198,11 +209,88 @@ def _print_table(rows: list[dict[str, Any]], limit: int | None) -> int:
 
 
 def _explain_no_rows(name: str) -> None:
-    from ackline.audit.store import LedgerStore
-    from ackline.paths import audit_root
-    from ackline.steps.effective_settings import outcome_rows_are_off
-    from ackline.turns import LIVE
+    from ackline.lane.settings import outcome_rows_are_off
+    from ackline.ledger.turns import LIVE
+    from ackline.pipeline.folder import audit_root
+    from ackline.tables.store import LedgerStore
 
     if outcome_rows_are_off(LedgerStore(audit_root(), name, LIVE)):
         text = "the newest turn stored no rows (`record_outcomes: false`); its counts are in `ackline status`"
         print(f"ackline: {text}", file=sys.stderr)
+
+
+SHOWN_BY_SQL = 200
+"""Rows that are printed as a table."""
+Pipelines = Annotated[
+    list[str] | None,
+    typer.Option("--pipeline", help="Read only this pipeline; may be given several times.", show_default=False),
+]
+
+
+class Engine(StrEnum):
+    """What runs the query."""
+
+    DUCKDB = "duckdb"
+    SPARK = "spark"
+
+
+Engines = Annotated[Engine, typer.Option("--engine", help="What runs the query; spark is for tables past one machine.")]
+
+
+def sql(
+    query: Annotated[str, typer.Argument(help="One SELECT, in the SQL of the engine.", show_default=False)],
+    pipeline: Pipelines = None,
+    engine: Engines = Engine.DUCKDB,
+    as_json: Json = False,
+    as_csv: Csv = False,
+    parquet: Parquet = None,
+) -> None:
+    """Run one SELECT over the tables of all pipelines, read-only.
+
+    Views: `outcomes` (effective rows of the live lanes' newest epochs), `attempts` (all rows), `records` (one row a
+    record), `pending`, `plans`, `settlements`, `turns`, `runs`. docs/cookbook.md has twelve questions with their SQL.
+
+    Example: `ackline sql "SELECT error_class, count(*) FROM outcomes WHERE outcome = 'dead' GROUP BY ALL"`
+    """
+    check_formats(as_json, as_csv, parquet)
+    with _result(engine, query, pipeline or []) as reader:
+        pages = (pa.table(batch) for batch in reader)
+        if as_json or as_csv or parquet is not None:
+            write_rows(pages, reader.schema, as_json, parquet)
+            return
+        rows = (row for page in pages for row in page.to_pylist())
+        shown = [list(json_row(row).values()) for row in islice(rows, SHOWN_BY_SQL)]
+        more = next(rows, None) is not None
+    out = tables.console()
+    tables.print_table(out, None, reader.schema.names, shown)
+    if not shown:
+        out.print("No rows.")
+    if more:
+        out.print("… and more. --json, --csv or --parquet FILE shows them all.")
+
+
+@contextmanager
+def _result(engine: Engine, query: str, pipelines: list[str]) -> Iterator[pa.RecordBatchReader]:
+    """Gives the rows of the query in batches. Spark runs on the master of the environment, with the block `spark:` of
+    the pipeline if the command names one."""
+    from ackline.pipeline.folder import audit_root
+    from ackline.tables.schemas import TABLES
+    from ackline.tables.sql import sql_result, table_folders, view_definitions
+
+    if engine is Engine.DUCKDB:
+        with sql_result(audit_root(), query, pipelines) as reader:
+            yield reader
+        return
+    from ackline.spark.sql import create_views, open_sql_session, select
+
+    folders = table_folders(audit_root(), query, pipelines)
+    block = pipeline_named(pipelines[0]).spark if len(pipelines) == 1 else None
+    notice("starting Spark …")
+    spark = open_sql_session(block)
+    create_views(spark, folders, TABLES, view_definitions())
+    yield select(spark, query).to_reader()
+
+
+def add_sql_to(app: typer.Typer) -> None:
+    """Add this command to the command line."""
+    app.command()(sql)

@@ -1,20 +1,27 @@
-"""`ackline dead`: the records that were given up, by error class, and another try for them."""
+"""`ackline dead`: the records that were given up, their letters, and another try for them.
 
-from typing import Annotated
+`ackline dead`: the records that were given up, by error class, and another try for them.
+
+`ackline dead NAME TOPIC PARTITION OFFSET`: one dead record, and its letter.
+"""
+
+import codecs
+import sys
+from collections.abc import Sequence
+from typing import Annotated, Any
 
 import typer
 
-from ackline.backfill_arguments import BackfillArguments, lane_of
-from ackline.cli import json_output, tables
-from ackline.cli.backfill_options import Id, MaxRate, MaxRecords, Reason, Wait
-from ackline.cli.backfill_run import Request, new_id, perform
-from ackline.cli.confirm import DryRun, Yes
-from ackline.cli.dead_letter import EXAMPLE, show
-from ackline.cli.options import ErrorClass, From, Json, Lane, Name, Now, Until, opened, time_of
+from ackline.actions.dead import DeadRecord, FoundLetter, dead_classes, dead_record
+from ackline.cli import formats, tables
+from ackline.cli.backfill import Id, MaxRate, MaxRecords, Reason, Request, Wait, new_id, perform
+from ackline.cli.options import DryRun, ErrorClass, From, Json, Lane, Name, Now, Until, Yes, opened, time_of
 from ackline.errors import ConfigError
-from ackline.outcome import Outcome
-from ackline.steps.dead_records import dead_classes
-from ackline.turns import LIVE
+from ackline.ledger.offsets import TopicPartition
+from ackline.ledger.outcomes import Outcome
+from ackline.ledger.turns import LIVE
+from ackline.pipeline.arguments import BackfillArguments, lane_of, parse_offset
+from ackline.pipeline.field_types import topic_name
 
 Ranges = Annotated[
     list[str] | None,
@@ -98,7 +105,7 @@ def _list(name: str, lane: str, error_class: str | None, as_json: bool) -> None:
             }
             for each in shown
         ]
-        json_output.print_json({"pipeline": name, "lane": lane, "dead": classes, "total": sum(e.count for e in shown)})
+        formats.print_json({"pipeline": name, "lane": lane, "dead": classes, "total": sum(e.count for e in shown)})
         return
     columns = ["error class", "records", "first", "last"]
     out = tables.console()
@@ -107,3 +114,146 @@ def _list(name: str, lane: str, error_class: str | None, as_json: bool) -> None:
         tables.print_table(out, None, columns, rows)
     else:
         out.print("No record is dead.")
+
+
+MOST_BYTES = 64 * 1024
+"""Bytes of a value that `--show-value` prints at most."""
+EXAMPLE = "to show one dead record, name it as TOPIC PARTITION OFFSET, e.g. `orders 3 1041`"
+
+
+def show(name: str, record: Sequence[str], lane: str, show_value: bool, now: str | None, as_json: bool) -> None:
+    """Print a dead record of a lane. Raises ConfigError if it is not dead, and for `--show-value` without a
+    terminal."""
+    if show_value and not is_terminal():
+        raise ConfigError(
+            "--show-value prints the payload of a record, so it needs a terminal: standard output is not one. Nothing "
+            "was read",
+            key="--show-value",
+        )
+    tp, offset = _record_of(record)
+    with opened(name, now, lane=lane, handler=False) as parts:
+        dead = dead_record(parts, tp, offset)
+    if as_json:
+        formats.print_json({"pipeline": name, "lane": lane, **_json_of(dead, show_value)})
+        return
+    out = tables.console()
+    for line in _lines(dead, show_value):
+        out.print(line, markup=False, soft_wrap=True)
+
+
+def is_terminal() -> bool:
+    """Returns whether standard output is a terminal."""
+    return sys.stdout.isatty()
+
+
+def _record_of(arguments: Sequence[str]) -> tuple[TopicPartition, int]:
+    try:
+        topic, partition, offset = arguments
+        number = parse_offset(partition)
+        if number >= 2**31:
+            raise ValueError(f"{partition} is not a partition")
+        return TopicPartition(topic_name(topic), number), parse_offset(offset)
+    except ValueError as error:
+        raise ConfigError(f"{' '.join(arguments)}: {error}; {EXAMPLE}", key="RECORD") from None
+
+
+def _json_of(record: DeadRecord, show_value: bool) -> dict[str, Any]:
+    given_up, failure = record.given_up, record.failure
+    return {
+        "topic": record.tp.topic,
+        "partition": record.tp.partition,
+        "offset": record.offset,
+        "epoch": given_up.epoch,
+        "turn": given_up.turn,
+        "run_id": given_up.run_id,
+        "error_class": given_up.error_class,
+        "error_message": failure.error_message if failure else None,
+        "attempts": record.explanation.attempts,
+        "failed_at": failure.at.isoformat() if failure and failure.at else None,
+        "dead_at": given_up.at.isoformat() if given_up.at else None,
+        "letter_topic": record.letter_topic,
+        "letter": None if record.letter is None else _letter_json(record.letter, show_value),
+    }
+
+
+def _letter_json(letter: FoundLetter, show_value: bool) -> dict[str, Any]:
+    # Pairs, and no object: a record may have several headers of the same name.
+    shown = [[name, text_of(value)] for name, value in letter.source_headers]
+    payload = {"key": text_of(letter.key), "value": text_of(letter.value)}
+    return {
+        "topic": letter.tp.topic,
+        "partition": letter.tp.partition,
+        "offset": letter.offset,
+        "sent_at": letter.sent_at.isoformat() if letter.sent_at else None,
+        "headers": dict(letter.headers),
+        "source_headers": shown if show_value else [name for name, _ in letter.source_headers],
+        "key_bytes": _size(letter.key),
+        "value_bytes": _size(letter.value),
+        **(payload if show_value else {}),
+    }
+
+
+def _lines(record: DeadRecord, show_value: bool) -> list[str]:
+    failure = record.failure
+    lines = [record.explanation.sentence]
+    lines += [
+        f"  attempt {event.attempt}: {event.outcome} at {event.at.isoformat(timespec='seconds') if event.at else '?'}, "
+        f"turn {event.turn}" + (f", {event.error_class}" if event.error_class else "")
+        for event in record.explanation.events
+        if event.attempt and event.epoch == record.given_up.epoch
+    ]
+    if failure is not None and failure.error_message:
+        lines.append(f"  {printable(failure.error_message)}")
+    if record.letter_topic is None:
+        return [*lines, "No letter was sent: the turn was planned under `dead_letter: none`."]
+    if record.letter is None:
+        return [*lines, f"The topic {record.letter_topic} does not hold its letter any more."]
+    return lines + _letter_lines(record.letter, show_value)
+
+
+def _letter_lines(letter: FoundLetter, show_value: bool) -> list[str]:
+    sent = f", sent at {letter.sent_at.isoformat(timespec='seconds')}" if letter.sent_at else ""
+    lines = [f"Its letter is {letter.tp} offset {letter.offset}{sent}:"]
+    lines += [f"  {printable(name)}: {printable(text)}" for name, text in letter.headers.items()]
+    if not show_value:
+        names = ", ".join(printable(name) for name, _ in letter.source_headers) or "none"
+        lines.append(f"  headers of the record: {names}")
+        lines.append(f"  key: {_size_text(letter.key)}, value: {_size_text(letter.value)} (--show-value prints them)")
+        return lines
+    lines += [
+        f"  {printable(name)} (of the record): {printable(text_of(value))}" for name, value in letter.source_headers
+    ]
+    value = printable(text_of(letter.value), lines=True)
+    return [*lines, f"  key: {printable(text_of(letter.key))}", f"  value: {value}"]
+
+
+def printable(text: str | None, lines: bool = False) -> str:
+    """Returns a text in which each character that a terminal could take as an order is written as its escape.
+
+    Ends of lines are escaped too, so that no header looks like a line of the command; with `lines` they are kept.
+    """
+    if text is None:
+        return "null"
+    kept = "\n" if lines else ""
+    return "".join(c if c.isprintable() or c in kept else c.encode("unicode_escape").decode() for c in text)
+
+
+def text_of(content: bytes | None) -> str | None:
+    """Returns UTF-8 text, or the hexadecimal form of other bytes, of the first MOST_BYTES; None for a null."""
+    if content is None:
+        return None
+    more = len(content) - MOST_BYTES
+    try:
+        # A character may be cut at the limit: then the decoder leaves it out.
+        text = codecs.getincrementaldecoder("utf-8")().decode(content[:MOST_BYTES], final=more <= 0)
+    except UnicodeDecodeError:
+        text = f"0x{content[:MOST_BYTES].hex()}"
+    return text + (f" … and {more:,} more bytes" if more > 0 else "")
+
+
+def _size(content: bytes | None) -> int | None:
+    return None if content is None else len(content)
+
+
+def _size_text(content: bytes | None) -> str:
+    return "null" if content is None else f"{len(content):,} bytes"

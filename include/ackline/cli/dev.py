@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from ackline.cli.confirm import DryRun, Yes, is_confirmed
+from ackline.cli.options import DryRun, Yes, is_confirmed
 
 app = typer.Typer(help="A local broker to try pipelines on.", no_args_is_help=True, pretty_exceptions_enable=False)
 
@@ -107,8 +107,8 @@ def wipe(yes: Yes = False, dry_run: DryRun = False) -> None:
 
     Example: `ackline dev wipe --yes`
     """
+    from ackline.local.connection import dev_folder
     from ackline.local.dev import dev_wipe
-    from ackline.local.saved_broker import dev_folder
 
     print(f"{dev_folder()}: the broker of `ackline dev up`, with all its topics and committed offsets.")
     if not is_confirmed("Remove it?", yes, dry_run):

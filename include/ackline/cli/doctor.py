@@ -1,4 +1,9 @@
-"""`ackline doctor` checks each thing that a run needs."""
+"""`ackline doctor` checks each thing that a run needs, and `ackline maintain` keeps the tables quick.
+
+`ackline doctor` checks each thing that a run needs.
+
+`ackline maintain` keeps the tables quick. The DAG `ackline_maintenance` does the same every six hours.
+"""
 
 import re
 import shutil
@@ -6,32 +11,38 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
-from ackline.audit.conditional_put import prove_conditional_put
-from ackline.audit.layout import all_lanes
-from ackline.audit.object_store import is_remote
-from ackline.audit.schemas import TABLES
-from ackline.audit.table import AuditTable
-from ackline.cli.connection import connection_of, uses_dev_broker
-from ackline.cli.options import pipeline_named
-from ackline.errors import AcklineError, FatalError
+import typer
+
+from ackline.cli import formats, options, tables
+from ackline.cli.options import Json, pipeline_named
+from ackline.errors import AcklineError, ConfigError, FatalError
 from ackline.handler import load_handler, tier_of
+from ackline.in_flight.ack_topic import checked_topic
 from ackline.kafka.config import brokers
 from ackline.kafka.registry import check_registry
-from ackline.paths import audit_root, pipelines_folder
-from ackline.pipeline import Pipeline
-from ackline.pipeline_folder import load_folder
+from ackline.lane.adapters import Parts, new_run_id, open_parts
+from ackline.lane.settings import topic_warnings
+from ackline.local.connection import connection_of, uses_dev_broker
+from ackline.outputs.checks import check_outputs
+from ackline.pipeline.folder import audit_root, load_folder, pipelines_folder
+from ackline.pipeline.functions import load_functions, load_step
+from ackline.pipeline.pipeline import Pipeline
+from ackline.pipeline.streams import Stream, Translation
+from ackline.pipeline.topology import Step
 from ackline.scrub import scrub_address
-from ackline.steps.ack_topic import checked_topic
-from ackline.steps.output_checks import check_outputs
-from ackline.steps.parts import Parts, new_run_id, open_parts
-from ackline.steps.topic_warnings import topic_warnings
-from ackline.stream_functions import load_functions, load_step
-from ackline.topology import Step
-from ackline.translation import Stream, Translation
+from ackline.tables.folder import prove_conditional_put
+from ackline.tables.layout import all_lanes
+from ackline.tables.object_store import is_remote
+from ackline.tables.schemas import TABLES
+from ackline.tables.table import AuditTable
+
+if TYPE_CHECKING:
+    from ackline.tables.maintenance import TornFile
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,3 +201,89 @@ def _warnings(parts: Parts, topics: Iterable[str]) -> Iterator[Check]:
         found.append(f"retention and cleanup policy of the topics could not be read: {error}")
     for text in found:
         yield Check("settings", True, f"warning: {text}")
+
+
+Repair = Annotated[bool, typer.Option("--repair", help="Only remove torn files of the tables' logs.")]
+
+
+def maintain(
+    as_json: Json = False, repair: Repair = False, yes: options.Yes = False, dry_run: options.DryRun = False
+) -> None:
+    """Compact, checkpoint and vacuum the tables of all pipelines. This is safe at any time, also beside runs.
+
+    No row changes. It removes unused files after a week, and never those of an open turn. Output tables below
+    ACKLINE_AUDIT are maintained too; those that a pipeline file names by a URI are not.
+
+    With `--repair` it only removes what a power cut has torn: the newest log entry of a table, on which no process has
+    acted, and a checkpoint that the log does not need. The next run makes the commit again.
+
+    Example: `ackline maintain`
+    """
+    if repair:
+        _repair(as_json, yes, dry_run)
+        return
+    if dry_run:
+        raise ConfigError(
+            "--dry-run belongs to --repair: without that, no row changes. Nothing was done", key="--dry-run"
+        )
+    from ackline.pipeline.folder import audit_root
+    from ackline.tables import maintenance
+
+    maintained = maintenance.maintain(audit_root())
+    if as_json:
+        formats.print_json([asdict(table) for table in maintained])
+        return
+    columns = ["pipeline", "lane", "table", "files before", "files", "compacted", "busy", "removed", "version"]
+    rows = [
+        [
+            done.pipeline,
+            done.lane,
+            done.table,
+            done.files_before,
+            done.files,
+            done.compacted,
+            done.busy,
+            done.removed,
+            done.version,
+        ]
+        for done in maintained
+    ]
+    out = tables.console()
+    if rows:
+        tables.print_table(out, None, columns, rows, ("pipeline", "lane", "table", "files before", "files", "removed"))
+    else:
+        out.print("There are no tables yet.")
+
+
+def _repair(as_json: bool, yes: bool, dry_run: bool) -> None:
+    from ackline.pipeline.folder import audit_root
+    from ackline.tables import maintenance as repair
+
+    torn = repair.torn_files(audit_root())
+    removable = [file for file in torn if file.removable]
+    if not as_json:
+        _print_torn(torn, "may be removed")
+    done = bool(removable) and options.is_confirmed(f"Remove {len(removable)} torn files?", yes, dry_run)
+    if done:
+        torn = repair.repair(audit_root())
+    if as_json:
+        files = [{**asdict(file), "removed": done and file.removable} for file in torn]
+        formats.print_json({"torn": files, "dry_run": dry_run})
+    elif done:
+        _print_torn(torn, "removed")
+    if any(not file.removable for file in torn):
+        raise FatalError(
+            "later commits build on a torn file that stays: restore the folder of that table from a backup"
+        )
+
+
+def _print_torn(torn: list["TornFile"], fate: str) -> None:
+    if not torn:
+        tables.console().print("No file of the tables' logs is torn.")
+    for file in torn:
+        tables.console().print(f"{file.what} {file.file}: {fate if file.removable else 'later commits build on it'}")
+
+
+def add_maintain_to(app: typer.Typer) -> None:
+    """Add this command to the command line."""
+    app.command()(maintain)

@@ -11,19 +11,17 @@ from typing import Annotated, Any
 
 import typer
 
-from ackline.cli import json_output, tables
+from ackline.actions.survey import GroupLook, TopicLook, look_at_group, look_at_topic, topic_names
+from ackline.cli import formats, tables
 from ackline.cli.options import Json
-from ackline.conflicts import conflicts
-from ackline.connection_variable import connection_from_environment, variable_of
 from ackline.errors import ConfigError
-from ackline.field_types import topic_name
-from ackline.local.saved_broker import dev_bootstrap
-from ackline.paths import handlers_folder, pipelines_folder, project_root
-from ackline.pipeline import load
-from ackline.pipeline_folder import load_folder
-from ackline.properties import broker_addresses
-from ackline.scaffold import Scaffold, name_for, text_of_handler, text_of_pipeline, text_of_test
-from ackline.steps.look import GroupLook, TopicLook, look_at_group, look_at_topic, topic_names
+from ackline.local.connection import dev_bootstrap
+from ackline.pipeline.field_types import topic_name
+from ackline.pipeline.folder import conflicts, handlers_folder, load_folder, pipelines_folder, project_root
+from ackline.pipeline.pipeline import load
+from ackline.pipeline.properties import broker_addresses
+from ackline.pipeline.scaffold import Scaffold, name_for, text_of_handler, text_of_pipeline, text_of_test
+from ackline.pipeline.secrets import connection_from_environment, variable_of
 
 Broker = Annotated[
     str | None,
@@ -62,7 +60,7 @@ def init(
     if as_json:
         shape = {"kind": look.shape.kind.value, "records": look.shape.records, "nulls": look.shape.nulls}
         body = {"pipeline": pipeline, "topic": topic, "partitions": len(look.logs), "offsets": look.offsets}
-        json_output.print_json({**body, "shape": shape, "files": [str(path) for path in written]})
+        formats.print_json({**body, "shape": shape, "files": [str(path) for path in written]})
         return
     print(_topic_text(look))
     _print_written(scaffold, written)
@@ -94,7 +92,7 @@ def adopt(
         print(_consequences(look))
     written = [] if dry_run else _write(scaffold)
     if as_json:
-        json_output.print_json({**_group_json(look), "pipeline": pipeline, "files": [str(path) for path in written]})
+        formats.print_json({**_group_json(look), "pipeline": pipeline, "files": [str(path) for path in written]})
     elif written:
         _print_written(scaffold, written)
 

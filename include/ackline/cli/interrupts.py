@@ -40,7 +40,7 @@ def is_interrupted() -> bool:
 
 def print_stopped() -> None:
     """Prints on standard error, once, that Ctrl-C has stopped the command, and what the next run does."""
-    from ackline.cli.failures import print_error
+    from ackline.cli.formats import print_error
 
     if _printed.is_set():
         return

@@ -1,24 +1,100 @@
-"""Options that several commands share, and the parsing of their values."""
+"""Options that several commands share, the parsing of their values, and the question before a change.
+
+Whether a command that changes something may go on: by `--yes`, `--dry-run`, or the answer at a terminal.
+
+How much a command prints besides its result: `ackline -q COMMAND` and `ackline -v COMMAND`.
+
+Options that several commands share, and the parsing of their values.
+
+The options of `ackline run` and `ackline plan` that make a run read less, as the form of `replay__NAME` does.
+"""
 
 import getpass
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from enum import IntEnum
 from typing import Annotated
 
 import typer
 
-from ackline.arguments import LAST, PartitionChoice, parse_moment, parse_offsets
-from ackline.cli.connection import connection_of
 from ackline.errors import ConfigError
-from ackline.field_types import parse_time
-from ackline.offsets import OffsetRange
-from ackline.paths import make_handlers_importable, pipelines_folder
-from ackline.pipeline import Pipeline
-from ackline.pipeline_folder import find_pipeline
-from ackline.steps.parts import Parts, new_run_id, open_parts
-from ackline.stream_functions import check_functions
-from ackline.turns import LIVE
+from ackline.lane.adapters import Parts, new_run_id, open_parts
+from ackline.ledger.offsets import OffsetRange
+from ackline.ledger.turns import LIVE
+from ackline.local.connection import connection_of
+from ackline.pipeline.arguments import LAST, PartitionChoice, RunRequest, parse_moment, parse_offsets, parse_request
+from ackline.pipeline.field_types import parse_time
+from ackline.pipeline.folder import find_pipeline, make_handlers_importable, pipelines_folder
+from ackline.pipeline.functions import check_functions
+from ackline.pipeline.pipeline import Pipeline
+
+Yes = Annotated[bool, typer.Option("--yes", help="Do it without a question.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Only show what it would do; --yes changes nothing then.")]
+
+
+def show_preview(preview: str, yes: bool, dry_run: bool, as_json: bool) -> None:
+    """Print what a command would do, for a person.
+
+    With `--json` only at a terminal that asks, and then on standard error: standard output holds the object alone, and
+    without a terminal standard error holds the error alone.
+    """
+    if not as_json:
+        print(preview)
+    elif not yes and not dry_run and sys.stdin.isatty():
+        print(preview, file=sys.stderr)
+
+
+def is_confirmed(question: str, yes: bool, dry_run: bool) -> bool:
+    """Returns whether to go on. Asks at a terminal. Raises ConfigError without `--yes` where there is no terminal."""
+    if dry_run or yes:
+        return not dry_run
+    if not sys.stdin.isatty():
+        raise ConfigError(
+            "nothing was changed, and there is no terminal to ask at: give --yes or --dry-run", key="--yes"
+        )
+    return typer.confirm(question, default=False, err=True)
+
+
+def is_confirmed_by_number(question: str, number: int, yes: bool, dry_run: bool) -> bool:
+    """Returns whether to go on, as `is_confirmed` does. At a terminal the number of offsets has to be typed."""
+    if dry_run or yes or not sys.stdin.isatty():
+        return is_confirmed(question, yes, dry_run)
+    typed = typer.prompt(f"{question} Type the number of offsets to go on", default="", show_default=False, err=True)
+    return str(typed).replace(",", "").strip() == str(number)
+
+
+class Verbosity(IntEnum):
+    """What goes to standard error besides errors."""
+
+    QUIET = 0
+    """Nothing: no warnings, no progress."""
+    NORMAL = 1
+    """Warnings and progress."""
+    VERBOSE = 2
+    """Also the settings in force."""
+
+
+_level = Verbosity.NORMAL
+
+
+def set_verbosity(quiet: bool, verbose: bool) -> None:
+    """Sets how much the command of this process prints. `verbose` wins over `quiet`."""
+    global _level
+    _level = Verbosity.VERBOSE if verbose else Verbosity.QUIET if quiet else Verbosity.NORMAL
+
+
+def is_quiet() -> bool:
+    """Returns whether only results and errors are printed."""
+    return _level is Verbosity.QUIET
+
+
+def notice(text: str, level: Verbosity = Verbosity.NORMAL) -> None:
+    """Prints a line on standard error at once, unless `level` is above what the user wants to see."""
+    if _level >= level:
+        print(f"ackline: {text}", file=sys.stderr, flush=True)
+
 
 __all__ = [
     "LAST",
@@ -164,9 +240,43 @@ def opened(
 
 def check_lane(name: str, lane: str) -> None:
     """Raises ConfigError with the lanes of a pipeline if `lane` has no tables."""
-    from ackline.audit.layout import lanes_of
-    from ackline.paths import audit_root
+    from ackline.pipeline.folder import audit_root
+    from ackline.tables.layout import lanes_of
 
     known = [found.lane for found in lanes_of(audit_root(), name)]
     if lane not in known:
         raise ConfigError(f"--lane {lane}: {name} has the lanes {', '.join(known) or '(none yet)'}", key="--lane")
+
+
+MaxRecords = Annotated[
+    int | None,
+    typer.Option("--max-records", help="Read at most so many offsets in a turn, fresh ones and retries.", min=1),
+]
+OnlyRetries = Annotated[bool, typer.Option("--only-retries", help="Read the retries that are due, and no new record.")]
+
+
+def request_of(
+    parts: Parts,
+    topics: Sequence[str] | None,
+    partitions: Sequence[int] | None,
+    max_records: int | None,
+    only_retries: bool,
+) -> RunRequest:
+    """Returns what the options ask of a run. Without `--topic` and `--partition` it reads no broker.
+
+    The partitions are those of the lane, and those that the run would let join it. Raises ConfigError for more records
+    than the file allows in a turn, and for an option that names no partition.
+    """
+    choice = choice_of(topics, partitions)
+    asked = parse_request(
+        {"max_records": max_records, "only_retries": only_retries}, parts.pipeline.max_records_per_run
+    )
+    if not (topics or partitions):
+        return asked
+    from ackline.lane.log_checks import observe_kafka
+    from ackline.steps.plan import preview_lane
+
+    newest = parts.store.newest()
+    lane = preview_lane(parts, newest, observe_kafka(parts, newest))
+    subscribed = [tp for tp in lane if parts.is_subscribed(tp)]
+    return RunRequest(asked.max_records, only_retries, frozenset(choice.chosen(subscribed, parts.pipeline.name)))

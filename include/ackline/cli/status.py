@@ -1,4 +1,9 @@
-"""`ackline status`: where each pipeline is, and what holds it."""
+"""`ackline status` and `ackline history`: where each pipeline is, what holds it, and its turns.
+
+`ackline status`: where each pipeline is, and what holds it.
+
+`ackline history`: the turns of a pipeline, who took them and why.
+"""
 
 import time
 from collections.abc import Sequence
@@ -9,29 +14,20 @@ from typing import Annotated, Any
 
 import typer
 
-from ackline.arguments import PartitionChoice
-from ackline.audit.recent_turns import step_figures
-from ackline.cli import json_output, tables
-from ackline.cli.options import Json, Lane, Now, Partitions, Topics, choice_of, opened
+from ackline.actions.overview import Health, HeldBack, OpenTurn, PipelineStatus, held_back, open_turn_of, summary_of
+from ackline.actions.status import PartitionStatus, status_and_missing, status_by_topic
+from ackline.cli import formats, tables
+from ackline.cli.options import Json, Lane, Name, Now, Partitions, Topics, check_lane, choice_of, opened, pipeline_named
 from ackline.errors import AcklineError, ConfigError
-from ackline.explanation import span
-from ackline.lease import HolderState
-from ackline.offsets import TopicPartition
-from ackline.paths import audit_root, pipelines_folder
-from ackline.pipeline_folder import load_folder
-from ackline.step_figures import StepFigures, steps_json
-from ackline.steps.overview import (
-    Health,
-    HeldBack,
-    OpenTurn,
-    PipelineStatus,
-    held_back,
-    open_turn_of,
-    summary_of,
-)
-from ackline.steps.parts import Parts
-from ackline.steps.status import PartitionStatus, status_and_missing, status_by_topic
-from ackline.turns import LIVE, TurnKind
+from ackline.lane.adapters import Parts
+from ackline.ledger.explain import span
+from ackline.ledger.metrics import StepFigures, steps_json
+from ackline.ledger.offsets import TopicPartition
+from ackline.ledger.turns import LIVE, TurnKind
+from ackline.pipeline.arguments import PartitionChoice
+from ackline.pipeline.folder import audit_root, load_folder, pipelines_folder
+from ackline.tables.history import step_figures
+from ackline.tables.lease import HolderState
 
 WATCH_SECONDS = 5.0
 _READERS = 8
@@ -98,7 +94,7 @@ def _show_one(name: str, choice: PartitionChoice, lane: str, sort: Sort, now: st
         figures = _step_figures(parts)
         if as_json:
             body = _json_of(name, chosen, missing) | (steps_json(figures) if figures else {})
-            json_output.print_json({**body, "open_turn": json_output.open_turn_json(open_turn_of(parts))})
+            formats.print_json({**body, "open_turn": formats.open_turn_json(open_turn_of(parts))})
             return
         shown = tables.worst_first(chosen)[: tables.MOST_PARTITIONS]
         held, time_now = held_back(parts, shown), parts.now()
@@ -126,9 +122,9 @@ def _step_figures(parts: Parts) -> StepFigures | None:
 
 
 def _json_of(name: str, chosen: Sequence[PartitionStatus], missing: Sequence[str]) -> dict[str, Any]:
-    partitions = [json_output.status_json(found) for found in chosen]
-    topics = [json_output.topic_json(found) for found in status_by_topic(chosen)]
-    return {"pipeline": name, "partitions": partitions, "topics": topics, **json_output.missing_json(missing)}
+    partitions = [formats.status_json(found) for found in chosen]
+    topics = [formats.topic_json(found) for found in status_by_topic(chosen)]
+    return {"pipeline": name, "partitions": partitions, "topics": topics, **formats.missing_json(missing)}
 
 
 def _held_lines(held: HeldBack, now: datetime) -> list[str]:
@@ -154,7 +150,7 @@ def _open_lines(open_turn: OpenTurn, now: datetime) -> list[str]:
 
 
 def _last_act_lines(name: str, lane: str, now: datetime) -> list[str]:
-    from ackline.audit.history import settled_turns  # not at import: it loads DuckDB
+    from ackline.tables.history import settled_turns  # not at import: it loads DuckDB
 
     for act in settled_turns(audit_root(), name, lane, 1, acts_only=True):
         reason = f": {act.reason}" if act.reason else ""
@@ -183,7 +179,7 @@ def _show_all(now: str | None, as_json: bool) -> None:
     found += [PipelineStatus(path.stem, Health.UNREADABLE, problem=str(e)) for path, e in loaded.broken.items()]
     worst = sorted(found, key=lambda summary: (summary.health, -(summary.lag or 0), summary.pipeline))
     if as_json:
-        json_output.print_json({"pipelines": [_summary_json(summary) for summary in worst]})
+        formats.print_json({"pipelines": [_summary_json(summary) for summary in worst]})
         return
     out = tables.console()
     out.print(tables.fitting_table(None, _OVERVIEW, [_row(summary) for summary in worst], _OVERVIEW_FIRST, out.width))
@@ -226,3 +222,62 @@ def _summary_json(summary: PipelineStatus) -> dict[str, Any]:
         "next_due": summary.next_due.isoformat() if summary.next_due else None,
         "problem": summary.problem or None,
     }
+
+
+AnyLane = Annotated[str | None, typer.Option("--lane", help="Only this lane: live, or that of a backfill.")]
+Limit = Annotated[int, typer.Option(help="At most this many turns.", min=1, max=2**31)]
+Acts = Annotated[bool, typer.Option("--acts", help="Only the acts of operators.")]
+_FIRST = ("end", "turn", "kind", "records", "outcomes", "actor", "reason", "seconds", "run")
+"""The columns by importance, for a terminal that is too narrow for all."""
+
+
+def history(name: Name, lane: AnyLane = None, limit: Limit = 20, acts: Acts = False, as_json: Json = False) -> None:
+    """List the settled turns of a pipeline, newest first: runs and acts, with actors, reasons, durations and counts.
+
+    Examples: `ackline history orders`, `ackline history orders --acts --limit 5`
+    """
+    from ackline.pipeline.folder import audit_root
+    from ackline.tables.history import settled_turns
+
+    pipeline_named(name)
+    if lane is not None:
+        check_lane(name, lane)
+    turns = settled_turns(audit_root(), name, lane, limit, acts)
+    if as_json:
+        formats.print_json({"pipeline": name, "turns": [_as_json(turn) for turn in turns]})
+        return
+    columns = ["end", "turn", "kind", "seconds", "records", "outcomes", "actor", "run", "reason"]
+    out = tables.console()
+    tables.print_table(out, None, columns, map(_history_row, turns), _FIRST)
+    if not turns:
+        out.print("No turn is settled yet.")
+
+
+def add_history_to(app: typer.Typer) -> None:
+    """Add this command to the command line."""
+    app.command()(history)
+
+
+def _as_json(turn: Any) -> dict[str, Any]:
+    return {
+        "lane": turn.lane,
+        "epoch": turn.epoch,
+        "turn": turn.turn,
+        "kind": turn.kind,
+        "run_id": turn.run_id,
+        "actor": turn.actor,
+        "reason": turn.reason,
+        "start": turn.start.isoformat() if turn.start else None,
+        "end": turn.end.isoformat(),
+        "duration": turn.duration,
+        "partitions": turn.partitions,
+        "records": turn.records,
+        "outcomes": turn.outcomes,
+    }
+
+
+def _history_row(turn: Any) -> list[Any]:
+    outcomes = ", ".join(f"{number:,} {word}" for word, number in turn.outcomes.items())
+    number = f"{turn.epoch}.{turn.turn}" if turn.lane == "live" else f"{turn.lane} {turn.epoch}.{turn.turn}"
+    seconds = None if turn.duration is None else round(turn.duration, 1)
+    return [turn.end, number, turn.kind, seconds, turn.records, outcomes or None, turn.actor, turn.run_id, turn.reason]

@@ -11,12 +11,12 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from ackline.commit_rule import Committed
-from ackline.offsets import TopicPartition, count
-from ackline.step_figures import StepFigures, mean_and_max
-from ackline.steps.parts import Progress as OnProgress
-from ackline.steps.status import PartitionStatus
-from ackline.turns import Plan, Settlement, TurnKind, worst_partitions
+from ackline.actions.status import PartitionStatus
+from ackline.lane.adapters import Progress as OnProgress
+from ackline.ledger.commit_rule import Committed
+from ackline.ledger.metrics import StepFigures, mean_and_max
+from ackline.ledger.offsets import TopicPartition, count
+from ackline.ledger.turns import Plan, Settlement, TurnKind, worst_partitions
 
 WORST = 10
 """How many partitions the table of a turn lists."""

@@ -15,12 +15,12 @@ from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_f
 
 from ackline.errors import AcklineError, ConfigError, FatalError, TransientError
 from ackline.kafka import clients
+from ackline.kafka.clients import NOT_FOUND, LastError, ackline_error, kafka_error
 from ackline.kafka.config import brokers
-from ackline.kafka.failures import NOT_FOUND, LastError, ackline_error, kafka_error
 from ackline.kafka.truncation import Positions, truncated_logs
-from ackline.offsets import LogBounds, TopicPartition
-from ackline.record_time import time_of
-from ackline.setting_warnings import TopicPolicy
+from ackline.ledger.offsets import LogBounds, TopicPartition
+from ackline.ledger.outcomes import timestamp_of
+from ackline.pipeline.warnings import TopicPolicy
 
 REQUEST_TIMEOUT = 30.0
 """Seconds that a request to the cluster may take."""
@@ -218,7 +218,7 @@ class Cluster:
                 del waiting[tp]
                 reader.incremental_unassign([ClientPartition(*tp)])
                 kind, milliseconds = message.timestamp()
-                time_of_record = time_of(milliseconds) if error is None and kind else None
+                time_of_record = timestamp_of(milliseconds) if error is None and kind else None
                 if time_of_record is not None:
                     times[tp] = time_of_record
             reader.unassign()

@@ -13,8 +13,8 @@ from typing import Self
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from ackline.kafka import clients
-from ackline.kafka.cursor import Found, Headers, headers_of
-from ackline.kafka.failures import kafka_error
+from ackline.kafka.clients import kafka_error
+from ackline.kafka.fetching import Found, Headers, headers_of
 
 PAYLOAD_HEADER = "ackline.payload"
 """Header of a letter without the record's value: `omitted: ` and the name of the broker's error."""

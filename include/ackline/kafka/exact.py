@@ -13,10 +13,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Self
 
 from ackline.kafka.cluster import Cluster
-from ackline.kafka.cursor import Cursor, Found, Gone
-from ackline.kafka.fetching import Fetcher, Statistics, beyond_end
-from ackline.offsets import TopicPartition
-from ackline.outcome import Outcome
+from ackline.kafka.fetching import Cursor, Fetcher, Found, Gone, Statistics, beyond_end
+from ackline.ledger.offsets import TopicPartition
+from ackline.ledger.outcomes import Outcome
 
 __all__ = ["TIMEOUT", "ExactReader", "Found", "Gone", "read_exactly"]
 

@@ -1,9 +1,9 @@
 """The consumer group, from outside: its committed offsets, its live members, and `Group.commit`, which moves its
 offsets.
 
-Kafka's OffsetCommit compares nothing and checks no order. `ackline.commit_rule` and the settle step decide which offset
-may be committed, and when. This module guarantees one thing: when `Group.commit` returns, the broker holds what was
-committed.
+Kafka's OffsetCommit compares nothing and checks no order. `ackline.ledger.commit_rule` and the settle step decide which
+offset may be committed, and when. This module guarantees one thing: when `Group.commit` returns, the broker holds what
+was committed.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -14,12 +14,12 @@ from confluent_kafka import TopicPartition as ClientPartition
 from confluent_kafka.admin import AdminClient
 from tenacity import Retrying, retry_if_exception, stop_after_delay, wait_fixed
 
-from ackline.commit_rule import Committed
 from ackline.errors import AcklineError, FatalError, GroupBusy, TransientError
 from ackline.kafka import clients
+from ackline.kafka.clients import COORDINATOR_NOT_READY, LastError, ackline_error, kafka_error
 from ackline.kafka.config import brokers
-from ackline.kafka.failures import COORDINATOR_NOT_READY, LastError, ackline_error, kafka_error
-from ackline.offsets import TopicPartition
+from ackline.ledger.commit_rule import Committed
+from ackline.ledger.offsets import TopicPartition
 
 COORDINATOR_TIMEOUT = 30.0
 """Seconds for which a coordinator may be starting or moving before that is an error."""
@@ -97,9 +97,9 @@ class Group:
         When it raises, the broker may hold none, some or all of them: read again before you decide.
 
         It does not compare with what the group held before, and commits a lower offset as readily as a higher one; the
-        caller decides by `ackline.commit_rule.check_commit_allowed`. A commit by others between that check and this one
-        is overwritten, since Kafka has no compare-and-set. A commit by others right after this one is noticed only if
-        it arrives before the offsets are read back.
+        caller decides by `ackline.ledger.commit_rule.check_commit_allowed`. A commit by others between that check and
+        this one is overwritten, since Kafka has no compare-and-set. A commit by others right after this one is noticed
+        only if it arrives before the offsets are read back.
 
         Raises GroupBusy, with the members' names, if the group has live members; TransientError if the coordinator is
         unreachable or if the offsets read back differ; FatalError for what the broker refuses.

@@ -15,11 +15,11 @@ from confluent_kafka import TopicPartition as ClientPartition
 
 from ackline.errors import ConfigError, TransientError
 from ackline.kafka import clients
+from ackline.kafka.clients import LastError, ackline_error, is_transient, kafka_error
 from ackline.kafka.cluster import Cluster
-from ackline.kafka.cursor import Headers, headers_of
-from ackline.kafka.failures import LastError, ackline_error, is_transient, kafka_error
-from ackline.offsets import LogBounds, OffsetRange, TopicPartition
-from ackline.record_time import time_of
+from ackline.kafka.fetching import Headers, headers_of
+from ackline.ledger.offsets import LogBounds, OffsetRange, TopicPartition
+from ackline.ledger.outcomes import timestamp_of
 
 SEARCH_SECONDS = 60.0
 """Seconds after which a search gives up."""
@@ -166,5 +166,5 @@ class _Search:
         source, own = split_headers(headers or [])
         if self.wanted.is_of(own):
             kind, milliseconds = message.timestamp()
-            sent_at = time_of(milliseconds) if kind else None
+            sent_at = timestamp_of(milliseconds) if kind else None
             self.letter = FoundLetter(tp, offset, sent_at, own, source, message.key(), message.value())

@@ -17,11 +17,10 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
-from ackline.decode import Decode, Undecodable, strict_json, why_not_json
 from ackline.errors import AcklineError, ConfigError, FatalError, TransientError
 from ackline.handler import Record
+from ackline.pipeline.streams import Decode, Translation, Undecodable, strict_json, why_not_json
 from ackline.scrub import scrub
-from ackline.translation import Translation
 
 if TYPE_CHECKING:
     from confluent_kafka.schema_registry import SchemaRegistryClient

@@ -19,9 +19,9 @@ from confluent_kafka import TopicPartition as ClientPartition
 
 from ackline.errors import TransientError
 from ackline.kafka import clients
+from ackline.kafka.clients import LastError, ackline_error, is_login_failure, is_transient
 from ackline.kafka.config import brokers
-from ackline.kafka.failures import LastError, ackline_error, is_login_failure, is_transient
-from ackline.offsets import TopicPartition
+from ackline.ledger.offsets import TopicPartition
 
 TIMEOUT = 30.0
 """Seconds within which all leaders have to answer."""

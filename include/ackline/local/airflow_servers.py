@@ -21,10 +21,9 @@ from typing import Self
 
 from ackline.errors import FatalError
 from ackline.local.airflow_api import AirflowApi
-from ackline.local.ports import free_ports
-from ackline.local.processes import Server, end, start, wait_until
-from ackline.local.saved_broker import LOOPBACK
-from ackline.process_identity import ProcessIdentity
+from ackline.local.connection import LOOPBACK
+from ackline.local.processes import Server, end, free_ports, start, wait_until
+from ackline.tables.lease import ProcessIdentity
 
 READY_SECONDS = 180.0
 STOP_SECONDS = 10.0

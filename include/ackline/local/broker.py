@@ -22,11 +22,10 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
 from ackline.errors import FatalError
-from ackline.local.ports import free_ports
-from ackline.local.processes import Server, end, start, wait_until
-from ackline.local.saved_broker import LOOPBACK, SAVED, SavedBroker, read_saved
-from ackline.process_identity import ProcessIdentity
+from ackline.local.connection import LOOPBACK, SAVED, SavedBroker, read_saved
+from ackline.local.processes import Server, end, free_ports, start, wait_until
 from ackline.spark import jars
+from ackline.tables.lease import ProcessIdentity
 
 READY_SECONDS = 180.0
 STOP_SECONDS = 20.0

@@ -22,19 +22,17 @@ from typing import Any
 from rich.console import Console
 
 from ackline.errors import AcklineError, ConfigError, FatalError
-from ackline.local import demo_output as show
-from ackline.local import order_events
+from ackline.local import demo_report as show
+from ackline.local import events as order_events
 from ackline.local.airflow_api import ENDED, POLL_SECONDS
 from ackline.local.airflow_servers import USERNAME, LocalAirflow
 from ackline.local.broker import Broker
-from ackline.local.demo_outputs import prove_outputs
-from ackline.local.demo_view import RunReader
+from ackline.local.connection import demo_folder
+from ackline.local.demo_report import RunReader, prove_outputs
 from ackline.local.dev import PARTITIONS, stop_demo
-from ackline.local.saved_broker import demo_folder
-from ackline.local.shop_events import shop_orders
-from ackline.paths import project_root
-from ackline.pipeline import Pipeline
-from ackline.pipeline_folder import find_pipeline
+from ackline.local.events import shop_orders
+from ackline.pipeline.folder import find_pipeline, project_root
+from ackline.pipeline.pipeline import Pipeline
 
 RECORDS, SHOP_RECORDS = 20_000, 2_000
 RUN_SECONDS = 300.0

@@ -1,4 +1,11 @@
-"""Starts server processes, and ends each with all the processes that it has started.
+"""Starts server processes on free ports, and ends each with all the processes that it has started.
+
+Finds free ports of the loopback interface for the servers that the demo, `ackline dev` and the tests start.
+
+The ports are below the range from which the system gives ports to outgoing connections. So a server that is killed
+finds its port still free when it starts again, and a client that connects meanwhile can't be connected to itself.
+
+Starts server processes, and ends each with all the processes that it has started.
 
 A server leads a session of its own. So Ctrl-C reaches only the caller, and `end` can find every process that the server
 has started. A guard process ends the server if the caller dies without having stopped it. A detached server has no
@@ -6,7 +13,9 @@ guard: its owner saves its `ProcessIdentity`, which no later process with the sa
 """
 
 import os
+import random
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -16,7 +25,50 @@ from pathlib import Path
 
 import psutil
 
-from ackline.process_identity import ProcessIdentity
+from ackline.local.connection import LOOPBACK
+from ackline.tables.lease import ProcessIdentity
+
+LOWEST = 15_000
+_given: set[int] = set()
+
+
+def free_ports(count: int) -> list[int]:
+    """Returns `count` different ports on which no server listens. Raises OSError if there are too few.
+
+    A process gets each port only once, because the server that got it before may not listen yet.
+    """
+    candidates = range(LOWEST, _first_outgoing())
+    chosen = []
+    for port in random.SystemRandom().sample(candidates, len(candidates)):
+        if port not in _given and is_free(port):
+            chosen.append(port)
+        if len(chosen) == count:
+            _given.update(chosen)
+            return chosen
+    raise OSError(f"no {count} free ports between {LOWEST} and {candidates.stop}")
+
+
+def is_free(port: int) -> bool:
+    """Returns whether a server could listen on the port now, on any interface."""
+    for host in (LOOPBACK, ""):
+        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as server:
+            server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                server.bind((host, port))
+                server.listen(1)
+            except OSError:
+                return False
+    return True
+
+
+def _first_outgoing() -> int:
+    """Returns the first port for outgoing connections; Linux's default if the system does not report a usable one."""
+    try:
+        first = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    except (OSError, ValueError):
+        return 32_768
+    return first if first > LOWEST + 1_000 else 32_768
+
 
 POLL_SECONDS = 0.05
 KILL_SECONDS = 20.0

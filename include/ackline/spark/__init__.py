@@ -1,1 +1,1 @@
-"""Reads the planned records with Spark, calls the handler, and writes the outcomes; also fetches the JARs for that."""
+"""The driver's side of a Spark job: session, JARs, lineage, and what comes back from the tasks."""

@@ -5,8 +5,8 @@ from typing import Any
 
 from ackline import errors
 from ackline.errors import AcklineError, FatalError, RangeGone, TransientError
-from ackline.kafka.failures import damaged_batch_error
-from ackline.offsets import TopicPartition
+from ackline.kafka.clients import damaged_batch_error
+from ackline.ledger.offsets import TopicPartition
 
 _DATA_LOSS = ("Some data may have been lost", "OffsetOutOfRangeException", "_START_OFFSET_GREATER_THAN_END_OFFSET")
 _TRANSIENT = (

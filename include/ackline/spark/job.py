@@ -1,4 +1,10 @@
-"""Runs one replay as one Spark job: one lineage and one action, over fresh ranges and due retries.
+"""Runs one replay as one Spark job, reports its progress, and adds up what its tasks did.
+
+Reports the progress of a Spark job while it runs.
+
+What the tasks of a replay did, added up from the rows of their manifests (`ackline.worker.settings`).
+
+Runs one replay as one Spark job: one lineage and one action, over fresh ranges and due retries.
 
 A second action would read the records and call the handler again. The tasks write files of outcomes, and this module
 returns their names. The outcomes count once the caller has committed the files.
@@ -6,34 +12,168 @@ returns their names. The outcomes count once the caller has committed the files.
 
 import logging
 import os
+import threading
 import uuid
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from py4j.protocol import Py4JError
+from pyspark import SparkContext
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from ackline.errors import ConfigError
+from ackline.errors import ConfigError, FatalError
 from ackline.handler import Handler, Tier, tier_of
-from ackline.offsets import count
+from ackline.ledger.metrics import FetchTimes, StepFigures
+from ackline.ledger.offsets import TopicPartition, count
+from ackline.ledger.outcomes import Outcome
+from ackline.pipeline.functions import StreamFunctions, isolation_obstacle
+from ackline.pipeline.outputs import StagedFile
+from ackline.pipeline.properties import DYNAMIC_ALLOCATION, DYNAMIC_ALLOCATION_REASON, is_true
+from ackline.pipeline.topology import Topology
 from ackline.spark.failure import error_of_spark, is_timestamp_overflow
-from ackline.spark.handlers.load import load_functions_of_job
-from ackline.spark.handlers.streams import Streams
-from ackline.spark.job_result import ReplayResult, check_counts, result_of
-from ackline.spark.lineage import manifests_of
-from ackline.spark.output.outcome_files import OutcomeTarget
-from ackline.spark.probe import probe_executors
-from ackline.spark.progress import Progress, report_progress
-from ackline.spark.settings import KafkaSettings, ReplayJob, ReplaySettings
-from ackline.spark.shared_folder import unusable_folder
-from ackline.spark.task_folder import TaskFolder, open_task_folder
-from ackline.spark.trees.chain import one_job
-from ackline.spark.visible_files import WAIT_SECONDS, WAIT_SECONDS_ONCE, wait_until_sized, wait_until_visible
-from ackline.spark_master import is_local
-from ackline.spark_properties import DYNAMIC_ALLOCATION, DYNAMIC_ALLOCATION_REASON, is_true
-from ackline.stream_functions import StreamFunctions, isolation_obstacle
+from ackline.spark.lineage import manifests_of, one_job
+from ackline.spark.master import is_local
+from ackline.spark.probe import WAIT_SECONDS, WAIT_SECONDS_ONCE, probe_executors, wait_until_sized, wait_until_visible
+from ackline.tables.folder import unusable_folder
+from ackline.tuples import SOURCE, StepCounts
+from ackline.worker.files import OutcomeTarget, WrittenFile
+from ackline.worker.settings import KafkaSettings, ReplayJob, ReplaySettings, durations_of
+from ackline.worker.streams import Streams, load_functions_of_job
+from ackline.worker.task_folder import TaskFolder, open_task_folder
+
+Progress = Callable[[int, int], None]
+"""Takes the number of tasks that are done, and of all tasks."""
+
+_INTERVAL = 0.5
+
+
+@contextmanager
+def report_progress(context: SparkContext, group: str, on_progress: Progress | None) -> Iterator[None]:
+    """Runs the block's Spark jobs as job group `group`, and calls `on_progress` from another thread twice a second.
+
+    An exception that leaves the block cancels its jobs.
+    """
+    context.setJobGroup(group, "ackline replay", interruptOnCancel=True)
+    ended = threading.Event()
+    reporter = None
+    if on_progress is not None:
+        reporter = threading.Thread(target=_report, args=(context, group, on_progress, ended), daemon=True)
+        reporter.start()
+    try:
+        yield
+    except BaseException:
+        with suppress(Exception):  # the connection to the JVM may be what Ctrl-C has interrupted
+            context.cancelJobGroup(group)
+        raise
+    finally:
+        ended.set()
+        if reporter is not None:
+            reporter.join()
+        with suppress(Exception):
+            context.setLocalProperty("spark.jobGroup.id", None)  # type: ignore[arg-type]
+
+
+def _report(context: SparkContext, group: str, on_progress: Progress, ended: threading.Event) -> None:
+    tracker = context.statusTracker()
+    while not ended.wait(_INTERVAL):
+        done = total = 0
+        for job in tracker.getJobIdsForGroup(group):
+            info = tracker.getJobInfo(job)
+            for stage in info.stageIds if info is not None else ():
+                state = tracker.getStageInfo(stage)
+                if state is not None:
+                    done, total = done + state.numCompletedTasks, total + state.numTasks
+        if total:
+            on_progress(done, total)
+
+
+@dataclass(slots=True)
+class ReplayResult:
+    """What the tasks of a replay did. Outcomes in `counts` that are rows are in `files`, too."""
+
+    files: tuple[WrittenFile, ...]
+    counts: Mapping[TopicPartition, Mapping[Outcome, int]]
+    calls: int
+    """Records that the handler got."""
+    fetched_for_retries: int
+    """Records that the broker sent for the retries."""
+    fetches: Mapping[TopicPartition, FetchTimes] = field(default_factory=dict)
+    """How long tasks waited for records."""
+    out_of_range: int = 0
+    """Records whose timestamp is no time."""
+    steps: StepFigures | None = None
+    """What the steps did; None with neither `steps` nor `outputs`."""
+    staged: tuple[StagedFile, ...] = ()
+    """The files with rows for output tables."""
+    unacked: int = 0
+    """Attempts that ended as `Unacked`."""
+
+
+def result_of(rows: Iterable[Any], topology: Topology | None) -> ReplayResult:
+    """Adds up the rows of all tasks' manifests (`ackline.worker.settings`)."""
+    files: list[WrittenFile] = []
+    counts: dict[TopicPartition, dict[Outcome, int]] = {}
+    fetches: dict[TopicPartition, FetchTimes] = {}
+    steps = StepFigures.of_steps(topology.names if topology else ())
+    staged: list[StagedFile] = []
+    calls = fetched = out_of_range = trees = unacked = 0
+    for row in rows:
+        if row.output is not None:
+            staged.append(StagedFile(row.output, row.path, row.size, row.rows))
+            continue
+        if row.step is not None:
+            steps.steps[row.step].add(StepCounts(row.executed, row.emitted, row.acked, row.failed, durations_of(row)))
+            continue
+        if row.path is not None:
+            file = WrittenFile(row.path, row.size, row.rows, Outcome(row.outcome), row.stats, row.modification_time)
+            files.append(file)
+            continue
+        if row.topic is None:
+            calls, fetched = calls + row.calls, fetched + row.fetched
+            out_of_range += row.out_of_range
+            trees += row.trees
+            unacked += row.unacked
+            steps.latency.add(durations_of(row))
+            continue
+        tp = TopicPartition(row.topic, row.partition)
+        if row.outcome is None:
+            waited = FetchTimes(row.fetches, row.fetch_seconds, row.fetch_seconds_max)
+            fetches[tp] = fetches.get(tp, FetchTimes()) + waited
+            continue
+        outcome = Outcome(row.outcome)
+        counts_of_tp = counts.setdefault(tp, {})
+        counts_of_tp[outcome] = counts_of_tp.get(outcome, 0) + row.rows
+    if trees:
+        raise FatalError(f"{abs(trees)} trees were begun and not decided, or decided twice; nothing was stored")
+    figures = None
+    if topology is not None:
+        figures = steps
+        _count_records(steps.steps[SOURCE], counts.values())
+    return ReplayResult(tuple(files), counts, calls, fetched, fetches, out_of_range, figures, tuple(staged), unacked)
+
+
+def _count_records(source: StepCounts, counts: Collection[Mapping[Outcome, int]]) -> None:
+    """Counts the records that were acked and those that failed: what Storm counts of a spout. Only the acker can."""
+    source.acked = sum(of_tp.get(Outcome.ACKED, 0) for of_tp in counts)
+    source.failed = sum(of_tp.get(word, 0) for of_tp in counts for word in (Outcome.FAILED, Outcome.DROPPED))
+
+
+def check_counts(result: ReplayResult, job: ReplayJob) -> None:
+    """Raises FatalError if a topic-partition has more outcomes than offsets, or fewer than retries."""
+    for tp in {*job.fresh, *job.retries, *result.counts}:
+        outcomes = sum(result.counts.get(tp, {}).values())
+        least = count(job.retries.get(tp, ()))
+        most = least + (len(job.fresh[tp]) if tp in job.fresh else 0)
+        if not least <= outcomes <= most:
+            raise FatalError(
+                f"{tp}: {outcomes} outcomes for {least} to {most} records; nothing was stored",
+                topic=tp.topic,
+                partition=tp.partition,
+            )
+
 
 __all__ = [
     "KafkaSettings",

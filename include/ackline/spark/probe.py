@@ -1,7 +1,14 @@
-"""Checks, before records are handed out, that the executors can handle them and share the root with the driver.
+"""What the driver checks of its executors: before records are handed out, and when they have named their files.
+
+Waits until the driver sees the files of outcomes that its tasks have named.
+
+A task syncs its files before it names them, but another machine may not see them at once: an NFS client remembers for
+up to a minute that a name does not exist, and the listing of an object store may be old.
+
+Checks, before records are handed out, that the executors can handle them and share the root with the driver.
 
 The probe is a Spark job with a task for each core. It covers the executors that are there; for those that come later,
-each task looks again before its first record (`ackline.spark.task_folder`).
+each task looks again before its first record (`ackline.worker.task_folder`).
 """
 
 import logging
@@ -9,7 +16,7 @@ import pickle
 import re
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import pyarrow
@@ -21,10 +28,68 @@ from pyspark.errors import PySparkException
 import ackline
 from ackline.errors import AcklineError, ConfigError
 from ackline.spark.failure import error_of_spark, text_of
-from ackline.spark.settings import KafkaSettings, ReplaySettings
-from ackline.spark.shared_folder import SharedFolder
-from ackline.spark.visible_files import wait_until_sized
-from ackline.spark_master import is_local
+from ackline.spark.master import is_local
+from ackline.tables.folder import SharedFolder
+from ackline.worker.files import WrittenFile
+from ackline.worker.settings import KafkaSettings, ReplaySettings
+
+WAIT_SECONDS = 60.0
+WAIT_SECONDS_ONCE = 300.0
+"""At most once the tasks can't run again: what they have handled is lost if their files are given up."""
+_FILE_POLL_SECONDS = 1.0
+
+
+def wait_until_visible(
+    root: str,
+    files: Sequence[WrittenFile],
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+    seconds: float = WAIT_SECONDS,
+) -> None:
+    """Waits until each file is there below `root` with the size that its task has named.
+
+    Call it before the commit that names the files: Delta readers fail on a file that is missing. Raises ConfigError if
+    one is missing, or has another size, after `seconds`.
+    """
+    wait_until_sized(root, {file.path: file.size for file in files if file.path}, clock, sleep, seconds)
+
+
+def wait_until_sized(
+    root: str,
+    sizes: Mapping[str, int],
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+    seconds: float = WAIT_SECONDS,
+) -> None:
+    """Waits until each file of `sizes` (by its path below `root`) is there with its size in bytes.
+
+    Raises ConfigError if one is missing, or has another size, after `seconds`.
+    """
+    folder, until = SharedFolder(root), clock() + seconds
+    while True:
+        try:
+            there = folder.sizes(sizes)
+        except OSError:  # such as ESTALE, with which NFS answers about a folder that it must look up again
+            there = {}
+        missing = {path: size for path, size in sizes.items() if there.get(path) != size}
+        if not missing:
+            return
+        if clock() >= until:
+            raise _not_shared(root, missing, there, seconds)
+        folder.refresh(missing)
+        sleep(_FILE_POLL_SECONDS)
+
+
+def _not_shared(root: str, missing: Mapping[str, int], there: Mapping[str, int], seconds: float) -> ConfigError:
+    path, size = next(iter(missing.items()))
+    state = f"has {there[path]:,} bytes here" if path in there else "is not here"
+    return ConfigError(
+        f"executors and driver do not share ACKLINE_AUDIT: a task has written {root}/{path} with {size:,} bytes, and "
+        f"after {seconds:.0f} s it {state} ({len(missing)} such files). Nothing was stored. Set ACKLINE_AUDIT to "
+        f"a folder that all machines mount at the same path, or to an object store",
+        key="ACKLINE_AUDIT",
+    )
+
 
 log = logging.getLogger(__name__)
 
@@ -32,7 +97,7 @@ _ROUNDS = 5
 _MAX_TASKS = 1000
 _FIRST_EXECUTOR_SECONDS = 60.0
 _QUIET_SECONDS = 2.0
-_POLL_SECONDS = 0.2
+_EXECUTOR_POLL_SECONDS = 0.2
 _FILES = ("ssl.keystore.location", "ssl.ca.location", "ssl.certificate.location", "ssl.key.location")
 """Kafka properties that name files. Those that were not inlined must be on the executors."""
 
@@ -128,14 +193,14 @@ def _wait_for_executors(context: SparkContext, sleep: Callable[[float], None]) -
     """Waits until an executor is there, and for two seconds no other has come: they register one after another."""
     if is_local(str(context.master)):
         return
-    polls, quiet, executors = int(_FIRST_EXECUTOR_SECONDS / _POLL_SECONDS), 0.0, 0
+    polls, quiet, executors = int(_FIRST_EXECUTOR_SECONDS / _EXECUTOR_POLL_SECONDS), 0.0, 0
     for _ in range(polls):
         now = _executors(context)
-        quiet = quiet + _POLL_SECONDS if now == executors else 0.0
+        quiet = quiet + _EXECUTOR_POLL_SECONDS if now == executors else 0.0
         executors = now
         if executors and quiet >= _QUIET_SECONDS:
             return
-        sleep(_POLL_SECONDS)
+        sleep(_EXECUTOR_POLL_SECONDS)
     if not executors:
         log.warning("%s: no executor is there yet; Spark waits until the cluster has room", context.master)
 
@@ -164,11 +229,11 @@ def _probe_task(
                 version = importlib.import_module(name).__version__
                 if version != wanted and version.partition(".")[0] != wanted:
                     raise RuntimeError(f"it has {name} {version}, and the driver {wanted}; install the same version")
-            from ackline.audit.object_store import use_options
-            from ackline.spark.handlers.load import load_functions_of_job
-            from ackline.spark.shared_folder import SharedFolder
+            from ackline.tables.folder import SharedFolder
+            from ackline.tables.object_store import use_options
+            from ackline.worker.streams import load_functions_of_job
 
-            importlib.import_module("ackline.spark.tasks")  # with what tasks need, the Kafka client among it
+            importlib.import_module("ackline.worker.tasks")  # with what tasks need, the Kafka client among it
             settings, imports_handler = pickle.loads(packed)
             if imports_handler:
                 load_functions_of_job(settings)

@@ -1,29 +1,191 @@
 """The Spark session that Ackline's jobs run in.
 
-Under spark-submit, the submission decides on the cluster, the memory of the driver and the JARs. Otherwise
-`open_session` starts a session itself. Both get the settings that Ackline's rules depend on, and those of the block
-`spark:`. Spark logs its settings and takes them as arguments, so a secret is never one.
+Filters the standard error of the JVM that this process starts.
+
+Java prints a warning about an incubator module, which Spark adds to each driver, and others about its own options. They
+come before log4j is configured, and no option of Java turns them off. They concern no user, and would cross the
+progress bar. All other lines pass: an error of the JVM itself must be seen.
+
+The archive of Ackline's package and of the handlers that travels with a job to the executors of a cluster.
+
+So a cluster needs Python with the dependencies, and no copy of the project. Equal files give an equal archive, byte
+for byte, so that a driver that starts again ships the same code.
 """
 
 import os
+import re
 import signal
 import sys
+import tempfile
 import threading
+import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 from py4j.protocol import Py4JJavaError
-from pyspark import SparkConf, SparkContext
+from pyspark import SparkConf, SparkContext, SparkFiles
 from pyspark.sql import SparkSession
 
+import ackline
 from ackline.errors import AcklineError, ConfigError, TransientError
-from ackline.process_identity import own_children
-from ackline.spark.driver_address import address_towards
-from ackline.spark.jvm_stderr import quiet_jvm
-from ackline.spark.shipped_code import ship_code
-from ackline.spark_block import SparkBlock
-from ackline.spark_master import is_local, master_of_environment
+from ackline.pipeline.blocks import SparkBlock
+from ackline.pipeline.folder import handlers_folder
+from ackline.spark.master import address_towards, is_local, master_of_environment
+from ackline.tables.lease import own_children
+
+NOISE = (
+    b"WARNING: Using incubator modules:",
+    b"WARNING: A terminally deprecated method in sun.misc.Unsafe",
+    b"WARNING: sun.misc.Unsafe::",
+    b"WARNING: Please consider reporting this to the maintainers of class org.apache.spark.",
+    b"WARNING: Please consider reporting this to the maintainers of class io.netty.",
+    b"Picked up JAVA_TOOL_OPTIONS:",
+    b"Picked up _JAVA_OPTIONS:",
+)
+"""Where the text begins that is dropped, up to the end of its line."""
+_NOISE = re.compile(b"|".join(map(re.escape, NOISE)))
+_END = re.compile(rb"[\r\n]")
+_LONGEST = max(map(len, NOISE))
+
+
+@contextmanager
+def quiet_jvm() -> Iterator[None]:
+    """Filters what processes print on standard error that are started during the context, for as long as they live.
+
+    What this process prints through `sys.stderr` is not filtered, and is written at once. Does nothing if this process
+    has no standard error.
+    """
+    try:
+        real = os.dup(2)
+    except OSError:
+        yield
+        return
+    source, sink = os.pipe()
+    # A thread, because the JVM outlives the context. It ends when the last process that prints there has ended.
+    passes_on = threading.Thread(target=_pass_on, args=(source, os.dup(real)), name="ackline-jvm-stderr", daemon=True)
+    before = sys.stderr
+    # Ctrl-C may come at any of these lines. What this process itself prints goes to the real standard error, so that
+    # its last words need no thread, which may not run yet or may end with the process before it has passed them on.
+    own = os.fdopen(os.dup(real), "w", buffering=1, encoding="utf-8", errors="backslashreplace")
+    try:
+        passes_on.start()
+        before.flush()
+        sys.stderr = own
+        os.dup2(sink, 2)
+        os.close(sink)
+        yield
+    finally:
+        os.dup2(real, 2)
+        sys.stderr = before
+        os.close(real)
+
+
+def _pass_on(source: int, real: int) -> None:
+    lines = LineFilter()
+    with open(source, "rb", buffering=0) as stream:
+        while chunk := stream.read(4096):
+            _write(real, lines.passed(chunk))
+    _write(real, lines.rest())
+    os.close(real)
+
+
+def _write(real: int, text: bytes) -> None:
+    while text:
+        text = text[os.write(real, text) :]
+
+
+class LineFilter:
+    """Drops the text from where NOISE begins to the end of its line. Holds back only what may be the start of NOISE.
+
+    NOISE may begin anywhere in a line: a library of the JVM may write without ending its lines.
+    """
+
+    def __init__(self) -> None:
+        self._held = b""
+        self._drops = False
+        """Whether the rest of the present line is dropped."""
+
+    def passed(self, chunk: bytes) -> bytes:
+        """Returns what may pass of everything that has come so far."""
+        text, passed = self._held + chunk, b""
+        self._held = b""
+        while text:
+            if self._drops:
+                end = _END.search(text)
+                self._drops, text = end is None, text[end.end() :] if end else b""
+            elif found := _NOISE.search(text):
+                passed += text[: found.start()]
+                self._drops, text = True, text[found.end() :]
+            else:
+                start = _possible_start(text)
+                self._held = text[start:]
+                return passed + text[:start]
+        return passed
+
+    def rest(self) -> bytes:
+        """Returns what was held back, at the end of the stream."""
+        return self._held
+
+
+def _possible_start(text: bytes) -> int:
+    """Returns the index at which NOISE may begin that the next chunk ends; the length of the text if there is none."""
+    first = max(len(text) - _LONGEST, 0)
+    return next(
+        (at for at in range(first, len(text)) if any(noise.startswith(text[at:]) for noise in NOISE)), len(text)
+    )
+
+
+ARCHIVE = "ackline-code.zip"
+_SKIPPED = frozenset({"__pycache__", "node_modules", "site-packages", "venv"})
+_OLDEST = (1980, 1, 1, 0, 0, 0)
+"""The earliest time that an archive can hold."""
+
+_shipped: dict[str, "tempfile.TemporaryDirectory[str]"] = {}
+"""By the id of a Spark application, the folder of its archive, which ends with this process."""
+
+
+def ship_code(context: SparkContext) -> None:
+    """Gives the executors of a Spark application the package and the handlers' folder, once."""
+    application = str(context.applicationId)
+    if application in _shipped:
+        return
+    # The driver serves the archive from this folder, also to executors that join later.
+    folder = _shipped[application] = tempfile.TemporaryDirectory(prefix="ackline-code-")
+    context.addPyFile(str(build_archive(Path(folder.name, ARCHIVE), handlers_folder())))
+    # The driver goes on importing from the folders themselves.
+    added = str(Path(SparkFiles.getRootDirectory(), ARCHIVE))
+    sys.path[:] = [entry for entry in sys.path if entry != added]
+
+
+def build_archive(path: Path, handlers: Path) -> Path:
+    """Writes Ackline's package, and the Python files below the folder `handlers`, into a ZIP archive at `path`.
+
+    Hidden folders and virtual environments are left out, and so is any other file of the handlers' folder: it may hold
+    secrets. Returns `path`. Raises OSError.
+    """
+    package = Path(ackline.__file__).parent
+    files = {f"ackline/{file.relative_to(package).as_posix()}": file for file in _files(package)}
+    for file in _files(handlers) if handlers.is_dir() else ():
+        if file.suffix == ".py":
+            files.setdefault(file.relative_to(handlers).as_posix(), file)
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, file in sorted(files.items()):
+            entry = zipfile.ZipInfo(name, _OLDEST)
+            entry.external_attr = 0o644 << 16
+            archive.writestr(entry, file.read_bytes(), zipfile.ZIP_DEFLATED)
+    return path
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    for parent, folders, files in os.walk(folder):
+        folders[:] = [
+            name
+            for name in folders
+            if not name.startswith(".") and name not in _SKIPPED and not Path(parent, name, "pyvenv.cfg").exists()
+        ]
+        yield from (Path(parent, name) for name in files if not name.startswith("."))
+
 
 REQUIRED_SETTINGS = {
     # A speculative attempt beside the first would call the handler twice.

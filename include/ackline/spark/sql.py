@@ -1,7 +1,7 @@
 """SQL over the tables of all pipelines and lanes, by Spark and delta-spark, for tables past one machine.
 
-The views are those of `ackline.audit.sql`, in the same text. The query reads them alone: before Spark analyses it, each
-node of it is compared with what a query over views needs, so it runs no program, calls no Java method and reads no
+The views are those of `ackline.tables.sql`, in the same text. The query reads them alone: before Spark analyses it,
+each node of it is compared with what a query over views needs, so it runs no program, calls no Java method and reads no
 other file.
 """
 
@@ -17,9 +17,9 @@ from pyspark.errors import ParseException, PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from ackline.errors import ConfigError, FatalError
+from ackline.pipeline.blocks import SparkBlock
 from ackline.spark.jars import spark_jars
 from ackline.spark.session import open_session
-from ackline.spark_block import SparkBlock
 
 SETTINGS = {
     "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",

@@ -9,26 +9,24 @@ from datetime import datetime
 from itertools import islice
 from typing import Any
 
-from ackline.answers import AnswerReport
-from ackline.audit.turn_outcomes import TurnOutcomes
-from ackline.backoff import Backoff
-from ackline.chosen_ranges import clipped
+from ackline.dead_letters.send import send_dead_letters
 from ackline.errors import ConfigError
-from ackline.ledger import OutcomeRow, PartitionState, fold
-from ackline.offsets import OffsetRange, TopicPartition, ValuedRange, join
-from ackline.outcome import Outcome
-from ackline.outcome_rows import OutcomeColumns
-from ackline.pending import PendingRuns, arrays_of
-from ackline.planning import NO_LEADER, PARKED, PAUSED
-from ackline.retry import RetryBlock
-from ackline.steps.action_plans import MOVES
-from ackline.steps.decide_answers import DecidedRows, answers_of_turn, decide_answers
-from ackline.steps.lane_ranges import LaneRanges, chosen_in, lane_ranges
-from ackline.steps.measure import gaps_of
-from ackline.steps.parts import Parts
-from ackline.steps.send_dead_letters import send_dead_letters
-from ackline.steps.void import void_advice
-from ackline.turns import Plan, PlannedPartition, Settlement, TurnKind
+from ackline.in_flight.decide import DecidedRows, answers_of_turn, decide_answers
+from ackline.lane.action_plans import MOVES
+from ackline.lane.adapters import Parts
+from ackline.lane.new_plan import LaneRanges, chosen_in, lane_ranges
+from ackline.lane.turn_metrics import gaps_of
+from ackline.lane.void import void_advice
+from ackline.ledger.answers import AnswerReport
+from ackline.ledger.backoff import Backoff
+from ackline.ledger.fold import OutcomeRow, PartitionState, fold
+from ackline.ledger.offsets import OffsetRange, TopicPartition, ValuedRange, clipped, join
+from ackline.ledger.outcomes import Outcome, OutcomeColumns
+from ackline.ledger.pending import PendingRuns, arrays_of
+from ackline.ledger.planning import NO_LEADER, PARKED, PAUSED
+from ackline.ledger.turns import Plan, PlannedPartition, Settlement, TurnKind
+from ackline.pipeline.blocks import RetryBlock
+from ackline.tables.turn_outcomes import TurnOutcomes
 
 _PORTION = 10_000
 

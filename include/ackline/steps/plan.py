@@ -11,21 +11,19 @@ from dataclasses import dataclass, replace
 
 from ackline.errors import ConfigError, NewerCommit
 from ackline.kafka.config import brokers
-from ackline.offsets import TopicPartition
-from ackline.steps.claim import operator_loss
-from ackline.steps.commit import ledger_progress
-from ackline.steps.genesis import check_not_of_another_ledger, genesis_partitions, genesis_plan, leaderless_partitions
-from ackline.steps.new_plan import check_clock
-from ackline.steps.observe import KafkaView, observe_kafka
-from ackline.steps.output_checks import check_outputs, check_outputs_of
-from ackline.steps.outputs import store_plan
-from ackline.steps.parts import Parts
-from ackline.steps.races import MAX_LOST_RACES, too_many_lost_races
-from ackline.steps.run_plans import next_plan
-from ackline.steps.setting_changes import check_settings_unchanged
+from ackline.lane.adapters import Parts
+from ackline.lane.claim import operator_loss
+from ackline.lane.commit import ledger_progress
+from ackline.lane.genesis import check_not_of_another_ledger, genesis_partitions, genesis_plan, leaderless_partitions
+from ackline.lane.log_checks import KafkaView, observe_kafka
+from ackline.lane.new_plan import MAX_LOST_RACES, check_clock, check_settings_unchanged, too_many_lost_races
+from ackline.lane.void import close_if_waived
+from ackline.ledger.offsets import TopicPartition
+from ackline.ledger.turns import Plan, SettledPartition, Settlement, TurnId, TurnKind
+from ackline.outputs.checks import check_outputs, check_outputs_of
+from ackline.outputs.turn import store_plan
+from ackline.steps.run_plan import next_plan
 from ackline.steps.settle import settle_turn
-from ackline.steps.void import close_if_waived
-from ackline.turns import Plan, SettledPartition, Settlement, TurnId, TurnKind
 
 log = logging.getLogger(__name__)
 

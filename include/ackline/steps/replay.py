@@ -1,4 +1,8 @@
-"""replay: read exactly the offsets of the open plan, handle them, and make the outcomes visible in one fenced commit.
+"""replay: reads exactly the offsets of the open plan, handles them, and stores the outcomes in one fenced commit.
+
+A plan as a job of the Spark adapter: what it reads, which handler it calls, and whether it isolates the handler.
+
+replay: read exactly the offsets of the open plan, handle them, and make the outcomes visible in one fenced commit.
 
 Only its write of outcomes n counts. It is made for zero rows too, and it is the only proof that the whole range was
 handled: neither the exit status of a process nor the state of an Airflow task proves that (S8). A crash before it
@@ -17,26 +21,124 @@ from typing import TYPE_CHECKING
 
 from deltalake.transaction import AddAction
 
-from ackline.audit.rows import plan_date
-from ackline.audit.store import COUNTED_STARTS
-from ackline.errors import RangeGone, TopicChanged, TransientError
+from ackline.errors import ConfigError, RangeGone, TopicChanged, TransientError
+from ackline.kafka.config import inlined_certificates, java_properties
 from ackline.kafka.registry import check_registry
-from ackline.metrics import TurnReport
-from ackline.steps.claim import claim, record_lost, refuse_retries, take_start_marker
-from ackline.steps.insist import insist
-from ackline.steps.log_checks import check_planned_ranges
-from ackline.steps.measure import keeps_outcome_rows
-from ackline.steps.outputs import store_manifest
-from ackline.steps.parts import Parts, Progress
-from ackline.steps.replay_job import isolated_job, job_of, unreadable_from, why_isolate
-from ackline.steps.setting_changes import check_open_plan_settings
-from ackline.steps.void import advises_void, check_not_voided, close_if_waived, void_advice, void_turn, waive
-from ackline.turns import Marker, MarkerKind, Plan, Settlement
+from ackline.lane.adapters import Parts, Progress
+from ackline.lane.claim import claim, insist, record_lost, refuse_retries, take_start_marker
+from ackline.lane.log_checks import check_planned_ranges
+from ackline.lane.new_plan import check_open_plan_settings
+from ackline.lane.turn_metrics import keeps_outcome_rows
+from ackline.lane.void import advises_void, check_not_voided, close_if_waived, void_advice, void_turn, waive
+from ackline.ledger.metrics import TurnReport
+from ackline.ledger.offsets import TopicPartition, count, subtract
+from ackline.ledger.outcomes import ErrorClass, Outcome
+from ackline.ledger.pending import PendingRuns, ranges_of
+from ackline.ledger.tokens import TokenSigner
+from ackline.ledger.turns import Marker, MarkerKind, Plan, Settlement
+from ackline.outputs.checks import output_targets
+from ackline.outputs.turn import store_manifest
+from ackline.tables.rows import plan_date
+from ackline.tables.store import COUNTED_STARTS
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from ackline.spark.job import ReplayJob, ReplayResult
+    from ackline.spark.job import ReplayResult
+    from ackline.worker.settings import ReplayJob, ReplaySettings
+
+
+_ISOLATES = (ErrorClass.WORKER_LOST, ErrorClass.TIMEOUT)
+"""Error classes of a last attempt after which the next attempt would take the whole task down again."""
+
+
+def job_of(parts: Parts, plan: Plan) -> "ReplayJob":
+    """Returns the plan as a job of the Spark adapter, with the isolation of the handler that the pipeline file sets.
+
+    Raises ConfigError for Kafka properties that Spark's own client can't use.
+    """
+    from ackline.worker.files import OutcomeTarget
+    from ackline.worker.settings import KafkaSettings, ReplayJob
+
+    code = [name for name, value in parts.kafka.items() if callable(value)]
+    if code:
+        raise ConfigError(f"the Kafka connection has a callback ({', '.join(code)}); Spark's executors can't call it")
+    java_properties(parts.kafka)  # raises ConfigError for a property that has no name in Java
+    return ReplayJob(
+        target=OutcomeTarget(parts.store.outcomes.uri, plan.turn, plan_date(plan.planned_at), parts.run_id),
+        settings=_settings(parts, plan),
+        # Tasks of another machine have none of the driver's files.
+        kafka=KafkaSettings(
+            inlined_certificates({name: str(value) for name, value in parts.kafka.items()}), plan.isolation
+        ),
+        fresh={tp: planned.fresh for tp, planned in plan.partitions.items() if planned.fresh},
+        retries={tp: planned.retries for tp, planned in plan.partitions.items() if planned.retries},
+        max_rate=parts.pipeline.max_rate,
+    )
+
+
+def _settings(parts: Parts, plan: Plan) -> "ReplaySettings":
+    """Returns how the tasks handle the records of the plan."""
+    from ackline.worker.settings import ReplaySettings
+
+    pipeline, timeout = parts.pipeline, parts.pipeline.record_timeout
+    return ReplaySettings(
+        handler=pipeline.handler,
+        deliver_tombstones=pipeline.tombstones == "deliver",
+        on_failure=Outcome.FAILED if pipeline.guarantee == "at_least_once" else Outcome.DROPPED,
+        now=parts.fixed_now,
+        once=pipeline.guarantee == "at_most_once",
+        record_outcomes=keeps_outcome_rows(parts, plan),
+        isolated=pipeline.isolated,
+        record_timeout=timeout.total_seconds() if timeout else None,
+        translation=parts.translation,
+        store_options=parts.store.storage_options() or None,
+        topology=pipeline.topology,
+        tracking=pipeline.tracking,
+        outputs=output_targets(parts, plan),
+        debug_sample=pipeline.debug.sample if pipeline.debug else None,
+        key_hash_secret=parts.key_hash_secret,
+        tokens=_token_signer(parts, plan),
+        in_flight_timeout=pipeline.in_flight.timeout,
+    )
+
+
+def _token_signer(parts: Parts, plan: Plan) -> TokenSigner | None:
+    """Returns what makes the tokens of the turn: the first key signs. None if the turn has no ack topic.
+
+    The plan decides, not the file: settle reads the answers of a turn that was planned with an ack topic.
+    """
+    if plan.ack_position is None or parts.token_keys is None:
+        return None
+    topic_ids = {tp: planned.topic_id for tp, planned in plan.partitions.items()}
+    return TokenSigner(parts.token_keys[0], parts.store.ledger_id(), plan.turn, topic_ids)
+
+
+def unreadable_from(parts: Parts, job: "ReplayJob") -> dict[TopicPartition, int]:
+    """Returns the first offset of each partition whose timestamp Spark's source can't read, where the log has one."""
+    from ackline.worker.retries import FIRST_UNREADABLE
+
+    first = parts.cluster.offsets_since(job.fresh, FIRST_UNREADABLE)
+    return {tp: offset for tp, offset in first.items() if offset is not None}
+
+
+def why_isolate(starts: int, plan: Plan, newest: Settlement) -> str:
+    """Returns why the handler is isolated without `handler_isolation: process` in the file; empty if it is not."""
+    if starts > COUNTED_STARTS:
+        return f"started {COUNTED_STARTS} times without outcomes"
+    for tp, planned in plan.partitions.items():
+        pending = newest.partitions[tp].state.pending if tp in newest.partitions else ()
+        killers = ranges_of(PendingRuns.of(pending).where(lambda state: state.error_class in _ISOLATES))
+        if count(subtract(planned.retries, killers)) < count(planned.retries):
+            return "it tries a record again that has killed or hung its process"
+    return ""
+
+
+def isolated_job(job: "ReplayJob", reason: str) -> "ReplayJob":
+    """Returns the job with an isolated handler; unchanged without a reason, or if the file isolates the handler."""
+    if not reason or job.settings.isolated:
+        return job
+    return replace(job, settings=replace(job.settings, isolated=True), isolation_reason=reason)
 
 
 log = logging.getLogger(__name__)

@@ -10,17 +10,17 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from ackline.errors import RangeGone
-from ackline.offsets import TopicPartition
-from ackline.outcome import Outcome
-from ackline.run_request import RunRequest
-from ackline.steps.commit import CommitResult
-from ackline.steps.measure import stored_report, turn_outcomes
-from ackline.steps.parts import Parts, Progress
+from ackline.lane.adapters import Parts, Progress
+from ackline.lane.commit import CommitResult
+from ackline.lane.turn_metrics import stored_report, turn_outcomes
+from ackline.lane.void import check_not_voided
+from ackline.ledger.offsets import TopicPartition
+from ackline.ledger.outcomes import Outcome
+from ackline.ledger.turns import Plan, Settlement, TurnKind
+from ackline.pipeline.arguments import RunRequest
 from ackline.steps.plan import plan
 from ackline.steps.replay import Replayed, replay
 from ackline.steps.settle import settle, settle_turn
-from ackline.steps.void import check_not_voided
-from ackline.turns import Plan, Settlement, TurnKind
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -20,32 +20,22 @@ import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
-from ackline.answers import AnswerReport
-from ackline.audit.turn_outcomes import TurnOutcomes
 from ackline.errors import GroupMoved, NoProof, TooManyFailures
-from ackline.ledger import OutcomeRow
-from ackline.metrics import TurnReport
-from ackline.offsets import TopicPartition
-from ackline.outcome import Outcome
-from ackline.steps.claim import operator_loss
-from ackline.steps.commit import CommitResult, commit_newest
-from ackline.steps.decide import decide, states_after
-from ackline.steps.events import notify_settled
-from ackline.steps.kept_outputs import check_staged_rows, settled_outputs
-from ackline.steps.lane_ranges import lane_ranges
-from ackline.steps.ledger_copy import renew_id_of_copy
-from ackline.steps.measure import (
+from ackline.lane.adapters import Parts
+from ackline.lane.claim import operator_loss
+from ackline.lane.commit import CommitResult, commit_newest, renew_id_of_copy
+from ackline.lane.log_checks import expired_rows_error
+from ackline.lane.new_plan import lane_ranges
+from ackline.lane.turn_metrics import (
     first_attempts,
     gaps_of,
+    notify_settled,
     stored_report,
     turn_outcomes,
     unacked_first_attempts,
     with_metrics,
 )
-from ackline.steps.on_expired_fail import expired_rows_error
-from ackline.steps.outputs import find_outputs
-from ackline.steps.parts import Parts
-from ackline.steps.void import (
+from ackline.lane.void import (
     acknowledged_foreign_offset,
     advises_void,
     check_not_voided,
@@ -53,7 +43,16 @@ from ackline.steps.void import (
     void_advice,
     void_turn,
 )
-from ackline.turns import LOST_BY_OPERATOR, OperatorLoss, Plan, SettledPartition, Settlement, TurnId, TurnKind
+from ackline.ledger.answers import AnswerReport
+from ackline.ledger.fold import OutcomeRow
+from ackline.ledger.metrics import TurnReport
+from ackline.ledger.offsets import TopicPartition
+from ackline.ledger.outcomes import Outcome
+from ackline.ledger.turns import LOST_BY_OPERATOR, OperatorLoss, Plan, SettledPartition, Settlement, TurnId, TurnKind
+from ackline.outputs.keep import check_staged_rows, settled_outputs
+from ackline.outputs.turn import find_outputs
+from ackline.steps.decide import decide, states_after
+from ackline.tables.turn_outcomes import TurnOutcomes
 
 log = logging.getLogger(__name__)
 

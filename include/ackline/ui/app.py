@@ -1,13 +1,19 @@
-"""The routes of the page.
+"""The routes of the page, and the page as Airflow mounts it.
+
+The routes of the page.
 
 Airflow serves a plugin's application without authentication. So each route here requires a login, and the right to read
 the pipeline's DAG; without that right the answer is the same 404 as for a pipeline that does not exist. All routes are
 GET: a request that changes something would need protection against forged ones.
+
+The page as Airflow mounts it.
+
+Every process of Airflow loads the plugins, so this module imports the page only at its first request.
 """
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, MutableMapping
 from datetime import UTC, datetime
-from typing import Annotated
+from typing import Annotated, Any
 
 from airflow.api_fastapi.app import get_auth_manager
 from airflow.api_fastapi.auth.managers.models.resource_details import AccessView
@@ -16,13 +22,13 @@ from fastapi import Depends, FastAPI, HTTPException, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse
 
-from ackline.airflow.links import DAG_PREFIX, page_path, pipeline_of_dag
+from ackline.airflow.dags import DAG_PREFIX, page_path, pipeline_of_dag
 from ackline.errors import AcklineError
-from ackline.offsets import TopicPartition
-from ackline.turns import LIVE
-from ackline.ui import failing, pages, readings
-from ackline.ui.acts import ActMaker
-from ackline.ui.addresses import Addresses
+from ackline.ledger.offsets import TopicPartition
+from ackline.ledger.turns import LIVE
+from ackline.ui import pages, readings
+from ackline.ui import readings as failing
+from ackline.ui.links import ActMaker, Addresses
 from ackline.ui.readings import LaneReading
 
 PIPELINES_A_PAGE = 100
@@ -201,3 +207,14 @@ def _of_dag(dag_id: str, dag_ids: set[str]) -> LaneReading:
     if dag_id not in dag_ids or name is None:
         raise HTTPException(404)
     return _reading(_readable_pipeline(name, dag_ids))
+
+
+Message = MutableMapping[str, Any]
+
+
+async def page(
+    scope: Message, receive: Callable[[], Awaitable[Message]], send: Callable[[Message], Awaitable[None]]
+) -> None:
+    """Serve one request, as an ASGI application."""
+
+    await app(scope, receive, send)

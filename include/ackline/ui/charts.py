@@ -11,8 +11,8 @@ from datetime import datetime
 import numpy as np
 from markupsafe import Markup
 
-from ackline.pending import PendingKind, PendingRuns
-from ackline.range_arrays import Int64s
+from ackline.ledger.offsets import Int64s
+from ackline.ledger.pending import PendingKind, PendingRuns
 from ackline.ui.health import PartitionReading
 
 WIDTH = 1000

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
 
-from ackline.explanation import HeldBy, held_by
-from ackline.offsets import TopicPartition
-from ackline.pending import PendingKind, PendingRuns
-from ackline.planning import PARKED, PAUSED, RUN_FULL, WAITING, WINDOW_FULL
-from ackline.turns import SettledPartition
+from ackline.ledger.explain import HeldBy, held_by
+from ackline.ledger.offsets import TopicPartition
+from ackline.ledger.pending import PendingKind, PendingRuns
+from ackline.ledger.planning import PARKED, PAUSED, RUN_FULL, WAITING, WINDOW_FULL
+from ackline.ledger.turns import SettledPartition
 
 STUCK_TURNS = 3
 """After so many turns without a step of the floor, an overdue retry counts as stuck."""

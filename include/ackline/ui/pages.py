@@ -14,19 +14,16 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from ackline.audit.recent_turns import TurnTotals
-from ackline.explanation import PartitionEvidence, explain_partition, moment_text, span
-from ackline.offset_explanation import OffsetExplanation
-from ackline.offsets import TopicPartition, ValuedRange
-from ackline.pending import PendingRuns
-from ackline.step_figures import StepFigures, mean_and_max
-from ackline.tree_story import story_text
+from ackline.ledger.explain import PartitionEvidence, explain_partition, moment_text, span
+from ackline.ledger.explain_offset import OffsetExplanation, story_text
+from ackline.ledger.metrics import StepFigures, mean_and_max
+from ackline.ledger.offsets import TopicPartition, ValuedRange
+from ackline.ledger.pending import PendingRuns
+from ackline.tables.history import TurnTotals
 from ackline.ui import charts
-from ackline.ui.acts import Act
-from ackline.ui.addresses import Addresses
-from ackline.ui.failing import MOST_RECORDS, FailingRecord, Failure
 from ackline.ui.health import Health, PartitionReading, worst_first
-from ackline.ui.readings import LAST_TURNS, LaneReading, TurnReading
+from ackline.ui.links import Act, Addresses
+from ackline.ui.readings import LAST_TURNS, MOST_RECORDS, FailingRecord, Failure, LaneReading, TurnReading
 
 PARTITIONS_A_PAGE = 20
 TURNS_LISTED = 20

@@ -8,7 +8,7 @@ group and, if there is one, a journal of handler calls. It reports which of the 
 nothing is open, pending or behind.
 
 It imports nothing of `ackline` but this package, so a mistake in the product cannot hide itself in the checker.
-Reading and judging are apart: `check.gather` makes an `Evidence` of plain data, `judge.judge` is a function of that
+Reading and judging are apart: `check.gather` makes an `Evidence` of plain data, `check.judge` is a function of that
 alone, `check.check` does both. Each `judge_*` module holds the rules of one theme. A large topic has millions of
 offsets, so offsets and outcomes are numpy arrays.
 """

@@ -6,9 +6,8 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from ackline.verify.check import Sources, check
+from ackline.verify.check import Report, Sources, check
 from ackline.verify.evidence import Unreadable
-from ackline.verify.report import Report
 
 LEVELS = ("read_committed", "read_uncommitted")
 

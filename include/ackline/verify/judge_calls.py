@@ -6,12 +6,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ackline.verify.arrays import EMPTY, Ints, count_covering, to_ints, to_ranges
-from ackline.verify.evidence import TopicPartition
-from ackline.verify.findings import Findings
+from ackline.verify.evidence import EMPTY, Findings, Ints, TopicPartition, count_covering, to_ints, to_ranges
 from ackline.verify.lane_history import LaneHistory
-from ackline.verify.outcome_rows import LOST, OutcomeRows
-from ackline.verify.turn_rows import PlannedRange
+from ackline.verify.rows import LOST, OutcomeRows, PlannedRange
 
 ATTEMPT_BITS = 16
 """A call is one number: its offset, shifted by this many bits, plus its attempt. Higher attempts than fit there are

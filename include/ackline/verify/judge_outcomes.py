@@ -1,11 +1,26 @@
-"""Rules on the rows of `outcomes`: each is well-formed, and each record has exactly one terminal outcome."""
+"""Rules on outcomes and attempts, and on the tables against the log.
+
+Rules on the rows of `outcomes`: each is well-formed, and each record has exactly one terminal outcome.
+
+Rules on attempts: their numbers, their turns, their due times and their limit.
+
+Rules on the tables against the log: only what a consumer receives was read.
+"""
 
 import numpy as np
 
-from ackline.verify.arrays import NEVER, count_covering
-from ackline.verify.findings import Findings
+from ackline.verify.evidence import NEVER, Findings, Mask, count_covering, slice_between
 from ackline.verify.lane_history import LaneHistory, PartitionHistory
-from ackline.verify.outcome_rows import FAILED, IN_FLIGHT, OF_ATTEMPTS, OF_DECISIONS, OF_RANGES, count_by_turn
+from ackline.verify.rows import (
+    FAILED,
+    IN_FLIGHT,
+    OF_ATTEMPTS,
+    OF_DECISIONS,
+    OF_RANGES,
+    OutcomeRows,
+    Pending,
+    count_by_turn,
+)
 
 
 def check_rows_are_well_formed(partition: PartitionHistory, found: Findings) -> None:
@@ -132,3 +147,81 @@ def check_counts_match_records(partition: PartitionHistory, found: Findings) -> 
         if counted < records or (log.aborted is None and counted > records):
             what = f"turn {turn} counts {counted} outcomes of [{start}, {end}), which holds {records} records"
             found.add("I4", what, partition.tp)
+
+
+def check_attempts_are_consecutive(partition: PartitionHistory, found: Findings) -> None:
+    """I5: the attempts of a record are numbered 1, 2, 3 … without a hole, so no attempt went unrecorded."""
+    tried = partition.outcomes.attempts
+    step = np.where(_is_first_row(tried), tried.attempt, np.diff(tried.attempt, prepend=0))
+    found.add_offsets("I5", "attempts are not 1, 2, 3 …", partition.tp, tried.offset[step != 1])
+
+
+def check_attempts_are_in_later_turns(partition: PartitionHistory, found: Findings) -> None:
+    """I5: each attempt of a record belongs to a later turn than the attempt before it."""
+    tried = partition.outcomes.attempts
+    backwards = ~_is_first_row(tried) & (np.diff(tried.turn, prepend=-1) <= 0)
+    what = "has an attempt that is not in a later turn than the attempt before it"
+    found.add_offsets("I5", what, partition.tp, tried.offset[backwards])
+
+
+def _is_first_row(rows: OutcomeRows) -> Mask:
+    """Return, for each row, whether it is the first one of its offset."""
+    return np.asarray(np.diff(rows.offset, prepend=-1) != 0)
+
+
+def check_attempts_within_limit(partition: PartitionHistory, max_retries: int, found: Findings) -> None:
+    """I5: no record has more than `max_retries` + 1 attempts."""
+    tried = partition.outcomes.attempts
+    over = tried.offset[tried.attempt > max_retries + 1]
+    found.add_offsets("I5", f"has more than {max_retries + 1} attempts", partition.tp, over)
+
+
+def check_retries_were_pending_and_due(partition: PartitionHistory, found: Findings) -> None:
+    """I5: each retry was pending after the turn before, as the next attempt, and did not begin before it was due.
+
+    A single offset of a backfill lane is pending before its first attempt, too.
+    """
+    tried = partition.outcomes.attempts
+    retries = tried if partition.reads_single_offsets else tried.where(tried.attempt > 1)
+    for turn in np.unique(retries.turn).tolist():
+        before = partition.settlements_before(turn)
+        if before:
+            _check_retries(partition, retries.where(retries.turn == turn), before[-1].pending, found)
+
+
+def _check_retries(partition: PartitionHistory, retries: OutcomeRows, pending: Pending, found: Findings) -> None:
+    """Check the retries of one turn against the offsets that were pending when this turn began."""
+    if not len(pending.start):
+        what = "was retried, but nothing was pending after the turn before"
+        found.add_offsets("I5", what, partition.tp, retries.offset)
+        return
+    index = np.maximum(np.searchsorted(pending.start, retries.offset, "right") - 1, 0)
+    inside = (pending.start[index] <= retries.offset) & (retries.offset < pending.end[index])
+    known = inside & pending.retry[index] & (pending.attempts[index] == retries.attempt - 1)
+    what = "was retried, but no retry with its number of attempts was pending"
+    found.add_offsets("I5", what, partition.tp, retries.offset[~known])
+    early = known & (retries.handled_at < pending.due[index])
+    found.add_offsets("I5", "was retried before its due time", partition.tp, retries.offset[early])
+
+
+def check_complete_to_is_in_log(partition: PartitionHistory, found: Findings) -> None:
+    """I14: complete_to of the newest epoch is not beyond the last stable offset, so no turn read past it."""
+    log, last = partition.log, partition.last
+    if log is None or last is None or partition.start is None or not partition.newest:
+        return  # an older epoch may be of a log that was deleted and created again
+    if last.complete_to > log.end:
+        what = f"is complete_to, but the log ends at {log.end}"
+        found.add_offsets("I14", what, partition.tp, [last.complete_to])
+
+
+def check_only_received_records_are_handled(partition: PartitionHistory, found: Findings) -> None:
+    """I14: a handler gets only records that a consumer receives: none past the last stable offset, none aborted."""
+    log, offsets = partition.log, np.unique(partition.outcomes.attempts.offset)
+    if log is None:
+        return
+    what = f"was handled, but the log ends at {log.end}"
+    found.add_offsets("I14", what, partition.tp, offsets[offsets >= log.end])
+    inside = slice_between(offsets, log.start, log.end)
+    # Compaction removes records that were handled: then only the aborted ones are certain to be wrong.
+    wrong = np.setdiff1d(inside, log.offsets) if log.aborted is None else np.intersect1d(inside, log.aborted)
+    found.add_offsets("I14", "was handled, but no consumer receives a record there", partition.tp, wrong)

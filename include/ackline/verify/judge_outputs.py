@@ -7,13 +7,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ackline.verify.arrays import NEVER, Ints, to_ints
-from ackline.verify.evidence import OutputTable, TopicPartition
-from ackline.verify.findings import Findings
-from ackline.verify.judge_commits import claimed_offset, own_turn
+from ackline.verify.evidence import NEVER, Findings, Ints, OutputTable, TopicPartition, to_ints
+from ackline.verify.judge_floors import claimed_offset, own_turn
 from ackline.verify.lane_history import LaneHistory
-from ackline.verify.outcome_rows import ACKED, OutcomeRows
-from ackline.verify.turn_rows import EpochPartition
+from ackline.verify.rows import ACKED, EpochPartition, OutcomeRows
 
 Turn = tuple[int, int]
 """An epoch and the number of a turn."""

@@ -1,4 +1,9 @@
-"""Rules on turns: each has one plan and one settlement, and reads the offsets that its plan contains."""
+"""Rules on turns, and on a pipeline that must be finished (`--settled`).
+
+Rules on turns: each has one plan and one settlement, and reads the offsets that its plan contains.
+
+Rules on a pipeline that must be finished (`--settled`): nothing may be open, pending or behind.
+"""
 
 from bisect import bisect_left
 from collections import Counter
@@ -7,11 +12,19 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from ackline.verify.arrays import count_covering, find_uncovered, slice_between, to_ranges
-from ackline.verify.evidence import Evidence, TopicPartition
-from ackline.verify.findings import Findings
+from ackline.verify.evidence import (
+    Evidence,
+    Findings,
+    Log,
+    TopicPartition,
+    count_covering,
+    find_uncovered,
+    slice_between,
+    to_ranges,
+)
+from ackline.verify.judge_floors import own_turn
 from ackline.verify.lane_history import LaneHistory, PartitionHistory
-from ackline.verify.outcome_rows import OF_RANGES
+from ackline.verify.rows import OF_RANGES
 
 
 class EpochTurns(NamedTuple):
@@ -179,3 +192,46 @@ def check_first_attempts_are_planned(partition: PartitionHistory, found: Finding
         outside[own] &= count_covering(first.offset[own], *to_ranges(plans[turn].first if turn in plans else ())) == 0
     unplanned = first.offset[outside]
     found.add_offsets("I11", "has a first attempt in a turn whose plan does not contain it", partition.tp, unplanned)
+
+
+def check_no_turn_is_open(lane: LaneHistory, found: Findings) -> None:
+    """I12: the last turn of each epoch has a settlement."""
+    for turns in turns_by_epoch(lane.evidence):
+        if turns.last not in turns.settled:
+            found.add("settled", f"turn {turns.last} of epoch {turns.epoch} is still open")
+
+
+def check_nothing_is_pending(lane: LaneHistory, tp: TopicPartition, log: Log, found: Findings) -> None:
+    """I12: the last settlement has the log's end as floor and as complete_to, and no pending offset."""
+    settlements = lane.partition(lane.newest_epoch, tp).settlements
+    if not settlements and lane.evidence.lane != "live":
+        return  # nothing of the partition was chosen
+    if not settlements:
+        found.add("settled", "no settlement of the newest epoch has this partition", tp)
+        return
+    last = settlements[-1]
+    found.add_offsets("settled", "is still pending", tp, last.pending.start)
+    chosen = lane.partition(lane.newest_epoch, tp).chosen
+    end = log.end if chosen is None else int(max(chosen.end, default=0))
+    for name, value in (("floor", last.floor), ("complete_to", last.complete_to)):
+        if value != end:
+            what = "the log ends" if chosen is None else "what was chosen ends"
+            found.add("settled", f"{name} is {value}, but {what} at {end}", tp)
+
+
+def check_commit_is_the_log_end(lane: LaneHistory, tp: TopicPartition, log: Log, found: Findings) -> None:
+    """I12: the pipeline and ledger that are judged have committed the log's end. Only the lane `live` commits."""
+    if lane.evidence.lane != "live" or not lane.partition(lane.newest_epoch, tp).settlements:
+        return  # check_nothing_is_pending reports a partition without settlement
+    if log.committed != log.end or own_turn(lane.evidence, log) is None:
+        committed = "nothing" if log.committed is None else f"{log.committed} with metadata {log.metadata!r}"
+        what = f"the group has committed {committed}; this ledger must have committed the log's end, {log.end}"
+        found.add("settled", what, tp)
+
+
+def judge_settled(lane: LaneHistory, found: Findings) -> None:
+    """Apply all rules on a finished pipeline."""
+    check_no_turn_is_open(lane, found)
+    for tp, log in lane.evidence.logs.items():
+        check_nothing_is_pending(lane, tp, log, found)
+        check_commit_is_the_log_end(lane, tp, log, found)

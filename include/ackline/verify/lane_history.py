@@ -8,15 +8,30 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ackline.verify.arrays import EMPTY, NEVER, Ints, count_covering, slice_between, to_ints, to_ranges
-from ackline.verify.evidence import Evidence, Log, TopicPartition
-from ackline.verify.outcome_rows import LOST, NO_ROWS, OffsetTurns, OutcomeRows, find_offset_turns, split_outcomes
-from ackline.verify.turn_rows import (
+from ackline.verify.evidence import (
+    EMPTY,
+    NEVER,
+    Evidence,
+    Ints,
+    Log,
+    TopicPartition,
+    count_covering,
+    slice_between,
+    to_ints,
+    to_ranges,
+)
+from ackline.verify.rows import (
+    LOST,
     NO_RANGES,
+    NO_ROWS,
     CountedRanges,
     EpochPartition,
+    OffsetTurns,
+    OutcomeRows,
     PlannedRange,
     Settlement,
+    find_offset_turns,
+    split_outcomes,
     split_plans,
     split_settlements,
 )

@@ -1,13 +1,23 @@
-"""Reads topics, their logs and the committed offsets of a group from Kafka."""
+"""Reads topics, logs, committed offsets, dead letters and a journal of handler calls.
+
+Reads topics, their logs and the committed offsets of a group from Kafka.
+
+Reads the dead letters of a pipeline.
+
+Reads a journal of handler calls.
+"""
 
 import hashlib
 import time
 import uuid
 from array import array
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.csv
 from confluent_kafka import Consumer, IsolationLevel, KafkaError, KafkaException, Message
 from confluent_kafka import TopicPartition as KafkaTopicPartition
 from confluent_kafka.admin import (  # type: ignore[attr-defined]
@@ -17,8 +27,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
     ResourceType,
 )
 
-from ackline.verify.arrays import Ints
-from ackline.verify.evidence import Log, TopicPartition, Unreadable
+from ackline.verify.evidence import DeadLetter, Ints, Log, TopicPartition, Unreadable
 
 Config = dict[str, Any]
 TIMEOUT = 30.0
@@ -154,3 +163,69 @@ def read_committed_offsets(
     finally:
         reader.close()
     return {TopicPartition(c.topic, c.partition): (c.offset, c.metadata or "") for c in committed if c.offset >= 0}
+
+
+PREFIX = "ackline."
+HEADERS = {
+    f"{PREFIX}{name}" for name in ("pipeline", "lane", "epoch", "topic", "partition", "offset", "timestamp",
+                                   "attempts", "error_class", "turn")
+}  # fmt: skip
+"""The headers of every dead letter. One without the record's value has another one, which gives the reason."""
+
+
+def read_dead_letters(config: Config, topic: str, pipeline: str) -> list[DeadLetter]:
+    """Return the dead letters of `pipeline` on `topic`; those of other pipelines on the same topic are left out.
+
+    Raises Unreadable if the topic cannot be read, or if the headers of a dead letter do not name its origin.
+    """
+    letters: list[DeadLetter] = []
+
+    def take_letter(message: Message) -> None:
+        letter = parse_dead_letter(message, pipeline)
+        if letter:
+            letters.append(letter)
+
+    read_topic(config, topic, "read_committed", read_log_bounds(config, topic, "read_committed"), take_letter)
+    return letters
+
+
+def parse_dead_letter(message: Message, pipeline: str) -> DeadLetter | None:
+    """Return the dead letter in `message`; None if it is not one of `pipeline`.
+
+    The record itself may have such headers, if it was a dead letter before. Kafka keeps the order of headers, and
+    those of this dead letter come after those of the record, so the last one of each name counts.
+    """
+    all_headers: Any = message.headers() or ()
+    headers = {name: value for name, value in all_headers if name.startswith(PREFIX)}
+    if headers.get(f"{PREFIX}pipeline") != pipeline.encode():
+        return None
+    try:
+        lane, epoch, topic, partition, offset = (
+            headers[f"{PREFIX}{name}"].decode() for name in ("lane", "epoch", "topic", "partition", "offset")
+        )
+        # A dead letter that the broker refuses for good is sent without the value, and a header of its own marks it.
+        without_value = message.value() is None and headers.keys() > HEADERS
+        content = None if without_value else digest(message)
+        turn = headers.get(f"{PREFIX}turn")
+        return DeadLetter(
+            lane, int(epoch), topic, int(partition), int(offset), content, None if turn is None else int(turn)
+        )
+    except (KeyError, ValueError, AttributeError) as error:
+        where = f"{message.topic()}[{message.partition()}] offset {message.offset()}"
+        raise Unreadable(f"dead letter {where}: a header of its origin is missing or invalid: {error!r}") from error
+
+
+COLUMNS = ("topic", "partition", "offset", "attempt", "pid")
+
+
+def read_calls(path: str) -> pa.Table:
+    """Return the handler calls of a journal: one a line, its columns separated by tabs; none if there is no file."""
+    types = {name: pa.string() if name == "topic" else pa.int64() for name in COLUMNS}
+    if not Path(path).exists() or not Path(path).stat().st_size:
+        return pa.table({name: pa.array([], types[name]) for name in COLUMNS})
+    return pa.csv.read_csv(
+        path,
+        read_options=pa.csv.ReadOptions(column_names=list(COLUMNS)),
+        parse_options=pa.csv.ParseOptions(delimiter="\t", quote_char=False),
+        convert_options=pa.csv.ConvertOptions(column_types=types),
+    )

@@ -1,12 +1,97 @@
-"""Reads the three Delta tables."""
+"""Reads the three Delta tables and the output tables, also from an object store.
+
+Reaches the tables in an object store. The login is that of the environment, or of ACKLINE_AUDIT_CONNECTION.
+
+Arrow's own file systems read the tables. delta-rs's Python file system aborts the process at its end if one of Arrow's
+threads outlives the interpreter (apache/arrow#34314).
+
+Reads the three Delta tables.
+
+Reads all transaction ids that were ever committed to a Delta log. delta-rs only looks up an id that it is given.
+
+Reads the output tables of a pipeline: the Delta tables that the rows of its steps go to.
+"""
+
+import json
+import os
+import re
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import parse_qsl, unquote, urlsplit
 
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.fs as pafs
+import pyarrow.parquet as pq
 from deltalake import DeltaTable
 from deltalake.exceptions import TableNotFoundError
 
 from ackline.verify.evidence import Unreadable
-from ackline.verify.storage import filesystem_of, storage_options, storage_uri
+
+S3 = {"AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_REGION", "AWS_ENDPOINT_URL",
+      "AWS_ALLOW_HTTP"}  # fmt: skip
+EXTRA = {"region_name": "aws_region", "endpoint_url": "aws_endpoint_url", "allow_http": "aws_allow_http"}
+
+
+def storage_uri(uri: str) -> str:
+    """Return the URI as delta-rs expects it: a path for `file://`, and `s3` for `s3a`."""
+    return uri.removeprefix("file://").replace("s3a://", "s3://", 1)
+
+
+def storage_options(uri: str) -> dict[str, str]:
+    """Return delta-rs's options for a URI; raises ValueError if the connection is not defined."""
+    if not uri.startswith("s3://"):
+        return {}
+    if connection := os.environ.get("ACKLINE_AUDIT_CONNECTION"):
+        return _options_of(connection)
+    options = {name.lower(): os.environ[name] for name in S3 if os.environ.get(name)}
+    for option, name in (("aws_region", "AWS_DEFAULT_REGION"), ("aws_endpoint_url", "AWS_ENDPOINT_URL_S3")):
+        if os.environ.get(name):
+            options.setdefault(option, os.environ[name])
+    return options
+
+
+def _options_of(connection: str) -> dict[str, str]:
+    variable = f"AIRFLOW_CONN_{connection.upper()}"
+    text = os.environ.get(variable)
+    if text is None:
+        raise ValueError(f"the connection {connection} is not defined here: set {variable}")
+    if text.lstrip().startswith("{"):
+        fields = json.loads(text)
+        extra = fields.get("extra") or {}
+        extra = json.loads(extra) if isinstance(extra, str) else extra
+        login, password = fields.get("login"), fields.get("password")
+    else:
+        parts = urlsplit(text)
+        extra = dict(parse_qsl(parts.query))
+        extra = json.loads(extra["__extra__"]) if "__extra__" in extra else extra
+        login, password = (unquote(part) if part else None for part in (parts.username, parts.password))
+    options = {"aws_access_key_id": login, "aws_secret_access_key": password}
+    options |= {EXTRA.get(name, name): value for name, value in extra.items()}
+    return {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in options.items()
+            if value not in (None, "")}  # fmt: skip
+
+
+def filesystem_of(uri: str, options: dict[str, str]) -> pafs.FileSystem:
+    """Return the folder of a table as Arrow's own file system."""
+    if "://" not in uri:
+        return pafs.SubTreeFileSystem(uri, pafs.LocalFileSystem())
+    if not uri.startswith("s3://"):
+        store, path = pafs.FileSystem.from_uri(uri)
+        return pafs.SubTreeFileSystem(path, store)
+    endpoint = urlsplit(options.get("aws_endpoint_url", ""))
+    arguments: dict[str, Any] = {
+        "access_key": options.get("aws_access_key_id"),
+        "secret_key": options.get("aws_secret_access_key"),
+        "session_token": options.get("aws_session_token"),
+        "region": options.get("aws_region"),
+        "scheme": endpoint.scheme,
+        "endpoint_override": endpoint.netloc,
+    }
+    store = pafs.S3FileSystem(**{name: value for name, value in arguments.items() if value})
+    return pafs.SubTreeFileSystem(uri.removeprefix("s3://"), store)
+
 
 COLUMNS = {
     "settlements": ["lane", "epoch", "turn", "kind", "topic", "partition", "old_floor", "new_floor",
@@ -50,3 +135,133 @@ def read_table(root: str, name: str, pipeline: str, lane: str) -> tuple[pa.Table
 def _empty_table(name: str) -> pa.Table:
     types = {column: pa.string() if column in TEXT_COLUMNS else pa.int64() for column in COLUMNS[name]}
     return pa.table({column: pa.array([], type_) for column, type_ in types.items()})
+
+
+_CHECKPOINT = re.compile(r"(\d{20})\.checkpoint.*\.parquet")
+
+
+def transaction_ids(table: pafs.FileSystem) -> set[str]:
+    """Return all transaction ids in the log of the table whose folder `table` is.
+
+    They are those of the entries that are there, and of the newest checkpoint, which holds those of earlier ones.
+    """
+    names = [info.base_name for info in table.get_file_info(pafs.FileSelector("_delta_log"))]
+    ids: set[str] = set()
+    for name in names:
+        if name.endswith(".json"):
+            with table.open_input_stream(f"_delta_log/{name}") as stream:
+                ids.update(_ids_of_entry(stream.readall()))
+    checkpoints = {name: match[1] for name in names if (match := _CHECKPOINT.fullmatch(name))}
+    newest = max(checkpoints.values(), default=None)
+    for name, version in checkpoints.items():
+        if version == newest:  # it may have several parts
+            with table.open_input_file(f"_delta_log/{name}") as file:
+                rows = pq.read_table(file, columns=["txn"])["txn"].to_pylist()
+            ids.update(row["appId"] for row in rows if row and row["appId"])
+    return ids
+
+
+def _ids_of_entry(content: bytes) -> set[str]:
+    actions = [json.loads(line) for line in content.splitlines() if line.strip()]
+    return {action["txn"]["appId"] for action in actions if "txn" in action}
+
+
+_RECORD = [("topic", pa.string()), ("partition", pa.int32()), ("offset", pa.int64()), ("attempt", pa.int32())]
+SCHEMA = pa.schema([
+    *((f"_{name}", kind) for name, kind in _RECORD),
+    ("_lane", pa.string()), ("_epoch", pa.int32()), ("_turn", pa.int64()),
+    ("_anchors", pa.list_(pa.struct([*_RECORD, ("outcome", pa.string())]))),
+])  # fmt: skip
+"""The columns of an output table that name the record and the turn of each row."""
+_APPLICATION = re.compile(r"ackline/(?P<ledger>[^/]+)/(?P<pipeline>[^/]+)/(?P<lane>[^/]+)/\d+/output")
+"""The transaction id under which a lane and epoch of a pipeline publishes its turns."""
+
+
+@dataclass(frozen=True, slots=True)
+class OutputTables:
+    """Where the output tables of one pipeline and lane are."""
+
+    root: str
+    pipeline: str
+    lane: str
+
+    def uri(self, table: str) -> str:
+        """Return the path or URI of a table, by its name or URI in the pipeline file."""
+        own = f"{self.root.rstrip('/')}/{self.pipeline}/outputs/{table}"
+        return storage_uri(table if "://" in table else own)
+
+    def read_rows(self, tables: Iterable[str]) -> dict[str, pa.Table]:
+        """Return the rows of the lane in each table, with the columns of SCHEMA.
+
+        A table that does not exist, or lacks one of these columns, has no rows.
+        """
+        return {table: self._rows(table) for table in tables}
+
+    def read_published(self, tables: Iterable[str], applications: Collection[str]) -> dict[str, dict[str, int]]:
+        """Return the newest turn in the log of each table under each of these transaction ids; 0 for none."""
+        return {table: self._published(table, applications) for table in tables}
+
+    def foreign_writer(self, table: str, ledger: str | None) -> str | None:
+        """Return another pipeline or ledger that has published rows of the lane in a table; None if there is none.
+
+        Such rows can't be told from those of this pipeline: no column names the pipeline or the ledger of a row. Only a
+        table outside the root, which is named by its URI, may have them. `ledger` is None if it is not known.
+        """
+        if "://" not in table or self._open(table) is None:
+            return None
+        uri = self.uri(table)
+        try:
+            ids = transaction_ids(filesystem_of(uri, storage_options(uri)))
+        except Exception as error:  # as in `_open`
+            raise Unreadable(f"output table {table}: {error}") from error
+        writers = {match.group("ledger", "pipeline", "lane") for id_ in ids if (match := _APPLICATION.fullmatch(id_))}
+        foreign = {
+            f"pipeline {of}" if of != self.pipeline else f"ledger {by}"
+            for by, of, lane in writers
+            if lane == self.lane and (of != self.pipeline or by != ledger)
+        }
+        return min(foreign, default=None)
+
+    def _rows(self, table: str) -> pa.Table:
+        opened = self._open(table)
+        if opened is None:
+            return SCHEMA.empty_table()
+        uri = self.uri(table)
+        try:
+            dataset = opened.to_pyarrow_dataset(filesystem=filesystem_of(uri, storage_options(uri)))
+            if not set(SCHEMA.names) <= set(dataset.schema.names):
+                return SCHEMA.empty_table()
+            return dataset.to_table(columns=SCHEMA.names, filter=pc.equal(pc.field("_lane"), self.lane))
+        except Exception as error:  # as in `_open`
+            raise Unreadable(f"output table {table}: {error}") from error
+
+    def _published(self, table: str, applications: Collection[str]) -> dict[str, int]:
+        opened = self._open(table)
+        if opened is None:
+            return dict.fromkeys(applications, 0)
+        return {application: opened.transaction_version(application) or 0 for application in applications}
+
+    def _open(self, table: str) -> DeltaTable | None:
+        """Return a table; None if it does not exist. Raises Unreadable if it cannot be read."""
+        uri = self.uri(table)
+        try:
+            return DeltaTable(uri, storage_options=storage_options(uri))
+        except TableNotFoundError:
+            return None
+        except Exception as error:  # the storage and the table may fail in many ways, and each one means no verdict
+            raise Unreadable(f"output table {table}: {error}") from error
+
+
+def named_in_plans(plans: pa.Table) -> list[str]:
+    """Return the output tables that the settings of any plan name, sorted. `plans` needs only the column `settings`."""
+    texts = pc.unique(plans["settings"]).drop_null().to_pylist()
+    outputs = [output for text in texts for output in json.loads(text).get("outputs") or ()]
+    return sorted({output["table"] for output in outputs if output.get("table")})
+
+
+def named_in_settlements(settlements: pa.Table) -> set[str]:
+    """Return the transaction ids under which settled turns publish their rows."""
+    if "outputs" not in settlements.column_names:  # a table of a version that had no outputs
+        return set()
+    texts = pc.unique(settlements["outputs"]).to_pylist()
+    return {json.loads(text)["application"] for text in texts if text}

@@ -6,12 +6,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ackline.audit.attempt_outcomes import AttemptOutcomes
-from ackline.audit.data_files import DataFileWriter
-from ackline.audit.kept_rows import keep_rows
-from ackline.audit.storage import Storage
-from ackline.output_columns import STAGED_ANCHORS
-from ackline.outputs import StagedFile, StagedTable
+from ackline.pipeline.output_columns import STAGED_ANCHORS
+from ackline.pipeline.outputs import StagedFile, StagedTable
+from ackline.tables.files import DataFileWriter, Storage
+from ackline.tables.kept_rows import keep_rows
+from ackline.tables.publish import AttemptOutcomes
 
 ANCHOR = {"topic": "orders", "partition": 0, "offset": 3, "attempt": 1}
 COLUMNS = {"id": "long", "note": "string", "price": "double"}

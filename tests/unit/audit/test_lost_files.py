@@ -4,7 +4,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from ackline.audit.lost_files import files_of
+from ackline.tables.lost_files import files_of
 
 
 class Version:

@@ -7,8 +7,8 @@ from pathlib import Path
 import pyarrow.fs as pafs
 import pytest
 
-from ackline.audit.object_store import arrow_filesystem, cause_of, options_of, unusable, use_options
 from ackline.errors import ConfigError, FatalError, TransientError
+from ackline.tables.object_store import arrow_filesystem, cause_of, options_of, unusable, use_options
 
 ROOT = "s3://bucket/audit"
 CANARY = "canary/of+the=secret"

@@ -9,13 +9,13 @@ from deltalake import DeltaTable
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ackline.audit import publish_outputs
-from ackline.audit.attempt_outcomes import AttemptOutcomes
-from ackline.audit.output_table import OF_ROW, OutputTable, check_columns, partition_path
 from ackline.errors import ConfigError
-from ackline.output_columns import STAGED_ANCHORS
-from ackline.outputs import ROW_COLUMNS
-from ackline.turns import TurnId
+from ackline.ledger.turns import TurnId
+from ackline.pipeline.output_columns import STAGED_ANCHORS
+from ackline.pipeline.outputs import ROW_COLUMNS
+from ackline.tables import publish
+from ackline.tables.output_table import OF_ROW, OutputTable, check_columns, partition_path
+from ackline.tables.publish import AttemptOutcomes
 
 TURN = TurnId("shop", "live", 2, 7)
 ROWS = pa.schema(
@@ -47,7 +47,7 @@ def outcomes(words: dict[Anchor, str]) -> AttemptOutcomes:
 
 
 def published(rows: pa.Table, words: dict[Anchor, str]) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = publish_outputs._published(rows, TURN, outcomes(words)).to_pylist()
+    found: list[dict[str, Any]] = publish._published(rows, TURN, outcomes(words)).to_pylist()
     return found
 
 
@@ -94,7 +94,7 @@ def test_what_is_published_is_what_a_loop_over_rows_finds(anchors: list[list[Anc
 
 def test_rows_are_divided_by_the_values_of_their_partition_columns() -> None:
     rows = pa.table({"day": ["x", None, "x", "a/b"], "ok": [True, True, True, False], "n": [1, 2, 3, 4]})
-    parts = {tuple(values.items()): chosen for values, chosen in publish_outputs._by_partition(rows, ["day", "ok"])}
+    parts = {tuple(values.items()): chosen for values, chosen in publish._by_partition(rows, ["day", "ok"])}
     assert {values: chosen.to_pylist() for values, chosen in parts.items()} == {
         (("day", "x"), ("ok", "true")): [{"n": 1}, {"n": 3}],
         (("day", None), ("ok", "true")): [{"n": 2}],
@@ -115,7 +115,7 @@ def test_a_table_that_its_user_has_partitioned_by_values_without_one_text_is_ref
 
 def test_rows_are_divided_in_one_pass_however_many_partitions_there_are() -> None:
     rows = pa.table({"day": [f"{n % 5_000}" for n in range(20_000)], "n": range(20_000)})
-    parts = {values["day"]: chosen for values, chosen in publish_outputs._by_partition(rows, ["day"])}
+    parts = {values["day"]: chosen for values, chosen in publish._by_partition(rows, ["day"])}
     assert len(parts) == 5_000
     assert parts["17"].to_pylist() == [{"n": 17}, {"n": 5_017}, {"n": 10_017}, {"n": 15_017}]
 
@@ -132,12 +132,10 @@ def test_turns_without_outcomes_publish_nothing_of_a_record(rows: pa.Table) -> N
 def test_a_partitioned_table_takes_a_turn_once_and_any_reader_reads_it(tmp_path: Path) -> None:
     columns = {"day": "string", "value": "long"}
     anchors = staged(([A0], 1), ([A0], 2), ([A1], 3))
-    rows = publish_outputs._published(
-        anchors.append_column("day", pa.array(["x", None, "y"])), TURN, outcomes({A0: "acked"})
-    )
+    rows = publish._published(anchors.append_column("day", pa.array(["x", None, "y"])), TURN, outcomes({A0: "acked"}))
     table = OutputTable(str(tmp_path / "days"), columns, ["day"])
     for expected in (True, False):
-        files = list(publish_outputs._write(table, iter([rows])))
+        files = list(publish._write(table, iter([rows])))
         assert table.append(files, "ackline/id/shop/live/2/output", 7) is expected
     assert OutputTable(table.uri).columns() == columns
     read = DeltaTable(table.uri).to_pyarrow_table().to_pylist()

@@ -12,11 +12,11 @@ from unittest.mock import patch
 
 import pytest
 
-from ackline.pipeline import Pipeline
-from ackline.testing.memory_parts import MemoryParts, memory_parts
-from ackline.turns import LIVE
+from ackline.ledger.turns import LIVE
+from ackline.pipeline.pipeline import Pipeline
 from tests.command import run_main
 from tests.memory_lane import MemoryLane
+from tests.support.memory_parts import MemoryParts, memory_parts
 
 
 class Finished(NamedTuple):
@@ -48,12 +48,12 @@ class MemoryCommand:
         monkeypatch.setenv("ACKLINE_PIPELINES", str(folder))
         monkeypatch.setenv("ACKLINE_AUDIT", str(folder / "audit"))
         (folder / "lane.yaml").write_text(
-            "name: lane\nhandler: ackline.testing.journal:handle\ndead_letter: none\n"
+            "name: lane\nhandler: tests.support.journal:handle\ndead_letter: none\n"
             "kafka: {bootstrap_servers: 'memory:1', group_id: g, topics: [orders]}\n"
-            "backfill: {handlers: ['ackline.testing.journal:handle'], confirm_above: 5}\n"
+            "backfill: {handlers: ['tests.support.journal:handle'], confirm_above: 5}\n"
         )
         monkeypatch.setattr("ackline.cli.options.open_parts", self._open_parts)
-        monkeypatch.setattr("ackline.cli.confirm.typer.confirm", lambda *_, **__: self.answers.pop(0))
+        monkeypatch.setattr("ackline.cli.options.typer.confirm", lambda *_, **__: self.answers.pop(0))
 
     @contextlib.contextmanager
     def _open_parts(

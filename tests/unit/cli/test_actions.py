@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ackline.cli.options import actor
-from ackline.commit_rule import CommitMetadata
+from ackline.ledger.commit_rule import CommitMetadata
 from tests.memory_lane import FAILS, OK, TP, TP1, MemoryLane
 from tests.unit.cli.memory_command import MemoryCommand
 

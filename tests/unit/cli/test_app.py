@@ -10,9 +10,9 @@ import pytest
 from typer.testing import CliRunner
 
 import ackline
-from ackline.cli import verbosity
+from ackline.cli import options as verbosity
 from ackline.cli.app import app
-from ackline.cli.verbosity import Verbosity, notice, set_verbosity
+from ackline.cli.options import Verbosity, notice, set_verbosity
 
 ROOT = Path(__file__).parents[3]
 
@@ -71,7 +71,7 @@ ackline.cli.main()
 """
 
 
-@pytest.mark.parametrize("module", ["typer", "ackline.cli.app", "ackline.steps.parts", "deltalake"])
+@pytest.mark.parametrize("module", ["typer", "ackline.cli.app", "ackline.lane.adapters", "deltalake"])
 def test_ctrl_c_during_the_imports_prints_no_traceback(module: str) -> None:
     ended = python(IMPORTS, module)
     assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "")

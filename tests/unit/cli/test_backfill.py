@@ -145,7 +145,7 @@ def test_with_wait_it_sleeps_until_each_retry_is_due(
         slept.append(seconds)
         lane.world.now += timedelta(seconds=seconds)
 
-    monkeypatch.setattr("ackline.cli.backfill_run.time", SimpleNamespace(sleep=sleep))  # other threads sleep, too
+    monkeypatch.setattr("ackline.cli.backfill.time", SimpleNamespace(sleep=sleep))  # other threads sleep, too
     done = ackline("backfill", "lane", "orders:0:0-2", "--wait", "--yes", "--json").json
     assert (done["settled"], done["outcomes"], slept) == (True, {"acked": 1, "dead": 1}, [3600.0])
     assert (
@@ -157,7 +157,7 @@ def test_with_wait_it_sleeps_until_each_retry_is_due(
 def test_another_handler_must_be_in_the_allow_list(ackline: MemoryCommand) -> None:
     refused = ackline("backfill", "lane", "--all", "--handler", "os:system", "--yes", "--json").error
     assert (refused["key"], refused["exit_status"]) == ("--handler", 2)
-    assert ackline("backfill", "lane", "--all", "--handler", "ackline.testing.journal:handle", "--yes").status == 0
+    assert ackline("backfill", "lane", "--all", "--handler", "tests.support.journal:handle", "--yes").status == 0
 
 
 def test_above_confirm_above_the_number_is_typed_at_a_terminal(
@@ -165,7 +165,7 @@ def test_above_confirm_above_the_number_is_typed_at_a_terminal(
 ) -> None:
     lane.produce(*[OK] * 10, tp=TP)
     typed = iter(["13", "14"])
-    monkeypatch.setattr("ackline.cli.confirm.typer.prompt", lambda *_, **__: next(typed))
+    monkeypatch.setattr("ackline.cli.options.typer.prompt", lambda *_, **__: next(typed))
     ackline.answers = [True]
     assert "more than `backfill.confirm_above` (5)" in ackline("backfill", "lane", "--all", "--id", "b").output
     assert "no such backfill" in ackline("backfill", "lane", "--id", "b", "--yes").errors

@@ -12,8 +12,8 @@ import pytest
 import typer
 
 from ackline.cli.app import app
-from ackline.testing.memory import TableCommit
 from tests.memory_lane import DEAD, FAILS, OK, TP, MemoryLane
+from tests.support.memory import TableCommit
 from tests.unit.cli.memory_command import MemoryCommand
 
 LATER = {"initial_delay": "1h", "period": "1h"}

@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from ackline.cli.connection import connection_of, uses_dev_broker
 from ackline.errors import ConfigError
-from ackline.pipeline import Pipeline
+from ackline.local.connection import connection_of, uses_dev_broker
+from ackline.pipeline.pipeline import Pipeline
 
 
 def pipeline(**kafka: str) -> Pipeline:
@@ -17,7 +17,7 @@ def pipeline(**kafka: str) -> Pipeline:
 @pytest.fixture(autouse=True)
 def dev_broker(monkeypatch: pytest.MonkeyPatch) -> None:
     """A broker of `ackline dev` that runs."""
-    monkeypatch.setattr("ackline.cli.connection.dev_bootstrap", lambda: "127.0.0.1:9092")
+    monkeypatch.setattr("ackline.local.connection.dev_bootstrap", lambda: "127.0.0.1:9092")
 
 
 def test_an_undefined_connection_fails_although_a_dev_broker_runs() -> None:
@@ -32,7 +32,7 @@ def test_kafka_default_alone_may_be_the_dev_broker(monkeypatch: pytest.MonkeyPat
     default = pipeline(connection="kafka_default")
     assert connection_of(default) == {"bootstrap.servers": "127.0.0.1:9092"}
     assert uses_dev_broker(default)
-    monkeypatch.setattr("ackline.cli.connection.dev_bootstrap", lambda: None)
+    monkeypatch.setattr("ackline.local.connection.dev_bootstrap", lambda: None)
     with pytest.raises(ConfigError, match="kafka_default is not defined here") as error:
         connection_of(default)
     assert "start a broker with `ackline dev up`" in str(error.value)

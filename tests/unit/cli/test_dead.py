@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from ackline.cli.dead_letter import MOST_BYTES, printable, text_of
-from ackline.turns import TurnKind
+from ackline.cli.dead import MOST_BYTES, printable, text_of
+from ackline.ledger.turns import TurnKind
 from tests.memory_backfill import MemoryBackfill
 from tests.memory_lane import DEAD, FAILS, OK, TP, MemoryLane
 from tests.unit.cli.memory_command import MemoryCommand

@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from ackline.actions.survey import GroupLook, TopicLook
 from ackline.cli import init
 from ackline.cli.app import app
-from ackline.commit_rule import CommitMetadata, Committed
 from ackline.errors import ConfigError
-from ackline.offsets import LogBounds, TopicPartition
-from ackline.pipeline import load
-from ackline.record_shape import RecordShape, ValueKind, shape_of
-from ackline.steps.look import GroupLook, TopicLook
+from ackline.ledger.commit_rule import CommitMetadata, Committed
+from ackline.ledger.offsets import LogBounds, TopicPartition
+from ackline.pipeline.pipeline import load
+from ackline.pipeline.scaffold import RecordShape, ValueKind, shape_of
 
 RECORDS = [b'{"id": "hunter2", "items": []}'] * 3
 Run = Callable[..., str]

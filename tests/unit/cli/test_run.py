@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from ackline.run_request import SETTING
+from ackline.pipeline.arguments import SETTING
 from tests.memory_lane import FAILS_ONCE, OK, PAYMENTS, TP, TP1, MemoryLane
 from tests.unit.cli.memory_command import MemoryCommand
 

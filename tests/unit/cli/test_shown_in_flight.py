@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from ackline.offsets import OffsetRange
-from ackline.planning import IN_FLIGHT_FULL
+from ackline.ledger.offsets import OffsetRange
+from ackline.ledger.planning import IN_FLIGHT_FULL
 from tests.memory_answers import OK, TP, WAITS, AnsweredLane
 from tests.memory_lane import TP1
 from tests.unit.cli.memory_command import MemoryCommand

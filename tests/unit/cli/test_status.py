@@ -13,26 +13,25 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from ackline.audit.lease_file import NAME, LeaseFile
-from ackline.cli.json_output import open_turn_json
+from ackline.actions.explain import _log_of, explain_partitions
+from ackline.actions.overview import MOST_EXPLAINED, Health, held_back, open_turn_of, summary_of
+from ackline.actions.status import PartitionStatus, status, status_and_missing
+from ackline.cli.formats import open_turn_json
 from ackline.cli.status import _held_lines, _open_lines
 from ackline.cli.tables import fitting_table, status_table, steps_table
 from ackline.errors import TransientError
-from ackline.explanation import HeldBy
-from ackline.lease import Lease
-from ackline.offsets import TopicPartition
-from ackline.pending import PendingKind
-from ackline.process_identity import ProcessIdentity
-from ackline.setting_warnings import TopicPolicy
-from ackline.step_figures import StepFigures
-from ackline.steps.explain import _log_of, explain_partitions
-from ackline.steps.overview import MOST_EXPLAINED, Health, held_back, open_turn_of, summary_of
-from ackline.steps.status import PartitionStatus, status, status_and_missing
-from ackline.steps.turn_lease import TurnLease
-from ackline.testing.memory_kafka import MemoryCluster
-from ackline.testing.memory_parts import MemoryParts
+from ackline.lane.lease import TurnLease
+from ackline.ledger.explain import HeldBy
+from ackline.ledger.metrics import StepFigures
+from ackline.ledger.offsets import TopicPartition
+from ackline.ledger.pending import PendingKind
+from ackline.pipeline.warnings import TopicPolicy
+from ackline.tables.lease import Lease, ProcessIdentity
+from ackline.tables.lease_file import NAME, LeaseFile
 from ackline.tuples import Durations, StepCounts
 from tests.memory_lane import FAILS, NOON, OK, TP, MemoryLane
+from tests.support.memory_kafka import MemoryCluster
+from tests.support.memory_parts import MemoryParts
 
 HUGE = 1_234_567_890_123
 

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from ackline.cli import tables
 from ackline.cli.audit import _print_table
-from ackline.offsets import TopicPartition
+from ackline.ledger.offsets import TopicPartition
 from tests.memory_lane import FAILS, OK, MemoryLane
 
 

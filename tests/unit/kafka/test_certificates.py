@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 
 from ackline.errors import ConfigError
-from ackline.kafka.certificates import inlined_certificates
-from ackline.kafka.java import java_properties
+from ackline.kafka.config import inlined_certificates, java_properties
 
 BROKER = {"bootstrap.servers": "127.0.0.1:9092", "security.protocol": "sasl_ssl"}
 PEM = "-----BEGIN CERTIFICATE-----\nQUJD\n-----END CERTIFICATE-----\n"

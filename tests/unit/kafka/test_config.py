@@ -7,7 +7,7 @@ import pytest
 
 from ackline.errors import ConfigError
 from ackline.kafka.config import REQUIRED, client_config, mask_secrets
-from ackline.properties import ignored_properties, refused_properties
+from ackline.pipeline.properties import ignored_properties, refused_properties
 
 BROKER = {"bootstrap.servers": "127.0.0.1:9092"}
 

@@ -4,9 +4,9 @@ from confluent_kafka import Message
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ackline.kafka.cursor import DENSE_SPAN, SEEK_DISTANCE, Cursor, Found, Gone
-from ackline.offsets import TopicPartition
-from ackline.outcome import Outcome
+from ackline.kafka.fetching import DENSE_SPAN, SEEK_DISTANCE, Cursor, Found, Gone
+from ackline.ledger.offsets import TopicPartition
+from ackline.ledger.outcomes import Outcome
 
 TP = TopicPartition("orders", 0)
 OFFSETS = st.lists(st.integers(0, 300), unique=True, min_size=1).map(sorted)

@@ -8,11 +8,11 @@ import pytest
 from confluent_kafka import KafkaError
 from confluent_kafka.admin import AdminClient
 
-from ackline.commit_rule import Committed
 from ackline.errors import AcklineError, GroupBusy
-from ackline.kafka.failures import LastError
+from ackline.kafka.clients import LastError
 from ackline.kafka.group import Group
-from ackline.offsets import TopicPartition
+from ackline.ledger.commit_rule import Committed
+from ackline.ledger.offsets import TopicPartition
 
 FINE, BAD = TopicPartition("orders", 0), TopicPartition("orders", 1)
 

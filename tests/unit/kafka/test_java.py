@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 
 from ackline.errors import ConfigError
-from ackline.kafka.config import client_config
-from ackline.kafka.java import DROPPED, java_properties
+from ackline.kafka.config import DROPPED, client_config, java_properties
 
 BROKER = {"bootstrap.servers": "127.0.0.1:9092"}
 PEM = "-----BEGIN CERTIFICATE-----\nQUJD\n-----END CERTIFICATE-----\n"

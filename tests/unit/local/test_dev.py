@@ -9,14 +9,14 @@ from typer.testing import CliRunner
 
 from ackline.cli.app import app
 from ackline.errors import ConfigError
+from ackline.local.connection import SAVED, dev_folder
 from ackline.local.dev import dev_wipe
-from ackline.local.saved_broker import SAVED, dev_folder
 
 
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A project with a folder of tables beside that of a broker, which does not run any more."""
-    monkeypatch.setattr("ackline.local.saved_broker.project_root", lambda: tmp_path)
+    monkeypatch.setattr("ackline.local.connection.project_root", lambda: tmp_path)
     (tmp_path / ".ackline" / "audit" / "orders").mkdir(parents=True)
     dev = dev_folder()
     (dev / "logs").mkdir(parents=True)

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from ackline.handler import Record, load_handler
-from ackline.local.order_events import OrderCounts, OrderEvent, OrderKind, orders
+from ackline.local.events import OrderCounts, OrderEvent, OrderKind, orders
 
 HANDLE = load_handler("handlers.orders:handle")
 PIPELINE = Path(__file__).parents[3] / "include" / "pipelines" / "orders.yaml"

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ackline.errors import ConfigError
-from ackline.local.record_lines import RecordLine, parse_records, read_records, record_json
+from ackline.local.dev import RecordLine, parse_records, read_records, record_json
 
 BYTES = st.none() | st.binary(max_size=20) | st.text(max_size=10).map(str.encode)
 FILE = Path("x.jsonl")

@@ -10,9 +10,8 @@ import pytest
 from deltalake import write_deltalake
 
 from ackline.handler import Record
-from ackline.local.demo_outputs import REJECTED, TOTALS, prove_outputs
-from ackline.local.order_events import OrderEvent, OrderKind
-from ackline.local.shop_events import expected_rows, shop_orders
+from ackline.local.demo_report import REJECTED, TOTALS, prove_outputs
+from ackline.local.events import OrderEvent, OrderKind, expected_rows, shop_orders
 from ackline.tuples import Emit, Tuple
 from handlers.shop import price, split, total
 

@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from ackline.offsets import TopicPartition
-from ackline.spark.handlers.outcomes import Outcomes
-from ackline.spark.records import Records
+from ackline.ledger.offsets import TopicPartition
+from ackline.worker.outcomes import Outcomes
+from ackline.worker.records import Records
 
 NOW = 1_700_000_000_000_000
 """Microseconds since 1970, as a clock of outcomes returns them."""

@@ -2,9 +2,8 @@
 
 import pytest
 
-from ackline.offsets import OffsetRange, TopicPartition, ValuedRange
-from ackline.spark.exact_fresh import split_ranges, with_fresh
-from ackline.spark.retries import FRESH
+from ackline.ledger.offsets import OffsetRange, TopicPartition, ValuedRange
+from ackline.worker.retries import FRESH, split_ranges, with_fresh
 
 TP = TopicPartition("orders", 0)
 OTHER = TopicPartition("orders", 1)

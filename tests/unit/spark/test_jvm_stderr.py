@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ackline.spark.jvm_stderr import NOISE, LineFilter
+from ackline.spark.session import NOISE, LineFilter
 
 LINES = st.lists(st.sampled_from([*NOISE, b"WARNING: of a handler", b"x", b"", b"WARN", b"\xff\x1b[2K bar"]))
 
@@ -41,7 +41,7 @@ def test_a_line_that_only_begins_like_one_of_java_is_passed_at_the_end(text: byt
 
 PROGRAM = """
 import subprocess, sys
-from ackline.spark.jvm_stderr import quiet_jvm
+from ackline.spark.session import quiet_jvm
 child = "import sys; sys.stdin.readline(); sys.stderr.write('WARNING: Using incubator modules: x\\\\nan error\\\\n')"
 with quiet_jvm():
     started = subprocess.Popen([sys.executable, "-c", child], stdin=subprocess.PIPE, text=True)
@@ -60,11 +60,11 @@ def test_a_process_is_filtered_for_as_long_as_it_lives() -> None:
 
 LAST_WORDS = """
 import os, sys
-from ackline.spark import jvm_stderr
-jvm_stderr._pass_on = lambda source, real: None
+from ackline.spark import session
+session._pass_on = lambda source, real: None
 {interrupt}
 try:
-    with jvm_stderr.quiet_jvm():
+    with session.quiet_jvm():
         sys.stderr.write("inside\\n")
         raise KeyboardInterrupt
 except KeyboardInterrupt:
@@ -75,7 +75,7 @@ except KeyboardInterrupt:
 
 WHILE_IT_BEGINS = """
 def interrupt(*_): raise KeyboardInterrupt
-jvm_stderr.threading.Thread.start = interrupt
+session.threading.Thread.start = interrupt
 """
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import pytest
 
 from ackline.handler import Tier
-from ackline.spark.rate_limit import RateLimit, rate_per_task
+from ackline.worker.run import RateLimit, rate_per_task
 from tests.unit.spark.batches import records_of
 
 START = 1000.0

@@ -4,8 +4,8 @@ import socket
 
 import pytest
 
+from ackline.pipeline.blocks import SparkBlock
 from ackline.spark.session import ENCRYPTION, REQUIRED_SETTINGS, session_settings
-from ackline.spark_block import SparkBlock
 
 NOTHING = SparkBlock()
 

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from zipfile import ZipFile
 
-from ackline.spark.shipped_code import build_archive
+from ackline.spark.session import build_archive
 
 
 def handlers(folder: Path) -> Path:
@@ -27,7 +27,7 @@ def test_it_holds_the_package_and_the_python_files_of_the_handlers_alone(tmp_pat
     assert {name for name in names if not name.startswith("ackline/")} == {
         "handlers/__init__.py", "handlers/orders.py", "top.py",
     }  # fmt: skip
-    assert {"ackline/__init__.py", "ackline/spark/tasks.py", "ackline/testing/journal.py"} <= set(names)
+    assert {"ackline/__init__.py", "ackline/worker/tasks.py"} <= set(names)
     assert not any("__pycache__" in name for name in names)
 
 

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from ackline.errors import ConfigError, FatalError
-from ackline.spark.shared_folder import SharedFolder
-from ackline.spark.task_folder import open_task_folder, remove_task_folders
-from ackline.turns import LIVE, TurnId
+from ackline.ledger.turns import LIVE, TurnId
+from ackline.tables.folder import SharedFolder
+from ackline.worker.task_folder import open_task_folder, remove_task_folders
 
 TURN = TurnId("orders", LIVE, 0, 7)
 

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from ackline.errors import ConfigError
-from ackline.outcome import Outcome
-from ackline.spark.output.written_file import WrittenFile
-from ackline.spark.shared_folder import SharedFolder
-from ackline.spark.visible_files import WAIT_SECONDS_ONCE, wait_until_visible
+from ackline.ledger.outcomes import Outcome
+from ackline.spark.probe import WAIT_SECONDS_ONCE, wait_until_visible
+from ackline.tables.folder import SharedFolder
+from ackline.worker.files import WrittenFile
 
 
 def written(path: str, size: int) -> WrittenFile:

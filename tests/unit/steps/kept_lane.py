@@ -13,23 +13,21 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 
-from ackline.audit import kept_rows
-from ackline.audit.data_files import DataFileWriter
-from ackline.audit.output_table import OutputTable
-from ackline.audit.publish_outputs import application_of
-from ackline.audit.storage import Storage
-from ackline.audit.turn_outcomes import TurnOutcomes
-from ackline.offsets import TopicPartition, ValuedRange
-from ackline.outcome import AnswerKind, Outcome
-from ackline.outcome_rows import OutcomeRow
-from ackline.output_columns import STAGED_ANCHORS
-from ackline.outputs import OutputsOfTurn, StagedFile, StagedOutputs, StagedTable, kept_after, without_effect
-from ackline.pending import Pending, PendingKind
-from ackline.spark.shared_folder import SharedFolder
-from ackline.steps.kept_outputs import settled_outputs
-from ackline.steps.outputs import publish_settled
-from ackline.steps.staging import folder_name, staging_root
-from ackline.turns import TurnId, TurnKind
+from ackline.ledger.offsets import TopicPartition, ValuedRange
+from ackline.ledger.outcomes import AnswerKind, Outcome, OutcomeRow
+from ackline.ledger.pending import Pending, PendingKind
+from ackline.ledger.turns import TurnId, TurnKind
+from ackline.outputs.checks import folder_name, staging_root
+from ackline.outputs.keep import settled_outputs
+from ackline.outputs.turn import publish_settled
+from ackline.pipeline.output_columns import STAGED_ANCHORS
+from ackline.pipeline.outputs import OutputsOfTurn, StagedFile, StagedOutputs, StagedTable, kept_after, without_effect
+from ackline.tables import kept_rows
+from ackline.tables.files import DataFileWriter, Storage
+from ackline.tables.folder import SharedFolder
+from ackline.tables.output_table import OutputTable
+from ackline.tables.publish import application_of
+from ackline.tables.turn_outcomes import TurnOutcomes
 from tests.unit.audit.test_publish_outputs import ROWS
 
 TP = TopicPartition("orders", 0)

@@ -3,10 +3,10 @@
 import pytest
 
 from ackline.errors import ConfigError
-from ackline.offsets import TopicPartition
-from ackline.setting_warnings import TopicPolicy
-from ackline.steps.answer import send_answer
-from ackline.token import parse_token
+from ackline.in_flight.answer import send_answer
+from ackline.ledger.offsets import TopicPartition
+from ackline.ledger.tokens import parse_token
+from ackline.pipeline.warnings import TopicPolicy
 from tests.memory_answers import ACKS, NOON, WAITS, AnsweredLane, in_flight
 from tests.memory_backfill import MemoryBackfill
 from tests.memory_lane import DEAD

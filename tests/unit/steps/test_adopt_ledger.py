@@ -8,18 +8,18 @@ from typing import Any
 
 import pytest
 
-from ackline.commit_rule import CommitMetadata
+from ackline.actions.adopt_ledger import adopt_ledger, prepare_adoption
+from ackline.actions.status import status
+from ackline.actions.void import open_turn, void_open_turn
 from ackline.errors import ConfigError, FatalError, GroupBusy, NewerCommit
-from ackline.outcome import Outcome
-from ackline.steps.adopt_ledger import adopt_ledger, prepare_adoption
-from ackline.steps.genesis import check_not_of_another_ledger
-from ackline.steps.observe import observe_kafka
-from ackline.steps.operator_void import open_turn, void_open_turn
+from ackline.lane.genesis import check_not_of_another_ledger
+from ackline.lane.log_checks import observe_kafka
+from ackline.ledger.commit_rule import CommitMetadata
+from ackline.ledger.outcomes import Outcome
+from ackline.ledger.turns import TurnKind
 from ackline.steps.plan import preview
-from ackline.steps.status import status
-from ackline.testing.memory import AFTER, BEFORE
-from ackline.turns import TurnKind
 from tests.memory_lane import AT_MOST_ONCE, FAILS, OK, PAYMENTS, TP, TP1, MemoryLane
+from tests.support.memory import AFTER, BEFORE
 
 LATER = {"initial_delay": "1h", "period": "1h"}
 

@@ -1,10 +1,10 @@
 """Adopting a ledger while records are in flight: which tokens count no more, and what becomes of their records."""
 
 from ackline import InFlight, Record
-from ackline.commit_rule import CommitMetadata
-from ackline.ledger import PendingKind
-from ackline.steps.action_report import adoption_json, adoption_text
-from ackline.steps.adopt_ledger import OutstandingTokens, adopt_ledger, prepare_adoption
+from ackline.actions.adopt_ledger import OutstandingTokens, adopt_ledger, prepare_adoption
+from ackline.actions.report import adoption_json, adoption_text
+from ackline.ledger.commit_rule import CommitMetadata
+from ackline.ledger.fold import PendingKind
 from tests.memory_answers import TP, WAITS, AnsweredLane
 
 

@@ -6,13 +6,13 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from ackline.answers import Answer, parse_answer
-from ackline.ledger import PendingKind
-from ackline.offsets import TopicPartition
-from ackline.outcome import ErrorClass, Outcome
-from ackline.steps import decide_answers
-from ackline.steps.replay_job import job_of
-from ackline.token import parse_token
+from ackline.in_flight import decide
+from ackline.ledger.answers import Answer, parse_answer
+from ackline.ledger.fold import PendingKind
+from ackline.ledger.offsets import TopicPartition
+from ackline.ledger.outcomes import ErrorClass, Outcome
+from ackline.ledger.tokens import parse_token
+from ackline.steps.replay import job_of
 from tests.memory_answers import NOON, OK, TP, WAITS, AnsweredLane, in_flight
 
 
@@ -260,7 +260,7 @@ def test_s69_the_value_of_an_answer_without_a_signed_token_is_not_parsed(monkeyp
         parsed.append(value)
         return parse_answer(value)
 
-    monkeypatch.setattr(decide_answers, "parse_answer", parse)
+    monkeypatch.setattr(decide, "parse_answer", parse)
     token = parse_token(lane.tokens[0, 1])
     assert token is not None
     lane.answer_with("nonsense", b"renew " + b"1" * 100)

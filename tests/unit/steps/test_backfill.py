@@ -2,17 +2,17 @@
 
 import pytest
 
-from ackline.arguments import PartitionChoice
+from ackline.actions.actions import perform_action
+from ackline.actions.targets import ActionRequest, choose_targets
+from ackline.backfill.plan import plan_backfill
 from ackline.errors import ConfigError, FatalError
+from ackline.ledger.turns import TurnKind
+from ackline.pipeline.arguments import PartitionChoice
 from ackline.steps import replay
-from ackline.steps.action_targets import ActionRequest, choose_targets
-from ackline.steps.backfill_plan import plan_backfill
-from ackline.steps.operator_actions import perform_action
-from ackline.testing.memory import BEFORE
-from ackline.testing.memory_parts import no_session
-from ackline.turns import TurnKind
 from tests.memory_backfill import MINUTE, MemoryBackfill, settled_lane
 from tests.memory_lane import AT_LEAST_ONCE, AT_MOST_ONCE, DEAD, FAILS, FAILS_ONCE, OK, TP, TP1
+from tests.support.memory import BEFORE
+from tests.support.memory_parts import no_session
 
 
 def test_s71_the_choice_is_stored_once_and_a_resume_does_not_choose_anew() -> None:

@@ -6,18 +6,18 @@ from typing import Any
 
 import pytest
 
+from ackline.actions.actions import perform_action
+from ackline.actions.dead import diff_lanes
+from ackline.backfill import run
+from ackline.backfill.plan import plan_backfill
+from ackline.backfill.report import backfill_json
 from ackline.errors import FatalError, TransientError
-from ackline.offsets import OffsetRange
-from ackline.steps import backfill
-from ackline.steps.backfill_plan import plan_backfill
-from ackline.steps.backfill_report import backfill_json
-from ackline.steps.diff_lanes import diff_lanes
-from ackline.steps.operator_actions import perform_action
-from ackline.testing.memory import AFTER, BEFORE
-from ackline.testing.memory_parts import no_session
-from ackline.turns import LIVE, Settlement, TurnKind
+from ackline.ledger.offsets import OffsetRange
+from ackline.ledger.turns import LIVE, Settlement, TurnKind
 from tests.memory_backfill import MemoryBackfill, writes_of
 from tests.memory_lane import AT_LEAST_ONCE, AT_MOST_ONCE, DEAD, FAILS_ONCE, NO_GUARANTEE, OK, PAYMENTS, TP, MemoryLane
+from tests.support.memory import AFTER, BEFORE
+from tests.support.memory_parts import no_session
 
 RETRY = {"initial_delay": "1m", "max_retries": 1}
 
@@ -59,7 +59,7 @@ def test_the_account_the_list_the_diff_and_of_take_the_newest_epoch() -> None:
     live.world.handle = lambda record: None
     lane.run()
     store = live.parts().store
-    [listed] = [backfill_json(each) for each in backfill.backfills(store)]
+    [listed] = [backfill_json(each) for each in run.backfills(store)]
     assert (listed["epoch"], listed["settled"], listed["outcomes"]) == (1, True, {"acked": 3})
     diff, _ = diff_lanes(store, LIVE, lane.lane)
     assert [(old.outcome, new.outcome, number) for (old, new), number in diff.changed.items()] == [("dead", "acked", 1)]
@@ -168,7 +168,7 @@ def test_s71_killed_between_every_two_writes_of_a_new_epoch_and_resumed_it_ends_
         try:
             parts = lane.parts("victim", _killer(point, reached))
             lane.begin_epoch(1, parts)
-            backfill.run_backfill(parts, no_session)
+            run.run_backfill(parts, no_session)
         except Killed:
             lane.account()
         _resume(lane)

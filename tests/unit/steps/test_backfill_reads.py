@@ -4,10 +4,9 @@ from datetime import timedelta
 
 import pytest
 
-from ackline.steps import backfill, replay
-from ackline.steps.backfill_plan import plan_backfill
-from ackline.testing.memory import GroupCommit
-from ackline.testing.memory_parts import no_session
+from ackline.backfill import run
+from ackline.backfill.plan import plan_backfill
+from ackline.steps import replay
 from tests.memory_backfill import MINUTE, MemoryBackfill, settled_lane, writes_of
 from tests.memory_lane import (
     AT_LEAST_ONCE,
@@ -20,6 +19,8 @@ from tests.memory_lane import (
     TP,
     MemoryLane,
 )
+from tests.support.memory import GroupCommit
+from tests.support.memory_parts import no_session
 
 
 def test_a_lane_reads_its_ranges_and_nothing_between_them() -> None:
@@ -70,7 +71,7 @@ def test_s70_overlapping_lanes_and_live_turns_do_not_notice_each_other() -> None
                 live.produce(OK)
                 live.run()
                 replay.replay(lane.parts(), no_session)
-                backfill.run_backfill(lane.parts(), no_session, max_records=1)
+                run.run_backfill(lane.parts(), no_session, max_records=1)
         live.world.now += timedelta(minutes=1)
     asked = [set(range(8)), set(range(4, 12)), {2, 7, 8, 9, 10}]
     assert [set(lane.ended()) for lane in lanes] == asked

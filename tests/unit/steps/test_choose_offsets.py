@@ -4,11 +4,11 @@ from datetime import timedelta
 
 import pytest
 
+from ackline.backfill.choose import BEYOND_END, BY_RETENTION, IN_OLDER_TOPIC, GoneRange
 from ackline.errors import ConfigError
-from ackline.offsets import OffsetRange
-from ackline.outcome import Outcome
-from ackline.steps.choose_offsets import BEYOND_END, BY_RETENTION, IN_OLDER_TOPIC, GoneRange
-from ackline.turns import TurnKind
+from ackline.ledger.offsets import OffsetRange
+from ackline.ledger.outcomes import Outcome
+from ackline.ledger.turns import TurnKind
 from tests.memory_backfill import MemoryBackfill, settled_lane
 from tests.memory_lane import DEAD, FAILS, OK, PAYMENTS, TP, TP1, MemoryLane
 from tests.unit import filters

@@ -6,13 +6,13 @@ from typing import Any
 import pytest
 
 from ackline.errors import ConfigError, FatalError, GroupBusy, GroupMoved
-from ackline.offsets import ValuedRange
-from ackline.outcome import Outcome
-from ackline.steps import claim
-from ackline.testing.memory import BEFORE
-from ackline.turns import TurnKind
+from ackline.lane import claim
+from ackline.ledger.offsets import ValuedRange
+from ackline.ledger.outcomes import Outcome
+from ackline.ledger.turns import TurnKind
 from tests.chaos.actor import Actor
 from tests.memory_lane import AT_MOST_ONCE, GROUP, OK, TP, TP1, MemoryLane
+from tests.support.memory import BEFORE
 
 
 def once(*values: bytes, partitions: int = 1, **settings: Any) -> MemoryLane:

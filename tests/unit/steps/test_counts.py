@@ -2,14 +2,14 @@
 
 import pytest
 
-from ackline.airflow.gauges import add_counters
+from ackline.actions.status import status
+from ackline.airflow.results import add_counters
 from ackline.errors import AcklineError
-from ackline.outcome import Outcome
-from ackline.steps.status import status
-from ackline.testing.memory import BEFORE
-from ackline.turns import Settlement, TurnKind
+from ackline.ledger.outcomes import Outcome
+from ackline.ledger.turns import Settlement, TurnKind
 from ackline.ui.readings import TurnReading
 from tests.memory_lane import AT_MOST_ONCE, FAILS, OK, TP, MemoryLane
+from tests.support.memory import BEFORE
 
 
 def counters(settlement: Settlement) -> dict[str, float]:

@@ -2,10 +2,10 @@
 
 import pytest
 
+from ackline.actions.void import open_turn, void_open_turn
 from ackline.errors import ConfigError
-from ackline.ledger import PendingKind
-from ackline.steps.operator_void import open_turn, void_open_turn
-from ackline.turns import TurnKind
+from ackline.ledger.fold import PendingKind
+from ackline.ledger.turns import TurnKind
 from tests.memory_answers import OK, TP, WAITS, AnsweredLane
 from tests.memory_backfill import MemoryBackfill
 

@@ -1,6 +1,6 @@
 """The settings in force: all of them, and no secret among them."""
 
-from ackline.steps.effective_settings import effective_settings
+from ackline.lane.settings import effective_settings
 from tests.memory_lane import MemoryLane
 
 

@@ -3,9 +3,9 @@
 from collections.abc import Callable
 
 from ackline.listener import Listener, ListenerThread
-from ackline.testing.memory import BEFORE, GroupCommit, TableCommit
-from ackline.testing.memory_parts import MemoryParts
 from tests.memory_lane import DEAD, FAILS_ONCE, OK, MemoryLane
+from tests.support.memory import BEFORE, GroupCommit, TableCommit
+from tests.support.memory_parts import MemoryParts
 
 EVENTS = ["planned", "handled", "acked", "retry", "dead", "expired", "partitions_changed", "committed"]
 

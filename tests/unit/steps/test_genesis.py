@@ -4,12 +4,12 @@ from typing import Any
 
 import pytest
 
-from ackline.commit_rule import CommitMetadata
 from ackline.errors import ConfigError, FatalError, TopicChanged
+from ackline.ledger.commit_rule import CommitMetadata
+from ackline.ledger.turns import TurnKind
 from ackline.steps.plan import preview
-from ackline.testing.memory import MemoryLog
-from ackline.turns import TurnKind
 from tests.memory_lane import NOON, OK, PAYMENTS, TP, TP1, MemoryLane
+from tests.support.memory import MemoryLog
 
 OURS = CommitMetadata("a lost ledger", "lane", 0, 9).encode()
 OF_ANOTHER_PIPELINE = CommitMetadata("a ledger", "another pipeline", 0, 9).encode()

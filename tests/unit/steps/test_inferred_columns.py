@@ -7,16 +7,16 @@ from typing import Any
 import pytest
 
 from ackline.errors import LedgerError
-from ackline.offsets import TopicPartition
-from ackline.outputs import OutputBlock, OutputsOfTurn, StagedFile, StagedTable
-from ackline.spark.settings import OutputTargets
-from ackline.spark.trees.answers import EmittedRow
-from ackline.spark.trees.edge_columns import EdgeColumns
-from ackline.spark.trees.output_rows import OutputRow, OutputRows
-from ackline.steps.output_checks import check_outputs_of, output_targets
-from ackline.steps.outputs import find_outputs, read_manifest, remove_staged, store_manifest
-from ackline.topology import topology
-from ackline.turns import TurnId, TurnKind
+from ackline.ledger.offsets import TopicPartition
+from ackline.ledger.turns import TurnId, TurnKind
+from ackline.outputs.checks import check_outputs_of, output_targets
+from ackline.outputs.turn import find_outputs, read_manifest, remove_staged, store_manifest
+from ackline.pipeline.outputs import OutputBlock, OutputsOfTurn, StagedFile, StagedTable
+from ackline.pipeline.topology import topology
+from ackline.worker.settings import OutputTargets
+from ackline.worker.trees.answers import EmittedRow
+from ackline.worker.trees.output_rows import OutputRow, OutputRows
+from ackline.worker.trees.rows import EdgeColumns
 
 TURN = TurnId("shop", "live", 0, 2)
 TP = TopicPartition("orders", 0)
@@ -118,7 +118,7 @@ def test_a_preview_writes_nothing_to_find_out_whether_it_may_write(
     parts = parts_of(tmp_path)
     plan: Any = SimpleNamespace(turn=TURN, kind=TurnKind.RUN, empty=False)
     probed: list[str] = []
-    monkeypatch.setattr("ackline.steps.output_checks.check_place", probed.append)
+    monkeypatch.setattr("ackline.outputs.checks.check_place", probed.append)
     check_outputs_of(parts, plan, probe=False)
     assert probed == []
     check_outputs_of(parts, plan)

@@ -13,14 +13,13 @@ from deltalake import DeltaTable
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ackline.audit import kept_rows
 from ackline.errors import ConfigError, LedgerError
-from ackline.offsets import OffsetRange, ValuedRange
-from ackline.outcome import AnswerKind, Outcome
-from ackline.outcome_rows import OutcomeRow
-from ackline.outputs import OutputsOfTurn, kept_after
-from ackline.steps.outputs import publish_settled, store_plan
-from ackline.turns import TurnKind
+from ackline.ledger.offsets import OffsetRange, ValuedRange
+from ackline.ledger.outcomes import AnswerKind, Outcome, OutcomeRow
+from ackline.ledger.turns import TurnKind
+from ackline.outputs.turn import publish_settled, store_plan
+from ackline.pipeline.outputs import OutputsOfTurn, kept_after
+from ackline.tables import kept_rows
 from tests.unit.steps.kept_lane import (
     NOW,
     TABLE,

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from ackline.errors import ConfigError, TopicChanged
-from ackline.outcome import Outcome
-from ackline.steps import claim
-from ackline.turns import TurnKind
+from ackline.lane import claim
+from ackline.ledger.outcomes import Outcome
+from ackline.ledger.turns import TurnKind
 from tests.memory_lane import AT_MOST_ONCE, FAILS, FAILS_ONCE, OK, TP, TP1, MemoryLane
 
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from ackline.answers import AckPosition
-from ackline.ledger import PendingKind
-from ackline.offsets import TopicPartition
+from ackline.ledger.answers import AckPosition
+from ackline.ledger.fold import PendingKind
+from ackline.ledger.offsets import TopicPartition
 from tests.memory_answers import ACKS, WAITS, AnsweredLane
 
 ACKS1 = TopicPartition("acks", 1)

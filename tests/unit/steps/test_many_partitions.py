@@ -5,9 +5,9 @@ from io import StringIO
 
 from rich.console import Console
 
-from ackline.airflow.summary import planned_summary, settled_summary
+from ackline.airflow.results import planned_summary, settled_summary
 from ackline.cli.tables import print_turn
-from ackline.offsets import TopicPartition
+from ackline.ledger.offsets import TopicPartition
 from ackline.steps.plan import Planned
 from tests.memory_lane import FAILS, OK, MemoryLane
 

@@ -7,10 +7,10 @@ from datetime import timedelta
 import numpy as np
 import pyarrow as pa
 
-from ackline.audit.rows import decision_rows
-from ackline.pending import PendingKind, PendingRuns, PendingState, microseconds
-from ackline.steps.ack_topic import range_to_read
-from ackline.steps.decide_answers import decide_answers
+from ackline.in_flight.ack_topic import range_to_read
+from ackline.in_flight.decide import decide_answers
+from ackline.ledger.pending import PendingKind, PendingRuns, PendingState, microseconds
+from ackline.tables.rows import decision_rows
 from tests.memory_answers import NOON, TP, AnsweredLane
 
 RECORDS = 40_000

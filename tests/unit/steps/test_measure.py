@@ -6,16 +6,16 @@ from typing import Any
 import pytest
 
 from ackline.errors import AcklineError, ConfigError, TooManyFailures
-from ackline.metrics import TOTALS, TurnReport
-from ackline.outcome import Outcome
+from ackline.lane.settings import outcome_rows_are_off
+from ackline.ledger.metrics import TOTALS, TurnReport
+from ackline.ledger.outcomes import Outcome
+from ackline.ledger.turns import TurnKind
 from ackline.steps import run
-from ackline.steps.effective_settings import outcome_rows_are_off
-from ackline.testing.memory_kafka import MemoryCluster
-from ackline.testing.memory_parts import no_session
-from ackline.testing.memory_store import MemoryStore
-from ackline.testing.memory_table import MemoryTable
-from ackline.turns import TurnKind
 from tests.memory_lane import AT_LEAST_ONCE, AT_MOST_ONCE, FAILS, FAILS_ONCE, NO_GUARANTEE, OK, TP, MemoryLane
+from tests.support.memory_kafka import MemoryCluster
+from tests.support.memory_parts import no_session
+from tests.support.memory_store import MemoryStore
+from tests.support.memory_table import MemoryTable
 
 ZERO = dict.fromkeys(TOTALS, 0)
 

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from ackline.errors import RetentionPassed
-from ackline.ledger import PartitionState
-from ackline.outcome import Outcome
+from ackline.ledger.fold import PartitionState
+from ackline.ledger.outcomes import Outcome
+from ackline.ledger.turns import TurnKind
 from ackline.steps import plan, run
-from ackline.testing.memory import READ, Hook
-from ackline.testing.memory_parts import MemoryParts, no_session
-from ackline.turns import TurnKind
 from tests.memory_lane import AT_MOST_ONCE, DEAD, FAILS, NOON, OK, TP, MemoryLane
+from tests.support.memory import READ, Hook
+from tests.support.memory_parts import MemoryParts, no_session
 
 GENESIS, RUN, VOID = TurnKind.GENESIS, TurnKind.RUN, TurnKind.VOID
 RETRY_AT_ONCE = {"initial_delay": "0s"}

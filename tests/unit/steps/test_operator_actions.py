@@ -7,20 +7,20 @@ from typing import Any
 
 import pytest
 
-from ackline.arguments import PartitionChoice
-from ackline.commit_rule import CommitMetadata
+from ackline.actions.actions import perform_action, prepare_action
+from ackline.actions.report import changes_of
+from ackline.actions.targets import ActionRequest, check_request, choose_targets
 from ackline.errors import ConfigError, FatalError, GroupBusy, GroupMoved, NewerCommit
-from ackline.offsets import OffsetRange
-from ackline.outcome import Outcome
-from ackline.steps.action_changes import changes_of
-from ackline.steps.action_targets import ActionRequest, check_request, choose_targets
-from ackline.steps.operator_actions import perform_action, prepare_action
-from ackline.testing.memory import AFTER, BEFORE
-from ackline.turns import TurnKind
-from ackline.verify.judge import judge
+from ackline.ledger.commit_rule import CommitMetadata
+from ackline.ledger.offsets import OffsetRange
+from ackline.ledger.outcomes import Outcome
+from ackline.ledger.turns import TurnKind
+from ackline.pipeline.arguments import PartitionChoice
+from ackline.verify.check import judge
 from tests.chaos.config import Config
 from tests.chaos.evidence import evidence_of
 from tests.memory_lane import DEAD, FAILS, FAILS_ONCE, GROUP, NOON, OK, PAYMENTS, TP, TP1, MemoryLane
+from tests.support.memory import AFTER, BEFORE
 
 LATER = {"initial_delay": "1h", "period": "1h"}
 

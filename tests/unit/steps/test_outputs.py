@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from ackline.audit.output_table import OutputTable
 from ackline.errors import ConfigError, FatalError
-from ackline.outputs import OutputBlock
-from ackline.steps.output_checks import check_outputs
-from ackline.steps.outputs import store_plan
-from ackline.topology import topology
-from ackline.turns import TurnId, TurnKind
+from ackline.ledger.turns import TurnId, TurnKind
+from ackline.outputs.checks import check_outputs
+from ackline.outputs.turn import store_plan
+from ackline.pipeline.outputs import OutputBlock
+from ackline.pipeline.topology import topology
+from ackline.tables.output_table import OutputTable
 from tests.unit.steps.kept_lane import plan_of
 
 TURN = TurnId("shop", "live", 0, 1)

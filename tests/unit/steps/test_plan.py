@@ -2,14 +2,14 @@
 
 import pytest
 
-from ackline.cli.json_output import run_json
+from ackline.cli.formats import run_json
 from ackline.errors import LedgerError
-from ackline.planning import NO_LEADER
+from ackline.lane.new_plan import MAX_LOST_RACES
+from ackline.ledger.planning import NO_LEADER
+from ackline.ledger.turns import Plan, TurnKind
 from ackline.steps import plan
-from ackline.steps.races import MAX_LOST_RACES
-from ackline.testing.memory_store import MemoryStore
-from ackline.turns import Plan, TurnKind
 from tests.memory_lane import OK, TP, TP1, MemoryLane
+from tests.support.memory_store import MemoryStore
 
 
 def test_a_partition_without_leader_at_the_first_run_is_named_and_joins_once_it_has_one(

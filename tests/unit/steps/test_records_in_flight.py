@@ -5,15 +5,15 @@ from datetime import timedelta
 import pytest
 
 from ackline import InFlight, Record
-from ackline.answers import SKIPPED_IN_TREE
 from ackline.errors import RetentionPassed, TooFarBehind
-from ackline.offsets import OffsetRange
-from ackline.outcome import Outcome
-from ackline.planning import IN_FLIGHT, IN_FLIGHT_FULL
-from ackline.testing.memory import InFlightSkipped
-from ackline.turns import TurnKind
+from ackline.ledger.answers import SKIPPED_IN_TREE
+from ackline.ledger.offsets import OffsetRange
+from ackline.ledger.outcomes import Outcome
+from ackline.ledger.planning import IN_FLIGHT, IN_FLIGHT_FULL
+from ackline.ledger.turns import TurnKind
 from tests.memory_answers import NOON, OK, TP, WAITS, AnsweredLane, in_flight
 from tests.memory_backfill import MemoryBackfill
+from tests.support.memory import InFlightSkipped
 
 
 def test_a_record_in_flight_holds_the_floor_until_it_is_acked() -> None:

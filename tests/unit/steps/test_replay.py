@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from ackline.errors import AcklineError, ConfigError, FatalError, TopicChanged, TransientError
-from ackline.outcome import Outcome
-from ackline.steps.replay_job import job_of
-from ackline.testing.memory_parts import MemoryParts
-from ackline.turns import TurnKind
+from ackline.ledger.outcomes import Outcome
+from ackline.ledger.turns import TurnKind
+from ackline.steps.replay import job_of
 from tests.memory_lane import AT_LEAST_ONCE, AT_MOST_ONCE, FAILS, NO_GUARANTEE, OK, MemoryLane
+from tests.support.memory_parts import MemoryParts
 
 Isolation = tuple[bool, str, float | None]
 PLAIN: Isolation = (False, "", None)
@@ -100,7 +100,7 @@ def test_a_record_that_killed_or_hung_its_process_is_tried_again_in_isolation(
 ) -> None:
     starts = Starts(retry={"initial_delay": "0s"})
     starts.lane.produce(FAILS)
-    monkeypatch.setattr("ackline.testing.memory_parts.error_class_of", lambda _: error)
+    monkeypatch.setattr("tests.support.memory_parts.error_class_of", lambda _: error)
     starts.run()
     starts.run()
     reason = "it tries a record again that has killed or hung its process"

@@ -3,11 +3,11 @@
 import pytest
 
 from ackline.errors import RangeGone
+from ackline.ledger.turns import TurnKind
 from ackline.steps import run
-from ackline.testing.memory import AFTER, BEFORE
-from ackline.testing.memory_parts import no_session
-from ackline.turns import TurnKind
 from tests.memory_lane import FAILS, OK, TP, MemoryLane
+from tests.support.memory import AFTER, BEFORE
+from tests.support.memory_parts import no_session
 
 
 def test_the_replay_step_goes_on_over_gaps_to_the_turn_that_settle_is_to_find() -> None:

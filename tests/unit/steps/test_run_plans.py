@@ -4,15 +4,15 @@ from datetime import timedelta
 
 import pytest
 
-from ackline.cli.json_output import plan_json
+from ackline.cli.formats import plan_json
 from ackline.errors import TooFarBehind
-from ackline.offsets import TopicPartition
-from ackline.outcome import Outcome
-from ackline.planning import CAUGHT_UP, NO_LEADER, PARKED, PAUSED
+from ackline.ledger.offsets import TopicPartition
+from ackline.ledger.outcomes import Outcome
+from ackline.ledger.planning import CAUGHT_UP, NO_LEADER, PARKED, PAUSED
+from ackline.ledger.turns import TurnKind
 from ackline.steps import plan
-from ackline.testing.memory import MemoryLog
-from ackline.turns import TurnKind
 from tests.memory_lane import DEAD, FAILS, FAILS_ONCE, NOON, OK, PAYMENTS, TP, TP1, MemoryLane
+from tests.support.memory import MemoryLog
 
 TP2 = TopicPartition("orders", 2)
 SKIP = {"offsets": 5, "policy": "skip"}

@@ -3,14 +3,14 @@
 import pytest
 
 from ackline.errors import ConfigError
-from ackline.offsets import TopicPartition
-from ackline.outcome import Outcome
-from ackline.planning import NOT_REQUESTED, ONLY_RETRIES
-from ackline.run_request import SETTING, RunRequest
+from ackline.ledger.offsets import TopicPartition
+from ackline.ledger.outcomes import Outcome
+from ackline.ledger.planning import NOT_REQUESTED, ONLY_RETRIES
+from ackline.pipeline.arguments import SETTING, RunRequest
 from ackline.steps import plan
 from ackline.steps.run import replay_until_records
-from ackline.testing.memory_parts import no_session
 from tests.memory_lane import FAILS_ONCE, OK, TP, TP1, MemoryLane
+from tests.support.memory_parts import no_session
 
 NOW = {"initial_delay": "0s"}
 

@@ -4,11 +4,11 @@ from datetime import timedelta
 
 import pytest
 
-from ackline.ledger import PendingKind
-from ackline.outcome import Outcome
-from ackline.testing.memory import ArrivedLetter, GroupCommit, HandlerCall, TableCommit
-from ackline.turns import TurnKind
+from ackline.ledger.fold import PendingKind
+from ackline.ledger.outcomes import Outcome
+from ackline.ledger.turns import TurnKind
 from tests.memory_lane import DEAD, FAILS, OK, TP, TP1, MemoryLane
+from tests.support.memory import ArrivedLetter, GroupCommit, HandlerCall, TableCommit
 
 
 @pytest.mark.parametrize("fault", ["lost", "unanswered", "refused"])
@@ -49,7 +49,7 @@ def test_a_letter_that_is_sent_again_by_a_later_turn_has_the_time_of_its_failure
 
 
 def test_letters_are_read_in_portions_and_each_is_sent_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ackline.steps.send_dead_letters._PORTION", 2)
+    monkeypatch.setattr("ackline.dead_letters.send._PORTION", 2)
     lane = MemoryLane(*[DEAD] * 3, partitions=2)
     lane.produce(*[DEAD] * 2, tp=TP1)
     lane.run()

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from ackline.errors import ConfigError
-from ackline.turns import TurnKind
+from ackline.ledger.turns import TurnKind
 from tests.memory_lane import AT_MOST_ONCE, FAILS, NO_GUARANTEE, OK, MemoryLane
 
 

@@ -7,14 +7,14 @@ import pytest
 
 from ackline.errors import GroupMoved, TooManyFailures
 from ackline.handler import Record
-from ackline.metrics import TOTALS
-from ackline.offsets import OffsetRange
-from ackline.outcome import Outcome
+from ackline.ledger.metrics import TOTALS
+from ackline.ledger.offsets import OffsetRange
+from ackline.ledger.outcomes import Outcome
+from ackline.ledger.turns import TurnKind
 from ackline.steps import settle
-from ackline.testing.memory import handle_by_orders
-from ackline.testing.memory_store import MemoryStore
-from ackline.turns import TurnKind
 from tests.memory_lane import AT_LEAST_ONCE, AT_MOST_ONCE, FAILS, NO_GUARANTEE, OK, TP, TP1, MemoryLane
+from tests.support.memory import handle_by_orders
+from tests.support.memory_store import MemoryStore
 
 LATER = {"initial_delay": "1h", "period": "1h"}
 
@@ -117,7 +117,7 @@ def test_s46_records_of_tuples_that_a_join_holds_do_not_count_under_any_guarante
     monkeypatch: pytest.MonkeyPatch, guarantee: str, record_outcomes: bool
 ) -> None:
     # A world has no acker. So its handler raises an error of the name, which no handler can store otherwise.
-    monkeypatch.setattr("ackline.testing.memory_parts.error_class_of", lambda error: type(error).__name__)
+    monkeypatch.setattr("tests.support.memory_parts.error_class_of", lambda error: type(error).__name__)
     settings: dict[str, Any] = {"dead_letter": "none"} if guarantee != AT_LEAST_ONCE else {}
     if guarantee != AT_LEAST_ONCE:
         settings["record_outcomes"] = record_outcomes

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
+from ackline.actions.status import PartitionStatus, status, status_and_missing, status_by_topic
 from ackline.errors import AcklineError
-from ackline.offsets import LogBounds, TopicPartition
-from ackline.steps.status import PartitionStatus, status, status_and_missing, status_by_topic
-from ackline.testing.memory_kafka import MemoryCluster
-from ackline.turns import TurnKind
+from ackline.ledger.offsets import LogBounds, TopicPartition
+from ackline.ledger.turns import TurnKind
 from tests.memory_lane import AT_MOST_ONCE, FAILS, NOON, OK, TP, TP1, MemoryLane
+from tests.support.memory_kafka import MemoryCluster
 
 
 @pytest.fixture

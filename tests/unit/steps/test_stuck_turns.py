@@ -37,7 +37,7 @@ def outcome_files_are_lost(lane: MemoryLane) -> None:
 
     lane.replay()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("ackline.testing.memory_store.MemoryStore.outcomes_of", fails)
+        patch.setattr("tests.support.memory_store.MemoryStore.outcomes_of", fails)
         lane.settle()
 
 

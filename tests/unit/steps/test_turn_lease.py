@@ -10,15 +10,14 @@ from typing import Any
 
 import pytest
 
-from ackline.audit.lease_file import NAME, LeaseFile
 from ackline.errors import TransientError
-from ackline.lease import MISSED_RENEWALS, RENEWAL_SECONDS, Lease
-from ackline.process_identity import ProcessIdentity
+from ackline.lane.lease import POLL_SECONDS, TurnLease, WhenHeld
+from ackline.ledger.turns import TurnId
 from ackline.steps import replay
-from ackline.steps.turn_lease import POLL_SECONDS, TurnLease, WhenHeld
-from ackline.testing.memory_parts import no_session
-from ackline.turns import TurnId
+from ackline.tables.lease import MISSED_RENEWALS, RENEWAL_SECONDS, Lease, ProcessIdentity
+from ackline.tables.lease_file import NAME, LeaseFile
 from tests.memory_lane import NOON, OK, MemoryLane
+from tests.support.memory_parts import no_session
 
 TURN = TurnId("orders", "live", 0, 7)
 GIVEN_UP = MISSED_RENEWALS * RENEWAL_SECONDS

@@ -2,17 +2,17 @@
 
 import pytest
 
+from ackline.actions import void as operator_void
+from ackline.actions.void import Consequence
 from ackline.errors import ConfigError, FatalError, TurnVoided
-from ackline.outcome import Outcome
-from ackline.steps import operator_void
-from ackline.steps.operator_void import Consequence
+from ackline.ledger.outcomes import Outcome
+from ackline.ledger.turns import TurnKind
 from ackline.steps.run import replay_until_records
-from ackline.testing.memory import AFTER, BEFORE
-from ackline.testing.memory_parts import no_session
-from ackline.turns import TurnKind
 from tests.chaos.actor import Killed
 from tests.memory_lane import AT_LEAST_ONCE, AT_MOST_ONCE, NO_GUARANTEE, OK, TP, TP1, MemoryLane
 from tests.memory_void import GUARANTEES, lose_a_file, stopped, void, void_by
+from tests.support.memory import AFTER, BEFORE
+from tests.support.memory_parts import no_session
 
 
 @pytest.mark.parametrize("guarantee", GUARANTEES)

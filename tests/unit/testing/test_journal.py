@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from ackline.handler import Dead, Record, Skip
-from ackline.testing import journal
-from ackline.verify.read_journal import read_calls
+from ackline.verify.read_kafka import read_calls
+from tests.support import journal
 
 
 @pytest.fixture

@@ -7,12 +7,11 @@ from airflow.sdk.definitions.param import ParamsDict
 
 from ackline.airflow.backfill_form import BackfillForm, backfill_params
 from ackline.airflow.operate import check_params, operate_params
-from ackline.backfill_arguments import OPTIONS, BackfillArguments
-from ackline.offsets import TopicPartition
-from ackline.pipeline import Pipeline
-from ackline.turns import LIVE
-from ackline.ui.acts import ActMaker
-from ackline.ui.addresses import Addresses
+from ackline.ledger.offsets import TopicPartition
+from ackline.ledger.turns import LIVE
+from ackline.pipeline.arguments import OPTIONS, BackfillArguments
+from ackline.pipeline.pipeline import Pipeline
+from ackline.ui.links import ActMaker, Addresses
 
 TP = TopicPartition("orders", 3)
 ADDRESSES = Addresses("/base/ackline/", "/base")

@@ -6,10 +6,10 @@ from datetime import UTC, datetime, timedelta
 
 import numpy as np
 
-from ackline.ledger import PartitionState
-from ackline.offsets import TopicPartition, ValuedRange
-from ackline.pending import Pending, PendingKind, PendingRuns
-from ackline.turns import SettledPartition
+from ackline.ledger.fold import PartitionState
+from ackline.ledger.offsets import TopicPartition, ValuedRange
+from ackline.ledger.pending import Pending, PendingKind, PendingRuns
+from ackline.ledger.turns import SettledPartition
 from ackline.ui import charts
 from ackline.ui.health import PartitionReading
 

@@ -5,12 +5,12 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from ackline.lease import Holder, Lease
-from ackline.ledger import PartitionState
-from ackline.offsets import TopicPartition, ValuedRange
-from ackline.pending import Pending, PendingKind
-from ackline.planning import NO_LEADER, PAUSED
-from ackline.turns import LIVE, SettledPartition
+from ackline.ledger.fold import PartitionState
+from ackline.ledger.offsets import TopicPartition, ValuedRange
+from ackline.ledger.pending import Pending, PendingKind
+from ackline.ledger.planning import NO_LEADER, PAUSED
+from ackline.ledger.turns import LIVE, SettledPartition
+from ackline.tables.lease import Holder, Lease
 from ackline.ui.health import Health, PartitionReading, worst, worst_first
 from ackline.ui.readings import LaneReading
 from tests.memory_lane import OK, MemoryLane

@@ -5,16 +5,14 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from ackline.lease import Holder, Lease
-from ackline.offset_explanation import Event, OffsetExplanation
-from ackline.offsets import TopicPartition
-from ackline.outcome import Outcome
-from ackline.turns import LIVE
+from ackline.ledger.explain_offset import Event, OffsetExplanation
+from ackline.ledger.offsets import TopicPartition
+from ackline.ledger.outcomes import Outcome
+from ackline.ledger.turns import LIVE
+from ackline.tables.lease import Holder, Lease
 from ackline.ui import pages
-from ackline.ui.acts import ActMaker
-from ackline.ui.addresses import Addresses
-from ackline.ui.failing import FailingRecord
-from ackline.ui.readings import LaneReading
+from ackline.ui.links import ActMaker, Addresses
+from ackline.ui.readings import FailingRecord, LaneReading
 from tests.memory_lane import OK, MemoryLane
 
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)

@@ -10,9 +10,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from ackline.verify.check import Report, judge
 from ackline.verify.evidence import DeadLetter, Evidence, Log, OutputTable, TopicPartition
-from ackline.verify.judge import judge
-from ackline.verify.report import Report
 
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
 UTC_TIME = pa.timestamp("us", tz="UTC")

@@ -1,7 +1,6 @@
 """The sentences of the report."""
 
-from ackline.verify.evidence import TopicPartition
-from ackline.verify.findings import Findings
+from ackline.verify.evidence import Findings, TopicPartition
 from tests.unit.verify.fabricated import History
 
 

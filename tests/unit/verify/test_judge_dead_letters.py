@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
+from ackline.verify.check import judge
 from ackline.verify.evidence import DeadLetter
-from ackline.verify.judge import judge
 from tests.unit.verify.fabricated import Change, History, assert_found, outcome, violation
 
 

@@ -11,9 +11,9 @@ import pytest
 from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 
 from ackline.verify.__main__ import format_report
+from ackline.verify.check import judge
 from ackline.verify.evidence import OutputTable, Unreadable
-from ackline.verify.judge import judge
-from ackline.verify.read_outputs import SCHEMA, OutputTables, named_in_plans
+from ackline.verify.read_tables import SCHEMA, OutputTables, named_in_plans
 from tests.unit.verify.fabricated import AT_MOST_ONCE, History, Row, plan
 
 TABLE = "order_totals"

@@ -7,10 +7,9 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
+from ackline.verify.check import Report, judge
 from ackline.verify.evidence import Unreadable
-from ackline.verify.judge import judge
 from ackline.verify.read_tables import read_table
-from ackline.verify.report import Report
 from tests.unit.verify.fabricated import SCHEMAS, History
 
 

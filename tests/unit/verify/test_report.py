@@ -5,9 +5,8 @@ import json
 import pytest
 
 from ackline.verify import __main__ as command
-from ackline.verify.check import Sources
+from ackline.verify.check import Report, Sources
 from ackline.verify.evidence import Unreadable
-from ackline.verify.report import Report
 from tests.unit.verify.fabricated import History
 
 ARGUMENTS = ["--bootstrap=localhost:1", "--audit=/audit", "--pipeline=orders", "--group=g", "--topic=orders",

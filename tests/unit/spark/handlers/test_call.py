@@ -14,10 +14,10 @@ import pytest
 
 from ackline import Dead, Record, Skip, arrow_handler
 from ackline.handler import Handler, tier_of
-from ackline.outcome import MESSAGE_LIMIT, Outcome
-from ackline.spark.handlers.call import call_handler
-from ackline.spark.handlers.outcomes import Outcomes
-from ackline.spark.records import RECORD_COLUMNS, Records
+from ackline.ledger.outcomes import MESSAGE_LIMIT, Outcome
+from ackline.worker.call import call_handler
+from ackline.worker.outcomes import Outcomes
+from ackline.worker.records import RECORD_COLUMNS, Records
 from tests.unit.spark.batches import ACKED, NOW, RowResult, records_of, results
 
 Reply = Callable[[pa.RecordBatch], Any]

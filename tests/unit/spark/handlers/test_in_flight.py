@@ -11,17 +11,17 @@ import pytest
 from ackline import InFlight, Record, arrow_handler
 from ackline.errors import ConfigError
 from ackline.handler import Tier, sign_tokens_with
-from ackline.offsets import TopicPartition
-from ackline.outcome import ErrorClass, Outcome
-from ackline.spark.handlers import load
-from ackline.spark.handlers.in_flight import use_in_flight_settings
-from ackline.spark.handlers.load import load_call
-from ackline.spark.handlers.outcomes import Outcomes
-from ackline.spark.settings import ReplaySettings
-from ackline.stream_functions import check_functions
-from ackline.token import TokenSigner, parse_token
-from ackline.translation import Stream, Translation
-from ackline.turns import TurnId
+from ackline.ledger.offsets import TopicPartition
+from ackline.ledger.outcomes import ErrorClass, Outcome
+from ackline.ledger.tokens import TokenSigner, parse_token
+from ackline.ledger.turns import TurnId
+from ackline.pipeline.functions import check_functions
+from ackline.pipeline.streams import Stream, Translation
+from ackline.worker import streams
+from ackline.worker.call import use_in_flight_settings
+from ackline.worker.outcomes import Outcomes
+from ackline.worker.settings import ReplaySettings
+from ackline.worker.streams import load_call
 from tests.unit.spark.batches import records_of
 
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
@@ -44,7 +44,7 @@ def called(code: ModuleType, handler: Any, tokens: bool = True, **settings: Any)
     path = f"{code.__name__}:handle"
     ids = {TopicPartition("orders", 3): "id"}
     signer = TokenSigner(b"k" * 16, "ledger", TurnId("shop", "live", 0, 1), ids) if tokens else None
-    load._load_once.cache_clear()
+    streams._load_once.cache_clear()
     replay = ReplaySettings(
         path, False, Outcome.FAILED, NOON, tokens=signer, **{"in_flight_timeout": timedelta(seconds=30), **settings}
     )

@@ -13,16 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ackline import Dead, Record, Skip, arrow_handler
-from ackline.decode import Undecodable
 from ackline.errors import TransientError
 from ackline.handler import Tier
-from ackline.spark.handlers import streams as streams_module
-from ackline.spark.handlers.call import call_handler
-from ackline.spark.handlers.load import load_handler_or_streams
-from ackline.spark.handlers.outcomes import Outcomes
-from ackline.spark.handlers.streams import Streams
-from ackline.spark.records import Records
-from ackline.translation import Stream, Translation
+from ackline.pipeline.streams import Stream, Translation, Undecodable
+from ackline.worker import streams as streams_module
+from ackline.worker.call import call_handler
+from ackline.worker.outcomes import Outcomes
+from ackline.worker.records import Records
+from ackline.worker.streams import Streams, load_handler_or_streams
 from tests.unit.spark.batches import ACKED, NOW, RowResult, records_of, results
 from tests.unit.strategies import REPEATABLE
 
@@ -105,7 +103,7 @@ def test_s44_what_is_null_is_not_decoded(code: Any) -> None:
     [
         *((error("x"), ("failed", error.__name__)) for error in (ValueError, SystemExit, KeyboardInterrupt)),
         (TransientError("a handler's own"), ("failed", "TransientError")),
-        (Undecodable("a handler's own"), ("failed", "ackline.decode.Undecodable")),
+        (Undecodable("a handler's own"), ("failed", "ackline.pipeline.streams.Undecodable")),
         (Skip("so"), ("skipped", "Skip")),
         (Dead("so"), DEAD),
     ],

@@ -12,7 +12,7 @@ import pytest
 
 from ackline.handler import Tier
 from ackline.local.processes import wait_until
-from ackline.spark.isolation.isolated import IsolatedHandler
+from ackline.worker.isolation.isolated import IsolatedHandler
 from tests.unit.spark.batches import NOW
 from tests.unit.spark.isolation.killers import FOLDER
 from tests.unit.spark.isolation.lab import pids, settings_of

@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ackline.outcome import Outcome
-from ackline.spark.handlers.outcomes import Outcomes
-from ackline.spark.isolation.isolated import IsolatedHandler
-from ackline.spark.records import Records
-from ackline.spark.settings import ReplaySettings
+from ackline.ledger.outcomes import Outcome
+from ackline.worker.isolation.isolated import IsolatedHandler
+from ackline.worker.outcomes import Outcomes
+from ackline.worker.records import Records
+from ackline.worker.settings import ReplaySettings
 from tests.unit.spark.batches import records_of, results
 
 KILLERS = "tests.unit.spark.isolation.killers"

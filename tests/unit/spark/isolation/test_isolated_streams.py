@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from ackline.translation import Stream, Translation
+from ackline.pipeline.streams import Stream, Translation
 from tests.schema_registry import stub_registry
 from tests.unit.spark.isolation.conftest import MakeIsolated
 from tests.unit.spark.isolation.lab import KILLERS, batch_of, call, calls, classes

@@ -11,7 +11,7 @@ from random import Random
 from typing import Any
 
 from ackline.handler import Dead, Record, Skip
-from ackline.topology import Topology
+from ackline.pipeline.topology import Topology
 from ackline.tuples import Emit, Fail, Hold, Tuple
 
 WORDS = ("ack",) * 12 + ("fail", "skip", "dead")

@@ -10,15 +10,14 @@ from typing import Any
 import numpy as np
 
 from ackline.handler import Handler, Record
-from ackline.offsets import TopicPartition
-from ackline.spark.handlers.outcomes import RowOutcome
-from ackline.spark.trees.calls import TreeCalls
-from ackline.spark.trees.inputs import Input, input_of
-from ackline.spark.trees.notes import outcome_of_root
-from ackline.spark.trees.packed_events import Block, EventFormat, Events, PackedEvents, Sums
-from ackline.spark.trees.rows import UNTRACKED, Edges, Root
-from ackline.topology import SOURCE_STEP, Step, StepBlock, Topology, topology
+from ackline.ledger.offsets import TopicPartition
+from ackline.pipeline.topology import SOURCE_STEP, Step, StepBlock, Topology, topology
 from ackline.tuples import Origin, StepCounts
+from ackline.worker.outcomes import RowOutcome
+from ackline.worker.trees.calls import TreeCalls
+from ackline.worker.trees.events import Block, EventFormat, Events, PackedEvents, Sums, outcome_of_root
+from ackline.worker.trees.payload import Input, input_of
+from ackline.worker.trees.rows import UNTRACKED, Edges, Root
 
 TP = TopicPartition("orders", 0)
 SEEDS = {(TP.topic, TP.partition): (0, 4711)}

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from ackline.handler import Record
-from ackline.outcome import Outcome
+from ackline.ledger.outcomes import Outcome
 from ackline.tuples import Emit, Hold, Tuple
 from tests.unit.spark.trees.stages import Lab
 from tests.unit.spark.trees.test_calls import TWO, fail_on, nothing, ran, shown

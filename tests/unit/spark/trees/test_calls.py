@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from ackline.handler import Dead, Record, Skip
-from ackline.spark.handlers.outcomes import RowOutcome, TaskFailure
-from ackline.topology import Topology
+from ackline.pipeline.topology import Topology
 from ackline.tuples import Emit, Fail, Hold, Origin, Tuple
+from ackline.worker.outcomes import RowOutcome, TaskFailure
 from tests.unit.spark.trees.stages import SEEDS, Lab, SentTuple, steps_of
 
 ONE = steps_of({"name": "end", "input": "source", "group_by": "key"})
@@ -104,7 +104,7 @@ def test_s62_the_reason_names_the_step_that_holds_the_tuple() -> None:
 
 def test_two_edges_with_the_same_id_do_not_ack_a_record_whose_tuples_got_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     """The XOR of both edges is 0, as if they had been closed. The counts say no."""
-    monkeypatch.setattr("ackline.spark.trees.edge_columns.edge_ids", lambda *_: 7)
+    monkeypatch.setattr("ackline.worker.trees.rows.edge_ids", lambda *_: 7)
     lab = Lab(ONE, each_item, [nothing], lose=lambda _: True)
     assert shown(lab.run({0: ["a", "b"]})[0]) == ("failed", "Unacked", "step end: did not ack 2 tuples")
 

@@ -4,7 +4,7 @@ import gc
 
 import pytest
 
-from ackline.spark.trees.collection import rarer_collection
+from ackline.worker.trees.calls import rarer_collection
 
 
 def test_the_collector_runs_less_often_within_a_task_and_as_before_after_it() -> None:

@@ -5,9 +5,7 @@ from random import Random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ackline.spark.trees.edge_columns import EdgeColumns
-from ackline.spark.trees.edges import MASK, mix
-from ackline.spark.trees.rows import Root
+from ackline.worker.trees.rows import MASK, EdgeColumns, Root, mix
 
 
 @settings(max_examples=200)

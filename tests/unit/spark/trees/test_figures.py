@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 
 from ackline.handler import Record, Skip, Tier
-from ackline.outcome import Outcome
-from ackline.spark.output.outcome_files import OutcomeTarget
-from ackline.spark.settings import ReplaySettings, TaskSettings
-from ackline.spark.trees.calls import TreeCalls
-from ackline.spark.trees.edge_log import EdgeLog, edge_log_of
-from ackline.spark.trees.notes import stories_of_acked
-from ackline.tree_story import StepStory, decode
+from ackline.ledger.explain_offset import StepStory, decode
+from ackline.ledger.outcomes import Outcome
+from ackline.ledger.turns import LIVE, TurnId
 from ackline.tuples import Emit, Hold, Tuple
-from ackline.turns import LIVE, TurnId
+from ackline.worker.files import OutcomeTarget
+from ackline.worker.settings import ReplaySettings, TaskSettings
+from ackline.worker.trees.batch import EdgeLog, edge_log_of
+from ackline.worker.trees.calls import TreeCalls
+from ackline.worker.trees.events import stories_of_acked
 from tests.unit.spark.trees.stages import NOW, SEEDS, TP, Lab, steps_of
 
 LOCAL = steps_of({"name": "near", "input": "source"}, {"name": "far", "input": "near", "group_by": "key"})
@@ -58,9 +58,9 @@ def join(given: list[Tuple]) -> Iterator[Hold]:
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The clock of the calls, in nanoseconds; handlers move it."""
     now = [1_000]
-    monkeypatch.setattr("ackline.spark.trees.calls.perf_counter_ns", lambda: now[0])
-    monkeypatch.setattr("ackline.spark.trees.call_figures.perf_counter_ns", lambda: now[0])
-    monkeypatch.setattr("ackline.spark.trees.call_figures.time_ns", lambda: 5_000_000)
+    monkeypatch.setattr("ackline.worker.trees.calls.perf_counter_ns", lambda: now[0])
+    monkeypatch.setattr("ackline.worker.trees.batch.perf_counter_ns", lambda: now[0])
+    monkeypatch.setattr("ackline.worker.trees.batch.time_ns", lambda: 5_000_000)
     return now
 
 

@@ -9,19 +9,18 @@ import numpy as np
 import pytest
 
 from ackline.handler import Dead, Record, Skip, Tier
-from ackline.outcome import Outcome
-from ackline.spark.handlers.in_flight import use_in_flight_settings
-from ackline.spark.handlers.outcomes import InvalidOutcome, Outcomes, RowOutcome
-from ackline.spark.output.outcome_files import OutcomeTarget
-from ackline.spark.settings import ReplaySettings, TaskSettings
-from ackline.spark.trees.answers import Answer, Emitted, Waiting
-from ackline.spark.trees.isolated_calls import IsolatedTreeCalls
-from ackline.spark.trees.isolated_program import Returned
-from ackline.spark.trees.payload import pack
-from ackline.token import TokenSigner
-from ackline.topology import SOURCE_STEP, Topology
+from ackline.ledger.outcomes import Outcome
+from ackline.ledger.tokens import TokenSigner
+from ackline.ledger.turns import TurnId
+from ackline.pipeline.topology import SOURCE_STEP, Topology
 from ackline.tuples import Durations, Emit, Hold, InFlight, Tuple
-from ackline.turns import TurnId
+from ackline.worker.call import use_in_flight_settings
+from ackline.worker.files import OutcomeTarget
+from ackline.worker.outcomes import InvalidOutcome, Outcomes, RowOutcome
+from ackline.worker.settings import ReplaySettings, TaskSettings
+from ackline.worker.trees.answers import Answer, Emitted, Waiting
+from ackline.worker.trees.isolated import IsolatedTreeCalls, Returned
+from ackline.worker.trees.payload import pack
 from tests.unit.spark.batches import records_of
 from tests.unit.spark.trees.stages import NOW, SEEDS, TP, Lab
 from tests.unit.spark.trees.test_calls import JOIN, LOCAL, ONE, each_item, nothing, pass_on, ran, shown

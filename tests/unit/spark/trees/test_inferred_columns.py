@@ -8,15 +8,14 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from ackline import output_columns
-from ackline.offsets import TopicPartition
-from ackline.outputs import Output, StagedFile
-from ackline.spark.settings import OutputTargets
-from ackline.spark.trees.answers import EmittedRow
-from ackline.spark.trees.edge_columns import EdgeColumns
-from ackline.spark.trees.inferred_columns import InferredColumns, columns_of_staged
-from ackline.spark.trees.output_rows import OutputRow, OutputRows
-from ackline.turns import LIVE, TurnId
+from ackline.ledger.offsets import TopicPartition
+from ackline.ledger.turns import LIVE, TurnId
+from ackline.pipeline import output_columns
+from ackline.pipeline.outputs import Output, StagedFile
+from ackline.worker.settings import OutputTargets
+from ackline.worker.trees.answers import EmittedRow
+from ackline.worker.trees.output_rows import InferredColumns, OutputRow, OutputRows, columns_of_staged
+from ackline.worker.trees.rows import EdgeColumns
 
 TOTALS = Output(0, "totals", None, None)
 TP = TopicPartition("orders", 3)

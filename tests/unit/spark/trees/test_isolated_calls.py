@@ -12,19 +12,18 @@ import pytest
 
 from ackline.errors import FatalError
 from ackline.handler import Tier
+from ackline.ledger.outcomes import Outcome
+from ackline.ledger.turns import LIVE, TurnId
 from ackline.local.processes import wait_until
-from ackline.outcome import Outcome
-from ackline.spark.output.outcome_files import OutcomeTarget
-from ackline.spark.settings import ReplaySettings, TaskSettings
-from ackline.spark.trees.calls import TreeCalls
-from ackline.spark.trees.inputs import Input, input_of
-from ackline.spark.trees.isolated_calls import CALLS_A_REQUEST, IsolatedTreeCalls
-from ackline.spark.trees.payload import pack
-from ackline.spark.trees.step_run import StepRun, handle_step
-from ackline.stream_functions import load_steps
-from ackline.topology import SOURCE_STEP, Stream, Topology
+from ackline.pipeline.functions import load_steps
+from ackline.pipeline.topology import SOURCE_STEP, Stream, Topology
 from ackline.tuples import Origin
-from ackline.turns import LIVE, TurnId
+from ackline.worker.files import OutcomeTarget
+from ackline.worker.settings import ReplaySettings, TaskSettings
+from ackline.worker.trees.calls import TreeCalls
+from ackline.worker.trees.isolated import CALLS_A_REQUEST, IsolatedTreeCalls
+from ackline.worker.trees.payload import Input, input_of, pack
+from ackline.worker.trees.stages import StepRun, handle_step
 from tests.unit.spark.isolation.lab import pids
 from tests.unit.spark.trees import deadly_handlers
 from tests.unit.spark.trees.stages import TP, Lab, steps_of

@@ -8,15 +8,15 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from ackline.offsets import TopicPartition
-from ackline.outputs import Output
-from ackline.spark.settings import OutputTargets
-from ackline.spark.trees import output_rows
-from ackline.spark.trees.answers import EmittedRow
-from ackline.spark.trees.edge_columns import EdgeColumns
-from ackline.spark.trees.output_rows import BadRow, OutputRow, OutputRows
-from ackline.spark.trees.payload import copied
-from ackline.turns import LIVE, TurnId
+from ackline.ledger.offsets import TopicPartition
+from ackline.ledger.turns import LIVE, TurnId
+from ackline.pipeline.outputs import Output
+from ackline.worker.settings import OutputTargets
+from ackline.worker.trees import output_rows
+from ackline.worker.trees.answers import EmittedRow
+from ackline.worker.trees.output_rows import BadRow, OutputRow, OutputRows
+from ackline.worker.trees.payload import copied
+from ackline.worker.trees.rows import EdgeColumns
 
 TOTALS = Output(0, "totals", None, None)
 HOUR = timedelta(hours=1)

@@ -8,8 +8,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ackline.pending import NEVER
-from ackline.spark.trees.packed_events import (
+from ackline.ledger.pending import NEVER
+from ackline.worker.trees.events import (
     BLOCK,
     NO_TIMESTAMP,
     NOT_BEGUN,
@@ -19,7 +19,7 @@ from ackline.spark.trees.packed_events import (
     PackedEvents,
     block_of,
 )
-from ackline.spark.trees.rows import Root
+from ackline.worker.trees.rows import Root
 
 STEPS = 2
 FORMAT = EventFormat(STEPS)

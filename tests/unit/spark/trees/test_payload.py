@@ -10,9 +10,9 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
-from ackline.decode import scalar_texts
-from ackline.spark.handlers.outcomes import InvalidOutcome
-from ackline.spark.trees.payload import copied, key_bytes, pack, unpack
+from ackline.pipeline.streams import scalar_texts
+from ackline.worker.outcomes import InvalidOutcome
+from ackline.worker.trees.payload import copied, key_bytes, pack, unpack
 
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
 VALUES = [

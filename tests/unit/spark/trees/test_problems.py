@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 
 from ackline.handler import Record
-from ackline.outputs import OutputBlock
-from ackline.spark.handlers.outcomes import RowOutcome
-from ackline.spark.settings import OutputTargets
-from ackline.spark.trees.calls import TreeCalls
-from ackline.spark.trees.output_rows import OutputRows
-from ackline.topology import topology
+from ackline.ledger.turns import LIVE, TurnId
+from ackline.pipeline.outputs import OutputBlock
+from ackline.pipeline.topology import topology
 from ackline.tuples import SOURCE, Emit, Tuple
-from ackline.turns import LIVE, TurnId
+from ackline.worker.outcomes import RowOutcome
+from ackline.worker.settings import OutputTargets
+from ackline.worker.trees.calls import TreeCalls
+from ackline.worker.trees.output_rows import OutputRows
 from tests.unit.spark.trees.stages import NOW, SEEDS, TP, Lab, steps_of
 
 STEP = steps_of({"name": "end", "input": "source", "group_by": "key"})

@@ -8,14 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ackline.handler import Record
-from ackline.outcome import ErrorClass, Outcome
-from ackline.spark.handlers.in_flight import use_in_flight_settings
-from ackline.spark.handlers.outcomes import RowOutcome
-from ackline.spark.settings import ReplaySettings
-from ackline.token import TokenSigner
-from ackline.topology import Topology
+from ackline.ledger.outcomes import ErrorClass, Outcome
+from ackline.ledger.tokens import TokenSigner
+from ackline.ledger.turns import TurnId
+from ackline.pipeline.topology import Topology
 from ackline.tuples import InFlight
-from ackline.turns import TurnId
+from ackline.worker.call import use_in_flight_settings
+from ackline.worker.outcomes import RowOutcome
+from ackline.worker.settings import ReplaySettings
 from tests.unit.spark.trees.model import Model, source, step_handler
 from tests.unit.spark.trees.stages import Lab, SentTuple, steps_of
 

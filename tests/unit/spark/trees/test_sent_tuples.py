@@ -1,7 +1,7 @@
 """Tuples on their way to other tasks: how they are divided into batches."""
 
-from ackline.spark.trees.edge_columns import EdgeColumns
-from ackline.spark.trees.sent_tuples import MAX_BYTES, MAX_ROWS, SentTuples
+from ackline.worker.trees.batch import MAX_BYTES, MAX_ROWS, SentTuples
+from ackline.worker.trees.rows import EdgeColumns
 
 MIB = 1 << 20
 

@@ -9,18 +9,18 @@ import pyarrow.compute as pc
 import pytest
 
 from ackline.handler import Record, Tier
-from ackline.offsets import TopicPartition
-from ackline.outcome import Outcome
-from ackline.spark.output.outcome_files import OutcomeTarget
-from ackline.spark.settings import ReplaySettings, TaskSettings
-from ackline.spark.trees.calls import TreeCalls
-from ackline.spark.trees.outbox import Outbox
-from ackline.spark.trees.packed_events import EventFormat
-from ackline.spark.trees.rows import MANIFEST
-from ackline.spark.trees.step_run import handle_step
-from ackline.topology import Topology
+from ackline.ledger.offsets import TopicPartition
+from ackline.ledger.outcomes import Outcome
+from ackline.ledger.turns import LIVE, TurnId
+from ackline.pipeline.topology import Topology
 from ackline.tuples import Emit, Tuple
-from ackline.turns import LIVE, TurnId
+from ackline.worker.files import OutcomeTarget
+from ackline.worker.settings import ReplaySettings, TaskSettings
+from ackline.worker.trees.calls import TreeCalls
+from ackline.worker.trees.events import EventFormat
+from ackline.worker.trees.outbox import Outbox
+from ackline.worker.trees.rows import MANIFEST
+from ackline.worker.trees.stages import handle_step
 from tests.unit.spark.trees.stages import steps_of
 
 TP = TopicPartition("orders", 0)

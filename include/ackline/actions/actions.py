@@ -1,0 +1,208 @@
+"""Operator actions: turns that handle no record and change the lane's state (skip, retry, reset, pause, resume).
+
+An action takes number n among the plans, as a plan that holds the whole action: `start_offset` and `end_offset` of its
+rows are the offset that it moves a partition to, `retries` the pending offsets that it has chosen. From then on any
+process can finish it, so a crash after the plan loses nothing: the next run finds the open plan and settles it. Its
+number among the plans is also the fence against a run that takes the same turn. While a turn is open, an action is
+refused, so it never runs beside a replay.
+
+An action that is refused has stored nothing. So everything that may refuse it comes before its plan: the lane, the
+targets, the log, and for an action that may move a floor the group. After the plan the action is a fact, whatever
+becomes of the group's commit: the result states why the group was not committed, and the next run commits it.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from ackline.errors import AcklineError, ConfigError, FatalError, GroupBusy, GroupMoved, NewerCommit
+from ackline.lane.action_plans import MOVES, Targets, action_plan
+from ackline.lane.adapters import Parts
+from ackline.lane.commit import acknowledging, check_allowed, commit_metadata_of, commit_newest, ledger_progress
+from ackline.lane.genesis import previous_subscription
+from ackline.lane.new_plan import MAX_LOST_RACES, check_clock, check_settings_unchanged, too_many_lost_races
+from ackline.lane.void import close_if_waived, void_advice
+from ackline.ledger.commit_rule import CommitMetadata, Committed
+from ackline.ledger.offsets import TopicPartition
+from ackline.ledger.turns import LIVE, Plan, Settlement, TurnId, TurnKind
+from ackline.outputs.turn import store_plan
+from ackline.steps.settle import settle_turn
+
+Choose = Callable[[Settlement], Targets]
+"""The targets of an action, given the lane as it is when the action takes its turn."""
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedAction:
+    """An action that nothing refuses now: its plan, which is not stored, and the lane before it."""
+
+    plan: Plan
+    before: Settlement
+
+
+@dataclass(frozen=True, slots=True)
+class PerformedAction:
+    """An action that is stored and settled. `not_committed` is why the group was not committed; None if it was, or if
+    the lane commits nothing."""
+
+    plan: Plan
+    before: Settlement
+    committed: dict[TopicPartition, Committed] = field(default_factory=dict)
+    not_committed: str | None = None
+
+
+def prepare_action(
+    parts: Parts, kind: TurnKind, choose: Choose, reason: str, adopts_ledger: bool = False
+) -> PreparedAction:
+    """Returns the action as it would be carried out now. Stores nothing, and raises what `perform_action` raises."""
+    newest = _begun_lane(parts, kind)
+    open_plan = parts.store.open_plan(newest)
+    if open_plan is not None:
+        raise open_turn_error(parts, kind, open_plan)
+    plan = _plan(parts, newest, kind, choose, reason, adopts_ledger)
+    _check_group(parts, newest, plan, adopts_ledger)
+    return PreparedAction(plan, newest)
+
+
+def perform_action(
+    parts: Parts,
+    kind: TurnKind,
+    choose: Choose,
+    reason: str,
+    turn: TurnId | None = None,
+    adopts_ledger: bool = False,
+) -> PerformedAction:
+    """Carries out an action on the lane, and commits what follows from it.
+
+    `choose` is called again whenever another run has taken the turn, because the lane has moved then. With `turn`, the
+    action is refused instead: a user has confirmed what it does in that turn. With `adopts_ledger`, commits of another
+    ledger of the pipeline do not refuse it.
+
+    Raises, and has stored nothing: FatalError while a turn is open; ConfigError for a lane that has not begun, for
+    partitions that it does not have, and for targets outside the log; TopicChanged for partitions whose topic is not
+    the one that was read; GroupBusy and NewerCommit for an action that may move a floor. An error of settling the
+    action names the turn, which is stored then.
+    """
+    progress = None
+    for _ in range(MAX_LOST_RACES):
+        newest = _begun_lane(parts, kind)
+        open_plan = parts.store.open_plan(newest)
+        if open_plan is not None and close_if_waived(parts, open_plan, newest):
+            continue
+        if open_plan is not None:
+            raise open_turn_error(parts, kind, open_plan)
+        plan = _plan(parts, newest, kind, choose, reason, adopts_ledger)
+        if turn is not None and plan.turn != turn:
+            raise FatalError(f"{turn} is taken: the lane has moved since. Nothing was stored. Look at it again first")
+        try:
+            _check_group(parts, newest, plan, adopts_ledger)
+        except NewerCommit:
+            # Another run may have settled and committed since `newest` was read; an unchanged ledger proves that the
+            # commit is another ledger's.
+            previous, progress = progress, ledger_progress(parts)
+            if progress == previous:
+                raise
+            continue
+        # Refused if another process has stored plan n since `newest` was read. Nothing is stored then; look again.
+        if store_plan(parts, newest, plan):
+            _settle(parts, plan, newest)
+            return _committed(parts, PerformedAction(plan, newest))
+    raise too_many_lost_races(parts, f"taking the turn of a {kind}")
+
+
+def _begun_lane(parts: Parts, kind: TurnKind) -> Settlement:
+    newest = parts.store.newest()
+    if newest is None:
+        raise ConfigError(f"{parts.pipeline.name} has not run yet: there is nothing to {kind}")
+    if kind is TurnKind.RESET and not parts.commits:
+        raise ConfigError(
+            f"{parts.store.lane} holds what was chosen once, so it is never reset; begin another backfill", key="--lane"
+        )
+    check_clock(parts, newest.settled_at)
+    return newest
+
+
+def open_turn_error(parts: Parts, act: str, open_plan: Plan) -> FatalError:
+    """Returns the error that refuses an act while a turn is open."""
+    return FatalError(
+        f"{open_plan.turn} is open: let it end (`ackline run {parts.pipeline.name}`), then {act} again. "
+        f"{void_advice(open_plan.turn)}"
+    )
+
+
+def _plan(parts: Parts, newest: Settlement, kind: TurnKind, choose: Choose, reason: str, adopts_ledger: bool) -> Plan:
+    if kind is not TurnKind.RESET:
+        # The plan stores the settings in force, and the next turn takes them for those that pending records were
+        # planned under. A changed guarantee would not show. A reset leaves nothing pending, so it may change them.
+        check_settings_unchanged(parts, newest)
+    targets = choose(newest)
+    if not targets:
+        raise ConfigError(f"{parts.pipeline.name}: no partition was named to {kind}")
+    plan = action_plan(parts, newest, kind, targets, reason, inside=True)
+    kafka = plan.settings["kafka"] | _subscription_of_last_look(parts, newest)
+    plan = replace(plan, settings={**plan.settings, "kafka": kafka})
+    return acknowledging(plan) if adopts_ledger else plan
+
+
+def _subscription_of_last_look(parts: Parts, newest: Settlement) -> dict[str, Any]:
+    """Returns the subscription that the plan of an action stores: that of the last turn that looked for topics.
+
+    An action looks for no topics. With the file's subscription in its plan, a topic that was added to the file before
+    the action would count as missing at that turn. It would start at its log start instead of by `start` (S30).
+    """
+    before = previous_subscription(parts, newest) or parts.pipeline.kafka
+    return before.model_dump(mode="json", include={"topics", "pattern", "partitions", "partition_filter"})
+
+
+def _check_group(parts: Parts, newest: Settlement, plan: Plan, adopts_ledger: bool) -> None:
+    """Raises GroupBusy or NewerCommit if the group would refuse the floors after an action that may move one.
+
+    A partition whose group was moved by another client refuses nothing: the action may be the operator's answer to
+    that, one partition after the other.
+    """
+    if plan.kind not in MOVES or parts.store.lane != LIVE:
+        return
+    parts.group.check_no_members()
+    if adopts_ledger:
+        return
+    metadata = commit_metadata_of(parts, newest)
+    if plan.kind is TurnKind.RESET:  # its floors are committed as turn 0 of the new epoch
+        metadata = CommitMetadata(metadata.ledger, metadata.pipeline, metadata.epoch + 1, 0)
+    lane = {tp: settled for tp, settled in newest.partitions.items() if parts.is_subscribed(tp)}
+    committed = parts.group.committed(parts.unchanged_partitions({tp: row.topic_id for tp, row in lane.items()}))
+    for tp, commit in committed.items():
+        try:
+            check_allowed(parts, tp, commit, metadata, lane[tp].acknowledged_foreign_offset)
+        except GroupMoved:
+            continue
+
+
+def _settle(parts: Parts, plan: Plan, newest: Settlement) -> None:
+    try:
+        settle_turn(parts, plan, newest)
+    except AcklineError as error:
+        error.add_advice(f"{plan.turn}, the {plan.kind}, is stored: the next run settles it")
+        raise
+
+
+def _committed(parts: Parts, performed: PerformedAction) -> PerformedAction:
+    """Commits the newest floor, and returns the action with what came of that.
+
+    The action is stored. An error here would make its user repeat it, so it is part of the result (S37).
+    """
+    if parts.store.lane != LIVE:
+        return performed
+    try:
+        return replace(performed, committed=dict(commit_newest(parts).committed))
+    except AcklineError as error:
+        return replace(performed, not_committed=not_committed_reason(error))
+
+
+def not_committed_reason(error: AcklineError) -> str:
+    """Returns why the group was not committed after an act was stored, as the end of a sentence.
+
+    It gives no advice to repeat the command: the act is done, and the next run commits the group.
+    """
+    if isinstance(error, GroupBusy):
+        return f"the group is committed when its members are gone: {error.members}"
+    return f"the group was not committed, and the next run does it: {str(error).removesuffix('; then run this again')}"

@@ -1,0 +1,182 @@
+"""`ackline adopt-ledger`: an operator's answer to a group that another ledger of the pipeline has committed.
+
+The ledgers of a pipeline share nothing, so a run stops at a commit of the other one. What the operator
+decides depends on what ACKLINE_AUDIT holds:
+- No ledger: the other one is lost. A new ledger begins at the group's commits, whatever `start` is; at the log start
+  where there is no commit.
+- A ledger, and commits of another one: a wrong folder was in use meanwhile. This ledger goes on with its own floors and
+  its pending records, and acknowledges the other one's commits. At most once it skips to them, because the other ledger
+  may have handed out what is below.
+- An older copy of the ledger that has committed: the two have been different ledgers since the copy was made. So this
+  one gets an id of its own (steps/ledger_copy.py), and goes on as one that returns over the commits of another ledger.
+
+The first is the genesis of the lane, in one fenced commit; the others are a skip (steps/operator_actions).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from ackline.actions.actions import (
+    PreparedAction,
+    not_committed_reason,
+    open_turn_error,
+    perform_action,
+    prepare_action,
+)
+from ackline.errors import AcklineError, ConfigError, FatalError, GroupMoved, NewerCommit
+from ackline.lane.action_plans import Targets
+from ackline.lane.adapters import Parts
+from ackline.lane.commit import commit_metadata_of, commit_newest
+from ackline.lane.genesis import genesis_partitions, genesis_plan
+from ackline.lane.log_checks import observe_kafka
+from ackline.ledger.commit_rule import CommitMetadata, Committed, check_commit_allowed, is_of_ledger, is_of_pipeline
+from ackline.ledger.offsets import TopicPartition
+from ackline.ledger.pending import NEVER, PendingKind, PendingRuns
+from ackline.ledger.turns import SettledPartition, Settlement, TurnKind
+from ackline.outputs.turn import store_plan
+from ackline.steps.plan import store_first_genesis
+from ackline.steps.settle import settle_turn
+
+NOTHING = "the group holds no commit of another ledger of this pipeline: there is nothing to adopt"
+
+
+@dataclass(frozen=True, slots=True)
+class OutstandingTokens:
+    """The records in flight whose tokens count no more, because tokens are signed for the ledger's id.
+
+    `in_flight` is None if the ledger that has handed them out is lost: this one does not hold its records. A record
+    with a deadline times out and is tried again, under a new token. One of those `without_timeout` waits for ever.
+    """
+
+    in_flight: int | None
+    without_timeout: int
+
+
+@dataclass(frozen=True, slots=True)
+class Adoption:
+    """What adopting changes. `not_committed` is why the group was not committed; None before it is carried out."""
+
+    ledgers: tuple[str, ...]
+    """The other ledgers that have committed the group; empty if none has."""
+    begins: Mapping[TopicPartition, SettledPartition]
+    """The partitions that join the ledger, each at its start."""
+    action: PreparedAction | None = None
+    """The skip of partitions that the ledger has already."""
+    not_committed: str | None = None
+    older_copy: bool = False
+    """Whether a newer copy of the same ledger has committed the group. This copy then gets a new id."""
+    outstanding: OutstandingTokens = OutstandingTokens(0, 0)
+
+
+def prepare_adoption(parts: Parts, reason: str) -> Adoption:
+    """Returns what adopting would change now; stores nothing.
+
+    Raises ConfigError if no commit is to be adopted, GroupBusy if the group has members, FatalError while a turn is
+    open.
+    """
+    parts.group.check_no_members()
+    newest = parts.store.newest()
+    if newest is not None and (open_plan := parts.store.open_plan(newest)) is not None:
+        raise open_turn_error(parts, "adopt the ledger", open_plan)
+    view = observe_kafka(parts, newest)
+    joining = genesis_partitions(parts, newest, view, adopts_ledger=True)
+    if newest is None:
+        if not joining:
+            raise ConfigError(f"{parts.pipeline.name}: no subscribed topic exists, so no ledger can begin")
+        lost = OutstandingTokens(None if parts.pipeline.ack_topic is not None else 0, 0)
+        return Adoption(_ledgers(parts, view.committed), joining, outstanding=lost)
+    commits = _commits_of_others(parts, newest, view.committed)
+    joining = {tp: row for tp, row in joining.items() if is_of_pipeline(row.committed, parts.pipeline.name)}
+    if not commits and not joining:
+        raise ConfigError(f"{parts.pipeline.name}: {NOTHING}")
+    others = {tp: row.committed for tp, row in joining.items() if row.committed is not None} | commits
+    action = None
+    if commits:
+        action = prepare_action(parts, TurnKind.SKIP, lambda lane: _targets(parts, lane), reason, adopts_ledger=True)
+    older_copy = _is_older_copy(parts, commits)
+    # Only a copy gets another id. A ledger that returns over commits of another one keeps its id and its tokens.
+    tokens = _outstanding(newest) if older_copy else OutstandingTokens(0, 0)
+    return Adoption(_ledgers(parts, others), joining, action, older_copy=older_copy, outstanding=tokens)
+
+
+def adopt_ledger(parts: Parts, reason: str) -> Adoption:
+    """Adopts the ledger that ACKLINE_AUDIT names for the group, and commits its floors.
+
+    Each write is a fenced commit of its own, so after a crash the rest is done by the same command. Raises what
+    `prepare_adoption` raises, and has stored nothing then.
+    """
+    adoption = prepare_adoption(parts, reason)
+    newest = parts.store.newest()
+    if newest is None:
+        store_first_genesis(parts, dict(adoption.begins), reason)
+    elif adoption.begins:
+        plan = genesis_plan(parts, newest, adoption.begins)
+        if not store_plan(parts, newest, plan):
+            raise FatalError(f"{plan.turn} is taken: the lane has moved since. Nothing was stored. Look at it again")
+        settle_turn(parts, plan, newest)
+    if adoption.action is None:
+        return replace(adoption, not_committed=_commit(parts))
+    done = perform_action(parts, TurnKind.SKIP, lambda lane: _targets(parts, lane), reason, adopts_ledger=True)
+    return replace(adoption, action=PreparedAction(done.plan, done.before), not_committed=done.not_committed)
+
+
+def _outstanding(newest: Settlement) -> OutstandingTokens:
+    in_flight = [
+        PendingRuns.of(settled.state.pending).of_kind(PendingKind.IN_FLIGHT) for settled in newest.partitions.values()
+    ]
+    lasting = sum(int((runs.ends - runs.starts)[runs.dues == NEVER].sum()) for runs in in_flight)
+    return OutstandingTokens(sum(runs.offsets for runs in in_flight), lasting)
+
+
+def _commit(parts: Parts) -> str | None:
+    try:
+        commit_newest(parts)
+    except AcklineError as error:
+        return not_committed_reason(error)
+    return None
+
+
+def _commits_of_others(
+    parts: Parts, newest: Settlement, committed: Mapping[TopicPartition, Committed]
+) -> dict[TopicPartition, Committed]:
+    """Returns the commits of subscribed partitions that stop a run of this ledger: of another ledger, or newer."""
+    metadata, others = commit_metadata_of(parts, newest), {}
+    lane = {tp: row for tp, row in newest.partitions.items() if parts.is_subscribed(tp)}
+    for tp in parts.unchanged_partitions({tp: row.topic_id for tp, row in lane.items()}):
+        try:
+            check_commit_allowed(tp, committed.get(tp), metadata, lane[tp].acknowledged_foreign_offset)
+        except NewerCommit:
+            others[tp] = committed[tp]
+        except GroupMoved:
+            continue  # by another client: `on_external_reset` decides about it
+    return others
+
+
+def _is_older_copy(parts: Parts, commits: Mapping[TopicPartition, Committed]) -> bool:
+    """Returns whether a newer copy of this ledger has made any of the commits, which are newer or of another ledger."""
+    ledger = parts.store.ledger_id()
+    return any(is_of_ledger(committed, parts.pipeline.name, ledger) for committed in commits.values())
+
+
+def _targets(parts: Parts, newest: Settlement) -> Targets:
+    """Returns where each partition goes on: at its floor, at most once at a commit above it."""
+    committed = parts.group.committed(newest.partitions)
+    commits = _commits_of_others(parts, newest, committed)
+    floors = {tp: newest.partitions[tp].state.floor for tp in commits}
+    if _is_older_copy(parts, commits):
+        # With the new id, each commit under the old one is another ledger's. All of them are acknowledged, those of
+        # parked partitions too: otherwise the next run would stop at them, and no run would renew the parked ones.
+        ledger, name = parts.store.ledger_id(), parts.pipeline.name
+        own = {tp: newest.partitions[tp] for tp, commit in committed.items() if is_of_ledger(commit, name, ledger)}
+        unchanged = parts.unchanged_partitions({tp: row.topic_id for tp, row in own.items()})
+        floors = {tp: own[tp].state.floor for tp in unchanged} | floors
+    if parts.pipeline.guarantee != "at_most_once" or not commits:
+        return floors
+    ends = parts.cluster.bounds(commits)
+    return floors | {tp: max(floors[tp], min(commit.offset, ends[tp].end)) for tp, commit in commits.items()}
+
+
+def _ledgers(parts: Parts, committed: Mapping[TopicPartition, Committed]) -> tuple[str, ...]:
+    of_pipeline = [commit for commit in committed.values() if is_of_pipeline(commit, parts.pipeline.name)]
+    decoded = [CommitMetadata.decode(commit.metadata) for commit in of_pipeline]
+    return tuple(sorted({metadata.ledger for metadata in decoded if metadata is not None}))

@@ -1,0 +1,288 @@
+"""What an operator action changes, partition by partition, for a person and for a program.
+
+What an operator action changes, partition by partition: computed from its plan and the lane before it, so that a dry
+run and the action itself show the same.
+
+What an operator action changes, for a person and for a program; the same for a dry run and for the action itself.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ackline.actions.actions import PreparedAction
+from ackline.actions.adopt_ledger import Adoption, OutstandingTokens
+from ackline.actions.void import ClosedTurn, Consequence, DroppedOutputs, OpenTurn, UnpublishedTurn
+from ackline.lane.action_plans import MOVES
+from ackline.lane.adapters import Parts
+from ackline.ledger.fold import PartitionState
+from ackline.ledger.offsets import TopicPartition, count
+from ackline.ledger.outcomes import Outcome
+from ackline.ledger.turns import LIVE, Plan, SettledPartition, Settlement, TurnId, TurnKind
+from ackline.steps.decide import skipped_by, states_after
+from ackline.tables.turn_outcomes import TurnOutcomes
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionChange:
+    """A partition before and after an action. All counts are of offsets; an offset without a record counts too."""
+
+    before: PartitionState
+    after: PartitionState
+    paused: tuple[bool, bool]
+    """Whether it is paused, before and after."""
+    skipped: int = 0
+    """How many offsets are settled as `skipped`: they are never handled, or never again."""
+    handled_again: int = 0
+    """How many offsets below the old `complete_to` the new epoch reads again."""
+    due_now: int = 0
+    """How many pending retries become due."""
+
+
+def changes_of(plan: Plan, before: Settlement) -> dict[TopicPartition, PartitionChange]:
+    """Returns the change of each partition that the action is about; of every partition of the lane for a reset."""
+    decided = skipped_by(plan, before, plan.planned_at) if plan.kind in MOVES else {}
+    counts = {tp: {Outcome.SKIPPED.value: sum(row.end - row.offset for row in rows)} for tp, rows in decided.items()}
+    states = states_after(plan, before, TurnOutcomes(decided, counts, {}))
+    changed = before.partitions if plan.kind is TurnKind.RESET else plan.partitions
+    return {
+        tp: _change(plan, tp, before.partitions[tp], states[tp], counts.get(tp, {}).get(Outcome.SKIPPED.value, 0))
+        for tp in sorted(changed)
+    }
+
+
+def _change(
+    plan: Plan, tp: TopicPartition, settled: SettledPartition, after: PartitionState, skipped: int
+) -> PartitionChange:
+    planned, again, paused = plan.partitions.get(tp), 0, settled.paused
+    if plan.kind is TurnKind.RESET:
+        start = planned.fresh.start if planned else settled.state.floor
+        same_topic = planned is None or planned.topic_id == settled.topic_id
+        again = max(0, settled.state.complete_to - start) if same_topic else 0
+        after = PartitionState(start)
+    if plan.kind in (TurnKind.PAUSE, TurnKind.RESUME):
+        paused = plan.kind is TurnKind.PAUSE
+    due_now = count(planned.retries) if planned and plan.kind is TurnKind.RETRY else 0
+    return PartitionChange(settled.state, after, (settled.paused, paused), skipped, again, due_now)
+
+
+def totals(changes: Mapping[TopicPartition, PartitionChange]) -> dict[str, int]:
+    """Returns the sums of the counts over all partitions."""
+    names = ("skipped", "handled_again", "due_now")
+    return {name: sum(getattr(change, name) for change in changes.values()) for name in names}
+
+
+SHOWN = 20
+"""Partitions that the text lists; `--json` lists all."""
+
+
+def action_json(action: PreparedAction, dry_run: bool, not_committed: str | None = None) -> dict[str, Any]:
+    """Returns the object that `--json` prints. A dry run has the same keys and counts."""
+    plan, changes = action.plan, changes_of(action.plan, action.before)
+    return {
+        **turn_json(plan.turn, plan.kind, plan.reason, plan.actor),
+        "partitions": [_partition_json(tp, change) for tp, change in changes.items()],
+        **totals(changes),
+        "dry_run": dry_run,
+        "not_committed": not_committed,
+    }
+
+
+def turn_json(turn: TurnId, kind: TurnKind, reason: str, actor: str) -> dict[str, Any]:
+    """Returns the identity of an action's turn, its actor and its reason."""
+    of_turn = {"pipeline": turn.pipeline, "lane": turn.lane, "epoch": turn.epoch, "turn": turn.n}
+    return {**of_turn, "kind": kind.value, "reason": reason, "actor": actor}
+
+
+def _partition_json(tp: TopicPartition, change: PartitionChange) -> dict[str, Any]:
+    def both(of_before: Any, of_after: Any) -> dict[str, Any]:
+        return {"before": of_before, "after": of_after}
+
+    before, after = change.before, change.after
+    return {
+        "topic": tp.topic,
+        "partition": tp.partition,
+        "floor": both(before.floor, after.floor),
+        "complete_to": both(before.complete_to, after.complete_to),
+        "pending": both(count(before.pending), count(after.pending)),
+        "paused": both(*change.paused),
+        "skipped": change.skipped,
+        "handled_again": change.handled_again,
+        "due_now": change.due_now,
+    }
+
+
+def action_text(action: PreparedAction, done: bool) -> str:
+    """Returns what the action changes, or has changed if it is `done`: partition by partition, then the totals."""
+    plan, changes = action.plan, changes_of(action.plan, action.before)
+    lines = [f"{plan.turn}, a {plan.kind}" + (f" ({plan.reason})" if plan.reason else "") + ":"]
+    lines += [f"  {tp}: {_change_text(plan.kind, change)}" for tp, change in list(changes.items())[:SHOWN]]
+    if len(changes) > SHOWN:
+        lines.append(f"  and {len(changes) - SHOWN:,} more partitions; --json lists all")
+    sums = totals(changes)
+    if sums["skipped"]:
+        never = "are skipped: they are never handled" if done else "would never be handled"
+        lines.append(f"{sums['skipped']:,} records {never}.")
+    if sums["handled_again"]:
+        lines.append(f"{sums['handled_again']:,} records {'are' if done else 'would be'} handled again.")
+    if sums["due_now"]:
+        lines.append(f"{sums['due_now']:,} retries {'are' if done else 'would be'} due now.")
+    return "\n".join(lines)
+
+
+def _change_text(kind: TurnKind, change: PartitionChange) -> str:
+    if kind in (TurnKind.PAUSE, TurnKind.RESUME):
+        words = ["paused" if paused else "read" for paused in change.paused]
+        return f"{words[0]} → {words[1]}"
+    if kind is TurnKind.RETRY:
+        return f"{change.due_now:,} of {count(change.before.pending):,} pending due now"
+    counts = [f"{change.skipped:,} skipped"] * bool(change.skipped)
+    counts += [f"{change.handled_again:,} handled again"] * bool(change.handled_again)
+    pending = [count(state.pending) for state in (change.before, change.after)]
+    floors = f"floor {change.before.floor:,} → {change.after.floor:,}"
+    return ", ".join([floors, f"pending {pending[0]:,} → {pending[1]:,}", *counts])
+
+
+def adoption_json(parts: Parts, adoption: Adoption, reason: str, dry_run: bool) -> dict[str, Any]:
+    """Returns the object of `ackline adopt-ledger --json`: that of its action if it has one, and what begins."""
+    turn = TurnId(parts.pipeline.name, LIVE, 0, 0)
+    body: dict[str, Any] = {**turn_json(turn, TurnKind.GENESIS, reason, parts.actor), "partitions": []}
+    if adoption.action is not None:
+        body = action_json(adoption.action, dry_run)
+    joins = [
+        {"topic": tp.topic, "partition": tp.partition, "floor": row.state.floor, "evidence": row.evidence}
+        for tp, row in sorted(adoption.begins.items())
+    ]
+    rest = {"dry_run": dry_run, "not_committed": adoption.not_committed}
+    of_ledgers = {"ledgers": list(adoption.ledgers), "older_copy": adoption.older_copy}
+    tokens = {"unsigned_tokens": adoption.outstanding.in_flight}
+    return {**body, **of_ledgers, **tokens, "begins": joins, **rest}
+
+
+def adoption_text(adoption: Adoption, done: bool) -> str:
+    """Returns what adopting a ledger changes, or has changed if it is `done`."""
+    others = ", ".join(adoption.ledgers)
+    lines = [f"The group was committed by the ledger {others}." if others else "No ledger has committed the group."]
+    if adoption.older_copy:
+        lines.append(
+            "ACKLINE_AUDIT holds an older copy of this ledger. The copy goes on under an id of its own, with what is "
+            "pending in it."
+        )
+    lines += _outstanding_text(adoption.outstanding)
+    if adoption.begins:
+        lines.append("Partitions that begin in this ledger:" if done else "Partitions that would begin in this ledger:")
+        lines += [f"  {tp}: at {row.state.floor:,} ({row.evidence})" for tp, row in sorted(adoption.begins.items())]
+    if adoption.action is not None:
+        lines.append(action_text(adoption.action, done))
+    return "\n".join(lines)
+
+
+def _outstanding_text(tokens: OutstandingTokens) -> list[str]:
+    if tokens.in_flight is None:
+        return [
+            "Tokens of records in flight that the other ledger has handed out count no more: answers for them are "
+            "ignored as unsigned. This ledger reads those records again if they are not below its start."
+        ]
+    if not tokens.in_flight:
+        return []
+    lines = [
+        f"Records in flight whose tokens count no more: {tokens.in_flight:,}. Answers for them are ignored as "
+        f"unsigned. They time out and are tried again, each under a new token."
+    ]
+    if tokens.without_timeout:
+        lines.append(
+            f"{tokens.without_timeout:,} of them have no timeout and stay in flight: end them with `ackline skip`, or "
+            f"read them again with `ackline reset`."
+        )
+    return lines
+
+
+def void_json(plan: Plan, consequence: Consequence, reason: str, pause: bool) -> dict[str, Any]:
+    """Returns what `ackline void --json` prints of the turn, before what came of it."""
+    turn = plan.turn
+    partitions = [
+        {"topic": tp.topic, "partition": tp.partition, "start": planned.fresh.start, "end": planned.fresh.end}
+        for tp, planned in sorted(plan.partitions.items())
+        if not planned.empty
+    ]
+    return {
+        "pipeline": turn.pipeline,
+        "lane": turn.lane,
+        "epoch": turn.epoch,
+        "turn": turn.n,
+        "kind": plan.kind.value,
+        "consequence": consequence.value,
+        "reason": reason,
+        "pause": pause and consequence is not Consequence.SETTLED,
+        "partitions": partitions,
+        "not_paused": None,
+        "not_committed": None,
+    }
+
+
+def void_preview(to_close: OpenTurn, pause: bool) -> str:
+    """Returns what becomes of an open turn that is closed."""
+    plan = to_close.plan
+    lines = [f"{plan.turn}, a {plan.kind} of {plan.planned_at.isoformat(timespec='seconds')} by run {plan.run_id}:"]
+    for tp, planned in sorted(plan.partitions.items()):
+        if not planned.empty:
+            retries = sum(len(run) for run in planned.retries)
+            lines.append(
+                f"  {tp} [{planned.fresh.start}, {planned.fresh.end})" + (f", {retries} retries" * (retries > 0))
+            )
+    lines.append(_CONSEQUENCES[to_close.consequence])
+    if to_close.has_outcomes and to_close.consequence is Consequence.VOID:
+        lines.append(
+            "Its outcomes are stored, so a run may be able to settle it. After a void they do not count; dead letters "
+            "that it has sent stay."
+        )
+    if to_close.has_outcomes and to_close.consequence is Consequence.LOST:
+        lines.append(
+            "Its outcomes are stored. If a file of them is lost or damaged, all of them are replaced by the lost "
+            "ranges, outcomes of acked records too. If all are whole, the command is refused: a run settles the turn."
+        )
+    if pause and to_close.consequence is not Consequence.SETTLED:
+        lines.append("These partitions will be paused until `ackline resume`.")
+    return "\n".join(lines)
+
+
+_CONSEQUENCES = {
+    Consequence.VOID: "It will be void: nothing of it counts, and its offsets are planned again.",
+    Consequence.LOST: "It is claimed, so it can't be void: its records will be lost, and not handled again.",
+    Consequence.SETTLED: "It handles no record and is never void: it will be settled.",
+}
+
+
+def void_text(closed: ClosedTurn, name: str) -> str:
+    """Returns what has become of a turn that was closed."""
+    did = {
+        Consequence.VOID: "is void; the next run plans its offsets again",
+        Consequence.LOST: "is settled; its records are lost",
+        Consequence.SETTLED: "is settled",
+    }
+    text = f"{closed.plan.turn} {did[closed.consequence]}."
+    if closed.not_committed is not None:
+        text += f"\nIt is stored; {closed.not_committed}"
+    if closed.not_paused is not None:
+        text += f"\nIts partitions were not paused: {closed.not_paused}. Pause them with `ackline pause {name}`."
+    return text
+
+
+def unpublished_preview(to_drop: UnpublishedTurn) -> str:
+    """Returns which tables lack the rows of a settled turn, and what becomes of them."""
+    lines = [f"{to_drop.turn} is settled, and its rows are not in:"]
+    lines += [f"  {table}: at most {rows} rows" for table, rows in to_drop.rows.items()]
+    lines.append(
+        "Each output table of the turn is tried once more. The rows of these that can't be published then are lost: "
+        "their records stay acked, and no later turn reads them."
+    )
+    return "\n".join(lines)
+
+
+def dropped_text(dropped: DroppedOutputs) -> str:
+    """Returns what has become of a settled turn whose rows an operator has given up."""
+    lines = [f"{dropped.turn} counts as published."]
+    lines += [f"  {table}: at most {rows} rows are lost: {dropped.lost[table]}" for table, rows in dropped.rows.items()]
+    lines += [] if dropped.rows else ["Each table has its rows now; nothing is lost."]
+    lines += [] if dropped.not_committed is None else [f"It is stored; {dropped.not_committed}"]
+    return "\n".join(lines)

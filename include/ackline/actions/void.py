@@ -1,0 +1,326 @@
+"""`ackline void`: closes an open turn that can't be carried out, or gives up rows that can't be published.
+
+`ackline void`: an operator closes an open turn that can't be carried out: its handler kills the driver, for example.
+
+What becomes of the turn depends on what is stored of it, and never on the state of a process:
+- At least once, and at most once before the claim, it is void: nothing of it counts, and its offsets are planned again.
+- At most once after the claim, its ranges are recorded as lost, because the handler may have been called for them. If
+  outcomes are stored, a run settles the turn, unless a file of them is lost.
+- An operator action or a genesis is settled. Nothing in it can fail for good, and its plan holds all that it does.
+The ledger is written before the group is asked. So a turn can be closed while the group is busy or no broker answers.
+
+`ackline void --give-up TABLE`: an operator gives up rows of the newest settled turn that can't be published.
+
+Every step that commits the group or takes a number publishes that turn first. If its staged rows are lost, or a table
+can't be used any more, the lane would wait for ever. The writes come in this order, and each may be done again:
+1. The rows of each table that can take them after all.
+2. A file beside the staged rows, with the tables that lose rows, the reason, the time and the operator.
+3. The mark of the turn as published. A crash before it changes nothing for the lane.
+"""
+
+import json
+import logging
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from ackline.actions.actions import not_committed_reason, perform_action
+from ackline.errors import AcklineError, ConfigError, FatalError, TransientError
+from ackline.lane.action_plans import Targets
+from ackline.lane.adapters import Parts
+from ackline.lane.claim import operator_loss, record_lost, replace_by_lost
+from ackline.lane.commit import commit_newest
+from ackline.lane.void import close_if_waived, is_at_most_once, store_void, waive
+from ackline.ledger.turns import LIVE, Marker, MarkerKind, OperatorLoss, Plan, Settlement, TurnId, TurnKind
+from ackline.outputs.checks import folder_name, staging_root
+from ackline.outputs.turn import is_published, mark_as_published, read_manifest
+from ackline.pipeline.outputs import OutputsOfTurn
+from ackline.scrub import scrub_address
+from ackline.steps.settle import settle_turn
+from ackline.tables.folder import SharedFolder, unusable_folder
+from ackline.tables.publish import publish, table_of
+
+_logger = logging.getLogger(__name__)
+
+
+class Consequence(StrEnum):
+    """What becomes of an open turn that an operator closes."""
+
+    VOID = "void"
+    """Nothing of it counts, and its offsets are planned again."""
+    LOST = "lost"
+    """Its ranges are recorded as lost: the turn is claimed, and the handler may have been called."""
+    SETTLED = "settled"
+    """It is settled: an operator action, a genesis, or a turn that another process has settled meanwhile."""
+
+
+@dataclass(frozen=True, slots=True)
+class OpenTurn:
+    """An open turn, and what would become of it. `has_outcomes`: replay has reported it, so a run can settle it."""
+
+    plan: Plan
+    consequence: Consequence
+    has_outcomes: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ClosedTurn:
+    """What became of the turn. `not_committed` is why the group's offsets were not committed; None if they were, or if
+    the lane commits none. `not_paused` is why partitions were not paused that were to be."""
+
+    plan: Plan
+    consequence: Consequence
+    not_committed: str | None = None
+    not_paused: str | None = None
+
+
+def open_turn(parts: Parts) -> OpenTurn:
+    """Returns the lane's open turn. Stores nothing. Raises ConfigError if no turn is open."""
+    plan, _ = _open_plan(parts)
+    has_outcomes = parts.store.has_outcomes(plan.turn)
+    if plan.kind is not TurnKind.RUN:
+        return OpenTurn(plan, Consequence.SETTLED, has_outcomes)
+    claimed = is_at_most_once(plan) and parts.store.has_claim(plan.turn)
+    return OpenTurn(plan, Consequence.LOST if claimed else Consequence.VOID, has_outcomes)
+
+
+def void_open_turn(parts: Parts, turn: TurnId, reason: str, pause: bool = False) -> ClosedTurn:
+    """Closes the open turn `turn`, and commits the newest floor. With `pause`, the partitions that it reads are paused.
+
+    Raises ConfigError if no turn is open, FatalError if another turn is, or if `turn` is claimed and reported
+    and no file of its outcomes is lost, or its decisions are stored.
+    """
+    plan, before = _open_plan(parts)
+    if plan.turn != turn:
+        raise FatalError(f"{turn} is not open any more; {plan.turn} is. Nothing was stored. Look at that turn first")
+    consequence = _close(parts, plan, before, reason, pause)
+    not_paused = _pause(parts, plan, reason) if pause and consequence is not Consequence.SETTLED else None
+    return ClosedTurn(plan, consequence, commit_or_reason(parts), not_paused)
+
+
+def _open_plan(parts: Parts) -> tuple[Plan, Settlement]:
+    newest = parts.store.newest()
+    plan = parts.store.open_plan(newest) if newest else None
+    if newest is None or plan is None:
+        raise ConfigError(f"{parts.pipeline.name} has no open turn in its lane {parts.store.lane}: nothing to void")
+    return plan, newest
+
+
+def _close(parts: Parts, plan: Plan, before: Settlement, reason: str, pause: bool) -> Consequence:
+    if plan.kind is not TurnKind.RUN:
+        settle_turn(parts, plan, before)
+        return Consequence.SETTLED
+    waiver = Marker(MarkerKind.WAIVER, parts.run_id, parts.now(), parts.actor, reason, by_operator=True, pause=pause)
+    if not is_at_most_once(plan):
+        # One commit. Its number is the one that settling the turn would take, so the first of the two decides.
+        stored = store_void(parts, plan, before, waiver)
+        consequence = Consequence.VOID if stored else _settled_meanwhile(parts, plan)
+        if consequence is Consequence.VOID:
+            _drop_lost_files(parts, plan)
+        return consequence
+    # The waiver takes the claim's number (steps/void.py). If it is refused, the handler may have been called. A waived
+    # turn is never handed out, so it has no outcomes whose files could be lost.
+    if waive(parts, plan, waiver):
+        close_if_waived(parts, plan, before)
+        return _settled_meanwhile(parts, plan)
+    return _lose(parts, plan, before, OperatorLoss(reason, pause))
+
+
+def _settled_meanwhile(parts: Parts, plan: Plan) -> Consequence:
+    kind = parts.store.settlement(plan.turn).kind
+    return Consequence.VOID if kind is TurnKind.VOID else Consequence.SETTLED
+
+
+def _lose(parts: Parts, plan: Plan, before: Settlement, loss: OperatorLoss) -> Consequence:
+    """Records the ranges of a claimed turn as lost, unless its driver has reported meanwhile, and settles the turn.
+
+    The writes, in this order: the start marker; one commit of the lost ranges with reason, pause and an operator's
+    mark; decisions n; settlement n, which takes reason and pause from that commit. A crash before the second leaves the
+    turn open, and no driver that has not started it yet ever starts it. After it, any process that settles the turn, a
+    run or this command again, finds the mark and stores the same settlement.
+    """
+    if not parts.store.has_claim(plan.turn):
+        raise FatalError(f"{plan.turn} is not open any more: another process has closed it. Nothing was stored")
+    if operator_loss(parts, plan):  # an operator's process has died before it could settle the turn
+        settle_turn(parts, plan, before)
+        return Consequence.LOST
+    if parts.store.has_outcomes(plan.turn):
+        _lose_reported(parts, plan, loss)
+        settle_turn(parts, plan, before)
+        return Consequence.LOST
+    # The start marker comes first: a driver that has claimed the turn and not started yet then calls no handler. The
+    # lost ranges are outcomes n, so the report of a driver that has started is refused.
+    parts.store.store_start_marker(plan, parts.run_id, parts.now())
+    lost = record_lost(parts, plan, loss.reason, loss)
+    settle_turn(parts, plan, before)
+    return Consequence.LOST if lost else Consequence.SETTLED
+
+
+def _lose_reported(parts: Parts, plan: Plan, loss: OperatorLoss) -> None:
+    """Records the ranges of a claimed turn as lost in place of its outcomes, if files of these are lost."""
+    if not parts.store.has_lost_files(plan.turn):
+        raise FatalError(
+            f"{plan.turn} is claimed, its outcomes are stored and no file of them is lost or damaged, so it is neither "
+            f"void nor lost. Settle it with `ackline run {parts.pipeline.name}`"
+        )
+    # Refused if decisions n are stored: another process may have read the outcomes whole and settle the turn by them.
+    if not replace_by_lost(parts, plan, loss):
+        raise FatalError(
+            f"{plan.turn} is claimed, its outcomes and decisions are stored, and files of its outcomes are lost. "
+            f"Restore the folder of the table outcomes from a backup, then settle the turn with "
+            f"`ackline run {parts.pipeline.name}`"
+        )
+
+
+def _drop_lost_files(parts: Parts, plan: Plan) -> None:
+    """Stops naming those files of a void turn that are lost or damaged.
+
+    After the void settlement: before it, settle would take the rows of a removed file for gaps. The turn is closed
+    whether this succeeds or not, and maintenance does it too, for a process that dies in between.
+    """
+    try:
+        parts.store.drop_lost_files(plan.turn)
+    except AcklineError as error:
+        _logger.warning("%s. The turn is void; `ackline maintain` drops the lost files of its outcomes", error)
+
+
+def _pause(parts: Parts, plan: Plan, reason: str) -> str | None:
+    """Pauses the partitions that the closed turn was to read, unless they are paused. Returns why it could not.
+
+    The settlement of our own void or loss has paused them. A turn of its own does it where another process has closed
+    the turn: by an earlier waiver or loss, which was stored without a pause, or by a void of its own.
+    """
+
+    def choose(newest: Settlement) -> Targets:
+        return {tp: newest.partitions[tp].state.floor for tp, planned in plan.partitions.items() if not planned.empty}
+
+    newest = parts.store.newest()
+    if newest is None or all(newest.partitions[tp].paused for tp in choose(newest)):
+        return None
+    try:
+        perform_action(parts, TurnKind.PAUSE, choose, reason)
+    except AcklineError as error:  # another run has taken the next turn; this turn is closed all the same
+        return str(error)
+    return None
+
+
+def commit_or_reason(parts: Parts) -> str | None:
+    """Commits the newest floor. Returns why it was not committed: what the operator did is stored all the same, and the
+    next run commits it or stops with the same error."""
+    if parts.store.lane != LIVE:
+        return None
+    try:
+        commit_newest(parts)
+    except AcklineError as error:
+        return not_committed_reason(error)
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class UnpublishedTurn:
+    """The newest settled turn. `rows` has each table that lacks it, with the most rows that the table would get."""
+
+    turn: TurnId
+    rows: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class DroppedOutputs:
+    """What became of an unpublished turn. `rows` and `lost` have each table that never gets its rows: `rows` an upper
+    bound of the lost rows, `lost` the error. `not_committed` is why the group's offsets were not committed; None if
+    they were, or if the lane commits none."""
+
+    turn: TurnId
+    rows: Mapping[str, int]
+    lost: Mapping[str, str]
+    not_committed: str | None = None
+
+
+def unpublished_turn(parts: Parts, tables: Collection[str]) -> UnpublishedTurn:
+    """Returns the newest settled turn with those of `tables` that lack its rows. Stores nothing. Raises ConfigError if
+    one of `tables` does not lack them."""
+    turn, outputs = _unpublished(parts)
+    rows = {name: rows for name, rows in outputs.tables.items() if not _has(parts, name, outputs, turn)}
+    if not rows:
+        raise _nothing_to_drop(parts)
+    for name in tables:
+        if name not in rows:
+            raise ConfigError(
+                f"{scrub_address(name)} is no output table that lacks the rows of {turn}; these lack them: "
+                f"{', '.join(rows)}",
+                key="--give-up",
+            )
+    return UnpublishedTurn(turn, {name: rows[name] for name in dict.fromkeys(tables)})
+
+
+def drop_outputs(parts: Parts, turn: TurnId, tables: Collection[str], reason: str) -> DroppedOutputs:
+    """Publishes the settled turn `turn`, gives up the rows of those of `tables` that can't be published, and commits
+    the newest floor.
+
+    Raises ConfigError if no table lacks the rows of a turn, FatalError if another turn is the newest, if another table
+    can't be published either or the staging folder can't be used, and TransientError if an object store does not
+    answer: then no row is given up.
+    """
+    newest, outputs = _unpublished(parts)
+    if newest != turn:
+        raise FatalError(
+            f"{turn} is not the newest settled turn any more; {newest} is. No rows were given up. Run this again to "
+            f"see what that turn lacks"
+        )
+    root = SharedFolder(staging_root(parts))
+    lost: dict[str, str] = {}
+    others: dict[str, str] = {}
+    try:
+        staged = read_manifest(parts, turn, outputs)
+        for name, rows in outputs.tables.items():
+            of_table = replace(outputs, tables={name: rows})
+            try:
+                publish(parts.store, turn, of_table, staged, root.uri, folder_name(turn))
+            except TransientError:
+                raise
+            except AcklineError as error:
+                if not _has(parts, name, outputs, turn):  # another process may have published it meanwhile
+                    (lost if name in tables else others)[name] = str(error)
+        if others:
+            raise FatalError(
+                f"{turn} can't be published to {', '.join(others)} either, so no rows were given up: "
+                f"{'; '.join(others.values())}. Mend that, or name it with --give-up too"
+            )
+        dropped = {name: outputs.tables[name] for name in lost}
+        if lost:
+            record = {"rows_at_most": dropped, "why": lost, "reason": reason, "actor": parts.actor,
+                      "run_id": parts.run_id, "at": parts.now().isoformat()}  # fmt: skip
+            root.write_durably(f"{folder_name(turn)}-dropped.json", json.dumps(record, indent=1).encode())
+            _logger.warning("%s: %s dropped its rows for %s: %s", turn, parts.actor, ", ".join(lost), reason)
+        mark_as_published(root, turn, outputs)
+    except OSError as error:
+        raise unusable_folder(root.uri, error) from None
+    return DroppedOutputs(turn, dropped, lost, commit_or_reason(parts))
+
+
+def _unpublished(parts: Parts) -> tuple[TurnId, OutputsOfTurn]:
+    newest, root = parts.store.newest(), SharedFolder(staging_root(parts))
+    outputs = OutputsOfTurn.decode(newest.outputs) if newest is not None and newest.outputs else None
+    try:
+        if newest is None or outputs is None or not outputs.tables or is_published(root, newest.turn, outputs):
+            raise _nothing_to_drop(parts)
+    except OSError as error:
+        raise unusable_folder(root.uri, error) from None
+    return newest.turn, outputs
+
+
+def _nothing_to_drop(parts: Parts) -> ConfigError:
+    return ConfigError(
+        f"{parts.pipeline.name}: each output table has the newest settled turn of the lane {parts.store.lane}, so "
+        f"there is nothing to give up"
+    )
+
+
+def _has(parts: Parts, name: str, outputs: OutputsOfTurn, turn: TurnId) -> bool:
+    try:
+        version = table_of(parts.store, name).version_of(outputs.application)
+    except TransientError:
+        raise
+    except AcklineError:  # a table that can't be used
+        return False
+    return (version or 0) >= turn.n

@@ -1,0 +1,257 @@
+"""Which offsets a new backfill reads: by its ranges, times and outcomes, in the logs as they are now.
+
+Which offsets the ranges and times of a backfill choose, given the logs as they are. Pure.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ackline.errors import ConfigError
+from ackline.lane.adapters import Parts
+from ackline.ledger.account import Chosen
+from ackline.ledger.offsets import (
+    LogBounds,
+    OffsetRange,
+    Ranges,
+    TopicPartition,
+    clipped,
+    count_offsets,
+    joined,
+    subtract_ranges,
+    union,
+)
+from ackline.ledger.outcomes import Outcome
+from ackline.ledger.turns import is_backfill
+from ackline.pipeline.arguments import LAST, BackfillArguments, RangeArgument, parse_range
+from ackline.tables.chosen import OutcomeFilter, RangesByPartition
+
+_NONE: Ranges = (np.zeros(0, np.int64), np.zeros(0, np.int64))
+
+
+def asked_ranges(
+    arguments: Iterable[RangeArgument], logs: Mapping[TopicPartition, LogBounds]
+) -> dict[TopicPartition, tuple[OffsetRange, ...]]:
+    """Returns the ranges of each partition; without arguments, every partition from its log start to its log end.
+
+    Explicit offsets stay below the log start as they were written: what retention took is settled as `expired`. Raises
+    ConfigError for a partition that is not in `logs`, and for offsets beyond the log end.
+    """
+    asked: dict[TopicPartition, list[OffsetRange]] = {}
+    wanted = list(arguments)
+    for argument in wanted:
+        partitions = [tp for tp in logs if argument.includes(tp)]
+        if not partitions:
+            where = argument.topic if argument.partition is None else f"{argument.topic}[{argument.partition}]"
+            raise ConfigError(f"range {where}: the pipeline reads no such partition", key="RANGE")
+        for tp in partitions:
+            asked.setdefault(tp, []).append(_in_log(tp, argument.offsets, logs[tp]))
+    if not wanted:
+        asked = {tp: [OffsetRange(log.start, log.end)] for tp, log in logs.items()}
+    return {tp: ranges for tp, parts in sorted(asked.items()) if (ranges := joined(parts))}
+
+
+def _in_log(tp: TopicPartition, offsets: OffsetRange | None, log: LogBounds) -> OffsetRange:
+    if offsets is None:
+        return OffsetRange(log.start, log.end)
+    if offsets.end > log.end:
+        raise ConfigError(
+            f"range {tp.topic}:{tp.partition}:{offsets.start}-{offsets.end}: the log of {tp} ends at {log.end}; end "
+            f"the range at {log.end} or below",
+            key="RANGE",
+        )
+    return offsets
+
+
+def narrowed_by_time(
+    asked: Mapping[TopicPartition, Sequence[OffsetRange]],
+    logs: Mapping[TopicPartition, LogBounds],
+    first: Mapping[TopicPartition, int | None] | None,
+    end: Mapping[TopicPartition, int | None] | None,
+) -> dict[TopicPartition, tuple[OffsetRange, ...]]:
+    """Returns the part of the ranges from the first record at `--from` to the first one at `--to`, clipped to the log.
+
+    `first` and `end` hold the offsets of these records, None where a partition has no such record; they are None if the
+    option was not given. Without a record at `--to`, the part ends at the log end.
+    """
+    narrowed = {}
+    for tp, ranges in asked.items():
+        low, high = logs[tp].start, logs[tp].end
+        if first is not None:
+            at = first.get(tp)
+            low = high if at is None else max(low, at)
+        if end is not None and (at := end.get(tp)) is not None:
+            high = min(high, at)
+        narrowed[tp] = tuple(clipped(ranges, low, high))
+    return {tp: ranges for tp, ranges in narrowed.items() if ranges}
+
+
+def newest_outcomes(epochs: Iterable[tuple[Ranges, Ranges]]) -> Ranges:
+    """Returns the offsets whose terminal outcome in their newest epoch is wanted.
+
+    `epochs` holds, from the newest epoch to the oldest, the offsets with a wanted outcome and those with any.
+    """
+    chosen, covered = _NONE, _NONE
+    for wanted, every in epochs:
+        starts, ends, _ = subtract_ranges(wanted, covered)
+        chosen = union(np.append(chosen[0], starts), np.append(chosen[1], ends))
+        covered = union(np.append(covered[0], every[0]), np.append(covered[1], every[1]))
+    return chosen
+
+
+def intersection(ranges: Ranges, others: Ranges) -> Ranges:
+    """Returns the offsets that are in both. Each holds sorted, disjoint ranges."""
+    outside = subtract_ranges(ranges, others)[:2]
+    starts, ends, _ = subtract_ranges(ranges, outside)
+    return starts, ends
+
+
+def as_arrays(ranges: Sequence[OffsetRange]) -> Ranges:
+    """Returns ranges as arrays of their starts and ends."""
+    starts, ends = np.array([(part.start, part.end) for part in ranges], dtype=np.int64).reshape(-1, 2).T
+    return starts, ends
+
+
+def as_ranges(arrays: Ranges) -> list[OffsetRange]:
+    """Returns arrays of starts and ends as ranges."""
+    return [OffsetRange(start, end) for start, end in zip(arrays[0].tolist(), arrays[1].tolist(), strict=True)]
+
+
+Logs = Mapping[TopicPartition, LogBounds]
+
+BY_RETENTION, IN_OLDER_TOPIC, BEYOND_END = "retention", "an older topic", "beyond the log end"
+"""Why an offset is gone: it is below the log start; the topic was created again; the log was truncated."""
+
+
+@dataclass(frozen=True, slots=True)
+class GoneRange:
+    """Offsets that match the arguments and can't be read any more, and why."""
+
+    tp: TopicPartition
+    offsets: OffsetRange
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The offsets of a new backfill, and the logs and topics in which they were chosen.
+
+    `gone` are offsets that match and can't be read. Those below the log start are part of the lane, and become
+    `expired`; the others are no part of it. `open_ends` are the log ends at which partitions stop that have no record
+    at or after `--to` yet. `acked_before` is how many of the offsets an earlier backfill has acked.
+    """
+
+    partitions: Mapping[TopicPartition, Chosen]
+    topic_ids: Mapping[str, str]
+    logs: Logs
+    gone: Sequence[GoneRange]
+    open_ends: Mapping[TopicPartition, int]
+    acked_before: int
+
+    @property
+    def offsets(self) -> int:
+        """How many offsets are chosen."""
+        return sum(count_offsets(chosen.every) for chosen in self.partitions.values())
+
+
+def choose_offsets(parts: Parts, arguments: BackfillArguments) -> Choice:
+    """Returns what the arguments choose. Raises ConfigError for arguments that do not fit the pipeline or its logs."""
+    arguments.check()
+    since, until = arguments.times(parts.now())
+    topic_ids, logs = _readable_logs(parts)
+    ranges = [parse_range(text) for text in arguments.ranges]
+    firsts = parts.cluster.offsets_at(logs, since) if since is not None else None
+    ends = parts.cluster.offsets_at(logs, until) if until is not None else None
+    open_ends = {tp: logs[tp].end for tp, offset in (ends or {}).items() if offset is None}
+    older: RangesByPartition = {}
+    if arguments.by_outcome:
+        # An offset that retention took has a row all the same. It is chosen, and becomes `expired`, unless a time
+        # excludes it: the time of a record that is gone is unknown.
+        bounds = logs if since is not None else {tp: LogBounds(0, log.end) for tp, log in logs.items()}
+        open_bounds = {tp: bound._replace(end=LAST) for tp, bound in bounds.items()} if ends is None else bounds
+        asked = narrowed_by_time(asked_ranges(ranges, open_bounds), open_bounds, firsts, ends)
+        matching, older = _by_outcome(parts, arguments, topic_ids, asked)
+        partitions = {tp: Chosen((), tuple(clipped(runs, 0, logs[tp].end))) for tp, runs in matching.items()}
+    else:
+        asked = asked_ranges(ranges, logs)
+        if since is not None or until is not None:
+            asked = narrowed_by_time(asked, logs, firsts, ends)
+        matching = {tp: list(parts_) for tp, parts_ in asked.items()}
+        partitions = {tp: Chosen(parts_) for tp, parts_ in asked.items()}
+    chosen = {tp: of for tp, of in sorted(partitions.items()) if of.every}
+    gone = list(_gone(matching, older, logs))
+    open_ends = {tp: end for tp, end in open_ends.items() if tp in chosen}
+    return Choice(chosen, topic_ids, logs, gone, open_ends, _acked_before(parts, chosen, topic_ids))
+
+
+def _readable_logs(parts: Parts) -> tuple[dict[str, str], dict[TopicPartition, LogBounds]]:
+    """Returns the ids of the subscribed topics, and the bounds of their partitions. Raises TransientError if one has no
+    leader."""
+    parts.cluster.reachable()
+    block = parts.pipeline.kafka
+    names = parts.cluster.names() if block.named_topics is None else block.named_topics
+    # Topic ids before bounds: if a topic is created again in between, its bounds are stored under the old id, and the
+    # first turn stops there.
+    topics = parts.cluster.topics([name for name in names if block.subscribes_to_topic(name)])
+    tps = [TopicPartition(name, number) for name, info in topics.items() for number in info.partitions]
+    bounds = parts.cluster.bounds([tp for tp in tps if parts.is_subscribed(tp)])
+    return {name: info.topic_id for name, info in topics.items()}, dict(sorted(bounds.items()))
+
+
+def _by_outcome(
+    parts: Parts,
+    arguments: BackfillArguments,
+    topic_ids: Mapping[str, str],
+    asked: Mapping[TopicPartition, Sequence[OffsetRange]],
+) -> tuple[dict[TopicPartition, list[OffsetRange]], RangesByPartition]:
+    """Returns the asked offsets with a wanted outcome, and those of older topics, by partition.
+
+    Raises ConfigError if the lane of `--of` has not begun.
+    """
+    store = parts.store.other_lane(arguments.of)
+    newest = store.newest()
+    if newest is None:
+        raise ConfigError(f"--of {arguments.of}: {parts.pipeline.name} has no such lane yet", key="--of")
+    wanted = OutcomeFilter(arguments.outcome, arguments.error_class, arguments.run)
+    epochs: dict[TopicPartition, list[tuple[Ranges, Ranges]]] = {}
+    older: RangesByPartition = {}
+    for epoch in range(newest.turn.epoch, -1, -1):
+        matching, in_older = store.terminal_offsets(epoch, topic_ids, wanted)
+        # What any outcome covers matters only to older epochs: the first epoch has none.
+        every = store.terminal_offsets(epoch, topic_ids, None)[0] if epoch else {}
+        for tp in {*matching, *every}:
+            epochs.setdefault(tp, []).append((matching.get(tp, _NONE), every.get(tp, _NONE)))
+        older |= {tp: ranges for tp, ranges in in_older.items() if tp in asked}
+    chosen = {
+        tp: as_ranges(intersection(newest_outcomes(of_tp), as_arrays(asked[tp])))
+        for tp, of_tp in epochs.items()
+        if tp in asked
+    }
+    return {tp: runs for tp, runs in chosen.items() if runs}, older
+
+
+def _gone(
+    matching: Mapping[TopicPartition, Sequence[OffsetRange]], older: RangesByPartition, logs: Logs
+) -> Iterable[GoneRange]:
+    for tp, ranges in sorted(matching.items()):
+        yield from (GoneRange(tp, part, BY_RETENTION) for part in clipped(ranges, 0, logs[tp].start))
+        yield from (GoneRange(tp, part, BEYOND_END) for part in clipped(ranges, logs[tp].end, LAST))
+    for tp, arrays in sorted(older.items()):
+        yield from (GoneRange(tp, part, IN_OLDER_TOPIC) for part in as_ranges(arrays))
+
+
+def _acked_before(parts: Parts, chosen: Mapping[TopicPartition, Chosen], topic_ids: Mapping[str, str]) -> int:
+    """Returns how many chosen offsets an earlier backfill of the pipeline has acked."""
+    acked: dict[TopicPartition, list[tuple[Ranges, Ranges]]] = {}
+    for lane in parts.store.lanes() if chosen else ():
+        if not is_backfill(lane) or lane == parts.store.lane:
+            continue
+        store = parts.store.other_lane(lane)
+        newest = store.newest()
+        for epoch in range(newest.turn.epoch + 1) if newest else ():
+            for tp, ranges in store.terminal_offsets(epoch, topic_ids, OutcomeFilter(Outcome.ACKED.value))[0].items():
+                acked.setdefault(tp, []).append((ranges, _NONE))
+    every = {tp: newest_outcomes(ranges) for tp, ranges in acked.items() if tp in chosen}
+    common = (intersection(as_arrays(chosen[tp].every), ranges) for tp, ranges in every.items())
+    return sum(int((ends - starts).sum()) for starts, ends in common)

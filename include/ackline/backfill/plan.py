@@ -1,0 +1,189 @@
+"""The next turn of a backfill lane: its open plan, or a new one over what was chosen and is not settled.
+
+The lane reads what its genesis has stored, whatever becomes of the pipeline file and the group. Every write is fenced
+by the turn's number, as in steps/plan.py: of two processes that resume the same lane, one stores plan n, and the other
+adopts it.
+"""
+
+import logging
+from dataclasses import dataclass
+
+from ackline.errors import ConfigError, TopicChanged
+from ackline.in_flight.ack_topic import unread_answers
+from ackline.lane.adapters import Parts
+from ackline.lane.log_checks import truncated_partitions
+from ackline.lane.new_plan import (
+    MAX_LOST_RACES,
+    LaneRanges,
+    check_clock,
+    check_settings_unchanged,
+    chosen_in,
+    lane_ranges,
+    new_plan,
+    too_many_lost_races,
+)
+from ackline.lane.void import close_if_waived
+from ackline.ledger import planning
+from ackline.ledger.fold import PendingKind
+from ackline.ledger.offsets import LogBounds, TopicPartition, clipped
+from ackline.ledger.pending import PendingRuns
+from ackline.ledger.planning import Limits, PartitionView
+from ackline.ledger.turns import Plan, SettledPartition, Settlement, TurnKind
+from ackline.outputs.turn import publish_settled, store_plan
+from ackline.pipeline.arguments import id_of
+from ackline.steps.plan import check_dead_letter_topic
+from ackline.steps.run_plan import max_in_flight
+from ackline.steps.settle import settle_turn
+
+log = logging.getLogger(__name__)
+
+NO_WINDOW = 2**62
+"""`max_uncommitted` for guarantees that never retry."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedTurn:
+    """The turn to carry out, and whether another run has stored its plan."""
+
+    plan: Plan
+    adopted: bool
+
+
+def plan_backfill(
+    parts: Parts, max_records: int | None = None, resend: bool = False, reason: str = ""
+) -> PlannedTurn | None:
+    """Returns the lane's open plan, or else a new one, stored; None if nothing can be read now.
+
+    The turn reads `max_records` offsets at most. With `resend`, it is also taken for dead letters alone that were not
+    acknowledged. A new plan stores `reason`; an open one keeps its own. Raises ConfigError if the lane has not begun,
+    the dead-letter topic is missing or an output has other columns, TopicChanged if a log is not the one in which the
+    offsets were chosen.
+    """
+    for _ in range(MAX_LOST_RACES):
+        newest = parts.store.newest()
+        if newest is None:
+            raise ConfigError(f"{parts.pipeline.name} has no lane {parts.store.lane}")
+        # A lane that is settled takes no further number, and commits no group: no later step publishes its last turn.
+        publish_settled(parts, newest)
+        open_plan = parts.store.open_plan(newest)
+        if open_plan is not None and open_plan.kind is not TurnKind.RUN:
+            settle_turn(parts, open_plan, newest)  # a cancellation whose process has died; any process finishes it
+        elif open_plan is not None and close_if_waived(parts, open_plan, newest):
+            continue
+        elif open_plan is not None:
+            check_clock(parts, open_plan.planned_at)
+            return PlannedTurn(open_plan, adopted=True)
+        else:
+            plan = _next_plan(parts, newest, max_records, resend, reason)
+            if plan is None:
+                return None
+            # The write that starts the turn. Refused if another process has stored plan n: the next round adopts it.
+            if store_plan(parts, newest, plan):
+                parts.notify("planned", plan)
+                return PlannedTurn(plan, adopted=False)
+    raise too_many_lost_races(parts, "taking a turn")
+
+
+def _next_plan(parts: Parts, newest: Settlement, max_records: int | None, resend: bool, reason: str) -> Plan | None:
+    """Returns the plan after `newest`; None if it would do nothing."""
+    check_clock(parts, newest.settled_at)
+    chosen = lane_ranges(parts, newest.turn.epoch)
+    unfinished = {tp: settled for tp, settled in newest.partitions.items() if _is_unfinished(tp, settled, chosen)}
+    if not unfinished:
+        return None
+    check_dead_letter_topic(parts)
+    check_settings_unchanged(parts, newest)
+    logs = _logs(parts, unfinished, chosen)
+    views = {
+        tp: PartitionView(
+            settled.topic_id,
+            settled.state,
+            logs.get(tp),
+            subscribed=parts.is_subscribed(tp),
+            paused=settled.paused,
+            chosen=chosen_in(chosen, tp),
+        )
+        for tp, settled in unfinished.items()
+    }
+    retries = parts.pipeline.guarantee == "at_least_once"
+    most = parts.pipeline.max_records_per_run if max_records is None else max_records
+    limits = Limits(
+        parts.pipeline.max_uncommitted if retries else NO_WINDOW,
+        min(most, parts.pipeline.max_records_per_run),
+        max_in_flight=max_in_flight(parts),
+    )
+    planned = planning.plan_partitions(views, limits, parts.now(), newest.turn.n + 1)
+    for tp, row in planned.items():
+        if row.why == planning.NO_LEADER:
+            log.warning("%s has no leader: it is left out until it has one; the others go on", tp)
+    reads = any(
+        not row.empty or clipped(chosen_in(chosen, tp), row.complete_to, row.fresh.start) for tp, row in planned.items()
+    )
+    letters = resend and any(has_dead_letters(settled) for settled in unfinished.values())
+    answers = not reads and _has_answers(parts, newest)
+    return new_plan(parts, newest, TurnKind.RUN, planned, reason) if reads or letters or answers else None
+
+
+def _has_answers(parts: Parts, newest: Settlement) -> bool:
+    """Returns whether a turn would end an attempt in flight: a deadline has passed, or answers are not read yet."""
+    states = [settled.state for settled in newest.partitions.values()]
+    if not any(state.pending_by_kind()[PendingKind.IN_FLIGHT] for state in states):
+        return False
+    unread = unread_answers(parts, newest)
+    if unread is not None and any(unread.ranges.values()):
+        return True
+    # While answers are hidden nothing times out, so turns for what is overdue would follow each other without an end.
+    hidden = unread is not None and unread.hides_answers
+    return not hidden and any(PendingRuns.of(state.pending).overdue_at(parts.now()) for state in states)
+
+
+def _is_unfinished(tp: TopicPartition, settled: SettledPartition, chosen: LaneRanges) -> bool:
+    ranges = chosen_in(chosen, tp)
+    return bool(settled.state.pending) or bool(ranges and ranges[-1].end > settled.state.complete_to)
+
+
+def has_dead_letters(settled: SettledPartition) -> bool:
+    """Returns whether a record of the partition waits for the acknowledgement of its dead letter."""
+    return settled.state.pending_by_kind()[PendingKind.DEAD_LETTER] > 0
+
+
+def _logs(
+    parts: Parts, lane: dict[TopicPartition, SettledPartition], chosen: LaneRanges
+) -> dict[TopicPartition, LogBounds]:
+    """Returns the readable logs of partitions with a leader. Raises TopicChanged if a log is not the one in which the
+    offsets were chosen: in another log the same offsets mean other records (S42).
+
+    Unlike the live lane, the whole of what was chosen is compared and not only what was read: of a log that was cut
+    below it, and has grown again, the rest would be other records than those that were asked for.
+    """
+    parts.cluster.reachable()
+    topics = parts.cluster.topics(sorted({tp.topic for tp in lane}))
+    for tp, settled in lane.items():
+        topic = topics.get(tp.topic)
+        if topic is None or tp.partition not in topic.partitions:
+            raise _other_log(parts, tp, "is gone")
+        if topic.topic_id != settled.topic_id:
+            raise _other_log(parts, tp, "was deleted and created again")
+    bounds = parts.cluster.bounds([tp for tp in lane if topics[tp.topic].partitions[tp.partition]])
+    ends = {
+        tp: max([settled.state.complete_to, *(part.end for part in chosen_in(chosen, tp) or ())])
+        for tp, settled in lane.items()
+    }
+    known = {tp: (ends[tp], settled.leader_epoch) for tp, settled in lane.items()}
+    for tp, end in truncated_partitions(parts, known, bounds).items():
+        left = "nothing is known to be left" if end is None else f"only what is below {end} is left"
+        raise _other_log(parts, tp, f"was truncated below {ends[tp]}: {left}")
+    for tp, log_bounds in bounds.items():
+        if log_bounds.end < lane[tp].state.complete_to:
+            raise _other_log(parts, tp, f"ends at {log_bounds.end}, below {lane[tp].state.complete_to}")
+    return {tp: LogBounds(found.start, found.end, found.leader_epoch) for tp, found in bounds.items()}
+
+
+def _other_log(parts: Parts, tp: TopicPartition, what: str) -> TopicChanged:
+    backfill_id = id_of(parts.store.lane)
+    return TopicChanged(
+        f"{tp} {what}: it is not the log in which the offsets of backfill {backfill_id} were chosen. Nothing was read. "
+        f"End it with `ackline backfill {parts.pipeline.name} --cancel {backfill_id} --yes`, and begin another one",
+        topic=tp.topic,
+        partition=tp.partition,
+    )

@@ -1,0 +1,343 @@
+"""Backfill lanes: begins one, runs what is due of it, cancels it, and accounts for every offset.
+
+The pipeline as a backfill lane runs it: the file's settings, with the handler and dead letters of the lane. Pure.
+
+Backfill lanes: begin one, run what is due of it, cancel it, and account for every offset that it was asked to read.
+
+A lane has a ledger of its own and the same three steps as the live lane. It never touches the group, so it runs beside
+live runs and other backfills.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from ackline.actions.void import void_open_turn
+from ackline.backfill.choose import Choice
+from ackline.backfill.plan import plan_backfill
+from ackline.errors import ConfigError, FatalError, LedgerError, RangeGone
+from ackline.lane.adapters import Parts, Progress
+from ackline.lane.new_plan import MAX_LOST_RACES, new_plan, too_many_lost_races
+from ackline.ledger.account import Account, Chosen, account_of, chosen_of
+from ackline.ledger.backoff import FOREVER
+from ackline.ledger.fold import PartitionState, Pending, PendingKind
+from ackline.ledger.offsets import ChosenRanges, LogBounds, OffsetRange, TopicPartition, ValuedRange, count
+from ackline.ledger.outcomes import Outcome
+from ackline.ledger.pending import PendingRuns
+from ackline.ledger.turns import Plan, PlannedPartition, SettledPartition, Settlement, TurnId, TurnKind, is_backfill
+from ackline.outputs.turn import publish_settled, remove_staged, store_plan
+from ackline.pipeline.arguments import BackfillArguments, id_of
+from ackline.pipeline.pipeline import DeadLetterBlock, Pipeline
+from ackline.steps.replay import Replayed, replay
+from ackline.steps.run import MAX_VOID_TURNS
+from ackline.steps.settle import settle, settle_turn
+from ackline.tables.store import LedgerStore
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+def backfill_pipeline(pipeline: Pipeline, arguments: BackfillArguments, max_rate: int | None = None) -> Pipeline:
+    """Returns the settings of a backfill lane.
+
+    Each outcome becomes a row, because the account of the lane and `ackline diff` count rows. What retention took is
+    recorded: it was shown before the backfill began. Another handler takes the place of the file's `handler` and
+    `streams`, and keeps its `decode` and `filter`. Raises ConfigError for a handler that is not in the allow-list, and
+    for a dead-letter topic that the pipeline reads.
+    """
+    changes: dict[str, object] = {"record_outcomes": True, "on_expired": "record", "max_offset_behind": None}
+    if max_rate is not None:
+        changes["max_rate"] = max_rate
+    if arguments.handler is not None:
+        _check_allowed(pipeline, arguments.handler)
+        changes |= {"handler": arguments.handler, "streams": None}
+    if arguments.dead_letter is not None:
+        topic = arguments.dead_letter
+        if topic != "none" and pipeline.kafka.subscribes_to_topic(topic):
+            raise ConfigError(
+                f"--dead-letter {topic}: the pipeline reads this topic, so it would read its dead letters again; name "
+                f"another topic",
+                key="--dead-letter",
+            )
+        changes["dead_letter"] = "none" if topic == "none" else DeadLetterBlock(topic=topic)
+    return pipeline.model_copy(update=changes)
+
+
+def _check_allowed(pipeline: Pipeline, handler: str) -> None:
+    allowed = [*pipeline.handlers, *pipeline.backfill.handlers]
+    if handler not in allowed:
+        raise ConfigError(
+            f"--handler {handler} is not allowed: add it to `backfill.handlers` of pipeline {pipeline.name}; allowed "
+            f"are {', '.join(dict.fromkeys(allowed))}",
+            key="--handler",
+        )
+
+
+def begin(parts: Parts, arguments: BackfillArguments, choice: Choice, reason: str = "", epoch: int = 0) -> Settlement:
+    """Stores the genesis of a new lane, or of a new epoch of a settled one: what was chosen, and the arguments as they
+    were written.
+
+    Returns the stored genesis. Of two processes that begin the same id and epoch, one stores it; the caller compares
+    the arguments. The choice is stored before anything is read, so that a resume never chooses anew. Raises FatalError
+    if the epoch before is not settled.
+    """
+    check_epoch_before_is_settled(parts.store, epoch)
+    publish_settled(parts, parts.store.newest())  # of the epoch before: no step looks at it again
+    partitions = {tp: _genesis_row(parts, choice, tp, chosen) for tp, chosen in choice.partitions.items()}
+    turn = TurnId(parts.store.pipeline, parts.store.lane, epoch, 0)
+    genesis = Settlement(
+        turn, TurnKind.GENESIS, parts.run_id, parts.now(), partitions, parts.actor, reason, arguments.encode()
+    )
+    if parts.store.store_settlement(genesis):
+        parts.notify("partitions_changed", partitions)
+    return parts.store.settlement(turn)
+
+
+def check_epoch_before_is_settled(store: LedgerStore, epoch: int) -> None:
+    """Raises FatalError unless the epoch before is settled, so that each of its offsets has a terminal outcome.
+
+    The genesis is the only write that opens an epoch, so no crash leaves a lane between two of them. No fence compares
+    it with the epoch before, and none is needed: an epoch that is settled stays settled. No turn of it reads again, and
+    an operator action on it changes no state that the new epoch begins with.
+    """
+    if epoch == 0:
+        return
+    newest = store.newest()
+    if newest is None or newest.turn.epoch < epoch - 1:
+        raise FatalError(f"{store.lane} of {store.pipeline} has no epoch {epoch - 1}, so epoch {epoch} can't begin")
+    is_settled = store.open_plan(newest) is None and account(store, newest).settled
+    if newest.turn.epoch == epoch - 1 and not is_settled:
+        raise FatalError(
+            f"epoch {epoch - 1} of {store.lane} of {store.pipeline} is not settled, so epoch {epoch} can't begin. Go "
+            f"on with it, or end it with `ackline backfill {store.pipeline} --cancel {id_of(store.lane)}`"
+        )
+
+
+def _genesis_row(parts: Parts, choice: Choice, tp: TopicPartition, chosen: Chosen) -> SettledPartition:
+    if chosen.offsets:
+        # Due since the lane begins, and without an attempt: replay reads them exactly, as attempt 1.
+        unread = Pending(PendingKind.RETRY, 0, parts.now(), None)
+        pending = PendingRuns.of([ValuedRange(run.start, run.end, unread) for run in chosen.offsets])
+        state = PartitionState(chosen.offsets[-1].end, pending)
+    else:
+        state = PartitionState(chosen.ranges[0].start)
+    return SettledPartition(
+        choice.topic_ids[tp.topic],
+        state.floor,
+        state,
+        evidence="chosen by outcome" if chosen.offsets else "chosen by range",
+        leader_epoch=choice.logs[tp].leader_epoch,
+        ranges=chosen.ranges,
+    )
+
+
+def genesis_of(store: LedgerStore, epoch: int) -> Settlement:
+    """Returns the genesis of an epoch of a lane."""
+    return store.settlement(TurnId(store.pipeline, store.lane, epoch, 0))
+
+
+def account(store: LedgerStore, newest: Settlement) -> Account:
+    """Returns what has become of each offset that a lane was asked to read, up to its newest settlement."""
+    genesis = genesis_of(store, newest.turn.epoch)
+    chosen = {tp: chosen_of(settled.ranges or (), settled.state) for tp, settled in genesis.partitions.items()}
+    states = {tp: settled.state for tp, settled in newest.partitions.items()}
+    return account_of(chosen, states, *store.tallies(newest.turn))
+
+
+def account_of_choice(choice: Choice) -> Account:
+    """Returns the account that a lane would begin with."""
+    states = {
+        tp: PartitionState(
+            chosen.every[-1].end if chosen.offsets else chosen.ranges[0].start,
+            [ValuedRange(run.start, run.end, Pending(PendingKind.RETRY, 0, None, None)) for run in chosen.offsets],
+        )
+        for tp, chosen in choice.partitions.items()
+    }
+    return account_of(choice.partitions, states, {}, 0)
+
+
+@dataclass(slots=True)
+class BackfillRun:
+    """What a run of a backfill did: its turns, and handler calls of this process."""
+
+    plans: list[Plan] = field(default_factory=list)
+    calls: int = 0
+    voided: list[str] = field(default_factory=list)
+
+
+def run_backfill(
+    parts: Parts,
+    spark: "Callable[[], SparkSession]",
+    max_records: int | None = None,
+    on_plan: Callable[[Plan, bool], None] | None = None,
+    on_progress: Progress | None = None,
+    reason: str = "",
+) -> BackfillRun:
+    """Takes turns until nothing of the lane can be read now. Reads at most `max_records` offsets, by new plans.
+
+    The new plans and their settlements store `reason`, so that the reason of a resume is in the tables as well.
+
+    Raises RangeGone after MAX_VOID_TURNS void turns in a row, TurnVoided if an operator has closed a turn of this run
+    as void, and what the three steps raise.
+    """
+    result, left = BackfillRun(), max_records
+    while left is None or left > 0 or _has_open_plan(parts):
+        # Dead letters that were not acknowledged are sent again once in a run, by its first turn.
+        planned = plan_backfill(parts, left, not result.plans, reason)
+        if planned is None:
+            return result
+        if on_plan:
+            on_plan(planned.plan, planned.adopted)
+        plan = planned.plan
+        done = replay(parts, spark, on_progress)
+        settle(parts, plan.turn)
+        settlement = parts.store.settlement(plan.turn)
+        result.plans.append(plan)
+        result.calls += done.calls
+        _count_void(parts, result, settlement, done)
+        left = None if left is None else left - _offsets_in(plan)
+        if _is_fruitless(parts, plan, settlement) or _is_without_effect(plan, settlement):
+            return result
+    return result
+
+
+def _has_open_plan(parts: Parts) -> bool:
+    newest = parts.store.newest()
+    return newest is not None and parts.store.open_plan(newest) is not None
+
+
+def _offsets_in(plan: Plan) -> int:
+    return sum(len(planned.fresh) + count(planned.retries) for planned in plan.partitions.values())
+
+
+def _count_void(parts: Parts, result: BackfillRun, settlement: Settlement, done: Replayed) -> None:
+    if settlement.kind is not TurnKind.VOID:
+        result.voided.clear()
+        return
+    result.voided.append(done.void or settlement.reason)
+    if len(result.voided) >= MAX_VOID_TURNS:
+        raise RangeGone(
+            f"{parts.pipeline.name}: {MAX_VOID_TURNS} turns of {parts.store.lane} in a row found their range gone; the "
+            f"last: {result.voided[-1]}. Retention deletes records faster than the backfill reads them"
+        )
+
+
+def _is_fruitless(parts: Parts, plan: Plan, settlement: Settlement) -> bool:
+    """Returns whether a turn made further attempts alone, and settled nothing, under a policy without a limit.
+
+    With a delay of zero such retries are always due, and the run would never end.
+    """
+    retry = parts.pipeline.retry
+    unlimited = retry.class_ is not None or retry.max_retries == FOREVER
+    if not unlimited or settlement.kind is TurnKind.VOID:
+        return False
+    new = plan.reads_single_offsets or any(planned.fresh for planned in plan.partitions.values())
+    ended = any(
+        Outcome(word).terminal and number
+        for settled in settlement.partitions.values()
+        for word, number in settled.counts.items()
+    )
+    return not new and not ended
+
+
+def _is_without_effect(plan: Plan, settlement: Settlement) -> bool:
+    """Returns whether a turn read nothing and settled nothing: it was taken for answers, and none ended an attempt.
+
+    Answers for other lanes arrive in the same ack topic at any rate. Without this limit, they alone would keep a run of
+    the backfill going.
+    """
+    if settlement.kind is TurnKind.VOID or not plan.empty:
+        return False
+    counts = [settled.counts for settled in settlement.partitions.values()]
+    return not any(number for by_word in counts for word, number in by_word.items() if word != Outcome.IN_FLIGHT)
+
+
+def cancel(parts: Parts, reason: str) -> Settlement:
+    """Settles everything of the lane that is not settled yet as `skipped`. Returns the newest settlement.
+
+    An open turn is settled if its outcomes are stored, and else closed as void, or at most once recorded as lost. A
+    process that works on it finds its turn closed, and its report does not count. Raises FatalError for a lane that has
+    not begun.
+    """
+    for _ in range(MAX_LOST_RACES):
+        newest = parts.store.newest()
+        if newest is None:
+            raise FatalError(f"{parts.pipeline.name} has no lane {parts.store.lane}")
+        publish_settled(parts, newest)
+        open_plan = parts.store.open_plan(newest)
+        if open_plan is not None:
+            if open_plan.kind is not TurnKind.RUN or parts.store.has_outcomes(open_plan.turn):
+                settle_turn(parts, open_plan, newest)
+            else:
+                _void(parts, open_plan, reason)
+            continue
+        targets = _ends(parts, newest)
+        if not targets:
+            if parts.pipeline.outputs:  # a void turn may have staged rows, and no later turn of this lane removes them
+                remove_staged(parts, newest)
+            return newest
+        plan = new_plan(parts, newest, TurnKind.SKIP, targets, reason or "cancelled")
+        # Refused if a run has taken the number; the next round looks at its turn.
+        if store_plan(parts, newest, plan):
+            settle_turn(parts, plan, newest)
+    raise too_many_lost_races(parts, "cancelling")
+
+
+def _void(parts: Parts, open_plan: Plan, reason: str) -> None:
+    try:
+        void_open_turn(parts, open_plan.turn, f"cancelled: {reason}" if reason else "cancelled")
+    except (ConfigError, FatalError):
+        # Refused if a run has reported or settled the turn meanwhile: then the next round looks at that. Otherwise the
+        # error stands.
+        if not parts.store.has_outcomes(open_plan.turn) and not parts.store.is_settled(open_plan.turn):
+            raise
+
+
+def _ends(parts: Parts, newest: Settlement) -> dict[TopicPartition, PlannedPartition]:
+    """Returns the rows of a plan that skips each unfinished partition to the end of what was chosen."""
+    genesis = genesis_of(parts.store, newest.turn.epoch)
+    rows = {}
+    for tp, settled in newest.partitions.items():
+        state, ranges = settled.state, genesis.partitions[tp].ranges
+        end = max(state.complete_to, _end_of(ranges))
+        if state.pending or state.complete_to < end:
+            target = OffsetRange(end, end)
+            log = LogBounds(end, end)  # no log is needed: the plan skips what was chosen, in whichever log
+            rows[tp] = PlannedPartition(settled.topic_id, target, (), state.floor, state.complete_to, log)
+    return rows
+
+
+def _end_of(ranges: ChosenRanges) -> int:
+    return ranges[-1].end if ranges else 0
+
+
+@dataclass(frozen=True, slots=True)
+class Backfill:
+    """A backfill lane as its tables have it."""
+
+    genesis: Settlement
+    newest: Settlement
+    arguments: BackfillArguments
+    account: Account
+
+
+def find_backfill(store: LedgerStore) -> Backfill | None:
+    """Returns the backfill of a lane; None if it has not begun. Raises LedgerError if its account does not balance."""
+    newest = store.newest()
+    if newest is None:
+        return None
+    genesis, found = genesis_of(store, newest.turn.epoch), account(store, newest)
+    if not found.balanced:
+        raise LedgerError(
+            f"{store.lane} of {store.pipeline}: {found.offsets} offsets were chosen, and its tables account for "
+            f"{dict(found.outcomes)}, {found.gaps} gaps, pending {dict(found.pending)}. Check the tables with "
+            f"`python -m ackline.verify --lane {store.lane}`"
+        )
+    return Backfill(genesis, newest, BackfillArguments.decode(genesis.arguments), found)
+
+
+def backfills(store: LedgerStore) -> list[Backfill]:
+    """Returns all backfills of a pipeline, those that began last first."""
+    lanes = [lane for lane in store.lanes() if is_backfill(lane)]
+    found = [backfill for lane in lanes if (backfill := find_backfill(store.other_lane(lane))) is not None]
+    return sorted(found, key=lambda backfill: (backfill.genesis.settled_at, backfill.genesis.turn.lane), reverse=True)

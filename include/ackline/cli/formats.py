@@ -1,0 +1,345 @@
+"""What commands print for a program: JSON, CSV, Parquet, and their errors.
+
+How a command that fails reports it on standard error: one line for a person, with `--json` one object.
+
+The JSON that commands print for a program. Its keys are a public format.
+
+Rows of a query on their way out: a JSON list, CSV, or a Parquet file. Each holds one page of rows at a time.
+"""
+
+import csv
+import json
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from datetime import date, datetime, timedelta
+from decimal import Decimal
+from pathlib import Path
+from typing import Annotated, Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import typer
+
+from ackline.actions.overview import OpenTurn
+from ackline.actions.status import PartitionStatus, TopicStatus
+from ackline.errors import AcklineError, ConfigError, FatalError
+from ackline.ledger.offsets import TopicPartition, count
+from ackline.ledger.planning import NO_LEADER
+from ackline.ledger.turns import Plan
+from ackline.steps.run import RunResult
+from ackline.tables.lease import Holder
+from ackline.tables.store import LedgerStore
+
+
+def wants_json() -> bool:
+    """Returns whether the command line has `--json`. It is read before the command is parsed, which may fail itself."""
+    return "--json" in sys.argv[1:]
+
+
+def call(app: typer.Typer) -> None:
+    """Runs the command line. With `--json`, raises what typer would print for a person: wrong options and arguments."""
+    if not wants_json():
+        app()
+        return
+    ended = app(standalone_mode=False)  # the exit status of a command that has ended early, such as --help
+    sys.exit(ended if isinstance(ended, int) else 0)
+
+
+def report(error: Exception) -> int | None:
+    """Print an error of Ackline or of the command's usage. Returns the exit status; None, and prints nothing, for any
+    other error."""
+    usage = getattr(error, "format_message", None)  # of typer's errors
+    if isinstance(error, AcklineError):
+        text, status = str(error), error.exit_status
+    elif usage is not None:
+        text, status = str(usage()), 2
+    else:
+        return None
+    print_error(text, status, error)
+    return status
+
+
+def print_error(text: str, status: int = 1, error: Exception | None = None) -> None:
+    """Print a message, with the place in Kafka or in a file that the error names."""
+    if not wants_json():
+        print(f"ackline: {text}", file=sys.stderr)
+        return
+    kind = type(error).__name__ if isinstance(error, AcklineError) else "UsageError" if error is not None else "Error"
+    body: dict[str, Any] = {"error": text, "kind": kind, "exit_status": status}
+    body |= {name: getattr(error, name, None) for name in ("topic", "partition", "offset")}
+    if isinstance(error, ConfigError):
+        body |= {"key": error.key, "file": str(error.file) if error.file is not None else None}
+    print(json.dumps(body), file=sys.stderr)
+
+
+def print_json(value: object) -> None:
+    """Print a value as one line of JSON."""
+    print(json.dumps(value))
+
+
+def print_json_list(values: Iterable[object]) -> int:
+    """Print values as a JSON list, a line each and each as it comes. Returns how many they were."""
+    printed = 0
+    for value in values:
+        print(",\n" if printed else "[", json.dumps(value), sep="", end="")
+        printed += 1
+    print("]" if printed else "[]")
+    return printed
+
+
+def plan_json(plan: Plan, adopted: bool) -> dict[str, Any]:
+    """Returns a plan as JSON. In the plan of an operator action, its reason is why each partition reads nothing."""
+    return {
+        "pipeline": plan.turn.pipeline,
+        "lane": plan.turn.lane,
+        "epoch": plan.turn.epoch,
+        "turn": plan.turn.n,
+        "kind": plan.kind.value,
+        "adopted": adopted,
+        "planned_at": plan.planned_at.isoformat(),
+        "partitions": [
+            {
+                "topic": tp.topic,
+                "partition": tp.partition,
+                "start": planned.fresh.start,
+                "end": planned.fresh.end,
+                "retries": count(planned.retries),
+                "floor": planned.floor,
+                "complete_to": planned.complete_to,
+                "log_start": planned.log.start,
+                "log_end": planned.log.end,
+                "why": planned.why or plan.reason or None,
+            }
+            for tp, planned in sorted(plan.partitions.items())
+        ],
+    }
+
+
+def leaderless_json(partitions: Iterable[TopicPartition]) -> list[dict[str, Any]]:
+    """Returns partitions that have not joined the lane because they have no leader. Everything but `why` is unknown."""
+    unknown = dict.fromkeys(("start", "end", "floor", "complete_to", "committed", "log_start", "log_end", "lag"))
+    empty: dict[str, Any] = {**unknown, "retries": 0, "outcomes": {}, "pending": {}, "why": NO_LEADER}
+    return [{"topic": tp.topic, "partition": tp.partition, **empty} for tp in partitions]
+
+
+def run_json(ran: RunResult, store: LedgerStore) -> dict[str, Any]:
+    """Returns the closing line of `ackline run --json`: `records` counts handler calls, `outcomes` offsets."""
+    last = ran.plans[-1] if ran.plans else None
+    settlement = store.settlement(last.turn) if last else None
+    committed = ran.commit.committed if ran.commit else {}
+    partitions = []
+    for tp, settled in sorted(settlement.partitions.items() if settlement else ()):
+        plans = [plan.partitions[tp] for plan in ran.plans if tp in plan.partitions]
+        partitions.append(
+            {
+                "topic": tp.topic,
+                "partition": tp.partition,
+                "start": plans[0].fresh.start if plans else settled.state.complete_to,
+                "end": plans[-1].fresh.end if plans else settled.state.complete_to,
+                "retries": sum(count(planned.retries) for planned in plans),
+                "outcomes": dict(settled.counts),
+                "pending": {kind.value: number for kind, number in settled.state.pending_by_kind().items()},
+                "floor": settled.state.floor,
+                "complete_to": settled.state.complete_to,
+                "committed": committed[tp].offset if tp in committed else None,
+                "log_end": plans[-1].log.end if plans else None,
+                "lag": plans[-1].log.end - settled.state.floor if plans else None,
+                "why": plans[-1].why if plans else None,
+            }
+        )
+    return {
+        "pipeline": store.pipeline,
+        "turn": last.turn.n if last else None,
+        "records": ran.calls,
+        "outcomes": dict(ran.outcomes),
+        "partitions": partitions + leaderless_json(ran.leaderless),
+        "missing_topics": list(ran.missing),
+        # Only with an ack topic: without one, zeros would read as an ack topic that got no answers.
+        **({"answers": dict(ran.answers), "warnings": ran.warnings} if ran.answers is not None else {}),
+    }
+
+
+def status_json(status: PartitionStatus) -> dict[str, Any]:
+    """Returns a partition as `ackline status --json` prints it."""
+    return {
+        "lane": status.lane,
+        "epoch": status.epoch,
+        "topic": status.topic,
+        "partition": status.partition,
+        "log_start": status.log_start,
+        "log_end": status.log_end,
+        "committed": status.committed,
+        "floor": status.floor,
+        "complete_to": status.complete_to,
+        "pending": {kind.value: number for kind, number in status.pending.items()},
+        "next_due": status.next_due.isoformat() if status.next_due else None,
+        "lag": status.lag,
+        "lag_seconds": status.lag_seconds,
+        "read": status.read,
+        "due": status.due,
+        "oldest_pending_offset": status.oldest_pending_offset,
+        "oldest_pending_at": status.oldest_pending_at.isoformat() if status.oldest_pending_at else None,
+        **status.totals,
+        "fetches": status.fetches,
+        "fetch_seconds_mean": status.fetch_seconds_mean,
+        "fetch_seconds_max": status.fetch_seconds_max,
+        "why": status.why,
+    }
+
+
+def open_turn_json(open_turn: OpenTurn | None) -> dict[str, Any] | None:
+    """Returns the open turn of a lane as `ackline status --json` prints it, with the process that works on it."""
+    if open_turn is None:
+        return None
+    plan, holder = open_turn.plan, open_turn.holder
+    return {
+        "epoch": plan.turn.epoch,
+        "turn": plan.turn.n,
+        "kind": plan.kind.value,
+        "planned_at": plan.planned_at.isoformat(),
+        "run_id": plan.run_id,
+        "actor": plan.actor,
+        "holder": None if holder is None else _holder_json(holder),
+    }
+
+
+def _holder_json(holder: Holder) -> dict[str, Any]:
+    return {
+        "run_id": holder.lease.run_id,
+        "host": holder.lease.host,
+        "process": holder.lease.pid,
+        "since": holder.lease.since.isoformat(),
+        "unrenewed_seconds": round(holder.unrenewed.total_seconds(), 1),
+        "state": holder.state.value,
+    }
+
+
+def topic_json(status: TopicStatus) -> dict[str, Any]:
+    """Returns a topic as `ackline status --json` prints it."""
+    return {
+        "topic": status.topic,
+        "partitions": status.partitions,
+        "log_start": status.log_start,
+        "log_end": status.log_end,
+        "committed": status.committed,
+        "floor": status.floor,
+        "read": status.read,
+        "pending": {kind.value: number for kind, number in status.pending.items()},
+        "due": status.due,
+        "oldest_pending_at": status.oldest_pending_at.isoformat() if status.oldest_pending_at else None,
+        "lag": status.lag,
+        "lag_seconds": status.lag_seconds,
+        **status.totals,
+        "fetches": status.fetches,
+        "fetch_seconds_max": status.fetch_seconds_max,
+    }
+
+
+def missing_json(names: Iterable[str]) -> dict[str, list[str]]:
+    """Returns the topics and partitions that the file names and the broker does not have."""
+    missing = list(names)
+    return {
+        "missing_topics": [name for name in missing if not name.endswith("]")],
+        "missing_partitions": [name for name in missing if name.endswith("]")],
+    }
+
+
+Csv = Annotated[bool, typer.Option("--csv", help="Print CSV with a header.")]
+Parquet = Annotated[
+    str | None,
+    typer.Option("--parquet", help="Write the rows to this Parquet file.", metavar="FILE", show_default=False),
+]
+_BATCH_ROWS = 1_000
+_FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
+"""First characters by which a spreadsheet takes a cell for a formula, or splits it."""
+
+
+def check_formats(as_json: bool, as_csv: bool, parquet: str | None) -> None:
+    """Raises ConfigError if more than one of `--json`, `--csv` and `--parquet` is given."""
+    if sum([as_json, as_csv, parquet is not None]) > 1:
+        raise ConfigError("--json, --csv and --parquet exclude one another: give one of them", key="--json")
+
+
+def write_rows(pages: Iterable[pa.Table], schema: pa.Schema, as_json: bool = False, parquet: str | None = None) -> int:
+    """Writes the rows of pages as a JSON list, to a Parquet file, or otherwise as CSV. Returns how many they were.
+
+    Raises ConfigError if the Parquet file can't be written.
+    """
+    if parquet is not None:
+        return _write_parquet(pages, schema, Path(parquet))
+    if as_json:
+        return print_json_list(map(json_row, _rows(pages)))
+    return _print_csv(pages, schema.names)
+
+
+def json_row(row: dict[str, Any]) -> dict[str, Any]:
+    """Returns a row whose values JSON can hold: times as ISO 8601 text, durations as seconds, decimals as numbers."""
+    return {name: _json_value(value) for name, value in row.items()}
+
+
+def _json_value(value: Any) -> Any:
+    if isinstance(value, datetime | date):
+        return value.isoformat()
+    if isinstance(value, timedelta):
+        return value.total_seconds()
+    if isinstance(value, Decimal):
+        return int(value) if value == value.to_integral_value() else float(value)
+    if isinstance(value, dict):
+        return {str(name): _json_value(inner) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_json_value(inner) for inner in value]
+    if isinstance(value, bytes):
+        return value.hex()
+    return value
+
+
+def _rows(pages: Iterable[pa.Table]) -> Iterator[dict[str, Any]]:
+    for page in pages:
+        for batch in page.to_batches(_BATCH_ROWS):
+            yield from batch.to_pylist()
+
+
+def _print_csv(pages: Iterable[pa.Table], names: Sequence[str]) -> int:
+    writer = csv.writer(sys.stdout)  # ends lines with CR LF, so that it quotes a cell that holds either
+    writer.writerow(map(harmless_cell, names))
+    printed = 0
+    for row in _rows(pages):
+        writer.writerow(harmless_cell(row[name]) for name in names)
+        printed += 1
+    return printed
+
+
+def harmless_cell(value: Any) -> Any:
+    """Returns a value as a cell of CSV. A text that a spreadsheet would run as a formula gets an apostrophe before it.
+
+    An error message comes from a record or a handler, so any sender of records may have chosen its first character.
+    """
+    cell = _json_value(value)
+    if isinstance(cell, dict | list):
+        cell = json.dumps(cell)
+    return f"'{cell}" if isinstance(cell, str) and cell.startswith(_FORMULA) else cell
+
+
+def _write_parquet(pages: Iterable[pa.Table], schema: pa.Schema, path: Path) -> int:
+    # Beside its place first: a query that fails in the middle leaves no half a file, and no old one is lost.
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    written = 0
+    try:
+        with _refused(lambda: pq.ParquetWriter(beside, schema), path) as writer:
+            for page in pages:
+                writer.write_table(page.cast(schema))
+                written += page.num_rows
+        beside.replace(path)
+    except OSError as error:
+        raise FatalError(f"{path} can't be written: {error.strerror or error}") from error
+    finally:
+        beside.unlink(missing_ok=True)
+    return written
+
+
+def _refused(open_writer: Callable[[], Any], path: Path) -> Any:
+    try:
+        return open_writer()
+    except OSError as error:
+        raise ConfigError(f"--parquet {path}: can't be written: {error.strerror or error}", key="--parquet") from error

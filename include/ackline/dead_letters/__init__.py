@@ -1,0 +1,1 @@
+"""Dead letters: sent and confirmed before a record is `dead`."""

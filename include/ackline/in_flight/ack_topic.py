@@ -1,0 +1,224 @@
+"""The ack topic of a pipeline: where a turn begins to read answers from outside, and reading them.
+
+The position is fenced like everything else of a turn. Plan n holds where the turn begins: where settlement n - 1 has
+ended, or the end of the topic if the lane has not read it before. The latter is decided before the first token of the
+turn can exist, so no answer to it is passed over, however early it comes (S64). The end of the range is stored with
+decisions n, and settlement n takes it from there.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from ackline.errors import AcklineError, ConfigError
+from ackline.kafka.cluster import TopicInfo
+from ackline.kafka.exact import Found, Gone
+from ackline.lane.adapters import Parts
+from ackline.lane.log_checks import truncated_partitions
+from ackline.ledger.answers import AckPosition
+from ackline.ledger.offsets import LogBounds, OffsetRange, TopicPartition
+from ackline.ledger.outcomes import Outcome
+from ackline.ledger.turns import Settlement
+from ackline.pipeline.arguments import id_of
+
+_NAMED = 5
+"""How many partitions a warning names."""
+_WITHHELD = "nothing times out in this turn"
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerRange:
+    """The answers that a turn reads, and the position after them. `warnings` name what the topic has lost or hides.
+
+    `at` is the time of the run right before the end was determined: an answer that was there by then is in the range,
+    unless the topic `hides_answers` behind an open transaction or in a partition without a leader.
+    """
+
+    ranges: dict[TopicPartition, OffsetRange]
+    after: AckPosition
+    warnings: tuple[str, ...]
+    at: datetime
+    hides_answers: bool
+
+
+def start_position(parts: Parts, newest: Settlement) -> AckPosition | None:
+    """Returns from where the turn after `newest` reads answers; None if the pipeline has no ack topic.
+
+    Raises ConfigError if the topic does not exist or is compacted.
+    """
+    topic = parts.pipeline.ack_topic
+    if topic is None:
+        return None
+    info = checked_topic(parts, topic)
+    if newest.answers is not None and newest.answers.position.topic == topic:
+        return newest.answers.position  # also if the topic was created again: settle reports that
+    # A partition without a leader is read from its start later: what it holds by now is for no token of this lane.
+    logs = parts.cluster.bounds(_by_leader(topic, info)[0])
+    ranges = {tp: OffsetRange(log.end, log.end) for tp, log in logs.items()}
+    return _after(AckPosition(topic, info.topic_id), ranges, logs)
+
+
+def checked_topic(parts: Parts, topic: str) -> TopicInfo:
+    """Returns the ack topic. Raises ConfigError if it does not exist, or is compacted."""
+    info = parts.cluster.topics([topic]).get(topic)
+    if info is None:
+        raise ConfigError(
+            f"the ack topic {topic} of pipeline {parts.pipeline.name} does not exist: create it, or correct its name. "
+            f"Nothing was planned or sent. {_way_out(parts)}",
+            key="ack_topic",
+        )
+    try:
+        policy = parts.cluster.policies([topic]).get(topic)
+    except AcklineError:
+        # This user may not describe topics. That is no reason to stop: only a compacted topic loses answers.
+        return info
+    if policy is not None and policy.compacted:
+        raise ConfigError(
+            f"the ack topic {topic} of pipeline {parts.pipeline.name} is compacted, so it may lose an answer before it "
+            f"is read: set its cleanup.policy to delete. Nothing was planned",
+            key="ack_topic",
+        )
+    return info
+
+
+def _way_out(parts: Parts) -> str:
+    """Returns what an operator does who gives the ack topic up while records are in flight."""
+    name, lane = parts.pipeline.name, parts.store.lane
+    if not parts.commits:
+        return f"Or end the backfill with `ackline backfill {name} --cancel {id_of(lane)}`"
+    return (
+        f"To go on without it, take `ack_topic` out of the file and begin a new epoch with `ackline reset {name} --to "
+        f"floor --reason …`, which reads again what is in flight"
+    )
+
+
+def unread_answers(parts: Parts, newest: Settlement) -> AnswerRange | None:
+    """Returns the answers that the lane has not read; None if the pipeline has no ack topic.
+
+    Raises ConfigError if the topic does not exist or is compacted, TransientError if a leader does not answer.
+    """
+    position = start_position(parts, newest)
+    return range_to_read(parts, position) if position is not None else None
+
+
+def range_to_read(parts: Parts, position: AckPosition) -> AnswerRange:
+    """Returns the answers from `position` to the present end of the topic, without partitions that have no leader.
+
+    Raises ConfigError if the topic does not exist, TransientError if a leader does not answer: an answer there may be
+    for a record whose deadline has passed, so the turn waits for it.
+    """
+    topic = position.topic
+    # The id before the bounds. If the topic is created again in between, the next turn finds the new id, and reads the
+    # new topic from its start.
+    info = parts.cluster.topics([topic]).get(topic)
+    if info is None:
+        raise ConfigError(
+            f"the ack topic {topic} of pipeline {parts.pipeline.name} does not exist any more: create it again, empty "
+            f"or not. The turn stays open until then",
+            key="ack_topic",
+        )
+    tps, leaderless = _by_leader(topic, info)
+    at = parts.now()
+    # Before the bounds: what is written by now and not readable then is in or behind an open transaction.
+    written = parts.cluster.written_ends(tps) if parts.pipeline.kafka.isolation == "read_committed" else {}
+    logs = parts.cluster.bounds(tps)
+    warnings = []
+    if info.topic_id != position.topic_id:
+        position = AckPosition(topic, info.topic_id)
+        warnings.append(f"the ack topic {topic} was created again: answers that were not read before that are lost")
+    starts = _starts(parts, position, logs, written, warnings)
+    # Under read_committed an open transaction may hold the readable end below what was read before; nothing is lost.
+    ends = {tp: max(log.end, starts[tp]) for tp, log in logs.items()}
+    ranges = {tp: OffsetRange(min(max(starts[tp], log.start), ends[tp]), ends[tp]) for tp, log in logs.items()}
+    for tp, part in ranges.items():
+        if logs[tp].start > starts[tp] and tp.partition in position.next:
+            warnings.append(_lost_to_retention(tp, starts[tp], part.start))
+    hidden = [tp for tp, end in written.items() if end > ranges[tp].end]
+    # Nothing of these partitions is known: their answers may be for any record. The position stays where it was, so a
+    # later turn reads them.
+    warnings += _hiding_warnings(leaderless, {tp: ranges[tp].end for tp in hidden})
+    return AnswerRange(ranges, _after(position, ranges, logs), tuple(warnings), at, bool(hidden or leaderless))
+
+
+def _by_leader(topic: str, info: TopicInfo) -> tuple[list[TopicPartition], list[TopicPartition]]:
+    """Returns the partitions of the topic with a leader, and those without one."""
+    tps = {TopicPartition(topic, number): has_leader for number, has_leader in info.partitions.items()}
+    return [tp for tp, has_leader in tps.items() if has_leader], [tp for tp, has in tps.items() if not has]
+
+
+def _starts(
+    parts: Parts,
+    position: AckPosition,
+    logs: Mapping[TopicPartition, LogBounds],
+    written: Mapping[TopicPartition, int],
+    warnings: list[str],
+) -> dict[TopicPartition, int]:
+    """Returns from where each partition is read: the position, or below it what a truncation has left.
+
+    After a truncation new answers take the offsets of those that were read. So reading goes on where the logs part, and
+    an answer that is read a second time is stale.
+    """
+    starts = {tp: position.next.get(tp.partition, 0) for tp in logs}
+    known = {tp: (start, position.leader_epochs.get(tp.partition)) for tp, start in starts.items() if start}
+    truncated = truncated_partitions(parts, known, logs)
+    for tp, log in logs.items():
+        # Without a known leader epoch, only the end of the log shows a truncation.
+        if tp not in truncated and max(log.end, written.get(tp, 0)) < starts[tp]:
+            truncated[tp] = log.end
+    for tp, end in truncated.items():
+        left = logs[tp].start if end is None else min(end, starts[tp])
+        warnings.append(
+            f"answers of the ack topic {tp} from {left} on are lost: its log was truncated from {starts[tp]}"
+        )
+        starts[tp] = left
+    return starts
+
+
+def _after(
+    position: AckPosition, ranges: Mapping[TopicPartition, OffsetRange], logs: Mapping[TopicPartition, LogBounds]
+) -> AckPosition:
+    """Returns the position after the ranges. A partition without a range keeps its own."""
+    ends = {tp.partition: part.end for tp, part in ranges.items()}
+    epochs = {tp.partition: log.leader_epoch for tp, log in logs.items() if log.leader_epoch is not None}
+    others = {number: epoch for number, epoch in position.leader_epochs.items() if number not in ends}
+    return AckPosition(position.topic, position.topic_id, {**position.next, **ends}, {**others, **epochs})
+
+
+def _hiding_warnings(leaderless: Sequence[TopicPartition], hidden: Mapping[TopicPartition, int]) -> list[str]:
+    warnings = []
+    if leaderless:
+        names = _names([str(tp) for tp in leaderless])
+        warnings.append(f"the ack topic {names} has no leader, so its answers can't be read yet: {_WITHHELD}")
+    if hidden:
+        names = _names([f"{tp} from {end} on" for tp, end in hidden.items()])
+        warnings.append(f"an open transaction hides answers of the ack topic {names}: {_WITHHELD}")
+    return warnings
+
+
+def _names(texts: Sequence[str]) -> str:
+    more = f" and {len(texts) - _NAMED} more partitions" if len(texts) > _NAMED else ""
+    return ", ".join(texts[:_NAMED]) + more
+
+
+def _lost_to_retention(tp: TopicPartition, start: int, end: int) -> str:
+    return f"answers [{start}, {end}) of the ack topic {tp} are lost: retention took them"
+
+
+def read_answers(parts: Parts, wanted: AnswerRange) -> Iterator[Found | Gone]:
+    """Yields what is at each offset of the ranges, in order within a partition. Raises what an exact read raises."""
+    offsets = {tp: range(part.start, part.end) for tp, part in wanted.ranges.items() if part}
+    if offsets:
+        with parts.reader() as reader:
+            yield from reader.read(offsets)
+
+
+def expired_warnings(wanted: AnswerRange, gone: Iterable[Gone]) -> list[str]:
+    """Returns a warning for each partition of which retention took answers after the range was determined.
+
+    `gone` are the offsets of the range that held no record when it was read.
+    """
+    ends: dict[TopicPartition, int] = {}
+    for answer in gone:
+        if answer.outcome is Outcome.EXPIRED:
+            ends[answer.topic_partition] = max(answer.offset + 1, ends.get(answer.topic_partition, 0))
+    return [_lost_to_retention(tp, wanted.ranges[tp].start, end) for tp, end in sorted(ends.items())]

@@ -1,0 +1,150 @@
+"""The plan of an operator action, or of the action that follows a group which was moved from outside."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from ackline.errors import ConfigError
+from ackline.lane.adapters import Parts
+from ackline.lane.commit import commit_metadata_of
+from ackline.lane.log_checks import check_not_truncated, check_topic_not_recreated
+from ackline.lane.new_plan import new_plan
+from ackline.ledger.commit_rule import Committed, is_of_ledger, still_acknowledged
+from ackline.ledger.offsets import LogBounds, OffsetRange, TopicPartition, ValuedRanges
+from ackline.ledger.pending import PendingRuns, join_attempts
+from ackline.ledger.turns import Plan, PlannedPartition, SettledPartition, Settlement, TurnKind
+
+MOVES = (TurnKind.SKIP, TurnKind.RESET)
+"""Actions that may move a floor."""
+
+Target = int | PendingRuns
+"""The offset that a partition is moved to; or the pending runs that an action is about, and then it moves nothing."""
+Targets = Mapping[TopicPartition, Target]
+
+
+def action_plan(
+    parts: Parts, newest: Settlement, kind: TurnKind, targets: Targets, reason: str, inside: bool = False
+) -> Plan:
+    """Returns the plan of an action: a row for each partition that it moves, with the foreign commit it acknowledges.
+
+    A reset begins a new epoch of the whole lane. Partitions without a row begin it at their floor, in the known log.
+    Raises TopicChanged; ConfigError for an unknown partition, and, with `inside`, for a target outside its log.
+    """
+    unknown = [str(tp) for tp in targets if tp not in newest.partitions]
+    if unknown:
+        raise ConfigError(f"{', '.join(unknown)}: not a partition of {parts.pipeline.name}")
+    moves = {tp: target for tp, target in targets.items() if isinstance(target, int)}
+    logs = _action_logs(parts, newest, kind, moves)
+    committed = parts.group.committed(list(targets))
+    partitions = {}
+    for tp, target in targets.items():
+        settled = newest.partitions[tp]
+        offset = moves.get(tp, settled.state.floor)
+        topic_id, log = logs.get(tp, (settled.topic_id, LogBounds(offset, offset)))
+        if inside and not log.start <= offset <= log.end:
+            raise ConfigError(f"{tp}: offset {offset} is outside the log [{log.start}, {log.end})")
+        acknowledges = kind in MOVES and tp in moves
+        row = action_row(parts, newest, settled, committed.get(tp), offset, log, acknowledges)
+        partitions[tp] = replace(row, topic_id=topic_id, retries=_next_attempts(target))
+    return new_plan(parts, newest, kind, partitions, reason)
+
+
+def _next_attempts(chosen: Target) -> ValuedRanges[int]:
+    return () if isinstance(chosen, int) else join_attempts(chosen.starts, chosen.ends, chosen.attempts + 1)
+
+
+def _action_logs(
+    parts: Parts, newest: Settlement, kind: TurnKind, targets: Mapping[TopicPartition, int]
+) -> dict[TopicPartition, tuple[str, LogBounds]]:
+    """Returns topic id and bounds of the logs in which an action moves partitions.
+
+    A skip goes on in the log that was read; raises TopicChanged if it is another one. A reset takes a log as it is
+    now: it may be truncated, or belong to a topic that was created again. A partition that stays at its floor needs no
+    log: retention may have passed the floor, or the topic may be gone.
+    """
+    if kind not in MOVES:
+        return {}
+    # Topic ids before bounds. A topic that is created again between the two requests is then stored with its old id,
+    # and the next run stops there. In the other order, the old log's bounds would be stored under the new id.
+    topics = parts.cluster.topics({tp.topic for tp in targets})
+    lane = {tp: newest.partitions[tp] for tp in targets}
+    moving = {tp: settled for tp, settled in lane.items() if targets[tp] != settled.state.floor}
+    for tp, settled in moving.items():
+        topic = topics.get(tp.topic)
+        topic_id = topic.topic_id if topic else None
+        known_id = settled.topic_id if kind is TurnKind.SKIP else topic_id or ""
+        check_topic_not_recreated(parts, tp, known_id, topic_id, topic is not None and tp.partition in topic.partitions)
+    with_leader = [tp for tp in lane if tp.topic in topics and topics[tp.topic].partitions.get(tp.partition)]
+    bounds = parts.cluster.bounds([*moving, *with_leader])
+    if kind is TurnKind.SKIP:
+        check_not_truncated(parts, moving, bounds)
+    return {
+        tp: (topics[tp.topic].topic_id, LogBounds(log.start, log.end, log.leader_epoch))
+        for tp, log in bounds.items()
+        if tp in moving or (kind is TurnKind.RESET and _floor_is_in(tp, lane[tp], topics[tp.topic].topic_id, log))
+    }
+
+
+def _floor_is_in(tp: TopicPartition, settled: SettledPartition, topic_id: str, log: LogBounds) -> bool:
+    """Returns whether a reset that leaves a partition at its floor may take over the log as it is now.
+
+    False if the floor is outside that log: the partition stays in the known log, and the next run stops there. Raises
+    ConfigError if the topic was created again and the floor means another record in it.
+    """
+    floor = settled.state.floor
+    if not log.start <= floor <= log.end:
+        return False
+    if topic_id != settled.topic_id and floor != log.start:
+        raise ConfigError(
+            f"{tp}: offset {floor} is the lane's floor in a topic that was deleted and created again; give "
+            f"`--to earliest`, `latest` or another offset of the new topic"
+        )
+    return True
+
+
+def action_row(
+    parts: Parts,
+    newest: Settlement,
+    settled: SettledPartition,
+    committed: Committed | None,
+    target: int,
+    log: LogBounds,
+    acknowledges: bool,
+) -> PlannedPartition:
+    """Returns a row of an action's plan; if it `acknowledges`, with the present foreign commit as acknowledged.
+
+    By a skip to an offset or a reset, the operator has decided the lane's position, so its floor may be committed over
+    that value (S36). Other actions decide no position: the next run still stops at a group that was moved.
+    """
+    metadata = commit_metadata_of(parts, newest)
+    if committed is not None and acknowledges and not is_of_ledger(committed, metadata.pipeline, metadata.ledger):
+        acknowledged: int | None = committed.offset
+    else:
+        acknowledged = still_acknowledged(committed, settled.acknowledged_foreign_offset, metadata)
+    state = settled.state
+    return PlannedPartition(
+        settled.topic_id,
+        OffsetRange(target, target),
+        (),
+        state.floor,
+        state.complete_to,
+        log,
+        None,
+        committed,
+        acknowledged,
+    )
+
+
+def follow_plan(parts: Parts, newest: Settlement, moves: Mapping[TopicPartition, Committed]) -> Plan:
+    """Returns the plan of the action that follows a group which was moved from outside (S36).
+
+    If every move is forward, the action skips the ranges that were passed. If any move is backward, it resets: a new
+    epoch begins at the group's offsets, and partitions that were not moved begin it at their floor. A group that was
+    moved beyond the log is followed to the log's end. What retention took above the group's offset is settled as
+    `expired` by later turns.
+    """
+    ends = parts.cluster.bounds(list(moves))
+    targets = {tp: min(committed.offset, ends[tp].end) for tp, committed in moves.items()}
+    backward = any(target < newest.partitions[tp].state.floor for tp, target in targets.items())
+    moved = ", ".join(f"{tp} to {committed.offset}" for tp, committed in moves.items())
+    reason = f"the group was moved from outside: {moved}"
+    return action_plan(parts, newest, TurnKind.RESET if backward else TurnKind.SKIP, targets, reason)

@@ -1,0 +1,246 @@
+"""The adapters of one pipeline, opened together: what every step works on."""
+
+import contextlib
+import secrets
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from ackline.errors import ConfigError
+from ackline.kafka.cluster import Cluster
+from ackline.kafka.config import client_config
+from ackline.kafka.dead_letters import DeadLetters
+from ackline.kafka.exact import ExactReader
+from ackline.kafka.group import Group
+from ackline.kafka.letter_search import FoundLetter, LetterId, find_letter
+from ackline.kafka.produce import send_answers
+from ackline.kafka.registry import Registry, registry_config, without_registry_settings
+from ackline.lane.lease import TurnLease, WhenHeld
+from ackline.ledger.offsets import TopicPartition
+from ackline.ledger.tokens import Keys, token_keys_of, warning_of_keys
+from ackline.ledger.turns import LIVE, TurnId
+from ackline.listener import ListenerThread, load_listener
+from ackline.pipeline.arguments import EVERYTHING, RunRequest
+from ackline.pipeline.folder import audit_root
+from ackline.pipeline.functions import PartitionFilter, all_partitions, load_partition_filter
+from ackline.pipeline.pipeline import Pipeline
+from ackline.pipeline.secrets import secret_of, without_own_settings
+from ackline.pipeline.streams import Translation
+from ackline.pipeline.warnings import warnings_of_connection, warnings_of_settings
+from ackline.tables.lease_file import LeaseFile
+from ackline.tables.store import LedgerStore
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from ackline.spark.job import ReplayJob, ReplayResult
+
+Clock = Callable[[], datetime]
+Progress = Callable[[int, int], None]
+"""Called while Spark works, with how many tasks are done and how many there are."""
+
+
+def _replay_job(spark: "Callable[[], SparkSession]", job: "ReplayJob", on_progress: Progress | None) -> "ReplayResult":
+    from ackline.spark.job import run_replay  # not at import: the command and the DAGs work without pyspark
+
+    return run_replay(spark(), job, on_progress)
+
+
+def _check_job(spark: "Callable[[], SparkSession]", job: "ReplayJob") -> None:
+    from ackline.spark.job import check_replay
+
+    check_replay(spark(), job)
+
+
+def _remove_task_folders(store: LedgerStore, turn: TurnId) -> None:
+    from ackline.worker.task_folder import remove_task_folders
+
+    remove_task_folders(store.outcomes.uri, turn)
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """The adapters of one pipeline, opened for one run.
+
+    `fixed_now` is the time of the whole run if the user has set one. `no_breaker` lets this run pass the breaker.
+    """
+
+    pipeline: Pipeline
+    store: LedgerStore
+    cluster: Cluster
+    group: Group
+    kafka: Mapping[str, Any]
+    run_id: str
+    actor: str
+    fixed_now: datetime | None = None
+    no_breaker: bool = False
+    listener: ListenerThread | None = None
+    setting_warnings: tuple[str, ...] = ()
+    """Warnings that follow from the pipeline file and the connection alone."""
+    clock: Clock = lambda: datetime.now(UTC)
+    sleep: Callable[[float], None] = time.sleep
+    """Waits for a number of seconds."""
+    run_job: "Callable[[Callable[[], SparkSession], ReplayJob, Progress | None], ReplayResult]" = _replay_job
+    check_job: "Callable[[Callable[[], SparkSession], ReplayJob], None]" = _check_job
+    """Raises if the job can't be started, before anything is handed out."""
+    remove_task_folders: Callable[[LedgerStore, TurnId], None] = _remove_task_folders
+    """Removes what a turn that is settled leaves of its Spark tasks."""
+    translation: Translation | None = None
+    partition_filter: PartitionFilter = all_partitions
+    request: RunRequest = EVERYTHING
+    """What the user asks of this run."""
+    lease: TurnLease | None = None
+    """The lease of the turn that this run replays; None for a run without one."""
+    key_hash_secret: bytes | None = field(default=None, repr=False)
+    """What the keys of records are hashed with; None if the pipeline file has no `audit: {key_hash: true}`."""
+    token_keys: Keys | None = field(default=None, repr=False)
+    """What tokens of records in flight are signed with; None if the pipeline file has no `ack_topic`."""
+
+    @property
+    def commits(self) -> bool:
+        """Whether the lane commits the group's offsets. Only the live lane does; a backfill never touches the group."""
+        return self.store.lane == LIVE
+
+    def notify(self, event: str, *details: Any) -> None:
+        """Passes an event to the listener, if there is one. Call it only once the event is durable."""
+        if self.listener is not None:
+            self.listener.notify(event, *details)
+
+    def is_subscribed(self, tp: TopicPartition) -> bool:
+        """Returns whether the pipeline reads this partition. Raises ConfigError if the partition filter fails."""
+        return self.pipeline.kafka.subscribes_to(*tp) and self.partition_filter(tp)
+
+    def existing_partitions(self, partitions: Iterable[TopicPartition]) -> list[TopicPartition]:
+        """Returns the partitions that the broker has, whatever their topic id."""
+        wanted = list(partitions)
+        topics = self.cluster.topics(sorted({tp.topic for tp in wanted}))
+        return [tp for tp in wanted if tp.topic in topics and tp.partition in topics[tp.topic].partitions]
+
+    def unchanged_partitions(self, topic_ids: Mapping[TopicPartition, str]) -> list[TopicPartition]:
+        """Returns the partitions that the broker still has under the given topic id.
+
+        In a topic that was created again, the lane's offsets mean nothing: nothing is read or committed there.
+        """
+        topics = self.cluster.topics(sorted({tp.topic for tp in topic_ids}))
+        return [
+            tp
+            for tp, known in topic_ids.items()
+            if tp.topic in topics and topics[tp.topic].topic_id == known and tp.partition in topics[tp.topic].partitions
+        ]
+
+    def reader(self) -> ExactReader:
+        """Returns a reader of scattered offsets, under the pipeline's isolation level."""
+        return ExactReader(self.kafka, self.pipeline.kafka.isolation)
+
+    def dead_letter_sender(self, topic: str) -> DeadLetters:
+        """Returns a sender of dead letters to `topic`."""
+        return DeadLetters(self.kafka, topic)
+
+    def send_answers(self, topic: str, answers: Sequence[tuple[str, str]]) -> None:
+        """Sends (token, value) to the ack topic `topic`, as `ackline.kafka.produce.send_answers` does."""
+        send_answers(self.kafka, topic, answers)
+
+    def find_letter(self, topic: str, wanted: LetterId, given_up_at: datetime) -> FoundLetter | None:
+        """Returns a dead letter from its topic, as `ackline.kafka.letter_search.find_letter` does."""
+        return find_letter(self.kafka, self.cluster, self.pipeline.kafka.isolation, topic, wanted, given_up_at)
+
+    def now(self) -> datetime:
+        """Returns the time by which this run decides, in UTC."""
+        return self.fixed_now or self.clock()
+
+
+def new_run_id(origin: str) -> str:
+    """Returns a generated name for a run, such as `cli__2026-01-31T12:00:00Z__4f2a`."""
+    return f"{origin}__{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}__{secrets.token_hex(2)}"
+
+
+def translation_of(pipeline: Pipeline, connection: Mapping[str, Any]) -> Translation | None:
+    """Returns the pipeline's streams with the schema registry's settings; None if one handler takes the raw records.
+
+    Raises ConfigError if a registry is needed and the settings of file and connection do not fit it.
+    """
+    translation = pipeline.translation
+    if translation is None or not translation.needs_registry:
+        return translation
+    config = registry_config(pipeline.registry_url, connection)
+    Registry(dict(config)).close()  # raises now, and not in the middle of a turn
+    return replace(translation, registry=config)
+
+
+def _connection_with_broker(pipeline: Pipeline, connection: Mapping[str, Any] | None) -> Mapping[str, Any]:
+    if pipeline.kafka.bootstrap_servers is not None:
+        return {"bootstrap.servers": pipeline.kafka.bootstrap_servers}
+    if not connection or not connection.get("bootstrap.servers"):
+        raise ConfigError(
+            f"the Kafka connection {pipeline.kafka.connection} names no broker: set `bootstrap.servers` in its extra",
+            key="kafka.connection",
+        )
+    return connection
+
+
+@contextlib.contextmanager
+def open_parts(
+    pipeline: Pipeline,
+    connection: Mapping[str, Any] | None = None,
+    *,
+    run_id: str,
+    actor: str,
+    now: datetime | None = None,
+    audit: str | None = None,
+    no_breaker: bool = False,
+    lane: str = LIVE,
+    when_held: WhenHeld = WhenHeld.WAIT,
+) -> Iterator[Parts]:
+    """Opens the parts of a pipeline and lane, and closes them at the end of the context.
+
+    `connection` holds the properties of the Kafka connection that the pipeline names. It is not needed if the file
+    names bootstrap servers itself. `when_held` is what replay does if another process replays the turn. Raises
+    ConfigError if it is missing, if it lacks a secret that `audit: {key_hash: true}` or `ack_topic` needs, and if code
+    that the file names (retry class, listener, partition filter) does not import.
+    """
+    connection = _connection_with_broker(pipeline, connection)
+    pipeline.retry.policy()  # a class that does not import is refused before anything is planned
+    listener = load_listener(pipeline.listener)
+    partition_filter = load_partition_filter(pipeline.kafka.partition_filter)
+    properties = without_registry_settings(without_own_settings(connection))
+    config = client_config({**properties, **pipeline.kafka.properties})
+    key_hash_secret = secret_of(connection, pipeline.kafka.connection) if pipeline.audit.key_hash else None
+    token_keys = token_keys_of(connection, pipeline.kafka.connection) if pipeline.ack_topic else None
+    translation = translation_of(pipeline, connection)
+    of_keys = warning_of_keys(token_keys or ())
+    setting_warnings = (
+        *warnings_of_settings(pipeline),
+        *warnings_of_connection(pipeline, connection),
+        *([of_keys] if of_keys else ()),
+    )
+    store = LedgerStore(audit or audit_root(), pipeline.name, lane)
+    with (
+        contextlib.closing(Cluster(config, pipeline.kafka.isolation)) as cluster,
+        contextlib.closing(Group(config, pipeline.kafka.group_id)) as group,
+    ):
+        parts = Parts(
+            pipeline,
+            store,
+            cluster,
+            group,
+            config,
+            run_id,
+            actor,
+            now,
+            no_breaker,
+            listener,
+            setting_warnings,
+            translation=translation,
+            partition_filter=partition_filter,
+            lease=TurnLease(LeaseFile(store.folder), run_id, when_held),
+            key_hash_secret=key_hash_secret,
+            token_keys=token_keys,
+        )
+        parts.notify("open", pipeline.name, run_id)
+        try:
+            yield parts
+        finally:
+            if listener is not None:
+                listener.close()

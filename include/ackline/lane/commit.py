@@ -1,0 +1,214 @@
+"""Commits the newest floor of the ledger to the consumer group, and reads it back.
+
+The adoption of an older copy of a ledger: the copy gets an id of its own.
+
+Two copies of a ledger that both go on have different turns under the same numbers. Commit metadata names a ledger by
+its id, so with one id neither copy could tell the other's commits from its own: each would overwrite them as commits of
+an older turn. With a new id, the commits under the old one are another ledger's. If the lost copy comes back, its runs
+stop at the commits of this one.
+
+Commit the newest floor of the ledger to the consumer group, and read it back.
+
+Kafka's copy is derived; the settlement is the authority. So every step that commits reads the newest settlement first
+and commits *its* floors, never those of the turn that the step has settled itself: a process that wakes up late repeats
+the right offsets, and cannot move the group back (I3). A crash before the commit costs nothing, because any later run
+makes the same commit. A crash after it costs nothing either, because committing the same offsets again changes nothing.
+"""
+
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from ackline.errors import GroupMoved, NewerCommit
+from ackline.lane.adapters import Parts
+from ackline.lane.new_plan import MAX_LOST_RACES, too_many_lost_races
+from ackline.lane.void import is_at_most_once
+from ackline.ledger.commit_rule import CommitMetadata, Committed, check_commit_allowed, is_of_ledger, is_of_pipeline
+from ackline.ledger.offsets import TopicPartition
+from ackline.ledger.turns import Plan, PlannedPartition, Settlement, TurnId, TurnKind
+from ackline.outputs.turn import publish_settled
+from ackline.scrub import scrub_address
+
+
+def acknowledging(plan: Plan) -> Plan:
+    """Returns the plan of an adoption, in which each row acknowledges the commit that it has found, of whatever
+    ledger."""
+    rows = {
+        tp: replace(row, acknowledged_foreign_offset=row.committed.offset) if row.committed is not None else row
+        for tp, row in plan.partitions.items()
+    }
+    return replace(plan, partitions=rows)
+
+
+def renew_id_of_copy(parts: Parts, plan: Plan) -> None:
+    """Gives the ledger a new id if `plan` adopts it as an older copy; does nothing for any other plan.
+
+    Each process that settles the turn calls this before it stores the settlement. The new id is computed from the plan,
+    and replaces the old one only, so a repeat changes nothing. After a crash before the settlement, the next run does
+    it again; after the settlement, nothing is left to do.
+    """
+    ledger = parts.store.ledger_id() if plan.kind is TurnKind.SKIP else ""
+    # Only an adoption acknowledges commits of the ledger's own id: any other plan takes them for its own.
+    if ledger and any(_acknowledges(parts, row, ledger) for row in plan.partitions.values()):
+        new = uuid.uuid5(uuid.NAMESPACE_OID, f"{ledger}/{plan.turn.epoch}/{plan.turn.n}/{plan.run_id}")
+        parts.store.replace_ledger_id(ledger, str(new))
+
+
+def _acknowledges(parts: Parts, row: PlannedPartition, ledger: str) -> bool:
+    own = is_of_ledger(row.committed, parts.pipeline.name, ledger)
+    return own and row.acknowledged_foreign_offset is not None
+
+
+@dataclass(frozen=True, slots=True)
+class CommitResult:
+    """The newest settlement, and the offsets that were committed from it and read back.
+
+    `stored` is the settlement that this process has stored itself; None if another process was quicker.
+    """
+
+    settlement: Settlement | None
+    committed: Mapping[TopicPartition, Committed]
+    stored: Settlement | None = None
+
+
+def commit_newest(parts: Parts) -> CommitResult:
+    """Commits the floors of the newest settlement or claim, whichever process stored it, and reads them back. Commits
+    nothing in a backfill lane.
+
+    Idle and parked partitions are committed again too, because Kafka forgets offsets that are not renewed. Raises
+    GroupMoved, NewerCommit or GroupBusy if nothing may be committed.
+    """
+    progress = None
+    for _ in range(MAX_LOST_RACES):
+        newest = parts.store.newest()
+        # Before the commit: a record below the group's offset has its rows in each output table (I16).
+        publish_settled(parts, newest)
+        if newest is None or not parts.commits:
+            return CommitResult(newest, {})
+        try:
+            offsets = allowed_commits(parts, newest)
+        except NewerCommit:
+            # Between the two reads above, of the ledger and of the group, another run may have settled and committed.
+            # Then the ledger has changed, and the next round reads it anew. If the ledger has not changed between two
+            # rounds, the commit is from another ledger, and the error stands.
+            previous, progress = progress, ledger_progress(parts)
+            if progress == previous:
+                raise
+            continue
+        if offsets:
+            # The settlement or claim behind `offsets` is durable, because newest() has returned it. A commit before
+            # that would move the group over records that have no stored outcome (I1, I2).
+            #
+            # Kafka has no compare-and-set: if another run commits a newer floor between the check above and this
+            # line, the older floor overwrites it. Nothing is lost or read twice by that, because the lane reads from
+            # the ledger and not from Kafka; the next run commits the newest floor again (I3).
+            parts.group.commit(offsets)
+            parts.notify("committed", offsets)
+        return CommitResult(newest, offsets)
+    raise too_many_lost_races(parts, "committing the group's offsets")
+
+
+def ledger_progress(parts: Parts) -> tuple[TurnId | None, bool]:
+    """Returns the ledger's newest turn, and whether the turn after it is claimed.
+
+    A commit that looks newer than the ledger has two possible causes. Every step stores before it commits, so another
+    run may have stored and committed since this process read the ledger: then the progress changes. Or the commit is
+    from another ledger, or this ledger is an old copy: then the progress stays the same.
+    """
+    newest = parts.store.newest()
+    plan = parts.store.open_plan(newest) if newest else None
+    return newest.turn if newest else None, plan is not None and parts.store.has_claim(plan.turn)
+
+
+def allowed_commits(parts: Parts, newest: Settlement) -> dict[TopicPartition, Committed]:
+    """Returns what may be committed now: the floors of `newest`, or the ends of the open plan if it is claimed.
+
+    A foreign commit of a parked partition is left alone under every `on_external_reset`: the topic may belong to
+    another pipeline by now, and this one reads nothing from it. Raises GroupMoved or NewerCommit.
+    """
+    partitions = parts.unchanged_partitions({tp: settled.topic_id for tp, settled in newest.partitions.items()})
+    metadata = commit_metadata_of(parts, newest)
+    floors = {tp: settled.state.floor for tp, settled in newest.partitions.items()}
+    acknowledged = {tp: settled.acknowledged_foreign_offset for tp, settled in newest.partitions.items()}
+    plan = parts.store.open_plan(newest)
+    if plan is not None and plan.kind is TurnKind.RUN:
+        # A plan that has found a commit of this ledger acknowledges no foreign offset any more. If the group stands at
+        # that offset again, another client moved it; a commit would undo that move without an error (S36).
+        acknowledged |= {tp: planned.acknowledged_foreign_offset for tp, planned in plan.partitions.items()}
+        if claimed := claimed_floors(parts, plan):
+            floors |= claimed
+            metadata = replace(metadata, n=plan.turn.n)
+    committed = parts.group.committed(partitions)
+    allowed = [tp for tp in partitions if _may_commit(parts, tp, committed.get(tp), metadata, acknowledged[tp])]
+    return {tp: Committed(floors[tp], metadata.encode()) for tp in allowed}
+
+
+def claimed_floors(parts: Parts, plan: Plan) -> dict[TopicPartition, int]:
+    """Returns the floors that a claim has set: the ends of the open plan. Empty without a claim.
+
+    Only a claim allows to commit the end of an open plan. A plan without a claim may still become void, and its records
+    would be passed over without an outcome (I1). A claimed turn never becomes void; a waived one is never claimed.
+    """
+    if not is_at_most_once(plan) or not parts.store.has_claim(plan.turn):
+        return {}
+    return {tp: planned.fresh.end for tp, planned in plan.partitions.items() if planned.fresh}
+
+
+def _may_commit(
+    parts: Parts,
+    tp: TopicPartition,
+    committed: Committed | None,
+    metadata: CommitMetadata,
+    acknowledged_foreign_offset: int | None,
+) -> bool:
+    subscribed = parts.is_subscribed(tp)
+    if subscribed and may_restore(parts, committed, metadata):
+        return True
+    try:
+        check_allowed(parts, tp, committed, metadata, acknowledged_foreign_offset)
+    except GroupMoved:
+        if subscribed:
+            raise
+        return False
+    return True
+
+
+def check_allowed(
+    parts: Parts,
+    tp: TopicPartition,
+    committed: Committed | None,
+    metadata: CommitMetadata,
+    acknowledged_foreign_offset: int | None,
+) -> None:
+    """Does what `check_commit_allowed` does. An error about another ledger also names the tables of this one."""
+    try:
+        check_commit_allowed(tp, committed, metadata, acknowledged_foreign_offset)
+    except NewerCommit as error:
+        error.add_advice(ledger_advice(parts))
+        raise
+
+
+def ledger_advice(parts: Parts) -> str:
+    """Returns the sentences that name the audit folder and the ways out of a commit by another ledger."""
+    return (
+        f"ACKLINE_AUDIT is {scrub_address(parts.store.root)}: set it to the folder of that ledger, or restore that "
+        f"folder from a backup if it is an older copy. If that ledger is lost, or was a wrong one, go on with `ackline "
+        f"adopt-ledger {parts.pipeline.name} --reason …`"
+    )
+
+
+def commit_metadata_of(parts: Parts, newest: Settlement) -> CommitMetadata:
+    """Returns the metadata with which the floors of `newest` are committed."""
+    return CommitMetadata(parts.store.ledger_id(), parts.pipeline.name, newest.turn.epoch, newest.turn.n)
+
+
+def may_restore(parts: Parts, committed: Committed | None, metadata: CommitMetadata) -> bool:
+    """Returns whether `on_external_reset: restore` allows to overwrite this foreign commit.
+
+    False for a commit of this pipeline: such a commit comes from another ledger or from a newer turn.
+    """
+    return (
+        parts.pipeline.on_external_reset == "restore"
+        and committed is not None
+        and not is_of_pipeline(committed, metadata.pipeline)
+    )

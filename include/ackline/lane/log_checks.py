@@ -1,0 +1,290 @@
+"""What Kafka shows of a lane's topics, and whether their logs are still those that were read.
+
+What Kafka shows of the subscription: read once for a plan, its preview or a status.
+
+Whether a log is still the one that was read: the same topic, with nothing truncated of what was settled (S42).
+
+A topic that was created again has another topic id. A log that was truncated, and has perhaps grown again, has another
+leader epoch. Its end proves nothing: new records take the offsets of those that are gone. If the leader epoch has
+changed, and only then, the leader is queried for the end of the known epoch (`ackline.kafka.truncation`).
+
+`on_expired: fail`: if retention was quicker than the pipeline, the run stops and settles nothing as expired.
+
+`expired` rows can come to count in two places, and both are checked:
+- `stop_if_expired`, before plan n is stored. What the log no longer holds is neither planned nor passed over, so every
+  later run stops with this error until an operator decides. The genesis, an earlier write, may be stored by then: it
+  makes no row about any record, and `ackline skip` needs the lane that it begins.
+- `expired_rows_error`, before decisions n are stored. It finds what retention took between plan and read, or before a
+  dead letter was read again. Outcomes n are stored by then, but rows count only once a settlement names their turn, and
+  this turn becomes void. After a crash before the void settlement, the next run finds the same rows and does the same.
+  After a crash behind it, the first check stops the next plan. So no run repeats the turn for ever.
+If a fresh range is gone when replay is about to read it, `RangeGone` makes the turn void; the next plan stops.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from ackline.errors import RangeGone, RetentionPassed, TopicChanged
+from ackline.lane.adapters import Parts
+from ackline.ledger.commit_rule import Committed
+from ackline.ledger.fold import OutcomeRow, PendingKind
+from ackline.ledger.offsets import LogBounds, TopicPartition, ValuedRange, join
+from ackline.ledger.outcomes import Outcome, OutcomeColumns
+from ackline.ledger.planning import PartitionView
+from ackline.ledger.turns import Plan, PlannedPartition, SettledPartition, Settlement
+
+
+@dataclass(frozen=True, slots=True)
+class KafkaView:
+    """Topic ids, readable bounds and committed offsets of the subscription; bounds are None without a leader.
+
+    `missing` are the topics and partitions that the pipeline file names and the broker does not have.
+    """
+
+    topic_ids: Mapping[str, str]
+    bounds: Mapping[TopicPartition, LogBounds | None]
+    committed: Mapping[TopicPartition, Committed]
+    missing: tuple[str, ...]
+
+
+def observe_kafka(parts: Parts, newest: Settlement | None) -> KafkaView:
+    """Returns the subscription and the lane's topics, read from the broker. The lag needs no more requests.
+
+    Topic ids are read before bounds. A topic that is created again in between is shown under its old id. Later checks
+    detect that: replay compares the ids before and after it reads records, and after a plan that reads nothing, the
+    next plan stops at the new id.
+    """
+    parts.cluster.reachable()  # fails within seconds, with the broker's name, if the broker is away
+    block = parts.pipeline.kafka
+    known = {tp.topic for tp in newest.partitions} if newest else set()
+    names = parts.cluster.names() if block.named_topics is None else block.named_topics
+    topics = parts.cluster.topics(sorted({*(name for name in names if block.subscribes_to_topic(name)), *known}))
+    has_leader = {
+        TopicPartition(name, number): leader
+        for name, info in topics.items()
+        for number, leader in info.partitions.items()
+    }
+    logs = parts.cluster.bounds([tp for tp, leader in has_leader.items() if leader])
+    bounds = {
+        tp: LogBounds(logs[tp].start, logs[tp].end, logs[tp].leader_epoch) if tp in logs else None for tp in has_leader
+    }
+    committed = parts.group.committed(has_leader)
+    missing = [name for name in block.named_topics or () if name not in topics]
+    named = [TopicPartition(name, number) for name, numbers in (block.partitions or {}).items() for number in numbers]
+    missing += [str(tp) for tp in named if tp.topic in topics and tp not in has_leader]
+    return KafkaView({name: info.topic_id for name, info in topics.items()}, bounds, committed, tuple(missing))
+
+
+def written_beyond(parts: Parts, offsets: Mapping[TopicPartition, int]) -> set[TopicPartition]:
+    """Returns the partitions whose log is written up to the given offset, beyond the last stable offset.
+
+    Empty under `read_uncommitted`: there the readable end is the end of the log.
+    """
+    if parts.pipeline.kafka.isolation != "read_committed":
+        return set()
+    ends = parts.cluster.written_ends(offsets)
+    return {tp for tp, offset in offsets.items() if ends[tp] >= offset}
+
+
+Known = Mapping[TopicPartition, tuple[int, int | None]]
+"""By partition: an offset, and the leader epoch under which everything below it was read."""
+Logs = Mapping[TopicPartition, LogBounds | None]
+"""Bounds of the logs as they are now; None for a partition without a leader."""
+
+
+def truncated_partitions(parts: Parts, known: Known, logs: Logs) -> dict[TopicPartition, int | None]:
+    """Returns the partitions whose log no longer holds all records below the known offset under the known leader epoch.
+
+    The value is the offset below which the log is unchanged; None if that is unknown. If no leader epoch is known (rows
+    of an earlier version, or a broker that gives none), the log is taken as unchanged.
+    """
+    changed = {}
+    for tp, (offset, leader_epoch) in known.items():
+        log = logs.get(tp)
+        if leader_epoch is not None and log is not None and log.leader_epoch not in (None, leader_epoch):
+            changed[tp] = offset, leader_epoch
+    return parts.cluster.truncated_at(changed) if changed else {}
+
+
+def check_not_truncated(parts: Parts, lane: Mapping[TopicPartition, SettledPartition], logs: Logs) -> None:
+    """Raises TopicChanged if a log no longer holds what was read below `complete_to`.
+
+    Without this check, the lane would count as caught up.
+    """
+    known = {tp: (settled.state.complete_to, settled.leader_epoch) for tp, settled in lane.items()}
+    for tp, end in truncated_partitions(parts, known, logs).items():
+        state, log = lane[tp].state, logs[tp]
+        now = log.leader_epoch if log is not None else None
+        target = "earliest" if end is None else str(min(end, state.floor))
+        raise TopicChanged(
+            f"{tp} was truncated: all below {state.complete_to} was read under leader epoch {lane[tp].leader_epoch}, "
+            f"and {_what_is_left(end)} of it under epoch {now}; other records may have taken those offsets. Nothing "
+            f"was read. Go on with `ackline reset {parts.pipeline.name} --topic {tp.topic} --partition {tp.partition} "
+            f"--to {target} --reason …`: a new epoch, in which everything from there on is handled, again or for the "
+            f"first time",
+            topic=tp.topic,
+            partition=tp.partition,
+            offset=end,
+        )
+
+
+def _what_is_left(end: int | None) -> str:
+    return "nothing is known to be left" if end is None else f"only what is below {end} is left"
+
+
+def check_topic_not_recreated(
+    parts: Parts, tp: TopicPartition, known_id: str, topic_id: str | None, exists: bool
+) -> None:
+    """Raises TopicChanged if a partition is gone, or belongs to a new topic of the same name.
+
+    `topic_id` is the present id of the topic, None if there is no topic; `exists`: whether it has this partition.
+    """
+    if topic_id == known_id and exists:
+        return
+    if topic_id is None or not exists:
+        what = "is gone. Nothing was read. Create it again, or take it out of the file"
+    else:
+        what = (
+            f"was deleted and created again (its topic id is another). Nothing was read; offsets of the old topic mean "
+            f"nothing in a new one. Go on with `ackline reset {parts.pipeline.name} --topic {tp.topic} --to earliest "
+            f"--reason …`: a new epoch on the new topic, in which nothing of the old one is pending. Or take it out "
+            f"of the file"
+        )
+    raise TopicChanged(f"{tp} {what}", topic=tp.topic, partition=tp.partition)
+
+
+def check_planned_ranges(parts: Parts, plan: Plan, after: bool = False) -> None:
+    """Checks that every planned range is in the log that the plan was made for. Raises RangeGone and TopicChanged.
+
+    The check comes before reading, because Spark waits for two minutes for offsets that never come. With `after`, it
+    comes after reading and compares topic ids and leader epochs alone. Leader epochs only grow: if the planned epoch is
+    the leader's before and after reading, it was so in between. If the epoch has changed, the new leader must have the
+    log of the planned one up to the end of the plan, retries included. A later turn plans again what was truncated
+    above the settled state. If the log was truncated below it, the next plan stops the run.
+    """
+    wanted = {tp: planned for tp, planned in plan.partitions.items() if not planned.empty}
+    _check_topic_ids(parts, plan, wanted)
+    logs = parts.cluster.bounds(wanted)
+    if not after:
+        _check_bounds(wanted, logs)
+    known = {tp: (planned.fresh.end, planned.log.leader_epoch) for tp, planned in wanted.items()}
+    for tp, end in truncated_partitions(parts, known, logs).items():
+        raise RangeGone(
+            f"{tp} was truncated below the planned end {wanted[tp].fresh.end} while {plan.turn} was under way "
+            f"({_what_is_left(end)}); the turn is void",
+            topic=tp.topic,
+            partition=tp.partition,
+            offset=end,
+        )
+
+
+def _check_topic_ids(parts: Parts, plan: Plan, wanted: Mapping[TopicPartition, PlannedPartition]) -> None:
+    topics = parts.cluster.topics(sorted({tp.topic for tp in wanted}))
+    for tp, planned in wanted.items():
+        topic = topics.get(tp.topic)
+        if topic is None or topic.topic_id != planned.topic_id or tp.partition not in topic.partitions:
+            raise TopicChanged(
+                f"{tp} was deleted or created again while {plan.turn} was under way; the turn is void, nothing "
+                f"of it counts",
+                topic=tp.topic,
+                partition=tp.partition,
+            )
+
+
+def _check_bounds(wanted: Mapping[TopicPartition, PlannedPartition], logs: Mapping[TopicPartition, LogBounds]) -> None:
+    """Raises RangeGone or TopicChanged if a part of a fresh range is not in the log.
+
+    Retries are not checked: each retry that retention has taken gets an `expired` outcome of its own.
+    """
+    for tp, log in logs.items():
+        fresh = wanted[tp].fresh
+        if fresh and log.end < fresh.end:
+            raise TopicChanged(
+                f"{tp} ends at {log.end}, below the planned end {fresh.end}: it was truncated or recreated; "
+                f"the turn is void",
+                topic=tp.topic,
+                partition=tp.partition,
+                offset=log.end,
+            )
+        if fresh and log.start > fresh.start:
+            raise RangeGone(
+                f"{tp}: the log starts at {log.start}, above the planned start {fresh.start}; the turn is void",
+                topic=tp.topic,
+                partition=tp.partition,
+                offset=fresh.start,
+            )
+
+
+_NAMED = 5
+"""How many partitions a message names, and how many ranges of each."""
+
+
+def stop_if_expired(parts: Parts, views: Mapping[TopicPartition, PartitionView]) -> None:
+    """Raises RetentionPassed if the log starts above an offset that a partition has not read yet or has pending."""
+    if parts.pipeline.on_expired != "fail":
+        return
+    lost = {tp: _lost_ranges(parts, view) for tp, view in views.items() if view.readable}
+    if any(lost.values()):
+        raise _retention_passed(parts, lost, "Nothing was planned")
+
+
+def _lost_ranges(parts: Parts, view: PartitionView) -> list[ValuedRange[None]]:
+    assert view.log is not None
+    start, state = view.log.start, view.state
+    # Without a dead-letter topic, a record that waits for its letter is not read again: it becomes `dead`, not expired.
+    # A record in flight is not read before its attempt has failed: until then an answer may settle it.
+    letters = () if parts.pipeline.dead_letter_topic else (PendingKind.DEAD_LETTER,)
+    not_read_again = (PendingKind.IN_FLIGHT, *letters)
+    pending = [
+        ValuedRange(run.start, min(run.end, start), None)
+        for run in state.pending
+        if run.value.kind not in not_read_again
+    ]
+    unread = [ValuedRange(state.complete_to, start, None)]
+    return list(join(run for run in [*pending, *unread] if run.start < run.end))
+
+
+def expired_rows_error(
+    parts: Parts, plan: Plan, rows: Mapping[TopicPartition, Iterable[OutcomeRow]]
+) -> RetentionPassed | None:
+    """Returns the error because of which the turn becomes void, if one of `rows` would settle something as expired.
+
+    None if the rows may be settled. A claimed turn is never void, because the group has moved over it: its expired
+    rows are settled as they are.
+    """
+    if parts.pipeline.on_expired != "fail":
+        return None
+    lost = {
+        tp: join(ValuedRange(start, end, None) for start, end in sorted((row.offset, row.end) for row in expired))
+        for tp, found in rows.items()
+        if (expired := OutcomeColumns.of(found).with_outcome(Outcome.EXPIRED))
+    }
+    if not lost or parts.store.has_claim(plan.turn):
+        return None
+    return _retention_passed(parts, lost, f"{plan.turn} is void: nothing of it was settled or committed")
+
+
+def _retention_passed(
+    parts: Parts, lost: Mapping[TopicPartition, Sequence[ValuedRange[None]]], consequence: str
+) -> RetentionPassed:
+    lost = {tp: runs for tp, runs in sorted(lost.items()) if runs}
+    tp, runs = next(iter(lost.items()))
+    where = f" --topic {tp.topic} --partition {tp.partition}" if len(lost) == 1 else ""
+    return RetentionPassed(
+        f"retention took records that were not settled: {_listed(map(_ranges, lost, lost.values()))}. {consequence}. "
+        f"Go on with `ackline skip {parts.pipeline.name}{where} --to earliest --reason …`, which records them as "
+        f"skipped, or write `on_expired: record`",
+        topic=tp.topic,
+        partition=tp.partition,
+        offset=runs[0].start,
+    )
+
+
+def _ranges(tp: TopicPartition, runs: Sequence[ValuedRange[None]]) -> str:
+    return f"{tp} {_listed(f'[{run.start}, {run.end})' for run in runs)}"
+
+
+def _listed(texts: Iterable[str]) -> str:
+    every = list(texts)
+    more = len(every) - _NAMED
+    return ", ".join(every[:_NAMED]) + (f" and {more} more" if more > 0 else "")

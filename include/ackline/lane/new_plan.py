@@ -1,0 +1,155 @@
+"""What all plans share: their frame, the checks of changed settings, and the limit of races for a turn.
+
+The frame that all plans share: turn, run, time and the settings in force; and the check of that time.
+
+The limit of the loops in which a step races with other runs of the same lane.
+
+The ranges of a backfill lane, as its genesis has stored them: what is part of the lane, and what is not.
+
+Guarantee and isolation level change between turns only, and only while nothing is pending; the ack topic only while
+nothing is in flight.
+
+Records under way were planned under the old values. Under other values, a record that was handed out at most once could
+be handed out again (I7), or a failure that was to be retried could be dropped.
+"""
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any
+
+from ackline.errors import ConfigError, LedgerError
+from ackline.in_flight.ack_topic import start_position
+from ackline.lane.adapters import Parts
+from ackline.lane.void import void_advice
+from ackline.ledger.offsets import ChosenRanges, OffsetRange, TopicPartition
+from ackline.ledger.pending import PendingKind
+from ackline.ledger.turns import ACK_POSITION, Plan, PlannedPartition, Settlement, TurnId, TurnKind, is_backfill
+from ackline.pipeline.arguments import id_of
+
+
+def new_plan(
+    parts: Parts,
+    newest: Settlement,
+    kind: TurnKind,
+    partitions: Mapping[TopicPartition, PlannedPartition],
+    reason: str = "",
+) -> Plan:
+    """Returns a plan for the turn after `newest`, with the settings in force.
+
+    That of a run holds from where it reads answers from outside, if the pipeline has an ack topic. Raises ConfigError
+    if that topic can't be used.
+    """
+    of_run: dict[str, Any] = {}
+    if kind is TurnKind.RUN:
+        position = start_position(parts, newest)
+        of_run = parts.request.settings() | ({ACK_POSITION: position.as_json()} if position is not None else {})
+    return Plan(
+        newest.turn._replace(n=newest.turn.n + 1),
+        kind,
+        parts.run_id,
+        parts.now(),
+        partitions,
+        parts.pipeline.kafka.isolation,
+        parts.pipeline.settings() | of_run,
+        parts.actor,
+        reason,
+    )
+
+
+def check_clock(parts: Parts, last: datetime | None) -> None:
+    """Raises ConfigError for a fixed clock behind the last turn: due times and grace periods would run backwards."""
+    if parts.fixed_now and last and parts.fixed_now < last:
+        raise ConfigError(
+            f"--now {parts.fixed_now.isoformat()} is before the last turn, of {last.isoformat()}", key="--now"
+        )
+
+
+MAX_LOST_RACES = 20
+"""Rounds of such a loop before the step stops.
+
+A step loses a round only to a process that has stored something in the meantime, so the lane goes on although this
+process does not. A lane has one scheduled run, and now and then an operator's command beside it: two lost rounds in a
+row are rare. Twenty in a row mean that runs start one another without end, or that the tables do not return what was
+stored. Going on would hide that. There is no wait between rounds: the other process has stored its turn already, and
+waiting would not change what the next round reads.
+"""
+
+
+def too_many_lost_races(parts: Parts, doing: str) -> LedgerError:
+    """Returns the error of a step that has lost MAX_LOST_RACES rounds in a row; `doing` names what it could not do."""
+    return LedgerError(
+        f"{doing} of {parts.pipeline.name}: other runs were quicker {MAX_LOST_RACES} times in a row. Look for runs "
+        f"that start one another without end; if there are none, `ackline doctor` checks the tables"
+    )
+
+
+LaneRanges = Mapping[TopicPartition, tuple[OffsetRange, ...]] | None
+"""The ranges of each partition; None for the live lane, which holds every offset."""
+
+
+def lane_ranges(parts: Parts, epoch: int) -> LaneRanges:
+    """Returns the ranges that the lane reads whole in an epoch; None for the live lane. Reads the genesis."""
+    if not is_backfill(parts.store.lane):
+        return None
+    genesis = parts.store.settlement(TurnId(parts.store.pipeline, parts.store.lane, epoch, 0))
+    return {tp: settled.ranges or () for tp, settled in genesis.partitions.items()}
+
+
+def chosen_in(ranges: LaneRanges, tp: TopicPartition) -> ChosenRanges:
+    """Returns the ranges of one partition; None for the live lane."""
+    return None if ranges is None else ranges[tp]
+
+
+def check_settings_unchanged(parts: Parts, newest: Settlement) -> None:
+    """Raises ConfigError if guarantee or isolation level changed while records are pending under the old one, and if
+    the ack topic changed while records are in flight.
+
+    Checked before every turn but a reset, against the settings of the last turn's plan.
+    """
+    if newest.turn.n == 0 or not any(settled.state.pending for settled in newest.partitions.values()):
+        return
+    name, lane = parts.pipeline.name, parts.store.lane
+    way_out = (
+        f"begin a new epoch with `ackline reset {name} --to floor --reason …`"
+        if parts.commits
+        else f"end the backfill with `ackline backfill {name} --cancel {id_of(lane)}`"
+    )
+    settings = parts.store.plan(newest.turn).settings
+    changes = _changes(parts, settings)
+    if any(settled.state.pending_by_kind()[PendingKind.IN_FLIGHT] for settled in newest.partitions.values()):
+        # Answers to the tokens that were handed out come to the old topic, and no turn would read them there.
+        old, new = settings.get("ack_topic"), parts.pipeline.ack_topic
+        changes += [("ack_topic", str(old), str(new))] if old != new else []
+    for key, old, new in changes:
+        raise ConfigError(
+            f"{key} was changed from {old} to {new} while records are pending; change it back until nothing is, or "
+            f"{way_out}",
+            key=key,
+        )
+
+
+def check_open_plan_settings(parts: Parts, plan: Plan) -> None:
+    """Raises ConfigError if an open plan would be handed out under another guarantee or isolation level than its own,
+    or without the ack topic in which it reads the answers.
+
+    A plan that was made at most once may have been handed out already.
+    """
+    changes, ack_topic = _changes(parts, plan.settings), parts.pipeline.ack_topic
+    if plan.ack_position is not None and plan.ack_position.topic != ack_topic:
+        changes.append(("ack_topic", plan.ack_position.topic, str(ack_topic)))
+    for key, old, new in changes:
+        raise ConfigError(
+            f"{key} was changed from {old} to {new} while {plan.turn} is open; change it back until it is settled. "
+            f"{void_advice(plan.turn)}",
+            key=key,
+        )
+
+
+def _changes(parts: Parts, before: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+    """Returns key, old and new value of each of the two settings that differs."""
+    now = parts.pipeline.settings()
+    values = (
+        ("guarantee", before["guarantee"], now["guarantee"]),
+        ("kafka.isolation", before["kafka"]["isolation"], now["kafka"]["isolation"]),
+    )
+    return [(key, old, new) for key, old, new in values if old != new]

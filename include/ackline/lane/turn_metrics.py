@@ -1,0 +1,177 @@
+"""The metrics of a turn, and the events that listeners get of it.
+
+Metrics of a turn: what its tasks report beside the outcome rows, and what of that a settlement keeps.
+
+They are shown and decide nothing, with one exception. If outcomes are not kept as rows (`record_outcomes: false`), the
+report that is stored with the commit of outcomes is the only source of their counts. Once the Delta log has expired the
+report, counts and gaps are unknown, and are stored as unknown.
+
+Events for the listener, made from what a settlement has made final: by kind, and in batches.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from ackline.errors import AcklineError
+from ackline.lane.adapters import Parts
+from ackline.ledger.fold import PartitionState, PendingKind
+from ackline.ledger.metrics import TurnReport, fetch_metrics, lag_seconds, partition_metrics, retries_in, totals_after
+from ackline.ledger.offsets import LogBounds, TopicPartition, index_of_range
+from ackline.ledger.outcomes import Outcome, OutcomeColumns
+from ackline.ledger.pending import PendingRuns
+from ackline.ledger.planning import NO_LEADER, PARKED, PAUSED
+from ackline.ledger.turns import Plan, SettledPartition, Settlement, TurnKind, is_backfill
+from ackline.tables.turn_outcomes import TurnOutcomes
+
+_ATTEMPTS = (Outcome.ACKED, Outcome.FAILED, Outcome.SKIPPED, Outcome.DROPPED)
+
+
+def keeps_outcome_rows(parts: Parts, plan: Plan) -> bool:
+    """Returns whether each outcome of a turn becomes a row. Its plan decides, whichever process carries it out.
+
+    Always True under at_least_once: a failure without a row would count as a gap, and the record would be lost.
+    """
+    return bool(plan.settings.get("record_outcomes", True)) or parts.pipeline.guarantee == "at_least_once"
+
+
+def stored_report(parts: Parts, plan: Plan) -> TurnReport | None:
+    """Returns the report of a turn's tasks; None if no task has run, or the Delta log has expired the report."""
+    return None if plan.kind is not TurnKind.RUN or plan.empty else parts.store.report_of(plan.turn)
+
+
+def turn_outcomes(parts: Parts, plan: Plan, report: TurnReport | None) -> TurnOutcomes:
+    """Returns the outcomes of a turn: rows, and counts that include outcomes which are not kept as rows."""
+    # A range proves that what has no row succeeded or is a gap. First attempts at single offsets have no such proof, so
+    # each of them needs its row.
+    outcomes = parts.store.outcomes_of(plan.turn, every_row=plan.reads_single_offsets)
+    if report is None:
+        forgotten = plan.kind is TurnKind.RUN and not plan.empty and not plan.settings.get("record_outcomes", True)
+        return replace(outcomes, complete=not forgotten)
+    if report.recorded:
+        return outcomes
+    counts = {tp: Counter(by_outcome) for tp, by_outcome in outcomes.counts.items()}
+    fresh = Counter(outcomes.attempted_fresh)
+    for tp, reported in report.counts.items():
+        counts.setdefault(tp, Counter()).update(reported)
+        # Each of them is a first attempt: the guarantees that keep no rows make no retries.
+        fresh[tp] += sum(reported.get(word, 0) for word in _ATTEMPTS)
+    return replace(outcomes, counts=counts, attempted_fresh=fresh)
+
+
+def first_attempts(parts: Parts, plan: Plan, report: TurnReport | None) -> Counter[str]:
+    """Returns how many new records of a turn had which outcome. The cost does not grow with their number."""
+    counts = parts.store.first_attempts_of(plan.turn)
+    if report is not None and not report.recorded:
+        for reported in report.counts.values():  # each is a first attempt, see above
+            counts.update({word: reported.get(word, 0) for word in _ATTEMPTS})
+    return counts
+
+
+def unacked_first_attempts(parts: Parts, plan: Plan, report: TurnReport | None) -> int:
+    """Returns how many new records of a turn failed as `Unacked`. The cost is that of the rows that failed."""
+    # Of outcomes that are not rows, the tasks report the number; each of them is a first attempt, see above.
+    return parts.store.unacked_of(plan.turn) + (0 if report is None else report.unacked)
+
+
+def gaps_of(plan: Plan, tp: TopicPartition, outcomes: TurnOutcomes) -> int | None:
+    """Returns how many offsets of the fresh range held no record; None if the Delta log has expired the report."""
+    if tp not in plan.partitions:
+        return 0
+    if not outcomes.complete:
+        return None
+    fresh = plan.partitions[tp].fresh
+    if not fresh:  # first attempts at single offsets of a backfill lane are none at a fresh range
+        return 0
+    # No outcome proves anything about the offsets of a range row (lost, expired), so they are no proved gaps.
+    ranges = OutcomeColumns.of(outcomes.rows.get(tp, ())).of_ranges()
+    unread = sum(max(0, min(row.end, fresh.end) - max(row.offset, fresh.start)) for row in ranges)
+    return len(fresh) - outcomes.attempted_fresh.get(tp, 0) - unread
+
+
+def with_metrics(
+    parts: Parts,
+    plan: Plan,
+    before: Settlement,
+    partitions: Mapping[TopicPartition, SettledPartition],
+    outcomes: TurnOutcomes,
+    report: TurnReport | None,
+) -> dict[TopicPartition, SettledPartition]:
+    """Returns a settlement's partitions with `metrics` and `totals`; the same in every process that computes them."""
+    seconds = _lag_seconds_of(parts, plan, {tp: settled.state for tp, settled in partitions.items()})
+    now, measured = parts.now(), {}
+    for tp, settled in partitions.items():
+        previous, rows = before.partitions.get(tp), outcomes.rows.get(tp, ())
+        log = _planned_log(plan, tp)
+        fetched = fetch_metrics(previous.metrics if previous else None, report.fetches.get(tp) if report else None)
+        measured[tp] = replace(
+            settled,
+            metrics=partition_metrics(settled.state, log, settled.committed, rows, now, seconds.get(tp)) | fetched,
+            totals=totals_after(previous.totals if previous else None, settled.counts, retries_in(rows)),
+        )
+    return measured
+
+
+def _lag_seconds_of(
+    parts: Parts, plan: Plan, states: Mapping[TopicPartition, PartitionState]
+) -> dict[TopicPartition, float | None]:
+    """Returns the age in seconds of the first record at or above each floor; 0 if no record waits there.
+
+    None if the broker has no time for it. A broker that does not answer fails no settlement: these are metrics.
+    """
+    logs = {tp: log for tp in states if (log := _planned_log(plan, tp)) is not None}
+    behind = {tp: max(states[tp].floor, log.start) for tp, log in logs.items() if states[tp].floor < log.end}
+    try:
+        times = parts.cluster.record_times(behind) if behind else {}
+    except AcklineError:
+        times = {}
+    now = parts.now()
+    return {tp: lag_seconds(tp in behind, times.get(tp), now) for tp in logs}
+
+
+def _planned_log(plan: Plan, tp: TopicPartition) -> LogBounds | None:
+    """Returns the bounds of the log that the plan of a run was made for; None if the plan had none.
+
+    Such a plan stores an empty log at `complete_to`. For a paused or parked partition, the same bounds may stand for a
+    real log that is empty there. The two look the same, so these bounds count as unknown too.
+    """
+    if plan.kind is not TurnKind.RUN or tp not in plan.partitions or is_backfill(plan.turn.lane):
+        return None  # a backfill lane is not behind the log's end: it reads what was chosen
+    planned = plan.partitions[tp]
+    empty = planned.log.start == planned.log.end == planned.complete_to
+    unknown = planned.why == NO_LEADER or (empty and planned.why in (PAUSED, PARKED))
+    return None if unknown else planned.log
+
+
+def notify_settled(parts: Parts, plan: Plan, settlement: Settlement, outcomes: TurnOutcomes) -> None:
+    """Passes the events of a settlement to the listener.
+
+    Only the process that has stored the settlement calls this. If others did too, every event would come again.
+    """
+
+    if parts.listener is None:  # a large turn has millions of events
+        return
+    if plan.kind is TurnKind.GENESIS:
+        parts.notify("partitions_changed", {tp: settlement.partitions[tp] for tp in plan.partitions})
+    acked = {tp: counts[Outcome.ACKED] for tp, counts in outcomes.counts.items() if counts.get(Outcome.ACKED)}
+    if acked:
+        parts.notify("acked", plan.turn, acked)
+    offsets: dict[str, dict[TopicPartition, Sequence[Any]]] = {"retry": {}, "dead": {}, "expired": {}}
+    for tp, rows in outcomes.rows.items():
+        columns = OutcomeColumns.of(rows)
+        offsets["retry"][tp] = _retried(columns.with_outcome(Outcome.FAILED), settlement.partitions[tp].state)
+        offsets["dead"][tp] = columns.with_outcome(Outcome.DEAD).offsets.tolist()
+        expired = columns.with_outcome(Outcome.EXPIRED)
+        offsets["expired"][tp] = list(zip(expired.offsets.tolist(), expired.ends.tolist(), strict=True))
+    for event, details in offsets.items():
+        if any(details.values()):
+            parts.notify(event, plan.turn, {tp: numbers for tp, numbers in details.items() if numbers})
+
+
+def _retried(failed: OutcomeColumns, state: PartitionState) -> list[int]:
+    """Returns the failed offsets that get another attempt after the settlement."""
+    retries = PendingRuns.of(state.pending).of_kind(PendingKind.RETRY)
+    index = index_of_range(failed.offsets, (retries.starts, retries.ends))
+    offsets: list[int] = failed.offsets[index >= 0].tolist()
+    return offsets

@@ -1,0 +1,103 @@
+"""When a failed record is due again: Storm's KafkaSpoutRetryExponentialBackoff without its overflow. Pure.
+
+The fold (`ackline.ledger.fold`) calls `next_attempt` for each failed attempt and stores the due time with the pending
+offset. The due time is `handled_at + delay(attempts)`, plus jitter; `RetryPolicy.due_time` computes it.
+"""
+
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Protocol
+
+FOREVER = 2**31 - 2
+"""The `max_retries` of a record that is retried until it succeeds: as many retries as the 32-bit columns of attempts
+hold, so that no attempt overflows. With a retry each second they take 68 years."""
+
+
+class Backoff(Protocol):
+    """What decides on retries: `RetryPolicy`, or a class of the user (`retry.class`), made without arguments."""
+
+    def next_attempt(self, attempts: int, handled_at: datetime, error_class: str | None, seed: str) -> datetime | None:
+        """The earliest time of the next attempt, aware; None if the record gets no further attempt.
+
+        Attempt number `attempts` failed at `handled_at` with `error_class`. The same arguments must give the same
+        answer, because settle may compute it again in another process (I9). `seed` names the attempt; a policy that
+        wants random numbers seeds them with it.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class RetryPolicy:
+    """The numbers of the `retry:` block of a pipeline file; see `ackline.pipeline.blocks`."""
+
+    initial_delay: timedelta = timedelta(0)
+    """The wait after the first attempt."""
+    period: timedelta = timedelta(minutes=1)
+    """The wait after attempt n > 1 is `period * multiplier ** (n - 1)`."""
+    multiplier: float = 2.0
+    max_delay: timedelta = timedelta(hours=1)
+    """The longest wait, without its jitter."""
+    max_retries: int = 5
+    """Attempts after the first: 3 means at most 4 attempts. At most FOREVER."""
+    jitter: float = 0.0
+    """The share of a wait, 0 to 1, by which chance may lengthen it."""
+    by_error: "Mapping[str, RetryPolicy | None]" = field(default_factory=dict)
+    """The policy of an error class that has its own; None: never retried."""
+
+    def next_attempt(self, attempts: int, handled_at: datetime, error_class: str | None, seed: str) -> datetime | None:
+        """The due time of the next attempt by the policy of `error_class`, or None if no attempt is left."""
+        policy = self._policy_of(error_class)
+        if policy is None or policy.exhausted(attempts):
+            return None
+        return policy.due_time(handled_at, attempts, seed)
+
+    def wait(self, attempts: int, error_class: str | None) -> timedelta | None:
+        """The wait before the next attempt by the policy of `error_class`, without jitter; None if none is left."""
+        policy = self._policy_of(error_class)
+        return None if policy is None or policy.exhausted(attempts) else policy.delay(attempts)
+
+    def _policy_of(self, error_class: str | None) -> "RetryPolicy | None":
+        return self.by_error.get(error_class or "", self)
+
+    @property
+    def uses_seed(self) -> bool:
+        """Whether chance lengthens any wait, so that due times differ by their seed."""
+        return bool(self.jitter) or any(policy is not None and policy.uses_seed for policy in self.by_error.values())
+
+    def due_time(self, handled_at: datetime, attempts: int, seed: str = "") -> datetime:
+        """The earliest time of the attempt after number `attempts`, which failed at `handled_at`.
+
+        Jitter only adds to the wait, so no attempt comes before its time (I5). The last moment of the calendar, if the
+        due time would be beyond it.
+        """
+        delay = self.delay(attempts)
+        try:
+            due = handled_at + delay
+        except OverflowError:
+            return datetime.max.replace(tzinfo=handled_at.tzinfo)
+        if not self.jitter:
+            return due
+        try:
+            return due + delay * self.jitter * random.Random(seed).random()
+        except OverflowError:
+            return due
+
+    def delay(self, attempts: int) -> timedelta:
+        """The wait after attempt number `attempts` (1-based), without jitter. No number of attempts overflows (S11).
+
+        Raises ValueError for an attempt below 1.
+        """
+        if attempts < 1:
+            raise ValueError(f"attempts count from 1, not {attempts}")
+        if attempts == 1 or not self.period:
+            return min(self.initial_delay if attempts == 1 else self.period, self.max_delay)
+        try:
+            seconds = self.period.total_seconds() * float(self.multiplier) ** (attempts - 1)
+        except OverflowError:  # a float ends near 2 ** 1024, and max_retries may be higher than that exponent
+            return self.max_delay
+        return self.max_delay if seconds >= self.max_delay.total_seconds() else timedelta(seconds=seconds)
+
+    def exhausted(self, attempts: int) -> bool:
+        """Whether a record that failed this often gets no further attempt (S13)."""
+        return attempts > self.max_retries

@@ -1,0 +1,116 @@
+"""When the newest floor may be committed over the offset that Kafka holds for the group. Pure.
+
+Kafka has no compare-and-set for committed offsets, and any client may move a group. So each commit of Ackline carries
+`CommitMetadata`, and the steps read what Kafka holds before they plan and before they commit:
+
+| Kafka holds for the partition | the rule |
+|---|---|
+| no committed offset | commit |
+| a commit of this ledger, of the newest turn or an older one | commit |
+| a commit of this ledger, of a newer turn | stop: NewerCommit |
+| a foreign commit at the acknowledged offset | commit |
+| any other commit of this pipeline, from another ledger | stop: NewerCommit |
+| any other foreign commit | stop: GroupMoved; `on_external_reset` can allow it: `follow` or `restore` |
+
+Foreign is every commit that this ledger did not make: of another client, or of a ledger of this pipeline that was lost.
+A genesis or an operator action acknowledges the foreign offset that it met, and stores it with the partition
+(`acknowledged_foreign_offset` of `ackline.ledger.turns.SettledPartition`). This lets the first commit of a lane pass
+even if the run is killed before it, and ends as soon as a plan finds a commit of this ledger.
+"""
+
+import json
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from ackline.errors import GroupMoved, NewerCommit
+from ackline.ledger.offsets import TopicPartition
+
+
+class Committed(NamedTuple):
+    """The committed offset that Kafka holds for a group and topic-partition, with its metadata."""
+
+    offset: int
+    metadata: str
+
+
+@dataclass(frozen=True, slots=True)
+class CommitMetadata:
+    """The metadata of a commit of Ackline: which pipeline, from which ledger, at which turn."""
+
+    ledger: str
+    """The id of the ledger: of its settlements table."""
+    pipeline: str
+    epoch: int
+    n: int
+
+    def encode(self) -> str:
+        """The text that Kafka stores with the offset: JSON `{ledger, pipeline, epoch, n}`."""
+        return json.dumps({"ledger": self.ledger, "pipeline": self.pipeline, "epoch": self.epoch, "n": self.n})
+
+    @classmethod
+    def decode(cls, metadata: str) -> "CommitMetadata | None":
+        """The metadata in a text that `encode` made, or None for any other text. Never raises: other clients may store
+        anything with their commits (S31)."""
+        try:
+            fields = json.loads(metadata)
+            ledger, pipeline, epoch, n = (fields[key] for key in ("ledger", "pipeline", "epoch", "n"))
+        except (ValueError, TypeError, KeyError, RecursionError):
+            return None
+        texts = isinstance(ledger, str) and isinstance(pipeline, str)
+        if not texts or not all(type(number) is int and number >= 0 for number in (epoch, n)):
+            return None
+        return cls(ledger, pipeline, epoch, n)
+
+
+def is_of_pipeline(committed: Committed | None, pipeline: str) -> bool:
+    """Whether this pipeline made the commit, from this ledger or another one."""
+    metadata = CommitMetadata.decode(committed.metadata) if committed else None
+    return metadata is not None and metadata.pipeline == pipeline
+
+
+def is_of_ledger(committed: Committed | None, pipeline: str, ledger: str) -> bool:
+    """Whether this pipeline made the commit from this ledger."""
+    metadata = CommitMetadata.decode(committed.metadata) if committed else None
+    return metadata is not None and (metadata.pipeline, metadata.ledger) == (pipeline, ledger)
+
+
+def check_commit_allowed(
+    tp: TopicPartition, committed: Committed | None, newest: CommitMetadata, acknowledged_foreign_offset: int | None
+) -> None:
+    """Return if the newest floor may be committed over `committed`, by the table of this module.
+
+    `newest` is the metadata that the commit would carry. Raises NewerCommit or GroupMoved if it may not.
+    """
+    if committed is None:
+        return  # nothing was ever committed, or the commit has expired: the ledger decides (S35)
+    foreign = not is_of_ledger(committed, newest.pipeline, newest.ledger)
+    if foreign and committed.offset == acknowledged_foreign_offset:
+        return
+    metadata = CommitMetadata.decode(committed.metadata)
+    where = f"{tp}: the group holds offset {committed.offset}"
+    if metadata is None or metadata.pipeline != newest.pipeline:
+        raise GroupMoved(
+            f"{where}, which this pipeline did not commit: another client moved the group. Nothing was committed. Set "
+            f"`on_external_reset: follow` in the pipeline file to go on from that offset, or `restore` to commit the "
+            f"floor over it",
+            topic=tp.topic,
+            partition=tp.partition,
+            offset=committed.offset,
+        )
+    # An older commit of this ledger is overwritten: a late process made it, and the floor only rises (I3).
+    if foreign or (metadata.epoch, metadata.n) > (newest.epoch, newest.n):
+        raise NewerCommit(
+            f"{where}, committed by turn {metadata.n} of epoch {metadata.epoch} of ledger {metadata.ledger}; this "
+            f"ledger is {newest.ledger} at turn {newest.n} of epoch {newest.epoch}. Nothing was committed",
+            topic=tp.topic,
+            partition=tp.partition,
+            offset=committed.offset,
+        )
+
+
+def still_acknowledged(
+    committed: Committed | None, acknowledged_foreign_offset: int | None, newest: CommitMetadata
+) -> int | None:
+    """The foreign offset that may still be overwritten once a plan has found `committed`: None if that is a commit of
+    this ledger. A later commit at the same foreign offset is then a new move of the group, and is not overwritten."""
+    return None if is_of_ledger(committed, newest.pipeline, newest.ledger) else acknowledged_foreign_offset

@@ -1,0 +1,344 @@
+"""The ledger of one partition: its state, and the fold that moves the state forward by one turn. Pure.
+
+A turn reads a fresh range and due retries (`ackline.ledger.planning`). Its outcomes are stored only once the whole
+range has been read, so an offset of the range without a row was acked or holds no record. The ledger therefore keeps
+only what is pending, and the fold costs O(pending + rows that did not succeed), never O(records read). settle folds the
+outcomes and stores the state in the table `settlements`. The floor of the state is the only offset that settle may
+commit.
+
+A turn may fail as a whole, so the fold works on columns: `OutcomeColumns` in, `PendingRuns` out, some tens of bytes for
+each row.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from itertools import pairwise
+
+import numpy as np
+
+from ackline.errors import LedgerError
+from ackline.ledger.backoff import Backoff, RetryPolicy
+from ackline.ledger.offsets import (
+    ChosenRanges,
+    Int64s,
+    OffsetRange,
+    Ranges,
+    ValuedRange,
+    ValuedRanges,
+    clipped,
+    index_of_range,
+    spread,
+    subtract,
+    union,
+)
+from ackline.ledger.outcomes import ErrorClass, Outcome, OutcomeColumns, OutcomeRow
+from ackline.ledger.pending import (
+    LATEST,
+    MICROSECOND,
+    NEVER,
+    Pending,
+    PendingKind,
+    PendingRuns,
+    PendingState,
+    microseconds,
+    time_of,
+)
+
+__all__ = ["MOST_GAP_RANGES", "OutcomeRow", "PartitionState", "Pending", "PendingKind", "fold"]
+
+MOST_GAP_RANGES = 16
+"""How many ranges of gaps a state holds. A limit, because each turn above a floor that stays may add one."""
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionState:
+    """The ledger of one partition: each existing offset below `complete_to` is settled or pending, never both (I4)."""
+
+    complete_to: int
+    """The end of what is proved to have been read and handled whole."""
+    pending: Sequence[ValuedRange[Pending]] = ()
+    """The offsets below `complete_to` that are not settled."""
+    gaps_above_floor: ValuedRanges[int] = ()
+    """Ranges between the floor and `complete_to`, each with how many of its offsets gave no record to a handler: gaps,
+    and ranges that expired or were skipped. Their places inside the range are not known. The planning counts the
+    records above the floor with it; it settles nothing."""
+
+    @property
+    def uncommitted(self) -> int:
+        """How many records were read above the floor, pending or settled: what the window limits (I8). At most this
+        many; fewer if the floor has moved into a range of `gaps_above_floor`."""
+        return self.complete_to - self.floor - sum(gaps.value for gaps in self.gaps_above_floor)
+
+    @property
+    def floor(self) -> int:
+        """The lowest offset that is not settled: what may be committed (I1)."""
+        if not self.pending:
+            return self.complete_to
+        # A turn may have thousands of partitions, and each step takes the floor of each several times.
+        return int(self.pending.starts[0]) if isinstance(self.pending, PendingRuns) else self.pending[0].start
+
+    def pending_by_kind(self) -> dict[PendingKind, int]:
+        """How many offsets are pending of each kind, zeros included."""
+        runs = PendingRuns.of(self.pending)
+        return {kind: runs.of_kind(kind).offsets for kind in PendingKind}
+
+    @property
+    def next_due(self) -> datetime | None:
+        """The earliest time at which a turn has something to do here: a retry is due, or a deadline of a record in
+        flight passes. None if there is none."""
+        return time_of(int(PendingRuns.of(self.pending).dues.min(initial=NEVER)))
+
+
+def fold(
+    state: PartitionState,
+    fresh: OffsetRange,
+    retries: ValuedRanges[int],
+    rows: Iterable[OutcomeRow],
+    policy: Backoff,
+    seed: str = "",
+    gaps: int = 0,
+    chosen: ChosenRanges = None,
+) -> PartitionState:
+    """Returns the state after a turn that read the range `fresh` and made `retries` (value: the number of the attempt).
+
+    `rows` are the turn's outcomes and decisions, in any order (S5). Each retry, each decision and each fresh record
+    that did not succeed needs its row. A fresh acked record needs none: replay has proved that it read the whole range,
+    so an offset without a row is acked or a gap (S6). A decision overrides an attempt at the same offset. A row
+    with an answer ends or renews an attempt that is in flight, of this turn or of an earlier one. `seed` names the
+    partition (lane, epoch, topic, partition) for the jitter. `gaps` is how many offsets of `fresh` held no record,
+    or 0 if that is not known. `chosen` are the ranges that are part of the lane; None means every offset.
+
+    Raises LedgerError if the turn and its rows do not fit this state; each misfit would lose a record silently or
+    un-ack one (I2, I4, S7).
+    """
+    pending = PendingRuns.of(state.pending)
+    planned = _Retries.of(retries)
+    _check_turn_starts_here(state.complete_to, pending, fresh, planned)
+    columns = OutcomeColumns.of(rows)
+    decided = _decided_ranges(columns.where(columns.attempts == 0))
+    attempts = _by_offset(columns.where((columns.attempts != 0) & ~columns.answered))
+    answers = _by_offset(columns.where(columns.answered))
+    _check_attempts_were_planned(attempts, fresh, planned)
+    _check_each_retry_is_answered(planned, attempts, decided)
+    _check_nothing_skipped_over(state.complete_to, fresh.start, decided, chosen)
+
+    # An attempt comes before its answer, whichever row comes first: the handler hands a record on, then it is answered.
+    still_pending = _pending_after(attempts, pending, policy, seed)
+    if len(answers):
+        _check_answers_end_attempts(answers, still_pending)
+        still_pending = _pending_after(answers, still_pending, policy, seed)
+    still_pending = still_pending.minus(decided)
+    # fresh.end is at or above the old complete_to, and each offset that stops being pending has a terminal outcome:
+    # neither complete_to nor the floor moves back (I3), and an acked offset above a pending one does not raise the
+    # floor (S8).
+    after = PartitionState(fresh.end, still_pending)
+    without_records = ValuedRange(state.complete_to, fresh.end, fresh.start - state.complete_to + gaps)
+    return replace(after, gaps_above_floor=_gaps_above(after.floor, [*state.gaps_above_floor, without_records]))
+
+
+def _gaps_above(floor: int, gaps: Iterable[ValuedRange[int]]) -> ValuedRanges[int]:
+    """The part of `gaps` at or above the floor, as at most MOST_GAP_RANGES ranges.
+
+    No step here adds gaps that are not there, so `PartitionState.uncommitted` never falls below the number of records.
+    Where the floor is inside a range, the offsets below the floor may all be gaps: they are subtracted. A merged range
+    has the same gaps, but subtracts the records that it now contains too. So the two ranges are merged that have the
+    fewest records from the start of one to the start of the other. With none, a long gap that many turns have read,
+    merging loses nothing.
+    """
+    above: list[ValuedRange[int]] = []
+    for known in gaps:
+        start = max(known.start, floor)
+        left = known.value - (start - known.start)
+        if left > 0:
+            above.append(ValuedRange(start, known.end, left))
+    while len(above) > 1:
+        records = [second.start - first.start - first.value for first, second in pairwise(above)]
+        fewest = min(records)
+        if fewest > 0 and len(above) <= MOST_GAP_RANGES:
+            break
+        at = records.index(fewest)
+        first, second = above[at : at + 2]
+        above[at : at + 2] = [ValuedRange(first.start, second.end, first.value + second.value)]
+    return tuple(above)
+
+
+@dataclass(frozen=True, slots=True)
+class _Retries:
+    """Each planned retry, by rising offset."""
+
+    offsets: Int64s
+    attempts: Int64s
+
+    @classmethod
+    def of(cls, retries: ValuedRanges[int]) -> "_Retries":
+        starts, ends, attempts = (
+            np.array([getattr(run, name) for run in retries], dtype=np.int64) for name in ("start", "end", "value")
+        )
+        offsets, index = spread((starts, ends))
+        return cls(offsets, attempts[index])
+
+
+def _check_turn_starts_here(complete_to: int, pending: PendingRuns, fresh: OffsetRange, retries: _Retries) -> None:
+    """Prove that the turn was planned from this state and not from an older one (S7)."""
+    # Offsets below complete_to are settled or pending: a row of a second fresh read would un-ack a settled one (I4).
+    if fresh.start < complete_to:
+        raise LedgerError(
+            f"the fresh range {fresh} starts below {complete_to}, and all offsets below that were read already",
+            offset=fresh.start,
+        )
+    # A retry must be the attempt that is pending at its offset. Otherwise one of three holds: the offset is settled,
+    # and a failure would un-ack it; or this attempt was made already (I5); or only the dead letter is missing, and the
+    # handler must not get the record again.
+    made = [state.attempts if state.kind is PendingKind.RETRY else None for state in pending.states]
+    next_attempts = np.array([-1 if attempts is None else attempts + 1 for attempts in made], dtype=np.int64)
+    run = index_of_range(retries.offsets, (pending.starts, pending.ends))
+    expected = np.full(len(run), -1, dtype=np.int64)
+    expected[run >= 0] = next_attempts[pending.codes[run[run >= 0]]]
+    for index in np.flatnonzero(expected != retries.attempts)[:1].tolist():
+        offset, attempt = int(retries.offsets[index]), int(retries.attempts[index])
+        raise LedgerError(
+            f"attempt {attempt} was planned at offset {offset}, where no such attempt is pending", offset=offset
+        )
+
+
+def _check_attempts_were_planned(attempts: OutcomeColumns, fresh: OffsetRange, retries: _Retries) -> None:
+    """Prove that each of the attempts, which are sorted by offset, was planned, and was made once."""
+    in_fresh = (fresh.start <= attempts.offsets) & (attempts.offsets < fresh.end)
+    expected = np.where(in_fresh, 1, 0)
+    if len(retries.offsets):
+        nearest = np.minimum(np.searchsorted(retries.offsets, attempts.offsets), len(retries.offsets) - 1)
+        retried = retries.offsets[nearest] == attempts.offsets
+        expected[retried] = retries.attempts[nearest[retried]]
+    # A row that this turn did not plan is of another turn, and would settle or un-ack what this one has not read.
+    for index in np.flatnonzero(expected != attempts.attempts)[:1].tolist():
+        offset = int(attempts.offsets[index])
+        raise LedgerError(
+            f"the outcome at offset {offset} is of attempt {attempts.attempts[index]}, planned was "
+            f"{int(expected[index]) or None}",
+            offset=offset,
+        )
+    # With two outcomes of one attempt the state would depend on the order of the rows (S5).
+    for offset in attempts.offsets[1:][attempts.offsets[1:] == attempts.offsets[:-1]][:1].tolist():
+        raise LedgerError(f"two attempts at offset {offset} in one turn", offset=offset)
+
+
+def _by_offset(rows: OutcomeColumns) -> OutcomeColumns:
+    return rows.where(np.argsort(rows.offsets, kind="stable"))
+
+
+def _check_answers_end_attempts(answers: OutcomeColumns, pending: PendingRuns) -> None:
+    """Prove that each answer is for the attempt that is in flight at its offset, and that there is one answer each.
+
+    Otherwise the attempt was ended before: a second end would settle or un-ack a record that is settled, or one that is
+    tried again (I4)."""
+    made = [state.attempts if state.kind is PendingKind.IN_FLIGHT else -1 for state in pending.states]
+    run = index_of_range(answers.offsets, (pending.starts, pending.ends))
+    in_flight = np.full(len(run), -1, dtype=np.int64)
+    in_flight[run >= 0] = np.array(made, dtype=np.int64)[pending.codes[run[run >= 0]]]
+    for index in np.flatnonzero(in_flight != answers.attempts)[:1].tolist():
+        offset, attempt = int(answers.offsets[index]), int(answers.attempts[index])
+        raise LedgerError(f"attempt {attempt} was answered at offset {offset}, but is not in flight", offset=offset)
+    for offset in answers.offsets[1:][answers.offsets[1:] == answers.offsets[:-1]][:1].tolist():
+        raise LedgerError(f"two answers at offset {offset} in one turn", offset=offset)
+
+
+def _pending_after(rows: OutcomeColumns, pending: PendingRuns, policy: Backoff, seed: str) -> PendingRuns:
+    """What is pending after these rows: all of them end what was pending at their offsets, and some begin anew."""
+    if not len(rows):  # as in most partitions of a turn that has thousands
+        return pending
+    left = pending.minus((rows.offsets, rows.offsets + 1))
+    left = left.plus(_pending_after_failures(rows.with_outcome(Outcome.FAILED), policy, seed))
+    in_flight = rows.with_outcome(Outcome.IN_FLIGHT)
+    return left.plus(_in_flight(in_flight)) if len(in_flight) else left
+
+
+def _in_flight(rows: OutcomeColumns) -> PendingRuns:
+    """Each row as pending until its answer, or until its deadline. Keeps the error class of a skip in its tree."""
+    # Few attempts and error classes: the only class of such a row is that of a skip in the record's tree.
+    results = len(rows.results)
+    kinds, codes = np.unique(rows.attempts.astype(np.int64) * results + rows.codes, return_inverse=True)
+    states = [
+        PendingState(PendingKind.IN_FLIGHT, attempt, rows.results[code][1])
+        for attempt, code in (divmod(kind, results) for kind in kinds.tolist())
+    ]
+    return PendingRuns(rows.offsets, rows.offsets + 1, codes.astype(np.int32), rows.deadlines, states).joined()
+
+
+def _pending_after_failures(failed: OutcomeColumns, policy: Backoff, seed: str) -> PendingRuns:
+    """For each row a retry with its due time, or a dead letter if no attempt is left (I5, S13).
+
+    The seed makes the jitter the same whenever settle computes this again (I9)."""
+    dues = _dues(failed, policy, seed)
+    # A code for each result and attempt, and twice as many: without and with a next attempt.
+    numbers, attempt = np.unique(failed.attempts, return_inverse=True)
+    results = len(failed.results)
+    codes = (attempt * results + failed.codes) * 2 + (dues != NEVER)
+    states = [
+        PendingState(kind, number, error_class)
+        for number in numbers.tolist()
+        for _, error_class in failed.results
+        for kind in (PendingKind.DEAD_LETTER, PendingKind.RETRY)
+    ]
+    used, codes = np.unique(codes, return_inverse=True)
+    states = [states[code] for code in used.tolist()]
+    return PendingRuns(failed.offsets, failed.offsets + 1, codes.astype(np.int32), dues, states).joined()
+
+
+def _dues(failed: OutcomeColumns, policy: Backoff, seed: str) -> Int64s:
+    """Returns the due time of each row, in microseconds since 1970; NEVER if it gets no further attempt."""
+    if not isinstance(policy, RetryPolicy) or policy.uses_seed:
+        return np.fromiter((_due(row, policy, seed) for row in failed), np.int64, len(failed))
+    # Without chance the wait depends on attempt and error class alone, and millions of rows have few of these.
+    attempts = failed.attempts.astype(np.int64)
+    kinds, kind_of_row = np.unique(attempts * len(failed.results) + failed.codes, return_inverse=True)
+    waits = np.full(len(kinds), -1)
+    for index, kind in enumerate(kinds.tolist()):
+        attempt, code = divmod(kind, len(failed.results))
+        error_class = failed.results[code][1]
+        wait = None if error_class == ErrorClass.DEAD else policy.wait(attempt, error_class)
+        if wait is not None:
+            waits[index] = min(wait // MICROSECOND, LATEST)
+    row_waits = waits[kind_of_row]
+    dues: Int64s = np.where(row_waits < 0, NEVER, np.minimum(failed.handled_at + row_waits, LATEST))
+    return dues
+
+
+def _due(row: OutcomeRow, policy: Backoff, seed: str) -> int:
+    due = None
+    if row.error_class != ErrorClass.DEAD:
+        due = policy.next_attempt(row.attempt, row.handled_at, row.error_class, f"{seed}/{row.offset}/{row.attempt}")
+    return microseconds(due)
+
+
+def _decided_ranges(decisions: OutcomeColumns) -> Ranges:
+    """The offsets that settle has decided; rows may overlap."""
+    # A decision ends an offset. One that left it open would take the offset out of pending without settling it.
+    for row in decisions.where(np.flatnonzero(~decisions.terminal)[:1]):
+        raise LedgerError(
+            f"the decision at offset {row.offset} is {row.outcome}, which settles nothing", offset=row.offset
+        )
+    return union(decisions.offsets, decisions.ends)
+
+
+def _check_each_retry_is_answered(retries: _Retries, attempts: OutcomeColumns, decided: Ranges) -> None:
+    """Prove that each retry has an outcome or a decision. Retries are read offset by offset, so no range proves them:
+    to count a missing row as a success would pass over a record that was perhaps never handled (S8)."""
+    answered = np.isin(retries.offsets, attempts.offsets, assume_unique=True)
+    answered |= index_of_range(retries.offsets, decided) >= 0
+    for offset in retries.offsets[~answered][:1].tolist():
+        raise LedgerError(f"the turn has no outcome for the retry at offset {offset}", offset=offset)
+
+
+def _check_nothing_skipped_over(complete_to: int, start: int, decided: Ranges, chosen: ChosenRanges) -> None:
+    """Prove that each offset between `complete_to` and the fresh range has a decision, such as `expired`. The new
+    complete_to is above them: without a decision they would be neither settled nor pending (I4). A backfill lane also
+    passes over what is no part of it."""
+    passed = [ValuedRange(part.start, part.end, None) for part in clipped(chosen, complete_to, start)]
+    near = (decided[0] < start) & (decided[1] > complete_to)
+    holes = [OffsetRange(*hole) for hole in zip(decided[0][near].tolist(), decided[1][near].tolist(), strict=True)]
+    for skipped in subtract(passed, holes):
+        raise LedgerError(
+            f"offsets [{skipped.start}, {skipped.end}) would be skipped over: the turn neither read nor decided them",
+            offset=skipped.start,
+        )

@@ -1,0 +1,294 @@
+"""The metrics of a turn and of its steps. Pure.
+
+What the steps of a pipeline did in one turn, or in several: counts, execute times and the latency of trees. Pure.
+
+The tasks of a turn report it, replay stores it with the report of the turn, and settle copies it into the settlement.
+A turn has one settlement, so a turn that is settled twice counts once.
+
+The metrics of a turn: numbers that show what it did to a partition and in which state it left it.
+
+Pure: the caller passes the clock and the time in.
+
+Most numbers follow from the plan, the state and the outcome rows. Only the Spark tasks can count how long they waited
+for records and, if outcomes are not kept as rows, how many records had which outcome. They report it as a `TurnReport`,
+whose text replay stores in the commit of outcomes n. settle stores what these functions compute in the columns
+`figures` and `totals` of `settlements`.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, TypeVar
+
+from ackline.ledger.commit_rule import Committed
+from ackline.ledger.fold import OutcomeRow, PartitionState
+from ackline.ledger.offsets import LogBounds, TopicPartition
+from ackline.ledger.outcomes import Outcome, OutcomeColumns
+from ackline.ledger.pending import PendingRuns
+from ackline.tuples import SOURCE, Durations, StepCounts
+
+_MILLISECOND = 1_000_000
+
+
+@dataclass(slots=True)
+class StepFigures:
+    """The figures of all steps, by name: `source` first, the others in the order of the pipeline file."""
+
+    steps: dict[str, StepCounts] = field(default_factory=dict)
+    latency: Durations = field(default_factory=Durations)
+    """From the call of a record's own handler to the end of its tree, of the records that were acked."""
+    turns: int = 1
+    """Of how many turns the figures are the sum."""
+
+    @classmethod
+    def of_steps(cls, names: Iterable[str]) -> "StepFigures":
+        """Returns the figures of no turn, with these steps after `source`."""
+        return cls({name: StepCounts() for name in (SOURCE, *names)}, turns=0)
+
+    def add(self, other: "StepFigures") -> None:
+        """Adds the figures of other turns. A step that is not among these steps is left out: the file has changed."""
+        for name, counts in self.steps.items():
+            if name in other.steps:
+                counts.add(other.steps[name])
+        self.latency.add(other.latency)
+        self.turns += other.turns
+
+    def encode(self) -> str:
+        """Returns the figures as the text that the tables hold: JSON of about 150 bytes a step. Times are in ms."""
+        steps = {name: done.numbers() | _encoded(done.execute, "execute_ms") for name, done in self.steps.items()}
+        stored = {"steps": steps, "complete": _encoded(self.latency, "latency_ms")}
+        return json.dumps(stored, separators=(",", ":"))
+
+    @classmethod
+    def decode(cls, text: str | None) -> "StepFigures | None":
+        """Returns the figures of one turn in a text of the tables; None if it holds none: another version of Ackline
+        may have written it."""
+        try:
+            stored = json.loads(text or "null")
+            steps = {
+                str(name): StepCounts(
+                    **{count: int(done[count]) for count in StepCounts().numbers()},
+                    execute=_decoded(done, "execute_ms"),
+                )
+                for name, done in stored["steps"].items()
+            }
+            return cls(steps, _decoded(stored["complete"], "latency_ms"))
+        except (ValueError, TypeError, KeyError, AttributeError):
+            return None
+
+
+def figures_over(stored: Iterable[str | None], names: Sequence[str] | None = None) -> StepFigures:
+    """Returns the sum of the figures of several turns, oldest first, as the tables hold them.
+
+    It has the steps `names` after `source`; without them, the steps of the newest turn, none if there is no turn.
+    """
+    decoded = [figures for text in stored if (figures := StepFigures.decode(text)) is not None]
+    total = StepFigures({}, turns=0) if names is None else StepFigures.of_steps(names)
+    if names is None and decoded:
+        total.steps = {name: StepCounts() for name in decoded[-1].steps}
+    for figures in decoded:
+        total.add(figures)
+    return total
+
+
+def steps_json(figures: StepFigures) -> dict[str, Any]:
+    """Returns the figures as `ackline status --json` prints them. Times are in milliseconds; null without a call."""
+    steps = [
+        {"step": name, **done.numbers(), "execute_ms": mean_and_max(done.execute)}
+        for name, done in figures.steps.items()
+    ]
+    return {"steps": steps, "complete_latency_ms": mean_and_max(figures.latency)}
+
+
+def mean_and_max(durations: Durations) -> dict[str, float | None]:
+    """Returns mean and maximum in milliseconds, to a microsecond; both None if nothing was measured."""
+    if not durations.count:
+        return {"mean": None, "max": None}
+    mean = durations.total / durations.count
+    return {"mean": round(mean / _MILLISECOND, 3), "max": round(durations.longest / _MILLISECOND, 3)}
+
+
+def _encoded(durations: Durations, name: str) -> dict[str, float]:
+    total, longest = (round(ns / _MILLISECOND, 6) for ns in (durations.total, durations.longest))
+    return {"count": durations.count, name: total, f"{name}_max": longest}
+
+
+def _decoded(stored: Mapping[str, Any], name: str) -> Durations:
+    total, longest = (round(float(stored[key]) * _MILLISECOND) for key in (name, f"{name}_max"))
+    return Durations(int(stored["count"]), total, longest)
+
+
+T = TypeVar("T")
+
+CountsByOutcome = Mapping[str, int]
+"""How many offsets have each outcome. A row of a range counts as all its offsets, also those that held no record:
+no process has read them. `failed` and `acked` count attempts, so a record that failed twice counts twice."""
+
+TOTALS = (*(outcome.value for outcome in Outcome if outcome is not Outcome.IN_FLIGHT), "retries")
+"""The keys of `totals`: the offsets of the epoch so far by outcome, and how many attempts were retries."""
+
+FETCHES, FETCH_MEAN, FETCH_MAX = "fetches", "fetch_seconds_mean", "fetch_seconds_max"
+_FETCH_METRICS = (FETCHES, FETCH_MEAN, FETCH_MAX)
+
+
+@dataclass(frozen=True, slots=True)
+class FetchTimes:
+    """How long tasks waited for the next batch of a partition's records."""
+
+    count: int = 0
+    """How many times they waited."""
+    seconds: float = 0.0
+    """The sum of all waits."""
+    longest: float = 0.0
+    """The longest wait, in seconds."""
+
+    def __add__(self, other: "FetchTimes") -> "FetchTimes":
+        return FetchTimes(self.count + other.count, self.seconds + other.seconds, max(self.longest, other.longest))
+
+
+def timed_fetches(source: Iterable[T], clock: Callable[[], float]) -> Iterator[tuple[T, FetchTimes]]:
+    """Each item of `source` with how long it took to come. The time that the caller spends on an item does not count.
+
+    `clock` returns seconds from any fixed point, such as `time.perf_counter`.
+    """
+    iterator = iter(source)
+    while True:
+        begun = clock()
+        try:
+            item = next(iterator)
+        except StopIteration:
+            return
+        seconds = clock() - begun
+        yield item, FetchTimes(1, seconds, seconds)
+
+
+@dataclass(frozen=True, slots=True)
+class TurnReport:
+    """What the tasks of a turn report of it."""
+
+    counts: Mapping[TopicPartition, CountsByOutcome] = field(default_factory=dict)
+    """How many records had which outcome."""
+    fetches: Mapping[TopicPartition, FetchTimes] = field(default_factory=dict)
+    recorded: bool = True
+    """Whether each outcome is also a row of the table `outcomes`."""
+    outputs: str = ""
+    """The `ackline.pipeline.outputs.OutputsOfTurn` of this execution, encoded; empty if it has no rows for tables."""
+    steps: StepFigures | None = None
+    """What the steps of the pipeline did; None with neither `steps` nor `outputs`."""
+    unacked: int = 0
+    """How many attempts ended as `Unacked`; 0 if outcomes are stored as rows, from which settle counts them."""
+
+    def encode(self) -> str:
+        """The text that is stored in the commit of outcomes: JSON of about sixty bytes a partition."""
+        topics: dict[str, dict[str, object]] = {}
+        for tp in sorted({*self.counts, *self.fetches}):
+            fetched = self.fetches.get(tp, FetchTimes())
+            topics.setdefault(tp.topic, {})[str(tp.partition)] = {
+                "counts": {str(outcome): number for outcome, number in self.counts.get(tp, {}).items()},
+                "fetches": fetched.count,
+                "fetch_seconds": round(fetched.seconds, 6),
+                "fetch_seconds_max": round(fetched.longest, 6),
+            }
+        extra: dict[str, object] = {"outputs": self.outputs} if self.outputs else {}
+        if self.steps is not None:
+            extra["steps"] = self.steps.encode()
+        if self.unacked:
+            extra["unacked"] = self.unacked
+        return json.dumps({"recorded": self.recorded, "topics": topics, **extra}, separators=(",", ":"))
+
+    @classmethod
+    def decode(cls, text: str) -> "TurnReport | None":
+        """The report in `text`, or None if it holds none: another version of Ackline may have written it."""
+        counts: dict[TopicPartition, CountsByOutcome] = {}
+        fetches: dict[TopicPartition, FetchTimes] = {}
+        try:
+            report = json.loads(text)
+            for topic, partitions in report["topics"].items():
+                for number, entry in partitions.items():
+                    tp = TopicPartition(topic, int(number))
+                    counts[tp] = {str(outcome): int(rows) for outcome, rows in entry["counts"].items()}
+                    seconds, longest = float(entry["fetch_seconds"]), float(entry["fetch_seconds_max"])
+                    fetches[tp] = FetchTimes(int(entry["fetches"]), seconds, longest)
+            outputs, steps = str(report.get("outputs", "")), StepFigures.decode(report.get("steps"))
+            return cls(counts, fetches, bool(report["recorded"]), outputs, steps, int(report.get("unacked", 0)))
+        except (ValueError, TypeError, KeyError, AttributeError):
+            return None
+
+
+def totals_after(before: CountsByOutcome | None, counts: CountsByOutcome, retries: int) -> dict[str, int]:
+    """The totals after a turn: those before it plus what it adds. `before` is None at the start of an epoch, and for a
+    settlement of a version that stored no totals; both count from 0."""
+    added = Counter(counts)
+    added["retries"] = retries
+    return {key: (before or {}).get(key, 0) + added[key] for key in TOTALS}
+
+
+def retries_in(rows: Iterable[OutcomeRow]) -> int:
+    """How many of the rows are attempts after a record's first."""
+    columns = OutcomeColumns.of(rows)
+    return int(((columns.attempts > 1) & ~columns.answered).sum())
+
+
+def due_retries(state: PartitionState, now: datetime) -> int:
+    """How many pending retries are due at `now`."""
+    return PendingRuns.of(state.pending).due_at(now).offsets
+
+
+def oldest_pending(state: PartitionState) -> int | None:
+    """The lowest pending offset, or None if nothing is pending."""
+    return state.pending[0].start if state.pending else None
+
+
+def lag_seconds(is_behind: bool, first_at: datetime | None, now: datetime) -> float | None:
+    """The age in seconds of the first record that is not settled, whose time is `first_at`.
+
+    0 if the partition is not behind; None if the record's time is unknown.
+    """
+    if not is_behind:
+        return 0.0
+    return None if first_at is None else max(0.0, round((now - first_at).total_seconds(), 3))
+
+
+def fetch_metrics(before: Mapping[str, float] | None, fetches: FetchTimes | None = None) -> dict[str, float]:
+    """The metrics of the last turn that read from the partition: from `fetches` if this turn did, else as in `before`,
+    the metrics of the settlement before."""
+    if fetches and fetches.count:
+        mean = round(fetches.seconds / fetches.count, 6)
+        return dict(zip(_FETCH_METRICS, (fetches.count, mean, fetches.longest), strict=True))
+    return {name: before[name] for name in _FETCH_METRICS if before and name in before}
+
+
+def partition_metrics(
+    state: PartitionState,
+    log: LogBounds | None,
+    committed: Committed | None,
+    rows: Iterable[OutcomeRow],
+    now: datetime,
+    lag_seconds: float | None = None,
+) -> dict[str, float]:
+    """The metrics of a partition after a turn, by name. Leaves out what is not known.
+
+    `log` is the log as the plan saw it, `rows` are the turn's. `OUTCOME_in_ranges` is the part of that outcome's count
+    which comes from rows of ranges: these offsets may hold no record. `answered` is how many rows end or renew an
+    attempt in flight, and are no attempt themselves.
+    """
+    turn_rows = OutcomeColumns.of(rows)
+    metrics: dict[str, float | None] = {
+        "log_start": log.start if log else None,
+        "log_end": log.end if log else None,
+        "committed": committed.offset if committed else None,
+        "read": state.complete_to,
+        "lag": max(0, log.end - state.floor) if log else None,
+        "lag_seconds": lag_seconds,
+        **{f"pending_{kind.value}": number for kind, number in state.pending_by_kind().items()},
+        "due": due_retries(state, now),
+        "oldest_pending": oldest_pending(state),
+        "retries": retries_in(turn_rows),
+        "answered": int(turn_rows.answered.sum()) or None,
+    }
+    for row in turn_rows.of_ranges():
+        name = f"{row.outcome.value}_in_ranges"
+        metrics[name] = (metrics.get(name) or 0) + row.end - row.offset
+    return {name: float(value) for name, value in metrics.items() if value is not None}

@@ -1,0 +1,241 @@
+"""What is pending in a partition: runs of neighbouring offsets in the same state, as columns. Pure.
+
+A turn may leave millions of offsets pending, each with a due time of its own. A run takes 28 bytes here, and ten times
+as much as objects. `PendingRuns` is a sequence of `ValuedRange[Pending]` for all that reads a few of them, and has
+columns for all that reads every one.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from enum import StrEnum
+from typing import Any, NamedTuple, overload
+
+import numpy as np
+import numpy.typing as npt
+
+from ackline.ledger.offsets import Bools, Int64s, OffsetRange, Ranges, ValuedRange, ValuedRanges, subtract_ranges
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+MICROSECOND = timedelta(microseconds=1)
+LATEST_TIME = datetime.max.replace(tzinfo=UTC) - timedelta(seconds=1)
+"""The latest due time and deadline: a second before the end of the calendar. Statistics of files round times up."""
+LATEST = (LATEST_TIME - _EPOCH) // MICROSECOND
+"""The latest due time and deadline, in microseconds since 1970."""
+NEVER = int(np.iinfo(np.int64).max)
+"""The due time of what has no next attempt."""
+_CHUNK = 10_000
+
+
+class PendingKind(StrEnum):
+    """Why an offset is not settled. The lowest pending offset holds the floor."""
+
+    RETRY = "retry"
+    """It failed and is retried when due. The only kind that the handler gets again."""
+    DEAD_LETTER = "dead_letter"
+    """It has no attempt left, or the handler declared it dead. The broker has not acknowledged its dead letter yet."""
+    IN_FLIGHT = "in_flight"
+    """The handler has handed it on; the answer is not there yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pending:
+    """The state of one pending offset."""
+
+    kind: PendingKind
+    attempts: int
+    """How many attempts were made so far."""
+    due: datetime | None
+    """The earliest time of the next attempt, aware; None if there is no next attempt."""
+    error_class: str | None
+    """The error class of the last attempt."""
+
+
+class PendingState(NamedTuple):
+    """A pending state without its due time."""
+
+    kind: PendingKind
+    attempts: int
+    error_class: str | None
+
+
+class PendingRuns(Sequence[ValuedRange[Pending]]):
+    """Sorted, disjoint runs of pending offsets. Touching runs differ in their state. Equal to a tuple of the same runs.
+
+    `starts` and `ends` are the runs, `dues` are microseconds since 1970, or NEVER. `codes` are indexes of `states`.
+    """
+
+    __slots__ = ("codes", "dues", "ends", "starts", "states")
+
+    def __init__(
+        self, starts: Int64s, ends: Int64s, codes: npt.NDArray[np.int32], dues: Int64s, states: Sequence[PendingState]
+    ) -> None:
+        self.starts, self.ends, self.codes, self.dues = starts, ends, codes, dues
+        self.states = tuple(states)
+
+    @classmethod
+    def of(cls, runs: Iterable[ValuedRange[Pending]]) -> "PendingRuns":
+        """Returns these runs as columns. Raises ValueError if they are not sorted and disjoint."""
+        if isinstance(runs, PendingRuns):
+            return runs
+        every = [run for run in runs if run.start < run.end]
+        states: dict[PendingState, int] = {}
+        codes = [
+            states.setdefault(PendingState(run.value.kind, run.value.attempts, run.value.error_class), len(states))
+            for run in every
+        ]
+        starts, ends = (np.array([getattr(run, name) for run in every], dtype=np.int64) for name in ("start", "end"))
+        dues = np.array([microseconds(run.value.due) for run in every], dtype=np.int64)
+        return cls(starts, ends, np.array(codes, dtype=np.int32), dues, list(states)).joined()
+
+    def joined(self) -> "PendingRuns":
+        """Returns the same offsets in as few runs as possible. Raises ValueError if runs overlap."""
+        overlap = self.starts[1:] < self.ends[:-1]
+        if overlap.any():
+            raise ValueError(f"ranges overlap at offset {self.starts[1:][overlap][0]}")
+        begins = np.ones(len(self), dtype=np.bool_)
+        touching = self.starts[1:] == self.ends[:-1]
+        same = (self.codes[1:] == self.codes[:-1]) & (self.dues[1:] == self.dues[:-1])
+        begins[1:] = ~(touching & same)
+        if begins.all():
+            return self
+        lasts = np.append(begins[1:], True)
+        return PendingRuns(self.starts[begins], self.ends[lasts], self.codes[begins], self.dues[begins], self.states)
+
+    def minus(self, holes: Ranges) -> "PendingRuns":
+        """Returns what is pending outside of `holes`."""
+        starts, ends, index = subtract_ranges((self.starts, self.ends), holes)
+        return PendingRuns(starts, ends, self.codes[index], self.dues[index], self.states)
+
+    def within(self, ranges: Ranges) -> "PendingRuns":
+        """Returns what is pending inside of `ranges`."""
+        outside = self.minus(ranges)
+        return self.minus((outside.starts, outside.ends))
+
+    def due_by(self, time: datetime) -> "PendingRuns":
+        """Returns the same runs, with the retries among them due at `time` at the latest."""
+        retries = self.in_state(lambda state: state.kind is PendingKind.RETRY)
+        dues = np.where(retries, np.minimum(self.dues, microseconds(time)), self.dues)
+        return PendingRuns(self.starts, self.ends, self.codes, dues, self.states).joined()
+
+    def plus(self, others: "PendingRuns") -> "PendingRuns":
+        """Returns what is pending in either. Raises ValueError if an offset is in both."""
+        codes = {state: code for code, state in enumerate(self.states)}
+        recoded = np.array([codes.setdefault(state, len(codes)) for state in others.states], dtype=np.int32)
+        starts = np.concatenate([self.starts, others.starts])
+        order = np.argsort(starts, kind="stable")
+        return PendingRuns(
+            starts[order],
+            np.concatenate([self.ends, others.ends])[order],
+            np.concatenate([self.codes, recoded[others.codes]])[order],
+            np.concatenate([self.dues, others.dues])[order],
+            list(codes),
+        ).joined()
+
+    def where(self, wanted: Callable[[PendingState], bool]) -> "PendingRuns":
+        """Returns the runs in the wanted states."""
+        return self._chosen(self.in_state(wanted))
+
+    def of_kind(self, kind: PendingKind) -> "PendingRuns":
+        """Returns the runs of this kind."""
+        return self.where(lambda state: state.kind is kind)
+
+    def in_state(self, wanted: Callable[[PendingState], bool]) -> Bools:
+        """Returns for each run whether it is in one of the wanted states."""
+        chosen: Bools = np.array([wanted(state) for state in self.states], dtype=np.bool_)
+        return chosen[self.codes] if len(self) else np.zeros(0, dtype=np.bool_)
+
+    def due_at(self, now: datetime) -> "PendingRuns":
+        """Returns the retries that are due at `now`."""
+        retries = self.in_state(lambda state: state.kind is PendingKind.RETRY)
+        return self._chosen(retries & (self.dues <= microseconds(now)))
+
+    def overdue_at(self, now: datetime) -> "PendingRuns":
+        """Returns the records in flight whose deadline has passed at `now`."""
+        in_flight = self.in_state(lambda state: state.kind is PendingKind.IN_FLIGHT)
+        return self._chosen(in_flight & (self.dues <= microseconds(now)))
+
+    def _chosen(self, rows: Bools) -> "PendingRuns":
+        return PendingRuns(self.starts[rows], self.ends[rows], self.codes[rows], self.dues[rows], self.states)
+
+    @property
+    def attempts(self) -> Int64s:
+        """How many attempts were made at the offsets of each run."""
+        made: Int64s = np.array([state.attempts for state in self.states], dtype=np.int64)
+        return made[self.codes] if len(self) else made[:0]
+
+    @property
+    def offsets(self) -> int:
+        """How many offsets are pending."""
+        return int((self.ends - self.starts).sum())
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    def __iter__(self) -> Iterator[ValuedRange[Pending]]:
+        for first in range(0, len(self), _CHUNK):
+            part = slice(first, first + _CHUNK)
+            columns = (column[part].tolist() for column in (self.starts, self.ends, self.codes, self.dues))
+            for start, end, code, due in zip(*columns, strict=True):
+                kind, attempts, error_class = self.states[code]
+                yield ValuedRange(start, end, Pending(kind, attempts, time_of(due), error_class))
+
+    @overload
+    def __getitem__(self, index: int) -> ValuedRange[Pending]: ...
+    @overload
+    def __getitem__(self, index: slice) -> "PendingRuns": ...
+    def __getitem__(self, index: int | slice) -> "ValuedRange[Pending] | PendingRuns":
+        part = index if isinstance(index, slice) else slice(index, index + 1 or None)
+        runs = PendingRuns(self.starts[part], self.ends[part], self.codes[part], self.dues[part], self.states)
+        if isinstance(index, slice):
+            return runs
+        for run in runs:
+            return run
+        raise IndexError(index)
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, PendingRuns) and self.states == other.states:
+            columns = ("starts", "ends", "codes", "dues")
+            return all(np.array_equal(getattr(self, name), getattr(other, name)) for name in columns)
+        return tuple(self) == tuple(other) if isinstance(other, Sequence) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(tuple(self))
+
+    def __repr__(self) -> str:
+        return f"PendingRuns{tuple(self[:5])}" if len(self) <= 5 else f"PendingRuns({len(self)} runs from {self[0]})"
+
+
+def microseconds(time: datetime | None) -> int:
+    """Returns an aware time in microseconds since 1970; NEVER for None."""
+    return NEVER if time is None else min((time - _EPOCH) // MICROSECOND, LATEST)
+
+
+def time_of(due: int) -> datetime | None:
+    """Returns the time, in UTC, that is `due` microseconds after 1970; None for NEVER."""
+    return None if due == NEVER else _EPOCH + timedelta(microseconds=due)
+
+
+def join_attempts(starts: Int64s, ends: Int64s, attempts: Int64s) -> ValuedRanges[int]:
+    """Returns the ranges, each with the number of an attempt, in as few ranges as possible; drops empty ones.
+
+    Raises ValueError if they are not sorted and disjoint.
+    """
+    real = starts < ends
+    numbers, codes = np.unique(attempts[real], return_inverse=True)
+    states = [PendingState(PendingKind.RETRY, number, None) for number in numbers.tolist()]
+    never = np.full(len(codes), NEVER)
+    runs = PendingRuns(starts[real], ends[real], codes.astype(np.int32), never, states).joined()
+    return tuple(ValuedRange(run.start, run.end, run.value.attempts) for run in runs)
+
+
+def arrays_of(runs: Iterable[ValuedRange[Any]]) -> Ranges:
+    """Returns the offsets of runs as arrays of starts and ends."""
+    every = list(runs)
+    starts, ends = (np.array([getattr(run, name) for run in every], dtype=np.int64) for name in ("start", "end"))
+    return starts, ends
+
+
+def ranges_of(runs: Iterable[ValuedRange[Pending]]) -> list[OffsetRange]:
+    """Returns the offsets of runs, without their states."""
+    return [OffsetRange(run.start, run.end) for run in runs]

@@ -1,0 +1,252 @@
+"""Turns as values: the plan that begins a turn and the settlement that ends it. Pure.
+
+The plan step stores a `Plan` in the table `plans`, one row a topic-partition. The settle step stores a `Settlement` in
+the table `settlements`, one row a topic-partition; the newest settlement is the state of the lane. `ackline.tables`
+writes and reads the rows.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from enum import StrEnum
+from typing import Any, NamedTuple
+
+from ackline.ledger.answers import AckPosition, AnswerReport
+from ackline.ledger.commit_rule import Committed
+from ackline.ledger.fold import PartitionState
+from ackline.ledger.metrics import StepFigures
+from ackline.ledger.offsets import LogBounds, OffsetRange, TopicPartition, ValuedRanges
+
+
+class TurnId(NamedTuple):
+    """The identity of a turn. Run ids, DAG runs and users are attributes of a turn, and never identify it."""
+
+    pipeline: str
+    lane: str
+    epoch: int
+    n: int
+
+    def __str__(self) -> str:
+        return f"turn {self.n} (lane {self.lane}, epoch {self.epoch}) of {self.pipeline}"
+
+
+LIVE = "live"
+"""The name of the lane that commits the group's offsets."""
+BACKFILL = "backfill-"
+"""How the name of a backfill lane begins. Such a lane reads what its genesis has stored, and commits nothing."""
+
+
+def is_backfill(lane: str) -> bool:
+    """Returns whether a lane is a backfill lane."""
+    return lane.startswith(BACKFILL)
+
+
+class TurnKind(StrEnum):
+    """What a turn does. A settlement has the kind of its plan, or `void`."""
+
+    RUN = "run"
+    """Reads records and calls the handler."""
+    GENESIS = "genesis"
+    """Lets partitions join the lane, each at a start that is decided once."""
+    SKIP = "skip"
+    """Settles everything below a given offset as `skipped`, pending offsets included; or given pending offsets."""
+    RETRY = "retry"
+    """Makes given pending retries due now. It counts as no attempt."""
+    RESET = "reset"
+    """Begins a new epoch of the lane at given offsets, with nothing pending."""
+    PAUSE = "pause"
+    """Stops reading the given partitions; their floors are still committed."""
+    RESUME = "resume"
+    """Reads paused partitions again."""
+    VOID = "void"
+    """Closes a plan that can't be carried out: no state changes, and no row of the turn counts."""
+
+
+ACK_POSITION = "ack_position"
+"""The key of a plan's settings that holds its `ack_position`."""
+
+VOIDED_BY_OPERATOR = "voided by an operator"
+"""The evidence of a void settlement that an operator has requested. A run whose turn it closes plans no other turn."""
+
+LOST_BY_OPERATOR = "recorded as lost by an operator"
+"""The evidence of a settlement whose claimed turn an operator has recorded as lost. A run whose turn it closes plans no
+other turn."""
+
+
+@dataclass(frozen=True, slots=True)
+class SettledPartition:
+    """One topic-partition after a turn: a row of `settlements`."""
+
+    topic_id: str
+    """The id of the topic that the offsets are of."""
+    old_floor: int
+    """The floor before the turn."""
+    state: PartitionState
+    """The state after the turn."""
+    counts: Mapping[str, int] = field(default_factory=dict)
+    """How many offsets got each outcome in the turn; see `ackline.ledger.metrics.CountsByOutcome`."""
+    gaps: int | None = 0
+    """How many offsets of the fresh range held no record; None if that is not known."""
+    acknowledged_foreign_offset: int | None = None
+    """The foreign committed offset that a genesis or an operator action has taken notice of, so that the floor may
+    be committed over it; None if there is none. See `ackline.ledger.commit_rule`."""
+    committed: Committed | None = None
+    """What Kafka held for the group just before the settlement was stored."""
+    evidence: str = ""
+    """What the settlement rests on, in words."""
+    paused: bool = False
+    """Whether an operator has paused the partition."""
+    metrics: Mapping[str, float] | None = None
+    """What `ackline.ledger.metrics.partition_metrics` computed; None in rows of a version that stored none."""
+    totals: Mapping[str, int] | None = None
+    """What `ackline.ledger.metrics.totals_after` computed; None in rows of a version that stored none."""
+    leader_epoch: int | None = None
+    """The epoch of the leader whose log has all that is settled or pending below `complete_to`; None if not known."""
+    ranges: tuple[OffsetRange, ...] | None = None
+    """In the genesis of a backfill lane: the ranges that the lane reads whole. Offsets that were chosen by their
+    outcome are pending there instead. None in every other settlement."""
+
+    @property
+    def unsettled(self) -> int:
+        """How many offsets between the floor and the log end, as the plan saw it, hold the lane back."""
+        return int((self.metrics or {}).get("lag", self.state.complete_to - self.state.floor))
+
+
+def worst_partitions(badness: Mapping[TopicPartition, int], limit: int) -> list[TopicPartition]:
+    """Returns the partitions with the highest numbers, at most `limit` of them, sorted by topic and number."""
+    return sorted(sorted(badness, key=lambda tp: (-badness[tp], tp))[:limit])
+
+
+@dataclass(frozen=True, slots=True, weakref_slot=True)
+class Settlement:
+    """The end of a turn: the state of every partition of the lane after it."""
+
+    turn: TurnId
+    kind: TurnKind
+    run_id: str
+    """The run that settled the turn."""
+    settled_at: datetime
+    partitions: Mapping[TopicPartition, SettledPartition]
+    actor: str = ""
+    """Who started that run: `airflow`, or the user of the command."""
+    reason: str = ""
+    """The plan's reason; of a turn that is void, or that an operator has recorded as lost, why it was closed."""
+    arguments: str = ""
+    """In the genesis of a backfill lane: the arguments as they were written, as JSON. Otherwise empty."""
+    answers: AnswerReport | None = None
+    """What became of the answers from outside, and how far they are read; None if no turn has had an ack topic."""
+    outputs: str = ""
+    """The `ackline.pipeline.outputs.OutputsOfTurn` that the turn publishes, encoded; empty if it has no rows for
+    tables, and none wait for records in flight."""
+    steps: StepFigures | None = None
+    """What the steps did in the turn; None with neither `steps` nor `outputs`, or if the Delta log has expired the
+    report of the tasks."""
+
+    @property
+    def closed_by_operator(self) -> bool:
+        """Whether an operator has closed the turn with `ackline void`: as void, or as lost."""
+        # Only of these kinds: the evidence of an operator action is the operator's own text.
+        mark = {TurnKind.VOID: VOIDED_BY_OPERATOR, TurnKind.RUN: LOST_BY_OPERATOR}.get(self.kind)
+        return mark is not None and any(settled.evidence == mark for settled in self.partitions.values())
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedPartition:
+    """What a turn is to do with one topic-partition: a row of `plans`."""
+
+    topic_id: str
+    """The id of the topic that the offsets are of."""
+    fresh: OffsetRange
+    """The offsets to read for the first time. Empty in a genesis, at the start of the partition, and in an operator
+    action, at the offset that it moves the partition to."""
+    retries: ValuedRanges[int]
+    """The due retries; the value is the number of the attempt to be made. In an operator action, the pending offsets
+    that it has chosen, each with its next attempt; empty if the action moves the partition."""
+    floor: int
+    """The floor that the turn starts from."""
+    complete_to: int
+    """The `complete_to` that the turn starts from."""
+    log: LogBounds
+    """The readable log when the turn was planned; empty, at `complete_to`, if nothing was reported of it."""
+    why: str | None = None
+    """Why a run reads nothing here; in a genesis, why the partition starts where it does. Otherwise None."""
+    committed: Committed | None = None
+    """What Kafka held for the group when the turn was planned."""
+    acknowledged_foreign_offset: int | None = None
+    """As in `SettledPartition`; None once the plan found that the committed offset was this ledger's own."""
+
+    @property
+    def empty(self) -> bool:
+        """Whether the turn reads nothing of this partition."""
+        return not self.fresh and not self.retries
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The beginning of a turn. Once it is stored, every run carries out this plan and no other until it is settled."""
+
+    turn: TurnId
+    kind: TurnKind
+    run_id: str
+    """The run that stored the plan; another run may settle it."""
+    planned_at: datetime
+    partitions: Mapping[TopicPartition, PlannedPartition]
+    isolation: str
+    """Kafka's `isolation.level` of the turn."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """The settings of the pipeline that the turn keeps to, whatever the file becomes meanwhile."""
+    actor: str = ""
+    """Who started the run: `airflow`, or the user of the command."""
+    reason: str = ""
+    """Why the turn was taken, such as the reason an operator gave; empty in a run of the live lane."""
+
+    @property
+    def ack_position(self) -> AckPosition | None:
+        """From where the turn reads its answers from outside; None if it has no ack topic."""
+        stored = self.settings.get(ACK_POSITION)
+        return None if stored is None else AckPosition.of_json(stored)
+
+    @property
+    def reads_single_offsets(self) -> bool:
+        """Whether the turn makes first attempts at single offsets, as a backfill by outcome does."""
+        return any(run.value == 1 for planned in self.partitions.values() for run in planned.retries)
+
+    @property
+    def empty(self) -> bool:
+        """Whether the turn reads nothing at all; then replay starts no Spark."""
+        return self.kind is not TurnKind.RUN or all(planned.empty for planned in self.partitions.values())
+
+
+class MarkerKind(StrEnum):
+    """What a marker of an open at-most-once turn means."""
+
+    START = "start"
+    """The process that stored it is the only one that hands the plan's records out."""
+    WAIVER = "waiver"
+    """The turn is never claimed: it is void, and its records are planned again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Marker:
+    """A mark on an open turn: a row of `plans` without a topic, which is no part of the plan."""
+
+    kind: MarkerKind
+    run_id: str
+    """The run that stored it."""
+    at: datetime
+    actor: str = ""
+    reason: str = ""
+    """Of a waiver, why the turn is void."""
+    by_operator: bool = False
+    """Whether an operator has waived the turn."""
+    pause: bool = False
+    """Whether the void settlement pauses the partitions of the plan."""
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorLoss:
+    """What is stored with the lost ranges of a claimed turn, if an operator has recorded them."""
+
+    reason: str
+    pause: bool
+    """Whether the settlement pauses the partitions of the plan."""

@@ -1,0 +1,222 @@
+"""What a run checks of the outputs of a pipeline before it stores anything, and where tasks stage rows.
+
+Where the tasks of a turn stage rows for output tables: below the folder of the pipeline's live tables.
+
+What a run checks of the outputs of a pipeline before it stores anything: tables, topics, and the files of rows that
+wait for records in flight.
+"""
+
+import os
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
+from urllib.parse import quote
+
+from ackline.errors import ConfigError, LedgerError
+from ackline.lane.adapters import Parts
+from ackline.ledger.offsets import ValuedRange
+from ackline.ledger.pending import PendingKind, PendingRuns, arrays_of
+from ackline.ledger.turns import LIVE, Plan, Settlement, TurnId, TurnKind
+from ackline.pipeline.arguments import id_of
+from ackline.pipeline.folder import lane_folder
+from ackline.pipeline.outputs import Output, StagedTable, canonical_uri, kept_after
+from ackline.scrub import scrub_address
+from ackline.tables.files import Storage
+from ackline.tables.folder import prove_conditional_put, unusable_folder
+from ackline.tables.object_store import is_remote
+from ackline.tables.output_table import check_columns, check_place
+from ackline.tables.publish import check_staged_columns, table_of
+
+if TYPE_CHECKING:
+    from ackline.worker.settings import OutputTargets
+
+
+_STAGING = ".staging"
+
+
+def staging_root(parts: Parts) -> str:
+    """Returns the folder below which all lanes of the pipeline stage rows: a path or URI."""
+    return f"{lane_folder(parts.store.root, parts.pipeline.name, LIVE)}/{_STAGING}"
+
+
+def folder_name(turn: TurnId) -> str:
+    """Returns the name of a turn's folder below the staging root."""
+    return f"{quote(turn.lane, safe='')}-{turn.epoch}-{turn.n}"
+
+
+def staging_folder(parts: Parts, turn: TurnId) -> str:
+    return f"{staging_root(parts)}/{folder_name(turn)}"
+
+
+def check_outputs(parts: Parts) -> str:
+    """Returns what the outputs of a pipeline are, for `ackline doctor`. Raises what `output_targets` raises."""
+    columns = _checked_columns(parts)
+    texts = []
+    for output in outputs_of(parts):
+        known = columns.get(output.number)
+        text = f"columns {', '.join(known)}" if known else "columns inferred from its rows"
+        texts.append(f"topic {output.topic}" if output.table is None else f"table {output.table} ({text})")
+    return "; ".join(texts)
+
+
+def check_outputs_of(parts: Parts, plan: Plan, probe: bool = True) -> None:
+    """Checks the outputs before the plan of a run is stored, so that a run that can't write leaves no open turn. Raises
+    what `output_targets` raises. Without `probe` it writes nothing to find out whether it may write.
+
+    A plan that reads nothing stages no row, and an idle run must not cost requests to each table. The rows that such a
+    turn may publish wait since earlier turns, and settle looks at their tables before it stores the settlement.
+    """
+    if plan.kind is TurnKind.RUN and not plan.empty:
+        _checked_columns(parts, probe)
+
+
+def output_targets(parts: Parts, plan: Plan) -> "OutputTargets | None":
+    """Returns where the tasks of a turn write what goes to outputs; None without outputs.
+
+    Opens each table and topic, so that one that can't be used stops the run before a record is handled: another process
+    may have stored the plan long ago. Raises ConfigError if a topic is missing, a table has other columns or two
+    outputs are one table, and FatalError or TransientError if one can't be reached.
+    """
+    from ackline.kafka.config import inlined_certificates
+    from ackline.worker.settings import OutputTargets
+
+    if not outputs_of(parts):
+        return None
+    columns = _checked_columns(parts)
+    has_topics = any(output.topic is not None for output in outputs_of(parts))
+    return OutputTargets(
+        plan.turn,
+        staging_folder(parts, plan.turn),
+        {number: known for number, known in columns.items() if known is not None},
+        {
+            output.number: _initial_columns(parts, output)
+            for output in outputs_of(parts)
+            if columns.get(output.number, {}) is None
+        },
+        inlined_certificates({name: str(value) for name, value in parts.kafka.items()}) if has_topics else {},
+    )
+
+
+def _checked_columns(parts: Parts, probe: bool = True) -> dict[int, dict[str, str] | None]:
+    """Returns the columns of each output table, by the number of the output; None if tasks infer them."""
+    outputs = [output for output in outputs_of(parts) if output.table is not None]
+    _check_topics(parts)
+    _check_distinct_tables(parts, outputs)
+    columns = {output.number: _columns(parts, output, probe) for output in outputs}
+    if outputs:
+        _check_kept_columns(parts, {output.table: columns[output.number] for output in outputs if output.table})
+    return columns
+
+
+def _check_distinct_tables(parts: Parts, outputs: Iterable[Output]) -> None:
+    """Raises ConfigError if two outputs are one table, for example by its name and by its URI. A table takes a turn
+    once, so the rows of the second output would be lost."""
+    first: dict[str, Output] = {}
+    for output in outputs:
+        assert output.table is not None
+        uri = table_of(parts.store, output.table).uri
+        other = first.setdefault(canonical_uri(uri) if is_remote(uri) else os.path.realpath(uri), output)
+        if other is not output:
+            raise ConfigError(
+                f"outputs.{other.number}.table ({other.table}) and outputs.{output.number}.table ({output.table}) are "
+                f"one table, at {scrub_address(uri)}; give one of the outputs both streams: `from: [A, B]`",
+                key=f"outputs.{output.number}.table",
+            )
+
+
+def _check_topics(parts: Parts) -> None:
+    """Raises ConfigError if an output topic does not exist."""
+    wanted = sorted({output.topic for output in outputs_of(parts) if output.topic is not None})
+    existing = parts.cluster.topics(wanted) if wanted else {}
+    for topic in wanted:
+        if topic not in existing:
+            raise ConfigError(
+                f"the output topic {topic} of pipeline {parts.pipeline.name} does not exist; create it, or remove the "
+                f"output. Nothing was handled",
+                key="outputs",
+            )
+
+
+def outputs_of(parts: Parts) -> tuple[Output, ...]:
+    topology = parts.pipeline.topology
+    return topology.all_outputs if topology is not None else ()
+
+
+def _columns(parts: Parts, output: Output, probe: bool) -> dict[str, str] | None:
+    """Returns the columns of an output table: those of the table or of the file; None if tasks infer them."""
+    assert output.table is not None
+    table = table_of(parts.store, output.table)
+    if probe:
+        prove_conditional_put(table.uri)
+    existing = table.columns()
+    if existing is not None:
+        check_columns(output.table, existing, output.columns)
+        return existing
+    if probe:
+        check_place(table.uri)
+    return dict(output.columns) if output.columns is not None else None
+
+
+def _check_kept_columns(parts: Parts, columns: Mapping[str, Mapping[str, str] | None]) -> None:
+    """Raises ConfigError if rows wait for records in flight that do not fit the columns that their table has now."""
+    newest = parts.store.newest()
+    for staged in kept_after(newest.outputs if newest is not None else ""):
+        known = columns.get(staged.table)
+        if known is not None:
+            check_staged_columns(staged, known)
+
+
+def _initial_columns(parts: Parts, output: Output) -> dict[str, str]:
+    """Returns the columns that the tasks of a turn begin from when they infer those of a table that does not exist yet:
+    the columns of rows that wait for records in flight, because all these rows go to the same table."""
+    newest = parts.store.newest()
+    staged = [
+        table for table in kept_after(newest.outputs if newest is not None else "") if table.table == output.table
+    ]
+    return {name: kind for table in staged for name, kind in table.columns.items()}
+
+
+def leaves_in_flight(newest: Settlement, skip: Plan) -> bool:
+    """Returns whether a record is in flight after a skip. If none is, the skip drops all rows that wait."""
+    for tp, settled in newest.partitions.items():
+        in_flight = PendingRuns.of(settled.state.pending).of_kind(PendingKind.IN_FLIGHT)
+        if tp in skip.partitions:
+            planned = skip.partitions[tp]
+            in_flight = in_flight.minus(arrays_of([ValuedRange(0, planned.fresh.start, None)]))
+            in_flight = in_flight.minus(arrays_of(planned.retries))
+        if len(in_flight):
+            return True
+    return False
+
+
+def check_kept_files(parts: Parts, newest: Settlement) -> None:
+    """Raises LedgerError if files of rows that wait for records in flight are gone or cut short: before a turn that may
+    need them is planned, because an operator action that is planned has to be settled. A reset needs none of them, nor
+    does a skip after which no record is in flight."""
+    waiting, root = kept_after(newest.outputs), staging_root(parts)
+    try:
+        lost = lost_files(root, waiting)
+    except OSError as error:
+        raise unusable_folder(root, error) from None
+    if lost:
+        raise LedgerError(
+            f"{newest.turn}: {len(lost)} of {sum(len(table.files) for table in waiting)} files with rows that wait for "
+            f"records in flight are gone or cut short below {root} ({lost[0]}). Restore that folder from a backup. "
+            f"Without one, {kept_rows_advice(newest.turn)}"
+        )
+
+
+def lost_files(root: str, tables: Iterable[StagedTable]) -> list[str]:
+    """Returns which of these files below the staging root are gone or have another size. Raises OSError."""
+    files = [file for table in tables for file in table.files]
+    found = Storage(root).filesystem.get_file_info([file.path for file in files]) if files else []
+    return [file.path for file, info in zip(files, found, strict=True) if info.size != file.size]
+
+
+def kept_rows_advice(turn: TurnId) -> str:
+    """Returns what to do about a lane whose rows of records in flight are lost, as the end of a sentence."""
+    if turn.lane == LIVE:
+        return f"read the records in flight again with `ackline reset {turn.pipeline} --to floor --reason …`"
+    return (
+        f"end the backfill with `ackline backfill {turn.pipeline} --cancel {id_of(turn.lane)}`, and choose its offsets "
+        f"again in another one"
+    )

@@ -1,0 +1,169 @@
+"""The types of single values in a pipeline file, and the base class of its blocks. Pure.
+
+The types of single values in a pipeline file: names, patterns, Kafka properties, paths of functions, times. Pure.
+
+What the blocks of a pipeline file have in common: their base class, and durations as files write them. Pure.
+"""
+
+import re
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from typing import Annotated, Any, Self
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, PlainValidator
+
+_PIPELINE_NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,199}$"
+_STREAM_NAME = r"^[A-Za-z0-9][\w.-]{0,99}$"
+_STEP_NAME = r"^[A-Za-z0-9][A-Za-z0-9_-]{0,99}$"
+_STREAM_OF_STEP = r"^[A-Za-z0-9][A-Za-z0-9_-]{0,99}(\.[A-Za-z0-9][A-Za-z0-9_-]{0,99})?$"
+_CODE_PATH = r"^[A-Za-z_][\w.]*:[A-Za-z_][\w.]*$"
+_MEMORY = r"^[1-9][0-9]{0,8}[kmgt]$"
+
+ADVICE_BY_PATTERN = {
+    _PIPELINE_NAME: "write 1 to 200 of the characters A-Z a-z 0-9 _ . -, a letter or digit first",
+    _STREAM_NAME: "write 1 to 100 letters, digits or characters of _ . -, a letter or digit first",
+    _STEP_NAME: "write 1 to 100 letters, digits or characters of _ -, a letter or digit first",
+    _STREAM_OF_STEP: "write STEP or STEP.STREAM, such as source.items",
+    _CODE_PATH: "write module:name, such as handlers.orders:handle",
+    _MEMORY: "write an amount of memory with its unit, such as 512m or 4g",
+}
+"""What to write instead of a text that does not match, as pydantic's own message only quotes the pattern."""
+
+PipelineName = Annotated[str, Field(pattern=_PIPELINE_NAME)]
+StreamName = Annotated[str, Field(pattern=_STREAM_NAME)]
+StepName = Annotated[str, Field(pattern=_STEP_NAME)]
+StreamOfStep = Annotated[str, Field(pattern=_STREAM_OF_STEP)]
+"""A stream of a step as a file names it: STEP.STREAM, or STEP for its stream `default`."""
+CodePath = Annotated[str, Field(pattern=_CODE_PATH)]
+"""The path of a function or class, `module:name`. Reading the file does not import it."""
+
+
+def is_pipeline_name(text: str) -> bool:
+    """Returns whether a pipeline may have this name."""
+    return re.fullmatch(_PIPELINE_NAME, text) is not None
+
+
+def is_code_path(text: str) -> bool:
+    """Returns whether a text is the path of a function or class, `module:name`."""
+    return re.fullmatch(_CODE_PATH, text) is not None
+
+
+Memory = Annotated[str, Field(pattern=_MEMORY)]
+"""An amount of memory as Spark writes it."""
+
+_TOPIC = re.compile(r"[a-zA-Z0-9._-]{1,249}")
+
+
+def topic_name(name: str) -> str:
+    """Returns `name` if Kafka accepts it as the name of a topic. Raises ValueError if not."""
+    if not _TOPIC.fullmatch(name) or name in (".", ".."):
+        raise ValueError(f"{name!r} is not a topic name; write 1 to 249 of the characters a-z A-Z 0-9 . _ -")
+    return name
+
+
+TopicName = Annotated[str, BeforeValidator(lambda value: topic_name(value) if isinstance(value, str) else value)]
+
+
+def _group_id(group_id: str) -> str:
+    # Kafka's client cuts the name at a NUL, and so commits the offsets of another group; a blank name crashes it.
+    if group_id != group_id.strip() or not group_id.isprintable():
+        raise ValueError("not a group name: it has control characters, or a blank at its start or end; remove them")
+    return group_id
+
+
+GroupId = Annotated[str, Field(min_length=1, max_length=255), AfterValidator(_group_id)]
+
+PartitionNumbers = Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], Field(min_length=1)]
+
+
+def _regular_expression(pattern: str) -> str:
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        raise ValueError(f"not a regular expression: {error}; correct it") from None
+    return pattern
+
+
+RegularExpression = Annotated[str, Field(min_length=1), AfterValidator(_regular_expression)]
+
+
+def _property_value(value: object) -> object:
+    if not isinstance(value, (str, int, float)):
+        raise ValueError("not valid: write text, a number or a boolean")
+    if isinstance(value, str) and "\0" in value:
+        raise ValueError("not valid: it has a NUL character, where Kafka's client cuts the value; remove it")
+    return value
+
+
+PropertyValue = Annotated[str | int | float | bool, PlainValidator(_property_value)]
+
+
+def parse_time(text: str) -> datetime:
+    """Returns an ISO 8601 time as a datetime in UTC. Raises ValueError if it is not a time or has no time zone."""
+    try:
+        time = datetime.fromisoformat(text)
+        if time.tzinfo is not None:
+            return time.astimezone(UTC)
+    except (ValueError, OverflowError) as error:
+        raise ValueError(f"{text!r} is not a time ({error}); write 2026-01-31T12:00:00Z or +01:00") from None
+    raise ValueError(f"{text} has no time zone; write 2026-01-31T12:00:00Z or +01:00")
+
+
+def _time(value: object) -> object:
+    if isinstance(value, str):
+        return parse_time(value)
+    if isinstance(value, datetime):  # YAML makes a datetime of a time without quotes
+        return parse_time(value.isoformat())
+    return value
+
+
+Time = Annotated[datetime, BeforeValidator(_time)]
+
+
+MAPPING = "[mapping]"
+"""pydantic's tag of the mapping, where a key takes either a mapping or a word. No topic can have this name: a refusal
+leaves the tag out of the path of a key."""
+_UNITS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86400}
+_PART = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
+_PARTS = re.compile(rf"(?:{_PART.pattern})+")
+_LONGEST = 64
+"""Characters that a duration may have. Any client may write one into an ack topic, so a longer text is not parsed."""
+
+
+class StrictBlock(BaseModel):
+    """A block of a pipeline file. Unknown keys and values of another type are refused."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    @classmethod
+    def stored(cls, settings: Mapping[str, Any]) -> Self:
+        """The block in the settings of a stored plan. Ignores unknown keys, because another version may have written
+        them."""
+        known = {field.alias or name for name, field in cls.model_fields.items()}
+        return cls.model_validate({key: value for key, value in settings.items() if key in known})
+
+
+def parse_duration(text: object) -> timedelta:
+    """A duration such as `90s`, `1h30m`, `250ms` or `0s`. Raises ValueError for anything else, as a bare number."""
+    if isinstance(text, timedelta):
+        return text
+    if isinstance(text, str) and len(text) > _LONGEST:
+        raise ValueError(
+            f"write a duration with its unit, such as 500ms, 30s, 5m or 1h30m, not a text of {len(text)} characters"
+        )
+    if not isinstance(text, str) or not _PARTS.fullmatch(text):
+        raise ValueError(f"write a duration with its unit, such as 500ms, 30s, 5m or 1h30m, not {text!r}")
+    try:
+        return timedelta(seconds=sum(float(number) * _UNITS[unit] for number, unit in _PART.findall(text)))
+    except OverflowError:
+        raise ValueError(f"{text} is too long: a duration has at most 999999999 days") from None
+
+
+def duration_text(duration: timedelta) -> str:
+    """Returns a duration as a file writes it, in whole milliseconds or seconds."""
+    milliseconds = duration // timedelta(milliseconds=1)
+    return f"{milliseconds}ms" if milliseconds % 1000 else f"{milliseconds // 1000}s"
+
+
+Duration = Annotated[timedelta, BeforeValidator(parse_duration), PlainSerializer(duration_text)]
+"""A key of a pipeline file that is a duration."""

@@ -1,0 +1,271 @@
+"""The key `outputs` of a pipeline file: where rows that steps emit go, and what a turn has written for them. Pure.
+
+A row goes to a Delta table or to a Kafka topic. Rows for a table are staged first, because only those of acked records
+are published: `StagedOutputs` names the staged files of one execution of a turn.
+"""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, Field, field_validator, model_validator
+
+from ackline.pipeline.field_types import StreamOfStep, StrictBlock, TopicName
+
+ROW_COLUMNS = ("_topic", "_partition", "_offset", "_attempt", "_lane", "_epoch", "_turn", "_anchors")
+"""The columns that each row of an output table has beside the emitted ones: its record, and the turn that acked it."""
+
+PARTITION_TYPES = ("string", "long", "boolean")
+"""The types of columns that an output table may be partitioned by."""
+
+_TABLE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}")
+_LEDGER_TABLES = ("plans", "outcomes", "settlements")
+_SCHEMES = ("file", "s3", "s3a", "gs", "az", "abfs", "abfss")
+_COLUMN_TYPE = re.compile(r"string|long|double|boolean|binary|timestamp|decimal\((\d{1,2}), ?(\d{1,2})\)")
+_NOT_IN_COLUMN_NAMES = re.compile(r"[ ,;{}()\n\t=]")
+_LONGEST_COLUMN_NAME = 255
+
+
+def _table(text: object) -> object:
+    """Returns the name or the URI of an output table. Raises ValueError if it is neither."""
+    if not isinstance(text, str):
+        return text
+    scheme, separator, path = text.partition("://")
+    if not separator:
+        if text in _LEDGER_TABLES or not _TABLE_NAME.fullmatch(text):
+            raise ValueError(
+                f"{text!r} is no name of an output table; write 1 to 100 of the characters A-Z a-z 0-9 _ -, but not "
+                f"{', '.join(_LEDGER_TABLES)}, or a URI such as s3://bucket/folder"
+            )
+        return text
+    # delta-rs decodes `%`, and Arrow does not: the two would use different folders.
+    if scheme not in _SCHEMES or re.search(r"[?#%]", path):
+        raise ValueError(
+            f"not the URI of a table; write SCHEME://… with one of {', '.join(_SCHEMES)}, without `?`, `#` and `%`"
+        )
+    authority, _, folder = path.rstrip("/").partition("/")
+    if ":" in authority or ("@" in authority and not scheme.startswith("abfs")):
+        raise ValueError("the URI holds a login; remove it, and set the login as for ACKLINE_AUDIT")
+    if (scheme == "file") == bool(authority) or not folder:
+        raise ValueError("not the URI of a table; write file:///FOLDER/TABLE with three slashes, or s3://BUCKET/FOLDER")
+    if not {"", ".", ".."}.isdisjoint(folder.split("/")):
+        raise ValueError("the URI has an empty folder name, `.` or `..`; write the folder without them")
+    return f"{'s3' if scheme == 's3a' else scheme}://{path.rstrip('/')}"
+
+
+def _column_type(text: object) -> object:
+    """Returns the type of a column as `type_text` of `output_columns` writes it: types are compared as texts."""
+    if isinstance(text, str):
+        match = _COLUMN_TYPE.fullmatch(text)
+        if match is None or (match[1] and not 1 <= int(match[1]) <= 38) or (match[1] and int(match[2]) > int(match[1])):
+            raise ValueError(
+                f"{text!r} is no type of a column; write string, long, double, boolean, binary, timestamp or "
+                f"decimal(PRECISION, SCALE)"
+            )
+        if match[1]:
+            return f"decimal({int(match[1])},{int(match[2])})"
+    return text
+
+
+def obstacle_of_column(name: object) -> str | None:
+    """Returns why a table can't have a column of this name; None if it can."""
+    if not isinstance(name, str) or not name or len(name) > _LONGEST_COLUMN_NAME:
+        return f"a column has a name of 1 to {_LONGEST_COLUMN_NAME} characters"
+    if name in ROW_COLUMNS:
+        return f"{name} is a column that Ackline writes itself"
+    if _NOT_IN_COLUMN_NAMES.search(name):
+        return "a column of a Delta table has no blank and none of , ; { } ( ) = in its name"
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return "a name with half of a surrogate pair can't be encoded as UTF-8"
+    return None
+
+
+class OutputBlock(StrictBlock):
+    """One output: the streams that it takes, and the table or topic that their rows go to."""
+
+    from_: Annotated[
+        list[StreamOfStep],
+        Field(alias="from", min_length=1),
+        BeforeValidator(lambda value: [value] if isinstance(value, str) else value),
+    ]
+    table: Annotated[str, BeforeValidator(_table)] | None = None
+    topic: TopicName | None = None
+    columns: dict[str, Annotated[str, BeforeValidator(_column_type)]] | None = Field(None, min_length=1)
+    partition_by: list[str] = Field(default_factory=list)
+
+    @field_validator("columns")
+    @classmethod
+    def _check_columns(cls, columns: dict[str, str] | None) -> dict[str, str] | None:
+        for name in columns or ():
+            if (obstacle := obstacle_of_column(name)) is not None:
+                raise ValueError(f"{name!r}: {obstacle}; rename it")
+        if columns is not None and len({name.lower() for name in columns}) < len(columns):
+            raise ValueError("two columns differ only in upper and lower case; rename one of them")
+        return columns
+
+    @model_validator(mode="after")
+    def _check_target(self) -> "OutputBlock":
+        if (self.table is None) == (self.topic is None):
+            raise ValueError("an output goes to one table or one topic; write `table: NAME` or `topic: NAME`")
+        if self.topic is not None and (self.columns is not None or self.partition_by):
+            raise ValueError("`columns` and `partition_by` are for tables; remove them")
+        if self.partition_by and self.columns is None:
+            raise ValueError("`partition_by` needs `columns`, which give the types of all columns; add that key")
+        for name in self.partition_by:
+            if self.columns is not None and self.columns.get(name) not in PARTITION_TYPES:
+                raise ValueError(f"partition_by: {name} is not a column of type string, long or boolean; correct it")
+        if self.columns is not None and set(self.columns) <= set(self.partition_by):
+            raise ValueError("partition_by: a table needs a column beside those that it is partitioned by; remove one")
+        return self
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """An output of a topology. `number` is its place in the file, from 0. Either `table` or `topic` is set.
+
+    `columns` holds names and types; None if tasks infer them from the rows.
+    """
+
+    number: int
+    table: str | None
+    topic: str | None
+    columns: Mapping[str, str] | None
+    partition_by: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, number: int, block: OutputBlock) -> "Output":
+        """Returns the output of a block."""
+        return cls(number, block.table, block.topic, block.columns, tuple(block.partition_by))
+
+
+def output_folder(pipeline_folder: str, table: str) -> str:
+    """Returns the folder or URI of an output table, given that of the pipeline's live tables."""
+    if table.startswith("file://"):
+        return table.removeprefix("file://")
+    return table if "://" in table else f"{pipeline_folder.rstrip('/')}/outputs/{table}"
+
+
+def canonical_uri(uri: str) -> str:
+    """Returns the same text for all URIs of one folder in Azure that name its account, and any other URI as it is.
+
+    A table takes a turn once. If two outputs wrote to one table, the rows of the second one would be lost.
+    """
+    scheme, _, path = uri.partition("://")
+    if scheme not in ("az", "abfs", "abfss"):
+        return uri
+    authority, _, folder = path.partition("/")
+    container, _, host = authority.partition("@")
+    return f"az://{container}@{host.partition('.')[0]}/{folder}"
+
+
+@dataclass(frozen=True, slots=True)
+class StagedFile:
+    """A file of staged rows. `size` is in bytes.
+
+    `path` is relative to the turn's staging folder in a manifest, and to the staging root in `OutputsOfTurn`.
+    """
+
+    output: int
+    path: str
+    size: int
+    rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class StagedTable:
+    """The staged rows of one output table."""
+
+    table: str
+    columns: Mapping[str, str]
+    partition_by: Sequence[str]
+    files: Sequence[StagedFile]
+
+    @classmethod
+    def of_json(cls, stored: Mapping[str, Any]) -> "StagedTable":
+        """Returns the table that `dataclasses.asdict` has made JSON. Raises TypeError or KeyError for other JSON."""
+        files = [StagedFile(**file) for file in stored["files"]]
+        return cls(stored["table"], stored["columns"], stored["partition_by"], files)
+
+
+@dataclass(frozen=True, slots=True)
+class StagedOutputs:
+    """What one execution of a turn has staged: its manifest. Only the execution that outcomes n name is published."""
+
+    execution: str
+    tables: Sequence[StagedTable]
+
+    def encode(self) -> str:
+        """Returns the text of the manifest."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def decode(cls, text: str | bytes) -> "StagedOutputs":
+        """Returns the manifest in `text`. Raises ValueError if it holds none."""
+        try:
+            content = json.loads(text)
+            return cls(content["execution"], [StagedTable.of_json(table) for table in content["tables"]])
+        except (TypeError, KeyError, AttributeError) as error:
+            raise ValueError(f"not a manifest of staged rows: {error}") from None
+
+
+@dataclass(frozen=True, slots=True)
+class OutputsOfTurn:
+    """What a turn has to publish, as outcomes n and settlement n hold it. Only settlement n has `kept` and `released`.
+
+    Each table takes the turn once, under the transaction id `application`.
+    """
+
+    application: str
+    execution: str
+    """The execution that outcomes n name; empty if the turn has staged no rows itself."""
+    tables: Mapping[str, int]
+    """By table, how many rows that execution has staged, and in settlement n also how many rows of `released` the turn
+    acks."""
+    kept: Sequence[StagedTable] = ()
+    """Files of rows that wait after the turn: none of their records is acked, and one is in flight."""
+    released: Sequence[StagedTable] = ()
+    """Files of rows that waited before the turn and are not in `kept`. The turn publishes the rows whose records it has
+    acked; then Ackline removes these files."""
+
+    @classmethod
+    def of(cls, application: str, staged: StagedOutputs) -> "OutputsOfTurn":
+        """Returns what a manifest has to be published."""
+        tables = {table.table: sum(file.rows for file in table.files) for table in staged.tables}
+        return cls(application, staged.execution, tables)
+
+    def encode(self) -> str:
+        """Returns the text that outcomes n and settlement n hold; empty if there is nothing to hold."""
+        if not (self.tables or self.kept or self.released):
+            return ""
+        content = asdict(self)
+        for name in ("kept", "released"):
+            if not content[name]:
+                del content[name]
+        return json.dumps(content, separators=(",", ":"))
+
+    @classmethod
+    def decode(cls, text: str) -> "OutputsOfTurn":
+        """Returns what is in `text`, which `encode` has made."""
+        content = json.loads(text)
+        kept, released = (
+            tuple(StagedTable.of_json(table) for table in content.get(name, ())) for name in ("kept", "released")
+        )
+        return cls(content["application"], content["execution"], content["tables"], kept, released)
+
+
+def kept_after(text: str) -> tuple[StagedTable, ...]:
+    """Returns the files of rows that wait for records in flight, given the `outputs` of a settlement."""
+    return tuple(OutputsOfTurn.decode(text).kept) if text else ()
+
+
+def without_effect(text: str) -> str:
+    """Returns the `outputs` of the settlement of a void turn, given those of the settlement before it: it publishes
+    nothing, and the same rows wait."""
+    if not text:
+        return ""
+    before = OutputsOfTurn.decode(text)
+    return OutputsOfTurn(before.application, "", {}, before.kept).encode()

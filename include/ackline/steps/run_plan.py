@@ -1,0 +1,210 @@
+"""The plan of a run: what the next turn reads. If the lane has to be moved first, it is the plan of that action."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from ackline.errors import ConfigError, GroupMoved, TooFarBehind
+from ackline.lane.action_plans import action_plan, follow_plan
+from ackline.lane.adapters import Parts
+from ackline.lane.commit import check_allowed, commit_metadata_of, may_restore
+from ackline.lane.log_checks import (
+    KafkaView,
+    check_not_truncated,
+    check_topic_not_recreated,
+    stop_if_expired,
+    written_beyond,
+)
+from ackline.lane.new_plan import new_plan
+from ackline.ledger import planning
+from ackline.ledger.commit_rule import CommitMetadata, Committed, still_acknowledged
+from ackline.ledger.metrics import due_retries
+from ackline.ledger.offsets import TopicPartition
+from ackline.ledger.pending import PendingKind, PendingRuns
+from ackline.ledger.planning import Limits, PartitionView
+from ackline.ledger.turns import Plan, Settlement, TurnKind
+
+Views = Mapping[TopicPartition, PartitionView]
+
+_NAMED = 5
+"""How many partitions an error names."""
+_NO_WINDOW = 2**62
+"""`max_uncommitted` for guarantees that never retry: nothing is ever pending, so the window never closes."""
+
+
+def next_plan(parts: Parts, newest: Settlement, view: KafkaView, skipped: bool = False) -> Plan:
+    """Returns the plan for the turn after `newest`.
+
+    It is a skip or a reset if the group was moved, under `on_external_reset: follow` (S36). It is a skip if a partition
+    is too far behind, under the policy `skip` (S45), unless this run has `skipped` before. Raises TopicChanged,
+    GroupMoved, NewerCommit, RetentionPassed and TooFarBehind if the lane can't go on.
+    """
+    _check_requested_partitions(parts, newest)
+    views, moves = _views(parts, newest, view)
+    # Nothing below is decided before every readable log is known to be the one that was read. In another log the same
+    # offsets mean other records, and a truncated log would count as one with nothing new (S42).
+    readable = {tp: newest.partitions[tp] for tp, partition in views.items() if partition.readable}
+    check_not_truncated(parts, readable, view.bounds)
+    views |= _views_into_open_transactions(parts, views)
+    # The group was moved, and the lane follows it. This comes before the checks of retention and of max_offset_behind:
+    # they judge the lane's present position, which this action changes.
+    if moves:
+        return follow_plan(parts, newest, moves)
+    stop_if_expired(parts, views)
+    limit = parts.pipeline.max_offset_behind
+    targets = {} if skipped and limit is not None and limit.policy == "skip" else _skip_targets(parts, views)
+    if targets:
+        reason = f"more than max_offset_behind {limit and limit.offsets}"
+        return action_plan(parts, newest, TurnKind.SKIP, targets, reason)
+    retries = parts.pipeline.guarantee == "at_least_once"
+    most = parts.request.max_records or parts.pipeline.max_records_per_run
+    limits = Limits(
+        parts.pipeline.max_uncommitted if retries else _NO_WINDOW,
+        min(most, parts.pipeline.max_records_per_run),
+        fresh=not parts.request.only_retries,
+        max_in_flight=max_in_flight(parts),
+    )
+    views = _with_waiting_times(parts, views, limits)
+    planned = planning.plan_partitions(views, limits, parts.now(), newest.turn.n + 1)
+    return new_plan(parts, newest, TurnKind.RUN, planned)
+
+
+def max_in_flight(parts: Parts) -> int | None:
+    """Returns how many records of a partition may be in flight at once; None without a limit."""
+    return parts.pipeline.in_flight.max if parts.pipeline.ack_topic is not None else None
+
+
+def _check_requested_partitions(parts: Parts, newest: Settlement) -> None:
+    unknown = sorted((parts.request.partitions or frozenset()) - newest.partitions.keys())
+    if unknown:
+        names = ", ".join(map(str, unknown[:_NAMED]))
+        raise ConfigError(
+            f"partitions: {names} is no partition that {parts.pipeline.name} reads; `ackline status "
+            f"{parts.pipeline.name}` lists them. Nothing was planned",
+            key="partitions",
+        )
+
+
+def _views(
+    parts: Parts, newest: Settlement, view: KafkaView
+) -> tuple[dict[TopicPartition, PartitionView], dict[TopicPartition, Committed]]:
+    """Returns a view of each partition of the lane, and the foreign commits that the lane has to follow.
+
+    Topic and group are checked for subscribed partitions alone: a parked one may belong to another pipeline by now.
+    """
+    metadata = commit_metadata_of(parts, newest)
+    views: dict[TopicPartition, PartitionView] = {}
+    moves: dict[TopicPartition, Committed] = {}
+    for tp, settled in newest.partitions.items():
+        committed, subscribed = view.committed.get(tp), parts.is_subscribed(tp)
+        acknowledged = settled.acknowledged_foreign_offset
+        if subscribed:
+            check_topic_not_recreated(parts, tp, settled.topic_id, view.topic_ids.get(tp.topic), tp in view.bounds)
+            if committed is not None and _must_follow(parts, tp, committed, metadata, acknowledged):
+                moves[tp] = committed
+        views[tp] = PartitionView(
+            settled.topic_id,
+            settled.state,
+            view.bounds.get(tp),
+            committed,
+            # Once a plan has found a commit of this ledger, the foreign offset of the start counts as a new move (S36).
+            still_acknowledged(committed, acknowledged, metadata),
+            subscribed,
+            settled.paused,
+            requested=parts.request.includes(tp),
+        )
+    return views, moves
+
+
+def _must_follow(
+    parts: Parts,
+    tp: TopicPartition,
+    committed: Committed,
+    metadata: CommitMetadata,
+    acknowledged_foreign_offset: int | None,
+) -> bool:
+    """Returns whether the group was moved and is to be followed; False if the floor may be committed over its offset.
+
+    Raises GroupMoved under `on_external_reset: fail`, and NewerCommit.
+    """
+    if may_restore(parts, committed, metadata):
+        return False
+    try:
+        check_allowed(parts, tp, committed, metadata, acknowledged_foreign_offset)
+    except GroupMoved:
+        if parts.pipeline.on_external_reset == "follow":
+            return True
+        raise
+    return False
+
+
+def _views_into_open_transactions(parts: Parts, views: Views) -> dict[TopicPartition, PartitionView]:
+    """Returns views of partitions whose `complete_to` is beyond the last stable offset, because a transaction is open.
+
+    `complete_to` passed the last stable offset under `read_uncommitted`: an earlier setting, or that of the group's
+    former owner. The log was not truncated, so its end is taken to be `complete_to`: there is nothing new until the
+    transaction ends (S43).
+    """
+    ahead = {
+        tp: view.state.complete_to
+        for tp, view in views.items()
+        if view.readable and view.log is not None and view.log.end < view.state.complete_to
+    }
+    adjusted = {}
+    for tp in written_beyond(parts, ahead):
+        log = views[tp].log
+        adjusted[tp] = replace(views[tp], log=log and log._replace(end=ahead[tp]))
+    return adjusted
+
+
+def _with_waiting_times(
+    parts: Parts, views: dict[TopicPartition, PartitionView], limits: Limits
+) -> dict[TopicPartition, PartitionView]:
+    """Returns the views with the time of each first unread record, if the run can't take all and has to choose."""
+    unread = {
+        tp: max(view.state.complete_to, view.log.start)
+        for tp, view in views.items()
+        if view.readable and view.log is not None and view.log.end > view.state.complete_to
+    }
+    available = sum(view.log.end - unread[tp] for tp, view in views.items() if tp in unread and view.log is not None)
+    available += sum(due_retries(view.state, parts.now()) for view in views.values() if view.readable)
+    if len(unread) < 2 or available <= limits.max_records_per_run:
+        return views
+    times = parts.cluster.record_times(unread)
+    return {tp: replace(view, waits_since=times.get(tp)) for tp, view in views.items()}
+
+
+def _skip_targets(parts: Parts, views: Views) -> dict[TopicPartition, int]:
+    """Returns the offset to which each partition that is too far behind is skipped (S45).
+
+    Raises TooFarBehind under `fail`. Offsets that retention took do not count as behind; a skip settles them too.
+    Records in flight do not count either, and no skip passes them: their answers may be there. Paused, parked and
+    leaderless partitions are left alone.
+    """
+    limit = parts.pipeline.max_offset_behind
+    if limit is None:
+        return {}
+    targets = {}
+    for tp, view in views.items():
+        if not view.readable or view.log is None:
+            continue
+        pending = PendingRuns.of(view.state.pending)
+        in_flight = pending.of_kind(PendingKind.IN_FLIGHT)
+        others = pending.where(lambda state: state.kind is not PendingKind.IN_FLIGHT)
+        # Nothing is behind because of a record in flight: it is read, and waits for its answer.
+        first = int(others.starts.min(initial=view.state.complete_to))
+        behind = view.log.end - max(first, view.log.start)
+        if behind <= limit.offsets:
+            continue
+        if limit.policy == "fail":
+            name = "the floor" if first == view.state.floor else "the first offset that is not in flight,"
+            raise TooFarBehind(
+                f"{tp}: {name} {first} is {behind} offsets behind the log's end, more than "
+                f"max_offset_behind ({limit.offsets}); raise it, skip, or let the policy be `skip`",
+                topic=tp.topic,
+                partition=tp.partition,
+                offset=first,
+            )
+        target = int(in_flight.starts.min(initial=view.log.end - limit.offsets))
+        if target > view.state.floor:
+            targets[tp] = target
+    return targets

@@ -1,0 +1,3 @@
+"""The Delta adapter, on delta-rs: the tables of a pipeline, their fenced commits, their upkeep, and questions to
+them.
+"""

@@ -1,0 +1,166 @@
+"""The offsets of a lane that ended with a given outcome: what a backfill by outcome chooses from.
+
+The rows may be millions, so they stay columns: an offset costs 16 bytes until neighbours are joined.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.dataset as ds
+from deltalake.exceptions import DeltaError
+
+from ackline.ledger.account import Result, ResultRuns, joined_runs
+from ackline.ledger.offsets import Ranges, TopicPartition, union
+from ackline.ledger.outcomes import Outcome
+from ackline.tables.claims import void_turns
+from ackline.tables.reads import Where, as_expression
+from ackline.tables.table import AuditTable
+
+
+class DeadRow(NamedTuple):
+    """A dead record, and when it was given up."""
+
+    tp: TopicPartition
+    offset: int
+    error_class: str | None
+    at: datetime
+
+
+RangesByPartition = dict[TopicPartition, Ranges]
+_COLUMNS = ["topic", "partition", "offset", "end_offset", "turn"]
+_TERMINAL = [outcome.value for outcome in Outcome if outcome.terminal]
+
+
+@dataclass(frozen=True, slots=True)
+class OutcomeFilter:
+    """Which terminal outcomes are wanted; None means any."""
+
+    outcome: str | None = None
+    error_class: str | None = None
+    run_id: str | None = None
+
+
+def read_terminal_offsets(
+    folder: str, epoch: int, last: int | None, topic_ids: Mapping[str, str], wanted: OutcomeFilter | None
+) -> tuple[RangesByPartition, RangesByPartition]:
+    """Returns the offsets with a wanted terminal outcome in the topics of these ids, and those in older topics.
+
+    `folder` is that of the lane's tables, `last` the last settled turn of the epoch. Rows of void turns do not count.
+    """
+    if last is None or not topic_ids:
+        return {}, {}
+    older = _turns_in_older_topics(folder, epoch, topic_ids)
+    found: tuple[dict[TopicPartition, list[Ranges]], ...] = ({}, {})
+    for rows in _effective_rows(folder, _where(epoch, wanted), last, topic_ids, _COLUMNS):
+        for (topic, partition), part in _split(rows, ["topic", "partition"]):
+            tp, (starts, ends) = TopicPartition(topic, partition), _bounds(part)
+            in_older = np.isin(part["turn"].to_numpy(), older.get(tp.topic, []))
+            for is_older, chosen in ((0, ~in_older), (1, in_older)):
+                if chosen.any():
+                    found[is_older].setdefault(tp, []).append(union(starts[chosen], ends[chosen]))
+    current, older_topics = ({tp: _union_of(parts) for tp, parts in sorted(by_tp.items())} for by_tp in found)
+    return current, older_topics
+
+
+def read_terminal_results(
+    folder: str, epoch: int, last: int | None, topic_ids: Mapping[str, str]
+) -> dict[TopicPartition, ResultRuns]:
+    """Returns the terminal outcome and error class of each offset that an epoch has settled in the topics of these ids.
+
+    `folder` and `last` are those of `read_terminal_offsets`.
+    """
+    if last is None or not topic_ids:
+        return {}
+    older = _turns_in_older_topics(folder, epoch, topic_ids)
+    found: dict[TopicPartition, list[ResultRuns]] = {}
+    columns = [*_COLUMNS, "outcome", "error_class"]
+    for rows in _effective_rows(folder, {"epoch": epoch}, last, topic_ids, columns):
+        for (topic, partition, outcome, error_class), part in _split(
+            rows, ["topic", "partition", "outcome", "error_class"]
+        ):
+            starts, ends = _bounds(part)
+            current = ~np.isin(part["turn"].to_numpy(), older.get(topic, []))
+            starts, ends = union(starts[current], ends[current])
+            runs = ResultRuns(starts, ends, np.zeros(len(starts), np.int64), (Result(outcome, error_class),))
+            if len(starts):
+                found.setdefault(TopicPartition(topic, partition), []).append(runs)
+    return {tp: joined_runs(parts) for tp, parts in sorted(found.items())}
+
+
+def read_dead_rows(folder: str, epoch: int, last: int | None, topic_ids: Mapping[str, str]) -> Iterator[DeadRow]:
+    """Yields the dead records of an epoch in the topics of these ids. Arguments as in `read_terminal_offsets`."""
+    if last is None or not topic_ids:
+        return
+    older = _turns_in_older_topics(folder, epoch, topic_ids)
+    columns = [*_COLUMNS, "error_class", "handled_at"]
+    for rows in _effective_rows(folder, {"epoch": epoch, "outcome": Outcome.DEAD.value}, last, topic_ids, columns):
+        for row in rows.to_pylist():
+            if row["turn"] not in older.get(row["topic"], ()):
+                tp = TopicPartition(row["topic"], row["partition"])
+                yield DeadRow(tp, row["offset"], row["error_class"], row["handled_at"])
+
+
+def _effective_rows(
+    folder: str, where: Where, last: int, topic_ids: Mapping[str, str], columns: Sequence[str]
+) -> Iterator[pa.Table]:
+    """Yields the terminal rows that match `where`, of turns that are settled and not void. Raises FatalError if the
+    table can't be read."""
+    outcomes = AuditTable(folder, "outcomes")
+    version = outcomes.open()
+    if version is None:
+        return
+    void = pa.array([turn for _, turn in void_turns(folder, int(where["epoch"]))], pa.int64())
+    chosen = as_expression(where) & (ds.field("turn") <= last) & ds.field("topic").isin(list(topic_ids))
+    chosen = chosen & ds.field("outcome").isin(_TERMINAL)
+    try:
+        dataset = outcomes.dataset(version, where)
+        for batch in dataset.to_batches(columns=list(columns), filter=chosen, batch_readahead=2):
+            rows = batch.filter(pc.invert(pc.is_in(batch.column("turn"), void)))
+            if rows.num_rows:
+                yield pa.Table.from_batches([rows])
+    except (DeltaError, OSError, pa.ArrowException) as error:
+        raise outcomes.error(error) from error
+
+
+def _where(epoch: int, wanted: OutcomeFilter | None) -> Where:
+    """Returns the values that the rows of wanted outcomes have."""
+    chosen = {"outcome": wanted.outcome, "error_class": wanted.error_class, "run_id": wanted.run_id} if wanted else {}
+    return {"epoch": epoch, **{name: value for name, value in chosen.items() if value is not None}}
+
+
+def _turns_in_older_topics(folder: str, epoch: int, topic_ids: Mapping[str, str]) -> dict[str, list[int]]:
+    """Returns the turns that were planned in an older topic of the same name, by topic."""
+    plans = AuditTable(folder, "plans")
+    rows = plans.read({"epoch": epoch}, ["topic", "topic_id", "turn"])
+    rows = rows.group_by(["topic", "topic_id", "turn"]).aggregate([])
+    turns: dict[str, list[int]] = {}
+    for topic, topic_id in topic_ids.items():
+        older = rows.filter((pc.field("topic") == topic) & (pc.field("topic_id") != topic_id))
+        turns[topic] = older["turn"].to_pylist()
+    return turns
+
+
+def _split(rows: pa.Table, columns: Sequence[str]) -> Iterator[tuple[tuple[Any, ...], pa.Table]]:
+    """Yields the distinct values of some columns, each with its rows."""
+    for values in rows.group_by(list(columns)).aggregate([]).to_pylist():
+        chosen = pc.scalar(True)
+        for name in columns:
+            value = values[name]
+            same = pc.field(name).is_null() if value is None else pc.field(name) == value
+            chosen = chosen & same
+        yield tuple(values[name] for name in columns), rows.filter(chosen)
+
+
+def _bounds(rows: pa.Table) -> Ranges:
+    """Returns the starts and ends of the rows' offsets."""
+    ends = pc.coalesce(rows["end_offset"], pc.add(rows["offset"], 1))
+    return rows["offset"].to_numpy(), ends.to_numpy()
+
+
+def _union_of(parts: list[Ranges]) -> Ranges:
+    return union(np.concatenate([starts for starts, _ in parts]), np.concatenate([ends for _, ends in parts]))

@@ -1,0 +1,252 @@
+"""The files of one table, on a local disk or in an object store, and how they are written.
+
+The files of one table, on a local disk or in an object store.
+
+A write to a local disk survives a power cut only after the file and each new directory entry on the way to it are
+synced. An object store keeps what it has acknowledged, so there is nothing to sync.
+
+Writes the data files of a table: the ledger's own rows, the outcomes of Spark's tasks, and compacted files.
+
+delta-rs writes its data files without syncing them, so a power cut could leave a log entry without its data. Ackline
+therefore writes and syncs each data file itself, and only then has a log entry name it.
+"""
+
+import contextlib
+import errno
+import json
+import os
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import date, datetime, timedelta
+from functools import reduce
+from pathlib import Path, PurePosixPath
+from typing import Any
+from urllib.parse import quote
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.fs as pafs
+import pyarrow.parquet as pq
+
+from ackline.tables.object_store import arrow_filesystem
+
+
+class Storage:
+    """The folder of a table. Paths are relative to it, with `/` between the parts."""
+
+    def __init__(self, uri: str) -> None:
+        self.uri = uri
+        store, base = arrow_filesystem(uri)
+        self.filesystem = pafs.SubTreeFileSystem(base, store)
+        self.folder = Path(base) if isinstance(store, pafs.LocalFileSystem) else None
+        """The folder of a local table; None in an object store."""
+        self._synced: set[Path] = set()
+        """Folders whose own directory entries this process has synced."""
+
+    def make_folder_of(self, path: str) -> None:
+        """Makes the folder of a file. An object store has no folders."""
+        if self.folder is not None:
+            (self.folder / path).parent.mkdir(parents=True, exist_ok=True)
+
+    def sync(self, path: str) -> None:
+        """Makes a finished file durable: its content, its directory entry, and the folders between it and the table.
+
+        The folders are synced although they may have been there before: the process that made them may have died before
+        it synced them. One process syncs the upper ones once.
+        """
+        if self.folder is None:
+            return
+        sync_file(self.folder / path)
+        leaf, *upper = [self.folder / parent for parent in PurePosixPath(path).parents]
+        sync_folder(leaf)
+        for folder in upper:
+            if folder not in self._synced:
+                sync_folder(folder)
+                self._synced.add(folder)
+
+    def make_durably(self, name: str) -> None:
+        """Makes a folder of a local table, and syncs it and each folder above it as far as this user may."""
+        if self.folder is None:
+            return
+        folder = self.folder / name
+        folder.mkdir(parents=True, exist_ok=True)
+        for above in (folder, *folder.absolute().parents):
+            with contextlib.suppress(PermissionError):  # such a folder is not ours, and was there before
+                sync_folder(above)
+
+
+def sync_file(path: Path) -> None:
+    """Writes a file's content to the disk. Raises OSError if that fails."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def sync_folder(path: Path) -> None:
+    """Writes a folder's directory entries to the disk. Raises OSError if that fails.
+
+    Some file systems cannot sync a folder and answer EINVAL or EBADF. Ackline ignores these errors, as
+    databases do, because no other call syncs a folder there.
+    """
+    try:
+        sync_file(path)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.EBADF):
+            raise
+
+
+_DELTAS = {"offset": pa.types.is_int64, "record_timestamp": pa.types.is_timestamp}
+"""Columns of nearly consecutive numbers: a delta takes a few bits, and the writer builds no dictionary of them. An
+output table may have columns of these names and of other types, for which Parquet has no such encoding."""
+_TEXTS_WITH_BOUNDS = ("pipeline", "lane", "topic", "outcome", "kind", "answer")
+"""Columns of text whose smallest and largest value go into the log, because readers skip files by them, and open files
+with an answer from outside. The log keeps them whole: delta-rs shortens them, and could then skip a file that holds a
+long topic name."""
+
+
+@dataclass(frozen=True, slots=True)
+class DataFile:
+    """A finished file, with what its log entry needs.
+
+    `path` is relative to the table, `modification_time` in milliseconds since 1970, `stats` Delta's JSON.
+    """
+
+    path: str
+    size: int
+    modification_time: int
+    stats: str
+
+
+class DataFileWriter:
+    """Writes one Parquet file. At the end call `finish`, which makes the file durable, or `discard`."""
+
+    def __init__(self, storage: Storage, path: str, schema: pa.Schema) -> None:
+        self._storage, self._path = storage, path
+        self._footers: list[pq.FileMetaData] = []
+        storage.make_folder_of(path)
+        deltas = [field.name for field in schema if field.name in _DELTAS and _DELTAS[field.name](field.type)]
+        self._stream = storage.filesystem.open_output_stream(path)
+        self._writer: Any = pq.ParquetWriter(
+            self._stream,
+            schema,
+            compression="zstd",
+            compression_level=1,
+            use_dictionary=[name for name in schema.names if name not in deltas],
+            column_encoding=dict.fromkeys(deltas, "DELTA_BINARY_PACKED"),
+            store_schema=False,
+            version="2.6",
+            metadata_collector=self._footers,
+        )
+
+    def write(self, rows: pa.RecordBatch | pa.Table, row_group_size: int | None = None) -> None:
+        """Adds rows, in row groups of at most `row_group_size` rows. If that fails, the file is discarded."""
+        try:
+            self._writer.write(rows, row_group_size=row_group_size)
+        except BaseException:
+            self.discard()
+            raise
+
+    def finish(self) -> DataFile:
+        """Returns the file. On a local disk it is durable by now, its folders too."""
+        try:
+            self._writer.close()
+            self._stream.close()
+        except BaseException:
+            self.discard()
+            raise
+        self._storage.sync(self._path)
+        info = self._storage.filesystem.get_file_info(self._path)
+        return DataFile(self._path, info.size, info.mtime_ns // 1_000_000, delta_stats(self._footers[0]))
+
+    def discard(self) -> None:
+        """Removes the file as far as possible. What stays does no harm, because no log entry names it."""
+        self._writer.is_open = False  # it has nothing more to write; on a full disk that would fail again
+        with contextlib.suppress(OSError, pa.ArrowException):
+            self._stream.close()
+        with contextlib.suppress(OSError, pa.ArrowException):
+            self._storage.filesystem.delete_file(self._path)
+
+
+def write_rows(storage: Storage, rows: pa.Table, partition_by: Sequence[str]) -> list[tuple[DataFile, dict[str, str]]]:
+    """Writes rows to one durable file a table partition. Returns each file with the values of its partition."""
+    written = []
+    for values in rows.select(list(partition_by)).group_by(list(partition_by)).aggregate([]).to_pylist():
+        chosen = _having(rows, values).drop_columns(list(partition_by))
+        partition = {name: partition_value(value) for name, value in values.items()}
+        writer = DataFileWriter(storage, f"{partition_folder(partition)}/{uuid.uuid4()}.parquet", chosen.schema)
+        writer.write(chosen)
+        written.append((writer.finish(), partition))
+    return written
+
+
+def _having(rows: pa.Table, values: Mapping[str, Any]) -> pa.Table:
+    """Returns the rows with these values. If all have them, which is usual, they are not copied: a settlement may have
+    millions of pending ranges."""
+    wanted = [pc.equal(rows[name], pa.scalar(value, rows[name].type)) for name, value in values.items()]
+    chosen = reduce(pc.and_, wanted)
+    return rows if pc.all(chosen).as_py() else rows.filter(chosen)
+
+
+def partition_value(value: str | date) -> str:
+    """Returns the value of a partition column as the Delta log writes it."""
+    return value.isoformat() if isinstance(value, date) else value
+
+
+def partition_folder(values: Mapping[str, str]) -> str:
+    """Returns the folder of a table partition, relative to the table."""
+    return "/".join(f"{name}={quote(value, safe='')}" for name, value in values.items())
+
+
+def delta_stats(footer: pq.FileMetaData) -> str:
+    """Returns the statistics of a file for the Delta log, as JSON, from those that Parquet's writer has collected.
+
+    A column without known bounds is left out. Readers then open the file, whatever value of the column they look for.
+    """
+    bounds: dict[str, tuple[Any, Any]] = {}
+    nulls: dict[str, int] = {}
+    unknown: set[str] = set()
+    for group in range(footer.num_row_groups):
+        for index in range(footer.num_columns):
+            column = footer.row_group(group).column(index)
+            name, stats = column.path_in_schema, column.statistics
+            if "." in name:  # a nested column
+                continue
+            if stats is None or not stats.has_null_count or (stats.num_values and not stats.has_min_max):
+                unknown.add(name)  # bounds of the other row groups alone would have readers skip the rows of this one
+                continue
+            nulls[name] = nulls.get(name, 0) + stats.null_count
+            try:
+                if stats.has_min_max and _has_bounds(name, stats.min):
+                    low, high = bounds.get(name, (stats.min, stats.max))
+                    bounds[name] = (min(low, stats.min), max(high, stats.max))
+            except (OverflowError, ValueError):  # Parquet holds times beyond the calendar of Python
+                unknown.add(name)
+    texts: dict[str, tuple[Any, Any]] = {}
+    for name, (low, high) in bounds.items():
+        with contextlib.suppress(OverflowError):  # rounded up, the time is beyond the calendar
+            texts[name] = (_json_value(low, 0), _json_value(high, 999))
+    return json.dumps(
+        {
+            "numRecords": footer.num_rows,
+            "minValues": {name: low for name, (low, _) in texts.items() if name not in unknown},
+            "maxValues": {name: high for name, (_, high) in texts.items() if name not in unknown},
+            "nullCount": {name: count for name, count in nulls.items() if name not in unknown},
+        }
+    )
+
+
+def _has_bounds(name: str, value: object) -> bool:
+    if isinstance(value, str):
+        return name in _TEXTS_WITH_BOUNDS
+    return isinstance(value, int | datetime) and not isinstance(value, bool)
+
+
+def _json_value(value: Any, rounding: int) -> Any:
+    """Returns a bound as Delta writes it: a time in milliseconds, rounded down, or up by `rounding` of 999 µs."""
+    if isinstance(value, datetime):
+        rounded = value + timedelta(microseconds=rounding)
+        return rounded.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    return value

@@ -1,0 +1,342 @@
+"""What the tables hold about one offset, and about the settled turns of a lane.
+
+Reads what the tables hold about one offset of a lane, for `ackline.ledger.explain_offset`.
+
+The cost is that of a few pruned reads: the rows of one offset, the plans whose fresh range has it, and at most one scan
+of four columns of the settlements.
+
+The settled turns of a lane, newest first: runs and the acts of operators.
+
+Reads the newest turns of a lane as totals over all partitions, and the Delta versions that hold a turn.
+
+Both are bounded: a lane may have thousands of partitions and millions of turns.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.dataset as ds
+from deltalake.exceptions import DeltaError
+
+from ackline.ledger.explain_offset import Event, OffsetEvidence, Reading, decode
+from ackline.ledger.metrics import StepFigures, figures_over
+from ackline.ledger.offsets import LogBounds, OffsetRange, TopicPartition
+from ackline.ledger.outcomes import Outcome
+from ackline.ledger.turns import LIVE, Plan, Settlement, TurnId, TurnKind
+from ackline.tables.queries import AuditFilter, audit_rows
+from ackline.tables.reads import Where
+from ackline.tables.sql import sql_result
+from ackline.tables.store import LedgerStore
+from ackline.tables.table import AuditTable
+
+_PLAN_COLUMNS = ["epoch", "turn", "kind", "run_id", "planned_at", "settings", "start_offset", "end_offset"]
+
+
+def evidence_of_offset(
+    store: LedgerStore, newest: Settlement, tp: TopicPartition, offset: int, log: LogBounds | None = None
+) -> OffsetEvidence:
+    """Returns what the tables hold about an offset of the lane. `log` is its readable log, if the caller has read it.
+
+    Raises FatalError if the tables can't be read.
+    """
+    settled = newest.partitions.get(tp)
+    state = settled.state if settled else None
+    below = state is not None and offset < state.complete_to
+    return OffsetEvidence(
+        tp,
+        offset,
+        store.lane,
+        newest.turn.epoch,
+        state,
+        tuple(events_of(store, tp, offset)),
+        _read_by(store, newest.turn, tp, offset) if below else None,
+        _open_turn(store.open_plan(newest), tp, offset),
+        _start_of(store, newest, tp) if below else None,
+        store.lane != LIVE,
+        log,
+    )
+
+
+def events_of(store: LedgerStore, tp: TopicPartition, offset: int) -> Iterator[Event]:
+    """Yields the effective rows of an offset in the lane, in time order, those of ranges that contain it included."""
+    criteria = AuditFilter(*tp, OffsetRange(offset, offset + 1), lane=store.lane)
+    for row in audit_rows(store.root, store.pipeline, criteria):
+        end = row["end_offset"]
+        yield Event(
+            row["epoch"],
+            row["turn"],
+            row["attempt"],
+            Outcome(row["outcome"]),
+            row["error_class"],
+            row["error_message"],
+            row["handled_at"],
+            row["run_id"],
+            None if end is None else OffsetRange(row["offset"], end),
+            decode(row["tree"]),
+        )
+
+
+def _read_by(store: LedgerStore, newest: TurnId, tp: TopicPartition, offset: int) -> Reading | None:
+    """Returns the newest effective turn whose fresh range has the offset; None if no turn has read it."""
+    table = store.plans.open()
+    if table is None:
+        return None
+    of_tp: Where = {"topic": tp.topic, "partition": tp.partition}
+    wanted = (
+        (ds.field("topic") == tp.topic)
+        & (ds.field("partition") == tp.partition)
+        & (ds.field("start_offset") <= offset)
+        & (ds.field("end_offset") > offset)
+        & (ds.field("kind") == TurnKind.RUN.value)
+    )
+    try:
+        rows = store.plans.dataset(table, of_tp).to_table(columns=_PLAN_COLUMNS, filter=wanted)
+    except (DeltaError, OSError, pa.ArrowException) as error:
+        raise store.plans.error(error) from error
+    for row in sorted(rows.to_pylist(), key=lambda row: (row["epoch"], row["turn"]), reverse=True):
+        turn = newest._replace(epoch=row["epoch"], n=row["turn"])
+        if _is_effective(store, turn):
+            stores_rows = json.loads(row["settings"] or "{}").get("record_outcomes", True)
+            return Reading(turn.epoch, turn.n, row["run_id"], row["planned_at"], stores_rows)
+    return None
+
+
+def _is_effective(store: LedgerStore, turn: TurnId) -> bool:
+    kinds = store.settlements.read({"epoch": turn.epoch, "turn": turn.n}, ["kind"])["kind"].unique().to_pylist()
+    return bool(kinds) and TurnKind.VOID.value not in kinds
+
+
+def _open_turn(plan: Plan | None, tp: TopicPartition, offset: int) -> Reading | None:
+    planned = plan.partitions.get(tp) if plan else None
+    if plan is None or planned is None:
+        return None
+    has_it = planned.fresh.start <= offset < planned.fresh.end
+    if not has_it and not any(run.start <= offset < run.end for run in planned.retries):
+        return None
+    stores_rows = bool(plan.settings.get("record_outcomes", True))
+    return Reading(plan.turn.epoch, plan.turn.n, plan.run_id, plan.planned_at, stores_rows)
+
+
+def _start_of(store: LedgerStore, newest: Settlement, tp: TopicPartition) -> int | None:
+    """Returns where the partition begins in the newest epoch: the floor before its first turn there."""
+    if newest.turn.n == 0:
+        return newest.partitions[tp].state.complete_to
+    where: Where = {"epoch": newest.turn.epoch, "topic": tp.topic, "partition": tp.partition}
+    rows = store.settlements.read(where, ["turn", "old_floor"])
+    if not rows.num_rows:
+        return None
+    first = pc.min(rows["turn"]).as_py()
+    return int(rows.filter(pc.equal(rows["turn"], first))["old_floor"][0].as_py())
+
+
+_COUNTS = ("acked", "failed", "skipped", "dropped", "dead", "expired", "compacted", "lost")
+_NO_ACTS = (TurnKind.RUN, TurnKind.GENESIS, TurnKind.VOID)
+
+
+@dataclass(frozen=True, slots=True)
+class SettledTurn:
+    """One settled turn. `start` is None for a first genesis, which has no plan; `duration` is in seconds."""
+
+    lane: str
+    epoch: int
+    turn: int
+    kind: str
+    run_id: str
+    actor: str
+    reason: str
+    start: datetime | None
+    end: datetime
+    duration: float | None
+    partitions: int
+    records: int
+    outcomes: dict[str, int]
+    """How many offsets have each outcome, without zeros."""
+
+
+def settled_turns(
+    root: str, pipeline: str, lane: str | None = None, limit: int | None = None, acts_only: bool = False
+) -> list[SettledTurn]:
+    """Returns the newest settled turns of a pipeline, newest first; `acts_only` leaves out runs and partitions that
+    join. A turn that `ackline void` has closed is an act: of the kind `void`, or `run` if it is recorded as lost.
+
+    Raises FatalError if the tables can't be read.
+    """
+    wanted = ["true"]
+    if lane is not None:
+        wanted.append(f"lane = {_literal(lane)}")
+    if acts_only:
+        wanted.append(f"(by_operator OR kind NOT IN ({', '.join(map(_literal, _NO_ACTS))}))")
+    query = f'SELECT * FROM turns WHERE {" AND ".join(wanted)} ORDER BY "end" DESC, lane, epoch DESC, turn DESC'
+    with sql_result(root, query if limit is None else f"{query} LIMIT {limit}", [pipeline]) as reader:
+        return [_turn(row) for row in _rows(reader)]
+
+
+def _rows(reader: Any) -> Iterator[dict[str, Any]]:
+    for batch in reader:
+        yield from batch.to_pylist()
+
+
+def _turn(row: dict[str, Any]) -> SettledTurn:
+    names = ("lane", "epoch", "turn", "kind", "run_id", "actor", "reason", "start", "end", "duration", "partitions",
+             "records")  # fmt: skip
+    return SettledTurn(**{name: row[name] for name in names}, outcomes={n: row[n] for n in _COUNTS if row[n]})
+
+
+def _literal(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"
+
+
+MOST_ROWS = 60_000
+"""Rows of settlements that are read at most: 60 turns of 1,000 partitions."""
+MOST_ENTRIES = 200
+"""How many of the newest entries of a Delta log are searched for a turn."""
+STEP_TURNS = 100
+"""Over how many of the newest turns the figures of steps are added up."""
+_COLUMNS = ["turn", "kind", "run_id", "actor", "reason", "settled_at", "counts", "figures"]
+_SUMMED = ("lag", "pending_retry", "pending_dead_letter", "pending_in_flight")
+
+
+@dataclass(frozen=True, slots=True)
+class TurnTotals:
+    """A settled turn, with totals over its partitions."""
+
+    turn: TurnId
+    kind: str
+    run_id: str
+    actor: str
+    reason: str
+    settled_at: datetime
+    partitions: int
+    outcomes: Mapping[str, int] = field(default_factory=Counter)
+    """Offsets by outcome."""
+    figures: Mapping[str, float] = field(default_factory=dict)
+    """The sums of `lag` and `pending_KIND`; a figure that no partition has is left out."""
+
+
+def recent_turns(store: LedgerStore, newest: TurnId, partitions: int, limit: int) -> list[TurnTotals]:
+    """Returns the newest turns of an epoch, oldest first: `limit` of them, or as many as MOST_ROWS rows hold.
+
+    `partitions` is how many the lane has. Statistics rule out the files of all other turns. Raises FatalError if the
+    table can't be read.
+    """
+    lowest = newest.n - max(1, min(limit, MOST_ROWS // max(1, partitions))) + 1
+    rows = _rows_of_turns(store.settlements, newest.epoch, lowest, _COLUMNS)
+    if not rows.num_rows:
+        return []
+    outcomes, figures = _sums(rows, "counts"), _sums(rows, "figures")
+    # Every row of a turn has the same values in these columns.
+    texts = ("kind", "run_id", "actor", "reason", "settled_at")
+    turns = rows.group_by("turn", use_threads=False).aggregate(
+        [("kind", "count"), *((name, "first") for name in texts)]
+    )
+    return [
+        TurnTotals(
+            newest._replace(n=row["turn"]),
+            row["kind_first"],
+            row["run_id_first"] or "",
+            row["actor_first"] or "",
+            row["reason_first"] or "",
+            row["settled_at_first"].astimezone(UTC),
+            row["kind_count"],
+            Counter({name: int(number) for name, number in outcomes.get(row["turn"], {}).items()}),
+            {name: number for name, number in figures.get(row["turn"], {}).items() if name in _SUMMED},
+        )
+        for row in turns.sort_by("turn").to_pylist()
+    ]
+
+
+def step_figures(store: LedgerStore, newest: TurnId, names: Sequence[str] | None = None) -> StepFigures:
+    """Returns what `source` and the steps `names` did in the last STEP_TURNS turns of an epoch, in those that met
+    records; without `names`, the steps of the newest such turn.
+
+    Raises FatalError if the table can't be read.
+    """
+    lowest, columns = newest.n - STEP_TURNS + 1, ["turn", "steps"]
+    rows = _rows_of_turns(store.settlements, newest.epoch, lowest, columns, ds.field("steps").is_valid())
+    return figures_over(rows.sort_by("turn")["steps"].to_pylist() if rows.num_rows else (), names)
+
+
+def log_starts_at(store: LedgerStore, turn: TurnId) -> dict[TopicPartition, int]:
+    """Returns the log start of each partition as a settled turn has stored it, where it is known."""
+    rows = store.settlements.read({"epoch": turn.epoch, "turn": turn.n}, ["topic", "partition", "figures"])
+    starts = {}
+    for row in rows.to_pylist():
+        start = dict(row["figures"] or ()).get("log_start")
+        if start is not None:
+            starts[TopicPartition(row["topic"], row["partition"])] = int(start)
+    return starts
+
+
+def delta_versions(store: LedgerStore, turn: TurnId) -> dict[str, int]:
+    """Returns the Delta version that holds plan n, outcomes n, decisions n and settlement n, by these words.
+
+    A version is left out if the newest MOST_ENTRIES entries of the log do not have it. Raises FatalError if the log
+    can't be read.
+    """
+    parts = {"plan": store.plans, "outcomes": store.outcomes, "decisions": store.outcomes,
+             "settlement": store.settlements}  # fmt: skip
+    logs = {table.name: _transactions(table) for table in parts.values()}
+    versions = {}
+    for part, table in parts.items():
+        application = f"ackline/{turn.pipeline}/{turn.lane}/{turn.epoch}/{part}"
+        version = logs[table.name].get((application, turn.n))
+        if version is not None:
+            versions[part] = version
+    return versions
+
+
+def _transactions(table: AuditTable) -> dict[tuple[str, int], int]:
+    """Returns the version of each transaction id in the newest entries of a log."""
+    versions: dict[tuple[str, int], int] = {}
+    try:
+        for entry in table.log.files().entries[-MOST_ENTRIES:]:
+            with table.storage.filesystem.open_input_file(entry.path) as file:
+                for line in file.read().splitlines():
+                    if b'"txn"' in line:
+                        transaction: dict[str, Any] = json.loads(line).get("txn") or {}
+                        if transaction:
+                            versions[transaction["appId"], transaction["version"]] = entry.version
+    except FileNotFoundError:  # maintenance has removed an entry since the folder was listed
+        return versions
+    except (OSError, ValueError, KeyError, pa.ArrowException) as error:
+        raise table.error(error) from error
+    return versions
+
+
+def _rows_of_turns(
+    settlements: AuditTable, epoch: int, lowest: int, columns: list[str], also: ds.Expression | None = None
+) -> pa.Table:
+    version = settlements.open()
+    if version is None:
+        return pa.table({})
+    wanted = (ds.field("epoch") == epoch) & (ds.field("turn") >= lowest)
+    wanted = wanted if also is None else wanted & also
+    try:
+        # Arrow applies the filter to the statistics of each file too, and so opens those of the newest turns only.
+        return settlements.dataset(version, {"epoch": epoch}).to_table(columns=columns, filter=wanted)
+    except (DeltaError, OSError, pa.ArrowException) as error:
+        raise settlements.error(error) from error
+
+
+def _sums(rows: pa.Table, column: str) -> dict[int, dict[str, float]]:
+    """Returns the sums of a map column by turn and key. No row becomes a Python object."""
+    sums: dict[int, dict[str, float]] = {}
+    for batch in rows.select(["turn", column]).to_batches():
+        maps = batch[column]
+        lengths = np.diff(maps.offsets.to_numpy())
+        entries = pa.table({
+            "turn": np.repeat(batch["turn"].to_numpy(zero_copy_only=False), lengths),
+            "key": maps.keys.slice(maps.offsets[0].as_py(), int(lengths.sum())),
+            "value": pc.cast(maps.items.slice(maps.offsets[0].as_py(), int(lengths.sum())), pa.float64()),
+        })  # fmt: skip
+        for row in entries.group_by(["turn", "key"]).aggregate([("value", "sum")]).to_pylist():
+            by_key = sums.setdefault(row["turn"], {})
+            by_key[row["key"]] = by_key.get(row["key"], 0.0) + (row["value_sum"] or 0.0)
+    return sums

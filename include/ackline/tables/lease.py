@@ -1,0 +1,207 @@
+"""The lease of a turn: which process is replaying it, known by its number and its start.
+
+Identifies a process by its number and its start, because the system gives the number to another process later.
+
+The Spark driver uses it to watch its Airflow task, and `ackline.local` to find and end the broker and Airflow.
+
+The lease of a turn: which process is replaying it, so that a second run need not handle the same records beside it.
+
+A lease is advice. No write of the ledger depends on it: every commit of a turn is fenced by the turn's number, and two
+processes that replay one turn store its outcomes once. Without the lease, both call the handler for every record, and
+the work of one is thrown away.
+
+A lease holds names of a run and of a host, and the number of a process. It holds no record, no setting and no user.
+"""
+
+import json
+import os
+import secrets
+import signal
+import socket
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from datetime import datetime, timedelta
+from enum import StrEnum
+from functools import cache
+from pathlib import Path
+
+import psutil
+
+from ackline.ledger.turns import TurnId
+
+_TICKS = 100
+"""Linux counts the start of a process in hundredths of a second since boot."""
+
+
+def own_children() -> "set[ProcessIdentity]":
+    """Returns the processes that this one has started and that still run."""
+    identities = (ProcessIdentity.of(child.pid) for child in psutil.Process().children())
+    return {identity for identity in identities if identity is not None}
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessIdentity:
+    """A process number, and the start of that process in hundredths of a second since boot."""
+
+    pid: int
+    started: int
+
+    @classmethod
+    def of(cls, pid: int) -> "ProcessIdentity | None":
+        """Returns the identity of the process that has this number now; None if none has, or if it has ended."""
+        try:
+            process = psutil.Process(pid)
+            if process.status() in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD):
+                return None
+            return cls(pid, _started(process))
+        except (psutil.Error, ValueError, OverflowError):
+            return None
+
+    @classmethod
+    def decode(cls, text: str) -> "ProcessIdentity":
+        """Returns the identity that `str()` wrote as PID:STARTED. Raises ValueError for any other text."""
+        pid, started = text.split(":")
+        return cls(int(pid), int(started))
+
+    def __str__(self) -> str:
+        return f"{self.pid}:{self.started}"
+
+    def alive(self) -> bool:
+        """Returns whether this process still runs; False if another process has its number now."""
+        return ProcessIdentity.of(self.pid) == self
+
+    def send(self, number: signal.Signals) -> None:
+        """Sends the signal to this process; does nothing if it no longer runs."""
+        if self.alive():
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, number)
+
+
+def _started(process: psutil.Process) -> int:
+    """Returns the start of a process, counted from boot, so that setting the system clock does not change it.
+
+    psutil adds the boot time, which changes with the system clock. Two equal readings of it prove which one it added.
+    """
+    while True:
+        boot = psutil.boot_time()
+        created = process.create_time()
+        if psutil.boot_time() == boot:
+            return round((created - boot) * _TICKS)
+        process = psutil.Process(process.pid)
+
+
+RENEWAL_SECONDS = 20.0
+"""How often a process renews the lease of the turn that it replays."""
+MISSED_RENEWALS = 3
+"""How many renewals in a row are missing when a lease counts as given up."""
+_MAX_TEXT = 250
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """Which process replays a turn, and since when. `mark` changes with each renewal."""
+
+    turn: str
+    run_id: str
+    host: str
+    machine: str
+    """The boot of the host and the namespace of process numbers: within it, a process number means one process."""
+    process: str
+    """The text of a `ProcessIdentity`; empty if the process could not be identified."""
+    since: datetime
+    holder: str
+    """A random word, which tells the leases of two processes apart."""
+    renewals: int = 0
+
+    @classmethod
+    def of_this_process(cls, turn: TurnId, run_id: str, since: datetime) -> "Lease":
+        """Returns a new lease of a turn for this process."""
+        process = ProcessIdentity.of(os.getpid())
+        identity = str(process) if process else ""
+        return cls(str(turn), run_id, socket.gethostname(), _machine(), identity, since, secrets.token_hex(8))
+
+    @classmethod
+    def decode(cls, content: bytes) -> "Lease":
+        """Returns the lease that `encode` wrote. Raises ValueError for any other content."""
+        try:
+            stored = json.loads(content)
+            texts = {name: stored[name] for name in ("turn", "run_id", "host", "machine", "process", "holder")}
+            since, renewals = datetime.fromisoformat(stored["since"]), stored["renewals"]
+        except (KeyError, TypeError, RecursionError) as error:
+            raise ValueError("not a lease") from error
+        if not all(isinstance(text, str) and len(text) <= _MAX_TEXT and text.isprintable() for text in texts.values()):
+            raise ValueError("a text of the lease is too long, or not a text")
+        if type(renewals) is not int or since.tzinfo is None:
+            raise ValueError("a number or a time of the lease is neither")
+        return cls(**texts, since=since, renewals=renewals)
+
+    def encode(self) -> bytes:
+        """Returns the lease as JSON."""
+        return json.dumps({**asdict(self), "since": self.since.isoformat()}).encode()
+
+    def renewed(self) -> "Lease":
+        """Returns the lease after one more renewal."""
+        return replace(self, renewals=self.renewals + 1)
+
+    @property
+    def mark(self) -> str:
+        """A text that changes if the lease is renewed or taken over."""
+        return f"{self.holder}:{self.renewals}"
+
+    def process_has_ended(self) -> bool:
+        """Returns whether the process is known to have ended. False for a process of another machine."""
+        if not self.machine or self.machine != _machine():
+            return False
+        with suppress(ValueError):
+            return not ProcessIdentity.decode(self.process).alive()
+        return False
+
+    @property
+    def pid(self) -> int | None:
+        """The number of the process; None if it could not be identified."""
+        with suppress(ValueError):
+            return ProcessIdentity.decode(self.process).pid
+        return None
+
+    def __str__(self) -> str:
+        process = self.pid or "unknown"
+        since = self.since.isoformat(timespec="seconds")
+        return f"run {self.run_id} on host {self.host} (process {process}) since {since}"
+
+
+class HolderState(StrEnum):
+    """Whether the process that holds a lease still works on the turn, as far as another process can find out."""
+
+    ACTIVE = "active"
+    """It has renewed the lease within MISSED_RENEWALS renewals."""
+    LAPSED = "lapsed"
+    """It has not, so the next run goes on with the turn."""
+    ENDED = "ended"
+    """Its process is known to have ended. The next run goes on with the turn at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """The process that holds the lease of an open turn. `unrenewed` is how long ago it has renewed the lease."""
+
+    lease: Lease
+    unrenewed: timedelta
+    state: HolderState
+
+    @classmethod
+    def of(cls, lease: Lease, renewed_at: datetime, now: datetime) -> "Holder":
+        """Returns the holder of a lease whose file was last written at `renewed_at`."""
+        unrenewed = max(now - renewed_at, timedelta())
+        if lease.process_has_ended():
+            return cls(lease, unrenewed, HolderState.ENDED)
+        lapsed = unrenewed > timedelta(seconds=MISSED_RENEWALS * RENEWAL_SECONDS)
+        return cls(lease, unrenewed, HolderState.LAPSED if lapsed else HolderState.ACTIVE)
+
+
+@cache
+def _machine() -> str:
+    """Returns a text for the boot and the process namespace of this host; empty where the system has neither."""
+    with suppress(OSError):
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot}:{os.stat('/proc/self/ns/pid').st_ino}"
+    return ""

@@ -1,0 +1,285 @@
+"""Object stores: one address and one set of options for delta-rs and for Arrow.
+
+delta-rs commits to the tables and Arrow reads and writes their files: in the driver, the commands, the page and the
+Spark tasks. Both clients get what `options_of` returns, so they cannot use different logins. Without a login in it,
+both find that of the machine's role by themselves.
+
+The options come from the environment, or from the Airflow connection that ACKLINE_AUDIT_CONNECTION names. They hold
+secrets. They travel to Spark's tasks inside the function of a task, as the properties of the Kafka connection do, and
+never through an argument, a Spark setting, XCom, a log or a table.
+"""
+
+import configparser
+import contextlib
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pyarrow.fs as pafs
+
+from ackline.errors import ConfigError, FatalError, TransientError
+from ackline.pipeline.secrets import Connection, connection_from_environment, variable_of
+from ackline.scrub import MASK, scrub_address
+
+CONNECTION = "ACKLINE_AUDIT_CONNECTION"
+"""The variable that names the Airflow connection of the object store."""
+
+_S3 = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_REGION", "AWS_ENDPOINT_URL",
+       "AWS_ALLOW_HTTP")  # fmt: skip
+_AZURE = ("AZURE_STORAGE_ACCOUNT_NAME", "AZURE_STORAGE_ACCOUNT_KEY", "AZURE_STORAGE_SAS_TOKEN", "AZURE_CLIENT_ID",
+          "AZURE_CLIENT_SECRET", "AZURE_TENANT_ID")  # fmt: skip
+_VARIABLES = {"s3": _S3, "az": _AZURE, "abfs": _AZURE, "abfss": _AZURE, "gs": ("GOOGLE_APPLICATION_CREDENTIALS",)}
+"""The variables of each scheme. In lower case they are the names of delta-rs's options."""
+_UNSAFE = ("AWS_S3_ALLOW_UNSAFE_RENAME", "AWS_S3_LOCKING_PROVIDER", "AWS_CONDITIONAL_PUT")
+"""Variables by which delta-rs commits in another way than by a conditional put, which alone fences the turns."""
+_FROM_EXTRA = {
+    "aws_access_key_id": "aws_access_key_id",
+    "aws_secret_access_key": "aws_secret_access_key",
+    "aws_session_token": "aws_session_token",
+    "region_name": "aws_region",
+    "endpoint_url": "aws_endpoint_url",
+    "allow_http": "aws_allow_http",
+}
+
+_PUBLIC = ("aws_region", "aws_endpoint_url", "aws_allow_http", "azure_storage_account_name",
+           "google_application_credentials")  # fmt: skip
+"""Options that are no secret; all others are masked in messages."""
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+"""delta-rs colours its error texts even when no terminal shows them."""
+_OUTAGE = re.compile(
+    r"after \d+ retries|error sending request|HTTP status (?:5\d\d|429)|"
+    r"AWS Error (?:NETWORK_CONNECTION|SLOW_DOWN|INTERNAL_FAILURE|SERVICE_UNAVAILABLE|REQUEST_TIMEOUT|THROTTLING)"
+)
+"""Texts of errors after which a request may succeed later. Both clients raise a plain OSError for every cause; delta-rs
+and obstore try again only if no connection was made, or if the store answered with 429 or 5xx."""
+_BACKTRACE = re.compile(r" 0: <unknown>.*")
+"""What Delta's kernel appends to its error texts."""
+
+_given: dict[str, str] | None = None
+"""Options that this process was started with, or that it read from Airflow; None if it looks them up itself."""
+
+
+def use_options(options: Mapping[str, str] | None) -> None:
+    """Makes this process use these options and look up none. None ends that.
+
+    A Spark task calls it with the options of its driver, and a task of Airflow with those of its connection.
+    """
+    global _given
+    _given = None if options is None else dict(options)
+
+
+def is_remote(folder: str) -> bool:
+    """Returns whether a folder is in an object store."""
+    return "://" in folder
+
+
+def options_of(uri: str) -> dict[str, str]:
+    """Returns delta-rs's storage options for a URI; none for a path.
+
+    Raises ConfigError for a setting that is missing, contradicts another, or would make commits unsafe.
+    """
+    if not is_remote(uri):
+        return {}
+    scheme = _scheme(uri)
+    options = _given if _given is not None else _look_up(scheme)
+    if scheme == "s3":
+        _check_s3(options)
+    return dict(options)
+
+
+def _look_up(scheme: str) -> dict[str, str]:
+    name = os.environ.get(CONNECTION)
+    if not name:
+        return _from_environment(scheme)
+    connection = connection_from_environment(name, CONNECTION)
+    if connection is None:
+        raise ConfigError(
+            f"the connection {name}, which {CONNECTION} names, is not defined here: set {variable_of(name)}, or remove "
+            f"{CONNECTION} and set AWS_ACCESS_KEY_ID and the like",
+            key=CONNECTION,
+        )
+    return options_of_connection(name, connection)
+
+
+def _from_environment(scheme: str) -> dict[str, str]:
+    options = {name.lower(): os.environ[name] for name in _VARIABLES[scheme] if os.environ.get(name)}
+    if scheme == "s3":
+        for option, variable in (("aws_region", "AWS_DEFAULT_REGION"), ("aws_endpoint_url", "AWS_ENDPOINT_URL_S3")):
+            if option not in options and os.environ.get(variable):
+                options[option] = os.environ[variable]
+        if "aws_access_key_id" not in options:
+            options = _of_profile() | options
+    return options
+
+
+def _of_profile() -> dict[str, str]:
+    """Returns the keys of the profile AWS_PROFILE, or of the default one; none without it.
+
+    They are read here because the clients follow profiles to different degrees, and executors do not have the file.
+    """
+    name = os.environ.get("AWS_PROFILE")
+    files = configparser.ConfigParser(interpolation=None)
+    home = Path("~/.aws").expanduser()
+    credentials = os.environ.get("AWS_SHARED_CREDENTIALS_FILE") or home / "credentials"
+    try:
+        files.read([os.environ.get("AWS_CONFIG_FILE") or home / "config", credentials])
+    except (configparser.Error, UnicodeDecodeError):
+        raise ConfigError("the files of AWS profiles can't be read", key="AWS_SHARED_CREDENTIALS_FILE") from None
+    profile = name or "default"
+    settings = {key: value for section in (f"profile {profile}", profile) if section in files
+                for key, value in files[section].items()}  # fmt: skip
+    if name and "aws_access_key_id" not in settings:
+        raise ConfigError(
+            f"AWS_PROFILE={name} has no access key, and Ackline follows no other kind of profile: set "
+            f"AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_SESSION_TOKEN, e.g. by "
+            f"`aws configure export-credentials --format env`",
+            key="AWS_PROFILE",
+        )
+    if "aws_access_key_id" not in settings:
+        return {}
+    names = {"region": "aws_region"} | {name.lower(): name.lower() for name in _S3[:3]}
+    return {option: settings[key] for key, option in names.items() if settings.get(key)}
+
+
+def options_of_connection(name: str, connection: Connection) -> dict[str, str]:
+    """Returns the options that an Airflow connection of type `aws` holds. Nothing else is taken from the environment.
+
+    Raises ConfigError for another type, and for an extra that Ackline does not follow; the message names its key only.
+    """
+    if connection.conn_type != "aws":
+        raise ConfigError(
+            f"the connection {name}, which {CONNECTION} names, has the type {connection.conn_type or 'none'}: only "
+            f"`aws` is supported. For Azure and Google Cloud set the variables that docs/settings.md lists",
+            key=CONNECTION,
+        )
+    unknown = sorted(connection.extra.keys() - _FROM_EXTRA.keys())
+    if unknown:
+        raise ConfigError(
+            f"the connection {name} has the extra {', '.join(unknown)}, which Ackline does not follow: it takes "
+            f"{', '.join(_FROM_EXTRA)}. For the role of a machine, or a profile, unset {CONNECTION}",
+            key=CONNECTION,
+        )
+    login = {"aws_access_key_id": connection.login, "aws_secret_access_key": connection.password}
+    options = login | {_FROM_EXTRA[key]: value for key, value in connection.extra.items()}
+    options = {key: str(value).lower() if isinstance(value, bool) else str(value) for key, value in options.items()
+               if value not in (None, "")}  # fmt: skip
+    if "aws_access_key_id" in options and "aws_session_token" not in options and os.environ.get("AWS_SESSION_TOKEN"):
+        raise ConfigError(  # delta-rs would send the token of the environment with the key of the connection
+            f"the connection {name} has a key, and AWS_SESSION_TOKEN is set, which belongs to another key: unset it, "
+            f"or write the connection's own `aws_session_token` into its extra",
+            key="AWS_SESSION_TOKEN",
+        )
+    return options
+
+
+def _check_s3(options: Mapping[str, str]) -> None:
+    for name in _UNSAFE:
+        if os.environ.get(name, "").lower() not in ("", "false", "0", "etag"):
+            raise ConfigError(
+                f"{name} is set: Ackline's commits are fenced by conditional puts, which it turns off; unset it",
+                key=name,
+            )
+    if ("aws_access_key_id" in options) != ("aws_secret_access_key" in options):
+        raise ConfigError(
+            "only one of access key and secret key is set for the object store: set both, or neither",
+            key="AWS_ACCESS_KEY_ID",
+        )
+    endpoint = urlsplit(options.get("aws_endpoint_url", ""))
+    if endpoint.geturl() and (
+        endpoint.scheme not in ("http", "https") or endpoint.path.strip("/") or "@" in endpoint.netloc
+    ):
+        raise ConfigError("the endpoint of the object store must be http[s]://HOST[:PORT]", key="AWS_ENDPOINT_URL")
+    if endpoint.scheme == "http" and options.get("aws_allow_http", "").lower() not in ("true", "1"):
+        raise ConfigError(
+            f"the object store's endpoint http://{endpoint.netloc} is not encrypted: use https, or set "
+            f"AWS_ALLOW_HTTP=true (in a connection `allow_http`)",
+            key="AWS_ALLOW_HTTP",
+        )
+
+
+def arrow_filesystem(folder: str) -> tuple[pafs.FileSystem, str]:
+    """Returns Arrow's own file system for a path or URI, and the folder's path in it.
+
+    Not delta-rs's Python file system: threads of Arrow that call it and outlive the interpreter abort the process at
+    its end (apache/arrow#34314). Opens no connection. Raises what `options_of` raises.
+    """
+    if not is_remote(folder):
+        return pafs.LocalFileSystem(), folder
+    options, (scheme, _, path) = options_of(folder), folder.partition("://")
+    if scheme == "s3":
+        return _s3(options), path
+    if scheme == "gs":  # finds GOOGLE_APPLICATION_CREDENTIALS itself
+        return pafs.GcsFileSystem(), path
+    return _azure(options, path)
+
+
+def _s3(options: Mapping[str, str]) -> pafs.FileSystem:
+    endpoint = urlsplit(options.get("aws_endpoint_url", ""))
+    arguments: dict[str, Any] = {
+        "access_key": options.get("aws_access_key_id"),
+        "secret_key": options.get("aws_secret_access_key"),
+        "session_token": options.get("aws_session_token"),
+        "region": options.get("aws_region"),
+        "scheme": endpoint.scheme,
+        "endpoint_override": endpoint.netloc,
+    }
+    # A small file is one request, and not the three of an upload in parts.
+    return pafs.S3FileSystem(allow_delayed_open=True, **{name: value for name, value in arguments.items() if value})
+
+
+def _azure(options: Mapping[str, str], path: str) -> tuple[pafs.FileSystem, str]:
+    bucket, _, folder = path.partition("/")
+    container, _, host = bucket.partition("@")
+    account = host.partition(".")[0] or options.get("azure_storage_account_name")
+    if not account:
+        raise ConfigError("the storage account of the object store is not set", key="AZURE_STORAGE_ACCOUNT_NAME")
+    arguments = {
+        "account_key": options.get("azure_storage_account_key"),
+        "sas_token": options.get("azure_storage_sas_token"),
+        "client_id": options.get("azure_client_id"),
+        "client_secret": options.get("azure_client_secret"),
+        "tenant_id": options.get("azure_tenant_id"),
+    }
+    store = pafs.AzureFileSystem(account, **{name: value for name, value in arguments.items() if value})
+    return store, f"{container}/{folder}".rstrip("/")
+
+
+def cause_of(error: BaseException, uri: str) -> str:
+    """Returns the text of an error of delta-rs or Arrow as one line of at most 300 characters, without secrets.
+
+    An object store may quote the key or the token that it refuses.
+    """
+    text = _BACKTRACE.sub("", " ".join(_COLOURS.sub("", str(error)).split()))
+    with contextlib.suppress(ConfigError):
+        for name, value in options_of(uri).items():
+            if name not in _PUBLIC:
+                text = text.replace(value, MASK)
+    return scrub_address(text[:300])
+
+
+def is_outage(error: BaseException) -> bool:
+    """Returns whether an error of delta-rs, obstore or Arrow means that the object store did not answer, or that it
+    could not serve the request now."""
+    return isinstance(error, ConnectionError) or _OUTAGE.search(_COLOURS.sub("", str(error))) is not None
+
+
+def unusable(what: str, cause: BaseException, uri: str) -> FatalError | TransientError:
+    """Returns the error to raise if `what`, which is at `uri`, can't be used: TransientError if its object store does
+    not answer, because the same step may succeed later."""
+    text = f"{what} can't be used: {cause_of(cause, uri)}"
+    if not is_remote(uri) or not is_outage(cause):
+        return FatalError(text)
+    return TransientError(
+        f"{text}. The object store does not answer: run this again when it does. If it has never answered, check its "
+        f"endpoint and the network"
+    )
+
+
+def _scheme(uri: str) -> str:
+    scheme = uri.partition("://")[0]
+    if scheme not in _VARIABLES:
+        raise ConfigError(f"Unknown scheme: {scheme}", key="ACKLINE_AUDIT")
+    return scheme

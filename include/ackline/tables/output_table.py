@@ -1,0 +1,271 @@
+"""An output table: what it must be, where it may be created, and how rows are appended to it.
+
+Which existing tables an output can append to, by Delta's protocol and by what a table requires of its writers.
+
+Ackline writes the data files itself, and delta-rs the log entry. delta-rs refuses each entry for a table with a feature
+that it does not write. delta-rs does not check the data files, so Ackline could break a constraint of the table.
+Ackline refuses such a table before a record is handled, because after the settlement the lane could only wait.
+
+Whether an output table that does not exist yet can be created where the pipeline file puts it.
+
+An output table: a Delta table with the rows that a pipeline's steps emit, of acked records only.
+
+It belongs to the user, who may read, compact and clean it with any tool. Ackline appends one commit a turn to it, which
+carries a transaction id of the lane and epoch with the turn's number. So a turn is published once, whatever is killed
+or run again.
+"""
+
+import re
+import uuid
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import timedelta
+from hashlib import sha256
+from pathlib import Path
+from urllib.parse import quote
+
+import pyarrow as pa
+from deltalake import CommitProperties, DeltaTable
+from deltalake.transaction import AddAction, RemoveAction
+
+from ackline.errors import ConfigError
+from ackline.pipeline.output_columns import Columns, arrow_type, type_text
+from ackline.pipeline.outputs import PARTITION_TYPES, ROW_COLUMNS
+from ackline.scrub import scrub_address
+from ackline.tables.append import NO_HOOKS, write_entry
+from ackline.tables.folder import create_exclusively, prove_conditional_put, remove_object
+from ackline.tables.log import ACTIONS
+from ackline.tables.log_state import LogState
+from ackline.tables.object_store import is_remote, options_of, unusable
+from ackline.tables.table import AuditTable
+
+WRITABLE_FEATURES = frozenset(
+    {
+        "appendOnly", "changeDataFeed", "checkConstraints", "columnMapping", "deletionVectors", "generatedColumns",
+        "invariants", "timestampNtz", "variantType",
+    }
+)  # fmt: skip
+"""The features for writers that a table may have. An upgrade of the protocol adds those for columns and constraints to
+tables that do not use them, so `obstacle_of` looks for their use."""
+
+_COLUMN_MAPPING, _CONSTRAINT = "delta.columnMapping.mode", "delta.constraints."
+_OF_COLUMNS = {
+    "delta.invariants": "an invariant",
+    "delta.generationExpression": "a generation expression",
+    "delta.identity.start": "identity values",
+}
+"""Keys in the metadata of a column that require something of a writer, and how an error names each."""
+
+
+def obstacle_of(table: DeltaTable) -> str | None:
+    """Returns what a table has that an output can't write, as an error names it; None if an output can append."""
+    configuration = table.metadata().configuration
+    mapping = configuration.get(_COLUMN_MAPPING, "none")
+    if mapping != "none":
+        return f"column mapping ({_COLUMN_MAPPING} is {mapping})"
+    features = sorted(set(table.protocol().writer_features or ()) - WRITABLE_FEATURES)
+    if features:
+        return f"the table feature {', '.join(features)}"
+    constraints = sorted(key.removeprefix(_CONSTRAINT) for key in configuration if key.startswith(_CONSTRAINT))
+    if constraints:
+        return f"the constraint {', '.join(constraints)}"
+    for field in table.schema().fields:
+        if not field.nullable:
+            return f"the column {field.name} that is NOT NULL"
+        for key, what in _OF_COLUMNS.items():
+            if key in field.metadata:
+                return f"the column {field.name} with {what}"
+    return None
+
+
+def check_place(uri: str) -> None:
+    """Writes a small file where a table is to be created, a path or URI, and removes it. Raises FatalError if that
+    fails, and TransientError if an object store does not answer.
+
+    On a file system it tries the nearest folder that exists of the table and those above it, and of those above it
+    alone: the lock of a table is in a folder beside it. So the check creates no folder, and removes none that another
+    process may have created.
+    """
+    probe = f".probe-{uuid.uuid4()}"
+    try:
+        if is_remote(uri):
+            create_exclusively(uri, probe)
+            remove_object(uri, probe)
+            return
+        above = Path(uri).parents
+        for folders in (Path(uri), *above), above:
+            folder = next(path for path in folders if path.is_symlink() or path.exists())
+            (folder / probe).touch()
+            (folder / probe).unlink()
+    except OSError as error:
+        raise unusable(f"the table at {scrub_address(uri)} does not exist, and its place", error, uri) from None
+
+
+ANCHORS = pa.list_(
+    pa.struct(
+        [("topic", pa.string()), ("partition", pa.int32()), ("offset", pa.int64()), ("attempt", pa.int32()),
+         ("outcome", pa.string())]
+    )
+)  # fmt: skip
+"""The records that a row is anchored to, each with the outcome of its attempt."""
+
+OF_ROW = pa.schema(
+    [
+        pa.field("_topic", pa.string(), metadata={"comment": "The record of the row, null if the row is not tracked."}),
+        pa.field("_partition", pa.int32()),
+        pa.field("_offset", pa.int64()),
+        pa.field("_attempt", pa.int32(), metadata={"comment": "The attempt at the record that was acked, from 1."}),
+        pa.field("_lane", pa.string(), metadata={"comment": "`live`, or the lane of a backfill."}),
+        pa.field("_epoch", pa.int32()),
+        pa.field("_turn", pa.int64(), metadata={"comment": "The turn that acked the record and published the row."}),
+        pa.field("_anchors", ANCHORS, metadata={"comment": "All records that the row is anchored to."}),
+    ]
+)
+"""The columns that each output table has beside the emitted ones; `outputs.ROW_COLUMNS` of the pipeline names them."""
+
+_ENTRIES_STAY = timedelta(days=30)
+"""How long log entries stay that two checkpoints cover: Delta's own default, for the user's time travel."""
+_KEEP_ENTRIES, _KEEP_FILES = "delta.logRetentionDuration", "delta.deletedFileRetentionDuration"
+"""Properties of a table with which its user keeps log entries or unused files for another time."""
+_INTERVAL = re.compile(r"interval (\d+) (week|day|hour|minute|second|millisecond)s?", re.IGNORECASE)
+_NO_END = timedelta(days=36_500)
+_NO_VALUE = "__HIVE_DEFAULT_PARTITION__"
+_LONGEST_FOLDER, _LONGEST_PATH = 150, 400
+"""The longest name of one folder of a partition, and of all its folders together, in bytes. A file system takes 255
+bytes a name, S3 1,024 bytes a key. The limits are lower, because the log writes each `%` of a path as three bytes, and
+some tools use that text as a local path."""
+
+
+class OutputTable(AuditTable):
+    """The output table at a path or URI. `create` makes it with `columns`. Without `columns`, a table that does not
+    exist can only be looked at."""
+
+    def __init__(self, uri: str, columns: Columns | None = None, partition_by: Sequence[str] = ()) -> None:
+        folder, _, name = uri.rstrip("/").rpartition("/")
+        super().__init__(folder, name)
+        self._columns = columns
+        self.partition_by = tuple(partition_by)
+
+    def columns(self) -> dict[str, str] | None:
+        """Returns the emitted columns of the table; None if it does not exist.
+
+        Raises ConfigError if it has a feature or a column that no output can write, is partitioned by a column of
+        another type than those of PARTITION_TYPES, or lacks one of `OF_ROW`.
+        """
+        table = self.open()
+        if table is None:
+            return None
+        if (obstacle := obstacle_of(table)) is not None:
+            raise ConfigError(
+                f"the table at {scrub_address(self.uri)} has {obstacle}, which an output can't write; name another "
+                f"table, or remove this from the table with the tool that has set it",
+                key="outputs",
+            )
+        fields = {field.name: field.type for field in pa.schema(table.schema().to_arrow())}
+        missing = [name for name in ROW_COLUMNS if name not in fields]
+        if missing:
+            raise ConfigError(
+                f"the table at {scrub_address(self.uri)} has no column {', '.join(missing)}, which the rows of an "
+                f"output need; name a table that does not exist yet, or add them",
+                key="outputs",
+            )
+        columns: dict[str, str] = {}
+        for name, kind in fields.items():
+            if name in ROW_COLUMNS:
+                continue
+            text = type_text(pa.schema([(name, kind)])[0].type)
+            if text is None:
+                raise ConfigError(
+                    f"the column {name} of the table at {scrub_address(self.uri)} has the type {kind}, which an output "
+                    f"can't write; name another table",
+                    key="outputs",
+                )
+            columns[name] = text
+        self.partition_by = tuple(table.metadata().partition_columns)
+        for name in self.partition_by:
+            # The log holds the values as texts, and tools write and read those of other types in different ways.
+            if name not in ROW_COLUMNS and columns[name] not in PARTITION_TYPES:
+                raise ConfigError(
+                    f"the table at {scrub_address(self.uri)} is partitioned by {name} of type {columns[name]}, which "
+                    f"an output can't write; name a table that is partitioned by columns of type string, long or "
+                    f"boolean",
+                    key="outputs",
+                )
+        return columns
+
+    def _writable(self) -> LogState:
+        prove_conditional_put(self.uri)
+        state = self.state()
+        if state is not None:
+            return state
+        assert self._columns is not None
+        self.storage.make_durably("_delta_log")
+        table = DeltaTable.create(
+            self.uri,
+            schema=pa.schema([*OF_ROW, *((name, arrow_type(kind)) for name, kind in self._columns.items())]),
+            mode="ignore",
+            partition_by=list(self.partition_by),
+            storage_options=options_of(self.uri),
+            commit_properties=CommitProperties(custom_metadata={ACTIONS: 2}, max_commit_retries=0),
+            post_commithook_properties=NO_HOOKS,
+        )
+        self.secure(table.version())
+        return self._writable()
+
+    def _check_is_ours(self, columns: Iterable[str]) -> None:
+        """Does nothing: `columns` checks the columns where they matter."""
+
+    def log_retention(self, table: DeltaTable) -> timedelta:
+        """Returns how long log entries stay that a checkpoint covers: the property of the table, or Delta's default."""
+        return _longest(table, _KEEP_ENTRIES, _ENTRIES_STAY)
+
+    def file_retention(self, table: DeltaTable, retention: timedelta) -> timedelta:
+        """Returns how long unused files stay: the retention, or longer if a property of the table asks for it."""
+        return _longest(table, _KEEP_FILES, retention)
+
+    def replace(self, upon: DeltaTable, actions: Sequence[AddAction | RemoveAction]) -> None:
+        """Commits that files replace others, as the version after `upon`. Raises CommitFailedError if a rival has
+        stored that version: users' tools take no lock, and two compactions of the same files would double rows."""
+        self.partition_by = tuple(upon.metadata().partition_columns)
+        write_entry(self, upon, actions, [], max_retries=0)
+
+
+def _longest(table: DeltaTable, name: str, at_least: timedelta) -> timedelta:
+    """Returns the time of a property such as `interval 60 days`, or `at_least` if that is longer or the property is not
+    set. For a value that Ackline can't parse it
+    returns 100 years, so that Ackline removes nothing."""
+    text = table.metadata().configuration.get(name)
+    if text is None:
+        return at_least
+    match = _INTERVAL.fullmatch(text.strip())
+    return _NO_END if match is None else max(at_least, timedelta(**{f"{match[2].lower()}s": int(match[1])}))
+
+
+def partition_text(value: object) -> str | None:
+    """Returns the value of a partition column as the Delta log writes it."""
+    return str(value).lower() if isinstance(value, bool) else None if value is None else str(value)
+
+
+def partition_path(values: Mapping[str, str | None]) -> str:
+    """Returns the folder of a table partition, relative to the table; "" without partition columns.
+
+    The folder has Hive's form `NAME=VALUE/`. Where that may be too long for a file system or an object store, it is a
+    hash of that form. The log holds the values; readers do not parse the path.
+    """
+    # Hive's name for null.
+    folders = [f"{name}={quote(value or _NO_VALUE, safe='')}" for name, value in values.items()]
+    path = "".join(f"{folder}/" for folder in folders)
+    sizes = [len(folder.encode()) for folder in folders]
+    if sum(sizes) > _LONGEST_PATH or max(sizes, default=0) > _LONGEST_FOLDER:
+        return f"{sha256(path.encode()).hexdigest()}/"
+    return path
+
+
+def check_columns(table: str, existing: Mapping[str, str], declared: Mapping[str, str] | None) -> None:
+    """Raises ConfigError if the pipeline file declares other columns than an existing table has."""
+    if declared is not None and dict(declared) != dict(existing):
+        differing = sorted(name for name in {*declared, *existing} if declared.get(name) != existing.get(name))
+        raise ConfigError(
+            f"outputs: the table {scrub_address(table)} exists with other columns than the file declares "
+            f"({', '.join(differing)}); correct `columns`, or name another table",
+            key="outputs",
+        )

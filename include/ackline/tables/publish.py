@@ -1,0 +1,358 @@
+"""Publishes the rows that an execution has staged for output tables: those of acked records only.
+
+The outcome of each attempt that a turn has made or ended, looked up by the anchors of output rows.
+
+Publishes the rows that an execution has staged for output tables: those of acked records, in one commit a table.
+
+The order, for each turn n: staged files and the manifest of their execution, both on the disk; outcomes n, which name
+the execution; decisions n; the files of rows that wait for records in flight (`ackline.tables.kept_rows`); settlement
+n, which names these files; the creation of each table that does not exist, without rows; one commit with rows to each
+table, with the transaction id (pipeline, lane, epoch; version n); the group's commit; and only then the other staged
+files go. Delta has no commit over several tables, so a crash may leave
+some of them without turn n. Each process that commits the group or takes number n + 1 publishes turn n first.
+"""
+
+import uuid
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from deltalake.transaction import AddAction
+
+from ackline.errors import ConfigError, LedgerError
+from ackline.ledger.offsets import Int64s, Ranges, index_of_range, union
+from ackline.ledger.outcomes import Outcome
+from ackline.ledger.turns import LIVE, TurnId
+from ackline.pipeline.folder import lane_folder
+from ackline.pipeline.output_columns import arrow_type
+from ackline.pipeline.outputs import OutputsOfTurn, StagedOutputs, StagedTable, output_folder
+from ackline.scrub import scrub_address
+from ackline.tables.files import DataFileWriter, Storage
+from ackline.tables.output_table import OF_ROW, OutputTable, partition_path, partition_text
+from ackline.tables.store import LedgerStore
+
+NO_OUTCOME = -1
+WORDS: Sequence[str] = tuple(outcome.value for outcome in Outcome)
+ACKED, IN_FLIGHT, SKIPPED = (
+    WORDS.index(outcome.value) for outcome in (Outcome.ACKED, Outcome.IN_FLIGHT, Outcome.SKIPPED)
+)
+Integers = npt.NDArray[np.integer[Any]]
+"""Attempts and codes in the small types of the rows: 11 bytes less for each attempt than with Int64s."""
+_NO_OFFSETS: Int64s = np.empty(0, np.int64)
+
+
+class Attempts(NamedTuple):
+    """The attempts of a turn at the records of a topic-partition, by rising offset, and the ranges that an operator has
+    skipped."""
+
+    offsets: Int64s = _NO_OFFSETS
+    attempts: Integers = _NO_OFFSETS
+    codes: Integers = _NO_OFFSETS
+    skipped: Ranges = (_NO_OFFSETS, _NO_OFFSETS)
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptOutcomes:
+    """The outcome of each attempt that a turn has made or ended, by topic and partition. Codes are indexes of WORDS."""
+
+    by_partition: dict[tuple[str, int], Attempts]
+
+    @classmethod
+    def read(cls, store: LedgerStore, turn: TurnId) -> "AttemptOutcomes":
+        """Reads what is stored of a turn. Raises FatalError if the table can't be read."""
+        return cls.of(store.outcome_rows_of(turn))
+
+    @classmethod
+    def of(cls, batches: Iterable[pa.RecordBatch]) -> "AttemptOutcomes":
+        """Returns the outcomes in rows as `LedgerStore.outcome_rows_of` yields them."""
+        found: dict[tuple[str, int], list[pa.Table]] = {}
+        for batch in batches:
+            rows = pa.table(batch)
+            # Without the texts, which are in each row: a turn may have millions of rows.
+            narrow = pa.table(
+                {
+                    "offset": rows["offset"],
+                    "end_offset": rows["end_offset"],
+                    "attempt": rows["attempt"],
+                    "code": pc.index_in(rows["outcome"], pa.array(WORDS)).cast(pa.int8()),
+                    "answered": rows["answer"].is_valid(),
+                }
+            )
+            pairs = rows.group_by(["topic", "partition"]).aggregate([]).to_pylist()
+            for pair in pairs:
+                chosen = pc.and_(pc.equal(rows["topic"], pair["topic"]), pc.equal(rows["partition"], pair["partition"]))
+                of_pair = narrow if len(pairs) == 1 else narrow.filter(chosen)
+                found.setdefault((pair["topic"], pair["partition"]), []).append(of_pair)
+        return cls({tp: _attempts(pa.concat_tables(parts)) for tp, parts in found.items()})
+
+    def codes_after(self, anchors: pa.StructArray) -> Int64s:
+        """Returns the code of the outcome of each anchor after the turn; NO_OUTCOME for one of which nothing is known.
+
+        An anchor of an earlier turn has its outcome so far in the field `outcome`. Only one that was in flight can have
+        another one now.
+        """
+        before = np.full(len(anchors), NO_OUTCOME)
+        if anchors.type.get_field_index("outcome") >= 0:
+            found = pc.index_in(anchors.field("outcome"), pa.array(WORDS))
+            before = found.fill_null(NO_OUTCOME).to_numpy(zero_copy_only=False).astype(np.int64)
+        codes = before.copy()
+        topics = anchors.field("topic").dictionary_encode()
+        partitions, offsets = anchors.field("partition").to_numpy(), anchors.field("offset").to_numpy()
+        attempts = anchors.field("attempt").to_numpy()
+        unsettled = (before == NO_OUTCOME) | (before == IN_FLIGHT)
+        for number, topic in enumerate(topics.dictionary.to_pylist()):
+            of_topic = unsettled & (topics.indices.to_numpy() == number)
+            for partition in np.unique(partitions[of_topic]).tolist():
+                rows = np.flatnonzero(of_topic & (partitions == partition))
+                known = self.by_partition.get((topic, partition), Attempts())
+                codes[rows] = _codes_of(known, offsets[rows], attempts[rows], before[rows])
+        return codes
+
+
+def _codes_of(known: Attempts, offsets: Int64s, attempts: Int64s, before: Int64s) -> Int64s:
+    codes = before.copy()
+    # Only what was in flight before the turn: a decision on an attempt of the turn itself is not its outcome.
+    codes[(before == IN_FLIGHT) & (index_of_range(offsets, known.skipped) >= 0)] = SKIPPED
+    places = np.searchsorted(known.offsets, offsets)
+    there = places < len(known.offsets)
+    there[there] = (known.offsets[places[there]] == offsets[there]) & (known.attempts[places[there]] == attempts[there])
+    codes[there] = known.codes[places[there]]
+    return codes
+
+
+def _attempts(rows: pa.Table) -> Attempts:
+    """Returns the attempts in rows of one topic-partition. An answer from outside comes after the attempt that it ends;
+    a renewal ends nothing."""
+    codes, answered = rows["code"].to_numpy(), rows["answered"].to_numpy()
+    offsets, attempts = rows["offset"].to_numpy(), rows["attempt"].to_numpy()
+    made = (attempts > 0) & ~(answered & (codes == IN_FLIGHT))
+    # A turn has rows of one attempt at each offset only: it does not retry a record that was in flight before it.
+    chosen = np.flatnonzero(made)
+    if (np.diff(offsets[chosen]) <= 0).any():  # each outcome has its own file, or an answer is there
+        chosen = chosen[np.lexsort((answered[chosen], offsets[chosen]))]
+        last = np.ones(len(chosen), dtype=np.bool_)
+        last[:-1] = offsets[chosen[1:]] != offsets[chosen[:-1]]
+        chosen = chosen[last]
+    skips = rows.filter(pa.array((attempts == 0) & (codes == SKIPPED)))
+    ends: Any = pc.coalesce(skips["end_offset"], pc.add(skips["offset"], 1))
+    skipped = union(skips["offset"].to_numpy(), ends.to_numpy())
+    return Attempts(offsets[chosen], attempts[chosen], codes[chosen], skipped)
+
+
+def any_of_row(anchors: pa.ListArray, chosen: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+    """Returns for each row whether one of its anchors is chosen. `chosen` has a value for each anchor."""
+    before = np.concatenate([[0], np.cumsum(chosen)])
+    offsets = anchors.offsets.to_numpy()
+    of_row: npt.NDArray[np.bool_] = before[offsets[1:]] > before[offsets[:-1]]
+    return of_row
+
+
+def with_outcomes(anchors: pa.ListArray, codes: Int64s) -> pa.ListArray:
+    """Returns the anchors of rows with the field `outcome`. `codes` has an index of WORDS, or NO_OUTCOME for null, for
+    each anchor."""
+    texts = pa.array(WORDS).take(pa.array(codes, mask=codes == NO_OUTCOME))
+    names = ("topic", "partition", "offset", "attempt")
+    flat = anchors.values
+    structs = pa.StructArray.from_arrays([*(flat.field(name) for name in names), texts], [*names, "outcome"])
+    return pa.ListArray.from_arrays(anchors.offsets, structs)
+
+
+_ROWS_A_FILE, _BYTES_A_FILE = 1_000_000, 256 << 20
+"""When a file is written: at so many rows, or bytes in memory. A partition column divides these into smaller ones."""
+
+
+def application_of(ledger_id: str, turn: TurnId) -> str:
+    """Returns the transaction id of a lane and epoch in output tables.
+
+    It begins with the ledger's id: a table outside ACKLINE_AUDIT outlives a ledger, and turn 1 of the next ledger is
+    another one.
+    """
+    return f"ackline/{ledger_id}/{turn.pipeline}/{turn.lane}/{turn.epoch}/output"
+
+
+def table_of(store: LedgerStore, table: str) -> OutputTable:
+    """Returns an output table that exists, or may not exist yet, to look at."""
+    return OutputTable(_uri(store, table))
+
+
+def publish(
+    store: LedgerStore, turn: TurnId, outputs: OutputsOfTurn, staged: StagedOutputs | None, root: str, folder: str
+) -> None:
+    """Publishes the rows of a settled turn in each table that does not have them yet: those that its execution has
+    staged in `folder` below the staging root, and those that were kept until the turn has acked their records.
+
+    `staged` is the manifest in the staging folder; None if it is gone. Raises LedgerError if it is gone and a table
+    lacks the turn, ConfigError if a table lacks a column of the rows or has another type for it, FatalError and
+    TransientError if a table can't be used.
+    """
+    missing = [table for table in outputs.tables if not _has(table_of(store, table), outputs, turn)]
+    if not missing:
+        return
+    if outputs.execution and (staged is None or staged.execution != outputs.execution):
+        raise LedgerError(
+            f"{turn} is settled, and its rows are not in {', '.join(missing)}; its staged rows in {root}/{folder} are "
+            f"gone. Restore that folder from a backup; no other turn is planned until then"
+        )
+    outcomes = AttemptOutcomes.read(store, turn)
+    of_turn = below(folder, staged.tables if staged is not None and outputs.execution else ())
+    for name in missing:
+        sources = [table for table in (*of_turn, *outputs.released) if table.table == name]
+        try:
+            _publish_table(store, turn, outputs.application, sources, Storage(root), outcomes)
+        except (OSError, pa.ArrowException) as error:
+            # Another process may have published the turn meanwhile, and removed the staged rows.
+            if not _has(table_of(store, name), outputs, turn):
+                raise table_of(store, name).error(error) from error
+
+
+def below(folder: str, tables: Iterable[StagedTable]) -> list[StagedTable]:
+    """Returns the tables of a manifest with paths that are relative to the staging root."""
+    return [
+        replace(table, files=[replace(file, path=f"{folder}/{file.path}") for file in table.files]) for table in tables
+    ]
+
+
+def _uri(store: LedgerStore, table: str) -> str:
+    return output_folder(lane_folder(store.root, store.pipeline, LIVE), table)
+
+
+def _has(table: OutputTable, outputs: OutputsOfTurn, turn: TurnId) -> bool:
+    return (table.version_of(outputs.application) or 0) >= turn.n
+
+
+def _publish_table(
+    store: LedgerStore,
+    turn: TurnId,
+    application: str,
+    sources: Sequence[StagedTable],
+    root: Storage,
+    outcomes: AttemptOutcomes,
+) -> None:
+    table = OutputTable(_uri(store, sources[0].table), joined_columns(sources), sources[0].partition_by)
+    table.create()  # first: another lane may create it at the same time, with other columns
+    columns = table.columns()  # the partition columns of a table that exists are those that count
+    assert columns is not None
+    for staged in sources:
+        check_staged_columns(staged, columns)
+    schema = pa.schema([*OF_ROW.remove_metadata(), *((name, arrow_type(kind)) for name, kind in columns.items())])
+    files = [file for staged in sources for file in _write(table, _rows(root, staged, turn, outcomes, schema))]
+    # The fence: of two processes that publish the turn, one commits. A refused commit removes no file, because the log
+    # may name these files: if the answer to the write of an entry is lost, delta-rs repeats the write, which fails
+    # because the entry exists. Files that no version names stay until the table is vacuumed.
+    table.append(files, application, turn.n)
+
+
+def joined_columns(sources: Sequence[StagedTable]) -> dict[str, str]:
+    """Returns the columns of a new table for these rows. Kept rows may have other columns than the rows of the turn: a
+    user may have added some in between. Of two types of a column the first counts."""
+    return {name: kind for staged in reversed(sources) for name, kind in staged.columns.items()}
+
+
+def check_staged_columns(staged: StagedTable, columns: Mapping[str, str]) -> None:
+    """Raises ConfigError if staged rows do not fit a table with these columns: a user may have changed the table or the
+    pipeline file since a task staged the rows."""
+    differing = sorted(name for name, kind in staged.columns.items() if columns.get(name) != kind)
+    if differing:
+        raise ConfigError(
+            f"outputs: staged rows wait for the table {scrub_address(staged.table)}, and their columns differ from "
+            f"those of the table or of the pipeline file ({', '.join(differing)}); restore these columns. If you "
+            f"can't, close the open turn, if there is one, with `ackline void`; then drop the rows of records in "
+            f"flight with `ackline reset`",
+            key="outputs",
+        )
+
+
+def _rows(
+    root: Storage, staged: StagedTable, turn: TurnId, outcomes: AttemptOutcomes, schema: pa.Schema
+) -> Iterator[pa.Table]:
+    """Yields the staged rows of acked records with the columns of a table. A column that they lack is null."""
+    for file in staged.files:
+        with root.filesystem.open_input_file(file.path) as stream, pq.ParquetFile(stream) as content:
+            for group in range(content.num_row_groups):
+                rows = _published(content.read_row_group(group), turn, outcomes)
+                if rows.num_rows:
+                    yield _with_columns(rows, schema)
+
+
+def _with_columns(rows: pa.Table, schema: pa.Schema) -> pa.Table:
+    arrays = [
+        rows[field.name] if field.name in rows.column_names else pa.nulls(rows.num_rows, field.type) for field in schema
+    ]
+    return pa.Table.from_arrays(arrays, schema=schema)
+
+
+def _published(staged: pa.Table, turn: TurnId, outcomes: AttemptOutcomes) -> pa.Table:
+    anchors = staged["_anchors"].combine_chunks()
+    starts, counts = anchors.offsets.to_numpy(), np.diff(anchors.offsets.to_numpy())
+    flat = anchors.values
+    codes = outcomes.codes_after(flat)
+    acked = codes == ACKED
+    # The first acked record of each row; none for a row that is not tracked, which belongs to no record.
+    place = np.where(acked, np.arange(len(flat)), len(flat))
+    first = np.minimum.reduceat(np.append(place, len(flat)), starts[:-1]) if len(starts) > 1 else place[:0]
+    first = np.where(counts == 0, len(flat), first)
+    kept = np.flatnonzero((first < len(flat)) | (counts == 0))
+    of_row = pa.array(np.where(first < len(flat), first, -1)[kept])
+    of_row = pc.if_else(pc.less(of_row, 0), None, of_row)
+    columns: dict[str, Any] = {
+        "_topic": flat.field("topic").take(of_row),
+        "_partition": flat.field("partition").take(of_row),
+        "_offset": flat.field("offset").take(of_row),
+        "_attempt": flat.field("attempt").take(of_row),
+        "_lane": pa.repeat(turn.lane, len(kept)),
+        "_epoch": pa.repeat(pa.scalar(turn.epoch, pa.int32()), len(kept)),
+        "_turn": pa.repeat(pa.scalar(turn.n, pa.int64()), len(kept)),
+        "_anchors": with_outcomes(anchors, codes).take(pa.array(kept)),
+    }
+    emitted = staged.drop_columns(["_anchors"]).take(pa.array(kept))
+    arrays = [columns[field.name].cast(field.type) for field in OF_ROW]
+    return pa.Table.from_arrays(
+        [*arrays, *emitted.columns], schema=pa.schema([*OF_ROW.remove_metadata(), *emitted.schema.remove_metadata()])
+    )
+
+
+def _write(table: OutputTable, tables: Iterator[pa.Table]) -> Iterator[AddAction]:
+    waiting: list[pa.Table] = []
+    for rows in tables:
+        waiting.append(rows)
+        if sum(each.num_rows for each in waiting) >= _ROWS_A_FILE or sum(map(_bytes, waiting)) >= _BYTES_A_FILE:
+            yield from _write_files(table, pa.concat_tables(waiting))
+            waiting = []
+    if waiting:
+        yield from _write_files(table, pa.concat_tables(waiting))
+
+
+def _bytes(rows: pa.Table) -> int:
+    return int(rows.nbytes)
+
+
+def _write_files(table: OutputTable, rows: pa.Table) -> Iterator[AddAction]:
+    """Writes rows to durable files, one for each combination of the values of the partition columns."""
+    for values, chosen in _by_partition(rows, table.partition_by):
+        writer = DataFileWriter(table.storage, f"{partition_path(values)}{uuid.uuid4()}.parquet", chosen.schema)
+        writer.write(chosen)
+        file = writer.finish()
+        yield AddAction(file.path, file.size, values, file.modification_time, True, file.stats)
+
+
+def _by_partition(rows: pa.Table, partition_by: Sequence[str]) -> Iterator[tuple[dict[str, str | None], pa.Table]]:
+    """Yields the rows of each combination of values, without these columns. Sorts once: a partition may be one row."""
+    if not partition_by:
+        yield {}, rows
+        return
+    numbers = np.zeros(rows.num_rows, np.int64)
+    for name in partition_by:
+        codes = rows[name].combine_chunks().dictionary_encode(null_encoding="encode").indices.to_numpy()
+        numbers = np.unique(numbers * (codes.max() + 1) + codes, return_inverse=True)[1]
+    order = np.argsort(numbers, kind="stable")
+    starts = np.flatnonzero(np.diff(numbers[order], prepend=-1)).tolist()
+    values = rows.select(list(partition_by)).take(pa.array(order[starts])).to_pylist()
+    emitted = rows.drop_columns(list(partition_by)).take(pa.array(order))
+    for of_rows, (start, end) in zip(values, pairwise([*starts, rows.num_rows]), strict=True):
+        yield {name: partition_text(value) for name, value in of_rows.items()}, emitted.slice(start, end - start)

@@ -1,0 +1,215 @@
+"""Which files a read of a table opens: by their bounds, by their turn, from the newest log entries.
+
+The files of a table as an Arrow dataset, each with the bounds that its log entry states.
+
+delta-rs's own dataset gives each file a bound of null for a column without statistics. Arrow then takes every
+comparison with that column for false, so a filter on an error class or a run id would drop all rows. Here a column
+without statistics has no bound, and Arrow reads the file.
+
+Reads of a table that open only the files whose statistics allow a matching row.
+
+The files that may hold rows of one turn, with their statistics: from the newest log entries, or from a version that
+delta-rs has loaded.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import date
+from functools import reduce
+from operator import and_
+from typing import Any, NamedTuple, TypeAlias
+from urllib.parse import unquote
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.dataset as ds
+from deltalake import DeltaTable
+from deltalake.exceptions import DeltaError
+from deltalake.schema import Schema
+
+from ackline.errors import ConfigError
+from ackline.scrub import scrub_address
+from ackline.tables.append import missing_columns
+from ackline.tables.handle import TableHandle
+from ackline.tables.log_state import Action, LogState, stats_of
+from ackline.tables.object_store import cause_of, options_of
+from ackline.tables.schemas import TABLES
+
+PRUNING = ("lane", "epoch", "turn", "topic", "partition", "offset", "attempt", "outcome", "kind")
+"""Columns whose bounds let Arrow skip a file. A file without rows outside these bounds is not opened."""
+
+
+def table_files(version: DeltaTable) -> pa.Table:
+    """Returns the files of a version with their statistics, a row a file."""
+    return pa.table(version.get_add_actions(flatten=True))
+
+
+def dataset_of(table: TableHandle, version: DeltaTable, bounded: Sequence[str] = ()) -> ds.FileSystemDataset:
+    """Returns all files of a version; they are not opened yet. `bounded` are the columns by which Arrow skips files.
+
+    It has every column of the schema, null in a table of an earlier version.
+    """
+    files, format_ = table_files(version), _parquet_format()
+    existing = pa.schema(version.schema().to_arrow())
+    schema = pa.schema([*existing, *(field for field in TABLES[table.name] if field.name not in existing.names)])
+    names = [name for bound in bounded for name in (f"min.{bound}", f"max.{bound}", f"null_count.{bound}")]
+    known = {"path", "partition.plan_date", *names}
+    rows = files.select([name for name in files.column_names if name in known]).to_pylist() if files.num_rows else []
+    filesystem = table.storage.filesystem
+    # Do not pass the size that the log states: with it, Arrow does not ask S3 for the size of the object. If the object
+    # is shorter, Arrow reads the missing end from what its buffer held before, so a cut file can read as a whole one.
+    fragments = [
+        format_.make_fragment(row["path"], filesystem, partition_expression=_guarantee(row, bounded)) for row in rows
+    ]
+    return ds.FileSystemDataset(fragments, schema, format_, filesystem)
+
+
+def at_version(table: TableHandle, version: int) -> DeltaTable:
+    """Returns a table as it was at a version. Raises ConfigError if the Delta log does not hold that version."""
+    try:
+        return DeltaTable(table.uri, version=version, storage_options=options_of(table.uri))
+    except (DeltaError, OSError, ValueError) as error:
+        raise ConfigError(
+            f"version {version} of the table {table.name} at {scrub_address(table.uri)} can't be read: it does not "
+            f"exist yet, or the Delta log has expired it after about a day. A time has no such limit. "
+            f"({cause_of(error, table.uri)})",
+            key="--as-of",
+        ) from error
+
+
+def _parquet_format() -> ds.ParquetFileFormat:
+    return ds.ParquetFileFormat(default_fragment_scan_options=ds.ParquetFragmentScanOptions(pre_buffer=True))
+
+
+def _guarantee(file: dict[str, Any], bounded: Sequence[str]) -> ds.Expression:
+    """Returns what holds for every row of a file."""
+    holds = ds.field("plan_date") == file["partition.plan_date"]
+    for name in bounded:
+        low, high = file.get(f"min.{name}"), file.get(f"max.{name}")
+        # With nulls among the values, a bound would have Arrow drop these rows from `IS NULL`.
+        if low is not None and high is not None and file.get(f"null_count.{name}") == 0:
+            holds = holds & (ds.field(name) >= low) & (ds.field(name) <= high)
+    return holds
+
+
+Where: TypeAlias = Mapping[str, str | int]
+"""Columns with the values that a row must have, all of them."""
+
+
+def pruned_dataset(handle: TableHandle, table: DeltaTable, where: Where | None) -> ds.Dataset:
+    """Returns the files of a version whose statistics allow rows that match `where`; they are not opened yet.
+
+    A column without statistics rules out no file. So a filter on it finds its rows, which delta-rs's own dataset drops
+    (`file_bounds`).
+    """
+    dataset = dataset_of(handle, table, [name for name in PRUNING if name in TABLES[handle.name].names])
+    if where is None:
+        return dataset
+    fragments = list(dataset.get_fragments(filter=as_expression(where)))
+    return ds.FileSystemDataset(fragments, dataset.schema, dataset.format, dataset.filesystem)
+
+
+def table_schema(handle: TableHandle, existing: Schema) -> pa.Schema:
+    """Returns the columns of a version, and those that it lacks: they are null in a table of an earlier version."""
+    schema = pa.schema(existing.to_arrow())
+    for field in missing_columns(existing, handle.name):
+        schema = schema.append(field)
+    return schema
+
+
+def as_expression(where: Where) -> ds.Expression:
+    """Returns `where` as Arrow's filter."""
+    return reduce(and_, (ds.field(name) == value for name, value in where.items()))
+
+
+_BOUNDS = ("min", "max")
+
+
+class TurnFile(NamedTuple):
+    """A file by its name. `low` and `high` hold the bounds of those columns whose statistics exist."""
+
+    name: str
+    rows: int | None
+    low: Mapping[str, Any]
+    high: Mapping[str, Any]
+    path: str
+    """Relative to the table."""
+    size: int
+    """In bytes, as the log names it."""
+
+    def value(self, column: str) -> Any:
+        """Returns the value that all rows have in a column; None if they differ, or if that is not known."""
+        return self.low.get(column) if self.low.get(column) == self.high.get(column) else None
+
+    def may_hold(self, where: Where) -> bool:
+        """Returns whether the statistics allow a row that matches."""
+        bounds = ((self.low.get(column), value, self.high.get(column)) for column, value in where.items())
+        return all(low is None or high is None or low <= value <= high for low, value, high in bounds)
+
+
+@dataclass(frozen=True, slots=True)
+class TurnFiles:
+    """Files of one version of a table. The dataset reads them; its fragments have the names of the files."""
+
+    files: Sequence[TurnFile]
+    dataset: ds.Dataset
+
+
+def no_files(handle: TableHandle) -> TurnFiles:
+    """Returns no file of a table."""
+    # Arrow ends the process with a segmentation fault if a dataset without a file system is scanned.
+    return TurnFiles(
+        (), ds.FileSystemDataset([], TABLES[handle.name], ds.ParquetFileFormat(), handle.storage.filesystem)
+    )
+
+
+def files_of_entries(handle: TableHandle, state: LogState, added: Iterable[Action], where: Where) -> TurnFiles:
+    """Returns those of the `add` actions of log entries whose statistics allow rows that match `where`."""
+    chosen = [(action, file) for action in added if (file := _of_entry(action)).may_hold(where)]
+    schema, parquet = table_schema(handle, state.schema), ds.ParquetFileFormat()
+    fragments = [
+        parquet.make_fragment(unquote(action["path"]), handle.storage.filesystem, _partition(action))
+        for action, _ in chosen
+    ]
+    dataset = ds.FileSystemDataset(fragments, schema, parquet, handle.storage.filesystem)
+    return TurnFiles([file for _, file in chosen], dataset)
+
+
+def _of_entry(action: Action) -> TurnFile:
+    stats = stats_of(action)
+    path = unquote(action["path"])
+    low, high = stats.get("minValues", {}), stats.get("maxValues", {})
+    return TurnFile(file_name(path), stats.get("numRecords"), low, high, path, action["size"])
+
+
+def _partition(action: Action) -> ds.Expression:
+    day = action["partitionValues"]["plan_date"]
+    return ds.field("plan_date") == pa.scalar(date.fromisoformat(day))
+
+
+def files_of_version(handle: TableHandle, table: DeltaTable, where: Where) -> TurnFiles:
+    """Returns the files of a version whose statistics allow rows that match `where`. The cost grows with all files."""
+    listed = pa.table(table.get_add_actions(flatten=True))
+    return TurnFiles(list(_of_listing(listed, where)), pruned_dataset(handle, table, where))
+
+
+def _of_listing(listed: pa.Table, where: Where) -> Iterator[TurnFile]:
+    columns = [name for name in listed.column_names if name.partition(".")[0] in _BOUNDS]
+    possible = [
+        pc.fill_null(compare(listed[f"{bound}.{name}"], value), True)  # without statistics a file may hold any row
+        for name, value in where.items()
+        for bound, compare in zip(_BOUNDS, (pc.less_equal, pc.greater_equal), strict=True)
+        if f"{bound}.{name}" in columns
+    ]
+    chosen = listed.filter(reduce(pc.and_, possible)) if possible else listed
+    for row in chosen.select(["path", "num_records", "size_bytes", *columns]).to_pylist():
+        low, high = (
+            {name.partition(".")[2]: row[name] for name in columns if name.startswith(bound) and row[name] is not None}
+            for bound in _BOUNDS
+        )
+        yield TurnFile(file_name(row["path"]), row["num_records"], low, high, row["path"], row["size_bytes"])
+
+
+def file_name(path: str) -> str:
+    """Returns the name of a file without its folders."""
+    return path.rsplit("/", 1)[-1]

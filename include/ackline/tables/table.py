@@ -1,0 +1,327 @@
+"""One Delta table, with the only two things that the ledger does to it: a fenced append, and a pruned read.
+
+Notes in the metadata of commits: the report of a turn's tasks, and the subscription of a lane's first genesis.
+
+Reads of one Delta table: rows by what the log states of their files, and transaction ids without any file.
+"""
+
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import timedelta
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.dataset as ds
+from deltalake import DeltaTable, Transaction
+from deltalake.exceptions import CommitFailedError, DeltaError
+from deltalake.transaction import AddAction, RemoveAction
+
+from ackline.errors import FatalError, TransientError
+from ackline.scrub import scrub_address
+from ackline.tables.append import (
+    COMMIT_TRIES,
+    LEDGER_ID,
+    LOG_RETENTION,
+    add_missing_columns,
+    create_table,
+    is_taken,
+    link_entry,
+    missing_columns,
+    retry_beside_rivals,
+    store_ledger_id,
+    write_entry,
+    write_files,
+)
+from ackline.tables.checkpoints import CheckpointError, expire_entries, write_checkpoint
+from ackline.tables.folder import prove_conditional_put
+from ackline.tables.handle import TableHandle
+from ackline.tables.log import TornEntryError
+from ackline.tables.log_state import LogState, LogStates
+from ackline.tables.reads import (
+    TurnFiles,
+    Where,
+    as_expression,
+    files_of_entries,
+    files_of_version,
+    no_files,
+    pruned_dataset,
+)
+from ackline.tables.schemas import TABLES
+
+_COMMIT, _NOTE = "ackline.commit", "ackline.note"
+_SEARCHED_ENTRIES = 512
+"""How many of the newest commits are searched for a note: a bound that does not grow with the log."""
+
+
+def as_metadata(application: str, number: int, note: str | None) -> dict[str, str]:
+    """Returns the metadata by which `find_note` finds the note of a commit; none without a note."""
+    return {} if note is None else {_COMMIT: f"{application}/{number}", _NOTE: note}
+
+
+def find_note(states: LogStates, state: LogState, application: str, number: int) -> str | None:
+    """Returns the note of the commit `number` of `application`; None if the newest commits hold none."""
+    info = states.commit_info(state, _COMMIT, f"{application}/{number}", _SEARCHED_ENTRIES)
+    return None if info is None else str(info.get(_NOTE))
+
+
+class TableReads(TableHandle):
+    """The reads of the table `name` of `schemas.TABLES` in a lane's folder, which is a path or an object-store URI."""
+
+    def transactions(self) -> dict[str, int]:
+        """Returns the highest version of each transaction id; none if the table does not exist."""
+        state = self.state()
+        return {} if state is None else dict(state.transactions)
+
+    def version_of(self, application: str) -> int | None:
+        """Returns the highest version that was committed under a transaction id, or None."""
+        return self.versions_of([application])[0]
+
+    def versions_of(self, applications: Iterable[str]) -> list[int | None]:
+        """Returns the highest version that was committed under each transaction id, or None, all from one version of
+        the table."""
+        state = self.state()
+        return [None if state is None else state.version_of(application) for application in applications]
+
+    def note_of(self, application: str, number: int) -> str | None:
+        """Returns the note of the commit `number` of `application`.
+
+        None if it has none, or if the Delta log has expired it: the log keeps the transaction id of a commit for good,
+        but its metadata only for LOG_RETENTION.
+        """
+        state = self.state()
+        try:
+            return None if state is None else find_note(self.states, state, application, number)
+        except (TornEntryError, OSError):  # an older entry, which nothing else needs
+            return None
+
+    def opened(self) -> DeltaTable:
+        """Returns the newest version of a table that exists."""
+        table = self.open()
+        assert table is not None
+        return table
+
+    def read(
+        self, where: Where | None, columns: Sequence[str] | None = None, table: DeltaTable | None = None
+    ) -> pa.Table:
+        """Returns the rows that match `where`, or all rows. Opens only the files whose statistics allow a match."""
+        table = table or self.open()
+        if table is None:
+            empty = TABLES[self.name].empty_table()
+            return empty if columns is None else empty.select(list(columns))
+        try:
+            chosen = None if where is None else as_expression(where)
+            return self.dataset(table, where).to_table(columns=list(columns) if columns else None, filter=chosen)
+        except (DeltaError, OSError, pa.ArrowException) as error:
+            raise self.error(error) from error
+
+    def turn_files(self, where: Where, applications: Sequence[str], number: int) -> TurnFiles:
+        """Returns the files that may hold rows of a turn which match `where`; they are not opened yet.
+
+        No commit before the commit `number` of the first of these applications that has reached it may hold such rows.
+        The cost does not grow with the files of other turns while the newest log entries hold that commit. Raises
+        FatalError if the table can't be read.
+        """
+        try:
+            state = self.state()
+            if state is None:
+                return no_files(self)
+            added = self.states.files_since(state, applications, number)
+            if added is not None:
+                return files_of_entries(self, state, added, where)
+            table = self.open()
+            return no_files(self) if table is None else files_of_version(self, table, where)
+        except (DeltaError, OSError, ValueError, pa.ArrowException) as error:
+            raise self.error(error) from error
+
+    def read_turn(self, where: Where, application: str, number: int) -> pa.Table:
+        """Returns the rows of a turn that match `where`. No commit before `number` of `application` may hold them."""
+        dataset = self.turn_files(where, [application], number).dataset
+        try:
+            return dataset.to_table(filter=as_expression(where))
+        except (OSError, pa.ArrowException) as error:
+            raise self.error(error) from error
+
+    def dataset(self, table: DeltaTable, where: Where | None) -> ds.Dataset:
+        """Returns the files of a version whose statistics allow rows that match `where`; they are not opened yet."""
+        return pruned_dataset(self, table, where)
+
+
+_logger = logging.getLogger(__name__)
+
+CHECKPOINT_EVERY, AT_LEAST_EVERY = 10, 100
+"""Commits between checkpoints: of a small table, and of a large one. A commit since the last checkpoint adds 0.5 ms to
+opening the table; a checkpoint takes 4 ms, and 30 ms for each 1,000 files."""
+_FILES_A_COMMIT = 250
+"""Files of the table for each commit between two checkpoints, so that a commit's share of a checkpoint hardly grows."""
+
+
+class AuditTable(TableReads):
+    """The table `name` of `schemas.TABLES` in a lane's folder, which is a path or an object-store URI."""
+
+    _has_all_columns = False
+    """Whether this process has seen every column of the schema in the table. No column is ever removed."""
+
+    def create(self) -> None:
+        """Creates the table if it does not exist, and adds the columns that an earlier version did not have.
+
+        Two processes that create it at the same time get the same table.
+        """
+
+        def create() -> None:
+            with self.lock():
+                self._writable()
+
+        try:
+            retry_beside_rivals(create)
+        except (DeltaError, OSError) as error:
+            raise self.error(error) from error
+
+    def _writable(self) -> LogState:
+        """Returns the newest version of the table, which has every column that this version of Ackline writes."""
+        # The fences of an object store are its conditional puts: nothing is written where they don't hold. A process
+        # proves each bucket once.
+        prove_conditional_put(self.uri.rpartition("/")[0])
+        state = self.state()
+        if state is None:
+            create_table(self)
+        elif not self._has_all_columns and missing_columns(state.schema, self.name):
+            add_missing_columns(self, self.opened())
+        else:
+            self._has_all_columns = True
+            return state
+        return self._writable()
+
+    def ledger_id(self) -> str:
+        """Returns the id of the ledger that this table of settlements begins; "" if the table does not exist.
+
+        It is a property of the table, so a copy or a successor of the table keeps it. Raises FatalError if the table
+        has lost it.
+        """
+        state = self.state()
+        if state is None:
+            return ""
+        ledger_id = state.configuration.get(LEDGER_ID)
+        if not ledger_id:
+            raise self.error(ValueError(f"it has no property {LEDGER_ID}; restore its folder from a backup"))
+        return ledger_id
+
+    def replace_ledger_id(self, old: str, new: str) -> None:
+        """Gives the ledger the id `new` if its id is `old`; does nothing otherwise.
+
+        The change is a commit of its own, upon the version that has the id `old`. Raises FatalError if the store
+        refuses the write.
+        """
+
+        def replace() -> None:
+            with self.lock():
+                table = self.opened()
+                if table.metadata().configuration.get(LEDGER_ID) == old:
+                    store_ledger_id(self, table, new)
+
+        try:
+            retry_beside_rivals(replace)
+        except (DeltaError, OSError) as error:
+            raise self.error(error) from error
+
+    def append(
+        self,
+        rows: pa.Table | Sequence[AddAction],
+        application: str,
+        number: int,
+        note: str | None = None,
+        more: Sequence[str] = (),
+        remove: Callable[[DeltaTable], Sequence[RemoveAction]] | None = None,
+    ) -> bool:
+        """Append rows, or files already written, as version `number` of `application`; zero rows are a commit too.
+
+        `note` is stored in the metadata of the commit, where `note_of` finds it. `more` are further applications of
+        which the commit takes the same number; they are no fence. `remove` returns which files the same commit stops
+        naming, for the version that it is made upon.
+        Returns True once the commit is stored, and False if the number is taken; then nothing is stored. Raises
+        TransientError if rivals win each of COMMIT_TRIES commits, and FatalError if the store refuses the write (a full
+        disk): then nothing is visible.
+        """
+        metadata = as_metadata(application, number, note)
+        fence = [Transaction(name, number) for name in (application, *more)]
+        files: list[AddAction] | None = None
+
+        def append() -> bool:
+            nonlocal files
+            with self.lock():
+                try:
+                    # The version that proves the number free is the one that is committed upon: a rival in between
+                    # makes the commit fail.
+                    state = self._writable()
+                    if is_taken(state.version_of(application), number):
+                        return False
+                    if files is None:  # a commit that is tried again names the same files
+                        files = write_files(self.storage, rows) if isinstance(rows, pa.Table) else list(rows)
+                    if self.has_lock and remove is None:
+                        link_entry(self, state, files, fence, metadata)
+                        return True
+                    table = self.opened()
+                    if is_taken(table.transaction_version(application), number):
+                        return False
+                    removed = remove(table) if remove else ()
+                    self.commit(table, [*files, *removed], fence, metadata)
+                except CommitFailedError:  # a rival took the number; or compacted, and then the number is still free
+                    if is_taken(self.version_of(application), number):
+                        return False
+                    raise
+            return True
+
+        try:
+            stored = retry_beside_rivals(append)
+            if stored:
+                self._checkpoint_if_due()
+            return stored
+        except CommitFailedError:
+            raise TransientError(
+                f"the table {scrub_address(self.uri)} refused {COMMIT_TRIES} commits in a row because others write to "
+                f"it; run this again"
+            ) from None
+        except (DeltaError, OSError) as error:
+            raise self.error(error) from error
+
+    def _checkpoint_if_due(self) -> None:
+        """Writes a checkpoint after enough commits. The commit that was stored does not depend on it."""
+        files = self.log.files()
+        commits = files.entries[-1].version - files.newest_checkpoint if files.entries else 0
+        if commits < CHECKPOINT_EVERY or commits < min(self.log.checkpointed_rows() // _FILES_A_COMMIT, AT_LEAST_EVERY):
+            return
+        try:
+            self.checkpoint()
+        except (FatalError, TransientError) as error:
+            _logger.warning("%s. The commit is stored; `ackline maintain` tries the checkpoint again", error)
+
+    def checkpoint(self) -> None:
+        """Writes a checkpoint of the newest version, and then removes the log entries that no reader needs any more.
+
+        Raises FatalError if that fails; then the log holds what it held.
+        """
+        with self.lock():
+            table = self.open()
+            if table is None:
+                return
+            try:
+                write_checkpoint(self.log, table)
+                expire_entries(self.log, self.log_retention(table))
+            except (DeltaError, OSError, pa.ArrowException, CheckpointError) as error:
+                raise self.error(error) from error
+
+    def log_retention(self, table: DeltaTable) -> timedelta:
+        """Returns how long log entries stay that a checkpoint covers."""
+        return LOG_RETENTION
+
+    def commit(
+        self,
+        table: DeltaTable,
+        actions: Sequence[AddAction | RemoveAction],
+        transactions: Sequence[Transaction],
+        metadata: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Writes one log entry upon the version of `table`, and syncs it. The data files are durable before.
+
+        Raises CommitFailedError if a commit since that version carries one of these transaction ids.
+        """
+        write_entry(self, table, actions, transactions, metadata)

@@ -1,0 +1,203 @@
+"""The addresses of the page's views, and ready-made operator actions. Pure.
+
+The addresses of the page's views, and of Airflow's own pages. Pure.
+
+Ready-made operator actions: the configuration of a DAG run, and the command that does the same. Pure.
+
+The page is read-only. Airflow's trigger form takes no values from an address, so the page offers the configuration as
+text to paste, beside a link to the DAG. `Airflow 3.3`: https://github.com/apache/airflow/issues/54800.
+
+Once a configuration is pasted, the form of Airflow 3.3 shows the fields alone that are in it. So each configuration has
+`confirm`, which an operator sets to true. As it is, the run is a dry run.
+"""
+
+import json
+import shlex
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import quote, urlencode
+
+from ackline.ledger.offsets import TopicPartition
+from ackline.ledger.turns import LIVE, TurnId
+from ackline.ui.readings import Failure, LaneReading
+
+
+@dataclass(frozen=True, slots=True)
+class Addresses:
+    """Builds addresses. `page` is the path of the page, with a slash at its end; `airflow` that of Airflow, without."""
+
+    page: str
+    airflow: str
+
+    @property
+    def index(self) -> str:
+        """All pipelines."""
+        return self.page
+
+    def pipeline(self, name: str, lane: str = LIVE, start: int = 0) -> str:
+        """Returns the view of a lane, with its partitions from number `start` on."""
+        return self._of(name, "", lane=None if lane == LIVE else lane, start=start or None)
+
+    pipeline_of = pipeline
+
+    def partition(self, reading: LaneReading, tp: TopicPartition) -> str:
+        """Returns the view of a partition."""
+        return self._of(reading.name, "/partition", topic=tp.topic, partition=tp.partition, lane=reading.lane)
+
+    def partition_of(self, turn: TurnId, tp: TopicPartition) -> str:
+        """Returns the view of a partition of the turn's lane."""
+        return self._of(turn.pipeline, "/partition", topic=tp.topic, partition=tp.partition, lane=turn.lane)
+
+    def record(self, reading: LaneReading, tp: TopicPartition, offset: int) -> str:
+        """Returns the story of a record."""
+        where = {"topic": tp.topic, "partition": tp.partition, "offset": offset, "lane": reading.lane}
+        return self._of(reading.name, "/record", **where)
+
+    def record_form(self, name: str) -> str:
+        """Returns where the form that asks for an offset leads to."""
+        return self._of(name, "/record")
+
+    def failures(self, reading: LaneReading, group: Failure) -> str:
+        """Returns the list of the records of a group."""
+        return self._of(
+            reading.name, "/failures", kind=group.kind, error_class=group.error_class or None, lane=reading.lane
+        )
+
+    def turn(self, reading: LaneReading, turn: TurnId) -> str:
+        """Returns the view of a turn."""
+        return self.turn_of(reading, turn.epoch, turn.n)
+
+    def turn_of(self, reading: LaneReading, epoch: int, n: int) -> str:
+        """Returns the view of turn `n` of an epoch of the lane."""
+        return self._of(reading.name, f"/turns/{epoch}/{n}", lane=reading.lane)
+
+    def turn_of_lane(self, turn: TurnId, step: int) -> str:
+        """Returns the view of the turn that is `step` turns later."""
+        return self._of(turn.pipeline, f"/turns/{turn.epoch}/{turn.n + step}", lane=turn.lane)
+
+    def run(self, reading: LaneReading, run_id: str) -> str:
+        """Returns the view of a run."""
+        return self._of(reading.name, "/run", run_id=run_id, lane=reading.lane)
+
+    def dag(self, dag_id: str) -> str:
+        """Returns Airflow's page of a DAG."""
+        return f"{self.airflow}/dags/{quote(dag_id, safe='')}"
+
+    def dag_run(self, name: str, run_id: str) -> str:
+        """Returns Airflow's page of a run of a pipeline's DAG."""
+        return f"{self.dag(f'replay__{name}')}/runs/{quote(run_id, safe='')}"
+
+    def _of(self, name: str, path: str, **query: object) -> str:
+        given = {key: value for key, value in query.items() if value is not None and (key, value) != ("lane", LIVE)}
+        return f"{self.page}pipelines/{quote(name, safe='')}{path}" + (f"?{urlencode(given)}" if given else "")
+
+
+BACKFILL, OPERATE = "backfill__", "operate__"
+"""The prefixes of the DAGs that act on a pipeline. A link is shown only where Airflow has the DAG."""
+
+
+@dataclass(frozen=True, slots=True)
+class Act:
+    """An operator action that is filled in. `dag_url` is None where Airflow has no such DAG, or the user can't read
+    it."""
+
+    title: str
+    effect: str
+    command: str
+    dag_id: str
+    conf: str
+    dag_url: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class ActMaker:
+    """Makes the acts of one pipeline. `dag_ids` are the DAGs that the user may read."""
+
+    name: str
+    lane: str
+    dag_ids: Collection[str]
+    addresses: Addresses
+
+    def of_pipeline(self) -> list[Act]:
+        """Returns what an operator may do with the whole pipeline."""
+        return [
+            self._retry("Retry everything that is pending now", []),
+            self._backfill(
+                "Backfill the last two hours", ["--all", "--from", "2h ago"], {"all": True, "from": "2h ago"}
+            ),
+        ]
+
+    def of_partition(self, tp: TopicPartition, floor: int, complete_to: int) -> list[Act]:
+        """Returns what an operator may do with a partition."""
+        return [
+            self._retry(f"Retry what is pending in {tp} now", [tp]),
+            self._skip(f"Skip what is pending below {complete_to}", tp, f"{floor}:{complete_to}"),
+            self._backfill(*_range(tp, floor, complete_to)),
+        ]
+
+    def of_record(self, tp: TopicPartition, offset: int, pending: bool) -> list[Act]:
+        """Returns what an operator may do with one record."""
+        again = self._backfill(*_range(tp, offset, offset + 1))
+        if not pending:
+            return [again]
+        return [
+            self._retry("Retry this record now", [tp], offsets=str(offset)),
+            self._skip("Skip this record", tp, str(offset)),
+            again,
+        ]
+
+    def of_failures(self, kind: str, error_class: str) -> list[Act]:
+        """Returns what an operator may do with all records of an error class."""
+        name = error_class or "no error class"
+        if kind == "dead":
+            chosen = {"all": True, "outcome": "dead", "error_class": error_class}
+            options = ["--all", "--outcome", "dead", "--error-class", error_class]
+            return [self._backfill(f"Handle the dead records with {name} again", options, chosen)]
+        return [self._retry(f"Retry what failed with {name} now", [], error_class=error_class)]
+
+    def _retry(self, title: str, tps: list[TopicPartition], **more: str) -> Act:
+        options, conf = _where(tps, more)
+        effect = "Pending retries are due at once. The next run makes the attempts; nothing is skipped."
+        return self._act(title, effect, OPERATE, "retry", options, {"act": "retry", **conf})
+
+    def _skip(self, title: str, tp: TopicPartition, offsets: str) -> Act:
+        options, conf = _where([tp], {"offsets": offsets})
+        effect = "Pending records are settled as skipped, so the floor can pass them. They are never handled again."
+        return self._act(
+            title, effect, OPERATE, "skip", [*options, "--reason", "…"], {"act": "skip", "reason": "", **conf}
+        )
+
+    def _backfill(self, title: str, options: list[str], conf: dict[str, Any]) -> Act:
+        effect = "A lane of its own reads these records again. It never touches the consumer group."
+        return self._act(title, effect, BACKFILL, "backfill", options, conf)
+
+    def _act(self, title: str, effect: str, prefix: str, verb: str, options: list[str], conf: dict[str, Any]) -> Act:
+        dag_id = f"{prefix}{self.name}"
+        lane = [] if self.lane == "live" or verb == "backfill" else ["--lane", self.lane]
+        return Act(
+            title,
+            effect,
+            shlex.join(["ackline", verb, self.name, *options, *lane]),
+            dag_id,
+            json.dumps({**conf, "confirm": False}, indent=2),
+            self.addresses.dag(dag_id) if dag_id in self.dag_ids and not lane else None,  # it acts on the live lane
+        )
+
+
+def _range(tp: TopicPartition, start: int, end: int) -> tuple[str, list[str], dict[str, Any]]:
+    chosen = f"{tp.topic}:{tp.partition}:{start}-{end}"
+    return f"Backfill {tp} [{start}, {end})", [chosen], {"ranges": [chosen]}
+
+
+def _where(tps: list[TopicPartition], more: dict[str, str]) -> tuple[list[str], dict[str, Any]]:
+    """Returns the options of the command and the parameters of the DAG that choose partitions and records."""
+    options: list[str] = []
+    conf: dict[str, Any] = {}
+    for tp in tps:
+        options += ["--topic", tp.topic, "--partition", str(tp.partition)]
+        conf |= {"topics": [tp.topic], "partitions": [tp.partition]}
+    for name, value in more.items():
+        options += [f"--{name.replace('_', '-')}", value]
+        conf[name] = value
+    return options, conf

@@ -1,0 +1,191 @@
+"""Rules on how records end beside their outcomes: dead letters, answers, and the choice of a backfill.
+
+Rules on dead letters: a record is dead exactly if its dead letter is on the topic, and dead for a reason.
+
+Rules on records in flight: an attempt is ended once, and only if it was in flight.
+
+Rules on backfill lanes: they read what was chosen and nothing else, and account for each chosen offset.
+"""
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from ackline.verify.evidence import EMPTY, DeadLetter, Evidence, Findings, Ints
+from ackline.verify.lane_history import LaneHistory, PartitionHistory
+from ackline.verify.rows import ACKED, DEAD, IN_FLIGHT, EpochPartition, OutcomeRows
+
+
+def letter_offsets(evidence: Evidence) -> Mapping[EpochPartition, Ints]:
+    """Return the offsets that have dead letters, sorted, by epoch and topic-partition of the dead record.
+
+    A letter of a void turn does not count: settle sends letters before it stores decisions, and a turn that an operator
+    closes then is made again.
+    """
+    rows = evidence.settlements.select(["epoch", "turn", "kind"]).to_pylist()
+    void = {(row["epoch"], row["turn"]) for row in rows if row["kind"] == "void"}
+    offsets: dict[EpochPartition, set[int]] = {}
+    for letter in evidence.lane_letters:
+        if (letter.epoch, letter.turn) in void:
+            continue
+        offsets.setdefault((letter.epoch, letter.tp), set()).add(letter.offset)
+    return {key: np.array(sorted(found), dtype=np.int64) for key, found in offsets.items()}
+
+
+def check_letters_have_the_record(lane: LaneHistory, found: Findings) -> None:
+    """I6: a dead letter has the key and value of its record, so the record can be handled from it later."""
+    for letter in lane.evidence.lane_letters:
+        digest = _digest_of_record(lane.evidence, letter)
+        if digest is not None and letter.digest not in (None, digest):
+            what = "its dead letter does not have the key and value of the record"
+            found.add_offsets("I6", what, letter.tp, [letter.offset])
+
+
+def _digest_of_record(evidence: Evidence, letter: DeadLetter) -> str | None:
+    """Return the digest of the dead record; None if the log does not have it any more."""
+    log = evidence.logs.get(letter.tp)
+    return log.digests.get(letter.offset) if log else None
+
+
+def check_dead_records_have_letters(partition: PartitionHistory, letters: Ints, found: Findings) -> None:
+    """I6: each dead record has a dead letter on the topic. `letters` are the offsets with one; they may repeat."""
+    missing = np.setdiff1d(dead_offsets(partition), letters)
+    found.add_offsets("I6", "is dead, but has no dead letter", partition.tp, missing)
+
+
+def check_letters_are_of_dead_records(partition: PartitionHistory, letters: Ints, found: Findings) -> None:
+    """I6: each dead letter is of a dead record, except those of a turn that is not settled yet.
+
+    An open turn sends its dead letters before its settlement. Such a record is pending, or not below complete_to yet.
+    """
+    extra = np.setdiff1d(letters, dead_offsets(partition))
+    if partition.last is not None:
+        extra = extra[extra < partition.last.complete_to]
+        extra = extra[partition.last.pending.count_covering(extra) == 0]
+    found.add_offsets("I6", "has a dead letter, but is not dead", partition.tp, extra)
+
+
+def check_dead_records_have_failed(partition: PartitionHistory, found: Findings) -> None:
+    """I6: each dead record has a failed attempt."""
+    failed = partition.outcomes.failures
+    never_failed = np.setdiff1d(dead_offsets(partition), failed.offset)
+    found.add_offsets("I6", "is dead, but never failed", partition.tp, never_failed)
+
+
+def check_dead_records_have_no_retries_left(partition: PartitionHistory, max_retries: int, found: Findings) -> None:
+    """I6: a record is dead only if its attempts are used up, or if its handler raised Dead."""
+    failed = partition.outcomes.failures
+    exhausted = failed.offset[failed.raised_dead | (failed.attempt > max_retries)]
+    early = np.setdiff1d(np.intersect1d(dead_offsets(partition), failed.offset), exhausted)
+    what = "is dead, but has retries left, and its handler did not raise Dead"
+    found.add_offsets("I6", what, partition.tp, early)
+
+
+def dead_offsets(partition: PartitionHistory) -> Ints:
+    """Return the offsets of dead records."""
+    dead = partition.outcomes.outcome == DEAD
+    return partition.outcomes.where(dead).offset
+
+
+def judge_dead_letters(lane: LaneHistory, max_retries: int | None, found: Findings) -> None:
+    """Apply all rules on dead letters; `max_retries` None: the number of attempts that a record may have is unknown."""
+    letters = letter_offsets(lane.evidence)
+    check_letters_have_the_record(lane, found)
+    for epoch, tp in sorted(lane.outcomes.keys() | letters.keys()):
+        partition, with_letter = lane.partition(epoch, tp), letters.get((epoch, tp), EMPTY)
+        if lane.evidence.letters is not None:
+            check_dead_records_have_letters(partition, with_letter, found)
+        check_dead_records_have_failed(partition, found)
+        if max_retries is not None:
+            check_dead_records_have_no_retries_left(partition, max_retries, found)
+        check_letters_are_of_dead_records(partition, with_letter, found)
+
+
+_ATTEMPT_BITS = 16
+
+
+def _keys(rows: OutcomeRows) -> Ints:
+    """Return offset and attempt of each row as one number."""
+    return (rows.offset << _ATTEMPT_BITS) + rows.attempt
+
+
+def check_answers_end_attempts_in_flight(partition: PartitionHistory, found: Findings) -> None:
+    """I4: an answer or a deadline ends an attempt that was in flight, in the turn of that attempt or a later one."""
+    rows = partition.outcomes
+    answers, attempts = rows.where(rows.answered), rows.attempts
+    waiting = attempts.where(attempts.outcome == IN_FLIGHT)
+    if not len(answers.offset):
+        return
+    keys = _keys(waiting)
+    order = np.argsort(keys)
+    index = np.minimum(np.searchsorted(keys[order], _keys(answers)), max(len(keys) - 1, 0))
+    known = np.zeros(len(answers.offset), np.bool_)
+    if len(keys):
+        match = order[index]
+        known = (keys[match] == _keys(answers)) & (waiting.turn[match] <= answers.turn)
+    found.add_offsets("I4", "was answered, but was not in flight", partition.tp, answers.offset[~known])
+
+
+def check_no_ack_acks_a_skipped_tree(partition: PartitionHistory, found: Findings) -> None:
+    """I10: an answer does not ack a record in flight if a step has skipped a tuple of its tree."""
+    rows = partition.outcomes
+    skipped = rows.where((rows.outcome == IN_FLIGHT) & rows.raised_skip)
+    acked = rows.where(rows.answered & (rows.outcome == ACKED))
+    wrong = np.isin(_keys(acked), _keys(skipped))
+    what = "was acked from outside, although its own tree was skipped"
+    found.add_offsets("I10", what, partition.tp, acked.offset[wrong])
+
+
+def check_an_attempt_is_ended_once(partition: PartitionHistory, found: Findings) -> None:
+    """I9: an attempt in flight is ended once: eight answers for one token are one outcome."""
+    rows = partition.outcomes
+    ended = rows.where((rows.attempt >= 1) & (rows.outcome != IN_FLIGHT))
+    keys, times = np.unique(_keys(ended), return_counts=True)
+    found.add_offsets("I9", "one attempt has two ends", partition.tp, keys[times > 1] >> _ATTEMPT_BITS)
+
+
+def check_outcomes_are_of_chosen_offsets(partition: PartitionHistory, found: Findings) -> None:
+    """S70: each row is of offsets that were chosen, so overlapping backfills do not touch what is not theirs."""
+    chosen, rows = partition.chosen, partition.outcomes
+    if chosen is None:
+        return
+    inside = np.maximum(np.searchsorted(chosen.start, rows.offset, "right") - 1, 0)
+    if len(chosen.start):
+        outside = (rows.offset < chosen.start[inside]) | (rows.end > chosen.end[inside])
+    else:
+        outside = rows.offset >= 0
+    found.add_offsets("S70", "has an outcome, but is no part of the lane", partition.tp, rows.offset[outside])
+
+
+def check_each_chosen_offset_is_counted_once(partition: PartitionHistory, found: Findings) -> None:
+    """S72: after each turn, each chosen offset has a terminal outcome, is a gap, is pending, or is unread."""
+    chosen, terminal = partition.chosen, partition.outcomes.terminal
+    if chosen is None:
+        return
+    gaps = 0
+    for settlement in partition.settlements:
+        gaps += settlement.gaps
+        ended = terminal.turn <= settlement.turn
+        settled = int((terminal.end - terminal.offset)[ended].sum())
+        left = chosen.end - np.maximum(chosen.start, settlement.complete_to)
+        unread = int(np.maximum(left, 0).sum())
+        counted = settled + gaps + settlement.pending.size + unread
+        if counted != chosen.size:
+            what = (
+                f"{chosen.size} offsets were chosen, but after turn {settlement.turn} {settled} are settled, "
+                f"{gaps} are gaps, {settlement.pending.size} are pending and {unread} are unread"
+            )
+            found.add("S72", what, partition.tp)
+
+
+def check_an_older_epoch_is_settled(partition: PartitionHistory, found: Findings) -> None:
+    """I15: a new epoch of a backfill lane begins only after the one before it has settled each chosen offset."""
+    chosen, last = partition.chosen, partition.last
+    if chosen is None or partition.newest or last is None:
+        return
+    what = f"is still pending in epoch {partition.epoch}, but a later epoch of the lane has begun"
+    found.add_offsets("I15", what, partition.tp, last.pending.start)
+    end = int(max(chosen.end, default=0))
+    if last.complete_to < end:
+        what = f"is unread in epoch {partition.epoch}, but a later epoch of the lane has begun"
+        found.add_offsets("I15", what, partition.tp, [last.complete_to])

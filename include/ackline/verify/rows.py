@@ -1,0 +1,284 @@
+"""The three tables as the rules read them: outcomes as arrays, settlements and plans by epoch and partition.
+
+The table `outcomes` as arrays: the words of an outcome, and the effective rows of each partition.
+
+The tables `settlements` and `plans` as one object a row, by epoch and partition, in the order of turns.
+"""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from ackline.verify.evidence import EMPTY, NEVER, Ints, Mask, TopicPartition, count_covering, to_codes, to_ints
+
+TERMINAL = ("acked", "skipped", "dropped", "dead", "expired", "compacted", "lost")
+OUTCOMES = (*TERMINAL, "failed", "in_flight")
+"""An outcome's code is its index here: a code from 0 to below FAILED is a terminal outcome."""
+FAILED, DEAD, LOST = OUTCOMES.index("failed"), OUTCOMES.index("dead"), OUTCOMES.index("lost")
+ACKED = OUTCOMES.index("acked")
+IN_FLIGHT = OUTCOMES.index("in_flight")
+OF_ATTEMPTS = [OUTCOMES.index(word) for word in ("acked", "failed", "dropped", "in_flight")]
+OF_DECISIONS = [OUTCOMES.index(word) for word in ("dead", "expired", "compacted", "lost")]
+OF_RANGES = [OUTCOMES.index(word) for word in ("skipped", "expired", "lost")]
+ERROR_CLASSES = ("Dead", "Tombstone", "Undecodable", "Unmatched", "Skip")
+
+
+@dataclass(frozen=True, slots=True)
+class OutcomeRows:
+    """Effective rows of one partition in one epoch, sorted by offset, attempt and turn.
+
+    `outcome` is an index in OUTCOMES; −1 is an unknown word. `end` is `offset + 1` for a row of a single record.
+    `raised_dead`: the handler raised Dead. `uncalled`: no handler was called, because the record is a tombstone, was
+    not decoded, or belongs to no stream. `raised_skip`: the handler or a step raised Skip. `answered`: the row ends or
+    renews an attempt in flight, and is no attempt itself.
+    """
+
+    turn: Ints
+    offset: Ints
+    end: Ints
+    attempt: Ints
+    outcome: Ints
+    handled_at: Ints
+    raised_dead: Mask
+    uncalled: Mask
+    raised_skip: Mask
+    answered: Mask
+
+    def where(self, chosen: Mask | Ints) -> "OutcomeRows":
+        """Return the rows that a mask or an array of indexes chooses."""
+        return OutcomeRows(*(getattr(self, name)[chosen] for name in OutcomeRows.__slots__))
+
+    @property
+    def terminal(self) -> "OutcomeRows":
+        """The rows with a terminal outcome."""
+        return self.where((self.outcome >= 0) & (self.outcome < FAILED))
+
+    @property
+    def attempts(self) -> "OutcomeRows":
+        """The rows of attempts, without the decisions and without what has ended an attempt in flight."""
+        return self.where((self.attempt >= 1) & ~self.answered)
+
+    @property
+    def failures(self) -> "OutcomeRows":
+        """The rows of attempts that failed, by themselves or by an answer from outside."""
+        return self.where((self.attempt >= 1) & (self.outcome == FAILED))
+
+
+NO_ROWS = OutcomeRows(EMPTY, EMPTY, EMPTY, EMPTY, EMPTY, EMPTY, *(EMPTY == 0 for _ in range(4)))
+
+
+def split_outcomes(table: pa.Table, topics: Sequence[str]) -> Mapping[tuple[int, TopicPartition], OutcomeRows]:
+    """Return the rows of `outcomes` by epoch and topic-partition. `topics` are all topics of the table."""
+    epoch, turn, offset, attempt = (to_ints(table[name]) for name in ("epoch", "turn", "offset", "attempt"))
+    topic, partition = to_codes(table["topic"], topics), to_ints(table["partition"])
+    end, error = to_ints(table["end_offset"]), to_codes(table["error_class"], ERROR_CLASSES)
+    kinds = error == 0, (error >= 1) & (error <= 3), error == 4
+    rows = OutcomeRows(turn, offset, np.where(end < 0, offset + 1, end), attempt, to_codes(table["outcome"], OUTCOMES),
+                       to_ints(table["handled_at"]), *kinds, _answered(table))  # fmt: skip
+    order = np.lexsort((turn, attempt, offset, partition, topic, epoch))
+    keys = np.stack([epoch[order], topic[order], partition[order]])
+    cuts = np.flatnonzero((np.diff(keys, axis=1) != 0).any(axis=0)) + 1
+    parts = [part for part in np.split(order, cuts) if len(part)]
+    first = [part[0] for part in parts]
+    return {
+        (int(epoch[i]), TopicPartition(topics[int(topic[i])], int(partition[i]))): rows.where(part)
+        for i, part in zip(first, parts, strict=True)
+    }
+
+
+def _answered(table: pa.Table) -> Mask:
+    if "answer" not in table.column_names:  # a table of an earlier version, which knew no records in flight
+        return np.zeros(table.num_rows, np.bool_)
+    return np.asarray(table["answer"].is_valid().to_numpy(), dtype=np.bool_)
+
+
+@dataclass(frozen=True, slots=True)
+class OffsetTurns:
+    """For each offset with a row, the turns that matter to it; NEVER if there is no such turn.
+
+    `first` is the first turn with a row of the offset, `settled` the first turn with a terminal outcome, `tried` the
+    last turn with an attempt, 0 if none.
+    """
+
+    offset: Ints
+    first: Ints
+    settled: Ints
+    tried: Ints
+
+
+def find_offset_turns(rows: OutcomeRows) -> OffsetTurns:
+    """Return the turns of each offset. Of a range, only its first offset and the offsets with other rows are there."""
+    offsets, index = np.unique(rows.offset, return_inverse=True)
+    first, settled = np.full(len(offsets), NEVER), np.full(len(offsets), NEVER)
+    tried = np.zeros(len(offsets), np.int64)
+    terminal = (rows.outcome >= 0) & (rows.outcome < FAILED)
+    np.minimum.at(first, index, rows.turn)
+    np.minimum.at(settled, index[terminal], rows.turn[terminal])
+    attempts = (rows.attempt >= 1) & ~rows.answered
+    np.maximum.at(tried, index[attempts], rows.turn[attempts])
+    ranges = rows.where(terminal & (rows.end > rows.offset + 1))
+    for turn, start, end in zip(ranges.turn, ranges.offset, ranges.end, strict=True):
+        inside = slice(*np.searchsorted(offsets, [start, end]))
+        first[inside], settled[inside] = np.minimum(first[inside], turn), np.minimum(settled[inside], turn)
+    return OffsetTurns(offsets, first, settled, tried)
+
+
+def count_by_turn(rows: OutcomeRows) -> dict[int, dict[str, int]]:
+    """Return how many offsets the rows of each turn have, by outcome word; rows with an unknown word are left out."""
+    counts: dict[int, dict[str, int]] = {}
+    known = rows.where(rows.outcome >= 0)
+    keys, index = np.unique(known.turn * len(OUTCOMES) + known.outcome, return_inverse=True)
+    offsets = np.zeros(len(keys), np.int64)
+    np.add.at(offsets, index, known.end - known.offset)
+    for key, count in zip(keys.tolist(), offsets.tolist(), strict=True):
+        turn, code = divmod(key, len(OUTCOMES))
+        counts.setdefault(turn, {})[OUTCOMES[code]] = count
+    return counts
+
+
+EpochPartition = tuple[int, TopicPartition]
+
+
+@dataclass(frozen=True, slots=True)
+class Pending:
+    """Pending offsets of one partition, as sorted ranges of equal state.
+
+    `due` is in microseconds since 1970. `retry`: the handler will be called again; otherwise a dead letter is due.
+    """
+
+    start: Ints
+    end: Ints
+    attempts: Ints
+    due: Ints
+    retry: Mask
+
+    def count_covering(self, offsets: Ints) -> Ints:
+        """Return, for each of `offsets`, how many of the pending ranges contain it."""
+        return count_covering(offsets, self.start, self.end)
+
+    def where(self, chosen: Mask) -> "Pending":
+        """Return the ranges that a mask chooses."""
+        return Pending(*(getattr(self, name)[chosen] for name in Pending.__slots__))
+
+    @property
+    def size(self) -> int:
+        """The number of pending offsets."""
+        return int((self.end - self.start).sum())
+
+
+@dataclass(frozen=True, slots=True)
+class Settlement:
+    """A row of `settlements`; `counts` is None if the settlement does not have the counts of its turn any more."""
+
+    turn: int
+    kind: str
+    old_floor: int
+    floor: int
+    complete_to: int
+    pending: Pending
+    counts: Mapping[str, int] | None = None
+    gaps: int = 0
+    ranges: tuple[tuple[int, int], ...] | None = None
+    """In the genesis of a backfill lane: the ranges that were chosen."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedRange:
+    """A row of `plans`: the range `[start, end)` that a turn reads of one partition, and the settings of the plan.
+
+    `first` are the ranges of single offsets that a turn of a backfill lane reads as attempt 1.
+    """
+
+    turn: int
+    kind: str
+    start: int
+    end: int
+    settings: Mapping[str, Any]
+    first: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def handed_out(self) -> list[tuple[int, int]]:
+        """The ranges of which the turn makes first attempts."""
+        return [(self.start, self.end), *self.first]
+
+    @property
+    def at_most_once(self) -> bool:
+        """Whether the turn was planned under the guarantee `at_most_once`."""
+        return self.settings.get("guarantee") == "at_most_once"
+
+    @property
+    def hands_out_once(self) -> bool:
+        """Whether the turn hands out records of this partition, at most once."""
+        return self.kind == "run" and self.at_most_once and any(start < end for start, end in self.handed_out)
+
+
+@dataclass(frozen=True, slots=True)
+class CountedRanges:
+    """Ranges that turns read without keeping rows (`record_outcomes: false`); their settlements have counts only."""
+
+    turn: Ints
+    start: Ints
+    end: Ints
+
+    def count_covering(self, offsets: Ints) -> Ints:
+        """Return, for each of `offsets`, how many of the ranges contain it."""
+        return count_covering(offsets, self.start, self.end)
+
+
+NO_RANGES = CountedRanges(EMPTY, EMPTY, EMPTY)
+
+
+def split_settlements(table: pa.Table) -> dict[EpochPartition, list[Settlement]]:
+    """Return the settlements of each epoch and topic-partition, by turn."""
+    bounds, pending = _pending_of_all_rows(table["pending"].combine_chunks())
+    found: dict[EpochPartition, list[Settlement]] = {}
+    for i, row in enumerate(table.drop_columns(["pending"]).to_pylist()):
+        begin, end = int(bounds[i]), int(bounds[i + 1])
+        order = begin + np.argsort(pending.start[begin:end], kind="stable")
+        own = Pending(*(getattr(pending, name)[order] for name in Pending.__slots__))
+        # `gaps` is null where the counts of a turn were not known when it was settled.
+        counted = row.get("counts") is not None and row.get("gaps") is not None
+        settlement = Settlement(
+            row["turn"], row["kind"], row["old_floor"], row["new_floor"], row["complete_to"], own,
+            dict(row["counts"]) if counted else None, row.get("gaps") or 0, _chosen_ranges(row.get("ranges")),
+        )  # fmt: skip
+        found.setdefault((row["epoch"], TopicPartition(row["topic"], row["partition"])), []).append(settlement)
+    for settlements in found.values():
+        settlements.sort(key=lambda settlement: settlement.turn)
+    return found
+
+
+def _chosen_ranges(rows: Iterable[Mapping[str, int]] | None) -> tuple[tuple[int, int], ...] | None:
+    return None if rows is None else tuple((row["start_offset"], row["end_offset"]) for row in rows)
+
+
+def _pending_of_all_rows(column: Any) -> tuple[Ints, Pending]:
+    """Return the bounds of each row's list, and the pending ranges of all rows after each other.
+
+    The fields are taken from the flat child arrays: a row of Python objects for each range would cost too much.
+    """
+    fields = column.values
+    names = [fields.type.field(i).name for i in range(fields.type.num_fields)]
+    flat = {name: fields.field(i) for i, name in enumerate(names)}
+    start, end, attempts, due = (to_ints(flat[name]) for name in ("start_offset", "end_offset", "attempts", "due"))
+    return to_ints(column.offsets), Pending(start, end, attempts, due, to_codes(flat["kind"], ["retry"]) == 0)
+
+
+def split_plans(rows: Iterable[Mapping[str, Any]]) -> dict[EpochPartition, list[PlannedRange]]:
+    """Return the plans of each epoch and topic-partition, by turn, open and void ones included."""
+    found: dict[EpochPartition, list[PlannedRange]] = {}
+    parsed: dict[str, Any] = {}  # all partitions of a plan have the same settings, so each text is parsed once
+    for row in rows:
+        text = row.get("settings") or "{}"
+        if text not in parsed:
+            parsed[text] = json.loads(text)
+        first = tuple((r["start_offset"], r["end_offset"]) for r in row.get("retries") or () if r["attempt"] == 1)
+        plan = PlannedRange(row["turn"], row["kind"], row["start_offset"], row["end_offset"], parsed[text], first)
+        found.setdefault((row["epoch"], TopicPartition(row["topic"], row["partition"])), []).append(plan)
+    for plans in found.values():
+        plans.sort(key=lambda plan: plan.turn)
+    return found

@@ -1,0 +1,313 @@
+"""Calls a handler on records: each record gets exactly one outcome, whatever the handler does.
+
+Records in flight: what a handler's `InFlight` becomes, under the settings of the task that this process works on.
+"""
+
+import inspect
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from concurrent.futures import Future
+from contextlib import AbstractContextManager
+from datetime import timedelta
+from itertools import islice
+from typing import Any, Protocol
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ackline.handler import Handler, Tier, Yielded, sign_tokens_with
+from ackline.ledger.outcomes import Outcome
+from ackline.ledger.pending import LATEST, MICROSECOND
+from ackline.pipeline.field_types import parse_duration
+from ackline.tuples import InFlight
+from ackline.worker.outcomes import (
+    INVALID_WORD,
+    OUTCOME_WORDS,
+    Clock,
+    InvalidOutcome,
+    Outcomes,
+    PayloadOf,
+    RowOutcome,
+    TaskFailure,
+    error_class_of_batch,
+    outcome_of_exception,
+    outcome_of_word,
+    scrubbed_message,
+    tombstone_outcome,
+)
+from ackline.worker.records import Records
+from ackline.worker.settings import ReplaySettings
+
+_allowed = False
+_timeout: timedelta | None = None
+# As the tokens of `ackline.handler`, these are of the process: it works on one task at a time.
+
+
+def use_in_flight_settings(settings: ReplaySettings) -> None:
+    """Sets whether handlers of this process may return InFlight, its default timeout, and the signer of tokens."""
+    global _allowed, _timeout
+    _allowed, _timeout = settings.tokens is not None, settings.in_flight_timeout
+    sign_tokens_with(settings.tokens.token if settings.tokens is not None else None)
+
+
+def in_flight_outcome(answer: InFlight, row: int, handled_at: int) -> RowOutcome:
+    """Returns the outcome of a row that is in flight from `handled_at` on, in microseconds since 1970.
+
+    Raises InvalidOutcome if the pipeline has no ack topic, and for a timeout that is no duration above zero.
+    """
+    if not _allowed:
+        raise InvalidOutcome("InFlight needs `ack_topic` in the pipeline file")
+    timeout: Any = _timeout if answer.timeout is None else answer.timeout
+    if timeout is None:
+        return RowOutcome(row, Outcome.IN_FLIGHT, None, None, handled_at)
+    timeout = _duration(timeout)
+    return RowOutcome(row, Outcome.IN_FLIGHT, None, None, handled_at, min(handled_at + timeout // MICROSECOND, LATEST))
+
+
+def _duration(timeout: Any) -> timedelta:
+    """Returns the timeout of an InFlight, which is a timedelta or a text as in the pipeline file."""
+    try:
+        duration = parse_duration(timeout)
+    except ValueError:  # its text may quote what the handler has made of the record
+        duration = timedelta()
+    if duration <= timedelta():
+        raise InvalidOutcome("the timeout of InFlight is no timedelta above zero, and no text such as 30s or 1h30m")
+    return duration
+
+
+_OUTCOME_COLUMNS = ("outcome", "error_class", "error_message")
+# The acked records of a small group share one time: reading the clock for each would take a tenth of all the time.
+_GROUP = 64
+
+_forks = 0
+
+
+def _count_fork() -> None:
+    global _forks
+    _forks += 1
+
+
+os.register_at_fork(after_in_child=_count_fork)
+
+
+class CallObserver(Protocol):
+    """Logs the calls of a handler, and sends outcomes before the batch is done, because any call may end the process.
+
+    The only implementation is in `ackline.worker.isolation.fork_server`.
+    """
+
+    def wrap(self, handler: Handler, tier: Tier) -> Handler:
+        """Returns the handler; each call of it is logged before it is made."""
+
+    def waiting(self) -> AbstractContextManager[None]:
+        """Returns a context in which a call waits for something else: that time does not count against its limit."""
+
+    def report(self, offset: int, outcome: RowOutcome) -> None:
+        """Sends the outcome of the record at `offset`, which was not acked."""
+
+
+class Router(ABC):
+    """Calls one of several handlers for each record: `ackline.worker.streams`."""
+
+    @abstractmethod
+    def call(self, records: Records, now: Clock, observer: CallObserver | None = None) -> Outcomes:
+        """Returns the outcome of each record."""
+
+
+def call_handler(
+    handler: Handler | Router,
+    tier: Tier,
+    records: Records,
+    now: Clock,
+    deliver_tombstones: bool,
+    observer: CallObserver | None = None,
+) -> Outcomes:
+    """Calls the handler, and returns the outcome of each record. Without `deliver_tombstones`, records without a value
+    are skipped, and the handler does not get them.
+
+    Raises an AcklineError only for what keeps a record from being handled without being its fault.
+    """
+    if deliver_tombstones or not records.values.null_count:
+        return _call(handler, tier, records, now, observer)
+    delivered = records.values.is_valid().to_numpy(zero_copy_only=False)
+    rows = np.flatnonzero(delivered)
+    outcomes = Outcomes(np.empty(0, np.int64))
+    if len(rows):
+        outcomes = _call(handler, tier, records.filter(delivered), now, observer)
+    time = now()
+    handled_at = np.full(len(records), time, dtype=np.int64)
+    handled_at[rows] = outcomes.handled_at
+    not_acked = [outcome.at_row(int(rows[outcome.row])) for outcome in outcomes.not_acked]
+    not_acked += [tombstone_outcome(int(row), time) for row in np.flatnonzero(~delivered)]
+    return Outcomes(handled_at, sorted(not_acked, key=lambda outcome: outcome.row), outcomes.calls)
+
+
+def _call(
+    handler: Handler | Router, tier: Tier, records: Records, now: Clock, observer: CallObserver | None
+) -> Outcomes:
+    if isinstance(handler, Router):
+        return handler.call(records, now, observer)
+    if observer is not None:
+        handler = observer.wrap(handler, tier)
+    if tier is Tier.RECORD:
+        return call_record_handler(handler, records, now, observer=observer)
+    return call_arrow_handler(handler, records, now)
+
+
+def call_record_handler(
+    handler: Handler,
+    records: Records,
+    now: Clock,
+    payload_of: PayloadOf | None = None,
+    observer: CallObserver | None = None,
+) -> Outcomes:
+    """Calls a handler of the record tier once for each record. `payload_of` is for a handler that sees more of a record
+    than its raw bytes."""
+    count = len(records)
+    remaining = iter(records)
+    forks = _forks
+    not_acked: list[RowOutcome] = []
+    times: list[int] = []
+    for _ in range(0, count, _GROUP):
+        for record in islice(remaining, _GROUP):
+            try:
+                result = handler(record)
+                if _forks != forks:
+                    end_forked_copy()
+                if result is not None:
+                    in_flight = in_flight_answer(result)
+                    if in_flight is not None:
+                        row = int(np.searchsorted(records.offsets, record.offset))
+                        not_acked.append(in_flight_outcome(in_flight, row, now()))
+                        if observer is not None:
+                            observer.report(record.offset, not_acked[-1])
+            except TaskFailure as failure:
+                raise failure.error from None
+            except BaseException as error:  # sys.exit, too, is the outcome of this record alone
+                if _forks != forks:
+                    end_forked_copy(error)
+                row = int(np.searchsorted(records.offsets, record.offset))
+                not_acked.append(outcome_of_exception(error, row, records, now(), payload_of))
+                if observer is not None:
+                    observer.report(record.offset, not_acked[-1])
+        times.append(now())
+    handled_at = np.repeat(np.array(times, dtype=np.int64), _GROUP)[:count]
+    return Outcomes(handled_at, not_acked, count)
+
+
+def forks() -> int:
+    """Returns how often this process is a copy that a fork has made. A handler may fork in its call."""
+    return _forks
+
+
+def in_flight_answer(result: Any) -> InFlight | None:
+    """Returns the InFlight that a record handler has returned or yielded; None if it has not, so that the record is
+    acked.
+
+    Raises InvalidOutcome for a result that stands for unfinished work, for the class InFlight and an InFlight within a
+    list or tuple, and for a generator that has yielded anything else or more than one InFlight.
+    """
+    if isinstance(result, InFlight):
+        return result
+    if not isinstance(result, Yielded):
+        if result is InFlight or (
+            isinstance(result, list | tuple) and any(item is InFlight or isinstance(item, InFlight) for item in result)
+        ):
+            raise InvalidOutcome("the handler returned InFlight in another form: return InFlight()")
+        refuse_unfinished(result)
+        return None
+    if not all(isinstance(item, InFlight) for item in result) or len(result) > 1:
+        raise InvalidOutcome("a handler may yield one InFlight, and nothing else")
+    return result[0] if result else None
+
+
+def end_forked_copy(error: BaseException | None = None) -> None:
+    """Ends this process, a copy that the handler has forked and that has returned from the handler's call. Otherwise
+    the copy would handle each record that is left a second time."""
+    code = error.code if isinstance(error, SystemExit) else error
+    os._exit(code if isinstance(code, int) else 0 if code is None else 1)
+
+
+def refuse_unfinished(result: Any) -> None:
+    """Raises InvalidOutcome for a result that stands for unfinished work, or for an exception that was returned instead
+    of raised. Acking either would ack a record that was not handled."""
+    if isinstance(result, BaseException) or (isinstance(result, type) and issubclass(result, BaseException)):
+        raise InvalidOutcome("the handler returned an exception: raise it")
+    if inspect.iscoroutine(result) or inspect.isgenerator(result):
+        result.close()
+    elif not (inspect.isawaitable(result) or inspect.isasyncgen(result) or isinstance(result, Future)):
+        return
+    raise InvalidOutcome("the handler returned a coroutine, future or generator: its work was not done")
+
+
+def call_arrow_handler(handler: Handler, records: Records, now: Clock) -> Outcomes:
+    """Calls a handler of the Arrow tier once for all records. An invalid answer fails the whole batch."""
+    forks = _forks
+    try:
+        result = handler(records.to_arrow())
+        if _forks != forks:
+            end_forked_copy()
+        refuse_unfinished(result)
+        words, classes, messages = _outcome_columns(result, records)
+    except BaseException as error:  # sys.exit, too, is the outcome of this batch alone
+        if _forks != forks:
+            end_forked_copy(error)
+        return _failed_batch(error, records, now())
+    time = now()
+    module = str(getattr(handler, "__module__", "handler"))
+    rows = np.flatnonzero(pc.not_equal(words, "acked").to_numpy(zero_copy_only=False)).tolist()
+    not_acked = [
+        outcome_of_word(row, words[row].as_py(), _value(classes, row), _value(messages, row), records, time, module)
+        for row in rows
+    ]
+    return Outcomes(np.full(len(records), time, np.int64), not_acked, len(records))
+
+
+def _failed_batch(error: BaseException, records: Records, time: int) -> Outcomes:
+    count = len(records)
+    message = scrubbed_message(error, (part for row in range(count) for part in records.payload_of(row)))
+    error_class = error_class_of_batch(error)
+    failed = [RowOutcome(row, Outcome.FAILED, error_class, message, time) for row in range(count)]
+    return Outcomes(np.full(count, time, np.int64), failed, count)
+
+
+def _value(column: pa.Array | None, row: int) -> str | None:
+    return None if column is None else column[row].as_py()
+
+
+def _outcome_columns(result: Any, records: Records) -> tuple[pa.Array, pa.Array | None, pa.Array | None]:
+    """Returns the columns outcome, error_class and error_message of what an Arrow handler returned. Raises
+    InvalidOutcome, or Arrow's own error, unless that is one outcome for each row."""
+    classes: pa.Array | None = None
+    messages: pa.Array | None = None
+    if isinstance(result, pa.Table | pa.RecordBatch):
+        names = result.schema.names
+        # The handler may return its own batch with columns added, so columns of other names are ignored.
+        columns = {name: _string_column(result.column(name)) for name in names if name in _OUTCOME_COLUMNS}
+        if "offset" in names and result.column("offset").to_pylist() != records.offsets.tolist():
+            raise InvalidOutcome("the handler returned other offsets than it was given")
+        if "outcome" not in columns:
+            raise InvalidOutcome("the returned table has no column `outcome`")
+        words, classes, messages = columns["outcome"], columns.get("error_class"), columns.get("error_message")
+    else:
+        words = _string_column(result)
+    if len(words) != len(records):
+        raise InvalidOutcome(f"{len(words)} outcomes for {len(records)} records")
+    if words.null_count or not pc.all(pc.is_in(words, OUTCOME_WORDS)).as_py():
+        raise InvalidOutcome(INVALID_WORD)
+    return words, classes, messages
+
+
+def _string_column(column: Any) -> pa.Array:
+    if isinstance(column, pa.ChunkedArray):
+        column = column.combine_chunks()
+    if isinstance(column, pa.Array):
+        return column.cast(pa.string())
+    if isinstance(column, str | bytes | dict) or not isinstance(column, Sequence | np.ndarray):
+        raise InvalidOutcome(f"the handler returned {type(column).__name__}, not a sequence of outcomes")
+    try:
+        return pa.array([str(word) if isinstance(word, str) else word for word in column], pa.string())
+    except (pa.ArrowInvalid, pa.ArrowTypeError, TypeError) as error:
+        raise InvalidOutcome(INVALID_WORD) from error

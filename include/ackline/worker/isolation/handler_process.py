@@ -1,0 +1,270 @@
+"""A handler's process as its Spark task sees it: the task sends requests, and the process responds or dies.
+
+A fork server (`ackline.worker.isolation.fork_server`) starts the process, kills it, and reports how it ended. The task
+waits in one place, on both sockets at once, so it notices a death as well as a hang.
+"""
+
+import contextlib
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ackline.errors import AcklineError, FatalError, TransientError
+from ackline.ledger.outcomes import ErrorClass, Outcome
+from ackline.tuples import Durations
+from ackline.worker.isolation import serving
+from ackline.worker.isolation.call_log import NO_CALL, CallLog, CallState
+from ackline.worker.isolation.fork_server import COMMAND, END_CALL, EXIT_GRACE, FORK, QUIT, STATUS
+from ackline.worker.outcomes import RowOutcome
+from ackline.worker.records import Int64s
+
+MAX_IDLE_DEATHS = 3
+"""After this many deaths in a row without a call the handler fails its Spark task."""
+START_LIMIT = 600.0
+"""Seconds that the import of a handler may take: it may have to load a model."""
+_PATH = "ACKLINE_FORK_SERVER_PATH"
+# The process gets the import path of its task. The path goes by the environment, because a command line is short.
+_START = (
+    f"import json, os, sys; sys.path[:] = json.loads(os.environ.pop('{_PATH}')); "
+    "from ackline.worker.isolation.fork_server import main; main()"
+)
+_MAX_WAIT = 60.0
+_NS = 1_000_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Death:
+    """The end of a handler's process that had not answered."""
+
+    how: str
+    """How it ended, such as "was killed by SIGKILL"."""
+    given: Int64s
+    """The offsets that the handler was given, or the numbers of the calls, in their order."""
+    reported: Mapping[int, RowOutcome | None]
+    """By offset or number of the call: the outcome of a record that was not acked; None for a call that returned."""
+    as_batch: bool
+    """One call got all of them."""
+    in_call: bool
+    """The last call had not returned."""
+    timed_out: bool
+    """The task had the process killed, because that call took too long."""
+
+    def failure(self, row: int, limit: float | None, time: int, among: str = "") -> RowOutcome:
+        """Returns the outcome of a row in whose call the process died. `limit` is the time limit of a call in seconds,
+        `time` is in microseconds since 1970, and `among` ends the message, such as " in a batch of 3 records"."""
+        if self.timed_out:
+            error_class, message = ErrorClass.TIMEOUT, f"the handler did not return within {limit:g} s"
+        else:
+            error_class, message = ErrorClass.WORKER_LOST, f"the handler's process {self.how}"
+        return RowOutcome(row, Outcome.FAILED, error_class, message + among, time)
+
+
+class HandlerProcess:
+    """One process at a time; the next request after a death starts another.
+
+    Each process imports the module `program` and gets `start` as its first message. A call may take `limit` seconds.
+    """
+
+    def __init__(self, program: str, start: object, limit: float | None) -> None:
+        self._first_message, self._limit = start, limit
+        self._idle_deaths = 0
+        self._returned: list[tuple[int, Any]] = []
+        self.lost = Durations()
+        """How many calls the process has died in, and how long they took."""
+        self._log = CallLog.create()
+        self._control, remote = socket.socketpair()
+        with remote:
+            self._fork_server = subprocess.Popen(
+                [sys.executable, "-c", _START, str(remote.fileno()), program],
+                env={**os.environ, _PATH: json.dumps([os.path.abspath(entry) for entry in sys.path])},
+                stdin=subprocess.DEVNULL,
+                pass_fds=[remote.fileno()],
+                start_new_session=True,
+            )
+        self._data: socket.socket | None = None
+
+    def request(self, request: object, calls: int) -> object:
+        """Has the process make the calls of a request, of which there are at most `calls`. Returns the response, or the
+        `Death` of the process.
+
+        Raises what the calls and the handler's import raise in the process, TransientError if the fork server is gone,
+        and FatalError if processes died three times in a row before they made a call.
+        """
+        self._log.begin_batch(calls)
+        response = self._start() if self._data is None else None
+        if not isinstance(response, Death):
+            response = self._exchange(request, None)
+        self._count_idle_death(response)
+        return response
+
+    def _count_idle_death(self, response: object) -> None:
+        if not isinstance(response, Death) or len(response.given):
+            self._idle_deaths = 0
+            return
+        self._idle_deaths += 1
+        if self._idle_deaths >= MAX_IDLE_DEATHS:
+            raise FatalError(
+                f"the handler's process {response.how}, {MAX_IDLE_DEATHS} times before it was given a record; check "
+                f"what the handler's import and its threads do"
+            )
+
+    def take_returned(self) -> list[tuple[int, Any]]:
+        """Returns what calls have returned or raised since the last time, with the offset or the number of the call,
+        and forgets it."""
+        returned, self._returned = self._returned, []
+        return returned
+
+    def start(self) -> None:
+        """Starts the process without a record. If it dies, the next call starts another. Raises what the handler's
+        import raises in the process, and TransientError if the fork server is gone."""
+        self._log.begin_batch(0)
+        if self._data is None:
+            self._start()
+
+    def _start(self) -> object:
+        self._data, remote = socket.socketpair()
+        self._data.setblocking(False)
+        with remote:
+            self._command(FORK, NO_CALL, remote.fileno(), self._log.descriptor)
+        return self._exchange(self._first_message, time.monotonic() + START_LIMIT)
+
+    def _command(self, command: bytes, call: CallState = NO_CALL, *descriptors: int) -> None:
+        try:
+            socket.send_fds(self._control, [COMMAND.pack(command, *call)], descriptors)
+        except OSError:
+            raise _no_fork_server() from None
+
+    def _exchange(self, value: object, until: float | None) -> object:
+        """Sends `value`, and waits for the response or the process's death."""
+        assert self._data is not None
+        unsent, inbox, reported = serving.frame(value), serving.Inbox(), dict[int, RowOutcome | None]()
+        accused: CallState | None = None
+        connected = True
+        while True:
+            ready = self._wait(connected, bool(unsent), until if accused is None else time.monotonic() + 1)
+            if self._data.fileno() in ready and connected:
+                connected = self._send(unsent) and inbox.read(self._data)
+                for response in self._responses(inbox, reported):
+                    return response
+                if not connected:  # the process is dead, or the handler has closed the process's socket
+                    self._command(END_CALL)
+            if self._control.fileno() in ready:
+                return self._death(inbox, reported, accused)
+            overdue = self._overdue_call(until)
+            if overdue is not None and overdue != accused:
+                accused = overdue
+                self._command(END_CALL, overdue)
+
+    def _wait(self, connected: bool, sending: bool, until: float | None) -> set[int]:
+        """Waits for events, at most until a call may be overdue. Returns the descriptors of the ready sockets."""
+        assert self._data is not None
+        poll = select.poll()
+        poll.register(self._control, select.POLLIN)
+        if connected:
+            poll.register(self._data, select.POLLIN | (select.POLLOUT if sending else 0))
+        patience = _MAX_WAIT if until is None else min(_MAX_WAIT, until - time.monotonic())
+        if self._limit is not None:
+            began_at = self._log.state().began_at
+            left = self._limit if began_at <= 0 else self._limit - (time.monotonic_ns() - began_at) / _NS
+            patience = min(patience, left)
+        return {descriptor for descriptor, _ in poll.poll(max(1, patience * 1000))}
+
+    def _send(self, unsent: list[memoryview]) -> bool:
+        """Sends what fits into the socket. Returns False if the process no longer reads from it."""
+        assert self._data is not None
+        with contextlib.suppress(BlockingIOError):
+            while unsent:
+                try:
+                    sent = self._data.send(unsent[0])
+                except ConnectionError:
+                    return False
+                unsent[0] = unsent[0][sent:]
+                if not unsent[0]:
+                    del unsent[0]
+        return True
+
+    def _responses(self, inbox: serving.Inbox, reported: dict[int, RowOutcome | None]) -> Iterator[object]:
+        """Yields the process's response if it has come, and raises an error that came in its place. Keeps what the
+        process reports before that."""
+        while (message := inbox.next()) is not None:
+            kind, value = message
+            if kind == "outcome":
+                reported[value[0]] = value[1]
+            elif kind in ("returned", "raised"):
+                self._returned.append(value)
+                if kind == "returned":
+                    reported[value[0]] = None
+            elif kind == "error":
+                assert isinstance(value, AcklineError)
+                raise value
+            else:
+                yield value
+
+    def _death(self, inbox: serving.Inbox, reported: dict[int, RowOutcome | None], accused: CallState | None) -> object:
+        """Returns the response that the process has sent before it died, or else its death."""
+        assert self._data is not None
+        status = b""
+        with contextlib.suppress(ConnectionError):  # the fork server died before it read a command
+            status = self._control.recv(STATUS.size)
+        if len(status) < STATUS.size:
+            raise _no_fork_server()
+        data, self._data = self._data, None
+        with data:
+            inbox.read(data)
+        for response in self._responses(inbox, reported):
+            return response
+        state, given = self._log.state(), self._log.given()
+        if state.began_at > 0 and len(given) and given[-1] not in reported:
+            self.lost.measure(time.monotonic_ns() - state.began_at)
+        return Death(
+            how=_describe_exit(os.waitstatus_to_exitcode(STATUS.unpack(status)[0])),
+            given=given,
+            reported=reported,
+            as_batch=self._log.as_batch,
+            in_call=bool(state.began_at),
+            timed_out=accused is not None and state == accused,
+        )
+
+    def _overdue_call(self, until: float | None) -> CallState | None:
+        """Returns a call that exceeds its limit, NO_CALL for a start that does, and None if neither does."""
+        if until is not None and time.monotonic() > until:
+            return NO_CALL
+        state = self._log.state()
+        if self._limit is not None and state.began_at > 0 and time.monotonic_ns() - state.began_at > self._limit * _NS:
+            return state
+        return None
+
+    def close(self) -> None:
+        """Ends the process and the fork server. An idle process may run what the handler has registered `atexit`."""
+        if self._data is not None:
+            self._data.close()
+        with contextlib.suppress(TransientError):
+            self._command(QUIT)
+        try:
+            self._fork_server.wait(2 * EXIT_GRACE)
+        except subprocess.TimeoutExpired:
+            self._fork_server.kill()
+            self._fork_server.wait()
+        self._control.close()
+        self._log.close()
+
+
+def _no_fork_server() -> TransientError:
+    return TransientError("the fork server of the handler's process has ended; the same step may succeed later")
+
+
+def _describe_exit(status: int) -> str:
+    if status >= 0:
+        return f"ended with exit status {status}"
+    try:
+        return f"was killed by {signal.Signals(-status).name}"
+    except ValueError:
+        return f"was killed by signal {-status}"

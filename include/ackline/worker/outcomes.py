@@ -1,0 +1,173 @@
+"""The outcomes of records: how an exception that a handler raised, or a word that it returned, becomes one."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from datetime import datetime
+from time import time_ns
+
+import pyarrow as pa
+
+from ackline.errors import AcklineError
+from ackline.handler import Dead, Skip
+from ackline.ledger.outcomes import UNIX_EPOCH, ErrorClass, Outcome
+from ackline.scrub import scrub
+from ackline.worker.records import Int64s, Records
+
+Clock = Callable[[], int]
+"""Returns microseconds since 1970, rounded up to a millisecond, so that no outcome is stamped before it exists."""
+
+PayloadOf = Callable[[int], Iterable[bytes | str | None]]
+"""Returns what an error message must not repeat of the record in a row."""
+
+# An Arrow handler or a column handler answers with these. "dead" is stored as a failure that settle does not retry.
+OUTCOME_WORDS = pa.array(["acked", "failed", "skipped", "dead"])
+INVALID_WORD = "an outcome is null, or not one of acked, failed, skipped, dead"
+_RESERVED = frozenset(reserved.value for reserved in ErrorClass)
+_CLASS_LIMIT = 120
+
+
+@dataclass(frozen=True, slots=True)
+class RowOutcome:
+    """The outcome of a row that was not acked. `row` is the index of the row in its `Records`."""
+
+    row: int
+    outcome: Outcome
+    error_class: str | None
+    error_message: str | None
+    handled_at: int
+    due: int | None = None
+    """The deadline of a record in flight, in microseconds since 1970; None without one, and of other outcomes."""
+    tree: str | None = None
+    """What became of the record's tuples, as `ackline.ledger.explain_offset` encodes it; None without steps."""
+
+    def at_row(self, row: int) -> "RowOutcome":
+        """Returns this outcome for another row index."""
+        return RowOutcome(row, self.outcome, self.error_class, self.error_message, self.handled_at, self.due, self.tree)
+
+
+@dataclass(slots=True)
+class Outcomes:
+    """One outcome for each row. `not_acked` holds those that are not acked, sorted by row; every other row is acked.
+
+    `handled_at` holds a time for each row, in microseconds since 1970. `calls` counts the records that the handler got.
+    `trees` holds the story of each acked row, as `ackline.ledger.explain_offset` encodes it; None if no row has one.
+    """
+
+    handled_at: Int64s
+    not_acked: list[RowOutcome] = field(default_factory=list)
+    calls: int = 0
+    trees: pa.DictionaryArray | None = None
+
+
+class InvalidOutcome(Exception):
+    """A handler or a filter returned something that is not an outcome; stored as ErrorClass.INVALID_OUTCOME."""
+
+
+class DecodingFailed(Exception):
+    """A key or value does not decode. Stored as ErrorClass.UNDECODABLE with this text, which quotes no payload."""
+
+
+class Unmatched(Exception):
+    """No stream takes the record; stored as ErrorClass.UNMATCHED."""
+
+
+class TaskFailure(BaseException):
+    """Ends the Spark task with `error`: the record can't be handled now, and the record is not the cause."""
+
+    def __init__(self, error: AcklineError) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+def outcome_clock(now: datetime | None) -> Clock:
+    """Returns the clock of outcomes: the executor's, or one that stands still at `now`."""
+    if now is None:
+        return lambda: -(-time_ns() // 1_000_000) * 1000
+    since = now - UNIX_EPOCH
+    fixed = -(-(since.days * 86_400_000_000 + since.seconds * 1_000_000 + since.microseconds) // 1000) * 1000
+    return lambda: fixed
+
+
+def tombstone_outcome(row: int, handled_at: int) -> RowOutcome:
+    """Returns the outcome of a record without a value that no handler was given."""
+    return RowOutcome(row, Outcome.SKIPPED, ErrorClass.TOMBSTONE, None, handled_at)
+
+
+def outcome_of_exception(
+    error: BaseException, row: int, records: Records | None, handled_at: int, payload_of: PayloadOf | None = None
+) -> RowOutcome:
+    """Returns the outcome of a row whose handling raised `error`; `payload_of` defaults to the raw bytes of the row of
+    `records`."""
+    kind = type(error)  # not error.__class__ or isinstance: a handler's exception may raise there in turn
+    if issubclass(kind, Unmatched):
+        return RowOutcome(row, Outcome.SKIPPED, ErrorClass.UNMATCHED, None, handled_at)
+    if issubclass(kind, DecodingFailed):
+        return RowOutcome(row, Outcome.FAILED, ErrorClass.UNDECODABLE, scrub(str(error), ()), handled_at)
+    if payload_of is None:
+        assert records is not None
+        payload_of = records.payload_of
+    message = scrubbed_message(error, payload_of(row))
+    if issubclass(kind, Skip):
+        return RowOutcome(row, Outcome.SKIPPED, ErrorClass.SKIP, message, handled_at)
+    error_class = ErrorClass.DEAD.value if issubclass(kind, Dead) else error_class_of(error)
+    return RowOutcome(row, Outcome.FAILED, error_class, message, handled_at)
+
+
+def outcome_of_word(
+    row: int,
+    word: str,
+    error_class: str | None,
+    message: str | None,
+    records: Records | None,
+    handled_at: int,
+    module: str,
+) -> RowOutcome:
+    """Returns the outcome of a row for which a handler of `module` returned "failed", "skipped" or "dead".
+
+    `records` are what the handler was given: their payload is removed from `error_class` and `message`. Both are left
+    out where `records` is None.
+    """
+    text = scrub(message, records.payload_of(row)) or None if message and records is not None else None
+    if word == "skipped":
+        return RowOutcome(row, Outcome.SKIPPED, ErrorClass.SKIP, text, handled_at)
+    if word == "dead":
+        return RowOutcome(row, Outcome.FAILED, ErrorClass.DEAD, text, handled_at)
+    name = None
+    if error_class and records is not None:
+        name = _storable_class(scrub(error_class, records.payload_of(row)), module)
+    return RowOutcome(row, Outcome.FAILED, name, text, handled_at)
+
+
+def error_class_of(error: BaseException) -> str:
+    """Returns the name of an exception's type; with its module if Ackline gives the bare name a meaning."""
+    kind = type(error)
+    if issubclass(kind, InvalidOutcome):
+        return ErrorClass.INVALID_OUTCOME
+    try:
+        return _storable_class(kind.__name__, kind.__module__)
+    except BaseException:  # a broken metaclass must not fail the neighbours of this record
+        return _storable_class("", "")
+
+
+def error_class_of_batch(error: BaseException) -> str:
+    """Returns the class to store for each record of a batch whose handler raised `error`.
+
+    `Dead` and `Skip` get their module's name, so they mean nothing to settle: raised for a whole batch, `Dead` would
+    bury records that only shared the batch. Those records failed, and settle retries them.
+    """
+    kind = type(error)
+    return f"{kind.__module__}.{kind.__name__}" if issubclass(kind, Dead | Skip) else error_class_of(error)
+
+
+def _storable_class(name: str, module: str) -> str:
+    full = f"{module}.{name}" if name in _RESERVED else name
+    return "".join(c for c in full if c.isalnum() or c in "._")[:_CLASS_LIMIT] or "Exception"
+
+
+def scrubbed_message(error: BaseException, payload: Iterable[bytes | str | None]) -> str | None:
+    """Returns the text of an exception without what it shares with `payload`; None if it has none."""
+    try:
+        text = str.__str__(str(error))  # str(error) may be of a subclass of str, with methods that raise
+    except BaseException:  # a broken __str__ must not fail the neighbours of this record
+        return None
+    return scrub(text, payload) or None

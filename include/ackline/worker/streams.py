@@ -1,0 +1,306 @@
+"""The handlers of a job: imports them, decodes each record, and calls the one whose stream takes it.
+
+Streams: decodes each record, and calls the handler of the first stream whose filter takes it.
+
+Decoding and filtering are part of handling a record: what they raise is the outcome of that record alone. A record that
+no stream takes is skipped, with the error class Unmatched. A failure of the schema registry ends the Spark task.
+
+Imports the handlers of a job in the process that calls them: a Spark task, or a process of their own.
+"""
+
+from collections.abc import Callable, Iterator
+from copy import copy
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import chain
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from ackline.errors import AcklineError
+from ackline.handler import Handler, Record, Tier, load_handler
+from ackline.kafka.registry import Registry
+from ackline.ledger.outcomes import ErrorClass
+from ackline.pipeline.functions import StreamFunctions, check_emits, check_in_flight, load_functions, load_steps
+from ackline.pipeline.streams import DECODERS, Decode, Stream, Translation, Undecodable, scalar_texts
+from ackline.worker.call import (
+    CallObserver,
+    Router,
+    call_arrow_handler,
+    call_handler,
+    call_record_handler,
+    refuse_unfinished,
+    use_in_flight_settings,
+)
+from ackline.worker.outcomes import (
+    Clock,
+    DecodingFailed,
+    InvalidOutcome,
+    Outcomes,
+    TaskFailure,
+    Unmatched,
+    outcome_clock,
+    outcome_of_exception,
+)
+from ackline.worker.records import Int64s, Records
+from ackline.worker.settings import ReplaySettings
+
+# A record is frozen for its handler. These set a slot of it in place, before the handler gets it.
+_set_key: Any = Record.__dict__["key"].__set__
+_set_value: Any = Record.__dict__["value"].__set__
+
+_BYTES = ("bytes", "bytes")
+_NOT_CALLED = (ErrorClass.UNDECODABLE, ErrorClass.UNMATCHED)
+_EMPTY_RECORD = Record("", 0, 0, None, None, None, (), 0)
+
+
+@dataclass(frozen=True, slots=True)
+class _Route:
+    """A stream with its functions and decoders; a decoder is None where bytes stay bytes."""
+
+    stream: Stream
+    functions: StreamFunctions
+    key: Decode | None
+    value: Decode | None
+
+    @property
+    def decoding(self) -> tuple[str, str]:
+        """What keys and values are decoded as. A record is decoded once for all routes with the same decoding."""
+        return self.stream.key, self.stream.value
+
+    def decode(self, record: Record) -> None:
+        """Decodes key and value in place. Raises DecodingFailed, or TaskFailure if the record is not the cause."""
+        try:
+            if self.key is not None and record.key is not None:
+                _set_key(record, self.key(record.key, record))
+            if self.value is not None and record.value is not None:
+                _set_value(record, self.value(record.value, record))
+        except Undecodable as error:
+            raise DecodingFailed(str(error)) from None
+        except AcklineError as error:
+            raise TaskFailure(error) from None
+
+    def wants(self, record: Record) -> bool:
+        """Returns the filter's decision. Raises InvalidOutcome if the filter returned neither True nor False."""
+        if self.functions.filter is None:
+            return True
+        wanted = self.functions.filter(record)
+        if isinstance(wanted, bool | np.bool_):
+            return bool(wanted)
+        refuse_unfinished(wanted)
+        raise InvalidOutcome(f"the filter returned {type(wanted).__name__}, not True or False")
+
+
+class Streams(Router):
+    """The streams of a translation, with their functions imported.
+
+    `emits` is True if steps take what handlers emit, `in_flight` if handlers may return InFlight. Raises what
+    `load_functions` raises.
+    """
+
+    def __init__(self, translation: Translation, *, emits: bool = False, in_flight: bool = False) -> None:
+        self._registry = registry = Registry(dict(translation.registry)) if translation.needs_registry else None
+        self._routes = [
+            _Route(
+                stream,
+                load_functions(stream, emits=emits, in_flight=in_flight),
+                _decoder(stream.key, "key", registry),
+                _decoder(stream.value, "value", registry),
+            )
+            for stream in translation.streams
+        ]
+        self._routes_of = lru_cache(maxsize=None)(self._find_routes)
+
+    def with_wrapped_handlers(self, wrap: Callable[[Handler], Handler]) -> "Streams":
+        """Returns these streams with each handler wrapped; filters and decoders stay as they are."""
+        wrapped = copy(self)
+        wrapped._routes = [
+            replace(route, functions=replace(route.functions, handler=wrap(route.functions.handler)))
+            for route in self._routes
+        ]
+        wrapped._routes_of = lru_cache(maxsize=None)(wrapped._find_routes)
+        return wrapped
+
+    def _find_routes(self, topic: str) -> tuple[_Route, ...]:
+        return tuple(route for route in self._routes if route.stream.covers_topic(topic))
+
+    @property
+    def functions(self) -> list[StreamFunctions]:
+        """The functions of the streams, in the order of the streams."""
+        return [route.functions for route in self._routes]
+
+    def call(self, records: Records, now: Clock, observer: CallObserver | None = None) -> Outcomes:
+        """Returns the outcome of each record. An `observer` counts decoding and filters as part of a record's call; it
+        can't observe the batches that filters make."""
+        routes = self._routes_of(records.tp.topic)
+        if routes and routes[0].functions.filter is None and routes[0].functions.tier is Tier.ARROW:
+            return _call_arrow_route(routes[0], records, now, observer)
+        batches: dict[_Route, list[int]] = {}
+        handler = _routing_handler(routes, records, batches)
+        if observer is not None:
+            handler = observer.wrap(handler, Tier.RECORD)
+            if self._registry is not None:
+                self._registry.waiting = observer.waiting
+        outcomes = call_record_handler(
+            handler, records, now, lambda row: chain(records.payload_of(row), _decoded(routes, records, row)), observer
+        )
+        outcomes.calls -= sum(outcome.error_class in _NOT_CALLED for outcome in outcomes.not_acked)
+        for route, rows in batches.items():
+            _insert(outcomes, np.array(rows), _call_arrow_route(route, records.take(rows), now))
+        outcomes.not_acked.sort(key=lambda outcome: outcome.row)
+        return outcomes
+
+
+def _routing_handler(routes: tuple[_Route, ...], records: Records, batches: dict[_Route, list[int]]) -> Handler:
+    """Returns a record handler that calls the handler of the first route which wants the record. For a route with an
+    Arrow handler it only adds the record's row to `batches`."""
+    if len(routes) == 1 and routes[0].functions.filter is None:  # the usual case, made fast
+        decode, handler = routes[0].decode, routes[0].functions.handler
+
+        def call_only_route(record: Record) -> Any:
+            decode(record)
+            return handler(record)
+
+        return call_only_route
+
+    def call_first_match(record: Record) -> Any:
+        key, value = record.key, record.value
+        decoding = _BYTES
+        for route in routes:
+            if route.decoding != decoding:
+                if decoding != _BYTES:  # a copy, because the last filter may have kept the record that it was given
+                    record = replace(record, key=key, value=value)
+                route.decode(record)
+                decoding = route.decoding
+            if not route.wants(record):
+                continue
+            if route.functions.tier is not Tier.ARROW:
+                return route.functions.handler(record)
+            batches.setdefault(route, []).append(int(np.searchsorted(records.offsets, record.offset)))
+            return None
+        raise Unmatched
+
+    return call_first_match
+
+
+def _decoded(routes: tuple[_Route, ...], records: Records, row: int) -> Iterator[bytes | str]:
+    """Yields what the decoders make of a row, as texts. Decodes it anew: a handler may have changed its values."""
+    for route in {route.decoding: route for route in routes}.values():
+        record = records.record(row)
+        for decode, data in ((route.key, record.key), (route.value, record.value)):
+            if decode is not None and data is not None:
+                try:
+                    decoded = decode(data, record)
+                except (Undecodable, AcklineError):
+                    continue
+                yield from scalar_texts(decoded)
+
+
+def _call_arrow_route(route: _Route, records: Records, now: Clock, observer: CallObserver | None = None) -> Outcomes:
+    """Calls an Arrow handler. Rows that should be text and are not fail alone: the handler does not get them."""
+    undecodable: dict[int, str] = {}
+    for decode, column in ((route.key, records.keys), (route.value, records.values)):
+        if decode is not None:
+            undecodable |= {row: reason for row, reason in _not_text(decode, column) if row not in undecodable}
+    time = now()
+    failures = [outcome_of_exception(DecodingFailed(reason), row, records, time) for row, reason in undecodable.items()]
+    outcomes = Outcomes(np.full(len(records), time, np.int64), failures)
+    rows = np.array([row for row in range(len(records)) if row not in undecodable], dtype=np.int64)
+    if len(rows):
+        batch = records.take(rows) if undecodable else records
+        if route.key is not None:
+            batch = replace(batch, keys=batch.keys.cast(pa.string()))
+        if route.value is not None:
+            batch = replace(batch, values=batch.values.cast(pa.string()))
+        handler = route.functions.handler if observer is None else observer.wrap(route.functions.handler, Tier.ARROW)
+        _insert(outcomes, rows, call_arrow_handler(handler, batch, now))
+        outcomes.calls = len(batch)
+    outcomes.not_acked.sort(key=lambda outcome: outcome.row)
+    return outcomes
+
+
+def _not_text(decode: Decode, column: pa.Array) -> Iterator[tuple[int, str]]:
+    """Yields each row of a column that is not UTF-8, with the reason. Arrow first checks all rows at once, as a rule
+    without a finding; only then each row is decoded."""
+    try:
+        column.cast(pa.string())
+    except pa.ArrowInvalid:
+        for row, data in enumerate(column.to_pylist()):
+            try:
+                if data is not None:
+                    decode(data, _EMPTY_RECORD)
+            except Undecodable as error:
+                yield row, str(error)
+
+
+def _insert(outcomes: Outcomes, rows: Int64s, part: Outcomes) -> None:
+    """Adds the outcomes of some rows, whose indexes are `rows`, to the outcomes of all. Does not sort."""
+    outcomes.handled_at[rows] = part.handled_at
+    outcomes.not_acked += [outcome.at_row(int(rows[outcome.row])) for outcome in part.not_acked]
+
+
+def _decoder(word: str, field: str, registry: Registry | None) -> Decode | None:
+    if word == "bytes":
+        return None
+    if word in DECODERS:
+        return DECODERS[word](field)
+    assert registry is not None
+    return registry.decoder(word, field)
+
+
+CallHandler = Callable[[Records], Outcomes]
+
+
+def load_call(
+    settings: ReplaySettings,
+    tier: Tier,
+    observer: CallObserver | None = None,
+    wrap: Callable[[Handler], Handler] | None = None,
+) -> CallHandler:
+    """Returns a function that calls the job's handler in this process, through `wrap` if it is given.
+
+    Raises what `load_handler_or_streams` raises.
+    """
+    emits, in_flight = settings.topology is not None, settings.tokens is not None
+    handler = _load_once(settings.handler, settings.translation, emits, in_flight)
+    if wrap is not None:
+        handler = handler.with_wrapped_handlers(wrap) if isinstance(handler, Streams) else wrap(handler)
+    clock = outcome_clock(settings.now)
+    use_in_flight_settings(settings)
+    return lambda records: call_handler(handler, tier, records, clock, settings.deliver_tombstones, observer)
+
+
+def load_handler_or_streams(
+    handler: str | None, translation: Translation | None, emits: bool = False, in_flight: bool = False
+) -> Handler | Streams:
+    """Imports the streams of `translation`, or `handler` (`module:function`) where there is no translation. They may
+    emit to steps if `emits`, and hand records on if `in_flight`.
+
+    Raises ConfigError if a function does not import or does not fit, or if the registry's settings are invalid.
+    """
+    if translation is not None:
+        streams = Streams(translation, emits=emits, in_flight=in_flight)
+        check_in_flight(streams.functions, in_flight)
+        return streams
+    assert handler is not None
+    function = load_handler(handler, emits=emits, in_flight=in_flight)
+    if emits:
+        check_emits(function, handler, "handler")
+    check_in_flight([StreamFunctions.of_handler(function)], in_flight)
+    return function
+
+
+def load_functions_of_job(settings: ReplaySettings) -> Handler | Streams:
+    """Imports all functions of a job, those of its steps among them. Returns the handler, or the streams.
+
+    Raises what `load_handler_or_streams` and `load_steps` raise.
+    """
+    emits, in_flight = settings.topology is not None, settings.tokens is not None
+    if settings.topology is not None:
+        load_steps(settings.topology)
+    return load_handler_or_streams(settings.handler, settings.translation, emits, in_flight)
+
+
+# Spark gives one Python worker many tasks.
+_load_once = lru_cache(maxsize=8)(load_handler_or_streams)

@@ -1,0 +1,311 @@
+"""What the calls of a batch did: tuples sent, edges, counts, times and sampled edges.
+
+Tuples on their way to other tasks: as lists while calls emit them, then as rows.
+
+What the calls of a batch did, noted in lists and summed up for each root at the end.
+
+What the calls of a task count and measure. A call only appends to lists; the end of a batch adds them up.
+
+Logs the edges of sampled records, for `debug: {sample: …}` in the pipeline file.
+
+A line names steps, stream, record, attempt and edge. It holds no key, no value and no error message.
+"""
+
+import logging
+import pickle
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import chain, pairwise
+from time import perf_counter_ns, time_ns
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from ackline.ledger.offsets import TopicPartition
+from ackline.ledger.outcomes import Outcome
+from ackline.pipeline.topology import SOURCE_STEP, Stream
+from ackline.tuples import SOURCE, Durations, StepCounts, Tuple
+from ackline.worker.outcomes import RowOutcome
+from ackline.worker.settings import TaskSettings
+from ackline.worker.trees.events import NO_TIMESTAMP, NOT_BEGUN, EventFormat, Events, note_of
+from ackline.worker.trees.rows import (
+    FAILED,
+    MASK,
+    UNTRACKED,
+    EdgeColumns,
+    EdgeNumbers,
+    Edges,
+    Int64s,
+    Resolved,
+    Root,
+    root_id,
+    rows_of,
+    seed_of,
+)
+
+MAX_ROWS = 10_000
+"""Rows of an Arrow batch, at most."""
+MAX_BYTES = 16 << 20
+"""Bytes of an Arrow batch, about at most: the JVM takes a batch whole."""
+_ROW_BYTES = 100
+"""About how many bytes a tuple takes for each of its roots, at least once, beside its key and payload."""
+
+
+@dataclass(slots=True)
+class SentTuples:
+    """Tuples that calls have emitted to steps with `group_by`, as columns."""
+
+    steps: list[int] = field(default_factory=list)
+    streams: list[int] = field(default_factory=list)
+    edges: list[EdgeNumbers] = field(default_factory=list)
+    keys: list[bytes] = field(default_factory=list)
+    payloads: list[bytes] = field(default_factory=list)
+    sizes: list[int] = field(default_factory=list)
+    """About how many bytes each of them takes."""
+    size: int = 0
+    """About how many bytes they take together."""
+
+    def add(self, step: int, stream: int, edges: EdgeNumbers, key: bytes, payload: bytes) -> None:
+        """Adds a tuple that is addressed to `step`."""
+        self.steps.append(step)
+        self.streams.append(stream)
+        self.edges.append(edges)
+        self.keys.append(key)
+        self.payloads.append(payload)
+        size = len(payload) + len(key) + _ROW_BYTES * (len(edges) or 1)
+        self.sizes.append(size)
+        self.size += size
+
+    def __len__(self) -> int:
+        return len(self.steps)
+
+    def rows(self, resolved: Resolved) -> list[pa.RecordBatch]:
+        """Returns the tuples as rows, with the ids of their edges."""
+        if not self.steps:
+            return []
+        columns = self._columns(resolved)
+        return [
+            rows_of({name: values[start:end] for name, values in columns.items()}, end - start)
+            for start, end in self._batches()
+        ]
+
+    def _batches(self) -> Iterator[tuple[int, int]]:
+        """Yields the first tuple of each batch and the one after its last."""
+        # By bytes, too: Arrow's column of payloads holds 2 GiB at most, and the JVM takes a batch whole.
+        sizes = np.array(self.sizes, np.int64)
+        number = (np.cumsum(sizes) - sizes) // MAX_BYTES
+        starts = np.flatnonzero(np.diff(number, prepend=-1)).tolist()
+        for start, end in pairwise([*starts, len(self)]):
+            for first in range(start, end, MAX_ROWS):
+                yield first, min(end, first + MAX_ROWS)
+
+    def _columns(self, resolved: Resolved) -> dict[str, Any]:
+        roots = resolved.roots
+        tracked = np.fromiter(map(bool, self.edges), np.bool_)
+        first = np.array([edges[0] for edges in self.edges if edges], np.int64)
+        root_of = resolved.root_of[first]
+
+        def column(values: npt.NDArray[Any], otherwise: int) -> npt.NDArray[Any]:
+            of_rows = np.full(len(tracked), otherwise, values.dtype)
+            of_rows[tracked] = values
+            return of_rows
+
+        columns: dict[str, Any] = {
+            "step": np.array(self.steps, np.int32),
+            "stream": np.array(self.streams, np.int32),
+            "tp": column(roots.tps[root_of].astype(np.int32), UNTRACKED),
+            "offset": column(roots.offsets[root_of], 0),
+            "attempt": column(roots.attempts[root_of].astype(np.int32), 0),
+            "edge": column(resolved.ids[first].view(np.int64), 0),  # the same 64 bits in a signed column
+            "key": self.keys,
+            "payload": self.payloads,
+        }
+        if max(map(len, self.edges)) > 1:
+            columns["edges"] = [pickle.dumps(resolved.edges(e)) if len(e) > 1 else None for e in self.edges]
+        return columns
+
+
+@dataclass(slots=True)
+class Batch:
+    """The calls of one batch: those of step `step`, and of the steps that run in the same task after it.
+
+    A call that acks notes the numbers of its edges, and nothing else: most calls do.
+    """
+
+    step: int
+    edges: EdgeColumns = field(default_factory=EdgeColumns)
+    closed: list[int] = field(default_factory=list)
+    """The edges of tuples that step `step` acked, failed or skipped."""
+    near: list[int] = field(default_factory=list)
+    near_steps: list[int] = field(default_factory=list)
+    """Edges of tuples that a step in the same task acked, and the number of the step."""
+    not_acked: list[tuple[EdgeNumbers, int, RowOutcome]] = field(default_factory=list)
+    """Calls that did not ack: the edges of their tuples, the number of the step, and the outcome."""
+    problems: list[tuple[EdgeNumbers, int, RowOutcome]] = field(default_factory=list)
+    """What keeps a root from being acked although its call acked: an unknown stream, a row that does not fit."""
+
+    dues: list[tuple[int, int]] = field(default_factory=list)
+    """The edge of each root that is in flight, and its deadline in microseconds since 1970, NEVER without one."""
+
+    def events(self, resolved: Resolved, format_: EventFormat, sent: SentTuples, time: int) -> Events:
+        """Returns one event for each root, given the tuples that go to other tasks. `time` is when the calls had
+        returned, in microseconds since 1970.
+
+        All sums are over the edges of the batch, so the order of the calls does not matter.
+        """
+        roots, count, steps = resolved.roots, len(resolved.roots.tps), format_.steps
+        rows = np.zeros(count, format_.dtype)
+        rows["offset"], rows["attempt"] = roots.offsets, roots.attempts
+        rows["edge"] = resolved.ids[resolved.firsts]
+        rows["by"], rows["sources"] = self.step, int(self.step == SOURCE_STEP)
+        rows["time"] = time
+        rows["timestamp"], rows["begun"] = NO_TIMESTAMP, NOT_BEGUN
+        closed, opened = _array(self.closed), _array(chain.from_iterable(sent.edges))
+        to = np.repeat(_array(sent.steps), _array(map(len, sent.edges)))
+        xors = np.zeros(count, np.uint64)
+        for edges in (closed, opened):
+            np.bitwise_xor.at(xors, resolved.root_of[edges], resolved.ids[edges])
+        rows["xor"] = xors
+
+        def counted(edges: Int64s, of_steps: Int64s) -> Int64s:
+            places = resolved.root_of[edges] * steps + of_steps
+            return np.bincount(places, minlength=count * steps).reshape(count, steps)
+
+        by = np.full(len(closed), self.step, np.int64)
+        rows["open"] = counted(opened, to) - counted(closed, by)
+        rows["acked"] = counted(closed, by) + counted(_array(self.near), _array(self.near_steps))
+        for numbers, step, outcome in self.not_acked:
+            done = (FAILED if outcome.outcome is Outcome.FAILED else 0) - (1 if step == self.step else 0)
+            for number in numbers:
+                rows["acked"][resolved.root_of[number], step] += done
+        dues = {int(resolved.root_of[edge]): due for edge, due in self.dues}
+        events = Events(roots.tps, rows, notes := self._notes(resolved), dues=dues)
+        # A root without a call in this batch gets no event. The acker keeps one event for each root, edge and step, so
+        # such an event would hide the event of the later call.
+        is_called = rows["sources"].astype(np.bool_) | rows["open"].any(axis=1) | rows["acked"].any(axis=1)
+        is_called[list(notes)] = True  # a join that holds all its tuples closes no edge, and may have emitted a bad row
+        return events if is_called.all() else events.take(np.flatnonzero(is_called))
+
+    def _notes(self, resolved: Resolved) -> dict[int, bytes]:
+        """Returns the worst note of each root that has one: the smallest."""
+        notes: dict[int, bytes] = {}
+        for numbers, step, outcome in (*self.not_acked, *self.problems):
+            for number in numbers:
+                root, note = int(resolved.root_of[number]), note_of(step, int(resolved.ids[number]), outcome)
+                notes[root] = min(note, notes.get(root, note))
+        return notes
+
+
+def _array(numbers: Iterable[int]) -> Int64s:
+    return np.fromiter(numbers, np.int64)
+
+
+class CallFigures:
+    """The figures of one task. `names` are those of the steps, by number; the figures of `source` are at index -1."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self._names = [*names, SOURCE]
+        self.counts: dict[str, StepCounts] = {}
+        self.latency = Durations()
+        """From the call of `source` to the end of the tree, of the acked trees that ended in this task."""
+        self._epoch = time_ns() - perf_counter_ns()
+        """When the clock of `perf_counter_ns` was 0, in nanoseconds since 1970."""
+        self.begin()
+
+    def begin(self) -> None:
+        """Begins a batch."""
+        self.emitted = [0] * len(self._names)
+        """Emitted tuples, by the number of the step."""
+        self.calls = [0] * len(self._names)
+        """Tuples that a handler got one by one, by the number of the step."""
+        self.spans: list[list[int]] = [[] for _ in self._names]
+        """How long each call took in nanoseconds, by the number of the step."""
+        self.source_calls: list[tuple[int, int, int]] = []
+        """Of each call that made a tree: the number of its edge, when it began, and when its tuples were delivered."""
+
+    def of_step(self, number: int) -> StepCounts:
+        """Returns the counts of a step."""
+        return self.counts.setdefault(self._names[number], StepCounts())
+
+    def add_up(self, events: Events, resolved: Resolved) -> None:
+        """Adds up what the batch has counted and measured."""
+        self._measure_trees(events, resolved)
+        for number, (calls, spans) in enumerate(zip(self.calls, self.spans, strict=True)):
+            if calls or spans:
+                counts = self.of_step(number)
+                counts.emitted += self.emitted[number]
+                counts.executed += calls
+                counts.acked += calls
+                if spans:
+                    counts.execute.add(Durations(len(spans), sum(spans), max(spans)))
+
+    def _measure_trees(self, events: Events, resolved: Resolved) -> None:
+        """Measures the trees that ended in this task. The event of any other tree holds when the tree began, so that
+        the acker can measure it, perhaps on another machine."""
+        if not self.source_calls:
+            return
+        calls = np.array(self.source_calls, np.int64)
+        roots = resolved.root_of[calls[:, 0]]
+        has_note = np.zeros(len(events), np.bool_)
+        has_note[[*events.notes, *events.dues]] = True  # a record in flight is not complete in its turn
+        ended = events.complete[roots]
+        events.rows["begun"][roots] = np.where(ended, NOT_BEGUN, self._epoch + calls[:, 1])
+        times = (calls[:, 2] - calls[:, 1])[ended & ~has_note[roots]]
+        if len(times):
+            self.latency.add(Durations(len(times), int(times.sum()), int(times.max())))
+
+
+_WORDS = {Outcome.FAILED: "failed", Outcome.SKIPPED: "skipped"}
+log = logging.getLogger(__name__)
+
+
+class EdgeLog:
+    """The log of one task.
+
+    The id of its root decides whether an attempt at a record is logged. It is the same in each task, so either all
+    edges of the attempt are logged or none.
+    """
+
+    def __init__(self, sample: float, settings: TaskSettings) -> None:
+        self._limit = sample * (MASK + 1)
+        self._tps: Sequence[TopicPartition] = settings.topic_partitions
+        self._seeds = [seed_of(settings.target.turn, tp) for tp in self._tps]
+        _write_to_stderr()
+
+    def emitted(self, stream: Stream, to: str, edges: Edges) -> None:
+        """Logs that a tuple of `stream` goes to the step `to`."""
+        self._log(str(stream), to, edges, "emitted")
+
+    def closed(self, given: Tuple, step: str, edges: Edges, outcome: RowOutcome | None, held: bool = False) -> None:
+        """Logs what a step made of a tuple; `outcome` is None if it acked or held the tuple."""
+        word = "held" if held else "acked"
+        if outcome is not None:
+            word = f"{_WORDS.get(outcome.outcome, outcome.outcome.value)} ({outcome.error_class})"
+        self._log(str(Stream(given.step, given.stream)), step, edges, word)
+
+    def _log(self, stream: str, to: str, edges: Edges, word: str) -> None:
+        for root, edge in edges:
+            if self._is_sampled(root):
+                tp, offset, attempt = self._tps[root.tp], root.offset, root.attempt
+                log.info(
+                    "%s offset %d attempt %d: %s -> %s %s, edge %016x", tp, offset, attempt, stream, to, word, edge
+                )
+
+    def _is_sampled(self, root: Root) -> bool:
+        return root_id(self._seeds[root.tp], root.offset, root.attempt) < self._limit
+
+
+def edge_log_of(settings: TaskSettings) -> EdgeLog | None:
+    """Returns the log of a task; None if the pipeline file does not have it on."""
+    return None if settings.replay.debug_sample is None else EdgeLog(settings.replay.debug_sample, settings)
+
+
+def _write_to_stderr() -> None:
+    """Makes this log write to the task's standard error: in a Python worker of Spark nothing has set up logging."""
+    log.setLevel(logging.INFO)
+    if not log.hasHandlers():
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
+        log.addHandler(handler)

@@ -1,0 +1,341 @@
+"""Calls the handlers of steps, and follows what they emit: within the task as far as it goes, then as rows.
+
+Fewer runs of Python's cyclic garbage collector while a task handles tuples.
+"""
+
+import gc
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from time import perf_counter_ns
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+
+from ackline.errors import FatalError
+from ackline.handler import Handler, Record
+from ackline.ledger.offsets import TopicPartition
+from ackline.ledger.outcomes import ErrorClass, Outcome
+from ackline.ledger.pending import NEVER
+from ackline.pipeline.outputs import Output
+from ackline.pipeline.topology import SOURCE_STEP, Step, Stream, Topology
+from ackline.tuples import SOURCE, InFlight, Origin
+from ackline.worker.call import end_forked_copy, forks, in_flight_outcome
+from ackline.worker.outcomes import Clock, RowOutcome, TaskFailure, outcome_of_exception
+from ackline.worker.trees.answers import Answer, AnswerReader, Emitted, NotAcked, Waiting
+from ackline.worker.trees.batch import MAX_BYTES, MAX_ROWS, Batch, CallFigures, EdgeLog, SentTuples
+from ackline.worker.trees.events import EventFormat, Events
+from ackline.worker.trees.output_rows import OutputRow, OutputRows
+from ackline.worker.trees.payload import Input, input_of, texts_of, texts_of_record
+from ackline.worker.trees.rows import EdgeNumbers, Resolved, Root, root_id
+
+Seeds = Mapping[tuple[str, int], tuple[int, int]] | None
+"""By topic and partition: the index of the topic-partition in the job, and what the ids of its trees start from."""
+
+_Taker = tuple[int, Stream, tuple[Step, ...], tuple[Output, ...]]
+"""The number of a stream, the stream, and the steps and the outputs that take it."""
+_logger = logging.getLogger(__name__)
+_MAX_CONSUMERS = 256
+"""The most steps that may take one stream. The positions of edges have eight bits for them."""
+
+
+class Ended(NamedTuple):
+    """What the calls of a batch leave: their events by root, and the rows of tuples for other tasks."""
+
+    events: Events
+    rows: list[pa.RecordBatch]
+
+
+class TreeCalls:
+    """The calls of one task, batch by batch: after each batch call `end`, or nothing of it counts.
+
+    `handlers` are those of the steps, by number. `topic_partitions` are those of the job, which roots are numbered by.
+    `step` is the number of the step whose tuples the task gets, -1 in a task that reads records.
+    """
+
+    def __init__(
+        self,
+        topology: Topology,
+        handlers: Sequence[Handler],
+        topic_partitions: Sequence[TopicPartition],
+        now: Clock,
+        outputs: OutputRows | None = None,
+        edge_log: EdgeLog | None = None,
+        step: int = SOURCE_STEP,
+    ) -> None:
+        self._outputs = outputs
+        self._edge_log = edge_log
+        self._handlers = handlers
+        self._topic_partitions = topic_partitions
+        self._now = now
+        self._step = step
+        self._reader = AnswerReader(topology)
+        self._takers = _takers(topology)
+        self._format = EventFormat(len(topology.steps))
+        self.figures = CallFigures(topology.names)
+        self._dropped, self._first_dropped = 0, ""
+        self.begin()
+
+    def begin(self) -> None:
+        """Begins a batch, and forgets the calls since the last `end`."""
+        self.batch = Batch(self._step)
+        self._tuples = SentTuples()
+        self.figures.begin()
+        self._logged: list[Callable[[Resolved], None]] = []
+        self._forks = forks()
+
+    @property
+    def full(self) -> bool:
+        """Whether what the calls have emitted is so much that the batch should end."""
+        tuples, outputs = self._tuples, self._outputs
+        return tuples.size >= MAX_BYTES or len(tuples.steps) >= MAX_ROWS or (outputs is not None and outputs.full)
+
+    def end(self) -> Ended:
+        """Stages or sends what was emitted to outputs, before the events leave the task: a row that does not fit fails
+        its records. Returns what the calls since the last `end` leave, and begins the next batch."""
+        resolved = self.batch.edges.resolve()
+        for bad in self._outputs.flush(resolved) if self._outputs is not None else ():
+            outcome = RowOutcome(0, Outcome.FAILED, ErrorClass.BAD_OUTPUT, bad.reason, self._now())
+            self._note_problem(bad.row.blamed, bad.row.step, outcome)
+        events = self.batch.events(resolved, self._format, self._tuples, self._now())
+        self.figures.add_up(events, resolved)
+        for log in self._logged:
+            log(resolved)
+        ended = Ended(events, self._tuples.rows(resolved))
+        self.begin()
+        return ended
+
+    def call_source(self, handler: Handler, record: Record, seeds: Seeds) -> InFlight | None:
+        """Calls the handler of a record, and delivers what it emits. `seeds` is None if trees are not tracked.
+
+        A record that emits nothing, or that is not tracked, has no event. Returns the InFlight of such a record, if its
+        handler yielded one. For other records returns None: their event holds the deadline. Raises what
+        `answers_of_source` raises.
+        """
+        begun = perf_counter_ns()
+        try:
+            answers = self.answers_of_source(handler, record)
+        finally:
+            self.figures.spans[SOURCE_STEP].append(perf_counter_ns() - begun)
+        try:
+            waiting = self.deliver_source(answers, record, seeds, begun)
+        except TaskFailure:
+            raise
+        except BaseException as error:
+            # The handler of the record is not to blame: what it emitted is half delivered. No outcome would be right.
+            failure = FatalError(f"what a handler emitted could not be delivered ({type(error).__name__})")
+            raise TaskFailure(failure) from None
+        return None if waiting is None else waiting.answer
+
+    def answers_of_source(self, handler: Handler, record: Record) -> list[Answer]:
+        """Calls the handler of a record. Returns what it answered; an InFlight as a Waiting with its deadline, which
+        comes last. Raises what the handler raises, and InvalidOutcome: nothing of its answers is delivered then."""
+        answers = self._reader.read(handler(record), (record,), lambda: texts_of_record(record))
+        if self._forks != forks():  # before a step is called: the copy would call it a second time
+            end_forked_copy()
+        if answers and isinstance(in_flight := answers[-1], InFlight):
+            answers[-1] = Waiting(in_flight, _deadline(in_flight, self._now()))
+        return answers
+
+    def deliver_source(self, answers: Sequence[Answer], record: Record, seeds: Seeds, begun: int) -> Waiting | None:
+        """Delivers what the handler of a record has answered. `begun` is when the handler was called, a time of
+        `perf_counter_ns`. Returns the Waiting among the answers if the record has no event to hold its deadline."""
+        waiting = None
+        if answers and type(last := answers[-1]) is Waiting:
+            waiting, answers = last, answers[:-1]
+        edges: EdgeNumbers = ()
+        if answers and seeds is not None:
+            tp, seed = seeds[record.topic, record.partition]
+            id_ = root_id(seed, record.offset, record.attempt)
+            edges = (self.batch.edges.add_input_edge(tp, record.offset, record.attempt, id_),)
+            if waiting is not None:
+                self.batch.dues.append((edges[0], waiting.due))
+        self._deliver_all(SOURCE, SOURCE_STEP, answers, edges)
+        if edges:
+            self.figures.source_calls.append((edges[0], begun, perf_counter_ns()))
+            return None
+        if waiting is None:
+            self.figures.latency.measure(perf_counter_ns() - begun)
+        return waiting
+
+    def call_step(self, step: Step, given: Input) -> None:
+        """Calls the handler of a step with one tuple, and closes the edges that led to it."""
+        self.batch.closed += given.edges
+        self.figures.calls[step.number] += 1
+        outcome, answers = self.answers_of_step(step, given.tuple, (given,))
+        if outcome is not None or self._edge_log is not None:
+            self._note(step, given, outcome)
+        if answers:
+            self._deliver_all(step.name, step.number, answers, given.edges)
+
+    def _call_near(self, step: Step, given: Input) -> None:
+        """Calls the handler of a step without `group_by`. The edges of its tuple were never open for another task."""
+        self.figures.calls[step.number] += 1
+        outcome, answers = self.answers_of_step(step, given.tuple, (given,))
+        if outcome is None:
+            self.batch.near += given.edges
+            self.batch.near_steps += [step.number] * len(given.edges)
+        if outcome is not None or self._edge_log is not None:
+            self._note(step, given, outcome)
+        self._deliver_all(step.name, step.number, answers, given.edges)
+
+    def call_join(self, step: Step, given: Sequence[Input]) -> None:
+        """Calls a join with all tuples of a key. Closes the edges of those that it does not hold."""
+        failure, answers = self.answers_of_step(step, tuple([each.tuple for each in given]), given)
+        not_acked = {answer.position: answer for answer in answers if isinstance(answer, NotAcked) and answer.held}
+        not_acked |= {answer.position: answer for answer in answers if isinstance(answer, NotAcked) and not answer.held}
+        for position, each in enumerate(given):
+            outcome, answer = failure, not_acked.get(position)
+            if answer is not None and not answer.held:
+                outcome = RowOutcome(0, Outcome.FAILED, ErrorClass.FAIL, answer.reason, self._now())
+            closes = answer is None or not answer.held
+            if closes:
+                self.batch.closed += each.edges
+            if outcome is not None or self._edge_log is not None:
+                self._note(step, each, outcome, held=not closes)
+        counts = self.figures.of_step(step.number)
+        counts.executed += len(given)
+        counts.acked += 0 if failure is not None else len(given) - len(not_acked)
+        emitted = [answer for answer in answers if isinstance(answer, Emitted)]
+        counts.emitted += len(emitted)
+        whole = self._merged(given) if emitted else ()
+        for place, item in enumerate(emitted):
+            edges = whole if item.anchors is None else self._merged([given[position] for position in item.anchors])
+            self._deliver(step.name, step.number, item, edges, edges or whole, place)
+
+    def answers_of_step(
+        self, step: Step, argument: Any, given: Sequence[Input]
+    ) -> tuple[RowOutcome | None, list[Answer]]:
+        """Calls the handler of a step. Returns what it yielded, or how it failed: then nothing that it had yielded
+        counts."""
+        begun = perf_counter_ns()
+        try:
+            inputs = argument if step.join else (argument,)
+            answers = self._reader.read(self._handlers[step.number](argument), inputs, lambda: texts_of(given), step)
+            if self._forks != forks():
+                end_forked_copy()
+            return None, answers
+        except TaskFailure:
+            raise
+        except BaseException as error:  # sys.exit, too, is the outcome of this call alone
+            if self._forks != forks():
+                end_forked_copy(error)
+            return outcome_of_exception(error, 0, None, self._now(), lambda _: texts_of(given)), []
+        finally:
+            self.figures.spans[step.number].append(perf_counter_ns() - begun)
+
+    def _note(self, step: Step, given: Input, outcome: RowOutcome | None, held: bool = False) -> None:
+        """Notes how a call did not ack a tuple, and logs it."""
+        if outcome is not None and not held:
+            self.batch.not_acked.append((given.edges, step.number, outcome))
+            self.figures.of_step(step.number).failed += outcome.outcome is Outcome.FAILED
+            if not step.join:
+                self.figures.of_step(step.number).acked -= 1  # `CallFigures.add_up` adds each call as acked
+        if self._edge_log is not None:
+            log, edges = self._edge_log.closed, given.edges
+            self._logged.append(lambda resolved: log(given.tuple, step.name, resolved.edges(edges), outcome, held))
+
+    def _deliver_all(self, name: str, number: int, answers: Sequence[Answer], edges: EdgeNumbers) -> None:
+        """Delivers what a call with one input has emitted."""
+        self.figures.emitted[number] += len(answers)
+        for position, item in enumerate(answers):
+            assert isinstance(item, Emitted)
+            self._deliver(name, number, item, edges if item.anchors != () else (), edges, position)
+
+    def _deliver(
+        self, name: str, number: int, item: Emitted, parents: EdgeNumbers, blamed: EdgeNumbers, position: int
+    ) -> None:
+        """Hands a tuple that a step has emitted to each step and output that takes its stream.
+
+        `parents` are the edges of its anchors. If the tuple can't be delivered, the records of the edges `blamed` fail:
+        these are `parents`, or all edges that led to the call if `parents` is empty.
+        """
+        stream_name, _, key, payload, row, problem = item
+        if problem:
+            outcome = RowOutcome(0, Outcome.FAILED, ErrorClass.UNKNOWN_STREAM, problem, self._now())
+            self._note_problem(blamed, number, outcome)
+            return
+        stream_number, stream, steps, outputs = self._takers[name, stream_name]
+        if row is not None:
+            assert self._outputs is not None
+            for output in outputs:
+                self._outputs.add(output, OutputRow(number, row, parents, blamed))
+        for place, step in enumerate(steps):
+            edges = self.batch.edges.add_emitted_edges(parents, position * _MAX_CONSUMERS + place)
+            if self._edge_log is not None:
+                self._log_emitted(stream, step, edges)
+            if step.grouped:
+                self._tuples.add(step.number, stream_number, edges, key, payload)
+            else:
+                origins = self._origins([self.batch.edges.root(edge) for edge in edges])
+                self._call_near(step, input_of(key, payload, stream, origins, edges))
+
+    def _note_problem(self, blamed: EdgeNumbers, number: int, outcome: RowOutcome) -> None:
+        """Notes that a tuple or row of a call can't be delivered, which fails the records of the edges `blamed`."""
+        if blamed:
+            self.batch.problems.append((blamed, number, outcome))
+            return
+        self._dropped += 1
+        self._first_dropped = self._first_dropped or f"{outcome.error_class}: {outcome.error_message}"
+
+    def log_dropped(self) -> None:
+        """Logs a warning with the number of tuples and rows that the task could not deliver, and for which no record
+        fails. Call it at the end of the task."""
+        if self._dropped:
+            text = (
+                "dropped %d tuples or rows of calls without a tracked record; no record fails for them. The first: %s"
+            )
+            _logger.warning(text, self._dropped, self._first_dropped)
+
+    def _log_emitted(self, stream: Stream, step: Step, edges: EdgeNumbers) -> None:
+        assert self._edge_log is not None
+        log = self._edge_log.emitted
+        self._logged.append(lambda resolved: log(stream, step.name, resolved.edges(edges)))
+
+    def _origins(self, roots: Iterable[Root]) -> tuple[Origin, ...]:
+        return tuple([Origin(*self._topic_partitions[root.tp], root.offset) for root in sorted(roots)])
+
+    def _merged(self, given: Iterable[Input]) -> EdgeNumbers:
+        """Returns the first edge of each root of several tuples, in the order of the roots."""
+        merged: dict[Root, int] = {}
+        for each in given:
+            for edge in each.edges:
+                merged.setdefault(self.batch.edges.root(edge), edge)
+        return tuple([merged[root] for root in sorted(merged)])
+
+
+def _deadline(in_flight: InFlight, time: int) -> int:
+    """Returns the deadline of a record that is in flight from `time` on, both in microseconds since 1970; NEVER if it
+    has none. Raises InvalidOutcome as `in_flight_outcome` does."""
+    due = in_flight_outcome(in_flight, 0, time).due
+    return NEVER if due is None else due
+
+
+def _takers(topology: Topology) -> dict[tuple[str, str], _Taker]:
+    """Returns the number and the takers of each stream, by the names of its step and of the stream."""
+    return {
+        (stream.step, stream.name): (
+            number, stream, topology.consumers.get(stream, ()), topology.outputs.get(stream, ())
+        )
+        for number, stream in enumerate(topology.streams)
+    }  # fmt: skip
+
+
+_ALLOCATIONS = 50_000
+"""Objects that are made, less those that are freed, between two runs of the collector. Python's default is 700."""
+
+
+@contextmanager
+def rarer_collection() -> Iterator[None]:
+    """Makes the garbage collector run less often within the block.
+
+    A task keeps thousands of tuples until they make a batch. They have no cycles, so they are freed without the
+    collector; but each of its runs looks at all of them again, which took a third of a task's time. It still runs, for
+    the sake of handlers that make cycles.
+    """
+    before = gc.get_threshold()
+    gc.set_threshold(_ALLOCATIONS, *before[1:])
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)

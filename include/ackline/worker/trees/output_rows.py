@@ -1,0 +1,314 @@
+"""What a Spark task does with rows for outputs: it stages those for tables, and produces those for topics.
+
+The columns of an output table that does not exist yet: the tasks of a turn infer them from the rows that they stage.
+
+The tasks share a series of files in the turn's staging folder: number 1, 2, 3 …, each with all columns of the one
+before it and at least one more. A file is created exclusively and never changed. A task that has a field without a
+column creates the file with the next number. If another task has created that file, the task takes over the columns in
+it, and tries again with the fields that these lack. So any two tasks agree on the type of a column. The name of a
+staged file contains the number of the file with the columns of its rows. The driver reads the columns of a turn from
+the file with the highest of these numbers.
+"""
+
+import contextlib
+import json
+import uuid
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from ackline.kafka.produce import OutputTopics, Row
+from ackline.ledger.offsets import TopicPartition
+from ackline.ledger.turns import TurnId
+from ackline.pipeline.output_columns import (
+    ANCHOR_TYPE,
+    STAGED_ANCHORS,
+    Columns,
+    arrow_type,
+    as_row,
+    fit_rows,
+    infer_columns,
+    json_text,
+)
+from ackline.pipeline.outputs import Output, StagedFile
+from ackline.tables.files import DataFileWriter, Storage
+from ackline.tables.folder import SharedFolder
+from ackline.worker.settings import OutputTargets
+from ackline.worker.trees.answers import EmittedRow
+from ackline.worker.trees.rows import EdgeNumbers, Edges, Resolved
+
+
+class InferredColumns:
+    """The columns that one task uses for one table, and the number of the file that holds them. `initial` are the
+    columns of rows that wait for records in flight, from which the turn begins; they have number 0."""
+
+    def __init__(self, folder: str, table: str, initial: Columns) -> None:
+        self._folder, self._table = folder, table
+        self.columns, self.number = initial, 0
+
+    def add_fields(self, rows: Sequence[Mapping[Any, Any]]) -> Columns:
+        """Adds a column for each field of the rows that has none and can be a column. Returns all columns. Raises
+        OSError."""
+        while new := infer_columns(rows, self.columns):
+            number = self.number + 1
+            content = json.dumps({**self.columns, **new}).encode()
+            # The task that creates the file first decides. The loop ends once the columns have each field of the rows.
+            self.columns = json.loads(SharedFolder(self._folder).create_first(_file(self._table, number), content))
+            self.number = number
+        return self.columns
+
+
+def staged_path(output: int, number: int) -> str:
+    """Returns the name of a new staged file. `number` is that of the file with the columns of its rows; 0 for columns
+    that the turn begins from, and for an output whose columns are not inferred."""
+    return f"{output}-{number}-{uuid.uuid4()}.parquet"
+
+
+def columns_of_staged(folder: str, table: str, initial: Columns, paths: Iterable[str]) -> Columns:
+    """Returns the columns that the staged files of a table have together. `paths` are their names. Raises OSError."""
+    number = max(int(path.split("-")[1]) for path in paths)
+    if not number:
+        return initial
+    content = SharedFolder(folder).read(_file(table, number))
+    if content is None:
+        raise FileNotFoundError(f"{_file(table, number)} was removed")
+    columns: Columns = json.loads(content)
+    return columns
+
+
+def _file(table: str, number: int) -> str:
+    return f"columns-{uuid.uuid5(uuid.NAMESPACE_URL, table)}-{number}.json"
+
+
+_ROWS_A_GROUP = 50_000
+_BYTES_A_GROUP = 32 << 20
+_MAX_WAITING_BYTES = 16 << 20
+
+
+class OutputRow(NamedTuple):
+    """A row that a call of step `step` has emitted."""
+
+    step: int
+    row: EmittedRow
+    edges: EdgeNumbers
+    """The numbers of the edges of its anchors; none for a row that is not tracked."""
+    blamed: EdgeNumbers
+    """The numbers of the edges whose records fail if the row does not fit: `edges`, or all edges that led to the call
+    if there are none."""
+
+
+@dataclass(frozen=True, slots=True)
+class BadRow:
+    """A row that does not fit its output. The reason quotes no value."""
+
+    row: OutputRow
+    reason: str
+
+
+class OutputRows:
+    """The rows of one task for all outputs. At the end call `close`, which makes the staged files durable, or
+    `discard`."""
+
+    def __init__(self, targets: OutputTargets, topic_partitions: Sequence[TopicPartition]) -> None:
+        self._targets = targets
+        self._topic_partitions = topic_partitions
+        self._waiting: dict[int, tuple[Output, list[OutputRow]]] = {}
+        self._tables: dict[int, _StagedTable] = {}
+        self._topics: OutputTopics | None = None
+        self._size = 0
+
+    @property
+    def full(self) -> bool:
+        """Whether the rows that wait are so large that they should be flushed."""
+        return self._size >= _MAX_WAITING_BYTES
+
+    def add(self, output: Output, row: OutputRow) -> None:
+        """Adds a row for an output."""
+        self._size += row.row.size
+        self._waiting.setdefault(output.number, (output, []))[1].append(row)
+
+    def flush(self, edges: Resolved) -> Iterator[BadRow]:
+        """Stages the rows that wait, and sends those for topics: all replicas have them when this ends. Yields those
+        that do not fit. `edges` are those of the batch that has emitted the rows."""
+        waiting, self._waiting, self._size = self._waiting, {}, 0
+        for output, rows in waiting.values():
+            if output.table is not None:
+                yield from self._table(output).add(rows, edges)
+            else:
+                yield from self._send(output, rows, edges)
+
+    def close(self) -> list[StagedFile]:
+        """Finishes the files. On a local disk they are durable when this returns."""
+        self._close_topics()
+        return [file for table in self._tables.values() for file in table.close()]
+
+    def discard(self) -> None:
+        """Removes the files of a task that fails, as far as possible. One that stays does no harm: no manifest names
+        it."""
+        self._close_topics()
+        for table in self._tables.values():
+            table.discard()
+
+    def _close_topics(self) -> None:
+        if self._topics is not None:
+            self._topics.close()
+
+    def _table(self, output: Output) -> "_StagedTable":
+        if output.number not in self._tables:
+            self._tables[output.number] = _StagedTable(output, self._targets, self._topic_partitions)
+        return self._tables[output.number]
+
+    def _send(self, output: Output, rows: list[OutputRow], edges: Resolved) -> Iterator[BadRow]:
+        assert output.topic is not None
+        sent: list[OutputRow] = []
+        messages: list[Row] = []
+        for row in rows:
+            key, value, _ = row.row
+            try:
+                headers = _headers(edges.edges(row.edges), self._targets.turn, self._topic_partitions)
+                message = Row(output.topic, _bytes(key), _bytes(value), headers)
+            except (ValueError, RecursionError, TypeError):
+                yield BadRow(row, f"a row for the topic {output.topic} can't be written as JSON")
+                continue
+            sent.append(row)
+            messages.append(message)
+        if self._topics is None:
+            self._topics = OutputTopics(self._targets.producer)
+        for number in self._topics.send(messages):
+            yield BadRow(sent[number], f"the broker refuses a row for the topic {output.topic} for its size or form")
+
+
+class _StagedTable:
+    """The staged rows of one task for one table."""
+
+    def __init__(self, output: Output, targets: OutputTargets, topic_partitions: Sequence[TopicPartition]) -> None:
+        self._output = output
+        self._targets = targets
+        self._topic_partitions = topic_partitions
+        self._inferred: InferredColumns | None = None
+        columns = targets.columns.get(output.number)
+        if columns is None:
+            columns = targets.inferred.get(output.number, {})
+            self._inferred = InferredColumns(targets.folder, str(output.table), columns)
+        self._columns: Columns = columns
+        self._number = 0
+        """The number of the file that holds `_columns` (`inferred_columns.py`); 0 if this turn has inferred none."""
+        self._waiting: list[pa.RecordBatch] = []
+        self._rows = 0
+        """The rows of the present file. All of them have the same columns."""
+        self._writer: DataFileWriter | None = None
+        self._files: list[StagedFile] = []
+
+    def add(self, rows: list[OutputRow], edges: Resolved) -> Iterator[BadRow]:
+        """Stages rows. Yields those that do not fit, which are not staged."""
+        values = [as_row(row.row.value) for row in rows]
+        if self._inferred is not None and (grown := self._inferred.add_fields(values)) != self._columns:
+            self._finish_file()
+            self._columns, self._number = grown, self._inferred.number
+        if not self._columns:
+            reason = f"no columns of the table {self._output.table} follow from nulls alone; write `columns`"
+            yield from (BadRow(row, reason) for row in rows)
+            return
+        arrays, problems = fit_rows(values, self._columns)
+        kept = [number for number in range(len(rows)) if number not in problems]
+        for number, problem in problems.items():
+            yield BadRow(rows[number], f"a row does not fit the table {self._output.table}: {problem}")
+        if not kept:
+            return
+        anchors = _anchor_column([rows[number].edges for number in kept], edges, self._topic_partitions)
+        chosen = [array.take(pa.array(kept, pa.int64())) for array in arrays] if problems else arrays
+        batch = pa.RecordBatch.from_arrays([anchors, *chosen], schema=self._schema())
+        self._waiting.append(batch)
+        self._rows += len(batch)
+        rows_waiting, size = sum(map(len, self._waiting)), sum(batch.nbytes for batch in self._waiting)
+        if rows_waiting >= _ROWS_A_GROUP or size >= _BYTES_A_GROUP:
+            self._write()
+
+    def close(self) -> list[StagedFile]:
+        """Finishes the files. On a local disk they are durable when this returns."""
+        self._finish_file()
+        return self._files
+
+    def discard(self) -> None:
+        """Removes the files as far as possible."""
+        if self._writer is not None:
+            self._writer.discard()
+        for file in self._files:
+            with contextlib.suppress(OSError, pa.ArrowException):
+                Storage(self._targets.folder).filesystem.delete_file(file.path)
+
+    def _finish_file(self) -> None:
+        """Finishes the present file, if it has rows. The next row begins another one."""
+        if not self._rows:
+            return
+        self._write()
+        assert self._writer is not None
+        file = self._writer.finish()
+        self._files.append(StagedFile(self._output.number, file.path, file.size, self._rows))
+        self._writer, self._rows = None, 0
+
+    def _write(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        if not waiting:
+            return
+        if self._writer is None:
+            path = staged_path(self._output.number, self._number)
+            self._writer = DataFileWriter(Storage(self._targets.folder), path, waiting[0].schema)
+        self._writer.write(pa.Table.from_batches(waiting))
+
+    def _schema(self) -> pa.Schema:
+        return pa.schema([STAGED_ANCHORS, *((name, arrow_type(kind)) for name, kind in self._columns.items())])
+
+
+def _anchor_column(
+    numbers: Sequence[EdgeNumbers], edges: Resolved, topic_partitions: Sequence[TopicPartition]
+) -> pa.ListArray:
+    """Returns for each row the records that it is anchored to."""
+    ends = np.cumsum(np.fromiter(map(len, numbers), np.int32), dtype=np.int32)
+    root_of = edges.root_of[np.fromiter(chain.from_iterable(numbers), np.int64)]
+    tps = pa.array(edges.roots.tps[root_of])
+    fields = [
+        pa.array([tp.topic for tp in topic_partitions], pa.string()).take(tps),
+        pa.array([tp.partition for tp in topic_partitions], pa.int32()).take(tps),
+        pa.array(edges.roots.offsets[root_of]),
+        pa.array(edges.roots.attempts[root_of].astype(np.int32)),
+    ]
+    structs = pa.StructArray.from_arrays(fields, fields=list(ANCHOR_TYPE))
+    return pa.ListArray.from_arrays(pa.array(np.append(np.int32(0), ends)), structs)
+
+
+def _anchors(edges: Edges, topic_partitions: Sequence[TopicPartition]) -> list[dict[str, Any]]:
+    return [
+        {
+            "topic": topic_partitions[root.tp].topic,
+            "partition": topic_partitions[root.tp].partition,
+            "offset": root.offset,
+            "attempt": root.attempt,
+        }
+        for root, _ in edges
+    ]
+
+
+def _bytes(value: Any) -> bytes | None:
+    """Returns the key or value of a message: bytes and text as they are, and anything else as JSON."""
+    if value is None or type(value) is bytes:
+        return value
+    return (value if type(value) is str else json_text(value)).encode()
+
+
+def _headers(edges: Edges, turn: TurnId, topic_partitions: Sequence[TopicPartition]) -> list[tuple[str, bytes]]:
+    """Returns the headers that name turn and source of a message, as those of a dead letter do. A message with several
+    source records has the last four once for each."""
+    headers: list[tuple[str, object]] = [
+        ("pipeline", turn.pipeline),
+        ("lane", turn.lane),
+        ("epoch", turn.epoch),
+        ("turn", turn.n),
+    ]
+    for anchor in _anchors(edges, topic_partitions):
+        headers += anchor.items()
+    return [(f"ackline.{name}", str(value).encode()) for name, value in headers]

@@ -1,0 +1,240 @@
+"""The rows that travel from step to step and to the acker, and the edges of a batch of calls as columns.
+
+The rows that travel from step to step and to the acker. One schema serves all three kinds.
+
+- A tuple has a `step`, the number of the step that it is addressed to, and the number of the `stream` that it was
+  emitted to (its place in `Topology.streams`). The other rows have none.
+- A row of events holds what one task did for roots of one block of offsets (`ackline.worker.trees.events`). An
+  event records what a batch of the task's calls did for one root, that is for one attempt at a record: `xor` is the
+  XOR of all edges that the calls closed or created, `open[N]` is how many tuples they sent to step N less those that
+  they closed there, and `acked[N]` how many succeeded there. A root is complete when the XOR of its events is 0, and
+  each sum of `open[N]` is.
+- A manifest is what a task did in all; it has the `tp` MANIFEST.
+
+Spark partitions rows by `key`: the bytes of a tuple's key, the block of offsets of events, a random id of a manifest.
+
+Ids of edges: 64 bits that depend on the attempt and on the place in the tree, and on nothing else.
+
+A task that is run again makes the same ids, and a retry makes new ones: its number is part of the seed. Storm draws its
+ids at random; here a second execution of a task must not differ from the first.
+
+The edges of a batch of calls as columns.
+
+One Python object for each edge would cost more than a small handler does. So a call only notes the numbers of edges in
+lists, and NumPy computes the ids of thousands of edges at the end of the batch.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from ackline.ledger.offsets import TopicPartition
+from ackline.ledger.turns import TurnId
+
+UNTRACKED = -1
+"""The `tp` of a tuple that belongs to no record."""
+MANIFEST = -2
+"""The `tp` of a manifest."""
+FAILED = 1 << 32
+"""What a failed tuple adds to the number of acked ones of its step, so that one sum holds both numbers."""
+
+
+class Root(NamedTuple):
+    """An attempt at a record. `tp` is the index of the topic-partition among those of the job, in their order."""
+
+    tp: int
+    offset: int
+    attempt: int
+
+
+Edges = tuple[tuple[Root, int], ...]
+"""The roots of a tuple, each with the id of the edge that leads to the tuple."""
+
+_COLUMNS = (
+    ("step", "int", pa.int32()),
+    ("stream", "int", pa.int32()),
+    ("tp", "int", pa.int32()),
+    ("offset", "long", pa.int64()),
+    ("attempt", "int", pa.int32()),
+    ("edge", "long", pa.int64()),
+    ("edges", "binary", pa.binary()),
+    ("key", "binary", pa.binary()),
+    ("payload", "binary", pa.binary()),
+)
+ROWS_DDL = ", ".join(f"`{name}` {kind}" for name, kind, _ in _COLUMNS)
+ROWS_SCHEMA = pa.schema([(name, kind) for name, _, kind in _COLUMNS])
+
+
+def rows_of(columns: dict[str, Any], count: int) -> pa.RecordBatch:
+    """Returns rows with these columns; the others are null."""
+    arrays = [
+        pa.array(columns[field.name], field.type) if field.name in columns else pa.nulls(count, field.type)
+        for field in ROWS_SCHEMA
+    ]
+    return pa.RecordBatch.from_arrays(arrays, schema=ROWS_SCHEMA)
+
+
+MASK = (1 << 64) - 1
+_GOLDEN = 0x9E3779B97F4A7C15
+_STRIDE = 0xD1342543DE82EF95
+
+
+def mix(number: int) -> int:
+    """Returns the finalizer of SplitMix64 of a number: a bijection of 64 bits that spreads neighbours."""
+    number = (number + _GOLDEN) & MASK
+    number = ((number ^ (number >> 30)) * 0xBF58476D1CE4E5B9) & MASK
+    number = ((number ^ (number >> 27)) * 0x94D049BB133111EB) & MASK
+    return number ^ (number >> 31)
+
+
+def seed_of(turn: TurnId, tp: TopicPartition) -> int:
+    """Returns what the ids of a topic-partition's trees start from. It is the same in each turn of a lane's epoch."""
+    text = f"{turn.pipeline}\0{turn.lane}\0{turn.epoch}\0{tp.topic}\0{tp.partition}".encode()
+    return int.from_bytes(blake2b(text, digest_size=8).digest(), "big")
+
+
+def root_id(seed: int, offset: int, attempt: int) -> int:
+    """Returns the id that the edges of one attempt at a record start from."""
+    return mix(mix(seed ^ offset) + attempt)
+
+
+UInt64s = npt.NDArray[np.uint64]
+
+
+def edge_ids(parents: UInt64s, positions: UInt64s) -> UInt64s:
+    """Returns the id of each edge, given the id of its parent edge and its position."""
+    return _mix(parents ^ (positions * np.uint64(_STRIDE)))
+
+
+def _mix(numbers: UInt64s) -> UInt64s:
+    """Returns `mix` of each number. Arrays of unsigned numbers wrap around, as `MASK` makes Python's do."""
+    numbers = numbers + np.uint64(_GOLDEN)
+    numbers = (numbers ^ (numbers >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    numbers = (numbers ^ (numbers >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    mixed: Any = numbers ^ (numbers >> np.uint64(31))
+    return mixed  # type: ignore[no-any-return]
+
+
+EdgeNumbers = tuple[int, ...]
+"""The edges that lead to a tuple, one for each of its roots, by their numbers in `EdgeColumns`."""
+
+Int64s = npt.NDArray[np.int64]
+_GIVEN = -1
+
+
+@dataclass(frozen=True, slots=True)
+class RootColumns:
+    """Different attempts at records, in the order of topic-partition, offset and attempt."""
+
+    tps: Int64s
+    offsets: Int64s
+    attempts: Int64s
+
+    def root(self, number: int) -> Root:
+        """Returns the root with this number."""
+        return Root(int(self.tps[number]), int(self.offsets[number]), int(self.attempts[number]))
+
+
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    """The ids of edges and the numbers of their roots, by the number of the edge."""
+
+    ids: UInt64s
+    root_of: Int64s
+    roots: RootColumns
+    firsts: Int64s
+    """By the number of the root, the first edge that led to one of its tuples."""
+
+    def edges(self, numbers: EdgeNumbers) -> Edges:
+        """Returns edges with their roots."""
+        return tuple([(self.roots.root(int(self.root_of[number])), int(self.ids[number])) for number in numbers])
+
+
+class EdgeColumns:
+    """Edges with the numbers 0, 1, …: those that lead to the tuples of a batch, and those that its calls make.
+
+    An edge that a call makes has a parent, the edge that led to the call, and a position among the edges of the call.
+    The parent has a lower number. The id follows from the parent's id and the position alone.
+    """
+
+    def __init__(self) -> None:
+        self.parents: list[int] = []
+        self.positions: list[int] = []
+        self._tps: list[int] = []
+        self._offsets: list[int] = []
+        self._attempts: list[int] = []
+        self._ids: list[int] = []
+
+    def add_input_edges(
+        self, tps: Sequence[int], offsets: Sequence[int], attempts: Sequence[int], ids: Sequence[int]
+    ) -> int:
+        """Adds edges that lead to tuples of the batch. Returns the number of the first; the others follow."""
+        first, number = len(self._tps), len(self.parents)
+        self._tps += tps
+        self._offsets += offsets
+        self._attempts += attempts
+        self._ids += ids
+        self.parents += [_GIVEN] * len(tps)
+        self.positions += range(first, first + len(tps))
+        return number
+
+    def add_input_edge(self, tp: int, offset: int, attempt: int, edge: int) -> int:
+        """Adds an edge that leads to a tuple of the batch. Returns its number."""
+        self.parents.append(_GIVEN)
+        self.positions.append(len(self._tps))
+        self._tps.append(tp)
+        self._offsets.append(offset)
+        self._attempts.append(attempt)
+        self._ids.append(edge)
+        return len(self.parents) - 1
+
+    def add_emitted_edges(self, parents: EdgeNumbers, position: int) -> EdgeNumbers:
+        """Adds the edges that leave `parents` at a position. Returns their numbers."""
+        number = len(self.parents)
+        if len(parents) == 1:  # usual
+            self.parents.append(parents[0])
+            self.positions.append(position)
+            return (number,)
+        self.parents += parents
+        self.positions += [position] * len(parents)
+        return tuple(range(number, number + len(parents)))
+
+    def root(self, number: int) -> Root:
+        """Returns the root of an edge."""
+        while self.parents[number] != _GIVEN:
+            number = self.parents[number]
+        place = self.positions[number]
+        return Root(self._tps[place], self._offsets[place], self._attempts[place])
+
+    def resolve(self) -> Resolved:
+        """Returns all edges that there are by now."""
+        parents, positions = np.array(self.parents, np.int64), np.array(self.positions, np.uint64)
+        given_ids = np.array(self._ids, np.uint64)
+        root_numbers, roots, firsts = self._distinct_roots()
+        ids, root_of = np.empty(len(parents), np.uint64), np.empty(len(parents), np.int64)
+        known = parents == _GIVEN
+        given, left = np.flatnonzero(known), np.flatnonzero(~known)
+        ids[given], root_of[given] = given_ids, root_numbers
+        while len(left):  # once for each step in a row that runs in this task
+            ready = known[parents[left]]
+            now, left = left[ready], left[~ready]
+            ids[now] = edge_ids(ids[parents[now]], positions[now])
+            root_of[now] = root_of[parents[now]]
+            known[now] = True
+        return Resolved(ids, root_of, roots, given[firsts])
+
+    def _distinct_roots(self) -> tuple[Int64s, RootColumns, Int64s]:
+        """Returns for each given edge the number of its root, the roots, and the first given edge of each."""
+        columns = [np.array(column, np.int64) for column in (self._tps, self._offsets, self._attempts)]
+        order = np.lexsort(columns[::-1])  # stable: edges of one root stay in their order
+        begins = np.ones(len(order), np.bool_)
+        begins[1:] = np.logical_or.reduce([np.diff(column[order]) != 0 for column in columns])
+        numbers = np.empty(len(order), np.int64)
+        numbers[order] = np.cumsum(begins) - 1
+        firsts = order[begins]
+        return numbers, RootColumns(*(column[firsts] for column in columns)), firsts

@@ -1,0 +1,340 @@
+"""The Spark tasks of a pipeline with steps: the one that reads records, and that of a step with `group_by`.
+
+A Spark task that reads records of a pipeline with steps: it stores what is decided, and sends on what is not.
+
+A Spark task of a step with `group_by`: it calls the handler on the tuples that are addressed to the step, and passes
+all other rows on.
+"""
+
+import pickle
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from itertools import groupby, islice
+from typing import Any, Self
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ackline.handler import Handler, Record
+from ackline.pipeline.topology import Step
+from ackline.tables.object_store import use_options
+from ackline.tuples import SOURCE, InFlight, Origin, StepCounts
+from ackline.worker.isolation.isolated import IsolatedHandler
+from ackline.worker.outcomes import Outcomes, outcome_clock
+from ackline.worker.records import Records
+from ackline.worker.run import TaskRun, check_start, ignore_ctrl_c, naming_host
+from ackline.worker.settings import TaskSettings, manifest
+from ackline.worker.streams import CallHandler, load_call
+from ackline.worker.trees.calls import Ended, Seeds, rarer_collection
+from ackline.worker.trees.events import outcome_of_root, stories_of_acked
+from ackline.worker.trees.isolated import CALLS_A_REQUEST, IsolatedTreeCalls, tree_calls
+from ackline.worker.trees.outbox import Outbox
+from ackline.worker.trees.output_rows import OutputRows
+from ackline.worker.trees.payload import Input, input_of
+from ackline.worker.trees.rows import UNTRACKED, EdgeNumbers, Edges, seed_of
+
+_PORTION = 500
+
+
+class SourceRun(TaskRun):
+    """A task whose records are roots of trees.
+
+    A record whose tree ends in this task has its outcome at once. The event of any other goes to the acker, and its
+    tuples go to the steps.
+    """
+
+    def __init__(self, settings: TaskSettings, source: str = "fresh") -> None:
+        super().__init__(settings, source)
+        assert settings.replay.topology is not None
+        self._outbox = Outbox()
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        super().__exit__(kind, error, trace)
+        if kind is not None and self._outputs is not None:
+            self._outputs.discard()
+
+    def _load_call(self) -> CallHandler | None:
+        settings = self._settings.replay
+        assert settings.topology is not None
+        with naming_host():
+            tps, turn = self._settings.topic_partitions, self._settings.target.turn
+            self._outputs = None if settings.outputs is None else OutputRows(settings.outputs, tps)
+            self._trees = tree_calls(self._settings, self._clock, self._outputs)
+            self._seeds: Seeds = None
+            if settings.tracking:
+                self._seeds = {(tp.topic, tp.partition): (n, seed_of(turn, tp)) for n, tp in enumerate(tps)}
+            if isinstance(self._trees, IsolatedTreeCalls):
+                return IsolatedHandler(settings, self._settings.tier, self._clock, self._trees.process)
+            return load_call(settings, self._settings.tier, wrap=self._delivering)
+
+    def _delivering(self, handler: Handler) -> Handler:
+        """Returns the handler; what it emits is delivered before its call returns."""
+        seeds = self._seeds
+
+        def call(record: Record) -> InFlight | None:
+            return self._trees.call_source(handler, record, seeds)
+
+        return call
+
+    def _handle(self, records: Records) -> None:
+        assert self._call is not None
+        outcomes = self._call(records)
+        self._calls += outcomes.calls
+        if isinstance(self._trees, IsolatedTreeCalls):
+            self._trees.deliver_records(records, outcomes, self._seeds)
+        ended = self._trees.end()
+        if len(ended.events):
+            records, outcomes = self._without_open_trees(records, outcomes, ended)
+        else:
+            self._outbox.add(ended)
+        self._store_records(records, outcomes)
+
+    def _without_open_trees(self, records: Records, outcomes: Outcomes, ended: Ended) -> tuple[Records, Outcomes]:
+        """Sends the events of trees that go on in other tasks. Returns the other records, with their outcomes."""
+        topology, time, events = self._settings.replay.topology, self._clock(), ended.events
+        assert topology is not None
+        rows = np.searchsorted(records.offsets, events.rows["offset"])
+        complete = events.complete
+        for number in {*events.notes, *events.dues}:
+            if complete[number]:  # the others are decided by the acker
+                of_root = events.rows[number]
+                sums = int(of_root["xor"]), of_root["open"].tolist(), of_root["acked"].tolist()
+                outcome = outcome_of_root(events.notes.get(number), *sums, topology, time, events.dues.get(number))
+                assert outcome is not None
+                outcomes.not_acked.append(outcome.at_row(int(rows[number])))
+        outcomes.not_acked.sort(key=lambda outcome: outcome.row)
+        acked = np.zeros((len(topology.steps), len(records)), dtype=np.int64)
+        acked[:, rows] = events.rows["acked"].T
+        acked[:, [outcome.row for outcome in outcomes.not_acked]] = 0  # these have a story of their own
+        is_open = np.zeros(len(records), dtype=np.bool_)
+        is_open[rows[~complete]] = True
+        events.rows["timestamp"] = records.timestamps[rows]
+        hashes = self._hashes(records.keys)
+        if hashes is not None:
+            of_rows = hashes.take(pa.array(rows)).to_pylist()
+            events = replace(events, key_hashes={n: text for n, text in enumerate(of_rows) if text is not None})
+        self._outbox.add(Ended(events.take(np.flatnonzero(~complete)), ended.rows))
+        trees = stories_of_acked(acked[:, ~is_open], topology)
+        if not is_open.any():
+            return records, replace(outcomes, trees=trees)
+        number_of = np.cumsum(~is_open) - 1
+        kept = [outcome.at_row(int(number_of[outcome.row])) for outcome in outcomes.not_acked]
+        times = outcomes.handled_at[~is_open]
+        return records.filter(~is_open), replace(outcomes, handled_at=times, not_acked=kept, trees=trees)
+
+    def _manifest(self) -> pa.RecordBatch:
+        self._trees.log_dropped()
+        source = self._trees.figures.counts.setdefault(SOURCE, StepCounts())
+        source.executed = self._calls
+        return manifest(
+            self._files.close(),
+            self._files.counts,
+            self._waits,
+            self._calls,
+            self._fetched,
+            self._out_of_range,
+            self._outbox.trees,
+            self._trees.figures.latency,
+            self._trees.figures.counts,
+            () if self._outputs is None else self._outputs.close(),
+        )
+
+    def portions(self, records: Records) -> Iterator[Records]:
+        """Yields the records in small portions: each may emit many tuples, which wait here until they are sent."""
+        for start in range(0, len(records), _PORTION):
+            yield records.slice(start, _PORTION)
+
+    def rows(self) -> Iterator[pa.RecordBatch]:
+        """Yields rows for steps and the acker, as soon as they are many."""
+        yield from self._outbox.take()
+
+    def finish(self) -> Iterator[pa.RecordBatch]:
+        """Closes the files. Yields the rows that are left, the last of which holds the task's manifest."""
+        yield from self._outbox.take(last=True)
+        yield self._outbox.manifest(self._manifest())
+
+
+_COLUMNS = ("tp", "offset", "attempt", "edge", "edges", "stream", "key", "payload")
+
+Batches = Iterator[pa.RecordBatch]
+
+_new = tuple.__new__
+
+
+def handle_step(settings: TaskSettings, step: Step) -> Callable[[Batches], Batches]:
+    """Returns the task of a step. The tuples of one key come to one task; those of a join come one key after the other,
+    in the order of their origins."""
+
+    def task(batches: Batches) -> Batches:
+        with rarer_collection(), StepRun(settings, step) as run:
+            for batch in batches:
+                is_mine = pc.fill_null(pc.equal(batch.column("step"), step.number), False)
+                passed_on = batch.filter(pc.invert(is_mine))
+                if passed_on.num_rows:
+                    yield passed_on
+                yield from run.handle(batch.filter(is_mine))
+            yield from run.finish()
+
+    return task
+
+
+class StepRun:
+    """One task of one step."""
+
+    def __init__(self, settings: TaskSettings, step: Step) -> None:
+        topology = settings.replay.topology
+        assert topology is not None
+        use_options(settings.replay.store_options)
+        self._settings = settings
+        self._step = step
+        self._streams = topology.streams
+        with naming_host():
+            tps, targets = settings.topic_partitions, settings.replay.outputs
+            self._outputs = None if targets is None else OutputRows(targets, tps)
+            self._trees = tree_calls(settings, outcome_clock(settings.replay.now), self._outputs, step.number)
+        self._outbox = Outbox()
+        self._rest: list[pa.RecordBatch] = []
+        """The tuples of the last key, of which a join may get more."""
+
+    def __enter__(self) -> Self:
+        """Checks, before the first tuple, that this task may start: under at most once no other has handled it."""
+        try:
+            ignore_ctrl_c()
+            if isinstance(self._trees, IsolatedTreeCalls):
+                with naming_host():
+                    self._trees.process.start()
+            # The import comes before the marker, as in `TaskRun`.
+            check_start(self._settings, f"step-{self._step.number}")
+        except BaseException as error:
+            self.__exit__(type(error))
+            raise
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        if isinstance(self._trees, IsolatedTreeCalls):
+            self._trees.process.close()
+        if kind is not None and self._outputs is not None:
+            self._outputs.discard()
+
+    def handle(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+        """Calls the handler on tuples of the step. A join waits for the rest of the last key. Yields rows for other
+        tasks as soon as they are many: a handler may emit any number."""
+        if not self._step.join:
+            yield from self._handle_whole(batch)
+            return
+        if self._rest:
+            of_key = _count(batch, self._rest[0].column("key")[0])
+            self._rest.append(batch.slice(0, of_key))
+            batch = batch.slice(of_key)
+        if batch.num_rows:
+            yield from self._handle_rest()
+            start = batch.num_rows - _count(batch, batch.column("key")[-1])
+            yield from self._handle_whole(batch.slice(0, start))
+            self._rest = [batch.slice(start)]
+
+    def _handle_whole(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+        """Calls the handler on tuples of the step; no further batch has tuples of their keys."""
+        while batch.num_rows:
+            batch = batch.slice(self._call(batch))
+            self._outbox.add(self._trees.end())
+            yield from self._outbox.take()
+
+    def finish(self) -> Iterator[pa.RecordBatch]:
+        """Calls a join for the last key. Yields the rows that are left, the last of which holds the task's manifest."""
+        yield from self._handle_rest()
+        yield from self._outbox.take(last=True)
+        self._trees.log_dropped()
+        staged = () if self._outputs is None else self._outputs.close()
+        yield self._outbox.manifest(manifest((), {}, {}, 0, 0, 0, steps=self._trees.figures.counts, staged=staged))
+
+    def _handle_rest(self) -> Iterator[pa.RecordBatch]:
+        """Calls a join on the tuples of the last key. They may be more than Arrow holds in one batch."""
+        rest, self._rest = self._rest, []
+        if rest:
+            self._trees.call_join(self._step, [given for batch in rest for given in self._inputs(batch)])
+            self._outbox.add(self._trees.end())
+            yield from self._outbox.take()
+
+    def _call(self, batch: pa.RecordBatch) -> int:
+        """Calls the handler on the first tuples of a batch, until what it has emitted should be sent. Returns how many
+        these are."""
+        inputs = self._inputs(batch)
+        if self._step.join:
+            return self._call_joins(batch.column("key"), inputs)
+        if isinstance(self._trees, IsolatedTreeCalls):
+            return self._call_ahead(self._trees, inputs)
+        for number, given in enumerate(inputs, 1):
+            self._trees.call_step(self._step, given)
+            if self._trees.full:
+                return number
+        return int(batch.num_rows)
+
+    def _call_joins(self, keys: pa.Array, inputs: Iterator[Input]) -> int:
+        done = 0
+        for _, of_key in groupby(keys.to_numpy(zero_copy_only=False).tolist()):
+            group = list(islice(inputs, len(list(of_key))))
+            self._trees.call_join(self._step, group)
+            done += len(group)
+            if self._trees.full:
+                break
+        return done
+
+    def _call_ahead(self, trees: IsolatedTreeCalls, inputs: Iterator[Input]) -> int:
+        done = 0
+        while not trees.full and (chunk := list(islice(inputs, CALLS_A_REQUEST))):
+            trees.call_ahead(self._step, chunk)
+            for given in chunk:
+                trees.call_step(self._step, given)
+            done += len(chunk)
+        return done
+
+    def _inputs(self, batch: pa.RecordBatch) -> Iterator[Input]:
+        """Yields the tuples of a batch."""
+        edges, tps, streams = self._trees.batch.edges, self._settings.topic_partitions, self._streams
+        columns = _values(batch)
+        of_tps, offsets, attempts, ids, *_ = columns
+        if batch.column("edges").null_count == len(batch) and UNTRACKED not in of_tps:  # usual
+            first = edges.add_input_edges(of_tps, offsets, attempts, ids)
+            for number, (tp, offset, _, _, _, stream, key, payload) in enumerate(zip(*columns, strict=True), first):
+                origin = _new(Origin, (*tps[tp], offset))
+                yield input_of(key, payload, streams[stream], (origin,), (number,))
+            return
+        yield from self._inputs_of_several(columns)
+
+    def _inputs_of_several(self, columns: Sequence[list[Any]]) -> Iterator[Input]:
+        """Yields tuples of which some are anchored to several records, or to none."""
+        edges, topic_partitions = self._trees.batch.edges, self._settings.topic_partitions
+        for tp, offset, attempt, edge, several, stream, key, payload in zip(*columns, strict=True):
+            origins: tuple[Origin, ...] = ()
+            numbers: EdgeNumbers = ()
+            if several is not None:
+                of_tuple: Edges = pickle.loads(several)
+                numbers = tuple([edges.add_input_edge(*root, id_) for root, id_ in of_tuple])
+                roots = sorted(root for root, _ in of_tuple)
+                origins = tuple([Origin(*topic_partitions[root.tp], root.offset) for root in roots])
+            elif tp != UNTRACKED:
+                numbers = (edges.add_input_edge(tp, offset, attempt, edge),)
+                topic, partition = topic_partitions[tp]
+                origins = (Origin(topic, partition, offset),)
+            yield input_of(key, payload, self._streams[stream], origins, numbers)
+
+
+def _count(batch: pa.RecordBatch, key: pa.Scalar) -> int:
+    """Returns how many tuples have the key."""
+    return int(pc.sum(pc.equal(batch.column("key"), key)).as_py() or 0)
+
+
+def _values(batch: pa.RecordBatch) -> list[list[Any]]:
+    """Returns the columns of tuples as lists, with the ids of edges as they were before they were signed."""
+    values = []
+    for name in _COLUMNS:
+        column = batch.column(name)
+        if name == "edge":
+            values.append(column.to_numpy().view(np.uint64).tolist())
+        elif column.null_count == len(column):
+            values.append([None] * len(column))
+        else:
+            # Several times faster than `to_pylist`.
+            values.append(column.to_numpy(zero_copy_only=False).tolist())
+    return values

@@ -1,0 +1,241 @@
+"""The ledger store of a `World`: it has the rules of the real store, and its tables are values in memory."""
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any, cast
+
+from ackline.errors import FatalError, LedgerError
+from ackline.ledger.account import Result, ResultRuns
+from ackline.ledger.answers import AnswerReport
+from ackline.ledger.fold import OutcomeRow
+from ackline.ledger.offsets import Ranges, TopicPartition, join, union
+from ackline.ledger.outcomes import ErrorClass, Outcome, OutcomeColumns
+from ackline.ledger.turns import LIVE, Marker, MarkerKind, OperatorLoss, Plan, Settlement, TurnId, TurnKind
+from ackline.tables.chosen import DeadRow, OutcomeFilter, RangesByPartition
+from ackline.tables.rows import plan_date
+from ackline.tables.store import LedgerStore
+from ackline.tables.turn_outcomes import Attempts, Failures, LastFailure, TurnOutcomes
+from tests.support.memory import BEFORE, READ, Hook, World, no_hook
+from tests.support.memory_table import MemoryTable, OutcomesFile, ReplacingFiles
+
+
+def _is_wanted(row: OutcomeRow, run_id: str, wanted: OutcomeFilter | None) -> bool:
+    return wanted is None or (
+        wanted.outcome in (None, row.outcome)
+        and wanted.error_class in (None, row.error_class)
+        and wanted.run_id in (None, run_id)
+    )
+
+
+def _ranges(rows: Sequence[OutcomeRow]) -> Ranges:
+    columns = OutcomeColumns.of(rows)
+    return union(columns.offsets, columns.ends)
+
+
+class MemoryStore(LedgerStore):
+    """The ledger store of one lane in a world, as the process `run_id` uses it."""
+
+    def __init__(self, world: World, pipeline: str, lane: str, run_id: str = "", hook: Hook = no_hook) -> None:
+        super().__init__("memory://", pipeline, lane)
+        self.world, self._hook, self._run_id = world, hook, run_id
+        self.tables = {name: MemoryTable(world, name, run_id, hook) for name in ("plans", "outcomes", "settlements")}
+        self.plans, self.outcomes, self.settlements = self.tables.values()
+
+    def storage_options(self) -> dict[str, str]:
+        """Returns none: no task reads this store."""
+        return {}
+
+    def check_layout(self) -> None:
+        """Does nothing: a world has no folders."""
+
+    def settlement(self, turn: TurnId) -> Settlement:
+        """Returns a stored settlement; a genesis without rows has no partition. Raises LedgerError if there is none."""
+        stored = self.world.tables.settlements.get(turn)
+        if turn.n == 0 and not (stored and stored.partitions):
+            self._hook("settlement", READ)
+            return Settlement(turn, TurnKind.GENESIS, "", datetime.min.replace(tzinfo=UTC), {})
+        return cast(Settlement, self._stored(self.world.tables.settlements, turn, "settlement"))
+
+    def tallies(self, last: TurnId) -> tuple[Counter[str], int]:
+        """Returns the sums over the turns of an epoch up to `last`: offsets by outcome, and gaps."""
+        self._hook("tallies", READ)
+        counts: Counter[str] = Counter()
+        gaps = 0
+        for turn, settlement in self.world.tables.settlements.items():
+            if turn[:3] == last[:3] and turn.n <= last.n:
+                for settled in settlement.partitions.values():
+                    counts.update(settled.counts)
+                    gaps += settled.gaps or 0
+        return counts, gaps
+
+    def terminal_offsets(
+        self, epoch: int, topic_ids: Mapping[str, str], wanted: OutcomeFilter | None
+    ) -> tuple[RangesByPartition, RangesByPartition]:
+        """Returns the offsets with a wanted terminal outcome, in the topics of these ids and in older ones."""
+        found: tuple[dict[TopicPartition, list[OutcomeRow]], ...] = ({}, {})
+        for plan, tp, row in self._terminal_rows(epoch, topic_ids):
+            if _is_wanted(row, plan.run_id, wanted):
+                older = plan.partitions[tp].topic_id != topic_ids[tp.topic]
+                found[older].setdefault(tp, []).append(row)
+        current, older_topics = ({tp: _ranges(rows) for tp, rows in by_tp.items()} for by_tp in found)
+        return current, older_topics
+
+    def terminal_results(self, epoch: int, topic_ids: Mapping[str, str]) -> dict[TopicPartition, ResultRuns]:
+        """Returns the terminal outcome and error class of each offset that an epoch has settled."""
+        found: dict[TopicPartition, list[tuple[int, int, Result]]] = {}
+        for plan, tp, row in self._terminal_rows(epoch, topic_ids):
+            if plan.partitions[tp].topic_id == topic_ids[tp.topic]:
+                found.setdefault(tp, []).append((row.offset, row.end, Result(row.outcome.value, row.error_class)))
+        return {tp: ResultRuns.of(runs) for tp, runs in found.items()}
+
+    def dead_rows(self, epoch: int, topic_ids: Mapping[str, str]) -> Iterator[DeadRow]:
+        """Yields the dead records of an epoch."""
+        for plan, tp, row in self._terminal_rows(epoch, topic_ids):
+            if row.outcome is Outcome.DEAD and plan.partitions[tp].topic_id == topic_ids[tp.topic]:
+                yield DeadRow(tp, row.offset, row.error_class, row.handled_at)
+
+    def _terminal_rows(
+        self, epoch: int, topic_ids: Mapping[str, str]
+    ) -> Iterator[tuple[Plan, TopicPartition, OutcomeRow]]:
+        self._hook("rows", READ)
+        tables = self.world.tables
+        for turn, settlement in tables.settlements.items():
+            lane = (turn.pipeline, turn.lane, turn.epoch) == (self.pipeline, self.lane, epoch)
+            if not lane or settlement.kind is TurnKind.VOID or turn not in tables.plans:
+                continue
+            plan = tables.plans[turn]
+            for file in tables.outcomes.get(turn, ()):
+                for tp, rows in file.rows.items():
+                    if tp.topic in topic_ids and tp in plan.partitions:
+                        yield from ((plan, tp, row) for row in rows if row.outcome.terminal)
+
+    def lanes(self) -> list[str]:
+        """Returns the lanes of the pipeline, the live one first."""
+        lanes = {turn.lane for turn in self.world.tables.settlements if turn.pipeline == self.pipeline}
+        return sorted(lanes, key=lambda lane: (lane != LIVE, lane))
+
+    def other_lane(self, lane: str) -> "MemoryStore":
+        """Returns the ledger of another lane."""
+        return MemoryStore(self.world, self.pipeline, lane, self._run_id, self._hook)
+
+    def plan(self, turn: TurnId) -> Plan:
+        """Returns a stored plan. Raises LedgerError if there is none."""
+        return cast(Plan, self._stored(self.world.tables.plans, turn, "plan"))
+
+    def _stored(self, values: Mapping[TurnId, Any], turn: TurnId, name: str) -> Any:
+        self._hook(name, READ)
+        if turn not in values or not values[turn].partitions:
+            raise LedgerError(f"{name} of {turn} is in the log of the table, but its rows are not there")
+        return values[turn]
+
+    def store_plan(self, plan: Plan) -> bool:
+        """Stores a plan; returns False if its number is taken."""
+        rows = {tp: replace(planned, retries=join(planned.retries)) for tp, planned in sorted(plan.partitions.items())}
+        return self._put("plans", plan.turn, "plan", replace(plan, partitions=rows))
+
+    def store_decisions(
+        self,
+        plan: Plan,
+        run_id: str,
+        decisions: Mapping[TopicPartition, Iterable[OutcomeRow]],
+        answers: AnswerReport | None = None,
+    ) -> bool:
+        """Stores the decisions of settle, also if there are none; returns False if the number is taken."""
+        rows = {tp: tuple(decided) for tp, decided in sorted(decisions.items())}
+        files = [OutcomesFile(plan.turn, rows)] if rows else []
+        return self._put("outcomes", plan.turn, "decisions", files, answers.encode() if answers else None)
+
+    def void_turns(self, epoch: int) -> set[int]:
+        """Returns the numbers of the turns of an epoch that were closed as void."""
+        self._hook("settlement", READ)
+        lane = (self.pipeline, self.lane, epoch)
+        settlements = self.world.tables.settlements.items()
+        return {turn.n for turn, settled in settlements if turn[:3] == lane and settled.kind is TurnKind.VOID}
+
+    def replace_by_lost(
+        self, plan: Plan, run_id: str, rows: Mapping[TopicPartition, Iterable[OutcomeRow]], operator: OperatorLoss
+    ) -> bool:
+        """Stores lost ranges in place of outcomes n; returns False if the number of decisions n is taken."""
+        lost = ReplacingFiles([OutcomesFile(plan.turn, {tp: tuple(ranges) for tp, ranges in rows.items()})])
+        application, more = self._application(plan.turn.epoch, "decisions"), self._marks(plan.turn, operator)
+        return self.tables["outcomes"].put(lost, application, plan.turn.n, more=more)
+
+    def _reason_of_loss(self, turn: TurnId) -> str:
+        rows = (row for file in self.world.tables.outcomes[turn] for rows in file.rows.values() for row in rows)
+        return next(row.reason or "" for row in rows if row.outcome is Outcome.LOST)
+
+    def has_lost_files(self, turn: TurnId) -> bool:
+        """Returns whether a file of the turn's outcomes is lost."""
+        self._hook("files", READ)
+        return turn in self.world.tables.lost_files
+
+    def drop_lost_files(self, void_turn: TurnId) -> None:
+        """Stops naming the lost files of a void turn."""
+        self._hook("files", BEFORE)
+        self.world.tables.lost_files.discard(void_turn)
+
+    def store_settlement(
+        self, settlement: Settlement, plan: Plan | None = None, subscription: Mapping[str, Any] | None = None
+    ) -> bool:
+        """Stores a settlement; returns False if its number is taken."""
+        plan_date(plan.planned_at if plan else settlement.settled_at)
+        in_order = replace(settlement, partitions=dict(sorted(settlement.partitions.items())))
+        note = json.dumps(subscription) if subscription is not None else None
+        return self._put("settlements", settlement.turn, "settlement", in_order, note)
+
+    def _store_marker(self, plan: Plan, marker: Marker, kind: str, also: str | None = None) -> bool:
+        n, (application, *more) = plan.turn.n, [self._application(plan.turn.epoch, k) for k in (kind, also) if k]
+        return self.tables["plans"].put(marker, application, n, more=more)
+
+    def _marker(self, turn: TurnId, kind: MarkerKind) -> Marker | None:
+        self._hook("marker", READ)
+        application = "claim" if kind is MarkerKind.WAIVER else "start"
+        return self.world.tables.markers.get((self._application(turn.epoch, application), turn.n))
+
+    def _put(self, table: str, turn: TurnId, kind: str, value: Any, note: str | None = None) -> bool:
+        return self.tables[table].put(value, self._application(turn.epoch, kind), turn.n, note)
+
+    def last_failures(self, turn: TurnId, attempts: Attempts) -> Failures:
+        """Returns when the given attempts failed last. A world keeps no messages of attempts, so each is None."""
+        failures: Failures = {}
+        for n, files in sorted(self.world.tables.outcomes.items(), key=lambda item: item[0].n):
+            lane = (n.pipeline, n.lane, n.epoch) == (turn.pipeline, turn.lane, turn.epoch)
+            for tp, by_offset in attempts.items() if lane else ():
+                for row in (row for file in files for row in file.rows.get(tp, ())):
+                    if row.outcome is Outcome.FAILED and by_offset.get(row.offset) == row.attempt:
+                        failures[tp, row.offset] = LastFailure(row.reason, row.handled_at)
+        return failures
+
+    def first_attempts_of(self, turn: TurnId) -> Counter[str]:
+        """Returns how many first attempts of a turn had which outcome."""
+        return Counter(row.outcome.value for row in self._first_attempts(turn))
+
+    def unacked_of(self, turn: TurnId) -> int:
+        """Returns how many first attempts of a turn ended as `Unacked`."""
+        return sum(row.error_class == ErrorClass.UNACKED for row in self._first_attempts(turn))
+
+    def _first_attempts(self, turn: TurnId) -> Iterator[OutcomeRow]:
+        self._hook("rows", READ)
+        for file in self.world.tables.outcomes.get(turn, ()):
+            for rows in file.rows.values():
+                yield from (row for row in rows if row.attempt == 1 and not row.answer)
+
+    def outcomes_of(self, turn: TurnId, every_row: bool = False) -> TurnOutcomes:
+        """Returns the outcomes and decisions of a turn. Raises FatalError if a file of them is lost."""
+        self._hook("rows", READ)
+        if turn in self.world.tables.lost_files:
+            raise FatalError(f"the table outcomes at {self.outcomes.uri} can't be used: No such file or directory")
+        rows: dict[TopicPartition, list[OutcomeRow]] = {}
+        counts: dict[TopicPartition, Counter[str]] = {}
+        fresh: Counter[TopicPartition] = Counter()
+        for file in self.world.tables.outcomes.get(turn, ()):
+            for tp, written in file.rows.items():
+                for row in written:
+                    counts.setdefault(tp, Counter())[row.outcome.value] += row.end - row.offset
+                fresh[tp] += sum(row.attempt == 1 and not row.answer for row in written)
+                if every_row or not file.counted:
+                    rows.setdefault(tp, []).extend(written)
+        return TurnOutcomes(rows, counts, fresh)
