@@ -30,7 +30,7 @@ test: setup ## all tests, in three processes; each has a broker, Spark and Airfl
 	@pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder
 
 test-unit: setup ## the tests without a broker, Spark or Airflow
-	@pytest tests/unit
+	@pytest -m "not real" --numprocesses 2
 
 check: setup ## ruff, mypy, and deptry: what is imported is declared, and what is declared imported
 	@ruff check $(CHECKED)
@@ -53,14 +53,14 @@ bench: setup ## throughput, as ratios; then what each size costs, with its aim
 	@python -m tests.bench.trees
 
 screenshots: setup ## the pictures of the page in docs/, in a headless Chromium that npm installs
-	@SCREENSHOTS=$(CURDIR)/docs pytest tests/plugins/test_browser.py -k screenshots
+	@SCREENSHOTS=$(CURDIR)/docs pytest tests/ui/test_browser.py -k screenshots
 
 chaos: setup ## 100,000 steps of runs that stop, die and come back late; `make chaos STEPS=N SEED=N`
 	@python -m tests.chaos.run --steps $(or $(STEPS),100000) $(if $(SEED),--seed $(SEED))
 
 lock: setup ## compile the requirements.in files and ivy.xml into their locks, as new as they allow
 	$(UV_COMPILE) --upgrade --output-file requirements.lock --quiet requirements.in
-	$(UV_COMPILE) --upgrade --output-file tests/object_store/requirements.txt --quiet tests/object_store/requirements.in
+	$(UV_COMPILE) --upgrade --output-file tests/support/object_store/requirements.txt --quiet tests/support/object_store/requirements.in
 	python -m ackline.spark.jars lock
 
 clean: ## remove the virtual environment and all caches in the tree; the JARs' cache stays

@@ -1,4 +1,4 @@
-"""What all tests share: an environment apart from the user's own, and one broker for the session."""
+"""What all tests share: an environment apart from the user's own, the servers of the session, and clients of them."""
 
 import logging
 import os
@@ -12,11 +12,22 @@ from typing import Protocol
 import pytest
 from hypothesis import HealthCheck, settings
 
+from ackline.kafka.cluster import Cluster
+from ackline.kafka.config import client_config
+from ackline.kafka.exact import ExactReader
+from ackline.kafka.group import Group
+from ackline.kafka.registry import Registry
 from ackline.local import broker as broker_module
 from ackline.local.broker import Broker
-from tests import class_data
-from tests.object_store.store import ObjectStore, object_store
+from ackline.local.processes import free_ports
+from ackline.tables.store import LedgerStore
+from tests.kafka import kafka_log
+from tests.support import class_data
 from tests.support.brokers import Brokers
+from tests.support.object_store.store import ObjectStore, object_store
+from tests.support.pipeline_files import Write, writer
+from tests.support.schema_registry import StubRegistry, stub_registry
+from tests.tables.tables import Tables, in_memory, on_disk
 
 # The user's settings of Airflow, Ackline and object stores do not apply to the tests, except for the place of the JARs.
 for _name in list(os.environ):
@@ -46,13 +57,20 @@ settings.load_profile("any machine")
 logging.getLogger("py4j").setLevel(logging.WARNING)
 
 
-_WITHOUT_SPARK = {"unit", "project"}
+_SERVERS = {"broker", "broker_to_kill", "cluster_of_three", "s3_server", "spark", "airflow"}
+"""The fixtures that start a server. Tests that start one by themselves have the mark `real`."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Marks the tests that need a server as `real`. `make test-unit` runs the others."""
+    for item in items:
+        if _SERVERS & set(getattr(item, "fixturenames", ())):
+            item.add_marker("real")
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Makes the archive of Spark's classes before the first test, if a test may start Spark."""
-    folders = {item.path.relative_to(Path(__file__).parent).parts[0] for item in session.items}
-    if folders - _WITHOUT_SPARK and not session.config.option.collectonly:
+    if any(item.get_closest_marker("real") for item in session.items) and not session.config.option.collectonly:
         class_data.make_archive()
 
 
@@ -137,3 +155,86 @@ def s3(s3_server: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> ObjectStore:
     for name, value in s3_server.environment.items():
         monkeypatch.setenv(name, value)
     return s3_server
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Repeats the tests of a module with `ROOTS` for each of these audit roots."""
+    roots = getattr(metafunc.module, "ROOTS", None)
+    chosen = any(mark.args[0] == "root" for mark in metafunc.definition.iter_markers("parametrize"))
+    if roots and not chosen and "root" in metafunc.fixturenames:
+        metafunc.parametrize("root", roots, indirect=True)
+
+
+@pytest.fixture
+def root(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """An audit root that does not exist yet: on the disk, or in S3."""
+    if getattr(request, "param", "disk") == "disk":
+        return str(tmp_path / "audit")
+    store: ObjectStore = request.getfixturevalue("s3")
+    return f"{store.bucket(f'bucket-{uuid.uuid4()}')}/audit"
+
+
+@pytest.fixture
+def store(root: str) -> LedgerStore:
+    """The store of a lane that has not begun."""
+    return LedgerStore(root, "orders", "live")
+
+
+@pytest.fixture(params=["memory", "delta"])
+def tables(request: pytest.FixtureRequest, tmp_path: Path) -> Tables:
+    """Tables of either kind that do not exist yet."""
+    return in_memory() if request.param == "memory" else on_disk(tmp_path / "audit")
+
+
+@pytest.fixture
+def kafka(broker: Broker) -> dict[str, object]:
+    """The client properties for the session's broker."""
+    return kafka_log.config(broker)
+
+
+@pytest.fixture
+def cluster(kafka: dict[str, object]) -> Iterator[Cluster]:
+    """The session's broker under read_committed."""
+    with Cluster(kafka, "read_committed") as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def reader(kafka: dict[str, object]) -> Iterator[ExactReader]:
+    """A reader of given offsets under read_committed."""
+    with ExactReader(kafka, "read_committed") as reader:
+        yield reader
+
+
+@pytest.fixture
+def our_group(kafka: dict[str, object], group: Callable[[], str]) -> Iterator[Group]:
+    """A consumer group of this test."""
+    with Group(kafka, group()) as our_group:
+        yield our_group
+
+
+@pytest.fixture
+def unreachable() -> dict[str, object]:
+    """The client properties for an address without a broker."""
+    return client_config({"bootstrap.servers": f"127.0.0.1:{free_ports(1)[0]}"})
+
+
+@pytest.fixture
+def stub() -> Iterator[StubRegistry]:
+    """The server of a schema registry of this test."""
+    with stub_registry() as stub:
+        yield stub
+
+
+@pytest.fixture
+def registry(stub: StubRegistry) -> Iterator[Registry]:
+    """A client of `stub` that sends each request once."""
+    registry = Registry({"url": stub.url, "max.retries": 0})
+    yield registry
+    registry.close()
+
+
+@pytest.fixture
+def write_file(tmp_path: Path) -> Write:
+    """Writes pipeline files into `tmp_path`."""
+    return writer(tmp_path)

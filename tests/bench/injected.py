@@ -17,7 +17,7 @@ from ackline.steps.replay import add_actions, task_report
 from ackline.tables.rows import plan_date
 from ackline.tables.store import LedgerStore
 from ackline.worker.files import Chunk, OutcomeFiles, OutcomeTarget, WrittenFile
-from tests.memory_lane import MemoryLane
+from tests.support.memory_lane import MemoryLane
 from tests.support.memory_parts import MemoryParts
 
 NAME = "bench"

@@ -32,10 +32,10 @@ from tests.chaos.epoch import LENIENT, is_operator_void
 from tests.chaos.oracle import Oracle
 from tests.chaos.outside import Outside
 from tests.chaos.programs import STEPS, Action, Backfill
+from tests.ledger.strategies import NOON
 from tests.support.memory import Hook, MemoryLog, World
 from tests.support.memory_parts import memory_parts
 from tests.support.memory_store import MemoryStore
-from tests.unit.strategies import NOON
 
 MOVE_IT, IS_OPEN, CHANGED = "Move the group", "is open: let it end", "guarantee was changed"
 """Parts of errors: the lane would begin beyond the end of a log, an action would run beside an open turn, and the file

@@ -19,9 +19,9 @@ from ackline.ledger.turns import TurnKind
 from ackline.verify.check import judge
 from tests.chaos.account import Policy, Rules
 from tests.chaos.evidence import evidence_of
-from tests.memory_answers import TP, WAITS, AnsweredLane
-from tests.memory_lane import GROUP, NOON, OK
 from tests.support.memory import TableCommit
+from tests.support.memory_answers import TP, WAITS, AnsweredLane
+from tests.support.memory_lane import GROUP, NOON, OK
 
 STEPS = 60
 RETRIES = 2

@@ -21,8 +21,8 @@ from ackline.steps import decide, plan, replay, run, run_plan, settle
 from tests.chaos.account import Policy, Rules
 from tests.chaos.actor import Actor, Killed
 from tests.chaos.oracle import Oracle
-from tests.memory_lane import DEAD, FAILS, FAILS_ONCE, GROUP, OK, TP, MemoryLane
 from tests.support.memory import BEFORE, GroupCommit, HandlerCall, Hook, TableCommit
+from tests.support.memory_lane import DEAD, FAILS, FAILS_ONCE, GROUP, OK, TP, MemoryLane
 
 STEPS = (plan, run_plan, replay, settle, commit, decide, send, claim, run)
 KILLED_IN = {str(Path(str(module.__file__)).resolve()) for module in (*STEPS, fold, planning)}

@@ -12,10 +12,10 @@ from confluent_kafka import Consumer
 from ackline.errors import GroupBusy, TopicChanged
 from ackline.local.processes import wait_until
 from ackline.spark import job
-from tests.contract.kafka_log import COMPACTED, compact
 from tests.e2e import wire
 from tests.e2e.fixtures import MakeLab
 from tests.e2e.lab import Row, all_of, encoded, fails
+from tests.kafka.kafka_log import COMPACTED, compact
 
 MINUTE = {"initial_delay": "1m", "period": "1m", "multiplier": 1}
 

@@ -7,7 +7,7 @@ from ackline.ledger.outcomes import Outcome
 from tests.chaos.account import rows_of
 from tests.chaos.config import Config
 from tests.chaos.machine import ChaosMachine
-from tests.memory_lane import OK, TP, MemoryLane
+from tests.support.memory_lane import OK, TP, MemoryLane
 
 
 def test_a_void_turn_remembers_that_its_plan_met_a_commit_of_ours() -> None:

@@ -13,9 +13,9 @@ from ackline.ledger.commit_rule import CommitMetadata, Committed
 from ackline.ledger.offsets import TopicPartition
 from ackline.ledger.turns import TurnKind
 from ackline.steps import plan
-from tests.memory_lane import AT_LEAST_ONCE, AT_MOST_ONCE, GROUP, OK, PAYMENTS, TP, MemoryLane
 from tests.support.memory import HandlerCall
 from tests.support.memory_kafka import MemoryCluster
+from tests.support.memory_lane import AT_LEAST_ONCE, AT_MOST_ONCE, GROUP, OK, PAYMENTS, TP, MemoryLane
 from tests.support.memory_parts import MemoryParts
 
 READS_COMMITS = "committed"

@@ -20,10 +20,9 @@ from deltalake import DeltaTable
 from ackline.local.broker import Broker
 from ackline.local.connection import LOOPBACK
 from ackline.local.processes import wait_until
-from tests import class_data
 from tests.e2e import wire
 from tests.e2e.commands import ROOT
-from tests.support import journal
+from tests.support import class_data, journal
 from tests.support.spark_cluster import SparkCluster, Worker
 
 START = datetime(2026, 1, 31, 12, tzinfo=UTC)

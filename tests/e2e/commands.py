@@ -9,7 +9,7 @@ from unittest.mock import patch
 
 from ackline.local.processes import end
 from ackline.tables.lease import ProcessIdentity
-from tests.command import run_main
+from tests.support.command import run_main
 
 ROOT = Path(__file__).parents[2]
 Finished = subprocess.CompletedProcess[str]

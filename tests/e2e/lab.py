@@ -129,7 +129,7 @@ class Lab:
         """Returns a context manager that opens the pipeline at the lab's time, and gives the `Parts` of a lane."""
         self.judged = False
         run_id = run_id or f"test-{uuid.uuid4().hex[:6]}"
-        # Rivals of one turn, some of them paused; tests/unit/steps/test_turn_lease.py has the runs that wait.
+        # Rivals of one turn, some of them paused; tests/lane/test_lease.py has the runs that wait.
         return open_parts(
             self.pipeline,
             run_id=run_id,

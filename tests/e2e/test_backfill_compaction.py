@@ -6,11 +6,11 @@ from ackline.backfill.plan import plan_backfill
 from ackline.backfill.run import backfill_pipeline, find_backfill
 from ackline.lane.adapters import open_parts
 from ackline.pipeline.arguments import lane_of
-from tests.contract.kafka_log import COMPACTED, compact
 from tests.e2e import wire
 from tests.e2e.fixtures import MakeLab
 from tests.e2e.lab import Lab
 from tests.e2e.test_backfill import backfill, ended, judge
+from tests.kafka.kafka_log import COMPACTED, compact
 
 ONE_RETRY = {"initial_delay": "1m", "period": "1m", "max_retries": 1}
 

@@ -1,7 +1,7 @@
 """A secret in the connection and payloads that must show nowhere (I13), and each place where they might show.
 
 One run as a user starts it, watched from outside: its output, the arguments of its processes, Spark's event log, the
-tables with the files that no commit names, the other commands, the page. tests/dags/test_dag.py has XCom, Airflow's
+tables with the files that no commit names, the other commands, the page. tests/airflow/test_dag.py has XCom, Airflow's
 logs and its database.
 """
 
@@ -20,7 +20,7 @@ from ackline.ledger.turns import LIVE
 from ackline.ui import pages, readings
 from ackline.ui import readings as failing
 from ackline.ui.links import Addresses
-from tests.dags.project import processes
+from tests.airflow.project import processes
 from tests.e2e.fixtures import MakeLab
 from tests.e2e.lab import ROOT, Lab, all_of
 

@@ -1,9 +1,9 @@
 """The floor: what is committed is the lowest offset that is not settled (S1–S8), whatever the log holds."""
 
-from tests.contract.kafka_log import COMPACTED, compact
 from tests.e2e import wire
 from tests.e2e.fixtures import MakeLab
 from tests.e2e.lab import Row, encoded, fails
+from tests.kafka.kafka_log import COMPACTED, compact
 
 
 def test_s1_gaps_inside_a_proved_range_are_settled_and_a_failure_holds_the_floor(lab: MakeLab) -> None:

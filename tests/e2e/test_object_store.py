@@ -21,7 +21,7 @@ from tests.e2e.fixtures import MakeLab
 from tests.e2e.lab import Lab
 from tests.e2e.test_canary import watched_arguments
 from tests.e2e.test_in_flight import Answered
-from tests.object_store.store import REGION, SECRET, ObjectStore
+from tests.support.object_store.store import REGION, SECRET, ObjectStore
 
 COMMANDS, AT_ONCE = 50, 4
 

@@ -9,7 +9,7 @@ import pytest
 from ackline.errors import FatalError, TransientError
 from tests.e2e.fixtures import MakeLab
 from tests.e2e.lab import Row, all_of
-from tests.schema_registry import StubRegistry, stub_registry
+from tests.support.schema_registry import StubRegistry, stub_registry
 
 BROKEN = b'{"customer": "c4n4ry", \xff'
 ORDER = {

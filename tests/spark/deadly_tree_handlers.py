@@ -12,7 +12,7 @@ from typing import Any
 from ackline.handler import Record
 from ackline.tuples import Emit, Tuple
 from tests.support import journal
-from tests.unit.spark.isolation.killers import DEEDS, spin
+from tests.worker.isolation.killers import DEEDS, spin
 
 
 def split(record: Record) -> Iterator[Emit]:

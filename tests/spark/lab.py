@@ -27,7 +27,7 @@ from ackline.spark.job import (
     run_replay,
 )
 from ackline.tables.table import AuditTable
-from tests.contract.kafka_log import fill, put
+from tests.kafka.kafka_log import fill, put
 from tests.support import journal
 
 if TYPE_CHECKING:  # tests.conftest clears the environment that the scripts of these tests are started with

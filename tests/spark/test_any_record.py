@@ -15,9 +15,9 @@ from ackline.ledger.offsets import TopicPartition
 from ackline.ledger.outcomes import timestamp_of
 from ackline.spark.job import ReplayJob
 from ackline.worker.retries import FIRST_UNREADABLE
-from tests.contract.kafka_log import aborted, config, delete_before, messages, producer, put
 from tests.e2e import wire
 from tests.e2e.wire import RawHeaders
+from tests.kafka.kafka_log import aborted, config, delete_before, messages, producer, put
 from tests.spark.handlers import is_failed
 from tests.spark.lab import Lab
 

@@ -6,7 +6,7 @@ import pytest
 
 from ackline.ledger.offsets import TopicPartition
 from ackline.ledger.outcomes import Outcome
-from tests.contract.kafka_log import put
+from tests.kafka.kafka_log import put
 from tests.spark.lab import Lab
 
 

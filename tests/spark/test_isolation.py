@@ -6,7 +6,7 @@ from ackline.errors import ConfigError
 from ackline.ledger.offsets import TopicPartition
 from ackline.pipeline.streams import Stream, Translation
 from tests.conftest import MakeTopic
-from tests.contract.kafka_log import put
+from tests.kafka.kafka_log import put
 from tests.spark.lab import Lab
 
 

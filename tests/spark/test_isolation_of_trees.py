@@ -12,7 +12,7 @@ from ackline.ledger.turns import LIVE, TurnId
 from ackline.pipeline.streams import Stream, Translation
 from ackline.pipeline.topology import StepBlock, Topology, topology
 from ackline.spark.job import ReplayJob, run_replay
-from tests.contract.kafka_log import put as put_records
+from tests.kafka.kafka_log import put as put_records
 from tests.spark.lab import Lab
 
 HANDLERS = "tests.spark.deadly_tree_handlers"

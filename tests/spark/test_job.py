@@ -16,7 +16,7 @@ from ackline.spark import lineage
 from ackline.spark.job import run_replay
 from ackline.spark.lineage import tasks_for
 from tests.conftest import MakeTopic
-from tests.contract.kafka_log import delete_before, fill, put
+from tests.kafka.kafka_log import delete_before, fill, put
 from tests.spark.lab import Lab, run_script
 
 JOURNAL = "tests.support.journal:handle"

@@ -8,7 +8,7 @@ import pytest
 
 from ackline.ledger.offsets import TopicPartition
 from ackline.pipeline.streams import Stream, Translation
-from tests.contract.kafka_log import delete_before, put
+from tests.kafka.kafka_log import delete_before, put
 from tests.spark.lab import Lab
 
 SECRET = b"a secret of the tests"

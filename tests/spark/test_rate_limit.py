@@ -9,7 +9,7 @@ from ackline.errors import AcklineError
 from ackline.ledger.offsets import TopicPartition
 from ackline.ledger.outcomes import Outcome
 from ackline.spark.job import run_replay
-from tests.contract.kafka_log import fill
+from tests.kafka.kafka_log import fill
 from tests.spark.lab import Lab
 
 RATE, FRESH, RETRIES = 40, 60, 40

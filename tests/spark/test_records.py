@@ -8,7 +8,7 @@ import pytest
 from ackline.kafka.cluster import Cluster
 from ackline.ledger.offsets import TopicPartition
 from ackline.local.processes import wait_until
-from tests.contract.kafka_log import (
+from tests.kafka.kafka_log import (
     COMPACTED,
     aborted,
     compact,

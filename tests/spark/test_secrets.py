@@ -5,7 +5,7 @@ from pathlib import Path
 from ackline.local.broker import Broker
 from ackline.pipeline.secrets import key_hash
 from tests.conftest import MakeTopic
-from tests.contract.kafka_log import put
+from tests.kafka.kafka_log import put
 from tests.spark.lab import run_script
 
 SECRET = "canary-of-the-connection"

@@ -10,7 +10,7 @@ from ackline.ledger.outcomes import Outcome
 from ackline.spark.job import check_replay
 from ackline.spark.lineage import manifests_of
 from ackline.worker.streams import load_handler_or_streams
-from tests.contract.kafka_log import put
+from tests.kafka.kafka_log import put
 from tests.spark.lab import Lab
 
 WORDS = [b"acked", b"failed", b"skipped", b"dead", None, b"nonsense"]

@@ -10,9 +10,9 @@ from ackline.kafka.registry import registry_config
 from ackline.ledger.offsets import TopicPartition
 from ackline.pipeline.streams import Stream, Translation
 from ackline.spark.job import run_replay
-from tests.contract.kafka_log import put
-from tests.schema_registry import stub_registry
+from tests.kafka.kafka_log import put
 from tests.spark.lab import Lab
+from tests.support.schema_registry import stub_registry
 
 PATH = "tests.spark.stream_handlers:{}".format
 

@@ -1,0 +1,287 @@
+"""A group that another ledger of the pipeline has committed: a run stops, and an operator adopts one ledger (S30)."""
+
+import contextlib
+import copy
+import re
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from ackline.actions.adopt_ledger import adopt_ledger, prepare_adoption
+from ackline.actions.status import status
+from ackline.actions.void import open_turn, void_open_turn
+from ackline.errors import ConfigError, FatalError, GroupBusy, NewerCommit
+from ackline.lane.genesis import check_not_of_another_ledger
+from ackline.lane.log_checks import observe_kafka
+from ackline.ledger.commit_rule import CommitMetadata
+from ackline.ledger.outcomes import Outcome
+from ackline.ledger.turns import TurnKind
+from ackline.steps.plan import preview
+from tests.support.memory import AFTER, BEFORE
+from tests.support.memory_lane import AT_MOST_ONCE, FAILS, OK, PAYMENTS, TP, TP1, MemoryLane
+
+LATER = {"initial_delay": "1h", "period": "1h"}
+
+
+class Killed(BaseException):
+    """The process was killed."""
+
+
+STARTS = ["earliest", "latest", "timestamp", "uncommitted_earliest", "uncommitted_latest", "uncommitted_timestamp"]
+
+
+def other(n: int = 9, epoch: int = 0, ledger: str = "lost") -> str:
+    """The metadata of a commit of another ledger."""
+    return CommitMetadata(ledger, "lane", epoch, n).encode()
+
+
+def own(lane: MemoryLane, n: int, epoch: int = 0) -> str:
+    """The metadata of a commit of the lane's own ledger, at another turn."""
+    return CommitMetadata(lane.parts().store.ledger_id(), "lane", epoch, n).encode()
+
+
+def lost_ledger(start: str = "latest") -> MemoryLane:
+    """A lane without a ledger, whose group was committed by one; a second partition has no commit."""
+    time: dict[str, Any] = {"start_timestamp": "2026-03-01T00:00:00Z"} if "timestamp" in start else {}
+    lane = MemoryLane(*[OK] * 6, partitions=2, start=start, **time)
+    lane.produce(*[OK] * 3, tp=TP1)
+    lane.log(TP1).expire(1)
+    lane.move_group(TP, 4, other())
+    return lane
+
+
+@pytest.mark.parametrize("start", STARTS)
+def test_s30_a_commit_of_a_ledger_that_is_not_there_stops_the_run_until_it_is_adopted(start: str) -> None:
+    """Then the new ledger begins at the commit, whatever `start` is, and without one at the log start."""
+    lane = lost_ledger(start)
+    error = lane.run_fails(NewerCommit, "of ledger lost of this pipeline")
+    assert "ACKLINE_AUDIT is memory://" in str(error)
+    assert "`ackline adopt-ledger lane --reason …`" in str(error)
+    assert (error.topic, error.partition, error.offset) == ("orders", 0, 4)
+    with pytest.raises(NewerCommit):
+        preview(lane.parts())
+    assert next(row.floor for row in status(lane.parts())) == 4
+    assert lane.world.tables.settlements == {}
+
+    done = adopt_ledger(lane.parts(), "the folder is lost")
+    assert (done.ledgers, done.not_committed) == (("lost",), None)
+    assert (lane.kinds(), lane.newest().reason) == (["genesis"], "the folder is lost")
+    assert (lane.floor(), lane.floor(TP1), lane.committed(), lane.committed(TP1)) == (4, 1, 4, 1)
+    lane.run()
+    assert (lane.offsets(), lane.offsets(TP1), lane.committed()) == ([4, 5], [1, 2], 6)
+
+
+def test_s30_a_topic_that_is_new_to_the_ledger_is_adopted_as_well() -> None:
+    lane = MemoryLane(OK).after_run()
+    lane.topics.append(PAYMENTS.topic)
+    lane.create(PAYMENTS.topic, records=5)
+    lane.move_group(PAYMENTS, 3, other())
+    lane.run_fails(NewerCommit, r"payments\[0\]")
+    adopt_ledger(lane.parts(), "a wrong folder")
+    lane.run()
+    assert (lane.offsets(), lane.offsets(PAYMENTS), lane.kinds()[-1]) == ([0], [3, 4], "run")
+
+
+def test_s30_a_dry_run_stores_nothing_and_shows_what_is_adopted() -> None:
+    lane = lost_ledger()
+    written = len(lane.world.history)
+    shown = prepare_adoption(lane.parts(), "x")
+    assert {tp: row.state.floor for tp, row in shown.begins.items()} == {TP: 4, TP1: 1}
+    assert (shown.ledgers, shown.action, len(lane.world.history)) == (("lost",), None, written)
+
+
+@pytest.mark.parametrize("foreign", [0, 2, 5, 900])
+def test_s36_a_ledger_that_returns_over_commits_of_another_keeps_complete_to_and_pending(foreign: int) -> None:
+    lane = MemoryLane(OK, FAILS, OK, OK, retry=LATER).after_run()
+    lane.produce(OK, OK)
+    before = lane.state()
+    lane.move_group(TP, foreign, other())
+    lane.run_fails(NewerCommit, "adopt-ledger lane")
+    done = adopt_ledger(lane.parts(), "back again")
+    assert done.action is not None
+    assert done.action.plan.kind is TurnKind.SKIP
+    assert (lane.state(), lane.committed()) == (before, 1)
+    assert lane.ranges(Outcome.SKIPPED) == []
+    lane.world.now += timedelta(hours=2)
+    lane.run()
+    assert sorted(lane.calls()[4:]) == [(1, 2), (4, 1), (5, 1)]
+
+
+@pytest.mark.parametrize(("foreign", "skipped"), [(2, []), (6, [(4, 6)]), (900, [(4, 7)])])
+def test_i7_at_most_once_a_ledger_that_returns_skips_to_what_another_may_have_handed_out(
+    foreign: int, skipped: list[tuple[int, int]]
+) -> None:
+    lane = MemoryLane(*[OK] * 4, guarantee=AT_MOST_ONCE).after_run()
+    lane.produce(OK, OK, OK)
+    lane.move_group(TP, foreign, other())
+    adopt_ledger(lane.parts(), "back again")
+    assert lane.ranges(Outcome.SKIPPED) == skipped
+    lane.run()
+    first = skipped[0][1] if skipped else 4
+    assert (lane.offsets(), lane.committed()) == ([0, 1, 2, 3, *range(first, 7)], 7)
+
+
+@pytest.mark.parametrize("epoch", [0, 5])
+@pytest.mark.parametrize("foreign", [0, 3, 900])
+def test_s36_an_older_copy_of_the_ledger_keeps_complete_to_and_pending(foreign: int, epoch: int) -> None:
+    """It goes on under an id of its own: its next turns have numbers that the lost copy has committed."""
+    lane = MemoryLane(OK, FAILS, OK, partitions=2, retry=LATER)
+    lane.produce(OK, OK, tp=TP1)
+    lane.run()
+    lane.produce(OK)
+    before, ledger = lane.state(), lane.parts().store.ledger_id()
+    lost = own(lane, 7, epoch)
+    lane.move_group(TP, foreign, lost)
+    lane.run_fails(NewerCommit)
+    shown = prepare_adoption(lane.parts(), "restored from a backup")
+    assert (shown.older_copy, shown.ledgers, lane.parts().store.ledger_id()) == (True, (ledger,), ledger)
+    done = adopt_ledger(lane.parts(), "restored from a backup")
+    assert (done.older_copy, done.not_committed) == (True, None)
+    assert (lane.newest().turn[2:], lane.state(), lane.committed(), lane.committed(TP1)) == ((0, 2), before, 1, 2)
+    assert lane.ranges(Outcome.SKIPPED) == []
+    assert lane.parts().store.ledger_id() != ledger
+    lane.world.now += timedelta(hours=2)
+    lane.run()
+    assert (sorted(lane.calls()[3:]), lane.calls(TP1)) == ([(1, 2), (3, 1)], [(0, 1), (1, 1)])
+    lane.move_group(TP, foreign, lost)  # the lost copy is back, and commits once more
+    lane.run_fails(NewerCommit, f"of ledger {ledger}")
+
+
+def test_s36_a_lost_copy_that_comes_back_stops_at_the_commits_of_the_one_that_was_adopted() -> None:
+    lane = MemoryLane(OK, OK).after_run()
+    lane.move_group(TP, 2, own(lane, 7))
+    lost = copy.deepcopy(lane.world.tables)
+    adopt_ledger(lane.parts(), "restored from a backup")
+    lane.world.tables = lost
+    lane.run_fails(NewerCommit, "adopt-ledger lane")
+
+
+def test_s36_an_older_copy_commits_its_parked_partitions_under_its_new_id() -> None:
+    lane = MemoryLane(OK, FAILS, topics=("orders", "payments"), start="earliest", retry=LATER)
+    lane.create(PAYMENTS.topic, records=2)
+    lane.run()
+    lane.topics = ["orders"]
+    lane.run()
+    lane.move_group(TP, 2, own(lane, 9))
+    adopt_ledger(lane.parts(), "restored from a backup")
+    metadata = CommitMetadata.decode(lane.world.committed["g", PAYMENTS].metadata)
+    assert metadata is not None
+    assert (lane.committed(PAYMENTS), metadata.ledger) == (2, lane.parts().store.ledger_id())
+
+
+@pytest.mark.parametrize(("foreign", "skipped"), [(2, []), (6, [(4, 6)]), (900, [(4, 7)])])
+def test_i7_at_most_once_an_older_copy_skips_to_what_the_lost_one_may_have_handed_out(
+    foreign: int, skipped: list[tuple[int, int]]
+) -> None:
+    lane = MemoryLane(*[OK] * 4, guarantee=AT_MOST_ONCE).after_run()
+    lane.produce(OK, OK, OK)
+    lane.move_group(TP, foreign, own(lane, 9))
+    adopt_ledger(lane.parts(), "restored from a backup")
+    assert lane.ranges(Outcome.SKIPPED) == skipped
+    lane.run()
+    first = skipped[0][1] if skipped else 4
+    assert (lane.offsets(), lane.committed()) == ([0, 1, 2, 3, *range(first, 7)], 7)
+
+
+@pytest.mark.parametrize("metadata", ["", None])
+def test_a_group_without_a_commit_of_another_ledger_is_nothing_to_adopt(metadata: str | None) -> None:
+    lane = MemoryLane(OK).after_run()
+    if metadata is not None:
+        lane.move_group(TP, 0, metadata)
+    with pytest.raises(ConfigError, match="there is nothing to adopt"):
+        adopt_ledger(lane.parts(), "x")
+    assert lane.kinds() == ["genesis", "run"]
+
+
+def test_what_refuses_an_adoption_stores_nothing() -> None:
+    lane = lost_ledger()
+    lane.world.members = ["consumer-1 (10.0.0.1)"]
+    with pytest.raises(GroupBusy):
+        adopt_ledger(lane.parts(), "x")
+    lane.topics = ["missing"]
+    lane.world.members = []
+    with pytest.raises(ConfigError, match="no subscribed topic exists"):
+        adopt_ledger(lane.parts(), "x")
+    lane = MemoryLane(OK)
+    lane.plan()
+    with pytest.raises(FatalError, match=re.escape("is open: let it end (`ackline run lane`), then adopt the ledger")):
+        adopt_ledger(lane.parts(), "x")
+
+
+@pytest.mark.parametrize("folder", ["empty", "returns", "older copy"])
+@pytest.mark.parametrize("when", [BEFORE, AFTER])
+@pytest.mark.parametrize("write", ["settlement", "plan", "decisions", "ledger", "commit"])
+def test_i9_an_adoption_that_is_killed_at_a_write_is_done_by_repeating_it_or_by_the_next_run(
+    write: str, when: str, folder: str
+) -> None:
+    returns = folder != "empty"
+    lane = MemoryLane(OK, FAILS, OK, retry=LATER).after_run() if returns else lost_ledger()
+    before = lane.state() if returns else None
+    lane.move_group(TP, 2, own(lane, 9) if folder == "older copy" else other())
+
+    def die() -> None:
+        raise Killed
+
+    lane.strike(write, die, when)
+    with contextlib.suppress(Killed):  # a new ledger takes no plan and no decisions
+        adopt_ledger(lane.parts(), "x")
+    lane._strikes.clear()
+    with contextlib.suppress(ConfigError, FatalError):  # there is nothing to adopt any more, or the next run settles it
+        adopt_ledger(lane.parts(), "x")
+    lane.run()
+    assert lane.committed() == (1 if returns else 6)
+    assert lane.offsets() == ([0, 1, 2] if returns else [2, 3, 4, 5])
+    assert before in (None, lane.state())
+
+
+@pytest.mark.parametrize("strike", [("plan", AFTER), ("decisions", BEFORE), ("ledger", BEFORE), ("ledger", AFTER),
+                                    ("settlement", BEFORE), ("settlement", AFTER), ("commit", BEFORE)])  # fmt: skip
+def test_i9_once_the_plan_of_an_adoption_is_stored_the_next_run_finishes_it_and_gives_the_copy_its_id(
+    strike: tuple[str, str],
+) -> None:
+    lane = MemoryLane(OK, FAILS, OK, retry=LATER).after_run()
+    before, ledger = lane.state(), lane.parts().store.ledger_id()
+    lane.move_group(TP, 2, own(lane, 9))
+
+    def die() -> None:
+        raise Killed
+
+    lane.strike(strike[0], die, strike[1])
+    with pytest.raises(Killed):
+        adopt_ledger(lane.parts(), "restored from a backup")
+    lane.run()
+    assert (lane.state(), lane.committed(), lane.offsets()) == (before, 1, [0, 1, 2])
+    assert lane.parts().store.ledger_id() != ledger
+
+
+@pytest.mark.parametrize(
+    ("guarantee", "read", "skipped"), [("at_least_once", [0, 1, 2, 3, 4], []), (AT_MOST_ONCE, [0, 1, 4], [(2, 4)])]
+)
+def test_an_open_turn_of_an_older_copy_ends_before_it_is_adopted(
+    guarantee: str, read: list[int], skipped: list[tuple[int, int]]
+) -> None:
+    """At least once a run ends it, though it may not commit. At most once it hands nothing out, and a void ends it."""
+    lane = MemoryLane(OK, OK, guarantee=guarantee).after_run()
+    lane.produce(OK, OK, OK)
+    lane.plan()
+    lane.move_group(TP, 4, own(lane, 9))
+    with pytest.raises(FatalError, match=r"is open: let it end .* close it with `ackline void lane"):
+        adopt_ledger(lane.parts(), "restored from a backup")
+    lane.run_fails(NewerCommit)
+    if guarantee == AT_MOST_ONCE:
+        parts = lane.parts()
+        void_open_turn(parts, open_turn(parts).plan.turn, "the copy is older", pause=False)
+    adopt_ledger(lane.parts(), "restored from a backup")
+    lane.run()
+    assert (lane.floor(), lane.committed(), lane.offsets(), lane.ranges(Outcome.SKIPPED)) == (5, 5, read, skipped)
+
+
+def test_a_lane_that_commits_nothing_has_a_ledger_of_its_own_beside_the_group_s() -> None:
+    lane = lost_ledger()
+    parts = lane.parts()
+    view = observe_kafka(parts, None)
+    with pytest.raises(NewerCommit):
+        check_not_of_another_ledger(parts, None, view)
+    parts.store.lane = "backfill-1"
+    check_not_of_another_ledger(parts, None, view)

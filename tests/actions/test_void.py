@@ -1,0 +1,222 @@
+"""An open turn that an operator closes as void, also beside processes that work on it (I7, I9, I11)."""
+
+import pytest
+
+from ackline.actions import void as operator_void
+from ackline.actions.void import Consequence
+from ackline.errors import ConfigError, FatalError, TurnVoided
+from ackline.ledger.outcomes import Outcome
+from ackline.ledger.turns import TurnKind
+from ackline.steps.run import replay_until_records
+from tests.chaos.actor import Killed
+from tests.support.memory import AFTER, BEFORE
+from tests.support.memory_lane import AT_LEAST_ONCE, AT_MOST_ONCE, NO_GUARANTEE, OK, TP, TP1, MemoryLane
+from tests.support.memory_parts import no_session
+from tests.support.memory_void import GUARANTEES, lose_a_file, stopped, void, void_by
+
+
+@pytest.mark.parametrize("guarantee", GUARANTEES)
+def test_i11_what_an_operator_voids_is_planned_again_and_nothing_is_lost(guarantee: str) -> None:
+    lane = MemoryLane(OK, OK, guarantee=guarantee)
+    lane.plan()
+    closed = void(lane)
+    assert (closed.consequence, closed.not_committed) == (Consequence.VOID, None)
+    assert (lane.newest().kind, lane.newest().reason, lane.floor()) == (TurnKind.VOID, "the batch is broken", 0)
+    lane.run()
+    assert (lane.offsets(), lane.committed(), lane.newest().turn.n) == ([0, 1], 2, 2)
+
+
+@pytest.mark.parametrize("guarantee", GUARANTEES)
+def test_after_a_void_the_operators_actions_work(guarantee: str) -> None:
+    lane = MemoryLane(OK, OK, guarantee=guarantee)
+    lane.plan()
+    with pytest.raises(FatalError, match="ackline void lane --reason"):
+        lane.perform(TurnKind.SKIP, {TP: 1})
+    void(lane)
+    lane.perform(TurnKind.PAUSE)
+    lane.perform(TurnKind.RESUME)
+    lane.perform(TurnKind.SKIP, {TP: 1})
+    lane.perform(TurnKind.RESET, {TP: 0})
+    lane.run()
+    assert (lane.offsets(), lane.committed()) == ([0, 1], 2)
+
+
+@pytest.mark.parametrize("guarantee", GUARANTEES)
+def test_a_void_pauses_the_partitions_of_its_turn_in_the_same_settlement(guarantee: str) -> None:
+    lane = MemoryLane(OK, partitions=2, guarantee=guarantee)
+    lane.plan()
+    void(lane, pause=True)
+    assert (lane.newest().kind, lane.settled(TP).paused, lane.settled(TP1).paused) == (TurnKind.VOID, True, False)
+    lane.run()
+    assert lane.offsets() == []
+    lane.perform(TurnKind.RESUME)
+    lane.run()
+    assert lane.offsets() == [0]
+
+
+@pytest.mark.parametrize("when", [BEFORE, AFTER])
+@pytest.mark.parametrize("operation", ["claim", "start", "outcomes"])
+def test_i7_at_most_once_a_turn_that_is_voided_beside_its_driver_is_handed_out_at_most_once(
+    operation: str, when: str
+) -> None:
+    lane = MemoryLane(OK, OK, guarantee=AT_MOST_ONCE)
+    lane.plan()
+    driver = stopped(lane, lambda parts: replay_until_records(parts, no_session), operation, when)
+    reported = (operation, when) == ("outcomes", AFTER)
+    if reported:
+        with pytest.raises(FatalError, match="no file of them is lost or damaged"):
+            void(lane)
+    else:
+        claimed = (operation, when) != ("claim", BEFORE)
+        assert void(lane).consequence is (Consequence.LOST if claimed else Consequence.VOID)
+    driver.advance(None)
+    lane.run()
+    lane.run()
+    assert len(lane.offsets()) == len(set(lane.offsets()))
+    assert (lane.floor(), lane.committed()) == (2, 2)
+    assert len(lane.ranges(Outcome.LOST)) == (not reported and (operation, when) != ("claim", BEFORE))
+
+
+@pytest.mark.parametrize("guarantee", GUARANTEES)
+@pytest.mark.parametrize("program", ["run", "task"])
+def test_a_run_whose_turn_an_operator_has_voided_names_who_and_why_and_plans_no_other(
+    guarantee: str, program: str
+) -> None:
+    lane = MemoryLane(OK, OK, guarantee=guarantee)
+    lane.plan()
+    work = lane.run if program == "run" else lambda parts: replay_until_records(parts, no_session)
+    slow = stopped(lane, work, "claim" if guarantee == AT_MOST_ONCE else "outcomes", BEFORE)
+    void(lane)
+    slow.advance(None)
+    assert isinstance(slow.error, TurnVoided)
+    assert "closed as void by test: the batch is broken" in str(slow.error)
+    assert lane.newest().turn.n == 1
+    assert lane.parts().store.open_plan(lane.newest()) is None
+    lane.run()
+    assert (lane.floor(), lane.committed()) == (2, 2)
+
+
+def test_a_settle_task_whose_turn_an_operator_has_voided_names_who_and_why() -> None:
+    lane = MemoryLane(OK)
+    turn = lane.plan().turn
+    lane.replay()
+    void(lane)
+    with pytest.raises(TurnVoided, match="closed as void by test: the batch is broken"):
+        lane.settle(turn=turn)
+    assert lane.committed() == 0
+
+
+def test_i9_a_settle_that_comes_late_to_a_voided_turn_ends_as_if_it_had_not_come() -> None:
+    """Decisions of the next turn are stored by then, so its own are refused, and what they expire is not decided."""
+    lane = MemoryLane(OK, OK)
+    lane.run()
+    lane.produce(OK, OK, OK)
+    lane.log().expire(4)
+    turn = lane.plan().turn
+    lane.replay()
+    late = stopped(lane, lambda parts: lane.settle(parts, turn=turn), "decisions", BEFORE)
+    void(lane)
+    lane.run()
+    settled = lane.newest()
+    late.advance(None)
+    assert isinstance(late.error, TurnVoided)
+    assert lane.newest() == settled
+    assert lane.ranges(Outcome.EXPIRED) == [(2, 4)]
+
+
+def test_a_void_with_a_pause_pauses_although_an_earlier_void_has_died_that_was_to_pause_nothing() -> None:
+    lane = MemoryLane(OK, OK, guarantee=AT_MOST_ONCE)
+    lane.plan()
+    stopped(lane, void_by, "claim", AFTER).kill()
+    closed = void(lane, pause=True)
+    assert (closed.consequence, closed.not_paused, lane.settled().paused) == (Consequence.VOID, None, True)
+    lane.run()
+    assert lane.offsets() == []
+
+
+@pytest.mark.parametrize("closes", ["run", "replay", "settle", "action"])
+def test_i11_a_waived_turn_is_closed_by_any_process_that_meets_it(closes: str) -> None:
+    """The operator's process dies between the waiver and the settlement; reason and pause are in the waiver."""
+    lane = MemoryLane(OK, guarantee=AT_MOST_ONCE)
+    lane.plan()
+    operator = stopped(lane, lambda parts: void_by(parts, pause=True), "claim", AFTER)
+    operator.kill()
+    if closes == "replay":
+        with pytest.raises(TurnVoided):
+            lane.replay()
+    elif closes == "action":
+        lane.perform(TurnKind.PAUSE)
+    else:
+        getattr(lane, closes)()
+    kinds = [TurnKind.GENESIS, TurnKind.VOID, *{"run": [TurnKind.RUN], "action": [TurnKind.PAUSE]}.get(closes, [])]
+    assert (lane.kinds(), lane.settled().paused) == (kinds, True)
+    void_settlement = list(lane.world.tables.settlements.values())[1]
+    assert (void_settlement.reason, void_settlement.closed_by_operator) == ("the batch is broken", True)
+    lane.perform(TurnKind.RESUME)
+    lane.run()
+    assert (lane.offsets(), lane.committed()) == ([0], 1)
+
+
+def test_i1_the_end_of_a_waived_turn_is_not_committed() -> None:
+    lane = MemoryLane(OK, OK, guarantee=AT_MOST_ONCE)
+    lane.plan()
+    operator = stopped(lane, void_by, "claim", AFTER)
+    operator.kill()
+    lane.settle()
+    assert (lane.committed(), lane.floor()) == (0, 0)
+
+
+@pytest.mark.parametrize("kind", [TurnKind.SKIP, TurnKind.PAUSE, TurnKind.RESET])
+def test_an_open_operator_action_is_settled_and_never_void(kind: TurnKind) -> None:
+    lane = MemoryLane(OK, OK, OK).after_run()
+    lane.strike("decisions", kill, BEFORE)
+    with pytest.raises(Killed):
+        lane.perform(kind, {TP: 3})
+    assert void(lane).consequence is Consequence.SETTLED
+    assert kind in lane.kinds()
+    assert TurnKind.VOID not in lane.kinds()
+
+
+def kill() -> None:
+    raise Killed
+
+
+def test_with_no_turn_open_there_is_nothing_to_void() -> None:
+    lane = MemoryLane(OK)
+    with pytest.raises(ConfigError, match="no open turn in its lane live"):
+        void(lane)
+    lane.run()
+    with pytest.raises(ConfigError, match="no open turn in its lane live"):
+        void(lane)
+
+
+def test_another_turn_than_the_one_that_was_shown_is_not_closed() -> None:
+    lane = MemoryLane(OK)
+    turn = lane.plan().turn
+    void(lane)
+    lane.plan()
+    with pytest.raises(FatalError, match=r"turn 2 .* is\. Nothing was stored"):
+        operator_void.void_open_turn(lane.parts(), turn, "a test")
+
+
+def test_s37_a_turn_is_closed_although_the_group_can_not_be_committed() -> None:
+    lane = MemoryLane(OK)
+    lane.plan()
+    lane.world.members = ["a console consumer"]
+    closed = void(lane)
+    assert closed.not_committed is not None
+    assert "a console consumer" in closed.not_committed
+    assert lane.newest().kind is TurnKind.VOID
+
+
+@pytest.mark.parametrize("guarantee", [AT_LEAST_ONCE, NO_GUARANTEE])
+def test_a_void_stops_naming_the_lost_files_of_its_turn_after_its_settlement(guarantee: str) -> None:
+    lane = MemoryLane(OK, OK, guarantee=guarantee)
+    lose_a_file(lane)
+    lane.operations.clear()
+    assert void(lane).consequence is Consequence.VOID
+    assert not lane.world.tables.lost_files
+    operations = list(dict.fromkeys(lane.operations))
+    assert operations.index("settlement") < operations.index("files")
+    lane.run()
+    assert (lane.offsets(), lane.committed()) == ([0, 1, 0, 1], 2)

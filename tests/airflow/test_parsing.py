@@ -1,0 +1,126 @@
+"""Parsing DAG files is cheap, opens no socket, and makes the DAGs of all valid pipeline files beside a broken one."""
+
+import subprocess
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from airflow.sdk import DAG, Asset, CronDataIntervalTimetable
+
+from ackline.airflow.dags import make_dags
+from tests.airflow.project import Project, parsed
+
+FILES = ("replay.py", "broken_pipelines.py")
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Project:
+    """A project without a broker, with the pipeline `orders`."""
+    project = Project(tmp_path, "127.0.0.1:1")
+    project.write("orders", "orders", schedule="*/10 * * * *")
+    for name, value in project.environment.items():
+        monkeypatch.setenv(name, value)
+    return project
+
+
+def dag(project: Project) -> DAG:
+    return make_dags(project.pipelines, "dags/replay.py").dags["replay__orders"]
+
+
+def test_parsing_opens_no_socket_loads_nothing_heavy_and_is_quick(here: Project) -> None:
+    """The limit is 0.5 s beyond importing Airflow, twice what an idle machine takes. One of eight tries keeps it."""
+    for _ in range(8):
+        result = parsed(*FILES)
+        assert (result["dags"], result["heavy"], result["opened"]) == (["replay__orders"], [], [])
+        if result["seconds"] < 0.5:
+            return
+    raise AssertionError("parsing takes 0.5 s or longer")
+
+
+def test_a_dag_has_the_three_tasks_in_order_and_one_run_at_a_time(here: Project) -> None:
+    made = dag(here)
+    assert [(task.task_id, task.downstream_task_ids) for task in made.topological_sort()] == [  # type: ignore[no-untyped-call]
+        ("plan", {"replay"}), ("replay", {"settle"}), ("settle", set()),
+    ]  # fmt: skip
+    assert (made.max_active_runs, made.catchup) == (1, False)
+    assert made.timetable == CronDataIntervalTimetable("*/10 * * * *", timezone="UTC")
+    assert made.tags == {"ackline", "replay"}
+
+
+def test_tasks_are_retried_with_a_growing_delay(here: Project) -> None:
+    """Transient errors are retried; `airflow_errors` fails a task at once for the others."""
+    for task in dag(here).tasks:
+        delay = (task.retry_delay, task.retry_exponential_backoff)
+        assert (task.retries, *delay) == (4, timedelta(seconds=30), 2.0)
+
+
+def test_settle_announces_the_audit_table(here: Project) -> None:
+    """Other DAGs may be scheduled on it."""
+    uris = [outlet.uri for outlet in dag(here).get_task("settle").outlets if isinstance(outlet, Asset)]
+    assert uris == [f"file://{here.audit}/orders/outcomes"]
+
+
+def test_a_pipeline_without_a_schedule_is_not_scheduled(here: Project) -> None:
+    """It runs when a user triggers it."""
+    here.write("orders", "orders")
+    assert dag(here).schedule is None
+
+
+def test_the_page_of_a_dag_shows_its_settings_and_no_value_of_a_property(here: Project) -> None:
+    """A property of a client may be a secret."""
+    properties = {"properties": {"ssl.key.password": "hush"}}
+    kafka = {"connection": "kafka_default", "group_id": "a|`b`", "topics": ["orders"], **properties}
+    here.write("orders", "orders", kafka=kafka)
+    page = dag(here).doc_md or ""
+    settings = (
+        "orders",
+        "kafka_default",
+        "a\\|'b'",
+        "tests.support.journal:handle",
+        "at_least_once",
+        "ssl.key.password",
+    )
+    assert [setting for setting in settings if setting not in page] == []
+    assert "hush" not in page
+
+
+@pytest.mark.parametrize(
+    ("text", "reasons"),
+    [
+        ("name: broken\nguarantee: exactly_once\n", ["broken.yaml:2: guarantee:"]),
+        ("name: [broken\n", ["broken.yaml", "not YAML"]),
+        ("", ["broken.yaml", "a pipeline file is a mapping"]),
+    ],
+)
+def test_a_broken_file_leaves_the_others_and_is_reported_by_file_and_key(
+    here: Project, text: str, reasons: list[str]
+) -> None:
+    """replay.py does not raise; broken_pipelines.py raises and makes no DAG."""
+    (here.pipelines / "broken.yaml").write_text(text)
+    made = make_dags(here.pipelines, "dags/replay.py")
+    assert list(made.dags) == ["replay__orders"]
+    assert [reason in "\n".join(made.broken.values()) for reason in reasons] == [True] * len(reasons)
+    with pytest.raises(subprocess.CalledProcessError) as raised:
+        parsed(*FILES)
+    assert [reason in raised.value.stderr for reason in reasons] == [True] * len(reasons)
+
+
+def test_a_schedule_that_names_no_time_is_a_broken_file(here: Project) -> None:
+    """Five valid fields may still name no time."""
+    here.write("odd", "odd", schedule="61 * * * *")
+    made = make_dags(here.pipelines, "dags/replay.py")
+    assert list(made.dags) == ["replay__orders"]
+    assert "odd" in "".join(made.broken.values())
+
+
+def test_no_folder_of_pipeline_files_is_reported_not_raised(here: Project) -> None:
+    """A wrong ACKLINE_PIPELINES shows as an import error, too."""
+    made = make_dags(here.folder / "gone", "dags/replay.py")
+    assert not made.dags
+    assert "ACKLINE_PIPELINES" in made.broken[here.folder / "gone"]
+
+
+def test_the_page_of_a_dag_names_the_retry_class(here: Project) -> None:
+    """The default numbers would be wrong."""
+    here.write("orders", "orders", retry={"class": "policies:Own"})
+    assert "| retries | `by the class policies:Own` |" in (dag(here).doc_md or "")

@@ -1,0 +1,100 @@
+"""The options of the whole command, and Ctrl-C at any time: `--version`, `-q`, `-v`, completion, exit status 130."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+import ackline
+from ackline.cli import options as verbosity
+from ackline.cli.app import app
+from ackline.cli.options import Verbosity, notice, set_verbosity
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(autouse=True)
+def _normal_verbosity() -> Iterator[None]:
+    yield
+    set_verbosity(quiet=False, verbose=False)
+
+
+def python(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "include")}
+    command = [sys.executable, "-c", program, *arguments]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+
+
+def test_version_prints_the_version_and_nothing_else() -> None:
+    shown = CliRunner().invoke(app, ["--version"])
+    assert (shown.exit_code, shown.stdout) == (0, f"ackline {ackline.__version__}\n")
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_each_shell_gets_a_completion(shell: str) -> None:
+    environment = {"_ACKLINE_COMPLETE": f"source_{shell}", "_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"}
+    shown = CliRunner().invoke(app, [], prog_name="ackline", env=environment)
+    assert "_ACKLINE_COMPLETE" in shown.stdout
+
+
+@pytest.mark.parametrize(
+    ("options", "printed"),
+    [([], ["normal"]), (["-q"], []), (["--quiet"], []), (["-v"], ["normal", "verbose"]),
+     (["-q", "-v"], ["normal", "verbose"])],
+)  # fmt: skip
+def test_quiet_and_verbose_decide_what_is_printed_beside_the_result(
+    options: list[str], printed: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    CliRunner().invoke(app, [*options, "dev", "--help"])
+    capsys.readouterr()
+    notice("normal")
+    notice("verbose", Verbosity.VERBOSE)
+    assert capsys.readouterr().err.splitlines() == [f"ackline: {text}" for text in printed]
+    assert verbosity.is_quiet() == (not printed)
+
+
+IMPORTS = """
+import sys
+module = sys.argv[1]
+class Interrupted:
+    def find_spec(self, name, path=None, target=None):
+        if name == module:
+            raise KeyboardInterrupt
+sys.meta_path.insert(0, Interrupted())
+import ackline.cli
+sys.argv = ["ackline", "status", "orders"]
+ackline.cli.main()
+"""
+
+
+@pytest.mark.parametrize("module", ["typer", "ackline.cli.app", "ackline.lane.adapters", "deltalake"])
+def test_ctrl_c_during_the_imports_prints_no_traceback(module: str) -> None:
+    ended = python(IMPORTS, module)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "")
+
+
+IN_COMMAND = """
+import os, signal, sys
+import ackline.cli, ackline.cli.options
+def interrupt(*arguments):
+    os.kill(os.getpid(), signal.SIGINT)
+ackline.cli.options.find_pipeline = interrupt
+import atexit
+atexit.register(interrupt)  # a second Ctrl-C while Python ends
+sys.argv = ["ackline", *sys.argv[1:]]
+ackline.cli.main()
+"""
+
+
+@pytest.mark.parametrize(
+    ("command", "printed"),
+    [("run", "ackline: stopped. Nothing is lost: the next run goes on with the open turn.\n"),
+     ("status", "ackline: stopped.\n")],
+)  # fmt: skip
+def test_ctrl_c_in_a_command_prints_a_sentence_and_no_traceback(command: str, printed: str) -> None:
+    ended = python(IN_COMMAND, command, "orders")
+    assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", printed)

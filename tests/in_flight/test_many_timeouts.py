@@ -1,0 +1,41 @@
+"""All records in flight time out in one turn: what that costs in memory."""
+
+import tracemalloc
+from dataclasses import replace
+from datetime import timedelta
+
+import numpy as np
+import pyarrow as pa
+
+from ackline.in_flight.ack_topic import range_to_read
+from ackline.in_flight.decide import decide_answers
+from ackline.ledger.pending import PendingKind, PendingRuns, PendingState, microseconds
+from ackline.tables.rows import decision_rows
+from tests.support.memory_answers import NOON, TP, AnsweredLane
+
+RECORDS = 40_000
+LIMIT = 300
+"""Bytes of memory for each record, the Arrow table that is written included: with an object a row it was 1,150."""
+
+
+def test_many_timeouts_take_less_than_300_bytes_each() -> None:
+    lane = AnsweredLane()
+    plan = lane.plan()
+    parts, before = lane.at(3600).parts(), lane.newest()
+    starts = np.arange(RECORDS)
+    waiting = PendingState(PendingKind.IN_FLIGHT, 1, None)
+    dues = microseconds(NOON + timedelta(seconds=10)) + starts * 1000  # each record was handled at a time of its own
+    runs = PendingRuns(starts, starts + 1, np.zeros(RECORDS, np.int32), dues, [waiting])
+    states = {TP: replace(before.partitions[TP].state, complete_to=RECORDS, pending=runs)}
+    assert plan.ack_position is not None
+    wanted = range_to_read(parts, plan.ack_position)
+    arrow = pa.total_allocated_bytes()
+    tracemalloc.start()
+    try:
+        rows, report = decide_answers(parts, plan, before, wanted, states)
+        table = decision_rows(plan.turn, NOON.date(), "run", rows)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert (table.num_rows, report.counts) == (RECORDS, {"timed_out": RECORDS})
+    assert (peak + pa.total_allocated_bytes() - arrow) / RECORDS < LIMIT

@@ -1,0 +1,307 @@
+"""How the group handles an answer that has an error: as an error, never as an absence or as a commit.
+
+The group on a real broker: commits from outside are checked, and a coordinator that is not ready is waited for.
+"""
+
+import subprocess
+import sys
+import threading
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from confluent_kafka import Consumer, KafkaError
+from confluent_kafka import TopicPartition as ClientPartition
+from confluent_kafka.admin import AdminClient
+
+from ackline.errors import AcklineError, FatalError, GroupBusy, TransientError
+from ackline.kafka.clients import LastError
+from ackline.kafka.group import METADATA_LIMIT, Group
+from ackline.ledger.commit_rule import Committed
+from ackline.ledger.offsets import TopicPartition
+from ackline.local.broker import Broker
+from ackline.local.processes import wait_until
+from tests.conftest import MakeTopic
+from tests.kafka.kafka_log import config, fill
+
+FINE, BAD = TopicPartition("orders", 0), TopicPartition("orders", 1)
+
+
+class Client:
+    """Consumer and admin client of a group. Answers partition `BAD` with each of `errors`, then without an error."""
+
+    def __init__(self, *errors: int) -> None:
+        self.errors = [KafkaError(code) for code in errors]
+        self.stored: dict[TopicPartition, Committed] = {}
+        self.requests = 0
+
+    def _answer(self, partitions: Any) -> Iterator[SimpleNamespace]:
+        self.requests += 1
+        error = self.errors.pop(0) if self.errors else None
+        for partition in partitions:
+            tp = TopicPartition(partition.topic, partition.partition)
+            offset, metadata = self.stored.get(tp, Committed(-1001, ""))
+            yield SimpleNamespace(topic=tp.topic, partition=tp.partition, offset=offset, metadata=metadata,
+                                  error=error if tp == BAD else None)  # fmt: skip
+
+    def committed(self, partitions: Any, timeout: float) -> list[SimpleNamespace]:
+        return list(self._answer(partitions))
+
+    def alter_consumer_group_offsets(self, requests: Any, request_timeout: float) -> dict[str, Any]:
+        (request,) = requests
+        answers = list(self._answer(request.topic_partitions))
+        for tp, answer in zip(request.topic_partitions, answers, strict=True):
+            if answer.error is None:
+                self.stored[TopicPartition(tp.topic, tp.partition)] = Committed(tp.offset, tp.metadata)
+        return {request.group_id: SimpleNamespace(result=lambda _: SimpleNamespace(topic_partitions=answers))}
+
+    def describe_consumer_groups(self, names: list[str], request_timeout: float) -> dict[str, Any]:
+        return {name: SimpleNamespace(result=lambda _: SimpleNamespace(members=[])) for name in names}
+
+    def poll(self, _: float) -> None:
+        """Has no callback to serve."""
+
+
+class ReadyGroup(Group):
+    """A group whose coordinator always answers."""
+
+    def _admin_for_coordinator(self) -> AdminClient:
+        return self._admin
+
+
+def group(client: Any, timeout: float = 30.0) -> Group:
+    group = object.__new__(ReadyGroup)
+    group.group_id, group._config = "g", {"bootstrap.servers": "b:1"}
+    group._timeout, group._request_timeout = timeout, 1
+    group._last, group._admin, group._consumer = LastError(), client, client
+    return group
+
+
+@pytest.mark.parametrize("code", [
+    KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.UNSTABLE_OFFSET_COMMIT, KafkaError.NOT_COORDINATOR
+])  # fmt: skip
+def test_a_partition_answered_with_an_error_is_not_one_without_a_commit(code: int) -> None:
+    client = Client(*[code] * 9)
+    client.stored[FINE] = Committed(3, "ours")
+    with pytest.raises(AcklineError):
+        group(client, timeout=0.0).committed([FINE, BAD])
+
+
+def test_a_partition_refused_among_others_that_were_committed_raises() -> None:
+    client = Client(KafkaError.TOPIC_AUTHORIZATION_FAILED)
+    with pytest.raises(AcklineError) as raised:
+        group(client).commit({FINE: Committed(1, ""), BAD: Committed(2, "")})
+    assert (raised.value.topic, raised.value.partition) == BAD
+
+
+@pytest.mark.parametrize("code", [KafkaError.UNKNOWN_MEMBER_ID, KafkaError.NON_EMPTY_GROUP])
+def test_a_commit_refused_for_members_names_them_or_says_that_they_just_left(code: int) -> None:
+    with pytest.raises(GroupBusy, match="members that just left"):
+        group(Client(code)).commit({BAD: Committed(2, "")})
+
+
+def test_a_commit_to_a_coordinator_that_moves_is_repeated_until_all_is_committed() -> None:
+    client = Client(KafkaError.NOT_COORDINATOR, KafkaError.COORDINATOR_NOT_AVAILABLE)
+    group(client).commit({BAD: Committed(2, "mine")})
+    assert client.stored == {BAD: Committed(2, "mine")}
+    assert client.requests == 4
+
+
+@pytest.fixture
+def tp(topic: MakeTopic) -> TopicPartition:
+    """Partition 0 of a topic of three."""
+    return TopicPartition(topic(partitions=3), 0)
+
+
+def test_commits_are_read_back_with_their_metadata_also_offset_0_s31(our_group: Group, tp: TopicPartition) -> None:
+    zero, none = TopicPartition(tp.topic, 1), TopicPartition(tp.topic, 2)
+    wanted = {tp: Committed(7, '{"ledger": "é", "n": 1}'), zero: Committed(0, "")}
+    assert our_group.committed([tp, zero, none]) == {}
+    our_group.commit(wanted)
+    assert our_group.committed([tp, zero, none]) == wanted
+    our_group.commit({tp: Committed(3, "back")})
+    our_group.commit({})
+    assert our_group.committed([tp, zero, none]) == {**wanted, tp: Committed(3, "back")}
+    assert our_group.committed([]) == {}
+
+
+@pytest.mark.parametrize("metadata", [None, "", "not json", "\x01\x02", "{", "😀" * 10], ids=repr)
+def test_foreign_metadata_is_read_as_it_is_s31(
+    broker: Broker, our_group: Group, tp: TopicPartition, metadata: str | None
+) -> None:
+    other = Consumer({"bootstrap.servers": broker.bootstrap, "group.id": our_group.group_id})
+    offset = ClientPartition(*tp, 5) if metadata is None else ClientPartition(*tp, 5, metadata=metadata)
+    other.commit(offsets=[offset], asynchronous=False)
+    other.close()
+    assert our_group.committed([tp]) == {tp: Committed(5, metadata or "")}
+
+
+def test_a_missing_partition_has_no_commit_and_takes_none(our_group: Group) -> None:
+    tp = TopicPartition("nowhere", 0)
+    assert our_group.committed([tp]) == {}
+    with pytest.raises(FatalError, match=r"nowhere\[0\]: UNKNOWN_TOPIC_OR_PART") as raised:
+        our_group.commit({tp: Committed(1, "")})
+    assert raised.value.topic == "nowhere"
+
+
+def test_one_refused_partition_raises_although_the_request_succeeds(our_group: Group, tp: TopicPartition) -> None:
+    long = TopicPartition(tp.topic, 1)
+    our_group.commit({tp: Committed(1, "x" * METADATA_LIMIT)})
+    with pytest.raises(FatalError, match="OFFSET_METADATA_TOO_LARGE") as raised:
+        our_group.commit({tp: Committed(2, ""), long: Committed(2, "x" * 5000)})
+    assert raised.value.partition == 1
+    with pytest.raises(FatalError, match="-1 can't be committed"):
+        our_group.commit({tp: Committed(-1, "")})
+
+
+@contextmanager
+def member(broker: Broker, topic: str, group: str, protocol: str) -> Iterator[None]:
+    """A live member of the group, which polls."""
+    consumer = Consumer({
+        "bootstrap.servers": broker.bootstrap, "group.id": group, "client.id": "member", "group.protocol": protocol,
+        "enable.auto.commit": False,
+    })  # fmt: skip
+    joined, ended = threading.Event(), threading.Event()
+
+    def poll() -> None:
+        while not ended.is_set():
+            consumer.poll(0.1)
+
+    consumer.subscribe([topic], on_assign=lambda *_: joined.set())
+    polling = threading.Thread(target=poll)
+    polling.start()
+    try:
+        assert joined.wait(30)
+        yield
+    finally:
+        ended.set()
+        polling.join()
+        consumer.close()
+
+
+@pytest.mark.parametrize("protocol", ["classic", "consumer"])
+def test_a_group_with_live_members_takes_no_commit_and_names_them_s37(
+    broker: Broker, our_group: Group, tp: TopicPartition, protocol: str
+) -> None:
+    fill(broker, tp.topic, 10)
+    our_group.commit({tp: Committed(4, "ours")})
+    with member(broker, tp.topic, our_group.group_id, protocol):
+        assert our_group.members() == ["member (127.0.0.1)"]
+        with pytest.raises(GroupBusy, match=rf"{our_group.group_id} .*member \(127\.0\.0\.1\).*stop them"):
+            our_group.commit({tp: Committed(6, "ours")})
+        with pytest.raises(GroupBusy, match=r"member \(127"):
+            our_group._alter_offsets({tp: Committed(6, "ours")})  # it joined between the check and the commit
+        assert our_group.committed([tp]) == {tp: Committed(4, "ours")}
+    assert wait_until(lambda: our_group.members() == [], 60)
+    our_group.commit({tp: Committed(6, "ours")})
+    assert our_group.committed([tp]) == {tp: Committed(6, "ours")}
+
+
+def test_readers_that_only_assign_are_no_members(broker: Broker, our_group: Group, tp: TopicPartition) -> None:
+    fill(broker, tp.topic, 1)
+    settings = {"bootstrap.servers": broker.bootstrap, "group.id": our_group.group_id, "auto.offset.reset": "earliest"}
+    reader = Consumer(settings)
+    reader.assign([ClientPartition(*tp, 0)])
+    assert reader.poll(30) is not None
+    assert our_group.members() == []
+    our_group.commit({tp: Committed(1, "")})
+    reader.close()
+
+
+def test_a_foreign_commit_before_the_read_back_raises(
+    kafka: dict[str, object], our_group: Group, tp: TopicPartition, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alter = our_group._alter_offsets
+    with Group(kafka, our_group.group_id) as other:
+
+        def overtaken(offsets: Mapping[TopicPartition, Committed]) -> None:
+            alter(offsets)
+            other.commit({tp: Committed(3, "theirs")})
+
+        monkeypatch.setattr(our_group, "_alter_offsets", overtaken)
+        with pytest.raises(TransientError, match=r"committed 9 .*holds offset 3; another process moves this group"):
+            our_group.commit({tp: Committed(9, "ours")})
+
+
+def test_commits_that_have_vanished_are_absent_s35(broker: Broker, our_group: Group, tp: TopicPartition) -> None:
+    admin = AdminClient({"bootstrap.servers": broker.bootstrap})
+    our_group.commit({tp: Committed(9, "ours")})
+    admin.delete_consumer_groups([our_group.group_id])[our_group.group_id].result(30)
+    assert our_group.committed([tp]) == {}
+    assert our_group.members() == []
+    our_group.commit({tp: Committed(9, "ours")})
+    assert our_group.committed([tp]) == {tp: Committed(9, "ours")}
+
+
+def test_an_unreachable_broker_is_a_transient_error_that_names_it(unreachable: dict[str, object]) -> None:
+    tp = TopicPartition("any", 0)
+    with Group(unreachable, "g", timeout=1) as group:
+        for request in (lambda: group.committed([tp]), group.members, lambda: group.commit({tp: Committed(1, "")})):
+            with pytest.raises(TransientError, match=rf"{unreachable['bootstrap.servers']}.*run this again"):
+                request()
+
+
+def test_a_coordinator_that_does_not_answer_gets_no_request_that_may_crash_the_client(
+    unreachable: dict[str, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An admin request to a coordinator, while the broker bounces, ends the process with an assertion."""
+    sent: list[str] = []
+    for name in ("describe_consumer_groups", "alter_consumer_group_offsets"):
+        monkeypatch.setattr(AdminClient, name, lambda *_, name=name, **__: sent.append(name))
+    with Group(unreachable, "g", timeout=1) as group:
+        monkeypatch.setattr(group, "check_no_members", lambda: None)
+        for request in (group.members, lambda: group.commit({TopicPartition("any", 0): Committed(1, "")})):
+            with pytest.raises(TransientError, match=str(unreachable["bootstrap.servers"])):
+                request()
+    assert sent == []
+
+
+FIRST_CALLS = """
+import sys
+from ackline.ledger.commit_rule import Committed
+from ackline.kafka.config import client_config
+from ackline.kafka.group import Group
+from ackline.ledger.offsets import TopicPartition
+
+bootstrap, name, state = sys.argv[1:]
+tp = TopicPartition("first", 0)
+with Group(client_config({"bootstrap.servers": bootstrap}), name, timeout=60) as group:
+    for _ in range(3):
+        committed = group.committed([tp])
+        group.members()
+        if state == "bounced":
+            assert committed == {tp: Committed(5, "before")}, committed
+            group.commit({tp: Committed(5, "before")})
+print("done")
+"""
+
+
+def test_a_coordinator_that_is_not_ready_is_waited_for_and_crashes_no_client(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    """A process of its own sends requests from the moment the broker's port opens: its client may crash, not only
+    raise."""
+    with Broker(tmp_path_factory.mktemp("fresh")) as fresh:
+        name = f"group-{uuid.uuid4().hex[:8]}"
+
+        def start_under_requests(state: str) -> None:
+            command = [sys.executable, "-c", FIRST_CALLS, fresh.bootstrap, name, state]
+            client = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+            try:
+                fresh.start()
+                out, err = client.communicate(timeout=90)
+            finally:
+                client.kill()
+                client.wait()
+            assert (client.returncode, out) == (0, "done\n"), err
+
+        fresh.stop()
+        start_under_requests("new")
+        fresh.create_topic("first")
+        with Group(config(fresh), name) as group:
+            group.commit({TopicPartition("first", 0): Committed(5, "before")})
+        fresh.kill()
+        start_under_requests("bounced")

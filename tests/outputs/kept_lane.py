@@ -1,0 +1,320 @@
+"""A lane whose records in flight have rows that wait, on real tables, and the model that it is compared with."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from random import Random
+from types import SimpleNamespace
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from deltalake import DeltaTable
+
+from ackline.ledger.offsets import TopicPartition, ValuedRange
+from ackline.ledger.outcomes import AnswerKind, Outcome, OutcomeRow
+from ackline.ledger.pending import Pending, PendingKind
+from ackline.ledger.turns import TurnId, TurnKind
+from ackline.outputs.checks import folder_name, staging_root
+from ackline.outputs.keep import settled_outputs
+from ackline.outputs.turn import publish_settled
+from ackline.pipeline.output_columns import STAGED_ANCHORS
+from ackline.pipeline.outputs import OutputsOfTurn, StagedFile, StagedOutputs, StagedTable, kept_after, without_effect
+from ackline.tables import kept_rows
+from ackline.tables.files import DataFileWriter, Storage
+from ackline.tables.folder import SharedFolder
+from ackline.tables.output_table import OutputTable
+from ackline.tables.publish import application_of
+from ackline.tables.turn_outcomes import TurnOutcomes
+from tests.tables.test_publish import ROWS
+
+TP = TopicPartition("orders", 0)
+NOW = datetime(2024, 5, 6, tzinfo=UTC)
+TABLE, COLUMNS = "totals", {"value": "long"}
+OUTCOMES = (Outcome.ACKED, Outcome.FAILED, Outcome.SKIPPED, Outcome.IN_FLIGHT, Outcome.IN_FLIGHT, Outcome.IN_FLIGHT)
+WRITES = (
+    (DataFileWriter, "finish"),
+    (OutputTable, "append"),
+    (SharedFolder, "write_durably"),
+    (SharedFolder, "remove"),
+    (SharedFolder, "remove_tree"),
+)
+
+
+class Killed(BaseException):
+    """The end of a process."""
+
+
+@dataclass
+class Store:
+    """The ledger of a lane, as far as outputs need it."""
+
+    root: str
+    pipeline: str = "shop"
+    ledger: str = "ledger"
+    rows: dict[TurnId, list[OutcomeRow]] = field(default_factory=dict)
+    settlements: dict[TurnId, str] = field(default_factory=dict)
+
+    def ledger_id(self) -> str:
+        return self.ledger
+
+    def is_settled(self, turn: TurnId) -> bool:
+        return turn in self.settlements
+
+    def outcome_rows_of(self, turn: TurnId) -> Iterator[pa.RecordBatch]:
+        rows = [
+            {"topic": TP.topic, "partition": TP.partition, "offset": row.offset, "end_offset": row.end_offset,
+             "attempt": row.attempt, "outcome": row.outcome.value, "answer": row.answer}
+            for row in self.rows[turn]
+        ]  # fmt: skip
+        yield from pa.Table.from_pylist(rows, schema=ROWS).to_batches()
+
+
+@dataclass
+class Row:
+    """An emitted row of the model: its number, the offsets of its records, and what became of each attempt."""
+
+    number: int
+    outcomes: dict[int, Outcome]
+
+    @property
+    def waits(self) -> bool:
+        ends = self.outcomes.values()
+        return Outcome.ACKED not in ends and Outcome.IN_FLIGHT in ends
+
+
+@dataclass
+class Lane:
+    """A lane, its random turns, and the model: rows that wait, and rows that are published."""
+
+    store: Store
+    random: Random
+    kills: bool = True
+    turn: TurnId = field(default_factory=lambda: TurnId("shop", "live", 0, 0))
+    offsets: int = 0
+    numbers: int = 0
+    pending: set[int] = field(default_factory=set)
+    waiting: list[Row] = field(default_factory=list)
+    late: list[Any] = field(default_factory=list)
+    published: list[tuple[int, int, int, int, tuple[tuple[int, str], ...]]] = field(default_factory=list)
+
+    @property
+    def parts(self) -> Any:
+        return SimpleNamespace(store=self.store, pipeline=SimpleNamespace(name="shop"))
+
+    def partitions(self) -> Any:
+        """The partition as a settlement holds it, with the records that are in flight."""
+        pending = [ValuedRange(n, n + 1, Pending(PendingKind.IN_FLIGHT, 1, None, None)) for n in sorted(self.pending)]
+        return {TP: SimpleNamespace(state=SimpleNamespace(pending=pending))}
+
+    @property
+    def in_flight(self) -> list[int]:
+        found = {offset for row in self.waiting for offset, o in row.outcomes.items() if o is Outcome.IN_FLIGHT}
+        return sorted(found)
+
+    def step(self) -> None:
+        """One turn: a run, an idle run, a void one, a skip, or a reset."""
+        kind = self.random.choice(("run", "run", "run", "answers", "idle", "void", "skip", "reset"))
+        before = self.turn
+        self.turn = before._replace(n=before.n + 1)
+        rows: list[OutcomeRow] = []
+        staged: list[Row] = []
+        if kind in ("run", "void"):
+            staged, rows = self._handled()
+        if kind in ("run", "answers", "void"):
+            rows += self._answers(rows)
+        plan_kind = {"skip": TurnKind.SKIP, "reset": TurnKind.RESET}.get(kind, TurnKind.RUN)
+        if kind == "skip" and self.in_flight:
+            start, end = sorted(self.random.choices(range(self.offsets + 1), k=2))
+            rows.append(OutcomeRow(start, 0, Outcome.SKIPPED, NOW, None, end + 1))
+        self.store.rows[self.turn] = rows
+        named = self._stage(staged)
+        outputs = self.store.settlements.get(before, "")
+        if kind == "void":
+            self.store.settlements[self.turn] = without_effect(outputs)
+        else:
+            self._settle(plan_of(self.turn, plan_kind), SimpleNamespace(outputs=outputs), named, rows)
+            self._model(staged, rows, plan_kind)
+        self._publish(plan_kind)
+
+    def _handled(self) -> tuple[list[Row], list[OutcomeRow]]:
+        """Records of the turn with their outcomes, and rows that are anchored to some of them."""
+        first, count = self.offsets, self.random.randint(1, 5)
+        self.offsets += count
+        outcomes = {offset: self.random.choice(OUTCOMES) for offset in range(first, first + count)}
+        rows = [OutcomeRow(offset, 1, outcome, NOW) for offset, outcome in outcomes.items()]
+        staged = []
+        for _ in range(self.random.randint(0, 6)):
+            chosen = sorted(self.random.sample(sorted(outcomes), self.random.randint(0, min(3, count))))
+            self.numbers += 1
+            staged.append(Row(self.numbers, {offset: outcomes[offset] for offset in chosen}))
+        return staged, rows
+
+    def _answers(self, rows: Sequence[OutcomeRow]) -> list[OutcomeRow]:
+        waiting = {*self.in_flight, *(row.offset for row in rows if row.outcome is Outcome.IN_FLIGHT)}
+        kinds = {
+            AnswerKind.ACK: self.random.choice((Outcome.ACKED, Outcome.ACKED, Outcome.SKIPPED)),
+            AnswerKind.FAIL: Outcome.FAILED, AnswerKind.TIMEOUT: Outcome.FAILED, AnswerKind.RENEW: Outcome.IN_FLIGHT,
+        }  # fmt: skip
+        chosen = [(offset, self.random.choice(list(kinds))) for offset in waiting if self.random.random() < 0.4]
+        return [OutcomeRow(offset, 1, kinds[kind], NOW, answer=kind) for offset, kind in chosen]
+
+    def _stage(self, rows: Sequence[Row], executions: Sequence[str] = ("a", "b")) -> str:
+        """Stages rows as the tasks of two executions do. Returns what outcomes n name: the second one."""
+        named = ""
+        folder = f"{staging_root(self.parts)}/{folder_name(self.turn)}"
+        for execution in executions if rows else ():
+            files: list[StagedFile] = []
+            for part in (rows[::2], rows[1::2]):
+                if part:
+                    path = f"0-{execution}{len(files)}.parquet"
+                    writer = DataFileWriter(Storage(folder), path, table_of(part).schema)
+                    writer.write(table_of(part), row_group_size=2)
+                    files.append(StagedFile(0, path, writer.finish().size, len(part)))
+            staged = StagedOutputs(execution, [StagedTable(TABLE, COLUMNS, (), files)])
+            SharedFolder(folder).write_durably(f"execution-{execution}.json", staged.encode().encode())
+            named = OutputsOfTurn.of(application_of(self.store.ledger, self.turn), staged).encode()
+        return named
+
+    def _settle(self, plan: Any, before: Any, named: str, rows: Sequence[OutcomeRow]) -> None:
+        outcomes = TurnOutcomes({TP: [row for row in rows if row.outcome is not Outcome.ACKED or row.answer]}, {}, {})
+        before.partitions = self.partitions()
+        self.pending |= {row.offset for row in rows if row.attempt and row.outcome is Outcome.IN_FLIGHT}
+        self.pending -= {row.offset for row in rows if row.answer and row.outcome is not Outcome.IN_FLIGHT}
+        self.pending -= {offset for row in rows if not row.attempt for offset in range(row.offset, row.end)}
+        if plan.kind is TurnKind.RESET:
+            self.pending = set()
+        settled = self.partitions()
+        stored: list[str] = []
+        for _ in range(self.random.choice((1, 1, 2))):  # two that settle at once: one of them stores its settlement
+            with killing(self):
+                stored.append(settled_outputs(self.parts, plan, before, settled, named, outcomes))
+        if not stored:
+            stored.append(settled_outputs(self.parts, plan, before, settled, named, outcomes))
+        self.store.settlements[plan.turn] = self.random.choice(stored)
+
+    def _publish(self, kind: TurnKind) -> None:
+        settled = self.store.settlements[self.turn]
+        if kind is TurnKind.RESET:
+            self.turn = TurnId("shop", "live", self.turn.epoch + 1, 0)
+            self.store.settlements[self.turn] = settled
+        newest: Any = SimpleNamespace(turn=self.turn, outputs=settled)
+        with killing(self):
+            publish_settled(self.parts, newest)
+        publish_settled(self.parts, newest)
+        if self.late and self.random.random() < 0.5:  # a process that has slept since it settled an earlier turn
+            publish_settled(self.parts, self.random.choice(self.late))
+            publish_settled(self.parts, newest)
+        self.late.append(newest)
+
+    def _model(self, staged: Sequence[Row], rows: Sequence[OutcomeRow], kind: TurnKind) -> None:
+        ends = {row.offset: row.outcome for row in rows if row.answer and row.outcome is not Outcome.IN_FLIGHT}
+        skipped = {offset for row in rows if not row.attempt for offset in range(row.offset, row.end)}
+        still: list[Row] = []
+        for row in [*self.waiting, *staged]:
+            for offset, outcome in row.outcomes.items():
+                if outcome is Outcome.IN_FLIGHT:
+                    row.outcomes[offset] = Outcome.SKIPPED if offset in skipped else ends.get(offset, outcome)
+            if Outcome.ACKED in row.outcomes.values() or not row.outcomes:
+                first = next((o for o, outcome in row.outcomes.items() if outcome is Outcome.ACKED), -1)
+                anchors = tuple((offset, outcome.value) for offset, outcome in row.outcomes.items())
+                self.published.append((row.number, self.turn.epoch, self.turn.n, first, anchors))
+            elif row.waits:
+                still.append(row)
+        self.waiting = [] if kind is TurnKind.RESET else still
+
+    def check(self) -> None:
+        """The table and the staging folder hold what the model has, and nothing else."""
+        found = []
+        if (Path(self.store.root) / "shop" / "outputs").exists():
+            for row in DeltaTable(f"{self.store.root}/shop/outputs/{TABLE}").to_pyarrow_table().to_pylist():
+                anchors = tuple((anchor["offset"], anchor["outcome"]) for anchor in row["_anchors"])
+                offset = -1 if row["_offset"] is None else row["_offset"]
+                found.append((row["value"], row["_epoch"], row["_turn"], offset, anchors))
+        assert sorted(found) == sorted(self.published)
+        kept = [file for table in kept_after(self.store.settlements[self.turn]) for file in table.files]
+        assert len(kept) <= kept_rows.MOST_FILES
+        root = Path(staging_root(self.parts))
+        values = [value for file in kept for value in pq.read_table(root / file.path)["value"].to_pylist()]
+        assert sorted(values) == sorted(row.number for row in self.waiting)
+        named = {file.path for file in kept}
+        outputs = self.store.settlements[self.turn]
+        if outputs and (OutputsOfTurn.decode(outputs).tables or OutputsOfTurn.decode(outputs).released):
+            left = {str(path.relative_to(root)) for path in root.glob("*/*") if path.is_file()}
+            assert left == named, "a turn that publishes or ends something leaves nothing else in staging"
+
+
+def plan_of(turn: TurnId, kind: TurnKind = TurnKind.RUN, **more: Any) -> Any:
+    """The plan of a turn, as far as outputs need it."""
+    return SimpleNamespace(turn=turn, kind=kind, **{"empty": False, "settings": {}, "partitions": {}, **more})
+
+
+def table_of(rows: Sequence[Row]) -> pa.Table:
+    anchors = [
+        [{"topic": TP.topic, "partition": 0, "offset": offset, "attempt": 1} for offset in row.outcomes] for row in rows
+    ]
+    columns = [pa.array(anchors, STAGED_ANCHORS.type), pa.array([row.number for row in rows], pa.int64())]
+    return pa.Table.from_arrays(columns, schema=pa.schema([STAGED_ANCHORS, ("value", pa.int64())]))
+
+
+class killing:  # noqa: N801 - used as a function
+    """Ends what is done inside at one of its next writes, before it or right after it, or not at all."""
+
+    def __init__(self, lane: Lane) -> None:
+        self._left = lane.random.randint(0, 8) if lane.kills and lane.random.random() < 0.7 else 1_000_000
+        self._after = lane.random.random() < 0.5
+        self._patch = pytest.MonkeyPatch()
+
+    def __enter__(self) -> None:
+        for owner, name in WRITES:
+            self._patch.setattr(owner, name, self._wrapped(getattr(owner, name)))
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> bool:
+        self._patch.undo()
+        return kind is Killed
+
+    def _wrapped(self, write: Any) -> Any:
+        def strike(*arguments: Any, **more: Any) -> Any:
+            self._left -= 1
+            if self._left == 0 and not self._after:
+                raise Killed
+            result = write(*arguments, **more)
+            if self._left == 0:
+                raise Killed
+            return result
+
+        return strike
+
+
+def staged_turn(
+    root: Path, *outcomes: Outcome, ledger: str = "ledger", execution: str = "b"
+) -> tuple[Lane, str, list[OutcomeRow]]:
+    """A lane in turn 1 with a record and a staged row for each outcome, what outcomes 1 name, and their rows."""
+    store = Store(str(root), ledger=ledger)
+    lane = Lane(store, Random(1), kills=False, turn=TurnId("shop", "live", 0, 1))
+    staged = [Row(number, {number: outcome}) for number, outcome in enumerate(outcomes)]
+    named = lane._stage(staged, ("a", execution))
+    return lane, named, [OutcomeRow(number, 1, outcome, NOW) for number, outcome in enumerate(outcomes)]
+
+
+def lane_with_rows(root: Path, *outcomes: Outcome) -> Lane:
+    """A lane after a turn with a record and a row for each outcome."""
+    lane, named, rows = staged_turn(root, *outcomes)
+    turn_of(lane, rows, named)
+    return lane
+
+
+def turn_of(lane: Lane, rows: list[OutcomeRow], named: str = "", before: str = "") -> OutputsOfTurn:
+    """Settles the lane's turn with these rows. Returns what the settlement holds of outputs."""
+    lane.store.rows[lane.turn] = rows
+    lane._settle(plan_of(lane.turn), SimpleNamespace(outputs=before), named, rows)
+    return OutputsOfTurn.decode(lane.store.settlements[lane.turn])
+
+
+def table_of_a_user(lane: Lane) -> OutputTable:
+    """The output table, made by a user with another type of the column."""
+    other = OutputTable(f"{lane.store.root}/shop/outputs/{TABLE}", {"value": "string"})
+    assert other.append([], "a user", 1)
+    return other

@@ -1,0 +1,257 @@
+"""replay: when a handler is isolated, what the tasks are given, and what happens to the log while it is read."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import pytest
+
+from ackline.errors import AcklineError, ConfigError, FatalError, TopicChanged, TransientError
+from ackline.ledger.outcomes import Outcome
+from ackline.ledger.turns import TurnKind
+from ackline.steps.replay import job_of
+from tests.support.memory_lane import AT_LEAST_ONCE, AT_MOST_ONCE, FAILS, NO_GUARANTEE, OK, MemoryLane
+from tests.support.memory_parts import MemoryParts
+
+Isolation = tuple[bool, str, float | None]
+PLAIN: Isolation = (False, "", None)
+
+
+class Starts:
+    """A lane with three records, and for each start of a job how its handler is isolated."""
+
+    def __init__(self, **settings: Any) -> None:
+        self.lane = MemoryLane(OK, OK, OK, **settings)
+        self.jobs: list[Isolation] = []
+
+    def parts(self, **changes: Any) -> MemoryParts:
+        parts = self.lane.parts()
+
+        def run_job(spark: Any, job: Any, on_progress: Any) -> Any:
+            self.jobs.append((job.settings.isolated, job.isolation_reason, job.settings.record_timeout))
+            return parts.run_job(spark, job, on_progress)
+
+        return self.lane.parts(**{"run_job": run_job, **changes})
+
+    def run(self, **changes: Any) -> None:
+        self.lane.run(self.parts(**changes))
+
+    def fail(self, times: int) -> None:
+        """So many runs whose job does not come back."""
+        self.lane.world.faults.jobs.extend(["failed"] * times)
+        for _ in range(times):
+            with pytest.raises(TransientError):
+                self.run()
+
+    def counted(self) -> dict[str, int]:
+        """The turn that each counted start of a plan has last taken."""
+        numbers = self.lane.world.tables.numbers["plans"]
+        return {name.rsplit("/", 1)[-1]: number for name, number in numbers.items() if "try" in name}
+
+
+@pytest.mark.parametrize("guarantee", [AT_LEAST_ONCE, NO_GUARANTEE])
+def test_the_fourth_start_without_outcomes_isolates_and_the_next_plan_does_not(guarantee: str) -> None:
+    starts = Starts(guarantee=guarantee)
+    starts.fail(4)
+    starts.run()
+    isolated = (True, "started 3 times without outcomes", None)
+    assert starts.jobs == [PLAIN] * 3 + [isolated] * 2
+    starts.lane.produce(OK)
+    starts.run()
+    assert (starts.jobs[5:], starts.counted()) == ([PLAIN], {"try-1": 2, "try-2": 1, "try-3": 1})
+
+
+def test_a_start_is_counted_before_it_is_made() -> None:
+    """A start that takes its process with it leaves nothing but its number."""
+    starts = Starts()
+    starts.lane.plan()
+
+    def dies(*_: Any) -> Any:
+        raise SystemExit
+
+    for number in (1, 2, 3):
+        with pytest.raises(SystemExit):
+            starts.lane.replay(starts.parts(run_job=dies))
+        assert starts.counted()[f"try-{number}"] == 1
+    starts.lane.replay(starts.parts())
+    assert starts.jobs[0][0]
+
+
+def test_an_empty_plan_and_one_whose_outcomes_are_stored_are_not_started() -> None:
+    starts = Starts()
+    starts.lane.plan()
+    for step in (starts.lane.replay, starts.lane.replay, starts.lane.run, starts.lane.run):
+        step(starts.parts())
+    assert starts.counted() == {"try-1": 1}
+
+
+def test_s50_a_claimed_plan_has_one_start_and_is_never_tried_again() -> None:
+    starts = Starts(guarantee=AT_MOST_ONCE)
+    starts.fail(1)
+    with pytest.raises(TransientError, match="handed out by another process"):
+        starts.run()
+    assert (starts.jobs, starts.counted()) == ([PLAIN], {})
+
+
+@pytest.mark.parametrize("error", ["WorkerLost", "Timeout", "ValueError"])
+def test_a_record_that_killed_or_hung_its_process_is_tried_again_in_isolation(
+    error: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    starts = Starts(retry={"initial_delay": "0s"})
+    starts.lane.produce(FAILS)
+    monkeypatch.setattr("tests.support.memory_parts.error_class_of", lambda _: error)
+    starts.run()
+    starts.run()
+    reason = "it tries a record again that has killed or hung its process"
+    assert starts.jobs == [PLAIN, PLAIN if error == "ValueError" else (True, reason, None)]
+
+
+@pytest.mark.parametrize(
+    ("settings", "limit"), [({"handler_isolation": "process"}, None), ({"record_timeout": "1m30s"}, 90.0)]
+)
+def test_isolation_that_the_file_asks_for_holds_from_the_first_start(
+    settings: dict[str, str], limit: float | None
+) -> None:
+    starts = Starts(**settings)
+    starts.fail(4)
+    assert starts.jobs == [(True, "", limit)] * 4
+
+
+@pytest.mark.parametrize(
+    ("guarantee", "once", "on_failure"),
+    [
+        (AT_LEAST_ONCE, False, Outcome.FAILED),
+        (AT_MOST_ONCE, True, Outcome.DROPPED),
+        (NO_GUARANTEE, False, Outcome.DROPPED),
+    ],
+)
+@pytest.mark.parametrize("tombstones", ["skip", "deliver"])
+def test_the_job_carries_the_guarantee_and_what_becomes_of_tombstones(
+    guarantee: str, once: bool, on_failure: Outcome, tombstones: str
+) -> None:
+    lane = MemoryLane(OK, guarantee=guarantee, tombstones=tombstones)
+    settings = job_of(lane.parts(), lane.plan()).settings
+    assert (settings.once, settings.on_failure) == (once, on_failure)
+    assert settings.deliver_tombstones == (tombstones == "deliver")
+
+
+# ---- the log changes while it is read -----------------------------------------------------------------------------
+
+
+def parts_that_end_with(lane: MemoryLane, change: Callable[[], object]) -> MemoryParts:
+    """Parts whose job is followed by a change of the log, before its outcomes are stored."""
+    parts = lane.parts()
+
+    def run_job(*arguments: Any) -> Any:
+        result = parts.run_job(*arguments)
+        change()
+        return result
+
+    return lane.parts(run_job=run_job)
+
+
+def test_retention_that_passes_what_was_read_already_takes_no_outcome_away() -> None:
+    """What was handled stays acked; it is not read again, and does not become `expired`."""
+    lane = MemoryLane(OK, OK, OK)
+    lane.run(parts_that_end_with(lane, lambda: lane.log().expire(2)))
+    assert (dict(lane.settled().counts), lane.calls()) == ({"acked": 3}, [(0, 1), (1, 1), (2, 1)])
+
+
+def test_s42_a_topic_created_again_while_it_was_read_proves_nothing() -> None:
+    """The new topic has as many records: neither bounds nor leader epoch differ, only the topic id."""
+    lane = MemoryLane(OK, OK)
+    with pytest.raises(TopicChanged, match="created again"):
+        lane.run(parts_that_end_with(lane, lambda: lane.create("orders", records=2)))
+    assert lane.newest().kind is TurnKind.VOID
+    assert (lane.state().complete_to, lane.committed()) == (0, None)
+
+
+def test_s41_a_plan_of_retries_alone_goes_on_where_retention_has_passed_all_that_was_read() -> None:
+    """The retries are expired one by one. Their turn is not void, because the next turn would meet the same."""
+    lane = MemoryLane(FAILS, FAILS, retry={"max_retries": 3}, max_uncommitted=2).after_run()
+    lane.produce(OK, OK, OK)
+    lane.plan()
+    lane.log().expire(4)
+    lane.replay()
+    lane.settle()
+    assert (lane.newest().kind, lane.pending()) == (TurnKind.RUN, [])
+    assert dict(lane.settled().counts) == {"expired": 2}
+
+
+def test_a_leader_elected_without_truncation_while_a_turn_is_open_does_not_make_it_void() -> None:
+    lane = MemoryLane(OK, OK)
+    lane.plan()
+    lane.log().elect()
+    lane.run()
+    assert (lane.newest().kind, lane.newest().turn.n, lane.committed()) == (TurnKind.RUN, 1, 2)
+
+
+def test_an_unreadable_range_is_not_void_once_another_run_has_stored_its_outcomes() -> None:
+    """The other run has read the range before retention took it; a void turn would make its outcomes ineffective."""
+    lane = MemoryLane(OK, OK)
+    lane.plan()
+
+    def other_run_reads_and_retention_follows() -> None:
+        lane.replay(lane.parts("other"))
+        lane.log().expire(2)
+
+    lane.strike("bounds", other_run_reads_and_retention_follows)
+    lane.replay()
+    lane.settle()
+    assert (lane.newest().kind, dict(lane.settled().counts)) == (TurnKind.RUN, {"acked": 2})
+
+
+# ---- at most once, the report of a job that has ended is the only one there will be ---------------------------------
+
+
+def fail_after_the_job(lane: MemoryLane, operation: str, errors: Sequence[AcklineError]) -> MemoryParts:
+    """Parts whose first operations of this kind after the job raise these errors, one each. They never wait."""
+
+    def fail(error: AcklineError) -> None:
+        raise error
+
+    def change() -> None:
+        for error in errors:
+            lane.strike(operation, partial(fail, error))
+
+    return parts_that_end_with(lane, change)
+
+
+AWAY = TransientError("the broker does not answer")
+REFUSED = ConfigError("the broker refuses the login")
+FULL = FatalError("the table outcomes can't be used: no space left on device")
+
+
+@pytest.mark.parametrize(
+    ("operation", "errors"), [("topics", [AWAY, REFUSED, AWAY]), ("bounds", [AWAY]), ("outcomes", [FULL, AWAY])]
+)
+def test_s50_at_most_once_what_fails_after_the_job_is_tried_again_and_loses_nothing(
+    operation: str, errors: list[AcklineError]
+) -> None:
+    lane = MemoryLane(OK, OK, guarantee=AT_MOST_ONCE)
+    lane.run(fail_after_the_job(lane, operation, errors))
+    assert (lane.ranges(Outcome.LOST), dict(lane.settled().counts)) == ([], {"acked": 2})
+
+
+def test_s50_at_most_once_a_broker_that_stays_away_after_the_job_ends_the_driver_after_minutes() -> None:
+    lane, waits = MemoryLane(OK, guarantee=AT_MOST_ONCE), list[float]()
+    parts = fail_after_the_job(lane, "topics", [AWAY] * 100)
+    with pytest.raises(TransientError, match="does not answer"):
+        lane.run(replace(parts, sleep=waits.append))
+    assert 240 < sum(waits) < 600
+
+
+def test_at_most_once_a_range_that_is_gone_after_the_job_is_not_checked_again() -> None:
+    lane, waits = MemoryLane(OK, guarantee=AT_MOST_ONCE), list[float]()
+    parts = replace(parts_that_end_with(lane, lambda: lane.create("orders", records=1)), sleep=waits.append)
+    lane.run(parts)
+    assert (lane.ranges(Outcome.LOST), waits) == ([(0, 1)], [])
+
+
+def test_at_least_once_the_next_run_repeats_what_could_not_be_checked() -> None:
+    lane = MemoryLane(OK)
+    with pytest.raises(TransientError, match="does not answer"):
+        lane.run(fail_after_the_job(lane, "topics", [AWAY]))
+    lane.run()
+    assert lane.offsets() == [0, 0]

@@ -1,0 +1,88 @@
+"""A lane with all that the views must tell apart: epochs, void and open turns, ranges, `lost`, another lane."""
+
+from dataclasses import replace
+
+from ackline.ledger.fold import OutcomeRow
+from ackline.ledger.offsets import OffsetRange, ValuedRange
+from ackline.ledger.outcomes import Outcome
+from ackline.ledger.turns import TurnId, TurnKind
+from ackline.tables.store import LedgerStore
+from tests.tables.lane_rows import NOON, TP, turn, written
+from tests.tables.story import START, failed, planned, settled
+
+
+def begin_hard_story(store: LedgerStore, newest_epoch: int = 1) -> None:
+    """Stores epoch 0 and 1 of the live lane, and a backfill; epoch 0 of the live lane alone if it is the newest.
+
+    Epoch 0: 11 is dead after two failures, 12 is acked at the second attempt, turn 3 is void, and a skip settles 20,
+    which has failed, in a range that encloses a shorter one. Epoch 1, after a reset to 25: 26 waits, [28, 30) is lost,
+    and a turn is open.
+    """
+    store.store_settlement(settled(0, START, kind=TurnKind.GENESIS))
+    _epoch_0(store)
+    if not newest_epoch:
+        return
+    _epoch_1(store)
+    _backfill(LedgerStore(store.root, "orders", "backfill-x"))
+
+
+def _epoch_0(store: LedgerStore) -> None:
+    first = planned(1, OffsetRange(10, 20))
+    store.store_plan(first)
+    rows = [(offset, 1, "failed" if offset in (11, 12) else "acked") for offset in range(10, 20)]
+    store.store_outcomes(turn(1), [written(store, turn(1), rows, error_class="HTTPError")])
+    store.store_settlement(settled(1, 20, failed(11), failed(12), counts={"acked": 8, "failed": 2}), first)
+    second = planned(2, OffsetRange(20, 20), (ValuedRange(11, 13, 2),))
+    store.store_plan(second)
+    store.store_outcomes(turn(2), [written(store, turn(2), [(11, 2, "failed"), (12, 2, "acked")], error_class="E2")])
+    store.store_decisions(second, "run-2", {TP: [OutcomeRow(11, 0, Outcome.DEAD, NOON, "E2")]})
+    store.store_settlement(settled(2, 20, counts={"acked": 1, "failed": 1, "dead": 1}), second)
+    third = planned(3, OffsetRange(20, 25))
+    store.store_plan(third)
+    store.store_outcomes(turn(3), [written(store, turn(3), [(offset, 1, "acked") for offset in range(20, 25)])])
+    store.store_settlement(settled(3, 20, kind=TurnKind.VOID, counts={"acked": 5}), third)
+    fourth = planned(4, OffsetRange(20, 30))
+    store.store_plan(fourth)
+    rows = [(offset, 1, "failed" if offset == 20 else "acked") for offset in range(20, 30)]
+    store.store_outcomes(turn(4), [written(store, turn(4), rows, error_class="HTTPError")])
+    store.store_settlement(settled(4, 30, failed(20), counts={"acked": 9, "failed": 1}), fourth)
+    skip = planned(5, OffsetRange(40, 40), kind=TurnKind.SKIP)
+    store.store_plan(skip)
+    ranges = [OutcomeRow(18, 0, Outcome.EXPIRED, NOON, None, 40), OutcomeRow(19, 0, Outcome.SKIPPED, NOON, None, 20)]
+    store.store_decisions(skip, "run-5", {TP: ranges})
+    store.store_settlement(settled(5, 40, kind=TurnKind.SKIP, counts={"skipped": 11}), skip)
+
+
+def begin_reset(store: LedgerStore) -> None:
+    """Stores the reset that ends epoch 0, alone."""
+    reset = planned(6, OffsetRange(25, 25), kind=TurnKind.RESET)
+    store.store_plan(reset)
+    store.store_settlement(settled(6, 40, failed(20), kind=TurnKind.RESET), reset)
+
+
+def _epoch_1(store: LedgerStore) -> None:
+    begin_reset(store)
+    first = planned(1, OffsetRange(25, 28), epoch=1)
+    store.store_plan(first)
+    rows = [(25, 1, "acked"), (26, 1, "failed"), (27, 1, "acked")]
+    store.store_outcomes(turn(1, 1), [written(store, turn(1, 1), rows)])
+    counts = {"acked": 2, "failed": 1}
+    store.store_settlement(settled(1, 28, failed(26), epoch=1, floor=25, counts=counts), first)
+    second = planned(2, OffsetRange(28, 30), epoch=1)
+    store.store_plan(second)
+    store.store_decisions(second, "run-2", {TP: [OutcomeRow(28, 0, Outcome.LOST, NOON, None, 30)]})
+    store.store_settlement(settled(2, 30, failed(26), epoch=1, floor=26, counts={"lost": 2}), second)
+    third = planned(3, OffsetRange(30, 35), (ValuedRange(26, 27, 2),), epoch=1)
+    store.store_plan(third)
+    store.store_outcomes(turn(3, 1), [written(store, turn(3, 1), [(26, 2, "acked"), (30, 1, "acked")])])
+
+
+def _backfill(store: LedgerStore) -> None:
+    def lane(n: int) -> TurnId:
+        return turn(n)._replace(lane="backfill-x")
+
+    store.store_settlement(replace(settled(0, START, kind=TurnKind.GENESIS), turn=lane(0)))
+    first = replace(planned(1, OffsetRange(10, 12)), turn=lane(1))
+    store.store_plan(first)
+    store.store_outcomes(lane(1), [written(store, lane(1), [(10, 1, "acked"), (11, 1, "failed")])])
+    store.store_settlement(replace(settled(1, 12, failed(11), counts={"acked": 1, "failed": 1}), turn=lane(1)), first)

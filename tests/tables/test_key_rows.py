@@ -1,0 +1,100 @@
+"""The rows about the records of one key: attempts, decisions, ranges, and rows of epochs and lanes without a hash."""
+
+from dataclasses import replace
+
+import pytest
+
+from ackline.ledger.fold import OutcomeRow
+from ackline.ledger.offsets import OffsetRange
+from ackline.ledger.outcomes import Outcome
+from ackline.ledger.turns import TurnKind
+from ackline.pipeline.arguments import PartitionChoice
+from ackline.tables.maintenance import maintain
+from ackline.tables.queries import AuditFilter, audit_rows
+from ackline.tables.store import LedgerStore
+from tests.tables.lane_rows import NOON, TP, TP1, turn, written
+from tests.tables.story import START, planned, settled
+
+ROOTS = ["disk", "s3"]
+ORDER, OTHER = "a" * 32, "b" * 32
+Row = tuple[str, int, int, int, int, str]
+
+
+def found(root: str, **criteria: object) -> list[Row]:
+    rows = audit_rows(root, "orders", AuditFilter(key_hash=ORDER, **criteria))  # type: ignore[arg-type]
+    return [
+        (row["lane"], row["epoch"], row["partition"], row["offset"], row["attempt"], row["outcome"]) for row in rows
+    ]
+
+
+@pytest.fixture
+def lane(store: LedgerStore) -> LedgerStore:
+    """12 and 15 of partition 0 and 3 of partition 1 have the key. 15 failed twice, the first time without a hash, and
+    falls into a skipped range beside 14. After a reset the topic was created anew: 12 there has another key."""
+    store.store_settlement(settled(0, START, kind=TurnKind.GENESIS))
+    first = planned(1, OffsetRange(10, 16))
+    store.store_plan(first)
+    rows = [(12, 1, "acked"), (14, 1, "failed"), (15, 1, "failed")]
+    store.store_outcomes(
+        turn(1),
+        [
+            written(store, turn(1), rows, hashes={12: ORDER, 14: OTHER}),
+            written(store, turn(1), [(3, 1, "acked"), (12, 1, "acked")], TP1, hashes={3: ORDER, 12: OTHER}),
+        ],
+    )
+    store.store_settlement(settled(1, 16), first)
+    second = planned(2, OffsetRange(16, 16))
+    store.store_plan(second)
+    store.store_outcomes(turn(2), [written(store, turn(2), [(15, 2, "failed")], hashes={15: ORDER})])
+    ranges = [OutcomeRow(15, 0, Outcome.SKIPPED, NOON, None, 30), OutcomeRow(13, 0, Outcome.EXPIRED, NOON, None, 15)]
+    store.store_decisions(second, "run-2", {TP: ranges})
+    store.store_settlement(settled(2, 30), second)
+    reset = planned(3, OffsetRange(12, 12), kind=TurnKind.RESET)
+    store.store_plan(reset)
+    store.store_settlement(settled(3, 30, kind=TurnKind.RESET), reset)
+    again = planned(1, OffsetRange(12, 14), epoch=1)
+    store.store_plan(again)
+    store.store_outcomes(turn(1, 1), [written(store, turn(1, 1), [(12, 1, "acked")], hashes={12: OTHER})])
+    store.store_settlement(settled(1, 14, epoch=1), again)
+    return store
+
+
+OF_KEY: list[Row] = [
+    ("live", 0, 0, 12, 1, "acked"), ("live", 0, 0, 15, 1, "failed"), ("live", 0, 0, 15, 2, "failed"),
+    ("live", 0, 0, 15, 0, "skipped"), ("live", 0, 1, 3, 1, "acked"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("compacted", [False, True])
+def test_a_key_finds_its_attempts_its_decisions_and_the_range_that_holds_its_record(
+    root: str, lane: LedgerStore, compacted: bool
+) -> None:
+    """Not 14, which another range holds, nor 12 of another partition or of the topic that was created anew."""
+    if compacted:
+        maintain(root)
+    assert found(root) == OF_KEY
+
+
+def test_other_filters_apply_too(root: str, lane: LedgerStore) -> None:
+    assert found(root, outcome="failed") == OF_KEY[1:3]
+    assert found(root, choice=PartitionChoice((), (1,))) == OF_KEY[4:]
+    assert found(root, offsets=OffsetRange(12, 13)) == OF_KEY[:1]
+    assert found(root, limit=2) == OF_KEY[:2]
+    assert found(root, choice=PartitionChoice(("another",), ())) == []
+
+
+def test_a_row_of_another_lane_without_a_hash_is_found_by_the_offset(root: str, lane: LedgerStore) -> None:
+    backfill = lane.other_lane("backfill-x")
+    of = turn(1)._replace(lane="backfill-x")
+    backfill.store_settlement(replace(settled(0, START, kind=TurnKind.GENESIS), turn=of._replace(n=0)))
+    plan = replace(planned(1, OffsetRange(12, 13)), turn=of)
+    backfill.store_plan(plan)
+    backfill.store_outcomes(of, [written(backfill, of, [(12, 1, "acked")])])
+    backfill.store_settlement(replace(settled(1, 13), turn=of), plan)
+    assert found(root) == [("backfill-x", 0, 0, 12, 1, "acked"), *OF_KEY]
+    assert found(root, lane="backfill-x") == [("backfill-x", 0, 0, 12, 1, "acked")]
+
+
+def test_a_key_without_records_finds_nothing(root: str, lane: LedgerStore, store: LedgerStore) -> None:
+    assert list(audit_rows(root, "orders", AuditFilter(key_hash="c" * 32))) == []
+    assert list(audit_rows(root, "payments", AuditFilter(key_hash=ORDER))) == []

@@ -1,0 +1,225 @@
+"""The ledger store in memory and on real Delta tables passes the same tests, so that the double cannot drift."""
+
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from ackline.errors import LedgerError
+from ackline.ledger.commit_rule import Committed
+from ackline.ledger.fold import OutcomeRow, PartitionState, Pending, PendingKind
+from ackline.ledger.metrics import FetchTimes, TurnReport
+from ackline.ledger.offsets import LogBounds, OffsetRange, TopicPartition, ValuedRange
+from ackline.ledger.outcomes import Outcome
+from ackline.ledger.turns import OperatorLoss, Plan, PlannedPartition, SettledPartition, Settlement, TurnKind
+from tests.tables.lane_rows import NOON, TP, TP1, plan, settlement, turn
+from tests.tables.tables import Tables
+
+
+def test_a_lane_that_has_not_begun_has_nothing(tables: Tables) -> None:
+    store = tables.store()
+    assert (store.newest(), store.ledger_id()) == (None, "")
+    assert not store.has_outcomes(turn(1))
+    assert not store.has_decisions(turn(1))
+    outcomes = store.outcomes_of(turn(1))
+    assert (outcomes.rows, outcomes.counts, outcomes.attempted_fresh) == ({}, {}, {})
+    for read in (store.plan, store.settlement):
+        with pytest.raises(LedgerError):
+            read(turn(1))
+
+
+def test_s32_a_lane_may_begin_without_a_partition(tables: Tables) -> None:
+    store = tables.store()
+    first = Settlement(turn(0), TurnKind.GENESIS, "run", NOON, {})
+    assert store.store_settlement(first, subscription={"topics": ["orders"]})
+    newest = tables.store().newest()
+    assert newest is not None
+    assert (newest.turn, newest.kind, newest.partitions) == (turn(0), TurnKind.GENESIS, {})
+    assert store.open_plan(newest) is None
+    assert not store.store_settlement(settlement(0), subscription={"topics": ["others"]})
+    assert tables.store().first_subscription(turn(0)) == {"topics": ["orders"]}
+
+
+def test_what_a_first_genesis_of_an_earlier_version_was_made_for_is_not_known(tables: Tables) -> None:
+    store = tables.store()
+    assert store.store_settlement(settlement(0))
+    assert store.first_subscription(turn(0)) is None
+
+
+def test_s7_i11_a_number_that_is_taken_is_refused_and_adds_no_row(tables: Tables) -> None:
+    """Each kind of commit has numbers of its own, which all processes share."""
+    first, second = tables.store(), tables.store()
+    assert first.store_settlement(settlement(0))
+    assert first.open_plan(settlement(0)) is None
+    assert first.store_plan(plan(1, "first"))
+    assert second.open_plan(settlement(0)) == plan(1, "first")
+    assert not first.has_outcomes(turn(1))
+    assert second.store_outcomes(turn(1), [tables.written(turn(1), [(0, 1, "failed")], TP)])
+    assert not second.has_decisions(turn(1))
+    assert first.store_decisions(plan(1), "first", {TP: [OutcomeRow(3, 0, Outcome.DEAD, NOON)]})
+    assert second.store_settlement(settlement(1, "second"), plan(1))
+    before = first.outcomes_of(turn(1))
+    assert before.counts == {TP: {"failed": 1, "dead": 1}}
+
+    assert not second.store_plan(plan(1, "second"))
+    assert not first.store_outcomes(turn(1), [tables.written(turn(1), [(0, 1, "acked")], TP)])
+    assert not second.store_decisions(plan(1), "second", {TP: [OutcomeRow(0, 0, Outcome.DEAD, NOON)]})
+    for n in (0, 1):
+        assert not first.store_settlement(settlement(n, "first"), plan(n) if n else None)
+    assert first.outcomes_of(turn(1)) == before
+    assert (first.plan(turn(1)), first.newest()) == (plan(1, "first"), settlement(1, "second"))
+    assert first.settlement(turn(1)) == settlement(1, "second")
+    assert first.open_plan(settlement(1, "second")) is None
+    assert first.ledger_id() == second.ledger_id() != ""
+
+
+def test_a_plan_reads_back_as_it_was_stored(tables: Tables) -> None:
+    """Ordered by topic-partition; equal neighbours among the retries are joined."""
+    retries = (ValuedRange(2, 3, 2), ValuedRange(3, 5, 2), ValuedRange(7, 8, 3))
+    reads = PlannedPartition(
+        "Zq1", OffsetRange(10, 20), retries, 2, 10, LogBounds(1, 30, 7), None, Committed(2, '{"n": "é"}'), 3
+    )
+    partitions = {
+        TP1: PlannedPartition("Zq1", OffsetRange(9, 9), (), 9, 9, LogBounds(2, 9), "nothing new", Committed(0, "")),
+        TopicPartition("new", 11): PlannedPartition("Yx", OffsetRange(0, 0), (), 0, 0, LogBounds(0, 0), "no leader"),
+        TP: reads,
+    }
+    settings = {"retry": {"period": "60s"}, "kafka": {"topics": ["é", "'"]}}
+    stored = Plan(turn(1), TurnKind.RUN, "run", NOON, partitions, "read_uncommitted", settings, "ann", "why not")
+    store = tables.store()
+    assert store.store_plan(stored)
+    joined = replace(reads, retries=(ValuedRange(2, 5, 2), ValuedRange(7, 8, 3)))
+    assert store.plan(turn(1)) == replace(stored, partitions={**partitions, TP: joined})
+    assert list(store.plan(turn(1)).partitions) == sorted(partitions)
+
+
+def test_a_settlement_reads_back_as_it_was_stored(tables: Tables) -> None:
+    pending = (
+        ValuedRange(0, 2, Pending(PendingKind.RETRY, 3, NOON + timedelta(microseconds=1), "ValueError")),
+        ValuedRange(5, 6, Pending(PendingKind.DEAD_LETTER, 4, None, None)),
+        ValuedRange(8, 9, Pending(PendingKind.RETRY, 1, datetime.max.replace(tzinfo=UTC), None)),
+    )
+    # Touching ranges of equal value stay two: each value is of its whole range.
+    gaps = (ValuedRange(1, 4, 2), ValuedRange(4, 9, 2), ValuedRange(2**40, 2**62, 2**50))
+    state, counts = PartitionState(2**62, pending, gaps), {"acked": 7, "failed": 2}
+    partitions = {
+        TP: SettledPartition("Zq1", 0, state, counts, 3, 40, Committed(4, "{}"), "outcomes 1", leader_epoch=7),
+        TP1: SettledPartition("Zq1", 9, PartitionState(9), paused=True, leader_epoch=0),
+    }
+    stored = Settlement(turn(1), TurnKind.VOID, "run", NOON, partitions, "ann", "range gone")
+    store = tables.store()
+    assert store.store_settlement(stored, plan(1))
+    assert store.settlement(turn(1)) == stored
+
+
+def test_a_report_goes_with_the_outcomes_of_who_won_and_is_there_for_all(tables: Tables) -> None:
+    first, second = tables.store(), tables.store()
+    assert first.report_of(turn(1)) is None
+    report = TurnReport(
+        {TP: {"acked": 3}, TP1: {"dropped": 1}}, {TP: FetchTimes(2, 0.5, 0.25), TP1: FetchTimes()}, False
+    )
+    assert first.store_outcomes(turn(1), [], report)
+    assert not second.store_outcomes(turn(1), [], TurnReport())
+    assert second.store_decisions(plan(1), "run", {})
+    assert (first.report_of(turn(1)), second.report_of(turn(1))) == (report, report)
+    assert second.store_outcomes(turn(2), [])
+    assert first.report_of(turn(2)) is None
+    assert first.report_of(turn(1, epoch=1)) is None
+    assert first.store_lost(plan(3), "run", {TP: [OutcomeRow(0, 0, Outcome.LOST, NOON, None, 3)]})
+    assert first.report_of(turn(3)) == TurnReport()
+
+
+@pytest.mark.parametrize("reported", [False, True])
+@pytest.mark.parametrize("pause", [False, True])
+def test_an_operators_mark_is_stored_with_the_lost_ranges_and_with_these_only(
+    pause: bool, reported: bool, tables: Tables
+) -> None:
+    first, second, loss = tables.store(), tables.store(), OperatorLoss("the driver hangs", pause)
+    rows = {TP: [OutcomeRow(0, 0, Outcome.LOST, NOON, None, 3, loss.reason)]}
+    assert first.operator_loss(turn(1)) is None
+    if reported:
+        assert first.store_outcomes(turn(1), [])
+        assert not second.store_lost(plan(1), "run", rows, loss)
+        assert first.operator_loss(turn(1)) is None
+        assert second.replace_by_lost(plan(1), "run", rows, loss)
+    else:
+        assert second.store_lost(plan(1), "run", rows, loss)
+    assert (first.operator_loss(turn(1)), second.operator_loss(turn(1))) == (loss, loss)
+    assert first.store_lost(plan(2), "run", rows)
+    assert first.operator_loss(turn(2)) is None
+
+
+def test_figures_and_totals_come_back_and_may_be_missing(tables: Tables) -> None:
+    store, state = tables.store(), PartitionState(5)
+    rows = {
+        TP: SettledPartition("id", 0, state, gaps=None, metrics={"lag": 3.0, "due": 0.0}, totals={"acked": 2}),
+        TP1: SettledPartition("id", 0, state, metrics={}, totals={}),
+        TopicPartition("payments", 0): SettledPartition("id", 0, state),
+    }
+    assert store.store_settlement(Settlement(turn(0), TurnKind.GENESIS, "run", NOON, rows))
+    assert tables.store().settlement(turn(0)).partitions == rows
+
+
+def test_zero_rows_are_a_proof_and_a_later_number_proves_no_gap(tables: Tables) -> None:
+    store = tables.store()
+    assert store.store_outcomes(turn(2), [])
+    assert not store.store_outcomes(turn(1), [])
+    assert store.has_outcomes(turn(2))
+    found = store.outcomes_of(turn(2))
+    assert (found.rows, found.counts, found.attempted_fresh) == ({}, {}, {})
+    assert not store.has_outcomes(turn(3))
+    assert not store.has_decisions(turn(2))
+
+
+def test_an_epoch_is_opened_by_the_last_turn_of_the_one_before(tables: Tables) -> None:
+    store = tables.store()
+    for n in range(3):
+        store.store_settlement(settlement(n))
+    assert store.reset_into(1) == turn(2)
+
+
+def test_starts_of_a_plan_by_two_stores_are_counted_together(tables: Tables) -> None:
+    first, second = tables.store(), tables.store()
+    first.store_settlement(settlement(0))
+    first.store_plan(plan(1))
+    assert [store.count_start(plan(1)) for store in (first, second, first, second, second)] == [1, 2, 3, 4, 4]
+    assert second.open_plan(settlement(0)) == plan(1)
+    assert not first.has_outcomes(turn(1))
+    assert first.store_settlement(settlement(1), plan(1))
+    assert [second.count_start(plan(2)), first.count_start(plan(2))] == [1, 2]
+    assert first.count_start(plan(1)) == 4
+    assert tables.store().count_start(plan(2)) == 3
+
+
+def test_s53_who_looked_before_others_went_on_finds_no_plan(tables: Tables) -> None:
+    first, late = tables.store(), tables.store()
+    first.store_settlement(settlement(0))
+    before = late.newest()
+    assert before is not None
+    first.store_plan(plan(2))
+    with pytest.raises(LedgerError, match="a commit of the tables is missing"):
+        late.open_plan(before)
+    first.store_settlement(settlement(1), plan(1))
+    assert late.open_plan(before) is None
+    assert not late.store_plan(plan(1, "late"))
+
+
+def test_a_turns_outcomes_are_counted_and_those_that_did_not_succeed_at_once_are_read(tables: Tables) -> None:
+    store = tables.store()
+    store.store_outcomes(
+        turn(1),
+        [
+            tables.written(turn(1), [(offset, 1, "acked") for offset in range(5)], TP),
+            tables.written(turn(1), [(5, 1, "failed")], TP),
+            tables.written(turn(1), [(2, 2, "acked")], TP1),
+            tables.written(turn(1), [(9, 1, "skipped")], TP1),
+        ],
+    )
+    decided = OutcomeRow(7, 0, Outcome.EXPIRED, NOON, None, 9)
+    store.store_decisions(plan(1), "run", {TP: [decided]})
+    store.store_outcomes(turn(2), [tables.written(turn(2), [(100, 1, "failed")], TP)])
+    outcomes = store.outcomes_of(turn(1))
+    assert outcomes.counts == {TP: {"acked": 5, "failed": 1, "expired": 2}, TP1: {"acked": 1, "skipped": 1}}
+    assert outcomes.attempted_fresh == {TP: 6, TP1: 1}
+    assert sorted(outcomes.rows[TP]) == [OutcomeRow(5, 1, Outcome.FAILED, NOON), decided]
+    assert list(outcomes.rows[TP1]) == [OutcomeRow(2, 2, Outcome.ACKED, NOON)]

@@ -1,0 +1,153 @@
+"""Tables of an earlier version are read as they are, and the next write adds the columns that they lack."""
+
+import json
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable
+
+from ackline.tables import schemas
+from ackline.tables.history import step_figures
+from ackline.tables.rows import plan_rows, settlement_rows
+from ackline.tables.store import LedgerStore
+from ackline.tables.table import AuditTable
+from tests.e2e.lab import ROOT
+from tests.tables.lane_rows import DAY, TP, plan, settlement, turn
+
+FIGURES = pa.field("some_figures", pa.map_(pa.string(), pa.float64()))
+"""A column that no version has yet: maps are added like any other."""
+NEW = ["figures", "totals", "leader_epoch", "steps", FIGURES.name]
+"""The columns that the earlier version did not have."""
+
+
+@pytest.fixture
+def older(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """An audit root with tables of an earlier version: a genesis, a settlement, and an open plan."""
+    root = str(tmp_path / "audit")
+    with monkeypatch.context() as earlier:
+        for name in ("plans", "settlements"):
+            known = [field for field in schemas.TABLES[name] if field.name not in NEW]
+            earlier.setitem(schemas.TABLES, name, pa.schema(known))
+        _append(root, "plans", plan_rows(plan(2)), "plan", 2)
+        for n in (0, 1):
+            _append(root, "settlements", settlement_rows(settlement(n), DAY), "settlement", n)
+    monkeypatch.setitem(schemas.TABLES, "settlements", schemas.TABLES["settlements"].append(FIGURES))
+    return root
+
+
+def _append(root: str, name: str, rows: pa.Table, kind: str, number: int) -> None:
+    known = [column for column in rows.column_names if column not in NEW]
+    assert AuditTable(f"{root}/orders", name).append(rows.select(known), f"ackline/orders/live/0/{kind}", number)
+
+
+def _rows(n: int) -> pa.Table:
+    """Returns a settlement with all columns."""
+    settled = replace(settlement(n).partitions[TP], leader_epoch=7, totals={"acked": 3})
+    known = replace(settlement(n), partitions={TP: settled})
+    metrics = pa.array([[("fetch", 0.5)]], FIGURES.type)
+    return settlement_rows(known, DAY).append_column(FIGURES, metrics)
+
+
+def _columns(root: str, name: str) -> list[str]:
+    return [field.name for field in DeltaTable(f"{root}/orders/{name}").schema().fields]
+
+
+def test_settlements_of_an_earlier_version_have_no_figures_of_steps(older: str) -> None:
+    assert step_figures(LedgerStore(older, "orders", "live"), turn(1)).turns == 0
+
+
+def test_rows_of_an_earlier_version_read_as_null_before_anything_is_written(older: str) -> None:
+    store = LedgerStore(older, "orders", "live")
+    assert store.newest() == settlement(1)
+    assert AuditTable(f"{older}/orders", "settlements").read(None, ["turn", *NEW]).sort_by("turn").to_pylist() == [
+        {"turn": n, **dict.fromkeys(NEW)} for n in (0, 1)
+    ]
+    assert not set(NEW) & set(_columns(older, "settlements"))
+
+
+def test_the_first_write_adds_the_columns_and_both_engines_read_old_and_new_rows(older: str) -> None:
+    before = LedgerStore(older, "orders", "live").ledger_id()
+    table = AuditTable(f"{older}/orders", "settlements")
+    assert not table.append(_rows(1), "ackline/orders/live/0/settlement", 1), "an earlier version has taken it"
+    assert table.append(_rows(2), "ackline/orders/live/0/settlement", 2)
+    store = LedgerStore(older, "orders", "live")
+    newest = store.newest()
+    assert newest is not None
+    assert (newest.turn, newest.partitions[TP].leader_epoch) == (turn(2), 7)
+    assert (store.settlement(turn(1)), store.ledger_id()) == (settlement(1), before)
+    assert _columns(older, "settlements")[-len(NEW) :] == NEW
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.tables.spark_reader", f"{older}/orders/settlements", "turn", "topic", *NEW],
+        cwd=ROOT, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=150, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert json.loads(done.stdout.splitlines()[-1]) == [
+        {"turn": 0, "topic": "orders", **dict.fromkeys(NEW)},
+        {"turn": 1, "topic": "orders", **dict.fromkeys(NEW)},
+        {"turn": 2, "topic": "orders", **dict(zip(NEW, (None, {"acked": 3}, 7, None, {"fetch": 0.5}), strict=True))},
+    ]
+
+
+def test_a_new_table_describes_itself_and_each_column_and_an_added_column_too(older: str, tmp_path: Path) -> None:
+    for name, schema in schemas.TABLES.items():
+        table = AuditTable(str(tmp_path / "new" / "orders"), name)
+        table.create()
+        made = DeltaTable(table.uri)
+        comments = {field.name: field.metadata.get("comment") for field in made.schema().fields}
+        assert list(comments) == schema.names
+        assert all(text and text.endswith(".") for column, text in comments.items() if column != FIGURES.name)
+        assert made.metadata().description == schemas.DESCRIPTIONS[name]
+    assert AuditTable(f"{older}/orders", "settlements").append(_rows(2), "own", 1)
+    added = {
+        field.name: field.metadata.get("comment") for field in DeltaTable(f"{older}/orders/settlements").schema().fields
+    }
+    assert added["totals"] == "The offsets of the epoch so far by outcome, and how many attempts were retries."
+
+
+def test_of_writers_that_add_the_columns_at_once_one_does_and_no_row_is_lost(older: str) -> None:
+    def write(n: int) -> bool:
+        return AuditTable(f"{older}/orders", "settlements").append(_rows(1), f"own/{n}", 1)
+
+    with ThreadPoolExecutor(8) as pool:
+        assert all(pool.map(write, range(8)))
+    assert _columns(older, "settlements")[-len(NEW) :] == NEW
+    operations = [entry["operation"] for entry in DeltaTable(f"{older}/orders/settlements").history()]
+    assert operations.count("ADD COLUMN") == 1
+    assert AuditTable(f"{older}/orders", "settlements").read(None).num_rows == 2 + 8
+
+
+def test_without_a_lock_a_rival_that_adds_the_columns_fails_no_append(
+    older: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table, rival = AuditTable(f"{older}/orders", "settlements"), AuditTable(f"{older}/orders", "settlements")
+    assert table.open() is not None
+    real = AuditTable.open
+
+    def late(self: AuditTable) -> DeltaTable | None:
+        """Returns the version from before the rival's write."""
+        table_before = real(self)
+        if self is table:
+            monkeypatch.setattr(AuditTable, "open", real)
+            rival.create()
+        return table_before
+
+    monkeypatch.setattr(AuditTable, "lock", lambda self: nullcontext())
+    monkeypatch.setattr(AuditTable, "open", late)
+    assert table.append(_rows(2), "own", 1)
+    assert _columns(older, "settlements")[-len(NEW) :] == NEW
+    operations = [entry["operation"] for entry in DeltaTable(f"{older}/orders/settlements").history()]
+    assert operations.count("ADD COLUMN") == 1
+
+
+def test_a_plan_of_an_earlier_version_is_adopted(older: str) -> None:
+    store = LedgerStore(older, "orders", "live")
+    newest = store.newest()
+    assert newest is not None
+    assert store.open_plan(newest) == plan(2)
+    assert not store.store_plan(plan(2))

@@ -1,0 +1,380 @@
+"""Maintenance of real output tables: fewer files, and no row, transaction id or older version lost."""
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable, Field, Schema, TableFeatures, write_deltalake
+from deltalake.exceptions import CommitFailedError
+from deltalake.schema import PrimitiveType
+
+from ackline.tables import output_maintenance
+from ackline.tables import publish as publish_outputs
+from ackline.tables.maintenance import maintain, torn_files
+from ackline.tables.object_store import options_of
+from ackline.tables.output_maintenance import remove_files
+from ackline.tables.output_table import OF_ROW, OutputTable
+from ackline.tables.store import LedgerStore
+from tests.tables.lane_rows import settlement
+from tests.tables.roots import EVERYWHERE, ON_DISK
+
+ROOTS = EVERYWHERE
+APPLICATION = "ackline/ledger/orders/live/0/output"
+DAYS = ("x", None, "a/b c%ü")
+"""The values of the partition column; the last one needs to be escaped in a path."""
+
+
+@pytest.fixture
+def table(store: LedgerStore) -> OutputTable:
+    """An output table of a pipeline that has begun, partitioned by `day`."""
+    store.store_settlement(settlement(0))
+    return OutputTable(f"{store.folder}/outputs/totals", {"day": "string", "sum": "double"}, ["day"])
+
+
+def opened_anew(table: OutputTable) -> OutputTable:
+    """The table as another process opens it."""
+    other = OutputTable(table.uri)
+    other.columns()
+    return other
+
+
+def publish(table: OutputTable, *turns: int) -> list[bool]:
+    """Publishes a row a day for each turn, as settle does. Returns which turns the table has taken."""
+    return [table.append(list(publish_outputs._write(table, iter([rows_of_turn(n)]))), APPLICATION, n) for n in turns]
+
+
+def rows_of_turn(n: int) -> pa.Table:
+    anchors = [{"topic": "orders", "partition": 0, "offset": n, "attempt": 1, "outcome": "acked"}]
+    rows = [
+        {"_topic": "orders", "_partition": 0, "_offset": n, "_attempt": 1, "_lane": "live", "_epoch": 0, "_turn": n,
+         "_anchors": anchors, "day": day, "sum": n / 2}
+        for day in DAYS
+    ]  # fmt: skip
+    schema = pa.schema([*OF_ROW.remove_metadata(), ("day", pa.string()), ("sum", pa.float64())])
+    return pa.Table.from_pylist(rows, schema)
+
+
+def delta(table: OutputTable, version: int | None = None) -> DeltaTable:
+    """The table as a user opens it."""
+    return DeltaTable(table.uri, version=version, storage_options=options_of(table.uri))
+
+
+def rows(table: OutputTable, version: int | None = None) -> list[tuple[Any, ...]]:
+    """Turn, day and sum of each row, with the offsets of its anchors."""
+    dataset = delta(table, version).to_pyarrow_dataset(filesystem=table.storage.filesystem)
+    read = dataset.to_table().to_pylist()
+    found = [(row["_turn"], row["day"], row["sum"], [a["offset"] for a in row["_anchors"]]) for row in read]
+    return sorted(found, key=str)
+
+
+def expected(*turns: int) -> list[tuple[Any, ...]]:
+    return sorted(((n, day, n / 2, [n]) for n in turns for day in DAYS), key=str)
+
+
+def files(table: OutputTable) -> int:
+    return len(delta(table).file_uris())
+
+
+def of_outputs(root: str) -> list[Any]:
+    """What maintenance reports of output tables."""
+    return [done for done in maintain(root) if done.table.startswith("outputs/")]
+
+
+# ---- what stays as it was ---------------------------------------------------------------------------------------
+
+
+def test_the_files_of_each_partition_become_one_and_every_row_stays(root: str, table: OutputTable) -> None:
+    assert all(publish(table, 1, 2, 3))
+    [done] = of_outputs(root)
+    assert (done.pipeline, done.lane, done.table) == ("orders", "live", "outputs/totals")
+    assert (done.files_before, done.files, done.compacted, done.busy, done.removed) == (9, 3, 9, 0, 0)
+    assert rows(table) == expected(1, 2, 3)
+    assert delta(table).to_pyarrow_dataset(filesystem=table.storage.filesystem).schema.names[-2:] == ["day", "sum"]
+    assert [(done.compacted, done.version) for done in of_outputs(root)] == [(0, done.version)]
+    assert publish(table, 2, 3, 4) == [False, False, True]
+    assert rows(table) == expected(1, 2, 3, 4)
+
+
+def test_a_turn_is_refused_again_after_compaction_checkpoints_and_clean_ups_by_any_tool(
+    root: str, table: OutputTable
+) -> None:
+    assert all(publish(table, *range(1, 13)))
+    maintain(root)
+    assert publish(table, 3, 12) == [False, False]
+    by_user = delta(table)
+    by_user.optimize.compact()
+    by_user.optimize.z_order(["_turn"])
+    by_user.create_checkpoint()
+    by_user.cleanup_metadata()
+    by_user.vacuum(retention_hours=0, dry_run=False, enforce_retention_duration=False, full=True)
+    assert publish(opened_anew(table), 3, 12) == [False, False]
+    maintain(root)
+    assert publish(opened_anew(table), 1, 12) == [False, False]
+    assert rows(table) == expected(*range(1, 13))
+
+
+@ON_DISK
+def test_a_turn_is_refused_again_after_the_log_has_expired_its_entry(root: str, table: OutputTable) -> None:
+    assert all(publish(table, *range(1, 26)))
+    for entry in Path(table.uri, "_delta_log").iterdir():
+        os.utime(entry, (0, 0))
+    maintain(root)
+    maintain(root)
+    assert not Path(table.uri, "_delta_log", f"{3:020}.json").exists()
+    assert publish(opened_anew(table), 3, 25, 26) == [False, False, True]
+    assert rows(table) == expected(*range(1, 27))
+
+
+@ON_DISK
+def test_the_log_of_a_table_keeps_its_entries_as_long_as_its_user_asks(root: str, table: OutputTable) -> None:
+    assert all(publish(table, *range(1, 26)))
+    delta(table).alter.set_table_properties({"delta.logRetentionDuration": "interval 99999 days"})
+    for entry in Path(table.uri, "_delta_log").iterdir():
+        os.utime(entry, (time.time() - 40 * 86_400,) * 2)
+    maintain(root)
+    assert Path(table.uri, "_delta_log", f"{3:020}.json").exists()
+
+
+def test_a_column_that_was_added_later_is_null_in_the_rows_before(root: str, table: OutputTable) -> None:
+    assert all(publish(table, 1, 2))
+    delta(table).alter.add_columns([Field("note", PrimitiveType("string"))])
+    [done] = of_outputs(root)
+    assert done.compacted == 6
+    assert rows(table) == expected(1, 2)
+
+
+def test_a_stream_that_reads_the_table_gets_no_row_again(root: str, table: OutputTable) -> None:
+    assert all(publish(table, 1, 2))
+    actions: list[bool] = []
+    replace = OutputTable.replace
+
+    def spy(self: OutputTable, upon: DeltaTable, given: Any) -> None:
+        actions.extend(action.data_change for action in given)
+        replace(self, upon, given)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(OutputTable, "replace", spy)
+        maintain(root)
+    assert set(actions) == {False}
+
+
+# ---- rivals -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def after_rewriting(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], object]], None]:
+    """Has something done once, after a compaction has written its first file and before it commits."""
+
+    def set_rival(rival: Callable[[], object]) -> None:
+        monkeypatch.setattr(output_maintenance, "_rewrite", once(output_maintenance._rewrite, after=rival))
+
+    return set_rival
+
+
+@pytest.fixture
+def before_the_entry(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], object]], None]:
+    """Has something done once, after a compaction has seen its files in the newest version, before it commits."""
+
+    def set_rival(rival: Callable[[], object]) -> None:
+        monkeypatch.setattr(OutputTable, "replace", once(OutputTable.replace, before=rival))
+
+    return set_rival
+
+
+def once(
+    function: Callable[..., Any], before: Callable[[], object] | None = None, after: Callable[[], object] | None = None
+) -> Callable[..., Any]:
+    """The function, before or after whose first call something is done."""
+    calls: Iterator[bool] = iter([True])
+
+    def call(*arguments: Any) -> Any:
+        first = next(calls, False)
+        if first and before is not None:
+            before()
+        result = function(*arguments)
+        if first and after is not None:
+            after()
+        return result
+
+    return call
+
+
+def test_fault_33_a_publish_beside_a_compaction_loses_and_doubles_no_row(
+    root: str, table: OutputTable, after_rewriting: Callable[[Callable[[], object]], None]
+) -> None:
+    assert all(publish(table, 1, 2))
+    after_rewriting(lambda: publish(opened_anew(table), 2, 3))
+    [done] = of_outputs(root)
+    # The partitions that it looks at after the publish have the new turn's file, too.
+    assert (done.compacted, done.busy) == (6 + 2, 0)
+    assert rows(table) == expected(1, 2, 3)
+
+
+@pytest.mark.parametrize("root", ["s3"], indirect=True)
+def test_fault_33_without_a_lock_a_publish_goes_through_beside_a_compaction_right_before_its_commit(
+    root: str, table: OutputTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert all(publish(table, 1, 2))
+    monkeypatch.setattr(OutputTable, "commit", once(OutputTable.commit, before=lambda: maintain(root)))
+    assert publish(table, 3) == [True]
+    assert files(table) == 6
+    assert rows(table) == expected(1, 2, 3)
+
+
+@pytest.mark.parametrize("root", ["s3"], indirect=True)
+def test_fault_33_without_a_lock_a_compaction_goes_through_beside_a_publish_right_before_its_commit(
+    root: str, table: OutputTable, before_the_entry: Callable[[Callable[[], object]], None]
+) -> None:
+    assert all(publish(table, 1, 2))
+    before_the_entry(lambda: publish(opened_anew(table), 3))
+    assert [done.busy for done in of_outputs(root)] == [0]
+    assert rows(table) == expected(1, 2, 3)
+
+
+@pytest.mark.parametrize("where", ["after_rewriting", "before_the_entry"])
+def test_a_compaction_by_a_users_tool_beside_ours_doubles_no_row(
+    root: str, table: OutputTable, where: str, request: pytest.FixtureRequest
+) -> None:
+    assert all(publish(table, 1, 2))
+    request.getfixturevalue(where)(lambda: delta(table).optimize.compact())
+    [done] = of_outputs(root)
+    assert (done.files, done.compacted, done.busy) == (3, 0, 0)
+    assert rows(table) == expected(1, 2)
+
+
+@pytest.mark.parametrize("where", ["after_rewriting", "before_the_entry"])
+def test_rows_that_a_user_deletes_beside_a_compaction_stay_deleted(
+    root: str, table: OutputTable, where: str, request: pytest.FixtureRequest
+) -> None:
+    assert all(publish(table, 1, 2))
+    request.getfixturevalue(where)(lambda: delta(table).delete("_turn = 1"))
+    of_outputs(root)
+    assert rows(table) == expected(2)
+
+
+def test_a_compaction_that_is_stored_without_an_answer_keeps_its_file(
+    root: str, table: OutputTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lost() -> None:
+        raise CommitFailedError("version is stored already")
+
+    assert all(publish(table, 1, 2))
+    monkeypatch.setattr(OutputTable, "replace", once(OutputTable.replace, after=lost))
+    [done] = of_outputs(root)
+    assert (done.files, done.compacted, done.busy) == (3, 6, 0)
+    assert rows(table) == expected(1, 2)
+
+
+def test_a_compaction_that_always_loses_is_left_for_the_next_time_and_leaves_no_file(
+    root: str, table: OutputTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lose(*_: object) -> None:
+        raise CommitFailedError("version is stored already")
+
+    assert all(publish(table, 1, 2))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(OutputTable, "replace", lose)
+        [done] = of_outputs(root)
+    assert (done.files, done.compacted, done.busy) == (6, 0, 3)
+    unused = delta(table).vacuum(0, dry_run=True, enforce_retention_duration=False, full=True)
+    assert [path for path in unused if path.endswith(".parquet")] == []
+    assert remove_files(table.storage, unused) == 0
+    assert [done.busy for done in of_outputs(root)] == [0]
+
+
+# ---- clean-up ---------------------------------------------------------------------------------------------------
+
+
+@ON_DISK
+def test_readers_of_an_older_version_have_a_week_before_its_files_go(
+    root: str, table: OutputTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert all(publish(table, 1, 2))
+    version = delta(table).version()
+    then = time.time() - 6 * 86_400
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(time, "time", lambda: then)
+        maintain(root)
+    assert [done.removed for done in of_outputs(root)] == [0]
+    assert rows(table, version) == expected(1, 2)
+
+
+@ON_DISK
+@pytest.mark.parametrize(("kept", "removed"), [(None, 7), ("interval 30 days", 0), ("interval 1 hour", 7)])
+def test_unused_files_go_after_a_week_or_after_the_longer_time_that_the_tables_user_asks_for(
+    root: str, table: OutputTable, kept: str | None, removed: int
+) -> None:
+    """Six files that a compaction replaced eight days ago, and one of a publish that was killed."""
+    assert all(publish(table, 1, 2))
+    if kept is not None:
+        delta(table).alter.set_table_properties({"delta.deletedFileRetentionDuration": kept})
+    orphan = Path(table.uri, "killed.parquet")
+    orphan.write_bytes(b"")
+    then = time.time() - 8 * 86_400
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(time, "time", lambda: then)
+        replaced = sum(done.removed for done in of_outputs(root))
+    os.utime(orphan, (then, then))
+    assert replaced + sum(done.removed for done in of_outputs(root)) == removed
+    assert orphan.exists() is (removed == 0)
+    assert rows(table) == expected(1, 2)
+
+
+# ---- what is left alone -----------------------------------------------------------------------------------------
+
+
+@ON_DISK
+def test_a_table_outside_the_root_and_one_that_is_no_output_are_left_alone(
+    root: str, table: OutputTable, tmp_path: Path
+) -> None:
+    assert all(publish(table, 1))
+    outside = OutputTable(str(tmp_path / "elsewhere"), {"day": "string", "sum": "double"}, ["day"])
+    assert all(publish(outside, 1, 2))
+    foreign = f"{Path(table.uri).parent}/foreign"
+    for _ in range(2):
+        write_deltalake(foreign, pa.table({"a": [1]}), mode="append")
+    assert [done.table for done in of_outputs(root)] == ["outputs/totals"]
+    assert (files(outside), DeltaTable(foreign).version()) == (6, 1)
+
+
+@ON_DISK
+def test_a_table_of_a_later_protocol_is_left_to_the_tool_that_changed_it(root: str, table: OutputTable) -> None:
+    """A reader of version 3 may have deletion vectors: a compaction of ours would bring deleted rows back."""
+    folder = f"{Path(table.uri).parent}/newer"
+    schema = Schema([*Schema.from_arrow(OF_ROW).fields, Field("n", PrimitiveType("long"))])
+    DeltaTable.create(folder, schema, configuration={"delta.enableDeletionVectors": "true"})
+    assert DeltaTable(folder).protocol().min_reader_version == 3
+    assert all(publish(table, 1))
+    assert [done.table for done in of_outputs(root)] == ["outputs/totals"]
+
+
+@ON_DISK
+def test_a_table_that_can_not_be_read_holds_up_no_other(root: str, table: OutputTable) -> None:
+    assert all(publish(table, 1, 2))
+    torn = Path(table.uri).parent / "torn" / "_delta_log"
+    torn.mkdir(parents=True)
+    (torn / f"{0:020}.json").write_text("")
+    with pytest.raises(Exception, match="2 tables were maintained, 1 were not: the table torn"):
+        maintain(root)
+    assert [(file.table, file.removable) for file in torn_files(root)] == [("torn", True)]
+    assert files(table) == 3
+
+
+def test_a_compaction_beside_a_change_of_the_protocol_commits_nothing(
+    root: str, table: OutputTable, after_rewriting: Callable[[Callable[[], object]], None]
+) -> None:
+    """A table that gets deletion vectors names the same files after a user has deleted rows of them."""
+
+    def change() -> None:
+        delta(table).alter.add_feature(TableFeatures.DeletionVectors, allow_protocol_versions_increase=True)
+
+    assert all(publish(table, 1, 2))
+    after_rewriting(change)
+    version = delta(table).version()
+    [done] = of_outputs(root)
+    assert (done.files, done.compacted, done.busy) == (6, 0, 3)
+    assert delta(table).version() == version + 1

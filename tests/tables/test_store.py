@@ -1,0 +1,180 @@
+"""The ledger store on real Delta tables: its fences, and races for a number. See also test_memory_store.py."""
+
+import contextlib
+import multiprocessing
+from collections.abc import Callable, Iterator
+from datetime import date, timedelta
+from multiprocessing.queues import Queue
+from multiprocessing.synchronize import Barrier
+
+import pytest
+from deltalake import DeltaTable
+
+from ackline.ledger.fold import OutcomeRow
+from ackline.ledger.outcomes import Outcome
+from ackline.ledger.turns import Marker, MarkerKind, Plan, Settlement, TurnKind
+from ackline.tables.maintenance import maintain, open_turns
+from ackline.tables.rows import settlement_from_rows, settlement_rows
+from ackline.tables.store import LedgerStore
+from ackline.tables.table import AuditTable
+from tests.tables.lane_rows import NOON, TP, plan, settlement, turn, written
+from tests.tables.roots import EVERYWHERE
+
+ROOTS = EVERYWHERE
+
+
+def test_s7_a_late_process_of_an_older_turn_can_store_nothing(store: LedgerStore) -> None:
+    store.store_settlement(settlement(0))
+    for n in (1, 2, 3):
+        store.store_plan(plan(n))
+        store.store_outcomes(turn(n), [])
+        store.store_settlement(settlement(n), plan(n))
+    assert not store.store_outcomes(turn(2), [written(store, turn(2), [(5, 1, "acked")])])
+    assert not store.store_plan(plan(2, "late"))
+    assert not store.store_settlement(settlement(2, "late"), plan(2))
+    assert store.outcomes_of(turn(2)).counts == {}
+
+
+WAIVER = Marker(MarkerKind.WAIVER, "run-b", NOON, "alice", "the range is gone", by_operator=True, pause=True)
+
+
+@pytest.mark.parametrize("waives", [False, True])
+def test_i7_of_a_claim_and_a_waiver_of_one_turn_the_first_one_counts(
+    root: str, store: LedgerStore, waives: bool
+) -> None:
+    rival = LedgerStore(root, "orders", "live")
+    store.store_settlement(settlement(0))
+    store.store_plan(plan(1))
+    assert (store.is_claimable(turn(1)), store.has_claim(turn(1)), store.has_waiver(turn(1))) == (True, False, False)
+    assert store.store_waiver(plan(1), WAIVER) if waives else store.store_claim(plan(1))
+    assert not rival.store_claim(plan(1))
+    assert not rival.store_waiver(plan(1), WAIVER)
+    for reader in (store, rival):
+        assert (reader.has_claim(turn(1)), reader.has_waiver(turn(1))) == (not waives, waives)
+        assert reader.waiver_of(turn(1)) == (WAIVER if waives else None)
+        assert not reader.is_claimable(turn(1))
+    store.store_plan(plan(2))
+    store.store_claim(plan(2))
+    assert [store.has_claim(turn(n)) or store.has_waiver(turn(n)) for n in (1, 2)] == [False, True], "turn 1 is over"
+
+
+def test_s50_when_a_turn_was_started_is_a_row_that_outlives_the_log_and_is_no_part_of_the_plan(
+    root: str, store: LedgerStore
+) -> None:
+    store.store_settlement(settlement(0))
+    store.store_plan(plan(1))
+    assert store.started_at(turn(1)) is None
+    assert store.store_start_marker(plan(1), "run-a", NOON)
+    assert not store.store_start_marker(plan(1), "run-b", NOON + timedelta(minutes=1))
+    maintain(root)
+    again = LedgerStore(root, "orders", "live")
+    assert (again.started_at(turn(1)), again.plan(turn(1))) == (NOON, plan(1))
+    assert [opened.planned_at for opened in open_turns(store.folder)] == [plan(1).planned_at]
+
+
+def test_pipelines_lanes_and_epochs_do_not_fence_one_another(root: str, store: LedgerStore) -> None:
+    other, lane = LedgerStore(root, "payments", "live"), LedgerStore(root, "orders", "backfill-7")
+    assert store.store_plan(plan(1))
+    assert other.store_plan(plan(1, pipeline="payments"))
+    backfill = plan(1).turn._replace(lane="backfill-7")
+    assert lane.store_outcomes(backfill, [])
+    assert not store.has_outcomes(turn(1))
+    assert store.store_plan(plan(1, epoch=1))
+    assert store.plan(turn(1)).turn.epoch == 0
+
+
+def test_the_newest_settlement_is_of_the_newest_epoch(store: LedgerStore) -> None:
+    for stored in (settlement(0), settlement(1), settlement(2), settlement(0, epoch=1)):
+        assert store.store_settlement(stored)
+    newest = store.newest()
+    assert newest is not None
+    assert newest.turn == turn(0, epoch=1)
+
+
+NUMBERS = 12
+
+
+def race(root: str, name: str, start: Barrier, won: "Queue[tuple[str, list[int], list[str]]]") -> None:
+    """Try to store plans 1 to NUMBERS; puts which of them were stored, and whose plan each number has."""
+    store = LedgerStore(root, "orders", "live")
+    mine, winners = [], []
+    for n in range(1, NUMBERS + 1):
+        start.wait(60)
+        if store.store_plan(plan(n, name)):
+            mine.append(n)
+        winners.append(store.plan(turn(n)).run_id)
+    won.put((name, mine, winners))
+
+
+def test_s53_of_processes_that_race_for_a_number_one_wins_and_the_others_read_the_winners(root: str) -> None:
+    context = multiprocessing.get_context("spawn")
+    start, won = context.Barrier(3), context.Queue()
+    racers = [context.Process(target=race, args=(root, name, start, won)) for name in ("a", "b", "c")]
+    for racer in racers:
+        racer.start()
+    try:
+        results = [won.get(timeout=120) for _ in racers]
+    finally:
+        for racer in racers:
+            racer.join(10)
+            racer.kill()
+    assert sorted(n for _, mine, _ in results for n in mine) == list(range(1, NUMBERS + 1))
+    winner = {n: name for name, mine, _ in results for n in mine}
+    for _, _, winners in results:
+        assert winners == [winner[n] for n in range(1, NUMBERS + 1)]
+
+
+class WithoutLock(AuditTable):
+    """A table as on an object store: no lock, and a rival that commits between our read and our commit."""
+
+    rival: Callable[[], object] | None = None
+    has_lock = False
+
+    @contextlib.contextmanager
+    def lock(self) -> Iterator[None]:
+        yield
+
+    def open(self) -> DeltaTable | None:
+        """Returns the newest version, after which, once, the rival has committed."""
+        table = super().open()
+        if table is not None and self.rival is not None:
+            rival, self.rival = self.rival, None
+            rival()
+        return table
+
+
+@pytest.mark.parametrize("number", [0, 1, 5])
+def test_without_a_lock_the_fence_alone_refuses_the_slower_of_two(root: str, number: int) -> None:
+    slow, quick = WithoutLock(root, "settlements"), WithoutLock(root, "settlements")
+    slow.create()
+    rows = AuditTable(root, "settlements").read({"turn": 0})
+    slow.rival = lambda: quick.append(rows, "app", number)
+    assert not slow.append(rows, "app", number)
+    assert slow.version_of("app") == number
+    assert not slow.append(rows, "app", number)
+
+
+def test_without_a_lock_another_pipelines_commit_in_between_is_no_conflict(root: str) -> None:
+    slow, quick = WithoutLock(root, "settlements"), WithoutLock(root, "settlements")
+    slow.create()
+    rows = AuditTable(root, "settlements").read({"turn": 0})
+    slow.rival = lambda: quick.append(rows, "another", 1)
+    assert slow.append(rows, "app", 1)
+    assert (slow.version_of("app"), slow.version_of("another")) == (1, 1)
+
+
+def test_all_rows_of_a_turn_have_the_day_of_its_plan_as_their_partition(store: LedgerStore) -> None:
+    late = Plan(turn(1), TurnKind.RUN, "r", NOON.replace(hour=23, minute=59), plan(1).partitions, "read_committed")
+    store.store_settlement(settlement(0))
+    store.store_plan(late)
+    store.store_decisions(late, "r", {TP: [OutcomeRow(0, 0, Outcome.DEAD, NOON + timedelta(days=1))]})
+    store.store_settlement(
+        Settlement(turn(1), TurnKind.RUN, "r", NOON + timedelta(days=1), settlement(1).partitions), late
+    )
+    for table in (store.plans, store.outcomes, store.settlements):
+        assert set(table.read({"turn": 1})["plan_date"].to_pylist()) == {date(2026, 3, 1)}
+
+
+def test_settlements_of_a_version_without_metrics_are_read() -> None:
+    rows = settlement_rows(settlement(1), NOON.date())
+    assert settlement_from_rows(rows.drop_columns(["figures", "totals", "gaps_above_floor"])) == settlement(1)

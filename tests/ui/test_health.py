@@ -1,0 +1,107 @@
+"""The health of a partition: green, waiting, stuck, or losing to retention."""
+
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from ackline.ledger.fold import PartitionState
+from ackline.ledger.offsets import TopicPartition, ValuedRange
+from ackline.ledger.pending import Pending, PendingKind
+from ackline.ledger.planning import NO_LEADER, PAUSED
+from ackline.ledger.turns import LIVE, SettledPartition
+from ackline.tables.lease import Holder, Lease
+from ackline.ui.health import Health, PartitionReading, worst, worst_first
+from ackline.ui.readings import LaneReading
+from tests.support.memory_lane import OK, MemoryLane
+
+NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
+TP = TopicPartition("orders", 0)
+
+
+def reading(
+    *, floor: int = 50, complete_to: int = 50, log_start: int = 0, log_end: int = 50, earlier: int | None = 0,
+    pending: Pending | None = None, why: str | None = None, counts: dict[str, int] | None = None, old_floor: int = 0,
+) -> PartitionReading:  # fmt: skip
+    """Returns a partition an hour after the earlier turn; `pending` is the state of the offset at the floor."""
+    runs = () if pending is None else (ValuedRange(floor, floor + 1, pending),)
+    state = PartitionState(complete_to, runs)
+    metrics = {"log_start": float(log_start), "log_end": float(log_end), "lag": float(max(0, log_end - floor))}
+    settled = SettledPartition("id", old_floor, state, counts or {}, metrics=metrics)
+    return PartitionReading(TP, settled, why, earlier, timedelta(hours=1), 5, NOON, NOON)
+
+
+def retry(due: datetime) -> Pending:
+    return Pending(PendingKind.RETRY, 2, due, "HTTPError")
+
+
+def test_a_partition_without_lag_is_green() -> None:
+    assert reading().health is Health.GREEN
+
+
+def test_records_that_wait_for_the_next_run_or_for_their_retry_are_waiting() -> None:
+    assert reading(log_end=80).health is Health.WAITING
+    held = reading(floor=40, log_end=50, pending=retry(NOON + timedelta(minutes=5)), old_floor=40)
+    assert held.health is Health.WAITING
+
+
+@pytest.mark.parametrize(
+    "stuck",
+    [
+        reading(floor=40, pending=Pending(PendingKind.DEAD_LETTER, 4, None, "HTTPError")),
+        reading(floor=40, old_floor=40, pending=retry(NOON - timedelta(hours=2))),
+        reading(log_end=80, why=NO_LEADER, old_floor=50),
+    ],
+    ids=["a dead letter is not acknowledged", "a retry is overdue", "no leader"],
+)
+def test_a_floor_that_no_later_run_moves_is_stuck(stuck: PartitionReading) -> None:
+    assert stuck.health is Health.STUCK
+
+
+def test_a_paused_partition_is_not_stuck() -> None:
+    assert reading(log_end=80, why=PAUSED, old_floor=50).health is Health.WAITING
+
+
+def test_a_plan_that_stays_open_is_stuck_unless_a_process_replays_it() -> None:
+    lane = MemoryLane(OK)
+    plan = lane.plan()
+    lease = Lease.of_this_process(plan.turn, "run", plan.planned_at)
+    later = plan.planned_at + timedelta(hours=2)
+
+    def health(now: datetime, holder: Holder | None) -> Health:
+        return LaneReading("lane", LIVE, lane.newest(), plan, (), (), now, holder).health
+
+    assert health(later, None) is Health.STUCK
+    assert health(plan.planned_at + timedelta(minutes=5), None) is Health.GREEN
+    assert health(later, Holder.of(lease, later, later)) is Health.GREEN
+    lapsed = Holder.of(replace(lease, machine="another"), plan.planned_at, later)
+    assert health(later, lapsed) is Health.STUCK
+
+
+def test_retention_is_foreseen_by_the_pace_of_the_log_start() -> None:
+    """10 offsets an hour, and 40 left: four hours."""
+    part = reading(floor=50, log_end=90, log_start=10)
+    assert part.reached_by_retention == NOON + timedelta(hours=4)
+    assert part.health is Health.LOSING
+    slow = reading(floor=500, complete_to=500, log_end=900, log_start=10)
+    assert (slow.reached_by_retention, slow.health) == (NOON + timedelta(hours=49), Health.WAITING)
+
+
+def test_a_log_start_that_stands_or_a_settled_partition_has_no_such_time() -> None:
+    assert reading(log_end=90, log_start=10, earlier=10).reached_by_retention is None
+    assert reading(log_end=90, log_start=10, earlier=None).reached_by_retention is None
+    assert reading(log_start=40).reached_by_retention is None
+
+
+@pytest.mark.parametrize("lost", [reading(log_start=60, log_end=90), reading(counts={"expired": 3})])
+def test_records_that_retention_has_taken_are_lost(lost: PartitionReading) -> None:
+    assert lost.health is Health.LOSING
+
+
+def test_the_worst_comes_first() -> None:
+    green, waiting = reading(), reading(log_end=80)
+    larger = replace(reading(log_end=90), tp=TopicPartition("orders", 1))
+    losing = reading(log_start=60, log_end=61)
+    assert list(worst_first([green, waiting, larger, losing])) == [losing, larger, waiting, green]
+    assert worst([]) is Health.GREEN
+    assert worst([Health.WAITING, Health.LOSING, Health.STUCK]) is Health.LOSING

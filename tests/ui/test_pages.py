@@ -1,0 +1,83 @@
+"""The views as HTML: texts from outside are escaped, cut and can't turn the direction of writing."""
+
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from ackline.ledger.explain_offset import Event, OffsetExplanation
+from ackline.ledger.offsets import TopicPartition
+from ackline.ledger.outcomes import Outcome
+from ackline.ledger.turns import LIVE
+from ackline.tables.lease import Holder, Lease
+from ackline.ui import pages
+from ackline.ui.links import ActMaker, Addresses
+from ackline.ui.readings import FailingRecord, LaneReading
+from tests.support.memory_lane import OK, MemoryLane
+
+NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
+TP = TopicPartition("orders", 0)
+ADDRESSES = Addresses("/ackline/", "")
+READING = LaneReading("orders", LIVE, None, None, (), (), NOON)
+MARKUP = "<script>alert(1)</script>\"'"
+TURNED = "\u202egnitsixe ton\u202c \u2067\u200f"
+LONG = "y" * 200_000
+
+
+def views(text: str) -> list[str]:
+    """Returns every view that shows texts of records and runs, each with this text wherever it may be."""
+    event = Event(0, 1, 1, Outcome.FAILED, text, text, NOON, text)
+    record = OffsetExplanation(7, "failed", [event], f"Offset 7 failed with {text[:900]}", 1)
+    acts = ActMaker("orders", LIVE, (), ADDRESSES).of_failures("retry", text[:900])
+    return [
+        pages.record(READING, TP, 7, record, acts, ADDRESSES),
+        pages.failing(READING, "retry", text, [FailingRecord(TP, 7, 1, NOON, None, text)], acts, ADDRESSES),
+        pages.run(READING, text, [], ADDRESSES),
+        pages.index([("orders", text)], ADDRESSES, NOON, None),
+        pages.problem("The tables can't be read", text),
+    ]
+
+
+def test_text_from_outside_is_escaped() -> None:
+    """An exception's class or a run's id may be anything."""
+    for view in views(MARKUP):
+        assert "<script>alert" not in view
+        assert "&lt;script&gt;alert(1)" in view
+        assert 'alert(1)</script>"' not in view
+
+
+def test_a_text_of_200_kb_is_cut() -> None:
+    for view in views(LONG):
+        assert len(view) < 40_000
+        assert "y" * pages.SHOWN_TEXT in view
+
+
+def test_a_text_can_not_turn_the_direction_of_writing() -> None:
+    for view in views(TURNED):
+        assert not set(view) & set("\u202e\u202c\u2067\u200f")
+        assert "\\u202egnitsixe ton" in view
+
+
+@pytest.mark.parametrize("text", [MARKUP, TURNED])
+def test_the_policy_allows_the_script_and_the_style_of_the_page_alone(text: str) -> None:
+    for view in views(text):
+        assert view.count("<script>") == view.count("<style>") == 1
+    assert "unsafe" not in pages.POLICY
+
+
+def test_a_decision_is_shown_without_the_number_of_an_attempt() -> None:
+    event = Event(0, 1, 0, Outcome.DEAD, None, "after 4 attempts", NOON, "run")
+    page = pages.record(READING, TP, 7, OffsetExplanation(7, "dead", [event], "Dead.", 4), [], ADDRESSES)
+    assert "a decision of settle" in page
+    assert "attempt 0" not in page
+
+
+def test_the_process_that_holds_the_open_turn_is_named_and_its_texts_are_escaped() -> None:
+    lane = MemoryLane(OK)
+    plan = lane.plan()
+    lease = replace(Lease.of_this_process(plan.turn, "run-7", NOON), host="<b>host</b>", machine="another")
+    holder = Holder.of(lease, NOON, NOON + timedelta(seconds=90))
+    reading = LaneReading("lane", LIVE, lane.newest(), plan, (), (), NOON, holder)
+    page = pages.pipeline(reading, [LIVE], [], [], ADDRESSES)
+    assert "lapsed: run run-7 on host &lt;b&gt;host&lt;/b&gt; (process" in page
+    assert "lapsed" not in pages.pipeline(replace(reading, holder=None), [LIVE], [], [], ADDRESSES)

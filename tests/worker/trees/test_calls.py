@@ -1,0 +1,353 @@
+"""What a call's answer means for the tree: acks, failures, holds, anchors, streams."""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from decimal import Decimal
+from typing import Any
+
+import pytest
+
+from ackline.handler import Dead, Record, Skip
+from ackline.pipeline.topology import Topology
+from ackline.tuples import Emit, Fail, Hold, Origin, Tuple
+from ackline.worker.outcomes import RowOutcome, TaskFailure
+from tests.worker.trees.stages import SEEDS, Lab, SentTuple, steps_of
+
+ONE = steps_of({"name": "end", "input": "source", "group_by": "key"})
+TWO = steps_of(
+    {"name": "first", "input": "source", "group_by": "key"}, {"name": "second", "input": "first", "group_by": "key"}
+)
+JOIN = steps_of({"name": "join", "input": "source", "group_by": "key", "join": True})
+LOCAL = steps_of({"name": "near", "input": "source"}, {"name": "far", "input": "near", "group_by": "key"})
+
+
+def nothing(_: object) -> None:
+    """Acks."""
+
+
+def each_item(record: Record) -> Iterator[Emit]:
+    """Emits each item of the value; the key is the item's first letter."""
+    for item in record.value:
+        yield Emit(item, key=item[:1])
+
+
+def pass_on(given: Tuple) -> Emit:
+    """Emits what it got."""
+    return Emit(given.value, key=given.key)
+
+
+def fail_on(*values: str, error: Exception | None = None) -> Callable[[Tuple], Emit]:
+    """A handler that raises for these values."""
+
+    def handle(given: Tuple) -> Emit:
+        if given.value in values:
+            raise error or ValueError("broken")
+        return pass_on(given)
+
+    return handle
+
+
+def ran(topology: Topology, *handlers: Any, source: Any = each_item, **records: Sequence[str]) -> dict[int, Any]:
+    """Outcome and message by offset; records are named `r0`, `r1`, …"""
+    found = Lab(topology, source, handlers).run({int(name[1:]): value for name, value in records.items()})
+    return {offset: shown(outcome) for offset, outcome in found.items()}
+
+
+def shown(outcome: RowOutcome | None) -> tuple[str, str | None, str | None]:
+    """Outcome, error class and message."""
+    return ("acked", None, None) if outcome is None else (outcome.outcome, outcome.error_class, outcome.error_message)
+
+
+ACKED = ("acked", None, None)
+
+
+def test_s60_a_record_is_acked_when_all_that_came_of_it_is() -> None:
+    assert ran(TWO, pass_on, nothing, r0=["a", "b", "c"], r1=["a"]) == {0: ACKED, 1: ACKED}
+
+
+def test_s61_one_failed_child_fails_its_record_alone() -> None:
+    found = ran(TWO, fail_on("bad"), nothing, r0=["a", "b", "bad"], r1=["a"])
+    assert found == {0: ("failed", "ValueError", "step first: broken; 2 siblings acked"), 1: ACKED}
+
+
+def test_s61_each_attempt_has_edges_of_its_own() -> None:
+    edges = []
+    for attempt in (1, 2):
+        lab = Lab(TWO, each_item, [pass_on, nothing])
+        lab.run({0: ["a", "b"]}, attempt)
+        edges.append({int(event.rows["edge"][0]) for _, event in lab.events})
+    assert not edges[0] & edges[1]
+
+
+def test_the_same_attempt_has_the_same_edges_however_its_tuples_are_dealt() -> None:
+    def ids(seed: int) -> set[int]:
+        lab = Lab(TWO, each_item, [pass_on, nothing])
+        lab.random.seed(seed)
+        sent: list[int] = []
+
+        def note(each: SentTuple) -> bool:
+            sent.append(each.edges[0][1])
+            return False
+
+        lab.lose = note
+        lab.run({0: ["a", "b", "c"]})
+        return set(sent)
+
+    assert len(ids(1)) == 6
+    assert ids(1) == ids(2)
+
+
+def test_s62_the_reason_names_the_step_that_holds_the_tuple() -> None:
+    lab = Lab(TWO, each_item, [pass_on, nothing], lose=lambda sent: sent.step == 1 and sent.key == b"sb")
+    assert shown(lab.run({0: ["a", "b", "bb"]})[0]) == ("failed", "Unacked", "step second: did not ack 2 tuples")
+
+
+def test_two_edges_with_the_same_id_do_not_ack_a_record_whose_tuples_got_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The XOR of both edges is 0, as if they had been closed. The counts say no."""
+    monkeypatch.setattr("ackline.worker.trees.rows.edge_ids", lambda *_: 7)
+    lab = Lab(ONE, each_item, [nothing], lose=lambda _: True)
+    assert shown(lab.run({0: ["a", "b"]})[0]) == ("failed", "Unacked", "step end: did not ack 2 tuples")
+
+
+def test_counts_that_agree_do_not_ack_a_record_whose_ids_do_not() -> None:
+    lab = Lab(ONE, each_item, [nothing])
+    lab.run({0: ["a"]})
+    lab.events[0][1].rows["xor"] ^= 1
+    assert shown(lab.outcomes()[0]) == ("failed", "Unacked", "the ids of the edges do not cancel each other")
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "worst"),
+    [
+        (ValueError("broken"), Dead("hopeless"), "Dead"),
+        (Dead("hopeless"), ValueError("broken"), "Dead"),
+        (Skip("unwanted"), ValueError("broken"), "ValueError"),
+        (ValueError("broken"), Skip("unwanted"), "ValueError"),
+        (ValueError("first"), KeyError("second"), "ValueError"),
+    ],
+)
+def test_the_worst_outcome_of_a_tree_wins_then_the_first_step_of_the_file(
+    first: Exception, second: Exception, worst: str
+) -> None:
+    found = ran(TWO, fail_on("a", error=first), fail_on("b", error=second), r0=["a", "b"])
+    assert found[0][1] == worst
+
+
+def test_a_skip_in_a_step_skips_the_record() -> None:
+    found = ran(TWO, fail_on("bad", error=Skip("unwanted")), nothing, r0=["a", "bad"])
+    assert found == {0: ("skipped", "Skip", "step first: unwanted")}
+
+
+def test_what_a_call_yielded_before_it_raised_is_not_delivered() -> None:
+    def breaks(given: Tuple) -> Iterator[Emit]:
+        yield pass_on(given)
+        raise ValueError("broken")
+
+    lab = Lab(TWO, each_item, [breaks, nothing])
+    assert lab.run({0: ["a"]})[0] is not None
+    assert "second" not in lab.counts
+
+
+def test_a_value_that_is_changed_after_it_was_yielded_arrives_as_it_was() -> None:
+    arrived: list[Any] = []
+
+    def reuses(record: Record) -> Iterator[Emit]:
+        item: dict[str, int] = {}
+        for number in range(3):
+            item["n"] = number
+            yield Emit(item)
+
+    topology = steps_of({"name": "near", "input": "source"}, {"name": "beside", "input": "source"})
+    near: Any = lambda given: given.value.clear()  # noqa: E731
+    Lab(topology, reuses, [near, lambda given: arrived.append(given.value)]).run({0: []})
+    assert arrived == [{"n": 0}, {"n": 1}, {"n": 2}]
+
+
+def test_an_unknown_stream_fails_the_record_and_names_it() -> None:
+    found = ran(ONE, lambda given: Emit(1, stream="nowhere"), r0=["a"])
+    assert found == {
+        0: ("failed", "UnknownStream", "step end: emitted to end.nowhere, which no step and no output takes")
+    }
+
+
+def test_a_tuple_that_is_anchored_to_nothing_holds_nothing_up() -> None:
+    def source(record: Record) -> Iterator[Emit]:
+        yield Emit("anchored")
+        yield Emit("free", anchors=())
+
+    lab = Lab(TWO, source, [fail_on("free"), nothing])
+    assert lab.run({0: []}) == {0: None}
+    assert lab.counts["first"].failed == 1
+    origins: list[Any] = []
+    Lab(ONE, source, [lambda given: origins.append(given.origins)]).run({0: []})
+    assert sorted(origins) == [(), (Origin("orders", 0, 0),)]
+
+
+def test_without_tracking_the_record_is_acked_by_its_own_call_alone() -> None:
+    lab = Lab(ONE, each_item, [fail_on("a")], tracked=False)
+    assert lab.run({0: ["a"]}) == {}
+    assert lab.counts["end"].failed == 1
+
+
+def test_a_step_without_group_by_runs_where_its_input_was_made() -> None:
+    found = ran(LOCAL, fail_on("bad"), nothing, r0=["a"], r1=["a", "bad"])
+    assert found == {0: ACKED, 1: ("failed", "ValueError", "step near: broken; 1 sibling acked")}
+
+
+def test_a_join_gets_all_tuples_of_a_key_in_the_order_of_their_records() -> None:
+    calls: list[list[tuple[Any, Any]]] = []
+
+    def join(given: Sequence[Tuple]) -> None:
+        calls.append([(each.value, each.origins[0].offset) for each in given])
+
+    assert ran(JOIN, join, r0=["a0", "b0"], r1=["a1"], r2=["a2", "c2"]) == {0: ACKED, 1: ACKED, 2: ACKED}
+    assert sorted(calls) == [[("a0", 0), ("a1", 1), ("a2", 2)], [("b0", 0)], [("c2", 2)]]
+
+
+def test_s66_a_join_acks_holds_and_fails_single_tuples() -> None:
+    def join(given: Sequence[Tuple]) -> Iterator[Any]:
+        for each in given:
+            if each.value.endswith("hold"):
+                yield Hold(each)
+            if each.value.endswith("fail"):
+                yield Fail(each, "unwanted")
+
+    found = ran(JOIN, join, r0=["a"], r1=["a hold"], r2=["a fail"], r3=["a", "b hold"])
+    assert found == {
+        0: ACKED,
+        1: ("failed", "Unacked", "step join: did not ack 1 tuple"),
+        2: ("failed", "Fail", "step join: unwanted; 0 siblings acked"),
+        3: ("failed", "Unacked", "step join: did not ack 1 tuple"),
+    }
+
+
+def test_a_join_that_holds_all_its_tuples_and_emits_to_an_unknown_stream_fails_by_the_stream() -> None:
+    """It closes no edge, and what it has emitted counts all the same."""
+
+    def join(given: Sequence[Tuple]) -> Iterator[Any]:
+        yield from map(Hold, given)
+        yield Emit("x", stream="nowhere")
+
+    message = "step join: emitted to join.nowhere, which no step and no output takes"
+    assert ran(JOIN, join, r0=["a"], r1=["a"]) == dict.fromkeys((0, 1), ("failed", "UnknownStream", message))
+
+
+def test_a_join_that_raises_fails_all_its_tuples() -> None:
+    def join(given: Sequence[Tuple]) -> None:
+        if len(given) > 1:
+            raise ValueError("broken")
+
+    found = ran(JOIN, join, r0=["a"], r1=["a"], r2=["b"])
+    assert {offset: outcome[0] for offset, outcome in found.items()} == {0: "failed", 1: "failed", 2: "acked"}
+
+
+def test_s67_a_tuple_of_several_records_fails_them_all() -> None:
+    topology = steps_of(
+        {"name": "join", "input": "source", "group_by": "key", "join": True},
+        {"name": "end", "input": "join", "group_by": "key"},
+    )
+    origins: list[Any] = []
+
+    def join(given: Sequence[Tuple]) -> Emit:
+        return Emit(len(given), key=given[0].key)
+
+    def end(given: Tuple) -> None:
+        origins.append([origin.offset for origin in given.origins])
+        if given.value == 2:
+            raise ValueError("broken")
+
+    found = ran(topology, join, end, r0=["a"], r1=["a"], r2=["b"])
+    assert {offset: outcome[0] for offset, outcome in found.items()} == {0: "failed", 1: "failed", 2: "acked"}
+    assert sorted(origins) == [[0, 1], [2]]
+
+
+def test_an_error_that_escapes_a_delivery_ends_the_task_and_gives_no_record_an_outcome() -> None:
+    calls = Lab(ONE, each_item, [nothing])._calls()
+    calls._deliver = None  # type: ignore[method-assign, assignment]
+    with pytest.raises(TaskFailure):
+        calls.call_source(each_item, Record("orders", 0, 0, None, None, ["a"], (), 1), SEEDS)
+
+
+def test_a_failure_of_the_source_comes_before_those_of_all_steps() -> None:
+    def source(record: Record) -> Iterator[Emit]:
+        yield Emit("bad")
+        yield Emit("x", stream="nowhere")
+
+    found = Lab(TWO, source, [fail_on("bad"), nothing]).run({0: []})
+    message = "step source: emitted to source.nowhere, which no step and no output takes"
+    assert shown(found[0]) == ("failed", "UnknownStream", message)
+
+
+def test_neither_an_error_nor_an_unknown_stream_shows_what_the_tuple_held() -> None:
+    def breaks(given: Tuple) -> None:
+        mail = given.value.pop("mail")
+        raise ValueError(f"bad {mail}")
+
+    def source(record: Record) -> Emit:
+        return Emit({"mail": "alice@example.org"})
+
+    secret: Any = lambda given: Emit(1, stream=given.value["mail"][:5])  # noqa: E731
+    for handler in (breaks, secret):
+        message = str(shown(Lab(TWO, source, [handler, nothing]).run({0: []})[0])[2])
+        assert "alice" not in message, message
+
+
+def test_a_message_has_at_most_200_characters_and_keeps_the_step_and_the_siblings() -> None:
+    found = ran(TWO, fail_on("bad", error=ValueError("x" * 500)), nothing, r0=["bad"])
+    assert len(found[0][2]) == 200
+    assert found[0][2].startswith("step first: xxx")
+    assert found[0][2].endswith("; 0 siblings acked")
+
+
+class Unreadable(str):
+    """A text that has no text."""
+
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+NO_TEXT = {
+    "long": 10**5000, "inside": {"a": 10**5000}, "exponent": Decimal("1E+999999"), "sNaN": Decimal("sNaN"),
+    "nan": math.nan, "inf": math.inf,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("value", NO_TEXT.values(), ids=NO_TEXT)
+def test_a_tuple_whose_value_has_no_text_fails_as_any_other(value: Any) -> None:
+    def breaks(given: Tuple) -> None:
+        raise ValueError("broken")
+
+    found = Lab(ONE, lambda record: Emit(value, key=value), [breaks]).run({0: []})
+    assert shown(found[0]) == ("failed", "ValueError", "step end: broken; 0 siblings acked")
+
+
+def test_a_reason_of_fail_that_has_no_text_fails_the_join_and_not_the_task() -> None:
+    for reason in (10**5000, Unreadable("x")):
+        found = ran(JOIN, lambda given, reason=reason: Fail(given[0], reason), r0=["a"])
+        assert found[0][0] == "failed"
+
+
+def test_many_reasons_of_fail_take_no_longer_than_the_tuples() -> None:
+    def join(given: Sequence[Tuple]) -> Iterator[Any]:
+        for number, each in enumerate(given):
+            yield Fail(each, f"reason {number}")
+
+    found = Lab(JOIN, lambda record: Emit("a" * 50), [join]).run({offset: [] for offset in range(3000)})
+    assert {shown(outcome)[1] for outcome in found.values()} == {"Fail"}
+
+
+def test_a_join_that_names_tuples_in_another_order_still_sorts_by_record() -> None:
+    topology = steps_of(
+        {"name": "join", "input": "source", "group_by": "key", "join": True},
+        {"name": "end", "input": "join", "group_by": "key", "join": True},
+    )
+    order: list[Any] = []
+
+    def join(given: Sequence[Tuple]) -> Emit:
+        return Emit(given[0].value, key="all", anchors=given[::-1])
+
+    def end(given: Sequence[Tuple]) -> None:
+        order.extend(each.origins[0].offset for each in given)
+
+    ran(topology, join, end, r0=["a"], r1=["b"], r2=["a"], r3=["b"])
+    assert order == [0, 1]

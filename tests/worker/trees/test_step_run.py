@@ -1,0 +1,150 @@
+"""The task of a step, outside Spark: what it keeps in memory, and what it passes on."""
+
+from collections.abc import Callable, Iterator, Sequence
+from datetime import date
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+
+from ackline.handler import Record, Tier
+from ackline.ledger.offsets import TopicPartition
+from ackline.ledger.outcomes import Outcome
+from ackline.ledger.turns import LIVE, TurnId
+from ackline.pipeline.topology import Topology
+from ackline.tuples import Emit, Tuple
+from ackline.worker.files import OutcomeTarget
+from ackline.worker.settings import ReplaySettings, TaskSettings
+from ackline.worker.trees.calls import TreeCalls
+from ackline.worker.trees.events import EventFormat
+from ackline.worker.trees.outbox import Outbox
+from ackline.worker.trees.rows import MANIFEST
+from ackline.worker.trees.stages import handle_step
+from tests.worker.trees.stages import steps_of
+
+TP = TopicPartition("orders", 0)
+MIB = 1 << 20
+TUPLES = 100
+handled: list[Tuple] = []
+joined: list[list[Any]] = []
+
+
+def grow(given: Tuple) -> Emit:
+    """Emits a MiB."""
+    handled.append(given)
+    return Emit(bytes(MIB), key=given.key)
+
+
+def end(_: Tuple) -> None:
+    """Acks."""
+
+
+def join(given: Sequence[Tuple]) -> None:
+    """Keeps the values of each call."""
+    joined.append([each.value for each in given])
+
+
+def large(given: Sequence[Tuple]) -> Iterator[Emit]:
+    """Emits a MiB for each tuple."""
+    for each in given:
+        yield Emit(bytes(MIB), anchors=(each,))
+
+
+JOIN = steps_of(
+    {"name": "join", "handler": f"{__name__}:join", "input": "source", "group_by": "key", "join": True},
+)
+LARGE = steps_of(
+    {"name": "large", "handler": f"{__name__}:large", "input": "source", "group_by": "key", "join": True},
+    {"name": "end", "handler": f"{__name__}:end", "input": "large", "group_by": "key"},
+)
+STEPS = steps_of(
+    {"name": "grow", "handler": f"{__name__}:grow", "input": "source", "group_by": "key"},
+    {"name": "end", "handler": f"{__name__}:end", "input": "grow", "group_by": "key"},
+)
+
+
+def task_settings(topology: Topology) -> TaskSettings:
+    """The settings of a task of a turn over one topic-partition."""
+    target = OutcomeTarget("/nowhere", TurnId("orders", LIVE, 0, 1), date(2024, 5, 6), "run")
+    replay = ReplaySettings(
+        "shop:split", deliver_tombstones=False, on_failure=Outcome.FAILED, now=None, topology=topology
+    )
+    return TaskSettings(target, replay, Tier.RECORD, TP.topic, None, None, (TP,))
+
+
+def tuples_and_an_event() -> pa.RecordBatch:
+    """Small tuples for the first step, and the row of an event."""
+    return sent_rows(STEPS, [grow, end], 1, lambda _: [Emit(number) for number in range(TUPLES)])
+
+
+def test_a_step_keeps_a_few_mib_of_what_its_handler_emits_however_large_it_is() -> None:
+    handled.clear()
+    calls_before_a_batch: list[int] = []
+    sizes: list[int] = []
+    for batch in _handled():
+        calls_before_a_batch.append(len(handled) - sum(calls_before_a_batch))
+        sizes.append(batch.nbytes)
+    assert len(handled) == TUPLES
+    assert max(calls_before_a_batch) <= 20
+    assert max(sizes) <= 20 * MIB
+
+
+def test_a_step_passes_events_on_as_they_are() -> None:
+    given = tuples_and_an_event()
+    [event] = events_of([given])
+    assert event in events_of(list(handle_step(task_settings(STEPS), STEPS.steps[0])(iter([given]))))
+
+
+def test_a_join_gets_all_tuples_of_a_key_however_they_are_divided_into_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spark cuts batches anywhere, also within the tuples of a key. Each tuple still counts once.
+
+    The batches are never made one: the tuples of a key may have more than the 2 GiB that a column of Arrow holds.
+    """
+    rows = sent_rows(JOIN, [join], 40, lambda _: [Emit(str(n), key="abcde"[n]) for n in range(5)])
+    tuples = rows.filter(pc.is_valid(rows["step"])).sort_by([("key", "ascending"), ("offset", "ascending")])
+    for size in (1, 3, 7, 40, 45, 200):
+        joined.clear()
+        batches = [tuples.slice(start, size) for start in range(0, len(tuples), size)]
+        with monkeypatch.context() as patch:
+            for name in ("concat_batches", "concat_arrays", "concat_tables"):
+                patch.setattr(pa, name, None)
+            found = list(handle_step(task_settings(JOIN), JOIN.steps[0])(iter(batches)))
+        assert joined == [[str(n)] * 40 for n in range(5)]
+        sums = EventFormat(1).sums(events_of([rows, *found]))
+        assert sums.offsets.tolist() == list(range(40))
+        assert not sums.xors.any()
+        assert not sums.open_tuples.any()
+        assert sums.acked.tolist() == [[5] * 40]
+
+
+def test_a_join_that_emits_much_ends_its_batches_between_two_keys() -> None:
+    """A tuple of the next key, taken too early, would make an event that hides the one of its call."""
+    rows = sent_rows(LARGE, [large, end], 1, lambda _: [Emit(n, key=n) for n in range(60)])
+    tuples = rows.filter(pc.is_valid(rows["step"])).sort_by([("key", "ascending")])
+    found = list(handle_step(task_settings(LARGE), LARGE.steps[0])(iter([tuples])))
+    assert len([batch for batch in found if batch.nbytes > MIB]) > 2
+    sums = EventFormat(2).sums(events_of([rows, *found]))
+    assert (sums.acked.tolist(), sums.open_tuples.tolist()) == ([[60], [0]], [[0], [60]])
+
+
+def sent_rows(
+    topology: Topology, handlers: list[Any], records: int, source: Callable[[Record], list[Emit]]
+) -> pa.RecordBatch:
+    """What a task sends that reads so many records, as one batch."""
+    calls, outbox = TreeCalls(topology, handlers, [TP], lambda: 1), Outbox()
+    for offset in range(records):
+        record = Record(TP.topic, TP.partition, offset, None, None, None, (), 1)
+        calls.call_source(source, record, {(TP.topic, TP.partition): (0, 11)})
+    outbox.add(calls.end())
+    return pa.Table.from_batches(outbox.take(last=True)).combine_chunks().to_batches()[0]
+
+
+def events_of(batches: list[pa.RecordBatch]) -> list[bytes]:
+    """The payloads of the rows of events."""
+    rows = [row for batch in batches for row in batch.to_pylist()]
+    return [row["payload"] for row in rows if row["step"] is None and row["tp"] != MANIFEST]
+
+
+def _handled() -> Iterator[pa.RecordBatch]:
+    return handle_step(task_settings(STEPS), STEPS.steps[0])(iter([tuples_and_an_event()]))
