@@ -8,7 +8,7 @@ decides depends on what ACKLINE_AUDIT holds:
   its pending records, and acknowledges the other one's commits. At most once it skips to them, because the other ledger
   may have handed out what is below.
 - An older copy of the ledger that has committed: the two have been different ledgers since the copy was made. So this
-  one gets an id of its own (steps/ledger_copy.py), and goes on as one that returns over the commits of another ledger.
+  one gets an id of its own (lane/commit.py), and goes on as one that returns over the commits of another ledger.
 
 The first is the genesis of the lane, in one fenced commit; the others are a skip (steps/operator_actions).
 """

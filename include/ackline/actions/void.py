@@ -118,7 +118,7 @@ def _close(parts: Parts, plan: Plan, before: Settlement, reason: str, pause: boo
         if consequence is Consequence.VOID:
             _drop_lost_files(parts, plan)
         return consequence
-    # The waiver takes the claim's number (steps/void.py). If it is refused, the handler may have been called. A waived
+    # The waiver takes the claim's number (lane/void.py). If it is refused, the handler may have been called. A waived
     # turn is never handed out, so it has no outcomes whose files could be lost.
     if waive(parts, plan, waiver):
         close_if_waived(parts, plan, before)

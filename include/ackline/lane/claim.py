@@ -11,7 +11,7 @@ At most once: the group moves to a plan's end before its first record is handed 
 The writes, in this order:
 1. Claim n, a number of its own: the plan stays open. From here on the floor is the plan's end. A crash before it costs
    nothing; after it, any run commits the end, and the turn may no longer become void. A process that gives the turn up
-   takes the same number, as a waiver (steps/void.py): then the turn is never handed out.
+   takes the same number, as a waiver (lane/void.py): then the turn is never handed out.
 2. The group's commit. It comes before the first handler call, so that no restart of any consumer of the group reads
    these records again (I7).
 3. Start marker n, fenced: one process ever takes it, and only that process hands the records out.

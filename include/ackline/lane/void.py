@@ -8,7 +8,7 @@ would win, and the next turn would hand the same records out again (I7). So the 
 1. Waiver n, which takes the number of claim n. A turn is either claimed or waived, and stays so. After a crash here,
    every process that meets the turn closes it, with the reason that the waiver holds. No process commits its end.
 2. Settlement n, of kind void.
-A claimed turn is never void, because the group may have moved over it: it is recorded as lost (steps/claim.py).
+A claimed turn is never void, because the group may have moved over it: it is recorded as lost (lane/claim.py).
 """
 
 from collections.abc import Iterator

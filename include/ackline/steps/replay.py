@@ -9,7 +9,7 @@ handled: neither the exit status of a process nor the state of an Airflow task p
 costs the work and nothing else: no log entry names the files that the tasks have written, so they are invisible, and
 the range is replayed. After it, a repeat finds the number taken and adds nothing (I9, I11).
 
-Under at most once, the claim and the start marker come before the first handler call (steps/claim.py).
+Under at most once, the claim and the start marker come before the first handler call (lane/claim.py).
 """
 
 import logging

@@ -7,12 +7,12 @@ settle may be killed between any two of its writes, and any process may run it a
    commit, so that exactly these answers count, and the next turn reads on behind them. Two processes that settle the
    same turn may get different acknowledgements and answers from the broker. Both fold the decisions that are *stored*,
    and so store the same settlement.
-3. The files of rows that wait for records in flight (steps/kept_outputs.py). No process sees them before a settlement
+3. The files of rows that wait for records in flight (outputs/keep.py). No process sees them before a settlement
    names them: a crash here leaves files that are removed with the other staged rows of the turn.
 4. Settlement n, the authority. A crash before it costs nothing: a repeat folds the same rows to the same state (I9).
-5. The rows of outputs, in one commit a table (steps/outputs.py). They come after the settlement, which decides which
+5. The rows of outputs, in one commit a table (outputs/turn.py). They come after the settlement, which decides which
    records are acked. After a crash here, the next step that commits or plans publishes the rest.
-6. The group's offsets (steps/commit.py). They come last: before the settlement is durable, nothing proves that the
+6. The group's offsets (lane/commit.py). They come last: before the settlement is durable, nothing proves that the
    records below the floor are settled (I1, I2). After a crash here, any later run makes the same commit.
 """
 
