@@ -59,7 +59,7 @@ def test_the_audit_root_may_be_in_an_object_store(monkeypatch: pytest.MonkeyPatc
         ("s3://bucket/audit?signature=canary", "a `\\?` or a `#`"),
         ("s3://bucket/audit#1", "a `\\?` or a `#`"),
         ("s3://", "names no bucket"),
-        ("hdfs://bucket/audit", "Unknown scheme: hdfs"),
+        ("hdfs://bucket/audit", "it begins with hdfs://; use a path, s3://"),
     ],
 )
 def test_a_uri_that_can_not_name_the_tables_is_refused(monkeypatch: pytest.MonkeyPatch, root: str, reason: str) -> None:

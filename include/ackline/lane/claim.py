@@ -55,9 +55,10 @@ T = TypeVar("T")
 
 
 def insist(parts: Parts, work: Callable[[], T]) -> T:
-    """Returns what `work` returns. At most once, tries it again if it raises; it may have been done by then.
+    """Returns what `work` returns. Under at_most_once, calls it again if it raises: `work` may have succeeded
+    before it raised, so it must be repeatable.
 
-    Raises the error of the last try; at once RangeGone and TopicChanged, and under the other guarantees each error.
+    Raises the error of the last try. Does not retry RangeGone or TopicChanged; retries only under at_most_once.
     """
     if parts.pipeline.guarantee != "at_most_once":
         return work()

@@ -116,7 +116,7 @@ def parse_token(text: str) -> Token | None:
     token = Token(
         TurnId(pipeline, lane, epoch, n), TopicPartition(topic, partition), offset, attempt, content[-_MAC_BYTES:]
     )
-    # Several texts decode to the same bytes, and several texts of JSON hold the same values: only one is the token.
+    # Reject other encodings of the same token: base64 and JSON each have several texts for the same values.
     return token if version == _VERSION and token.text == text else None
 
 

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 OBJECT_STORES = ("s3", "gs", "az", "abfs", "abfss")
 """The schemes of the object stores that can hold the tables."""
+KNOWN_SCHEMES = "use a path, s3://, az://, abfss:// or gs://"
+"""What an error advises where ACKLINE_AUDIT has another scheme."""
 
 
 def project_root() -> Path:
@@ -77,7 +79,7 @@ def _checked_uri(root: str) -> str:
             f"{scheme}://***",
         )
     elif scheme not in OBJECT_STORES:
-        reason = f"Unknown scheme: {scheme}. Use a path, or a URI with one of {', '.join(OBJECT_STORES)}"
+        reason = f"it begins with {scheme}://; {KNOWN_SCHEMES}"
     elif "?" in path or "#" in path:
         reason = "it has a `?` or a `#`, which a URI of a folder cannot contain. Remove it"
     elif not path.strip("/"):

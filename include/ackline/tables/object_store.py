@@ -21,6 +21,7 @@ from urllib.parse import urlsplit
 import pyarrow.fs as pafs
 
 from ackline.errors import ConfigError, FatalError, TransientError
+from ackline.pipeline.folder import KNOWN_SCHEMES
 from ackline.pipeline.secrets import Connection, connection_from_environment, variable_of
 from ackline.scrub import MASK, scrub_address
 
@@ -63,7 +64,7 @@ _given: dict[str, str] | None = None
 
 
 def use_options(options: Mapping[str, str] | None) -> None:
-    """Makes this process use these options and look up none. None ends that.
+    """Makes this process use these options. Pass None to read the environment again.
 
     A Spark task calls it with the options of its driver, and a task of Airflow with those of its connection.
     """
@@ -281,5 +282,5 @@ def unusable(what: str, cause: BaseException, uri: str) -> FatalError | Transien
 def _scheme(uri: str) -> str:
     scheme = uri.partition("://")[0]
     if scheme not in _VARIABLES:
-        raise ConfigError(f"Unknown scheme: {scheme}", key="ACKLINE_AUDIT")
+        raise ConfigError(f"ACKLINE_AUDIT begins with {scheme}://; {KNOWN_SCHEMES}", key="ACKLINE_AUDIT")
     return scheme

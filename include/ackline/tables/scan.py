@@ -255,7 +255,7 @@ def _start(file: dict[str, Any], scan: Scan) -> _Start:
         values.append(file.get(f"partition.{name}", file.get(f"{bound}.{name}")))
     if None in values:
         return _Start((), (), False)
-    # Among the rows with the highest descending values, none is below the lowest ascending ones; all others come later.
+    # (max, min) bounds the first row of the file: no row sorts before it.
     return _Start(tuple(values[: scan.descending]), tuple(values[scan.descending :]), True)
 
 

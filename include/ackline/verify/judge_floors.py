@@ -67,7 +67,7 @@ def check_floor_passes_only_settled_offsets(partition: PartitionHistory, found: 
 
 
 def check_complete_to_passes_only_read_offsets(partition: PartitionHistory, found: Findings) -> None:
-    """I4: after no turn was complete_to above an offset whose first outcome came in a later turn.
+    """I4: complete_to never passes an offset before the turn that first read it.
 
     It is above the single offsets of a backfill lane from the start: they are pending until they are read.
     """

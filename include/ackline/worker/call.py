@@ -95,7 +95,7 @@ os.register_at_fork(after_in_child=_count_fork)
 class CallObserver(Protocol):
     """Logs the calls of a handler, and sends outcomes before the batch is done, because any call may end the process.
 
-    The only implementation is in `ackline.worker.isolation.fork_server`.
+    `ackline.worker.isolation.serving.Observer` implements it.
     """
 
     def wrap(self, handler: Handler, tier: Tier) -> Handler:

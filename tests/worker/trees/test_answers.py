@@ -49,7 +49,7 @@ def test_an_iterator_of_anchors_that_two_tuples_share_fails_the_call_because_the
 
     [(outcome, error_class, message)] = ran(TWO, first, nothing, r0=["a"]).values()
     assert (outcome, error_class) == (Outcome.FAILED, "InvalidOutcome")
-    assert "one iterator" in str(message)
+    assert "share one iterator" in str(message)
 
 
 @pytest.mark.parametrize("stream", ["\ud800", "a b", "", "a.b", "x" * 101])

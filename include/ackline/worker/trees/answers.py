@@ -177,7 +177,7 @@ class _Positions:
         """
         if isinstance(anchors, Iterator):
             if any(anchors is earlier for earlier in self._iterators):
-                raise InvalidOutcome("the anchors of two Emits are one iterator; make a list of them")
+                raise InvalidOutcome("two Emits share one iterator as anchors, which the first consumes; pass a list")
             self._iterators.append(anchors)
         given = anchors if isinstance(anchors, Iterable) and not isinstance(anchors, str | bytes) else (anchors,)
         return tuple([self.of(anchor) for anchor in given])
