@@ -12,8 +12,9 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
+from ackline.errors import ConfigError
 from ackline.tables import schemas
-from ackline.tables.history import step_figures
+from ackline.tables.history import settled_turns, step_figures
 from ackline.tables.rows import plan_rows, settlement_rows
 from ackline.tables.store import LedgerStore
 from ackline.tables.table import AuditTable
@@ -22,7 +23,7 @@ from tests.tables.lane_rows import DAY, TP, plan, settlement, turn
 
 FIGURES = pa.field("some_figures", pa.map_(pa.string(), pa.float64()))
 """A column that no version has yet: maps are added like any other."""
-NEW = ["figures", "totals", "leader_epoch", "steps", FIGURES.name]
+NEW = ["metrics", "totals", "leader_epoch", "steps", FIGURES.name]
 """The columns that the earlier version did not have."""
 
 
@@ -143,6 +144,29 @@ def test_without_a_lock_a_rival_that_adds_the_columns_fails_no_append(
     assert _columns(older, "settlements")[-len(NEW) :] == NEW
     operations = [entry["operation"] for entry in DeltaTable(f"{older}/orders/settlements").history()]
     assert operations.count("ADD COLUMN") == 1
+
+
+@pytest.mark.parametrize("former", schemas.FORMER_COLUMNS)
+def test_a_table_with_a_column_of_a_former_name_is_refused_with_what_to_do(
+    former: str, older: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its values would be read as null: without the acknowledged offset, the floor would not be committed."""
+    root = f"{older}-former"
+    with monkeypatch.context() as earlier:
+        known = [field.with_name(former) if field.name == schemas.FORMER_COLUMNS[former] else field
+                 for field in schemas.TABLES["settlements"]]  # fmt: skip
+        earlier.setitem(schemas.TABLES, "settlements", pa.schema(known))
+        earlier.setattr("ackline.tables.handle.FORMER_COLUMNS", {})
+        AuditTable(f"{root}/orders", "settlements").create()
+    store, what_to_do = LedgerStore(root, "orders", "live"), "Point ACKLINE_AUDIT at an empty folder"
+    for refused in (
+        store.newest,
+        store.settlements.open,
+        store.settlements.create,
+        lambda: settled_turns(root, "orders"),
+    ):
+        with pytest.raises(ConfigError, match=rf"its column {former} is now \w+\. {what_to_do}"):
+            refused()
 
 
 def test_a_plan_of_an_earlier_version_is_adopted(older: str) -> None:

@@ -28,7 +28,7 @@ def test_totals_are_sums_over_all_partitions_oldest_turn_first(tmp_path: Path) -
     assert turns[-1].settled_at == newest.settled_at
     assert turns[-1].run_id == newest.run_id
     assert turns[-1].outcomes == {"acked": 198, "failed": 2}
-    assert turns[-1].figures["lag"] == sum(part.unsettled for part in newest.partitions.values())
+    assert turns[-1].metrics["lag"] == sum(part.unsettled for part in newest.partitions.values())
     assert {turn.partitions for turn in turns} == {2}
 
 

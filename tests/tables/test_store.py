@@ -177,4 +177,4 @@ def test_all_rows_of_a_turn_have_the_day_of_its_plan_as_their_partition(store: L
 
 def test_settlements_of_a_version_without_metrics_are_read() -> None:
     rows = settlement_rows(settlement(1), NOON.date())
-    assert settlement_from_rows(rows.drop_columns(["figures", "totals", "gaps_above_floor"])) == settlement(1)
+    assert settlement_from_rows(rows.drop_columns(["metrics", "totals", "gaps_above_floor"])) == settlement(1)

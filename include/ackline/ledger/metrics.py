@@ -12,7 +12,7 @@ Pure: the caller passes the clock and the time in.
 Most numbers follow from the plan, the state and the outcome rows. Only the Spark tasks can count how long they waited
 for records and, if outcomes are not kept as rows, how many records had which outcome. They report it as a `TurnReport`,
 whose text replay stores in the commit of outcomes n. settle stores what these functions compute in the columns
-`figures` and `totals` of `settlements`.
+`metrics` and `totals` of `settlements`.
 """
 
 import json

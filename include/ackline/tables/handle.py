@@ -15,13 +15,13 @@ from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError, TableNotFoundError
 from filelock import FileLock
 
-from ackline.errors import FatalError, TransientError
+from ackline.errors import ConfigError, FatalError, TransientError
 from ackline.scrub import scrub_address
 from ackline.tables.files import Storage
 from ackline.tables.log import DeltaLog, TornEntryError
 from ackline.tables.log_state import RELOAD_AFTER, LogState, LogStates
 from ackline.tables.object_store import is_remote, options_of, unusable
-from ackline.tables.schemas import PARTITION_BY
+from ackline.tables.schemas import FORMER_COLUMNS, PARTITION_BY
 
 _IN_EVERY_VERSION = (*PARTITION_BY, "pipeline", "lane", "epoch", "turn", "run_id", "topic", "partition")
 
@@ -120,7 +120,8 @@ class TableHandle:
         return self._loaded is not None
 
     def _check_is_ours(self, columns: Iterable[str]) -> None:
-        """Raises FatalError for a table that is not Ackline's."""
+        """Raises FatalError for a table that is not Ackline's, and ConfigError for one with a column of a former
+        name: it would be read as if the column were null."""
         existing = set(columns)
         missing = [name for name in _IN_EVERY_VERSION if name not in existing]
         if missing:
@@ -128,6 +129,15 @@ class TableHandle:
             raise FatalError(
                 f"the table {self.name} at {scrub_address(self.uri)} is not Ackline's: it has no column "
                 f"{', '.join(missing)}. Check that ACKLINE_AUDIT is the right folder"
+            )
+        former = sorted(existing & FORMER_COLUMNS.keys())
+        if former:
+            self._loaded = None
+            raise ConfigError(
+                f"the table {self.name} at {scrub_address(self.uri)} was made before Ackline's first release: its "
+                f"column {former[0]} is now {FORMER_COLUMNS[former[0]]}. Point ACKLINE_AUDIT at an empty folder, and "
+                f"take each consumer group over from its committed offsets",
+                key="ACKLINE_AUDIT",
             )
 
     @property

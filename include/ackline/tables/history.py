@@ -199,7 +199,7 @@ MOST_ENTRIES = 200
 """How many of the newest entries of a Delta log are searched for a turn."""
 STEP_TURNS = 100
 """Over how many of the newest turns the figures of steps are added up."""
-_COLUMNS = ["turn", "kind", "run_id", "actor", "reason", "settled_at", "counts", "figures"]
+_COLUMNS = ["turn", "kind", "run_id", "actor", "reason", "settled_at", "counts", "metrics"]
 _SUMMED = ("lag", "pending_retry", "pending_dead_letter", "pending_in_flight")
 
 
@@ -216,8 +216,8 @@ class TurnTotals:
     partitions: int
     outcomes: Mapping[str, int] = field(default_factory=Counter)
     """Offsets by outcome."""
-    figures: Mapping[str, float] = field(default_factory=dict)
-    """The sums of `lag` and `pending_KIND`; a figure that no partition has is left out."""
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    """The sums of `lag` and `pending_KIND`; a metric that no partition has is left out."""
 
 
 def recent_turns(store: LedgerStore, newest: TurnId, partitions: int, limit: int) -> list[TurnTotals]:
@@ -230,7 +230,7 @@ def recent_turns(store: LedgerStore, newest: TurnId, partitions: int, limit: int
     rows = _rows_of_turns(store.settlements, newest.epoch, lowest, _COLUMNS)
     if not rows.num_rows:
         return []
-    outcomes, figures = _sums(rows, "counts"), _sums(rows, "figures")
+    outcomes, metrics = _sums(rows, "counts"), _sums(rows, "metrics")
     # Every row of a turn has the same values in these columns.
     texts = ("kind", "run_id", "actor", "reason", "settled_at")
     turns = rows.group_by("turn", use_threads=False).aggregate(
@@ -246,7 +246,7 @@ def recent_turns(store: LedgerStore, newest: TurnId, partitions: int, limit: int
             row["settled_at_first"].astimezone(UTC),
             row["kind_count"],
             Counter({name: int(number) for name, number in outcomes.get(row["turn"], {}).items()}),
-            {name: number for name, number in figures.get(row["turn"], {}).items() if name in _SUMMED},
+            {name: number for name, number in metrics.get(row["turn"], {}).items() if name in _SUMMED},
         )
         for row in turns.sort_by("turn").to_pylist()
     ]
@@ -265,10 +265,10 @@ def step_figures(store: LedgerStore, newest: TurnId, names: Sequence[str] | None
 
 def log_starts_at(store: LedgerStore, turn: TurnId) -> dict[TopicPartition, int]:
     """Returns the log start of each partition as a settled turn has stored it, where it is known."""
-    rows = store.settlements.read({"epoch": turn.epoch, "turn": turn.n}, ["topic", "partition", "figures"])
+    rows = store.settlements.read({"epoch": turn.epoch, "turn": turn.n}, ["topic", "partition", "metrics"])
     starts = {}
     for row in rows.to_pylist():
-        start = dict(row["figures"] or ()).get("log_start")
+        start = dict(row["metrics"] or ()).get("log_start")
         if start is not None:
             starts[TopicPartition(row["topic"], row["partition"])] = int(start)
     return starts

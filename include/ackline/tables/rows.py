@@ -1,8 +1,4 @@
-"""Turns plans, settlements and decisions into rows of their tables, and back.
-
-The columns keep the names of the first version. So `acknowledged_foreign_offset` is the column `seen`, the committed
-offset of a settlement is `held`, and metrics are `figures`.
-"""
+"""Turns plans, settlements and decisions into rows of their tables, and back."""
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -80,7 +76,7 @@ def plan_rows(plan: Plan) -> pa.Table:
             "why": planned.why,
             "committed": planned.committed.offset if planned.committed else None,
             "committed_metadata": planned.committed.metadata if planned.committed else None,
-            "seen": planned.acknowledged_foreign_offset,
+            "acknowledged_foreign_offset": planned.acknowledged_foreign_offset,
             "leader_epoch": planned.log.leader_epoch,
             "retries": _range_rows(planned.retries, lambda attempt: {"attempt": attempt}),
         }
@@ -104,7 +100,7 @@ def plan_from_rows(rows: pa.Table) -> Plan:
             LogBounds(row["log_start"], row["log_end"], row["leader_epoch"]),
             row["why"],
             _committed(row["committed"], row["committed_metadata"]),
-            row["seen"],
+            row["acknowledged_foreign_offset"],
         )
     return Plan(
         _turn(first),
@@ -169,12 +165,12 @@ def settlement_rows(settlement: Settlement, day: date) -> pa.Table:
             "complete_to": settled.state.complete_to,
             "counts": list(settled.counts.items()),
             "gaps": settled.gaps,
-            "seen": settled.acknowledged_foreign_offset,
-            "held": settled.committed.offset if settled.committed else None,
-            "held_metadata": settled.committed.metadata if settled.committed else None,
+            "acknowledged_foreign_offset": settled.acknowledged_foreign_offset,
+            "committed": settled.committed.offset if settled.committed else None,
+            "committed_metadata": settled.committed.metadata if settled.committed else None,
             "evidence": settled.evidence,
             "paused": settled.paused,
-            "figures": None if settled.metrics is None else list(settled.metrics.items()),
+            "metrics": None if settled.metrics is None else list(settled.metrics.items()),
             "totals": None if settled.totals is None else list(settled.totals.items()),
             "leader_epoch": settled.leader_epoch,
             # Not joined like other ranges: the value counts offsets of the whole range, so two ranges do not make one.
@@ -209,11 +205,11 @@ def settlement_from_rows(rows: pa.Table) -> Settlement:
             PartitionState(row["complete_to"], _pending_runs(pending), _gaps_above_floor(row.get("gaps_above_floor"))),
             dict(row["counts"]),
             row["gaps"],
-            row["seen"],
-            _committed(row["held"], row["held_metadata"]),
+            row["acknowledged_foreign_offset"],
+            _committed(row["committed"], row["committed_metadata"]),
             row["evidence"],
             row["paused"],
-            metrics=_map(row.get("figures")),
+            metrics=_map(row.get("metrics")),
             totals=_map(row.get("totals")),
             leader_epoch=row["leader_epoch"],
             ranges=_offset_ranges(row.get("ranges")),

@@ -59,7 +59,8 @@ PLAN_COMMENTS = {
     "why": "Why the turn reads nothing of the partition; in a genesis, why it starts where it does.",
     "committed": "What the consumer group had committed; null if nothing.",
     "committed_metadata": "The metadata of that commit.",
-    "seen": "A foreign commit that a genesis or an act acknowledged, so that the floor may be committed over it.",
+    "acknowledged_foreign_offset": "A foreign commit that a genesis or an act acknowledged, so that the floor may be "
+    "committed over it.",
     "settings": "The settings that the turn keeps to, as JSON.",
     "planned_at": "When the turn was planned.",
     "actor": "Who started the run or took the act: airflow, or a user.",
@@ -77,15 +78,16 @@ SETTLEMENT_COMMENTS = {
     "error class.",
     "counts": "How many offsets got each outcome in this turn. A range counts all its offsets.",
     "gaps": "How many offsets of the fresh range held no record; null if it is not known.",
-    "seen": "A foreign commit that a genesis or an act acknowledged, so that the floor may be committed over it.",
-    "held": "What the consumer group had committed just before the settlement; null if nothing.",
-    "held_metadata": "The metadata of that commit.",
+    "acknowledged_foreign_offset": "A foreign commit that a genesis or an act acknowledged, so that the floor may be "
+    "committed over it.",
+    "committed": "What the consumer group had committed just before the settlement; null if nothing.",
+    "committed_metadata": "The metadata of that commit.",
     "evidence": "What the settlement rests on, in words.",
     "paused": "Whether an operator has paused the partition.",
     "actor": "Who started the run or took the act: airflow, or a user.",
     "reason": "Why the act was taken, or why a run of a backfill was started; of a void turn, why it was closed.",
     "settled_at": "When the turn was settled.",
-    "figures": "Metrics of the partition after the turn, such as lag, lag_seconds, due.",
+    "metrics": "Metrics of the partition after the turn, such as lag, lag_seconds, due.",
     "totals": "The offsets of the epoch so far by outcome, and how many attempts were retries.",
     "leader_epoch": "The epoch of the leader whose log has all that was read; null if it is not known.",
     "gaps_above_floor": "Ranges between floor and complete_to, with how many of their offsets held no record.",
@@ -170,7 +172,7 @@ PLANS = _described(
         pa.field("why", pa.string()),
         pa.field("committed", pa.int64()),
         pa.field("committed_metadata", pa.string()),
-        pa.field("seen", pa.int64()),
+        pa.field("acknowledged_foreign_offset", pa.int64()),
         pa.field("settings", pa.string()),
         pa.field("planned_at", TIME),
         pa.field("actor", pa.string()),
@@ -227,15 +229,15 @@ SETTLEMENTS = _described(
         pa.field("pending", PENDING),
         pa.field("counts", pa.map_(pa.string(), pa.int64())),
         pa.field("gaps", pa.int64()),
-        pa.field("seen", pa.int64()),
-        pa.field("held", pa.int64()),
-        pa.field("held_metadata", pa.string()),
+        pa.field("acknowledged_foreign_offset", pa.int64()),
+        pa.field("committed", pa.int64()),
+        pa.field("committed_metadata", pa.string()),
         pa.field("evidence", pa.string()),
         pa.field("paused", pa.bool_()),
         pa.field("actor", pa.string()),
         pa.field("reason", pa.string()),
         pa.field("settled_at", TIME),
-        pa.field("figures", pa.map_(pa.string(), pa.float64())),
+        pa.field("metrics", pa.map_(pa.string(), pa.float64())),
         pa.field("totals", pa.map_(pa.string(), pa.int64())),
         pa.field("leader_epoch", pa.int32()),
         pa.field("gaps_above_floor", GAPS_ABOVE_FLOOR),
@@ -257,3 +259,11 @@ DESCRIPTIONS = {
 """What each table holds, as Delta stores it with the table."""
 
 TABLES = {"plans": PLANS, "outcomes": OUTCOMES, "settlements": SETTLEMENTS}
+
+FORMER_COLUMNS = {
+    "seen": "acknowledged_foreign_offset",
+    "held": "committed",
+    "held_metadata": "committed_metadata",
+    "figures": "metrics",
+}
+"""Columns that had another name before the first release. A table that has one of them is refused."""

@@ -113,8 +113,8 @@ settled AS (
            sum(coalesce(counts['compacted'], 0)) AS compacted, sum(coalesce(counts['lost'], 0)) AS lost,
            sum(coalesce(counts['acked'], 0) + coalesce(counts['failed'], 0) + coalesce(counts['dropped'], 0)
                + coalesce(counts['in_flight'], 0)
-               + coalesce(counts['skipped'], 0) - coalesce(figures['skipped_in_ranges'], 0)
-               - coalesce(figures['answered'], 0)) AS records
+               + coalesce(counts['skipped'], 0) - coalesce(metrics['skipped_in_ranges'], 0)
+               - coalesce(metrics['answered'], 0)) AS records
     FROM _settlements GROUP BY pipeline, lane, epoch, turn
 )
 SELECT s.pipeline, s.lane, s.epoch, s.turn, s.kind, s.run_id, s.actor, s.reason, p.planned_at AS start,

@@ -81,7 +81,7 @@ def pipeline(
         first=addresses.pipeline(reading.name, reading.lane) if start else None,
         outcome_chart=charts.bar_chart([_bar(turn) for turn in reading.turns]),
         lag_chart=charts.line_chart(
-            [(turn.settled_at, turn.figures["lag"]) for turn in reading.turns if "lag" in turn.figures], "offsets"
+            [(turn.settled_at, turn.metrics["lag"]) for turn in reading.turns if "lag" in turn.metrics], "offsets"
         ),
     )  # fmt: skip
 
