@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ackline.ledger.outcomes import MESSAGE_LIMIT
-from ackline.scrub import MASK, scrub, scrub_address, scrub_setting
+from ackline.scrub import MASK, MESSAGE_LIMIT, scrub, scrub_address, scrub_setting
 
 ORDER = json.dumps({"customer": "Zoé Müller", "card": "4111 1111 1111 1111", "iban": "DE02", "note": "a\tb"}).encode()
 

@@ -7,8 +7,8 @@ header value (I13), so `scrub` masks what a message shares with its record, and 
 import re
 from collections.abc import Iterable
 
-from ackline.ledger.outcomes import MESSAGE_LIMIT
-
+MESSAGE_LIMIT = 200
+"""The most characters of an `error_message` that are stored."""
 MASK = "***"
 
 _SCANNED = 3 * MESSAGE_LIMIT

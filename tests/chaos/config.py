@@ -6,7 +6,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from ackline.pipeline.field_types import parse_duration
+from ackline.ledger.backoff import parse_duration
 from tests.chaos.account import Policy, Rules
 from tests.chaos.outside import ACKS, TIMEOUT
 

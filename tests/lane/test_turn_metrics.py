@@ -1,9 +1,5 @@
-"""Metrics and totals over turns: what a repeat, a reset, a void turn, and turns without outcome rows make of them.
+"""Metrics and totals over turns: what a repeat, a reset, a void turn, and turns without outcome rows make of them."""
 
-When the listener gets its events: after the write that each of them is about, and from one process only.
-"""
-
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -14,14 +10,11 @@ from ackline.lane.settings import outcome_rows_are_off
 from ackline.ledger.metrics import TOTALS, TurnReport
 from ackline.ledger.outcomes import Outcome
 from ackline.ledger.turns import TurnKind
-from ackline.listener import Listener, ListenerThread
 from ackline.steps import run
-from tests.support.memory import BEFORE, GroupCommit, TableCommit
 from tests.support.memory_kafka import MemoryCluster
 from tests.support.memory_lane import (
     AT_LEAST_ONCE,
     AT_MOST_ONCE,
-    DEAD,
     FAILS,
     FAILS_ONCE,
     NO_GUARANTEE,
@@ -29,7 +22,7 @@ from tests.support.memory_lane import (
     TP,
     MemoryLane,
 )
-from tests.support.memory_parts import MemoryParts, no_session
+from tests.support.memory_parts import no_session
 from tests.support.memory_store import MemoryStore
 from tests.support.memory_table import MemoryTable
 
@@ -152,39 +145,3 @@ def test_s50_a_range_that_is_lost_is_a_row_and_no_gap() -> None:
     lane.run()
     assert (lane.settled().counts, lane.settled().gaps) == ({Outcome.LOST: 2}, 0)
     assert lane.metrics()["lost_in_ranges"] == 2
-
-
-EVENTS = ["planned", "handled", "acked", "retry", "dead", "expired", "partitions_changed", "committed"]
-
-
-def parts_with_listener(lane: MemoryLane, heard: Callable[[str], object]) -> MemoryParts:
-    """Parts whose listener calls `heard` with the name of each event."""
-    listener = Listener()
-    for event in EVENTS:
-        setattr(listener, f"on_{event}", lambda *_, event=event: heard(event))
-    return lane.parts(listener=ListenerThread(lambda: listener))
-
-
-def test_an_event_follows_the_write_that_it_is_about() -> None:
-    lane = MemoryLane(OK, FAILS_ONCE, DEAD)
-    events: list[tuple[str, str]] = []
-
-    def heard(event: str) -> None:
-        last = next(write for write in reversed(lane.world.history) if isinstance(write, TableCommit | GroupCommit))
-        written = last.application.rsplit("/", 1)[-1] if isinstance(last, TableCommit) else "commit"
-        events.append((event, written))
-
-    lane.run(parts_with_listener(lane, heard))
-    assert events == [
-        ("partitions_changed", "settlement"), ("planned", "plan"), ("handled", "outcomes"),
-        *((event, "settlement") for event in ("acked", "retry", "dead")), ("committed", "commit"),
-    ]  # fmt: skip
-
-
-def test_a_process_that_loses_a_settlement_to_another_passes_no_event_of_it() -> None:
-    lane = MemoryLane(OK)
-    events: list[str] = []
-    lane.plan_and_replay()
-    lane.strike("settlement", lane.settle, BEFORE)
-    lane.settle(parts_with_listener(lane, events.append))
-    assert (events, lane.committed()) == (["committed"], 1)

@@ -1,4 +1,4 @@
-"""When a failed record is due again, and when it gets no further attempt."""
+"""When a failed record is due again, when it gets no further attempt, and what a text of a duration is."""
 
 from datetime import UTC, datetime, timedelta
 
@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ackline.ledger.backoff import FOREVER, RetryPolicy
+from ackline.ledger.backoff import FOREVER, RetryPolicy, parse_duration
 from tests.ledger.naive_ledger import naive_delay
 from tests.ledger.strategies import NOON, REPEATABLE, policies
 
@@ -95,3 +95,33 @@ def test_with_retries_forever_an_attempt_always_follows_and_its_number_fits_the_
 def test_attempts_count_from_one(attempts: int) -> None:
     with pytest.raises(ValueError, match="count from 1"):
         RetryPolicy().delay(attempts)
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("0s", 0), ("250ms", 0.25), ("90s", 90), ("1.5h", 5_400), ("1h30m", 5_400), ("2d", 172_800), ("1m500ms", 60.5)],
+)
+def test_a_duration_has_a_unit(text: str, seconds: float) -> None:
+    assert parse_duration(text) == timedelta(seconds=seconds)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "5", 5, 0, 1.5, None, True, "s", "-5s", "+5s", "5 s", " 5s", "5s ", "5S", "1e3s", "5y", "1h 30m", ["5s"]],
+)
+def test_anything_else_is_not_a_duration(text: object) -> None:
+    with pytest.raises(ValueError, match="write a duration with its unit"):
+        parse_duration(text)
+
+
+@pytest.mark.parametrize("text", ["9" * 60 + "s", "1000000000d"])
+def test_a_duration_longer_than_a_calendar_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="too long"):
+        parse_duration(text)
+
+
+def test_a_text_of_more_than_64_characters_is_refused_without_being_looked_at() -> None:
+    assert parse_duration("0" * 63 + "s") == timedelta()
+    for text in ("0" * 64 + "s", "1" * 1_000_000, "1s" * 33):
+        with pytest.raises(ValueError, match=f"write a duration with its unit.* not a text of {len(text)} characters"):
+            parse_duration(text)

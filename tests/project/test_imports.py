@@ -51,11 +51,6 @@ ROOMS: dict[str, set[str]] = {
 are free. The page (`ui`) reads the tables and calls no step; the checker (`verify`) imports nothing of the product."""
 
 UPWARD: set[tuple[str, str]] = {
-    ("ackline.listener", "ackline.ledger.commit_rule"),
-    ("ackline.listener", "ackline.ledger.offsets"),
-    ("ackline.listener", "ackline.ledger.turns"),
-    ("ackline.scrub", "ackline.ledger.outcomes"),
-    ("ackline.ledger.answers", "ackline.pipeline.field_types"),
     ("ackline.lane.commit", "ackline.outputs.turn"),
     ("ackline.lane.new_plan", "ackline.in_flight.ack_topic"),
 }

@@ -13,12 +13,12 @@ from ackline.kafka.exact import ExactReader, Gone
 from ackline.kafka.fetching import Headers
 from ackline.kafka.letter_search import FoundLetter, LetterId
 from ackline.lane.adapters import Parts, Progress
+from ackline.ledger.backoff import parse_duration
 from ackline.ledger.fold import OutcomeRow
 from ackline.ledger.metrics import FetchTimes
 from ackline.ledger.offsets import OffsetRange, TopicPartition, ValuedRanges
 from ackline.ledger.outcomes import UNIX_EPOCH, ErrorClass, Outcome, timestamp_of
 from ackline.ledger.turns import LIVE
-from ackline.pipeline.field_types import parse_duration
 from ackline.pipeline.functions import load_partition_filter
 from ackline.pipeline.pipeline import Pipeline
 from ackline.tuples import InFlight

@@ -14,7 +14,8 @@ import pytest
 
 from ackline import Dead, Record, Skip, arrow_handler
 from ackline.handler import Handler, tier_of
-from ackline.ledger.outcomes import MESSAGE_LIMIT, Outcome
+from ackline.ledger.outcomes import Outcome
+from ackline.scrub import MESSAGE_LIMIT
 from ackline.worker.call import call_handler
 from ackline.worker.outcomes import Outcomes
 from ackline.worker.records import RECORD_COLUMNS, Records

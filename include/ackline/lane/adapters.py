@@ -18,10 +18,10 @@ from ackline.kafka.letter_search import FoundLetter, LetterId, find_letter
 from ackline.kafka.produce import send_answers
 from ackline.kafka.registry import Registry, registry_config, without_registry_settings
 from ackline.lane.lease import TurnLease, WhenHeld
+from ackline.lane.listeners import ListenerThread, load_listener
 from ackline.ledger.offsets import TopicPartition
 from ackline.ledger.tokens import Keys, token_keys_of, warning_of_keys
 from ackline.ledger.turns import LIVE, TurnId
-from ackline.listener import ListenerThread, load_listener
 from ackline.pipeline.arguments import EVERYTHING, RunRequest
 from ackline.pipeline.folder import audit_root
 from ackline.pipeline.functions import PartitionFilter, all_partitions, load_partition_filter

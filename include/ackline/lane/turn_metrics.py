@@ -1,26 +1,20 @@
-"""The metrics of a turn, and the events that listeners get of it.
-
-Metrics of a turn: what its tasks report beside the outcome rows, and what of that a settlement keeps.
+"""Metrics of a turn: what its tasks report beside the outcome rows, and what of that a settlement keeps.
 
 They are shown and decide nothing, with one exception. If outcomes are not kept as rows (`record_outcomes: false`), the
 report that is stored with the commit of outcomes is the only source of their counts. Once the Delta log has expired the
 report, counts and gaps are unknown, and are stored as unknown.
-
-Events for the listener, made from what a settlement has made final: by kind, and in batches.
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 from ackline.errors import AcklineError
 from ackline.lane.adapters import Parts
-from ackline.ledger.fold import PartitionState, PendingKind
+from ackline.ledger.fold import PartitionState
 from ackline.ledger.metrics import TurnReport, fetch_metrics, lag_seconds, partition_metrics, retries_in, totals_after
-from ackline.ledger.offsets import LogBounds, TopicPartition, index_of_range
+from ackline.ledger.offsets import LogBounds, TopicPartition
 from ackline.ledger.outcomes import Outcome, OutcomeColumns
-from ackline.ledger.pending import PendingRuns
 from ackline.ledger.planning import NO_LEADER, PARKED, PAUSED
 from ackline.ledger.turns import Plan, SettledPartition, Settlement, TurnKind, is_backfill
 from ackline.tables.turn_outcomes import TurnOutcomes
@@ -142,36 +136,3 @@ def _planned_log(plan: Plan, tp: TopicPartition) -> LogBounds | None:
     empty = planned.log.start == planned.log.end == planned.complete_to
     unknown = planned.why == NO_LEADER or (empty and planned.why in (PAUSED, PARKED))
     return None if unknown else planned.log
-
-
-def notify_settled(parts: Parts, plan: Plan, settlement: Settlement, outcomes: TurnOutcomes) -> None:
-    """Passes the events of a settlement to the listener.
-
-    Only the process that has stored the settlement calls this. If others did too, every event would come again.
-    """
-
-    if parts.listener is None:  # a large turn has millions of events
-        return
-    if plan.kind is TurnKind.GENESIS:
-        parts.notify("partitions_changed", {tp: settlement.partitions[tp] for tp in plan.partitions})
-    acked = {tp: counts[Outcome.ACKED] for tp, counts in outcomes.counts.items() if counts.get(Outcome.ACKED)}
-    if acked:
-        parts.notify("acked", plan.turn, acked)
-    offsets: dict[str, dict[TopicPartition, Sequence[Any]]] = {"retry": {}, "dead": {}, "expired": {}}
-    for tp, rows in outcomes.rows.items():
-        columns = OutcomeColumns.of(rows)
-        offsets["retry"][tp] = _retried(columns.with_outcome(Outcome.FAILED), settlement.partitions[tp].state)
-        offsets["dead"][tp] = columns.with_outcome(Outcome.DEAD).offsets.tolist()
-        expired = columns.with_outcome(Outcome.EXPIRED)
-        offsets["expired"][tp] = list(zip(expired.offsets.tolist(), expired.ends.tolist(), strict=True))
-    for event, details in offsets.items():
-        if any(details.values()):
-            parts.notify(event, plan.turn, {tp: numbers for tp, numbers in details.items() if numbers})
-
-
-def _retried(failed: OutcomeColumns, state: PartitionState) -> list[int]:
-    """Returns the failed offsets that get another attempt after the settlement."""
-    retries = PendingRuns.of(state.pending).of_kind(PendingKind.RETRY)
-    index = index_of_range(failed.offsets, (retries.starts, retries.ends))
-    offsets: list[int] = failed.offsets[index >= 0].tolist()
-    return offsets

@@ -12,8 +12,8 @@ from datetime import timedelta
 from enum import StrEnum
 from typing import Any, NamedTuple
 
+from ackline.ledger.backoff import parse_duration
 from ackline.ledger.outcomes import AnswerKind
-from ackline.pipeline.field_types import parse_duration
 
 SKIPPED_IN_TREE = "acked from outside, but a step has skipped a tuple of the record"
 """The message of a record whose answer is `ack` and whose own tree was skipped: the worse of both counts."""

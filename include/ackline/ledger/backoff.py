@@ -1,10 +1,11 @@
-"""When a failed record is due again: Storm's KafkaSpoutRetryExponentialBackoff without its overflow. Pure.
+"""Durations as text, and when a failed record is due again: Storm's exponential backoff without its overflow. Pure.
 
 The fold (`ackline.ledger.fold`) calls `next_attempt` for each failed attempt and stores the due time with the pending
 offset. The due time is `handled_at + delay(attempts)`, plus jitter; `RetryPolicy.due_time` computes it.
 """
 
 import random
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -13,6 +14,34 @@ from typing import Protocol
 FOREVER = 2**31 - 2
 """The `max_retries` of a record that is retried until it succeeds: as many retries as the 32-bit columns of attempts
 hold, so that no attempt overflows. With a retry each second they take 68 years."""
+
+_UNITS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86400}
+_PART = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
+_PARTS = re.compile(rf"(?:{_PART.pattern})+")
+_LONGEST = 64
+"""Characters that a duration may have. Any client may write one into an ack topic, so a longer text is not parsed."""
+
+
+def parse_duration(text: object) -> timedelta:
+    """A duration such as `90s`, `1h30m`, `250ms` or `0s`. Raises ValueError for anything else, as a bare number."""
+    if isinstance(text, timedelta):
+        return text
+    if isinstance(text, str) and len(text) > _LONGEST:
+        raise ValueError(
+            f"write a duration with its unit, such as 500ms, 30s, 5m or 1h30m, not a text of {len(text)} characters"
+        )
+    if not isinstance(text, str) or not _PARTS.fullmatch(text):
+        raise ValueError(f"write a duration with its unit, such as 500ms, 30s, 5m or 1h30m, not {text!r}")
+    try:
+        return timedelta(seconds=sum(float(number) * _UNITS[unit] for number, unit in _PART.findall(text)))
+    except OverflowError:
+        raise ValueError(f"{text} is too long: a duration has at most 999999999 days") from None
+
+
+def duration_text(duration: timedelta) -> str:
+    """Returns a duration as a file writes it, in whole milliseconds or seconds."""
+    milliseconds = duration // timedelta(milliseconds=1)
+    return f"{milliseconds}ms" if milliseconds % 1000 else f"{milliseconds // 1000}s"
 
 
 class Backoff(Protocol):

@@ -80,10 +80,6 @@ class AnswerKind(StrEnum):
     """No answer: the deadline has passed."""
 
 
-MESSAGE_LIMIT = 200
-"""The most characters of an `error_message` that are stored."""
-
-
 UNIX_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 NO_TIMESTAMP = -1
 """Kafka's value for a record without a timestamp."""

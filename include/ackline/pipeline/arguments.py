@@ -23,10 +23,11 @@ from datetime import datetime
 from typing import Any
 
 from ackline.errors import ConfigError
+from ackline.ledger.backoff import parse_duration
 from ackline.ledger.offsets import OffsetRange, TopicPartition
 from ackline.ledger.outcomes import Outcome
 from ackline.ledger.turns import BACKFILL, LIVE
-from ackline.pipeline.field_types import is_code_path, parse_duration, parse_time, topic_name
+from ackline.pipeline.field_types import is_code_path, parse_time, topic_name
 
 LAST = 2**63 - 1
 """The exclusive upper bound of offsets."""

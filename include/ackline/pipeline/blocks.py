@@ -29,7 +29,7 @@ from pydantic import (
 )
 
 from ackline.errors import ConfigError
-from ackline.ledger.backoff import FOREVER, Backoff, RetryPolicy
+from ackline.ledger.backoff import FOREVER, Backoff, RetryPolicy, duration_text, parse_duration
 from ackline.ledger.tokens import TOKEN_KEYS
 from ackline.pipeline.field_types import (
     MAPPING,
@@ -42,8 +42,6 @@ from ackline.pipeline.field_types import (
     RegularExpression,
     StrictBlock,
     TopicName,
-    duration_text,
-    parse_duration,
 )
 from ackline.pipeline.properties import allowed_spark_property, broker_addresses, refused_properties
 

@@ -24,12 +24,12 @@ from ackline.errors import GroupMoved, NoProof, TooManyFailures
 from ackline.lane.adapters import Parts
 from ackline.lane.claim import operator_loss
 from ackline.lane.commit import CommitResult, commit_newest, renew_id_of_copy
+from ackline.lane.listeners import notify_settled
 from ackline.lane.log_checks import expired_rows_error
 from ackline.lane.new_plan import lane_ranges
 from ackline.lane.turn_metrics import (
     first_attempts,
     gaps_of,
-    notify_settled,
     stored_report,
     turn_outcomes,
     unacked_first_attempts,
@@ -142,7 +142,8 @@ def settle_turn(parts: Parts, plan: Plan, before: Settlement) -> Settlement | No
     parts.remove_task_folders(parts.store, plan.turn)
     for text in answers.warnings if answers else ():
         log.warning("%s: %s", plan.turn, text)
-    notify_settled(parts, plan, settlement, outcomes)  # after the write: listeners get durable events only
+    if parts.listener is not None:  # after the write: listeners get durable events only
+        notify_settled(parts.listener, plan, settlement, outcomes)
     return settlement
 
 

@@ -15,7 +15,6 @@ from ackline.ledger.commit_rule import Committed
 from ackline.ledger.fold import OutcomeRow, PartitionState, PendingKind
 from ackline.ledger.metrics import StepFigures
 from ackline.ledger.offsets import LogBounds, OffsetRange, TopicPartition, V, ValuedRange, ValuedRanges, join
-from ackline.ledger.outcomes import MESSAGE_LIMIT
 from ackline.ledger.pending import NEVER, PendingRuns, PendingState
 from ackline.ledger.turns import (
     Marker,
@@ -27,6 +26,7 @@ from ackline.ledger.turns import (
     TurnId,
     TurnKind,
 )
+from ackline.scrub import MESSAGE_LIMIT
 from ackline.tables.schemas import OUTCOMES, PENDING, PLANS, SETTLEMENTS
 
 _DICTS = 1_000

@@ -18,9 +18,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ackline.handler import Handler, Tier, Yielded, sign_tokens_with
+from ackline.ledger.backoff import parse_duration
 from ackline.ledger.outcomes import Outcome
 from ackline.ledger.pending import LATEST, MICROSECOND
-from ackline.pipeline.field_types import parse_duration
 from ackline.tuples import InFlight
 from ackline.worker.outcomes import (
     INVALID_WORD,

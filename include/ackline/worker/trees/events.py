@@ -22,9 +22,10 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from ackline.ledger.explain_offset import StepStory, encode
-from ackline.ledger.outcomes import MESSAGE_LIMIT, ErrorClass, Outcome
+from ackline.ledger.outcomes import ErrorClass, Outcome
 from ackline.ledger.pending import NEVER
 from ackline.pipeline.topology import SOURCE_STEP, Topology
+from ackline.scrub import MESSAGE_LIMIT
 from ackline.worker.outcomes import RowOutcome
 from ackline.worker.records import Int64s
 from ackline.worker.trees.rows import FAILED, Root

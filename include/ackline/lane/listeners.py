@@ -1,0 +1,140 @@
+"""The listener of a process: its thread, its creation, and the events that a settlement makes for it.
+
+`ackline.listener.Listener` is what the user overrides. Other events are passed on by `Parts.notify`, each after the
+write that it is about.
+"""
+
+import copy
+import importlib
+import logging
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, wait
+from queue import SimpleQueue
+from threading import Thread
+from typing import Any
+
+from ackline.errors import ConfigError
+from ackline.ledger.fold import PartitionState, PendingKind
+from ackline.ledger.offsets import TopicPartition, index_of_range
+from ackline.ledger.outcomes import Outcome, OutcomeColumns
+from ackline.ledger.pending import PendingRuns
+from ackline.ledger.turns import Plan, Settlement, TurnKind
+from ackline.listener import Listener
+from ackline.tables.turn_outcomes import TurnOutcomes
+
+log = logging.getLogger(__name__)
+
+EVENT_TIMEOUT = 30.0
+"""How long a listener may take to be created, or for one event, in seconds."""
+
+
+class ListenerThread:
+    """Creates a listener in a thread of its own, and calls it there, one event at a time.
+
+    The thread protects the run. A listener that hangs delays the run once, by `timeout` seconds. An exception of the
+    listener stays in its thread, and a signal to the run interrupts the run, not the listener. Each argument is a copy
+    that the listener may change. The constructor raises what `make` raises, and TimeoutError if `make` hangs.
+    """
+
+    def __init__(self, make: Callable[[], Listener], timeout: float = EVENT_TIMEOUT) -> None:
+        self.timeout = timeout
+        self._calls: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = SimpleQueue()
+        self._hangs = False
+        self.thread = Thread(target=self._run_calls, name="ackline-listener", daemon=True)
+        self.thread.start()
+        created = self._call(make)
+        if not created.done():
+            raise TimeoutError(f"its constructor has not returned for {timeout:g} s")
+        self._listener = created.result()
+
+    def notify(self, event: str, *details: Any) -> None:
+        """Calls `on_EVENT(*details)` and waits for it. Logs an exception or a timeout. Does nothing after a timeout."""
+        if self._hangs:
+            return
+        copies = copy.deepcopy(details)
+        call = self._call(lambda: getattr(self._listener, f"on_{event}")(*copies))
+        if not call.done():
+            self._hangs = True
+            log.warning(
+                "the listener's on_%s has not returned for %g s; the run continues and calls the listener no more",
+                event, self.timeout,
+            )  # fmt: skip
+        elif (error := call.exception()) is not None:
+            # The class only: the text of a user's exception may hold a secret.
+            log.warning("the listener's on_%s raised %s; the run continues", event, type(error).__name__)
+
+    def close(self) -> None:
+        """Calls `on_close`, and ends the thread."""
+        self.notify("close")
+        self._calls.put(None)
+
+    def _call(self, function: Callable[[], Any]) -> "Future[Any]":
+        call: Future[Any] = Future()
+        self._calls.put((call, function))
+        wait([call], self.timeout)
+        return call
+
+    def _run_calls(self) -> None:
+        while (entry := self._calls.get()) is not None:
+            call, function = entry
+            try:
+                call.set_result(function())
+            except BaseException as error:  # sys.exit and KeyboardInterrupt, too, end nothing but this call
+                call.set_exception(error)
+
+
+def load_listener(path: str | None) -> ListenerThread | None:
+    """Creates the listener `module:Class` in a thread; returns None without a path.
+
+    Raises ConfigError if the class does not import, can't be created, or is not a subclass of `Listener`.
+    """
+    if path is None:
+        return None
+    module, _, name = path.partition(":")
+
+    def make() -> Listener:
+        listener = create()
+        if not isinstance(listener, Listener):
+            raise ConfigError(f"listener {path} is not a subclass of ackline.listener.Listener", key="listener")
+        return listener
+
+    try:
+        # Imported here, in the main thread: some modules can be imported only there, such as those that set signals.
+        create = getattr(importlib.import_module(module), name)
+        return ListenerThread(make)
+    except ConfigError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise ConfigError(
+            f"listener {path} can't be created: {type(error).__name__}: {error}", key="listener"
+        ) from None
+
+
+def notify_settled(listener: ListenerThread, plan: Plan, settlement: Settlement, outcomes: TurnOutcomes) -> None:
+    """Passes the events of a settlement to the listener.
+
+    Only the process that has stored the settlement calls this. If others did too, every event would come again.
+    """
+    if plan.kind is TurnKind.GENESIS:
+        listener.notify("partitions_changed", {tp: settlement.partitions[tp] for tp in plan.partitions})
+    acked = {tp: counts[Outcome.ACKED] for tp, counts in outcomes.counts.items() if counts.get(Outcome.ACKED)}
+    if acked:
+        listener.notify("acked", plan.turn, acked)
+    offsets: dict[str, dict[TopicPartition, Sequence[Any]]] = {"retry": {}, "dead": {}, "expired": {}}
+    for tp, rows in outcomes.rows.items():
+        columns = OutcomeColumns.of(rows)
+        offsets["retry"][tp] = _retried(columns.with_outcome(Outcome.FAILED), settlement.partitions[tp].state)
+        offsets["dead"][tp] = columns.with_outcome(Outcome.DEAD).offsets.tolist()
+        expired = columns.with_outcome(Outcome.EXPIRED)
+        offsets["expired"][tp] = list(zip(expired.offsets.tolist(), expired.ends.tolist(), strict=True))
+    for event, details in offsets.items():
+        if any(details.values()):
+            listener.notify(event, plan.turn, {tp: numbers for tp, numbers in details.items() if numbers})
+
+
+def _retried(failed: OutcomeColumns, state: PartitionState) -> list[int]:
+    """Returns the failed offsets that get another attempt after the settlement."""
+    retries = PendingRuns.of(state.pending).of_kind(PendingKind.RETRY)
+    index = index_of_range(failed.offsets, (retries.starts, retries.ends))
+    offsets: list[int] = failed.offsets[index >= 0].tolist()
+    return offsets
