@@ -16,7 +16,7 @@ from airflow.sdk.exceptions import (
 from ackline.airflow import backfill, dags, interval_plan
 from ackline.airflow.backfill import BeginBackfillOperator
 from ackline.airflow.interval import Interval
-from ackline.airflow.operators import PlanOperator
+from ackline.airflow.interval_plan import IntervalPlanOperator
 from ackline.backfill.run import find_backfill, run_backfill
 from ackline.pipeline.pipeline import Pipeline
 from tests.support.memory_lane import OK, MemoryLane
@@ -85,7 +85,7 @@ class IntervalRun:
     def plan(self) -> DagRunTriggerException | None:
         """Runs `plan`. Returns the run that it starts; None if it ends and skips the other tasks."""
         task, context = self.task("plan")
-        assert isinstance(task, PlanOperator)
+        assert isinstance(task, IntervalPlanOperator)
         try:
             task.execute(context)
         except DagRunTriggerException as started:

@@ -97,23 +97,27 @@ def room_of(module: str) -> str:
 
 
 @cache
-def imports_of(path: Path) -> list[Import]:
-    """Returns all imports of a file but those for type checkers."""
+def imports_of(path: Path, for_types: bool = False) -> list[Import]:
+    """Returns all imports of a file, those for type checkers only with `for_types`."""
     return [
         Import(path, node.lineno, name, at_import)
-        for node, at_import in _import_statements(ast.parse(path.read_text()), at_import=True)
+        for node, at_import in _import_statements(ast.parse(path.read_text()), True, for_types)
         for name in _imported_modules(node)
     ]
 
 
-def _import_statements(node: ast.AST, *, at_import: bool) -> Iterator[tuple[ast.Import | ast.ImportFrom, bool]]:
+def _import_statements(
+    node: ast.AST, at_import: bool, for_types: bool
+) -> Iterator[tuple[ast.Import | ast.ImportFrom, bool]]:
     if isinstance(node, ast.Import | ast.ImportFrom):
         yield node, at_import
     elif isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
-        return
+        if not for_types:
+            return
+        at_import = False
     in_function = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
     for child in ast.iter_child_nodes(node):
-        yield from _import_statements(child, at_import=at_import and not in_function)
+        yield from _import_statements(child, at_import and not in_function, for_types)
 
 
 def _imported_modules(node: ast.Import | ast.ImportFrom) -> list[str]:
@@ -176,8 +180,9 @@ def test_the_package_imports_no_test() -> None:
 
 
 def test_no_modules_import_each_other_in_a_circle() -> None:
+    """Imports in functions and for type checkers count, too."""
     graph = {
-        module: {found.module for found in imports_of(path) if found.at_import and found.module in modules()}
+        module: {found.module for found in imports_of(path, for_types=True) if found.module in modules()}
         for module, path in modules().items()
     }
     try:

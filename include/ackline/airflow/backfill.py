@@ -24,10 +24,8 @@ from airflow.sdk import DAG, BaseOperator, Context
 from airflow.sdk.exceptions import AirflowFailException, AirflowRescheduleException, AirflowSkipException
 
 from ackline.airflow.backfill_form import BackfillForm, backfill_params
-from ackline.airflow.dags import RETRIES
 from ackline.airflow.driver_hook import SPARK_CONNECTION, DriverHook
-from ackline.airflow.operators import ACTOR, ReplayOperator, airflow_errors, opened
-from ackline.backfill.run import backfill_pipeline
+from ackline.airflow.operators import ACTOR, RETRIES, ReplayOperator, airflow_errors, opened
 from ackline.errors import ConfigError
 from ackline.ledger.account import UNREAD, Account
 from ackline.ledger.fold import PendingKind
@@ -90,6 +88,7 @@ class BeginBackfillOperator(BaseOperator):
     def execute(self, context: Context) -> dict[str, Any]:
         """Choose the offsets and store them. Imports the handler first, so that no lane begins that can't be run."""
         with noted_reason(context), airflow_errors():
+            from ackline.backfill.run import backfill_pipeline
             from ackline.kafka.config import java_properties
             from ackline.pipeline.folder import make_handlers_importable
             from ackline.pipeline.functions import check_functions

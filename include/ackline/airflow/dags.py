@@ -1,9 +1,5 @@
 """DAGs from pipeline files: `replay__NAME` with the tasks plan >> replay >> settle, and the links to their page.
 
-The links from Airflow's pages to the page of a pipeline.
-
-DAGs from pipeline files: `replay__NAME` with the tasks plan >> replay >> settle.
-
 Airflow parses the files in dags/ every few seconds. So nothing here opens a connection or loads Spark, Delta or a Kafka
 client: the tasks import what they need when they run.
 """
@@ -20,7 +16,8 @@ from urllib.parse import quote, urlencode, urlsplit
 from airflow.configuration import conf
 from airflow.sdk import DAG, Asset, BaseOperatorLink, CronDataIntervalTimetable, Param, get_parsing_context
 
-from ackline.airflow.operators import PlanOperator, ReplayOperator, SettleOperator
+from ackline.airflow.interval_plan import IntervalPlanOperator
+from ackline.airflow.operators import RETRIES, PlanOperator, ReplayOperator, SettleOperator
 from ackline.ledger.backoff import FOREVER
 from ackline.ledger.turns import LIVE
 from ackline.pipeline.arguments import PARTITION_PATTERN
@@ -63,21 +60,12 @@ class AuditLink(BaseOperatorLink):
     """The link `Audit` on the tasks: the turns that the task's run has settled."""
 
     name = "Audit"
-    operators = [PlanOperator, ReplayOperator, SettleOperator]  # noqa: RUF012 - declared so by Airflow
+    operators = [IntervalPlanOperator, PlanOperator, ReplayOperator, SettleOperator]  # noqa: RUF012 - declared so by Airflow
 
     def get_link(self, operator: Any, *, ti_key: Any) -> str:
         """Returns the page of the run, on the server of Airflow's own pages."""
         name = ti_key.dag_id.removeprefix(DAG_PREFIX)
         return f"{page_path()}pipelines/{quote(name, safe='')}/run?{urlencode({'run_id': ti_key.run_id})}"
-
-
-RETRIES = {
-    "retries": 4,
-    "retry_delay": timedelta(seconds=30),
-    "retry_exponential_backoff": 2.0,
-    "max_retry_delay": timedelta(minutes=10),
-}
-"""Airflow's retries of a transient error: about seven minutes. Others fail at once (`operators.airflow_errors`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +144,7 @@ def replay_dag(pipeline: Pipeline, file: str) -> DAG:
         auto_register=False,
     )
     dag.fileloc = file
-    plan = PlanOperator(task_id="plan", pipeline=pipeline, dag=dag)
+    plan = IntervalPlanOperator(task_id="plan", pipeline=pipeline, dag=dag)
     replay = ReplayOperator(task_id="replay", pipeline=pipeline, dag=dag)
     settle = SettleOperator(task_id="settle", pipeline=pipeline, dag=dag, outlets=[audit_asset(pipeline.name)])
     plan >> replay >> settle

@@ -26,9 +26,8 @@ from airflow.sdk.exceptions import (
 )
 
 from ackline.airflow.backfill import BACKFILL_PREFIX, LISTED, REASON, shortened
-from ackline.airflow.interval import Interval, epoch_to_run, is_whole_run, run_prefix
-from ackline.airflow.operators import opened
-from ackline.backfill.run import backfill_pipeline
+from ackline.airflow.interval import Interval, epoch_to_run, is_whole_run, replays_interval, run_prefix
+from ackline.airflow.operators import PlanOperator, airflow_errors, opened
 from ackline.errors import ConfigError
 from ackline.pipeline.pipeline import Pipeline
 
@@ -41,6 +40,26 @@ POLL_SECONDS = 5
 """How often the triggerer asks for the state of the run of `backfill__NAME`."""
 LIVE_PARAMS = ("max_records", "only_retries", "partitions")
 """The params of a run that bound a turn of the live lane."""
+
+
+class IntervalPlanOperator(PlanOperator):
+    """Plans a turn of the live lane, or in a run of Airflow's own backfill has the data interval replayed.
+
+    Such a run plans nothing itself. It starts a run of `backfill__NAME` for the interval's lane, and is deferred until
+    that lane is settled.
+    """
+
+    def execute(self, context: Context) -> dict[str, Any]:
+        """Run plan, or start the replay of the interval."""
+        if replays_interval(context):
+            with airflow_errors():
+                IntervalPlan(self, self.pipeline, context).start()
+        return super().execute(context)
+
+    def execute_complete(self, context: Context, event: tuple[str, Mapping[str, Any]]) -> None:
+        """End the task after its deferral: the run that replays the interval has ended."""
+        with airflow_errors():
+            IntervalPlan(self, self.pipeline, context).finish(event)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +120,8 @@ class IntervalPlan:
         return run_prefix(self.interval, run.start_date)
 
     def _opened(self) -> AbstractContextManager["Parts"]:
+        from ackline.backfill.run import backfill_pipeline
+
         pipeline = backfill_pipeline(self.pipeline, self.interval.arguments)
         return opened(pipeline, self.context, lane=self.interval.lane)
 

@@ -9,8 +9,7 @@ from typing import Any
 
 from airflow.sdk import DAG, BaseOperator, Context, CronDataIntervalTimetable
 
-from ackline.airflow.dags import RETRIES
-from ackline.airflow.operators import airflow_errors
+from ackline.airflow.operators import RETRIES, airflow_errors
 from ackline.pipeline.folder import audit_root
 
 LISTED_TABLES = 10

@@ -26,18 +26,24 @@ from ackline.airflow.driver_hook import (
     driver_environment,
     raise_for_exit_status,
 )
-from ackline.airflow.interval import replays_interval, skip_in_interval_run
+from ackline.airflow.interval import skip_in_interval_run
 from ackline.errors import AcklineError, TransientError
 from ackline.ledger.turns import LIVE
 from ackline.pipeline.folder import make_handlers_importable, project_root
 from ackline.pipeline.pipeline import Pipeline
 
 if TYPE_CHECKING:
-    from ackline.airflow.interval_plan import IntervalPlan
     from ackline.lane.adapters import Parts
     from ackline.ledger.turns import Plan, Settlement, TurnId
 
 ACTOR = "airflow"
+RETRIES = {
+    "retries": 4,
+    "retry_delay": timedelta(seconds=30),
+    "retry_exponential_backoff": 2.0,
+    "max_retry_delay": timedelta(minutes=10),
+}
+"""Airflow's retries of a transient error: about seven minutes. Others fail at once (`airflow_errors`)."""
 LEASE_POLL = timedelta(minutes=2)
 """How long a replay task gives its worker slot away while another process replays its turn."""
 
@@ -70,8 +76,8 @@ class PlanOperator(BaseOperator):
 
     The params of the DAG run limit what a new plan reads, and the plan stores them. An open plan stays as it is.
 
-    In a run of Airflow's own backfill it plans nothing: it has the data interval replayed in a lane of its own, and is
-    deferred until that lane is settled (`ackline.airflow.interval_plan`).
+    In a run of Airflow's own backfill it is skipped, because such a run takes no turn of the live lane. The DAG
+    `replay__NAME` has `ackline.airflow.interval_plan.IntervalPlanOperator`, which replays the data interval instead.
     """
 
     ui_color = "#d7e8f7"
@@ -82,9 +88,7 @@ class PlanOperator(BaseOperator):
 
     def execute(self, context: Context) -> dict[str, Any]:
         """Run plan. Imports the handler first, so that no turn is planned that can't be handled."""
-        if replays_interval(context):
-            with airflow_errors():
-                self._interval_plan(context).start()
+        skip_in_interval_run(context)
         with airflow_errors():
             from ackline.airflow.results import planned_summary
             from ackline.kafka.config import java_properties
@@ -117,16 +121,6 @@ class PlanOperator(BaseOperator):
                 summary = planned_summary(planned)
         self.log.info("planned: %s", summary)
         return summary
-
-    def _interval_plan(self, context: Context) -> "IntervalPlan":
-        from ackline.airflow.interval_plan import IntervalPlan
-
-        return IntervalPlan(self, self.pipeline, context)
-
-    def execute_complete(self, context: Context, event: tuple[str, Mapping[str, Any]]) -> None:
-        """End the task after its deferral: the run that replays the interval has ended."""
-        with airflow_errors():
-            self._interval_plan(context).finish(event)
 
 
 class SettleOperator(BaseOperator):
