@@ -1,12 +1,15 @@
-"""Guarantee and isolation level change between turns, with nothing pending."""
+"""Settings that change: guarantee and isolation level with nothing pending, and others from the next turn on."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from ackline.errors import ConfigError
 from ackline.ledger.turns import TurnKind
-from tests.support.memory_lane import AT_MOST_ONCE, FAILS, NO_GUARANTEE, OK, MemoryLane
+from ackline.steps import replay
+from tests.support.memory_lane import AT_MOST_ONCE, DEAD, FAILS, NO_GUARANTEE, OK, MemoryLane
+from tests.support.memory_parts import no_session
 
 
 @pytest.mark.parametrize(
@@ -31,3 +34,35 @@ def test_the_guarantee_does_not_change_while_records_are_pending_but_by_a_reset(
     lane.perform(TurnKind.RESET)
     lane.run()
     assert lane.floor() == 1
+
+
+def test_outputs_that_are_added_to_the_file_under_an_open_turn_wait_for_the_next_turn() -> None:
+    """The open turn keeps no rows of outcomes, so no staged row would be found to be of an acked record."""
+    lane = MemoryLane(OK, guarantee=NO_GUARANTEE, record_outcomes=False, dead_letter="none")
+    lane.plan()
+    lane.settings |= {"record_outcomes": True, "outputs": [{"from": "source", "table": "totals"}]}
+    jobs: list[Any] = []
+    parts = lane.parts()
+
+    def run_job(spark: Any, job: Any, on_progress: Any) -> Any:
+        jobs.append(job.settings)
+        return parts.run_job(spark, job, on_progress)
+
+    replay.replay(replace(parts, run_job=run_job), no_session)
+    lane.settle()
+    assert [(job.record_outcomes, job.topology, job.outputs) for job in jobs] == [(False, None, None)]
+    assert lane.settled().counts == {"acked": 1}
+
+
+@pytest.mark.parametrize(
+    ("planned", "now", "letters"), [({"topic": "dead"}, "none", 1), ("none", {"topic": "dead"}, 0)]
+)
+def test_i6_the_plan_decides_whether_a_dead_record_of_an_open_turn_gets_a_letter(
+    planned: Any, now: Any, letters: int
+) -> None:
+    """`ackline dead` looks for the letter in the topic of the plan."""
+    lane = MemoryLane(DEAD, dead_letter=planned)
+    lane.plan_and_replay()
+    lane.settings["dead_letter"] = now
+    lane.settle()
+    assert (len(lane.letters()), lane.settled().counts) == (letters, {"failed": 1, "dead": 1})

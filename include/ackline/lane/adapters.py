@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from ackline.errors import ConfigError
 from ackline.kafka.cluster import Cluster
@@ -21,13 +21,14 @@ from ackline.lane.lease import TurnLease, WhenHeld
 from ackline.lane.listeners import ListenerThread, load_listener
 from ackline.ledger.offsets import TopicPartition
 from ackline.ledger.tokens import Keys, token_keys_of, warning_of_keys
-from ackline.ledger.turns import LIVE, TurnId
+from ackline.ledger.turns import LIVE, Plan, TurnId
 from ackline.pipeline.arguments import EVERYTHING, RunRequest
 from ackline.pipeline.folder import audit_root
 from ackline.pipeline.functions import PartitionFilter, all_partitions, load_partition_filter
 from ackline.pipeline.pipeline import Pipeline
 from ackline.pipeline.secrets import secret_of, without_own_settings
 from ackline.pipeline.streams import Translation
+from ackline.pipeline.turn_settings import pipeline_of_turn
 from ackline.pipeline.warnings import warnings_of_connection, warnings_of_settings
 from ackline.tables.lease_file import LeaseFile
 from ackline.tables.store import LedgerStore
@@ -102,6 +103,10 @@ class Parts:
     def commits(self) -> bool:
         """Whether the lane commits the group's offsets. Only the live lane does; a backfill never touches the group."""
         return self.store.lane == LIVE
+
+    def of_turn(self, plan: Plan) -> Self:
+        """Returns the parts whose `pipeline` is what this open turn runs by, whatever the file has become."""
+        return replace(self, pipeline=pipeline_of_turn(self.pipeline, plan))
 
     def notify(self, event: str, *details: Any) -> None:
         """Passes an event to the listener, if there is one. Call it only once the event is durable."""

@@ -8,7 +8,17 @@ from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any, Self
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, PlainValidator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    PlainValidator,
+    ValidationInfo,
+    model_validator,
+)
 
 from ackline.ledger.backoff import duration_text, parse_duration
 
@@ -125,6 +135,10 @@ MAPPING = "[mapping]"
 leaves the tag out of the path of a key."""
 
 
+_STORED = object()
+"""The context of a validation that reads the settings of a stored plan."""
+
+
 class StrictBlock(BaseModel):
     """A block of a pipeline file. Unknown keys and values of another type are refused."""
 
@@ -134,8 +148,15 @@ class StrictBlock(BaseModel):
     def stored(cls, settings: Mapping[str, Any]) -> Self:
         """The block in the settings of a stored plan. Ignores unknown keys, because another version may have written
         them."""
+        return cls.model_validate(settings, context=_STORED)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_unknown_keys_if_stored(cls, data: Any, info: ValidationInfo) -> Any:
+        if info.context is not _STORED or not isinstance(data, Mapping):
+            return data
         known = {field.alias or name for name, field in cls.model_fields.items()}
-        return cls.model_validate({key: value for key, value in settings.items() if key in known})
+        return {key: value for key, value in data.items() if key in known}
 
 
 Duration = Annotated[timedelta, BeforeValidator(parse_duration), PlainSerializer(duration_text)]

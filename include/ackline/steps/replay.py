@@ -200,6 +200,7 @@ def _replay_open_plan(
     # Everything that can refuse the job is checked before the claim. Under at most once, a claimed turn is handed out
     # once or lost, so a registry that is away or a setting that Spark refuses would cost the whole range.
     check_open_plan_settings(parts, plan)
+    parts = parts.of_turn(plan)
     check_registry(parts.translation)
     job = job_of(parts, plan)
     range_error = _range_error(parts, plan)

@@ -97,6 +97,7 @@ def settle_turn(parts: Parts, plan: Plan, before: Settlement) -> Settlement | No
     Returns what was stored; None if another process has taken number n, to settle the turn or to void it.
     Raises NoProof, TooManyFailures and RetentionPassed.
     """
+    parts = parts.of_turn(plan)
     if close_if_waived(parts, plan, before):
         return None
     # Only the stored outcomes prove that the whole range was handled. The state of an Airflow task does not: it can be
