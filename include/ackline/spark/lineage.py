@@ -1,31 +1,29 @@
 """The one lineage of a replay job: fresh ranges, due retries, the stages of steps, and the acker.
 
-Reads fresh ranges as a DataFrame through Spark's Kafka source, each with its explicit start and end.
+Spark's Kafka source reads the fresh ranges, each with its explicit start and end. It never gets `latest`, which each
+action resolves anew, nor a consumer group, and data loss is an error. So the success of the job proves that the source
+read the ranges whole, gaps included. Several small ranges share a task, which reads one after the other; a task that
+failed in any of them fails the job. Tasks read due retries themselves (`ackline.worker.retries`).
 
-The source never gets `latest`, which each action resolves anew, nor a consumer group, and data loss is an error. So the
-success of the job proves that the source read the ranges whole, gaps included. Several small ranges share a task, which
-reads one after the other; a task that failed in any of them fails the job.
-
-The steps of a pipeline as one chain of Spark stages, with the acker at its end.
-
-The one lineage of a replay job: Spark reads fresh ranges and due retries, and the tasks return their manifests.
+The rows of the lineage are the manifests of its tasks. With steps, the rows of the tasks that read records go through
+one chain of stages, a stage for each step with `group_by`, and the acker is at its end.
 """
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import reduce
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F  # noqa: N812 - its usual name  # noqa: N812 - its usual name
+from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
 from ackline.handler import Handler, Tier, tier_of
 from ackline.kafka.config import java_properties
 from ackline.ledger.offsets import OffsetRange, TopicPartition, count
 from ackline.pipeline.topology import Step, Topology
-from ackline.worker.column import NOTED_DDL, as_records, with_outcomes
+from ackline.spark.column import NOTED_DDL, as_records, with_outcomes
 from ackline.worker.retries import split_for_tasks, split_ranges, with_fresh
 from ackline.worker.run import rate_per_task
 from ackline.worker.settings import MANIFEST_DDL, ReplayJob, TaskSettings
@@ -222,31 +220,36 @@ def manifests_of(
         folder,
         tuple(sorted({*job.fresh, *job.retries})),
     )
-    several_topics = task.topic is None
     sources = []
     if job.fresh:
         options = source_options(job.kafka.properties, job.kafka.isolation_level)
         sources.append(fresh_records(spark, job.fresh, options))
-    if task.tier is Tier.COLUMN and not isinstance(handler, Streams):
-        records = [as_records(source) for source in sources]
-        if job.retries:
-            parts, indexes = _retry_parts(spark, job)
-            records.append(indexes.mapInArrow(read_retries(job.kafka, parts), NOTED_DDL))
-        path, deliver_tombstones, once = str(job.settings.handler), job.settings.deliver_tombstones, job.settings.once
-        hashes_keys = job.settings.key_hash_secret is not None
-        outcomes = with_outcomes(_union(records), handler, path, deliver_tombstones, several_topics, once, hashes_keys)
-        return outcomes.mapInArrow(store_column(task), MANIFEST_DDL)
+    if not isinstance(handler, Streams) and task.tier is Tier.COLUMN:
+        return _manifests_of_column(spark, job, handler, task, sources)
     topology = job.settings.topology
     ddl = MANIFEST_DDL if topology is None else ROWS_DDL
-    rows = [for_python(source, several_topics).mapInArrow(handle_fresh(task), ddl) for source in sources]
+    rows = [for_python(source, task.topic is None).mapInArrow(handle_fresh(task), ddl) for source in sources]
     if job.retries:
         parts, indexes = _retry_parts(spark, job)
         rows.append(indexes.mapInArrow(handle_retries(task, job.kafka, parts), ddl))
+    union = reduce(DataFrame.union, rows)
     if topology is None:
-        return _union(rows)
+        return union
     offsets = sum(map(len, job.fresh.values())) + sum(map(count, job.retries.values()))
-    parts_of_chain = tasks_of_chain(offsets, spark.sparkContext.defaultParallelism)
-    return manifests_of_trees(_union(rows), task, topology, parts_of_chain)
+    return manifests_of_trees(union, task, topology, tasks_of_chain(offsets, spark.sparkContext.defaultParallelism))
+
+
+def _manifests_of_column(
+    spark: SparkSession, job: ReplayJob, handler: Handler, task: TaskSettings, sources: Sequence[DataFrame]
+) -> DataFrame:
+    """Returns the manifests of a job whose handler is a column: the JVM computes the outcomes, and the tasks only read
+    retries before it and store outcomes after it."""
+    records = [as_records(source) for source in sources]
+    if job.retries:
+        parts, indexes = _retry_parts(spark, job)
+        records.append(indexes.mapInArrow(read_retries(job.kafka, parts), NOTED_DDL))
+    outcomes = with_outcomes(reduce(DataFrame.union, records), handler, job.settings, topic=task.topic is None)
+    return outcomes.mapInArrow(store_column(task), MANIFEST_DDL)
 
 
 def _rate_per_task(spark: SparkSession, job: ReplayJob, max_rate: int) -> float:
@@ -268,10 +271,3 @@ def _retry_parts(spark: SparkSession, job: ReplayJob) -> tuple[Any, DataFrame]:
     """Returns the retries of each task as a broadcast list, and a DataFrame with one row for each task: its index."""
     parts = split_for_tasks(job.retries, spark.sparkContext.defaultParallelism)
     return spark.sparkContext.broadcast(parts), spark.range(0, len(parts), 1, len(parts))
-
-
-def _union(parts: list[DataFrame]) -> DataFrame:
-    whole, *others = parts
-    for part in others:
-        whole = whole.union(part)
-    return whole

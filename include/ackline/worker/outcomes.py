@@ -5,10 +5,12 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from time import time_ns
 
+import numpy as np
 import pyarrow as pa
 
 from ackline.errors import AcklineError
 from ackline.handler import Dead, Skip
+from ackline.ledger.offsets import Bools
 from ackline.ledger.outcomes import UNIX_EPOCH, ErrorClass, Outcome
 from ackline.scrub import scrub
 from ackline.worker.records import Int64s, Records
@@ -57,6 +59,13 @@ class Outcomes:
     not_acked: list[RowOutcome] = field(default_factory=list)
     calls: int = 0
     trees: pa.DictionaryArray | None = None
+
+    def filter(self, wanted: Bools) -> "Outcomes":
+        """Returns the outcomes of the rows for which `wanted` is true, as `Records.filter` does. Keeps `calls`."""
+        row_after = np.cumsum(wanted) - 1
+        not_acked = [each.at_row(int(row_after[each.row])) for each in self.not_acked if wanted[each.row]]
+        trees = None if self.trees is None else self.trees.filter(pa.array(wanted))
+        return Outcomes(self.handled_at[wanted], not_acked, self.calls, trees)
 
 
 class InvalidOutcome(Exception):

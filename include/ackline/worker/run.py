@@ -34,7 +34,7 @@ from ackline.ledger.outcomes import NO_TIMESTAMP, ErrorClass, Outcome
 from ackline.pipeline.secrets import KeyHash, key_hash
 from ackline.tables.object_store import use_options
 from ackline.worker.files import Chunk, OutcomeCounter, OutcomeFiles
-from ackline.worker.isolation.isolated import IsolatedHandler
+from ackline.worker.isolation.handler_process import IsolatedHandler
 from ackline.worker.outcomes import (
     INVALID_WORD,
     OUTCOME_WORDS,

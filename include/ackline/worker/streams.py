@@ -8,7 +8,7 @@ no stream takes is skipped, with the error class Unmatched. A failure of the sch
 Imports the handlers of a job in the process that calls them: a Spark task, or a process of their own.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -63,11 +63,8 @@ class _Route:
     functions: StreamFunctions
     key: Decode | None
     value: Decode | None
-
-    @property
-    def decoding(self) -> tuple[str, str]:
-        """What keys and values are decoded as. A record is decoded once for all routes with the same decoding."""
-        return self.stream.key, self.stream.value
+    decoding: tuple[str, str]
+    """What keys and values are decoded as. A record is decoded once for all routes with the same decoding."""
 
     def decode(self, record: Record) -> None:
         """Decodes key and value in place. Raises DecodingFailed, or TaskFailure if the record is not the cause."""
@@ -107,6 +104,7 @@ class Streams(Router):
                 load_functions(stream, emits=emits, in_flight=in_flight),
                 _decoder(stream.key, "key", registry),
                 _decoder(stream.value, "value", registry),
+                (stream.key, stream.value),
             )
             for stream in translation.streams
         ]
@@ -136,8 +134,7 @@ class Streams(Router):
         routes = self._routes_of(records.tp.topic)
         if routes and routes[0].functions.filter is None and routes[0].functions.tier is Tier.ARROW:
             return _call_arrow_route(routes[0], records, now, observer)
-        batches: dict[_Route, list[int]] = {}
-        handler = _routing_handler(routes, records, batches)
+        handler, batches = _routed(routes, records)
         if observer is not None:
             handler = observer.wrap(handler, Tier.RECORD)
             if self._registry is not None:
@@ -146,15 +143,21 @@ class Streams(Router):
             handler, records, now, lambda row: chain(records.payload_of(row), _decoded(routes, records, row)), observer
         )
         outcomes.calls -= sum(outcome.error_class in _NOT_CALLED for outcome in outcomes.not_acked)
-        for route, rows in batches.items():
-            _insert(outcomes, np.array(rows), _call_arrow_route(route, records.take(rows), now))
+        for route, rows in batches:
+            if rows:
+                _insert(outcomes, np.array(rows), _call_arrow_route(route, records.take(rows), now))
         outcomes.not_acked.sort(key=lambda outcome: outcome.row)
         return outcomes
 
 
-def _routing_handler(routes: tuple[_Route, ...], records: Records, batches: dict[_Route, list[int]]) -> Handler:
-    """Returns a record handler that calls the handler of the first route which wants the record. For a route with an
-    Arrow handler it only adds the record's row to `batches`."""
+_Batches = Sequence[tuple[_Route, list[int]]]
+"""Each route with the rows that wait for its Arrow handler. A route with a record handler has none."""
+
+
+def _routed(routes: tuple[_Route, ...], records: Records) -> tuple[Handler, _Batches]:
+    """Returns a record handler that calls the handler of the first route which wants the record, and the batches that
+    it leaves for Arrow handlers. Call these after the last record: a batch grows with each record that its route takes.
+    """
     if len(routes) == 1 and routes[0].functions.filter is None:  # the usual case, made fast
         decode, handler = routes[0].decode, routes[0].functions.handler
 
@@ -162,12 +165,13 @@ def _routing_handler(routes: tuple[_Route, ...], records: Records, batches: dict
             decode(record)
             return handler(record)
 
-        return call_only_route
+        return call_only_route, ()
+    batches: _Batches = [(route, []) for route in routes]
 
     def call_first_match(record: Record) -> Any:
         key, value = record.key, record.value
         decoding = _BYTES
-        for route in routes:
+        for route, rows in batches:
             if route.decoding != decoding:
                 if decoding != _BYTES:  # a copy, because the last filter may have kept the record that it was given
                     record = replace(record, key=key, value=value)
@@ -177,11 +181,11 @@ def _routing_handler(routes: tuple[_Route, ...], records: Records, batches: dict
                 continue
             if route.functions.tier is not Tier.ARROW:
                 return route.functions.handler(record)
-            batches.setdefault(route, []).append(int(np.searchsorted(records.offsets, record.offset)))
+            rows.append(int(np.searchsorted(records.offsets, record.offset)))
             return None
         raise Unmatched
 
-    return call_first_match
+    return call_first_match, batches
 
 
 def _decoded(routes: tuple[_Route, ...], records: Records, row: int) -> Iterator[bytes | str]:

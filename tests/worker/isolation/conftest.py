@@ -12,7 +12,7 @@ import pytest
 
 from ackline.handler import Tier
 from ackline.local.processes import wait_until
-from ackline.worker.isolation.isolated import IsolatedHandler
+from ackline.worker.isolation.handler_process import IsolatedHandler
 from tests.worker.batches import NOW
 from tests.worker.isolation.killers import FOLDER
 from tests.worker.isolation.lab import pids, settings_of

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from ackline.ledger.outcomes import Outcome
-from ackline.worker.isolation.isolated import IsolatedHandler
+from ackline.worker.isolation.handler_process import IsolatedHandler
 from ackline.worker.outcomes import Outcomes
 from ackline.worker.records import Records
 from ackline.worker.settings import ReplaySettings

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from ackline.handler import Tier
-from ackline.worker.isolation.call_log import CallLog
+from ackline.worker.isolation.serving import CallLog
 from tests.pipeline.test_streams import RECORD
 
 
@@ -18,7 +18,7 @@ def test_no_death_leaves_a_record_logged_as_given_while_no_call_is_under_way(mon
         states.append((log.state().given, log.state().began_at))
         return 7
 
-    monkeypatch.setattr("ackline.worker.isolation.call_log.time.monotonic_ns", clock)
+    monkeypatch.setattr("ackline.worker.isolation.serving.time.monotonic_ns", clock)
     log.begin_batch(2)
     called = log.wrap(lambda _: states.append((log.state().given, log.state().began_at)), Tier.RECORD)
     called(replace(RECORD, offset=100))

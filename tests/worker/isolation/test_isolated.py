@@ -16,8 +16,8 @@ from ackline.handler import Tier, load_handler, tier_of
 from ackline.ledger.outcomes import Outcome
 from ackline.local.processes import wait_until
 from ackline.worker.call import call_handler
-from ackline.worker.isolation.call_log import CallState
 from ackline.worker.isolation.handler_process import HandlerProcess
+from ackline.worker.isolation.serving import CallState
 from tests.worker.batches import NOW
 from tests.worker.isolation.conftest import MakeIsolated, children
 from tests.worker.isolation.lab import KILLERS, batch_of, call, calls, classes, pids
@@ -222,7 +222,7 @@ def test_the_death_of_the_fork_server_is_a_transient_error(isolated: MakeIsolate
 TASK = """
 import sys
 from ackline.handler import Tier
-from ackline.worker.isolation.isolated import IsolatedHandler
+from ackline.worker.isolation.handler_process import IsolatedHandler
 from tests.worker.isolation.lab import call, settings_of
 call(IsolatedHandler(settings_of(), Tier.RECORD, lambda: 0), [b"child", sys.argv[1].encode()])
 """

@@ -16,9 +16,9 @@ from ackline.pipeline.topology import Topology
 from ackline.tuples import Emit, Tuple
 from ackline.worker.files import OutcomeTarget
 from ackline.worker.settings import ReplaySettings, TaskSettings
+from ackline.worker.trees.batch import Outbox
 from ackline.worker.trees.calls import TreeCalls
 from ackline.worker.trees.events import EventFormat
-from ackline.worker.trees.outbox import Outbox
 from ackline.worker.trees.rows import MANIFEST
 from ackline.worker.trees.stages import handle_step
 from tests.worker.trees.stages import steps_of

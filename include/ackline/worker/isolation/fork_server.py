@@ -21,7 +21,7 @@ import sys
 import time
 from importlib import import_module
 
-from ackline.worker.isolation.call_log import CallLog, CallState, read_state
+from ackline.worker.isolation.serving import CallLog, CallState, read_state
 
 COMMAND = struct.Struct("=cqq")
 """A command, and the `CallState` that END_CALL needs."""

@@ -1,35 +1,174 @@
-"""What runs in a handler's process, and the messages between it and its Spark task.
+"""What runs in a handler's process, the log of its calls, and the messages between it and its Spark task.
 
-Messages between a handler's process and its Spark task: pickled values, each behind its length.
+The process calls handlers for the task, one request after another. Its module has a function `serve`; the one here is
+for the handler of records, and `ackline.worker.trees.isolated` has the one for trees. The fork server imports the
+module before it forks (`ackline.worker.isolation.fork_server`).
 
-This is not `multiprocessing.connection.Connection`, because only a socket that never blocks keeps two promises:
-- A death is noticed while the task sends a batch. A daemon that the handler has forked may keep the dead process's end
-  of the socket open, and nothing reads from it. `Connection.send` would block there for ever. The task instead waits
+The process logs each call before it makes the call, in memory that it shares with the task, so the log survives
+whatever the call does. If the process dies, or a call does not end, the task reads there which records the handler was
+given. The log holds offsets and times, never a payload.
+
+A message is a pickled value behind its length, in a socket that never blocks the task.
+`multiprocessing.connection.Connection` can't keep these two promises:
+- The task notices a death while it sends a batch. A daemon that the handler has forked may keep the dead process's end
+  of the socket open, and nothing reads from it: `Connection.send` would block there for ever. The task instead waits
   for room in the socket and for the fork server's report of the death at the same time.
 - A process that stops in the middle of a message does not stop its task. `Connection.poll` and `wait` report a message
-  by its first byte, and `recv` then blocks until the last one, so no time limit would hold and no death be noticed.
-
-On a non-blocking descriptor, `Connection` loses its place in the middle of a message.
-
-What runs in a handler's process: it calls handlers for its Spark task, one request after another.
-
-The module of a handler's process has a function `serve`; this one is for the handler of records. The fork server
-imports it before it forks (`ackline.worker.isolation.fork_server`).
+  by its first byte, and `recv` then blocks until the last one, so no time limit would hold and no death be noticed. On
+  a non-blocking descriptor, `Connection` loses its place in the middle of a message.
 """
 
+import mmap
 import os
 import pickle
 import socket
 import struct
-from collections.abc import Callable
-from contextlib import AbstractContextManager
-from typing import Any
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
 
 from ackline.errors import AcklineError, FatalError
-from ackline.handler import Handler, Tier
-from ackline.worker.isolation.call_log import CallLog
+from ackline.handler import Handler, Record, Tier
 from ackline.worker.outcomes import RowOutcome
+from ackline.worker.records import Int64s
 from ackline.worker.streams import load_call
+
+_WORD = 8
+# The words of the log: how many rows the handler was given, when the call under way began (0: none is under way),
+# whether it was given the rows as one batch, and from the fourth word on their offsets.
+_GIVEN, _BEGAN_AT, _AS_BATCH, _OFFSETS = 0, 1, 2, 3
+# In place of that time: a call is under way, and waits for the schema registry, which is not the handler's doing.
+_WAITING = -1
+_STATE = struct.Struct("=qq")
+_INITIAL_ROWS = 1024
+
+
+class CallState(NamedTuple):
+    """How many rows of the batch the handler was given, and when the call under way began (CLOCK_MONOTONIC, ns).
+
+    `began_at` is 0 if no call is under way, and negative while a call waits for the schema registry.
+    """
+
+    given: int
+    began_at: int
+
+
+NO_CALL = CallState(0, 0)
+
+
+class CallLog:
+    """The log of one batch at a time. The task passes `descriptor` to the handler's process."""
+
+    def __init__(self, descriptor: int) -> None:
+        self.descriptor = descriptor
+        self._map()
+
+    @classmethod
+    def create(cls) -> "CallLog":
+        """Makes a new log in this process."""
+        descriptor = os.memfd_create("ackline-calls")
+        os.ftruncate(descriptor, (_OFFSETS + _INITIAL_ROWS) * _WORD)
+        return cls(descriptor)
+
+    def _map(self) -> None:
+        self._memory = mmap.mmap(self.descriptor, 0)
+        self._words = memoryview(self._memory).cast("q")
+
+    def _unmap(self) -> None:
+        self._words.release()
+        self._memory.close()
+
+    def begin_batch(self, rows: int) -> None:
+        """In the task: empties the log for a batch of `rows` rows. The handler's process must be idle."""
+        if len(self._words) < _OFFSETS + rows:
+            self._unmap()
+            os.ftruncate(self.descriptor, (_OFFSETS + rows) * _WORD)
+            self._map()
+        self._words[_BEGAN_AT] = 0
+        self._words[_GIVEN] = 0
+        self._words[_AS_BATCH] = 0
+
+    def open_batch(self) -> None:
+        """In the handler's process: makes room for the batch that the task has begun."""
+        if os.fstat(self.descriptor).st_size > self._words.nbytes:
+            self._unmap()
+            self._map()
+
+    def begin_call(self, number: int) -> None:
+        """In the handler's process: logs that a call begins, by its number in the batch instead of an offset."""
+        words = self._words
+        given = words[_GIVEN]
+        words[_OFFSETS + given] = number
+        words[_BEGAN_AT] = time.monotonic_ns()  # before the count, as in `wrap`
+        words[_GIVEN] = given + 1
+
+    def end_batch(self) -> None:
+        """In the handler's process: logs that the last call has returned."""
+        self._words[_BEGAN_AT] = 0
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """The time in this context does not count against the limit of the call under way."""
+        words, now = self._words, time.monotonic_ns()
+        began_at, words[_BEGAN_AT] = words[_BEGAN_AT], _WAITING
+        try:
+            yield
+        finally:
+            words[_BEGAN_AT] = began_at + time.monotonic_ns() - now
+
+    def state(self) -> CallState:
+        """Returns the progress of the batch. While the process runs, `began_at` may be one call ahead of `given`."""
+        return read_state(self.descriptor)
+
+    def given(self) -> Int64s:
+        """Returns the offsets that the handler was given, in that order."""
+        return np.array(self._words[_OFFSETS : _OFFSETS + self._words[_GIVEN]], dtype=np.int64)
+
+    @property
+    def as_batch(self) -> bool:
+        """Whether one call got all rows, so that any of them may be the culprit."""
+        return bool(self._words[_AS_BATCH])
+
+    def wrap(self, handler: Handler, tier: Tier) -> Handler:
+        """Returns the handler; each call of it is logged before it is made."""
+        words, now = self._words, time.monotonic_ns
+
+        def logged_record_call(record: Record) -> object:
+            # The offset before the count, so that no death leaves a counted row without its offset. The time before the
+            # count, so that no death leaves a counted row for which no call is under way: it would pass for acked.
+            given = words[_GIVEN]
+            words[_OFFSETS + given] = record.offset
+            words[_BEGAN_AT] = now()
+            words[_GIVEN] = given + 1
+            return handler(record)
+
+        def logged_batch_call(batch: pa.RecordBatch) -> object:
+            given = words[_GIVEN]
+            for word, offset in enumerate(batch.column("offset").to_pylist(), _OFFSETS + given):
+                words[word] = offset
+            words[_AS_BATCH] = 1
+            words[_GIVEN] = given + batch.num_rows
+            words[_BEGAN_AT] = now()
+            return handler(batch)
+
+        logged = logged_record_call if tier is Tier.RECORD else logged_batch_call
+        logged.__module__ = getattr(handler, "__module__", None) or "handler"
+        return logged
+
+    def close(self) -> None:
+        """Frees the memory."""
+        self._unmap()
+        os.close(self.descriptor)
+
+
+def read_state(descriptor: int) -> CallState:
+    """Returns the state of the log behind a descriptor."""
+    return CallState(*_STATE.unpack(os.pread(descriptor, _STATE.size, 0)))
+
 
 _LENGTH = struct.Struct("=q")
 _CHUNK = 1 << 20

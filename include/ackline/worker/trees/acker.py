@@ -21,8 +21,8 @@ from ackline.worker.records import Int64s
 from ackline.worker.run import TaskRun
 from ackline.worker.settings import TaskSettings, manifest
 from ackline.worker.streams import CallHandler
+from ackline.worker.trees.batch import read_manifest
 from ackline.worker.trees.events import NOT_BEGUN, Block, EventFormat, Sums, outcome_of_root, stories_of_acked
-from ackline.worker.trees.outbox import read_manifest
 from ackline.worker.trees.rows import MANIFEST
 
 Batches = Iterator[pa.RecordBatch]

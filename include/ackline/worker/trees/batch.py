@@ -1,14 +1,9 @@
-"""What the calls of a batch did: tuples sent, edges, counts, times and sampled edges.
+"""What the calls of a batch did, and what of it goes to other tasks.
 
-Tuples on their way to other tasks: as lists while calls emit them, then as rows.
-
-What the calls of a batch did, noted in lists and summed up for each root at the end.
-
-What the calls of a task count and measure. A call only appends to lists; the end of a batch adds them up.
-
-Logs the edges of sampled records, for `debug: {sample: …}` in the pipeline file.
-
-A line names steps, stream, record, attempt and edge. It holds no key, no value and no error message.
+Calls only append to lists. The end of a batch makes the rest of the lists, with NumPy: an event for each root
+(`Batch`), counts and times (`CallFigures`), and rows of tuples (`SentTuples`). `Outbox` gathers these rows and the
+events of several batches into larger Arrow batches. `EdgeLog` logs the edges of sampled records, for
+`debug: {sample: …}` in the pipeline file: steps, stream, record, attempt and edge; no key, value or error message.
 """
 
 import logging
@@ -17,7 +12,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, pairwise
 from time import perf_counter_ns, time_ns
-from typing import Any
+from typing import Any, NamedTuple
+from uuid import uuid4
 
 import numpy as np
 import numpy.typing as npt
@@ -29,9 +25,10 @@ from ackline.pipeline.topology import SOURCE_STEP, Stream
 from ackline.tuples import SOURCE, Durations, StepCounts, Tuple
 from ackline.worker.outcomes import RowOutcome
 from ackline.worker.settings import TaskSettings
-from ackline.worker.trees.events import NO_TIMESTAMP, NOT_BEGUN, EventFormat, Events, note_of
+from ackline.worker.trees.events import NO_TIMESTAMP, NOT_BEGUN, EventFormat, Events, PackedEvents, note_of
 from ackline.worker.trees.rows import (
     FAILED,
+    MANIFEST,
     MASK,
     UNTRACKED,
     EdgeColumns,
@@ -309,3 +306,75 @@ def _write_to_stderr() -> None:
         handler = logging.StreamHandler()
         handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
         log.addHandler(handler)
+
+
+_MAX_EVENTS = 8 << 20
+"""Bytes of events that wait here, at most. The more there are, the more of them share a row."""
+
+
+class Ended(NamedTuple):
+    """What the calls of a batch leave: their events by root, and the rows of tuples for other tasks."""
+
+    events: Events
+    rows: list[pa.RecordBatch]
+
+
+class Outbox:
+    """Rows of one task that are not sent yet. `trees` counts the trees whose first event the task has added."""
+
+    def __init__(self) -> None:
+        self._events = PackedEvents()
+        self._ready: list[pa.RecordBatch] = []
+        self._small: list[pa.RecordBatch] = []
+        self._rows = self._bytes = 0
+        self.trees = 0
+
+    def add(self, ended: Ended) -> None:
+        """Adds what the calls of a batch leave."""
+        if len(ended.events):
+            self._events.add(ended.events)
+            self.trees += int(ended.events.rows["sources"].sum())
+        for rows in ended.rows:
+            if self._rows + rows.num_rows > MAX_ROWS or self._bytes + rows.nbytes > MAX_BYTES:
+                self._join_small()
+            self._small.append(rows)
+            self._rows += rows.num_rows
+            self._bytes += rows.nbytes
+
+    def take(self, *, last: bool = False) -> Iterator[pa.RecordBatch]:
+        """Yields the rows that make a batch, and forgets them. The `last` time it yields all that are left."""
+        if last or self._rows >= MAX_ROWS or self._bytes >= MAX_BYTES:
+            self._join_small()
+        ready, self._ready = self._ready, []
+        yield from ready
+        if self._events.size and (last or self._events.size >= _MAX_EVENTS):
+            yield self._event_batch()
+
+    def manifest(self, manifest: pa.RecordBatch) -> pa.RecordBatch:
+        """Returns a task's manifest as a row that no other row is added up with."""
+        content = pa.BufferOutputStream()
+        with pa.ipc.new_stream(content, manifest.schema) as stream:
+            stream.write_batch(manifest)
+        columns = {"key": [uuid4().bytes], "tp": [MANIFEST], "payload": [content.getvalue().to_pybytes()]}
+        return rows_of(columns, 1)
+
+    def _join_small(self) -> None:
+        small, self._small, self._rows, self._bytes = self._small, [], 0, 0
+        if small:
+            self._ready += pa.Table.from_batches(small).combine_chunks().to_batches()
+
+    def _event_batch(self) -> pa.RecordBatch:
+        blocks, payloads = zip(*self._events.take(), strict=True)
+        columns = {
+            "key": [block.key for block in blocks],
+            "tp": [block.tp for block in blocks],
+            "offset": [block.number for block in blocks],
+            "payload": payloads,
+        }
+        return rows_of(columns, len(blocks))
+
+
+def read_manifest(content: bytes) -> Iterator[pa.RecordBatch]:
+    """Yields the manifest that `Outbox.manifest` has encoded."""
+    with pa.ipc.open_stream(content) as stream:
+        yield from stream

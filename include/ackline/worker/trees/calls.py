@@ -8,9 +8,7 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from time import perf_counter_ns
-from typing import Any, NamedTuple
-
-import pyarrow as pa
+from typing import Any
 
 from ackline.errors import FatalError
 from ackline.handler import Handler, Record
@@ -23,8 +21,8 @@ from ackline.tuples import SOURCE, InFlight, Origin
 from ackline.worker.call import end_forked_copy, forks, in_flight_outcome
 from ackline.worker.outcomes import Clock, RowOutcome, TaskFailure, outcome_of_exception
 from ackline.worker.trees.answers import Answer, AnswerReader, Emitted, NotAcked, Waiting
-from ackline.worker.trees.batch import MAX_BYTES, MAX_ROWS, Batch, CallFigures, EdgeLog, SentTuples
-from ackline.worker.trees.events import EventFormat, Events
+from ackline.worker.trees.batch import MAX_BYTES, MAX_ROWS, Batch, CallFigures, EdgeLog, Ended, SentTuples
+from ackline.worker.trees.events import EventFormat
 from ackline.worker.trees.output_rows import OutputRow, OutputRows
 from ackline.worker.trees.payload import Input, input_of, texts_of, texts_of_record
 from ackline.worker.trees.rows import EdgeNumbers, Resolved, Root, root_id
@@ -37,13 +35,6 @@ _Taker = tuple[int, Stream, tuple[Step, ...], tuple[Output, ...]]
 _logger = logging.getLogger(__name__)
 _MAX_CONSUMERS = 256
 """The most steps that may take one stream. The positions of edges have eight bits for them."""
-
-
-class Ended(NamedTuple):
-    """What the calls of a batch leave: their events by root, and the rows of tuples for other tasks."""
-
-    events: Events
-    rows: list[pa.RecordBatch]
 
 
 class TreeCalls:
@@ -182,26 +173,35 @@ class TreeCalls:
     def call_join(self, step: Step, given: Sequence[Input]) -> None:
         """Calls a join with all tuples of a key. Closes the edges of those that it does not hold."""
         failure, answers = self.answers_of_step(step, tuple([each.tuple for each in given]), given)
-        not_acked = {answer.position: answer for answer in answers if isinstance(answer, NotAcked) and answer.held}
-        not_acked |= {answer.position: answer for answer in answers if isinstance(answer, NotAcked) and not answer.held}
-        for position, each in enumerate(given):
-            outcome, answer = failure, not_acked.get(position)
-            if answer is not None and not answer.held:
-                outcome = RowOutcome(0, Outcome.FAILED, ErrorClass.FAIL, answer.reason, self._now())
-            closes = answer is None or not answer.held
-            if closes:
-                self.batch.closed += each.edges
-            if outcome is not None or self._edge_log is not None:
-                self._note(step, each, outcome, held=not closes)
-        counts = self.figures.of_step(step.number)
-        counts.executed += len(given)
-        counts.acked += 0 if failure is not None else len(given) - len(not_acked)
+        self._close_join(step, given, failure, [answer for answer in answers if isinstance(answer, NotAcked)])
         emitted = [answer for answer in answers if isinstance(answer, Emitted)]
-        counts.emitted += len(emitted)
+        self.figures.of_step(step.number).emitted += len(emitted)
         whole = self._merged(given) if emitted else ()
         for place, item in enumerate(emitted):
             edges = whole if item.anchors is None else self._merged([given[position] for position in item.anchors])
             self._deliver(step.name, step.number, item, edges, edges or whole, place)
+
+    def _close_join(
+        self, step: Step, given: Sequence[Input], failure: RowOutcome | None, not_acked: Sequence[NotAcked]
+    ) -> None:
+        """Closes the edges of the tuples of a join but for those that it holds. Each tuple has one verdict: `failure`,
+        which is how the call itself failed, or what the join answered about the tuple, or acked.
+
+        A Fail wins over a Hold of the same tuple, and the last Fail over those before it.
+        """
+        reasons = {answer.position: answer.reason for answer in not_acked if not answer.held}
+        held = {answer.position for answer in not_acked if answer.held} - reasons.keys()
+        for position, each in enumerate(given):
+            outcome, is_held = failure, position in held
+            if position in reasons:
+                outcome = RowOutcome(0, Outcome.FAILED, ErrorClass.FAIL, reasons[position], self._now())
+            if not is_held:
+                self.batch.closed += each.edges
+            if outcome is not None or self._edge_log is not None:
+                self._note(step, each, outcome, held=is_held)
+        counts = self.figures.of_step(step.number)
+        counts.executed += len(given)
+        counts.acked += 0 if failure is not None else len(given) - len(reasons) - len(held)
 
     def answers_of_step(
         self, step: Step, argument: Any, given: Sequence[Input]

@@ -22,9 +22,8 @@ from ackline.pipeline.functions import load_steps
 from ackline.pipeline.topology import SOURCE_STEP, Step, Stream
 from ackline.tuples import Durations, Origin
 from ackline.worker.call import forks
-from ackline.worker.isolation.call_log import CallLog
 from ackline.worker.isolation.handler_process import Death, HandlerProcess
-from ackline.worker.isolation.serving import Observer, serve_requests
+from ackline.worker.isolation.serving import CallLog, Observer, serve_requests
 from ackline.worker.outcomes import Clock, Outcomes, RowOutcome, outcome_clock
 from ackline.worker.records import Records
 from ackline.worker.run import without_secrets

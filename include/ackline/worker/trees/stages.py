@@ -8,7 +8,7 @@ all other rows on.
 
 import pickle
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import groupby, islice
 from typing import Any, Self
 
@@ -17,24 +17,85 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ackline.handler import Handler, Record
-from ackline.pipeline.topology import Step
+from ackline.ledger.offsets import Bools
+from ackline.pipeline.topology import Step, Topology
 from ackline.tables.object_store import use_options
 from ackline.tuples import SOURCE, InFlight, Origin, StepCounts
-from ackline.worker.isolation.isolated import IsolatedHandler
-from ackline.worker.outcomes import Outcomes, outcome_clock
-from ackline.worker.records import Records
+from ackline.worker.isolation.handler_process import IsolatedHandler
+from ackline.worker.outcomes import Outcomes, RowOutcome, outcome_clock
+from ackline.worker.records import Int64s, Records
 from ackline.worker.run import TaskRun, check_start, ignore_ctrl_c, naming_host
 from ackline.worker.settings import TaskSettings, manifest
 from ackline.worker.streams import CallHandler, load_call
-from ackline.worker.trees.calls import Ended, Seeds, rarer_collection
-from ackline.worker.trees.events import outcome_of_root, stories_of_acked
+from ackline.worker.trees.batch import Ended, Outbox
+from ackline.worker.trees.calls import Seeds, rarer_collection
+from ackline.worker.trees.events import Events, outcome_of_root, stories_of_acked
 from ackline.worker.trees.isolated import CALLS_A_REQUEST, IsolatedTreeCalls, tree_calls
-from ackline.worker.trees.outbox import Outbox
 from ackline.worker.trees.output_rows import OutputRows
 from ackline.worker.trees.payload import Input, input_of
 from ackline.worker.trees.rows import UNTRACKED, EdgeNumbers, Edges, seed_of
 
 _PORTION = 500
+
+
+@dataclass(frozen=True, slots=True)
+class BegunTrees:
+    """The trees that a portion of records has begun. One that is complete has ended in this task; the acker decides any
+    other one, which is open.
+
+    An event has a number, its place in `events`; a record has a row in the portion. A record that emitted nothing has
+    a row and no event. `rows` leads from numbers to rows.
+    """
+
+    events: Events
+    rows: Int64s
+    """By the number of the event, the row of its record."""
+    complete: Bools
+    """By the number of the event, whether the tree has ended."""
+    is_open: Bools
+    """By row, whether the record's tree is open."""
+
+    @classmethod
+    def of(cls, events: Events, records: Records) -> Self:
+        """Returns the trees of `records`, given their events."""
+        rows, complete = np.searchsorted(records.offsets, events.rows["offset"]), events.complete
+        is_open = np.zeros(len(records), dtype=np.bool_)
+        is_open[rows[~complete]] = True
+        return cls(events, rows, complete, is_open)
+
+    def outcomes_of_ended(self, topology: Topology, time: int) -> list[RowOutcome]:
+        """Returns the outcomes of the ended trees that were not acked, by row. `time` is in microseconds since 1970."""
+        events, outcomes = self.events, []
+        for number in {*events.notes, *events.dues}:
+            if self.complete[number]:
+                root = events.rows[number]
+                sums = int(root["xor"]), root["open"].tolist(), root["acked"].tolist()
+                outcome = outcome_of_root(events.notes.get(number), *sums, topology, time, events.dues.get(number))
+                assert outcome is not None
+                outcomes.append(outcome.at_row(int(self.rows[number])))
+        return outcomes
+
+    def stories(self, not_acked: Sequence[RowOutcome], topology: Topology) -> pa.DictionaryArray | None:
+        """Returns the story of each row whose record is acked; None for the rows of `not_acked`, which have stories of
+        their own, and of open trees."""
+        acked = np.zeros((len(topology.steps), len(self.is_open)), dtype=np.int64)
+        acked[:, self.rows] = self.events.rows["acked"].T
+        acked[:, [outcome.row for outcome in not_acked]] = 0
+        acked[:, self.is_open] = 0
+        return stories_of_acked(acked, topology)
+
+    def open_events(self, records: Records, hashes_of: Callable[[pa.Array], pa.Array | None]) -> Events:
+        """Returns the events of open trees with what the acker stores of their records: timestamps and hashes of keys.
+        `hashes_of` returns None if the pipeline stores no hashes."""
+        numbers = np.flatnonzero(~self.complete)
+        events, rows = self.events.take(numbers), self.rows[numbers]
+        events.rows["timestamp"] = records.timestamps[rows]
+        hashes = hashes_of(records.keys.take(pa.array(rows)))
+        if hashes is None:
+            return events
+        return replace(
+            events, key_hashes={number: text for number, text in enumerate(hashes.to_pylist()) if text is not None}
+        )
 
 
 class SourceRun(TaskRun):
@@ -92,36 +153,16 @@ class SourceRun(TaskRun):
 
     def _without_open_trees(self, records: Records, outcomes: Outcomes, ended: Ended) -> tuple[Records, Outcomes]:
         """Sends the events of trees that go on in other tasks. Returns the other records, with their outcomes."""
-        topology, time, events = self._settings.replay.topology, self._clock(), ended.events
+        topology = self._settings.replay.topology
         assert topology is not None
-        rows = np.searchsorted(records.offsets, events.rows["offset"])
-        complete = events.complete
-        for number in {*events.notes, *events.dues}:
-            if complete[number]:  # the others are decided by the acker
-                of_root = events.rows[number]
-                sums = int(of_root["xor"]), of_root["open"].tolist(), of_root["acked"].tolist()
-                outcome = outcome_of_root(events.notes.get(number), *sums, topology, time, events.dues.get(number))
-                assert outcome is not None
-                outcomes.not_acked.append(outcome.at_row(int(rows[number])))
+        trees = BegunTrees.of(ended.events, records)
+        outcomes.not_acked += trees.outcomes_of_ended(topology, self._clock())
         outcomes.not_acked.sort(key=lambda outcome: outcome.row)
-        acked = np.zeros((len(topology.steps), len(records)), dtype=np.int64)
-        acked[:, rows] = events.rows["acked"].T
-        acked[:, [outcome.row for outcome in outcomes.not_acked]] = 0  # these have a story of their own
-        is_open = np.zeros(len(records), dtype=np.bool_)
-        is_open[rows[~complete]] = True
-        events.rows["timestamp"] = records.timestamps[rows]
-        hashes = self._hashes(records.keys)
-        if hashes is not None:
-            of_rows = hashes.take(pa.array(rows)).to_pylist()
-            events = replace(events, key_hashes={n: text for n, text in enumerate(of_rows) if text is not None})
-        self._outbox.add(Ended(events.take(np.flatnonzero(~complete)), ended.rows))
-        trees = stories_of_acked(acked[:, ~is_open], topology)
-        if not is_open.any():
-            return records, replace(outcomes, trees=trees)
-        number_of = np.cumsum(~is_open) - 1
-        kept = [outcome.at_row(int(number_of[outcome.row])) for outcome in outcomes.not_acked]
-        times = outcomes.handled_at[~is_open]
-        return records.filter(~is_open), replace(outcomes, handled_at=times, not_acked=kept, trees=trees)
+        outcomes.trees = trees.stories(outcomes.not_acked, topology)
+        self._outbox.add(Ended(trees.open_events(records, self._hashes), ended.rows))
+        if not trees.is_open.any():
+            return records, outcomes
+        return records.filter(~trees.is_open), outcomes.filter(~trees.is_open)
 
     def _manifest(self) -> pa.RecordBatch:
         self._trees.log_dropped()

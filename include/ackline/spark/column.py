@@ -15,6 +15,7 @@ from ackline.errors import ConfigError
 from ackline.handler import Handler
 from ackline.ledger.outcomes import LATEST_MILLISECOND, NO_TIMESTAMP
 from ackline.worker.run import TOMBSTONE
+from ackline.worker.settings import ReplaySettings
 
 RECORD_DDL = (
     "topic string, partition int, offset long, timestamp timestamp, key binary, value binary, "
@@ -37,24 +38,17 @@ def as_records(source: DataFrame) -> DataFrame:
     )
 
 
-def with_outcomes(
-    records: DataFrame,
-    handler: Handler,
-    path: str,
-    deliver_tombstones: bool,
-    topic: bool,
-    once: bool = False,
-    key: bool = False,
-) -> DataFrame:
+def with_outcomes(records: DataFrame, handler: Handler, settings: ReplaySettings, *, topic: bool) -> DataFrame:
     """Returns the columns partition, offset, timestamp, attempt, note, out_of_range and outcome for each row of
-    `records`, which has those of NOTED_DDL. With `topic`, that column comes first; with `key`, it is kept, too.
-    `path` is the handler's, for errors.
+    `records`, which has those of NOTED_DDL. With `topic`, that column comes first; if the pipeline stores hashes of
+    keys, the key is kept, too.
 
-    Raises ConfigError if the handler returned anything else than a column over these rows; with `once`, also if the
+    Raises ConfigError if the handler returned anything else than a column over these rows; at most once, also if the
     column calls a user function.
     """
+    path = str(settings.handler)
     note = F.col("note")
-    if not deliver_tombstones:
+    if not settings.deliver_tombstones:
         note = F.coalesce(note, F.when(F.col("value").isNull(), F.lit(TOMBSTONE)))
     noted = records.select(*_COLUMNS, note.alias("note"), "out_of_range")
     try:
@@ -65,9 +59,8 @@ def with_outcomes(
                 key="handler",
             )
         outcome = F.when(F.col("note").isNull(), answer.cast("string")).alias("outcome")
-        kept = (
-            ["topic"] * topic + ["partition", "offset", "timestamp", "attempt", "note", "out_of_range"] + ["key"] * key
-        )
+        key = ["key"] if settings.key_hash_secret is not None else []
+        kept = ["topic"] * topic + ["partition", "offset", "timestamp", "attempt", "note", "out_of_range", *key]
         outcomes = noted.select(*kept, outcome)
         adds_only_columns = _is_projection(outcomes, noted)
     except (PySparkException, Py4JError) as error:
@@ -80,7 +73,7 @@ def with_outcomes(
             f"match the records: return an expression over single rows",
             key="handler",
         )
-    if once and (function := _user_function(outcomes)):
+    if settings.once and (function := _user_function(outcomes)):
         raise ConfigError(
             f"handler {path} calls a {function} function of a user: under at_most_once Spark may call it before the "
             f"marker of its task is there, so a task that Spark repeats would call it again. Use Spark's own functions "
