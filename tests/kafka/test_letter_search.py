@@ -7,9 +7,9 @@ import pytest
 from confluent_kafka import Producer
 
 from ackline.errors import ConfigError, TransientError
-from ackline.kafka import letter_search
+from ackline.kafka import dead_letters
 from ackline.kafka.cluster import Cluster
-from ackline.kafka.letter_search import FoundLetter, LetterId, find_letter, split_headers
+from ackline.kafka.dead_letters import FoundLetter, LetterId, find_letter, split_headers
 from ackline.ledger.offsets import TopicPartition
 from ackline.local.broker import Broker
 from tests.conftest import MakeTopic
@@ -116,7 +116,7 @@ def test_a_search_that_takes_too_long_ends_with_an_error(dead: DeadTopic) -> Non
 
 
 def test_it_reads_in_batches_and_keeps_one_letter(dead: DeadTopic, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(letter_search, "_BATCH", 7)
+    monkeypatch.setattr(dead_letters, "_BATCH", 7)
     for n in range(100):
         dead.put(headers_of(offset=n), partition=n % 3)
     dead.put(headers_of(), b"payload", 1)

@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from ackline.errors import FatalError, RangeGone, TransientError
 from ackline.handler import Dead, Record, Skip, sign_tokens_with
-from ackline.kafka.dead_letters import DeadLetters
+from ackline.kafka.dead_letters import DeadLetters, FoundLetter, LetterId
 from ackline.kafka.exact import ExactReader, Gone
 from ackline.kafka.fetching import Headers
-from ackline.kafka.letter_search import FoundLetter, LetterId
 from ackline.lane.adapters import Parts, Progress
 from ackline.ledger.backoff import parse_duration
 from ackline.ledger.fold import OutcomeRow

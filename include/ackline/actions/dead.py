@@ -15,7 +15,7 @@ import numpy as np
 
 from ackline.actions.explain import explain_record
 from ackline.errors import ConfigError
-from ackline.kafka.letter_search import FoundLetter, LetterId
+from ackline.kafka.dead_letters import FoundLetter, LetterId
 from ackline.lane.adapters import Parts
 from ackline.ledger.account import NO_RUNS, ChangedRun, LaneDiff, ResultRuns, compare, newest_results
 from ackline.ledger.explain_offset import Event, OffsetExplanation

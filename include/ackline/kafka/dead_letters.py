@@ -1,20 +1,31 @@
-"""Sends dead letters: copies records that will not be tried again to a topic, where an operator can inspect them.
+"""Sends dead letters, copies of records that will not be tried again, and finds the letter of one record again.
 
 A letter counts only once the broker has acknowledged it (acks=all). Any other letter stays pending, and a later run
 sends it again. So after a crash the topic may hold a letter twice, but it never misses one.
+
+No table holds where a letter is: the broker gives its offset after it was sent. For `ackline dead NAME TOPIC PARTITION
+OFFSET` the search reads the topic from shortly before the record was given up, and then what is older. It keeps no
+record but the letter, and ends after SEARCH_SECONDS.
 """
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
 from typing import Self
 
-from confluent_kafka import KafkaError, KafkaException, Message, Producer
+from confluent_kafka import Consumer, KafkaError, Message, Producer
+from confluent_kafka import TopicPartition as ClientPartition
 
+from ackline.errors import ConfigError, TransientError
 from ackline.kafka import clients
-from ackline.kafka.clients import kafka_error
+from ackline.kafka.clients import LastError, ackline_error, is_transient
+from ackline.kafka.cluster import Cluster
 from ackline.kafka.fetching import Found, Headers, headers_of
+from ackline.kafka.produce import ALL_REPLICAS, MANY_OF_ANY_SIZE, POLL_SECONDS, REFUSED, produce
+from ackline.ledger.offsets import LogBounds, OffsetRange, TopicPartition
+from ackline.ledger.outcomes import timestamp_of
 
 PAYLOAD_HEADER = "ackline.payload"
 """Header of a letter without the record's value: `omitted: ` and the name of the broker's error."""
@@ -27,22 +38,13 @@ TIMEOUT = 30.0
 
 _MAX_UNANSWERED = 1000
 _MAX_UNANSWERED_BYTES = 32 * 1024 * 1024
-_POLL_SECONDS = 0.02
 _SETTINGS: Mapping[str, object] = {
-    "acks": "all",
-    "enable.idempotence": True,
-    "message.max.bytes": 1_000_000_000,  # the client's maximum: the broker alone decides what is too large
+    **ALL_REPLICAS,
+    **MANY_OF_ANY_SIZE,
     "compression.type": "zstd",  # a record that fitted its topic only because it was compressed fits here too
-    "linger.ms": 5,
-    "partitioner": "murmur2_random",  # a key goes to the partition that Java's producer chooses
     "topic.metadata.propagation.max.ms": 5000,
 }
 _TIMED_OUT = "_MSG_TIMED_OUT"
-_REFUSED = frozenset({
-    "MSG_SIZE_TOO_LARGE", "RECORD_LIST_TOO_LARGE", "INVALID_RECORD", "INVALID_MSG", "INVALID_MSG_SIZE",
-    "POLICY_VIOLATION",
-})  # fmt: skip
-"""Errors that mean that the broker refuses this record as it is: the same bytes would be refused again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +166,7 @@ class DeadLetters:
 
     def _await(self, posting: _Posting) -> Delivery:
         while posting.delivery is None:
-            self._serve(_POLL_SECONDS)
+            self._serve(POLL_SECONDS)
         return posting.delivery
 
     def _serve(self, wait: float) -> None:
@@ -178,40 +180,25 @@ class DeadLetters:
         if self._gave_up:
             posting.finish(_TIMED_OUT)
             return
-        try:
-            self._produce(posting, self._unbatched_producer() if posting.form.own_batch else self._batching)
-        except KafkaException as raised:
-            error = kafka_error(raised)
-            self._on_delivery(posting, error if error is not None else KafkaError(KafkaError._FAIL))
-
-    def _produce(self, posting: _Posting, producer: Producer) -> None:
         message, form = posting.letter.message, posting.form
         key, kept = _key_and_headers(message, posting.original_headers, form)
         headers: list[tuple[str, str | bytes | None]] = [*kept, *posting.letter.headers]
         if not form.value:
             headers.append((PAYLOAD_HEADER, f"omitted: {posting.refusal}".encode()))
-        # No retry library: the queue empties only by polling, without a time limit, and this runs once for each letter.
-        while True:
-            try:
-                # The letter gets today's timestamp. With the record's own (which is in a header), retention of the
-                # dead-letter topic would delete the letter of an old record at once.
-                producer.produce(
-                    self.topic, message.value() if form.value else None, key, headers=headers,
-                    on_delivery=self._callback(posting),
-                )  # fmt: skip
-                return
-            except BufferError:
-                producer.poll(_POLL_SECONDS)
-
-    def _callback(self, posting: _Posting) -> Callable[[KafkaError | None, Message], None]:
-        return lambda error, _: self._on_delivery(posting, error)
+        # The letter gets today's timestamp. With the record's own (which is in a header), retention of the dead-letter
+        # topic would delete the letter of an old record at once.
+        produce(
+            self._unbatched_producer() if form.own_batch else self._batching,
+            self.topic, key, message.value() if form.value else None, headers,
+            lambda error, _: self._on_delivery(posting, error),
+        )  # fmt: skip
 
     def _on_delivery(self, posting: _Posting, error: KafkaError | None) -> None:
         if error is None:
             self._confirmed_at, self._gave_up = time.monotonic(), False
             posting.finish(None)
             return
-        form = posting.form.smaller() if error.name() in _REFUSED else None
+        form = posting.form.smaller() if error.name() in REFUSED else None
         if form is not None:
             posting.form, posting.refusal = form, error.name()
             self._to_resend.append(posting)
@@ -242,3 +229,150 @@ def _key_and_headers(message: Message, headers: Headers, form: _Form) -> tuple[b
         return key, headers
     size = len(key or b"") + sum(len(name) + len(value or b"") for name, value in headers)
     return (key, headers) if form.key_and_headers and size <= KEPT_BYTES else (None, [])
+
+
+SEARCH_SECONDS = 60.0
+"""Seconds after which a search gives up."""
+SENT_BEFORE = timedelta(hours=1)
+"""The search first reads the letters from this long before the record was given up, and older ones only then."""
+FIRST_HEADER = "ackline.pipeline"
+"""The first header that Ackline appends to those of the record."""
+_DOING = "reading the dead letters"
+_SEARCH_POLL_SECONDS = 0.2
+_BATCH = 500
+# Retention may pass the position: then the search goes on at the log start.
+_FETCH = {**clients.DENSE_FETCH, "auto.offset.reset": "earliest"}
+
+
+@dataclass(frozen=True, slots=True)
+class LetterId:
+    """The identity of a dead letter: the lane and epoch that have sent it, and the record that it holds."""
+
+    pipeline: str
+    lane: str
+    epoch: int
+    tp: TopicPartition
+    offset: int
+
+    def is_of(self, headers: Mapping[str, str]) -> bool:
+        """Returns whether these headers, which Ackline has appended, are those of this letter."""
+        names = ("pipeline", "lane", "epoch", "topic", "partition", "offset")
+        values = (self.pipeline, self.lane, self.epoch, *self.tp, self.offset)
+        return all(headers.get(f"ackline.{name}") == str(value) for name, value in zip(names, values, strict=True))
+
+
+@dataclass(frozen=True, slots=True)
+class FoundLetter:
+    """A dead letter in its topic. `headers` are Ackline's own, `source_headers` those of the record."""
+
+    tp: TopicPartition
+    offset: int
+    sent_at: datetime | None
+    headers: Mapping[str, str]
+    source_headers: Headers
+    key: bytes | None
+    value: bytes | None
+
+
+def split_headers(headers: Headers) -> tuple[Headers, dict[str, str]]:
+    """Returns the headers of the record, and those that Ackline has appended.
+
+    The record may have headers of the same names, if it is a dead letter itself. Ackline's are the last ones.
+    """
+    names = [name for name, _ in headers]
+    first = len(names) - 1 - names[::-1].index(FIRST_HEADER) if FIRST_HEADER in names else len(names)
+    return headers[:first], {name: (value or b"").decode(errors="replace") for name, value in headers[first:]}
+
+
+def find_letter(
+    config: Mapping[str, object],
+    cluster: Cluster,
+    isolation: str,
+    topic: str,
+    wanted: LetterId,
+    given_up_at: datetime,
+    timeout: float = SEARCH_SECONDS,
+) -> FoundLetter | None:
+    """Returns the last letter with this identity, or None if the topic does not hold one any more.
+
+    Reads first what was sent from SENT_BEFORE on, and the older part only if the letter is not there. Raises
+    ConfigError if the topic does not exist, TransientError after `timeout` seconds and if no broker answers.
+    """
+    described = cluster.topics([topic]).get(topic)
+    if described is None:
+        raise ConfigError(f"the dead-letter topic {topic} does not exist any more", key="dead_letter.topic")
+    bounds = cluster.bounds(TopicPartition(topic, number) for number in described.partitions)
+    recent = cluster.offsets_at(bounds, given_up_at - SENT_BEFORE)
+    split = {tp: _within(recent[tp], log) for tp, log in bounds.items()}
+    deadline, last = time.monotonic() + timeout, LastError()
+    client = clients.consumer(config, "ackline-letters", isolation, **_FETCH, error_cb=last)
+    try:
+        with clients.as_ackline_errors(_DOING, config, last):
+            for parts in (
+                {tp: OffsetRange(split[tp], log.end) for tp, log in bounds.items()},
+                {tp: OffsetRange(log.start, split[tp]) for tp, log in bounds.items()},
+            ):
+                letter = _Search(client, config, last, wanted, deadline, timeout).read(parts)
+                if letter is not None:
+                    return letter
+    finally:
+        client.close()
+    return None
+
+
+def _within(offset: int | None, log: LogBounds) -> int:
+    return log.end if offset is None else min(max(log.start, offset), log.end)
+
+
+@dataclass(slots=True)
+class _Search:
+    client: Consumer
+    config: Mapping[str, object]
+    last: LastError
+    wanted: LetterId
+    deadline: float
+    timeout: float
+    letter: FoundLetter | None = None
+
+    def read(self, parts: Mapping[TopicPartition, OffsetRange]) -> FoundLetter | None:
+        """Reads these parts of the topic to their ends. Returns the last letter with the wanted identity, or None."""
+        active = {tp: part.end for tp, part in parts.items() if part}
+        self.client.assign([ClientPartition(*tp, parts[tp].start) for tp in active])
+        while active:
+            if time.monotonic() > self.deadline:
+                topic = next(iter(active)).topic
+                raise TransientError(
+                    f"the dead letter was not found in {topic} within {self.timeout:g} s, and not all of it is read. "
+                    f"Run this again, or look for its headers `ackline.topic`, `ackline.partition` and "
+                    f"`ackline.offset` with a Kafka client",
+                    topic=topic,
+                )
+            for message in self.client.consume(_BATCH, _SEARCH_POLL_SECONDS):
+                self._take(message, active)
+        self.client.unassign()
+        return self.letter
+
+    def _take(self, message: Message, active: dict[TopicPartition, int]) -> None:
+        tp = TopicPartition(str(message.topic()), int(message.partition() or 0))
+        error, offset = message.error(), message.offset()
+        if error is not None and error.name() == "_PARTITION_EOF":
+            self._leave(tp, active)
+        elif error is not None and not is_transient(error):
+            raise ackline_error(error, _DOING, self.config, tp, offset, self.last)
+        elif error is None and offset is not None and tp in active:
+            if offset < active[tp]:
+                self._compare(message, tp, offset)
+            if offset >= active[tp] - 1:
+                self._leave(tp, active)
+
+    def _leave(self, tp: TopicPartition, active: dict[TopicPartition, int]) -> None:
+        if active.pop(tp, None) is not None:
+            self.client.incremental_unassign([ClientPartition(*tp)])
+
+    def _compare(self, message: Message, tp: TopicPartition, offset: int) -> None:
+        headers = headers_of(message)
+        source, own = split_headers(headers or [])
+        if self.wanted.is_of(own):
+            kind, milliseconds = message.timestamp()
+            sent_at = timestamp_of(milliseconds) if kind else None
+            self.letter = FoundLetter(tp, offset, sent_at, own, source, message.key(), message.value())

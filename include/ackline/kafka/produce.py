@@ -1,8 +1,5 @@
-"""Produces answers for records in flight, and what steps emit to output topics.
-
-Sends answers for records in flight to an ack topic. An answer counts as sent once all replicas have it.
-
-Produces what steps emit to output topics. A record is acked only after all replicas have its messages.
+"""Produces messages that count once all replicas have them: answers for records in flight, rows for output topics, and
+dead letters (`ackline.kafka.dead_letters`, which keeps a window of unanswered letters and makes refused ones smaller).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -11,17 +8,106 @@ from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException, Producer
 
+from ackline.errors import AcklineError
 from ackline.kafka import clients
 from ackline.kafka.clients import LastError, ackline_error, kafka_error
 
-ANSWER_TIMEOUT = 30.0
-"""Seconds within which the broker has to acknowledge an answer."""
-_ANSWER_SETTINGS: Mapping[str, object] = {
+ALL_REPLICAS: Mapping[str, object] = {
     "acks": "all",
     "enable.idempotence": True,
-    "partitioner": "murmur2_random",  # the answers for one token keep their order, whichever client sends them
-    "message.timeout.ms": int(ANSWER_TIMEOUT * 1000),
+    # A key goes to the partition that Java's producer chooses, so its messages keep their order, whichever client sends
+    # them.
+    "partitioner": "murmur2_random",
 }
+"""Settings of each producer."""
+MANY_OF_ANY_SIZE: Mapping[str, object] = {
+    "message.max.bytes": 1_000_000_000,  # the client's maximum: the broker alone decides what is too large
+    "linger.ms": 5,
+}
+"""More settings of producers that send records of others or what they become."""
+REFUSED = frozenset({
+    "MSG_SIZE_TOO_LARGE", "RECORD_LIST_TOO_LARGE", "INVALID_RECORD", "INVALID_MSG", "INVALID_MSG_SIZE",
+    "POLICY_VIOLATION",
+})  # fmt: skip
+"""Errors that mean that the broker refuses this message as it is: the same bytes would be refused again."""
+POLL_SECONDS = 0.02
+
+_ANSWER_SECONDS = 30.0
+"""Seconds within which the broker has to acknowledge an answer."""
+_OUTPUT_SECONDS = 60.0
+"""Seconds within which the broker has to acknowledge a message for an output topic."""
+
+OnDelivery = Callable[[KafkaError | None, Any], None]
+"""Takes the error with which a message failed, None once all replicas have it, and a value to ignore."""
+
+
+def produce(
+    producer: Producer,
+    topic: str,
+    key: bytes | None,
+    value: bytes | None,
+    headers: Sequence[tuple[str, str | bytes | None]],
+    on_delivery: OnDelivery,
+) -> None:
+    """Gives a message to a producer. A later poll calls `on_delivery` with the result; this calls it itself if the
+    client refuses the message.
+
+    While the client's queue is full, this waits for acknowledgements. The wait ends, because the client gives up each
+    message after `message.timeout.ms`.
+    """
+    # No retry library: the queue empties only by polling, and this runs once for each message.
+    while True:
+        try:
+            producer.produce(topic, value, key, headers=list(headers), on_delivery=on_delivery)
+            return
+        except BufferError:
+            producer.poll(POLL_SECONDS)
+        except KafkaException as raised:
+            on_delivery(kafka_error(raised) or KafkaError(KafkaError._FAIL), None)
+            return
+
+
+@dataclass(slots=True)
+class Row:
+    """A message for a topic. `error` is set where the broker does not have it."""
+
+    topic: str
+    key: bytes | None
+    value: bytes | None
+    headers: Sequence[tuple[str, bytes]] = ()
+    error: KafkaError | None = field(default=None, compare=False)
+
+    def keep_error(self, error: KafkaError | None, _message: object) -> None:
+        """Keeps the result of sending the message."""
+        self.error = error
+
+
+class _Sender:
+    """A producer that sends rows and waits for them. A row may take `seconds`. `doing` begins the message of an error,
+    and is followed by the topic."""
+
+    def __init__(self, config: Mapping[str, object], doing: str, seconds: float, **settings: object) -> None:
+        self._config, self._doing, self._seconds = config, doing, seconds
+        self._last = LastError()
+        settings = {**ALL_REPLICAS, **settings, "message.timeout.ms": int(seconds * 1000)}
+        self._producer = clients.producer(config, **settings, error_cb=self._last)
+
+    def send(self, rows: Sequence[Row]) -> list[Row]:
+        """Sends rows, and returns those that failed once each has an answer. Raises an AcklineError if one has none."""
+        for row in rows:
+            produce(self._producer, row.topic, row.key, row.value, row.headers, row.keep_error)
+        if self._producer.flush(self._seconds + 5):
+            raise self.error(KafkaError(KafkaError._MSG_TIMED_OUT), rows[0].topic)
+        return [row for row in rows if row.error is not None]
+
+    def error(self, error: KafkaError, topic: str) -> AcklineError:
+        """Returns the error to raise for a message to `topic` that failed with `error`."""
+        return ackline_error(error, f"{self._doing} {topic}", self._config, last=self._last)
+
+    def close(self) -> None:
+        """Drops the messages that have no answer yet, and closes the connections."""
+        self._producer.purge()
+        self._producer.flush(1)
 
 
 def send_answers(config: Mapping[str, object], topic: str, answers: Sequence[tuple[str, str]]) -> None:
@@ -30,61 +116,20 @@ def send_answers(config: Mapping[str, object], topic: str, answers: Sequence[tup
     Raises an AcklineError if one was not acknowledged; it may have arrived all the same. To send an answer again does
     no harm: only the first one of an attempt counts.
     """
-    last, errors = LastError(), list[KafkaError]()
-    producer = clients.producer(config, **_ANSWER_SETTINGS, error_cb=last)
-    doing = f"sending an answer to {topic}"
-
-    def on_delivery(error: KafkaError | None, _message: object) -> None:
-        if error is not None:
-            errors.append(error)
-
-    try:
-        for token, value in answers:
-            producer.produce(topic, value.encode(), token.encode(), on_delivery=on_delivery)
-        left = producer.flush(ANSWER_TIMEOUT + 5)
-    except (KafkaException, BufferError) as raised:
-        raise ackline_error(kafka_error(raised) or KafkaError(KafkaError._FAIL), doing, config, last=last) from raised
-    if left and not errors:
-        errors.append(KafkaError(KafkaError._MSG_TIMED_OUT))
-    if errors:
-        raise ackline_error(errors[0], doing, config, last=last)
-
-
-OUTPUT_TIMEOUT = 60.0
-"""Seconds within which the broker has to acknowledge a message."""
-_OUTPUT_SETTINGS: Mapping[str, object] = {
-    "acks": "all",
-    "enable.idempotence": True,
-    "message.max.bytes": 1_000_000_000,  # the client's maximum: the broker alone decides what is too large
-    "linger.ms": 5,
-    "partitioner": "murmur2_random",  # a key goes to the partition that Java's producer chooses
-    "message.timeout.ms": int(OUTPUT_TIMEOUT * 1000),
-}
-_REFUSED = frozenset({
-    "MSG_SIZE_TOO_LARGE", "RECORD_LIST_TOO_LARGE", "INVALID_RECORD", "INVALID_MSG", "INVALID_MSG_SIZE",
-    "POLICY_VIOLATION",
-})  # fmt: skip
-"""Errors that mean that the broker refuses this message as it is: the same bytes would be refused again."""
-
-
-@dataclass(slots=True)
-class Row:
-    """A message for an output topic. `error` is set where the broker does not have it."""
-
-    topic: str
-    key: bytes | None
-    value: bytes | None
-    headers: Sequence[tuple[str, bytes]]
-    error: KafkaError | None = field(default=None, compare=False)
+    sender = _Sender(config, "sending an answer to", _ANSWER_SECONDS)
+    for failed in sender.send([Row(topic, token.encode(), value.encode()) for token, value in answers]):
+        if failed.error is not None:
+            raise sender.error(failed.error, topic)
 
 
 class OutputTopics:
-    """A producer to output topics. Close it, or drop what it has not sent."""
+    """A producer of what steps emit to output topics. A record is acked only after all replicas have its messages.
+
+    Close it, or drop what it has not sent.
+    """
 
     def __init__(self, config: Mapping[str, object]) -> None:
-        self._config = config
-        self._last = LastError()
-        self._producer: Producer = clients.producer(config, **_OUTPUT_SETTINGS, error_cb=self._last)
+        self._sender = _Sender(config, "writing to the output topic", _OUTPUT_SECONDS, **MANY_OF_ANY_SIZE)
 
     def send(self, rows: Sequence[Row]) -> list[int]:
         """Sends rows and waits until all replicas have them. Returns the indexes of those that the broker refuses for
@@ -92,48 +137,15 @@ class OutputTopics:
 
         Raises an AcklineError if any other was not acknowledged; it may have arrived all the same.
         """
-        self._send(rows)
-        for row in rows:
+        for row in self._sender.send(rows):
             # The broker refuses a batch as a whole: each is sent again in a batch of its own.
-            if row.error is not None and row.error.name() in _REFUSED:
+            if row.error is not None and row.error.name() in REFUSED:
                 row.error = None
-                self._send([row])
-        failed = [row for row in rows if row.error is not None and row.error.name() not in _REFUSED]
-        if failed:
-            assert failed[0].error is not None
-            raise self._error(failed[0].error, failed[0].topic)
+                self._sender.send([row])
+            if row.error is not None and row.error.name() not in REFUSED:
+                raise self._sender.error(row.error, row.topic)
         return [number for number, row in enumerate(rows) if row.error is not None]
-
-    def _send(self, rows: Sequence[Row]) -> None:
-        for row in rows:
-            try:
-                self._produce(row)
-            except KafkaException as raised:
-                row.error = kafka_error(raised) or KafkaError(KafkaError._FAIL)
-        if self._producer.flush(OUTPUT_TIMEOUT + 5):
-            raise self._error(KafkaError(KafkaError._MSG_TIMED_OUT), rows[0].topic)
-
-    def _produce(self, row: Row) -> None:
-        while True:
-            try:
-                self._producer.produce(
-                    row.topic, row.value, row.key, headers=list(row.headers), on_delivery=_keep_error(row)
-                )
-                return
-            except BufferError:  # the client's queue is full: wait for acknowledgements
-                self._producer.poll(1)
-
-    def _error(self, error: KafkaError, topic: str) -> Exception:
-        return ackline_error(error, f"writing to the output topic {topic}", self._config, last=self._last)
 
     def close(self) -> None:
         """Drops the messages that have no answer yet, and closes the connections."""
-        self._producer.purge()
-        self._producer.flush(1)
-
-
-def _keep_error(row: Row) -> Callable[[KafkaError | None, Any], None]:
-    def on_delivery(error: KafkaError | None, _message: object) -> None:
-        row.error = error
-
-    return on_delivery
+        self._sender.close()

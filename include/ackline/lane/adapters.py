@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Any, Self
 from ackline.errors import ConfigError
 from ackline.kafka.cluster import Cluster
 from ackline.kafka.config import client_config
-from ackline.kafka.dead_letters import DeadLetters
+from ackline.kafka.dead_letters import DeadLetters, FoundLetter, LetterId, find_letter
 from ackline.kafka.exact import ExactReader
 from ackline.kafka.group import Group
-from ackline.kafka.letter_search import FoundLetter, LetterId, find_letter
 from ackline.kafka.produce import send_answers
 from ackline.kafka.registry import Registry, registry_config, without_registry_settings
 from ackline.lane.lease import TurnLease, WhenHeld
@@ -148,7 +147,7 @@ class Parts:
         send_answers(self.kafka, topic, answers)
 
     def find_letter(self, topic: str, wanted: LetterId, given_up_at: datetime) -> FoundLetter | None:
-        """Returns a dead letter from its topic, as `ackline.kafka.letter_search.find_letter` does."""
+        """Returns a dead letter from its topic, as `ackline.kafka.dead_letters.find_letter` does."""
         return find_letter(self.kafka, self.cluster, self.pipeline.kafka.isolation, topic, wanted, given_up_at)
 
     def now(self) -> datetime:
