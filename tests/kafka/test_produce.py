@@ -1,154 +1,101 @@
-"""Records in flight in the tables: their rows, the rows that end them, and the report of the answers."""
+"""Messages count once all replicas have them: a refused one costs no neighbour, and any other failure is an error."""
 
 from collections.abc import Callable
-from dataclasses import replace
-from datetime import UTC, datetime, timedelta
-from pathlib import Path
+from dataclasses import dataclass, field
+from typing import Any
 
-import numpy as np
 import pytest
-from deltalake.transaction import AddAction
+from confluent_kafka import KafkaError, KafkaException
 
-from ackline.ledger.answers import AckPosition, AnswerReport
-from ackline.ledger.backoff import RetryPolicy
-from ackline.ledger.fold import PartitionState, fold
-from ackline.ledger.offsets import OffsetRange
-from ackline.ledger.outcomes import UNIX_EPOCH, AnswerKind, ErrorClass, Outcome, OutcomeColumns, OutcomeRow
-from ackline.ledger.turns import LIVE, TurnKind
-from ackline.tables.maintenance import maintain
-from ackline.tables.queries import AuditFilter, audit_rows
-from ackline.tables.rows import plan_date
-from ackline.tables.sql import sql_result
-from ackline.tables.store import LedgerStore
-from ackline.tables.table import CHECKPOINT_EVERY
-from ackline.worker.files import Chunk, OutcomeFiles, OutcomeTarget
-from tests.support.memory import World
-from tests.support.memory_store import MemoryStore
-from tests.support.memory_table import OutcomesFile
-from tests.tables.lane_rows import NOON, TP, plan, settlement, turn, written
+from ackline.errors import AcklineError, TransientError
+from ackline.kafka import clients
+from ackline.kafka.produce import OutputTopics, Row, send_answers
 
-MINUTE = timedelta(minutes=1)
-REPORT = AnswerReport(AckPosition("acks", "id", {0: 7}), {"acked": 2}, ("lost",))
-HANDED_ON = [OutcomeRow(offset, 1, Outcome.IN_FLIGHT, NOON, due=NOON + MINUTE) for offset in (3, 4)]
-ACKS = [OutcomeRow(offset, 1, Outcome.ACKED, NOON, answer=AnswerKind.ACK) for offset in (3, 4)]
+TOO_LARGE, TIMED_OUT = KafkaError(KafkaError.MSG_SIZE_TOO_LARGE), KafkaError(KafkaError._MSG_TIMED_OUT)
+CONFIG = {"bootstrap.servers": "nowhere:1"}
 
 
-def on_disk(root: Path, due: datetime = NOON + MINUTE) -> tuple[LedgerStore, AddAction]:
-    store = LedgerStore(str(root), "orders", LIVE)
-    store.outcomes.create()
-    day = plan_date(NOON)
-    files = OutcomeFiles(OutcomeTarget(store.outcomes.uri, turn(1), day, "run"))
-    times = np.full(2, int(NOON.timestamp() * 1e6), dtype=np.int64)
-    dues = [(due - UNIX_EPOCH) // timedelta(microseconds=1)] * 2
-    chunk = Chunk(np.array([3, 4]), times, np.ones(2, np.int32), times, [None] * 2, [None] * 2, dues=dues)
-    files.add(TP, Outcome.IN_FLIGHT, chunk)
-    (file,) = files.close()
-    partition: dict[str, str | None] = {"plan_date": day.isoformat()}
-    return store, AddAction(file.path, file.size, partition, file.modification_time, True, file.stats)
+@dataclass(slots=True)
+class ScriptedProducer:
+    """A client's producer. `answers` gives the error of each batch that is sent, by the values in it; `refuses` lists
+    the values that the client itself refuses. The queue holds `room` messages. `silent` batches get no answer."""
 
+    answers: Callable[[list[bytes]], KafkaError | None] = lambda _: None
+    refuses: tuple[bytes, ...] = ()
+    room: int = 100
+    silent: bool = False
+    batches: list[list[bytes]] = field(default_factory=list)
+    _waiting: list[tuple[bytes, Any]] = field(default_factory=list)
 
-def in_memory(_root: Path) -> tuple[LedgerStore, AddAction]:
-    world = World(NOON)
-    world.tables.files["f"] = OutcomesFile(turn(1), {TP: tuple(HANDED_ON)})
-    return MemoryStore(world, "orders", LIVE), AddAction("f", 1, {}, 0, True, "{}")
+    def produce(self, _topic: str, value: bytes, _key: bytes, *, headers: Any, on_delivery: Any) -> None:
+        assert isinstance(headers, list)
+        if value in self.refuses:
+            raise KafkaException(TOO_LARGE)
+        if len(self._waiting) == self.room:
+            raise BufferError
+        self._waiting.append((value, on_delivery))
 
+    def poll(self, _seconds: float) -> None:
+        batch, self._waiting = self._waiting, []
+        self.batches.append([value for value, _ in batch])
+        for _, on_delivery in batch:
+            on_delivery(self.answers(self.batches[-1]), None)
 
-@pytest.mark.parametrize("from_checkpoint", [False, True])
-@pytest.mark.parametrize("kind", [on_disk, in_memory])
-def test_a_turn_gives_its_records_in_flight_and_what_ended_them_and_counts_no_answer_as_an_attempt(
-    kind: Callable[[Path], tuple[LedgerStore, AddAction]], from_checkpoint: bool, tmp_path: Path
-) -> None:
-    """Also where all answers are acks of first attempts, whose file statistics alone could pass for acked records."""
-    store, file = kind(tmp_path)
-    store.store_settlement(settlement(0))
-    store.store_plan(plan(1))
-    store.store_outcomes(turn(1), [file])
-    assert store.store_decisions(plan(1), "run", {TP: ACKS}, REPORT)
-    # Then the files come from a checkpoint, and not from log entries.
-    for number in range(CHECKPOINT_EVERY if from_checkpoint else 0):
-        store.outcomes.append([], "orders/live/0/other", number)
-    outcomes = store.outcomes_of(turn(1))
-    assert outcomes.counts == {TP: {"in_flight": 2, "acked": 2}}
-    assert outcomes.attempted_fresh == {TP: 2}
-    assert sorted(outcomes.rows[TP], key=lambda row: (row.offset, row.answer or "")) == [
-        HANDED_ON[0], ACKS[0], HANDED_ON[1], ACKS[1],
-    ]  # fmt: skip
-    assert store.first_attempts_of(turn(1)) == {"in_flight": 2}
-    assert store.answers_of(turn(1)) == REPORT
-    state = fold(PartitionState(0), OffsetRange(0, 10), (), outcomes.rows[TP], RetryPolicy())
-    assert (state.floor, len(state.pending)) == (10, 0)
-
-
-@pytest.mark.parametrize("kind", [on_disk, in_memory])
-def test_a_deadline_at_the_end_of_the_calendar_is_stored_by_the_task_and_by_settle(
-    kind: Callable[..., tuple[LedgerStore, AddAction]], tmp_path: Path
-) -> None:
-    end = datetime.max.replace(tzinfo=UTC)
-    store, file = kind(tmp_path, end) if kind is on_disk else kind(tmp_path)
-    store.store_settlement(settlement(0))
-    store.store_plan(plan(1))
-    store.store_outcomes(turn(1), [file])
-    renewed = OutcomeRow(3, 1, Outcome.IN_FLIGHT, NOON, due=end, answer=AnswerKind.RENEW)
-    assert store.store_decisions(plan(1), "run", {TP: [renewed]}, REPORT)
-    assert store.outcomes_of(turn(1)).counts == {TP: {"in_flight": 3}}
-
-
-def test_columns_keep_deadlines_and_answers_when_they_are_joined_and_chosen() -> None:
-    plain = OutcomeColumns.of([OutcomeRow(1, 1, Outcome.FAILED, NOON)])
-    assert (plain.dues, plain.answers) == (None, None)
-    joined = OutcomeColumns.concat([plain, HANDED_ON, ACKS, plain])
-    assert list(joined) == [*plain, *HANDED_ON, *ACKS, *plain]
-    assert list(joined.where(joined.answered)) == ACKS
-    assert list(joined.with_outcome(Outcome.IN_FLIGHT)) == HANDED_ON
-
-
-def test_a_settlement_keeps_the_report_and_a_void_turn_is_found(store: LedgerStore) -> None:
-    store.store_settlement(settlement(0))
-    store.store_settlement(replace(settlement(1), answers=REPORT), plan(1))
-    store.store_settlement(replace(settlement(2), kind=TurnKind.VOID), plan(2))
-    assert LedgerStore(store.root, "orders", LIVE).settlement(turn(1)).answers == REPORT
-    assert LedgerStore(store.root, "orders", LIVE).settlement(turn(2)).answers is None
-    assert (store.void_turns(0), store.void_turns(1)) == ({2}, set())
+    def flush(self, _seconds: float) -> int:
+        if not self.silent and self._waiting:
+            self.poll(0)
+        return len(self._waiting)
 
 
 @pytest.fixture
-def lane(tmp_path: Path) -> LedgerStore:
-    """Offset 3 is acked in its own turn, 4 times out in turn 2 and is acked by the retry, 5 is in flight."""
-    store = LedgerStore(str(tmp_path), "orders", LIVE)
-    store.store_settlement(settlement(0))
-    timeout = OutcomeRow(4, 1, Outcome.FAILED, NOON, ErrorClass.ACK_TIMEOUT, answer=AnswerKind.TIMEOUT)
-    turns = [
-        ([(3, 1, "in_flight"), (4, 1, "in_flight"), (5, 1, "in_flight")], ACKS[:1]),
-        ([(6, 1, "acked")], [timeout, OutcomeRow(5, 1, Outcome.IN_FLIGHT, NOON, answer=AnswerKind.RENEW)]),
-        ([(4, 2, "acked")], []),
-    ]
-    for n, (attempts, decisions) in enumerate(turns, 1):
-        store.store_plan(plan(n))
-        store.store_outcomes(turn(n), [written(store, turn(n), attempts)])
-        store.store_decisions(plan(n), "run", {TP: decisions} if decisions else {}, REPORT)
-        store.store_settlement(settlement(n), plan(n))
-    return store
+def scripted(monkeypatch: pytest.MonkeyPatch) -> ScriptedProducer:
+    producer = ScriptedProducer()
+    monkeypatch.setattr(clients, "producer", lambda *_, **__: producer)
+    return producer
 
 
-@pytest.mark.parametrize("compacted", [False, True])
-def test_the_audit_shows_a_record_in_flight_before_what_ended_it(lane: LedgerStore, compacted: bool) -> None:
-    if compacted:
-        maintain(lane.root)
-    found = [
-        (row["offset"], row["turn"], row["attempt"], row["outcome"])
-        for row in audit_rows(lane.root, "orders", AuditFilter())
-    ]
-    assert found == [
-        (3, 1, 1, "in_flight"), (3, 1, 1, "acked"), (4, 1, 1, "in_flight"), (4, 2, 1, "failed"), (4, 3, 2, "acked"),
-        (5, 1, 1, "in_flight"), (5, 2, 1, "in_flight"), (6, 2, 1, "acked"),
-    ]  # fmt: skip
-    assert lane.outcomes_of(turn(2)).attempted_fresh == {TP: 1}
+def sent(*values: bytes) -> list[int]:
+    return OutputTopics(CONFIG).send([Row("out", b"k", value) for value in values])
 
 
-def test_the_view_of_records_has_the_outcome_that_ended_each(lane: LedgerStore) -> None:
-    query = 'SELECT "offset", outcome, attempts, error_class FROM records ORDER BY 1'
-    with sql_result(lane.root, query) as reader:
-        found = [tuple(row.values()) for row in reader.read_all().to_pylist()]
-    assert found == [
-        (3, "acked", 1, None), (4, "acked", 2, None), (5, "pending", 1, None), (6, "acked", 1, None),
-    ]  # fmt: skip
+@pytest.mark.parametrize("by_client", [True, False])
+def test_only_the_row_that_is_refused_for_itself_fails(scripted: ScriptedProducer, by_client: bool) -> None:
+    if by_client:
+        scripted.refuses = (b"large",)
+    else:
+        scripted.answers = lambda batch: TOO_LARGE if b"large" in batch else None
+    assert sent(b"a", b"large", b"b") == [1]
+    assert scripted.batches == ([[b"a", b"b"]] if by_client else [[b"a", b"large", b"b"], [b"a"], [b"large"], [b"b"]])
+
+
+def test_a_row_that_fails_for_another_reason_is_an_error(scripted: ScriptedProducer) -> None:
+    scripted.answers = lambda batch: TIMED_OUT if b"b" in batch else None
+    with pytest.raises(TransientError, match="writing to the output topic out: _MSG_TIMED_OUT"):
+        sent(b"a", b"b")
+
+
+def test_a_row_that_fails_otherwise_when_it_is_sent_alone_is_an_error(scripted: ScriptedProducer) -> None:
+    scripted.answers = lambda batch: TOO_LARGE if len(batch) > 1 else TIMED_OUT
+    with pytest.raises(TransientError):
+        sent(b"a", b"b")
+
+
+def test_a_full_queue_is_waited_for(scripted: ScriptedProducer) -> None:
+    scripted.room = 2
+    assert sent(b"a", b"b", b"c") == []
+    assert scripted.batches == [[b"a", b"b"], [b"c"]]
+
+
+def test_an_answer_counts_only_if_all_of_them_are_acknowledged(scripted: ScriptedProducer) -> None:
+    send_answers(CONFIG, "acks", [("t1", "ack"), ("t2", "fail")])
+    assert scripted.batches == [[b"ack", b"fail"]]
+    scripted.answers = lambda _: TOO_LARGE
+    with pytest.raises(AcklineError, match="sending an answer to acks: MSG_SIZE_TOO_LARGE"):
+        send_answers(CONFIG, "acks", [("t1", "ack")])
+
+
+def test_no_answer_from_the_broker_is_transient(scripted: ScriptedProducer) -> None:
+    scripted.silent = True
+    for sends in (lambda: sent(b"a"), lambda: send_answers(CONFIG, "acks", [("t1", "ack")])):
+        with pytest.raises(TransientError, match="_MSG_TIMED_OUT"):
+            sends()
