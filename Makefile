@@ -6,10 +6,11 @@ export SPARK_LOCAL_IP := 127.0.0.1
 # A lock is for all machines: no address of a registry gets into it.
 UV_COMPILE := uv pip compile --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
 	--no-emit-find-links --no-header
+PYTEST := pytest --numprocesses 2 --dist loadgroup --no-loadscope-reorder
 CHECKED := $(wildcard include tests dags plugins spark_jobs)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test test-unit check format demo up down bench screenshots chaos lock clean
+.PHONY: help setup test test-deep test-unit check format demo up down bench screenshots chaos lock clean
 
 help: ## print the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1	\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 20
@@ -26,11 +27,14 @@ up: setup ## the demo, left running; prints the page's address and the login
 down: setup ## stop what `make up` left running
 	@ackline dev down
 
-test: setup ## all tests, in three processes; each has a broker, Spark and Airflow of its own
-	@pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder
+test: setup ## the tests but the deep ones, in two processes: one has Spark, the other Airflow
+	@$(PYTEST) -m "not deep"
+
+test-deep: setup ## the tests that `make test` leaves out: more kills, more tiers, clusters, every document
+	@$(PYTEST) -m deep
 
 test-unit: setup ## the tests without a broker, Spark or Airflow
-	@pytest -m "not real" --numprocesses 2
+	@$(PYTEST) -m "not real"
 
 check: setup ## ruff, mypy, and deptry: what is imported is declared, and what is declared imported
 	@ruff check $(CHECKED)

@@ -57,15 +57,28 @@ settings.load_profile("any machine")
 logging.getLogger("py4j").setLevel(logging.WARNING)
 
 
-_SERVERS = {"broker", "broker_to_kill", "cluster_of_three", "s3_server", "spark", "airflow"}
+_TESTS = Path(__file__).parent
+_SPARK = {"spark", "lab", "broker_to_kill", "cluster_of_three", "two_workers", "machines"}
+_AIRFLOW = {"airflow", "served"}
+_SERVERS = _SPARK | _AIRFLOW | {"broker", "s3_server"}
 """The fixtures that start a server. Tests that start one by themselves have the mark `real`."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Marks the tests that need a server as `real`. `make test-unit` runs the others."""
+    """Marks the tests that need a server as `real`, and gives each test to a group that runs in one process.
+
+    The tests with Spark are one group, and those with Airflow another, so that two processes share no kind of server.
+    These two begin first, because they take longest. The tests of each other file are a group that fills the gaps.
+    """
+    order: dict[pytest.Item, int] = {}
     for item in items:
-        if _SERVERS & set(getattr(item, "fixturenames", ())):
+        fixtures = set(getattr(item, "fixturenames", ()))
+        if _SERVERS & fixtures:
             item.add_marker("real")
+        group = "airflow" if _AIRFLOW & fixtures else "spark" if _SPARK & fixtures else ""
+        item.add_marker(pytest.mark.xdist_group(group or item.path.relative_to(_TESTS).as_posix()))
+        order[item] = ("spark", "airflow", "").index(group)
+    items.sort(key=order.__getitem__)
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

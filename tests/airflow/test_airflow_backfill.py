@@ -130,6 +130,7 @@ class Intervals:
         assert not report.violations, "\n".join(report.violations)
 
 
+@pytest.mark.deep
 @pytest.mark.timeout(900)
 def test_each_interval_is_replayed_in_its_lane_again_when_it_is_reprocessed_and_not_when_a_task_is_cleared(
     project: Project, airflow: LocalAirflow, pipeline: str, source: str
@@ -157,6 +158,7 @@ def test_each_interval_is_replayed_in_its_lane_again_when_it_is_reprocessed_and_
     assert project.committed(pipeline, source) == 0, "the group is where the scheduled run has left it"
 
 
+@pytest.mark.deep
 @pytest.mark.timeout(900)
 def test_a_failed_run_of_a_lane_fails_its_interval_with_the_reason(
     project: Project, airflow: LocalAirflow, pipeline: str, source: str

@@ -118,6 +118,7 @@ def _check_files_show_no_secret(*folders: Path) -> None:
         assert not [file for file in files if canary.encode() in file.read_bytes()]
 
 
+@pytest.mark.deep
 def test_s8_replay_marked_successful_by_hand_settles_and_commits_nothing(
     project: Project, airflow: AirflowCommand, pipeline: str, source: str
 ) -> None:
@@ -134,6 +135,7 @@ def test_s8_replay_marked_successful_by_hand_settles_and_commits_nothing(
     assert (project.outcomes(pipeline), project.committed(pipeline, source)) == ([(0, 1, "acked"), (1, 1, "acked")], 2)
 
 
+@pytest.mark.deep
 def test_a_run_with_nothing_to_read_starts_no_spark_and_commits_again(
     project: Project, airflow: AirflowCommand, pipeline: str, source: str
 ) -> None:
@@ -160,6 +162,7 @@ def test_a_connection_that_is_not_defined_fails_at_once_and_is_named(
     assert not Path(project.audit).exists()
 
 
+@pytest.mark.deep
 def test_a_run_of_the_backfill_handles_records_again_in_a_lane_of_its_own_until_it_is_settled(
     project: Project, airflow: AirflowCommand, pipeline: str, source: str
 ) -> None:

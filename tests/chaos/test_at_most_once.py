@@ -26,7 +26,14 @@ def assert_handled_once(lane: Lab) -> None:
     assert set(Counter(call.offset for call in lane.calls()).values()) <= {1}
 
 
-@pytest.mark.parametrize(("write", "lost"), [("claim", False), ("commit", False), ("start", True)])
+@pytest.mark.parametrize(
+    ("write", "lost"),
+    [
+        ("claim", False),
+        pytest.param("commit", False, marks=pytest.mark.deep),
+        pytest.param("start", True, marks=pytest.mark.deep),
+    ],
+)
 def test_fault_37_killed_after_the_claim_the_range_is_handled_once_or_lost(
     lab: MakeLab, write: str, lost: bool
 ) -> None:
@@ -72,6 +79,7 @@ def test_s50_a_claimed_range_that_is_gone_from_the_log_is_lost_whole_and_not_voi
     lane.judge(settled=True)
 
 
+@pytest.mark.deep
 def test_fault_37_a_batch_whose_run_was_killed_is_repeated_by_no_later_run(lab: MakeLab) -> None:
     """The group moves before the first call and never moves back; later records are handled as usual."""
     lane = lab(guarantee="at_most_once", lost_after=f"{GRACE}s", handler="tests.chaos.handlers:slow")

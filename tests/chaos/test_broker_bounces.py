@@ -29,7 +29,10 @@ STRUCK_AT: dict[str, tuple[Any, str]] = {
 }
 
 
-@pytest.mark.parametrize("operation", STRUCK_AT)
+@pytest.mark.parametrize(
+    "operation",
+    ["read", pytest.param("dead letter", marks=pytest.mark.deep), pytest.param("commit", marks=pytest.mark.deep)],
+)
 def test_the_broker_is_bounced_and_nothing_is_lost_or_repeated(
     fragile: Broker, tmp_path: Path, spark: Spark, monkeypatch: pytest.MonkeyPatch, operation: str
 ) -> None:
@@ -45,6 +48,7 @@ def test_the_broker_is_bounced_and_nothing_is_lost_or_repeated(
     lane.judge(settled=True)
 
 
+@pytest.mark.deep
 def test_the_broker_is_bounced_in_the_middle_of_a_range_that_is_read(
     fragile: Broker, tmp_path: Path, spark: Spark
 ) -> None:

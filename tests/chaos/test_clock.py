@@ -35,7 +35,7 @@ def test_fault_26_everything_fails_and_the_window_is_full(lab: MakeLab) -> None:
     lane.judge(settled=True)
 
 
-@pytest.mark.parametrize("jump", [HOUR, -HOUR], ids=["forwards", "backwards"])
+@pytest.mark.parametrize("jump", [HOUR, pytest.param(-HOUR, marks=pytest.mark.deep)], ids=["forwards", "backwards"])
 def test_fault_27_the_machine_s_clock_jumps_an_hour(lab: MakeLab, jump: timedelta) -> None:
     """I5: new records are read at any time, and a retry waits until it is due.
 

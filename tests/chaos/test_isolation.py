@@ -47,6 +47,7 @@ def test_a_segfault_and_a_hang_fail_their_records_and_are_tried_again(lab: MakeL
     lane.judge(settled=True)
 
 
+@pytest.mark.deep
 def test_a_pipeline_without_isolation_gets_through_by_itself(lab: MakeLab, caplog: pytest.LogCaptureFixture) -> None:
     """Three starts end without outcomes, the fourth finds the record. Its retry is isolated at the first start."""
     lane = lab(handler=DEADLY, retry={"initial_delay": "0s", "max_retries": 1})
@@ -105,6 +106,7 @@ def output_rows(lane: Lab) -> Counter[tuple[int, Any]]:
     return Counter(zip(*columns, strict=True))
 
 
+@pytest.mark.deep
 def test_i16_outputs_hold_the_rows_of_records_of_which_no_call_killed_its_process(lab: MakeLab) -> None:
     """Faults 11 and 12. A row of a join is written if one of its records is acked."""
     lane = tree(lab, record_timeout="4s", retry={"initial_delay": "1m"})
@@ -138,6 +140,7 @@ def test_outputs_without_steps_are_isolated_too(lab: MakeLab) -> None:
     assert lane.new_calls() == [(0, 1), (1, 1), (2, 1)]
 
 
+@pytest.mark.deep
 def test_a_tree_without_isolation_gets_through_by_itself(lab: MakeLab, caplog: pytest.LogCaptureFixture) -> None:
     """Fault 11. Three starts end without outcomes, the fourth finds the record. Its retry, for which the class comes
     from a step, is isolated at the first start."""
@@ -163,7 +166,13 @@ def test_a_tree_without_isolation_gets_through_by_itself(lab: MakeLab, caplog: p
     assert lane.committed() == 3
 
 
-@pytest.mark.parametrize("isolation", [{"handler_isolation": "process"}, {"record_timeout": "4s"}])
+@pytest.mark.parametrize(
+    "isolation",
+    [
+        {"handler_isolation": "process"},
+        pytest.param({"record_timeout": "4s"}, marks=pytest.mark.deep),
+    ],
+)
 def test_i7_under_at_most_once_no_call_of_a_step_is_made_twice(lab: MakeLab, isolation: dict[str, str]) -> None:
     lane = tree(lab, guarantee="at_most_once", dead_letter="none", **isolation)
     lane.produce(items("a"), items("b", "c", first="kill"), items("d", meet="segfault"), items("e", source="exit3"))

@@ -28,7 +28,20 @@ WRITES = {
     "replay": ["outcomes"],
     "settle": ["letters", "decisions", "settlement", "commit"],
 }
-POINTS = [(step, when, write) for step, writes in WRITES.items() for write in writes for when in ("before", "after")]
+QUICK = {
+    ("after", "plan"),
+    ("after", "outcomes"),
+    ("after", "decisions"),
+    ("after", "settlement"),
+    ("before", "commit"),
+}
+"""A kill for each kind of commit; tests/chaos/test_lines.py kills at every line, in memory."""
+POINTS = [
+    pytest.param(step, when, write, marks=() if (when, write) in QUICK else pytest.mark.deep)
+    for step, writes in WRITES.items()
+    for write in writes
+    for when in ("before", "after")
+]
 
 
 def prepared(lab: MakeLab, step: str) -> Lab:

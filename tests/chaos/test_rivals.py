@@ -109,7 +109,10 @@ def test_a_loser_whose_turn_was_settled_meanwhile_ends_well_although_the_next_is
     lane.judge(settled=True)
 
 
-@pytest.mark.parametrize("write", ["decisions", "settlement", "commit"])
+@pytest.mark.parametrize(
+    "write",
+    [pytest.param("decisions", marks=pytest.mark.deep), pytest.param("settlement", marks=pytest.mark.deep), "commit"],
+)
 def test_s7_a_process_that_sleeps_through_two_turns_changes_nothing(lab: MakeLab, write: str) -> None:
     """Its write is refused. Kafka can't refuse a commit, so the next run undoes it (fault 24)."""
     lane = lab()
@@ -137,6 +140,7 @@ def test_s7_a_process_that_sleeps_through_two_turns_changes_nothing(lab: MakeLab
     lane.judge(settled=True)
 
 
+@pytest.mark.deep
 def test_s7_a_driver_that_is_paused_and_resumed_beside_its_retry_adds_nothing(lab: MakeLab) -> None:
     """Fault 5: a driver is suspended in the middle of its batch, and its task is tried again meanwhile."""
     lane = lab(handler="tests.chaos.handlers:gated")

@@ -16,7 +16,9 @@ from tests.e2e.fixtures import MakeLab
 from tests.e2e.lab import Lab, Row
 
 
-@pytest.mark.parametrize("step", ["plan", "replay", "settle"])
+@pytest.mark.parametrize(
+    "step", [pytest.param("plan", marks=pytest.mark.deep), pytest.param("replay", marks=pytest.mark.deep), "settle"]
+)
 def test_fault_32_a_full_disk_stops_the_step_and_loses_nothing(lab: MakeLab, step: str) -> None:
     """No file of the process may be larger than 200 bytes, so neither data files nor log entries can be written."""
     lane = prepared(lab, step)
@@ -48,7 +50,7 @@ def _torn(path: Path) -> None:
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
 
 
-@pytest.mark.parametrize("damage", [Path.unlink, _torn], ids=["lost", "torn"])
+@pytest.mark.parametrize("damage", [pytest.param(Path.unlink, marks=pytest.mark.deep), _torn], ids=["lost", "torn"])
 def test_fault_32_a_lost_or_torn_checkpoint_is_said_or_does_not_matter(
     lab: MakeLab, damage: Callable[[Path], None]
 ) -> None:

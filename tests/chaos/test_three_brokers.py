@@ -77,6 +77,7 @@ def test_a_leader_is_killed_while_its_records_are_read_and_nothing_is_lost_or_re
     lane.judge(settled=True)
 
 
+@pytest.mark.deep
 def test_s42_a_log_that_was_cut_and_grew_beyond_what_was_read_stops_the_run(brokers: Brokers, on_three: Made) -> None:
     """A replica that lags is elected, and new records make the log longer than before. `reset` goes on from there."""
     lane = on_three((2, 3), config=UNCLEAN)
@@ -105,6 +106,7 @@ def test_s42_a_log_that_was_cut_and_grew_beyond_what_was_read_stops_the_run(brok
     assert lane.committed() == 13
 
 
+@pytest.mark.deep
 def test_a_log_cut_under_the_reader_makes_the_turn_void_and_is_read_again(
     brokers: Brokers, on_three: Made, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -135,6 +137,7 @@ def test_a_log_cut_under_the_reader_makes_the_turn_void_and_is_read_again(
     assert lane.committed() == 7
 
 
+@pytest.mark.deep
 def test_a_partition_without_leader_is_left_out_and_named_until_it_is_back(brokers: Brokers, on_three: Made) -> None:
     lane = on_three((2,), (3,), config={})
     for partition in (0, 1):

@@ -11,6 +11,7 @@ from collections import Counter
 from contextlib import ExitStack
 from pathlib import Path
 
+import pytest
 from deltalake import DeltaTable
 
 from tests.chaos.victims import SECONDS, ended
@@ -32,6 +33,8 @@ def writer(kind: str, root: Path, name: str) -> subprocess.Popen[str]:
     )
 
 
+@pytest.mark.deep
+@pytest.mark.real
 def test_eight_writers_of_two_kinds_lose_nothing_and_each_number_has_one_winner(tmp_path: Path) -> None:
     with ExitStack() as stack:
         jvms = {f"jvm{n}": stack.enter_context(ended(writer("delta-spark", tmp_path, f"jvm{n}"))) for n in range(JVMS)}

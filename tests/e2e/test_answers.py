@@ -28,6 +28,7 @@ def explain(lane: Lab, *place: str) -> dict[str, object]:
     return found
 
 
+@pytest.mark.deep
 def test_explain_names_what_holds_the_floor_and_what_retention_takes_next(lane: Lab) -> None:
     found = explain(lane, "0")
     assert list(found) == ["topic", "partition", "floor", "held_by", "retention", "sentence"]

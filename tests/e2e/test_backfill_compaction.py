@@ -2,6 +2,8 @@
 
 from collections.abc import Iterable
 
+import pytest
+
 from ackline.backfill.plan import plan_backfill
 from ackline.backfill.run import backfill_pipeline, find_backfill
 from ackline.lane.adapters import open_parts
@@ -39,6 +41,7 @@ def planned(lane: Lab, backfill_id: str) -> None:
         assert plan_backfill(parts) is not None
 
 
+@pytest.mark.deep
 def test_s72_compaction_between_turns_and_between_plan_and_replay_leaves_every_offset_of_a_range_counted(
     lab: MakeLab,
 ) -> None:

@@ -38,6 +38,7 @@ pytestmark = pytest.mark.timeout(600)
 """A test has up to three runs, each of which starts a driver and executors."""
 
 
+@pytest.mark.deep
 def test_the_demo_s_records_are_proved_though_the_workers_have_no_copy_of_the_project(two_workers: Machines) -> None:
     """The package and the handlers travel with the job, authenticated and encrypted. Four runs share a session."""
     machines, folder = two_workers, two_workers.private / "demo"
@@ -99,6 +100,7 @@ def test_fault_7_a_worker_killed_in_mid_handler_loses_nothing_at_least_once(two_
     assert lane.violations("--settled") == []
 
 
+@pytest.mark.deep
 def test_i7_fault_7_a_worker_killed_in_mid_handler_repeats_nothing_at_most_once(two_workers: Machines) -> None:
     """What it was handed and never reported is lost after the grace period."""
     lane, run = killed_in_mid_handler(two_workers, "killed-at-most-once", "at_most_once")
@@ -139,6 +141,7 @@ print(json.dumps(returned["settle"]))
 """
 
 
+@pytest.mark.deep
 def test_the_tasks_of_a_dag_run_on_the_cluster_that_the_connection_names(two_workers: Machines) -> None:
     """Airflow's hook starts spark-submit with the arguments that it builds. Nothing else names the master."""
     lane = Lane(two_workers, "by-airflow", NAMES_ITS_FOLDER)
@@ -178,6 +181,7 @@ def large_worker(machines: Machines, *hidden: Path) -> Iterator[Worker]:
         machines.cluster.remove(worker)
 
 
+@pytest.mark.deep
 def test_a_worker_that_does_not_share_the_tables_is_refused_and_nothing_is_stored(machines: Machines) -> None:
     lane = Lane(machines, "private-tables", settings=BIG)
     lane.produce(10)
@@ -193,6 +197,7 @@ def test_a_worker_that_does_not_share_the_tables_is_refused_and_nothing_is_store
     assert not list((lane.audit / lane.name).glob(".probe*"))
 
 
+@pytest.mark.deep
 def test_s50_a_worker_without_a_package_of_the_handler_costs_nothing_at_most_once(two_workers: Machines) -> None:
     """The probe finds it before the turn is claimed."""
     machines = two_workers
@@ -213,6 +218,7 @@ def test_s50_a_worker_without_a_package_of_the_handler_costs_nothing_at_most_onc
     assert (len(lane.calls()), lane.violations("--settled")) == (20, [])
 
 
+@pytest.mark.deep
 def test_two_pipelines_at_once_both_end(two_workers: Machines) -> None:
     lanes = [Lane(two_workers, f"at-once-{n}") for n in range(2)]
     for lane in lanes:

@@ -62,6 +62,7 @@ def calls_of_step(lane: Lane) -> Counter[str]:
     return Counter((lane.shared / "journal-of-step").read_text().splitlines())
 
 
+@pytest.mark.deep
 def test_fault_7_a_shuffle_lost_between_steps_ends_the_run_and_the_turn_is_replayed_whole(
     two_workers: Machines,
 ) -> None:
@@ -77,6 +78,7 @@ def test_fault_7_a_shuffle_lost_between_steps_ends_the_run_and_the_turn_is_repla
     assert lane.violations("--settled") == []
 
 
+@pytest.mark.deep
 def test_i7_fault_7_a_shuffle_lost_between_steps_repeats_no_call_at_most_once(two_workers: Machines) -> None:
     lane, run = shuffle_lost(two_workers, "lost-at-most-once", "at_most_once")
     assert run.status == 1, run.errors

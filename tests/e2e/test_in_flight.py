@@ -113,7 +113,7 @@ def test_s64_s65_s69_answers_before_the_outcomes_in_time_late_repeated_and_forge
     "settings",
     [
         {"handler": "tests.e2e.handlers:hands_on_as_generator", "handler_isolation": "process"},
-        {"decode": {"value": "json"}, "record_timeout": "1m"},
+        pytest.param({"decode": {"value": "json"}, "record_timeout": "1m"}, marks=pytest.mark.deep),
     ],
 )
 def test_the_commands_ack_fail_and_renew_by_token_whatever_calls_the_handler(
@@ -170,7 +170,7 @@ STEPS = [
 ]
 
 
-@pytest.mark.parametrize("isolation", ["none", "process"])
+@pytest.mark.parametrize("isolation", ["none", pytest.param("process", marks=pytest.mark.deep)])
 def test_s60_s65_s69_with_steps_the_worst_of_tree_and_answer_counts(
     lab: MakeLab, broker: Broker, isolation: str
 ) -> None:

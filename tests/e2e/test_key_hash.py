@@ -32,7 +32,7 @@ def found(lane: Lab, *options: str) -> list[tuple[int, int, str]]:
     return [(row["offset"], row["attempt"], row["outcome"]) for row in rows]
 
 
-@pytest.mark.parametrize("guarantee", ["at_least_once", "at_most_once"])
+@pytest.mark.parametrize("guarantee", ["at_least_once", pytest.param("at_most_once", marks=pytest.mark.deep)])
 def test_a_key_finds_all_that_became_of_its_records_their_retries_and_decisions_too(
     lab: MakeLab, guarantee: str
 ) -> None:

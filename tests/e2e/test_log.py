@@ -236,7 +236,7 @@ def test_s44_a_timestamp_that_is_no_time_stops_no_run(
     lane.judge(settled=True)
 
 
-@pytest.mark.parametrize("by_retry", [False, True], ids=["fresh", "retry"])
+@pytest.mark.parametrize("by_retry", [False, pytest.param(True, marks=pytest.mark.deep)], ids=["fresh", "retry"])
 def test_a_batch_that_is_damaged_on_the_broker_stops_the_run_and_nothing_is_settled_past_it(
     lab: MakeLab, by_retry: bool
 ) -> None:

@@ -61,6 +61,7 @@ def test_i13_a_run_reads_and_writes_its_tables_in_an_object_store_and_shows_no_l
         assert not [text[:200] for text in texts if SECRET in text]
 
 
+@pytest.mark.deep
 def test_at_most_once_runs_with_its_tables_in_an_object_store(
     lab: MakeLab, s3_server: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -78,6 +79,7 @@ def test_at_most_once_runs_with_its_tables_in_an_object_store(
     _judge(lane, environment)
 
 
+@pytest.mark.deep
 def test_s68_output_tables_are_in_an_object_store_below_the_root_and_elsewhere(
     lab: MakeLab, s3_server: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -100,6 +102,7 @@ def test_s68_output_tables_are_in_an_object_store_below_the_root_and_elsewhere(
     lane.judged = True  # the checker has no login of this process
 
 
+@pytest.mark.deep
 def test_s68_rows_of_records_in_flight_wait_in_an_object_store_until_their_record_is_acked(
     lab: MakeLab, broker: Broker, s3_server: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -132,6 +135,7 @@ def _staged(lane: Lab) -> list[str]:
     return [info.base_name for info in left if info.is_file]
 
 
+@pytest.mark.deep
 def test_s53_of_fifty_commands_none_fails_and_each_turn_is_taken_once(lab: MakeLab, s3_server: ObjectStore) -> None:
     """Processes of their own, a few at a time. The topic is empty, so no turn needs Spark.
 

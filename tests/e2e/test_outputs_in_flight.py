@@ -86,6 +86,7 @@ def test_s67_s68_s69_rows_wait_for_their_records_and_are_there_once(lab: MakeLab
     lane.judge(settled=True)
 
 
+@pytest.mark.deep
 def test_s68_a_run_killed_anywhere_in_the_acking_turn_leaves_each_row_once(lab: MakeLab, broker: Broker) -> None:
     shop = Shop(lab, broker, in_flight={"timeout": "none"})
     lane = shop.lane

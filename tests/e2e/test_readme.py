@@ -91,6 +91,7 @@ def confirmed(commands: str) -> str:
 
 
 @pytest.mark.timeout(900)  # it starts Spark three times, with eight other commands
+@pytest.mark.real
 def test_the_first_pipeline_works_word_for_word_and_shows_skip_dead_and_retries(checkout: Checkout) -> None:
     start, handler, pipeline, run, _ = steps()
     assert [block.language for block in steps()] == ["sh", "python", "yaml", "sh", "sh"]
@@ -115,7 +116,9 @@ def test_the_first_pipeline_works_word_for_word_and_shows_skip_dead_and_retries(
     assert "no exchange rate" in printed, "the reason is not masked"
 
 
+@pytest.mark.deep
 @pytest.mark.timeout(900)
+@pytest.mark.real
 def test_each_operator_action_of_the_readme_works_word_for_word(checkout: Checkout) -> None:
     start, handler, pipeline, _, intervene = steps()
     checkout.shell(start.text)
@@ -126,6 +129,8 @@ def test_each_operator_action_of_the_readme_works_word_for_word(checkout: Checko
     assert [act["kind"] for act in acts] == ["reset", "skip", "skip", "pause", "retry"]
 
 
+@pytest.mark.deep
+@pytest.mark.real
 def test_the_shop_has_the_total_of_each_acked_order_and_of_no_other(checkout: Checkout) -> None:
     pipeline, handler, run, query = blocks(section("README.md", "## Steps and output tables"))
     for shown in (pipeline, handler):
@@ -142,6 +147,8 @@ def test_the_shop_has_the_total_of_each_acked_order_and_of_no_other(checkout: Ch
     assert Counter(row["outcome"] for row in rows) == {"acked": 2, "failed": 3, "dead": 1}
 
 
+@pytest.mark.deep
+@pytest.mark.real
 def test_the_local_broker_takes_a_file_prints_it_again_and_is_wiped(checkout: Checkout) -> None:
     (checkout.folder / "payments.jsonl").write_text(
         '{"value": {"id": 1}, "key": "a", "headers": {"h": "x"}, "partition": 2}\n{"id": 2}\n'

@@ -3,6 +3,8 @@
 from collections import Counter
 from itertools import pairwise
 
+import pytest
+
 from tests.e2e.fixtures import MakeLab
 from tests.e2e.lab import Row, fails
 
@@ -63,6 +65,7 @@ def test_s15_a_run_of_at_most_ten_handles_the_eleventh_record_once_in_all(lab: M
     lane.judge(settled=True)
 
 
+@pytest.mark.deep
 def test_at_the_limit_of_a_run_no_partition_waits_for_the_retries_of_another_to_be_done(lab: MakeLab) -> None:
     """Nine retries in three partitions, always failing, and runs of at most four: the longest due first."""
     lane = lab(partitions=3, max_records_per_run=9, retry={"initial_delay": "1s", "period": "1s", "multiplier": 1})

@@ -2,6 +2,8 @@
 
 import time
 
+import pytest
+
 from tests.e2e import wire
 from tests.e2e.fixtures import MakeLab
 from tests.e2e.lab import Lab
@@ -17,6 +19,7 @@ def filled(lab: MakeLab, count: int, handler: str) -> Lab:
     return lane
 
 
+@pytest.mark.deep
 def test_a_thousand_scattered_retries_fetch_at_most_fifty_records_each(lab: MakeLab) -> None:
     lane = filled(lab, 100_000, "fails_every_hundredth_once")
     lane.run()
@@ -31,6 +34,7 @@ def test_a_thousand_scattered_retries_fetch_at_most_fifty_records_each(lab: Make
     lane.judge(settled=True)
 
 
+@pytest.mark.deep
 def test_tens_of_thousands_of_pending_offsets_work(lab: MakeLab) -> None:
     """No two are neighbours, so that each is an entry of the settlement; then all are retried."""
     lane = filled(lab, 60_000, "fails_every_other_once")

@@ -151,6 +151,7 @@ def test_s32_topics_of_a_pattern_and_partitions_that_are_new_are_read_from_their
     lane.judge(settled=True)
 
 
+@pytest.mark.deep
 def test_s33_three_workers_read_each_record_of_the_named_partitions_exactly_once(lab: MakeLab) -> None:
     """The handler returns from its first records once three processes have called it: each of them has a share."""
     lane = lab(partitions=12, handler="tests.e2e.handlers:waits_for_three_workers")

@@ -62,7 +62,7 @@ def test_a_join_that_holds_a_tuple_fails_its_record_as_unacked_and_the_breaker_d
     assert (failed["error_class"], failed["error_message"]) == ("Unacked", "step meet: did not ack 1 tuple")
 
 
-@pytest.mark.parametrize("record_outcomes", [True, False])
+@pytest.mark.parametrize("record_outcomes", [pytest.param(True, marks=pytest.mark.deep), False])
 def test_s46_the_breaker_counts_no_tuple_that_a_join_holds_without_a_guarantee(
     lab: MakeLab, record_outcomes: bool
 ) -> None:
@@ -137,6 +137,7 @@ def test_a_pipeline_without_steps_has_no_figures_of_steps(lab: MakeLab) -> None:
     assert "Steps" not in lane.ackline("status", lane.name).stdout
 
 
+@pytest.mark.deep
 def test_debug_logs_the_edges_of_sampled_records_to_the_standard_error_of_the_tasks(lab: MakeLab) -> None:
     lane = tree_lab(lab, debug={"sample": 1})
     lane.produce(encoded([{"key": "secret-key", "note": "secret-value"}]))

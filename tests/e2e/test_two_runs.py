@@ -83,6 +83,7 @@ def open_gate(lane: Lab) -> None:
     handlers.gate(lane.topic).touch()
 
 
+@pytest.mark.deep
 def test_a_run_prints_nothing_on_standard_error_but_that_spark_starts(lane: Lab) -> None:
     """No warning of the JVM, of Spark or of its Kafka client may cross the progress bar."""
     open_gate(lane)
@@ -111,6 +112,7 @@ def test_a_second_run_waits_for_the_first_and_no_record_is_handled_twice(lane: L
     lane.judge(settled=True)
 
 
+@pytest.mark.deep
 def test_a_run_goes_on_at_once_with_the_turn_of_a_run_that_was_killed(lane: Lab) -> None:
     with Command(lane, "run", lane.name) as first:
         assert wait_until(lambda: bool(lane.calls()), SECONDS), first.errors
@@ -124,6 +126,7 @@ def test_a_run_goes_on_at_once_with_the_turn_of_a_run_that_was_killed(lane: Lab)
     lane.judge(settled=True)
 
 
+@pytest.mark.deep
 def test_take_over_does_not_wait_and_both_runs_end_well(lane: Lab) -> None:
     with Command(lane, "run", lane.name) as first:
         assert wait_until(lambda: bool(lane.calls()), SECONDS), first.errors

@@ -63,6 +63,7 @@ def test_i2_a_turn_whose_handler_kills_the_driver_is_voided_and_planned_again(la
     lane.judge(settled=True)
 
 
+@pytest.mark.deep
 def test_i7_at_most_once_a_turn_that_was_handed_out_is_lost_and_no_record_is_handled_twice(lab: MakeLab) -> None:
     lane = lab(handler=KILLER, guarantee="at_most_once", dead_letter="none", max_records_per_run=4)
     lane.produce_records(6, {2: {"kill": True}})

@@ -1,5 +1,7 @@
 """The window: fresh offsets stop at max_uncommitted records above the floor, due retries never do (S20–S24, I8)."""
 
+import pytest
+
 from tests.e2e.fixtures import MakeLab
 from tests.e2e.lab import fails
 
@@ -34,6 +36,7 @@ def test_s21_s22_a_window_without_room_reads_nothing_new_and_its_retries_all_the
     assert [lane.committed(p) for p in (0, 1)] == [10, 11]
 
 
+@pytest.mark.deep
 def test_s23_s24_a_full_window_stops_neither_the_other_partition_nor_its_own_retries(lab: MakeLab) -> None:
     """A record of partition 0 waits for an hour, by the policy of its error class, and fills the window. In partition 1
     everything fails once and then succeeds: the end is reached (STORM-2343, I12)."""

@@ -15,6 +15,8 @@ from ackline.local.processes import wait_until
 from ackline.tables.lease import ProcessIdentity
 from tests.conftest import MakeTopic
 
+pytestmark = pytest.mark.real
+
 START = """
 import os, sys
 from pathlib import Path

@@ -81,7 +81,9 @@ def stored(lab: Lab, job: ReplayJob, tp: TopicPartition) -> list[tuple[int, int,
     return [tuple(row[name] for name in columns) for row in lab.rows(job) if row["topic"] == tp.topic]
 
 
-@pytest.mark.parametrize("tier", ["by_digest", "arrow_by_digest", "column_by_digest"])
+@pytest.mark.parametrize(
+    "tier", ["by_digest", pytest.param("arrow_by_digest", marks=pytest.mark.deep), "column_by_digest"]
+)
 @settings(
     max_examples=3, phases=[Phase.explicit, Phase.generate],
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.data_too_large],
@@ -131,7 +133,9 @@ def outcome_of(message: Message, headers: RawHeaders, tier: str) -> str:
     return "failed" if failed else "acked"
 
 
-@pytest.mark.parametrize("tier", ["by_digest", "arrow_by_digest", "column_by_digest"])
+@pytest.mark.parametrize(
+    "tier", ["by_digest", pytest.param("arrow_by_digest", marks=pytest.mark.deep), "column_by_digest"]
+)
 @settings(
     max_examples=3, phases=[Phase.explicit, Phase.generate],
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.data_too_large],
@@ -171,7 +175,7 @@ def test_s44_headers_whose_names_are_any_bytes_have_an_outcome_and_stop_no_neigh
                 assert (row["outcome"], row["error_class"]) == ("failed", "Undecodable")
 
 
-@pytest.mark.parametrize("tier", ["ack", "column_acks"])
+@pytest.mark.parametrize("tier", [pytest.param("ack", marks=pytest.mark.deep), "column_acks"])
 def test_a_timestamp_far_before_1970_costs_a_second_start_and_no_record(
     lab: Lab, tier: str, caplog: pytest.LogCaptureFixture
 ) -> None:

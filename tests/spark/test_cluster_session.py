@@ -1,6 +1,10 @@
 """A session on a cluster does not start unprotected."""
 
+import pytest
+
 from tests.spark.lab import run_script
+
+pytestmark = pytest.mark.real
 
 SCRIPT = """
 from ackline.errors import AcklineError

@@ -72,8 +72,15 @@ def job_topic(job: ReplayJob) -> str:
     return tp.topic
 
 
-@pytest.mark.parametrize("of", [GROUPED, CHAINED], ids=["grouped", "chained"])
-@pytest.mark.parametrize("once", [False, True])
+@pytest.mark.parametrize(
+    ("of", "once"),
+    [
+        pytest.param(GROUPED, False, id="grouped"),
+        pytest.param(GROUPED, True, id="grouped, once", marks=pytest.mark.deep),
+        pytest.param(CHAINED, False, id="chained", marks=pytest.mark.deep),
+        pytest.param(CHAINED, True, id="chained, once", marks=pytest.mark.deep),
+    ],
+)
 def test_a_tuple_that_kills_or_hangs_its_process_fails_its_record_alone(lab: Lab, of: Topology, once: bool) -> None:
     """In the second step: the siblings of that tuple, and all other records, have one call and are acked."""
     records = [items({}, {"second": deed}, {}) for deed in DEEDS]

@@ -1,6 +1,10 @@
 """The session that a command or a driver opens, as a process of its own."""
 
+import pytest
+
 from tests.spark.lab import run_script
+
+pytestmark = pytest.mark.real
 
 SCRIPT = """
 import signal

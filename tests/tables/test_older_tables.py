@@ -72,6 +72,7 @@ def test_rows_of_an_earlier_version_read_as_null_before_anything_is_written(olde
     assert not set(NEW) & set(_columns(older, "settlements"))
 
 
+@pytest.mark.real
 def test_the_first_write_adds_the_columns_and_both_engines_read_old_and_new_rows(older: str) -> None:
     before = LedgerStore(older, "orders", "live").ledger_id()
     table = AuditTable(f"{older}/orders", "settlements")

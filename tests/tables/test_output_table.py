@@ -143,6 +143,7 @@ def spark(*statements: str) -> Any:
     return json.loads(done.stdout.splitlines()[-1])
 
 
+@pytest.mark.real
 def test_rows_that_spark_has_deleted_by_deletion_vectors_stay_deleted_beside_publishes_and_their_checkpoints(
     tmp_path: Path,
 ) -> None:

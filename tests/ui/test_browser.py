@@ -170,6 +170,7 @@ def test_an_act_is_ready_to_paste_into_the_form_of_its_dag(user: Tab, airflow: L
     assert user.problems == []
 
 
+@pytest.mark.deep
 @pytest.mark.timeout(900)
 def test_a_backfill_is_started_from_the_page_by_its_configuration_in_the_form_of_the_dag(
     user: Tab, airflow: LocalAirflow, project: Project, broker: Broker
