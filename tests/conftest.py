@@ -10,6 +10,7 @@ from tempfile import TemporaryDirectory
 from typing import Protocol
 
 import pytest
+from _pytest.nodeid import NodeId
 from hypothesis import HealthCheck, settings
 
 from ackline.kafka.cluster import Cluster
@@ -76,7 +77,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if _SERVERS & fixtures:
             item.add_marker("real")
         group = "airflow" if _AIRFLOW & fixtures else "spark" if _SPARK & fixtures else ""
-        item.add_marker(pytest.mark.xdist_group(group or item.path.relative_to(_TESTS).as_posix()))
+        if item.config.getoption("loadgroup", False):
+            # pytest-xdist 3.8 writes the group into `_nodeid`, which pytest has not had since 9.1.
+            item._id = NodeId.parse(f"{item.nodeid}@{group or item.path.relative_to(_TESTS).as_posix()}")
         order[item] = ("spark", "airflow", "").index(group)
     items.sort(key=order.__getitem__)
 

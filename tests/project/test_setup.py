@@ -196,6 +196,12 @@ def test_the_ci_run_fails_with_checks_or_tests_and_ends_with_the_last_line_of_th
     assert done.stdout.splitlines()[-1] == "closing line"
 
 
+def test_a_test_that_runs_beside_others_has_its_group_in_its_id(request: pytest.FixtureRequest) -> None:
+    """pytest-xdist takes the group from there. Without it each test would run in any process, beside any server."""
+    grouped = request.config.getoption("loadgroup", False)
+    assert request.node.nodeid.partition("@")[2] == ("project/test_setup.py" if grouped else "")
+
+
 def test_make_without_a_target_prints_the_targets() -> None:
     listed = subprocess.run(["make", "-C", ROOT, "--no-print-directory"], capture_output=True, text=True, check=True)
     targets = {line.split()[1] for line in listed.stdout.splitlines()}
