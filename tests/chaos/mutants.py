@@ -89,7 +89,7 @@ def no_fence_on_outcomes(patch: pytest.MonkeyPatch) -> None:
 def claim_without_commit(patch: pytest.MonkeyPatch) -> None:
     """At most once: replay hands records out before it commits the claim to the group (I7)."""
 
-    def commit_nothing(parts: Parts) -> CommitResult:
+    def commit_nothing(parts: Parts, _: object) -> CommitResult:
         newest = parts.store.newest()
         assert newest is not None
         return CommitResult(newest, commit.allowed_commits(parts, newest))

@@ -13,6 +13,7 @@ import pytest
 from ackline.errors import TransientError
 from ackline.lane import claim
 from ackline.local.processes import wait_until
+from ackline.outputs.turn import publish_settled
 from tests.chaos import victims
 from tests.e2e import wire
 from tests.e2e.fixtures import MakeLab
@@ -66,7 +67,7 @@ def test_s50_a_claimed_range_that_is_gone_from_the_log_is_lost_whole_and_not_voi
     lane.produce_records(4)
     plan = lane.plan()
     with lane.parts() as parts:
-        claim.claim(parts, plan, lane.settlement())
+        claim.claim(parts, plan, lane.settlement(), publish_settled)
     assert lane.committed() == 4
     lane.expire(gone)
     assert wire.log_start(lane.broker.bootstrap, lane.topic) == gone

@@ -12,6 +12,7 @@ from ackline.lane.claim import TRIES
 from ackline.ledger.commit_rule import CommitMetadata, Committed
 from ackline.ledger.offsets import TopicPartition
 from ackline.ledger.turns import TurnKind
+from ackline.outputs.turn import publish_settled
 from ackline.steps import plan
 from tests.support.memory import HandlerCall
 from tests.support.memory_kafka import MemoryCluster
@@ -196,7 +197,7 @@ def test_s53_a_commit_that_another_run_has_just_made_is_not_taken_for_another_le
     if step == "run":
         lane.run(slow)
     else:
-        commit.commit_newest(slow)
+        commit.commit_newest(slow, publish_settled)
     assert not left
     assert len(all_calls(lane)) == len(set(all_calls(lane))) == 12 + times
     assert lane.committed() == lane.floor() == 6 + times
@@ -208,7 +209,7 @@ def test_s53_at_most_once_a_claim_that_another_run_has_just_committed_is_not_tak
 
     def rival(operation: str, _: str) -> None:
         if operation == READS_COMMITS and not lane.parts().store.has_claim(planned.turn):
-            claim.claim(lane.parts("quick"), planned, lane.newest())
+            claim.claim(lane.parts("quick"), planned, lane.newest(), publish_settled)
 
     lane.replay(lane.parts("slow", rival))
     lane.settle()
@@ -224,7 +225,11 @@ def test_a_commit_of_another_ledger_or_a_newer_turn_still_stops_every_step(guara
     metadata = CommitMetadata(ledger or lane.parts().store.ledger_id(), "lane", 0, n)
     moved = lane.move_group(TP, 2, metadata.encode())
     lane.produce(OK)
-    for step in (lane.run, lambda: commit.commit_newest(lane.parts()), lambda: plan.preview(lane.parts())):
+    for step in (
+        lane.run,
+        lambda: commit.commit_newest(lane.parts(), publish_settled),
+        lambda: plan.preview(lane.parts()),
+    ):
         with pytest.raises(NewerCommit):
             step()
     assert committed(lane, TP) == moved

@@ -106,7 +106,7 @@ PLACES = [
     "ackline.steps.replay.store_manifest",
     "ackline.steps.replay.add_actions",
     "ackline.steps.settle.settle_turn",
-    "ackline.lane.commit.publish_settled",
+    "ackline.steps.settle.publish_settled",
     "ackline.tables.publish._write",
     "ackline.tables.output_table.OutputTable.append",
     "ackline.outputs.turn.remove_staged",
@@ -185,7 +185,7 @@ def test_a_backfill_publishes_in_its_own_lane_and_a_resume_publishes_what_a_kill
     lane.produce(order(0, item("a")), order(1, item("b")))
     lane.run()
     with pytest.MonkeyPatch.context() as patch:
-        killed_at("ackline.lane.commit.publish_settled", patch)
+        killed_at("ackline.steps.settle.publish_settled", patch)
         with pytest.raises(Killed):
             lane.ackline("backfill", lane.name, f"{lane.topic}:0:1-2", "--id", "b", "--yes")
     assert {row["_lane"] for row in rows_of(lane, "order_totals")} == {"live"}
@@ -213,7 +213,7 @@ def test_a_settled_turn_whose_rows_are_lost_stops_the_lane_until_an_operator_giv
     lane = shop(lab)
     lane.produce(order(0, item("a")))
     with pytest.MonkeyPatch.context() as patch:
-        killed_at("ackline.lane.commit.publish_settled", patch)
+        killed_at("ackline.steps.settle.publish_settled", patch)
         with pytest.raises(Killed):
             lane.run()
     folder = Path(lane.audit) / lane.name / ".staging"

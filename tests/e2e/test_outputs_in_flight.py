@@ -18,7 +18,7 @@ ACKING = [
     "ackline.steps.settle.settled_outputs",
     "ackline.tables.kept_rows._KeptFile.finish",
     "ackline.tables.store.LedgerStore.store_settlement",
-    "ackline.lane.commit.publish_settled",
+    "ackline.steps.settle.publish_settled",
     "ackline.tables.publish._write",
     "ackline.tables.output_table.OutputTable.append",
     "ackline.outputs.turn.remove_staged",

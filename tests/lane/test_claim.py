@@ -10,6 +10,7 @@ from ackline.lane import claim
 from ackline.ledger.offsets import ValuedRange
 from ackline.ledger.outcomes import Outcome
 from ackline.ledger.turns import TurnKind
+from ackline.outputs.turn import publish_settled
 from tests.chaos.actor import Actor
 from tests.support.memory import BEFORE
 from tests.support.memory_lane import AT_MOST_ONCE, GROUP, OK, TP, TP1, MemoryLane
@@ -76,7 +77,7 @@ def test_s50_of_a_claimed_turn_that_is_lost_idle_partitions_have_lost_nothing() 
     lane = once(partitions=2, lost_after="0s").after_run()
     lane.produce(OK, tp=TP1)
     planned = lane.plan()
-    claim.claim(lane.parts(), planned, lane.newest())
+    claim.claim(lane.parts(), planned, lane.newest(), publish_settled)
     assert claim.take_start_marker(lane.parts(), planned)
     lane.run()
     rows = lane.parts().store.outcomes_of(planned.turn).rows
@@ -85,7 +86,7 @@ def test_s50_of_a_claimed_turn_that_is_lost_idle_partitions_have_lost_nothing() 
 
 def test_s50_a_claimed_range_that_retention_has_deleted_is_lost_and_not_void() -> None:
     lane = once(OK, OK, OK)
-    claim.claim(lane.parts(), lane.plan(), lane.newest())
+    claim.claim(lane.parts(), lane.plan(), lane.newest(), publish_settled)
     lane.log().expire(3)
     lane.run()
     assert (lane.newest().kind, lane.ranges(Outcome.LOST), lane.calls()) == (TurnKind.RUN, [(0, 3)], [])

@@ -25,7 +25,7 @@ from ackline.lane.void import close_if_waived, void_advice
 from ackline.ledger.commit_rule import CommitMetadata, Committed
 from ackline.ledger.offsets import TopicPartition
 from ackline.ledger.turns import LIVE, Plan, Settlement, TurnId, TurnKind
-from ackline.outputs.turn import store_plan
+from ackline.outputs.turn import publish_settled, store_plan
 from ackline.steps.settle import settle_turn
 
 Choose = Callable[[Settlement], Targets]
@@ -193,7 +193,7 @@ def _committed(parts: Parts, performed: PerformedAction) -> PerformedAction:
     if parts.store.lane != LIVE:
         return performed
     try:
-        return replace(performed, committed=dict(commit_newest(parts).committed))
+        return replace(performed, committed=dict(commit_newest(parts, publish_settled).committed))
     except AcklineError as error:
         return replace(performed, not_committed=not_committed_reason(error))
 

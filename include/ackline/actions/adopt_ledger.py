@@ -33,7 +33,7 @@ from ackline.ledger.commit_rule import CommitMetadata, Committed, check_commit_a
 from ackline.ledger.offsets import TopicPartition
 from ackline.ledger.pending import NEVER, PendingKind, PendingRuns
 from ackline.ledger.turns import SettledPartition, Settlement, TurnKind
-from ackline.outputs.turn import store_plan
+from ackline.outputs.turn import publish_settled, store_plan
 from ackline.steps.plan import store_first_genesis
 from ackline.steps.settle import settle_turn
 
@@ -130,7 +130,7 @@ def _outstanding(newest: Settlement) -> OutstandingTokens:
 
 def _commit(parts: Parts) -> str | None:
     try:
-        commit_newest(parts)
+        commit_newest(parts, publish_settled)
     except AcklineError as error:
         return not_committed_reason(error)
     return None

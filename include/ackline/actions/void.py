@@ -33,7 +33,7 @@ from ackline.lane.commit import commit_newest
 from ackline.lane.void import close_if_waived, is_at_most_once, store_void, waive
 from ackline.ledger.turns import LIVE, Marker, MarkerKind, OperatorLoss, Plan, Settlement, TurnId, TurnKind
 from ackline.outputs.checks import folder_name, staging_root
-from ackline.outputs.turn import is_published, mark_as_published, read_manifest
+from ackline.outputs.turn import is_published, mark_as_published, publish_settled, read_manifest
 from ackline.pipeline.outputs import OutputsOfTurn
 from ackline.scrub import scrub_address
 from ackline.steps.settle import settle_turn
@@ -210,7 +210,7 @@ def commit_or_reason(parts: Parts) -> str | None:
     if parts.store.lane != LIVE:
         return None
     try:
-        commit_newest(parts)
+        commit_newest(parts, publish_settled)
     except AcklineError as error:
         return not_committed_reason(error)
     return None

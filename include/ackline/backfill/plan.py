@@ -19,7 +19,6 @@ from ackline.lane.new_plan import (
     check_settings_unchanged,
     chosen_in,
     lane_ranges,
-    new_plan,
     too_many_lost_races,
 )
 from ackline.lane.void import close_if_waived
@@ -32,7 +31,7 @@ from ackline.ledger.turns import Plan, SettledPartition, Settlement, TurnKind
 from ackline.outputs.turn import publish_settled, store_plan
 from ackline.pipeline.arguments import id_of
 from ackline.steps.plan import check_dead_letter_topic
-from ackline.steps.run_plan import max_in_flight
+from ackline.steps.run_plan import max_in_flight, new_run_plan
 from ackline.steps.settle import settle_turn
 
 log = logging.getLogger(__name__)
@@ -121,7 +120,7 @@ def _next_plan(parts: Parts, newest: Settlement, max_records: int | None, resend
     )
     letters = resend and any(has_dead_letters(settled) for settled in unfinished.values())
     answers = not reads and _has_answers(parts, newest)
-    return new_plan(parts, newest, TurnKind.RUN, planned, reason) if reads or letters or answers else None
+    return new_run_plan(parts, newest, planned, reason) if reads or letters or answers else None
 
 
 def _has_answers(parts: Parts, newest: Settlement) -> bool:

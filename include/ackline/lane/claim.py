@@ -37,7 +37,7 @@ from ackline.errors import (
     TransientError,
 )
 from ackline.lane.adapters import Parts
-from ackline.lane.commit import allowed_commits, commit_newest
+from ackline.lane.commit import Publish, allowed_commits, commit_newest
 from ackline.lane.void import is_at_most_once
 from ackline.ledger.fold import OutcomeRow
 from ackline.ledger.offsets import OffsetRange, TopicPartition
@@ -79,7 +79,7 @@ def _log_error(state: RetryCallState) -> None:
     log.warning("%s. At most once no record is handed out again, so this is tried again in %.0f s", error, seconds)
 
 
-def claim(parts: Parts, plan: Plan, newest: Settlement) -> bool:
+def claim(parts: Parts, plan: Plan, newest: Settlement, publish: Publish) -> bool:
     """Stores claim n and commits it. Returns whether the plan is claimed, and so may be started, or is started already;
     False if it was waived, or if its turn is over: then it may not be handed out. A backfill lane claims, so that no
     second process hands its records out, and commits nothing.
@@ -99,7 +99,7 @@ def claim(parts: Parts, plan: Plan, newest: Settlement) -> bool:
     if parts.store.has_start_marker(plan.turn) or not parts.commits:
         return True
     try:
-        committed = commit_newest(parts).committed
+        committed = commit_newest(parts, publish).committed
         for tp, planned in plan.partitions.items():
             # The partition was parked after it was planned, and another consumer has committed it. The group has not
             # moved over this range, so handing it out would break I7.

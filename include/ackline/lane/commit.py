@@ -16,7 +16,7 @@ makes the same commit. A crash after it costs nothing either, because committing
 """
 
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from ackline.errors import GroupMoved, NewerCommit
@@ -26,7 +26,6 @@ from ackline.lane.void import is_at_most_once
 from ackline.ledger.commit_rule import CommitMetadata, Committed, check_commit_allowed, is_of_ledger, is_of_pipeline
 from ackline.ledger.offsets import TopicPartition
 from ackline.ledger.turns import Plan, PlannedPartition, Settlement, TurnId, TurnKind
-from ackline.outputs.turn import publish_settled
 from ackline.scrub import scrub_address
 
 
@@ -71,18 +70,24 @@ class CommitResult:
     stored: Settlement | None = None
 
 
-def commit_newest(parts: Parts) -> CommitResult:
-    """Commits the floors of the newest settlement or claim, whichever process stored it, and reads them back. Commits
-    nothing in a backfill lane.
+Publish = Callable[[Parts, Settlement | None], None]
+"""Publishes the output rows of a settled turn, where a table lacks them: `ackline.outputs.turn.publish_settled`."""
 
-    Idle and parked partitions are committed again too, because Kafka forgets offsets that are not renewed. Raises
-    GroupMoved, NewerCommit or GroupBusy if nothing may be committed.
+
+def commit_newest(parts: Parts, publish: Publish) -> CommitResult:
+    """Publishes the rows of the newest settlement, commits its floors or those of a claim, whichever process stored it,
+    and reads them back. Commits nothing in a backfill lane.
+
+    `publish` has no default, so that no caller can commit without it. Idle and parked partitions are committed again
+    too, because Kafka forgets offsets that are not renewed. Raises GroupMoved, NewerCommit or GroupBusy if nothing may
+    be committed, and what `publish` raises.
     """
     progress = None
     for _ in range(MAX_LOST_RACES):
         newest = parts.store.newest()
-        # Before the commit: a record below the group's offset has its rows in each output table (I16).
-        publish_settled(parts, newest)
+        # Before the commit, and of the settlement that is committed: a record below the group's offset has its rows in
+        # each output table (I16). If this raises, nothing is committed.
+        publish(parts, newest)
         if newest is None or not parts.commits:
             return CommitResult(newest, {})
         try:

@@ -18,12 +18,11 @@ from datetime import datetime
 from typing import Any
 
 from ackline.errors import ConfigError, LedgerError
-from ackline.in_flight.ack_topic import start_position
 from ackline.lane.adapters import Parts
 from ackline.lane.void import void_advice
 from ackline.ledger.offsets import ChosenRanges, OffsetRange, TopicPartition
 from ackline.ledger.pending import PendingKind
-from ackline.ledger.turns import ACK_POSITION, Plan, PlannedPartition, Settlement, TurnId, TurnKind, is_backfill
+from ackline.ledger.turns import Plan, PlannedPartition, Settlement, TurnId, TurnKind, is_backfill
 from ackline.pipeline.arguments import id_of
 
 
@@ -33,16 +32,12 @@ def new_plan(
     kind: TurnKind,
     partitions: Mapping[TopicPartition, PlannedPartition],
     reason: str = "",
+    of_run: Mapping[str, Any] | None = None,
 ) -> Plan:
     """Returns a plan for the turn after `newest`, with the settings in force.
 
-    That of a run holds from where it reads answers from outside, if the pipeline has an ack topic. Raises ConfigError
-    if that topic can't be used.
+    `of_run` is what only the plan of a run stores beside them. `ackline.steps.run_plan.new_run_plan` gives it.
     """
-    of_run: dict[str, Any] = {}
-    if kind is TurnKind.RUN:
-        position = start_position(parts, newest)
-        of_run = parts.request.settings() | ({ACK_POSITION: position.as_json()} if position is not None else {})
     return Plan(
         newest.turn._replace(n=newest.turn.n + 1),
         kind,
@@ -50,7 +45,7 @@ def new_plan(
         parts.now(),
         partitions,
         parts.pipeline.kafka.isolation,
-        parts.pipeline.settings() | of_run,
+        parts.pipeline.settings() | dict(of_run or {}),
         parts.actor,
         reason,
     )

@@ -37,7 +37,7 @@ from ackline.ledger.pending import PendingRuns, ranges_of
 from ackline.ledger.tokens import TokenSigner
 from ackline.ledger.turns import Marker, MarkerKind, Plan, Settlement
 from ackline.outputs.checks import output_targets
-from ackline.outputs.turn import store_manifest
+from ackline.outputs.turn import publish_settled, store_manifest
 from ackline.tables.rows import plan_date
 from ackline.tables.store import COUNTED_STARTS
 
@@ -257,7 +257,7 @@ def _claim_or_waive(parts: Parts, plan: Plan, newest: Settlement, range_error: R
     waiver = Marker(MarkerKind.WAIVER, parts.run_id, parts.now(), parts.actor, str(range_error))
     if range_error is not None and waive(parts, plan, waiver):
         return False
-    return claim(parts, plan, newest)
+    return claim(parts, plan, newest, publish_settled)
 
 
 def _close_waived_turn(

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from ackline.errors import ConfigError, GroupMoved, TooFarBehind
+from ackline.in_flight.ack_topic import start_position
 from ackline.lane.action_plans import action_plan, follow_plan
 from ackline.lane.adapters import Parts
 from ackline.lane.commit import check_allowed, commit_metadata_of, may_restore
@@ -21,7 +22,7 @@ from ackline.ledger.metrics import due_retries
 from ackline.ledger.offsets import TopicPartition
 from ackline.ledger.pending import PendingKind, PendingRuns
 from ackline.ledger.planning import Limits, PartitionView
-from ackline.ledger.turns import Plan, Settlement, TurnKind
+from ackline.ledger.turns import ACK_POSITION, Plan, PlannedPartition, Settlement, TurnKind
 
 Views = Mapping[TopicPartition, PartitionView]
 
@@ -65,7 +66,20 @@ def next_plan(parts: Parts, newest: Settlement, view: KafkaView, skipped: bool =
     )
     views = _with_waiting_times(parts, views, limits)
     planned = planning.plan_partitions(views, limits, parts.now(), newest.turn.n + 1)
-    return new_plan(parts, newest, TurnKind.RUN, planned)
+    return new_run_plan(parts, newest, planned)
+
+
+def new_run_plan(
+    parts: Parts, newest: Settlement, partitions: Mapping[TopicPartition, PlannedPartition], reason: str = ""
+) -> Plan:
+    """Returns the plan of a run after `newest`: it stores the request, and from where the turn reads answers.
+
+    The position is fenced with the plan, before a token of the turn can exist (S64). Raises ConfigError if the ack
+    topic can't be used.
+    """
+    position = start_position(parts, newest)
+    of_run = parts.request.settings() | ({ACK_POSITION: position.as_json()} if position is not None else {})
+    return new_plan(parts, newest, TurnKind.RUN, partitions, reason, of_run)
 
 
 def max_in_flight(parts: Parts) -> int | None:

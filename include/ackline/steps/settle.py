@@ -50,7 +50,7 @@ from ackline.ledger.offsets import TopicPartition
 from ackline.ledger.outcomes import Outcome
 from ackline.ledger.turns import LOST_BY_OPERATOR, OperatorLoss, Plan, SettledPartition, Settlement, TurnId, TurnKind
 from ackline.outputs.keep import check_staged_rows, settled_outputs
-from ackline.outputs.turn import find_outputs
+from ackline.outputs.turn import find_outputs, publish_settled
 from ackline.steps.decide import decide, states_after
 from ackline.tables.turn_outcomes import TurnOutcomes
 
@@ -80,7 +80,7 @@ def settle(
     if stored is not None and on_stored is not None:
         on_stored(stored)
     try:
-        result = replace(commit_newest(parts), stored=stored)
+        result = replace(commit_newest(parts, publish_settled), stored=stored)
     except GroupMoved:
         if parts.pipeline.on_external_reset != "follow":
             raise
