@@ -67,7 +67,7 @@ def test_s70_overlapping_lanes_and_live_turns_do_not_notice_each_other() -> None
     for _ in range(20):  # interleaved: each process takes one step, and the others go on before its next one
         for lane in lanes:
             parts = lane.parts()
-            if plan_backfill(parts):
+            if plan_backfill(parts).plan:
                 live.produce(OK)
                 live.run()
                 replay.replay(lane.parts(), no_session)

@@ -107,7 +107,7 @@ def replayed(lane: Lab, asked: list[str]) -> None:
     with lane.parts(lane="backfill-b") as parts:
         arguments = BackfillArguments(tuple(asked))
         begin(parts, arguments, choose_offsets(parts, arguments))
-        assert plan_backfill(parts, resend=True) is not None
+        assert plan_backfill(parts, resend=True).plan is not None
         replay(parts, lane.spark)
 
 

@@ -38,7 +38,7 @@ def planned(lane: Lab, backfill_id: str) -> None:
         pipeline, run_id="dies", actor="test", now=lane.now, audit=lane.audit, lane=lane_of(backfill_id)
     )
     with opened as parts:
-        assert plan_backfill(parts) is not None
+        assert plan_backfill(parts).plan is not None
 
 
 @pytest.mark.deep

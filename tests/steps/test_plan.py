@@ -4,7 +4,7 @@ import pytest
 
 from ackline.cli.formats import run_json
 from ackline.errors import LedgerError
-from ackline.lane.new_plan import MAX_LOST_RACES
+from ackline.lane.races import MAX_LOST_RACES
 from ackline.ledger.planning import NO_LEADER
 from ackline.ledger.turns import Plan, TurnKind
 from ackline.steps import plan

@@ -15,18 +15,19 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ackline.errors import AcklineError, ConfigError, FatalError, GroupBusy, GroupMoved, NewerCommit
+from ackline.errors import AcklineError, ConfigError, FatalError, GroupBusy, GroupMoved
 from ackline.lane.action_plans import MOVES, Targets, action_plan
 from ackline.lane.adapters import Parts
-from ackline.lane.commit import acknowledging, check_allowed, commit_metadata_of, commit_newest, ledger_progress
+from ackline.lane.commit import acknowledging, check_allowed, commit_metadata_of, commit_newest
 from ackline.lane.genesis import previous_subscription
-from ackline.lane.new_plan import MAX_LOST_RACES, check_clock, check_settings_unchanged, too_many_lost_races
-from ackline.lane.void import close_if_waived, void_advice
+from ackline.lane.new_plan import check_clock, check_settings_unchanged
+from ackline.lane.void import void_advice
 from ackline.ledger.commit_rule import CommitMetadata, Committed
 from ackline.ledger.offsets import TopicPartition
 from ackline.ledger.turns import LIVE, Plan, Settlement, TurnId, TurnKind
-from ackline.outputs.turn import publish_settled, store_plan
+from ackline.outputs.turn import publish_settled
 from ackline.steps.settle import settle_turn
+from ackline.steps.take_turn import take_turn
 
 Choose = Callable[[Settlement], Targets]
 """The targets of an action, given the lane as it is when the action takes its turn."""
@@ -55,10 +56,14 @@ def prepare_action(
     parts: Parts, kind: TurnKind, choose: Choose, reason: str, adopts_ledger: bool = False
 ) -> PreparedAction:
     """Returns the action as it would be carried out now. Stores nothing, and raises what `perform_action` raises."""
-    newest = _begun_lane(parts, kind)
+    _check_lane(parts, kind)
+    newest = parts.store.newest()
+    if newest is None:
+        raise _not_begun(parts, kind)
     open_plan = parts.store.open_plan(newest)
     if open_plan is not None:
         raise open_turn_error(parts, kind, open_plan)
+    check_clock(parts, newest.settled_at)
     plan = _plan(parts, newest, kind, choose, reason, adopts_ledger)
     _check_group(parts, newest, plan, adopts_ledger)
     return PreparedAction(plan, newest)
@@ -83,43 +88,47 @@ def perform_action(
     the one that was read; GroupBusy and NewerCommit for an action that may move a floor. An error of settling the
     action names the turn, which is stored then.
     """
-    progress = None
-    for _ in range(MAX_LOST_RACES):
-        newest = _begun_lane(parts, kind)
-        open_plan = parts.store.open_plan(newest)
-        if open_plan is not None and close_if_waived(parts, open_plan, newest):
-            continue
-        if open_plan is not None:
-            raise open_turn_error(parts, kind, open_plan)
+    _check_lane(parts, kind)
+
+    def begin() -> None:
+        raise _not_begun(parts, kind)
+
+    def refuse(open_plan: Plan, _: Settlement) -> bool:
+        raise open_turn_error(parts, kind, open_plan)
+
+    def make(newest: Settlement) -> Plan:
         plan = _plan(parts, newest, kind, choose, reason, adopts_ledger)
         if turn is not None and plan.turn != turn:
             raise FatalError(f"{turn} is taken: the lane has moved since. Nothing was stored. Look at it again first")
-        try:
-            _check_group(parts, newest, plan, adopts_ledger)
-        except NewerCommit:
-            # Another run may have settled and committed since `newest` was read; an unchanged ledger proves that the
-            # commit is another ledger's.
-            previous, progress = progress, ledger_progress(parts)
-            if progress == previous:
-                raise
-            continue
-        # Refused if another process has stored plan n since `newest` was read. Nothing is stored then; look again.
-        if store_plan(parts, newest, plan):
-            _settle(parts, plan, newest)
-            return _committed(parts, PerformedAction(plan, newest))
-    raise too_many_lost_races(parts, f"taking the turn of a {kind}")
+        _check_group(parts, newest, plan, adopts_ledger)
+        return plan
+
+    taken = take_turn(parts, f"taking the turn of a {kind}", (kind,), begin=begin, end=refuse, make=make)
+    assert taken.plan is not None  # `make` always returns one
+    try:
+        settle_turn(parts, taken.plan, taken.before)
+    except AcklineError as error:
+        error.add_advice(f"{taken.plan.turn}, the {kind}, is stored: the next run settles it")
+        raise
+    performed = PerformedAction(taken.plan, taken.before)
+    if parts.store.lane != LIVE:
+        return performed
+    try:
+        return replace(performed, committed=dict(commit_newest(parts, publish_settled).committed))
+    except AcklineError as error:
+        # The action is stored. An error here would make its user repeat it, so it is part of the result (S37).
+        return replace(performed, not_committed=not_committed_reason(error))
 
 
-def _begun_lane(parts: Parts, kind: TurnKind) -> Settlement:
-    newest = parts.store.newest()
-    if newest is None:
-        raise ConfigError(f"{parts.pipeline.name} has not run yet: there is nothing to {kind}")
+def _check_lane(parts: Parts, kind: TurnKind) -> None:
     if kind is TurnKind.RESET and not parts.commits:
         raise ConfigError(
             f"{parts.store.lane} holds what was chosen once, so it is never reset; begin another backfill", key="--lane"
         )
-    check_clock(parts, newest.settled_at)
-    return newest
+
+
+def _not_begun(parts: Parts, kind: TurnKind) -> ConfigError:
+    return ConfigError(f"{parts.pipeline.name} has not run yet: there is nothing to {kind}")
 
 
 def open_turn_error(parts: Parts, act: str, open_plan: Plan) -> FatalError:
@@ -175,27 +184,6 @@ def _check_group(parts: Parts, newest: Settlement, plan: Plan, adopts_ledger: bo
             check_allowed(parts, tp, commit, metadata, lane[tp].acknowledged_foreign_offset)
         except GroupMoved:
             continue
-
-
-def _settle(parts: Parts, plan: Plan, newest: Settlement) -> None:
-    try:
-        settle_turn(parts, plan, newest)
-    except AcklineError as error:
-        error.add_advice(f"{plan.turn}, the {plan.kind}, is stored: the next run settles it")
-        raise
-
-
-def _committed(parts: Parts, performed: PerformedAction) -> PerformedAction:
-    """Commits the newest floor, and returns the action with what came of that.
-
-    The action is stored. An error here would make its user repeat it, so it is part of the result (S37).
-    """
-    if parts.store.lane != LIVE:
-        return performed
-    try:
-        return replace(performed, committed=dict(commit_newest(parts, publish_settled).committed))
-    except AcklineError as error:
-        return replace(performed, not_committed=not_committed_reason(error))
 
 
 def not_committed_reason(error: AcklineError) -> str:

@@ -146,9 +146,10 @@ def replay_open_plan(name: str, run_id: str, connection: str, store_options: str
         pipeline, json.loads(connection), run_id=run_id, actor="airflow", when_held=WhenHeld.REFUSE
     ) as parts:
         done = replay_until_records(parts, lambda: open_session(f"ackline-{name}", pipeline.spark))
-    if done.plan is None:
+    if not done.plans:
         return f"{name}: no turn is open"
-    return f"{done.plan.turn}: {done.calls:,} handler calls" + (f"; void: {done.void}" if done.void else "")
+    void = f"; void: {done.voided[-1]}" if done.voided else ""
+    return f"{done.plans[-1].turn}: {done.calls:,} handler calls{void}"
 
 
 def take_due_turns(

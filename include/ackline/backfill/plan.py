@@ -1,38 +1,33 @@
 """The next turn of a backfill lane: its open plan, or a new one over what was chosen and is not settled.
 
-The lane reads what its genesis has stored, whatever becomes of the pipeline file and the group. Every write is fenced
-by the turn's number, as in steps/plan.py: of two processes that resume the same lane, one stores plan n, and the other
-adopts it.
+The lane reads what its genesis has stored, whatever becomes of the pipeline file and the group. Of two
+processes that resume the same lane, one stores plan n, and the other adopts it (steps/take_turn.py).
 """
 
 import logging
-from dataclasses import dataclass
 
 from ackline.errors import ConfigError, TopicChanged
 from ackline.in_flight.ack_topic import unread_answers
 from ackline.lane.adapters import Parts
 from ackline.lane.log_checks import truncated_partitions
 from ackline.lane.new_plan import (
-    MAX_LOST_RACES,
     LaneRanges,
-    check_clock,
     check_settings_unchanged,
     chosen_in,
     lane_ranges,
-    too_many_lost_races,
 )
-from ackline.lane.void import close_if_waived
 from ackline.ledger import planning
 from ackline.ledger.fold import PendingKind
 from ackline.ledger.offsets import LogBounds, TopicPartition, clipped
 from ackline.ledger.pending import PendingRuns
 from ackline.ledger.planning import Limits, PartitionView
 from ackline.ledger.turns import Plan, SettledPartition, Settlement, TurnKind
-from ackline.outputs.turn import publish_settled, store_plan
+from ackline.outputs.turn import publish_settled
 from ackline.pipeline.arguments import id_of
-from ackline.steps.plan import check_dead_letter_topic
+from ackline.steps.plan import Planned, check_dead_letter_topic
 from ackline.steps.run_plan import max_in_flight, new_run_plan
 from ackline.steps.settle import settle_turn
+from ackline.steps.take_turn import take_turn
 
 log = logging.getLogger(__name__)
 
@@ -40,52 +35,35 @@ NO_WINDOW = 2**62
 """`max_uncommitted` for guarantees that never retry."""
 
 
-@dataclass(frozen=True, slots=True)
-class PlannedTurn:
-    """The turn to carry out, and whether another run has stored its plan."""
-
-    plan: Plan
-    adopted: bool
-
-
-def plan_backfill(
-    parts: Parts, max_records: int | None = None, resend: bool = False, reason: str = ""
-) -> PlannedTurn | None:
-    """Returns the lane's open plan, or else a new one, stored; None if nothing can be read now.
+def plan_backfill(parts: Parts, max_records: int | None = None, resend: bool = False, reason: str = "") -> Planned:
+    """Returns the lane's open plan, or else a new one, stored; without a plan if nothing can be read now.
 
     The turn reads `max_records` offsets at most. With `resend`, it is also taken for dead letters alone that were not
     acknowledged. A new plan stores `reason`; an open one keeps its own. Raises ConfigError if the lane has not begun,
     the dead-letter topic is missing or an output has other columns, TopicChanged if a log is not the one in which the
     offsets were chosen.
     """
-    for _ in range(MAX_LOST_RACES):
-        newest = parts.store.newest()
-        if newest is None:
-            raise ConfigError(f"{parts.pipeline.name} has no lane {parts.store.lane}")
+
+    def begin() -> None:
+        raise ConfigError(f"{parts.pipeline.name} has no lane {parts.store.lane}")
+
+    def end(open_plan: Plan, newest: Settlement) -> bool:
+        if open_plan.kind is TurnKind.RUN:
+            return False
+        settle_turn(parts, open_plan, newest)  # a cancellation whose process has died; any process finishes it
+        return True
+
+    def make(newest: Settlement) -> Plan | None:
         # A lane that is settled takes no further number, and commits no group: no later step publishes its last turn.
         publish_settled(parts, newest)
-        open_plan = parts.store.open_plan(newest)
-        if open_plan is not None and open_plan.kind is not TurnKind.RUN:
-            settle_turn(parts, open_plan, newest)  # a cancellation whose process has died; any process finishes it
-        elif open_plan is not None and close_if_waived(parts, open_plan, newest):
-            continue
-        elif open_plan is not None:
-            check_clock(parts, open_plan.planned_at)
-            return PlannedTurn(open_plan, adopted=True)
-        else:
-            plan = _next_plan(parts, newest, max_records, resend, reason)
-            if plan is None:
-                return None
-            # The write that starts the turn. Refused if another process has stored plan n: the next round adopts it.
-            if store_plan(parts, newest, plan):
-                parts.notify("planned", plan)
-                return PlannedTurn(plan, adopted=False)
-    raise too_many_lost_races(parts, "taking a turn")
+        return _next_plan(parts, newest, max_records, resend, reason)
+
+    taken = take_turn(parts, "taking a turn", (TurnKind.RUN,), begin=begin, end=end, make=make)
+    return Planned(taken.plan, taken.adopted)
 
 
 def _next_plan(parts: Parts, newest: Settlement, max_records: int | None, resend: bool, reason: str) -> Plan | None:
     """Returns the plan after `newest`; None if it would do nothing."""
-    check_clock(parts, newest.settled_at)
     chosen = lane_ranges(parts, newest.turn.epoch)
     unfinished = {tp: settled for tp, settled in newest.partitions.items() if _is_unfinished(tp, settled, chosen)}
     if not unfinished:

@@ -9,15 +9,16 @@ live runs and other backfills.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from ackline.actions.void import void_open_turn
 from ackline.backfill.choose import Choice
 from ackline.backfill.plan import plan_backfill
-from ackline.errors import ConfigError, FatalError, LedgerError, RangeGone
+from ackline.errors import ConfigError, FatalError, LedgerError
 from ackline.lane.adapters import Parts, Progress
-from ackline.lane.new_plan import MAX_LOST_RACES, new_plan, too_many_lost_races
+from ackline.lane.new_plan import new_plan
 from ackline.ledger.account import Account, Chosen, account_of, chosen_of
 from ackline.ledger.backoff import FOREVER
 from ackline.ledger.fold import PartitionState, Pending, PendingKind
@@ -25,12 +26,13 @@ from ackline.ledger.offsets import ChosenRanges, LogBounds, OffsetRange, TopicPa
 from ackline.ledger.outcomes import Outcome
 from ackline.ledger.pending import PendingRuns
 from ackline.ledger.turns import Plan, PlannedPartition, SettledPartition, Settlement, TurnId, TurnKind, is_backfill
-from ackline.outputs.turn import publish_settled, remove_staged, store_plan
+from ackline.outputs.turn import publish_settled, remove_staged
 from ackline.pipeline.arguments import BackfillArguments, id_of
 from ackline.pipeline.pipeline import DeadLetterBlock, Pipeline
-from ackline.steps.replay import Replayed, replay
-from ackline.steps.run import MAX_VOID_TURNS
-from ackline.steps.settle import settle, settle_turn
+from ackline.steps.plan import Planned
+from ackline.steps.run import OnPlan, RunResult, settle_and_commit, take_turns
+from ackline.steps.settle import settle_turn
+from ackline.steps.take_turn import take_turn
 from ackline.tables.store import LedgerStore
 
 if TYPE_CHECKING:
@@ -156,23 +158,14 @@ def account_of_choice(choice: Choice) -> Account:
     return account_of(choice.partitions, states, {}, 0)
 
 
-@dataclass(slots=True)
-class BackfillRun:
-    """What a run of a backfill did: its turns, and handler calls of this process."""
-
-    plans: list[Plan] = field(default_factory=list)
-    calls: int = 0
-    voided: list[str] = field(default_factory=list)
-
-
 def run_backfill(
     parts: Parts,
     spark: "Callable[[], SparkSession]",
     max_records: int | None = None,
-    on_plan: Callable[[Plan, bool], None] | None = None,
+    on_plan: OnPlan | None = None,
     on_progress: Progress | None = None,
     reason: str = "",
-) -> BackfillRun:
+) -> RunResult:
     """Takes turns until nothing of the lane can be read now. Reads at most `max_records` offsets, by new plans.
 
     The new plans and their settlements store `reason`, so that the reason of a resume is in the tables as well.
@@ -180,25 +173,19 @@ def run_backfill(
     Raises RangeGone after MAX_VOID_TURNS void turns in a row, TurnVoided if an operator has closed a turn of this run
     as void, and what the three steps raise.
     """
-    result, left = BackfillRun(), max_records
-    while left is None or left > 0 or _has_open_plan(parts):
+
+    def next_turn(done: RunResult) -> Planned:
+        left = None if max_records is None else max_records - sum(map(_offsets_in, done.plans))
+        if left is not None and left <= 0 and not _has_open_plan(parts):
+            return Planned(None, adopted=False)
         # Dead letters that were not acknowledged are sent again once in a run, by its first turn.
-        planned = plan_backfill(parts, left, not result.plans, reason)
-        if planned is None:
-            return result
-        if on_plan:
-            on_plan(planned.plan, planned.adopted)
-        plan = planned.plan
-        done = replay(parts, spark, on_progress)
-        settle(parts, plan.turn)
-        settlement = parts.store.settlement(plan.turn)
-        result.plans.append(plan)
-        result.calls += done.calls
-        _count_void(parts, result, settlement, done)
-        left = None if left is None else left - _offsets_in(plan)
-        if _is_fruitless(parts, plan, settlement) or _is_without_effect(plan, settlement):
-            return result
-    return result
+        return plan_backfill(parts, left, not done.plans, reason)
+
+    def goes_on(plan: Plan, settlement: Settlement) -> bool:
+        return not _is_fruitless(parts, plan, settlement) and not _is_without_effect(plan, settlement)
+
+    end_turn = partial(settle_and_commit, parts)
+    return take_turns(parts, spark, next_turn, end_turn, goes_on, on_plan, on_progress)
 
 
 def _has_open_plan(parts: Parts) -> bool:
@@ -208,18 +195,6 @@ def _has_open_plan(parts: Parts) -> bool:
 
 def _offsets_in(plan: Plan) -> int:
     return sum(len(planned.fresh) + count(planned.retries) for planned in plan.partitions.values())
-
-
-def _count_void(parts: Parts, result: BackfillRun, settlement: Settlement, done: Replayed) -> None:
-    if settlement.kind is not TurnKind.VOID:
-        result.voided.clear()
-        return
-    result.voided.append(done.void or settlement.reason)
-    if len(result.voided) >= MAX_VOID_TURNS:
-        raise RangeGone(
-            f"{parts.pipeline.name}: {MAX_VOID_TURNS} turns of {parts.store.lane} in a row found their range gone; the "
-            f"last: {result.voided[-1]}. Retention deletes records faster than the backfill reads them"
-        )
 
 
 def _is_fruitless(parts: Parts, plan: Plan, settlement: Settlement) -> bool:
@@ -259,28 +234,27 @@ def cancel(parts: Parts, reason: str) -> Settlement:
     process that works on it finds its turn closed, and its report does not count. Raises FatalError for a lane that has
     not begun.
     """
-    for _ in range(MAX_LOST_RACES):
-        newest = parts.store.newest()
-        if newest is None:
-            raise FatalError(f"{parts.pipeline.name} has no lane {parts.store.lane}")
+
+    def begin() -> None:
+        raise FatalError(f"{parts.pipeline.name} has no lane {parts.store.lane}")
+
+    def end(open_plan: Plan, newest: Settlement) -> bool:
+        if open_plan.kind is not TurnKind.RUN or parts.store.has_outcomes(open_plan.turn):
+            settle_turn(parts, open_plan, newest)
+        else:
+            _void(parts, open_plan, reason)
+        return True
+
+    def make(newest: Settlement) -> Plan | None:
         publish_settled(parts, newest)
-        open_plan = parts.store.open_plan(newest)
-        if open_plan is not None:
-            if open_plan.kind is not TurnKind.RUN or parts.store.has_outcomes(open_plan.turn):
-                settle_turn(parts, open_plan, newest)
-            else:
-                _void(parts, open_plan, reason)
-            continue
         targets = _ends(parts, newest)
-        if not targets:
-            if parts.pipeline.outputs:  # a void turn may have staged rows, and no later turn of this lane removes them
-                remove_staged(parts, newest)
-            return newest
-        plan = new_plan(parts, newest, TurnKind.SKIP, targets, reason or "cancelled")
-        # Refused if a run has taken the number; the next round looks at its turn.
-        if store_plan(parts, newest, plan):
-            settle_turn(parts, plan, newest)
-    raise too_many_lost_races(parts, "cancelling")
+        return new_plan(parts, newest, TurnKind.SKIP, targets, reason or "cancelled") if targets else None
+
+    # No turn is the aim: the cancellation ends each turn that it meets, its own skip too, until nothing is left.
+    newest = take_turn(parts, "cancelling", (), begin=begin, end=end, make=make).before
+    if parts.pipeline.outputs:  # a void turn may have staged rows, and no later turn of this lane removes them
+        remove_staged(parts, newest)
+    return newest
 
 
 def _void(parts: Parts, open_plan: Plan, reason: str) -> None:

@@ -21,11 +21,11 @@ from dataclasses import dataclass, replace
 
 from ackline.errors import GroupMoved, NewerCommit
 from ackline.lane.adapters import Parts
-from ackline.lane.new_plan import MAX_LOST_RACES, too_many_lost_races
+from ackline.lane.races import Rounds
 from ackline.lane.void import is_at_most_once
 from ackline.ledger.commit_rule import CommitMetadata, Committed, check_commit_allowed, is_of_ledger, is_of_pipeline
 from ackline.ledger.offsets import TopicPartition
-from ackline.ledger.turns import Plan, PlannedPartition, Settlement, TurnId, TurnKind
+from ackline.ledger.turns import Plan, PlannedPartition, Settlement, TurnKind
 from ackline.scrub import scrub_address
 
 
@@ -82,9 +82,8 @@ def commit_newest(parts: Parts, publish: Publish) -> CommitResult:
     too, because Kafka forgets offsets that are not renewed. Raises GroupMoved, NewerCommit or GroupBusy if nothing may
     be committed, and what `publish` raises.
     """
-    progress = None
-    for _ in range(MAX_LOST_RACES):
-        newest = parts.store.newest()
+    rounds = Rounds(parts, "committing the group's offsets")
+    for newest in rounds:
         # Before the commit, and of the settlement that is committed: a record below the group's offset has its rows in
         # each output table (I16). If this raises, nothing is committed.
         publish(parts, newest)
@@ -92,13 +91,8 @@ def commit_newest(parts: Parts, publish: Publish) -> CommitResult:
             return CommitResult(newest, {})
         try:
             offsets = allowed_commits(parts, newest)
-        except NewerCommit:
-            # Between the two reads above, of the ledger and of the group, another run may have settled and committed.
-            # Then the ledger has changed, and the next round reads it anew. If the ledger has not changed between two
-            # rounds, the commit is from another ledger, and the error stands.
-            previous, progress = progress, ledger_progress(parts)
-            if progress == previous:
-                raise
+        except NewerCommit as error:
+            rounds.lose_to(error)  # another run may have settled and committed between the two reads above
             continue
         if offsets:
             # The settlement or claim behind `offsets` is durable, because newest() has returned it. A commit before
@@ -110,19 +104,7 @@ def commit_newest(parts: Parts, publish: Publish) -> CommitResult:
             parts.group.commit(offsets)
             parts.notify("committed", offsets)
         return CommitResult(newest, offsets)
-    raise too_many_lost_races(parts, "committing the group's offsets")
-
-
-def ledger_progress(parts: Parts) -> tuple[TurnId | None, bool]:
-    """Returns the ledger's newest turn, and whether the turn after it is claimed.
-
-    A commit that looks newer than the ledger has two possible causes. Every step stores before it commits, so another
-    run may have stored and committed since this process read the ledger: then the progress changes. Or the commit is
-    from another ledger, or this ledger is an old copy: then the progress stays the same.
-    """
-    newest = parts.store.newest()
-    plan = parts.store.open_plan(newest) if newest else None
-    return newest.turn if newest else None, plan is not None and parts.store.has_claim(plan.turn)
+    raise rounds.all_lost()
 
 
 def allowed_commits(parts: Parts, newest: Settlement) -> dict[TopicPartition, Committed]:

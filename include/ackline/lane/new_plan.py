@@ -1,23 +1,15 @@
-"""What all plans share: their frame, the checks of changed settings, and the limit of races for a turn.
+"""What all plans share: turn, run, time and the settings in force, the ranges of the lane, and the checks of both.
 
-The frame that all plans share: turn, run, time and the settings in force; and the check of that time.
-
-The limit of the loops in which a step races with other runs of the same lane.
-
-The ranges of a backfill lane, as its genesis has stored them: what is part of the lane, and what is not.
-
-Guarantee and isolation level change between turns only, and only while nothing is pending; the ack topic only while
-nothing is in flight.
-
-Records under way were planned under the old values. Under other values, a record that was handed out at most once could
-be handed out again (I7), or a failure that was to be retried could be dropped.
+Guarantee and isolation level change between turns only, and only while nothing is pending; the ack topic changes only
+while nothing is in flight. Records under way were planned under the old values. Under other values, a record that was
+handed out at most once could be handed out again (I7), or a failure that was to be retried could be dropped.
 """
 
 from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
-from ackline.errors import ConfigError, LedgerError
+from ackline.errors import ConfigError
 from ackline.lane.adapters import Parts
 from ackline.lane.void import void_advice
 from ackline.ledger.offsets import ChosenRanges, OffsetRange, TopicPartition
@@ -57,25 +49,6 @@ def check_clock(parts: Parts, last: datetime | None) -> None:
         raise ConfigError(
             f"--now {parts.fixed_now.isoformat()} is before the last turn, of {last.isoformat()}", key="--now"
         )
-
-
-MAX_LOST_RACES = 20
-"""Rounds of such a loop before the step stops.
-
-A step loses a round only to a process that has stored something in the meantime, so the lane goes on although this
-process does not. A lane has one scheduled run, and now and then an operator's command beside it: two lost rounds in a
-row are rare. Twenty in a row mean that runs start one another without end, or that the tables do not return what was
-stored. Going on would hide that. There is no wait between rounds: the other process has stored its turn already, and
-waiting would not change what the next round reads.
-"""
-
-
-def too_many_lost_races(parts: Parts, doing: str) -> LedgerError:
-    """Returns the error of a step that has lost MAX_LOST_RACES rounds in a row; `doing` names what it could not do."""
-    return LedgerError(
-        f"{doing} of {parts.pipeline.name}: other runs were quicker {MAX_LOST_RACES} times in a row. Look for runs "
-        f"that start one another without end; if there are none, `ackline doctor` checks the tables"
-    )
 
 
 LaneRanges = Mapping[TopicPartition, tuple[OffsetRange, ...]] | None

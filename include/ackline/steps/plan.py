@@ -7,23 +7,21 @@ offsets side by side (S53).
 """
 
 import logging
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 
-from ackline.errors import ConfigError, NewerCommit
+from ackline.errors import ConfigError
 from ackline.kafka.config import brokers
 from ackline.lane.adapters import Parts
 from ackline.lane.claim import operator_loss
-from ackline.lane.commit import ledger_progress
 from ackline.lane.genesis import check_not_of_another_ledger, genesis_partitions, genesis_plan, leaderless_partitions
 from ackline.lane.log_checks import KafkaView, observe_kafka
-from ackline.lane.new_plan import MAX_LOST_RACES, check_clock, check_settings_unchanged, too_many_lost_races
-from ackline.lane.void import close_if_waived
+from ackline.lane.new_plan import check_settings_unchanged
 from ackline.ledger.offsets import TopicPartition
 from ackline.ledger.turns import Plan, SettledPartition, Settlement, TurnId, TurnKind
 from ackline.outputs.checks import check_outputs, check_outputs_of
-from ackline.outputs.turn import store_plan
 from ackline.steps.run_plan import next_plan
 from ackline.steps.settle import settle_turn
+from ackline.steps.take_turn import take_turn
 
 log = logging.getLogger(__name__)
 
@@ -54,54 +52,85 @@ def plan(parts: Parts) -> Planned:
     columns, or the fixed clock is behind the last turn; FatalError if an output can't be used; TopicChanged,
     GroupMoved, NewerCommit, TooFarBehind and RetentionPassed if the lane can't go on as it is.
     """
-    skipped, progress = False, None
-    actions: list[Settlement] = []
-    # Each round reads the ledger anew and moves it by one turn at most; every write is fenced by the turn's number.
-    # If another run has taken the number, nothing was stored here, and the next round finds what it has stored.
-    for _ in range(MAX_LOST_RACES):
-        newest = parts.store.newest()
-        open_plan = parts.store.open_plan(newest) if newest else None
+    run = _Planning(parts)
+    taken = take_turn(
+        parts, "taking a turn", (TurnKind.RUN,), begin=run.begin_lane, end=run.end_turn, make=run.make_plan
+    )
+    if taken.adopted:
+        return Planned(taken.plan, adopted=True, actions=tuple(run.actions))
+    for tp in run.leaderless:
+        log.warning("%s has no leader: it is left out until it has one; the others go on", tp)
+    return Planned(taken.plan, False, run.missing, run.leaderless, tuple(run.actions))
+
+
+@dataclass(slots=True)
+class _Planning:
+    """The planning of one run: what it makes of the lane in each round, and what it has stored before its plan.
+
+    `actions`, `missing` and `leaderless` are those of `Planned`.
+    """
+
+    parts: Parts
+    actions: list[Settlement] = field(default_factory=list)
+    missing: tuple[str, ...] = ()
+    leaderless: tuple[TopicPartition, ...] = ()
+    skipped: bool = False
+    """Whether this run has met a skip, and the lane has not gone on from there."""
+
+    def begin_lane(self) -> None:
+        """Stores the first genesis. All checks come before it, so that a first run that can't work stores nothing."""
+        view = self._checked_view(None)
+        genesis = genesis_partitions(self.parts, None, view)
+        check_outputs(self.parts)
+        store_first_genesis(self.parts, genesis, "first run")
+
+    def end_turn(self, open_plan: Plan, newest: Settlement) -> bool:
+        """Settles an open turn that needs no replay. Returns False for one that does."""
+        self._note(newest)
+        # Actions and genesis turns need no replay, so any run that finds one open finishes it. It may be this run's
+        # own, stored in the round before, or that of an operator whose process has died. A turn of a run needs none if
+        # an operator's process has recorded it as lost and died before it could settle the turn. This run has handled
+        # nothing of it, so it settles the turn and goes on with the next.
+        if open_plan.kind is TurnKind.RUN and not operator_loss(self.parts, open_plan):
+            return False
+        self.skipped |= open_plan.kind is TurnKind.SKIP
+        settled = settle_turn(self.parts, open_plan, newest)
+        if settled:  # None if another process was quicker: then that process reports it
+            self.actions.append(settled)
+            _log_move(open_plan)
+        return True
+
+    def make_plan(self, newest: Settlement) -> Plan | None:
+        """Returns what comes after `newest`: a genesis turn, an action that moves the lane first, or the plan of a run.
+        None if no subscribed topic exists yet."""
+        self._note(newest)
+        view = self._checked_view(newest)
+        check_settings_unchanged(self.parts, newest)
+        genesis = genesis_partitions(self.parts, newest, view)
+        self.missing, self.leaderless = view.missing, leaderless_partitions(self.parts, newest.partitions, view)
+        if not newest.partitions and not genesis:
+            return None
+        # New partitions join in a turn of their own, before anything of them is planned. Their start is decided in that
+        # write, once: a plan that is voided and made again must not decide it anew (S54).
+        if genesis:
+            return genesis_plan(self.parts, newest, genesis)
+        return next_plan(self.parts, newest, view, self.skipped)
+
+    def _note(self, newest: Settlement) -> None:
         # A run skips once what is too far behind, and then reads: the log may grow by more than `max_offset_behind`
         # between any two rounds, and a run that skips in each of them never reads. It may skip again if another run has
         # read since, or a new epoch has begun: then the lane is no longer at the offset that was skipped to (S45).
-        if newest and (newest.kind in (TurnKind.RUN, TurnKind.VOID) or not newest.turn.n):
-            skipped = False
-        if newest and open_plan and open_plan.kind is not TurnKind.RUN:
-            # Actions and genesis turns need no replay, so any run that finds one open finishes it. It may be this run's
-            # own, stored in the round before, or that of an operator whose process has died.
-            skipped |= open_plan.kind is TurnKind.SKIP
-            settled = settle_turn(parts, open_plan, newest)
-            if settled:  # None if another process was quicker: then that process reports it
-                actions.append(settled)
-                _log_move(open_plan)
-        elif newest and open_plan and close_if_waived(parts, open_plan, newest):
-            # The process that has waived the turn has died before it could close it. This run goes on with the next.
-            continue
-        elif newest and open_plan and operator_loss(parts, open_plan):
-            # The operator's process has died before it could settle the turn. This run has handled nothing of it, so it
-            # settles the turn and goes on with the next.
-            settled = settle_turn(parts, open_plan, newest)
-            actions.extend([settled] if settled else [])
-        elif open_plan:
-            # A lane has at most one open plan. It is adopted, whichever run has stored it and however long ago. A
-            # second plan would handle the same offsets twice.
-            check_clock(parts, open_plan.planned_at)
-            return Planned(open_plan, adopted=True, actions=tuple(actions))
-        else:
-            try:
-                planned = _take_turn(parts, newest, skipped)
-            except NewerCommit:
-                # Another run may have settled and committed since this round read the ledger. Then the ledger has
-                # moved, and the next round sees that. An unchanged ledger proves that the commit is another ledger's.
-                previous, progress = progress, ledger_progress(parts)
-                if progress == previous:
-                    raise
-                continue
-            if planned:
-                for tp in planned.leaderless:
-                    log.warning("%s has no leader: it is left out until it has one; the others go on", tp)
-                return replace(planned, actions=tuple(actions))
-    raise too_many_lost_races(parts, "taking a turn")
+        if newest.kind in (TurnKind.RUN, TurnKind.VOID) or not newest.turn.n:
+            self.skipped = False
+
+    def _checked_view(self, newest: Settlement | None) -> KafkaView:
+        """Returns what Kafka shows, after the checks that come before the first write, so that a run which can't work
+        leaves no trace. The broker is checked first: it fails most often, and within seconds."""
+        view = observe_kafka(self.parts, newest)
+        check_dead_letter_topic(self.parts)
+        _check_topics_exist(self.parts, newest, view)
+        check_not_of_another_ledger(self.parts, newest, view)
+        return view
 
 
 def _log_move(plan: Plan) -> None:
@@ -138,39 +167,6 @@ def preview(parts: Parts) -> Planned:
 def preview_lane(parts: Parts, newest: Settlement | None, view: KafkaView) -> dict[TopicPartition, SettledPartition]:
     """Returns the lane's partitions, and those that would join it now, at their initial positions."""
     return {**(newest.partitions if newest else {}), **genesis_partitions(parts, newest, view)}
-
-
-def _take_turn(parts: Parts, newest: Settlement | None, skipped: bool) -> Planned | None:
-    """Makes one attempt to store what comes next: a genesis, an action, or the plan of a run.
-
-    Returns None if another round is needed: it was a genesis or an action, which is settled before the lane goes on, or
-    another run has taken the number.
-    """
-    # All checks come before the first write, so that a run which can't work leaves no trace. The check of Kafka comes
-    # first: it fails most often, and within seconds.
-    check_clock(parts, newest.settled_at if newest else None)
-    view = observe_kafka(parts, newest)
-    check_dead_letter_topic(parts)
-    _check_topics_exist(parts, newest, view)
-    check_not_of_another_ledger(parts, newest, view)
-    if newest is not None:
-        check_settings_unchanged(parts, newest)
-    genesis = genesis_partitions(parts, newest, view)
-    if newest is None:
-        check_outputs(parts)  # before the genesis, so that a first run that can't write stores nothing
-        store_first_genesis(parts, genesis, "first run")
-        return None
-    leaderless = leaderless_partitions(parts, newest.partitions, view)
-    if not newest.partitions and not genesis:
-        return Planned(None, adopted=False, missing=view.missing, leaderless=leaderless)
-    # New partitions join in a turn of their own, before anything of them is planned. Their start is decided in that
-    # write, once: a plan that is voided and made again must not decide it anew (S54).
-    plan = genesis_plan(parts, newest, genesis) if genesis else next_plan(parts, newest, view, skipped)
-    # The write that starts a turn. From here on every run adopts this plan; before it, nothing has happened.
-    if not store_plan(parts, newest, plan) or plan.kind is not TurnKind.RUN:
-        return None
-    parts.notify("planned", plan)
-    return Planned(plan, adopted=False, missing=view.missing, leaderless=leaderless)
 
 
 def store_first_genesis(parts: Parts, genesis: dict[TopicPartition, SettledPartition], reason: str) -> bool:

@@ -7,6 +7,7 @@ the run's: a run that finds an open turn finishes it, whichever run began it.
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from ackline.errors import RangeGone
@@ -16,9 +17,9 @@ from ackline.lane.turn_metrics import stored_report, turn_outcomes
 from ackline.lane.void import check_not_voided
 from ackline.ledger.offsets import TopicPartition
 from ackline.ledger.outcomes import Outcome
-from ackline.ledger.turns import Plan, Settlement, TurnKind
+from ackline.ledger.turns import Plan, Settlement, TurnId, TurnKind
 from ackline.pipeline.arguments import RunRequest
-from ackline.steps.plan import plan
+from ackline.steps.plan import Planned, plan
 from ackline.steps.replay import Replayed, replay
 from ackline.steps.settle import settle, settle_turn
 
@@ -37,9 +38,9 @@ and read. Five in a row mean that retention is quicker than the run, and more tu
 class RunResult:
     """What a run did: `calls` are handler calls of this process, `outcomes` offsets by outcome.
 
-    `outcomes` counts those of its turns and actions that count; a range counts as all its offsets.
-    `commit` is the group's commit after the last turn; None if no turn was taken. `voided` holds the reasons of the
-    void turns since the last turn that was not void.
+    `plans` are the plans of its turns; the last one may be left open for another step. `outcomes` counts those of its
+    turns and actions that count; a range counts as all its offsets. `commit` is the group's commit after the last turn;
+    None if no turn was settled. `voided` holds the reasons of the void turns since the last turn that was not void.
     """
 
     plans: list[Plan] = field(default_factory=list)
@@ -54,80 +55,136 @@ class RunResult:
     warnings: list[str] = field(default_factory=list)
     """Answers that the ack topic has lost."""
 
+    def add(self, replayed: Replayed, settlement: Settlement | None) -> None:
+        """Counts a turn that was replayed; `settlement` is None if it is left open, or to another run."""
+        reason = replayed.void
+        if settlement is not None:  # it decides, whatever this process has found
+            reason = (reason or settlement.reason) if settlement.kind is TurnKind.VOID else None
+        if reason is not None:
+            self.voided.append(reason)
+            return
+        self.voided.clear()
+        if settlement is None:
+            return
+        if settlement.answers is not None:
+            self.answers = (self.answers or Counter()) + Counter(settlement.answers.counts)
+            self.warnings += settlement.answers.warnings
+        self.add_counts(settlement)
 
-def run(
+    def add_counts(self, settlement: Settlement) -> None:
+        """Counts the outcomes of a settlement."""
+        for settled in settlement.partitions.values():
+            self.outcomes.update(settled.counts)
+
+
+NextTurn = Callable[[RunResult], Planned]
+"""Plans the next turn of a run that has done so much; without a plan, the run ends."""
+EndTurn = Callable[[RunResult, TurnId], Settlement | None]
+"""Settles a turn that was replayed; None if the turn is left to another step or run, and then the run ends."""
+OnPlan = Callable[[Plan, bool], None]
+"""Called with each plan, and whether it was adopted."""
+
+
+def take_turns(
     parts: Parts,
     spark: "Callable[[], SparkSession]",
-    on_plan: Callable[[Plan, bool], None] | None = None,
+    next_turn: NextTurn,
+    end_turn: EndTurn,
+    goes_on: Callable[[Plan, Settlement], bool],
+    on_plan: OnPlan | None = None,
     on_progress: Progress | None = None,
 ) -> RunResult:
-    """Plans, replays and settles, and again while the last turn has read no record and the log has more.
+    """Takes one turn after another: `next_turn`, replay, `end_turn`, and again if `goes_on` with plan and settlement.
 
-    `on_plan` is called with each plan, and whether it was adopted. Raises RangeGone after MAX_VOID_TURNS void turns in
-    a row, TurnVoided if an operator has closed a turn of this run, and what the three steps raise.
+    Raises RangeGone after MAX_VOID_TURNS void turns in a row, and what the steps raise.
     """
     result = RunResult()
     while True:
-        planned = plan(parts)
+        planned = next_turn(result)
         result.missing, result.leaderless = planned.missing, planned.leaderless
         for action in planned.actions:
-            for settled in action.partitions.values():
-                result.outcomes.update(settled.counts)
+            result.add_counts(action)
         if planned.plan is None:
             return result
         if on_plan:
             on_plan(planned.plan, planned.adopted)
         replayed = replay(parts, spark, on_progress)
-        # This turn only. If another run has planned the next turn, that run settles it.
-        result.commit = settle(parts, planned.plan.turn)
-        settlement = parts.store.settlement(planned.plan.turn)
-        _add_turn(result, planned.plan, replayed, settlement)
-        if not needs_another_turn(planned.plan, settlement):
-            return result
+        result.plans.append(planned.plan)
+        result.calls += replayed.calls
+        settlement = end_turn(result, planned.plan.turn)
+        result.add(replayed, settlement)
         if len(result.voided) >= MAX_VOID_TURNS:
             raise _too_many_void_turns(parts, result.voided[-1])
+        if settlement is None or not goes_on(planned.plan, settlement):
+            return result
+
+
+def run(
+    parts: Parts,
+    spark: "Callable[[], SparkSession]",
+    on_plan: OnPlan | None = None,
+    on_progress: Progress | None = None,
+) -> RunResult:
+    """Plans, replays and settles, and again while the last turn has read no record and the log has more.
+
+    Raises RangeGone after MAX_VOID_TURNS void turns in a row, TurnVoided if an operator has closed a turn of this run,
+    and what the three steps raise.
+    """
+    end_turn = partial(settle_and_commit, parts)
+    return take_turns(parts, spark, lambda _: plan(parts), end_turn, needs_another_turn, on_plan, on_progress)
+
+
+def settle_and_commit(parts: Parts, done: RunResult, turn: TurnId) -> Settlement:
+    """Settles a turn of a run, and commits the newest floor. Returns the turn's settlement."""
+    # This turn only. If another run has planned the next turn, that run settles it.
+    done.commit = settle(parts, turn)
+    return parts.store.settlement(turn)
 
 
 def replay_until_records(
     parts: Parts, spark: "Callable[[], SparkSession]", on_progress: Progress | None = None
-) -> Replayed:
+) -> RunResult:
     """Replays turns until one has read a record or the log has no more: the replay step of a DAG.
 
-    Turns without a record are settled here, and the next turn is planned and replayed. So the DAG's settle step finds
-    the turn that has read records. Raises RangeGone after MAX_VOID_TURNS void turns in a row, and TurnVoided if an
-    operator has closed the turn.
+    Begins with the open turn. Turns without a record are settled here, and the next turn is planned and replayed. So
+    the DAG's settle step finds the turn that has read records. Raises RangeGone after MAX_VOID_TURNS void turns in a
+    row, and TurnVoided if an operator has closed the turn.
     """
-    calls = void_turns = 0
-    while True:
-        replayed = replay(parts, spark, on_progress)
-        calls += replayed.calls
-        void_turns = void_turns + 1 if replayed.void else 0
-        if void_turns >= MAX_VOID_TURNS:
-            raise _too_many_void_turns(parts, replayed.void)
+
+    def next_turn(done: RunResult) -> Planned:
+        if done.plans:
+            # A driver of Airflow does not get the request of its DAG run: the plan of the first turn holds it.
+            return plan(replace(parts, request=RunRequest.of_plan(done.plans[-1].settings)))
+        newest = parts.store.newest()
+        return Planned(parts.store.open_plan(newest) if newest else None, adopted=True)
+
+    def end_turn(_: RunResult, turn: TurnId) -> Settlement | None:
         newest = parts.store.newest()
         open_plan = parts.store.open_plan(newest) if newest else None
-        if newest is None or replayed.plan is None:
-            return replace(replayed, calls=calls)
-        if open_plan is None or open_plan.turn != replayed.plan.turn:
-            check_not_voided(parts, replayed.plan.turn)
-        if open_plan is not None and open_plan.turn != replayed.plan.turn:
-            # Another run has settled this process's turn and planned the next turn. That run settles it.
-            return replace(replayed, calls=calls)
-        if open_plan is not None:
+        if newest is not None and open_plan is not None and open_plan.turn == turn:
             report = stored_report(parts, open_plan)
             counts = report.counts if report else turn_outcomes(parts, open_plan, report).counts
             if any(map(has_records, counts.values())) or not log_has_more(open_plan):
-                return replace(replayed, calls=calls)
+                return None
             settle_turn(parts, open_plan, newest)
-            check_not_voided(parts, open_plan.turn)
-        # A driver of Airflow does not get the request of its DAG run: the plan of the first turn holds it.
-        plan(replace(parts, request=RunRequest.of_plan(replayed.plan.settings)))
+            open_plan = None
+        check_not_voided(parts, turn)
+        # With another open plan: another run has settled this process's turn and planned the next one, and settles it.
+        return None if open_plan is not None else parts.store.settlement(turn)
+
+    return take_turns(parts, spark, next_turn, end_turn, lambda *_: True, None, on_progress)
 
 
-def _too_many_void_turns(parts: Parts, reason: str | None) -> RangeGone:
+def _too_many_void_turns(parts: Parts, reason: str) -> RangeGone:
+    begins = f"{parts.pipeline.name}: {MAX_VOID_TURNS} turns"
+    if parts.commits:
+        return RangeGone(
+            f"{begins} in a row found their range gone; the last: {reason}. Retention deletes records faster than the "
+            f"pipeline reads them: raise the topic's retention, or run more often"
+        )
     return RangeGone(
-        f"{parts.pipeline.name}: {MAX_VOID_TURNS} turns in a row found their range gone; the last: {reason}. Retention "
-        f"deletes records faster than the pipeline reads them: raise the topic's retention, or run more often"
+        f"{begins} of {parts.store.lane} in a row found their range gone; the last: {reason}. Retention deletes "
+        f"records faster than the backfill reads them"
     )
 
 
@@ -153,17 +210,3 @@ def log_has_more(done: Plan) -> bool:
     Both are needed: after a turn that moves nothing, the next one would be the same, without end.
     """
     return any(planned.complete_to < planned.fresh.end < planned.log.end for planned in done.partitions.values())
-
-
-def _add_turn(result: RunResult, planned: Plan, replayed: Replayed, settlement: Settlement) -> None:
-    result.plans.append(planned)
-    result.calls += replayed.calls
-    if settlement.kind is TurnKind.VOID:
-        result.voided.append(replayed.void or settlement.reason)
-        return
-    result.voided.clear()
-    if settlement.answers is not None:
-        result.answers = (result.answers or Counter()) + Counter(settlement.answers.counts)
-        result.warnings += settlement.answers.warnings
-    for settled in settlement.partitions.values():
-        result.outcomes.update(settled.counts)
