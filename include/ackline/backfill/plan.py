@@ -6,10 +6,10 @@ processes that resume the same lane, one stores plan n, and the other adopts it 
 
 import logging
 
-from ackline.errors import ConfigError, TopicChanged
+from ackline.errors import ConfigError
 from ackline.in_flight.ack_topic import unread_answers
 from ackline.lane.adapters import Parts
-from ackline.lane.log_checks import truncated_partitions
+from ackline.lane.log_checks import check_not_truncated, check_topic_not_recreated, other_log_error
 from ackline.lane.new_plan import (
     LaneRanges,
     check_settings_unchanged,
@@ -23,7 +23,6 @@ from ackline.ledger.pending import PendingRuns
 from ackline.ledger.planning import Limits, PartitionView
 from ackline.ledger.turns import Plan, SettledPartition, Settlement, TurnKind
 from ackline.outputs.turn import publish_settled
-from ackline.pipeline.arguments import id_of
 from ackline.steps.plan import Planned, check_dead_letter_topic
 from ackline.steps.run_plan import max_in_flight, new_run_plan
 from ackline.steps.settle import settle_turn
@@ -137,30 +136,15 @@ def _logs(
     topics = parts.cluster.topics(sorted({tp.topic for tp in lane}))
     for tp, settled in lane.items():
         topic = topics.get(tp.topic)
-        if topic is None or tp.partition not in topic.partitions:
-            raise _other_log(parts, tp, "is gone")
-        if topic.topic_id != settled.topic_id:
-            raise _other_log(parts, tp, "was deleted and created again")
+        exists = topic is not None and tp.partition in topic.partitions
+        check_topic_not_recreated(parts, tp, settled.topic_id, topic.topic_id if topic else None, exists)
     bounds = parts.cluster.bounds([tp for tp in lane if topics[tp.topic].partitions[tp.partition]])
     ends = {
         tp: max([settled.state.complete_to, *(part.end for part in chosen_in(chosen, tp) or ())])
         for tp, settled in lane.items()
     }
-    known = {tp: (ends[tp], settled.leader_epoch) for tp, settled in lane.items()}
-    for tp, end in truncated_partitions(parts, known, bounds).items():
-        left = "nothing is known to be left" if end is None else f"only what is below {end} is left"
-        raise _other_log(parts, tp, f"was truncated below {ends[tp]}: {left}")
+    check_not_truncated(parts, lane, bounds, ends)
     for tp, log_bounds in bounds.items():
         if log_bounds.end < lane[tp].state.complete_to:
-            raise _other_log(parts, tp, f"ends at {log_bounds.end}, below {lane[tp].state.complete_to}")
+            raise other_log_error(parts, tp, f"ends at {log_bounds.end}, below {lane[tp].state.complete_to}")
     return {tp: LogBounds(found.start, found.end, found.leader_epoch) for tp, found in bounds.items()}
-
-
-def _other_log(parts: Parts, tp: TopicPartition, what: str) -> TopicChanged:
-    backfill_id = id_of(parts.store.lane)
-    return TopicChanged(
-        f"{tp} {what}: it is not the log in which the offsets of backfill {backfill_id} were chosen. Nothing was read. "
-        f"End it with `ackline backfill {parts.pipeline.name} --cancel {backfill_id} --yes`, and begin another one",
-        topic=tp.topic,
-        partition=tp.partition,
-    )

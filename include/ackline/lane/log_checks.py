@@ -1,15 +1,12 @@
-"""What Kafka shows of a lane's topics, and whether their logs are still those that were read.
+"""What Kafka shows of a lane's topics, and whether their logs are still those that were read (S42).
 
-What Kafka shows of the subscription: read once for a plan, its preview or a status.
+Plans of runs, operator actions and backfills all check their logs here, before anything is read or decided. A topic
+that was created again has another topic id. A log that was truncated, and has perhaps grown again, has another leader
+epoch. Its end proves nothing: new records take the offsets of those that are gone. If the leader epoch has changed, and
+only then, the leader is queried for the end of the known epoch (`ackline.kafka.truncation`). Replay checks its planned
+ranges again, before and after it reads.
 
-Whether a log is still the one that was read: the same topic, with nothing truncated of what was settled (S42).
-
-A topic that was created again has another topic id. A log that was truncated, and has perhaps grown again, has another
-leader epoch. Its end proves nothing: new records take the offsets of those that are gone. If the leader epoch has
-changed, and only then, the leader is queried for the end of the known epoch (`ackline.kafka.truncation`).
-
-`on_expired: fail`: if retention was quicker than the pipeline, the run stops and settles nothing as expired.
-
+Under `on_expired: fail`, a run stops where retention was quicker than the pipeline, and settles nothing as expired.
 `expired` rows can come to count in two places, and both are checked:
 - `stop_if_expired`, before plan n is stored. What the log no longer holds is neither planned nor passed over, so every
   later run stops with this error until an operator decides. The genesis, an earlier write, may be stored by then: it
@@ -32,6 +29,7 @@ from ackline.ledger.offsets import LogBounds, TopicPartition, ValuedRange, join
 from ackline.ledger.outcomes import Outcome, OutcomeColumns
 from ackline.ledger.planning import PartitionView
 from ackline.ledger.turns import Plan, PlannedPartition, SettledPartition, Settlement
+from ackline.pipeline.arguments import id_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,13 +104,20 @@ def truncated_partitions(parts: Parts, known: Known, logs: Logs) -> dict[TopicPa
     return parts.cluster.truncated_at(changed) if changed else {}
 
 
-def check_not_truncated(parts: Parts, lane: Mapping[TopicPartition, SettledPartition], logs: Logs) -> None:
-    """Raises TopicChanged if a log no longer holds what was read below `complete_to`.
+def check_not_truncated(
+    parts: Parts,
+    lane: Mapping[TopicPartition, SettledPartition],
+    logs: Logs,
+    ends: Mapping[TopicPartition, int] | None = None,
+) -> None:
+    """Raises TopicChanged if a log no longer holds what was read below `complete_to`, or below `ends`.
 
     Without this check, the lane would count as caught up.
     """
-    known = {tp: (settled.state.complete_to, settled.leader_epoch) for tp, settled in lane.items()}
+    known = {tp: ((ends or {}).get(tp, row.state.complete_to), row.leader_epoch) for tp, row in lane.items()}
     for tp, end in truncated_partitions(parts, known, logs).items():
+        if not parts.commits:
+            raise other_log_error(parts, tp, f"was truncated below {known[tp][0]}: {_what_is_left(end)}")
         state, log = lane[tp].state, logs[tp]
         now = log.leader_epoch if log is not None else None
         target = "earliest" if end is None else str(min(end, state.floor))
@@ -141,7 +146,10 @@ def check_topic_not_recreated(
     """
     if topic_id == known_id and exists:
         return
-    if topic_id is None or not exists:
+    gone = topic_id is None or not exists
+    if not parts.commits:
+        raise other_log_error(parts, tp, "is gone" if gone else "was deleted and created again")
+    if gone:
         what = "is gone. Nothing was read. Create it again, or take it out of the file"
     else:
         what = (
@@ -151,6 +159,18 @@ def check_topic_not_recreated(
             f"of the file"
         )
     raise TopicChanged(f"{tp} {what}", topic=tp.topic, partition=tp.partition)
+
+
+def other_log_error(parts: Parts, tp: TopicPartition, what: str) -> TopicChanged:
+    """Returns the error of a backfill lane in whose log the offsets mean other records now. No reset opens a new epoch
+    of such a lane: what was chosen is gone."""
+    backfill_id = id_of(parts.store.lane)
+    return TopicChanged(
+        f"{tp} {what}: it is not the log in which the offsets of backfill {backfill_id} were chosen. Nothing was read. "
+        f"End it with `ackline backfill {parts.pipeline.name} --cancel {backfill_id} --yes`, and begin another one",
+        topic=tp.topic,
+        partition=tp.partition,
+    )
 
 
 def check_planned_ranges(parts: Parts, plan: Plan, after: bool = False) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 from ackline.dead_letters.send import send_dead_letters
 from ackline.errors import ConfigError
+from ackline.in_flight.ack_topic import AnswerRange
 from ackline.in_flight.decide import DecidedRows, answers_of_turn, decide_answers
 from ackline.lane.action_plans import MOVES
 from ackline.lane.adapters import Parts
@@ -31,6 +32,8 @@ from ackline.tables.turn_outcomes import TurnOutcomes
 _PORTION = 10_000
 
 Decisions = dict[TopicPartition, list[OutcomeRow]]
+Rows = Mapping[TopicPartition, Iterable[OutcomeRow]]
+States = Mapping[TopicPartition, PartitionState]
 
 
 def states_after(
@@ -84,9 +87,7 @@ def _policy(plan: Plan) -> Backoff:
         ) from None
 
 
-def decide(
-    parts: Parts, plan: Plan, before: Settlement, outcomes: TurnOutcomes
-) -> tuple[Mapping[TopicPartition, Iterable[OutcomeRow]], AnswerReport | None]:
+def decide(parts: Parts, plan: Plan, before: Settlement, outcomes: TurnOutcomes) -> tuple[Rows, AnswerReport | None]:
     """Returns the decisions of the turn by partition, and what became of the answers from outside; None if the turn has
     no ack topic. Sends the dead letters of the records that are decided as dead.
     """
@@ -101,38 +102,63 @@ def decide(
     states = states_after(plan, before, TurnOutcomes(rows, {}, {}, complete=False), chosen)
     # Before the dead letters: a turn whose ack topic can't be read stays open, and each settle would send them again.
     wanted = None if plan.ack_position is None else answers_of_turn(parts, plan, plan.ack_position)
-    answered: Mapping[TopicPartition, Iterable[OutcomeRow]] = {}
+    dead: Rows
+    answered: Rows = {}
     report = None
-    sends_letters = parts.pipeline.dead_letter_topic is not None
-    if wanted is not None and not sends_letters:
-        # Without letters nothing leaves this process before decisions n are stored. These hold the failed attempt and
-        # `dead` in one commit, so a repeated settle either finds both or decides both again.
-        answered, report = decide_answers(parts, plan, before, wanted, states)
-        states = _after_answers(plan, states, answered)
-    # Dead letters of partitions that are left alone wait: their records can't be read, or must not be.
+    if wanted is None:
+        dead = _dead(parts, plan, states)
+    elif parts.pipeline.dead_letter_topic is None:
+        dead, answered, report = _answers_before_letters(parts, plan, before, wanted, states)
+    else:
+        dead, answered, report = _letters_before_answers(parts, plan, before, wanted, states)
+    kinds: tuple[Rows, ...] = (decisions, dead, answered)
+    tps = dict.fromkeys(tp for rows_of_kind in kinds for tp in rows_of_kind)
+    return {tp: DecidedRows(tuple(of_kind.get(tp, ()) for of_kind in kinds)) for tp in tps}, report
+
+
+def _answers_before_letters(
+    parts: Parts, plan: Plan, before: Settlement, wanted: AnswerRange, states: States
+) -> tuple[Rows, Rows, AnswerReport]:
+    """Decides the answers, and then which records are dead, those too whose last attempt an answer has failed.
+
+    The order of a pipeline without a dead-letter topic: nothing leaves this process before decisions n are stored.
+    These hold the failed attempt and `dead` in one commit, so a repeated settle finds both, or decides both again.
+    """
+    answered, report = decide_answers(parts, plan, before, wanted, states)
+    return _dead(parts, plan, _after_answers(plan, states, answered)), answered, report
+
+
+def _letters_before_answers(
+    parts: Parts, plan: Plan, before: Settlement, wanted: AnswerRange, states: States
+) -> tuple[Rows, Rows, AnswerReport]:
+    """Sends the dead letters, and then decides the answers, so that no letter is sent for a record that only an answer
+    or a deadline of this turn fails.
+
+    The order of a pipeline with a dead-letter topic. Until decisions n are stored, a repeated settle may read a later
+    answer, and a letter of a record that is acked then would be wrong. So the next turn sends it.
+    """
+    dead = _dead(parts, plan, states)
+    answered, report = decide_answers(parts, plan, before, wanted, states)
+    return dead, answered, report
+
+
+def _dead(parts: Parts, plan: Plan, states: States) -> Decisions:
+    """Sends the dead letters of the turn. Returns a `dead` row for each record whose letter the broker has.
+
+    Dead letters of partitions that are left alone wait: their records can't be read, or must not be.
+    """
     readable = {
         tp: state
         for tp, state in states.items()
         if tp in plan.partitions and plan.partitions[tp].why not in (PARKED, PAUSED, NO_LEADER)
     }
+    rows: Decisions = {}
     for tp, dead in send_dead_letters(parts, plan, readable):
-        decisions.setdefault(tp, []).append(dead)
-    if wanted is not None and sends_letters:
-        # After the dead letters, so that none is sent for a record that only an answer or a deadline of this turn
-        # fails. Until decisions n are stored, a repeated settle may read a later answer, and a letter of a record that
-        # is acked then would be wrong. So the next turn sends it.
-        answered, report = decide_answers(parts, plan, before, wanted, states)
-    both = {
-        tp: DecidedRows((decisions.get(tp, ()), answered.get(tp, ()))) for tp in dict.fromkeys([*decisions, *answered])
-    }
-    return both, report
+        rows.setdefault(tp, []).append(dead)
+    return rows
 
 
-def _after_answers(
-    plan: Plan,
-    states: Mapping[TopicPartition, PartitionState],
-    answered: Mapping[TopicPartition, Iterable[OutcomeRow]],
-) -> dict[TopicPartition, PartitionState]:
+def _after_answers(plan: Plan, states: States, answered: Rows) -> dict[TopicPartition, PartitionState]:
     """Returns the states after the rows that end or renew attempts in flight."""
     policy, after = _policy(plan), dict(states)
     for tp, rows in answered.items():
