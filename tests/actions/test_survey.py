@@ -34,23 +34,23 @@ def lane(monkeypatch: pytest.MonkeyPatch) -> MemoryLane:
 
 def test_a_topic_is_described_by_its_logs_and_the_shape_of_its_first_records(lane: MemoryLane) -> None:
     lane.log().expire(10)
-    found = survey.look_at_topic(CONNECTION, "orders")
+    found = survey.survey_topic(CONNECTION, "orders")
     assert found.logs == {TP: LogBounds(10, 80, 0), TP1: LogBounds(0, 0, 0)}
     assert found.offsets == 70
     assert (found.shape.kind, found.shape.records, found.shape.fields) == (
-        ValueKind.JSON_OBJECT, survey.LOOKED_AT // 2, {"id": "text"},
+        ValueKind.JSON_OBJECT, survey.MOST_RECORDS // 2, {"id": "text"},
     )  # fmt: skip
 
 
 def test_a_topic_that_does_not_exist_is_refused_with_those_that_do(lane: MemoryLane) -> None:
     with pytest.raises(ConfigError, match="--topic zzz: it does not exist; the broker has: dead, orders"):
-        survey.look_at_topic(CONNECTION, "zzz")
+        survey.survey_topic(CONNECTION, "zzz")
 
 
 def test_a_group_is_described_by_its_commits_its_lag_and_what_retention_took(lane: MemoryLane) -> None:
     lane.move_group(TP, 30)
     lane.log().expire(50)
-    found = survey.look_at_group(CONNECTION, GROUP)
+    found = survey.survey_group(CONNECTION, GROUP)
     assert found.topics == ("orders",)
     assert found.committed == {TP: Committed(30, "")}
     assert [(found.start(tp), found.lag(tp), found.expired(tp)) for tp in (TP, TP1)] == [(50, 30, 20), (0, 0, 0)]
@@ -58,4 +58,4 @@ def test_a_group_is_described_by_its_commits_its_lag_and_what_retention_took(lan
 
 def test_a_group_without_a_commit_is_refused(lane: MemoryLane) -> None:
     with pytest.raises(ConfigError, match="has committed no offset of a topic that exists; it has no live members"):
-        survey.look_at_group(CONNECTION, GROUP)
+        survey.survey_group(CONNECTION, GROUP)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from ackline.actions.survey import GroupLook, TopicLook
+from ackline.actions.survey import GroupSurvey, TopicSurvey
 from ackline.cli import init
 from ackline.cli.app import app
 from ackline.errors import ConfigError
@@ -27,7 +27,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("ACKLINE_PIPELINES", str(tmp_path / "include" / "pipelines"))
     monkeypatch.setattr(init, "topic_names", lambda _: ["orders", "orders.dead", "payments"])
     logs = {TopicPartition("orders", number): LogBounds(0, 10) for number in range(2)}
-    monkeypatch.setattr(init, "look_at_topic", lambda _, topic: TopicLook(topic, logs, shape_of(RECORDS)))
+    monkeypatch.setattr(init, "survey_topic", lambda _, topic: TopicSurvey(topic, logs, shape_of(RECORDS)))
     return tmp_path
 
 
@@ -111,16 +111,16 @@ def test_what_can_make_no_pipeline_is_refused_by_name(project: Path, arguments: 
 # ---- adopt ----------------------------------------------------------------------------------------------------------
 
 
-def group(members: tuple[str, ...] = (), metadata: str = "") -> GroupLook:
+def group(members: tuple[str, ...] = (), metadata: str = "") -> GroupSurvey:
     logs = {TopicPartition("orders", number): LogBounds(100, 500) for number in range(3)}
     committed = {ORDERS: Committed(450, metadata), TopicPartition("orders", 1): Committed(70, "")}
-    return GroupLook("shop-app", members, committed, logs)
+    return GroupSurvey("shop-app", members, committed, logs)
 
 
 def test_adopt_shows_what_taking_a_group_over_means_and_goes_on_from_its_commits(
     project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(init, "look_at_group", lambda *_: group(("app-1 (10.0.0.5)",)))
+    monkeypatch.setattr(init, "survey_group", lambda *_: group(("app-1 (10.0.0.5)",)))
     printed = run("adopt", "shop-app")
     for text in (
         "Stop its 1 live members first: app-1 (10.0.0.5)", "has 850 offsets to read",
@@ -136,14 +136,14 @@ def test_adopt_shows_what_taking_a_group_over_means_and_goes_on_from_its_commits
 
 def test_adopt_names_the_ledger_that_the_group_belongs_to(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ours = CommitMetadata("ledger-7", "shop", 0, 5).encode()
-    monkeypatch.setattr(init, "look_at_group", lambda *_: group(metadata=ours))
+    monkeypatch.setattr(init, "survey_group", lambda *_: group(metadata=ours))
     printed = run("adopt", "shop-app", "--dry-run")
     assert "the pipeline shop of Ackline (ledger ledger-7)" in printed
     assert files(project) == []
 
 
 def test_i13_adopt_shows_no_metadata_of_another_client(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(init, "look_at_group", lambda *_: group(metadata="hunter2"))
+    monkeypatch.setattr(init, "survey_group", lambda *_: group(metadata="hunter2"))
     body = run("adopt", "shop-app", "--json")
     assert "hunter2" not in body
     partitions = json.loads(body)["partitions"]
@@ -153,7 +153,7 @@ def test_i13_adopt_shows_no_metadata_of_another_client(project: Path, monkeypatc
 
 
 def test_an_empty_topic_gives_a_handler_without_checks(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    empty = TopicLook("orders", {ORDERS: LogBounds(0, 0)}, RecordShape(ValueKind.NONE, 0))
-    monkeypatch.setattr(init, "look_at_topic", lambda *_: empty)
+    empty = TopicSurvey("orders", {ORDERS: LogBounds(0, 0)}, RecordShape(ValueKind.NONE, 0))
+    monkeypatch.setattr(init, "survey_topic", lambda *_: empty)
     assert "no record" in run("init", "--topic", "orders")
     assert files(project) == FILES

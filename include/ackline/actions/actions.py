@@ -12,7 +12,7 @@ becomes of the group's commit: the result states why the group was not committed
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ackline.errors import AcklineError, ConfigError, FatalError, GroupBusy, GroupMoved
@@ -22,8 +22,7 @@ from ackline.lane.commit import acknowledging, check_allowed, commit_metadata_of
 from ackline.lane.genesis import previous_subscription
 from ackline.lane.new_plan import check_clock, check_settings_unchanged
 from ackline.lane.void import void_advice
-from ackline.ledger.commit_rule import CommitMetadata, Committed
-from ackline.ledger.offsets import TopicPartition
+from ackline.ledger.commit_rule import CommitMetadata
 from ackline.ledger.turns import LIVE, Plan, Settlement, TurnId, TurnKind
 from ackline.outputs.turn import publish_settled
 from ackline.steps.settle import settle_turn
@@ -48,7 +47,6 @@ class PerformedAction:
 
     plan: Plan
     before: Settlement
-    committed: dict[TopicPartition, Committed] = field(default_factory=dict)
     not_committed: str | None = None
 
 
@@ -110,14 +108,7 @@ def perform_action(
     except AcklineError as error:
         error.add_advice(f"{taken.plan.turn}, the {kind}, is stored: the next run settles it")
         raise
-    performed = PerformedAction(taken.plan, taken.before)
-    if parts.store.lane != LIVE:
-        return performed
-    try:
-        return replace(performed, committed=dict(commit_newest(parts, publish_settled).committed))
-    except AcklineError as error:
-        # The action is stored. An error here would make its user repeat it, so it is part of the result (S37).
-        return replace(performed, not_committed=not_committed_reason(error))
+    return PerformedAction(taken.plan, taken.before, commit_or_reason(parts))
 
 
 def _check_lane(parts: Parts, kind: TurnKind) -> None:
@@ -186,11 +177,20 @@ def _check_group(parts: Parts, newest: Settlement, plan: Plan, adopts_ledger: bo
             continue
 
 
-def not_committed_reason(error: AcklineError) -> str:
-    """Returns why the group was not committed after an act was stored, as the end of a sentence.
+def commit_or_reason(parts: Parts) -> str | None:
+    """Commits the newest floor after an operator's command has stored what it does. Returns why it was not committed,
+    as the end of a sentence; None if it was, or if the lane commits nothing.
 
-    It gives no advice to repeat the command: the act is done, and the next run commits the group.
+    An error here would make the operator repeat the command, so it is part of the result (S37). The text gives no
+    advice to repeat it: the action is done, and the next run commits the group, or stops with the same error.
     """
-    if isinstance(error, GroupBusy):
+    if not parts.commits:
+        return None
+    try:
+        commit_newest(parts, publish_settled)
+    except GroupBusy as error:
         return f"the group is committed when its members are gone: {error.members}"
-    return f"the group was not committed, and the next run does it: {str(error).removesuffix('; then run this again')}"
+    except AcklineError as error:
+        text = str(error).removesuffix("; then run this again")
+        return f"the group was not committed, and the next run does it: {text}"
+    return None

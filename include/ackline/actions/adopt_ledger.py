@@ -10,7 +10,7 @@ decides depends on what ACKLINE_AUDIT holds:
 - An older copy of the ledger that has committed: the two have been different ledgers since the copy was made. So this
   one gets an id of its own (lane/commit.py), and goes on as one that returns over the commits of another ledger.
 
-The first is the genesis of the lane, in one fenced commit; the others are a skip (steps/operator_actions).
+The first is the genesis of the lane, in one fenced commit; the others are a skip (actions/actions.py).
 """
 
 from collections.abc import Mapping
@@ -18,22 +18,22 @@ from dataclasses import dataclass, replace
 
 from ackline.actions.actions import (
     PreparedAction,
-    not_committed_reason,
+    commit_or_reason,
     open_turn_error,
     perform_action,
     prepare_action,
 )
-from ackline.errors import AcklineError, ConfigError, FatalError, GroupMoved, NewerCommit
+from ackline.errors import ConfigError, FatalError, GroupMoved, NewerCommit
 from ackline.lane.action_plans import Targets
 from ackline.lane.adapters import Parts
-from ackline.lane.commit import commit_metadata_of, commit_newest
+from ackline.lane.commit import commit_metadata_of
 from ackline.lane.genesis import genesis_partitions, genesis_plan
 from ackline.lane.log_checks import observe_kafka
 from ackline.ledger.commit_rule import CommitMetadata, Committed, check_commit_allowed, is_of_ledger, is_of_pipeline
 from ackline.ledger.offsets import TopicPartition
 from ackline.ledger.pending import NEVER, PendingKind, PendingRuns
 from ackline.ledger.turns import SettledPartition, Settlement, TurnKind
-from ackline.outputs.turn import publish_settled, store_plan
+from ackline.outputs.turn import store_plan
 from ackline.steps.plan import store_first_genesis
 from ackline.steps.settle import settle_turn
 
@@ -115,7 +115,7 @@ def adopt_ledger(parts: Parts, reason: str) -> Adoption:
             raise FatalError(f"{plan.turn} is taken: the lane has moved since. Nothing was stored. Look at it again")
         settle_turn(parts, plan, newest)
     if adoption.action is None:
-        return replace(adoption, not_committed=_commit(parts))
+        return replace(adoption, not_committed=commit_or_reason(parts))
     done = perform_action(parts, TurnKind.SKIP, lambda lane: _targets(parts, lane), reason, adopts_ledger=True)
     return replace(adoption, action=PreparedAction(done.plan, done.before), not_committed=done.not_committed)
 
@@ -126,14 +126,6 @@ def _outstanding(newest: Settlement) -> OutstandingTokens:
     ]
     lasting = sum(int((runs.ends - runs.starts)[runs.dues == NEVER].sum()) for runs in in_flight)
     return OutstandingTokens(sum(runs.offsets for runs in in_flight), lasting)
-
-
-def _commit(parts: Parts) -> str | None:
-    try:
-        commit_newest(parts, publish_settled)
-    except AcklineError as error:
-        return not_committed_reason(error)
-    return None
 
 
 def _commits_of_others(

@@ -1,10 +1,6 @@
-"""Dead records and their letters, and the outcomes of two lanes compared.
+"""The dead records of a lane and their letters, and the outcomes of two lanes compared over what both have settled.
 
-The outcomes of two lanes of a pipeline, compared over the offsets that both have settled. Reads the tables only.
-
-The records of a lane that are dead, by error class. Reads the tables only.
-
-One dead record: what the tables hold of it, and its letter in the dead-letter topic.
+Only `dead_record` reads Kafka: the letter in the dead-letter topic. All else reads the tables alone.
 """
 
 from collections.abc import Iterable, Iterator, Mapping

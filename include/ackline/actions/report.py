@@ -1,9 +1,6 @@
 """What an operator action changes, partition by partition, for a person and for a program.
 
-What an operator action changes, partition by partition: computed from its plan and the lane before it, so that a dry
-run and the action itself show the same.
-
-What an operator action changes, for a person and for a program; the same for a dry run and for the action itself.
+It is computed from the action's plan and the lane before it, so a dry run and the action itself show the same.
 """
 
 from collections.abc import Mapping

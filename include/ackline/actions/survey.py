@@ -16,12 +16,12 @@ from ackline.ledger.offsets import LogBounds, TopicPartition
 from ackline.pipeline.scaffold import RecordShape, shape_of
 
 ISOLATION = "read_committed"
-LOOKED_AT = 100
+MOST_RECORDS = 100
 """At most so many records of a topic are read, the first ones of each partition."""
 
 
 @dataclass(frozen=True, slots=True)
-class TopicLook:
+class TopicSurvey:
     """A topic as it is now: its readable logs, and the shape of its first records."""
 
     name: str
@@ -35,7 +35,7 @@ class TopicLook:
 
 
 @dataclass(frozen=True, slots=True)
-class GroupLook:
+class GroupSurvey:
     """A group as it is now: its live members, what it has committed, and the logs of all partitions of its topics."""
 
     group_id: str
@@ -82,8 +82,8 @@ def topic_names(connection: Mapping[str, Any]) -> list[str]:
         return cluster.names()
 
 
-def look_at_topic(connection: Mapping[str, Any], topic: str) -> TopicLook:
-    """Returns a topic as it is now. Reads at most LOOKED_AT records. Raises ConfigError if it does not exist."""
+def survey_topic(connection: Mapping[str, Any], topic: str) -> TopicSurvey:
+    """Returns a topic as it is now. Reads at most MOST_RECORDS records. Raises ConfigError if it does not exist."""
     config = client_config(connection)
     with Cluster(config, ISOLATION) as cluster:
         cluster.reachable()
@@ -92,10 +92,10 @@ def look_at_topic(connection: Mapping[str, Any], topic: str) -> TopicLook:
             names = ", ".join(cluster.names()[:20]) or "none"
             raise ConfigError(f"--topic {topic}: it does not exist; the broker has: {names}", key="--topic")
         logs = cluster.bounds(TopicPartition(topic, number) for number in info.partitions)
-    return TopicLook(topic, logs, shape_of(_first_values(config, logs)))
+    return TopicSurvey(topic, logs, shape_of(_first_values(config, logs)))
 
 
-def look_at_group(connection: Mapping[str, Any], group_id: str) -> GroupLook:
+def survey_group(connection: Mapping[str, Any], group_id: str) -> GroupSurvey:
     """Returns a group as it is now. Raises ConfigError if it has no commit on a topic that exists."""
     config = client_config(connection)
     with ExitStack() as stack:
@@ -113,15 +113,15 @@ def look_at_group(connection: Mapping[str, Any], group_id: str) -> GroupLook:
                 f"begin without it: `ackline init --topic TOPIC --group {group_id}`"
             )
         logs = cluster.bounds(TopicPartition(name, number) for name in topics for number in partitions[name])
-    return GroupLook(group_id, members, committed, logs)
+    return GroupSurvey(group_id, members, committed, logs)
 
 
 def _first_values(config: Mapping[str, object], logs: Mapping[TopicPartition, LogBounds]) -> Iterator[bytes | None]:
-    each = max(1, LOOKED_AT // max(1, len(logs)))
+    each = max(1, MOST_RECORDS // max(1, len(logs)))
     wanted = {
         tp: list(range(log.start, min(log.end, log.start + each))) for tp, log in logs.items() if log.end > log.start
     }
-    first = dict(list(wanted.items())[:LOOKED_AT])
+    first = dict(list(wanted.items())[:MOST_RECORDS])
     for answer in read_exactly(config, ISOLATION, first) if first else ():
         if isinstance(answer, Found):
             yield answer.message.value()

@@ -10,7 +10,7 @@ import numpy as np
 from ackline.errors import ConfigError
 from ackline.lane.action_plans import Targets
 from ackline.lane.adapters import Parts
-from ackline.ledger.offsets import LogBounds, OffsetRange, TopicPartition
+from ackline.ledger.offsets import OffsetRange, TopicPartition
 from ackline.ledger.pending import PendingKind, PendingRuns
 from ackline.ledger.turns import Settlement, TurnKind
 from ackline.pipeline.arguments import Destination, PartitionChoice
@@ -99,13 +99,10 @@ def _destinations(
     bounds = parts.cluster.bounds(floors)
     if isinstance(to, datetime):
         first = parts.cluster.offsets_at(floors, to)
-        return {tp: _within(first[tp], bounds[tp]) for tp in floors}
+        ends = {tp: bounds[tp].end for tp in floors}
+        # The readable end of the log, if no record is that late or it is not readable yet.
+        return {tp: ends[tp] if (offset := first[tp]) is None else min(offset, ends[tp]) for tp in floors}
     return {tp: bounds[tp].start if to == "earliest" else bounds[tp].end for tp in floors}
-
-
-def _within(offset: int | None, log: LogBounds) -> int:
-    """Returns the offset, or the readable end of the log if no record is that late or it is not readable yet."""
-    return log.end if offset is None else min(offset, log.end)
 
 
 def _committed(parts: Parts, floors: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:

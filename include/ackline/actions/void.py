@@ -1,18 +1,16 @@
 """`ackline void`: closes an open turn that can't be carried out, or gives up rows that can't be published.
 
-`ackline void`: an operator closes an open turn that can't be carried out: its handler kills the driver, for example.
-
-What becomes of the turn depends on what is stored of it, and never on the state of a process:
+The handler of such a turn kills the driver, for example. What becomes of the turn depends on what is stored of it, and
+never on the state of a process:
 - At least once, and at most once before the claim, it is void: nothing of it counts, and its offsets are planned again.
 - At most once after the claim, its ranges are recorded as lost, because the handler may have been called for them. If
   outcomes are stored, a run settles the turn, unless a file of them is lost.
 - An operator action or a genesis is settled. Nothing in it can fail for good, and its plan holds all that it does.
-The ledger is written before the group is asked. So a turn can be closed while the group is busy or no broker answers.
+The ledger is written before the group is read. So a turn can be closed while the group is busy or no broker answers.
 
-`ackline void --give-up TABLE`: an operator gives up rows of the newest settled turn that can't be published.
-
-Every step that commits the group or takes a number publishes that turn first. If its staged rows are lost, or a table
-can't be used any more, the lane would wait for ever. The writes come in this order, and each may be done again:
+`ackline void --give-up TABLE` gives up rows of the newest settled turn. Every step that commits the group or takes a
+number publishes that turn first. If its staged rows are lost, or a table can't be used any more, the lane would wait
+for ever. The writes come in this order, and each may be done again:
 1. The rows of each table that can take them after all.
 2. A file beside the staged rows, with the tables that lose rows, the reason, the time and the operator.
 3. The mark of the turn as published. A crash before it changes nothing for the lane.
@@ -24,16 +22,15 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from ackline.actions.actions import not_committed_reason, perform_action
+from ackline.actions.actions import commit_or_reason, perform_action
 from ackline.errors import AcklineError, ConfigError, FatalError, TransientError
 from ackline.lane.action_plans import Targets
 from ackline.lane.adapters import Parts
 from ackline.lane.claim import operator_loss, record_lost, replace_by_lost
-from ackline.lane.commit import commit_newest
 from ackline.lane.void import close_if_waived, is_at_most_once, store_void, waive
-from ackline.ledger.turns import LIVE, Marker, MarkerKind, OperatorLoss, Plan, Settlement, TurnId, TurnKind
+from ackline.ledger.turns import Marker, MarkerKind, OperatorLoss, Plan, Settlement, TurnId, TurnKind
 from ackline.outputs.checks import folder_name, staging_root
-from ackline.outputs.turn import is_published, mark_as_published, publish_settled, read_manifest
+from ackline.outputs.turn import is_published, mark_as_published, read_manifest
 from ackline.pipeline.outputs import OutputsOfTurn
 from ackline.scrub import scrub_address
 from ackline.steps.settle import settle_turn
@@ -201,18 +198,6 @@ def _pause(parts: Parts, plan: Plan, reason: str) -> str | None:
         perform_action(parts, TurnKind.PAUSE, choose, reason)
     except AcklineError as error:  # another run has taken the next turn; this turn is closed all the same
         return str(error)
-    return None
-
-
-def commit_or_reason(parts: Parts) -> str | None:
-    """Commits the newest floor. Returns why it was not committed: what the operator did is stored all the same, and the
-    next run commits it or stops with the same error."""
-    if parts.store.lane != LIVE:
-        return None
-    try:
-        commit_newest(parts, publish_settled)
-    except AcklineError as error:
-        return not_committed_reason(error)
     return None
 
 

@@ -1,6 +1,6 @@
 """Which offsets a new backfill reads: by its ranges, times and outcomes, in the logs as they are now.
 
-Which offsets the ranges and times of a backfill choose, given the logs as they are. Pure.
+The rules at the top are pure: they take the logs as they are. `choose_offsets` reads the logs and the tables for them.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,11 +1,7 @@
-"""Backfill lanes: begins one, runs what is due of it, cancels it, and accounts for every offset.
-
-The pipeline as a backfill lane runs it: the file's settings, with the handler and dead letters of the lane. Pure.
-
-Backfill lanes: begin one, run what is due of it, cancel it, and account for every offset that it was asked to read.
+"""Backfill lanes: begins one, runs what is due of it, cancels it, and accounts for every offset that was chosen.
 
 A lane has a ledger of its own and the same three steps as the live lane. It never touches the group, so it runs beside
-live runs and other backfills.
+live runs and other backfills. It runs by the pipeline file, with the handler and dead letters of the lane.
 """
 
 from collections.abc import Callable
@@ -22,7 +18,7 @@ from ackline.lane.new_plan import new_plan
 from ackline.ledger.account import Account, Chosen, account_of, chosen_of
 from ackline.ledger.backoff import FOREVER
 from ackline.ledger.fold import PartitionState, Pending, PendingKind
-from ackline.ledger.offsets import ChosenRanges, LogBounds, OffsetRange, TopicPartition, ValuedRange, count
+from ackline.ledger.offsets import LogBounds, OffsetRange, TopicPartition, ValuedRange, count
 from ackline.ledger.outcomes import Outcome
 from ackline.ledger.pending import PendingRuns
 from ackline.ledger.turns import Plan, PlannedPartition, SettledPartition, Settlement, TurnId, TurnKind, is_backfill
@@ -175,9 +171,12 @@ def run_backfill(
     """
 
     def next_turn(done: RunResult) -> Planned:
-        left = None if max_records is None else max_records - sum(map(_offsets_in, done.plans))
-        if left is not None and left <= 0 and not _has_open_plan(parts):
-            return Planned(None, adopted=False)
+        read = [planned for plan in done.plans for planned in plan.partitions.values()]
+        left = None if max_records is None else max_records - sum(len(row.fresh) + count(row.retries) for row in read)
+        if left is not None and left <= 0:
+            newest = parts.store.newest()
+            if newest is None or parts.store.open_plan(newest) is None:
+                return Planned(None, adopted=False)
         # Dead letters that were not acknowledged are sent again once in a run, by its first turn.
         return plan_backfill(parts, left, not done.plans, reason)
 
@@ -186,15 +185,6 @@ def run_backfill(
 
     end_turn = partial(settle_and_commit, parts)
     return take_turns(parts, spark, next_turn, end_turn, goes_on, on_plan, on_progress)
-
-
-def _has_open_plan(parts: Parts) -> bool:
-    newest = parts.store.newest()
-    return newest is not None and parts.store.open_plan(newest) is not None
-
-
-def _offsets_in(plan: Plan) -> int:
-    return sum(len(planned.fresh) + count(planned.retries) for planned in plan.partitions.values())
 
 
 def _is_fruitless(parts: Parts, plan: Plan, settlement: Settlement) -> bool:
@@ -273,16 +263,12 @@ def _ends(parts: Parts, newest: Settlement) -> dict[TopicPartition, PlannedParti
     rows = {}
     for tp, settled in newest.partitions.items():
         state, ranges = settled.state, genesis.partitions[tp].ranges
-        end = max(state.complete_to, _end_of(ranges))
+        end = max(state.complete_to, ranges[-1].end if ranges else 0)
         if state.pending or state.complete_to < end:
             target = OffsetRange(end, end)
             log = LogBounds(end, end)  # no log is needed: the plan skips what was chosen, in whichever log
             rows[tp] = PlannedPartition(settled.topic_id, target, (), state.floor, state.complete_to, log)
     return rows
-
-
-def _end_of(ranges: ChosenRanges) -> int:
-    return ranges[-1].end if ranges else 0
 
 
 @dataclass(frozen=True, slots=True)

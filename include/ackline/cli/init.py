@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ackline.actions.survey import GroupLook, TopicLook, look_at_group, look_at_topic, topic_names
+from ackline.actions.survey import GroupSurvey, TopicSurvey, survey_group, survey_topic, topic_names
 from ackline.cli import formats, tables
 from ackline.cli.options import Json
 from ackline.errors import ConfigError
@@ -50,19 +50,19 @@ def init(
     if topic is None:
         names = ", ".join(topic_names(connection)[:20]) or "none"
         raise ConfigError(f"--topic is missing: name the topic to read. The broker has: {names}", key="--topic")
-    look = look_at_topic(connection, _checked_topic(topic))
+    survey = survey_topic(connection, _checked_topic(topic))
     pipeline = name or name_for(topic)
     scaffold = Scaffold(
         pipeline, (topic,), group or f"{pipeline}-replay", bootstrap_servers,
-        _dead_letter_topic(connection, topic), look.shape,
+        _dead_letter_topic(connection, topic), survey.shape,
     )  # fmt: skip
     written = _write(scaffold)
     if as_json:
-        shape = {"kind": look.shape.kind.value, "records": look.shape.records, "nulls": look.shape.nulls}
-        body = {"pipeline": pipeline, "topic": topic, "partitions": len(look.logs), "offsets": look.offsets}
+        shape = {"kind": survey.shape.kind.value, "records": survey.shape.records, "nulls": survey.shape.nulls}
+        body = {"pipeline": pipeline, "topic": topic, "partitions": len(survey.logs), "offsets": survey.offsets}
         formats.print_json({**body, "shape": shape, "files": [str(path) for path in written]})
         return
-    print(_topic_text(look))
+    print(_topic_text(survey))
     _print_written(scaffold, written)
 
 
@@ -81,18 +81,18 @@ def adopt(
     Example: `ackline adopt orders-app --bootstrap-servers 127.0.0.1:9092`
     """
     connection = _connection(bootstrap_servers)
-    look = look_at_group(connection, group)
+    survey = survey_group(connection, group)
     pipeline = name or name_for(group)
-    topic = look.topics[0]
-    shape = look_at_topic(connection, topic).shape
+    topic = survey.topics[0]
+    shape = survey_topic(connection, topic).shape
     dead = _dead_letter_topic(connection, topic)
-    scaffold = Scaffold(pipeline, look.topics, group, bootstrap_servers, dead, shape, adopted=True)
+    scaffold = Scaffold(pipeline, survey.topics, group, bootstrap_servers, dead, shape, adopted=True)
     if not as_json:
-        _print_group(look)
-        print(_consequences(look))
+        _print_group(survey)
+        print(_consequences(survey))
     written = [] if dry_run else _write(scaffold)
     if as_json:
-        formats.print_json({**_group_json(look), "pipeline": pipeline, "files": [str(path) for path in written]})
+        formats.print_json({**_group_json(survey), "pipeline": pipeline, "files": [str(path) for path in written]})
     elif written:
         _print_written(scaffold, written)
 
@@ -182,14 +182,14 @@ def _check_valid(target: Path, text: str) -> None:
             raise ConfigError(f"{conflict.key}: {conflict.reason}; choose another one", key=conflict.key)
 
 
-def _topic_text(look: TopicLook) -> str:
-    shape = look.shape
+def _topic_text(survey: TopicSurvey) -> str:
+    shape = survey.shape
     nulls = f", {shape.nulls} of them without a value" if shape.nulls else ""
     what = (
         f"the values of the first {shape.records} records{nulls}: {shape.kind.value}" if shape.records else "no record"
     )
     fields = f" with {len(shape.fields)} fields in common" if shape.fields else ""
-    return f"Topic {look.name}: {len(look.logs)} partitions, {look.offsets:,} offsets; {what}{fields}."
+    return f"Topic {survey.name}: {len(survey.logs)} partitions, {survey.offsets:,} offsets; {what}{fields}."
 
 
 def _print_written(scaffold: Scaffold, written: list[Path]) -> None:
@@ -204,57 +204,57 @@ def _relative(path: Path) -> Path:
     return path.relative_to(project_root()) if path.is_relative_to(project_root()) else path
 
 
-def _print_group(look: GroupLook) -> None:
+def _print_group(survey: GroupSurvey) -> None:
     rows = [
         [
             str(tp),
             f"[{log.start}, {log.end})",
-            look.committed[tp].offset if tp in look.committed else None,
-            look.start(tp),
-            look.lag(tp),
-            look.expired(tp) or None,
+            survey.committed[tp].offset if tp in survey.committed else None,
+            survey.start(tp),
+            survey.lag(tp),
+            survey.expired(tp) or None,
         ]
-        for tp, log in sorted(look.logs.items())
+        for tp, log in sorted(survey.logs.items())
     ]
     columns = ["partition", "log", "committed", "starts at", "lag", "expired"]
-    tables.print_table(tables.console(), f"Group {look.group_id}", columns, rows)
+    tables.print_table(tables.console(), f"Group {survey.group_id}", columns, rows)
 
 
-def _consequences(look: GroupLook) -> str:
-    lag = sum(map(look.lag, look.logs))
-    expired = sum(map(look.expired, look.logs))
-    without = sum(tp not in look.committed for tp in look.logs)
-    lines = [f"Its commits were made by {'; '.join(look.committers)}."]
-    if look.members:
+def _consequences(survey: GroupSurvey) -> str:
+    lag = sum(map(survey.lag, survey.logs))
+    expired = sum(map(survey.expired, survey.logs))
+    without = sum(tp not in survey.committed for tp in survey.logs)
+    lines = [f"Its commits were made by {'; '.join(survey.committers)}."]
+    if survey.members:
         lines.append(
-            f"Stop its {len(look.members)} live members first: {', '.join(look.members)}. Kafka takes no commit from "
-            f"outside while they live, and a run of the pipeline stops."
+            f"Stop its {len(survey.members)} live members first: {', '.join(survey.members)}. Kafka takes no commit "
+            f"from outside while they live, and a run of the pipeline stops."
         )
     else:
         lines.append("It has no live members. Make sure that none starts again: Ackline stops if the group is moved.")
     lines.append(f"The pipeline goes on from the committed offsets, and has {lag:,} offsets to read.")
     lines.append("Records that a consumer has handled and not committed are handled again.")
     if without:
-        lines.append(f"{without} of {len(look.logs)} partitions have no commit; they are read from their log start.")
+        lines.append(f"{without} of {len(survey.logs)} partitions have no commit; they are read from their log start.")
     if expired:
         lines.append(f"Retention has taken {expired:,} offsets that were not committed; nothing can read them.")
     lines.append("Nothing was changed in Kafka.")
     return "\n".join(f"- {line}" for line in lines)
 
 
-def _group_json(look: GroupLook) -> dict[str, Any]:
+def _group_json(survey: GroupSurvey) -> dict[str, Any]:
     partitions = [
         {
             "topic": tp.topic,
             "partition": tp.partition,
             "log_start": log.start,
             "log_end": log.end,
-            "committed": look.committed[tp].offset if tp in look.committed else None,
-            "start": look.start(tp),
-            "lag": look.lag(tp),
-            "expired": look.expired(tp),
+            "committed": survey.committed[tp].offset if tp in survey.committed else None,
+            "start": survey.start(tp),
+            "lag": survey.lag(tp),
+            "expired": survey.expired(tp),
         }
-        for tp, log in sorted(look.logs.items())
+        for tp, log in sorted(survey.logs.items())
     ]
-    return {"group": look.group_id, "members": list(look.members), "committed_by": list(look.committers),
-            "topics": list(look.topics), "partitions": partitions}  # fmt: skip
+    return {"group": survey.group_id, "members": list(survey.members), "committed_by": list(survey.committers),
+            "topics": list(survey.topics), "partitions": partitions}  # fmt: skip

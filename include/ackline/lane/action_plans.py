@@ -43,13 +43,12 @@ def action_plan(
         if inside and not log.start <= offset <= log.end:
             raise ConfigError(f"{tp}: offset {offset} is outside the log [{log.start}, {log.end})")
         acknowledges = kind in MOVES and tp in moves
+        retries: ValuedRanges[int] = ()
+        if not isinstance(target, int):
+            retries = join_attempts(target.starts, target.ends, target.attempts + 1)
         row = action_row(parts, newest, settled, committed.get(tp), offset, log, acknowledges)
-        partitions[tp] = replace(row, topic_id=topic_id, retries=_next_attempts(target))
+        partitions[tp] = replace(row, topic_id=topic_id, retries=retries)
     return new_plan(parts, newest, kind, partitions, reason)
-
-
-def _next_attempts(chosen: Target) -> ValuedRanges[int]:
-    return () if isinstance(chosen, int) else join_attempts(chosen.starts, chosen.ends, chosen.attempts + 1)
 
 
 def _action_logs(

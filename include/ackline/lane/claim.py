@@ -1,12 +1,4 @@
-"""At most once: the claim before the first record is handed out, and the retries of a report after the job.
-
-At most once, repeats what fails between the end of the Spark job and the commit of its outcomes.
-
-At most once the job runs once. If its report is not stored, every record of the range becomes `lost`, although each has
-an outcome. So a broker or a store that is away for some minutes must not end the driver here. Under the other
-guarantees the next run repeats the turn, and an error at once is better than a driver that waits.
-
-At most once: the group moves to a plan's end before its first record is handed out, and never back.
+"""At most once: the group moves to a plan's end before its first record is handed out, and never back.
 
 The writes, in this order:
 1. Claim n, a number of its own: the plan stays open. From here on the floor is the plan's end. A crash before it costs
@@ -18,6 +10,11 @@ The writes, in this order:
 4. The handler calls, and then outcomes n.
 A crash after 1 loses at most the range of this turn, and repeats nothing. What was handed out and is not reported
 within `lost_after` becomes `lost`. That is stored as outcomes n, so the fence refuses a report that comes later.
+
+The job runs once. If its report is not stored, every record of the range becomes `lost`, although each has an outcome.
+So a broker or a store that is away for some minutes must not end the driver between the end of the job and the commit
+of its outcomes: `retry_report` repeats what fails there. Under the other guarantees the next run repeats the turn, and
+an error at once is better than a driver that waits.
 """
 
 import logging
@@ -54,11 +51,10 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
-def insist(parts: Parts, work: Callable[[], T]) -> T:
-    """Returns what `work` returns. Under at_most_once, calls it again if it raises: `work` may have succeeded
-    before it raised, so it must be repeatable.
+def retry_report(parts: Parts, work: Callable[[], T]) -> T:
+    """Returns what `work` returns. Retries it only under at_most_once, and never after RangeGone or TopicChanged.
 
-    Raises the error of the last try. Does not retry RangeGone or TopicChanged; retries only under at_most_once.
+    `work` may have succeeded before it raised, so it must be repeatable. Raises the error of the last try.
     """
     if parts.pipeline.guarantee != "at_most_once":
         return work()

@@ -1,18 +1,14 @@
 """Commits the newest floor of the ledger to the consumer group, and reads it back.
 
-The adoption of an older copy of a ledger: the copy gets an id of its own.
-
-Two copies of a ledger that both go on have different turns under the same numbers. Commit metadata names a ledger by
-its id, so with one id neither copy could tell the other's commits from its own: each would overwrite them as commits of
-an older turn. With a new id, the commits under the old one are another ledger's. If the lost copy comes back, its runs
-stop at the commits of this one.
-
-Commit the newest floor of the ledger to the consumer group, and read it back.
-
 Kafka's copy is derived; the settlement is the authority. So every step that commits reads the newest settlement first
 and commits *its* floors, never those of the turn that the step has settled itself: a process that wakes up late repeats
 the right offsets, and cannot move the group back (I3). A crash before the commit costs nothing, because any later run
 makes the same commit. A crash after it costs nothing either, because committing the same offsets again changes nothing.
+
+A ledger that is adopted as an older copy gets an id of its own. Two copies of a ledger that both go on have different
+turns under the same numbers. Commit metadata names a ledger by its id, so with one id neither copy could tell the
+other's commits from its own: each would overwrite them as commits of an older turn. With a new id, the commits under
+the old one are another ledger's. If the lost copy comes back, its runs stop at the commits of this one.
 """
 
 import uuid
@@ -25,7 +21,7 @@ from ackline.lane.races import Rounds
 from ackline.lane.void import is_at_most_once
 from ackline.ledger.commit_rule import CommitMetadata, Committed, check_commit_allowed, is_of_ledger, is_of_pipeline
 from ackline.ledger.offsets import TopicPartition
-from ackline.ledger.turns import Plan, PlannedPartition, Settlement, TurnKind
+from ackline.ledger.turns import Plan, Settlement, TurnKind
 from ackline.scrub import scrub_address
 
 
@@ -46,16 +42,14 @@ def renew_id_of_copy(parts: Parts, plan: Plan) -> None:
     and replaces the old one only, so a repeat changes nothing. After a crash before the settlement, the next run does
     it again; after the settlement, nothing is left to do.
     """
-    ledger = parts.store.ledger_id() if plan.kind is TurnKind.SKIP else ""
+    if plan.kind is not TurnKind.SKIP:
+        return
+    ledger, name = parts.store.ledger_id(), parts.pipeline.name
     # Only an adoption acknowledges commits of the ledger's own id: any other plan takes them for its own.
-    if ledger and any(_acknowledges(parts, row, ledger) for row in plan.partitions.values()):
+    acknowledging_rows = [row for row in plan.partitions.values() if row.acknowledged_foreign_offset is not None]
+    if ledger and any(is_of_ledger(row.committed, name, ledger) for row in acknowledging_rows):
         new = uuid.uuid5(uuid.NAMESPACE_OID, f"{ledger}/{plan.turn.epoch}/{plan.turn.n}/{plan.run_id}")
         parts.store.replace_ledger_id(ledger, str(new))
-
-
-def _acknowledges(parts: Parts, row: PlannedPartition, ledger: str) -> bool:
-    own = is_of_ledger(row.committed, parts.pipeline.name, ledger)
-    return own and row.acknowledged_foreign_offset is not None
 
 
 @dataclass(frozen=True, slots=True)

@@ -291,7 +291,7 @@ def _retention_passed(
     tp, runs = next(iter(lost.items()))
     where = f" --topic {tp.topic} --partition {tp.partition}" if len(lost) == 1 else ""
     return RetentionPassed(
-        f"retention took records that were not settled: {_listed(map(_ranges, lost, lost.values()))}. {consequence}. "
+        f"retention took records that were not settled: {listed(map(_ranges, lost, lost.values()))}. {consequence}. "
         f"Go on with `ackline skip {parts.pipeline.name}{where} --to earliest --reason …`, which records them as "
         f"skipped, or write `on_expired: record`",
         topic=tp.topic,
@@ -301,10 +301,11 @@ def _retention_passed(
 
 
 def _ranges(tp: TopicPartition, runs: Sequence[ValuedRange[None]]) -> str:
-    return f"{tp} {_listed(f'[{run.start}, {run.end})' for run in runs)}"
+    return f"{tp} {listed(f'[{run.start}, {run.end})' for run in runs)}"
 
 
-def _listed(texts: Iterable[str]) -> str:
+def listed(texts: Iterable[str]) -> str:
+    """Returns the first texts of a list for a message, and how many more there are."""
     every = list(texts)
     more = len(every) - _NAMED
     return ", ".join(every[:_NAMED]) + (f" and {more} more" if more > 0 else "")

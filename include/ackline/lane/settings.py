@@ -1,8 +1,6 @@
-"""The settings in force at the start of a run, and warnings about them.
+"""The settings in force, which are logged at the start of a run, and the warnings about them.
 
-The settings in force, which are logged at the start of a run.
-
-Warnings before a run: settings that are allowed and may lose records, given how the topics delete theirs.
+A warning is about a setting that is allowed and may lose records, given how the topics delete theirs.
 """
 
 from collections.abc import Iterable, Iterator, Mapping

@@ -1,9 +1,7 @@
-"""What a run checks of the outputs of a pipeline before it stores anything, and where tasks stage rows.
+"""What a run checks of the outputs of a pipeline before it stores anything, and where its tasks stage rows.
 
-Where the tasks of a turn stage rows for output tables: below the folder of the pipeline's live tables.
-
-What a run checks of the outputs of a pipeline before it stores anything: tables, topics, and the files of rows that
-wait for records in flight.
+It checks tables, topics, and the files of rows that wait for records in flight. Rows are staged below the folder of the
+pipeline's live tables.
 """
 
 import os

@@ -14,7 +14,7 @@ from ackline.kafka.config import brokers
 from ackline.lane.adapters import Parts
 from ackline.lane.claim import operator_loss
 from ackline.lane.genesis import check_not_of_another_ledger, genesis_partitions, genesis_plan, leaderless_partitions
-from ackline.lane.log_checks import KafkaView, observe_kafka
+from ackline.lane.log_checks import KafkaView, listed, observe_kafka
 from ackline.lane.new_plan import check_settings_unchanged
 from ackline.ledger.offsets import TopicPartition
 from ackline.ledger.turns import Plan, SettledPartition, Settlement, TurnId, TurnKind
@@ -24,9 +24,6 @@ from ackline.steps.settle import settle_turn
 from ackline.steps.take_turn import take_turn
 
 log = logging.getLogger(__name__)
-
-_NAMED = 5
-"""How many partitions a warning names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,9 +133,8 @@ class _Planning:
 def _log_move(plan: Plan) -> None:
     """Logs a warning of a skip or a reset that this run has settled; a genesis, pause or resume moves no offset."""
     if plan.kind in (TurnKind.SKIP, TurnKind.RESET):
-        moves = [f"{tp} to {planned.fresh.start}" for tp, planned in plan.partitions.items()]
-        more = f" and {len(moves) - _NAMED} more" if len(moves) > _NAMED else ""
-        log.warning("%s, a %s of %s%s: %s", plan.turn, plan.kind, ", ".join(moves[:_NAMED]), more, plan.reason)
+        moves = listed(f"{tp} to {planned.fresh.start}" for tp, planned in plan.partitions.items())
+        log.warning("%s, a %s of %s: %s", plan.turn, plan.kind, moves, plan.reason)
 
 
 def preview(parts: Parts) -> Planned:

@@ -1,9 +1,5 @@
 """replay: reads exactly the offsets of the open plan, handles them, and stores the outcomes in one fenced commit.
 
-A plan as a job of the Spark adapter: what it reads, which handler it calls, and whether it isolates the handler.
-
-replay: read exactly the offsets of the open plan, handle them, and make the outcomes visible in one fenced commit.
-
 Only its write of outcomes n counts. It is made for zero rows too, and it is the only proof that the whole range was
 handled: neither the exit status of a process nor the state of an Airflow task proves that (S8). A crash before it
 costs the work and nothing else: no log entry names the files that the tasks have written, so they are invisible, and
@@ -25,7 +21,7 @@ from ackline.errors import ConfigError, RangeGone, TopicChanged, TransientError
 from ackline.kafka.config import inlined_certificates, java_properties
 from ackline.kafka.registry import check_registry
 from ackline.lane.adapters import Parts, Progress
-from ackline.lane.claim import claim, insist, record_lost, refuse_retries, take_start_marker
+from ackline.lane.claim import claim, record_lost, refuse_retries, retry_report, take_start_marker
 from ackline.lane.log_checks import check_planned_ranges
 from ackline.lane.new_plan import check_open_plan_settings
 from ackline.lane.turn_metrics import keeps_outcome_rows
@@ -220,7 +216,7 @@ def _replay_open_plan(
         return _close_unreadable_turn(parts, plan, newest, result)
     outputs = store_manifest(parts, plan, job, result)
     files, report = add_actions(plan, result), task_report(parts, plan, result, outputs)
-    if insist(parts, partial(parts.store.store_outcomes, plan.turn, files, report)):
+    if retry_report(parts, partial(parts.store.store_outcomes, plan.turn, files, report)):
         parts.notify("handled", plan.turn, result.counts)
     return Replayed(plan, result.calls, result.fetched_for_retries)
 
@@ -296,7 +292,7 @@ def _carry_out(
             result = parts.run_job(spark, isolated, on_progress)
         # Spark reads by topic name and offset. A topic that was created again under the reader, or a log that was
         # truncated, has given other records at the same offsets, and the job succeeds all the same.
-        insist(parts, partial(check_planned_ranges, parts, plan, after=True))
+        retry_report(parts, partial(check_planned_ranges, parts, plan, after=True))
     except (RangeGone, TopicChanged) as error:
         return error
     return result

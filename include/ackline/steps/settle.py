@@ -184,6 +184,11 @@ def _settled_partitions(
 ) -> dict[TopicPartition, SettledPartition]:
     """Returns a row of settlement n for every partition of the lane, also for those that the plan leaves alone."""
     states = states_after(plan, before, outcomes, lane_ranges(parts, plan.turn.epoch))
+    evidence = f"outcomes {plan.turn.n} and decisions {plan.turn.n} of run {plan.run_id}"
+    if plan.kind is not TurnKind.RUN:
+        evidence = plan.reason
+    if lost:
+        evidence = LOST_BY_OPERATOR
     # For the audit only: the group's commits decide nothing here, and the step that commits reads them again.
     own = {tp: _topic_id(tp, plan, before) for tp in states} if parts.commits else {}
     committed = parts.group.committed(parts.unchanged_partitions(own)) if own else {}
@@ -196,7 +201,7 @@ def _settled_partitions(
             gaps_of(plan, tp, outcomes),
             acknowledged_foreign_offset(tp, plan, before),
             committed.get(tp),
-            LOST_BY_OPERATOR if lost else _evidence(plan),
+            evidence,
             _is_paused(tp, plan, before, lost),
             leader_epoch=_leader_epoch(tp, plan, before),
         )
@@ -272,9 +277,3 @@ def _leader_epoch(tp: TopicPartition, plan: Plan, before: Settlement) -> int | N
     """Returns the leader epoch under which replay has read: the plan's; without one there, the one before the turn."""
     planned = plan.partitions[tp].log.leader_epoch if tp in plan.partitions else None
     return planned if planned is not None or tp not in before.partitions else before.partitions[tp].leader_epoch
-
-
-def _evidence(plan: Plan) -> str:
-    if plan.kind is TurnKind.RUN:
-        return f"outcomes {plan.turn.n} and decisions {plan.turn.n} of run {plan.run_id}"
-    return plan.reason
