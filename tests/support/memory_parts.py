@@ -17,7 +17,7 @@ from ackline.ledger.fold import OutcomeRow
 from ackline.ledger.metrics import FetchTimes
 from ackline.ledger.offsets import OffsetRange, TopicPartition, ValuedRanges
 from ackline.ledger.outcomes import UNIX_EPOCH, ErrorClass, Outcome, timestamp_of
-from ackline.ledger.turns import LIVE
+from ackline.ledger.turns import LIVE, TurnId
 from ackline.pipeline.functions import load_partition_filter
 from ackline.pipeline.pipeline import Pipeline
 from ackline.tuples import InFlight
@@ -59,6 +59,9 @@ class MemoryParts(Parts):
         """Returns a reader of given offsets."""
         assert self.world is not None
         return MemoryReader(self.world, self.pipeline.kafka.isolation, self.hook)
+
+    def remove_task_folders(self, turn: TurnId) -> None:
+        """Does nothing: tasks in memory leave no folders."""
 
     def dead_letter_sender(self, topic: str) -> DeadLetters:
         """Returns a sender to a dead-letter topic."""
@@ -115,7 +118,6 @@ def memory_parts(
         sleep=lambda _: None,
         run_job=run_job,
         check_job=lambda *_: None,
-        remove_task_folders=lambda *_: None,
         partition_filter=load_partition_filter(pipeline.kafka.partition_filter),
         world=world,
         hook=hook,

@@ -1,1 +1,1 @@
-"""What an operator does to a lane, each act as a turn of its own, and what answers an operator's questions."""
+"""What an operator does to a lane, each action as a turn of its own, and what answers an operator's questions."""

@@ -122,10 +122,10 @@ def _not_begun(parts: Parts, kind: TurnKind) -> ConfigError:
     return ConfigError(f"{parts.pipeline.name} has not run yet: there is nothing to {kind}")
 
 
-def open_turn_error(parts: Parts, act: str, open_plan: Plan) -> FatalError:
-    """Returns the error that refuses an act while a turn is open."""
+def open_turn_error(parts: Parts, action: str, open_plan: Plan) -> FatalError:
+    """Returns the error that refuses an action while a turn is open."""
     return FatalError(
-        f"{open_plan.turn} is open: let it end (`ackline run {parts.pipeline.name}`), then {act} again. "
+        f"{open_plan.turn} is open: let it end (`ackline run {parts.pipeline.name}`), then {action} again. "
         f"{void_advice(open_plan.turn)}"
     )
 

@@ -68,7 +68,9 @@ def choose_targets(parts: Parts, request: ActionRequest, newest: Settlement) -> 
     if request.kind in (TurnKind.PAUSE, TurnKind.RESUME):
         return floors
     if request.kind is TurnKind.RESET:  # a topic created again may lack partitions, which stay at their floor
-        chosen = parts.existing_partitions(chosen) or chosen
+        topics = parts.cluster.topics(sorted({tp.topic for tp in chosen}))
+        existing = [tp for tp in chosen if tp.topic in topics and tp.partition in topics[tp.topic].partitions]
+        chosen = existing or chosen
     _check_offset_is_of_one_partition(request, len(chosen))
     targets = {tp: floors[tp] + request.by for tp in chosen} if request.by is not None else {}
     targets = targets or _destinations(parts, request.to, {tp: floors[tp] for tp in chosen})

@@ -49,7 +49,7 @@ def asked_ranges(
             asked.setdefault(tp, []).append(_in_log(tp, argument.offsets, logs[tp]))
     if not wanted:
         asked = {tp: [OffsetRange(log.start, log.end)] for tp, log in logs.items()}
-    return {tp: ranges for tp, parts in sorted(asked.items()) if (ranges := joined(parts))}
+    return {tp: ranges for tp, of_tp in sorted(asked.items()) if (ranges := joined(of_tp))}
 
 
 def _in_log(tp: TopicPartition, offsets: OffsetRange | None, log: LogBounds) -> OffsetRange:
@@ -177,8 +177,8 @@ def choose_offsets(parts: Parts, arguments: BackfillArguments) -> Choice:
         asked = asked_ranges(ranges, logs)
         if since is not None or until is not None:
             asked = narrowed_by_time(asked, logs, firsts, ends)
-        matching = {tp: list(parts_) for tp, parts_ in asked.items()}
-        partitions = {tp: Chosen(parts_) for tp, parts_ in asked.items()}
+        matching = {tp: list(of_tp) for tp, of_tp in asked.items()}
+        partitions = {tp: Chosen(of_tp) for tp, of_tp in asked.items()}
     chosen = {tp: of for tp, of in sorted(partitions.items()) if of.every}
     gone = list(_gone(matching, older, logs))
     open_ends = {tp: end for tp, end in open_ends.items() if tp in chosen}

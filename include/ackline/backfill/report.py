@@ -110,8 +110,8 @@ def account_text(name: str, lane: str, account: Account, now: datetime) -> str:
     gaps = [f"{account.gaps:,} gaps"] if account.gaps else []
     words = {UNREAD: "unread", "retry": "waiting for a retry", "dead_letter": "waiting for a dead letter"}
     pending = [f"{number:,} {words.get(kind, kind)}" for kind, number in account.pending.items() if number]
-    parts = ", ".join([*outcomes, *gaps, *pending]) or "nothing"
-    text = f"Backfill {id_of(lane)} of {name}: {account.offsets:,} offsets asked = {parts}."
+    what = ", ".join([*outcomes, *gaps, *pending]) or "nothing"
+    text = f"Backfill {id_of(lane)} of {name}: {account.offsets:,} offsets asked = {what}."
     if account.settled:
         return f"{text} It is settled."
     due = account.next_due

@@ -111,12 +111,12 @@ class _InFlight:
 
 @dataclass(frozen=True, slots=True)
 class DecidedRows:
-    """Rows of several parts, one part after the other. They can be iterated more than once."""
+    """Rows of several kinds, one kind after the other. They can be iterated more than once."""
 
-    parts: tuple[Iterable[OutcomeRow], ...]
+    kinds: tuple[Iterable[OutcomeRow], ...]
 
     def __iter__(self) -> Iterator[OutcomeRow]:
-        return chain.from_iterable(self.parts)
+        return chain.from_iterable(self.kinds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,7 +228,7 @@ class _Judge:
                 runs = runs.minus((offsets, offsets + 1))
             if overdue := OverdueRows(runs, self.now):
                 self.counts[Applied.TIMED_OUT] += len(overdue)
-                decided[tp] = DecidedRows((*decided.get(tp, DecidedRows(())).parts, overdue))
+                decided[tp] = DecidedRows((*decided.get(tp, DecidedRows(())).kinds, overdue))
         return decided
 
 

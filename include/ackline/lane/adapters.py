@@ -3,7 +3,7 @@
 import contextlib
 import secrets
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Self
@@ -54,17 +54,15 @@ def _check_job(spark: "Callable[[], SparkSession]", job: "ReplayJob") -> None:
     check_replay(spark(), job)
 
 
-def _remove_task_folders(store: LedgerStore, turn: TurnId) -> None:
-    from ackline.worker.task_folder import remove_task_folders
-
-    remove_task_folders(store.outcomes.uri, turn)
-
-
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """The adapters of one pipeline, opened for one run.
+    """The adapters of one pipeline and lane, opened for one run: all that a step reaches the world through.
 
-    `fixed_now` is the time of the whole run if the user has set one. `no_breaker` lets this run pass the breaker.
+    It is one value and not one for each step, because the steps call one another: a run plans, replays, settles and
+    commits, and a plan may settle an action that it meets. So each of them would need what the others need. It holds
+    nothing that follows from the tables or the broker. It holds the pipeline, the adapters that were opened for it, who
+    runs it and what was requested, the clock, the functions that tests put in the place of Spark, and what was made
+    from the code and the secrets that file and connection name, because that may fail only when they are opened.
     """
 
     pipeline: Pipeline
@@ -72,10 +70,13 @@ class Parts:
     cluster: Cluster
     group: Group
     kafka: Mapping[str, Any]
+    """The properties of the Kafka clients."""
     run_id: str
     actor: str
     fixed_now: datetime | None = None
+    """The time of the whole run, if the user has set one."""
     no_breaker: bool = False
+    """Whether this run passes the breaker."""
     listener: ListenerThread | None = None
     setting_warnings: tuple[str, ...] = ()
     """Warnings that follow from the pipeline file and the connection alone."""
@@ -85,8 +86,6 @@ class Parts:
     run_job: "Callable[[Callable[[], SparkSession], ReplayJob, Progress | None], ReplayResult]" = _replay_job
     check_job: "Callable[[Callable[[], SparkSession], ReplayJob], None]" = _check_job
     """Raises if the job can't be started, before anything is handed out."""
-    remove_task_folders: Callable[[LedgerStore, TurnId], None] = _remove_task_folders
-    """Removes what a turn that is settled leaves of its Spark tasks."""
     translation: Translation | None = None
     partition_filter: PartitionFilter = all_partitions
     request: RunRequest = EVERYTHING
@@ -116,12 +115,6 @@ class Parts:
         """Returns whether the pipeline reads this partition. Raises ConfigError if the partition filter fails."""
         return self.pipeline.kafka.subscribes_to(*tp) and self.partition_filter(tp)
 
-    def existing_partitions(self, partitions: Iterable[TopicPartition]) -> list[TopicPartition]:
-        """Returns the partitions that the broker has, whatever their topic id."""
-        wanted = list(partitions)
-        topics = self.cluster.topics(sorted({tp.topic for tp in wanted}))
-        return [tp for tp in wanted if tp.topic in topics and tp.partition in topics[tp.topic].partitions]
-
     def unchanged_partitions(self, topic_ids: Mapping[TopicPartition, str]) -> list[TopicPartition]:
         """Returns the partitions that the broker still has under the given topic id.
 
@@ -133,6 +126,12 @@ class Parts:
             for tp, known in topic_ids.items()
             if tp.topic in topics and topics[tp.topic].topic_id == known and tp.partition in topics[tp.topic].partitions
         ]
+
+    def remove_task_folders(self, turn: TurnId) -> None:
+        """Removes what a turn that is settled leaves of its Spark tasks."""
+        from ackline.worker.task_folder import remove_task_folders
+
+        remove_task_folders(self.store.outcomes.uri, turn)
 
     def reader(self) -> ExactReader:
         """Returns a reader of scattered offsets, under the pipeline's isolation level."""

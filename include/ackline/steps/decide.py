@@ -169,10 +169,10 @@ def _after_answers(plan: Plan, states: States, answered: Rows) -> dict[TopicPart
 
 def _columns(rows: Iterable[OutcomeRow]) -> OutcomeColumns:
     """Returns the rows as columns. It holds few rows as objects at a time: all records in flight may time out."""
-    remaining, parts = iter(rows), list[OutcomeColumns]()
+    remaining, portions = iter(rows), list[OutcomeColumns]()
     while portion := list(islice(remaining, _PORTION)):
-        parts.append(OutcomeColumns.of(portion))
-    return OutcomeColumns.concat(parts)
+        portions.append(OutcomeColumns.of(portion))
+    return OutcomeColumns.concat(portions)
 
 
 def _expired_ranges(parts: Parts, plan: Plan, chosen: LaneRanges) -> Decisions:

@@ -140,7 +140,7 @@ def settle_turn(parts: Parts, plan: Plan, before: Settlement) -> Settlement | No
     if not parts.store.store_settlement(settlement, plan):
         return None
     # After the write: as long as the turn is open, the markers of its tasks keep Spark from starting a part again (I7).
-    parts.remove_task_folders(parts.store, plan.turn)
+    parts.remove_task_folders(plan.turn)
     for text in answers.warnings if answers else ():
         log.warning("%s: %s", plan.turn, text)
     if parts.listener is not None:  # after the write: listeners get durable events only
