@@ -18,7 +18,8 @@ from ackline.pipeline.folder import (
     pipelines_folder,
     project_root,
 )
-from ackline.pipeline.pipeline import DeadLetterBlock, Pipeline, load
+from ackline.pipeline.keys import DeadLetterBlock
+from ackline.pipeline.pipeline import Pipeline, load
 from tests.support.pipeline_files import GOOD, OTHER, Write
 
 

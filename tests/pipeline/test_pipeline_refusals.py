@@ -5,7 +5,9 @@ from pathlib import Path
 import pytest
 
 from ackline.errors import ConfigError
-from ackline.pipeline.pipeline import load
+from ackline.pipeline.keys import PipelineKeys
+from ackline.pipeline.pipeline import Pipeline, load
+from ackline.pipeline.rules import RULES, Rule
 from tests.support.pipeline_files import NO_HANDLER, NOT_YAML, STREAMS, TWO_TOPICS, Write
 
 
@@ -17,6 +19,7 @@ def refusal(path: Path) -> ConfigError:
     return caught.value
 
 
+OUTPUTS = [{"from": "source", "table": "totals"}, {"from": "source", "topic": "totals"}]
 CONNECTION = ("bootstrap_servers: 127.0.0.1:9092", "connection: shop")
 
 # What is wrong, the changes to the valid file and the text at its end, then line, key and reason of the refusal.
@@ -232,6 +235,24 @@ def test_all_problems_are_named_at_once_each_on_its_line(write_file: Write) -> N
     path = write_file(("name: orders", "name: a/b"), more="x: 1\nretry: {period: soon}\n")
     lines = [line.split(": ")[:2] for line in str(refusal(path)).splitlines()]
     assert sorted(lines) == sorted([[f"{path}:1", "name"], [f"{path}:8", "x"], [f"{path}:9", "retry.period"]])
+
+
+def test_a_rule_between_valid_keys_is_named_beside_a_key_that_is_not_valid(write_file: Write) -> None:
+    """A rule about the refused key itself adds nothing: `kafka` is refused, so nothing compares the topics with it."""
+    path = write_file(("[orders]", "5"), ("orders.dead", "orders"), more="start: timestamp\ntracking: false\n")
+    lines = [line.split(": ")[:2] for line in str(refusal(path)).splitlines()]
+    assert lines == [[f"{path}:5", "kafka.topics"], [f"{path}:9", "tracking"], [f"{path}:8", "start"]]
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: f"{rule.check.__name__}{rule.keys}")
+def test_a_rule_reads_the_keys_that_it_names_and_no_other(rule: Rule) -> None:
+    kafka = {"bootstrap_servers": "127.0.0.1:9092", "group_id": "orders-replay", "topics": ["orders"]}
+    for more in ({"handler": "a:b"}, {"streams": [{"name": "a", "handler": "a:b"}], "outputs": OUTPUTS}):
+        file = Pipeline.model_validate({"name": "orders", "kafka": kafka, "dead_letter": "none"} | more)
+        rule.check(file)
+        for key in PipelineKeys.model_fields.keys() - set(rule.keys):
+            del file.__dict__[key]
+        rule.check(file)
 
 
 @pytest.mark.parametrize("more", NOT_YAML.values(), ids=NOT_YAML.keys())

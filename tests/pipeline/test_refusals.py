@@ -32,7 +32,7 @@ def kinds_of_errors() -> list[Any]:
 def message(tmp_path: Path, error: ValidationError) -> str:
     path = tmp_path / "x.yaml"
     path.write_text(GOOD)
-    return str(refusal(path, yaml_file.read(path)[0], error, Pipeline))
+    return str(refusal(path, yaml_file.read(path)[0], error.errors(include_url=False), Pipeline))
 
 
 def value_at(key: tuple[str, ...], value: object) -> dict[str, Any]:

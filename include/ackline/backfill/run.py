@@ -24,7 +24,8 @@ from ackline.ledger.pending import PendingRuns
 from ackline.ledger.turns import Plan, PlannedPartition, SettledPartition, Settlement, TurnId, TurnKind, is_backfill
 from ackline.outputs.turn import publish_settled, remove_staged
 from ackline.pipeline.arguments import BackfillArguments, id_of
-from ackline.pipeline.pipeline import DeadLetterBlock, Pipeline
+from ackline.pipeline.keys import DeadLetterBlock
+from ackline.pipeline.pipeline import Pipeline
 from ackline.steps.plan import Planned
 from ackline.steps.run import OnPlan, RunResult, settle_and_commit, take_turns
 from ackline.steps.settle import settle_turn

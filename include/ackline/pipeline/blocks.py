@@ -12,7 +12,6 @@ The `retry:` block of a pipeline file, and the retry classes that a file can nam
 import importlib
 import inspect
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any, Literal
@@ -30,7 +29,6 @@ from pydantic import (
 
 from ackline.errors import ConfigError
 from ackline.ledger.backoff import FOREVER, Backoff, RetryPolicy, duration_text, parse_duration
-from ackline.ledger.tokens import TOKEN_KEYS
 from ackline.pipeline.field_types import (
     MAPPING,
     CodePath,
@@ -139,29 +137,6 @@ class InFlightBlock(StrictBlock):
         seconds=30
     )
     max: int | None = Field(None, ge=1)
-
-
-def obstacle_of_ack_topic(topic: str, settings: Mapping[str, Any]) -> str | None:
-    """Returns why a pipeline with these settings can't have the ack topic `topic`, and what to do; None if it can.
-
-    A setting that is missing was refused already, and is no second problem.
-    """
-    kafka = settings.get("kafka")
-    if settings.get("guarantee", "at_least_once") != "at_least_once":
-        return (
-            "a record in flight is tried again if no answer comes, which only `guarantee: at_least_once` does; remove "
-            "this key, or write that guarantee"
-        )
-    if isinstance(kafka, KafkaBlock) and kafka.subscribes_to_topic(topic):
-        return f"the pipeline reads the topic {topic}, so it would handle its answers as records; name another topic"
-    if isinstance(kafka, KafkaBlock) and kafka.connection is None:
-        return (
-            f"tokens are signed with a secret, which is `{TOKEN_KEYS}` in the extra of the Kafka connection; write "
-            f"`kafka.connection` instead of `bootstrap_servers`"
-        )
-    if topic == getattr(settings.get("dead_letter"), "topic", None):
-        return f"{topic} is the dead-letter topic too; name another topic"
-    return None
 
 
 SparkProperty = Annotated[str, AfterValidator(allowed_spark_property)]

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any, get_args
 
 import yaml
-from pydantic import BaseModel, ValidationError
-from pydantic_core import PydanticCustomError
+from pydantic import BaseModel
+from pydantic_core import ErrorDetails, PydanticCustomError
 
 from ackline.errors import ConfigError
 from ackline.pipeline import yaml_file
@@ -182,12 +182,14 @@ def error_at(key_path: KeyPath, reason: str) -> PydanticCustomError:
     return PydanticCustomError("error_at", "{reason}", {"reason": reason, "key_path": key_path})
 
 
-def refusal(path: Path, node: yaml.Node | None, error: ValidationError, model: type[BaseModel]) -> ConfigError:
+def refusal(
+    path: Path, node: yaml.Node | None, problems: Sequence[ErrorDetails], model: type[BaseModel]
+) -> ConfigError:
     """Returns the error for a pipeline file that is not valid; its `key` is that of the first problem.
 
-    `node` is what `yaml_file.read` returned for the file, and `model` holds the keys that the file may have.
+    `node` is what `yaml_file.read` returned for the file, `problems` are pydantic's, and `model` holds the keys that
+    the file may have.
     """
-    problems = error.errors(include_url=False)
     keys = [_key(problem) for problem in problems]
     lines = [
         f"{path}:{yaml_file.line_of(node, _key_path(problem))}: {key}: {_reason(key, problem, model)}"
