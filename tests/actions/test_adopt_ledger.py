@@ -38,7 +38,7 @@ def other(n: int = 9, epoch: int = 0, ledger: str = "lost") -> str:
 
 def own(lane: MemoryLane, n: int, epoch: int = 0) -> str:
     """The metadata of a commit of the lane's own ledger, at another turn."""
-    return CommitMetadata(lane.parts().store.ledger_id(), "lane", epoch, n).encode()
+    return CommitMetadata(lane.adapters().store.ledger_id(), "lane", epoch, n).encode()
 
 
 def lost_ledger(start: str = "latest") -> MemoryLane:
@@ -60,11 +60,11 @@ def test_s30_a_commit_of_a_ledger_that_is_not_there_stops_the_run_until_it_is_ad
     assert "`ackline adopt-ledger lane --reason …`" in str(error)
     assert (error.topic, error.partition, error.offset) == ("orders", 0, 4)
     with pytest.raises(NewerCommit):
-        preview(lane.parts())
-    assert next(row.floor for row in status(lane.parts())) == 4
+        preview(lane.adapters())
+    assert next(row.floor for row in status(lane.adapters())) == 4
     assert lane.world.tables.settlements == {}
 
-    done = adopt_ledger(lane.parts(), "the folder is lost")
+    done = adopt_ledger(lane.adapters(), "the folder is lost")
     assert (done.ledgers, done.not_committed) == (("lost",), None)
     assert (lane.kinds(), lane.newest().reason) == (["genesis"], "the folder is lost")
     assert (lane.floor(), lane.floor(TP1), lane.committed(), lane.committed(TP1)) == (4, 1, 4, 1)
@@ -78,7 +78,7 @@ def test_s30_a_topic_that_is_new_to_the_ledger_is_adopted_as_well() -> None:
     lane.create(PAYMENTS.topic, records=5)
     lane.move_group(PAYMENTS, 3, other())
     lane.run_fails(NewerCommit, r"payments\[0\]")
-    adopt_ledger(lane.parts(), "a wrong folder")
+    adopt_ledger(lane.adapters(), "a wrong folder")
     lane.run()
     assert (lane.offsets(), lane.offsets(PAYMENTS), lane.kinds()[-1]) == ([0], [3, 4], "run")
 
@@ -86,7 +86,7 @@ def test_s30_a_topic_that_is_new_to_the_ledger_is_adopted_as_well() -> None:
 def test_s30_a_dry_run_stores_nothing_and_shows_what_is_adopted() -> None:
     lane = lost_ledger()
     written = len(lane.world.history)
-    shown = prepare_adoption(lane.parts(), "x")
+    shown = prepare_adoption(lane.adapters(), "x")
     assert {tp: row.state.floor for tp, row in shown.begins.items()} == {TP: 4, TP1: 1}
     assert (shown.ledgers, shown.action, len(lane.world.history)) == (("lost",), None, written)
 
@@ -98,7 +98,7 @@ def test_s36_a_ledger_that_returns_over_commits_of_another_keeps_complete_to_and
     before = lane.state()
     lane.move_group(TP, foreign, other())
     lane.run_fails(NewerCommit, "adopt-ledger lane")
-    done = adopt_ledger(lane.parts(), "back again")
+    done = adopt_ledger(lane.adapters(), "back again")
     assert done.action is not None
     assert done.action.plan.kind is TurnKind.SKIP
     assert (lane.state(), lane.committed()) == (before, 1)
@@ -115,7 +115,7 @@ def test_i7_at_most_once_a_ledger_that_returns_skips_to_what_another_may_have_ha
     lane = MemoryLane(*[OK] * 4, guarantee=AT_MOST_ONCE).after_run()
     lane.produce(OK, OK, OK)
     lane.move_group(TP, foreign, other())
-    adopt_ledger(lane.parts(), "back again")
+    adopt_ledger(lane.adapters(), "back again")
     assert lane.ranges(Outcome.SKIPPED) == skipped
     lane.run()
     first = skipped[0][1] if skipped else 4
@@ -130,17 +130,17 @@ def test_s36_an_older_copy_of_the_ledger_keeps_complete_to_and_pending(foreign: 
     lane.produce(OK, OK, tp=TP1)
     lane.run()
     lane.produce(OK)
-    before, ledger = lane.state(), lane.parts().store.ledger_id()
+    before, ledger = lane.state(), lane.adapters().store.ledger_id()
     lost = own(lane, 7, epoch)
     lane.move_group(TP, foreign, lost)
     lane.run_fails(NewerCommit)
-    shown = prepare_adoption(lane.parts(), "restored from a backup")
-    assert (shown.older_copy, shown.ledgers, lane.parts().store.ledger_id()) == (True, (ledger,), ledger)
-    done = adopt_ledger(lane.parts(), "restored from a backup")
+    shown = prepare_adoption(lane.adapters(), "restored from a backup")
+    assert (shown.older_copy, shown.ledgers, lane.adapters().store.ledger_id()) == (True, (ledger,), ledger)
+    done = adopt_ledger(lane.adapters(), "restored from a backup")
     assert (done.older_copy, done.not_committed) == (True, None)
     assert (lane.newest().turn[2:], lane.state(), lane.committed(), lane.committed(TP1)) == ((0, 2), before, 1, 2)
     assert lane.ranges(Outcome.SKIPPED) == []
-    assert lane.parts().store.ledger_id() != ledger
+    assert lane.adapters().store.ledger_id() != ledger
     lane.world.now += timedelta(hours=2)
     lane.run()
     assert (sorted(lane.calls()[3:]), lane.calls(TP1)) == ([(1, 2), (3, 1)], [(0, 1), (1, 1)])
@@ -152,7 +152,7 @@ def test_s36_a_lost_copy_that_comes_back_stops_at_the_commits_of_the_one_that_wa
     lane = MemoryLane(OK, OK).after_run()
     lane.move_group(TP, 2, own(lane, 7))
     lost = copy.deepcopy(lane.world.tables)
-    adopt_ledger(lane.parts(), "restored from a backup")
+    adopt_ledger(lane.adapters(), "restored from a backup")
     lane.world.tables = lost
     lane.run_fails(NewerCommit, "adopt-ledger lane")
 
@@ -164,10 +164,10 @@ def test_s36_an_older_copy_commits_its_parked_partitions_under_its_new_id() -> N
     lane.topics = ["orders"]
     lane.run()
     lane.move_group(TP, 2, own(lane, 9))
-    adopt_ledger(lane.parts(), "restored from a backup")
+    adopt_ledger(lane.adapters(), "restored from a backup")
     metadata = CommitMetadata.decode(lane.world.committed["g", PAYMENTS].metadata)
     assert metadata is not None
-    assert (lane.committed(PAYMENTS), metadata.ledger) == (2, lane.parts().store.ledger_id())
+    assert (lane.committed(PAYMENTS), metadata.ledger) == (2, lane.adapters().store.ledger_id())
 
 
 @pytest.mark.parametrize(("foreign", "skipped"), [(2, []), (6, [(4, 6)]), (900, [(4, 7)])])
@@ -177,7 +177,7 @@ def test_i7_at_most_once_an_older_copy_skips_to_what_the_lost_one_may_have_hande
     lane = MemoryLane(*[OK] * 4, guarantee=AT_MOST_ONCE).after_run()
     lane.produce(OK, OK, OK)
     lane.move_group(TP, foreign, own(lane, 9))
-    adopt_ledger(lane.parts(), "restored from a backup")
+    adopt_ledger(lane.adapters(), "restored from a backup")
     assert lane.ranges(Outcome.SKIPPED) == skipped
     lane.run()
     first = skipped[0][1] if skipped else 4
@@ -190,7 +190,7 @@ def test_a_group_without_a_commit_of_another_ledger_is_nothing_to_adopt(metadata
     if metadata is not None:
         lane.move_group(TP, 0, metadata)
     with pytest.raises(ConfigError, match="there is nothing to adopt"):
-        adopt_ledger(lane.parts(), "x")
+        adopt_ledger(lane.adapters(), "x")
     assert lane.kinds() == ["genesis", "run"]
 
 
@@ -198,15 +198,15 @@ def test_what_refuses_an_adoption_stores_nothing() -> None:
     lane = lost_ledger()
     lane.world.members = ["consumer-1 (10.0.0.1)"]
     with pytest.raises(GroupBusy):
-        adopt_ledger(lane.parts(), "x")
+        adopt_ledger(lane.adapters(), "x")
     lane.topics = ["missing"]
     lane.world.members = []
     with pytest.raises(ConfigError, match="no subscribed topic exists"):
-        adopt_ledger(lane.parts(), "x")
+        adopt_ledger(lane.adapters(), "x")
     lane = MemoryLane(OK)
     lane.plan()
     with pytest.raises(FatalError, match=re.escape("is open: let it end (`ackline run lane`), then adopt the ledger")):
-        adopt_ledger(lane.parts(), "x")
+        adopt_ledger(lane.adapters(), "x")
 
 
 @pytest.mark.parametrize("folder", ["empty", "returns", "older copy"])
@@ -225,10 +225,10 @@ def test_i9_an_adoption_that_is_killed_at_a_write_is_done_by_repeating_it_or_by_
 
     lane.strike(write, die, when)
     with contextlib.suppress(Killed):  # a new ledger takes no plan and no decisions
-        adopt_ledger(lane.parts(), "x")
+        adopt_ledger(lane.adapters(), "x")
     lane._strikes.clear()
     with contextlib.suppress(ConfigError, FatalError):  # there is nothing to adopt any more, or the next run settles it
-        adopt_ledger(lane.parts(), "x")
+        adopt_ledger(lane.adapters(), "x")
     lane.run()
     assert lane.committed() == (1 if returns else 6)
     assert lane.offsets() == ([0, 1, 2] if returns else [2, 3, 4, 5])
@@ -241,7 +241,7 @@ def test_i9_once_the_plan_of_an_adoption_is_stored_the_next_run_finishes_it_and_
     strike: tuple[str, str],
 ) -> None:
     lane = MemoryLane(OK, FAILS, OK, retry=LATER).after_run()
-    before, ledger = lane.state(), lane.parts().store.ledger_id()
+    before, ledger = lane.state(), lane.adapters().store.ledger_id()
     lane.move_group(TP, 2, own(lane, 9))
 
     def die() -> None:
@@ -249,10 +249,10 @@ def test_i9_once_the_plan_of_an_adoption_is_stored_the_next_run_finishes_it_and_
 
     lane.strike(strike[0], die, strike[1])
     with pytest.raises(Killed):
-        adopt_ledger(lane.parts(), "restored from a backup")
+        adopt_ledger(lane.adapters(), "restored from a backup")
     lane.run()
     assert (lane.state(), lane.committed(), lane.offsets()) == (before, 1, [0, 1, 2])
-    assert lane.parts().store.ledger_id() != ledger
+    assert lane.adapters().store.ledger_id() != ledger
 
 
 @pytest.mark.parametrize(
@@ -267,21 +267,21 @@ def test_an_open_turn_of_an_older_copy_ends_before_it_is_adopted(
     lane.plan()
     lane.move_group(TP, 4, own(lane, 9))
     with pytest.raises(FatalError, match=r"is open: let it end .* close it with `ackline void lane"):
-        adopt_ledger(lane.parts(), "restored from a backup")
+        adopt_ledger(lane.adapters(), "restored from a backup")
     lane.run_fails(NewerCommit)
     if guarantee == AT_MOST_ONCE:
-        parts = lane.parts()
-        void_open_turn(parts, open_turn(parts).plan.turn, "the copy is older", pause=False)
-    adopt_ledger(lane.parts(), "restored from a backup")
+        adapters = lane.adapters()
+        void_open_turn(adapters, open_turn(adapters).plan.turn, "the copy is older", pause=False)
+    adopt_ledger(lane.adapters(), "restored from a backup")
     lane.run()
     assert (lane.floor(), lane.committed(), lane.offsets(), lane.ranges(Outcome.SKIPPED)) == (5, 5, read, skipped)
 
 
 def test_a_lane_that_commits_nothing_has_a_ledger_of_its_own_beside_the_group_s() -> None:
     lane = lost_ledger()
-    parts = lane.parts()
-    view = observe_kafka(parts, None)
+    adapters = lane.adapters()
+    view = observe_kafka(adapters, None)
     with pytest.raises(NewerCommit):
-        check_not_of_another_ledger(parts, None, view)
-    parts.store.lane = "backfill-1"
-    check_not_of_another_ledger(parts, None, view)
+        check_not_of_another_ledger(adapters, None, view)
+    adapters.store.lane = "backfill-1"
+    check_not_of_another_ledger(adapters, None, view)

@@ -22,8 +22,8 @@ def _no_group(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(void, "commit_or_reason", lambda _: None)
 
 
-def parts_of(lane: Lane) -> tuple[Any, Any]:
-    """The parts of an operator's command, and the newest settlement of the lane."""
+def adapters_of(lane: Lane) -> tuple[Any, Any]:
+    """The adapters of an operator's command, and the newest settlement of the lane."""
     newest = SimpleNamespace(turn=lane.turn, outputs=lane.store.settlements[lane.turn], partitions={})
     store: Any = lane.store
     store.newest, store.lane = lambda: newest, "live"
@@ -36,27 +36,27 @@ def test_what_can_be_published_is_published_and_the_rest_is_named(tmp_path: Path
     outputs = OutputsOfTurn.decode(lane.store.settlements[lane.turn])
     away = f"file://{tmp_path}/shop/.staging/live-0-1/0-b0.parquet/away"  # no table can be below a file
     lane.store.settlements[lane.turn] = replace(outputs, tables={away: 5, **outputs.tables}).encode()
-    parts, newest = parts_of(lane)
+    adapters, newest = adapters_of(lane)
     with pytest.raises(FatalError, match=r"can't be used.* give them up with `ackline void shop --give-up TABLE "):
-        publish_settled(parts, newest)
-    assert void.unpublished_turn(parts, [away]).rows == {away: 5}
+        publish_settled(adapters, newest)
+    assert void.unpublished_turn(adapters, [away]).rows == {away: 5}
     with pytest.raises(ConfigError, match="other is no output table that lacks the rows"):
-        void.unpublished_turn(parts, ["other"])
-    dropped = void.drop_outputs(parts, lane.turn, [away], "the bucket is gone")
+        void.unpublished_turn(adapters, ["other"])
+    dropped = void.drop_outputs(adapters, lane.turn, [away], "the bucket is gone")
     assert (dropped.rows, list(dropped.lost)) == ({away: 5}, [away])
     assert DeltaTable(f"{tmp_path}/shop/outputs/{TABLE}").to_pyarrow_table().num_rows == 2
     record = json.loads((tmp_path / "shop" / ".staging" / "live-0-1-dropped.json").read_text())
     assert (record["actor"], record["reason"], record["rows_at_most"]) == ("ada", "the bucket is gone", {away: 5})
-    publish_settled(parts, newest)
+    publish_settled(adapters, newest)
     with pytest.raises(ConfigError, match="nothing to give up"):
-        void.unpublished_turn(parts, [away])
+        void.unpublished_turn(adapters, [away])
 
 
 def test_nothing_is_given_up_of_another_turn_than_the_confirmed_one(tmp_path: Path) -> None:
     lane = lane_with_rows(tmp_path, Outcome.ACKED)
-    parts, _ = parts_of(lane)
+    adapters, _ = adapters_of(lane)
     with pytest.raises(FatalError, match="is not the newest settled turn any more"):
-        void.drop_outputs(parts, lane.turn._replace(n=9), [TABLE], "why")
+        void.drop_outputs(adapters, lane.turn._replace(n=9), [TABLE], "why")
     assert not list(tmp_path.rglob("*-dropped.json"))
 
 
@@ -65,9 +65,9 @@ def test_no_row_is_given_up_of_a_table_that_was_not_named_and_that_can_be_mended
     outputs = OutputsOfTurn.decode(lane.store.settlements[lane.turn])
     away = f"file://{tmp_path}/shop/.staging/live-0-1/0-b0.parquet/away"
     lane.store.settlements[lane.turn] = replace(outputs, tables={away: 5, **outputs.tables}).encode()
-    parts, newest = parts_of(lane)
+    adapters, newest = adapters_of(lane)
     with pytest.raises(FatalError, match=r"can't be published to file:.*away either, so no rows were given up"):
-        void.drop_outputs(parts, lane.turn, [TABLE], "why")
+        void.drop_outputs(adapters, lane.turn, [TABLE], "why")
     assert not list(tmp_path.rglob("*-dropped.json"))
     with pytest.raises(FatalError, match="can't be used"):
-        publish_settled(parts, newest)
+        publish_settled(adapters, newest)

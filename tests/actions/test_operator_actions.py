@@ -85,10 +85,10 @@ def test_i15_a_reset_into_a_topic_that_was_created_again_skips_all_that_is_pendi
 
 def request(lane: MemoryLane, kind: TurnKind, *, perform: bool = True, **options: Any) -> Any:
     """Carries an operator's request out, or prepares it only."""
-    action, parts = ActionRequest(kind, **options), lane.parts()
+    action, adapters = ActionRequest(kind, **options), lane.adapters()
     check_request(action)
     act = perform_action if perform else prepare_action
-    return act(parts, kind, lambda newest: choose_targets(parts, action, newest), "a test")
+    return act(adapters, kind, lambda newest: choose_targets(adapters, action, newest), "a test")
 
 
 def test_s74_a_retry_makes_pending_retries_due_now_and_counts_as_no_attempt() -> None:
@@ -181,7 +181,7 @@ def test_s37_an_action_that_the_group_would_refuse_stores_nothing(options: dict[
     with pytest.raises(NewerCommit, match="of ledger another"):
         request(lane, **options, perform=perform)
     assert (lane.newest(), lane.kinds()) == (before, ["genesis", "run"])
-    assert lane.parts().store.open_plan(before) is None
+    assert lane.adapters().store.open_plan(before) is None
 
 
 @pytest.mark.parametrize("options", [*MOVING, {"kind": TurnKind.RETRY}, {"kind": TurnKind.PAUSE}])
@@ -221,7 +221,7 @@ def test_an_action_that_was_confirmed_for_a_turn_takes_no_other() -> None:
     shown = request(lane, TurnKind.SKIP, to=3, perform=False)
     lane.run()
     with pytest.raises(FatalError, match=r"the lane has moved since\. Nothing was stored"):
-        perform_action(lane.parts(), TurnKind.SKIP, lambda _: {TP: 3}, "a test", shown.plan.turn)
+        perform_action(lane.adapters(), TurnKind.SKIP, lambda _: {TP: 3}, "a test", shown.plan.turn)
     assert lane.pending() == [(1, 2)]
 
 
@@ -290,7 +290,7 @@ def test_a_skip_to_a_time_leaves_partitions_alone_that_are_past_it() -> None:
     lane.produce(OK, time=late, tp=TP1)
     request(lane, TurnKind.SKIP, to=late)
     assert (lane.floor(), lane.floor(TP1), lane.ranges(Outcome.SKIPPED, TP1)) == (3, 2, [(0, 2)])
-    assert list(lane.parts().store.plan(lane.newest().turn).partitions) == [TP1]
+    assert list(lane.adapters().store.plan(lane.newest().turn).partitions) == [TP1]
 
 
 def test_a_skip_to_the_log_start_leaves_partitions_alone_that_are_past_it() -> None:
@@ -299,7 +299,7 @@ def test_a_skip_to_the_log_start_leaves_partitions_alone_that_are_past_it() -> N
     lane.log(TP1).expire(1)
     request(lane, TurnKind.SKIP, to="earliest")
     assert (lane.floor(), lane.floor(TP1), lane.ranges(Outcome.SKIPPED, TP1)) == (2, 1, [(0, 1)])
-    assert list(lane.parts().store.plan(lane.newest().turn).partitions) == [TP1]
+    assert list(lane.adapters().store.plan(lane.newest().turn).partitions) == [TP1]
 
 
 def test_an_action_to_the_time_of_a_record_that_is_not_readable_yet_goes_to_the_readable_end() -> None:
@@ -340,7 +340,7 @@ def test_s75_a_reset_in_both_directions_at_once_gives_each_offset_an_outcome() -
     lane.produce(OK, FAILS, OK, FAILS, tp=TP1)
     lane.run()
     lane.produce(OK, OK, OK)
-    done = perform_action(lane.parts(), TurnKind.RESET, lambda _: {TP: 7, TP1: 0}, "both ways")
+    done = perform_action(lane.adapters(), TurnKind.RESET, lambda _: {TP: 7, TP1: 0}, "both ways")
     changes = changes_of(done.plan, done.before)
     assert (changes[TP].skipped, changes[TP].handled_again) == (4, 0)
     assert (changes[TP1].skipped, changes[TP1].handled_again) == (0, 4)

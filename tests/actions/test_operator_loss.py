@@ -9,8 +9,8 @@ from ackline.ledger.outcomes import Outcome
 from ackline.ledger.turns import TurnKind
 from ackline.steps.run import replay_until_records
 from tests.support.memory import AFTER, BEFORE
+from tests.support.memory_adapters import no_session
 from tests.support.memory_lane import AT_MOST_ONCE, OK, TP, TP1, MemoryLane
-from tests.support.memory_parts import no_session
 from tests.support.memory_void import lose_a_file, stopped, void, void_by
 
 
@@ -21,14 +21,14 @@ def test_at_most_once_a_run_whose_turn_an_operator_has_recorded_as_lost_names_wh
 ) -> None:
     lane = MemoryLane(OK, OK, OK, guarantee=AT_MOST_ONCE, max_records_per_run=2)
     lane.plan()
-    work = lane.run if program == "run" else lambda parts: replay_until_records(parts, no_session)
+    work = lane.run if program == "run" else lambda adapters: replay_until_records(adapters, no_session)
     slow = stopped(lane, work, operation, when)
     assert void(lane).consequence is Consequence.LOST
     slow.advance(None)
     assert isinstance(slow.error, TurnVoided)
     assert "was recorded as lost by an operator: the batch is broken" in str(slow.error)
     assert (lane.newest().turn.n, lane.newest().reason) == (1, "the batch is broken")
-    assert lane.parts().store.open_plan(lane.newest()) is None
+    assert lane.adapters().store.open_plan(lane.newest()) is None
     lane.run()
     assert (lane.floor(), lane.committed(), lane.offsets().count(2)) == (3, 3, 1)
 
@@ -36,7 +36,7 @@ def test_at_most_once_a_run_whose_turn_an_operator_has_recorded_as_lost_names_wh
 def test_at_most_once_a_driver_ends_by_name_although_another_run_has_begun_the_turn_after_the_lost_one() -> None:
     lane = MemoryLane(OK, OK, guarantee=AT_MOST_ONCE)
     lane.plan()
-    slow = stopped(lane, lambda parts: replay_until_records(parts, no_session), "outcomes", BEFORE)
+    slow = stopped(lane, lambda adapters: replay_until_records(adapters, no_session), "outcomes", BEFORE)
     void(lane)
     lane.produce(OK)
     lane.plan()
@@ -86,7 +86,7 @@ def test_i11_at_most_once_a_pause_is_kept_whatever_kills_the_operator_after_the_
     lane = MemoryLane(OK, guarantee=AT_MOST_ONCE)
     lane.plan()
     stopped(lane, lane.replay, "start", AFTER).kill()
-    stopped(lane, lambda parts: void_by(parts, pause=True), operation, when).kill()
+    stopped(lane, lambda adapters: void_by(adapters, pause=True), operation, when).kill()
     if closes == "void":
         assert void(lane).consequence is Consequence.LOST
     else:
@@ -105,8 +105,13 @@ def test_i11_at_most_once_a_pause_is_kept_whatever_kills_the_operator_after_the_
 def test_an_operator_who_dies_before_the_ranges_are_lost_leaves_the_turn_to_the_next_void() -> None:
     lane = MemoryLane(OK, guarantee=AT_MOST_ONCE)
     lane.plan()
-    stopped(lane, lambda parts: parts.store.store_claim(lane.parts().store.open_plan(lane.newest())), "claim", AFTER)
-    stopped(lane, lambda parts: void_by(parts, pause=True), "start", AFTER).kill()
+    stopped(
+        lane,
+        lambda adapters: adapters.store.store_claim(lane.adapters().store.open_plan(lane.newest())),
+        "claim",
+        AFTER,
+    )
+    stopped(lane, lambda adapters: void_by(adapters, pause=True), "start", AFTER).kill()
     lane.run_fails(TransientError, "handed out by another process")
     assert void(lane, pause=True).consequence is Consequence.LOST
     assert (lane.settled().paused, lane.offsets()) == (True, [])
@@ -155,7 +160,7 @@ def test_i9_an_operator_who_dies_while_a_reported_turn_becomes_lost_leaves_it_to
 def test_i4_a_settle_that_has_read_the_outcomes_before_they_were_lost_and_a_void_never_both_count(when: str) -> None:
     lane = MemoryLane(OK, OK, guarantee=AT_MOST_ONCE)
     lane.plan_and_replay()
-    settles = stopped(lane, lambda parts: lane.settle(parts), "decisions", when)
+    settles = stopped(lane, lambda adapters: lane.settle(adapters), "decisions", when)
     turn = next(iter(lane.world.tables.outcomes))
     lane.world.tables.lost_files.add(turn)
     if when == AFTER:

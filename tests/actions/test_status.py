@@ -25,7 +25,7 @@ def lane() -> MemoryLane:
 
 
 def status_of(lane: MemoryLane, tp: TopicPartition = TP) -> PartitionStatus:
-    (found,) = [partition for partition in status(lane.parts()) if (partition.topic, partition.partition) == tp]
+    (found,) = [partition for partition in status(lane.adapters()) if (partition.topic, partition.partition) == tp]
     return found
 
 
@@ -44,7 +44,7 @@ def test_before_the_first_run_it_is_where_that_would_start(lane: MemoryLane) -> 
     found = status_of(lane)
     assert (found.floor, found.read, found.lag, found.lag_seconds) == (0, 0, 4, 60.0)
     assert (found.committed, found.why) == (None, None)
-    assert lane.parts().store.newest() is None, "nothing is stored"
+    assert lane.adapters().store.newest() is None, "nothing is stored"
 
 
 def test_a_partition_that_loses_its_leader_has_no_lag_in_its_status_nor_in_its_settlement(
@@ -64,14 +64,14 @@ def test_a_partition_that_loses_its_leader_has_no_lag_in_its_status_nor_in_its_s
         for tp in (TP, TP1) if turn.n in (2, 4) else ():
             metrics = settlement.partitions[tp].metrics or {}
             assert not {"log_start", "log_end", "lag", "lag_seconds"} & metrics.keys()
-    (topic,) = status_by_topic(status(lane.parts()))
+    (topic,) = status_by_topic(status(lane.adapters()))
     assert (topic.lag, topic.lag_seconds, topic.partitions) == (None, None, 2)
 
 
 def test_a_topic_that_is_gone_is_missing_and_has_no_lag(lane: MemoryLane) -> None:
     lane.run()
     lane.world.delete_topic("orders")
-    found, missing = status_and_missing(lane.parts())
+    found, missing = status_and_missing(lane.adapters())
     assert [(row.why, row.lag, row.lag_seconds) for row in found] == [("missing", None, None)] * 2
     assert missing == ("orders",)
     lane.topics = ["payments"]
@@ -122,5 +122,5 @@ def test_s50_the_floor_of_a_claimed_turn_is_that_of_the_claim(lane: MemoryLane) 
 
 def test_a_topic_that_does_not_exist_yet_is_named(lane: MemoryLane) -> None:
     lane.topics.append("payments")
-    found, missing = status_and_missing(lane.parts())
+    found, missing = status_and_missing(lane.adapters())
     assert (len(found), missing) == (2, ("payments",))

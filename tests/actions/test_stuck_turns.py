@@ -23,7 +23,7 @@ def batch_does_not_decode(lane: MemoryLane) -> None:
     def fails(*_: Any) -> Any:
         raise FatalError("the Spark job failed (CorruptRecordException)")
 
-    lane.replay(lane.parts(run_job=fails))
+    lane.replay(lane.adapters(run_job=fails))
 
 
 def leader_is_gone(lane: MemoryLane) -> None:

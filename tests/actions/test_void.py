@@ -10,8 +10,8 @@ from ackline.ledger.turns import TurnKind
 from ackline.steps.run import replay_until_records
 from tests.chaos.actor import Killed
 from tests.support.memory import AFTER, BEFORE
+from tests.support.memory_adapters import no_session
 from tests.support.memory_lane import AT_LEAST_ONCE, AT_MOST_ONCE, NO_GUARANTEE, OK, TP, TP1, MemoryLane
-from tests.support.memory_parts import no_session
 from tests.support.memory_void import GUARANTEES, lose_a_file, stopped, void, void_by
 
 
@@ -61,7 +61,7 @@ def test_i7_at_most_once_a_turn_that_is_voided_beside_its_driver_is_handed_out_a
 ) -> None:
     lane = MemoryLane(OK, OK, guarantee=AT_MOST_ONCE)
     lane.plan()
-    driver = stopped(lane, lambda parts: replay_until_records(parts, no_session), operation, when)
+    driver = stopped(lane, lambda adapters: replay_until_records(adapters, no_session), operation, when)
     reported = (operation, when) == ("outcomes", AFTER)
     if reported:
         with pytest.raises(FatalError, match="no file of them is lost or damaged"):
@@ -84,14 +84,14 @@ def test_a_run_whose_turn_an_operator_has_voided_names_who_and_why_and_plans_no_
 ) -> None:
     lane = MemoryLane(OK, OK, guarantee=guarantee)
     lane.plan()
-    work = lane.run if program == "run" else lambda parts: replay_until_records(parts, no_session)
+    work = lane.run if program == "run" else lambda adapters: replay_until_records(adapters, no_session)
     slow = stopped(lane, work, "claim" if guarantee == AT_MOST_ONCE else "outcomes", BEFORE)
     void(lane)
     slow.advance(None)
     assert isinstance(slow.error, TurnVoided)
     assert "closed as void by test: the batch is broken" in str(slow.error)
     assert lane.newest().turn.n == 1
-    assert lane.parts().store.open_plan(lane.newest()) is None
+    assert lane.adapters().store.open_plan(lane.newest()) is None
     lane.run()
     assert (lane.floor(), lane.committed()) == (2, 2)
 
@@ -114,7 +114,7 @@ def test_i9_a_settle_that_comes_late_to_a_voided_turn_ends_as_if_it_had_not_come
     lane.log().expire(4)
     turn = lane.plan().turn
     lane.replay()
-    late = stopped(lane, lambda parts: lane.settle(parts, turn=turn), "decisions", BEFORE)
+    late = stopped(lane, lambda adapters: lane.settle(adapters, turn=turn), "decisions", BEFORE)
     void(lane)
     lane.run()
     settled = lane.newest()
@@ -139,7 +139,7 @@ def test_i11_a_waived_turn_is_closed_by_any_process_that_meets_it(closes: str) -
     """The operator's process dies between the waiver and the settlement; reason and pause are in the waiver."""
     lane = MemoryLane(OK, guarantee=AT_MOST_ONCE)
     lane.plan()
-    operator = stopped(lane, lambda parts: void_by(parts, pause=True), "claim", AFTER)
+    operator = stopped(lane, lambda adapters: void_by(adapters, pause=True), "claim", AFTER)
     operator.kill()
     if closes == "replay":
         with pytest.raises(TurnVoided):
@@ -196,7 +196,7 @@ def test_another_turn_than_the_one_that_was_shown_is_not_closed() -> None:
     void(lane)
     lane.plan()
     with pytest.raises(FatalError, match=r"turn 2 .* is\. Nothing was stored"):
-        operator_void.void_open_turn(lane.parts(), turn, "a test")
+        operator_void.void_open_turn(lane.adapters(), turn, "a test")
 
 
 def test_s37_a_turn_is_closed_although_the_group_can_not_be_committed() -> None:

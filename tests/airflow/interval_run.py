@@ -19,8 +19,8 @@ from ackline.airflow.interval import Interval
 from ackline.airflow.interval_plan import IntervalPlanOperator
 from ackline.backfill.run import find_backfill, run_backfill
 from ackline.pipeline.pipeline import Pipeline
+from tests.support.memory_adapters import MemoryAdapters, memory_adapters, no_session
 from tests.support.memory_lane import OK, MemoryLane
-from tests.support.memory_parts import MemoryParts, memory_parts, no_session
 
 START = datetime(2026, 2, 1, tzinfo=UTC)
 END = START + timedelta(days=1)
@@ -43,8 +43,8 @@ class IntervalRun:
         @contextmanager
         def opened(
             pipeline: Pipeline, context: Any, actor: str = "airflow", lane: str = "live"
-        ) -> Iterator[MemoryParts]:
-            yield memory_parts(live.world, pipeline, context["run_id"], lane=lane)
+        ) -> Iterator[MemoryAdapters]:
+            yield memory_adapters(live.world, pipeline, context["run_id"], lane=lane)
 
         for module in (interval_plan, backfill):
             monkeypatch.setattr(module, "opened", opened)
@@ -52,7 +52,7 @@ class IntervalRun:
         monkeypatch.setattr("ackline.pipeline.functions.check_functions", lambda *_: None)
 
     def dag(self) -> DAG:
-        return dags.replay_dag(self.live.parts().pipeline, "dags/replay.py")
+        return dags.replay_dag(self.live.adapters().pipeline, "dags/replay.py")
 
     def context(self, dag: DAG) -> Any:
         dag.params.update(self.params)
@@ -123,7 +123,7 @@ class IntervalRun:
 
     def begin(self, started: DagRunTriggerException) -> Any:
         """Runs the task `begin` of the started run, with the values that it was started with."""
-        dag = backfill.backfill_dag(self.live.parts().pipeline, "dags/backfill.py")
+        dag = backfill.backfill_dag(self.live.adapters().pipeline, "dags/backfill.py")
         dag.params.update(started.conf or {})
         task = dag.get_task("begin")
         assert isinstance(task, BeginBackfillOperator)
@@ -141,17 +141,17 @@ class IntervalRun:
         assert end is not None
         return Interval(start, end).lane
 
-    def parts(self) -> MemoryParts:
-        return memory_parts(self.live.world, self.live.parts().pipeline, "child", lane=self.lane)
+    def adapters(self) -> MemoryAdapters:
+        return memory_adapters(self.live.world, self.live.adapters().pipeline, "child", lane=self.lane)
 
     def is_settled(self) -> bool:
-        found = find_backfill(self.parts().store)
+        found = find_backfill(self.adapters().store)
         return found is not None and found.account.settled
 
     def replay(self, started: DagRunTriggerException, records: int | None = None) -> None:
         """Does what the two tasks of the started run do."""
         self.begin(started)
-        run_backfill(self.parts(), no_session, records)
+        run_backfill(self.adapters(), no_session, records)
 
     def replayed(self) -> DagRunTriggerException:
         """A run of plan, of what it starts, and of plan again."""
@@ -162,7 +162,7 @@ class IntervalRun:
         return started
 
     def epoch(self) -> int | None:
-        found = find_backfill(self.parts().store)
+        found = find_backfill(self.adapters().store)
         return None if found is None else found.newest.turn.epoch
 
 

@@ -31,8 +31,8 @@ from ackline.pipeline.arguments import lane_of
 from ackline.pipeline.pipeline import Pipeline
 from tests.airflow.project import parsed
 from tests.airflow.test_parsing import here
+from tests.support.memory_adapters import MemoryAdapters, memory_adapters, no_session
 from tests.support.memory_lane import FAILS, FAILS_ONCE, OK, MemoryLane
-from tests.support.memory_parts import MemoryParts, memory_parts, no_session
 
 __all__ = ["here"]
 
@@ -48,8 +48,8 @@ class Form:
         self.killed = False
 
         @contextmanager
-        def opened(pipeline: Pipeline, _: Any, actor: str = "airflow", lane: str = "live") -> Iterator[MemoryParts]:
-            yield memory_parts(live.world, pipeline, RUN_ID, lane=lane)
+        def opened(pipeline: Pipeline, _: Any, actor: str = "airflow", lane: str = "live") -> Iterator[MemoryAdapters]:
+            yield memory_adapters(live.world, pipeline, RUN_ID, lane=lane)
 
         monkeypatch.setattr(backfill, "opened", opened)
         monkeypatch.setattr(backfill, "DriverHook", lambda *_, **__: None)
@@ -60,18 +60,18 @@ class Form:
         """Does what the driver does with its arguments."""
         self.drivers.append(task._driver_arguments(context))
         form = form_of(context)
-        with task._opened(context) as parts:
-            stored = find_backfill(parts.store)
+        with task._opened(context) as adapters:
+            stored = find_backfill(adapters.store)
         assert stored is not None
-        pipeline = backfill_pipeline(self.live.parts().pipeline, stored.arguments, form.max_rate)
-        parts = memory_parts(self.live.world, pipeline, RUN_ID, lane=form.lane)
-        run_backfill(parts, no_session, 1 if self.killed else form.max_records)
+        pipeline = backfill_pipeline(self.live.adapters().pipeline, stored.arguments, form.max_rate)
+        adapters = memory_adapters(self.live.world, pipeline, RUN_ID, lane=form.lane)
+        run_backfill(adapters, no_session, 1 if self.killed else form.max_records)
         if self.killed:
             self.killed = False
             raise RuntimeError("the driver was killed")
 
     def dag(self) -> DAG:
-        return backfill.backfill_dag(self.live.parts().pipeline, "dags/backfill.py")
+        return backfill.backfill_dag(self.live.adapters().pipeline, "dags/backfill.py")
 
     def context(self, values: dict[str, Any], dag: DAG | None = None) -> Any:
         dag = dag or self.dag()
@@ -102,7 +102,7 @@ class Form:
         return until
 
     def lanes(self) -> list[str]:
-        return list(self.live.parts().store.lanes())
+        return list(self.live.adapters().store.lanes())
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from ackline.airflow.driver import KAFKA_CONFIG, TASK, describe_unexpected, exit
 from ackline.airflow.driver_hook import driver_environment
 from ackline.airflow.operators import airflow_errors
 from ackline.errors import AcklineError, ConfigError, GroupMoved, LedgerError, NoProof, TransientError
-from ackline.lane.adapters import open_parts
+from ackline.lane.adapters import open_adapters
 from ackline.local.processes import wait_until
 from ackline.pipeline.pipeline import load
 from ackline.steps.plan import plan
@@ -93,8 +93,8 @@ def test_a_broker_that_is_away_is_a_transient_error_and_its_password_is_not_show
     produce(project.bootstrap, source, {})
     file = project.write(pipeline, source)
     here = {"bootstrap.servers": project.bootstrap}
-    with open_parts(load(file), here, run_id="manual__1", actor="test", audit=project.audit) as parts:
-        plan(parts)
+    with open_adapters(load(file), here, run_id="manual__1", actor="test", audit=project.audit) as adapters:
+        plan(adapters)
     done = run_driver(project, pipeline, json.dumps({"bootstrap.servers": "127.0.0.1:1", "sasl.password": CANARY}))
     assert done.returncode == 1, done.stderr
     assert "127.0.0.1:1" in done.stderr

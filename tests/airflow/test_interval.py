@@ -71,7 +71,7 @@ def test_an_interval_without_a_record_starts_nothing_and_succeeds(run: IntervalR
     run.interval = (START - timedelta(days=9), START - timedelta(days=8))
     assert run.plan() is None
     assert run.skipped == ["replay", "settle"]
-    assert list(run.live.parts().store.lanes()) == ["live"]
+    assert list(run.live.adapters().store.lanes()) == ["live"]
 
 
 def test_partitions_whose_log_begins_inside_the_interval_or_after_it_are_named(

@@ -84,7 +84,7 @@ def test_a_cancelled_lane_is_settled_and_a_whole_run_begins_anew(run: IntervalRu
     started = run.plan()
     assert started is not None
     run.begin(started)
-    cancel(run.parts(), "wrong handler")
+    cancel(run.adapters(), "wrong handler")
     run.finish(started)
     run.whole()
     run.replayed()

@@ -9,8 +9,8 @@ import pytest
 from ackline.backfill.run import find_backfill, run_backfill
 from tests.airflow.interval_run import START, IntervalRun
 from tests.support.memory import GroupCommit
+from tests.support.memory_adapters import no_session
 from tests.support.memory_lane import FAILS_ONCE, OK, MemoryLane
-from tests.support.memory_parts import no_session
 
 
 def test_s70_fifty_intervals_at_once_settle_a_lane_each_and_leave_the_group_alone(
@@ -36,7 +36,7 @@ def test_s70_fifty_intervals_at_once_settle_a_lane_each_and_leave_the_group_alon
             live.produce(OK)
             live.run()
     assert ended == 50
-    store = live.parts().store
+    store = live.adapters().store
     lanes = {lane: find_backfill(store.other_lane(lane)) for lane in store.lanes() if lane != "live"}
     assert set(lanes) == {run.lane for run in runs}
     for run, number in zip(runs, range(0, 100, 2), strict=True):
@@ -58,6 +58,6 @@ def _steps(run: IntervalRun) -> Iterator[str]:
     run.begin(started)
     yield "begun"
     while not run.is_settled():
-        run_backfill(run.parts(), no_session, 1)
+        run_backfill(run.adapters(), no_session, 1)
         yield "a turn"
     run.finish(started)

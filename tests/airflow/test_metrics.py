@@ -141,8 +141,8 @@ def lane() -> MemoryLane:
 
 
 def settle_and_publish(lane: MemoryLane) -> None:
-    parts = lane.parts()
-    publish_metrics(parts, settle(parts).stored)
+    adapters = lane.adapters()
+    publish_metrics(adapters, settle(adapters).stored)
 
 
 def turn(lane: MemoryLane) -> None:
@@ -166,12 +166,12 @@ def test_the_names_and_tags_of_the_metrics_are_stable(lane: MemoryLane, sent: Se
 
 def test_a_settled_turn_adds_to_the_counters_of_its_steps_and_sets_their_times(lane: MemoryLane, sent: Sent) -> None:
     lane.plan_and_replay()
-    parts = lane.parts()
-    stored = settle(parts).stored
+    adapters = lane.adapters()
+    stored = settle(adapters).stored
     assert stored is not None
     steps = {"source": StepCounts(4, 8, 2, 2, Durations(4, 2 * 10**9, 10**9)), "price": StepCounts(8, 0, 6, 2)}
-    publish_metrics(parts, replace(stored, steps=StepFigures(steps, Durations(2, 6 * 10**9, 5 * 10**9))))
-    publish_metrics(parts, None)  # a settle that has stored nothing adds nothing
+    publish_metrics(adapters, replace(stored, steps=StepFigures(steps, Durations(2, 6 * 10**9, 5 * 10**9))))
+    publish_metrics(adapters, None)  # a settle that has stored nothing adds nothing
     of_steps = [(kind, name.removeprefix("ackline.step."), value, dict(tags)["step"])
                 for kind, name, value, tags in sent if name.startswith("ackline.step.")]  # fmt: skip
     assert of_steps == [
@@ -229,15 +229,15 @@ def test_counts_and_lag_are_sent_although_the_commit_is_refused(
     lane: MemoryLane, sent: Sent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The settlement is stored by then, and a later settle has nothing left to count."""
-    parts = lane.parts()
+    adapters = lane.adapters()
     lane.plan_and_replay()
 
     def refused(*_: object) -> None:
         raise GroupBusy("live members")
 
     monkeypatch.setattr(MemoryGroup, "commit", refused)
-    monkeypatch.setattr(operators, "opened", lambda *_: contextlib.nullcontext(parts))
-    step = operators.SettleOperator(task_id="settle", pipeline=parts.pipeline)
+    monkeypatch.setattr(operators, "opened", lambda *_: contextlib.nullcontext(adapters))
+    step = operators.SettleOperator(task_id="settle", pipeline=adapters.pipeline)
     with pytest.raises(AirflowFailException, match="live members"):
         step.execute({"ti": SimpleNamespace(xcom_pull=lambda **_: None)})  # type: ignore[typeddict-item]
     assert (sent.sums("incr")["ackline.partition.acked"], sent.sums("gauge")["ackline.topic.lag"]) == (2, 3)

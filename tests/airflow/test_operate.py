@@ -28,12 +28,12 @@ class Form:
 
         @contextmanager
         def opened(*_: Any, actor: str, **__: Any) -> Iterator[Any]:
-            yield lane.parts("manual__1", actor=actor)
+            yield lane.adapters("manual__1", actor=actor)
 
         monkeypatch.setattr(operate, "opened", opened)
 
     def dag(self) -> DAG:
-        return operate.operate_dag(self.lane.parts().pipeline, "dags/operate.py")
+        return operate.operate_dag(self.lane.adapters().pipeline, "dags/operate.py")
 
     def trigger(self, **values: Any) -> dict[str, Any]:
         """Fill the form in and run the task; returns what it returns."""

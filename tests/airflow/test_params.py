@@ -15,8 +15,8 @@ from ackline.airflow.operators import PlanOperator, airflow_errors
 from ackline.ledger.offsets import TopicPartition
 from ackline.pipeline.arguments import EVERYTHING, SETTING, RunRequest, parse_request
 from ackline.pipeline.pipeline import Pipeline
+from tests.support.memory_adapters import MemoryAdapters
 from tests.support.memory_lane import OK, TP, MemoryLane
-from tests.support.memory_parts import MemoryParts
 from tests.support.pipeline_files import GOOD
 
 LIMIT = 100
@@ -81,14 +81,14 @@ def plan(monkeypatch: pytest.MonkeyPatch) -> Callable[..., MemoryLane]:
 
     def run(lane: MemoryLane, **values: Any) -> MemoryLane:
         @contextmanager
-        def opened(*_: object) -> Iterator[MemoryParts]:
-            yield lane.parts()
+        def opened(*_: object) -> Iterator[MemoryAdapters]:
+            yield lane.adapters()
 
         monkeypatch.setattr(operators, "opened", opened)
         monkeypatch.setattr(operators, "DriverHook", lambda *_, **__: None)
         monkeypatch.setattr("ackline.pipeline.functions.check_functions", lambda *_: None)
         context: Any = {"run_id": "manual__1", "params": values}
-        PlanOperator(task_id="plan", pipeline=lane.parts().pipeline).execute(context)
+        PlanOperator(task_id="plan", pipeline=lane.adapters().pipeline).execute(context)
         return lane
 
     return run
@@ -98,7 +98,7 @@ def test_the_plan_of_a_triggered_run_reads_what_its_params_allow_and_stores_them
     plan: Callable[..., MemoryLane],
 ) -> None:
     lane = plan(MemoryLane(OK, OK, OK), max_records=2, only_retries=False, partitions=["orders[0]"])
-    open_plan = lane.parts().store.open_plan(lane.newest())
+    open_plan = lane.adapters().store.open_plan(lane.newest())
     assert open_plan is not None
     assert len(open_plan.partitions[TP].fresh) == 2
     assert open_plan.settings[SETTING] == {"max_records": 2, "partitions": ["orders[0]"]}
@@ -110,7 +110,7 @@ def test_params_that_come_past_the_form_are_refused_before_anything_is_stored(
     lane = MemoryLane(OK)
     with pytest.raises(AirflowFailException, match="max_records: not valid"):
         plan(lane, max_records=-1)
-    assert lane.parts().store.newest() is None
+    assert lane.adapters().store.newest() is None
 
 
 def test_a_plan_that_is_open_stays_as_it_is_and_the_log_names_that(
@@ -119,5 +119,5 @@ def test_a_plan_that_is_open_stays_as_it_is_and_the_log_names_that(
     lane = MemoryLane(OK, OK)
     before = lane.plan()
     plan(lane, only_retries=True)
-    assert lane.parts().store.open_plan(lane.newest()) == before
+    assert lane.adapters().store.open_plan(lane.newest()) == before
     assert "the params of this run do not apply to it" in capsys.readouterr().out

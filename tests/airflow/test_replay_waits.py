@@ -15,8 +15,8 @@ from ackline.airflow.operators import LEASE_POLL, ReplayOperator
 from ackline.lane.lease import TurnLease
 from ackline.tables.lease import MISSED_RENEWALS, RENEWAL_SECONDS, Lease
 from ackline.tables.lease_file import LeaseFile
+from tests.support.memory_adapters import MemoryAdapters
 from tests.support.memory_lane import NOON, OK, MemoryLane
-from tests.support.memory_parts import MemoryParts
 
 CONTEXT: Any = {"run_id": "scheduled__1"}
 
@@ -38,8 +38,8 @@ class Elsewhere:
         if self.renews_after is not None and self.waited >= self.renews_after:
             self.file.write(self.lease.renewed().encode())
 
-    def parts(self) -> MemoryParts:
-        return self.lane.parts(lease=TurnLease(self.file, "scheduled__1", sleep=self.sleep))
+    def adapters(self) -> MemoryAdapters:
+        return self.lane.adapters(lease=TurnLease(self.file, "scheduled__1", sleep=self.sleep))
 
 
 @pytest.fixture
@@ -47,8 +47,8 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Elsewhere:
     made = Elsewhere(tmp_path)
 
     @contextmanager
-    def opened(*_: object) -> Iterator[MemoryParts]:
-        yield made.parts()
+    def opened(*_: object) -> Iterator[MemoryAdapters]:
+        yield made.adapters()
 
     monkeypatch.setattr(operators, "opened", opened)
     return made
@@ -56,7 +56,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Elsewhere:
 
 @pytest.fixture
 def reschedule(elsewhere: Elsewhere) -> Callable[[], None]:
-    task = ReplayOperator(task_id="replay", pipeline=elsewhere.parts().pipeline)
+    task = ReplayOperator(task_id="replay", pipeline=elsewhere.adapters().pipeline)
     return lambda: task._reschedule_while_held(CONTEXT)
 
 

@@ -20,11 +20,11 @@ class Task:
     """The settle task of a DAG run, and what its task `plan` has returned."""
 
     def __init__(self, lane: MemoryLane, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.lane, self.planned = lane, planned_summary(plan.plan(lane.parts(DAG_RUN)))
+        self.lane, self.planned = lane, planned_summary(plan.plan(lane.adapters(DAG_RUN)))
 
         @contextmanager
         def opened(*_: Any) -> Iterator[Any]:
-            yield lane.parts(DAG_RUN)
+            yield lane.adapters(DAG_RUN)
 
         monkeypatch.setattr(operators, "opened", opened)
         monkeypatch.setattr("ackline.airflow.results.publish_metrics", lambda *_: None)
@@ -34,7 +34,7 @@ class Task:
         return self.planned
 
     def execute(self) -> dict[str, Any]:
-        operator = operators.SettleOperator(task_id="settle", pipeline=self.lane.parts().pipeline)
+        operator = operators.SettleOperator(task_id="settle", pipeline=self.lane.adapters().pipeline)
         return operator.execute({"run_id": DAG_RUN, "ti": self})  # type: ignore[typeddict-item]
 
 
@@ -47,10 +47,10 @@ def test_a_turn_that_another_run_has_opened_since_is_left_to_it_and_the_newest_f
     lane: MemoryLane, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     task = Task(lane, monkeypatch)
-    lane.replay(lane.parts(DAG_RUN))
-    lane.settle(lane.parts(OTHER))
+    lane.replay(lane.adapters(DAG_RUN))
+    lane.settle(lane.adapters(OTHER))
     lane.produce(OK)
-    plan.plan(lane.parts(OTHER))
+    plan.plan(lane.adapters(OTHER))
     lane.world.committed.clear()  # the commit has expired
     summary = task.execute()
     assert (summary["turn"], summary["partitions"][0]["committed"], lane.committed()) == (1, 2, 2)
@@ -65,11 +65,11 @@ def test_a_turn_that_replay_has_planned_after_the_first_is_settled(
     lane: MemoryLane, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     task = Task(lane, monkeypatch)
-    lane.replay(lane.parts(DAG_RUN))
-    lane.settle(lane.parts(DAG_RUN))
+    lane.replay(lane.adapters(DAG_RUN))
+    lane.settle(lane.adapters(DAG_RUN))
     lane.produce(OK)
-    plan.plan(lane.parts(DAG_RUN))
-    lane.replay(lane.parts(DAG_RUN))
+    plan.plan(lane.adapters(DAG_RUN))
+    lane.replay(lane.adapters(DAG_RUN))
     assert task.execute()["turn"] == 2
     assert lane.committed() == 3
 
@@ -78,8 +78,8 @@ def test_a_turn_that_an_operator_has_voided_fails_the_task_with_who_and_why(
     lane: MemoryLane, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     task = Task(lane, monkeypatch)
-    parts = lane.parts("operator")
-    void.void_open_turn(parts, void.open_turn(parts).plan.turn, "kills the driver")
+    adapters = lane.adapters("operator")
+    void.void_open_turn(adapters, void.open_turn(adapters).plan.turn, "kills the driver")
     with pytest.raises(AirflowFailException, match="closed as void by test: kills the driver"):
         task.execute()
 
@@ -91,5 +91,5 @@ def test_without_the_summary_of_plan_the_open_turn_is_settled(
     """Airflow may have deleted it, or plan found no topic."""
     task = Task(lane, monkeypatch)
     task.planned = gone
-    lane.replay(lane.parts(DAG_RUN))
+    lane.replay(lane.adapters(DAG_RUN))
     assert task.execute()["turn"] == 1

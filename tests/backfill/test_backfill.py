@@ -10,9 +10,9 @@ from ackline.ledger.turns import TurnKind
 from ackline.pipeline.arguments import PartitionChoice
 from ackline.steps import replay
 from tests.support.memory import BEFORE
+from tests.support.memory_adapters import no_session
 from tests.support.memory_backfill import MINUTE, MemoryBackfill, settled_lane
 from tests.support.memory_lane import AT_LEAST_ONCE, AT_MOST_ONCE, DEAD, FAILS, FAILS_ONCE, OK, TP, TP1
-from tests.support.memory_parts import no_session
 
 
 def test_s71_the_choice_is_stored_once_and_a_resume_does_not_choose_anew() -> None:
@@ -34,7 +34,7 @@ def test_s71_other_arguments_are_refused_and_nothing_is_stored() -> None:
 
 def test_a_lane_that_has_not_begun_has_no_turn() -> None:
     with pytest.raises(ConfigError, match="has no lane backfill-b"):
-        plan_backfill(MemoryBackfill(settled_lane(OK), "b").parts())
+        plan_backfill(MemoryBackfill(settled_lane(OK), "b").adapters())
     with pytest.raises(FatalError, match="has no lane backfill-b"):
         MemoryBackfill(settled_lane(OK), "b").cancel()
 
@@ -52,7 +52,7 @@ def test_of_two_runs_of_a_lane_one_stores_each_turn() -> None:
     live = settled_lane(*[OK] * 4, max_records_per_run=2)
     lane = MemoryBackfill(live, "b", "orders")
     lane.begin()
-    live.strike("plan", lambda: lane.run(lane.parts("rival")), BEFORE)
+    live.strike("plan", lambda: lane.run(lane.adapters("rival")), BEFORE)
     assert lane.run().settled
     assert live.calls()[2:] == [(0, 1), (1, 1), (2, 1), (3, 1)]
 
@@ -90,7 +90,7 @@ def test_a_cancellation_closes_an_open_turn(guarantee: str) -> None:
     live = settled_lane(OK, OK, guarantee=guarantee)
     lane = MemoryBackfill(live, "b", "orders")
     lane.begin()
-    plan_backfill(lane.parts())
+    plan_backfill(lane.adapters())
     assert lane.cancel().outcomes == {"skipped": 2}
     kinds = [s.kind for turn, s in live.world.tables.settlements.items() if turn.lane == lane.lane]
     assert kinds == [TurnKind.GENESIS, TurnKind.VOID, TurnKind.SKIP]
@@ -100,8 +100,8 @@ def test_a_cancellation_settles_a_turn_whose_outcomes_are_stored() -> None:
     live = settled_lane(OK, OK, OK)
     lane = MemoryBackfill(live, "b", "orders")
     lane.begin()
-    plan_backfill(lane.parts(), max_records=2)
-    replay.replay(lane.parts(), no_session)
+    plan_backfill(lane.adapters(), max_records=2)
+    replay.replay(lane.adapters(), no_session)
     assert lane.cancel().outcomes == {"acked": 2, "skipped": 1}
 
 
@@ -110,7 +110,9 @@ def test_a_retry_that_an_operator_makes_due_is_made_by_the_next_run_of_the_lane(
     lane = MemoryBackfill(live, "b", "orders")
     assert lane.run().pending["retry"] == 1
     retry = ActionRequest(TurnKind.RETRY, PartitionChoice())
-    perform_action(lane.parts(), TurnKind.RETRY, lambda newest: choose_targets(lane.parts(), retry, newest), "now")
+    perform_action(
+        lane.adapters(), TurnKind.RETRY, lambda newest: choose_targets(lane.adapters(), retry, newest), "now"
+    )
     assert lane.run().settled
 
 
@@ -118,4 +120,4 @@ def test_a_backfill_lane_is_never_reset() -> None:
     lane = MemoryBackfill(settled_lane(OK), "b", "orders")
     lane.begin()
     with pytest.raises(ConfigError, match="begin another backfill"):
-        perform_action(lane.parts(), TurnKind.RESET, lambda _: {TP: 0}, "again")
+        perform_action(lane.adapters(), TurnKind.RESET, lambda _: {TP: 0}, "again")

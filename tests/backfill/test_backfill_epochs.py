@@ -15,6 +15,7 @@ from ackline.errors import FatalError, TransientError
 from ackline.ledger.offsets import OffsetRange
 from ackline.ledger.turns import LIVE, Settlement, TurnKind
 from tests.support.memory import AFTER, BEFORE
+from tests.support.memory_adapters import no_session
 from tests.support.memory_backfill import MemoryBackfill, writes_of
 from tests.support.memory_lane import (
     AT_LEAST_ONCE,
@@ -27,7 +28,6 @@ from tests.support.memory_lane import (
     TP,
     MemoryLane,
 )
-from tests.support.memory_parts import no_session
 
 RETRY = {"initial_delay": "1m", "max_retries": 1}
 
@@ -68,7 +68,7 @@ def test_the_account_the_list_the_diff_and_of_take_the_newest_epoch() -> None:
     assert (lane.account().outcomes, lane.account().pending["unread"]) == ({}, 3)
     live.world.handle = lambda record: None
     lane.run()
-    store = live.parts().store
+    store = live.adapters().store
     [listed] = [backfill_json(each) for each in run.backfills(store)]
     assert (listed["epoch"], listed["settled"], listed["outcomes"]) == (1, True, {"acked": 3})
     diff, _ = diff_lanes(store, LIVE, lane.lane)
@@ -133,7 +133,7 @@ def test_an_open_turn_of_the_epoch_before_refuses_a_new_one() -> None:
     live, lane = handled_lane(OK)
     live.strike("plan", kill, AFTER)
     with pytest.raises(Killed):
-        perform_action(lane.parts(), TurnKind.PAUSE, lambda newest: dict.fromkeys(newest.partitions, 0), "no")
+        perform_action(lane.adapters(), TurnKind.PAUSE, lambda newest: dict.fromkeys(newest.partitions, 0), "no")
     with pytest.raises(FatalError, match="is not settled"):
         lane.begin_epoch(1)
     lane.run()  # finishes the act
@@ -143,8 +143,8 @@ def test_an_open_turn_of_the_epoch_before_refuses_a_new_one() -> None:
 def test_of_two_processes_that_begin_an_epoch_one_stores_the_choice() -> None:
     live, lane = handled_lane(OK, OK)
     first: list[Settlement] = []
-    live.strike("settlement", lambda: first.append(lane.begin_epoch(1, lane.parts("first"))), BEFORE)
-    second = lane.begin_epoch(1, lane.parts("second"))
+    live.strike("settlement", lambda: first.append(lane.begin_epoch(1, lane.adapters("first"))), BEFORE)
+    second = lane.begin_epoch(1, lane.adapters("second"))
     assert (second.run_id, second) == ("first", first[0])
     assert lane.run().outcomes == {"acked": 2}
     assert live.calls()[-2:] == [(0, 1), (1, 1)]
@@ -155,14 +155,14 @@ def test_a_late_process_of_an_older_epoch_writes_nothing_that_counts() -> None:
     """It has planned a turn, which an operator has closed as void, and reports when the lane is in its next epoch."""
     _, lane = handled_lane(OK, OK, DEAD)
     lane.begin_epoch(1)
-    late = plan_backfill(lane.parts("late")).plan
+    late = plan_backfill(lane.adapters("late")).plan
     assert late is not None
     lane.cancel("too slow")
     lane.begin_epoch(2)
     lane.run()
     before = lane.rows(), lane.newest(), lane.account()
-    parts = lane.parts("late")
-    parts.store.store_outcomes(late.turn, [])
+    adapters = lane.adapters("late")
+    adapters.store.store_outcomes(late.turn, [])
     assert (lane.rows(), lane.newest(), lane.account()) == before
 
 
@@ -176,9 +176,9 @@ def test_s71_killed_between_every_two_writes_of_a_new_epoch_and_resumed_it_ends_
         live.settings["retry"] = RETRY
         before, calls_before, reached = lane.rows(epoch=0), len(live.calls()), list[str]()
         try:
-            parts = lane.parts("victim", _killer(point, reached))
-            lane.begin_epoch(1, parts)
-            run.run_backfill(parts, no_session)
+            adapters = lane.adapters("victim", _killer(point, reached))
+            lane.begin_epoch(1, adapters)
+            run.run_backfill(adapters, no_session)
         except Killed:
             lane.account()
         _resume(lane)

@@ -72,9 +72,9 @@ def test_s71_killed_between_every_two_writes_and_resumed_the_lane_ends_the_same(
                     raise Killed(seen[-1])
 
         try:
-            lane.run(lane.parts("victim", hook))
+            lane.run(lane.adapters("victim", hook))
         except Killed:
-            if lane.parts().store.newest() is not None:
+            if lane.adapters().store.newest() is not None:
                 lane.account()
         for _ in range(10):
             try:

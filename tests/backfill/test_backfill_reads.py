@@ -8,6 +8,7 @@ from ackline.backfill import run
 from ackline.backfill.plan import plan_backfill
 from ackline.steps import replay
 from tests.support.memory import GroupCommit
+from tests.support.memory_adapters import no_session
 from tests.support.memory_backfill import MINUTE, MemoryBackfill, settled_lane, writes_of
 from tests.support.memory_lane import (
     AT_LEAST_ONCE,
@@ -20,7 +21,6 @@ from tests.support.memory_lane import (
     TP,
     MemoryLane,
 )
-from tests.support.memory_parts import no_session
 
 
 def test_a_lane_reads_its_ranges_and_nothing_between_them() -> None:
@@ -66,12 +66,12 @@ def test_s70_overlapping_lanes_and_live_turns_do_not_notice_each_other() -> None
         lane.begin()
     for _ in range(20):  # interleaved: each process takes one step, and the others go on before its next one
         for lane in lanes:
-            parts = lane.parts()
-            if plan_backfill(parts).plan:
+            adapters = lane.adapters()
+            if plan_backfill(adapters).plan:
                 live.produce(OK)
                 live.run()
-                replay.replay(lane.parts(), no_session)
-                run.run_backfill(lane.parts(), no_session, max_records=1)
+                replay.replay(lane.adapters(), no_session)
+                run.run_backfill(lane.adapters(), no_session, max_records=1)
         live.world.now += timedelta(minutes=1)
     asked = [set(range(8)), set(range(4, 12)), {2, 7, 8, 9, 10}]
     assert [set(lane.ended()) for lane in lanes] == asked

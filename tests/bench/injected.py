@@ -17,8 +17,8 @@ from ackline.steps.replay import add_actions, task_report
 from ackline.tables.rows import plan_date
 from ackline.tables.store import LedgerStore
 from ackline.worker.files import Chunk, OutcomeFiles, OutcomeTarget, WrittenFile
+from tests.support.memory_adapters import MemoryAdapters
 from tests.support.memory_lane import MemoryLane
-from tests.support.memory_parts import MemoryParts
 
 NAME = "bench"
 EVERY = timedelta(minutes=10)
@@ -35,9 +35,9 @@ class InjectedLane(MemoryLane):
         self.root = str(folder / "audit")
         """The root of the tables."""
 
-    def parts(self, *arguments: Any, **changes: Any) -> MemoryParts:
-        """Returns the parts of a process with a ledger store on the real tables, opened anew as in a task."""
-        return replace(super().parts(*arguments, **changes), store=LedgerStore(self.root, NAME, LIVE))
+    def adapters(self, *arguments: Any, **changes: Any) -> MemoryAdapters:
+        """Returns the adapters of a process with a ledger store on the real tables, opened anew as in a task."""
+        return replace(super().adapters(*arguments, **changes), store=LedgerStore(self.root, NAME, LIVE))
 
     def grow(self, records: int) -> None:
         """Advances the clock to the next turn, and adds `records` offsets to each partition."""
@@ -47,7 +47,7 @@ class InjectedLane(MemoryLane):
 
     def inject(self, turn: Plan, failed: int) -> None:
         """Stores the outcomes of a turn: the last `failed` fresh records of each partition fail, the others not."""
-        store = self.parts().store
+        store = self.adapters().store
         store.outcomes.create()
         files: list[WrittenFile] = []
         counts: dict[TopicPartition, dict[Outcome, int]] = {}
@@ -57,7 +57,7 @@ class InjectedLane(MemoryLane):
                 by_outcome = counts.setdefault(tp, {})
                 by_outcome[outcome] = by_outcome.get(outcome, 0) + rows
         result = ReplayResult(tuple(files), counts, 0, 0, dict.fromkeys(counts, FetchTimes(10, 1.0, 0.5)))
-        assert store.store_outcomes(turn.turn, add_actions(turn, result), task_report(self.parts(), turn, result))
+        assert store.store_outcomes(turn.turn, add_actions(turn, result), task_report(self.adapters(), turn, result))
 
     def age(self, since: float) -> None:
         """Makes log entries written after `since` as old as their turn, because Delta uses their modification times."""

@@ -10,7 +10,7 @@ import yaml
 from pyspark.sql import SparkSession
 
 from ackline import Record
-from ackline.lane.adapters import open_parts
+from ackline.lane.adapters import open_adapters
 from ackline.pipeline.pipeline import load
 from ackline.spark.lineage import fresh_records, source_options
 from ackline.steps import run as run_step
@@ -45,8 +45,8 @@ def ackline_run(spark: SparkSession, subject: Subject, *, check_crcs: bool = Tru
     }
     file = subject.folder / f"{name}.yaml"
     file.write_text(yaml.safe_dump(settings))
-    with open_parts(load(file), run_id=name, actor="bench", audit=str(subject.folder / name)) as parts:
-        ran = run_step.run(parts, lambda: spark)
+    with open_adapters(load(file), run_id=name, actor="bench", audit=str(subject.folder / name)) as adapters:
+        ran = run_step.run(adapters, lambda: spark)
     return ran.outcomes["acked"]
 
 

@@ -67,7 +67,7 @@ def main() -> None:
 
 
 def many_turns(folder: Path, turns: int, every: int) -> Times:
-    """Returns the times of so many turns. Each step opens its parts anew, as tasks do."""
+    """Returns the times of so many turns. Each step opens its adapters anew, as tasks do."""
     lane, times = InjectedLane(folder, PARTITIONS, turns + 1), Times()
     for n in range(1, turns + 1):
         started = time.time()

@@ -62,13 +62,13 @@ def measure_settle(lane: InjectedLane) -> SettleCost:
 
 
 def _settle(lane: InjectedLane, answers: "multiprocessing.SimpleQueue[tuple[int, int, int, float, int]]") -> None:
-    parts = lane.parts()
+    adapters = lane.adapters()
     store = _Counting(lane.root, NAME, LIVE)
-    object.__setattr__(parts, "store", store)
+    object.__setattr__(adapters, "store", store)
     assert store.newest() is not None  # the first read loads modules, which is no cost of settle
     reset_peak()
     before, begun = memory("VmRSS"), time.perf_counter()
-    settle(parts)
+    settle(adapters)
     seconds = time.perf_counter() - begun
     settled = store.newest()
     assert settled is not None

@@ -8,7 +8,7 @@ import pytest
 
 from ackline.in_flight import decide
 from ackline.in_flight.ack_topic import AnswerRange, range_to_read
-from ackline.lane.adapters import Parts
+from ackline.lane.adapters import Adapters
 from ackline.ledger.answers import AnswerReport, Ignored
 from ackline.ledger.fold import OutcomeRow
 from ackline.ledger.offsets import TopicPartition
@@ -46,11 +46,11 @@ def older_attempts_count(patch: pytest.MonkeyPatch) -> None:
 def position_not_fenced(patch: pytest.MonkeyPatch) -> None:
     """The settlement takes the position from the topic as it is now, and not from the stored decisions (S69)."""
 
-    def answer_report(parts: Parts, plan: Plan, before: Settlement) -> AnswerReport | None:
-        report = real(parts, plan, before)
+    def answer_report(adapters: Adapters, plan: Plan, before: Settlement) -> AnswerReport | None:
+        report = real(adapters, plan, before)
         if report is None or plan.ack_position is None:
             return report
-        return replace(report, position=range_to_read(parts, plan.ack_position).after)
+        return replace(report, position=range_to_read(adapters, plan.ack_position).after)
 
     real = settle._answer_report
     patch.setattr(settle, "_answer_report", answer_report)

@@ -13,7 +13,7 @@ import pytest
 
 from ackline.errors import AcklineError, RangeGone, TopicChanged
 from ackline.lane import action_plans, claim, commit, void
-from ackline.lane.adapters import Parts
+from ackline.lane.adapters import Adapters
 from ackline.lane.commit import CommitResult
 from ackline.ledger.commit_rule import CommitMetadata, Committed
 from ackline.ledger.fold import OutcomeRow, PartitionState
@@ -32,8 +32,8 @@ from ackline.ledger.turns import (
 from ackline.steps import decide, plan, replay, run, settle
 from ackline.worker.files import WrittenFile
 from tests.chaos.config import GROUP
+from tests.support.memory_adapters import MemoryJob
 from tests.support.memory_kafka import MemoryGroup
-from tests.support.memory_parts import MemoryJob
 from tests.support.memory_store import MemoryStore
 from tests.support.memory_table import MemoryTable
 
@@ -61,10 +61,10 @@ def complete_to_without_proof(patch: pytest.MonkeyPatch) -> None:
     real, proved = settle.settle_turn, MemoryStore.has_outcomes
     settling: list[bool] = []
 
-    def settle_without_proof(parts: Parts, plan: Plan, before: Settlement) -> None:
+    def settle_without_proof(adapters: Adapters, plan: Plan, before: Settlement) -> None:
         settling.append(True)
         try:
-            real(parts, plan, before)
+            real(adapters, plan, before)
         finally:
             settling.pop()
 
@@ -89,10 +89,10 @@ def no_fence_on_outcomes(patch: pytest.MonkeyPatch) -> None:
 def claim_without_commit(patch: pytest.MonkeyPatch) -> None:
     """At most once: replay hands records out before it commits the claim to the group (I7)."""
 
-    def commit_nothing(parts: Parts, _: object) -> CommitResult:
-        newest = parts.store.newest()
+    def commit_nothing(adapters: Adapters, _: object) -> CommitResult:
+        newest = adapters.store.newest()
         assert newest is not None
-        return CommitResult(newest, commit.allowed_commits(parts, newest))
+        return CommitResult(newest, commit.allowed_commits(adapters, newest))
 
     patch.setattr(claim, "commit_newest", commit_nothing)
 
@@ -112,8 +112,8 @@ def actions_acknowledge_nothing(patch: pytest.MonkeyPatch) -> None:
     """An operator action does not record the foreign offset that it acknowledges (S36)."""
     real = action_plans.action_row
 
-    def action_row(parts: Parts, newest: Settlement, settled: SettledPartition, *rest: Any) -> PlannedPartition:
-        planned = real(parts, newest, settled, *rest)
+    def action_row(adapters: Adapters, newest: Settlement, settled: SettledPartition, *rest: Any) -> PlannedPartition:
+        planned = real(adapters, newest, settled, *rest)
         return replace(planned, acknowledged_foreign_offset=settled.acknowledged_foreign_offset)
 
     patch.setattr(action_plans, "action_row", action_row)
@@ -144,7 +144,7 @@ def rows_without_the_first(patch: pytest.MonkeyPatch) -> None:
 def metadata_without_epoch(patch: pytest.MonkeyPatch) -> None:
     """The metadata of each commit names epoch 0 (I3)."""
     real = commit.commit_metadata_of
-    patch.setattr(commit, "commit_metadata_of", lambda parts, newest: replace(real(parts, newest), epoch=0))
+    patch.setattr(commit, "commit_metadata_of", lambda adapters, newest: replace(real(adapters, newest), epoch=0))
 
 
 def breaker_never_trips(patch: pytest.MonkeyPatch) -> None:
@@ -156,9 +156,9 @@ def parked_not_committed(patch: pytest.MonkeyPatch) -> None:
     """Partitions that are no longer subscribed are not committed again, so Kafka removes their commits (I12)."""
     real = commit.allowed_commits
 
-    def allowed_commits(parts: Parts, newest: Settlement) -> dict[TopicPartition, Committed]:
-        kafka = parts.pipeline.kafka
-        return {tp: committed for tp, committed in real(parts, newest).items() if kafka.subscribes_to(*tp)}
+    def allowed_commits(adapters: Adapters, newest: Settlement) -> dict[TopicPartition, Committed]:
+        kafka = adapters.pipeline.kafka
+        return {tp: committed for tp, committed in real(adapters, newest).items() if kafka.subscribes_to(*tp)}
 
     patch.setattr(commit, "allowed_commits", allowed_commits)
 
@@ -168,12 +168,12 @@ def void_beside_a_claim(patch: pytest.MonkeyPatch) -> None:
     real = replay._claim_or_waive
 
     def claim_or_void(
-        parts: Parts, plan: Plan, newest: Settlement, range_error: RangeGone | TopicChanged | None
+        adapters: Adapters, plan: Plan, newest: Settlement, range_error: RangeGone | TopicChanged | None
     ) -> bool:
-        if range_error is None or parts.store.has_claim(plan.turn):
-            return real(parts, plan, newest, None)
-        marker = Marker(MarkerKind.WAIVER, parts.run_id, parts.now(), parts.actor, str(range_error))
-        void.store_void(parts, plan, newest, marker)
+        if range_error is None or adapters.store.has_claim(plan.turn):
+            return real(adapters, plan, newest, None)
+        marker = Marker(MarkerKind.WAIVER, adapters.run_id, adapters.now(), adapters.actor, str(range_error))
+        void.store_void(adapters, plan, newest, marker)
         return False
 
     patch.setattr(replay, "_claim_or_waive", claim_or_void)
@@ -194,8 +194,8 @@ def reset_leaves_no_rows(patch: pytest.MonkeyPatch) -> None:
     """A reset records nothing of what it passes over, so no epoch has an outcome of it (I15)."""
     decided, folded = decide.decide, decide.states_after
 
-    def decide_nothing(parts: Parts, plan: Plan, *rest: Any) -> tuple[Any, Any]:
-        return ({}, None) if plan.kind is TurnKind.RESET else decided(parts, plan, *rest)
+    def decide_nothing(adapters: Adapters, plan: Plan, *rest: Any) -> tuple[Any, Any]:
+        return ({}, None) if plan.kind is TurnKind.RESET else decided(adapters, plan, *rest)
 
     def states_after(plan: Plan, before: Settlement, *rest: Any) -> dict[TopicPartition, PartitionState]:
         if plan.kind is TurnKind.RESET:

@@ -15,31 +15,31 @@ from ackline.ledger.turns import Settlement, TurnKind
 from ackline.pipeline.arguments import BackfillArguments
 from ackline.steps import plan, replay, run, settle
 from tests.support.memory import World
-from tests.support.memory_parts import MemoryParts, memory_parts, no_session
+from tests.support.memory_adapters import MemoryAdapters, memory_adapters, no_session
 
-Opened = Callable[[], MemoryParts]
+Opened = Callable[[], MemoryAdapters]
 Program = Callable[[Opened], object]
 
 
-def _whole(parts: Opened) -> None:
-    run.run(parts(), no_session)
+def _whole(adapters: Opened) -> None:
+    run.run(adapters(), no_session)
 
 
-def _dag(parts: Opened) -> None:
-    plan.plan(parts())
-    run.replay_until_records(parts(), no_session)
-    settle.settle(parts())
+def _dag(adapters: Opened) -> None:
+    plan.plan(adapters())
+    run.replay_until_records(adapters(), no_session)
+    settle.settle(adapters())
 
 
-def _marked(parts: Opened) -> None:
+def _marked(adapters: Opened) -> None:
     """The DAG, whose replay was marked as successful by hand."""
-    plan.plan(parts())
-    settle.settle(parts())
+    plan.plan(adapters())
+    settle.settle(adapters())
 
 
-def _void(parts: Opened, pause: bool = False) -> None:
+def _void(adapters: Opened, pause: bool = False) -> None:
     """`ackline void`: closes the turn that is open when it looks."""
-    opened = parts()
+    opened = adapters()
     turn = void.open_turn(opened).plan.turn
     void.void_open_turn(opened, turn, "a test", pause)
 
@@ -48,12 +48,12 @@ STEPS: dict[str, Program] = {
     "run": _whole,
     "dag": _dag,
     "marked": _marked,
-    "plan": lambda parts: plan.plan(parts()),
-    "replay": lambda parts: replay.replay(parts(), no_session),
-    "settle": lambda parts: settle.settle(parts()),
+    "plan": lambda adapters: plan.plan(adapters()),
+    "replay": lambda adapters: replay.replay(adapters(), no_session),
+    "settle": lambda adapters: settle.settle(adapters()),
     "void": _void,
-    "adopt": lambda parts: adopt_ledger.adopt_ledger(parts(), "a test"),
-    "voidpause": lambda parts: _void(parts, pause=True),
+    "adopt": lambda adapters: adopt_ledger.adopt_ledger(adapters(), "a test"),
+    "voidpause": lambda adapters: _void(adapters, pause=True),
 }
 
 
@@ -81,41 +81,41 @@ class Backfill:
         """Returns what its process runs."""
 
         def work(opened: Opened) -> None:
-            parts = backfill_parts(world, opened(), self.lane)
-            if parts.store.newest() is None and not (self.cancels or self._begin(world, parts)):
+            adapters = backfill_adapters(world, opened(), self.lane)
+            if adapters.store.newest() is None and not (self.cancels or self._begin(world, adapters)):
                 return
-            if self.again and (found := backfill.find_backfill(parts.store)) and found.account.settled:
-                self._begin(world, parts, found.newest.turn.epoch + 1)
+            if self.again and (found := backfill.find_backfill(adapters.store)) and found.account.settled:
+                self._begin(world, adapters, found.newest.turn.epoch + 1)
             if self.cancels:
-                if parts.store.newest() is not None:
-                    backfill.cancel(parts, "a test")
+                if adapters.store.newest() is not None:
+                    backfill.cancel(adapters, "a test")
             else:
-                backfill.run_backfill(parts, no_session, self.most)
+                backfill.run_backfill(adapters, no_session, self.most)
 
         return work
 
-    def _begin(self, world: World, parts: MemoryParts, epoch: int = 0) -> bool:
-        tps = [tp for tp in world.partitions() if parts.is_subscribed(tp)]
+    def _begin(self, world: World, adapters: MemoryAdapters, epoch: int = 0) -> bool:
+        tps = [tp for tp in world.partitions() if adapters.is_subscribed(tp)]
         log = world.log(tps[self.where % len(tps)]) if tps else None
         if log is None:
             return False
-        tp, end = tps[self.where % len(tps)], log.readable_end(parts.pipeline.kafka.isolation)
+        tp, end = tps[self.where % len(tps)], log.readable_end(adapters.pipeline.kafka.isolation)
         first = max(0, min(log.start + self.start - 1, end - 1))
         ranges = (f"{tp.topic}:{tp.partition}:{first}-{min(end, first + self.length)}",) if first < end else ()
         arguments = BackfillArguments(() if self.outcome else ranges, outcome=self.outcome)
         if not arguments.given:
             return False
-        choice = choose_offsets(parts, arguments)
+        choice = choose_offsets(adapters, arguments)
         if choice.partitions:
-            backfill.begin(parts, arguments, choice, epoch=epoch)
+            backfill.begin(adapters, arguments, choice, epoch=epoch)
         return bool(choice.partitions)
 
 
-def backfill_parts(world: World, parts: MemoryParts, lane: str) -> MemoryParts:
-    """Returns the parts of a backfill lane, for the process that has these parts of the live lane."""
-    pipeline = backfill_pipeline(parts.pipeline, BackfillArguments())
-    opened = memory_parts(world, pipeline, parts.run_id, parts.hook, parts.fixed_now, lane)
-    return replace(opened, no_breaker=parts.no_breaker)
+def backfill_adapters(world: World, adapters: MemoryAdapters, lane: str) -> MemoryAdapters:
+    """Returns the adapters of a backfill lane, for the process that has these adapters of the live lane."""
+    pipeline = backfill_pipeline(adapters.pipeline, BackfillArguments())
+    opened = memory_adapters(world, pipeline, adapters.run_id, adapters.hook, adapters.fixed_now, lane)
+    return replace(opened, no_breaker=adapters.no_breaker)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,8 +134,8 @@ class Action:
     def program(self, world: World) -> Program:
         """Returns what its process runs."""
         kind = TurnKind(self.kind)
-        return lambda parts: actions.perform_action(
-            parts(), kind, lambda newest: self._targets(world, newest), "a test"
+        return lambda adapters: actions.perform_action(
+            adapters(), kind, lambda newest: self._targets(world, newest), "a test"
         )
 
     def _pending(self, newest: Settlement, chosen: list[TopicPartition]) -> Targets:

@@ -34,7 +34,7 @@ from tests.chaos.outside import Outside
 from tests.chaos.programs import STEPS, Action, Backfill
 from tests.ledger.strategies import NOON
 from tests.support.memory import Hook, MemoryLog, World
-from tests.support.memory_parts import memory_parts
+from tests.support.memory_adapters import memory_adapters
 from tests.support.memory_store import MemoryStore
 
 MOVE_IT, IS_OPEN, CHANGED = "Move the group", "is open: let it end", "guarantee was changed"
@@ -134,7 +134,7 @@ class Stage(RuleBasedStateMachine):
         now = self.world.now if fixed else None
 
         def process(hook: Hook) -> None:
-            work(lambda: replace(memory_parts(self.world, pipeline, run_id, hook, now), no_breaker=lenient))
+            work(lambda: replace(memory_adapters(self.world, pipeline, run_id, hook, now), no_breaker=lenient))
 
         return Actor(run_id, process)
 

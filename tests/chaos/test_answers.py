@@ -82,7 +82,7 @@ class Walk:
 
     def run(self) -> None:
         self.runs += 1
-        self.lane.run(self.lane.parts(f"run-{self.runs}"))
+        self.lane.run(self.lane.adapters(f"run-{self.runs}"))
 
     def killed(self) -> None:
         """A run dies at one of its reads or writes."""
@@ -104,7 +104,7 @@ class Walk:
         self.runs += 1
         # A rival that commits between this run's commit and its read-back makes it a transient error.
         with suppress(Killed, TransientError):
-            self.lane.run(self.lane.parts(f"run-{self.runs}", hook))
+            self.lane.run(self.lane.adapters(f"run-{self.runs}", hook))
 
     def die(self) -> None:
         raise Killed

@@ -66,8 +66,8 @@ def test_s50_a_claimed_range_that_is_gone_from_the_log_is_lost_whole_and_not_voi
     lane = lab(guarantee="at_most_once", lost_after=f"{GRACE}s")
     lane.produce_records(4)
     plan = lane.plan()
-    with lane.parts() as parts:
-        claim.claim(parts, plan, lane.settlement(), publish_settled)
+    with lane.adapters() as adapters:
+        claim.claim(adapters, plan, lane.settlement(), publish_settled)
     assert lane.committed() == 4
     lane.expire(gone)
     assert wire.log_start(lane.broker.bootstrap, lane.topic) == gone

@@ -63,8 +63,8 @@ def test_fault_27_the_machine_s_clock_jumps_an_hour(lab: MakeLab, jump: timedelt
 
 def run_by_clock(lane: Lab, clock: Callable[[], datetime]) -> None:
     """Runs once by this clock, in place of the lab's fixed time."""
-    with lane.parts() as parts:
-        run.run(replace(parts, fixed_now=None, clock=clock), lane.spark)
+    with lane.adapters() as adapters:
+        run.run(replace(adapters, fixed_now=None, clock=clock), lane.spark)
 
 
 def test_fault_27_a_fixed_time_before_the_last_turn_is_refused_and_touches_nothing(lab: MakeLab) -> None:

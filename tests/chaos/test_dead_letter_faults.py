@@ -20,7 +20,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 
 from ackline.cli.formats import run_json
 from ackline.kafka.dead_letters import DeadLetters, Delivery, Letter
-from ackline.lane.adapters import Parts
+from ackline.lane.adapters import Adapters
 from ackline.ledger.fold import PendingKind
 from ackline.steps import run
 from tests.e2e.fixtures import MakeLab
@@ -46,7 +46,9 @@ def suspended(lane: Lab) -> Iterator[None]:
             yield from deliveries
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Parts, "dead_letter_sender", lambda parts, topic: Unanswered(parts.kafka, topic, timeout=GIVE_UP))
+        patch.setattr(
+            Adapters, "dead_letter_sender", lambda adapters, topic: Unanswered(adapters.kafka, topic, timeout=GIVE_UP)
+        )
         yield
 
 
@@ -73,8 +75,8 @@ def test_fault_28_a_letter_that_is_not_confirmed_stays_pending_and_is_sent_again
     lane = lab(retry={"max_retries": 0})
     failed_at = lane.now.isoformat(timespec="milliseconds")
     lane.produce_records(4, {1: {"fail": -1}})
-    with refusing(lane), lane.parts() as parts:
-        [partition] = run_json(run.run(parts, lane.spark), parts.store)["partitions"]
+    with refusing(lane), lane.adapters() as adapters:
+        [partition] = run_json(run.run(adapters, lane.spark), adapters.store)["partitions"]
     assert f"1 dead letters to {lane.dead_letter_topic} stay pending: " in caplog.text
     assert (partition["pending"], partition["floor"]) == ({"retry": 0, "dead_letter": 1, "in_flight": 0}, 1)
     assert lane.rows() == sorted([*all_of("acked", [0, 2, 3]), Row(1, 1, "failed")])

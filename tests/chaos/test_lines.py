@@ -1,6 +1,6 @@
 """The steps are killed at each line and run again (S52, fault 23): in the end they have written the same.
 
-Here the parts are in memory, where a kill costs milliseconds; tests/chaos/test_kills.py kills real processes at each
+Here the adapters are in memory, where a kill costs milliseconds; tests/chaos/test_kills.py kills real processes at each
 write.
 """
 
@@ -37,7 +37,7 @@ def six_records(**settings: Any) -> MemoryLane:
 
 def run_times(lane: MemoryLane, run_id: str, times: int = 1) -> None:
     for number in range(times):
-        lane.run(lane.parts(f"{run_id}-{number}"))
+        lane.run(lane.adapters(f"{run_id}-{number}"))
 
 
 def killed_at(line: int, work: Callable[[], None]) -> bool:
@@ -95,7 +95,7 @@ def rows(lane: MemoryLane) -> set[tuple[int, int, str]]:
 
 
 def judge(lane: MemoryLane) -> None:
-    pipeline = lane.parts().pipeline
+    pipeline = lane.adapters().pipeline
     retry = pipeline.retry
     policy = Policy(retry.max_retries, retry.initial_delay, retry.period, retry.max_delay)
     dead, lost_after = pipeline.dead_letter_topic, pipeline.lost_after
@@ -127,7 +127,7 @@ def test_s50_killed_at_any_line_at_most_once_hands_nothing_out_twice() -> None:
     """Fault 37: each record is handled once or lost, and the group moves before the first call."""
     for line, lane in struck_at_each_line(guarantee="at_most_once", dead_letter="none"):
         judge(lane)
-        lane.world.now += lane.parts().pipeline.lost_after
+        lane.world.now += lane.adapters().pipeline.lost_after
         run_times(lane, "after", 2)
         judge(lane)
         offsets = lane.offsets()
@@ -148,7 +148,7 @@ def test_two_that_settle_at_once_fold_the_decisions_that_are_stored_and_not_thei
 
     def process(run_id: str) -> Actor:
         def work(hook: Hook) -> None:
-            lane.run(lane.parts(run_id, hook))
+            lane.run(lane.adapters(run_id, hook))
 
         return Actor(run_id, work)
 

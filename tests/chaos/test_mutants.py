@@ -26,15 +26,15 @@ class Killed(Exception):
 def test_m1_a_commit_before_its_settlement_is_found(lab: MakeLab, monkeypatch: pytest.MonkeyPatch) -> None:
     lane = lab()
     lane.produce_records(4)
-    with lane.parts() as parts, monkeypatch.context() as patch:
-        plan.plan(parts)
-        replay.replay(parts, lane.spark)
+    with lane.adapters() as adapters, monkeypatch.context() as patch:
+        plan.plan(adapters)
+        replay.replay(adapters, lane.spark)
 
         def commits_first(store: LedgerStore, settlement: Settlement, *_: Any) -> bool:
             turn = settlement.turn
             metadata = CommitMetadata(store.ledger_id(), lane.name, turn.epoch, turn.n).encode()
             partitions = settlement.partitions
-            parts.group.commit({tp: Committed(settled.state.floor, metadata) for tp, settled in partitions.items()})
+            adapters.group.commit({tp: Committed(settled.state.floor, metadata) for tp, settled in partitions.items()})
             raise Killed
 
         patch.setattr(LedgerStore, "store_settlement", commits_first)
@@ -67,7 +67,7 @@ def test_m3_outcomes_without_a_fence_are_found(lab: MakeLab, monkeypatch: pytest
     def unfenced(store: LedgerStore, turn: TurnId, files: Sequence[AddAction]) -> bool:
         return real(store, turn, files) or store.outcomes.append(files, f"mutant/{uuid.uuid4()}", turn.n)
 
-    with monkeypatch.context() as patch, lane.parts("late") as late:
+    with monkeypatch.context() as patch, lane.adapters("late") as late:
         patch.setattr(LedgerStore, "store_outcomes", unfenced)
         planned = lane.plan()
         results = [late.run_job(lane.spark, job_of(late, planned), None) for _ in range(2)]
@@ -82,7 +82,7 @@ def test_m3_outcomes_without_a_fence_are_found(lab: MakeLab, monkeypatch: pytest
 def test_m3_two_outcomes_before_the_settlement_are_refused(lab: MakeLab, monkeypatch: pytest.MonkeyPatch) -> None:
     lane = lab()
     lane.produce_records(4, {1: {"fail": 1}})
-    with lane.parts("late") as late:
+    with lane.adapters("late") as late:
         planned = lane.plan()
         for number in (planned.turn.n, 99):
             result = late.run_job(lane.spark, job_of(late, planned), None)

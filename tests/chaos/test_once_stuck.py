@@ -15,9 +15,9 @@ from ackline.ledger.turns import TurnKind
 from ackline.outputs.turn import publish_settled
 from ackline.steps import plan
 from tests.support.memory import HandlerCall
+from tests.support.memory_adapters import MemoryAdapters
 from tests.support.memory_kafka import MemoryCluster
 from tests.support.memory_lane import AT_LEAST_ONCE, AT_MOST_ONCE, GROUP, OK, PAYMENTS, TP, MemoryLane
-from tests.support.memory_parts import MemoryParts
 
 READS_COMMITS = "committed"
 """The operation of reading the group's offsets."""
@@ -170,7 +170,7 @@ def test_a_foreign_commit_of_a_filtered_partition_is_left_alone(monkeypatch: pyt
     """Parked by its filter, as by its topic. At most once, each turn would be lost to that commit."""
     lane = once(on_external_reset="follow")
     lane.run()
-    monkeypatch.setattr(MemoryParts, "is_subscribed", lambda _, tp: tp != PAYMENTS)
+    monkeypatch.setattr(MemoryAdapters, "is_subscribed", lambda _, tp: tp != PAYMENTS)
     lane.move_group(PAYMENTS, 3)
     lane.produce(OK)
     lane.run()
@@ -193,7 +193,7 @@ def test_s53_a_commit_that_another_run_has_just_made_is_not_taken_for_another_le
             lane.produce(OK)
             lane.run()
 
-    slow = lane.parts("slow", rival)
+    slow = lane.adapters("slow", rival)
     if step == "run":
         lane.run(slow)
     else:
@@ -208,10 +208,10 @@ def test_s53_at_most_once_a_claim_that_another_run_has_just_committed_is_not_tak
     planned = lane.plan()
 
     def rival(operation: str, _: str) -> None:
-        if operation == READS_COMMITS and not lane.parts().store.has_claim(planned.turn):
-            claim.claim(lane.parts("quick"), planned, lane.newest(), publish_settled)
+        if operation == READS_COMMITS and not lane.adapters().store.has_claim(planned.turn):
+            claim.claim(lane.adapters("quick"), planned, lane.newest(), publish_settled)
 
-    lane.replay(lane.parts("slow", rival))
+    lane.replay(lane.adapters("slow", rival))
     lane.settle()
     assert len(all_calls(lane)) == 12
     assert lane.settled().counts == {"acked": 6}
@@ -222,13 +222,13 @@ def test_s53_at_most_once_a_claim_that_another_run_has_just_committed_is_not_tak
 def test_a_commit_of_another_ledger_or_a_newer_turn_still_stops_every_step(guarantee: str, ledger: str, n: int) -> None:
     lane = two_topics(guarantee=guarantee)
     lane.run()
-    metadata = CommitMetadata(ledger or lane.parts().store.ledger_id(), "lane", 0, n)
+    metadata = CommitMetadata(ledger or lane.adapters().store.ledger_id(), "lane", 0, n)
     moved = lane.move_group(TP, 2, metadata.encode())
     lane.produce(OK)
     for step in (
         lane.run,
-        lambda: commit.commit_newest(lane.parts(), publish_settled),
-        lambda: plan.preview(lane.parts()),
+        lambda: commit.commit_newest(lane.adapters(), publish_settled),
+        lambda: plan.preview(lane.adapters()),
     ):
         with pytest.raises(NewerCommit):
             step()
@@ -283,7 +283,7 @@ def test_s50_the_grace_period_begins_when_records_are_handed_out_and_not_when_th
 def test_s53_a_second_driver_does_not_record_a_turn_as_lost_that_the_first_is_handling(group: str) -> None:
     """Whatever keeps the second from committing the claim again: the first has handed the records out."""
     lane = once()
-    run_job, interrupted = lane.parts("first").run_job, []
+    run_job, interrupted = lane.adapters("first").run_job, []
 
     def interrupted_job(*arguments: Any) -> Any:
         result = run_job(*arguments)
@@ -292,12 +292,12 @@ def test_s53_a_second_driver_does_not_record_a_turn_as_lost_that_the_first_is_ha
         else:
             lane.world.members = ["intruder"]
         with pytest.raises(TransientError, match="which may still report"):
-            lane.replay(lane.parts("second"))
+            lane.replay(lane.adapters("second"))
         interrupted.append(True)
         return result
 
     lane.plan()
-    lane.replay(lane.parts("first", run_job=interrupted_job))
+    lane.replay(lane.adapters("first", run_job=interrupted_job))
     assert interrupted
     with pytest.raises((GroupMoved, GroupBusy)):
         lane.settle()
@@ -325,7 +325,7 @@ def test_s36_what_was_parked_and_taken_by_others_since_it_was_planned_is_lost_an
     """I7: the handler is called once the group has moved over its records, and this group may not be moved."""
     lane = once()
     lane.plan()
-    monkeypatch.setattr(MemoryParts, "is_subscribed", lambda _, tp: tp != PAYMENTS)
+    monkeypatch.setattr(MemoryAdapters, "is_subscribed", lambda _, tp: tp != PAYMENTS)
     lane.move_group(PAYMENTS, 3)
     with pytest.raises(GroupMoved, match="no longer subscribed"):
         lane.run()

@@ -19,8 +19,8 @@ def skip(lane: Lab, to: int) -> None:
     def choose(newest: Settlement) -> action_plans.Targets:
         return {TopicPartition(lane.topic, 0): to}
 
-    with lane.parts() as parts:
-        actions.perform_action(parts, TurnKind.SKIP, choose, "poison")
+    with lane.adapters() as adapters:
+        actions.perform_action(adapters, TurnKind.SKIP, choose, "poison")
 
 
 def turns(lane: Lab) -> list[tuple[int, str]]:

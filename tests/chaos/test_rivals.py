@@ -43,15 +43,15 @@ def test_two_commands_at_once_make_one_plan_one_outcomes_and_one_settlement(lab:
 def test_two_runs_step_by_step_the_second_adopts_and_adds_nothing(lab: MakeLab) -> None:
     lane = lab(retry={"max_retries": 0})
     lane.produce_records(3, {1: {"fail": -1}})
-    with lane.parts("a") as a, lane.parts("b") as b:
+    with lane.adapters("a") as a, lane.adapters("b") as b:
         assert not plan.plan(a).adopted
         adopted = plan.plan(b)
         assert adopted.adopted
         assert adopted.plan is not None
-        results = [parts.run_job(lane.spark, job_of(parts, adopted.plan), None) for parts in (a, b)]
+        results = [adapters.run_job(lane.spark, job_of(adapters, adopted.plan), None) for adapters in (a, b)]
         stored = [
-            parts.store.store_outcomes(adopted.plan.turn, replay.add_actions(adopted.plan, result))
-            for parts, result in zip((b, a), results, strict=True)
+            adapters.store.store_outcomes(adopted.plan.turn, replay.add_actions(adopted.plan, result))
+            for adapters, result in zip((b, a), results, strict=True)
         ]
         assert stored == [True, False]
         settle.settle(a)
@@ -93,7 +93,7 @@ def test_a_loser_whose_turn_was_settled_meanwhile_ends_well_although_the_next_is
     """Run A replays turn 1; others settle it and plan turn 2. A has nothing left to do, and raises no error."""
     lane = lab()
     lane.produce_records(3)
-    with lane.parts("a") as a:
+    with lane.adapters("a") as a:
         planned = plan.plan(a).plan
         assert planned is not None
         result = a.run_job(lane.spark, job_of(a, planned), None)
@@ -102,7 +102,7 @@ def test_a_loser_whose_turn_was_settled_meanwhile_ends_well_although_the_next_is
         lane.plan()
         assert not a.store.store_outcomes(planned.turn, replay.add_actions(planned, result))
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(run, "plan", lambda parts: plan.Planned(planned, adopted=True))
+            patch.setattr(run, "plan", lambda adapters: plan.Planned(planned, adopted=True))
             patch.setattr(run, "replay", lambda *_: replay.Replayed(planned, result.calls))
             run.run(a, lane.spark)
     lane.run()

@@ -21,7 +21,7 @@ from ackline.backfill.choose import choose_offsets
 from ackline.errors import AcklineError
 from ackline.kafka.dead_letters import DeadLetters
 from ackline.kafka.group import Group
-from ackline.lane.adapters import Parts, open_parts
+from ackline.lane.adapters import Adapters, open_adapters
 from ackline.lane.lease import WhenHeld
 from ackline.ledger.turns import LIVE
 from ackline.pipeline.arguments import BackfillArguments
@@ -43,9 +43,9 @@ WRITES: dict[str, tuple[type, str]] = {
 }
 STEPS: dict[str, Callable[..., Any]] = {
     "plan": plan.plan,
-    "replay": lambda parts: replay.replay(parts, open_session),
+    "replay": lambda adapters: replay.replay(adapters, open_session),
     "settle": settle.settle,
-    "run": lambda parts: run.run(parts, open_session),
+    "run": lambda adapters: run.run(adapters, open_session),
 }
 
 
@@ -76,7 +76,7 @@ def arm(write: str, when: str, what: str) -> None:
     setattr(owner, name, armed)
 
 
-def run_backfill(parts: Parts, options: dict[str, str]) -> None:
+def run_backfill(adapters: Adapters, options: dict[str, str]) -> None:
     """Begins a backfill of ranges and runs it; without ranges, resumes the lane. Only the genesis is a write of its
     beginning, so the strike at any other write is armed after that."""
     strikes_genesis = options["write"] == "genesis"
@@ -84,10 +84,10 @@ def run_backfill(parts: Parts, options: dict[str, str]) -> None:
         arm(options["write"], options["when"], options["what"])
     if "ranges" in options:
         arguments = BackfillArguments(tuple(options["ranges"].split()))
-        backfill.begin(parts, arguments, choose_offsets(parts, arguments))
+        backfill.begin(adapters, arguments, choose_offsets(adapters, arguments))
     if not strikes_genesis:
         arm(options["write"], options["when"], options["what"])
-    backfill.run_backfill(parts, open_session)
+    backfill.run_backfill(adapters, open_session)
 
 
 def main(options: dict[str, str]) -> int:
@@ -101,7 +101,7 @@ def main(options: dict[str, str]) -> int:
     pipeline = load(Path(options["file"]))
     try:
         lane = "backfill-b" if backfills else LIVE
-        with open_parts(
+        with open_adapters(
             pipeline,
             run_id=f"victim-{os.getpid()}",
             actor="victim",
@@ -109,11 +109,11 @@ def main(options: dict[str, str]) -> int:
             audit=options["audit"],
             lane=lane,
             when_held=WhenHeld.TAKE_OVER,
-        ) as parts:
+        ) as adapters:
             if backfills:
-                run_backfill(parts, options)
+                run_backfill(adapters, options)
             else:
-                STEPS[options["step"]](parts)
+                STEPS[options["step"]](adapters)
     except AcklineError as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return 1

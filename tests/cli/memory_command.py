@@ -15,8 +15,8 @@ import pytest
 from ackline.ledger.turns import LIVE
 from ackline.pipeline.pipeline import Pipeline
 from tests.support.command import run_main
+from tests.support.memory_adapters import MemoryAdapters, memory_adapters
 from tests.support.memory_lane import MemoryLane
-from tests.support.memory_parts import MemoryParts, memory_parts
 
 
 class Finished(NamedTuple):
@@ -52,19 +52,19 @@ class MemoryCommand:
             "kafka: {bootstrap_servers: 'memory:1', group_id: g, topics: [orders]}\n"
             "backfill: {handlers: ['tests.support.journal:handle'], confirm_above: 5}\n"
         )
-        monkeypatch.setattr("ackline.cli.options.open_parts", self._open_parts)
+        monkeypatch.setattr("ackline.cli.options.open_adapters", self._open_adapters)
         monkeypatch.setattr("ackline.cli.options.typer.confirm", lambda *_, **__: self.answers.pop(0))
 
     @contextlib.contextmanager
-    def _open_parts(
+    def _open_adapters(
         self, pipeline: Pipeline, *_: Any, actor: str, now: Any = None, lane: str = LIVE, **__: Any
-    ) -> Iterator[MemoryParts]:
-        parts = self.lane.parts()
+    ) -> Iterator[MemoryAdapters]:
+        adapters = self.lane.adapters()
         if lane != LIVE:  # the settings of the lane in memory, with what the command has changed
             changed = {name: getattr(pipeline, name) for name in ("handler", "dead_letter", "max_rate", "backfill")}
-            own = parts.pipeline.model_copy(update=changed)
-            parts = memory_parts(self.lane.world, own, "command", self.lane._hook, lane=lane)
-        yield replace(parts, actor=actor, fixed_now=now)
+            own = adapters.pipeline.model_copy(update=changed)
+            adapters = memory_adapters(self.lane.world, own, "command", self.lane._hook, lane=lane)
+        yield replace(adapters, actor=actor, fixed_now=now)
 
     def __call__(self, *arguments: str, piped: str = "") -> Finished:
         """Run the command with these arguments, and with `piped` on its standard input."""

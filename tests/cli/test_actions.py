@@ -126,7 +126,7 @@ def test_s30_adopt_ledger_shows_what_begins_and_is_refused_once_nothing_is_to_ad
 
 
 def test_s36_adopt_ledger_names_an_older_copy(lane: MemoryLane, ackline: MemoryCommand) -> None:
-    ledger = lane.parts().store.ledger_id()
+    ledger = lane.adapters().store.ledger_id()
     lane.move_group(TP, 4, CommitMetadata(ledger, "lane", 0, 9).encode())
     command = ["adopt-ledger", "lane", "--reason", "restored"]
     shown = ackline(*command, "--dry-run").output

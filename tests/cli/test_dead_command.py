@@ -12,8 +12,8 @@ import pytest
 from ackline.tables.store import LedgerStore
 from tests.cli.memory_command import Finished, MemoryCommand
 from tests.support.memory import ArrivedLetter
+from tests.support.memory_adapters import MemoryAdapters
 from tests.support.memory_lane import MemoryLane
-from tests.support.memory_parts import MemoryParts
 from tests.tables.lane_rows import NOON
 from tests.tables.story import begin_story
 
@@ -34,14 +34,14 @@ class Dead:
         self.lane.world.history.append(ArrivedLetter(SECRET, b"key 4711", LETTER, False, True))
         self.command = MemoryCommand(self.lane, folder, monkeypatch)
         self.opened = 0
-        parts = self.lane.parts()
-        pipeline = parts.pipeline.model_copy(update={"name": "orders"})
+        adapters = self.lane.adapters()
+        pipeline = adapters.pipeline.model_copy(update={"name": "orders"})
         begin_story(store, **(settings or {"dead_letter": {"topic": "dead"}}))
 
         @contextmanager
-        def opened(*_: Any, **__: Any) -> Iterator[MemoryParts]:
+        def opened(*_: Any, **__: Any) -> Iterator[MemoryAdapters]:
             self.opened += 1
-            yield replace(parts, store=store, pipeline=pipeline)
+            yield replace(adapters, store=store, pipeline=pipeline)
 
         monkeypatch.setattr("ackline.cli.dead.opened", opened)
 

@@ -59,7 +59,7 @@ def test_only_the_retries_of_the_chosen_partitions_are_read(lane: MemoryLane, ac
     assert ackline("run", "lane", "--partition", "1", "--only-retries", "--json").json["records"] == 0
     assert ackline("run", "lane", "--topic", "orders", "--only-retries", "--json").json["records"] == 1
     assert (lane.calls()[3:], lane.floor()) == ([(0, 2)], 3)
-    stored = lane.parts().store.plan(lane.newest().turn).settings[SETTING]
+    stored = lane.adapters().store.plan(lane.newest().turn).settings[SETTING]
     assert stored == {"only_retries": True, "partitions": ["orders[0]", "orders[1]"]}
 
 

@@ -29,9 +29,9 @@ from ackline.pipeline.warnings import TopicPolicy
 from ackline.tables.lease import Lease, ProcessIdentity
 from ackline.tables.lease_file import NAME, LeaseFile
 from ackline.tuples import Durations, StepCounts
+from tests.support.memory_adapters import MemoryAdapters
 from tests.support.memory_kafka import MemoryCluster
 from tests.support.memory_lane import FAILS, NOON, OK, TP, MemoryLane
-from tests.support.memory_parts import MemoryParts
 
 HUGE = 1_234_567_890_123
 
@@ -50,7 +50,7 @@ def many() -> list[PartitionStatus]:
         values = [FAILS] * 5 if partition % 30 == 0 else [OK]
         lane.produce(*values, tp=TopicPartition("orders", partition))
     lane.run()
-    return status(lane.parts())
+    return status(lane.adapters())
 
 
 def test_of_300_partitions_the_worst_twenty_are_listed_and_then_the_totals(many: list[PartitionStatus]) -> None:
@@ -106,8 +106,8 @@ def test_below_the_table_are_the_records_that_hold_floors_and_the_open_turn() ->
     lane.run()
     lane.produce(OK)
     lane.plan()
-    found, _ = status_and_missing(lane.parts())
-    lines = _held_lines(held_back(lane.parts(), found), NOON + timedelta(minutes=1))
+    found, _ = status_and_missing(lane.adapters())
+    lines = _held_lines(held_back(lane.adapters(), found), NOON + timedelta(minutes=1))
     assert lines[0] == "Held by:"
     assert lines[1].startswith("  The floor of orders[0] is 0, because offset 0 failed once with ")
     assert lines[1 + MOST_EXPLAINED].startswith("  … and 3 more of these partitions")
@@ -118,34 +118,36 @@ def test_below_the_table_are_the_records_that_hold_floors_and_the_open_turn() ->
 
 
 @pytest.fixture
-def leased(tmp_path: Path) -> Iterator[MemoryParts]:
+def leased(tmp_path: Path) -> Iterator[MemoryAdapters]:
     """A process that looks at a lane with an open turn, whose lease is on the disk; the test holds the lease."""
     lane = MemoryLane(OK)
     plan, file = lane.plan(), LeaseFile(str(tmp_path))
     leases = TurnLease(file, "run-1", clock=lambda: NOON, renewing=lambda _: nullcontext())
     with leases.held(plan.turn):
         os.utime(tmp_path / NAME, (NOON.timestamp(), NOON.timestamp()))
-        yield lane.parts(lease=leases)
+        yield lane.adapters(lease=leases)
 
 
-def seen_after(parts: MemoryParts, seconds: float) -> tuple[str, Any]:
+def seen_after(adapters: MemoryAdapters, seconds: float) -> tuple[str, Any]:
     """The text and the object of the holder, to a process that looks so many seconds after the last renewal."""
-    assert parts.lease is not None
-    later = replace(parts.lease, clock=lambda: NOON + timedelta(seconds=seconds))
-    found = open_turn_of(replace(parts, lease=later))
+    assert adapters.lease is not None
+    later = replace(adapters.lease, clock=lambda: NOON + timedelta(seconds=seconds))
+    found = open_turn_of(replace(adapters, lease=later))
     assert found is not None
     body = open_turn_json(found)
     assert body is not None
     return _open_lines(found, NOON)[1], body["holder"]
 
 
-def seen_holder(parts: MemoryParts) -> Any:
-    body = open_turn_json(open_turn_of(parts))
+def seen_holder(adapters: MemoryAdapters) -> Any:
+    body = open_turn_json(open_turn_of(adapters))
     assert body is not None
     return body["holder"]
 
 
-def test_the_open_turn_names_the_process_that_replays_it_and_whether_its_lease_has_lapsed(leased: MemoryParts) -> None:
+def test_the_open_turn_names_the_process_that_replays_it_and_whether_its_lease_has_lapsed(
+    leased: MemoryAdapters,
+) -> None:
     host, process = socket.gethostname(), os.getpid()
     who = f"  Replayed by run run-1 on host {host} (process {process}) since 2026-03-01T12:00:00+00:00; "
     assert seen_after(leased, 5) == (
@@ -160,7 +162,7 @@ def test_the_open_turn_names_the_process_that_replays_it_and_whether_its_lease_h
     assert seen_after(leased, -3600)[1]["unrenewed_seconds"] == 0, "the clock of the disk is ahead"
 
 
-def test_a_holder_whose_process_has_ended_is_named_as_such(leased: MemoryParts) -> None:
+def test_a_holder_whose_process_has_ended_is_named_as_such(leased: MemoryAdapters) -> None:
     assert leased.lease is not None
     file = leased.lease.file
     lease = Lease.decode(file.read() or b"")
@@ -173,7 +175,9 @@ def test_a_holder_whose_process_has_ended_is_named_as_such(leased: MemoryParts) 
 
 
 @pytest.mark.parametrize("content", [b"", b"garbage", b"[" * 5000])
-def test_a_lease_that_cannot_be_read_or_is_of_another_turn_has_no_holder(leased: MemoryParts, content: bytes) -> None:
+def test_a_lease_that_cannot_be_read_or_is_of_another_turn_has_no_holder(
+    leased: MemoryAdapters, content: bytes
+) -> None:
     assert leased.lease is not None
     file = leased.lease.file
     lease = Lease.decode(file.read() or b"")
@@ -186,13 +190,13 @@ def test_a_lease_that_cannot_be_read_or_is_of_another_turn_has_no_holder(leased:
 
 
 def test_without_an_open_turn_the_object_has_none() -> None:
-    assert open_turn_json(open_turn_of(MemoryLane(OK).after_run().parts())) is None
+    assert open_turn_json(open_turn_of(MemoryLane(OK).after_run().adapters())) is None
 
 
 def test_the_holder_of_a_floor_is_the_lowest_pending_record() -> None:
     lane = MemoryLane(OK, FAILS, FAILS, dead_letter="none", retry={"initial_delay": "1h"})
     lane.run()
-    (found,) = explain_partitions(lane.parts(), TP)
+    (found,) = explain_partitions(lane.adapters(), TP)
     due = lane.state().next_due
     assert due is not None
     holder = found.held_by
@@ -208,13 +212,13 @@ def test_retention_may_take_the_record_at_the_floor_once_it_is_as_old_as_the_top
     policies = {"orders": TopicPolicy(timedelta(days=1))}
     monkeypatch.setattr(MemoryCluster, "policies", lambda *_: policies)
     lane = MemoryLane(OK, FAILS, OK, dead_letter="none", retry={"initial_delay": "1h"}).after_run()
-    (found,) = explain_partitions(lane.parts(), TP)
+    (found,) = explain_partitions(lane.adapters(), TP)
     assert found.retention.eta == NOON + timedelta(days=1)
     assert "Retention may take offset 1 from 2026-03-02 12:00:00 UTC (in 24 hours) on." in found.sentence
     policies["orders"] = TopicPolicy(timedelta.max)
-    assert explain_partitions(lane.parts(), TP)[0].retention.eta is None, "beyond the calendar"
+    assert explain_partitions(lane.adapters(), TP)[0].retention.eta is None, "beyond the calendar"
     lane.log().expire(2)
-    gone = explain_partitions(lane.parts(), TP)[0].sentence
+    gone = explain_partitions(lane.adapters(), TP)[0].sentence
     assert gone.endswith("The log starts at 2: the next run settles what is gone below it as expired.")
 
 
@@ -224,7 +228,7 @@ def test_without_the_broker_an_offset_is_explained_from_the_tables_alone(monkeyp
 
     lane = MemoryLane(OK, FAILS).after_run()
     monkeypatch.setattr(MemoryCluster, "reachable", away)
-    assert _log_of(lane.parts(), lane.newest(), TP) is None
+    assert _log_of(lane.adapters(), lane.newest(), TP) is None
 
 
 def test_the_table_of_steps_fits_into_eighty_columns() -> None:

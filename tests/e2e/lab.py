@@ -20,7 +20,7 @@ from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
 from ackline.lane import commit as commit_step
-from ackline.lane.adapters import Parts, open_parts
+from ackline.lane.adapters import Adapters, open_adapters
 from ackline.lane.lease import WhenHeld
 from ackline.ledger.offsets import TopicPartition
 from ackline.ledger.turns import LIVE, Plan, SettledPartition, Settlement
@@ -125,12 +125,12 @@ class Lab:
         """Produce `count` records that the handler acks; `special` replaces some of them, by position."""
         self.produce(*((special or {}).get(n, {"n": n}) for n in range(count)), **where)
 
-    def parts(self, run_id: str | None = None, lane: str = LIVE) -> Any:
-        """Returns a context manager that opens the pipeline at the lab's time, and gives the `Parts` of a lane."""
+    def adapters(self, run_id: str | None = None, lane: str = LIVE) -> Any:
+        """Returns a context manager that opens the pipeline at the lab's time, and gives the `Adapters` of a lane."""
         self.judged = False
         run_id = run_id or f"test-{uuid.uuid4().hex[:6]}"
         # Rivals of one turn, some of them paused; tests/lane/test_lease.py has the runs that wait.
-        return open_parts(
+        return open_adapters(
             self.pipeline,
             run_id=run_id,
             actor="test",
@@ -141,25 +141,25 @@ class Lab:
         )
 
     def run(self) -> run_step.RunResult:
-        with self.parts() as parts:
-            return run_step.run(parts, self.spark)
+        with self.adapters() as adapters:
+            return run_step.run(adapters, self.spark)
 
     def plan(self) -> Plan:
         """Run the step plan alone."""
-        with self.parts() as parts:
-            planned = planning_step.plan(parts).plan
+        with self.adapters() as adapters:
+            planned = planning_step.plan(adapters).plan
         assert planned is not None
         return planned
 
     def replay(self) -> replay_step.Replayed:
         """Run the step replay alone."""
-        with self.parts() as parts:
-            return replay_step.replay(parts, self.spark)
+        with self.adapters() as adapters:
+            return replay_step.replay(adapters, self.spark)
 
     def settle(self) -> commit_step.CommitResult:
         """Run the step settle alone."""
-        with self.parts() as parts:
-            return settle_step.settle(parts)
+        with self.adapters() as adapters:
+            return settle_step.settle(adapters)
 
     def ackline(self, *arguments: str, env: Mapping[str, str] | None = None) -> Finished:
         """Run the command `ackline` in this process; returns its status and output."""
@@ -252,9 +252,9 @@ class Lab:
 
     def settlement(self) -> Settlement:
         """Returns the newest settlement."""
-        with self.parts() as parts:
-            assert isinstance(parts, Parts)
-            newest = parts.store.newest()
+        with self.adapters() as adapters:
+            assert isinstance(adapters, Adapters)
+            newest = adapters.store.newest()
         assert newest is not None
         return newest
 

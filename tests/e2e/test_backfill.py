@@ -104,11 +104,11 @@ BY_SETTLE = ("letters", "decisions", "settlement")
 
 def replayed(lane: Lab, asked: list[str]) -> None:
     """Begins the backfill `b`, and carries out the steps plan and replay of its first turn."""
-    with lane.parts(lane="backfill-b") as parts:
+    with lane.adapters(lane="backfill-b") as adapters:
         arguments = BackfillArguments(tuple(asked))
-        begin(parts, arguments, choose_offsets(parts, arguments))
-        assert plan_backfill(parts, resend=True).plan is not None
-        replay(parts, lane.spark)
+        begin(adapters, arguments, choose_offsets(adapters, arguments))
+        assert plan_backfill(adapters, resend=True).plan is not None
+        replay(adapters, lane.spark)
 
 
 @pytest.mark.parametrize(("when", "write"), STEPS)

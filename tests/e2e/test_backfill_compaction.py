@@ -6,7 +6,7 @@ import pytest
 
 from ackline.backfill.plan import plan_backfill
 from ackline.backfill.run import backfill_pipeline, find_backfill
-from ackline.lane.adapters import open_parts
+from ackline.lane.adapters import open_adapters
 from ackline.pipeline.arguments import lane_of
 from tests.e2e import wire
 from tests.e2e.fixtures import MakeLab
@@ -30,15 +30,15 @@ def compacted(lane: Lab, gone: Iterable[int]) -> None:
 
 def planned(lane: Lab, backfill_id: str) -> None:
     """Stores the next plan of a backfill, as a process does that dies after it."""
-    with lane.parts() as live:
+    with lane.adapters() as live:
         stored = find_backfill(live.store.other_lane(lane_of(backfill_id)))
     assert stored is not None
     pipeline = backfill_pipeline(lane.pipeline, stored.arguments)
-    opened = open_parts(
+    opened = open_adapters(
         pipeline, run_id="dies", actor="test", now=lane.now, audit=lane.audit, lane=lane_of(backfill_id)
     )
-    with opened as parts:
-        assert plan_backfill(parts).plan is not None
+    with opened as adapters:
+        assert plan_backfill(adapters).plan is not None
 
 
 @pytest.mark.deep

@@ -76,7 +76,7 @@ def test_s64_s65_s69_answers_before_the_outcomes_in_time_late_repeated_and_forge
     assert first["answers"] == {"acked": 1}, "S64: the ack came before the outcome was stored"
     assert (first["partitions"][0]["floor"], answered.pending()["in_flight"]) == (1, 4)
 
-    def refuse(_parts: object) -> None:
+    def refuse(_adapters: object) -> None:
         raise AssertionError("answers need no Spark")
 
     answered.answer(1, times=8)

@@ -19,8 +19,8 @@ def perform(lane: Lab, kind: TurnKind, to: int | None = None) -> None:
     def choose(newest: Settlement) -> Targets:
         return {tp: partition.state.floor if to is None else to for tp, partition in newest.partitions.items()}
 
-    with lane.parts() as parts:
-        perform_action(parts, kind, choose, "a test's reason")
+    with lane.adapters() as adapters:
+        perform_action(adapters, kind, choose, "a test's reason")
 
 
 def audited_kinds(lane: Lab) -> list[str]:

@@ -159,19 +159,19 @@ def test_s68_a_run_killed_between_two_tables_publishes_the_rest_before_the_next_
 def test_s68_of_two_drivers_the_rows_of_the_one_whose_outcomes_count_are_published(lab: MakeLab) -> None:
     lane = shop(lab)
     lane.produce(order(0, item("a")))
-    with lane.parts("a") as a, lane.parts("b") as b:
+    with lane.adapters("a") as a, lane.adapters("b") as b:
         assert not planning.plan(a).adopted
         plan = planning.plan(b).plan
         assert plan is not None
         stored = []
-        for parts in (a, b):
-            job = job_of(parts, plan)
-            result = parts.run_job(lane.spark, job, None)
-            outputs = store_manifest(parts, plan, job, result)
-            report = replay.task_report(parts, plan, result, outputs)
-            stored.append((parts, report, replay.add_actions(plan, result)))
-        for parts, report, files in reversed(stored):
-            assert parts.store.store_outcomes(plan.turn, files, report) is (parts is b)
+        for adapters in (a, b):
+            job = job_of(adapters, plan)
+            result = adapters.run_job(lane.spark, job, None)
+            outputs = store_manifest(adapters, plan, job, result)
+            report = replay.task_report(adapters, plan, result, outputs)
+            stored.append((adapters, report, replay.add_actions(plan, result)))
+        for adapters, report, files in reversed(stored):
+            assert adapters.store.store_outcomes(plan.turn, files, report) is (adapters is b)
         settlement = settle.settle(a).stored
         assert settlement is not None
         assert settlement.outputs == stored[1][1].outputs != stored[0][1].outputs
@@ -205,8 +205,8 @@ def test_a_table_that_can_not_be_used_stops_the_run_before_anything_is_stored(la
         failed = lane.ackline(command, lane.name)
         assert failed.returncode == 2
         assert "has no column _topic" in " ".join(failed.stderr.split())
-    with lane.parts() as parts:
-        assert parts.store.newest() is None
+    with lane.adapters() as adapters:
+        assert adapters.store.newest() is None
 
 
 def test_a_settled_turn_whose_rows_are_lost_stops_the_lane_until_an_operator_gives_them_up(lab: MakeLab) -> None:

@@ -46,8 +46,8 @@ def test_a_broker_that_hides_the_settings_of_topics_stops_no_run_and_doctor_name
 
     lane = lab(guarantee="no_guarantee", topic_config={"retention.ms": "1"})
     monkeypatch.setattr(Cluster, "policies", refuse)
-    with lane.parts() as parts:
-        [warning] = run_warnings(parts, [lane.topic])
+    with lane.adapters() as adapters:
+        [warning] = run_warnings(adapters, [lane.topic])
     assert warning.startswith("dead_letter.topic: under `guarantee: no_guarantee`")
     checks = [check for check in lane.ackline_json("doctor", lane.name) if check["check"] == "settings"]
     assert all(check["ok"] for check in checks)

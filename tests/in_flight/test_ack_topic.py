@@ -72,8 +72,8 @@ def test_an_ack_topic_that_is_missing_or_compacted_is_refused_before_anything_is
     lane.world.delete_topic("acks")
     lane.run_fails(ConfigError, r"the ack topic acks of pipeline lane does not exist")
     lane.create("acks")
-    parts = lane.parts()
-    monkeypatch.setattr(type(parts.cluster), "policies", lambda *_: {"acks": TopicPolicy(None, True)})
+    adapters = lane.adapters()
+    monkeypatch.setattr(type(adapters.cluster), "policies", lambda *_: {"acks": TopicPolicy(None, True)})
     lane.run_fails(ConfigError, r"is compacted")
     assert lane.world.tables.plans == {}
 
@@ -102,11 +102,11 @@ def test_a_process_that_settles_late_after_another_one_reads_no_answer_twice() -
     lane.answer(0)
 
     def other_settles() -> None:
-        lane.settle(lane.parts("other"))
+        lane.settle(lane.adapters("other"))
         lane.answer(1)
 
     lane.strike("decisions", other_settles, "before")
-    lane.settle(lane.parts("late"))
+    lane.settle(lane.adapters("late"))
     assert (lane.next_answer(), in_flight(lane), lane.answered()) == (1, 1, {"acked": 1})
     lane.run()
     assert (lane.floor(), lane.answered()) == (2, {"acked": 2})
@@ -200,7 +200,7 @@ def test_an_answer_is_not_sent_to_a_topic_that_the_lane_does_not_read(is_open: b
     assert token is not None
     lane.settings["ack_topic"] = "others"
     with pytest.raises(ConfigError, match=r"reads its answers in acks, .*put acks back"):
-        send_answer(lane.parts(), [token], "ack")
+        send_answer(lane.adapters(), [token], "ack")
     assert lane.log(TopicPartition("others", 0)).end == 0
     lane.settings["ack_topic"] = "acks"
-    assert send_answer(lane.parts(), [token], "ack") == "acks"
+    assert send_answer(lane.adapters(), [token], "ack") == "acks"

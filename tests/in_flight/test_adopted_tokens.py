@@ -11,19 +11,19 @@ from tests.support.memory_answers import TP, WAITS, AnsweredLane
 def copied(lane: AnsweredLane) -> AnsweredLane:
     """The lane, whose group a newer copy of its ledger has committed."""
     lane.run()
-    lane.move_group(TP, 0, CommitMetadata(lane.parts().store.ledger_id(), "lane", 0, 9).encode())
+    lane.move_group(TP, 0, CommitMetadata(lane.adapters().store.ledger_id(), "lane", 0, 9).encode())
     return lane
 
 
 def test_adopting_an_older_copy_names_the_records_whose_tokens_count_no_more_and_they_are_tried_again() -> None:
     lane = copied(AnsweredLane(WAITS, WAITS))
-    shown = prepare_adoption(lane.parts(), "restored")
+    shown = prepare_adoption(lane.adapters(), "restored")
     assert shown.outstanding == OutstandingTokens(2, 0)
     text = adoption_text(shown, done=False)
     assert "Records in flight whose tokens count no more: 2. " in text
     assert "They time out and are tried again, each under a new token." in text
-    done = adopt_ledger(lane.parts(), "restored")
-    assert adoption_json(lane.parts(), done, "restored", dry_run=False)["unsigned_tokens"] == 2
+    done = adopt_ledger(lane.adapters(), "restored")
+    assert adoption_json(lane.adapters(), done, "restored", dry_run=False)["unsigned_tokens"] == 2
     lane.answer(0)
     assert lane.at(11).run().answers == {"unsigned": 1, "timed_out": 2}
     lane.run()
@@ -36,10 +36,10 @@ def test_adopting_an_older_copy_names_the_records_whose_tokens_count_no_more_and
 
 def test_adopting_an_older_copy_names_the_records_without_a_timeout_which_stay_in_flight() -> None:
     lane = copied(AnsweredLane(WAITS, WAITS, timeout="none"))
-    shown = prepare_adoption(lane.parts(), "restored")
+    shown = prepare_adoption(lane.adapters(), "restored")
     assert shown.outstanding == OutstandingTokens(2, 2)
     assert "2 of them have no timeout and stay in flight: end them with `ackline skip`" in adoption_text(shown, True)
-    adopt_ledger(lane.parts(), "restored")
+    adopt_ledger(lane.adapters(), "restored")
     lane.answer(0)
     lane.at(10**6).run()
     assert lane.state().pending_by_kind()[PendingKind.IN_FLIGHT] == 2
@@ -49,8 +49,8 @@ def test_a_ledger_that_returns_over_commits_of_another_one_keeps_its_tokens() ->
     lane = AnsweredLane(WAITS)
     lane.run()
     lane.move_group(TP, 0, CommitMetadata("another", "lane", 0, 9).encode())
-    assert prepare_adoption(lane.parts(), "back").outstanding == OutstandingTokens(0, 0)
-    adopt_ledger(lane.parts(), "back")
+    assert prepare_adoption(lane.adapters(), "back").outstanding == OutstandingTokens(0, 0)
+    adopt_ledger(lane.adapters(), "back")
     lane.answer(0)
     lane.run()
     assert lane.floor() == 1
@@ -64,12 +64,12 @@ def test_a_new_ledger_ignores_the_tokens_of_the_lost_one_and_reads_their_records
     metadata = CommitMetadata("lost", "lane", 0, 9).encode()
     lane = AnsweredLane(WAITS)
     lane.move_group(TP, 0, metadata)
-    shown = prepare_adoption(lane.parts(), "lost")
+    shown = prepare_adoption(lane.adapters(), "lost")
     assert shown.outstanding == OutstandingTokens(None, 0)
     assert "Tokens of records in flight that the other ledger has handed out count no more" in adoption_text(
         shown, True
     )
-    adopt_ledger(lane.parts(), "lost")
+    adopt_ledger(lane.adapters(), "lost")
     lane.run()
     lane.answer_with(lost, "ack")
     lane.answer(0)
@@ -81,7 +81,7 @@ def test_a_pipeline_without_an_ack_topic_has_no_outstanding_tokens() -> None:
     del lane.settings["ack_topic"], lane.settings["in_flight"]
     lane.world.handle = hand_on_nothing
     lane.move_group(TP, 0, CommitMetadata("lost", "lane", 0, 9).encode())
-    shown = prepare_adoption(lane.parts(), "lost")
+    shown = prepare_adoption(lane.adapters(), "lost")
     assert (shown.outstanding, "Tokens" in adoption_text(shown, True)) == (OutstandingTokens(0, 0), False)
 
 

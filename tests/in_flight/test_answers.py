@@ -242,12 +242,12 @@ def test_s69_a_run_killed_at_any_write_leaves_one_outcome_a_record(operation: st
 def test_a_key_behind_a_new_one_still_verifies_its_tokens_and_a_removed_one_does_not() -> None:
     lane = AnsweredLane(WAITS, WAITS)
     lane.run()
-    (old,) = lane.parts().token_keys or ()
+    (old,) = lane.adapters().token_keys or ()
     lane.answer(0)
-    lane.run(lane.parts(token_keys=(b"a new key of the tests", old)))
+    lane.run(lane.adapters(token_keys=(b"a new key of the tests", old)))
     assert lane.floor() == 1
     lane.answer(1)
-    lane.run(lane.parts(token_keys=(b"a new key of the tests",)))
+    lane.run(lane.adapters(token_keys=(b"a new key of the tests",)))
     assert (lane.floor(), lane.answered()) == (1, {"acked": 1, "unsigned": 1})
 
 
@@ -278,9 +278,9 @@ def test_a_token_is_signed_with_the_topic_id_of_its_partition_beside_a_parked_on
     plan = replace(
         plan, partitions={**plan.partitions, parked: replace(plan.partitions[parked], topic_id="an older topic")}
     )
-    parts = lane.parts()
-    signer = job_of(parts, plan).settings.tokens
+    adapters = lane.adapters()
+    signer = job_of(adapters, plan).settings.tokens
     assert signer is not None
     token = parse_token(signer.token(*TP, 0, 1))
     assert token is not None
-    assert token.is_signed(parts.token_keys or (), parts.store.ledger_id(), plan.partitions[TP].topic_id)
+    assert token.is_signed(adapters.token_keys or (), adapters.store.ledger_id(), plan.partitions[TP].topic_id)

@@ -20,8 +20,8 @@ def test_a_run_of_a_backfill_ends_while_answers_for_others_keep_coming() -> None
             live.answer_with("for another lane", "ack")
             assert next(turns) < TURNS, "the run does not end"
 
-    account = lane.run(lane.parts(hook=hook))
+    account = lane.run(lane.adapters(hook=hook))
     assert (account.pending["in_flight"], next(turns)) == (2, 1)
     live.answer(0)
-    account = lane.run(lane.parts(hook=hook))
+    account = lane.run(lane.adapters(hook=hook))
     assert (account.pending["in_flight"], account.outcomes) == (1, {"acked": 1})

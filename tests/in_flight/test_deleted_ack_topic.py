@@ -43,8 +43,8 @@ def test_a_settle_names_the_void_that_closes_its_turn_and_the_reset_goes_on() ->
     lane.world.delete_topic("acks")
     with pytest.raises(ConfigError, match=r"does not exist any more.*close it with `ackline void lane --reason"):
         lane.settle()
-    parts = lane.parts()
-    void_open_turn(parts, open_turn(parts).plan.turn, "the ack topic is gone")
+    adapters = lane.adapters()
+    void_open_turn(adapters, open_turn(adapters).plan.turn, "the ack topic is gone")
     without_ack_topic(lane)
     lane.run()
     assert lane.floor() == 1
@@ -54,14 +54,14 @@ def test_a_cancel_names_the_void_of_its_lane_and_then_works() -> None:
     live = AnsweredLane(WAITS, WAITS)
     lane = MemoryBackfill(live, "b", "orders")
     lane.begin()
-    killed = lane.parts(hook=die_at_decisions)
+    killed = lane.adapters(hook=die_at_decisions)
     with pytest.raises(Killed):
         lane.run(killed)
     live.world.delete_topic("acks")
     with pytest.raises(ConfigError, match="close it with `ackline void lane --lane backfill-b --reason"):
         lane.cancel()
-    parts = lane.parts()
-    void_open_turn(parts, open_turn(parts).plan.turn, "the ack topic is gone")
+    adapters = lane.adapters()
+    void_open_turn(adapters, open_turn(adapters).plan.turn, "the ack topic is gone")
     assert lane.cancel().outcomes == {"skipped": 2}
 
 

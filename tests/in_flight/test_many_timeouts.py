@@ -21,18 +21,18 @@ LIMIT = 300
 def test_many_timeouts_take_less_than_300_bytes_each() -> None:
     lane = AnsweredLane()
     plan = lane.plan()
-    parts, before = lane.at(3600).parts(), lane.newest()
+    adapters, before = lane.at(3600).adapters(), lane.newest()
     starts = np.arange(RECORDS)
     waiting = PendingState(PendingKind.IN_FLIGHT, 1, None)
     dues = microseconds(NOON + timedelta(seconds=10)) + starts * 1000  # each record was handled at a time of its own
     runs = PendingRuns(starts, starts + 1, np.zeros(RECORDS, np.int32), dues, [waiting])
     states = {TP: replace(before.partitions[TP].state, complete_to=RECORDS, pending=runs)}
     assert plan.ack_position is not None
-    wanted = range_to_read(parts, plan.ack_position)
+    wanted = range_to_read(adapters, plan.ack_position)
     arrow = pa.total_allocated_bytes()
     tracemalloc.start()
     try:
-        rows, report = decide_answers(parts, plan, before, wanted, states)
+        rows, report = decide_answers(adapters, plan, before, wanted, states)
         table = decision_rows(plan.turn, NOON.date(), "run", rows)
         _, peak = tracemalloc.get_traced_memory()
     finally:

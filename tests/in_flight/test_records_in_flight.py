@@ -38,7 +38,7 @@ def test_a_run_with_nothing_but_answers_to_read_starts_no_spark() -> None:
     def refuse(*_: object) -> None:
         raise AssertionError("a Spark job")
 
-    ran = lane.run(lane.parts(run_job=refuse))
+    ran = lane.run(lane.adapters(run_job=refuse))
     assert (ran.calls, ran.outcomes, lane.floor()) == (0, {"acked": 1}, 1)
     assert ran.plans[0].partitions[TP].why == IN_FLIGHT
 

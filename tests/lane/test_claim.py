@@ -31,7 +31,7 @@ def test_i7_a_plan_with_a_retry_is_not_handed_out_at_most_once() -> None:
     lane.world.tables.plans[planned.turn] = replace(planned, partitions={TP: with_retry})
     with pytest.raises(FatalError, match="at most once makes none"):
         lane.replay()
-    assert (lane.calls(), lane.parts().store.has_claim(planned.turn)) == ([], False)
+    assert (lane.calls(), lane.adapters().store.has_claim(planned.turn)) == ([], False)
 
 
 def refuses(*_: object) -> None:
@@ -50,8 +50,8 @@ def test_s50_a_job_that_cannot_be_started_is_refused_before_the_plan_is_claimed(
     """Later it would be lost: a claimed plan is handed out once, or never (I7)."""
     lane = once(OK)
     with pytest.raises(ConfigError, match=message):
-        lane.run(lane.parts(**changes))
-    assert (lane.parts().store.has_claim(lane.plan().turn), lane.committed()) == (False, None)
+        lane.run(lane.adapters(**changes))
+    assert (lane.adapters().store.has_claim(lane.plan().turn), lane.committed()) == (False, None)
     lane.run()
     assert (dict(lane.settled().counts), lane.newest().turn.n) == ({"acked": 1}, 1)
 
@@ -67,7 +67,7 @@ def test_s36_s37_at_most_once_a_group_that_can_not_be_committed_costs_no_turn(gr
     else:
         lane.world.members = ["a console consumer"]
     lane.run_fails((GroupMoved, GroupBusy), match=r"moved|a console consumer")
-    assert not lane.parts().store.has_claim(planned.turn)
+    assert not lane.adapters().store.has_claim(planned.turn)
     lane.world.committed[GROUP, TP], lane.world.members = ours, []
     lane.run()
     assert lane.calls() == [(0, 1), (1, 1)]
@@ -77,16 +77,16 @@ def test_s50_of_a_claimed_turn_that_is_lost_idle_partitions_have_lost_nothing() 
     lane = once(partitions=2, lost_after="0s").after_run()
     lane.produce(OK, tp=TP1)
     planned = lane.plan()
-    claim.claim(lane.parts(), planned, lane.newest(), publish_settled)
-    assert claim.take_start_marker(lane.parts(), planned)
+    claim.claim(lane.adapters(), planned, lane.newest(), publish_settled)
+    assert claim.take_start_marker(lane.adapters(), planned)
     lane.run()
-    rows = lane.parts().store.outcomes_of(planned.turn).rows
+    rows = lane.adapters().store.outcomes_of(planned.turn).rows
     assert {tp: [(row.offset, row.end) for row in lost] for tp, lost in rows.items()} == {TP1: [(0, 1)]}
 
 
 def test_s50_a_claimed_range_that_retention_has_deleted_is_lost_and_not_void() -> None:
     lane = once(OK, OK, OK)
-    claim.claim(lane.parts(), lane.plan(), lane.newest(), publish_settled)
+    claim.claim(lane.adapters(), lane.plan(), lane.newest(), publish_settled)
     lane.log().expire(3)
     lane.run()
     assert (lane.newest().kind, lane.ranges(Outcome.LOST), lane.calls()) == (TurnKind.RUN, [(0, 3)], [])
@@ -98,10 +98,10 @@ def test_i7_of_a_driver_that_claims_and_one_that_finds_the_range_gone_one_wins(w
     lane = once(OK, OK, partitions=2)
     lane.produce(OK, OK, tp=TP1)
     lane.plan()
-    claims = Actor("claims", lambda hook: lane.replay(lane.parts("claims", hook)))
+    claims = Actor("claims", lambda hook: lane.replay(lane.adapters("claims", hook)))
     claims.advance(lambda operation, when: (operation, when) == ("claim", BEFORE))
     lane.log(TP1).expire(1)
-    voids = Actor("voids", lambda hook: lane.replay(lane.parts("voids", hook)))
+    voids = Actor("voids", lambda hook: lane.replay(lane.adapters("voids", hook)))
     before = "claim" if winner == "the driver that claims" else "settlement"
     voids.advance(lambda operation, when: (operation, when) == (before, BEFORE))
     for driver in (claims, voids):

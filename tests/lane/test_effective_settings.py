@@ -10,8 +10,8 @@ def test_settings_in_force_are_all_of_them_on_one_line_and_properties_by_name_on
         streams=[{"name": "paid", "topics": ["orders"], "handler": "a:b"}],
         kafka={"properties": {"sasl.password": "canary", "client.id": "abc"}},
     )
-    parts = lane.parts(kafka={"bootstrap.servers": "memory", "sasl.password": "canary", "ssl.key.pem": "canary"})
-    line = effective_settings(parts)
+    adapters = lane.adapters(kafka={"bootstrap.servers": "memory", "sasl.password": "canary", "ssl.key.pem": "canary"})
+    line = effective_settings(adapters)
     assert "\n" not in line
     assert "canary" not in line
     settings = line.split(" ")

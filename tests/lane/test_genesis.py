@@ -74,7 +74,7 @@ def test_s32_a_topic_that_is_missing_stops_a_run_before_it_plans_unless_the_file
         error = lane.run_fails(ConfigError, "ordres: no such topic or partition at memory")
         assert "`missing_topics: wait`" in str(error)
         with pytest.raises(ConfigError):
-            preview(lane.parts())
+            preview(lane.adapters())
     assert lane.world.history == []
     lane.topics = [TP.topic]
     lane.run()

@@ -16,8 +16,8 @@ from ackline.ledger.turns import TurnId
 from ackline.steps import replay
 from ackline.tables.lease import MISSED_RENEWALS, RENEWAL_SECONDS, Lease, ProcessIdentity
 from ackline.tables.lease_file import NAME, LeaseFile
+from tests.support.memory_adapters import no_session
 from tests.support.memory_lane import NOON, OK, MemoryLane
-from tests.support.memory_parts import no_session
 
 TURN = TurnId("orders", "live", 0, 7)
 GIVEN_UP = MISSED_RENEWALS * RENEWAL_SECONDS
@@ -266,7 +266,7 @@ def test_replay_calls_no_handler_for_a_turn_that_another_run_has_replayed_meanwh
         file.remove()
 
     waits = Waits(at_10=other_run_ends)
-    replayed = lane.replay(lane.parts(run_id="second", lease=leases(file, waits)))
+    replayed = lane.replay(lane.adapters(run_id="second", lease=leases(file, waits)))
     assert (replayed.calls, waits.seconds) == (0, 10)
     assert len(lane.calls()) == 2
     lane.settle()
@@ -277,12 +277,12 @@ def test_replay_goes_on_with_a_turn_whose_run_has_ended_without_outcomes(file: L
     planned = lane.plan()
     file.write(replace(held_by_another(file), turn=str(planned.turn)).encode())
     waits = Waits(at_10=file.remove)
-    assert lane.replay(lane.parts(lease=leases(file, waits))).calls == 2
+    assert lane.replay(lane.adapters(lease=leases(file, waits))).calls == 2
     assert file.read() is None
 
 
 def test_a_turn_without_records_needs_no_lease(file: LeaseFile) -> None:
     lane = MemoryLane()
     lane.plan()
-    replay.replay(lane.parts(lease=leases(Broken("nowhere"))), no_session)
+    replay.replay(lane.adapters(lease=leases(Broken("nowhere"))), no_session)
     lane.settle()

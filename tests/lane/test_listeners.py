@@ -33,10 +33,10 @@ def thread_of(on_event: OnEvent) -> ListenerThread:
 def run_twice(lane: MemoryLane, thread: ListenerThread | None) -> object:
     """Makes two runs in which each event of a turn occurs, and returns everything that they leave."""
     lane.produce(OK, FAILS_ONCE, DEAD, FAILS_ONCE)
-    first = lane.run(lane.parts(listener=thread))
+    first = lane.run(lane.adapters(listener=thread))
     lane.produce(OK)
     lane.log().expire(2)
-    second = lane.run(lane.parts(listener=thread))
+    second = lane.run(lane.adapters(listener=thread))
     tables = lane.world.tables
     commits = [result.commit.committed for result in (first, second) if result.commit]
     return tables.plans, tables.settlements, tables.outcomes, lane.letters(), lane.world.committed, commits, second
@@ -63,7 +63,7 @@ def test_what_an_event_reports_is_durable(lane: MemoryLane) -> None:
     errors: list[BaseException] = []
 
     def check(event: str, details: tuple[Any, ...]) -> None:
-        store, newest = lane.parts().store, lane.newest()
+        store, newest = lane.adapters().store, lane.newest()
         events.add(event)
         match event:
             case "planned":
@@ -183,7 +183,7 @@ def test_a_record_whose_dead_letter_is_not_acknowledged_is_not_a_retry_and_not_d
     lane.produce(OK, DEAD, FAILS_ONCE)
     lane.world.faults.letters.append("unanswered")
     for expected in [("retry", {TP: [2]})], [("dead", {TP: [1]})]:
-        lane.run(lane.parts(listener=thread))
+        lane.run(lane.adapters(listener=thread))
         assert [event for event in events if event[0] in ("retry", "dead")] == expected
         events.clear()
 
@@ -192,7 +192,7 @@ def test_a_lane_without_a_topic_has_no_event(lane: MemoryLane) -> None:
     events: list[str] = []
     lane.settings["missing_topics"] = "wait"
     lane.world.delete_topic("orders")
-    lane.run(lane.parts(listener=thread_of(lambda event, _: events.append(event))))
+    lane.run(lane.adapters(listener=thread_of(lambda event, _: events.append(event))))
     assert events == []
 
 
@@ -205,7 +205,7 @@ def test_an_event_follows_the_write_that_it_is_about() -> None:
         written = last.application.rsplit("/", 1)[-1] if isinstance(last, TableCommit) else "commit"
         events.append((event, written))
 
-    lane.run(lane.parts(listener=thread_of(heard)))
+    lane.run(lane.adapters(listener=thread_of(heard)))
     assert events == [
         ("partitions_changed", "settlement"), ("planned", "plan"), ("handled", "outcomes"),
         *((event, "settlement") for event in ("acked", "retry", "dead")), ("committed", "commit"),
@@ -217,7 +217,7 @@ def test_a_process_that_loses_a_settlement_to_another_passes_no_event_of_it() ->
     events: list[str] = []
     lane.plan_and_replay()
     lane.strike("settlement", lane.settle, BEFORE)
-    lane.settle(lane.parts(listener=thread_of(lambda event, _: events.append(event))))
+    lane.settle(lane.adapters(listener=thread_of(lambda event, _: events.append(event))))
     assert (events, lane.committed()) == (["committed"], 1)
 
 

@@ -123,7 +123,7 @@ def test_at_most_once_a_plan_that_was_not_claimed_is_made_again_over_the_truncat
 def test_at_most_once_records_a_claimed_range_of_a_truncated_log_as_lost_and_then_stops() -> None:
     lane = two_partitions(OK, OK, OK, guarantee=AT_MOST_ONCE)
     planned = lane.plan()
-    claim.claim(lane.parts(), planned, lane.newest(), publish_settled)
+    claim.claim(lane.adapters(), planned, lane.newest(), publish_settled)
     lane.truncate(1, OK, OK)
     lane.run()
     assert (lane.settled().counts, lane.offsets()) == ({"lost": 3}, [])

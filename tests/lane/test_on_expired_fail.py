@@ -15,8 +15,8 @@ from ackline.ledger.outcomes import Outcome
 from ackline.ledger.turns import TurnKind
 from ackline.steps import plan, run
 from tests.support.memory import READ, Hook
+from tests.support.memory_adapters import MemoryAdapters, no_session
 from tests.support.memory_lane import AT_MOST_ONCE, DEAD, FAILS, NOON, OK, TP, MemoryLane
-from tests.support.memory_parts import MemoryParts, no_session
 
 GENESIS, RUN, VOID = TurnKind.GENESIS, TurnKind.RUN, TurnKind.VOID
 RETRY_AT_ONCE = {"initial_delay": "0s"}
@@ -27,11 +27,11 @@ def failing_lane(*values: bytes, **settings: Any) -> MemoryLane:
     return MemoryLane(*values, **{"on_expired": "fail", **settings})
 
 
-def refusal(lane: MemoryLane, parts: MemoryParts | None = None) -> str:
+def refusal(lane: MemoryLane, adapters: MemoryAdapters | None = None) -> str:
     """The message of a run that stops, after it has settled nothing."""
     before = lane.state()
     with pytest.raises(RetentionPassed) as caught:
-        lane.run(parts)
+        lane.run(adapters)
     assert (lane.state(), (caught.value.topic, caught.value.partition)) == (before, TP)
     return str(caught.value)
 
@@ -76,7 +76,7 @@ def test_s41_what_was_not_read_yet_is_named_before_anything_is_planned_and_a_ski
     assert "`on_expired: record`" in message
     assert refusal(lane) == message
     with pytest.raises(RetentionPassed):
-        plan.preview(lane.parts())
+        plan.preview(lane.adapters())
     assert len(lane.world.tables.plans) == plans
     skip_to_log_start(lane)
     lane.run()
@@ -101,7 +101,7 @@ def test_s41_a_retry_that_is_gone_when_it_is_read_makes_the_turn_void() -> None:
     """Nothing that the turn handled beside it counts, and nothing loops: the next run stops before it plans."""
     lane = failing_lane(FAILS, OK, OK, retry=RETRY_AT_ONCE).after_run()
     lane.produce(OK)
-    message = refusal(lane, lane.parts(hook=expires_at_poll(lane)))
+    message = refusal(lane, lane.adapters(hook=expires_at_poll(lane)))
     assert "orders[0] [0, 1)" in message
     assert "turn 2 (lane live, epoch 0) of lane is void" in message
     assert lane.kinds() == [GENESIS, RUN, VOID]
@@ -117,7 +117,7 @@ def test_s41_a_retry_that_is_gone_when_it_is_read_makes_the_turn_void() -> None:
 def test_s41_a_dead_letter_whose_record_is_gone_makes_the_turn_void() -> None:
     lane = failing_lane(DEAD, OK)
     with pytest.raises(RetentionPassed, match=r"orders\[0\] \[0, 1\).* is void"):
-        lane.run(lane.parts(hook=expires_once_outcomes_are_stored(lane)))
+        lane.run(lane.adapters(hook=expires_once_outcomes_are_stored(lane)))
     assert lane.kinds() == [GENESIS, VOID]
     assert "Nothing was planned" in refusal(lane)
     skip_to_log_start(lane)
@@ -138,7 +138,7 @@ def test_s41_the_replay_step_of_a_dag_stops_as_well() -> None:
     lane.plan()
     lane.log().expire(2)
     with pytest.raises(RetentionPassed, match="Nothing was planned"):
-        run.replay_until_records(lane.parts(), no_session)
+        run.replay_until_records(lane.adapters(), no_session)
 
 
 @pytest.mark.parametrize(
@@ -208,7 +208,7 @@ def _killed(lane: MemoryLane, stop: int, expires: Hook) -> bool:
 
     try:
         with suppress(RetentionPassed):
-            lane.run(lane.parts(hook=hook))
+            lane.run(lane.adapters(hook=hook))
     except KeyboardInterrupt:
         lane.log().expire(1)
         return True

@@ -8,8 +8,8 @@ import pytest
 from ackline.errors import ConfigError
 from ackline.ledger.turns import TurnKind
 from ackline.steps import replay
+from tests.support.memory_adapters import no_session
 from tests.support.memory_lane import AT_MOST_ONCE, DEAD, FAILS, NO_GUARANTEE, OK, MemoryLane
-from tests.support.memory_parts import no_session
 
 
 @pytest.mark.parametrize(
@@ -42,13 +42,13 @@ def test_outputs_that_are_added_to_the_file_under_an_open_turn_wait_for_the_next
     lane.plan()
     lane.settings |= {"record_outcomes": True, "outputs": [{"from": "source", "table": "totals"}]}
     jobs: list[Any] = []
-    parts = lane.parts()
+    adapters = lane.adapters()
 
     def run_job(spark: Any, job: Any, on_progress: Any) -> Any:
         jobs.append(job.settings)
-        return parts.run_job(spark, job, on_progress)
+        return adapters.run_job(spark, job, on_progress)
 
-    replay.replay(replace(parts, run_job=run_job), no_session)
+    replay.replay(replace(adapters, run_job=run_job), no_session)
     lane.settle()
     assert [(job.record_outcomes, job.topology, job.outputs) for job in jobs] == [(False, None, None)]
     assert lane.settled().counts == {"acked": 1}

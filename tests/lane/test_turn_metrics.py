@@ -11,6 +11,7 @@ from ackline.ledger.metrics import TOTALS, TurnReport
 from ackline.ledger.outcomes import Outcome
 from ackline.ledger.turns import TurnKind
 from ackline.steps import run
+from tests.support.memory_adapters import no_session
 from tests.support.memory_kafka import MemoryCluster
 from tests.support.memory_lane import (
     AT_LEAST_ONCE,
@@ -22,7 +23,6 @@ from tests.support.memory_lane import (
     TP,
     MemoryLane,
 )
-from tests.support.memory_parts import no_session
 from tests.support.memory_store import MemoryStore
 from tests.support.memory_table import MemoryTable
 
@@ -42,10 +42,10 @@ def test_i9_every_process_that_settles_a_turn_stores_the_same_metrics_and_totals
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(MemoryStore, "store_settlement", killed)
         with pytest.raises(KeyboardInterrupt):
-            lane.settle(lane.parts("first"))
-    assert lane.settle(lane.parts("second")).stored is not None
+            lane.settle(lane.adapters("first"))
+    assert lane.settle(lane.adapters("second")).stored is not None
     assert (lane.settled(), lane.settled().totals) == (computed[0], ZERO | {"acked": 2, "failed": 1, "dead": 1})
-    assert lane.settle(lane.parts("third")).stored is None
+    assert lane.settle(lane.adapters("third")).stored is None
 
 
 def test_a_reset_begins_at_0_and_a_void_turn_adds_nothing() -> None:
@@ -85,10 +85,10 @@ def test_a_broker_that_has_no_time_for_a_record_fails_no_settlement(monkeypatch:
 
 def test_the_report_of_the_tasks_is_stored_with_the_turn_also_where_rows_are_kept() -> None:
     lane = MemoryLane(OK).after_run()
-    report = lane.parts().store.report_of(lane.newest().turn)
+    report = lane.adapters().store.report_of(lane.newest().turn)
     assert isinstance(report, TurnReport)
     assert (report.recorded, report.counts) == (True, {TP: {"acked": 1}})
-    assert not outcome_rows_are_off(lane.parts().store)
+    assert not outcome_rows_are_off(lane.adapters().store)
 
 
 # ---- without rows -------------------------------------------------------------------------------------------------
@@ -107,12 +107,12 @@ def test_a_run_without_rows_goes_on_past_gaps_until_it_meets_a_record() -> None:
     done = lane.run()
     assert ([plan.turn.n for plan in done.plans], done.outcomes) == ([1, 2], {"acked": 1})
     lane.plan()
-    run.replay_until_records(lane.parts(), no_session)
+    run.replay_until_records(lane.adapters(), no_session)
     lane.settle()
     assert (lane.settled().counts, lane.settled().gaps) == ({"dropped": 1}, 2)
     assert lane.settled().totals == ZERO | {"acked": 1, "dropped": 1}
     assert not any(lane.world.tables.outcomes.values())
-    assert outcome_rows_are_off(lane.parts().store)
+    assert outcome_rows_are_off(lane.adapters().store)
 
 
 def test_counts_that_the_delta_log_has_expired_are_unknown_and_no_gaps(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -101,7 +101,7 @@ class Lane:
     published: list[tuple[int, int, int, int, tuple[tuple[int, str], ...]]] = field(default_factory=list)
 
     @property
-    def parts(self) -> Any:
+    def adapters(self) -> Any:
         return SimpleNamespace(store=self.store, pipeline=SimpleNamespace(name="shop"))
 
     def partitions(self) -> Any:
@@ -164,7 +164,7 @@ class Lane:
     def _stage(self, rows: Sequence[Row], executions: Sequence[str] = ("a", "b")) -> str:
         """Stages rows as the tasks of two executions do. Returns what outcomes n name: the second one."""
         named = ""
-        folder = f"{staging_root(self.parts)}/{folder_name(self.turn)}"
+        folder = f"{staging_root(self.adapters)}/{folder_name(self.turn)}"
         for execution in executions if rows else ():
             files: list[StagedFile] = []
             for part in (rows[::2], rows[1::2]):
@@ -190,9 +190,9 @@ class Lane:
         stored: list[str] = []
         for _ in range(self.random.choice((1, 1, 2))):  # two that settle at once: one of them stores its settlement
             with killing(self):
-                stored.append(settled_outputs(self.parts, plan, before, settled, named, outcomes))
+                stored.append(settled_outputs(self.adapters, plan, before, settled, named, outcomes))
         if not stored:
-            stored.append(settled_outputs(self.parts, plan, before, settled, named, outcomes))
+            stored.append(settled_outputs(self.adapters, plan, before, settled, named, outcomes))
         self.store.settlements[plan.turn] = self.random.choice(stored)
 
     def _publish(self, kind: TurnKind) -> None:
@@ -202,11 +202,11 @@ class Lane:
             self.store.settlements[self.turn] = settled
         newest: Any = SimpleNamespace(turn=self.turn, outputs=settled)
         with killing(self):
-            publish_settled(self.parts, newest)
-        publish_settled(self.parts, newest)
+            publish_settled(self.adapters, newest)
+        publish_settled(self.adapters, newest)
         if self.late and self.random.random() < 0.5:  # a process that has slept since it settled an earlier turn
-            publish_settled(self.parts, self.random.choice(self.late))
-            publish_settled(self.parts, newest)
+            publish_settled(self.adapters, self.random.choice(self.late))
+            publish_settled(self.adapters, newest)
         self.late.append(newest)
 
     def _model(self, staged: Sequence[Row], rows: Sequence[OutcomeRow], kind: TurnKind) -> None:
@@ -236,7 +236,7 @@ class Lane:
         assert sorted(found) == sorted(self.published)
         kept = [file for table in kept_after(self.store.settlements[self.turn]) for file in table.files]
         assert len(kept) <= kept_rows.MOST_FILES
-        root = Path(staging_root(self.parts))
+        root = Path(staging_root(self.adapters))
         values = [value for file in kept for value in pq.read_table(root / file.path)["value"].to_pylist()]
         assert sorted(values) == sorted(row.number for row in self.waiting)
         named = {file.path for file in kept}

@@ -23,7 +23,7 @@ TP = TopicPartition("orders", 0)
 TABLES = [{"from": "source.a", "table": "a"}, {"from": "source.b", "table": "b", "columns": {"value": "double"}}]
 
 
-def parts_of(root: Path, *kept: StagedTable) -> Any:
+def adapters_of(root: Path, *kept: StagedTable) -> Any:
     """A pipeline with two output tables, whose newest settlement keeps these rows."""
     outputs = OutputsOfTurn("app", "", {}, kept).encode()
     store = SimpleNamespace(
@@ -36,61 +36,63 @@ def parts_of(root: Path, *kept: StagedTable) -> Any:
     return SimpleNamespace(store=store, pipeline=SimpleNamespace(name="shop", topology=topology([], blocks)))
 
 
-def targets_of(parts: Any) -> OutputTargets:
-    targets = output_targets(parts, SimpleNamespace(turn=TURN))  # type: ignore[arg-type]
+def targets_of(adapters: Any) -> OutputTargets:
+    targets = output_targets(adapters, SimpleNamespace(turn=TURN))  # type: ignore[arg-type]
     assert targets is not None
     return targets
 
 
-def staged(parts: Any, targets: OutputTargets, *batches: list[Any]) -> list[StagedFile]:
+def staged(adapters: Any, targets: OutputTargets, *batches: list[Any]) -> list[StagedFile]:
     """Stages rows for both tables as one task does."""
     rows, edges = OutputRows(targets, [TP]), EdgeColumns()
     for batch in batches:
         for value in batch:
             edges.add_input_edge(0, 0, 1, 9)
             numbers = (len(edges.parents) - 1,)
-            rows.add(parts.pipeline.topology.all_outputs[0], OutputRow(0, EmittedRow(None, value, 1), numbers, numbers))
+            rows.add(
+                adapters.pipeline.topology.all_outputs[0], OutputRow(0, EmittedRow(None, value, 1), numbers, numbers)
+            )
         assert list(rows.flush(edges.resolve())) == []
     return rows.close()
 
 
-def named(parts: Any, targets: OutputTargets, files: list[StagedFile]) -> list[StagedTable]:
+def named(adapters: Any, targets: OutputTargets, files: list[StagedFile]) -> list[StagedTable]:
     """The tables of the manifest that the driver stores."""
     job: Any = SimpleNamespace(settings=SimpleNamespace(outputs=targets))
-    text = store_manifest(parts, SimpleNamespace(turn=TURN), job, SimpleNamespace(staged=files))  # type: ignore[arg-type]
-    manifest = read_manifest(parts, TURN, OutputsOfTurn.decode(text))
+    text = store_manifest(adapters, SimpleNamespace(turn=TURN), job, SimpleNamespace(staged=files))  # type: ignore[arg-type]
+    manifest = read_manifest(adapters, TURN, OutputsOfTurn.decode(text))
     assert manifest is not None
     return list(manifest.tables)
 
 
 def test_the_manifest_names_all_columns_that_the_tasks_of_the_turn_have_inferred(tmp_path: Path) -> None:
-    parts = parts_of(tmp_path)
-    targets = targets_of(parts)
-    files = [*staged(parts, targets, [{"id": 1}], [{"note": "late"}]), *staged(parts, targets, [{"id": 2}])]
-    [table] = named(parts, targets, files)
+    adapters = adapters_of(tmp_path)
+    targets = targets_of(adapters)
+    files = [*staged(adapters, targets, [{"id": 1}], [{"note": "late"}]), *staged(adapters, targets, [{"id": 2}])]
+    [table] = named(adapters, targets, files)
     assert (table.table, table.columns, len(table.files)) == ("a", {"id": "long", "note": "string"}, 3)
 
 
 def test_a_turn_begins_from_the_columns_of_rows_that_wait_and_else_anew(tmp_path: Path) -> None:
     waiting = [StagedTable("a", {"id": "string"}, (), ()), StagedTable("a", {"id": "string", "note": "string"}, (), ())]
-    parts = parts_of(tmp_path, *waiting, StagedTable("b", {"value": "double"}, (), ()))
-    targets = targets_of(parts)
+    adapters = adapters_of(tmp_path, *waiting, StagedTable("b", {"value": "double"}, (), ()))
+    targets = targets_of(adapters)
     assert (targets.columns, targets.inferred) == ({1: {"value": "double"}}, {0: {"id": "string", "note": "string"}})
-    [table] = named(parts, targets, staged(parts, targets, [{"id": "a"}]))
+    [table] = named(adapters, targets, staged(adapters, targets, [{"id": "a"}]))
     assert table.columns == {"id": "string", "note": "string"}
-    assert targets_of(parts_of(tmp_path)).inferred == {0: {}}
+    assert targets_of(adapters_of(tmp_path)).inferred == {0: {}}
 
 
 def test_columns_of_a_turn_go_with_the_other_files_of_the_turn(tmp_path: Path) -> None:
     """A void turn after a bad deployment must not decide the columns of the turns after it."""
-    parts = parts_of(tmp_path)
-    targets = targets_of(parts)
-    staged(parts, targets, [{"id": "wrong"}])
+    adapters = adapters_of(tmp_path)
+    targets = targets_of(adapters)
+    staged(adapters, targets, [{"id": "wrong"}])
     later = OutputTargets(TURN._replace(n=3), targets.folder.removesuffix("2") + "3", {}, {0: {}})
-    files = staged(parts, later, [{"id": 1}])
+    files = staged(adapters, later, [{"id": 1}])
     assert [file.path.split("-")[:2] for file in files] == [["0", "1"]]
     settled: Any = SimpleNamespace(turn=later.turn, outputs="")
-    remove_staged(parts, settled)
+    remove_staged(adapters, settled)
     assert not list(tmp_path.rglob("columns-*"))
 
 
@@ -99,27 +101,27 @@ def test_a_turn_whose_manifest_is_gone_or_damaged_is_not_taken_for_one_without_r
     content: str | None, tmp_path: Path
 ) -> None:
     """The Delta log has expired which execution outcomes n name, so the manifest alone tells what was staged."""
-    parts = parts_of(tmp_path)
-    parts.store.is_settled = lambda _: False
+    adapters = adapters_of(tmp_path)
+    adapters.store.is_settled = lambda _: False
     folder = tmp_path / "shop" / ".staging" / "live-0-2"
     folder.mkdir(parents=True)
     if content is not None:
         (folder / "execution-1.json").write_text(content)
     plan: Any = SimpleNamespace(turn=TURN, kind=TurnKind.RUN, empty=False, settings={"outputs": True})
     with pytest.raises(LedgerError, match=r"the manifest of the turn.* `ackline void shop"):
-        find_outputs(parts, plan)
+        find_outputs(adapters, plan)
     plan.settings["guarantee"] = "at_most_once"  # a turn that is recorded as lost has no manifest
-    assert find_outputs(parts, plan) == ""
+    assert find_outputs(adapters, plan) == ""
 
 
 def test_a_preview_writes_nothing_to_find_out_whether_it_may_write(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    parts = parts_of(tmp_path)
+    adapters = adapters_of(tmp_path)
     plan: Any = SimpleNamespace(turn=TURN, kind=TurnKind.RUN, empty=False)
     probed: list[str] = []
     monkeypatch.setattr("ackline.outputs.checks.check_place", probed.append)
-    check_outputs_of(parts, plan, probe=False)
+    check_outputs_of(adapters, plan, probe=False)
     assert probed == []
-    check_outputs_of(parts, plan)
+    check_outputs_of(adapters, plan)
     assert len(probed) == 2

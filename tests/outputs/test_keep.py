@@ -59,7 +59,7 @@ def test_a_turn_in_which_no_attempt_ends_writes_and_removes_nothing(tmp_path: Pa
         patch.setattr(lane.store, "outcome_rows_of", None)
         renewed = OutcomeRow(0, 1, Outcome.IN_FLIGHT, NOW, answer=AnswerKind.RENEW)
         after = turn_of(lane, [renewed], before=before)
-        publish_settled(lane.parts, SimpleNamespace(turn=lane.turn, outputs=after.encode()))  # type: ignore[arg-type]
+        publish_settled(lane.adapters, SimpleNamespace(turn=lane.turn, outputs=after.encode()))  # type: ignore[arg-type]
     assert (after.kept, after.released, after.tables) == (OutputsOfTurn.decode(before).kept, (), {})
 
 
@@ -123,18 +123,18 @@ def test_no_turn_but_one_that_drops_what_waits_is_planned_while_rows_that_wait_a
     lane.store.store_plan = store  # type: ignore[attr-defined]
     other, all_of_it = skip(lane, to=0), skip(lane, to=1)
     for plan in (plan_of(lane.turn, empty=True), other, all_of_it, plan_of(lane.turn, TurnKind.RESET)):
-        assert store_plan(lane.parts, newest_of(lane), plan)
+        assert store_plan(lane.adapters, newest_of(lane), plan)
     for path in tmp_path.rglob("kept-*.parquet"):
         path.write_bytes(path.read_bytes()[:-1])
     for plan in (plan_of(lane.turn, empty=True), other):
         with pytest.raises(LedgerError, match=r"1 of 1 files .* gone or cut short .* `ackline reset shop --to floor"):
-            store_plan(lane.parts, newest_of(lane), plan)
+            store_plan(lane.adapters, newest_of(lane), plan)
         lane_of_backfill = newest_of(lane, turn=lane.turn._replace(lane="backfill-b"))
         with pytest.raises(LedgerError, match=r"gone or cut short .* `ackline backfill shop --cancel b`, and choose"):
-            store_plan(lane.parts, lane_of_backfill, plan)
+            store_plan(lane.adapters, lane_of_backfill, plan)
     chosen = skip(lane, to=0, retries=(ValuedRange(0, 1, 2),))
     for plan in (all_of_it, chosen, plan_of(lane.turn, TurnKind.RESET)):
-        assert store_plan(lane.parts, newest_of(lane), plan)
+        assert store_plan(lane.adapters, newest_of(lane), plan)
     run, moved, reset = TurnKind.RUN, TurnKind.SKIP, TurnKind.RESET
     assert planned == [run, moved, moved, reset, moved, moved, reset]
 
@@ -155,7 +155,7 @@ def test_a_settled_turn_whose_manifest_is_lost_is_an_error_with_a_way_out(tmp_pa
     lane = lane_with_rows(tmp_path, Outcome.ACKED)
     damage(tmp_path / "shop" / ".staging" / "live-0-1" / "execution-b.json")
     with pytest.raises(LedgerError, match=r"staged rows in .* are gone.* `ackline void shop --give-up TABLE --reason"):
-        publish_settled(lane.parts, newest_of(lane))
+        publish_settled(lane.adapters, newest_of(lane))
 
 
 STAGED_ONLY = (Outcome.ACKED, Outcome.ACKED)
@@ -211,7 +211,7 @@ def test_rows_that_do_not_fit_the_table_any_more_are_not_published_into_it(tmp_p
     before = lane.store.settlements[lane.turn]
     other = table_of_a_user(lane)
     with pytest.raises(ConfigError, match=r"wait for the table totals, and their columns differ .* \(value\)"):
-        publish_settled(lane.parts, SimpleNamespace(turn=lane.turn, outputs=before))  # type: ignore[arg-type]
+        publish_settled(lane.adapters, SimpleNamespace(turn=lane.turn, outputs=before))  # type: ignore[arg-type]
     with suppress(FileNotFoundError):
         assert DeltaTable(other.uri).to_pyarrow_table().num_rows == 0
 
@@ -220,22 +220,22 @@ def test_rows_that_do_not_fit_the_table_any_more_are_not_published_into_it(tmp_p
 def test_a_ledger_that_takes_a_number_again_publishes_its_rows(tmp_path: Path, ledger: str) -> None:
     """Its tables were removed, or restored from a backup as of before the turn, and the staging folder was left."""
     lane = lane_with_rows(tmp_path, Outcome.ACKED, Outcome.ACKED)
-    publish_settled(lane.parts, newest_of(lane))
+    publish_settled(lane.adapters, newest_of(lane))
     shutil.rmtree(tmp_path / "shop" / "outputs")
     again, named, rows = staged_turn(tmp_path, Outcome.ACKED, ledger=ledger, execution="c")
     turn_of(again, rows, named)
-    publish_settled(again.parts, newest_of(again))
+    publish_settled(again.adapters, newest_of(again))
     assert DeltaTable(f"{tmp_path}/shop/outputs/{TABLE}").to_pyarrow_table().num_rows == 1
 
 
 def test_a_process_that_publishes_late_does_not_make_a_later_turn_look_unpublished(tmp_path: Path) -> None:
     lane = lane_with_rows(tmp_path, Outcome.ACKED)
     late = newest_of(lane)
-    publish_settled(lane.parts, late)
+    publish_settled(lane.adapters, late)
     lane.turn = lane.turn._replace(n=2)
     row = Row(7, {7: Outcome.ACKED})
     turn_of(lane, [OutcomeRow(7, 1, Outcome.ACKED, NOW)], lane._stage([row]))
-    publish_settled(lane.parts, newest_of(lane))
-    publish_settled(lane.parts, late)
+    publish_settled(lane.adapters, newest_of(lane))
+    publish_settled(lane.adapters, late)
     shutil.rmtree(tmp_path / "shop" / "outputs")  # by its user
-    publish_settled(lane.parts, newest_of(lane))
+    publish_settled(lane.adapters, newest_of(lane))

@@ -34,17 +34,17 @@ class Store:
         return True
 
 
-def parts_of(root: Path, *outputs: dict[str, Any], topics: tuple[str, ...] = ()) -> Any:
+def adapters_of(root: Path, *outputs: dict[str, Any], topics: tuple[str, ...] = ()) -> Any:
     blocks = [OutputBlock.model_validate({"from": f"source.s{n}", **output}) for n, output in enumerate(outputs)]
     pipeline = SimpleNamespace(name="shop", topology=topology([], blocks), outputs=blocks)
     cluster = SimpleNamespace(topics=lambda wanted: {name: None for name in wanted if name in topics})
     return SimpleNamespace(pipeline=pipeline, store=Store(root), cluster=cluster)
 
 
-def plan_run(parts: Any, empty: bool = False) -> list[Any]:
+def plan_run(adapters: Any, empty: bool = False) -> list[Any]:
     """Stores the plan of a run. Returns which plans are stored."""
-    store_plan(parts, parts.store.newest(), plan_of(TURN, empty=empty))
-    plans: list[Any] = parts.store.plans
+    store_plan(adapters, adapters.store.newest(), plan_of(TURN, empty=empty))
+    plans: list[Any] = adapters.store.plans
     return plans
 
 
@@ -62,36 +62,36 @@ def test_an_output_that_can_not_be_used_stops_a_run_before_its_plan_is_stored(tm
         ({"table": "file:///proc/1/totals"}, FatalError, "table at /proc/1/totals does not exist, and its place can't"),
     ]
     for output, error, text in refused:
-        parts = parts_of(tmp_path, output)
+        adapters = adapters_of(tmp_path, output)
         with pytest.raises(error, match=text):
-            plan_run(parts)
-        assert parts.store.plans == []
+            plan_run(adapters)
+        assert adapters.store.plans == []
 
 
 def test_a_table_that_can_be_created_is_no_obstacle_and_the_check_leaves_nothing(tmp_path: Path) -> None:
-    parts = parts_of(tmp_path / "audit", {"table": "totals"}, {"table": f"file://{tmp_path}/lake/of/mine"})
-    assert len(plan_run(parts)) == 1
+    adapters = adapters_of(tmp_path / "audit", {"table": "totals"}, {"table": f"file://{tmp_path}/lake/of/mine"})
+    assert len(plan_run(adapters)) == 1
     assert list(tmp_path.iterdir()) == []
 
 
 def test_only_a_plan_that_reads_something_opens_the_outputs(tmp_path: Path) -> None:
-    parts = parts_of(tmp_path, {"table": "file:///proc/1/totals"})
-    assert len(plan_run(parts, empty=True)) == 1
+    adapters = adapters_of(tmp_path, {"table": "file:///proc/1/totals"})
+    assert len(plan_run(adapters, empty=True)) == 1
     for kind in (TurnKind.SKIP, TurnKind.RESET, TurnKind.PAUSE):
-        assert store_plan(parts, parts.store.newest(), plan_of(TURN, kind))
+        assert store_plan(adapters, adapters.store.newest(), plan_of(TURN, kind))
 
 
 def test_two_outputs_to_one_table_stop_a_run_and_the_error_names_both_keys(tmp_path: Path) -> None:
     """A table takes a turn once, so the rows of the second output would be lost."""
     (tmp_path / "link").symlink_to(tmp_path)
     for uri in (f"file://{tmp_path}/shop/outputs/totals", f"file://{tmp_path}/link/shop/outputs/totals"):
-        parts = parts_of(tmp_path, {"table": "totals"}, {"topic": "a"}, {"table": uri}, topics=("a",))
+        adapters = adapters_of(tmp_path, {"table": "totals"}, {"topic": "a"}, {"table": uri}, topics=("a",))
         with pytest.raises(ConfigError, match=r"outputs\.0\.table \(totals\) and outputs\.2\.table .* are one table"):
-            plan_run(parts)
-        assert parts.store.plans == []
+            plan_run(adapters)
+        assert adapters.store.plans == []
 
 
 def test_doctor_names_the_outputs(tmp_path: Path) -> None:
     table(f"{tmp_path}/shop/outputs/totals")
-    parts = parts_of(tmp_path, {"table": "totals"}, {"topic": "a"}, {"table": "b"}, topics=("a",))
-    assert check_outputs(parts) == "table totals (columns value); topic a; table b (columns inferred from its rows)"
+    adapters = adapters_of(tmp_path, {"table": "totals"}, {"topic": "a"}, {"table": "b"}, topics=("a",))
+    assert check_outputs(adapters) == "table totals (columns value); topic a; table b (columns inferred from its rows)"

@@ -68,7 +68,7 @@ def test_a_partition_that_it_includes_later_is_read_from_its_log_start_and_no_re
     """Even under `start: latest`: the filter may have excluded the topic, or the topic may be new (S32)."""
     lane = filtered_lane(start="latest", kafka={"topics": ["orders", "payments"]})
     filters.included = set()
-    plan.plan(lane.parts())
+    plan.plan(lane.adapters())
     filters.included = {1}
     lane.run()
     assert calls(lane) == [("orders", 1, 0), ("payments", 1, 0)]
@@ -89,7 +89,7 @@ def test_an_error_of_the_filter_stops_the_plan_and_nothing_is_stored(function: s
     lane = filtered_lane(function)
     for make_plan in (plan.plan, plan.preview):
         with pytest.raises(ConfigError, match=problem) as caught:
-            make_plan(lane.parts())
+            make_plan(lane.adapters())
         assert caught.value.key == "kafka.partition_filter"
     assert lane.world.history == []
 

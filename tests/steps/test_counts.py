@@ -38,7 +38,7 @@ def test_s41_900_records_that_retention_took_count_as_900_although_they_are_one_
     assert lane.ranges(Outcome.EXPIRED) == [(0, 900)]
     assert ran.outcomes == lane.settled().counts == counters(lane.newest()) == shown(lane.newest()) == counts
     assert (nonzero(lane.settled().totals), lane.settled().gaps) == (counts, 0)
-    assert nonzero(status(lane.parts())[0].totals) == counts
+    assert nonzero(status(lane.adapters())[0].totals) == counts
     assert lane.metrics()["expired_in_ranges"] == 900
 
 

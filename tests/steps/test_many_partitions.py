@@ -33,7 +33,7 @@ def test_xcom_log_and_printed_table_hold_totals_and_the_ten_worst_partitions() -
     for summary in (planned, settled):
         assert [TopicPartition(row["topic"], row["partition"]) for row in summary["partitions"]] == WORST
         assert len(json.dumps(summary)) < 4_000
-    plan, printed = lane.parts().store.plan(lane.newest().turn), StringIO()
+    plan, printed = lane.adapters().store.plan(lane.newest().turn), StringIO()
     print_turn(Console(file=printed, width=200), plan, lane.newest(), result.committed)
     lines = printed.getvalue().splitlines()
     assert len(lines) == 1 + 1 + len(WORST) + 1

@@ -18,8 +18,8 @@ def test_a_partition_without_leader_at_the_first_run_is_named_and_joins_once_it_
     lane = MemoryLane(OK, OK, partitions=2)
     lane.produce(OK, tp=TP1)
     lane.log(TP1).has_leader = False
-    assert plan.preview(lane.parts()).leaderless == (TP1,)
-    shown = run_json(lane.run(), lane.parts().store)
+    assert plan.preview(lane.adapters()).leaderless == (TP1,)
+    shown = run_json(lane.run(), lane.adapters().store)
     assert {row["partition"]: row["why"] for row in shown["partitions"]} == {0: None, 1: NO_LEADER}
     assert "orders[1] has no leader" in caplog.text
     lane.log(TP1).has_leader = True

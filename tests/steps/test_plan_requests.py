@@ -9,7 +9,7 @@ from ackline.pipeline.pipeline import Pipeline
 from ackline.steps.plan import plan
 from ackline.steps.run import run
 from tests.support.memory import READ, World
-from tests.support.memory_parts import memory_parts, no_session
+from tests.support.memory_adapters import memory_adapters, no_session
 
 OF_TABLES = {"settlements", "settlement", "plans", "plan"}
 """What a plan reads of the tables and not of the broker."""
@@ -29,7 +29,7 @@ def planning_requests(behind: int, limit: int) -> Counter[str]:
     world = World(NOON)
     for name in ("orders", "payments"):
         world.create_topic(name, 3)
-    run(memory_parts(world, pipeline(max_records_per_run=limit), "first"), no_session)
+    run(memory_adapters(world, pipeline(max_records_per_run=limit), "first"), no_session)
     for tp in world.partitions():
         log = world.log(tp)
         assert log is not None
@@ -40,7 +40,7 @@ def planning_requests(behind: int, limit: int) -> Counter[str]:
     def count(name: str, when: str) -> None:
         requests.update([name] if when == READ and name not in OF_TABLES else [])
 
-    plan(memory_parts(world, pipeline(max_records_per_run=limit), "second", count))
+    plan(memory_adapters(world, pipeline(max_records_per_run=limit), "second", count))
     return requests
 
 
@@ -61,11 +61,11 @@ def test_thousands_of_retries_with_the_same_due_time_are_one_plan_and_none_comes
     for _ in range(5_000):
         log.append(b'{"fail": 1}', NOON)
     waiting = pipeline(retry={"initial_delay": "1h"})
-    assert run(memory_parts(world, waiting, "first"), no_session).calls == 5_000
+    assert run(memory_adapters(world, waiting, "first"), no_session).calls == 5_000
     world.now += timedelta(hours=1) - timedelta(milliseconds=1)
-    assert run(memory_parts(world, waiting, "early"), no_session).calls == 0
+    assert run(memory_adapters(world, waiting, "early"), no_session).calls == 0
     world.now += timedelta(milliseconds=1)
-    due = run(memory_parts(world, waiting, "due"), no_session)
+    due = run(memory_adapters(world, waiting, "due"), no_session)
     assert due.calls == 5_000
     assert due.outcomes == {"acked": 5_000}
     [due_plan] = due.plans

@@ -11,8 +11,8 @@ from ackline.errors import AcklineError, ConfigError, FatalError, TopicChanged, 
 from ackline.ledger.outcomes import Outcome
 from ackline.ledger.turns import TurnKind
 from ackline.steps.replay import job_of
+from tests.support.memory_adapters import MemoryAdapters
 from tests.support.memory_lane import AT_LEAST_ONCE, AT_MOST_ONCE, FAILS, NO_GUARANTEE, OK, MemoryLane
-from tests.support.memory_parts import MemoryParts
 
 Isolation = tuple[bool, str, float | None]
 PLAIN: Isolation = (False, "", None)
@@ -25,17 +25,17 @@ class Starts:
         self.lane = MemoryLane(OK, OK, OK, **settings)
         self.jobs: list[Isolation] = []
 
-    def parts(self, **changes: Any) -> MemoryParts:
-        parts = self.lane.parts()
+    def adapters(self, **changes: Any) -> MemoryAdapters:
+        adapters = self.lane.adapters()
 
         def run_job(spark: Any, job: Any, on_progress: Any) -> Any:
             self.jobs.append((job.settings.isolated, job.isolation_reason, job.settings.record_timeout))
-            return parts.run_job(spark, job, on_progress)
+            return adapters.run_job(spark, job, on_progress)
 
-        return self.lane.parts(**{"run_job": run_job, **changes})
+        return self.lane.adapters(**{"run_job": run_job, **changes})
 
     def run(self, **changes: Any) -> None:
-        self.lane.run(self.parts(**changes))
+        self.lane.run(self.adapters(**changes))
 
     def fail(self, times: int) -> None:
         """So many runs whose job does not come back."""
@@ -72,9 +72,9 @@ def test_a_start_is_counted_before_it_is_made() -> None:
 
     for number in (1, 2, 3):
         with pytest.raises(SystemExit):
-            starts.lane.replay(starts.parts(run_job=dies))
+            starts.lane.replay(starts.adapters(run_job=dies))
         assert starts.counted()[f"try-{number}"] == 1
-    starts.lane.replay(starts.parts())
+    starts.lane.replay(starts.adapters())
     assert starts.jobs[0][0]
 
 
@@ -82,7 +82,7 @@ def test_an_empty_plan_and_one_whose_outcomes_are_stored_are_not_started() -> No
     starts = Starts()
     starts.lane.plan()
     for step in (starts.lane.replay, starts.lane.replay, starts.lane.run, starts.lane.run):
-        step(starts.parts())
+        step(starts.adapters())
     assert starts.counted() == {"try-1": 1}
 
 
@@ -100,7 +100,7 @@ def test_a_record_that_killed_or_hung_its_process_is_tried_again_in_isolation(
 ) -> None:
     starts = Starts(retry={"initial_delay": "0s"})
     starts.lane.produce(FAILS)
-    monkeypatch.setattr("tests.support.memory_parts.error_class_of", lambda _: error)
+    monkeypatch.setattr("tests.support.memory_adapters.error_class_of", lambda _: error)
     starts.run()
     starts.run()
     reason = "it tries a record again that has killed or hung its process"
@@ -131,7 +131,7 @@ def test_the_job_carries_the_guarantee_and_what_becomes_of_tombstones(
     guarantee: str, once: bool, on_failure: Outcome, tombstones: str
 ) -> None:
     lane = MemoryLane(OK, guarantee=guarantee, tombstones=tombstones)
-    settings = job_of(lane.parts(), lane.plan()).settings
+    settings = job_of(lane.adapters(), lane.plan()).settings
     assert (settings.once, settings.on_failure) == (once, on_failure)
     assert settings.deliver_tombstones == (tombstones == "deliver")
 
@@ -139,22 +139,22 @@ def test_the_job_carries_the_guarantee_and_what_becomes_of_tombstones(
 # ---- the log changes while it is read -----------------------------------------------------------------------------
 
 
-def parts_that_end_with(lane: MemoryLane, change: Callable[[], object]) -> MemoryParts:
-    """Parts whose job is followed by a change of the log, before its outcomes are stored."""
-    parts = lane.parts()
+def adapters_that_end_with(lane: MemoryLane, change: Callable[[], object]) -> MemoryAdapters:
+    """Adapters whose job is followed by a change of the log, before its outcomes are stored."""
+    adapters = lane.adapters()
 
     def run_job(*arguments: Any) -> Any:
-        result = parts.run_job(*arguments)
+        result = adapters.run_job(*arguments)
         change()
         return result
 
-    return lane.parts(run_job=run_job)
+    return lane.adapters(run_job=run_job)
 
 
 def test_retention_that_passes_what_was_read_already_takes_no_outcome_away() -> None:
     """What was handled stays acked; it is not read again, and does not become `expired`."""
     lane = MemoryLane(OK, OK, OK)
-    lane.run(parts_that_end_with(lane, lambda: lane.log().expire(2)))
+    lane.run(adapters_that_end_with(lane, lambda: lane.log().expire(2)))
     assert (dict(lane.settled().counts), lane.calls()) == ({"acked": 3}, [(0, 1), (1, 1), (2, 1)])
 
 
@@ -162,7 +162,7 @@ def test_s42_a_topic_created_again_while_it_was_read_proves_nothing() -> None:
     """The new topic has as many records: neither bounds nor leader epoch differ, only the topic id."""
     lane = MemoryLane(OK, OK)
     with pytest.raises(TopicChanged, match="created again"):
-        lane.run(parts_that_end_with(lane, lambda: lane.create("orders", records=2)))
+        lane.run(adapters_that_end_with(lane, lambda: lane.create("orders", records=2)))
     assert lane.newest().kind is TurnKind.VOID
     assert (lane.state().complete_to, lane.committed()) == (0, None)
 
@@ -193,7 +193,7 @@ def test_an_unreadable_range_is_not_void_once_another_run_has_stored_its_outcome
     lane.plan()
 
     def other_run_reads_and_retention_follows() -> None:
-        lane.replay(lane.parts("other"))
+        lane.replay(lane.adapters("other"))
         lane.log().expire(2)
 
     lane.strike("bounds", other_run_reads_and_retention_follows)
@@ -205,8 +205,8 @@ def test_an_unreadable_range_is_not_void_once_another_run_has_stored_its_outcome
 # ---- at most once, the report of a job that has ended is the only one there will be ---------------------------------
 
 
-def fail_after_the_job(lane: MemoryLane, operation: str, errors: Sequence[AcklineError]) -> MemoryParts:
-    """Parts whose first operations of this kind after the job raise these errors, one each. They never wait."""
+def fail_after_the_job(lane: MemoryLane, operation: str, errors: Sequence[AcklineError]) -> MemoryAdapters:
+    """Adapters whose first operations of this kind after the job raise these errors, one each. They never wait."""
 
     def fail(error: AcklineError) -> None:
         raise error
@@ -215,7 +215,7 @@ def fail_after_the_job(lane: MemoryLane, operation: str, errors: Sequence[Acklin
         for error in errors:
             lane.strike(operation, partial(fail, error))
 
-    return parts_that_end_with(lane, change)
+    return adapters_that_end_with(lane, change)
 
 
 AWAY = TransientError("the broker does not answer")
@@ -236,16 +236,16 @@ def test_s50_at_most_once_what_fails_after_the_job_is_tried_again_and_loses_noth
 
 def test_s50_at_most_once_a_broker_that_stays_away_after_the_job_ends_the_driver_after_minutes() -> None:
     lane, waits = MemoryLane(OK, guarantee=AT_MOST_ONCE), list[float]()
-    parts = fail_after_the_job(lane, "topics", [AWAY] * 100)
+    adapters = fail_after_the_job(lane, "topics", [AWAY] * 100)
     with pytest.raises(TransientError, match="does not answer"):
-        lane.run(replace(parts, sleep=waits.append))
+        lane.run(replace(adapters, sleep=waits.append))
     assert 240 < sum(waits) < 600
 
 
 def test_at_most_once_a_range_that_is_gone_after_the_job_is_not_checked_again() -> None:
     lane, waits = MemoryLane(OK, guarantee=AT_MOST_ONCE), list[float]()
-    parts = replace(parts_that_end_with(lane, lambda: lane.create("orders", records=1)), sleep=waits.append)
-    lane.run(parts)
+    adapters = replace(adapters_that_end_with(lane, lambda: lane.create("orders", records=1)), sleep=waits.append)
+    lane.run(adapters)
     assert (lane.ranges(Outcome.LOST), waits) == ([(0, 1)], [])
 
 

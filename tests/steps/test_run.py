@@ -6,8 +6,8 @@ from ackline.errors import RangeGone
 from ackline.ledger.turns import TurnKind
 from ackline.steps import run
 from tests.support.memory import AFTER, BEFORE
+from tests.support.memory_adapters import no_session
 from tests.support.memory_lane import FAILS, OK, TP, MemoryLane
-from tests.support.memory_parts import no_session
 
 
 def test_the_replay_step_goes_on_over_gaps_to_the_turn_that_settle_is_to_find() -> None:
@@ -15,7 +15,7 @@ def test_the_replay_step_goes_on_over_gaps_to_the_turn_that_settle_is_to_find() 
     lane.log().add_gap(5)
     lane.produce(OK, OK, OK)
     lane.plan()
-    done = run.replay_until_records(lane.parts(), no_session)
+    done = run.replay_until_records(lane.adapters(), no_session)
     lane.settle()
     assert (done.calls, lane.calls()) == (1, [(5, 1)])
     assert (lane.newest().turn.n, lane.committed()) == (3, 6)
@@ -33,7 +33,7 @@ def test_the_replay_step_leaves_the_turn_of_another_run_to_that_run() -> None:
         lane.plan()
 
     lane.strike("outcomes", other_run_goes_on, AFTER)
-    assert run.replay_until_records(lane.parts(), no_session).calls == 2
+    assert run.replay_until_records(lane.adapters(), no_session).calls == 2
     assert (lane.newest().turn.n, lane.calls()) == (1, [(0, 1), (1, 1)])
 
 
@@ -73,7 +73,7 @@ def test_a_run_stops_after_five_void_turns_in_a_row(step: object) -> None:
     if step is run.replay_until_records:
         lane.plan()
     with pytest.raises(RangeGone, match="5 turns in a row"):
-        step(lane.parts(), no_session)  # type: ignore[operator]
+        step(lane.adapters(), no_session)  # type: ignore[operator]
     assert lane.kinds() == [TurnKind.GENESIS, *[TurnKind.VOID] * 5]
 
 

@@ -83,7 +83,7 @@ def test_s45_a_skip_settles_what_is_pending_though_the_window_is_full_and_the_ru
 def test_s45_the_preview_shows_what_would_be_skipped(caplog: pytest.LogCaptureFixture) -> None:
     lane = MemoryLane(OK, max_offset_behind=SKIP).after_run()
     lane.produce(*[OK] * 9)
-    previewed = plan.preview(lane.parts())
+    previewed = plan.preview(lane.adapters())
     assert previewed.plan is not None
     shown = plan_json(previewed.plan, previewed.adopted)
     rows = [(row["partition"], row["end"], row["why"]) for row in shown["partitions"]]

@@ -9,14 +9,14 @@ from ackline.ledger.planning import NOT_REQUESTED, ONLY_RETRIES
 from ackline.pipeline.arguments import SETTING, RunRequest
 from ackline.steps import plan
 from ackline.steps.run import replay_until_records
+from tests.support.memory_adapters import no_session
 from tests.support.memory_lane import FAILS_ONCE, OK, TP, TP1, MemoryLane
-from tests.support.memory_parts import no_session
 
 NOW = {"initial_delay": "0s"}
 
 
 def asked(lane: MemoryLane, **request: object) -> None:
-    lane.run(lane.parts(request=RunRequest(**request)))  # type: ignore[arg-type]
+    lane.run(lane.adapters(request=RunRequest(**request)))  # type: ignore[arg-type]
 
 
 def test_max_records_limits_a_run_and_never_exceeds_the_file() -> None:
@@ -36,7 +36,7 @@ def test_only_retries_reads_what_is_due_and_no_new_record() -> None:
     asked(lane, only_retries=True)
     assert lane.calls() == [(0, 1), (1, 1), (0, 2)]
     asked(lane, only_retries=True)
-    stored = lane.parts().store.plan(lane.newest().turn)
+    stored = lane.adapters().store.plan(lane.newest().turn)
     assert stored.partitions[TP].why == ONLY_RETRIES
     lane.run()
     assert lane.floor() == 4
@@ -60,7 +60,7 @@ def test_partitions_that_are_not_requested_are_not_read_and_move_no_floor() -> N
         lane.produce(OK, tp=tp)
     asked(lane, partitions=frozenset({TP1}))
     assert (lane.calls(TP), lane.calls(TP1)) == ([], [(0, 1)])
-    stored = lane.parts().store.plan(lane.newest().turn)
+    stored = lane.adapters().store.plan(lane.newest().turn)
     assert stored.partitions[TP].why == NOT_REQUESTED
     assert stored.settings[SETTING] == {"partitions": ["orders[1]"]}
     lane.run()
@@ -90,8 +90,8 @@ def test_the_next_turn_of_a_run_in_airflow_keeps_the_request(monkeypatch: pytest
     lane.log().add_gap(3)
     lane.produce(OK, OK)
     lane.produce(OK, tp=TP1)
-    parts = lane.parts(request=RunRequest(max_records=3, partitions=frozenset({TP})))
-    plan.plan(parts)
-    replay_until_records(lane.parts(), no_session)
+    adapters = lane.adapters(request=RunRequest(max_records=3, partitions=frozenset({TP})))
+    plan.plan(adapters)
+    replay_until_records(lane.adapters(), no_session)
     lane.settle()
     assert (lane.calls(TP), lane.calls(TP1)) == ([(3, 1), (4, 1)], [])

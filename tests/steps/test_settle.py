@@ -24,7 +24,7 @@ def test_i1_the_end_of_a_plan_is_not_committed_before_the_plan_is_claimed() -> N
     lane = MemoryLane(OK, OK, guarantee=AT_MOST_ONCE).after_run()
     lane.produce(OK, OK)
     open_plan = lane.plan()
-    settle.settle(lane.parts(), lane.newest().turn)
+    settle.settle(lane.adapters(), lane.newest().turn)
     assert (lane.committed(), open_plan.partitions[TP].fresh) == (2, OffsetRange(2, 4))
 
 
@@ -33,7 +33,7 @@ def test_a_settle_of_one_turn_needs_no_proof_of_the_next() -> None:
     done = lane.newest().turn
     lane.produce(OK)
     lane.plan()
-    assert (settle.settle(lane.parts(), done).stored, lane.newest().turn) == (None, done)
+    assert (settle.settle(lane.adapters(), done).stored, lane.newest().turn) == (None, done)
 
 
 @pytest.mark.parametrize("policy", ["fail", "follow", "restore"])
@@ -54,7 +54,7 @@ def test_i4_decisions_that_another_process_stores_meanwhile_are_folded(when: str
     lane.plan_and_replay()
 
     def other_process_decides() -> None:
-        other = lane.parts("other")
+        other = lane.adapters("other")
         plan = other.store.open_plan(lane.newest())
         assert plan is not None
         settle._decided_outcomes(other, plan, lane.newest(), None)
@@ -117,7 +117,7 @@ def test_s46_records_of_tuples_that_a_join_holds_do_not_count_under_any_guarante
     monkeypatch: pytest.MonkeyPatch, guarantee: str, record_outcomes: bool
 ) -> None:
     # A world has no acker. So its handler raises an error of the name, which no handler can store otherwise.
-    monkeypatch.setattr("tests.support.memory_parts.error_class_of", lambda error: type(error).__name__)
+    monkeypatch.setattr("tests.support.memory_adapters.error_class_of", lambda error: type(error).__name__)
     settings: dict[str, Any] = {"dead_letter": "none"} if guarantee != AT_LEAST_ONCE else {}
     if guarantee != AT_LEAST_ONCE:
         settings["record_outcomes"] = record_outcomes
@@ -158,7 +158,7 @@ def test_s46_a_void_turn_with_retries_is_made_again_with_the_same_attempts_and_o
     trip(lane)
     trip(lane)
     assert (lane.state(), lane.letters()) == (before, [])
-    lane.run(lane.parts(no_breaker=True))
+    lane.run(lane.adapters(no_breaker=True))
     assert [letter.headers["ackline.offset"] for letter in lane.letters()] == ["0"]
     assert sorted(lane.calls()[3:]) == sorted([(0, 2), (3, 1), (4, 1), (5, 1)] * 3)
     lane.run()
@@ -174,6 +174,6 @@ def test_s45_s46_what_was_skipped_stays_so_though_the_breaker_voids_the_turn_aft
     trip(lane)
     assert lane.ranges(Outcome.SKIPPED) == [(0, 15)]
     assert (lane.newest().kind, lane.committed()) == (TurnKind.VOID, None)
-    lane.run(lane.parts(no_breaker=True))
+    lane.run(lane.adapters(no_breaker=True))
     assert lane.calls() == [(offset, 1) for _ in range(3) for offset in range(15, 20)]
     assert (lane.settled().totals or {})["skipped"] == 15

@@ -1,6 +1,6 @@
 """A world in memory: topics, a consumer group, dead letters, tables and a clock, without a broker, Spark or Delta.
 
-The adapters in `memory_store`, `memory_kafka` and `memory_parts` work on one `World`. It outlives them, as the real
+The adapters in `memory_store`, `memory_kafka` and `memory_adapters` work on one `World`. It outlives them, as the real
 parts outlive a process. Contract tests hold the adapters to what the real parts do. A world does nothing by itself and
 never waits: the test lets logs grow, records expire and operations fail. `World.history` lists every write in the order
 in which it was made.

@@ -12,8 +12,8 @@ from ackline.ledger.offsets import TopicPartition
 from ackline.ledger.turns import Settlement, TurnKind
 from ackline.pipeline.arguments import BackfillArguments, check_same, id_of, lane_of
 from tests.support.memory import Hook, TableCommit
+from tests.support.memory_adapters import MemoryAdapters, memory_adapters, no_session
 from tests.support.memory_lane import TP, MemoryLane
-from tests.support.memory_parts import MemoryParts, memory_parts, no_session
 
 MINUTE = {"initial_delay": "1m", "max_retries": 3}
 """A retry policy under which the first retry is due after a minute."""
@@ -26,48 +26,48 @@ class MemoryBackfill:
         self.live, self.lane = live, lane_of(backfill_id)
         self.arguments = BackfillArguments(ranges, **filters)
 
-    def parts(self, run_id: str = "backfill", hook: Hook | None = None, **changes: Any) -> MemoryParts:
-        pipeline = backfill_pipeline(self.live.parts().pipeline, self.arguments)
-        found = memory_parts(self.live.world, pipeline, run_id, hook or self.live._hook, lane=self.lane)
+    def adapters(self, run_id: str = "backfill", hook: Hook | None = None, **changes: Any) -> MemoryAdapters:
+        pipeline = backfill_pipeline(self.live.adapters().pipeline, self.arguments)
+        found = memory_adapters(self.live.world, pipeline, run_id, hook or self.live._hook, lane=self.lane)
         return replace(found, **changes)
 
     def choose(self) -> Choice:
-        return choose_offsets(self.parts(), self.arguments)
+        return choose_offsets(self.adapters(), self.arguments)
 
-    def begin(self, parts: MemoryParts | None = None) -> Settlement:
+    def begin(self, adapters: MemoryAdapters | None = None) -> Settlement:
         """Begins the lane, or finds it begun; the arguments must be those of the lane."""
-        parts = parts or self.parts()
-        newest = parts.store.newest()
+        adapters = adapters or self.adapters()
+        newest = adapters.store.newest()
         if newest is None:
-            genesis = backfill.begin(parts, self.arguments, choose_offsets(parts, self.arguments))
+            genesis = backfill.begin(adapters, self.arguments, choose_offsets(adapters, self.arguments))
         else:
-            genesis = backfill.genesis_of(parts.store, newest.turn.epoch)
+            genesis = backfill.genesis_of(adapters.store, newest.turn.epoch)
         check_same(id_of(self.lane), BackfillArguments.decode(genesis.arguments), self.arguments)
         return genesis
 
-    def begin_epoch(self, epoch: int, parts: MemoryParts | None = None) -> Settlement:
+    def begin_epoch(self, epoch: int, adapters: MemoryAdapters | None = None) -> Settlement:
         """Begins a new epoch of the lane, which must be settled, with what its arguments choose now."""
-        parts = parts or self.parts()
-        return backfill.begin(parts, self.arguments, choose_offsets(parts, self.arguments), epoch=epoch)
+        adapters = adapters or self.adapters()
+        return backfill.begin(adapters, self.arguments, choose_offsets(adapters, self.arguments), epoch=epoch)
 
-    def run(self, parts: MemoryParts | None = None, **options: Any) -> Account:
+    def run(self, adapters: MemoryAdapters | None = None, **options: Any) -> Account:
         """Begins or resumes the lane, runs what is due, and returns the account, which must balance."""
-        parts = parts or self.parts()
-        self.begin(parts)
-        backfill.run_backfill(parts, no_session, **options)
+        adapters = adapters or self.adapters()
+        self.begin(adapters)
+        backfill.run_backfill(adapters, no_session, **options)
         return self.account()
 
     def cancel(self, reason: str = "") -> Account:
-        backfill.cancel(self.parts(), reason)
+        backfill.cancel(self.adapters(), reason)
         return self.account()
 
     def account(self) -> Account:
-        found = backfill.find_backfill(self.parts().store)
+        found = backfill.find_backfill(self.adapters().store)
         assert found is not None
         return found.account
 
     def newest(self) -> Settlement:
-        newest = self.parts().store.newest()
+        newest = self.adapters().store.newest()
         assert newest is not None
         return newest
 

@@ -18,7 +18,7 @@ from ackline.ledger.turns import Plan, SettledPartition, Settlement, TurnKind
 from ackline.pipeline.pipeline import Pipeline
 from ackline.steps import plan, replay, run, settle
 from tests.support.memory import ArrivedLetter, HandlerCall, Hook, MemoryLog, World
-from tests.support.memory_parts import MemoryParts, memory_parts, no_session
+from tests.support.memory_adapters import MemoryAdapters, memory_adapters, no_session
 
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
 TP, TP1 = TopicPartition("orders", 0), TopicPartition("orders", 1)
@@ -91,17 +91,17 @@ class MemoryLane:
 
     # ---- processes ------------------------------------------------------------------------------------------------
 
-    def parts(self, run_id: str = "run", hook: Hook | None = None, **changes: Any) -> MemoryParts:
-        """The parts of a process, by the pipeline file as it is now; `changes` replace some of them."""
+    def adapters(self, run_id: str = "run", hook: Hook | None = None, **changes: Any) -> MemoryAdapters:
+        """The adapters of a process, by the pipeline file as it is now; `changes` replace some of them."""
         # The keys of tokens are in the extra of a connection, so an ack topic needs one.
         broker = {"connection": "memory"} if self.settings.get("ack_topic") else {"bootstrap_servers": "memory:1"}
         kafka = {**broker, "group_id": GROUP, "topics": self.topics}
         file = {"name": "lane", "handler": "a:b", "dead_letter": {"topic": "dead"}, **self.settings}
         pipeline = Pipeline.model_validate({**file, "kafka": {**kafka, **self.settings.get("kafka", {})}})
-        return replace(memory_parts(self.world, pipeline, run_id, hook or self._hook), **changes)
+        return replace(memory_adapters(self.world, pipeline, run_id, hook or self._hook), **changes)
 
-    def run(self, parts: MemoryParts | None = None) -> run.RunResult:
-        return run.run(parts or self.parts(), no_session)
+    def run(self, adapters: MemoryAdapters | None = None) -> run.RunResult:
+        return run.run(adapters or self.adapters(), no_session)
 
     def after_run(self) -> Self:
         """The lane, after a run."""
@@ -121,15 +121,15 @@ class MemoryLane:
         self.replay()
 
     def plan(self) -> Plan:
-        planned = plan.plan(self.parts()).plan
+        planned = plan.plan(self.adapters()).plan
         assert planned is not None
         return planned
 
-    def replay(self, parts: MemoryParts | None = None) -> replay.Replayed:
-        return replay.replay(parts or self.parts(), no_session)
+    def replay(self, adapters: MemoryAdapters | None = None) -> replay.Replayed:
+        return replay.replay(adapters or self.adapters(), no_session)
 
-    def settle(self, parts: MemoryParts | None = None, **options: Any) -> CommitResult:
-        return settle.settle(parts or self.parts(), **options)
+    def settle(self, adapters: MemoryAdapters | None = None, **options: Any) -> CommitResult:
+        return settle.settle(adapters or self.adapters(), **options)
 
     def perform(
         self, kind: TurnKind, targets: Mapping[TopicPartition, int] | None = None, *, whole: bool = False
@@ -140,12 +140,12 @@ class MemoryLane:
             floors = {tp: settled.state.floor for tp, settled in newest.partitions.items()}
             return {**(floors if whole or targets is None else {}), **(targets or {})}
 
-        return actions.perform_action(self.parts(), kind, choose, "a test's reason")
+        return actions.perform_action(self.adapters(), kind, choose, "a test's reason")
 
     # ---- what came of it ------------------------------------------------------------------------------------------
 
     def newest(self) -> Settlement:
-        newest = self.parts().store.newest()
+        newest = self.adapters().store.newest()
         assert newest is not None
         return newest
 
@@ -193,7 +193,7 @@ class MemoryLane:
         """The rows that count and are not acked, by offset."""
         settlements = self.world.tables.settlements.values()
         turns = [settlement.turn for settlement in settlements if settlement.kind is not TurnKind.VOID]
-        rows = [row for turn in turns for row in self.parts().store.outcomes_of(turn).rows.get(tp, ())]
+        rows = [row for turn in turns for row in self.adapters().store.outcomes_of(turn).rows.get(tp, ())]
         not_acked = (row for row in rows if row.outcome is not Outcome.ACKED)
         return sorted(not_acked, key=lambda row: (row.offset, row.attempt))
 

@@ -14,17 +14,17 @@ REASON = "the batch is broken"
 
 def void(lane: MemoryLane, pause: bool = False) -> ClosedTurn:
     """Closes the open turn of the lane, as `ackline void` does."""
-    return void_by(lane.parts("operator"), pause)
+    return void_by(lane.adapters("operator"), pause)
 
 
-def void_by(parts: Any, pause: bool = False) -> ClosedTurn:
-    """Closes the open turn of the lane by the parts of a process, which a test may stop."""
-    return operator_void.void_open_turn(parts, operator_void.open_turn(parts).plan.turn, REASON, pause)
+def void_by(adapters: Any, pause: bool = False) -> ClosedTurn:
+    """Closes the open turn of the lane by the adapters of a process, which a test may stop."""
+    return operator_void.void_open_turn(adapters, operator_void.open_turn(adapters).plan.turn, REASON, pause)
 
 
 def stopped(lane: MemoryLane, work: Callable[[Any], object], operation: str, when: str) -> Actor:
     """Returns a process that was stopped at an operation."""
-    actor = Actor("slow", lambda hook: work(lane.parts("slow", hook)))
+    actor = Actor("slow", lambda hook: work(lane.adapters("slow", hook)))
     actor.advance(lambda at, at_when: (at, at_when) == (operation, when))
     assert not actor.over
     return actor

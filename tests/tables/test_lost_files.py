@@ -28,8 +28,8 @@ from ackline.tables.rows import decision_rows, plan_date
 from ackline.tables.schemas import PARTITION_BY
 from ackline.tables.store import LedgerStore
 from ackline.worker.files import WrittenFile
+from tests.support.memory_adapters import MemoryAdapters
 from tests.support.memory_lane import AT_MOST_ONCE, FAILS_ONCE, NO_GUARANTEE, OK, TP, TP1, MemoryLane
-from tests.support.memory_parts import MemoryParts
 from tests.tables.roots import ON_BOTH
 
 
@@ -72,10 +72,10 @@ class RealTables(MemoryLane):
         self.produce(OK, FAILS_ONCE, tp=TP1)
         self.root = root
 
-    def parts(self, *arguments: Any, **changes: Any) -> MemoryParts:
-        parts = super().parts(*arguments, **changes)
-        in_memory = parts.run_job
-        parts = replace(parts, store=LedgerStore(self.root, "lane", LIVE))
+    def adapters(self, *arguments: Any, **changes: Any) -> MemoryAdapters:
+        adapters = super().adapters(*arguments, **changes)
+        in_memory = adapters.run_job
+        adapters = replace(adapters, store=LedgerStore(self.root, "lane", LIVE))
 
         def run_job(spark: Any, job: ReplayJob, on_progress: Any) -> ReplayResult:
             result = in_memory(spark, job, on_progress)
@@ -83,10 +83,10 @@ class RealTables(MemoryLane):
             for file in result.files:
                 for tp, rows in self.world.tables.files[file.path].rows.items():
                     by_outcome.setdefault(file.outcome, {}).setdefault(tp, []).extend(rows)
-            files = (self._write(parts.store, job, outcome, rows) for outcome, rows in by_outcome.items())
+            files = (self._write(adapters.store, job, outcome, rows) for outcome, rows in by_outcome.items())
             return replace(result, files=tuple(files))
 
-        return replace(parts, **{"run_job": run_job, **changes})
+        return replace(adapters, **{"run_job": run_job, **changes})
 
     def _write(
         self, store: LedgerStore, job: ReplayJob, outcome: Outcome, rows: Mapping[TopicPartition, list[OutcomeRow]]
@@ -97,13 +97,13 @@ class RealTables(MemoryLane):
 
     def files(self) -> set[str]:
         """Returns the files of outcomes that the log names."""
-        version = self.parts().store.outcomes.open()
+        version = self.adapters().store.outcomes.open()
         assert version is not None
         return {path.split("/outcomes/", 1)[1] for path in version.file_uris()}
 
     def lose(self, path: str, damage: str = "missing") -> None:
         """Delete a file that the log names, cut it, or change bytes in its middle."""
-        filesystem = self.parts().store.outcomes.storage.filesystem
+        filesystem = self.adapters().store.outcomes.storage.filesystem
         content = filesystem.open_input_file(path).read()
         filesystem.delete_file(path)
         half = len(content) // 2
@@ -114,7 +114,7 @@ class RealTables(MemoryLane):
 
     def lose_one_of_the_open_turn(self, damage: str = "missing") -> set[str]:
         """Plan and replay a turn, and damage the first of its files; returns all of them."""
-        before = self.files() if self.parts().store.outcomes.open() else set()
+        before = self.files() if self.adapters().store.outcomes.open() else set()
         self.plan_and_replay()
         files = self.files() - before
         assert len(files) == 2
@@ -122,8 +122,8 @@ class RealTables(MemoryLane):
         return files
 
     def void(self, pause: bool = False) -> ClosedTurn:
-        parts = self.parts("operator")
-        return void_open_turn(parts, open_turn(parts).plan.turn, "a disk has lost a file", pause)
+        adapters = self.adapters("operator")
+        return void_open_turn(adapters, open_turn(adapters).plan.turn, "a disk has lost a file", pause)
 
     def audit(self, criteria: AuditFilter = AuditFilter()) -> list[tuple[int, int, int, str]]:
         """(turn, partition, offset, outcome) of the rows of outcomes."""
@@ -131,7 +131,7 @@ class RealTables(MemoryLane):
         return [(row["turn"], row["partition"], row["offset"], row["outcome"]) for row in rows]
 
     def settled_kinds(self) -> list[TurnKind]:
-        store, newest = self.parts().store, self.newest()
+        store, newest = self.adapters().store, self.newest()
         return [store.settlement(newest.turn._replace(n=n)).kind for n in range(newest.turn.n + 1)]
 
     def judge_reads(self) -> None:
@@ -140,7 +140,7 @@ class RealTables(MemoryLane):
         maintain(self.root)
         assert self.audit(ALL) == rows
         paths = sorted(self.files())
-        infos = self.parts().store.outcomes.storage.filesystem.get_file_info(paths)
+        infos = self.adapters().store.outcomes.storage.filesystem.get_file_info(paths)
         assert {info.type for info in infos} == {pafs.FileType.File}
 
 
@@ -243,7 +243,7 @@ def test_a_void_whose_lost_files_can_not_be_dropped_stands_and_says_what_drops_t
 def test_a_repeat_drops_nothing_and_commits_nothing(lane: RealTables) -> None:
     lane.lose_one_of_the_open_turn()
     lane.void()
-    store = lane.parts().store
+    store = lane.adapters().store
     before = store.outcomes.open()
     assert before is not None
     version = before.version()
@@ -285,7 +285,7 @@ def test_i7_at_most_once_a_reported_turn_with_a_lost_file_is_lost_whole_and_no_r
     assert not files & lane.files(), "no offset has two terminal outcomes"
     assert lane.audit(ALL) == [(1, 0, 0, "lost"), (1, 1, 0, "lost")]
     assert (lane.committed(TP), lane.committed(TP1)) == (3, 2)
-    store = lane.parts().store
+    store = lane.adapters().store
     turn = store.settlement(lane.newest().turn._replace(n=1))
     assert {tp: (settled.counts, settled.gaps) for tp, settled in turn.partitions.items()} == {
         TP: ({"lost": 3}, 0), TP1: ({"lost": 2}, 0),
@@ -318,7 +318,7 @@ def test_i9_a_void_that_is_killed_after_the_lost_ranges_were_stored_is_finished_
     getattr(lane, closes)()
     assert lane.audit(ALL) == [(1, 0, 0, "lost"), (1, 1, 0, "lost")]
     assert lane.committed() == 3
-    turn = lane.parts().store.settlement(lane.newest().turn._replace(n=1))
+    turn = lane.adapters().store.settlement(lane.newest().turn._replace(n=1))
     assert (turn.reason, turn.closed_by_operator) == ("a disk has lost a file", True)
     assert all(settled.paused for settled in turn.partitions.values())
 
@@ -327,12 +327,12 @@ def test_at_most_once_a_turn_whose_decisions_are_stored_is_not_replaced(lane: Re
     """A process that has read the outcomes whole may be settling the turn by them."""
     lane.settings |= {"guarantee": AT_MOST_ONCE, "dead_letter": "none"}
     files = lane.lose_one_of_the_open_turn()
-    parts = lane.parts()
-    newest = parts.store.newest()
+    adapters = lane.adapters()
+    newest = adapters.store.newest()
     assert newest is not None
-    plan = parts.store.open_plan(newest)
+    plan = adapters.store.open_plan(newest)
     assert plan is not None
-    assert parts.store.store_decisions(plan, "run", {})
+    assert adapters.store.store_decisions(plan, "run", {})
     with pytest.raises(FatalError, match="Restore the folder of the table outcomes from a backup"):
         lane.void()
     assert files <= lane.files()

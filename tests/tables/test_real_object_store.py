@@ -120,12 +120,12 @@ def test_published_turns_leave_no_folder_that_each_later_turn_would_list(root: s
         outcome = Outcome.IN_FLIGHT if n == 3 else Outcome.ACKED
         before = lane.store.settlements.get(lane.turn._replace(n=n - 1), "")
         turn_of(lane, [OutcomeRow(n, 1, outcome, NOON)], lane._stage([Row(n, {n: outcome})]), before)
-        publish_settled(lane.parts, _newest(lane))
+        publish_settled(lane.adapters, _newest(lane))
     staging = f"{root}/shop/.staging"
     assert folders(staging) == ["live-0-3"], "the rows of turn 3 wait for a record in flight"
     store, base = arrow_filesystem(staging)
     store.create_dir(f"{base}/live-0-2")  # as a task leaves it that has discarded a file
-    publish_settled(lane.parts, _newest(lane))
+    publish_settled(lane.adapters, _newest(lane))
     assert folders(staging) == ["live-0-3"]
     assert DeltaTable(f"{root}/shop/outputs/{TABLE}").to_pyarrow_table().num_rows == 4
 

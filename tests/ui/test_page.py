@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from ackline.lane.adapters import open_parts
+from ackline.lane.adapters import open_adapters
 from ackline.ledger.metrics import StepFigures
 from ackline.ledger.offsets import TopicPartition
 from ackline.ledger.turns import LIVE
@@ -285,8 +285,8 @@ def test_the_page_shows_what_a_real_run_has_stored(
     here = {"bootstrap.servers": project.bootstrap}
 
     def turn() -> None:
-        with open_parts(load(file), here, run_id="manual__1", actor="test", audit=project.audit) as parts:
-            run(parts, spark)
+        with open_adapters(load(file), here, run_id="manual__1", actor="test", audit=project.audit) as adapters:
+            run(adapters, spark)
 
     turn()
     wire.produce(project.bootstrap, source, map(encoded, [{}, {}, {}, {}, {"fail": -1}, {}]))

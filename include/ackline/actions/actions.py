@@ -17,7 +17,7 @@ from typing import Any
 
 from ackline.errors import AcklineError, ConfigError, FatalError, GroupBusy, GroupMoved
 from ackline.lane.action_plans import MOVES, Targets, action_plan
-from ackline.lane.adapters import Parts
+from ackline.lane.adapters import Adapters
 from ackline.lane.commit import acknowledging, check_allowed, commit_metadata_of, commit_newest
 from ackline.lane.genesis import previous_subscription
 from ackline.lane.new_plan import check_clock, check_settings_unchanged
@@ -51,24 +51,24 @@ class PerformedAction:
 
 
 def prepare_action(
-    parts: Parts, kind: TurnKind, choose: Choose, reason: str, adopts_ledger: bool = False
+    adapters: Adapters, kind: TurnKind, choose: Choose, reason: str, adopts_ledger: bool = False
 ) -> PreparedAction:
     """Returns the action as it would be carried out now. Stores nothing, and raises what `perform_action` raises."""
-    _check_lane(parts, kind)
-    newest = parts.store.newest()
+    _check_lane(adapters, kind)
+    newest = adapters.store.newest()
     if newest is None:
-        raise _not_begun(parts, kind)
-    open_plan = parts.store.open_plan(newest)
+        raise _not_begun(adapters, kind)
+    open_plan = adapters.store.open_plan(newest)
     if open_plan is not None:
-        raise open_turn_error(parts, kind, open_plan)
-    check_clock(parts, newest.settled_at)
-    plan = _plan(parts, newest, kind, choose, reason, adopts_ledger)
-    _check_group(parts, newest, plan, adopts_ledger)
+        raise open_turn_error(adapters, kind, open_plan)
+    check_clock(adapters, newest.settled_at)
+    plan = _plan(adapters, newest, kind, choose, reason, adopts_ledger)
+    _check_group(adapters, newest, plan, adopts_ledger)
     return PreparedAction(plan, newest)
 
 
 def perform_action(
-    parts: Parts,
+    adapters: Adapters,
     kind: TurnKind,
     choose: Choose,
     reason: str,
@@ -86,108 +86,111 @@ def perform_action(
     the one that was read; GroupBusy and NewerCommit for an action that may move a floor. An error of settling the
     action names the turn, which is stored then.
     """
-    _check_lane(parts, kind)
+    _check_lane(adapters, kind)
 
     def begin() -> None:
-        raise _not_begun(parts, kind)
+        raise _not_begun(adapters, kind)
 
     def refuse(open_plan: Plan, _: Settlement) -> bool:
-        raise open_turn_error(parts, kind, open_plan)
+        raise open_turn_error(adapters, kind, open_plan)
 
     def make(newest: Settlement) -> Plan:
-        plan = _plan(parts, newest, kind, choose, reason, adopts_ledger)
+        plan = _plan(adapters, newest, kind, choose, reason, adopts_ledger)
         if turn is not None and plan.turn != turn:
             raise FatalError(f"{turn} is taken: the lane has moved since. Nothing was stored. Look at it again first")
-        _check_group(parts, newest, plan, adopts_ledger)
+        _check_group(adapters, newest, plan, adopts_ledger)
         return plan
 
-    taken = take_turn(parts, f"taking the turn of a {kind}", (kind,), begin=begin, end=refuse, make=make)
+    taken = take_turn(adapters, f"taking the turn of a {kind}", (kind,), begin=begin, end=refuse, make=make)
     assert taken.plan is not None  # `make` always returns one
     try:
-        settle_turn(parts, taken.plan, taken.before)
+        settle_turn(adapters, taken.plan, taken.before)
     except AcklineError as error:
         error.add_advice(f"{taken.plan.turn}, the {kind}, is stored: the next run settles it")
         raise
-    return PerformedAction(taken.plan, taken.before, commit_or_reason(parts))
+    return PerformedAction(taken.plan, taken.before, commit_or_reason(adapters))
 
 
-def _check_lane(parts: Parts, kind: TurnKind) -> None:
-    if kind is TurnKind.RESET and not parts.commits:
+def _check_lane(adapters: Adapters, kind: TurnKind) -> None:
+    if kind is TurnKind.RESET and not adapters.commits:
         raise ConfigError(
-            f"{parts.store.lane} holds what was chosen once, so it is never reset; begin another backfill", key="--lane"
+            f"{adapters.store.lane} holds what was chosen once, so it is never reset; begin another backfill",
+            key="--lane",
         )
 
 
-def _not_begun(parts: Parts, kind: TurnKind) -> ConfigError:
-    return ConfigError(f"{parts.pipeline.name} has not run yet: there is nothing to {kind}")
+def _not_begun(adapters: Adapters, kind: TurnKind) -> ConfigError:
+    return ConfigError(f"{adapters.pipeline.name} has not run yet: there is nothing to {kind}")
 
 
-def open_turn_error(parts: Parts, action: str, open_plan: Plan) -> FatalError:
+def open_turn_error(adapters: Adapters, action: str, open_plan: Plan) -> FatalError:
     """Returns the error that refuses an action while a turn is open."""
     return FatalError(
-        f"{open_plan.turn} is open: let it end (`ackline run {parts.pipeline.name}`), then {action} again. "
+        f"{open_plan.turn} is open: let it end (`ackline run {adapters.pipeline.name}`), then {action} again. "
         f"{void_advice(open_plan.turn)}"
     )
 
 
-def _plan(parts: Parts, newest: Settlement, kind: TurnKind, choose: Choose, reason: str, adopts_ledger: bool) -> Plan:
+def _plan(
+    adapters: Adapters, newest: Settlement, kind: TurnKind, choose: Choose, reason: str, adopts_ledger: bool
+) -> Plan:
     if kind is not TurnKind.RESET:
         # The plan stores the settings in force, and the next turn takes them for those that pending records were
         # planned under. A changed guarantee would not show. A reset leaves nothing pending, so it may change them.
-        check_settings_unchanged(parts, newest)
+        check_settings_unchanged(adapters, newest)
     targets = choose(newest)
     if not targets:
-        raise ConfigError(f"{parts.pipeline.name}: no partition was named to {kind}")
-    plan = action_plan(parts, newest, kind, targets, reason, inside=True)
-    kafka = plan.settings["kafka"] | _subscription_of_last_look(parts, newest)
+        raise ConfigError(f"{adapters.pipeline.name}: no partition was named to {kind}")
+    plan = action_plan(adapters, newest, kind, targets, reason, inside=True)
+    kafka = plan.settings["kafka"] | _subscription_of_last_look(adapters, newest)
     plan = replace(plan, settings={**plan.settings, "kafka": kafka})
     return acknowledging(plan) if adopts_ledger else plan
 
 
-def _subscription_of_last_look(parts: Parts, newest: Settlement) -> dict[str, Any]:
+def _subscription_of_last_look(adapters: Adapters, newest: Settlement) -> dict[str, Any]:
     """Returns the subscription that the plan of an action stores: that of the last turn that looked for topics.
 
     An action looks for no topics. With the file's subscription in its plan, a topic that was added to the file before
     the action would count as missing at that turn. It would start at its log start instead of by `start` (S30).
     """
-    before = previous_subscription(parts, newest) or parts.pipeline.kafka
+    before = previous_subscription(adapters, newest) or adapters.pipeline.kafka
     return before.model_dump(mode="json", include={"topics", "pattern", "partitions", "partition_filter"})
 
 
-def _check_group(parts: Parts, newest: Settlement, plan: Plan, adopts_ledger: bool) -> None:
+def _check_group(adapters: Adapters, newest: Settlement, plan: Plan, adopts_ledger: bool) -> None:
     """Raises GroupBusy or NewerCommit if the group would refuse the floors after an action that may move one.
 
     A partition whose group was moved by another client refuses nothing: the action may be the operator's answer to
     that, one partition after the other.
     """
-    if plan.kind not in MOVES or parts.store.lane != LIVE:
+    if plan.kind not in MOVES or adapters.store.lane != LIVE:
         return
-    parts.group.check_no_members()
+    adapters.group.check_no_members()
     if adopts_ledger:
         return
-    metadata = commit_metadata_of(parts, newest)
+    metadata = commit_metadata_of(adapters, newest)
     if plan.kind is TurnKind.RESET:  # its floors are committed as turn 0 of the new epoch
         metadata = CommitMetadata(metadata.ledger, metadata.pipeline, metadata.epoch + 1, 0)
-    lane = {tp: settled for tp, settled in newest.partitions.items() if parts.is_subscribed(tp)}
-    committed = parts.group.committed(parts.unchanged_partitions({tp: row.topic_id for tp, row in lane.items()}))
+    lane = {tp: settled for tp, settled in newest.partitions.items() if adapters.is_subscribed(tp)}
+    committed = adapters.group.committed(adapters.unchanged_partitions({tp: row.topic_id for tp, row in lane.items()}))
     for tp, commit in committed.items():
         try:
-            check_allowed(parts, tp, commit, metadata, lane[tp].acknowledged_foreign_offset)
+            check_allowed(adapters, tp, commit, metadata, lane[tp].acknowledged_foreign_offset)
         except GroupMoved:
             continue
 
 
-def commit_or_reason(parts: Parts) -> str | None:
+def commit_or_reason(adapters: Adapters) -> str | None:
     """Commits the newest floor after an operator's command has stored what it does. Returns why it was not committed,
     as the end of a sentence; None if it was, or if the lane commits nothing.
 
     An error here would make the operator repeat the command, so it is part of the result (S37). The text gives no
     advice to repeat it: the action is done, and the next run commits the group, or stops with the same error.
     """
-    if not parts.commits:
+    if not adapters.commits:
         return None
     try:
-        commit_newest(parts, publish_settled)
+        commit_newest(adapters, publish_settled)
     except GroupBusy as error:
         return f"the group is committed when its members are gone: {error.members}"
     except AcklineError as error:

@@ -25,7 +25,7 @@ from ackline.actions.actions import (
 )
 from ackline.errors import ConfigError, FatalError, GroupMoved, NewerCommit
 from ackline.lane.action_plans import Targets
-from ackline.lane.adapters import Parts
+from ackline.lane.adapters import Adapters
 from ackline.lane.commit import commit_metadata_of
 from ackline.lane.genesis import genesis_partitions, genesis_plan
 from ackline.lane.log_checks import observe_kafka
@@ -68,55 +68,57 @@ class Adoption:
     outstanding: OutstandingTokens = OutstandingTokens(0, 0)
 
 
-def prepare_adoption(parts: Parts, reason: str) -> Adoption:
+def prepare_adoption(adapters: Adapters, reason: str) -> Adoption:
     """Returns what adopting would change now; stores nothing.
 
     Raises ConfigError if no commit is to be adopted, GroupBusy if the group has members, FatalError while a turn is
     open.
     """
-    parts.group.check_no_members()
-    newest = parts.store.newest()
-    if newest is not None and (open_plan := parts.store.open_plan(newest)) is not None:
-        raise open_turn_error(parts, "adopt the ledger", open_plan)
-    view = observe_kafka(parts, newest)
-    joining = genesis_partitions(parts, newest, view, adopts_ledger=True)
+    adapters.group.check_no_members()
+    newest = adapters.store.newest()
+    if newest is not None and (open_plan := adapters.store.open_plan(newest)) is not None:
+        raise open_turn_error(adapters, "adopt the ledger", open_plan)
+    view = observe_kafka(adapters, newest)
+    joining = genesis_partitions(adapters, newest, view, adopts_ledger=True)
     if newest is None:
         if not joining:
-            raise ConfigError(f"{parts.pipeline.name}: no subscribed topic exists, so no ledger can begin")
-        lost = OutstandingTokens(None if parts.pipeline.ack_topic is not None else 0, 0)
-        return Adoption(_ledgers(parts, view.committed), joining, outstanding=lost)
-    commits = _commits_of_others(parts, newest, view.committed)
-    joining = {tp: row for tp, row in joining.items() if is_of_pipeline(row.committed, parts.pipeline.name)}
+            raise ConfigError(f"{adapters.pipeline.name}: no subscribed topic exists, so no ledger can begin")
+        lost = OutstandingTokens(None if adapters.pipeline.ack_topic is not None else 0, 0)
+        return Adoption(_ledgers(adapters, view.committed), joining, outstanding=lost)
+    commits = _commits_of_others(adapters, newest, view.committed)
+    joining = {tp: row for tp, row in joining.items() if is_of_pipeline(row.committed, adapters.pipeline.name)}
     if not commits and not joining:
-        raise ConfigError(f"{parts.pipeline.name}: {NOTHING}")
+        raise ConfigError(f"{adapters.pipeline.name}: {NOTHING}")
     others = {tp: row.committed for tp, row in joining.items() if row.committed is not None} | commits
     action = None
     if commits:
-        action = prepare_action(parts, TurnKind.SKIP, lambda lane: _targets(parts, lane), reason, adopts_ledger=True)
-    older_copy = _is_older_copy(parts, commits)
+        action = prepare_action(
+            adapters, TurnKind.SKIP, lambda lane: _targets(adapters, lane), reason, adopts_ledger=True
+        )
+    older_copy = _is_older_copy(adapters, commits)
     # Only a copy gets another id. A ledger that returns over commits of another one keeps its id and its tokens.
     tokens = _outstanding(newest) if older_copy else OutstandingTokens(0, 0)
-    return Adoption(_ledgers(parts, others), joining, action, older_copy=older_copy, outstanding=tokens)
+    return Adoption(_ledgers(adapters, others), joining, action, older_copy=older_copy, outstanding=tokens)
 
 
-def adopt_ledger(parts: Parts, reason: str) -> Adoption:
+def adopt_ledger(adapters: Adapters, reason: str) -> Adoption:
     """Adopts the ledger that ACKLINE_AUDIT names for the group, and commits its floors.
 
     Each write is a fenced commit of its own, so after a crash the rest is done by the same command. Raises what
     `prepare_adoption` raises, and has stored nothing then.
     """
-    adoption = prepare_adoption(parts, reason)
-    newest = parts.store.newest()
+    adoption = prepare_adoption(adapters, reason)
+    newest = adapters.store.newest()
     if newest is None:
-        store_first_genesis(parts, dict(adoption.begins), reason)
+        store_first_genesis(adapters, dict(adoption.begins), reason)
     elif adoption.begins:
-        plan = genesis_plan(parts, newest, adoption.begins)
-        if not store_plan(parts, newest, plan):
+        plan = genesis_plan(adapters, newest, adoption.begins)
+        if not store_plan(adapters, newest, plan):
             raise FatalError(f"{plan.turn} is taken: the lane has moved since. Nothing was stored. Look at it again")
-        settle_turn(parts, plan, newest)
+        settle_turn(adapters, plan, newest)
     if adoption.action is None:
-        return replace(adoption, not_committed=commit_or_reason(parts))
-    done = perform_action(parts, TurnKind.SKIP, lambda lane: _targets(parts, lane), reason, adopts_ledger=True)
+        return replace(adoption, not_committed=commit_or_reason(adapters))
+    done = perform_action(adapters, TurnKind.SKIP, lambda lane: _targets(adapters, lane), reason, adopts_ledger=True)
     return replace(adoption, action=PreparedAction(done.plan, done.before), not_committed=done.not_committed)
 
 
@@ -129,12 +131,12 @@ def _outstanding(newest: Settlement) -> OutstandingTokens:
 
 
 def _commits_of_others(
-    parts: Parts, newest: Settlement, committed: Mapping[TopicPartition, Committed]
+    adapters: Adapters, newest: Settlement, committed: Mapping[TopicPartition, Committed]
 ) -> dict[TopicPartition, Committed]:
     """Returns the commits of subscribed partitions that stop a run of this ledger: of another ledger, or newer."""
-    metadata, others = commit_metadata_of(parts, newest), {}
-    lane = {tp: row for tp, row in newest.partitions.items() if parts.is_subscribed(tp)}
-    for tp in parts.unchanged_partitions({tp: row.topic_id for tp, row in lane.items()}):
+    metadata, others = commit_metadata_of(adapters, newest), {}
+    lane = {tp: row for tp, row in newest.partitions.items() if adapters.is_subscribed(tp)}
+    for tp in adapters.unchanged_partitions({tp: row.topic_id for tp, row in lane.items()}):
         try:
             check_commit_allowed(tp, committed.get(tp), metadata, lane[tp].acknowledged_foreign_offset)
         except NewerCommit:
@@ -144,31 +146,31 @@ def _commits_of_others(
     return others
 
 
-def _is_older_copy(parts: Parts, commits: Mapping[TopicPartition, Committed]) -> bool:
+def _is_older_copy(adapters: Adapters, commits: Mapping[TopicPartition, Committed]) -> bool:
     """Returns whether a newer copy of this ledger has made any of the commits, which are newer or of another ledger."""
-    ledger = parts.store.ledger_id()
-    return any(is_of_ledger(committed, parts.pipeline.name, ledger) for committed in commits.values())
+    ledger = adapters.store.ledger_id()
+    return any(is_of_ledger(committed, adapters.pipeline.name, ledger) for committed in commits.values())
 
 
-def _targets(parts: Parts, newest: Settlement) -> Targets:
+def _targets(adapters: Adapters, newest: Settlement) -> Targets:
     """Returns where each partition goes on: at its floor, at most once at a commit above it."""
-    committed = parts.group.committed(newest.partitions)
-    commits = _commits_of_others(parts, newest, committed)
+    committed = adapters.group.committed(newest.partitions)
+    commits = _commits_of_others(adapters, newest, committed)
     floors = {tp: newest.partitions[tp].state.floor for tp in commits}
-    if _is_older_copy(parts, commits):
+    if _is_older_copy(adapters, commits):
         # With the new id, each commit under the old one is another ledger's. All of them are acknowledged, those of
         # parked partitions too: otherwise the next run would stop at them, and no run would renew the parked ones.
-        ledger, name = parts.store.ledger_id(), parts.pipeline.name
+        ledger, name = adapters.store.ledger_id(), adapters.pipeline.name
         own = {tp: newest.partitions[tp] for tp, commit in committed.items() if is_of_ledger(commit, name, ledger)}
-        unchanged = parts.unchanged_partitions({tp: row.topic_id for tp, row in own.items()})
+        unchanged = adapters.unchanged_partitions({tp: row.topic_id for tp, row in own.items()})
         floors = {tp: own[tp].state.floor for tp in unchanged} | floors
-    if parts.pipeline.guarantee != "at_most_once" or not commits:
+    if adapters.pipeline.guarantee != "at_most_once" or not commits:
         return floors
-    ends = parts.cluster.bounds(commits)
+    ends = adapters.cluster.bounds(commits)
     return floors | {tp: max(floors[tp], min(commit.offset, ends[tp].end)) for tp, commit in commits.items()}
 
 
-def _ledgers(parts: Parts, committed: Mapping[TopicPartition, Committed]) -> tuple[str, ...]:
-    of_pipeline = [commit for commit in committed.values() if is_of_pipeline(commit, parts.pipeline.name)]
+def _ledgers(adapters: Adapters, committed: Mapping[TopicPartition, Committed]) -> tuple[str, ...]:
+    of_pipeline = [commit for commit in committed.values() if is_of_pipeline(commit, adapters.pipeline.name)]
     decoded = [CommitMetadata.decode(commit.metadata) for commit in of_pipeline]
     return tuple(sorted({metadata.ledger for metadata in decoded if metadata is not None}))

@@ -12,7 +12,7 @@ import numpy as np
 from ackline.actions.explain import explain_record
 from ackline.errors import ConfigError
 from ackline.kafka.dead_letters import FoundLetter, LetterId
-from ackline.lane.adapters import Parts
+from ackline.lane.adapters import Adapters
 from ackline.ledger.account import NO_RUNS, ChangedRun, LaneDiff, ResultRuns, compare, newest_results
 from ackline.ledger.explain_offset import Event, OffsetExplanation
 from ackline.ledger.offsets import TopicPartition, index_of_range
@@ -124,13 +124,13 @@ class DeadRecord:
         return next((event for event in reversed(failed) if event.epoch == self.given_up.epoch), None)
 
 
-def dead_record(parts: Parts, tp: TopicPartition, offset: int) -> DeadRecord:
+def dead_record(adapters: Adapters, tp: TopicPartition, offset: int) -> DeadRecord:
     """Returns a dead record of the lane with its letter.
 
     Raises ConfigError if the record is not dead in the lane, and what `find_letter` raises.
     """
-    explanation = explain_record(parts, tp, offset)
-    name, lane = parts.pipeline.name, parts.store.lane
+    explanation = explain_record(adapters, tp, offset)
+    name, lane = adapters.pipeline.name, adapters.store.lane
     decisions = [event for event in explanation.events if event.outcome is Outcome.DEAD]
     if explanation.state != Outcome.DEAD.value or not decisions:
         raise ConfigError(
@@ -139,15 +139,15 @@ def dead_record(parts: Parts, tp: TopicPartition, offset: int) -> DeadRecord:
             key="OFFSET",
         )
     given_up = decisions[-1]
-    topic = _letter_topic(parts, given_up)
+    topic = _letter_topic(adapters, given_up)
     letter = None
     if topic is not None and given_up.at is not None:
-        letter = parts.find_letter(topic, LetterId(name, lane, given_up.epoch, tp, offset), given_up.at)
+        letter = adapters.find_letter(topic, LetterId(name, lane, given_up.epoch, tp, offset), given_up.at)
     return DeadRecord(tp, offset, given_up, explanation, topic, letter)
 
 
-def _letter_topic(parts: Parts, given_up: Event) -> str | None:
+def _letter_topic(adapters: Adapters, given_up: Event) -> str | None:
     """Returns the topic of the turn's plan, whatever the file names by now."""
-    turn = TurnId(parts.pipeline.name, parts.store.lane, given_up.epoch, given_up.turn)
-    block = parts.store.plan(turn).settings.get("dead_letter")
+    turn = TurnId(adapters.pipeline.name, adapters.store.lane, given_up.epoch, given_up.turn)
+    block = adapters.store.plan(turn).settings.get("dead_letter")
     return str(block["topic"]) if isinstance(block, Mapping) else None

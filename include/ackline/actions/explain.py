@@ -7,7 +7,7 @@ from datetime import datetime
 
 from ackline.actions.status import PartitionStatus, status_and_missing
 from ackline.errors import AcklineError, ConfigError, TransientError
-from ackline.lane.adapters import Parts
+from ackline.lane.adapters import Adapters
 from ackline.ledger.explain import PartitionEvidence, PartitionExplanation, explain_partition
 from ackline.ledger.explain_offset import OffsetExplanation, explain_offset
 from ackline.ledger.offsets import LogBounds, TopicPartition
@@ -17,22 +17,22 @@ from ackline.tables.history import evidence_of_offset
 _logger = logging.getLogger(__name__)
 
 
-def explain_partitions(parts: Parts, only: TopicPartition | None = None) -> list[PartitionExplanation]:
+def explain_partitions(adapters: Adapters, only: TopicPartition | None = None) -> list[PartitionExplanation]:
     """Returns for each partition of the lane what holds its floor, those with the largest lag first.
 
     Raises ConfigError if the lane does not have the partition `only`.
     """
-    statuses, _ = status_and_missing(parts)
+    statuses, _ = status_and_missing(adapters)
     wanted = [status for status in statuses if only in (None, TopicPartition(status.topic, status.partition))]
     if only is not None and not wanted:
-        raise _unknown_partition(parts, only)
-    return explanations_of(parts, sorted(wanted, key=lambda status: -(status.lag or 0)))
+        raise _unknown_partition(adapters, only)
+    return explanations_of(adapters, sorted(wanted, key=lambda status: -(status.lag or 0)))
 
 
-def explanations_of(parts: Parts, statuses: Iterable[PartitionStatus]) -> list[PartitionExplanation]:
+def explanations_of(adapters: Adapters, statuses: Iterable[PartitionStatus]) -> list[PartitionExplanation]:
     """Returns what holds the floor of these partitions, in their order."""
     statuses = list(statuses)
-    expiries, now = next_expiries(parts, statuses), parts.now()
+    expiries, now = next_expiries(adapters, statuses), adapters.now()
     explanations = []
     for status in statuses:
         tp = TopicPartition(status.topic, status.partition)
@@ -43,7 +43,7 @@ def explanations_of(parts: Parts, statuses: Iterable[PartitionStatus]) -> list[P
     return explanations
 
 
-def next_expiries(parts: Parts, statuses: Iterable[PartitionStatus]) -> dict[TopicPartition, datetime]:
+def next_expiries(adapters: Adapters, statuses: Iterable[PartitionStatus]) -> dict[TopicPartition, datetime]:
     """Returns the earliest time at which retention may take the first unsettled record of each partition.
 
     That is the record's time plus `retention.ms`, because Kafka removes a segment when its newest record is that old.
@@ -51,7 +51,7 @@ def next_expiries(parts: Parts, statuses: Iterable[PartitionStatus]) -> dict[Top
     """
     since = {TopicPartition(status.topic, status.partition): status.unsettled_since for status in statuses}
     try:
-        policies = parts.cluster.policies({tp.topic for tp, time in since.items() if time is not None})
+        policies = adapters.cluster.policies({tp.topic for tp, time in since.items() if time is not None})
     except AcklineError as error:
         _logger.warning("the retention of the topics is not known: %s", error)
         return {}
@@ -64,40 +64,41 @@ def next_expiries(parts: Parts, statuses: Iterable[PartitionStatus]) -> dict[Top
     return expiries
 
 
-def explain_record(parts: Parts, tp: TopicPartition, offset: int) -> OffsetExplanation:
+def explain_record(adapters: Adapters, tp: TopicPartition, offset: int) -> OffsetExplanation:
     """Returns what became of an offset. Without an answer of the broker, the end of the log is left open.
 
     Raises ConfigError if the lane has not begun.
     """
-    newest = _newest(parts)
-    evidence = evidence_of_offset(parts.store, newest, tp, offset, _log_of(parts, newest, tp))
-    return explain_offset(evidence, parts.now())
+    newest = _newest(adapters)
+    evidence = evidence_of_offset(adapters.store, newest, tp, offset, _log_of(adapters, newest, tp))
+    return explain_offset(evidence, adapters.now())
 
 
-def _newest(parts: Parts) -> Settlement:
-    newest = parts.store.newest()
+def _newest(adapters: Adapters) -> Settlement:
+    newest = adapters.store.newest()
     if newest is None:
-        raise ConfigError(f"{parts.pipeline.name} has not run yet: the lane {parts.store.lane} has no record")
+        raise ConfigError(f"{adapters.pipeline.name} has not run yet: the lane {adapters.store.lane} has no record")
     return newest
 
 
-def _log_of(parts: Parts, newest: Settlement, tp: TopicPartition) -> LogBounds | None:
+def _log_of(adapters: Adapters, newest: Settlement, tp: TopicPartition) -> LogBounds | None:
     """Returns the readable log of the topic that the lane has read; None if it is another topic, or not known now."""
     settled = newest.partitions.get(tp)
     if settled is None:
         return None
     try:
-        parts.cluster.reachable()
-        topic = parts.cluster.topics([tp.topic]).get(tp.topic)
+        adapters.cluster.reachable()
+        topic = adapters.cluster.topics([tp.topic]).get(tp.topic)
         if topic is None or topic.topic_id != settled.topic_id or not topic.partitions.get(tp.partition):
             return None
-        return parts.cluster.bounds([tp])[tp]
+        return adapters.cluster.bounds([tp])[tp]
     except TransientError as error:
         _logger.warning("the log of %s is not known: %s", tp, error)
         return None
 
 
-def _unknown_partition(parts: Parts, tp: TopicPartition) -> ConfigError:
+def _unknown_partition(adapters: Adapters, tp: TopicPartition) -> ConfigError:
     return ConfigError(
-        f"{tp}: not a partition of {parts.pipeline.name}; `ackline status {parts.pipeline.name}` lists its partitions"
+        f"{tp}: not a partition of {adapters.pipeline.name}; `ackline status {adapters.pipeline.name}` lists its "
+        "partitions"
     )

@@ -7,7 +7,7 @@ from enum import IntEnum
 
 from ackline.actions.explain import explanations_of
 from ackline.actions.status import CREATED_AGAIN, MISSING, TRUNCATED, PartitionStatus
-from ackline.lane.adapters import Parts
+from ackline.lane.adapters import Adapters
 from ackline.ledger.explain import PartitionExplanation
 from ackline.ledger.fold import PendingKind
 from ackline.ledger.turns import Plan
@@ -116,17 +116,17 @@ class HeldBack:
     open_turn: OpenTurn | None
 
 
-def open_turn_of(parts: Parts) -> OpenTurn | None:
+def open_turn_of(adapters: Adapters) -> OpenTurn | None:
     """Returns the turn of the lane that is planned and not settled, with the process that works on it."""
-    newest = parts.store.newest()
-    plan = parts.store.open_plan(newest) if newest is not None else None
+    newest = adapters.store.newest()
+    plan = adapters.store.open_plan(newest) if newest is not None else None
     if plan is None:
         return None
-    return OpenTurn(plan, holder_of(parts.lease.file, plan.turn, parts.lease.clock()) if parts.lease else None)
+    return OpenTurn(plan, holder_of(adapters.lease.file, plan.turn, adapters.lease.clock()) if adapters.lease else None)
 
 
-def held_back(parts: Parts, worst: Sequence[PartitionStatus]) -> HeldBack:
+def held_back(adapters: Adapters, worst: Sequence[PartitionStatus]) -> HeldBack:
     """Returns what holds the floors of these partitions, of at most MOST_EXPLAINED of them, in their order."""
     held = [status for status in worst if status.held_by is not None]
-    explanations = explanations_of(parts, held[:MOST_EXPLAINED])
-    return HeldBack(explanations, len(held) - len(explanations), open_turn_of(parts))
+    explanations = explanations_of(adapters, held[:MOST_EXPLAINED])
+    return HeldBack(explanations, len(held) - len(explanations), open_turn_of(adapters))

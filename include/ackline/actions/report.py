@@ -11,7 +11,7 @@ from ackline.actions.actions import PreparedAction
 from ackline.actions.adopt_ledger import Adoption, OutstandingTokens
 from ackline.actions.void import ClosedTurn, Consequence, DroppedOutputs, OpenTurn, UnpublishedTurn
 from ackline.lane.action_plans import MOVES
-from ackline.lane.adapters import Parts
+from ackline.lane.adapters import Adapters
 from ackline.ledger.fold import PartitionState
 from ackline.ledger.offsets import TopicPartition, count
 from ackline.ledger.outcomes import Outcome
@@ -140,10 +140,10 @@ def _change_text(kind: TurnKind, change: PartitionChange) -> str:
     return ", ".join([floors, f"pending {pending[0]:,} → {pending[1]:,}", *counts])
 
 
-def adoption_json(parts: Parts, adoption: Adoption, reason: str, dry_run: bool) -> dict[str, Any]:
+def adoption_json(adapters: Adapters, adoption: Adoption, reason: str, dry_run: bool) -> dict[str, Any]:
     """Returns the object of `ackline adopt-ledger --json`: that of its action if it has one, and what begins."""
-    turn = TurnId(parts.pipeline.name, LIVE, 0, 0)
-    body: dict[str, Any] = {**turn_json(turn, TurnKind.GENESIS, reason, parts.actor), "partitions": []}
+    turn = TurnId(adapters.pipeline.name, LIVE, 0, 0)
+    body: dict[str, Any] = {**turn_json(turn, TurnKind.GENESIS, reason, adapters.actor), "partitions": []}
     if adoption.action is not None:
         body = action_json(adoption.action, dry_run)
     joins = [

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TypeVar
 
-from ackline.lane.adapters import Parts
+from ackline.lane.adapters import Adapters
 from ackline.lane.commit import claimed_floors
 from ackline.lane.log_checks import KafkaView, observe_kafka
 from ackline.ledger.explain import HeldBy, held_by
@@ -88,29 +88,29 @@ class TopicStatus:
     fetch_seconds_max: float | None
 
 
-def status(parts: Parts) -> list[PartitionStatus]:
+def status(adapters: Adapters) -> list[PartitionStatus]:
     """Returns the status of every partition of the lane, and of those that would join it now; stores nothing."""
-    return status_and_missing(parts)[0]
+    return status_and_missing(adapters)[0]
 
 
-def status_and_missing(parts: Parts) -> tuple[list[PartitionStatus], tuple[str, ...]]:
+def status_and_missing(adapters: Adapters) -> tuple[list[PartitionStatus], tuple[str, ...]]:
     """Returns the status of every partition, and what the file names and the broker does not have."""
-    newest = parts.store.newest()
-    view = observe_kafka(parts, newest)
-    lane = preview_lane(parts, newest, view)
-    floors = {tp: settled.state.floor for tp, settled in lane.items()} | _claimed_floors(parts, newest)
+    newest = adapters.store.newest()
+    view = observe_kafka(adapters, newest)
+    lane = preview_lane(adapters, newest, view)
+    floors = {tp: settled.state.floor for tp, settled in lane.items()} | _claimed_floors(adapters, newest)
     # In a topic that was created again, the lane's offsets mean nothing: there is no lag.
     logs = {tp: view.bounds.get(tp) for tp, row in lane.items() if view.topic_ids.get(tp.topic) == row.topic_id}
     behind = {tp: max(floors[tp], log.start) for tp, log in logs.items() if log and floors[tp] < log.end}
-    times = parts.cluster.record_times(behind) if behind else {}
-    now, partitions = parts.now(), []
+    times = adapters.cluster.record_times(behind) if behind else {}
+    now, partitions = adapters.now(), []
     for tp, settled in sorted(lane.items()):
         log, same_log = view.bounds.get(tp), logs.get(tp)
         committed = view.committed.get(tp)
         oldest, metrics = oldest_pending(settled.state), settled.metrics or {}
         partitions.append(
             PartitionStatus(
-                parts.store.lane,
+                adapters.store.lane,
                 newest.turn.epoch if newest else 0,
                 tp.topic,
                 tp.partition,
@@ -131,7 +131,7 @@ def status_and_missing(parts: Parts) -> tuple[list[PartitionStatus], tuple[str, 
                 int(metrics[FETCHES]) if FETCHES in metrics else None,
                 metrics.get(FETCH_MEAN),
                 metrics.get(FETCH_MAX),
-                _why(parts, tp, settled, view),
+                _why(adapters, tp, settled, view),
                 times.get(tp),
                 held_by(settled.state) if floors[tp] == settled.state.floor else None,
             )
@@ -139,15 +139,15 @@ def status_and_missing(parts: Parts) -> tuple[list[PartitionStatus], tuple[str, 
     return partitions, view.missing
 
 
-def _claimed_floors(parts: Parts, newest: Settlement | None) -> dict[TopicPartition, int]:
+def _claimed_floors(adapters: Adapters, newest: Settlement | None) -> dict[TopicPartition, int]:
     """Returns the floors that a claim has set. The group is committed there while the turn is under way."""
-    plan = parts.store.open_plan(newest) if newest and parts.pipeline.guarantee == "at_most_once" else None
-    return claimed_floors(parts, plan) if plan else {}
+    plan = adapters.store.open_plan(newest) if newest and adapters.pipeline.guarantee == "at_most_once" else None
+    return claimed_floors(adapters, plan) if plan else {}
 
 
-def _why(parts: Parts, tp: TopicPartition, settled: SettledPartition, view: KafkaView) -> str | None:
+def _why(adapters: Adapters, tp: TopicPartition, settled: SettledPartition, view: KafkaView) -> str | None:
     """Returns why every plan would leave the partition alone, or stop at it; None if there is no such reason."""
-    if not parts.is_subscribed(tp):
+    if not adapters.is_subscribed(tp):
         return PARKED
     if tp not in view.bounds:
         return MISSING

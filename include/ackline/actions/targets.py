@@ -9,7 +9,7 @@ import numpy as np
 
 from ackline.errors import ConfigError
 from ackline.lane.action_plans import Targets
-from ackline.lane.adapters import Parts
+from ackline.lane.adapters import Adapters
 from ackline.ledger.offsets import OffsetRange, TopicPartition
 from ackline.ledger.pending import PendingKind, PendingRuns
 from ackline.ledger.turns import Settlement, TurnKind
@@ -54,13 +54,13 @@ def check_request(request: ActionRequest) -> None:
         )
 
 
-def choose_targets(parts: Parts, request: ActionRequest, newest: Settlement) -> Targets:
+def choose_targets(adapters: Adapters, request: ActionRequest, newest: Settlement) -> Targets:
     """Returns the targets of a request, given the lane as it is.
 
     Raises ConfigError for partitions that the lane does not have, for a single offset and several partitions, for a
     skip that goes back, and if nothing that is pending is selected.
     """
-    name = parts.pipeline.name
+    name = adapters.pipeline.name
     if request.is_about_pending:
         return _pending_targets(request, newest, name)
     chosen = request.partitions.chosen(newest.partitions, name)
@@ -68,12 +68,12 @@ def choose_targets(parts: Parts, request: ActionRequest, newest: Settlement) -> 
     if request.kind in (TurnKind.PAUSE, TurnKind.RESUME):
         return floors
     if request.kind is TurnKind.RESET:  # a topic created again may lack partitions, which stay at their floor
-        topics = parts.cluster.topics(sorted({tp.topic for tp in chosen}))
+        topics = adapters.cluster.topics(sorted({tp.topic for tp in chosen}))
         existing = [tp for tp in chosen if tp.topic in topics and tp.partition in topics[tp.topic].partitions]
         chosen = existing or chosen
     _check_offset_is_of_one_partition(request, len(chosen))
     targets = {tp: floors[tp] + request.by for tp in chosen} if request.by is not None else {}
-    targets = targets or _destinations(parts, request.to, {tp: floors[tp] for tp in chosen})
+    targets = targets or _destinations(adapters, request.to, {tp: floors[tp] for tp in chosen})
     for tp, target in targets.items():
         if target < 0:
             raise ConfigError(f"{tp}: offset {target} is below 0; the floor is {floors[tp]}", key="--by")
@@ -90,30 +90,30 @@ def _check_offset_is_of_one_partition(request: ActionRequest, partitions: int) -
 
 
 def _destinations(
-    parts: Parts, to: Destination | None, floors: Mapping[TopicPartition, int]
+    adapters: Adapters, to: Destination | None, floors: Mapping[TopicPartition, int]
 ) -> dict[TopicPartition, int]:
     if isinstance(to, int):
         return dict.fromkeys(floors, to)
     if to == "committed":
-        return _committed(parts, floors)
+        return _committed(adapters, floors)
     if to is None or to == "floor":
         return dict(floors)
-    bounds = parts.cluster.bounds(floors)
+    bounds = adapters.cluster.bounds(floors)
     if isinstance(to, datetime):
-        first = parts.cluster.offsets_at(floors, to)
+        first = adapters.cluster.offsets_at(floors, to)
         ends = {tp: bounds[tp].end for tp in floors}
         # The readable end of the log, if no record is that late or it is not readable yet.
         return {tp: ends[tp] if (offset := first[tp]) is None else min(offset, ends[tp]) for tp in floors}
     return {tp: bounds[tp].start if to == "earliest" else bounds[tp].end for tp in floors}
 
 
-def _committed(parts: Parts, floors: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
-    committed = parts.group.committed(floors)
+def _committed(adapters: Adapters, floors: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
+    committed = adapters.group.committed(floors)
     without = [str(tp) for tp in floors if tp not in committed]
     if without:
         raise ConfigError(
-            f"the group {parts.pipeline.kafka.group_id} has no committed offset for {', '.join(without)}: give another "
-            f"--to for these",
+            f"the group {adapters.pipeline.kafka.group_id} has no committed offset for {', '.join(without)}: give "
+            f"another --to for these",
             key="--to",
         )
     return {tp: committed[tp].offset for tp in floors}

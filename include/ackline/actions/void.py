@@ -25,7 +25,7 @@ from enum import StrEnum
 from ackline.actions.actions import commit_or_reason, perform_action
 from ackline.errors import AcklineError, ConfigError, FatalError, TransientError
 from ackline.lane.action_plans import Targets
-from ackline.lane.adapters import Parts
+from ackline.lane.adapters import Adapters
 from ackline.lane.claim import operator_loss, record_lost, replace_by_lost
 from ackline.lane.void import close_if_waived, is_at_most_once, store_void, waive
 from ackline.ledger.turns import Marker, MarkerKind, OperatorLoss, Plan, Settlement, TurnId, TurnKind
@@ -71,64 +71,68 @@ class ClosedTurn:
     not_paused: str | None = None
 
 
-def open_turn(parts: Parts) -> OpenTurn:
+def open_turn(adapters: Adapters) -> OpenTurn:
     """Returns the lane's open turn. Stores nothing. Raises ConfigError if no turn is open."""
-    plan, _ = _open_plan(parts)
-    has_outcomes = parts.store.has_outcomes(plan.turn)
+    plan, _ = _open_plan(adapters)
+    has_outcomes = adapters.store.has_outcomes(plan.turn)
     if plan.kind is not TurnKind.RUN:
         return OpenTurn(plan, Consequence.SETTLED, has_outcomes)
-    claimed = is_at_most_once(plan) and parts.store.has_claim(plan.turn)
+    claimed = is_at_most_once(plan) and adapters.store.has_claim(plan.turn)
     return OpenTurn(plan, Consequence.LOST if claimed else Consequence.VOID, has_outcomes)
 
 
-def void_open_turn(parts: Parts, turn: TurnId, reason: str, pause: bool = False) -> ClosedTurn:
+def void_open_turn(adapters: Adapters, turn: TurnId, reason: str, pause: bool = False) -> ClosedTurn:
     """Closes the open turn `turn`, and commits the newest floor. With `pause`, the partitions that it reads are paused.
 
     Raises ConfigError if no turn is open, FatalError if another turn is, or if `turn` is claimed and reported
     and no file of its outcomes is lost, or its decisions are stored.
     """
-    plan, before = _open_plan(parts)
+    plan, before = _open_plan(adapters)
     if plan.turn != turn:
         raise FatalError(f"{turn} is not open any more; {plan.turn} is. Nothing was stored. Look at that turn first")
-    consequence = _close(parts, plan, before, reason, pause)
-    not_paused = _pause(parts, plan, reason) if pause and consequence is not Consequence.SETTLED else None
-    return ClosedTurn(plan, consequence, commit_or_reason(parts), not_paused)
+    consequence = _close(adapters, plan, before, reason, pause)
+    not_paused = _pause(adapters, plan, reason) if pause and consequence is not Consequence.SETTLED else None
+    return ClosedTurn(plan, consequence, commit_or_reason(adapters), not_paused)
 
 
-def _open_plan(parts: Parts) -> tuple[Plan, Settlement]:
-    newest = parts.store.newest()
-    plan = parts.store.open_plan(newest) if newest else None
+def _open_plan(adapters: Adapters) -> tuple[Plan, Settlement]:
+    newest = adapters.store.newest()
+    plan = adapters.store.open_plan(newest) if newest else None
     if newest is None or plan is None:
-        raise ConfigError(f"{parts.pipeline.name} has no open turn in its lane {parts.store.lane}: nothing to void")
+        raise ConfigError(
+            f"{adapters.pipeline.name} has no open turn in its lane {adapters.store.lane}: nothing to void"
+        )
     return plan, newest
 
 
-def _close(parts: Parts, plan: Plan, before: Settlement, reason: str, pause: bool) -> Consequence:
+def _close(adapters: Adapters, plan: Plan, before: Settlement, reason: str, pause: bool) -> Consequence:
     if plan.kind is not TurnKind.RUN:
-        settle_turn(parts, plan, before)
+        settle_turn(adapters, plan, before)
         return Consequence.SETTLED
-    waiver = Marker(MarkerKind.WAIVER, parts.run_id, parts.now(), parts.actor, reason, by_operator=True, pause=pause)
+    waiver = Marker(
+        MarkerKind.WAIVER, adapters.run_id, adapters.now(), adapters.actor, reason, by_operator=True, pause=pause
+    )
     if not is_at_most_once(plan):
         # One commit. Its number is the one that settling the turn would take, so the first of the two decides.
-        stored = store_void(parts, plan, before, waiver)
-        consequence = Consequence.VOID if stored else _settled_meanwhile(parts, plan)
+        stored = store_void(adapters, plan, before, waiver)
+        consequence = Consequence.VOID if stored else _settled_meanwhile(adapters, plan)
         if consequence is Consequence.VOID:
-            _drop_lost_files(parts, plan)
+            _drop_lost_files(adapters, plan)
         return consequence
     # The waiver takes the claim's number (lane/void.py). If it is refused, the handler may have been called. A waived
     # turn is never handed out, so it has no outcomes whose files could be lost.
-    if waive(parts, plan, waiver):
-        close_if_waived(parts, plan, before)
-        return _settled_meanwhile(parts, plan)
-    return _lose(parts, plan, before, OperatorLoss(reason, pause))
+    if waive(adapters, plan, waiver):
+        close_if_waived(adapters, plan, before)
+        return _settled_meanwhile(adapters, plan)
+    return _lose(adapters, plan, before, OperatorLoss(reason, pause))
 
 
-def _settled_meanwhile(parts: Parts, plan: Plan) -> Consequence:
-    kind = parts.store.settlement(plan.turn).kind
+def _settled_meanwhile(adapters: Adapters, plan: Plan) -> Consequence:
+    kind = adapters.store.settlement(plan.turn).kind
     return Consequence.VOID if kind is TurnKind.VOID else Consequence.SETTLED
 
 
-def _lose(parts: Parts, plan: Plan, before: Settlement, loss: OperatorLoss) -> Consequence:
+def _lose(adapters: Adapters, plan: Plan, before: Settlement, loss: OperatorLoss) -> Consequence:
     """Records the ranges of a claimed turn as lost, unless its driver has reported meanwhile, and settles the turn.
 
     The writes, in this order: the start marker; one commit of the lost ranges with reason, pause and an operator's
@@ -136,52 +140,52 @@ def _lose(parts: Parts, plan: Plan, before: Settlement, loss: OperatorLoss) -> C
     turn open, and no driver that has not started it yet ever starts it. After it, any process that settles the turn, a
     run or this command again, finds the mark and stores the same settlement.
     """
-    if not parts.store.has_claim(plan.turn):
+    if not adapters.store.has_claim(plan.turn):
         raise FatalError(f"{plan.turn} is not open any more: another process has closed it. Nothing was stored")
-    if operator_loss(parts, plan):  # an operator's process has died before it could settle the turn
-        settle_turn(parts, plan, before)
+    if operator_loss(adapters, plan):  # an operator's process has died before it could settle the turn
+        settle_turn(adapters, plan, before)
         return Consequence.LOST
-    if parts.store.has_outcomes(plan.turn):
-        _lose_reported(parts, plan, loss)
-        settle_turn(parts, plan, before)
+    if adapters.store.has_outcomes(plan.turn):
+        _lose_reported(adapters, plan, loss)
+        settle_turn(adapters, plan, before)
         return Consequence.LOST
     # The start marker comes first: a driver that has claimed the turn and not started yet then calls no handler. The
     # lost ranges are outcomes n, so the report of a driver that has started is refused.
-    parts.store.store_start_marker(plan, parts.run_id, parts.now())
-    lost = record_lost(parts, plan, loss.reason, loss)
-    settle_turn(parts, plan, before)
+    adapters.store.store_start_marker(plan, adapters.run_id, adapters.now())
+    lost = record_lost(adapters, plan, loss.reason, loss)
+    settle_turn(adapters, plan, before)
     return Consequence.LOST if lost else Consequence.SETTLED
 
 
-def _lose_reported(parts: Parts, plan: Plan, loss: OperatorLoss) -> None:
+def _lose_reported(adapters: Adapters, plan: Plan, loss: OperatorLoss) -> None:
     """Records the ranges of a claimed turn as lost in place of its outcomes, if files of these are lost."""
-    if not parts.store.has_lost_files(plan.turn):
+    if not adapters.store.has_lost_files(plan.turn):
         raise FatalError(
             f"{plan.turn} is claimed, its outcomes are stored and no file of them is lost or damaged, so it is neither "
-            f"void nor lost. Settle it with `ackline run {parts.pipeline.name}`"
+            f"void nor lost. Settle it with `ackline run {adapters.pipeline.name}`"
         )
     # Refused if decisions n are stored: another process may have read the outcomes whole and settle the turn by them.
-    if not replace_by_lost(parts, plan, loss):
+    if not replace_by_lost(adapters, plan, loss):
         raise FatalError(
             f"{plan.turn} is claimed, its outcomes and decisions are stored, and files of its outcomes are lost. "
             f"Restore the folder of the table outcomes from a backup, then settle the turn with "
-            f"`ackline run {parts.pipeline.name}`"
+            f"`ackline run {adapters.pipeline.name}`"
         )
 
 
-def _drop_lost_files(parts: Parts, plan: Plan) -> None:
+def _drop_lost_files(adapters: Adapters, plan: Plan) -> None:
     """Stops naming those files of a void turn that are lost or damaged.
 
     After the void settlement: before it, settle would take the rows of a removed file for gaps. The turn is closed
     whether this succeeds or not, and maintenance does it too, for a process that dies in between.
     """
     try:
-        parts.store.drop_lost_files(plan.turn)
+        adapters.store.drop_lost_files(plan.turn)
     except AcklineError as error:
         _logger.warning("%s. The turn is void; `ackline maintain` drops the lost files of its outcomes", error)
 
 
-def _pause(parts: Parts, plan: Plan, reason: str) -> str | None:
+def _pause(adapters: Adapters, plan: Plan, reason: str) -> str | None:
     """Pauses the partitions that the closed turn was to read, unless they are paused. Returns why it could not.
 
     The settlement of our own void or loss has paused them. A turn of its own does it where another process has closed
@@ -191,11 +195,11 @@ def _pause(parts: Parts, plan: Plan, reason: str) -> str | None:
     def choose(newest: Settlement) -> Targets:
         return {tp: newest.partitions[tp].state.floor for tp, planned in plan.partitions.items() if not planned.empty}
 
-    newest = parts.store.newest()
+    newest = adapters.store.newest()
     if newest is None or all(newest.partitions[tp].paused for tp in choose(newest)):
         return None
     try:
-        perform_action(parts, TurnKind.PAUSE, choose, reason)
+        perform_action(adapters, TurnKind.PAUSE, choose, reason)
     except AcklineError as error:  # another run has taken the next turn; this turn is closed all the same
         return str(error)
     return None
@@ -221,13 +225,13 @@ class DroppedOutputs:
     not_committed: str | None = None
 
 
-def unpublished_turn(parts: Parts, tables: Collection[str]) -> UnpublishedTurn:
+def unpublished_turn(adapters: Adapters, tables: Collection[str]) -> UnpublishedTurn:
     """Returns the newest settled turn with those of `tables` that lack its rows. Stores nothing. Raises ConfigError if
     one of `tables` does not lack them."""
-    turn, outputs = _unpublished(parts)
-    rows = {name: rows for name, rows in outputs.tables.items() if not _has(parts, name, outputs, turn)}
+    turn, outputs = _unpublished(adapters)
+    rows = {name: rows for name, rows in outputs.tables.items() if not _has(adapters, name, outputs, turn)}
     if not rows:
-        raise _nothing_to_drop(parts)
+        raise _nothing_to_drop(adapters)
     for name in tables:
         if name not in rows:
             raise ConfigError(
@@ -238,7 +242,7 @@ def unpublished_turn(parts: Parts, tables: Collection[str]) -> UnpublishedTurn:
     return UnpublishedTurn(turn, {name: rows[name] for name in dict.fromkeys(tables)})
 
 
-def drop_outputs(parts: Parts, turn: TurnId, tables: Collection[str], reason: str) -> DroppedOutputs:
+def drop_outputs(adapters: Adapters, turn: TurnId, tables: Collection[str], reason: str) -> DroppedOutputs:
     """Publishes the settled turn `turn`, gives up the rows of those of `tables` that can't be published, and commits
     the newest floor.
 
@@ -246,25 +250,25 @@ def drop_outputs(parts: Parts, turn: TurnId, tables: Collection[str], reason: st
     can't be published either or the staging folder can't be used, and TransientError if an object store does not
     answer: then no row is given up.
     """
-    newest, outputs = _unpublished(parts)
+    newest, outputs = _unpublished(adapters)
     if newest != turn:
         raise FatalError(
             f"{turn} is not the newest settled turn any more; {newest} is. No rows were given up. Run this again to "
             f"see what that turn lacks"
         )
-    root = SharedFolder(staging_root(parts))
+    root = SharedFolder(staging_root(adapters))
     lost: dict[str, str] = {}
     others: dict[str, str] = {}
     try:
-        staged = read_manifest(parts, turn, outputs)
+        staged = read_manifest(adapters, turn, outputs)
         for name, rows in outputs.tables.items():
             of_table = replace(outputs, tables={name: rows})
             try:
-                publish(parts.store, turn, of_table, staged, root.uri, folder_name(turn))
+                publish(adapters.store, turn, of_table, staged, root.uri, folder_name(turn))
             except TransientError:
                 raise
             except AcklineError as error:
-                if not _has(parts, name, outputs, turn):  # another process may have published it meanwhile
+                if not _has(adapters, name, outputs, turn):  # another process may have published it meanwhile
                     (lost if name in tables else others)[name] = str(error)
         if others:
             raise FatalError(
@@ -273,37 +277,37 @@ def drop_outputs(parts: Parts, turn: TurnId, tables: Collection[str], reason: st
             )
         dropped = {name: outputs.tables[name] for name in lost}
         if lost:
-            record = {"rows_at_most": dropped, "why": lost, "reason": reason, "actor": parts.actor,
-                      "run_id": parts.run_id, "at": parts.now().isoformat()}  # fmt: skip
+            record = {"rows_at_most": dropped, "why": lost, "reason": reason, "actor": adapters.actor,
+                      "run_id": adapters.run_id, "at": adapters.now().isoformat()}  # fmt: skip
             root.write_durably(f"{folder_name(turn)}-dropped.json", json.dumps(record, indent=1).encode())
-            _logger.warning("%s: %s dropped its rows for %s: %s", turn, parts.actor, ", ".join(lost), reason)
+            _logger.warning("%s: %s dropped its rows for %s: %s", turn, adapters.actor, ", ".join(lost), reason)
         mark_as_published(root, turn, outputs)
     except OSError as error:
         raise unusable_folder(root.uri, error) from None
-    return DroppedOutputs(turn, dropped, lost, commit_or_reason(parts))
+    return DroppedOutputs(turn, dropped, lost, commit_or_reason(adapters))
 
 
-def _unpublished(parts: Parts) -> tuple[TurnId, OutputsOfTurn]:
-    newest, root = parts.store.newest(), SharedFolder(staging_root(parts))
+def _unpublished(adapters: Adapters) -> tuple[TurnId, OutputsOfTurn]:
+    newest, root = adapters.store.newest(), SharedFolder(staging_root(adapters))
     outputs = OutputsOfTurn.decode(newest.outputs) if newest is not None and newest.outputs else None
     try:
         if newest is None or outputs is None or not outputs.tables or is_published(root, newest.turn, outputs):
-            raise _nothing_to_drop(parts)
+            raise _nothing_to_drop(adapters)
     except OSError as error:
         raise unusable_folder(root.uri, error) from None
     return newest.turn, outputs
 
 
-def _nothing_to_drop(parts: Parts) -> ConfigError:
+def _nothing_to_drop(adapters: Adapters) -> ConfigError:
     return ConfigError(
-        f"{parts.pipeline.name}: each output table has the newest settled turn of the lane {parts.store.lane}, so "
-        f"there is nothing to give up"
+        f"{adapters.pipeline.name}: each output table has the newest settled turn of the lane {adapters.store.lane}, "
+        f"so there is nothing to give up"
     )
 
 
-def _has(parts: Parts, name: str, outputs: OutputsOfTurn, turn: TurnId) -> bool:
+def _has(adapters: Adapters, name: str, outputs: OutputsOfTurn, turn: TurnId) -> bool:
     try:
-        version = table_of(parts.store, name).version_of(outputs.application)
+        version = table_of(adapters.store, name).version_of(outputs.application)
     except TransientError:
         raise
     except AcklineError:  # a table that can't be used

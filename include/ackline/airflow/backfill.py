@@ -35,7 +35,7 @@ from ackline.scrub import scrub
 
 if TYPE_CHECKING:
     from ackline.backfill.run import Backfill
-    from ackline.lane.adapters import Parts
+    from ackline.lane.adapters import Adapters
 
 BACKFILL_PREFIX = "backfill__"
 LISTED = 10
@@ -99,9 +99,9 @@ class BeginBackfillOperator(BaseOperator):
             make_handlers_importable()
             check_functions(*pipeline.functions)
             DriverHook({}, conn_id=SPARK_CONNECTION)  # refuses a master on which replay can't run
-            with opened(pipeline, context, actor=user or ACTOR, lane=form.lane) as parts:
-                java_properties(parts.kafka)  # refuses properties that Spark's Kafka client does not have
-                text, result = _begin(parts, form, arguments)
+            with opened(pipeline, context, actor=user or ACTOR, lane=form.lane) as adapters:
+                java_properties(adapters.kafka)  # refuses properties that Spark's Kafka client does not have
+                text, result = _begin(adapters, form, arguments)
         self.log.info("%s%s", text, "" if form.confirm else "\nNothing was changed: `confirm` is not set.")
         return shortened(result)
 
@@ -111,8 +111,8 @@ class BeginBackfillOperator(BaseOperator):
         from ackline.backfill.run import find_backfill
 
         # Without the settings of the lane: they follow from its arguments, which are read here.
-        with opened(self.pipeline, context, lane=form.lane) as parts:
-            stored = find_backfill(parts.store)
+        with opened(self.pipeline, context, lane=form.lane) as adapters:
+            stored = find_backfill(adapters.store)
         if stored is not None:
             if form.arguments.given:
                 check_same(form.id, stored.arguments, form.arguments)
@@ -127,19 +127,19 @@ class BeginBackfillOperator(BaseOperator):
         return form.arguments
 
 
-def _begin(parts: "Parts", form: BackfillForm, arguments: BackfillArguments) -> tuple[str, dict[str, Any]]:
+def _begin(adapters: "Adapters", form: BackfillForm, arguments: BackfillArguments) -> tuple[str, dict[str, Any]]:
     """Returns the text for the log and the account of the lane; a new lane is stored only if it is confirmed."""
     from ackline.backfill.choose import choose_offsets
     from ackline.backfill.report import account_json, account_text, choice_json, choice_text
     from ackline.backfill.run import account_of_choice, begin, check_epoch_before_is_settled, find_backfill
 
-    name, dry_run = parts.pipeline.name, {"dry_run": not form.confirm}
-    stored, epoch = find_backfill(parts.store), form.epoch or 0
+    name, dry_run = adapters.pipeline.name, {"dry_run": not form.confirm}
+    stored, epoch = find_backfill(adapters.store), form.epoch or 0
     if stored is not None and epoch <= stored.newest.turn.epoch:
-        text = account_text(name, form.lane, stored.account, parts.now())
+        text = account_text(name, form.lane, stored.account, adapters.now())
         return text, account_json(form.lane, stored.newest.turn.epoch, stored.account) | dry_run
-    check_epoch_before_is_settled(parts.store, epoch)
-    choice, above = choose_offsets(parts, arguments), parts.pipeline.backfill.confirm_above
+    check_epoch_before_is_settled(adapters.store, epoch)
+    choice, above = choose_offsets(adapters, arguments), adapters.pipeline.backfill.confirm_above
     result = account_json(form.lane, epoch, account_of_choice(choice)) | dry_run | choice_json(choice)
     text = choice_text(name, form.id, choice, above)
     if not form.confirm or not choice.partitions:
@@ -150,7 +150,7 @@ def _begin(parts: "Parts", form: BackfillForm, arguments: BackfillArguments) -> 
             f"({above:,}) of {name}: give {choice.offsets} there. Nothing was stored",
             key="confirm_offsets",
         )
-    genesis = begin(parts, arguments, choice, form.reason, epoch)
+    genesis = begin(adapters, arguments, choice, form.reason, epoch)
     # Another process may have begun the same id meanwhile. Its choice stands.
     check_same(form.id, BackfillArguments.decode(genesis.arguments), arguments)
     return f"{text}\nBackfill {form.id} has begun{f', epoch {epoch}' * bool(epoch)}.", result
@@ -180,16 +180,16 @@ class ReplayBackfillOperator(ReplayOperator):
         """Returns the lane as its tables have it, and whether anything of it can be read now."""
         from ackline.backfill.run import find_backfill
 
-        with self._opened(context) as parts:
-            backfill = find_backfill(parts.store)
+        with self._opened(context) as adapters:
+            backfill = find_backfill(adapters.store)
             if backfill is None:
                 raise AirflowSkipException("nothing matches: no backfill has begun")
-            has_open_turn = parts.store.open_plan(backfill.newest) is not None
-            return backfill, has_open_turn or is_due(backfill.account, parts.now())
+            has_open_turn = adapters.store.open_plan(backfill.newest) is not None
+            return backfill, has_open_turn or is_due(backfill.account, adapters.now())
 
     def _now(self, context: Context) -> datetime:
-        with self._opened(context) as parts:
-            return parts.now()
+        with self._opened(context) as adapters:
+            return adapters.now()
 
     def _finish(self, context: Context, form: BackfillForm, backfill: "Backfill") -> dict[str, Any]:
         """Returns the account of a lane that is settled, or logs it and waits for the next due time."""
@@ -208,7 +208,7 @@ class ReplayBackfillOperator(ReplayOperator):
         self.log.info("this task goes on at %s", until.isoformat(timespec="seconds"))
         raise AirflowRescheduleException(until)  # type: ignore[no-untyped-call]
 
-    def _opened(self, context: Context) -> AbstractContextManager["Parts"]:
+    def _opened(self, context: Context) -> AbstractContextManager["Adapters"]:
         return opened(self.pipeline, context, lane=form_of(context).lane)
 
     def _driver_arguments(self, context: Context) -> list[str]:

@@ -129,7 +129,7 @@ def replay_open_plan(name: str, run_id: str, connection: str, store_options: str
     Raises TransientError if another process replays it. The driver never waits, because it has a worker and the memory
     of a JVM: its task has waited before it started the driver.
     """
-    from ackline.lane.adapters import open_parts
+    from ackline.lane.adapters import open_adapters
     from ackline.lane.lease import WhenHeld
     from ackline.pipeline.folder import load_pipeline, make_handlers_importable, pipelines_folder
     from ackline.pipeline.functions import check_functions
@@ -142,10 +142,10 @@ def replay_open_plan(name: str, run_id: str, connection: str, store_options: str
     pipeline = load_pipeline(pipelines_folder(), name)
     # The handler may have changed since the plan. At most once, a handler that fails to import costs the whole turn.
     check_functions(*pipeline.functions)
-    with open_parts(
+    with open_adapters(
         pipeline, json.loads(connection), run_id=run_id, actor="airflow", when_held=WhenHeld.REFUSE
-    ) as parts:
-        done = replay_until_records(parts, lambda: open_session(f"ackline-{name}", pipeline.spark))
+    ) as adapters:
+        done = replay_until_records(adapters, lambda: open_session(f"ackline-{name}", pipeline.spark))
     if not done.plans:
         return f"{name}: no turn is open"
     void = f"; void: {done.voided[-1]}" if done.voided else ""
@@ -162,7 +162,7 @@ def take_due_turns(
     TransientError if another process replays the lane's turn, and FatalError if the lane has not begun.
     """
     from ackline.backfill.run import backfill_pipeline, find_backfill, run_backfill
-    from ackline.lane.adapters import open_parts
+    from ackline.lane.adapters import open_adapters
     from ackline.lane.lease import WhenHeld
     from ackline.pipeline.folder import load_pipeline, make_handlers_importable, pipelines_folder
     from ackline.pipeline.functions import check_functions
@@ -172,16 +172,18 @@ def take_due_turns(
     use_options(json.loads(store_options))
     make_handlers_importable()
     pipeline, kafka = load_pipeline(pipelines_folder(), name), json.loads(connection)
-    with open_parts(pipeline, kafka, run_id=run_id, actor="airflow", lane=lane) as parts:
-        stored = find_backfill(parts.store)
+    with open_adapters(pipeline, kafka, run_id=run_id, actor="airflow", lane=lane) as adapters:
+        stored = find_backfill(adapters.store)
     if stored is None:
         raise FatalError(f"{name} has no lane {lane}: the task `begin` has not stored it")
     # By the arguments that the lane has stored, so that no kill and no other form can change handler or dead letters.
     pipeline = backfill_pipeline(pipeline, stored.arguments, options.max_rate)
     check_functions(*pipeline.functions)
-    with open_parts(pipeline, kafka, run_id=run_id, actor="airflow", lane=lane, when_held=WhenHeld.REFUSE) as parts:
+    with open_adapters(
+        pipeline, kafka, run_id=run_id, actor="airflow", lane=lane, when_held=WhenHeld.REFUSE
+    ) as adapters:
         done = run_backfill(
-            parts,
+            adapters,
             lambda: open_session(f"ackline-{name}-{lane}", pipeline.spark),
             options.max_records,
             reason=options.reason,

@@ -34,7 +34,7 @@ from ackline.pipeline.pipeline import Pipeline
 if TYPE_CHECKING:
     from ackline.backfill.choose import Choice
     from ackline.backfill.run import Backfill
-    from ackline.lane.adapters import Parts
+    from ackline.lane.adapters import Adapters
 
 POLL_SECONDS = 5
 """How often the triggerer asks for the state of the run of `backfill__NAME`."""
@@ -77,13 +77,13 @@ class IntervalPlan:
         that do not apply, for an interval that is too large to go unconfirmed, and if `backfill__NAME` is paused.
         """
         _check_params(self.context)
-        with self._opened() as parts:
-            epoch = self._epoch(parts)
+        with self._opened() as adapters:
+            epoch = self._epoch(adapters)
             if epoch is None:
-                self._end("nothing is left to replay: the lane is settled", parts)
-            offsets = self._offsets(parts) if self._begins(parts, epoch) else None
+                self._end("nothing is left to replay: the lane is settled", adapters)
+            offsets = self._offsets(adapters) if self._begins(adapters, epoch) else None
             if offsets == 0:
-                self._end(f"no log has a record of {self.interval}: nothing to replay", parts)
+                self._end(f"no log has a record of {self.interval}: nothing to replay", adapters)
         self._trigger(epoch, offsets)
 
     def finish(self, event: tuple[str, Mapping[str, Any]]) -> NoReturn:
@@ -95,15 +95,15 @@ class IntervalPlan:
         (run_id,) = event[1]["run_ids"]
         if str(event[1].get(run_id)) != "success":
             raise AirflowFailException(self._failure(run_id))
-        with self._opened() as parts:
-            stored = _find(parts)
+        with self._opened() as adapters:
+            stored = _find(adapters)
             # The state of a DAG run proves nothing, because a user may set it. The tables do.
-            if stored is None and self._offsets(parts):
+            if stored is None and self._offsets(adapters):
                 raise AirflowException(f"the run {run_id} of {self._dag_id} has ended, but no lane has begun")
             if stored is not None and not stored.account.settled:
                 lane = self.interval.lane
                 raise AirflowException(f"the run {run_id} of {self._dag_id} has ended, but {lane} is not settled")
-            self._end(f"{self.interval} was replayed", parts)
+            self._end(f"{self.interval} was replayed", adapters)
 
     @property
     def interval(self) -> Interval:
@@ -119,21 +119,21 @@ class IntervalPlan:
         run: Any = self.context["dag_run"]
         return run_prefix(self.interval, run.start_date)
 
-    def _opened(self) -> AbstractContextManager["Parts"]:
+    def _opened(self) -> AbstractContextManager["Adapters"]:
         from ackline.backfill.run import backfill_pipeline
 
         pipeline = backfill_pipeline(self.pipeline, self.interval.arguments)
         return opened(pipeline, self.context, lane=self.interval.lane)
 
-    def _epoch(self, parts: "Parts") -> int | None:
+    def _epoch(self, adapters: "Adapters") -> int | None:
         from ackline.backfill.run import genesis_of
 
-        stored = _find(parts)
+        stored = _find(adapters)
         if stored is None:
             return 0
         newest = stored.newest.turn.epoch
-        settled = stored.account.settled and parts.store.open_plan(stored.newest) is None
-        begun_by = [genesis_of(parts.store, epoch).run_id for epoch in range(newest + 1)]
+        settled = stored.account.settled and adapters.store.open_plan(stored.newest) is None
+        begun_by = [genesis_of(adapters.store, epoch).run_id for epoch in range(newest + 1)]
         return epoch_to_run(newest, settled, begun_by, self._prefix, self._is_whole_run())
 
     def _is_whole_run(self) -> bool:
@@ -142,17 +142,17 @@ class IntervalPlan:
         states = ti.get_task_states(dag_id=self.task.dag_id, task_ids=others, run_ids=[run_id])
         return is_whole_run(states.get(run_id, {}))
 
-    def _begins(self, parts: "Parts", epoch: int) -> bool:
-        stored = _find(parts)
+    def _begins(self, adapters: "Adapters", epoch: int) -> bool:
+        stored = _find(adapters)
         return stored is None or stored.newest.turn.epoch < epoch
 
-    def _offsets(self, parts: "Parts") -> int:
+    def _offsets(self, adapters: "Adapters") -> int:
         """Returns how many offsets the interval holds. Raises ConfigError for too many that are not confirmed."""
         from ackline.backfill.choose import choose_offsets
 
-        choice = choose_offsets(parts, self.interval.arguments)
-        self._warn_of_retention(parts, choice)
-        offsets, above = choice.offsets, parts.pipeline.backfill.confirm_above
+        choice = choose_offsets(adapters, self.interval.arguments)
+        self._warn_of_retention(adapters, choice)
+        offsets, above = choice.offsets, adapters.pipeline.backfill.confirm_above
         confirmed = self.context["params"].get("confirm_offsets") or 0
         if offsets > max(above, confirmed):
             raise ConfigError(
@@ -162,11 +162,11 @@ class IntervalPlan:
             )
         return offsets
 
-    def _warn_of_retention(self, parts: "Parts", choice: "Choice") -> None:
+    def _warn_of_retention(self, adapters: "Adapters", choice: "Choice") -> None:
         """Logs which partitions may have lost records of the interval. A time chooses only what is readable, so no row
         records them."""
         cut = [tp for tp, log in choice.logs.items() if log.start > 0]
-        firsts = parts.cluster.offsets_at(cut, self.interval.start)
+        firsts = adapters.cluster.offsets_at(cut, self.interval.start)
         gone = [str(tp) for tp in cut if firsts[tp] == choice.logs[tp].start]
         if gone:
             more = f" and {len(gone) - LISTED} more" * (len(gone) > LISTED)
@@ -210,23 +210,23 @@ class IntervalPlan:
             f"was stored is lost: clear this task to go on with the lane {self.interval.lane}"
         )
 
-    def _end(self, text: str, parts: "Parts") -> NoReturn:
+    def _end(self, text: str, adapters: "Adapters") -> NoReturn:
         """Ends the task as successful, with the account of the lane as its result, and skips the tasks after it."""
         from ackline.backfill.report import account_json, account_text
 
-        stored, lane = _find(parts), self.interval.lane
+        stored, lane = _find(adapters), self.interval.lane
         if stored is not None:
-            self.task.log.info("%s", account_text(self.pipeline.name, lane, stored.account, parts.now()))
+            self.task.log.info("%s", account_text(self.pipeline.name, lane, stored.account, adapters.now()))
             account = account_json(lane, stored.newest.turn.epoch, stored.account)
             self.context["ti"].xcom_push(key="return_value", value=shortened(account))
         self.task.log.info("%s", text)
         raise DownstreamTasksSkipped(tasks=_later_tasks(self.task))  # type: ignore[no-untyped-call]
 
 
-def _find(parts: "Parts") -> "Backfill | None":
+def _find(adapters: "Adapters") -> "Backfill | None":
     from ackline.backfill.run import find_backfill
 
-    return find_backfill(parts.store)
+    return find_backfill(adapters.store)
 
 
 def _later_tasks(task: BaseOperator) -> list[str]:

@@ -22,7 +22,7 @@ from ackline.pipeline.pipeline import Pipeline
 
 if TYPE_CHECKING:
     from ackline.actions.targets import ActionRequest
-    from ackline.lane.adapters import Parts
+    from ackline.lane.adapters import Adapters
 
 T = TypeVar("T")
 
@@ -107,8 +107,8 @@ class OperateOperator(BaseOperator):
         user = getattr(context["dag_run"], "triggering_user_name", None)
         with airflow_errors():
             check_params(params)
-            with opened(self.pipeline, context, actor=user or ACTOR, lane=LIVE) as parts:
-                text, result = _carry_out(parts, params)
+            with opened(self.pipeline, context, actor=user or ACTOR, lane=LIVE) as adapters:
+                text, result = _carry_out(adapters, params)
         self.log.info("%s%s", text, "" if params["confirm"] else "\nNothing was changed: `confirm` is not set.")
         listed = result["partitions"][:LISTED]
         return {**result, "partitions": listed, "more_partitions": len(result["partitions"]) - len(listed)}
@@ -124,53 +124,53 @@ def check_params(params: Mapping[str, Any]) -> None:
         raise ConfigError(f"reason: {act} needs one, for readers of the audit table", key="reason")
 
 
-def _carry_out(parts: "Parts", params: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+def _carry_out(adapters: "Adapters", params: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     """Returns the text for the log and the result of an act; it is carried out only if it is confirmed."""
     if params["act"] == "void":
-        return _void(parts, params)
+        return _void(adapters, params)
     if params["act"] == "adopt-ledger":
-        return _adopt(parts, params)
-    return _act(parts, params)
+        return _adopt(adapters, params)
+    return _act(adapters, params)
 
 
-def _act(parts: "Parts", params: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+def _act(adapters: "Adapters", params: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     from ackline.actions.actions import PreparedAction, perform_action, prepare_action
     from ackline.actions.report import action_json, action_text
     from ackline.actions.targets import check_request, choose_targets
 
-    request, reason = _request(params, parts.now()), params["reason"] or ""
+    request, reason = _request(params, adapters.now()), params["reason"] or ""
     check_request(request)
     if not params["confirm"]:
-        shown = prepare_action(parts, request.kind, lambda lane: choose_targets(parts, request, lane), reason)
+        shown = prepare_action(adapters, request.kind, lambda lane: choose_targets(adapters, request, lane), reason)
         return action_text(shown, done=False), action_json(shown, dry_run=True)
-    done = perform_action(parts, request.kind, lambda lane: choose_targets(parts, request, lane), reason)
+    done = perform_action(adapters, request.kind, lambda lane: choose_targets(adapters, request, lane), reason)
     action = PreparedAction(done.plan, done.before)
     text = action_text(action, done=True) + (f"\nIt is stored; {done.not_committed}" if done.not_committed else "")
     return text, action_json(action, dry_run=False, not_committed=done.not_committed)
 
 
-def _adopt(parts: "Parts", params: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+def _adopt(adapters: "Adapters", params: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     from ackline.actions.adopt_ledger import adopt_ledger, prepare_adoption
     from ackline.actions.report import adoption_json, adoption_text
 
     confirm, reason = params["confirm"], params["reason"]
-    adoption = (adopt_ledger if confirm else prepare_adoption)(parts, reason)
-    return adoption_text(adoption, confirm), adoption_json(parts, adoption, reason, dry_run=not confirm)
+    adoption = (adopt_ledger if confirm else prepare_adoption)(adapters, reason)
+    return adoption_text(adoption, confirm), adoption_json(adapters, adoption, reason, dry_run=not confirm)
 
 
-def _void(parts: "Parts", params: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+def _void(adapters: "Adapters", params: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     from ackline.actions.report import void_json, void_preview, void_text
     from ackline.actions.void import open_turn, void_open_turn
 
     reason, pause = params["reason"], params["pause"]
-    to_close = open_turn(parts)
+    to_close = open_turn(adapters)
     if not params["confirm"]:
         body = void_json(to_close.plan, to_close.consequence, reason, pause)
         return void_preview(to_close, pause), {**body, "dry_run": True}
-    closed = void_open_turn(parts, to_close.plan.turn, reason, pause)
+    closed = void_open_turn(adapters, to_close.plan.turn, reason, pause)
     body = void_json(closed.plan, closed.consequence, reason, pause)
     came = {"not_paused": closed.not_paused, "not_committed": closed.not_committed, "dry_run": False}
-    return void_text(closed, parts.pipeline.name), {**body, **came}
+    return void_text(closed, adapters.pipeline.name), {**body, **came}
 
 
 def _request(params: Mapping[str, Any], now: datetime) -> "ActionRequest":

@@ -33,7 +33,7 @@ from ackline.pipeline.folder import make_handlers_importable, project_root
 from ackline.pipeline.pipeline import Pipeline
 
 if TYPE_CHECKING:
-    from ackline.lane.adapters import Parts
+    from ackline.lane.adapters import Adapters
     from ackline.ledger.turns import Plan, Settlement, TurnId
 
 ACTOR = "airflow"
@@ -60,15 +60,17 @@ def airflow_errors() -> Iterator[None]:
 
 
 @contextmanager
-def opened(pipeline: Pipeline, context: Context, actor: str = ACTOR, lane: str = LIVE) -> Iterator["Parts"]:
+def opened(pipeline: Pipeline, context: Context, actor: str = ACTOR, lane: str = LIVE) -> Iterator["Adapters"]:
     """Opens a pipeline for one task. Its turns carry the run id of the DAG run."""
     from ackline.airflow.connections import kafka_connection, use_audit_connection
-    from ackline.lane.adapters import open_parts
+    from ackline.lane.adapters import open_adapters
 
     use_audit_connection()
     make_handlers_importable()  # a listener, a retry class or a partition filter may live there
-    with open_parts(pipeline, kafka_connection(pipeline), run_id=context["run_id"], actor=actor, lane=lane) as parts:
-        yield parts
+    with open_adapters(
+        pipeline, kafka_connection(pipeline), run_id=context["run_id"], actor=actor, lane=lane
+    ) as adapters:
+        yield adapters
 
 
 class PlanOperator(BaseOperator):
@@ -102,11 +104,11 @@ class PlanOperator(BaseOperator):
             DriverHook({}, conn_id=SPARK_CONNECTION)  # refuses a master on which replay can't run
             # Airflow has checked the params against their schemas, unless a client has stored the run by other means.
             request = parse_request(context.get("params") or {}, self.pipeline.max_records_per_run)
-            with opened(self.pipeline, context) as opened_parts:
-                parts = replace(opened_parts, request=request)
-                self.log.info("settings in force: %s", effective_settings(parts))
-                java_properties(parts.kafka)  # refuses properties that Spark's Kafka client does not have
-                planned = plan(parts)
+            with opened(self.pipeline, context) as opened_adapters:
+                adapters = replace(opened_adapters, request=request)
+                self.log.info("settings in force: %s", effective_settings(adapters))
+                java_properties(adapters.kafka)  # refuses properties that Spark's Kafka client does not have
+                planned = plan(adapters)
                 if (
                     planned.plan
                     and planned.adopted
@@ -116,7 +118,7 @@ class PlanOperator(BaseOperator):
                         "%s was open already: the params of this run do not apply to it", planned.plan.turn
                     )
                 topics = {tp.topic for tp in planned.plan.partitions} if planned.plan else set()
-                for text in run_warnings(parts, topics):
+                for text in run_warnings(adapters, topics):
                     self.log.warning("%s", text)
                 summary = planned_summary(planned)
         self.log.info("planned: %s", summary)
@@ -139,28 +141,28 @@ class SettleOperator(BaseOperator):
             from ackline.airflow.results import publish_metrics, settled_summary
             from ackline.steps.settle import settle
 
-            with opened(self.pipeline, context) as parts:
+            with opened(self.pipeline, context) as adapters:
                 stored: list[Settlement] = []
                 # The turn that plan has returned, and what replay has planned after it. A turn that another run has
                 # opened since is that run's to settle: replay may still be working on it.
-                turn = planned_turn(parts, context)
+                turn = planned_turn(adapters, context)
                 try:
-                    settled = settle(parts, turn, stored.append, and_later=True)
+                    settled = settle(adapters, turn, stored.append, and_later=True)
                 finally:  # a refused commit must hide neither what was settled nor the lag that grows meanwhile
-                    publish_metrics(parts, stored[0] if stored else None)
+                    publish_metrics(adapters, stored[0] if stored else None)
                 summary = settled_summary(settled)
         self.log.info("settled: %s", summary)
         return summary
 
 
-def planned_turn(parts: "Parts", context: Context) -> "TurnId | None":
+def planned_turn(adapters: "Adapters", context: Context) -> "TurnId | None":
     """Returns the turn that the task `plan` of this DAG run has planned or adopted; None if its summary is gone."""
     from ackline.ledger.turns import TurnId
 
     summary = context["ti"].xcom_pull(task_ids="plan")
     if not isinstance(summary, Mapping) or summary.get("turn") is None or "epoch" not in summary:
         return None
-    return TurnId(parts.pipeline.name, parts.store.lane, summary["epoch"], summary["turn"])
+    return TurnId(adapters.pipeline.name, adapters.store.lane, summary["epoch"], summary["turn"])
 
 
 class ReplayOperator(SparkSubmitOperator):
@@ -203,7 +205,7 @@ class ReplayOperator(SparkSubmitOperator):
         except AirflowException as error:
             raise_for_exit_status(self._hook, error, self._void_arguments(context))
 
-    def _opened(self, context: Context) -> AbstractContextManager["Parts"]:
+    def _opened(self, context: Context) -> AbstractContextManager["Adapters"]:
         """Opens the lane whose turns this task replays."""
         return opened(self.pipeline, context)
 
@@ -222,27 +224,29 @@ class ReplayOperator(SparkSubmitOperator):
         """
         from ackline.lane.settings import effective_settings
 
-        with self._opened(context) as parts:
-            self.log.info("settings in force: %s", effective_settings(parts))
-            newest = parts.store.newest()
-            plan = parts.store.open_plan(newest) if newest else None
-            if plan is not None and not plan.empty and not parts.store.has_outcomes(plan.turn):
-                self._reschedule_if_held(parts, plan)  # here, because each opening of the parts opens the listener
+        with self._opened(context) as adapters:
+            self.log.info("settings in force: %s", effective_settings(adapters))
+            newest = adapters.store.newest()
+            plan = adapters.store.open_plan(newest) if newest else None
+            if plan is not None and not plan.empty and not adapters.store.has_outcomes(plan.turn):
+                self._reschedule_if_held(
+                    adapters, plan
+                )  # here, because each opening of the adapters opens the listener
                 return False
             if plan is not None and plan.empty:  # of this plan: another run may have stored the next one since
-                parts.store.store_outcomes(plan.turn, [])
+                adapters.store.store_outcomes(plan.turn, [])
         self.log.info("nothing to read: %s", plan.turn if plan else "no turn is open")
         return True
 
     def _reschedule_while_held(self, context: Context) -> None:
-        with self._opened(context) as parts:
-            newest = parts.store.newest()
-            plan = parts.store.open_plan(newest) if newest else None
+        with self._opened(context) as adapters:
+            newest = adapters.store.newest()
+            plan = adapters.store.open_plan(newest) if newest else None
             if plan is not None:
-                self._reschedule_if_held(parts, plan)
+                self._reschedule_if_held(adapters, plan)
 
-    def _reschedule_if_held(self, parts: "Parts", plan: "Plan") -> None:
-        holder = parts.lease.living_holder(plan.turn) if parts.lease is not None else None
+    def _reschedule_if_held(self, adapters: "Adapters", plan: "Plan") -> None:
+        holder = adapters.lease.living_holder(plan.turn) if adapters.lease is not None else None
         if holder is not None:
             self.log.warning("%s is being replayed by %s; this task looks again in %s", plan.turn, holder, LEASE_POLL)
             raise AirflowRescheduleException(datetime.now(UTC) + LEASE_POLL)  # type: ignore[no-untyped-call]

@@ -22,7 +22,7 @@ from typing import Any
 
 from ackline.actions.status import PartitionStatus, TopicStatus, status, status_by_topic
 from ackline.errors import AcklineError
-from ackline.lane.adapters import Parts
+from ackline.lane.adapters import Adapters
 from ackline.lane.commit import CommitResult
 from ackline.ledger.metrics import StepFigures
 from ackline.ledger.offsets import TopicPartition, count
@@ -116,18 +116,18 @@ Send = Callable[[str, float, Tags], None]
 log = logging.getLogger(__name__)
 
 
-def publish_metrics(parts: Parts, stored: Settlement | None) -> None:
+def publish_metrics(adapters: Adapters, stored: Settlement | None) -> None:
     """Set the gauges of all partitions and topics, and add to the counters if this process `stored` a settlement."""
     try:
         incr, gauge = _senders()
         if stored is not None:
             add_counters(incr, stored)
             publish_steps(incr, gauge, stored)
-        _set_gauges(gauge, parts, status(parts))
+        _set_gauges(gauge, adapters, status(adapters))
     except AcklineError as error:  # the broker has gone away since: the next settle sets the gauges
-        log.warning("no metrics of %s: %s", parts.pipeline.name, error)
+        log.warning("no metrics of %s: %s", adapters.pipeline.name, error)
     except Exception as error:  # a back end may raise anything, and its text may hold an address with a password
-        log.warning("no metrics of %s: the back end failed (%s)", parts.pipeline.name, type(error).__name__)
+        log.warning("no metrics of %s: the back end failed (%s)", adapters.pipeline.name, type(error).__name__)
 
 
 def _senders() -> tuple[Send, Send]:
@@ -187,9 +187,9 @@ def publish_steps(incr: Send, gauge: Send, stored: Settlement) -> None:
                 gauge(f"{STEP}.{word}_max", spans.longest / 1e9, tags)
 
 
-def _set_gauges(gauge: Send, parts: Parts, partitions: Iterable[PartitionStatus]) -> None:
+def _set_gauges(gauge: Send, adapters: Adapters, partitions: Iterable[PartitionStatus]) -> None:
     found = list(partitions)
-    pipeline, lane, now = parts.pipeline.name, parts.store.lane, parts.now()
+    pipeline, lane, now = adapters.pipeline.name, adapters.store.lane, adapters.now()
     for partition in found:
         tags = _tags(pipeline, lane, partition.topic, partition.partition)
         for name, value in _numbers(partition, now):

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ackline.errors import ConfigError
-from ackline.lane.adapters import Parts
+from ackline.lane.adapters import Adapters
 from ackline.ledger.account import Chosen
 from ackline.ledger.offsets import (
     LogBounds,
@@ -155,14 +155,14 @@ class Choice:
         return sum(count_offsets(chosen.every) for chosen in self.partitions.values())
 
 
-def choose_offsets(parts: Parts, arguments: BackfillArguments) -> Choice:
+def choose_offsets(adapters: Adapters, arguments: BackfillArguments) -> Choice:
     """Returns what the arguments choose. Raises ConfigError for arguments that do not fit the pipeline or its logs."""
     arguments.check()
-    since, until = arguments.times(parts.now())
-    topic_ids, logs = _readable_logs(parts)
+    since, until = arguments.times(adapters.now())
+    topic_ids, logs = _readable_logs(adapters)
     ranges = [parse_range(text) for text in arguments.ranges]
-    firsts = parts.cluster.offsets_at(logs, since) if since is not None else None
-    ends = parts.cluster.offsets_at(logs, until) if until is not None else None
+    firsts = adapters.cluster.offsets_at(logs, since) if since is not None else None
+    ends = adapters.cluster.offsets_at(logs, until) if until is not None else None
     open_ends = {tp: logs[tp].end for tp, offset in (ends or {}).items() if offset is None}
     older: RangesByPartition = {}
     if arguments.by_outcome:
@@ -171,7 +171,7 @@ def choose_offsets(parts: Parts, arguments: BackfillArguments) -> Choice:
         bounds = logs if since is not None else {tp: LogBounds(0, log.end) for tp, log in logs.items()}
         open_bounds = {tp: bound._replace(end=LAST) for tp, bound in bounds.items()} if ends is None else bounds
         asked = narrowed_by_time(asked_ranges(ranges, open_bounds), open_bounds, firsts, ends)
-        matching, older = _by_outcome(parts, arguments, topic_ids, asked)
+        matching, older = _by_outcome(adapters, arguments, topic_ids, asked)
         partitions = {tp: Chosen((), tuple(clipped(runs, 0, logs[tp].end))) for tp, runs in matching.items()}
     else:
         asked = asked_ranges(ranges, logs)
@@ -182,25 +182,25 @@ def choose_offsets(parts: Parts, arguments: BackfillArguments) -> Choice:
     chosen = {tp: of for tp, of in sorted(partitions.items()) if of.every}
     gone = list(_gone(matching, older, logs))
     open_ends = {tp: end for tp, end in open_ends.items() if tp in chosen}
-    return Choice(chosen, topic_ids, logs, gone, open_ends, _acked_before(parts, chosen, topic_ids))
+    return Choice(chosen, topic_ids, logs, gone, open_ends, _acked_before(adapters, chosen, topic_ids))
 
 
-def _readable_logs(parts: Parts) -> tuple[dict[str, str], dict[TopicPartition, LogBounds]]:
+def _readable_logs(adapters: Adapters) -> tuple[dict[str, str], dict[TopicPartition, LogBounds]]:
     """Returns the ids of the subscribed topics, and the bounds of their partitions. Raises TransientError if one has no
     leader."""
-    parts.cluster.reachable()
-    block = parts.pipeline.kafka
-    names = parts.cluster.names() if block.named_topics is None else block.named_topics
+    adapters.cluster.reachable()
+    block = adapters.pipeline.kafka
+    names = adapters.cluster.names() if block.named_topics is None else block.named_topics
     # Topic ids before bounds: if a topic is created again in between, its bounds are stored under the old id, and the
     # first turn stops there.
-    topics = parts.cluster.topics([name for name in names if block.subscribes_to_topic(name)])
+    topics = adapters.cluster.topics([name for name in names if block.subscribes_to_topic(name)])
     tps = [TopicPartition(name, number) for name, info in topics.items() for number in info.partitions]
-    bounds = parts.cluster.bounds([tp for tp in tps if parts.is_subscribed(tp)])
+    bounds = adapters.cluster.bounds([tp for tp in tps if adapters.is_subscribed(tp)])
     return {name: info.topic_id for name, info in topics.items()}, dict(sorted(bounds.items()))
 
 
 def _by_outcome(
-    parts: Parts,
+    adapters: Adapters,
     arguments: BackfillArguments,
     topic_ids: Mapping[str, str],
     asked: Mapping[TopicPartition, Sequence[OffsetRange]],
@@ -209,10 +209,10 @@ def _by_outcome(
 
     Raises ConfigError if the lane of `--of` has not begun.
     """
-    store = parts.store.other_lane(arguments.of)
+    store = adapters.store.other_lane(arguments.of)
     newest = store.newest()
     if newest is None:
-        raise ConfigError(f"--of {arguments.of}: {parts.pipeline.name} has no such lane yet", key="--of")
+        raise ConfigError(f"--of {arguments.of}: {adapters.pipeline.name} has no such lane yet", key="--of")
     wanted = OutcomeFilter(arguments.outcome, arguments.error_class, arguments.run)
     epochs: dict[TopicPartition, list[tuple[Ranges, Ranges]]] = {}
     older: RangesByPartition = {}
@@ -241,13 +241,13 @@ def _gone(
         yield from (GoneRange(tp, part, IN_OLDER_TOPIC) for part in as_ranges(arrays))
 
 
-def _acked_before(parts: Parts, chosen: Mapping[TopicPartition, Chosen], topic_ids: Mapping[str, str]) -> int:
+def _acked_before(adapters: Adapters, chosen: Mapping[TopicPartition, Chosen], topic_ids: Mapping[str, str]) -> int:
     """Returns how many chosen offsets an earlier backfill of the pipeline has acked."""
     acked: dict[TopicPartition, list[tuple[Ranges, Ranges]]] = {}
-    for lane in parts.store.lanes() if chosen else ():
-        if not is_backfill(lane) or lane == parts.store.lane:
+    for lane in adapters.store.lanes() if chosen else ():
+        if not is_backfill(lane) or lane == adapters.store.lane:
             continue
-        store = parts.store.other_lane(lane)
+        store = adapters.store.other_lane(lane)
         newest = store.newest()
         for epoch in range(newest.turn.epoch + 1) if newest else ():
             for tp, ranges in store.terminal_offsets(epoch, topic_ids, OutcomeFilter(Outcome.ACKED.value))[0].items():

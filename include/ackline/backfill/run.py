@@ -13,7 +13,7 @@ from ackline.actions.void import void_open_turn
 from ackline.backfill.choose import Choice
 from ackline.backfill.plan import plan_backfill
 from ackline.errors import ConfigError, FatalError, LedgerError
-from ackline.lane.adapters import Parts, Progress
+from ackline.lane.adapters import Adapters, Progress
 from ackline.lane.new_plan import new_plan
 from ackline.ledger.account import Account, Chosen, account_of, chosen_of
 from ackline.ledger.backoff import FOREVER
@@ -72,7 +72,9 @@ def _check_allowed(pipeline: Pipeline, handler: str) -> None:
         )
 
 
-def begin(parts: Parts, arguments: BackfillArguments, choice: Choice, reason: str = "", epoch: int = 0) -> Settlement:
+def begin(
+    adapters: Adapters, arguments: BackfillArguments, choice: Choice, reason: str = "", epoch: int = 0
+) -> Settlement:
     """Stores the genesis of a new lane, or of a new epoch of a settled one: what was chosen, and the arguments as they
     were written.
 
@@ -80,16 +82,16 @@ def begin(parts: Parts, arguments: BackfillArguments, choice: Choice, reason: st
     the arguments. The choice is stored before anything is read, so that a resume never chooses anew. Raises FatalError
     if the epoch before is not settled.
     """
-    check_epoch_before_is_settled(parts.store, epoch)
-    publish_settled(parts, parts.store.newest())  # of the epoch before: no step looks at it again
-    partitions = {tp: _genesis_row(parts, choice, tp, chosen) for tp, chosen in choice.partitions.items()}
-    turn = TurnId(parts.store.pipeline, parts.store.lane, epoch, 0)
+    check_epoch_before_is_settled(adapters.store, epoch)
+    publish_settled(adapters, adapters.store.newest())  # of the epoch before: no step looks at it again
+    partitions = {tp: _genesis_row(adapters, choice, tp, chosen) for tp, chosen in choice.partitions.items()}
+    turn = TurnId(adapters.store.pipeline, adapters.store.lane, epoch, 0)
     genesis = Settlement(
-        turn, TurnKind.GENESIS, parts.run_id, parts.now(), partitions, parts.actor, reason, arguments.encode()
+        turn, TurnKind.GENESIS, adapters.run_id, adapters.now(), partitions, adapters.actor, reason, arguments.encode()
     )
-    if parts.store.store_settlement(genesis):
-        parts.notify("partitions_changed", partitions)
-    return parts.store.settlement(turn)
+    if adapters.store.store_settlement(genesis):
+        adapters.notify("partitions_changed", partitions)
+    return adapters.store.settlement(turn)
 
 
 def check_epoch_before_is_settled(store: LedgerStore, epoch: int) -> None:
@@ -112,10 +114,10 @@ def check_epoch_before_is_settled(store: LedgerStore, epoch: int) -> None:
         )
 
 
-def _genesis_row(parts: Parts, choice: Choice, tp: TopicPartition, chosen: Chosen) -> SettledPartition:
+def _genesis_row(adapters: Adapters, choice: Choice, tp: TopicPartition, chosen: Chosen) -> SettledPartition:
     if chosen.offsets:
         # Due since the lane begins, and without an attempt: replay reads them exactly, as attempt 1.
-        unread = Pending(PendingKind.RETRY, 0, parts.now(), None)
+        unread = Pending(PendingKind.RETRY, 0, adapters.now(), None)
         pending = PendingRuns.of([ValuedRange(run.start, run.end, unread) for run in chosen.offsets])
         state = PartitionState(chosen.offsets[-1].end, pending)
     else:
@@ -156,7 +158,7 @@ def account_of_choice(choice: Choice) -> Account:
 
 
 def run_backfill(
-    parts: Parts,
+    adapters: Adapters,
     spark: "Callable[[], SparkSession]",
     max_records: int | None = None,
     on_plan: OnPlan | None = None,
@@ -175,25 +177,25 @@ def run_backfill(
         read = [planned for plan in done.plans for planned in plan.partitions.values()]
         left = None if max_records is None else max_records - sum(len(row.fresh) + count(row.retries) for row in read)
         if left is not None and left <= 0:
-            newest = parts.store.newest()
-            if newest is None or parts.store.open_plan(newest) is None:
+            newest = adapters.store.newest()
+            if newest is None or adapters.store.open_plan(newest) is None:
                 return Planned(None, adopted=False)
         # Dead letters that were not acknowledged are sent again once in a run, by its first turn.
-        return plan_backfill(parts, left, not done.plans, reason)
+        return plan_backfill(adapters, left, not done.plans, reason)
 
     def goes_on(plan: Plan, settlement: Settlement) -> bool:
-        return not _is_fruitless(parts, plan, settlement) and not _is_without_effect(plan, settlement)
+        return not _is_fruitless(adapters, plan, settlement) and not _is_without_effect(plan, settlement)
 
-    end_turn = partial(settle_and_commit, parts)
-    return take_turns(parts, spark, next_turn, end_turn, goes_on, on_plan, on_progress)
+    end_turn = partial(settle_and_commit, adapters)
+    return take_turns(adapters, spark, next_turn, end_turn, goes_on, on_plan, on_progress)
 
 
-def _is_fruitless(parts: Parts, plan: Plan, settlement: Settlement) -> bool:
+def _is_fruitless(adapters: Adapters, plan: Plan, settlement: Settlement) -> bool:
     """Returns whether a turn made further attempts alone, and settled nothing, under a policy without a limit.
 
     With a delay of zero such retries are always due, and the run would never end.
     """
-    retry = parts.pipeline.retry
+    retry = adapters.pipeline.retry
     unlimited = retry.class_ is not None or retry.max_retries == FOREVER
     if not unlimited or settlement.kind is TurnKind.VOID:
         return False
@@ -218,7 +220,7 @@ def _is_without_effect(plan: Plan, settlement: Settlement) -> bool:
     return not any(number for by_word in counts for word, number in by_word.items() if word != Outcome.IN_FLIGHT)
 
 
-def cancel(parts: Parts, reason: str) -> Settlement:
+def cancel(adapters: Adapters, reason: str) -> Settlement:
     """Settles everything of the lane that is not settled yet as `skipped`. Returns the newest settlement.
 
     An open turn is settled if its outcomes are stored, and else closed as void, or at most once recorded as lost. A
@@ -227,40 +229,40 @@ def cancel(parts: Parts, reason: str) -> Settlement:
     """
 
     def begin() -> None:
-        raise FatalError(f"{parts.pipeline.name} has no lane {parts.store.lane}")
+        raise FatalError(f"{adapters.pipeline.name} has no lane {adapters.store.lane}")
 
     def end(open_plan: Plan, newest: Settlement) -> bool:
-        if open_plan.kind is not TurnKind.RUN or parts.store.has_outcomes(open_plan.turn):
-            settle_turn(parts, open_plan, newest)
+        if open_plan.kind is not TurnKind.RUN or adapters.store.has_outcomes(open_plan.turn):
+            settle_turn(adapters, open_plan, newest)
         else:
-            _void(parts, open_plan, reason)
+            _void(adapters, open_plan, reason)
         return True
 
     def make(newest: Settlement) -> Plan | None:
-        publish_settled(parts, newest)
-        targets = _ends(parts, newest)
-        return new_plan(parts, newest, TurnKind.SKIP, targets, reason or "cancelled") if targets else None
+        publish_settled(adapters, newest)
+        targets = _ends(adapters, newest)
+        return new_plan(adapters, newest, TurnKind.SKIP, targets, reason or "cancelled") if targets else None
 
     # No turn is the aim: the cancellation ends each turn that it meets, its own skip too, until nothing is left.
-    newest = take_turn(parts, "cancelling", (), begin=begin, end=end, make=make).before
-    if parts.pipeline.outputs:  # a void turn may have staged rows, and no later turn of this lane removes them
-        remove_staged(parts, newest)
+    newest = take_turn(adapters, "cancelling", (), begin=begin, end=end, make=make).before
+    if adapters.pipeline.outputs:  # a void turn may have staged rows, and no later turn of this lane removes them
+        remove_staged(adapters, newest)
     return newest
 
 
-def _void(parts: Parts, open_plan: Plan, reason: str) -> None:
+def _void(adapters: Adapters, open_plan: Plan, reason: str) -> None:
     try:
-        void_open_turn(parts, open_plan.turn, f"cancelled: {reason}" if reason else "cancelled")
+        void_open_turn(adapters, open_plan.turn, f"cancelled: {reason}" if reason else "cancelled")
     except (ConfigError, FatalError):
         # Refused if a run has reported or settled the turn meanwhile: then the next round looks at that. Otherwise the
         # error stands.
-        if not parts.store.has_outcomes(open_plan.turn) and not parts.store.is_settled(open_plan.turn):
+        if not adapters.store.has_outcomes(open_plan.turn) and not adapters.store.is_settled(open_plan.turn):
             raise
 
 
-def _ends(parts: Parts, newest: Settlement) -> dict[TopicPartition, PlannedPartition]:
+def _ends(adapters: Adapters, newest: Settlement) -> dict[TopicPartition, PlannedPartition]:
     """Returns the rows of a plan that skips each unfinished partition to the end of what was chosen."""
-    genesis = genesis_of(parts.store, newest.turn.epoch)
+    genesis = genesis_of(adapters.store, newest.turn.epoch)
     rows = {}
     for tp, settled in newest.partitions.items():
         state, ranges = settled.state, genesis.partitions[tp].ranges

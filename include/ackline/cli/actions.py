@@ -215,12 +215,12 @@ def _perform(
 ) -> None:
     check_request(request)
     # Without the handler: one that does not import may be why an operator acts.
-    with opened(name, now, lane=lane, handler=False) as parts:
+    with opened(name, now, lane=lane, handler=False) as adapters:
 
         def choose(newest: Settlement) -> action_plans.Targets:
-            return choose_targets(parts, request, newest)
+            return choose_targets(adapters, request, newest)
 
-        prepared = prepare_action(parts, request.kind, choose, reason)
+        prepared = prepare_action(adapters, request.kind, choose, reason)
         show_preview(action_text(prepared, done=False), yes, dry_run, as_json)
         if not is_confirmed(f"{request.kind.capitalize()} {name}?", yes, dry_run):
             if as_json:
@@ -230,7 +230,7 @@ def _perform(
             return
         # A user at a terminal confirms what was shown, and no other turn; with --yes it may be a later turn.
         turn = None if yes else prepared.plan.turn
-        performed = perform_action(parts, request.kind, choose, reason, turn)
+        performed = perform_action(adapters, request.kind, choose, reason, turn)
     done = PreparedAction(performed.plan, performed.before)
     if as_json:
         formats.print_json(action_json(done, dry_run=False, not_committed=performed.not_committed))
@@ -280,8 +280,8 @@ def void(
         _drop_outputs(name, lane, now, give_up, reason, pause, yes, dry_run, as_json)
         return
     # Without the handler: one that does not import may be why no run gets on.
-    with opened(name, now, lane=lane, handler=False) as parts:
-        to_close = open_turn(parts)
+    with opened(name, now, lane=lane, handler=False) as adapters:
+        to_close = open_turn(adapters)
         show_preview(void_preview(to_close, pause), yes, dry_run, as_json)
         if not is_confirmed(f"Close {to_close.plan.turn}?", yes, dry_run):
             if as_json:
@@ -289,7 +289,7 @@ def void(
             else:
                 print("Nothing was changed.")
             return
-        closed = void_open_turn(parts, to_close.plan.turn, reason, pause)
+        closed = void_open_turn(adapters, to_close.plan.turn, reason, pause)
     if as_json:
         body = void_json(closed.plan, closed.consequence, reason, pause)
         body |= {"pause": bool(body["pause"]) and closed.not_paused is None, "not_paused": closed.not_paused}
@@ -313,8 +313,8 @@ def _drop_outputs(
         raise ConfigError(
             "--pause can't be combined with --give-up, which closes no turn; leave out --pause", key="--pause"
         )
-    with opened(name, now, lane=lane, handler=False) as parts:
-        to_drop = unpublished_turn(parts, tables)
+    with opened(name, now, lane=lane, handler=False) as adapters:
+        to_drop = unpublished_turn(adapters, tables)
         turn = to_drop.turn
         body = {"pipeline": name, "lane": lane, "epoch": turn.epoch, "turn": turn.n, "reason": reason}
         show_preview(unpublished_preview(to_drop), yes, dry_run, as_json)
@@ -324,7 +324,7 @@ def _drop_outputs(
             else:
                 print("Nothing was changed.")
             return
-        dropped = drop_outputs(parts, turn, tables, reason)
+        dropped = drop_outputs(adapters, turn, tables, reason)
     if as_json:
         found = {"rows_at_most": dict(dropped.rows), "why": dict(dropped.lost), "not_committed": dropped.not_committed}
         formats.print_json({**body, **found, "dry_run": False})
@@ -353,18 +353,18 @@ def adopt(
     Example: `ackline adopt-ledger orders --reason "the audit folder is lost" --yes`
     """
     reason_of(reason)
-    with opened(name, now, handler=False) as parts:
-        adoption = prepare_adoption(parts, reason)
+    with opened(name, now, handler=False) as adapters:
+        adoption = prepare_adoption(adapters, reason)
         show_preview(adoption_text(adoption, done=False), yes, dry_run, as_json)
         if not is_confirmed(f"Adopt the ledger of {name}?", yes, dry_run):
             if as_json:
-                formats.print_json(adoption_json(parts, adoption, reason, dry_run=True))
+                formats.print_json(adoption_json(adapters, adoption, reason, dry_run=True))
             else:
                 print("Nothing was changed.")
             return
-        done = adopt_ledger(parts, reason)
+        done = adopt_ledger(adapters, reason)
     if as_json:
-        formats.print_json(adoption_json(parts, done, reason, dry_run=False))
+        formats.print_json(adoption_json(adapters, done, reason, dry_run=False))
         return
     print(adoption_text(done, done=True))
     if done.not_committed is not None:

@@ -76,8 +76,8 @@ def _answer(texts: Sequence[str], value: str, as_json: bool) -> None:
     if len(of_turns) > 1:
         raise ConfigError("the tokens are of several pipelines or lanes: answer for each one alone", key="TOKEN")
     name, lane = of_turns.pop()
-    with opened(name, lane=lane, handler=False) as parts:
-        topic = send_answer(parts, tokens, value)
+    with opened(name, lane=lane, handler=False) as adapters:
+        topic = send_answer(adapters, tokens, value)
     if as_json:
         formats.print_json({"pipeline": name, "lane": lane, "topic": topic, "answers": len(tokens)})
         return

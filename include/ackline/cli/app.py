@@ -32,7 +32,7 @@ from ackline.cli.options import (
     request_of,
     set_verbosity,
 )
-from ackline.lane.adapters import Parts
+from ackline.lane.adapters import Adapters
 from ackline.ledger.answers import counts_text
 from ackline.ledger.turns import Plan
 from ackline.local.connection import uses_dev_broker
@@ -107,7 +107,7 @@ def note_dev_broker(pipeline: Pipeline, kafka: Mapping[str, Any]) -> None:
         notice(f"the connection {name} is not defined here: using the broker of `ackline dev` at {address}")
 
 
-def _warn_once(parts: Parts) -> Callable[[Plan, bool], None]:
+def _warn_once(adapters: Adapters) -> Callable[[Plan, bool], None]:
     """Returns a function that prints the warnings about the settings at the first plan, on standard error."""
     from ackline.lane.settings import run_warnings
 
@@ -115,7 +115,7 @@ def _warn_once(parts: Parts) -> Callable[[Plan, bool], None]:
 
     def warn(plan: Plan, _adopted: bool) -> None:
         nonlocal warned
-        for text in [] if warned else run_warnings(parts, {tp.topic for tp in plan.partitions}):
+        for text in [] if warned else run_warnings(adapters, {tp.topic for tp in plan.partitions}):
             notice(f"warning: {text}")
         warned = True
 
@@ -129,12 +129,12 @@ def _quieten_py4j() -> None:
     logging.getLogger().addFilter(lambda record: not str(record.msg).endswith("while sending command."))
 
 
-def _start_spark(parts: Parts) -> "SparkSession":
+def _start_spark(adapters: Adapters) -> "SparkSession":
     notice("starting Spark …")  # before the import of pyspark, which takes a second itself
     from ackline.spark.session import open_session
 
     _quieten_py4j()
-    return open_session(f"ackline-{parts.pipeline.name}", parts.pipeline.spark)
+    return open_session(f"ackline-{adapters.pipeline.name}", adapters.pipeline.spark)
 
 
 @app.command()
@@ -168,14 +168,14 @@ def run(
     from ackline.steps import run as runs
 
     master_of_environment()  # a master that is refused is refused before anything is planned
-    with opened(name, now, no_breaker) as parts, tables.progress(as_json or is_quiet()) as on_progress:
-        note_dev_broker(parts.pipeline, parts.kafka)
-        notice(f"settings in force: {effective_settings(parts)}", Verbosity.VERBOSE)
-        parts = replace(parts, request=request_of(parts, topic, partition, max_records, only_retries))
-        if take_over and parts.lease is not None:
-            parts = replace(parts, lease=replace(parts.lease, when_held=WhenHeld.TAKE_OVER))
-        ran = runs.run(parts, lambda: _start_spark(parts), _warn_once(parts), on_progress)
-        store = parts.store
+    with opened(name, now, no_breaker) as adapters, tables.progress(as_json or is_quiet()) as on_progress:
+        note_dev_broker(adapters.pipeline, adapters.kafka)
+        notice(f"settings in force: {effective_settings(adapters)}", Verbosity.VERBOSE)
+        adapters = replace(adapters, request=request_of(adapters, topic, partition, max_records, only_retries))
+        if take_over and adapters.lease is not None:
+            adapters = replace(adapters, lease=replace(adapters.lease, when_held=WhenHeld.TAKE_OVER))
+        ran = runs.run(adapters, lambda: _start_spark(adapters), _warn_once(adapters), on_progress)
+        store = adapters.store
     if as_json:
         formats.print_json(formats.run_json(ran, store))
         return
@@ -211,12 +211,12 @@ def plan(
     from ackline.steps.plan import preview
 
     master_of_environment()
-    with opened(name, now) as parts:
-        note_dev_broker(parts.pipeline, parts.kafka)
-        parts = replace(parts, request=request_of(parts, topic, partition, max_records, only_retries))
-        found = preview(parts)
+    with opened(name, now) as adapters:
+        note_dev_broker(adapters.pipeline, adapters.kafka)
+        adapters = replace(adapters, request=request_of(adapters, topic, partition, max_records, only_retries))
+        found = preview(adapters)
         if found.plan:
-            _warn_once(parts)(found.plan, found.adopted)
+            _warn_once(adapters)(found.plan, found.adopted)
     if as_json:
         body = (
             formats.plan_json(found.plan, found.adopted)

@@ -48,7 +48,7 @@ from ackline.cli.options import (
     time_of,
 )
 from ackline.errors import ConfigError
-from ackline.lane.adapters import Parts
+from ackline.lane.adapters import Adapters
 from ackline.ledger.account import Account
 from ackline.ledger.pending import PendingKind
 from ackline.ledger.turns import LIVE, Plan
@@ -153,37 +153,37 @@ def perform(request: Request, arguments: BackfillArguments, begun: bool) -> None
     arguments = stored.arguments if stored is not None else arguments
     arguments.check()
     pipeline = backfill_pipeline(pipeline_named(request.name), arguments, request.max_rate)
-    with opened(request.name, request.now, request.no_breaker, request.lane, pipeline=pipeline) as parts:
-        if _may_run(parts, request, arguments):
-            _run(parts, request)
+    with opened(request.name, request.now, request.no_breaker, request.lane, pipeline=pipeline) as adapters:
+        if _may_run(adapters, request, arguments):
+            _run(adapters, request)
 
 
 def stored_backfill(request: Request) -> Backfill | None:
     """Returns the backfill as its tables have it; needs no handler and no broker."""
-    with opened(request.name, request.now, lane=request.lane, handler=False) as parts:
-        return find_backfill(parts.store)
+    with opened(request.name, request.now, lane=request.lane, handler=False) as adapters:
+        return find_backfill(adapters.store)
 
 
-def _may_run(parts: Parts, request: Request, arguments: BackfillArguments) -> bool:
+def _may_run(adapters: Adapters, request: Request, arguments: BackfillArguments) -> bool:
     """Shows what the backfill would do, and begins it once that is confirmed. Returns whether it is to run."""
-    stored, name, backfill_id = find_backfill(parts.store), request.name, request.backfill_id
+    stored, name, backfill_id = find_backfill(adapters.store), request.name, request.backfill_id
     begun = stored if stored is not None and request.epoch <= stored.newest.turn.epoch else None
     if begun is not None and begun.account.settled and not request.dry_run:
         return True  # nothing is left to confirm: the run finds nothing to read, and prints the account
     if begun is not None:
-        show_preview(account_text(name, request.lane, begun.account, parts.now()), *request.modes)
+        show_preview(account_text(name, request.lane, begun.account, adapters.now()), *request.modes)
         if is_confirmed(f"Go on with backfill {backfill_id}?", request.yes, request.dry_run):
             return True
         print_unchanged(request, begun.account, None, begun.newest.turn.epoch)
         return False
-    check_epoch_before_is_settled(parts.store, request.epoch)
-    choice = choose_offsets(parts, arguments)
-    above = parts.pipeline.backfill.confirm_above
+    check_epoch_before_is_settled(adapters.store, request.epoch)
+    choice = choose_offsets(adapters, arguments)
+    above = adapters.pipeline.backfill.confirm_above
     show_preview(choice_text(name, backfill_id, choice, above), *request.modes)
     if not choice.partitions or not _is_wanted(request, choice, above):
         print_unchanged(request, account_of_choice(choice), choice, request.epoch)
         return False
-    genesis = begin(parts, arguments, choice, request.reason, request.epoch)
+    genesis = begin(adapters, arguments, choice, request.reason, request.epoch)
     # Another process may have begun the same id meanwhile. Its choice stands.
     check_same(backfill_id, BackfillArguments.decode(genesis.arguments), arguments)
     _note(f"backfill {backfill_id} has begun; `ackline backfill {name} --id {backfill_id} --yes` goes on with it")
@@ -206,7 +206,7 @@ def print_unchanged(request: Request, account: Account, choice: Choice | None, e
         print("Nothing was changed.")
 
 
-def _run(parts: Parts, request: Request) -> None:
+def _run(adapters: Adapters, request: Request) -> None:
     """Runs what is due, with `--wait` until the lane is settled, and prints its account."""
     from ackline.spark.session import open_session
 
@@ -214,23 +214,23 @@ def _run(parts: Parts, request: Request) -> None:
     while True:
         with tables.progress(request.as_json) as on_progress:
             run_backfill(
-                parts,
-                lambda: open_session(f"ackline-{request.name}-{request.backfill_id}", parts.pipeline.spark),
+                adapters,
+                lambda: open_session(f"ackline-{request.name}-{request.backfill_id}", adapters.pipeline.spark),
                 left,
                 _note_plan,
                 on_progress,
                 request.reason,
             )
-        found = find_backfill(parts.store)
+        found = find_backfill(adapters.store)
         assert found is not None
         if found.account.settled or not request.wait:
             break
         left = None  # --max-records bounds the first run; --wait is for all the rest
-        _sleep_until_due(found.account, parts.now(), time.sleep)
+        _sleep_until_due(found.account, adapters.now(), time.sleep)
     if request.as_json:
         formats.print_json(account_json(request.lane, found.newest.turn.epoch, found.account))
     else:
-        print(account_text(request.name, request.lane, found.account, parts.now()))
+        print(account_text(request.name, request.lane, found.account, adapters.now()))
 
 
 def _note_plan(plan: Plan, adopted: bool) -> None:
@@ -328,25 +328,25 @@ def _cancel(request: Request) -> None:
     # With the lane's dead letters, for an open turn that can still be settled. No handler is called, so one that is not
     # allowed any more is no obstacle.
     pipeline = backfill_pipeline(pipeline_named(request.name), replace(found.arguments, handler=None))
-    with opened(request.name, request.now, lane=request.lane, handler=False, pipeline=pipeline) as parts:
+    with opened(request.name, request.now, lane=request.lane, handler=False, pipeline=pipeline) as adapters:
         left = sum(found.account.pending.values())
         preview = f"Backfill {request.backfill_id} of {request.name}: {left:,} offsets would be skipped."
         show_preview(preview, *request.modes)
         if not is_confirmed(f"Cancel backfill {request.backfill_id}?", request.yes, request.dry_run):
             print_unchanged(request, found.account, None, found.newest.turn.epoch)
             return
-        cancel(parts, request.reason)
-        found = find_backfill(parts.store)
+        cancel(adapters, request.reason)
+        found = find_backfill(adapters.store)
         assert found is not None
         if request.as_json:
             formats.print_json(account_json(request.lane, found.newest.turn.epoch, found.account))
         else:
-            print(account_text(request.name, request.lane, found.account, parts.now()))
+            print(account_text(request.name, request.lane, found.account, adapters.now()))
 
 
 def _list(name: str, as_json: bool) -> None:
-    with opened(name, handler=False) as parts:
-        found = backfills(parts.store)
+    with opened(name, handler=False) as adapters:
+        found = backfills(adapters.store)
     if as_json:
         formats.print_json({"pipeline": name, "backfills": [backfill_json(each) for each in found]})
         return

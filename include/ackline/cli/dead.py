@@ -92,8 +92,8 @@ def add_to(app: typer.Typer) -> None:
 
 
 def _list(name: str, lane: str, error_class: str | None, as_json: bool) -> None:
-    with opened(name, lane=lane, handler=False) as parts:
-        found = dead_classes(parts.store)
+    with opened(name, lane=lane, handler=False) as adapters:
+        found = dead_classes(adapters.store)
     shown = [each for each in found if error_class in (None, each.error_class)]
     if as_json:
         classes = [
@@ -131,8 +131,8 @@ def show(name: str, record: Sequence[str], lane: str, show_value: bool, now: str
             key="--show-value",
         )
     tp, offset = _record_of(record)
-    with opened(name, now, lane=lane, handler=False) as parts:
-        dead = dead_record(parts, tp, offset)
+    with opened(name, now, lane=lane, handler=False) as adapters:
+        dead = dead_record(adapters, tp, offset)
     if as_json:
         formats.print_json({"pipeline": name, "lane": lane, **_json_of(dead, show_value)})
         return

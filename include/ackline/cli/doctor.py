@@ -25,7 +25,7 @@ from ackline.handler import load_handler, tier_of
 from ackline.in_flight.ack_topic import checked_topic
 from ackline.kafka.config import brokers
 from ackline.kafka.registry import check_registry
-from ackline.lane.adapters import Parts, new_run_id, open_parts
+from ackline.lane.adapters import Adapters, new_run_id, open_adapters
 from ackline.lane.settings import topic_warnings
 from ackline.local.connection import connection_of, uses_dev_broker
 from ackline.outputs.checks import check_outputs
@@ -156,15 +156,15 @@ def _stream(stream: Stream, emits: bool, in_flight: bool) -> str:
 def _broker(pipeline: Pipeline) -> Iterator[Check]:
     try:
         connection = connection_of(pipeline)
-        with open_parts(pipeline, connection, run_id=new_run_id("doctor"), actor="doctor") as parts:
-            if parts.translation is not None and parts.translation.needs_registry:
-                yield _check("schema registry", partial(_registry, parts.translation))
+        with open_adapters(pipeline, connection, run_id=new_run_id("doctor"), actor="doctor") as adapters:
+            if adapters.translation is not None and adapters.translation.needs_registry:
+                yield _check("schema registry", partial(_registry, adapters.translation))
             source = " of `ackline dev`" if uses_dev_broker(pipeline) else ""
-            address = f"{brokers(parts.kafka)}{source}"
-            yield Check("broker", True, f"reachable at {address}, cluster {parts.cluster.reachable()}")
+            address = f"{brokers(adapters.kafka)}{source}"
+            yield Check("broker", True, f"reachable at {address}, cluster {adapters.cluster.reachable()}")
             of_ours = list(filter(None, [pipeline.dead_letter_topic, pipeline.ack_topic]))
             wanted = [*(pipeline.kafka.named_topics or ()), *of_ours]
-            topics = parts.cluster.topics(wanted)
+            topics = adapters.cluster.topics(wanted)
             for topic in wanted:
                 found = topics.get(topic)
                 gone = [
@@ -176,27 +176,27 @@ def _broker(pipeline: Pipeline) -> Iterator[Check]:
                 detail += f"; partition {', '.join(map(str, gone))} of the file is missing" if gone else ""
                 yield Check(f"topic {topic}", waits or (found is not None and not gone), detail)
             if pipeline.ack_topic in topics:
-                yield _check("ack topic", partial(_ack_topic, parts, str(pipeline.ack_topic)))
+                yield _check("ack topic", partial(_ack_topic, adapters, str(pipeline.ack_topic)))
             if pipeline.outputs:
-                yield _check("outputs", partial(check_outputs, parts))
-            yield from _warnings(parts, wanted)
-            members = parts.group.members()
+                yield _check("outputs", partial(check_outputs, adapters))
+            yield from _warnings(adapters, wanted)
+            members = adapters.group.members()
             detail = f"live members: {', '.join(members)}; nothing can be committed" if members else "no live members"
             yield Check(f"group {pipeline.kafka.group_id}", not members, detail)
     except AcklineError as error:
         yield Check("broker", False, str(error))
 
 
-def _ack_topic(parts: Parts, topic: str) -> str:
-    checked_topic(parts, topic)
-    return f"{topic} is not compacted; {len(parts.token_keys or ())} keys verify tokens, the first one signs"
+def _ack_topic(adapters: Adapters, topic: str) -> str:
+    checked_topic(adapters, topic)
+    return f"{topic} is not compacted; {len(adapters.token_keys or ())} keys verify tokens, the first one signs"
 
 
-def _warnings(parts: Parts, topics: Iterable[str]) -> Iterator[Check]:
+def _warnings(adapters: Adapters, topics: Iterable[str]) -> Iterator[Check]:
     """Yields the warnings about the settings. They fail no check."""
-    found = list(parts.setting_warnings)
+    found = list(adapters.setting_warnings)
     try:
-        found += topic_warnings(parts, topics)
+        found += topic_warnings(adapters, topics)
     except AcklineError as error:
         found.append(f"retention and cleanup policy of the topics could not be read: {error}")
     for text in found:

@@ -50,12 +50,12 @@ def explain(
     if topic is not None and partition is None:
         raise ConfigError("explain: give a partition after the topic, e.g. `orders 3`", key="PARTITION")
     tp = None if topic is None or partition is None else TopicPartition(topic, partition)
-    with opened(name, now, lane=lane, handler=False) as parts:
+    with opened(name, now, lane=lane, handler=False) as adapters:
         if tp is not None and offset is not None:
-            record = explain_record(parts, tp, offset)
-            _print_record(record, parts.pipeline.steps is not None, as_json)
+            record = explain_record(adapters, tp, offset)
+            _print_record(record, adapters.pipeline.steps is not None, as_json)
             return
-        explanations = explain_partitions(parts, tp)
+        explanations = explain_partitions(adapters, tp)
     _print_partitions(name, explanations, tp is not None, as_json)
 
 
@@ -164,8 +164,8 @@ def diff(name: Name, before: Before, after: After, records: Records = False, as_
     """
     if before == after:
         raise ConfigError(f"{before} is named twice: name two lanes", key="LANE")
-    with opened(name, handler=False) as parts:
-        found, changed = diff_lanes(parts.store, before, after)
+    with opened(name, handler=False) as adapters:
+        found, changed = diff_lanes(adapters.store, before, after)
     if as_json:
         formats.print_json(diff_json(found, before, after) | ({"records": records_json(changed)} if records else {}))
         return

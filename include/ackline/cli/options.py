@@ -20,7 +20,7 @@ from typing import Annotated
 import typer
 
 from ackline.errors import ConfigError
-from ackline.lane.adapters import Parts, new_run_id, open_parts
+from ackline.lane.adapters import Adapters, new_run_id, open_adapters
 from ackline.ledger.offsets import OffsetRange
 from ackline.ledger.turns import LIVE
 from ackline.local.connection import connection_of
@@ -223,7 +223,7 @@ def opened(
     lane: str = LIVE,
     handler: bool = True,
     pipeline: Pipeline | None = None,
-) -> Iterator[Parts]:
+) -> Iterator[Adapters]:
     """Opens a pipeline for one command. Imports its handler first, so that no turn is planned that can't be handled;
     without `handler`, a handler that does not import is no obstacle. `pipeline` takes the place of the file's settings.
     """
@@ -232,10 +232,10 @@ def opened(
     if handler:
         check_functions(*pipeline.functions)
     connection = connection_of(pipeline)
-    with open_parts(
+    with open_adapters(
         pipeline, connection, run_id=new_run_id("cli"), actor=actor(), now=time, no_breaker=no_breaker, lane=lane
-    ) as parts:
-        yield parts
+    ) as adapters:
+        yield adapters
 
 
 def check_lane(name: str, lane: str) -> None:
@@ -256,7 +256,7 @@ OnlyRetries = Annotated[bool, typer.Option("--only-retries", help="Read the retr
 
 
 def request_of(
-    parts: Parts,
+    adapters: Adapters,
     topics: Sequence[str] | None,
     partitions: Sequence[int] | None,
     max_records: int | None,
@@ -269,14 +269,14 @@ def request_of(
     """
     choice = choice_of(topics, partitions)
     asked = parse_request(
-        {"max_records": max_records, "only_retries": only_retries}, parts.pipeline.max_records_per_run
+        {"max_records": max_records, "only_retries": only_retries}, adapters.pipeline.max_records_per_run
     )
     if not (topics or partitions):
         return asked
     from ackline.lane.log_checks import observe_kafka
     from ackline.steps.plan import preview_lane
 
-    newest = parts.store.newest()
-    lane = preview_lane(parts, newest, observe_kafka(parts, newest))
-    subscribed = [tp for tp in lane if parts.is_subscribed(tp)]
-    return RunRequest(asked.max_records, only_retries, frozenset(choice.chosen(subscribed, parts.pipeline.name)))
+    newest = adapters.store.newest()
+    lane = preview_lane(adapters, newest, observe_kafka(adapters, newest))
+    subscribed = [tp for tp in lane if adapters.is_subscribed(tp)]
+    return RunRequest(asked.max_records, only_retries, frozenset(choice.chosen(subscribed, adapters.pipeline.name)))

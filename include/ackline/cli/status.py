@@ -19,7 +19,7 @@ from ackline.actions.status import PartitionStatus, status_and_missing, status_b
 from ackline.cli import formats, tables
 from ackline.cli.options import Json, Lane, Name, Now, Partitions, Topics, check_lane, choice_of, opened, pipeline_named
 from ackline.errors import AcklineError, ConfigError
-from ackline.lane.adapters import Parts
+from ackline.lane.adapters import Adapters
 from ackline.ledger.explain import span
 from ackline.ledger.metrics import StepFigures, steps_json
 from ackline.ledger.offsets import TopicPartition
@@ -87,17 +87,17 @@ def add_to(app: typer.Typer) -> None:
 
 
 def _show_one(name: str, choice: PartitionChoice, lane: str, sort: Sort, now: str | None, as_json: bool) -> None:
-    with opened(name, now, lane=lane, handler=False) as parts:
-        every, missing = status_and_missing(parts)
+    with opened(name, now, lane=lane, handler=False) as adapters:
+        every, missing = status_and_missing(adapters)
         tps = {TopicPartition(found.topic, found.partition): found for found in every}
         chosen = [tps[tp] for tp in choice.chosen(tps, name)] if choice != PartitionChoice() else every
-        figures = _step_figures(parts)
+        figures = _step_figures(adapters)
         if as_json:
             body = _json_of(name, chosen, missing) | (steps_json(figures) if figures else {})
-            formats.print_json({**body, "open_turn": formats.open_turn_json(open_turn_of(parts))})
+            formats.print_json({**body, "open_turn": formats.open_turn_json(open_turn_of(adapters))})
             return
         shown = tables.worst_first(chosen)[: tables.MOST_PARTITIONS]
-        held, time_now = held_back(parts, shown), parts.now()
+        held, time_now = held_back(adapters, shown), adapters.now()
     out = tables.console()
     for absent in missing:
         out.print(f"{tables.missing_text(absent)}.")
@@ -107,18 +107,18 @@ def _show_one(name: str, choice: PartitionChoice, lane: str, sort: Sort, now: st
     tables.print_lines(out, [*_held_lines(held, time_now), *_last_act_lines(name, lane, time_now)])
 
 
-def _step_figures(parts: Parts) -> StepFigures | None:
+def _step_figures(adapters: Adapters) -> StepFigures | None:
     """Returns what the steps did in the newest turns; None for a pipeline with neither steps nor outputs.
 
     Without steps, the pipeline's handler is the one step, `source`.
     """
-    topology = parts.pipeline.topology
+    topology = adapters.pipeline.topology
     if topology is None:
         return None
-    newest = parts.store.newest()
+    newest = adapters.store.newest()
     if newest is None:
         return StepFigures.of_steps(topology.names)
-    return step_figures(parts.store, newest.turn, topology.names)
+    return step_figures(adapters.store, newest.turn, topology.names)
 
 
 def _json_of(name: str, chosen: Sequence[PartitionStatus], missing: Sequence[str]) -> dict[str, Any]:
@@ -189,8 +189,8 @@ def _show_all(now: str | None, as_json: bool) -> None:
 
 def _summary(name: str, now: str | None) -> PipelineStatus:
     try:
-        with opened(name, now, handler=False) as parts:
-            partitions, missing = status_and_missing(parts)
+        with opened(name, now, handler=False) as adapters:
+            partitions, missing = status_and_missing(adapters)
         return summary_of(name, partitions, missing)
     except AcklineError as error:
         return PipelineStatus(name, Health.UNREADABLE, problem=str(error))

@@ -12,7 +12,7 @@ from itertools import islice
 
 from ackline.kafka.dead_letters import Letter
 from ackline.kafka.exact import Found, Gone
-from ackline.lane.adapters import Parts
+from ackline.lane.adapters import Adapters
 from ackline.lane.log_checks import truncated_partitions
 from ackline.ledger.fold import OutcomeRow, PartitionState, Pending, PendingKind
 from ackline.ledger.offsets import TopicPartition
@@ -30,56 +30,58 @@ WaitingLetters = Mapping[TopicPartition, Mapping[int, Pending]]
 """By partition and offset: the pending state of each record that waits for its dead letter."""
 
 
-def send_dead_letters(parts: Parts, plan: Plan, states: Mapping[TopicPartition, PartitionState]) -> Iterator[Decision]:
+def send_dead_letters(
+    adapters: Adapters, plan: Plan, states: Mapping[TopicPartition, PartitionState]
+) -> Iterator[Decision]:
     """Sends the pending dead letters, and yields a decision for each record that can be settled now.
 
     The other records stay pending. A record that is no longer in its log is decided as `expired` or `compacted`.
     """
     waiting = {tp: offsets for tp, state in states.items() if (offsets := _pending_dead_letters(state))}
-    unchanged = _unchanged_logs(parts, plan, waiting, states)
+    unchanged = _unchanged_logs(adapters, plan, waiting, states)
     waiting = {tp: waiting[tp] for tp in unchanged}
-    topic = parts.pipeline.dead_letter_topic
+    topic = adapters.pipeline.dead_letter_topic
     if topic is None:
         for tp, offsets in waiting.items():
             for offset, pending in offsets.items():
-                yield tp, _decision(parts, offset, Outcome.DEAD, pending)
+                yield tp, _decision(adapters, offset, Outcome.DEAD, pending)
     elif waiting:
-        decisions = _send(parts, plan, topic, waiting)
+        decisions = _send(adapters, plan, topic, waiting)
         # Checked again after reading: a topic that was created again between the first check and the read, or a log
         # that was truncated, has given other records. Their letters are sent, but they settle nothing of the old log.
-        still_unchanged = set(_unchanged_logs(parts, plan, waiting, states))
+        still_unchanged = set(_unchanged_logs(adapters, plan, waiting, states))
         yield from ((tp, row) for tp, row in decisions if tp in still_unchanged)
 
 
-def _send(parts: Parts, plan: Plan, topic: str, waiting: WaitingLetters) -> list[Decision]:
+def _send(adapters: Adapters, plan: Plan, topic: str, waiting: WaitingLetters) -> list[Decision]:
     """Sends a letter for each waiting record. Returns decisions for acknowledged letters and for gone records."""
     gone: list[Gone] = []
     decisions: list[Decision] = []
     refused: Counter[str] = Counter()
-    with parts.dead_letter_sender(topic) as sender:
-        for delivery in sender.send(_letters(parts, plan, waiting, gone)):
+    with adapters.dead_letter_sender(topic) as sender:
+        for delivery in sender.send(_letters(adapters, plan, waiting, gone)):
             source = delivery.letter.source
             if delivery.confirmed and isinstance(source, Found):
                 tp, offset = source.topic_partition, source.offset
-                decisions.append((tp, _decision(parts, offset, Outcome.DEAD, waiting[tp][offset])))
+                decisions.append((tp, _decision(adapters, offset, Outcome.DEAD, waiting[tp][offset])))
             elif not delivery.confirmed:
                 refused[delivery.error or "no answer"] += 1
     for error, number in refused.items():
         log.warning("%s: %d dead letters to %s stay pending: %s", plan.turn, number, topic, error)
     decisions += [
-        (record.topic_partition, OutcomeRow(record.offset, 0, record.outcome, parts.now())) for record in gone
+        (record.topic_partition, OutcomeRow(record.offset, 0, record.outcome, adapters.now())) for record in gone
     ]
     return decisions
 
 
-def _decision(parts: Parts, offset: int, outcome: Outcome, pending: Pending) -> OutcomeRow:
+def _decision(adapters: Adapters, offset: int, outcome: Outcome, pending: Pending) -> OutcomeRow:
     """Returns the row that ends a record. Its attempt is 0, so its message names how many attempts the record had."""
     attempts = f"after {pending.attempts} attempt{'s' if pending.attempts != 1 else ''}"
-    return OutcomeRow(offset, 0, outcome, parts.now(), pending.error_class, reason=attempts)
+    return OutcomeRow(offset, 0, outcome, adapters.now(), pending.error_class, reason=attempts)
 
 
 def _unchanged_logs(
-    parts: Parts, plan: Plan, waiting: Iterable[TopicPartition], states: Mapping[TopicPartition, PartitionState]
+    adapters: Adapters, plan: Plan, waiting: Iterable[TopicPartition], states: Mapping[TopicPartition, PartitionState]
 ) -> list[TopicPartition]:
     """Returns the partitions of `waiting` whose log is unchanged since the plan, up to `complete_to`.
 
@@ -87,7 +89,7 @@ def _unchanged_logs(
     different one: a letter of it would settle a record that was never read. Dead letters of such partitions stay
     pending, and so do those of partitions without a leader, whose log can't be checked.
     """
-    topics = parts.cluster.topics({tp.topic for tp in waiting})
+    topics = adapters.cluster.topics({tp.topic for tp in waiting})
     with_leader = [
         tp
         for tp in waiting
@@ -96,16 +98,16 @@ def _unchanged_logs(
         and topic.partitions.get(tp.partition)
     ]
     known = {tp: (states[tp].complete_to, plan.partitions[tp].log.leader_epoch) for tp in with_leader}
-    truncated = truncated_partitions(parts, known, parts.cluster.bounds(with_leader))
+    truncated = truncated_partitions(adapters, known, adapters.cluster.bounds(with_leader))
     return [tp for tp in with_leader if tp not in truncated]
 
 
-def _letters(parts: Parts, plan: Plan, waiting: WaitingLetters, gone: list[Gone]) -> Iterator[Letter]:
+def _letters(adapters: Adapters, plan: Plan, waiting: WaitingLetters, gone: list[Gone]) -> Iterator[Letter]:
     """Yields a letter for each waiting record, read again from its topic; adds records that are gone to `gone`."""
-    with parts.reader() as reader:
+    with adapters.reader() as reader:
         for portion in _portions(waiting):
             attempts = {tp: {offset: waiting[tp][offset].attempts for offset in part} for tp, part in portion.items()}
-            failures = parts.store.last_failures(plan.turn, attempts)
+            failures = adapters.store.last_failures(plan.turn, attempts)
             for found in reader.read(portion):
                 if isinstance(found, Gone):
                     gone.append(found)

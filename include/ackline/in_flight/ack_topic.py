@@ -13,7 +13,7 @@ from datetime import datetime
 from ackline.errors import AcklineError, ConfigError
 from ackline.kafka.cluster import TopicInfo
 from ackline.kafka.exact import Found, Gone
-from ackline.lane.adapters import Parts
+from ackline.lane.adapters import Adapters
 from ackline.lane.log_checks import truncated_partitions
 from ackline.ledger.answers import AckPosition
 from ackline.ledger.offsets import LogBounds, OffsetRange, TopicPartition
@@ -41,50 +41,50 @@ class AnswerRange:
     hides_answers: bool
 
 
-def start_position(parts: Parts, newest: Settlement) -> AckPosition | None:
+def start_position(adapters: Adapters, newest: Settlement) -> AckPosition | None:
     """Returns from where the turn after `newest` reads answers; None if the pipeline has no ack topic.
 
     Raises ConfigError if the topic does not exist or is compacted.
     """
-    topic = parts.pipeline.ack_topic
+    topic = adapters.pipeline.ack_topic
     if topic is None:
         return None
-    info = checked_topic(parts, topic)
+    info = checked_topic(adapters, topic)
     if newest.answers is not None and newest.answers.position.topic == topic:
         return newest.answers.position  # also if the topic was created again: settle reports that
     # A partition without a leader is read from its start later: what it holds by now is for no token of this lane.
-    logs = parts.cluster.bounds(_by_leader(topic, info)[0])
+    logs = adapters.cluster.bounds(_by_leader(topic, info)[0])
     ranges = {tp: OffsetRange(log.end, log.end) for tp, log in logs.items()}
     return _after(AckPosition(topic, info.topic_id), ranges, logs)
 
 
-def checked_topic(parts: Parts, topic: str) -> TopicInfo:
+def checked_topic(adapters: Adapters, topic: str) -> TopicInfo:
     """Returns the ack topic. Raises ConfigError if it does not exist, or is compacted."""
-    info = parts.cluster.topics([topic]).get(topic)
+    info = adapters.cluster.topics([topic]).get(topic)
     if info is None:
         raise ConfigError(
-            f"the ack topic {topic} of pipeline {parts.pipeline.name} does not exist: create it, or correct its name. "
-            f"Nothing was planned or sent. {_way_out(parts)}",
+            f"the ack topic {topic} of pipeline {adapters.pipeline.name} does not exist: create it, or correct its "
+            f"name. Nothing was planned or sent. {_way_out(adapters)}",
             key="ack_topic",
         )
     try:
-        policy = parts.cluster.policies([topic]).get(topic)
+        policy = adapters.cluster.policies([topic]).get(topic)
     except AcklineError:
         # This user may not describe topics. That is no reason to stop: only a compacted topic loses answers.
         return info
     if policy is not None and policy.compacted:
         raise ConfigError(
-            f"the ack topic {topic} of pipeline {parts.pipeline.name} is compacted, so it may lose an answer before it "
-            f"is read: set its cleanup.policy to delete. Nothing was planned",
+            f"the ack topic {topic} of pipeline {adapters.pipeline.name} is compacted, so it may lose an answer "
+            f"before it is read: set its cleanup.policy to delete. Nothing was planned",
             key="ack_topic",
         )
     return info
 
 
-def _way_out(parts: Parts) -> str:
+def _way_out(adapters: Adapters) -> str:
     """Returns what an operator does who gives the ack topic up while records are in flight."""
-    name, lane = parts.pipeline.name, parts.store.lane
-    if not parts.commits:
+    name, lane = adapters.pipeline.name, adapters.store.lane
+    if not adapters.commits:
         return f"Or end the backfill with `ackline backfill {name} --cancel {id_of(lane)}`"
     return (
         f"To go on without it, take `ack_topic` out of the file and begin a new epoch with `ackline reset {name} --to "
@@ -92,16 +92,16 @@ def _way_out(parts: Parts) -> str:
     )
 
 
-def unread_answers(parts: Parts, newest: Settlement) -> AnswerRange | None:
+def unread_answers(adapters: Adapters, newest: Settlement) -> AnswerRange | None:
     """Returns the answers that the lane has not read; None if the pipeline has no ack topic.
 
     Raises ConfigError if the topic does not exist or is compacted, TransientError if a leader does not answer.
     """
-    position = start_position(parts, newest)
-    return range_to_read(parts, position) if position is not None else None
+    position = start_position(adapters, newest)
+    return range_to_read(adapters, position) if position is not None else None
 
 
-def range_to_read(parts: Parts, position: AckPosition) -> AnswerRange:
+def range_to_read(adapters: Adapters, position: AckPosition) -> AnswerRange:
     """Returns the answers from `position` to the present end of the topic, without partitions that have no leader.
 
     Raises ConfigError if the topic does not exist, TransientError if a leader does not answer: an answer there may be
@@ -110,23 +110,23 @@ def range_to_read(parts: Parts, position: AckPosition) -> AnswerRange:
     topic = position.topic
     # The id before the bounds. If the topic is created again in between, the next turn finds the new id, and reads the
     # new topic from its start.
-    info = parts.cluster.topics([topic]).get(topic)
+    info = adapters.cluster.topics([topic]).get(topic)
     if info is None:
         raise ConfigError(
-            f"the ack topic {topic} of pipeline {parts.pipeline.name} does not exist any more: create it again, empty "
-            f"or not. The turn stays open until then",
+            f"the ack topic {topic} of pipeline {adapters.pipeline.name} does not exist any more: create it again, "
+            f"empty or not. The turn stays open until then",
             key="ack_topic",
         )
     tps, leaderless = _by_leader(topic, info)
-    at = parts.now()
+    at = adapters.now()
     # Before the bounds: what is written by now and not readable then is in or behind an open transaction.
-    written = parts.cluster.written_ends(tps) if parts.pipeline.kafka.isolation == "read_committed" else {}
-    logs = parts.cluster.bounds(tps)
+    written = adapters.cluster.written_ends(tps) if adapters.pipeline.kafka.isolation == "read_committed" else {}
+    logs = adapters.cluster.bounds(tps)
     warnings = []
     if info.topic_id != position.topic_id:
         position = AckPosition(topic, info.topic_id)
         warnings.append(f"the ack topic {topic} was created again: answers that were not read before that are lost")
-    starts = _starts(parts, position, logs, written, warnings)
+    starts = _starts(adapters, position, logs, written, warnings)
     # Under read_committed an open transaction may hold the readable end below what was read before; nothing is lost.
     ends = {tp: max(log.end, starts[tp]) for tp, log in logs.items()}
     ranges = {tp: OffsetRange(min(max(starts[tp], log.start), ends[tp]), ends[tp]) for tp, log in logs.items()}
@@ -147,7 +147,7 @@ def _by_leader(topic: str, info: TopicInfo) -> tuple[list[TopicPartition], list[
 
 
 def _starts(
-    parts: Parts,
+    adapters: Adapters,
     position: AckPosition,
     logs: Mapping[TopicPartition, LogBounds],
     written: Mapping[TopicPartition, int],
@@ -160,7 +160,7 @@ def _starts(
     """
     starts = {tp: position.next.get(tp.partition, 0) for tp in logs}
     known = {tp: (start, position.leader_epochs.get(tp.partition)) for tp, start in starts.items() if start}
-    truncated = truncated_partitions(parts, known, logs)
+    truncated = truncated_partitions(adapters, known, logs)
     for tp, log in logs.items():
         # Without a known leader epoch, only the end of the log shows a truncation.
         if tp not in truncated and max(log.end, written.get(tp, 0)) < starts[tp]:
@@ -204,11 +204,11 @@ def _lost_to_retention(tp: TopicPartition, start: int, end: int) -> str:
     return f"answers [{start}, {end}) of the ack topic {tp} are lost: retention took them"
 
 
-def read_answers(parts: Parts, wanted: AnswerRange) -> Iterator[Found | Gone]:
+def read_answers(adapters: Adapters, wanted: AnswerRange) -> Iterator[Found | Gone]:
     """Yields what is at each offset of the ranges, in order within a partition. Raises what an exact read raises."""
     offsets = {tp: range(part.start, part.end) for tp, part in wanted.ranges.items() if part}
     if offsets:
-        with parts.reader() as reader:
+        with adapters.reader() as reader:
             yield from reader.read(offsets)
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from ackline.errors import ConfigError
 from ackline.in_flight.ack_topic import AnswerRange, expired_warnings, range_to_read, read_answers
 from ackline.kafka.exact import Found, Gone
-from ackline.lane.adapters import Parts
+from ackline.lane.adapters import Adapters
 from ackline.lane.void import void_advice
 from ackline.ledger.answers import SKIPPED_IN_TREE, AckPosition, Answer, AnswerReport, Applied, Ignored, parse_answer
 from ackline.ledger.fold import PartitionState, PendingKind
@@ -30,27 +30,27 @@ _MAX_OFFSET = 2**63 - 1
 Key = tuple[TopicPartition, int]
 
 
-def answers_of_turn(parts: Parts, plan: Plan, position: AckPosition) -> AnswerRange:
+def answers_of_turn(adapters: Adapters, plan: Plan, position: AckPosition) -> AnswerRange:
     """Returns the answers that the turn reads. Call it only after outcomes n are stored: no token of a later turn
     exists then.
 
     Raises ConfigError if the pipeline file has lost its ack topic, and what `range_to_read` raises.
     """
-    if parts.token_keys is None:
+    if adapters.token_keys is None:
         raise ConfigError(
             f"ack_topic was removed while {plan.turn} is open, which reads {position.topic}; put it back until the "
             f"turn is settled. {void_advice(plan.turn)}",
             key="ack_topic",
         )
     try:
-        return range_to_read(parts, position)
+        return range_to_read(adapters, position)
     except ConfigError as error:
         error.add_advice(void_advice(plan.turn))
         raise
 
 
 def decide_answers(
-    parts: Parts,
+    adapters: Adapters,
     plan: Plan,
     before: Settlement,
     wanted: AnswerRange,
@@ -64,9 +64,11 @@ def decide_answers(
     rows_of_lane: dict[TopicPartition, SettledPartition | PlannedPartition] = {**before.partitions, **plan.partitions}
     topic_ids = {tp: row.topic_id for tp, row in rows_of_lane.items()}
     in_flight = _in_flight(plan, states)
-    judge = _Judge(parts, plan, topic_ids, parts.token_keys or (), parts.store.ledger_id(), wanted.at, in_flight)
+    judge = _Judge(
+        adapters, plan, topic_ids, adapters.token_keys or (), adapters.store.ledger_id(), wanted.at, in_flight
+    )
     gone: list[Gone] = []
-    for answer in read_answers(parts, wanted):
+    for answer in read_answers(adapters, wanted):
         if isinstance(answer, Found):
             judge.take(answer.message.key(), answer.message.value())
         else:
@@ -144,7 +146,7 @@ class OverdueRows:
 class _Judge:
     """Judges one answer after the other. The first one that ends an attempt counts; of renewals, the last one."""
 
-    parts: Parts
+    adapters: Adapters
     plan: Plan
     topic_ids: Mapping[TopicPartition, str]
     """The topic id of each partition of the lane. A turn of a backfill lane plans only those that are not settled."""
@@ -190,7 +192,7 @@ class _Judge:
         if turn.n >= self.plan.turn.n:  # the turn itself is not void, and no later one has a token yet
             return turn.n > self.plan.turn.n
         if self.void_turns is None:
-            self.void_turns = self.parts.store.void_turns(turn.epoch)
+            self.void_turns = self.adapters.store.void_turns(turn.epoch)
         return turn.n in self.void_turns
 
     def _apply(self, token: Token, answer: Answer) -> None:

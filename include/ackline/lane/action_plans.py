@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from ackline.errors import ConfigError
-from ackline.lane.adapters import Parts
+from ackline.lane.adapters import Adapters
 from ackline.lane.commit import commit_metadata_of
 from ackline.lane.log_checks import check_not_truncated, check_topic_not_recreated
 from ackline.lane.new_plan import new_plan
@@ -22,7 +22,7 @@ Targets = Mapping[TopicPartition, Target]
 
 
 def action_plan(
-    parts: Parts, newest: Settlement, kind: TurnKind, targets: Targets, reason: str, inside: bool = False
+    adapters: Adapters, newest: Settlement, kind: TurnKind, targets: Targets, reason: str, inside: bool = False
 ) -> Plan:
     """Returns the plan of an action: a row for each partition that it moves, with the foreign commit it acknowledges.
 
@@ -31,10 +31,10 @@ def action_plan(
     """
     unknown = [str(tp) for tp in targets if tp not in newest.partitions]
     if unknown:
-        raise ConfigError(f"{', '.join(unknown)}: not a partition of {parts.pipeline.name}")
+        raise ConfigError(f"{', '.join(unknown)}: not a partition of {adapters.pipeline.name}")
     moves = {tp: target for tp, target in targets.items() if isinstance(target, int)}
-    logs = _action_logs(parts, newest, kind, moves)
-    committed = parts.group.committed(list(targets))
+    logs = _action_logs(adapters, newest, kind, moves)
+    committed = adapters.group.committed(list(targets))
     partitions = {}
     for tp, target in targets.items():
         settled = newest.partitions[tp]
@@ -46,13 +46,13 @@ def action_plan(
         retries: ValuedRanges[int] = ()
         if not isinstance(target, int):
             retries = join_attempts(target.starts, target.ends, target.attempts + 1)
-        row = action_row(parts, newest, settled, committed.get(tp), offset, log, acknowledges)
+        row = action_row(adapters, newest, settled, committed.get(tp), offset, log, acknowledges)
         partitions[tp] = replace(row, topic_id=topic_id, retries=retries)
-    return new_plan(parts, newest, kind, partitions, reason)
+    return new_plan(adapters, newest, kind, partitions, reason)
 
 
 def _action_logs(
-    parts: Parts, newest: Settlement, kind: TurnKind, targets: Mapping[TopicPartition, int]
+    adapters: Adapters, newest: Settlement, kind: TurnKind, targets: Mapping[TopicPartition, int]
 ) -> dict[TopicPartition, tuple[str, LogBounds]]:
     """Returns topic id and bounds of the logs in which an action moves partitions.
 
@@ -64,18 +64,20 @@ def _action_logs(
         return {}
     # Topic ids before bounds. A topic that is created again between the two requests is then stored with its old id,
     # and the next run stops there. In the other order, the old log's bounds would be stored under the new id.
-    topics = parts.cluster.topics({tp.topic for tp in targets})
+    topics = adapters.cluster.topics({tp.topic for tp in targets})
     lane = {tp: newest.partitions[tp] for tp in targets}
     moving = {tp: settled for tp, settled in lane.items() if targets[tp] != settled.state.floor}
     for tp, settled in moving.items():
         topic = topics.get(tp.topic)
         topic_id = topic.topic_id if topic else None
         known_id = settled.topic_id if kind is TurnKind.SKIP else topic_id or ""
-        check_topic_not_recreated(parts, tp, known_id, topic_id, topic is not None and tp.partition in topic.partitions)
+        check_topic_not_recreated(
+            adapters, tp, known_id, topic_id, topic is not None and tp.partition in topic.partitions
+        )
     with_leader = [tp for tp in lane if tp.topic in topics and topics[tp.topic].partitions.get(tp.partition)]
-    bounds = parts.cluster.bounds([*moving, *with_leader])
+    bounds = adapters.cluster.bounds([*moving, *with_leader])
     if kind is TurnKind.SKIP:
-        check_not_truncated(parts, moving, bounds)
+        check_not_truncated(adapters, moving, bounds)
     return {
         tp: (topics[tp.topic].topic_id, LogBounds(log.start, log.end, log.leader_epoch))
         for tp, log in bounds.items()
@@ -101,7 +103,7 @@ def _floor_is_in(tp: TopicPartition, settled: SettledPartition, topic_id: str, l
 
 
 def action_row(
-    parts: Parts,
+    adapters: Adapters,
     newest: Settlement,
     settled: SettledPartition,
     committed: Committed | None,
@@ -114,7 +116,7 @@ def action_row(
     By a skip to an offset or a reset, the operator has decided the lane's position, so its floor may be committed over
     that value (S36). Other actions decide no position: the next run still stops at a group that was moved.
     """
-    metadata = commit_metadata_of(parts, newest)
+    metadata = commit_metadata_of(adapters, newest)
     if committed is not None and acknowledges and not is_of_ledger(committed, metadata.pipeline, metadata.ledger):
         acknowledged: int | None = committed.offset
     else:
@@ -133,7 +135,7 @@ def action_row(
     )
 
 
-def follow_plan(parts: Parts, newest: Settlement, moves: Mapping[TopicPartition, Committed]) -> Plan:
+def follow_plan(adapters: Adapters, newest: Settlement, moves: Mapping[TopicPartition, Committed]) -> Plan:
     """Returns the plan of the action that follows a group which was moved from outside (S36).
 
     If every move is forward, the action skips the ranges that were passed. If any move is backward, it resets: a new
@@ -141,9 +143,9 @@ def follow_plan(parts: Parts, newest: Settlement, moves: Mapping[TopicPartition,
     moved beyond the log is followed to the log's end. What retention took above the group's offset is settled as
     `expired` by later turns.
     """
-    ends = parts.cluster.bounds(list(moves))
+    ends = adapters.cluster.bounds(list(moves))
     targets = {tp: min(committed.offset, ends[tp].end) for tp, committed in moves.items()}
     backward = any(target < newest.partitions[tp].state.floor for tp, target in targets.items())
     moved = ", ".join(f"{tp} to {committed.offset}" for tp, committed in moves.items())
     reason = f"the group was moved from outside: {moved}"
-    return action_plan(parts, newest, TurnKind.RESET if backward else TurnKind.SKIP, targets, reason)
+    return action_plan(adapters, newest, TurnKind.RESET if backward else TurnKind.SKIP, targets, reason)

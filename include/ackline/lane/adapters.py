@@ -55,7 +55,7 @@ def _check_job(spark: "Callable[[], SparkSession]", job: "ReplayJob") -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
+class Adapters:
     """The adapters of one pipeline and lane, opened for one run: all that a step reaches the world through.
 
     It is one value and not one for each step, because the steps call one another: a run plans, replays, settles and
@@ -103,7 +103,7 @@ class Parts:
         return self.store.lane == LIVE
 
     def of_turn(self, plan: Plan) -> Self:
-        """Returns the parts whose `pipeline` is what this open turn runs by, whatever the file has become."""
+        """Returns the adapters whose `pipeline` is what this open turn runs by, whatever the file has become."""
         return replace(self, pipeline=pipeline_of_turn(self.pipeline, plan))
 
     def notify(self, event: str, *details: Any) -> None:
@@ -184,7 +184,7 @@ def _connection_with_broker(pipeline: Pipeline, connection: Mapping[str, Any] | 
 
 
 @contextlib.contextmanager
-def open_parts(
+def open_adapters(
     pipeline: Pipeline,
     connection: Mapping[str, Any] | None = None,
     *,
@@ -195,8 +195,8 @@ def open_parts(
     no_breaker: bool = False,
     lane: str = LIVE,
     when_held: WhenHeld = WhenHeld.WAIT,
-) -> Iterator[Parts]:
-    """Opens the parts of a pipeline and lane, and closes them at the end of the context.
+) -> Iterator[Adapters]:
+    """Opens the adapters of a pipeline and lane, and closes them at the end of the context.
 
     `connection` holds the properties of the Kafka connection that the pipeline names. It is not needed if the file
     names bootstrap servers itself. `when_held` is what replay does if another process replays the turn. Raises
@@ -223,7 +223,7 @@ def open_parts(
         contextlib.closing(Cluster(config, pipeline.kafka.isolation)) as cluster,
         contextlib.closing(Group(config, pipeline.kafka.group_id)) as group,
     ):
-        parts = Parts(
+        adapters = Adapters(
             pipeline,
             store,
             cluster,
@@ -241,9 +241,9 @@ def open_parts(
             key_hash_secret=key_hash_secret,
             token_keys=token_keys,
         )
-        parts.notify("open", pipeline.name, run_id)
+        adapters.notify("open", pipeline.name, run_id)
         try:
-            yield parts
+            yield adapters
         finally:
             if listener is not None:
                 listener.close()

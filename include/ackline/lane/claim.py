@@ -33,7 +33,7 @@ from ackline.errors import (
     TopicChanged,
     TransientError,
 )
-from ackline.lane.adapters import Parts
+from ackline.lane.adapters import Adapters
 from ackline.lane.commit import Publish, allowed_commits, commit_newest
 from ackline.lane.void import is_at_most_once
 from ackline.ledger.fold import OutcomeRow
@@ -51,18 +51,18 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
-def retry_report(parts: Parts, work: Callable[[], T]) -> T:
+def retry_report(adapters: Adapters, work: Callable[[], T]) -> T:
     """Returns what `work` returns. Retries it only under at_most_once, and never after RangeGone or TopicChanged.
 
     `work` may have succeeded before it raised, so it must be repeatable. Raises the error of the last try.
     """
-    if parts.pipeline.guarantee != "at_most_once":
+    if adapters.pipeline.guarantee != "at_most_once":
         return work()
     tries = Retrying(
         retry=retry_if_exception(lambda error: isinstance(error, AcklineError) and not isinstance(error, _FINAL)),
         stop=stop_after_attempt(TRIES),
         wait=wait_exponential(max=_MAX_WAIT_SECONDS),
-        sleep=parts.sleep,
+        sleep=adapters.sleep,
         before_sleep=_log_error,
         reraise=True,
     )
@@ -75,7 +75,7 @@ def _log_error(state: RetryCallState) -> None:
     log.warning("%s. At most once no record is handed out again, so this is tried again in %.0f s", error, seconds)
 
 
-def claim(parts: Parts, plan: Plan, newest: Settlement, publish: Publish) -> bool:
+def claim(adapters: Adapters, plan: Plan, newest: Settlement, publish: Publish) -> bool:
     """Stores claim n and commits it. Returns whether the plan is claimed, and so may be started, or is started already;
     False if it was waived, or if its turn is over: then it may not be handed out. A backfill lane claims, so that no
     second process hands its records out, and commits nothing.
@@ -83,19 +83,19 @@ def claim(parts: Parts, plan: Plan, newest: Settlement, publish: Publish) -> boo
     Raises GroupBusy, GroupMoved or NewerCommit if the group may not be committed. Once the claim is stored, the whole
     range is recorded as lost before such an error is raised.
     """
-    if parts.store.is_claimable(plan.turn):
-        if parts.commits:
-            _check_group(parts, plan, newest)
+    if adapters.store.is_claimable(plan.turn):
+        if adapters.commits:
+            _check_group(adapters, plan, newest)
         # The fence. If the number is taken, another process has claimed or waived the turn, for good.
-        parts.store.store_claim(plan)
-    if not parts.store.has_claim(plan.turn):
+        adapters.store.store_claim(plan)
+    if not adapters.store.has_claim(plan.turn):
         return False
     # Another process has started the plan. Its report decides what becomes of the records, whatever has happened to
     # the group since. If this process recorded them as lost, it would lose records that the other one is handling.
-    if parts.store.has_start_marker(plan.turn) or not parts.commits:
+    if adapters.store.has_start_marker(plan.turn) or not adapters.commits:
         return True
     try:
-        committed = commit_newest(parts, publish).committed
+        committed = commit_newest(adapters, publish).committed
         for tp, planned in plan.partitions.items():
             # The partition was parked after it was planned, and another consumer has committed it. The group has not
             # moved over this range, so handing it out would break I7.
@@ -105,85 +105,87 @@ def claim(parts: Parts, plan: Plan, newest: Settlement, publish: Publish) -> boo
         # The claim is stored and can't be committed, and a claimed turn is never void. An open turn would stop the
         # lane, so its range is recorded as lost at once. Only the process that takes the start marker does that: if
         # another process has the marker, it is handling the records, and its report decides.
-        if parts.store.store_start_marker(plan, parts.run_id, parts.now()):
-            record_lost(parts, plan, str(error))
+        if adapters.store.store_start_marker(plan, adapters.run_id, adapters.now()):
+            record_lost(adapters, plan, str(error))
         raise
     return True
 
 
-def _check_group(parts: Parts, plan: Plan, newest: Settlement) -> None:
+def _check_group(adapters: Adapters, plan: Plan, newest: Settlement) -> None:
     """Checks everything that may refuse the claim's commit, live members of the group too, before the claim is stored.
 
     Without this check, a forgotten console consumer would cost a whole turn.
     """
     try:
-        allowed_commits(parts, newest)
-        parts.group.check_no_members()
+        allowed_commits(adapters, newest)
+        adapters.group.check_no_members()
     except GroupMoved:
-        if parts.pipeline.on_external_reset != "follow":
+        if adapters.pipeline.on_external_reset != "follow":
             raise
         # The action that follows the group can't run beside an open turn, so this turn must end first. It is claimed,
         # its commit is refused, and its range is recorded as lost.
     except NewerCommit:
         # Another process may have stored this claim and committed it since the ledger was read (S53).
-        if parts.store.is_claimable(plan.turn):
+        if adapters.store.is_claimable(plan.turn):
             raise
 
 
-def take_start_marker(parts: Parts, plan: Plan) -> bool:
+def take_start_marker(adapters: Adapters, plan: Plan) -> bool:
     """Takes the start marker. Returns True if this process, and no other ever, hands the plan's records out.
 
     If another process has taken the marker, raises TransientError until `lost_after` has passed. Then records what was
     handed out as lost, and returns False.
     """
-    if parts.store.store_start_marker(plan, parts.run_id, parts.now()):
+    if adapters.store.store_start_marker(plan, adapters.run_id, adapters.now()):
         return True
-    if parts.store.has_outcomes(plan.turn):  # the other process has reported, or an operator has recorded it as lost
+    if adapters.store.has_outcomes(plan.turn):  # the other process has reported, or an operator has recorded it as lost
         return False
     # The grace period begins at the hand-out, not at the plan: a plan may wait in a queue for longer than `lost_after`
     # before a process takes it, and that process may still report.
-    until = (parts.store.started_at(plan.turn) or plan.planned_at) + parts.pipeline.lost_after
-    if parts.now() < until:
+    until = (adapters.store.started_at(plan.turn) or plan.planned_at) + adapters.pipeline.lost_after
+    if adapters.now() < until:
         raise TransientError(
             f"{plan.turn} was handed out by another process, which may still report; what it has not reported by "
             f"{until.isoformat(timespec='seconds')} is lost. Run again then, or record it as lost at once with "
-            f"`ackline void {parts.pipeline.name} --reason …`"
+            f"`ackline void {adapters.pipeline.name} --reason …`"
         )
-    record_lost(parts, plan, f"handed out, and not reported within {parts.pipeline.lost_after}")
+    record_lost(adapters, plan, f"handed out, and not reported within {adapters.pipeline.lost_after}")
     return False
 
 
-def record_lost(parts: Parts, plan: Plan, reason: str, operator: OperatorLoss | None = None) -> bool:
+def record_lost(adapters: Adapters, plan: Plan, reason: str, operator: OperatorLoss | None = None) -> bool:
     """Stores the plan's ranges as lost, as outcomes n. Returns False, and changes nothing, if outcomes n are stored.
 
     With `operator`, the same commit marks the turn as closed by an operator, for `operator_loss`.
     """
-    return parts.store.store_lost(plan, parts.run_id, _lost_ranges(parts, plan, reason), operator)
+    return adapters.store.store_lost(plan, adapters.run_id, _lost_ranges(adapters, plan, reason), operator)
 
 
-def replace_by_lost(parts: Parts, plan: Plan, operator: OperatorLoss) -> bool:
+def replace_by_lost(adapters: Adapters, plan: Plan, operator: OperatorLoss) -> bool:
     """Stores the plan's ranges as lost, in place of outcomes n, files of which do not exist any more or are damaged.
 
     Returns False, and changes nothing, if decisions n are stored.
     """
-    return parts.store.replace_by_lost(plan, parts.run_id, _lost_ranges(parts, plan, operator.reason), operator)
+    return adapters.store.replace_by_lost(
+        plan, adapters.run_id, _lost_ranges(adapters, plan, operator.reason), operator
+    )
 
 
-def operator_loss(parts: Parts, plan: Plan) -> OperatorLoss | None:
+def operator_loss(adapters: Adapters, plan: Plan) -> OperatorLoss | None:
     """Returns why an operator has recorded a claimed turn as lost; None if no operator has.
 
     Call it once decisions n are stored: the lost ranges are outcomes n or decisions n, so nothing changes after that.
     """
-    return parts.store.operator_loss(plan.turn) if is_at_most_once(plan) else None
+    return adapters.store.operator_loss(plan.turn) if is_at_most_once(plan) else None
 
 
-def _lost_ranges(parts: Parts, plan: Plan, reason: str) -> dict[TopicPartition, list[OutcomeRow]]:
+def _lost_ranges(adapters: Adapters, plan: Plan, reason: str) -> dict[TopicPartition, list[OutcomeRow]]:
     """Returns a `lost` row for each whole range that the plan hands out: the fresh one, and in a backfill lane the runs
     of offsets that are read for the first time by exact reads."""
     lost = {}
     for tp, planned in plan.partitions.items():
         runs = [planned.fresh, *(OffsetRange(run.start, run.end) for run in planned.retries)]
-        rows = [OutcomeRow(run.start, 0, Outcome.LOST, parts.now(), None, run.end, reason) for run in runs if run]
+        rows = [OutcomeRow(run.start, 0, Outcome.LOST, adapters.now(), None, run.end, reason) for run in runs if run]
         if rows:
             lost[tp] = rows
     return lost

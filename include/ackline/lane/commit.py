@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from ackline.errors import GroupMoved, NewerCommit
-from ackline.lane.adapters import Parts
+from ackline.lane.adapters import Adapters
 from ackline.lane.races import Rounds
 from ackline.lane.void import is_at_most_once
 from ackline.ledger.commit_rule import CommitMetadata, Committed, check_commit_allowed, is_of_ledger, is_of_pipeline
@@ -35,7 +35,7 @@ def acknowledging(plan: Plan) -> Plan:
     return replace(plan, partitions=rows)
 
 
-def renew_id_of_copy(parts: Parts, plan: Plan) -> None:
+def renew_id_of_copy(adapters: Adapters, plan: Plan) -> None:
     """Gives the ledger a new id if `plan` adopts it as an older copy; does nothing for any other plan.
 
     Each process that settles the turn calls this before it stores the settlement. The new id is computed from the plan,
@@ -44,12 +44,12 @@ def renew_id_of_copy(parts: Parts, plan: Plan) -> None:
     """
     if plan.kind is not TurnKind.SKIP:
         return
-    ledger, name = parts.store.ledger_id(), parts.pipeline.name
+    ledger, name = adapters.store.ledger_id(), adapters.pipeline.name
     # Only an adoption acknowledges commits of the ledger's own id: any other plan takes them for its own.
     acknowledging_rows = [row for row in plan.partitions.values() if row.acknowledged_foreign_offset is not None]
     if ledger and any(is_of_ledger(row.committed, name, ledger) for row in acknowledging_rows):
         new = uuid.uuid5(uuid.NAMESPACE_OID, f"{ledger}/{plan.turn.epoch}/{plan.turn.n}/{plan.run_id}")
-        parts.store.replace_ledger_id(ledger, str(new))
+        adapters.store.replace_ledger_id(ledger, str(new))
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,11 +64,11 @@ class CommitResult:
     stored: Settlement | None = None
 
 
-Publish = Callable[[Parts, Settlement | None], None]
+Publish = Callable[[Adapters, Settlement | None], None]
 """Publishes the output rows of a settled turn, where a table lacks them: `ackline.outputs.turn.publish_settled`."""
 
 
-def commit_newest(parts: Parts, publish: Publish) -> CommitResult:
+def commit_newest(adapters: Adapters, publish: Publish) -> CommitResult:
     """Publishes the rows of the newest settlement, commits its floors or those of a claim, whichever process stored it,
     and reads them back. Commits nothing in a backfill lane.
 
@@ -76,15 +76,15 @@ def commit_newest(parts: Parts, publish: Publish) -> CommitResult:
     too, because Kafka forgets offsets that are not renewed. Raises GroupMoved, NewerCommit or GroupBusy if nothing may
     be committed, and what `publish` raises.
     """
-    rounds = Rounds(parts, "committing the group's offsets")
+    rounds = Rounds(adapters, "committing the group's offsets")
     for newest in rounds:
         # Before the commit, and of the settlement that is committed: a record below the group's offset has its rows in
         # each output table (I16). If this raises, nothing is committed.
-        publish(parts, newest)
-        if newest is None or not parts.commits:
+        publish(adapters, newest)
+        if newest is None or not adapters.commits:
             return CommitResult(newest, {})
         try:
-            offsets = allowed_commits(parts, newest)
+            offsets = allowed_commits(adapters, newest)
         except NewerCommit as error:
             rounds.lose_to(error)  # another run may have settled and committed between the two reads above
             continue
@@ -95,58 +95,58 @@ def commit_newest(parts: Parts, publish: Publish) -> CommitResult:
             # Kafka has no compare-and-set: if another run commits a newer floor between the check above and this
             # line, the older floor overwrites it. Nothing is lost or read twice by that, because the lane reads from
             # the ledger and not from Kafka; the next run commits the newest floor again (I3).
-            parts.group.commit(offsets)
-            parts.notify("committed", offsets)
+            adapters.group.commit(offsets)
+            adapters.notify("committed", offsets)
         return CommitResult(newest, offsets)
     raise rounds.all_lost()
 
 
-def allowed_commits(parts: Parts, newest: Settlement) -> dict[TopicPartition, Committed]:
+def allowed_commits(adapters: Adapters, newest: Settlement) -> dict[TopicPartition, Committed]:
     """Returns what may be committed now: the floors of `newest`, or the ends of the open plan if it is claimed.
 
     A foreign commit of a parked partition is left alone under every `on_external_reset`: the topic may belong to
     another pipeline by now, and this one reads nothing from it. Raises GroupMoved or NewerCommit.
     """
-    partitions = parts.unchanged_partitions({tp: settled.topic_id for tp, settled in newest.partitions.items()})
-    metadata = commit_metadata_of(parts, newest)
+    partitions = adapters.unchanged_partitions({tp: settled.topic_id for tp, settled in newest.partitions.items()})
+    metadata = commit_metadata_of(adapters, newest)
     floors = {tp: settled.state.floor for tp, settled in newest.partitions.items()}
     acknowledged = {tp: settled.acknowledged_foreign_offset for tp, settled in newest.partitions.items()}
-    plan = parts.store.open_plan(newest)
+    plan = adapters.store.open_plan(newest)
     if plan is not None and plan.kind is TurnKind.RUN:
         # A plan that has found a commit of this ledger acknowledges no foreign offset any more. If the group stands at
         # that offset again, another client moved it; a commit would undo that move without an error (S36).
         acknowledged |= {tp: planned.acknowledged_foreign_offset for tp, planned in plan.partitions.items()}
-        if claimed := claimed_floors(parts, plan):
+        if claimed := claimed_floors(adapters, plan):
             floors |= claimed
             metadata = replace(metadata, n=plan.turn.n)
-    committed = parts.group.committed(partitions)
-    allowed = [tp for tp in partitions if _may_commit(parts, tp, committed.get(tp), metadata, acknowledged[tp])]
+    committed = adapters.group.committed(partitions)
+    allowed = [tp for tp in partitions if _may_commit(adapters, tp, committed.get(tp), metadata, acknowledged[tp])]
     return {tp: Committed(floors[tp], metadata.encode()) for tp in allowed}
 
 
-def claimed_floors(parts: Parts, plan: Plan) -> dict[TopicPartition, int]:
+def claimed_floors(adapters: Adapters, plan: Plan) -> dict[TopicPartition, int]:
     """Returns the floors that a claim has set: the ends of the open plan. Empty without a claim.
 
     Only a claim allows to commit the end of an open plan. A plan without a claim may still become void, and its records
     would be passed over without an outcome (I1). A claimed turn never becomes void; a waived one is never claimed.
     """
-    if not is_at_most_once(plan) or not parts.store.has_claim(plan.turn):
+    if not is_at_most_once(plan) or not adapters.store.has_claim(plan.turn):
         return {}
     return {tp: planned.fresh.end for tp, planned in plan.partitions.items() if planned.fresh}
 
 
 def _may_commit(
-    parts: Parts,
+    adapters: Adapters,
     tp: TopicPartition,
     committed: Committed | None,
     metadata: CommitMetadata,
     acknowledged_foreign_offset: int | None,
 ) -> bool:
-    subscribed = parts.is_subscribed(tp)
-    if subscribed and may_restore(parts, committed, metadata):
+    subscribed = adapters.is_subscribed(tp)
+    if subscribed and may_restore(adapters, committed, metadata):
         return True
     try:
-        check_allowed(parts, tp, committed, metadata, acknowledged_foreign_offset)
+        check_allowed(adapters, tp, committed, metadata, acknowledged_foreign_offset)
     except GroupMoved:
         if subscribed:
             raise
@@ -155,7 +155,7 @@ def _may_commit(
 
 
 def check_allowed(
-    parts: Parts,
+    adapters: Adapters,
     tp: TopicPartition,
     committed: Committed | None,
     metadata: CommitMetadata,
@@ -165,31 +165,31 @@ def check_allowed(
     try:
         check_commit_allowed(tp, committed, metadata, acknowledged_foreign_offset)
     except NewerCommit as error:
-        error.add_advice(ledger_advice(parts))
+        error.add_advice(ledger_advice(adapters))
         raise
 
 
-def ledger_advice(parts: Parts) -> str:
+def ledger_advice(adapters: Adapters) -> str:
     """Returns the sentences that name the audit folder and the ways out of a commit by another ledger."""
     return (
-        f"ACKLINE_AUDIT is {scrub_address(parts.store.root)}: set it to the folder of that ledger, or restore that "
+        f"ACKLINE_AUDIT is {scrub_address(adapters.store.root)}: set it to the folder of that ledger, or restore that "
         f"folder from a backup if it is an older copy. If that ledger is lost, or was a wrong one, go on with `ackline "
-        f"adopt-ledger {parts.pipeline.name} --reason …`"
+        f"adopt-ledger {adapters.pipeline.name} --reason …`"
     )
 
 
-def commit_metadata_of(parts: Parts, newest: Settlement) -> CommitMetadata:
+def commit_metadata_of(adapters: Adapters, newest: Settlement) -> CommitMetadata:
     """Returns the metadata with which the floors of `newest` are committed."""
-    return CommitMetadata(parts.store.ledger_id(), parts.pipeline.name, newest.turn.epoch, newest.turn.n)
+    return CommitMetadata(adapters.store.ledger_id(), adapters.pipeline.name, newest.turn.epoch, newest.turn.n)
 
 
-def may_restore(parts: Parts, committed: Committed | None, metadata: CommitMetadata) -> bool:
+def may_restore(adapters: Adapters, committed: Committed | None, metadata: CommitMetadata) -> bool:
     """Returns whether `on_external_reset: restore` allows to overwrite this foreign commit.
 
     False for a commit of this pipeline: such a commit comes from another ledger or from a newer turn.
     """
     return (
-        parts.pipeline.on_external_reset == "restore"
+        adapters.pipeline.on_external_reset == "restore"
         and committed is not None
         and not is_of_pipeline(committed, metadata.pipeline)
     )

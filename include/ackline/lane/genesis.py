@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from ackline.errors import FatalError, NewerCommit
-from ackline.lane.adapters import Parts
+from ackline.lane.adapters import Adapters
 from ackline.lane.commit import ledger_advice
 from ackline.lane.log_checks import KafkaView, written_beyond
 from ackline.lane.new_plan import new_plan
@@ -22,7 +22,7 @@ InitialPosition = tuple[int, str]
 
 
 def genesis_partitions(
-    parts: Parts, newest: Settlement | None, view: KafkaView, adopts_ledger: bool = False
+    adapters: Adapters, newest: Settlement | None, view: KafkaView, adopts_ledger: bool = False
 ) -> dict[TopicPartition, SettledPartition]:
     """Returns the subscribed partitions that are not in the lane yet, each settled at its initial position.
 
@@ -32,23 +32,23 @@ def genesis_partitions(
     """
     lane = newest.partitions if newest else {}
     known_topics = {tp.topic for tp in lane}
-    before = previous_subscription(parts, newest)
+    before = previous_subscription(adapters, newest)
     genesis: dict[TopicPartition, SettledPartition] = {}
     for tp, log in sorted(view.bounds.items()):
-        if tp in lane or not parts.is_subscribed(tp):
+        if tp in lane or not adapters.is_subscribed(tp):
             continue
         committed = view.committed.get(tp)
         known = tp.topic in known_topics
-        position = _initial_position_by_commit(parts, committed, known, adopts_ledger)
+        position = _initial_position_by_commit(adapters, committed, known, adopts_ledger)
         if position is None and log is not None:
-            position = _initial_position_by_log(parts, tp, log, known, before, adopts_ledger)
+            position = _initial_position_by_log(adapters, tp, log, known, before, adopts_ledger)
         if position is None:
             continue
         offset, evidence = position
-        _check_not_beyond_end(parts, tp, offset, log)
+        _check_not_beyond_end(adapters, tp, offset, log)
         # A foreign commit that exists now is acknowledged: the first floor may be committed over it. A commit of this
         # ledger is not foreign, and needs no acknowledgement.
-        ours = is_of_ledger(committed, parts.pipeline.name, parts.store.ledger_id())
+        ours = is_of_ledger(committed, adapters.pipeline.name, adapters.store.ledger_id())
         genesis[tp] = SettledPartition(
             view.topic_ids[tp.topic],
             offset,
@@ -62,34 +62,34 @@ def genesis_partitions(
 
 
 def leaderless_partitions(
-    parts: Parts, lane: Mapping[TopicPartition, SettledPartition], view: KafkaView
+    adapters: Adapters, lane: Mapping[TopicPartition, SettledPartition], view: KafkaView
 ) -> tuple[TopicPartition, ...]:
     """Returns subscribed partitions that can't join the lane yet: without a leader, their log's ends are unknown."""
     return tuple(
-        tp for tp, log in sorted(view.bounds.items()) if log is None and tp not in lane and parts.is_subscribed(tp)
+        tp for tp, log in sorted(view.bounds.items()) if log is None and tp not in lane and adapters.is_subscribed(tp)
     )
 
 
-def check_not_of_another_ledger(parts: Parts, newest: Settlement | None, view: KafkaView) -> None:
+def check_not_of_another_ledger(adapters: Adapters, newest: Settlement | None, view: KafkaView) -> None:
     """Raises NewerCommit if another ledger of this pipeline has committed a topic that is new to this one (S30).
 
     To begin at that commit would be right if the other ledger is lost. But as a rule ACKLINE_AUDIT is empty or names
     another folder by mistake: then what is pending there would never be handled, and acked records might be again.
     """
-    if parts.store.lane != LIVE:
+    if adapters.store.lane != LIVE:
         return  # another lane has a ledger of its own, and commits nothing
     known_topics = {tp.topic for tp in newest.partitions} if newest else set()
-    name, ledger = parts.pipeline.name, parts.store.ledger_id()
+    name, ledger = adapters.pipeline.name, adapters.store.ledger_id()
     for tp, committed in sorted(view.committed.items()):
-        if tp.topic in known_topics or not parts.is_subscribed(tp) or not is_of_pipeline(committed, name):
+        if tp.topic in known_topics or not adapters.is_subscribed(tp) or not is_of_pipeline(committed, name):
             continue
         metadata = CommitMetadata.decode(committed.metadata)
         if metadata is None or is_of_ledger(committed, name, ledger):
             continue
         raise NewerCommit(
-            f"{tp}: the group {parts.pipeline.kafka.group_id} holds offset {committed.offset}, committed by turn "
+            f"{tp}: the group {adapters.pipeline.kafka.group_id} holds offset {committed.offset}, committed by turn "
             f"{metadata.n} of epoch {metadata.epoch} of ledger {metadata.ledger} of this pipeline, which is not in "
-            f"ACKLINE_AUDIT. Nothing was planned. {ledger_advice(parts)}",
+            f"ACKLINE_AUDIT. Nothing was planned. {ledger_advice(adapters)}",
             topic=tp.topic,
             partition=tp.partition,
             offset=committed.offset,
@@ -97,7 +97,7 @@ def check_not_of_another_ledger(parts: Parts, newest: Settlement | None, view: K
 
 
 def _initial_position_by_commit(
-    parts: Parts, committed: Committed | None, known_topic: bool, adopts_ledger: bool
+    adapters: Adapters, committed: Committed | None, known_topic: bool, adopts_ledger: bool
 ) -> InitialPosition | None:
     """Returns the position by the group's commit (S30): this pipeline's own, or under `uncommitted_*` a foreign one.
 
@@ -108,14 +108,19 @@ def _initial_position_by_commit(
     """
     if committed is None or known_topic:
         return None
-    if is_of_pipeline(committed, parts.pipeline.name):
+    if is_of_pipeline(committed, adapters.pipeline.name):
         return committed.offset, "this pipeline's own commit"
-    by_commit = adopts_ledger or parts.pipeline.start.startswith("uncommitted_")
+    by_commit = adopts_ledger or adapters.pipeline.start.startswith("uncommitted_")
     return (committed.offset, "the group's commit") if by_commit else None
 
 
 def _initial_position_by_log(
-    parts: Parts, tp: TopicPartition, log: LogBounds, known_topic: bool, before: KafkaBlock | None, adopts_ledger: bool
+    adapters: Adapters,
+    tp: TopicPartition,
+    log: LogBounds,
+    known_topic: bool,
+    before: KafkaBlock | None,
+    adopts_ledger: bool,
 ) -> InitialPosition:
     """Returns the position in the log: its start if all of it came after the lane began, else the one by `start`."""
     if known_topic:
@@ -127,22 +132,22 @@ def _initial_position_by_log(
         # filter's code may have changed since then; from the log start, no record is passed over.
         filtered = ", or filtered out," if before.partition_filter else ""
         return log.start, f"the topic was missing{filtered} at the last turn: log start"
-    timestamp = parts.pipeline.start_timestamp
+    timestamp = adapters.pipeline.start_timestamp
     if timestamp is None:
-        from_start = parts.pipeline.start.endswith("earliest")
+        from_start = adapters.pipeline.start.endswith("earliest")
         return (log.start, "log start") if from_start else (log.end, "log end")
-    offset = parts.cluster.offsets_at([tp], timestamp)[tp]
+    offset = adapters.cluster.offsets_at([tp], timestamp)[tp]
     if offset is None:  # no record at or after the timestamp: the end, as for `latest` (S34)
         return log.end, f"log end, nothing since {timestamp.isoformat()}"
     return min(offset, log.end), f"first since {timestamp.isoformat()}"
 
 
-def _check_not_beyond_end(parts: Parts, tp: TopicPartition, offset: int, log: LogBounds | None) -> None:
+def _check_not_beyond_end(adapters: Adapters, tp: TopicPartition, offset: int, log: LogBounds | None) -> None:
     """Raises FatalError for an offset beyond the end of the log; an open transaction is part of the log (S43)."""
-    if log is None or offset <= log.end or tp in written_beyond(parts, {tp: offset}):
+    if log is None or offset <= log.end or tp in written_beyond(adapters, {tp: offset}):
         return
     raise FatalError(
-        f"{tp}: the group {parts.pipeline.kafka.group_id} holds offset {offset}, beyond the log end {log.end}: "
+        f"{tp}: the group {adapters.pipeline.kafka.group_id} holds offset {offset}, beyond the log end {log.end}: "
         f"the topic was truncated or recreated. Move the group to the offset at which the pipeline is to start",
         topic=tp.topic,
         partition=tp.partition,
@@ -150,7 +155,7 @@ def _check_not_beyond_end(parts: Parts, tp: TopicPartition, offset: int, log: Lo
     )
 
 
-def previous_subscription(parts: Parts, newest: Settlement | None) -> KafkaBlock | None:
+def previous_subscription(adapters: Adapters, newest: Settlement | None) -> KafkaBlock | None:
     """Returns the subscription of the last turn that looked for topics; None before the first one.
 
     A topic in it that is not in the lane did not exist at that turn (S32, S54).
@@ -159,16 +164,16 @@ def previous_subscription(parts: Parts, newest: Settlement | None) -> KafkaBlock
         return None
     turn = newest.turn
     if turn.n == 0 and turn.epoch:  # a new epoch has no turn 0 of its own: the reset that opened it holds the settings
-        turn = parts.store.reset_into(turn.epoch)
-    settings = parts.store.plan(turn).settings["kafka"] if turn.n else parts.store.first_subscription(turn)
+        turn = adapters.store.reset_into(turn.epoch)
+    settings = adapters.store.plan(turn).settings["kafka"] if turn.n else adapters.store.first_subscription(turn)
     if settings is None:
         # The Delta log has expired the subscription of the first genesis. It is taken as unchanged: every new topic
         # starts at its log start, and no record is passed over.
-        return parts.pipeline.kafka
+        return adapters.pipeline.kafka
     return KafkaBlock.stored({**settings, "properties": {}})
 
 
-def genesis_plan(parts: Parts, newest: Settlement, genesis: Mapping[TopicPartition, SettledPartition]) -> Plan:
+def genesis_plan(adapters: Adapters, newest: Settlement, genesis: Mapping[TopicPartition, SettledPartition]) -> Plan:
     """Returns the plan of the turn in which partitions join a lane that has begun."""
     partitions = {}
     for tp, settled in genesis.items():
@@ -180,4 +185,4 @@ def genesis_plan(parts: Parts, newest: Settlement, genesis: Mapping[TopicPartiti
         partitions[tp] = replace(
             planned, committed=settled.committed, acknowledged_foreign_offset=settled.acknowledged_foreign_offset
         )
-    return new_plan(parts, newest, TurnKind.GENESIS, partitions, "new partitions")
+    return new_plan(adapters, newest, TurnKind.GENESIS, partitions, "new partitions")

@@ -1,6 +1,6 @@
 """The listener of a process: its thread, its creation, and the events that a settlement makes for it.
 
-`ackline.listener.Listener` is what the user overrides. Other events are passed on by `Parts.notify`, each after the
+`ackline.listener.Listener` is what the user overrides. Other events are passed on by `Adapters.notify`, each after the
 write that it is about.
 """
 

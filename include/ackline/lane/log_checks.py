@@ -22,7 +22,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ackline.errors import RangeGone, RetentionPassed, TopicChanged
-from ackline.lane.adapters import Parts
+from ackline.lane.adapters import Adapters
 from ackline.ledger.commit_rule import Committed
 from ackline.ledger.fold import OutcomeRow, PendingKind
 from ackline.ledger.offsets import LogBounds, TopicPartition, ValuedRange, join
@@ -45,42 +45,42 @@ class KafkaView:
     missing: tuple[str, ...]
 
 
-def observe_kafka(parts: Parts, newest: Settlement | None) -> KafkaView:
+def observe_kafka(adapters: Adapters, newest: Settlement | None) -> KafkaView:
     """Returns the subscription and the lane's topics, read from the broker. The lag needs no more requests.
 
     Topic ids are read before bounds. A topic that is created again in between is shown under its old id. Later checks
     detect that: replay compares the ids before and after it reads records, and after a plan that reads nothing, the
     next plan stops at the new id.
     """
-    parts.cluster.reachable()  # fails within seconds, with the broker's name, if the broker is away
-    block = parts.pipeline.kafka
+    adapters.cluster.reachable()  # fails within seconds, with the broker's name, if the broker is away
+    block = adapters.pipeline.kafka
     known = {tp.topic for tp in newest.partitions} if newest else set()
-    names = parts.cluster.names() if block.named_topics is None else block.named_topics
-    topics = parts.cluster.topics(sorted({*(name for name in names if block.subscribes_to_topic(name)), *known}))
+    names = adapters.cluster.names() if block.named_topics is None else block.named_topics
+    topics = adapters.cluster.topics(sorted({*(name for name in names if block.subscribes_to_topic(name)), *known}))
     has_leader = {
         TopicPartition(name, number): leader
         for name, info in topics.items()
         for number, leader in info.partitions.items()
     }
-    logs = parts.cluster.bounds([tp for tp, leader in has_leader.items() if leader])
+    logs = adapters.cluster.bounds([tp for tp, leader in has_leader.items() if leader])
     bounds = {
         tp: LogBounds(logs[tp].start, logs[tp].end, logs[tp].leader_epoch) if tp in logs else None for tp in has_leader
     }
-    committed = parts.group.committed(has_leader)
+    committed = adapters.group.committed(has_leader)
     missing = [name for name in block.named_topics or () if name not in topics]
     named = [TopicPartition(name, number) for name, numbers in (block.partitions or {}).items() for number in numbers]
     missing += [str(tp) for tp in named if tp.topic in topics and tp not in has_leader]
     return KafkaView({name: info.topic_id for name, info in topics.items()}, bounds, committed, tuple(missing))
 
 
-def written_beyond(parts: Parts, offsets: Mapping[TopicPartition, int]) -> set[TopicPartition]:
+def written_beyond(adapters: Adapters, offsets: Mapping[TopicPartition, int]) -> set[TopicPartition]:
     """Returns the partitions whose log is written up to the given offset, beyond the last stable offset.
 
     Empty under `read_uncommitted`: there the readable end is the end of the log.
     """
-    if parts.pipeline.kafka.isolation != "read_committed":
+    if adapters.pipeline.kafka.isolation != "read_committed":
         return set()
-    ends = parts.cluster.written_ends(offsets)
+    ends = adapters.cluster.written_ends(offsets)
     return {tp for tp, offset in offsets.items() if ends[tp] >= offset}
 
 
@@ -90,7 +90,7 @@ Logs = Mapping[TopicPartition, LogBounds | None]
 """Bounds of the logs as they are now; None for a partition without a leader."""
 
 
-def truncated_partitions(parts: Parts, known: Known, logs: Logs) -> dict[TopicPartition, int | None]:
+def truncated_partitions(adapters: Adapters, known: Known, logs: Logs) -> dict[TopicPartition, int | None]:
     """Returns the partitions whose log no longer holds all records below the known offset under the known leader epoch.
 
     The value is the offset below which the log is unchanged; None if that is unknown. If no leader epoch is known (rows
@@ -101,11 +101,11 @@ def truncated_partitions(parts: Parts, known: Known, logs: Logs) -> dict[TopicPa
         log = logs.get(tp)
         if leader_epoch is not None and log is not None and log.leader_epoch not in (None, leader_epoch):
             changed[tp] = offset, leader_epoch
-    return parts.cluster.truncated_at(changed) if changed else {}
+    return adapters.cluster.truncated_at(changed) if changed else {}
 
 
 def check_not_truncated(
-    parts: Parts,
+    adapters: Adapters,
     lane: Mapping[TopicPartition, SettledPartition],
     logs: Logs,
     ends: Mapping[TopicPartition, int] | None = None,
@@ -115,18 +115,18 @@ def check_not_truncated(
     Without this check, the lane would count as caught up.
     """
     known = {tp: ((ends or {}).get(tp, row.state.complete_to), row.leader_epoch) for tp, row in lane.items()}
-    for tp, end in truncated_partitions(parts, known, logs).items():
-        if not parts.commits:
-            raise other_log_error(parts, tp, f"was truncated below {known[tp][0]}: {_what_is_left(end)}")
+    for tp, end in truncated_partitions(adapters, known, logs).items():
+        if not adapters.commits:
+            raise other_log_error(adapters, tp, f"was truncated below {known[tp][0]}: {_what_is_left(end)}")
         state, log = lane[tp].state, logs[tp]
         now = log.leader_epoch if log is not None else None
         target = "earliest" if end is None else str(min(end, state.floor))
         raise TopicChanged(
             f"{tp} was truncated: all below {state.complete_to} was read under leader epoch {lane[tp].leader_epoch}, "
             f"and {_what_is_left(end)} of it under epoch {now}; other records may have taken those offsets. Nothing "
-            f"was read. Go on with `ackline reset {parts.pipeline.name} --topic {tp.topic} --partition {tp.partition} "
-            f"--to {target} --reason …`: a new epoch, in which everything from there on is handled, again or for the "
-            f"first time",
+            f"was read. Go on with `ackline reset {adapters.pipeline.name} --topic {tp.topic} --partition "
+            f"{tp.partition} --to {target} --reason …`: a new epoch, in which everything from there on is handled, "
+            f"again or for the first time",
             topic=tp.topic,
             partition=tp.partition,
             offset=end,
@@ -138,7 +138,7 @@ def _what_is_left(end: int | None) -> str:
 
 
 def check_topic_not_recreated(
-    parts: Parts, tp: TopicPartition, known_id: str, topic_id: str | None, exists: bool
+    adapters: Adapters, tp: TopicPartition, known_id: str, topic_id: str | None, exists: bool
 ) -> None:
     """Raises TopicChanged if a partition is gone, or belongs to a new topic of the same name.
 
@@ -147,33 +147,33 @@ def check_topic_not_recreated(
     if topic_id == known_id and exists:
         return
     gone = topic_id is None or not exists
-    if not parts.commits:
-        raise other_log_error(parts, tp, "is gone" if gone else "was deleted and created again")
+    if not adapters.commits:
+        raise other_log_error(adapters, tp, "is gone" if gone else "was deleted and created again")
     if gone:
         what = "is gone. Nothing was read. Create it again, or take it out of the file"
     else:
         what = (
             f"was deleted and created again (its topic id is another). Nothing was read; offsets of the old topic mean "
-            f"nothing in a new one. Go on with `ackline reset {parts.pipeline.name} --topic {tp.topic} --to earliest "
-            f"--reason …`: a new epoch on the new topic, in which nothing of the old one is pending. Or take it out "
-            f"of the file"
+            f"nothing in a new one. Go on with `ackline reset {adapters.pipeline.name} --topic {tp.topic} --to "
+            f"earliest --reason …`: a new epoch on the new topic, in which nothing of the old one is pending. Or take "
+            f"it out of the file"
         )
     raise TopicChanged(f"{tp} {what}", topic=tp.topic, partition=tp.partition)
 
 
-def other_log_error(parts: Parts, tp: TopicPartition, what: str) -> TopicChanged:
+def other_log_error(adapters: Adapters, tp: TopicPartition, what: str) -> TopicChanged:
     """Returns the error of a backfill lane in whose log the offsets mean other records now. No reset opens a new epoch
     of such a lane: what was chosen is gone."""
-    backfill_id = id_of(parts.store.lane)
+    backfill_id = id_of(adapters.store.lane)
     return TopicChanged(
         f"{tp} {what}: it is not the log in which the offsets of backfill {backfill_id} were chosen. Nothing was read. "
-        f"End it with `ackline backfill {parts.pipeline.name} --cancel {backfill_id} --yes`, and begin another one",
+        f"End it with `ackline backfill {adapters.pipeline.name} --cancel {backfill_id} --yes`, and begin another one",
         topic=tp.topic,
         partition=tp.partition,
     )
 
 
-def check_planned_ranges(parts: Parts, plan: Plan, after: bool = False) -> None:
+def check_planned_ranges(adapters: Adapters, plan: Plan, after: bool = False) -> None:
     """Checks that every planned range is in the log that the plan was made for. Raises RangeGone and TopicChanged.
 
     The check comes before reading, because Spark waits for two minutes for offsets that never come. With `after`, it
@@ -183,12 +183,12 @@ def check_planned_ranges(parts: Parts, plan: Plan, after: bool = False) -> None:
     above the settled state. If the log was truncated below it, the next plan stops the run.
     """
     wanted = {tp: planned for tp, planned in plan.partitions.items() if not planned.empty}
-    _check_topic_ids(parts, plan, wanted)
-    logs = parts.cluster.bounds(wanted)
+    _check_topic_ids(adapters, plan, wanted)
+    logs = adapters.cluster.bounds(wanted)
     if not after:
         _check_bounds(wanted, logs)
     known = {tp: (planned.fresh.end, planned.log.leader_epoch) for tp, planned in wanted.items()}
-    for tp, end in truncated_partitions(parts, known, logs).items():
+    for tp, end in truncated_partitions(adapters, known, logs).items():
         raise RangeGone(
             f"{tp} was truncated below the planned end {wanted[tp].fresh.end} while {plan.turn} was under way "
             f"({_what_is_left(end)}); the turn is void",
@@ -198,8 +198,8 @@ def check_planned_ranges(parts: Parts, plan: Plan, after: bool = False) -> None:
         )
 
 
-def _check_topic_ids(parts: Parts, plan: Plan, wanted: Mapping[TopicPartition, PlannedPartition]) -> None:
-    topics = parts.cluster.topics(sorted({tp.topic for tp in wanted}))
+def _check_topic_ids(adapters: Adapters, plan: Plan, wanted: Mapping[TopicPartition, PlannedPartition]) -> None:
+    topics = adapters.cluster.topics(sorted({tp.topic for tp in wanted}))
     for tp, planned in wanted.items():
         topic = topics.get(tp.topic)
         if topic is None or topic.topic_id != planned.topic_id or tp.partition not in topic.partitions:
@@ -239,21 +239,21 @@ _NAMED = 5
 """How many partitions a message names, and how many ranges of each."""
 
 
-def stop_if_expired(parts: Parts, views: Mapping[TopicPartition, PartitionView]) -> None:
+def stop_if_expired(adapters: Adapters, views: Mapping[TopicPartition, PartitionView]) -> None:
     """Raises RetentionPassed if the log starts above an offset that a partition has not read yet or has pending."""
-    if parts.pipeline.on_expired != "fail":
+    if adapters.pipeline.on_expired != "fail":
         return
-    lost = {tp: _lost_ranges(parts, view) for tp, view in views.items() if view.readable}
+    lost = {tp: _lost_ranges(adapters, view) for tp, view in views.items() if view.readable}
     if any(lost.values()):
-        raise _retention_passed(parts, lost, "Nothing was planned")
+        raise _retention_passed(adapters, lost, "Nothing was planned")
 
 
-def _lost_ranges(parts: Parts, view: PartitionView) -> list[ValuedRange[None]]:
+def _lost_ranges(adapters: Adapters, view: PartitionView) -> list[ValuedRange[None]]:
     assert view.log is not None
     start, state = view.log.start, view.state
     # Without a dead-letter topic, a record that waits for its letter is not read again: it becomes `dead`, not expired.
     # A record in flight is not read before its attempt has failed: until then an answer may settle it.
-    letters = () if parts.pipeline.dead_letter_topic else (PendingKind.DEAD_LETTER,)
+    letters = () if adapters.pipeline.dead_letter_topic else (PendingKind.DEAD_LETTER,)
     not_read_again = (PendingKind.IN_FLIGHT, *letters)
     pending = [
         ValuedRange(run.start, min(run.end, start), None)
@@ -265,34 +265,34 @@ def _lost_ranges(parts: Parts, view: PartitionView) -> list[ValuedRange[None]]:
 
 
 def expired_rows_error(
-    parts: Parts, plan: Plan, rows: Mapping[TopicPartition, Iterable[OutcomeRow]]
+    adapters: Adapters, plan: Plan, rows: Mapping[TopicPartition, Iterable[OutcomeRow]]
 ) -> RetentionPassed | None:
     """Returns the error because of which the turn becomes void, if one of `rows` would settle something as expired.
 
     None if the rows may be settled. A claimed turn is never void, because the group has moved over it: its expired
     rows are settled as they are.
     """
-    if parts.pipeline.on_expired != "fail":
+    if adapters.pipeline.on_expired != "fail":
         return None
     lost = {
         tp: join(ValuedRange(start, end, None) for start, end in sorted((row.offset, row.end) for row in expired))
         for tp, found in rows.items()
         if (expired := OutcomeColumns.of(found).with_outcome(Outcome.EXPIRED))
     }
-    if not lost or parts.store.has_claim(plan.turn):
+    if not lost or adapters.store.has_claim(plan.turn):
         return None
-    return _retention_passed(parts, lost, f"{plan.turn} is void: nothing of it was settled or committed")
+    return _retention_passed(adapters, lost, f"{plan.turn} is void: nothing of it was settled or committed")
 
 
 def _retention_passed(
-    parts: Parts, lost: Mapping[TopicPartition, Sequence[ValuedRange[None]]], consequence: str
+    adapters: Adapters, lost: Mapping[TopicPartition, Sequence[ValuedRange[None]]], consequence: str
 ) -> RetentionPassed:
     lost = {tp: runs for tp, runs in sorted(lost.items()) if runs}
     tp, runs = next(iter(lost.items()))
     where = f" --topic {tp.topic} --partition {tp.partition}" if len(lost) == 1 else ""
     return RetentionPassed(
         f"retention took records that were not settled: {listed(map(_ranges, lost, lost.values()))}. {consequence}. "
-        f"Go on with `ackline skip {parts.pipeline.name}{where} --to earliest --reason …`, which records them as "
+        f"Go on with `ackline skip {adapters.pipeline.name}{where} --to earliest --reason …`, which records them as "
         f"skipped, or write `on_expired: record`",
         topic=tp.topic,
         partition=tp.partition,

@@ -10,7 +10,7 @@ from datetime import datetime
 from typing import Any
 
 from ackline.errors import ConfigError
-from ackline.lane.adapters import Parts
+from ackline.lane.adapters import Adapters
 from ackline.lane.void import void_advice
 from ackline.ledger.offsets import ChosenRanges, OffsetRange, TopicPartition
 from ackline.ledger.pending import PendingKind
@@ -19,7 +19,7 @@ from ackline.pipeline.arguments import id_of
 
 
 def new_plan(
-    parts: Parts,
+    adapters: Adapters,
     newest: Settlement,
     kind: TurnKind,
     partitions: Mapping[TopicPartition, PlannedPartition],
@@ -33,21 +33,21 @@ def new_plan(
     return Plan(
         newest.turn._replace(n=newest.turn.n + 1),
         kind,
-        parts.run_id,
-        parts.now(),
+        adapters.run_id,
+        adapters.now(),
         partitions,
-        parts.pipeline.kafka.isolation,
-        parts.pipeline.settings() | dict(of_run or {}),
-        parts.actor,
+        adapters.pipeline.kafka.isolation,
+        adapters.pipeline.settings() | dict(of_run or {}),
+        adapters.actor,
         reason,
     )
 
 
-def check_clock(parts: Parts, last: datetime | None) -> None:
+def check_clock(adapters: Adapters, last: datetime | None) -> None:
     """Raises ConfigError for a fixed clock behind the last turn: due times and grace periods would run backwards."""
-    if parts.fixed_now and last and parts.fixed_now < last:
+    if adapters.fixed_now and last and adapters.fixed_now < last:
         raise ConfigError(
-            f"--now {parts.fixed_now.isoformat()} is before the last turn, of {last.isoformat()}", key="--now"
+            f"--now {adapters.fixed_now.isoformat()} is before the last turn, of {last.isoformat()}", key="--now"
         )
 
 
@@ -55,11 +55,11 @@ LaneRanges = Mapping[TopicPartition, tuple[OffsetRange, ...]] | None
 """The ranges of each partition; None for the live lane, which holds every offset."""
 
 
-def lane_ranges(parts: Parts, epoch: int) -> LaneRanges:
+def lane_ranges(adapters: Adapters, epoch: int) -> LaneRanges:
     """Returns the ranges that the lane reads whole in an epoch; None for the live lane. Reads the genesis."""
-    if not is_backfill(parts.store.lane):
+    if not is_backfill(adapters.store.lane):
         return None
-    genesis = parts.store.settlement(TurnId(parts.store.pipeline, parts.store.lane, epoch, 0))
+    genesis = adapters.store.settlement(TurnId(adapters.store.pipeline, adapters.store.lane, epoch, 0))
     return {tp: settled.ranges or () for tp, settled in genesis.partitions.items()}
 
 
@@ -68,7 +68,7 @@ def chosen_in(ranges: LaneRanges, tp: TopicPartition) -> ChosenRanges:
     return None if ranges is None else ranges[tp]
 
 
-def check_settings_unchanged(parts: Parts, newest: Settlement) -> None:
+def check_settings_unchanged(adapters: Adapters, newest: Settlement) -> None:
     """Raises ConfigError if guarantee or isolation level changed while records are pending under the old one, and if
     the ack topic changed while records are in flight.
 
@@ -76,17 +76,17 @@ def check_settings_unchanged(parts: Parts, newest: Settlement) -> None:
     """
     if newest.turn.n == 0 or not any(settled.state.pending for settled in newest.partitions.values()):
         return
-    name, lane = parts.pipeline.name, parts.store.lane
+    name, lane = adapters.pipeline.name, adapters.store.lane
     way_out = (
         f"begin a new epoch with `ackline reset {name} --to floor --reason …`"
-        if parts.commits
+        if adapters.commits
         else f"end the backfill with `ackline backfill {name} --cancel {id_of(lane)}`"
     )
-    settings = parts.store.plan(newest.turn).settings
-    changes = _changes(parts, settings)
+    settings = adapters.store.plan(newest.turn).settings
+    changes = _changes(adapters, settings)
     if any(settled.state.pending_by_kind()[PendingKind.IN_FLIGHT] for settled in newest.partitions.values()):
         # Answers to the tokens that were handed out come to the old topic, and no turn would read them there.
-        old, new = settings.get("ack_topic"), parts.pipeline.ack_topic
+        old, new = settings.get("ack_topic"), adapters.pipeline.ack_topic
         changes += [("ack_topic", str(old), str(new))] if old != new else []
     for key, old, new in changes:
         raise ConfigError(
@@ -96,13 +96,13 @@ def check_settings_unchanged(parts: Parts, newest: Settlement) -> None:
         )
 
 
-def check_open_plan_settings(parts: Parts, plan: Plan) -> None:
+def check_open_plan_settings(adapters: Adapters, plan: Plan) -> None:
     """Raises ConfigError if an open plan would be handed out under another guarantee or isolation level than its own,
     or without the ack topic in which it reads the answers.
 
     A plan that was made at most once may have been handed out already.
     """
-    changes, ack_topic = _changes(parts, plan.settings), parts.pipeline.ack_topic
+    changes, ack_topic = _changes(adapters, plan.settings), adapters.pipeline.ack_topic
     if plan.ack_position is not None and plan.ack_position.topic != ack_topic:
         changes.append(("ack_topic", plan.ack_position.topic, str(ack_topic)))
     for key, old, new in changes:
@@ -113,9 +113,9 @@ def check_open_plan_settings(parts: Parts, plan: Plan) -> None:
         )
 
 
-def _changes(parts: Parts, before: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+def _changes(adapters: Adapters, before: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     """Returns key, old and new value of each of the two settings that differs."""
-    now = parts.pipeline.settings()
+    now = adapters.pipeline.settings()
     values = (
         ("guarantee", before["guarantee"], now["guarantee"]),
         ("kafka.isolation", before["kafka"]["isolation"], now["kafka"]["isolation"]),

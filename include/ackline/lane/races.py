@@ -8,7 +8,7 @@ loses a number has stored nothing: it reads the ledger anew, and goes on from wh
 from collections.abc import Iterator
 
 from ackline.errors import LedgerError, NewerCommit
-from ackline.lane.adapters import Parts
+from ackline.lane.adapters import Adapters
 from ackline.ledger.turns import Settlement, TurnId
 
 MAX_LOST_RACES = 20
@@ -26,19 +26,20 @@ class Rounds:
     """The rounds of one step, MAX_LOST_RACES at most. Each begins with the newest settlement, read anew; None if the
     lane has not begun. `doing` names the step in the error of one that has lost every round."""
 
-    def __init__(self, parts: Parts, doing: str) -> None:
-        self._parts, self._doing = parts, doing
+    def __init__(self, adapters: Adapters, doing: str) -> None:
+        self._adapters, self._doing = adapters, doing
         self._progress: tuple[TurnId | None, bool] | None = None
 
     def __iter__(self) -> Iterator[Settlement | None]:
         for _ in range(MAX_LOST_RACES):
-            yield self._parts.store.newest()
+            yield self._adapters.store.newest()
 
     def all_lost(self) -> LedgerError:
         """Returns the error of a step that has lost all rounds."""
         return LedgerError(
-            f"{self._doing} of {self._parts.pipeline.name}: other runs were quicker {MAX_LOST_RACES} times in a row. "
-            f"Look for runs that start one another without end; if there are none, `ackline doctor` checks the tables"
+            f"{self._doing} of {self._adapters.pipeline.name}: other runs were quicker {MAX_LOST_RACES} times in a "
+            f"row. Look for runs that start one another without end; if there are none, `ackline doctor` checks the "
+            "tables"
         )
 
     def lose_to(self, error: NewerCommit) -> None:
@@ -55,6 +56,6 @@ class Rounds:
 
     def _ledger_progress(self) -> tuple[TurnId | None, bool]:
         """Returns the ledger's newest turn, and whether the turn after it is claimed."""
-        newest = self._parts.store.newest()
-        plan = self._parts.store.open_plan(newest) if newest else None
-        return newest.turn if newest else None, plan is not None and self._parts.store.has_claim(plan.turn)
+        newest = self._adapters.store.newest()
+        plan = self._adapters.store.open_plan(newest) if newest else None
+        return newest.turn if newest else None, plan is not None and self._adapters.store.has_claim(plan.turn)

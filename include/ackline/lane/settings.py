@@ -7,21 +7,21 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from ackline.errors import AcklineError
-from ackline.lane.adapters import Parts
+from ackline.lane.adapters import Adapters
 from ackline.pipeline import warnings
 from ackline.scrub import scrub_setting
 from ackline.tables.store import LedgerStore
 
 
-def effective_settings(parts: Parts) -> str:
+def effective_settings(adapters: Adapters) -> str:
     """Returns all settings of a pipeline on one line, defaults included, as `KEY=VALUE` with the keys of the file.
 
     Of Kafka properties, from file and connection, only the names are shown, because their values may be secret; of the
     connection also the brokers. Any other value that looks like a secret is masked.
     """
-    settings = dict(_flattened(parts.pipeline.settings()))
-    settings["kafka.bootstrap_servers"] = str(parts.kafka.get("bootstrap.servers", ""))
-    settings["kafka.connection.properties"] = ",".join(sorted(str(name) for name in parts.kafka)) or "none"
+    settings = dict(_flattened(adapters.pipeline.settings()))
+    settings["kafka.bootstrap_servers"] = str(adapters.kafka.get("bootstrap.servers", ""))
+    settings["kafka.connection.properties"] = ",".join(sorted(str(name) for name in adapters.kafka)) or "none"
     return " ".join(scrub_setting(key, value) for key, value in settings.items())
 
 
@@ -51,23 +51,23 @@ def _text(value: object) -> str:
     return "{}" if isinstance(value, Mapping) else str(value)
 
 
-def run_warnings(parts: Parts, topics: Iterable[str]) -> list[str]:
+def run_warnings(adapters: Adapters, topics: Iterable[str]) -> list[str]:
     """Returns one sentence for each warning, naming the setting; `topics` are those that are read.
 
     Never raises. If the broker refuses to describe topics (DescribeConfigs), leaves out the warnings that depend on
     topics.
     """
     try:
-        return [*parts.setting_warnings, *topic_warnings(parts, topics)]
+        return [*adapters.setting_warnings, *topic_warnings(adapters, topics)]
     except AcklineError:
-        return list(parts.setting_warnings)
+        return list(adapters.setting_warnings)
 
 
-def topic_warnings(parts: Parts, topics: Iterable[str]) -> list[str]:
+def topic_warnings(adapters: Adapters, topics: Iterable[str]) -> list[str]:
     """Returns the warnings that depend on retention and compaction of the topics.
 
     Raises AcklineError if the broker does not describe the topics.
     """
-    dead_letter_topic = parts.pipeline.dead_letter_topic
-    policies = parts.cluster.policies([*topics, *([dead_letter_topic] if dead_letter_topic is not None else [])])
-    return list(warnings.warnings_of_topics(parts.pipeline, policies))
+    dead_letter_topic = adapters.pipeline.dead_letter_topic
+    policies = adapters.cluster.policies([*topics, *([dead_letter_topic] if dead_letter_topic is not None else [])])
+    return list(warnings.warnings_of_topics(adapters.pipeline, policies))

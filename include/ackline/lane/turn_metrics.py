@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from ackline.errors import AcklineError
-from ackline.lane.adapters import Parts
+from ackline.lane.adapters import Adapters
 from ackline.ledger.fold import PartitionState
 from ackline.ledger.metrics import TurnReport, fetch_metrics, lag_seconds, partition_metrics, retries_in, totals_after
 from ackline.ledger.offsets import LogBounds, TopicPartition
@@ -22,24 +22,24 @@ from ackline.tables.turn_outcomes import TurnOutcomes
 _ATTEMPTS = (Outcome.ACKED, Outcome.FAILED, Outcome.SKIPPED, Outcome.DROPPED)
 
 
-def keeps_outcome_rows(parts: Parts, plan: Plan) -> bool:
+def keeps_outcome_rows(adapters: Adapters, plan: Plan) -> bool:
     """Returns whether each outcome of a turn becomes a row. Its plan decides, whichever process carries it out.
 
     Always True under at_least_once: a failure without a row would count as a gap, and the record would be lost.
     """
-    return bool(plan.settings.get("record_outcomes", True)) or parts.pipeline.guarantee == "at_least_once"
+    return bool(plan.settings.get("record_outcomes", True)) or adapters.pipeline.guarantee == "at_least_once"
 
 
-def stored_report(parts: Parts, plan: Plan) -> TurnReport | None:
+def stored_report(adapters: Adapters, plan: Plan) -> TurnReport | None:
     """Returns the report of a turn's tasks; None if no task has run, or the Delta log has expired the report."""
-    return None if plan.kind is not TurnKind.RUN or plan.empty else parts.store.report_of(plan.turn)
+    return None if plan.kind is not TurnKind.RUN or plan.empty else adapters.store.report_of(plan.turn)
 
 
-def turn_outcomes(parts: Parts, plan: Plan, report: TurnReport | None) -> TurnOutcomes:
+def turn_outcomes(adapters: Adapters, plan: Plan, report: TurnReport | None) -> TurnOutcomes:
     """Returns the outcomes of a turn: rows, and counts that include outcomes which are not kept as rows."""
     # A range proves that what has no row succeeded or is a gap. First attempts at single offsets have no such proof, so
     # each of them needs its row.
-    outcomes = parts.store.outcomes_of(plan.turn, every_row=plan.reads_single_offsets)
+    outcomes = adapters.store.outcomes_of(plan.turn, every_row=plan.reads_single_offsets)
     if report is None:
         forgotten = plan.kind is TurnKind.RUN and not plan.empty and not plan.settings.get("record_outcomes", True)
         return replace(outcomes, complete=not forgotten)
@@ -54,19 +54,19 @@ def turn_outcomes(parts: Parts, plan: Plan, report: TurnReport | None) -> TurnOu
     return replace(outcomes, counts=counts, attempted_fresh=fresh)
 
 
-def first_attempts(parts: Parts, plan: Plan, report: TurnReport | None) -> Counter[str]:
+def first_attempts(adapters: Adapters, plan: Plan, report: TurnReport | None) -> Counter[str]:
     """Returns how many new records of a turn had which outcome. The cost does not grow with their number."""
-    counts = parts.store.first_attempts_of(plan.turn)
+    counts = adapters.store.first_attempts_of(plan.turn)
     if report is not None and not report.recorded:
         for reported in report.counts.values():  # each is a first attempt, see above
             counts.update({word: reported.get(word, 0) for word in _ATTEMPTS})
     return counts
 
 
-def unacked_first_attempts(parts: Parts, plan: Plan, report: TurnReport | None) -> int:
+def unacked_first_attempts(adapters: Adapters, plan: Plan, report: TurnReport | None) -> int:
     """Returns how many new records of a turn failed as `Unacked`. The cost is that of the rows that failed."""
     # Of outcomes that are not rows, the tasks report the number; each of them is a first attempt, see above.
-    return parts.store.unacked_of(plan.turn) + (0 if report is None else report.unacked)
+    return adapters.store.unacked_of(plan.turn) + (0 if report is None else report.unacked)
 
 
 def gaps_of(plan: Plan, tp: TopicPartition, outcomes: TurnOutcomes) -> int | None:
@@ -85,7 +85,7 @@ def gaps_of(plan: Plan, tp: TopicPartition, outcomes: TurnOutcomes) -> int | Non
 
 
 def with_metrics(
-    parts: Parts,
+    adapters: Adapters,
     plan: Plan,
     before: Settlement,
     partitions: Mapping[TopicPartition, SettledPartition],
@@ -93,8 +93,8 @@ def with_metrics(
     report: TurnReport | None,
 ) -> dict[TopicPartition, SettledPartition]:
     """Returns a settlement's partitions with `metrics` and `totals`; the same in every process that computes them."""
-    seconds = _lag_seconds_of(parts, plan, {tp: settled.state for tp, settled in partitions.items()})
-    now, measured = parts.now(), {}
+    seconds = _lag_seconds_of(adapters, plan, {tp: settled.state for tp, settled in partitions.items()})
+    now, measured = adapters.now(), {}
     for tp, settled in partitions.items():
         previous, rows = before.partitions.get(tp), outcomes.rows.get(tp, ())
         log = _planned_log(plan, tp)
@@ -108,7 +108,7 @@ def with_metrics(
 
 
 def _lag_seconds_of(
-    parts: Parts, plan: Plan, states: Mapping[TopicPartition, PartitionState]
+    adapters: Adapters, plan: Plan, states: Mapping[TopicPartition, PartitionState]
 ) -> dict[TopicPartition, float | None]:
     """Returns the age in seconds of the first record at or above each floor; 0 if no record waits there.
 
@@ -117,10 +117,10 @@ def _lag_seconds_of(
     logs = {tp: log for tp in states if (log := _planned_log(plan, tp)) is not None}
     behind = {tp: max(states[tp].floor, log.start) for tp, log in logs.items() if states[tp].floor < log.end}
     try:
-        times = parts.cluster.record_times(behind) if behind else {}
+        times = adapters.cluster.record_times(behind) if behind else {}
     except AcklineError:
         times = {}
-    now = parts.now()
+    now = adapters.now()
     return {tp: lag_seconds(tp in behind, times.get(tp), now) for tp in logs}
 
 

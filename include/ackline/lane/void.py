@@ -16,23 +16,23 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from ackline.errors import FatalError, RangeGone, TopicChanged, TurnVoided
-from ackline.lane.adapters import Parts
+from ackline.lane.adapters import Adapters
 from ackline.ledger.metrics import fetch_metrics
 from ackline.ledger.offsets import TopicPartition
 from ackline.ledger.turns import LIVE, VOIDED_BY_OPERATOR, Marker, MarkerKind, Plan, Settlement, TurnId, TurnKind
 from ackline.pipeline.outputs import without_effect
 
 
-def void_turn(parts: Parts, plan: Plan, before: Settlement, reason: str) -> bool:
+def void_turn(adapters: Adapters, plan: Plan, before: Settlement, reason: str) -> bool:
     """Closes a plan that can't be carried out as void. Returns whether the turn is void now: False if it is claimed, or
     if another process has settled it meanwhile."""
-    waiver = Marker(MarkerKind.WAIVER, parts.run_id, parts.now(), parts.actor, reason)
+    waiver = Marker(MarkerKind.WAIVER, adapters.run_id, adapters.now(), adapters.actor, reason)
     if is_at_most_once(plan):
-        if waive(parts, plan, waiver):
-            close_if_waived(parts, plan, before)
+        if waive(adapters, plan, waiver):
+            close_if_waived(adapters, plan, before)
     else:
-        store_void(parts, plan, before, waiver)
-    return parts.store.is_settled(plan.turn) and parts.store.settlement(plan.turn).kind is TurnKind.VOID
+        store_void(adapters, plan, before, waiver)
+    return adapters.store.is_settled(plan.turn) and adapters.store.settlement(plan.turn).kind is TurnKind.VOID
 
 
 def is_at_most_once(plan: Plan) -> bool:
@@ -41,25 +41,25 @@ def is_at_most_once(plan: Plan) -> bool:
     return plan.kind is TurnKind.RUN and not plan.empty and plan.settings.get("guarantee") == "at_most_once"
 
 
-def waive(parts: Parts, plan: Plan, waiver: Marker) -> bool:
+def waive(adapters: Adapters, plan: Plan, waiver: Marker) -> bool:
     """Takes the claim's number of an at-most-once turn. Returns whether the turn is waived, by this process or by
     another one; False if it is claimed."""
-    return parts.store.store_waiver(plan, waiver) or parts.store.has_waiver(plan.turn)
+    return adapters.store.store_waiver(plan, waiver) or adapters.store.has_waiver(plan.turn)
 
 
-def close_if_waived(parts: Parts, plan: Plan, before: Settlement) -> bool:
+def close_if_waived(adapters: Adapters, plan: Plan, before: Settlement) -> bool:
     """Closes an open turn as void if it was waived, with the reason that the waiver holds. Returns whether it was.
 
     Every step that meets an open turn calls this. The process that has waived it may have died before it could close
     the turn, and no other step may carry out a waived turn.
     """
-    waiver = parts.store.waiver_of(plan.turn) if is_at_most_once(plan) else None
+    waiver = adapters.store.waiver_of(plan.turn) if is_at_most_once(plan) else None
     if waiver is not None:
-        store_void(parts, plan, before, waiver)
+        store_void(adapters, plan, before, waiver)
     return waiver is not None
 
 
-def store_void(parts: Parts, plan: Plan, before: Settlement, waiver: Marker) -> bool:
+def store_void(adapters: Adapters, plan: Plan, before: Settlement, waiver: Marker) -> bool:
     """Stores the void settlement of an open plan. Returns False if settlement n is stored already.
 
     The void settlement takes number n of the settlements. So it races with a process that settles the turn: the first
@@ -82,12 +82,12 @@ def store_void(parts: Parts, plan: Plan, before: Settlement, waiver: Marker) -> 
         for tp, settled in before.partitions.items()
     }
     settlement = Settlement(
-        plan.turn, TurnKind.VOID, parts.run_id, parts.now(), partitions, waiver.actor, waiver.reason,
+        plan.turn, TurnKind.VOID, adapters.run_id, adapters.now(), partitions, waiver.actor, waiver.reason,
         # Answers that the turn has read did not count, so the next turn reads them again.
         answers=before.answers.after_turn_without_answers() if before.answers else None,
         outputs=without_effect(before.outputs),
     )  # fmt: skip
-    return parts.store.store_settlement(settlement, plan)
+    return adapters.store.store_settlement(settlement, plan)
 
 
 def acknowledged_foreign_offset(tp: TopicPartition, plan: Plan, before: Settlement) -> int | None:
@@ -96,13 +96,13 @@ def acknowledged_foreign_offset(tp: TopicPartition, plan: Plan, before: Settleme
     return partitions[tp].acknowledged_foreign_offset
 
 
-def check_not_voided(parts: Parts, turn: TurnId) -> None:
+def check_not_voided(adapters: Adapters, turn: TurnId) -> None:
     """Raises TurnVoided if an operator has closed the turn, as void or as lost: the run that worked on it ends, and
     plans no other turn."""
-    newest = parts.store.newest()
+    newest = adapters.store.newest()
     if newest is None or (newest.turn.epoch, newest.turn.n) < (turn.epoch, turn.n):
         return
-    settlement = parts.store.settlement(turn)
+    settlement = adapters.store.settlement(turn)
     if not settlement.closed_by_operator:
         return
     if settlement.kind is TurnKind.VOID:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from ackline.errors import ConfigError, LedgerError
-from ackline.lane.adapters import Parts
+from ackline.lane.adapters import Adapters
 from ackline.ledger.offsets import ValuedRange
 from ackline.ledger.pending import PendingKind, PendingRuns, arrays_of
 from ackline.ledger.turns import LIVE, Plan, Settlement, TurnId, TurnKind
@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 _STAGING = ".staging"
 
 
-def staging_root(parts: Parts) -> str:
+def staging_root(adapters: Adapters) -> str:
     """Returns the folder below which all lanes of the pipeline stage rows: a path or URI."""
-    return f"{lane_folder(parts.store.root, parts.pipeline.name, LIVE)}/{_STAGING}"
+    return f"{lane_folder(adapters.store.root, adapters.pipeline.name, LIVE)}/{_STAGING}"
 
 
 def folder_name(turn: TurnId) -> str:
@@ -41,22 +41,22 @@ def folder_name(turn: TurnId) -> str:
     return f"{quote(turn.lane, safe='')}-{turn.epoch}-{turn.n}"
 
 
-def staging_folder(parts: Parts, turn: TurnId) -> str:
-    return f"{staging_root(parts)}/{folder_name(turn)}"
+def staging_folder(adapters: Adapters, turn: TurnId) -> str:
+    return f"{staging_root(adapters)}/{folder_name(turn)}"
 
 
-def check_outputs(parts: Parts) -> str:
+def check_outputs(adapters: Adapters) -> str:
     """Returns what the outputs of a pipeline are, for `ackline doctor`. Raises what `output_targets` raises."""
-    columns = _checked_columns(parts)
+    columns = _checked_columns(adapters)
     texts = []
-    for output in outputs_of(parts):
+    for output in outputs_of(adapters):
         known = columns.get(output.number)
         text = f"columns {', '.join(known)}" if known else "columns inferred from its rows"
         texts.append(f"topic {output.topic}" if output.table is None else f"table {output.table} ({text})")
     return "; ".join(texts)
 
 
-def check_outputs_of(parts: Parts, plan: Plan, probe: bool = True) -> None:
+def check_outputs_of(adapters: Adapters, plan: Plan, probe: bool = True) -> None:
     """Checks the outputs before the plan of a run is stored, so that a run that can't write leaves no open turn. Raises
     what `output_targets` raises. Without `probe` it writes nothing to find out whether it may write.
 
@@ -64,10 +64,10 @@ def check_outputs_of(parts: Parts, plan: Plan, probe: bool = True) -> None:
     turn may publish wait since earlier turns, and settle looks at their tables before it stores the settlement.
     """
     if plan.kind is TurnKind.RUN and not plan.empty:
-        _checked_columns(parts, probe)
+        _checked_columns(adapters, probe)
 
 
-def output_targets(parts: Parts, plan: Plan) -> "OutputTargets | None":
+def output_targets(adapters: Adapters, plan: Plan) -> "OutputTargets | None":
     """Returns where the tasks of a turn write what goes to outputs; None without outputs.
 
     Opens each table and topic, so that one that can't be used stops the run before a record is handled: another process
@@ -77,41 +77,41 @@ def output_targets(parts: Parts, plan: Plan) -> "OutputTargets | None":
     from ackline.kafka.config import inlined_certificates
     from ackline.worker.settings import OutputTargets
 
-    if not outputs_of(parts):
+    if not outputs_of(adapters):
         return None
-    columns = _checked_columns(parts)
-    has_topics = any(output.topic is not None for output in outputs_of(parts))
+    columns = _checked_columns(adapters)
+    has_topics = any(output.topic is not None for output in outputs_of(adapters))
     return OutputTargets(
         plan.turn,
-        staging_folder(parts, plan.turn),
+        staging_folder(adapters, plan.turn),
         {number: known for number, known in columns.items() if known is not None},
         {
-            output.number: _initial_columns(parts, output)
-            for output in outputs_of(parts)
+            output.number: _initial_columns(adapters, output)
+            for output in outputs_of(adapters)
             if columns.get(output.number, {}) is None
         },
-        inlined_certificates({name: str(value) for name, value in parts.kafka.items()}) if has_topics else {},
+        inlined_certificates({name: str(value) for name, value in adapters.kafka.items()}) if has_topics else {},
     )
 
 
-def _checked_columns(parts: Parts, probe: bool = True) -> dict[int, dict[str, str] | None]:
+def _checked_columns(adapters: Adapters, probe: bool = True) -> dict[int, dict[str, str] | None]:
     """Returns the columns of each output table, by the number of the output; None if tasks infer them."""
-    outputs = [output for output in outputs_of(parts) if output.table is not None]
-    _check_topics(parts)
-    _check_distinct_tables(parts, outputs)
-    columns = {output.number: _columns(parts, output, probe) for output in outputs}
+    outputs = [output for output in outputs_of(adapters) if output.table is not None]
+    _check_topics(adapters)
+    _check_distinct_tables(adapters, outputs)
+    columns = {output.number: _columns(adapters, output, probe) for output in outputs}
     if outputs:
-        _check_kept_columns(parts, {output.table: columns[output.number] for output in outputs if output.table})
+        _check_kept_columns(adapters, {output.table: columns[output.number] for output in outputs if output.table})
     return columns
 
 
-def _check_distinct_tables(parts: Parts, outputs: Iterable[Output]) -> None:
+def _check_distinct_tables(adapters: Adapters, outputs: Iterable[Output]) -> None:
     """Raises ConfigError if two outputs are one table, for example by its name and by its URI. A table takes a turn
     once, so the rows of the second output would be lost."""
     first: dict[str, Output] = {}
     for output in outputs:
         assert output.table is not None
-        uri = table_of(parts.store, output.table).uri
+        uri = table_of(adapters.store, output.table).uri
         other = first.setdefault(canonical_uri(uri) if is_remote(uri) else os.path.realpath(uri), output)
         if other is not output:
             raise ConfigError(
@@ -121,28 +121,28 @@ def _check_distinct_tables(parts: Parts, outputs: Iterable[Output]) -> None:
             )
 
 
-def _check_topics(parts: Parts) -> None:
+def _check_topics(adapters: Adapters) -> None:
     """Raises ConfigError if an output topic does not exist."""
-    wanted = sorted({output.topic for output in outputs_of(parts) if output.topic is not None})
-    existing = parts.cluster.topics(wanted) if wanted else {}
+    wanted = sorted({output.topic for output in outputs_of(adapters) if output.topic is not None})
+    existing = adapters.cluster.topics(wanted) if wanted else {}
     for topic in wanted:
         if topic not in existing:
             raise ConfigError(
-                f"the output topic {topic} of pipeline {parts.pipeline.name} does not exist; create it, or remove the "
-                f"output. Nothing was handled",
+                f"the output topic {topic} of pipeline {adapters.pipeline.name} does not exist; create it, or remove "
+                f"the output. Nothing was handled",
                 key="outputs",
             )
 
 
-def outputs_of(parts: Parts) -> tuple[Output, ...]:
-    topology = parts.pipeline.topology
+def outputs_of(adapters: Adapters) -> tuple[Output, ...]:
+    topology = adapters.pipeline.topology
     return topology.all_outputs if topology is not None else ()
 
 
-def _columns(parts: Parts, output: Output, probe: bool) -> dict[str, str] | None:
+def _columns(adapters: Adapters, output: Output, probe: bool) -> dict[str, str] | None:
     """Returns the columns of an output table: those of the table or of the file; None if tasks infer them."""
     assert output.table is not None
-    table = table_of(parts.store, output.table)
+    table = table_of(adapters.store, output.table)
     if probe:
         prove_conditional_put(table.uri)
     existing = table.columns()
@@ -154,19 +154,19 @@ def _columns(parts: Parts, output: Output, probe: bool) -> dict[str, str] | None
     return dict(output.columns) if output.columns is not None else None
 
 
-def _check_kept_columns(parts: Parts, columns: Mapping[str, Mapping[str, str] | None]) -> None:
+def _check_kept_columns(adapters: Adapters, columns: Mapping[str, Mapping[str, str] | None]) -> None:
     """Raises ConfigError if rows wait for records in flight that do not fit the columns that their table has now."""
-    newest = parts.store.newest()
+    newest = adapters.store.newest()
     for staged in kept_after(newest.outputs if newest is not None else ""):
         known = columns.get(staged.table)
         if known is not None:
             check_staged_columns(staged, known)
 
 
-def _initial_columns(parts: Parts, output: Output) -> dict[str, str]:
+def _initial_columns(adapters: Adapters, output: Output) -> dict[str, str]:
     """Returns the columns that the tasks of a turn begin from when they infer those of a table that does not exist yet:
     the columns of rows that wait for records in flight, because all these rows go to the same table."""
-    newest = parts.store.newest()
+    newest = adapters.store.newest()
     staged = [
         table for table in kept_after(newest.outputs if newest is not None else "") if table.table == output.table
     ]
@@ -186,11 +186,11 @@ def leaves_in_flight(newest: Settlement, skip: Plan) -> bool:
     return False
 
 
-def check_kept_files(parts: Parts, newest: Settlement) -> None:
+def check_kept_files(adapters: Adapters, newest: Settlement) -> None:
     """Raises LedgerError if files of rows that wait for records in flight are gone or cut short: before a turn that may
     need them is planned, because an operator action that is planned has to be settled. A reset needs none of them, nor
     does a skip after which no record is in flight."""
-    waiting, root = kept_after(newest.outputs), staging_root(parts)
+    waiting, root = kept_after(newest.outputs), staging_root(adapters)
     try:
         lost = lost_files(root, waiting)
     except OSError as error:

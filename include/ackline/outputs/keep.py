@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 import pyarrow as pa
 
 from ackline.errors import ConfigError, FatalError
-from ackline.lane.adapters import Parts
+from ackline.lane.adapters import Adapters
 from ackline.lane.void import is_at_most_once, void_advice
 from ackline.ledger.offsets import TopicPartition
 from ackline.ledger.outcomes import Outcome, OutcomeColumns
@@ -37,7 +37,7 @@ Partitions = Mapping[TopicPartition, SettledPartition]
 
 
 def settled_outputs(
-    parts: Parts, plan: Plan, before: Settlement, settled: Partitions, staged: str, outcomes: TurnOutcomes
+    adapters: Adapters, plan: Plan, before: Settlement, settled: Partitions, staged: str, outcomes: TurnOutcomes
 ) -> str:
     """Returns what settlement n holds of outputs, encoded. `settled` are its partitions, and `staged` is what outcomes
     n name, encoded.
@@ -49,27 +49,27 @@ def settled_outputs(
     waiting = kept_after(before.outputs)
     if not staged and not waiting:
         return ""
-    application = application_of(parts.store.ledger_id(), plan.turn)
+    application = application_of(adapters.store.ledger_id(), plan.turn)
     outputs = OutputsOfTurn.decode(staged) if staged else OutputsOfTurn(application, "", {})
-    of_turn = _staged_tables(parts, plan, outputs)
-    kept = _kept_after_turn(parts, plan, before, settled, of_turn, outcomes)
-    _check_columns(parts, plan, of_turn, kept)
+    of_turn = _staged_tables(adapters, plan, outputs)
+    kept = _kept_after_turn(adapters, plan, before, settled, of_turn, outcomes)
+    _check_columns(adapters, plan, of_turn, kept)
     tables = {**outputs.tables}
     for table, rows in kept.acked.items():
         tables[table] = tables.get(table, 0) + rows
     return OutputsOfTurn(application, outputs.execution, tables, kept.kept, kept.released).encode()
 
 
-def check_staged_rows(parts: Parts, plan: Plan, staged: str) -> None:
+def check_staged_rows(adapters: Adapters, plan: Plan, staged: str) -> None:
     """Checks what outcomes n name, encoded, before the first dead letter is sent: an operator may void a turn that is
     refused here, and a letter of a void turn announces a record as dead that the next turn handles again. Raises as
     `settled_outputs` does."""
     if staged:
-        of_turn = _staged_tables(parts, plan, OutputsOfTurn.decode(staged))
-        _check_columns(parts, plan, of_turn, KeptRows())
+        of_turn = _staged_tables(adapters, plan, OutputsOfTurn.decode(staged))
+        _check_columns(adapters, plan, of_turn, KeptRows())
 
 
-def _staged_tables(parts: Parts, plan: Plan, outputs: OutputsOfTurn) -> list[StagedTable]:
+def _staged_tables(adapters: Adapters, plan: Plan, outputs: OutputsOfTurn) -> list[StagedTable]:
     """Returns what the execution of the turn has staged, with paths below the staging root.
 
     Raises LedgerError if a staged file is gone or cut short: before the settlement, because an open turn can be voided
@@ -79,22 +79,22 @@ def _staged_tables(parts: Parts, plan: Plan, outputs: OutputsOfTurn) -> list[Sta
     """
     if not outputs.execution:
         return []
-    root = staging_root(parts)
+    root = staging_root(adapters)
     try:
-        manifest = read_manifest(parts, plan.turn, outputs)
+        manifest = read_manifest(adapters, plan.turn, outputs)
         staged = [] if manifest is None else below(folder_name(plan.turn), manifest.tables)
         lost = ["the manifest of the turn"] if manifest is None else lost_files(root, staged)
     except OSError as error:
         raise unusable_folder(root, error) from None
     # Another process may have settled and published the turn meanwhile. Then it has removed the rows, and the
     # settlement of this process is refused, whatever it holds.
-    if lost and not is_at_most_once(plan) and not parts.store.is_settled(plan.turn):
+    if lost and not is_at_most_once(plan) and not adapters.store.is_settled(plan.turn):
         raise rows_gone(plan.turn, root, lost[0])
     return staged
 
 
 def _kept_after_turn(
-    parts: Parts,
+    adapters: Adapters,
     plan: Plan,
     before: Settlement,
     settled: Partitions,
@@ -109,12 +109,12 @@ def _kept_after_turn(
     begins = bool(of_turn) and _any_in_flight(outcomes)
     if not begins and not (waiting and _any_ended(before.partitions, settled)):
         return KeptRows(list(waiting))
-    root, folder = staging_root(parts), folder_name(plan.turn)
+    root, folder = staging_root(adapters), folder_name(plan.turn)
     try:
-        attempts = AttemptOutcomes.read(parts.store, plan.turn)
+        attempts = AttemptOutcomes.read(adapters.store, plan.turn)
         return keep_rows(Storage(root), folder, waiting, of_turn if begins else (), attempts)
     except (FileNotFoundError, pa.ArrowException) as error:
-        if parts.store.is_settled(plan.turn):  # as in _staged_tables
+        if adapters.store.is_settled(plan.turn):  # as in _staged_tables
             return KeptRows(list(waiting))
         raise rows_gone(plan.turn, root, str(error), f", and then {kept_rows_advice(plan.turn)}") from error
     except OSError as error:
@@ -141,7 +141,7 @@ def _in_flight(partition: SettledPartition | None) -> PendingRuns:
     return PendingRuns.of(partition.state.pending if partition else ()).of_kind(PendingKind.IN_FLIGHT)
 
 
-def _check_columns(parts: Parts, plan: Plan, of_turn: Sequence[StagedTable], kept: KeptRows) -> None:
+def _check_columns(adapters: Adapters, plan: Plan, of_turn: Sequence[StagedTable], kept: KeptRows) -> None:
     """Raises ConfigError if rows that the turn publishes do not fit their table any more: before the settlement, while
     the turn can still be voided. Under `at_most_once` a reported turn can't be voided, so there `publish` alone
     checks the columns."""
@@ -154,7 +154,7 @@ def _check_columns(parts: Parts, plan: Plan, of_turn: Sequence[StagedTable], kep
             sources.setdefault(staged.table, []).append(staged)
     for table, of_table in sources.items():
         try:
-            existing = table_of(parts.store, table).columns()
+            existing = table_of(adapters.store, table).columns()
             for staged in of_table:
                 check_staged_columns(staged, joined_columns(of_table) if existing is None else existing)
         except (ConfigError, FatalError) as error:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from ackline.errors import ConfigError, FatalError, LedgerError
-from ackline.lane.adapters import Parts
+from ackline.lane.adapters import Adapters
 from ackline.lane.void import is_at_most_once, void_advice
 from ackline.ledger.turns import LIVE, Plan, Settlement, TurnId, TurnKind
 from ackline.outputs.checks import (
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 _MANIFEST = "execution-"
 
 
-def store_manifest(parts: Parts, plan: Plan, job: "ReplayJob", result: "ReplayResult") -> str:
+def store_manifest(adapters: Adapters, plan: Plan, job: "ReplayJob", result: "ReplayResult") -> str:
     """Stores the manifest of what this execution has staged. Returns what outcomes n have to name, encoded; empty if
     there are no rows for tables.
 
@@ -45,7 +45,7 @@ def store_manifest(parts: Parts, plan: Plan, job: "ReplayJob", result: "ReplayRe
         return ""
     folder = SharedFolder(targets.folder)
     tables = []
-    for output in outputs_of(parts):
+    for output in outputs_of(adapters):
         files = [file for file in result.staged if file.output == output.number]
         if output.table is not None and files:
             columns = targets.columns.get(output.number)
@@ -61,11 +61,11 @@ def store_manifest(parts: Parts, plan: Plan, job: "ReplayJob", result: "ReplayRe
         folder.write_durably(f"{_MANIFEST}{staged.execution}.json", staged.encode().encode())
     except OSError as error:
         raise unusable_folder(folder.uri, error) from None
-    application = application_of(parts.store.ledger_id(), plan.turn)
+    application = application_of(adapters.store.ledger_id(), plan.turn)
     return OutputsOfTurn.of(application, staged).encode() if tables else ""
 
 
-def find_outputs(parts: Parts, plan: Plan) -> str:
+def find_outputs(adapters: Adapters, plan: Plan) -> str:
     """Returns what outcomes n of a plan name, encoded, if the Delta log has expired their note.
 
     Raises LedgerError if several executions have staged rows, because nothing tells which of them the outcomes are of,
@@ -73,7 +73,7 @@ def find_outputs(parts: Parts, plan: Plan) -> str:
     """
     if not plan.settings.get("outputs") or plan.kind is not TurnKind.RUN or plan.empty:
         return ""
-    folder = SharedFolder(staging_folder(parts, plan.turn))
+    folder = SharedFolder(staging_folder(adapters, plan.turn))
     try:
         names = [name for name in folder.names() if name.startswith(_MANIFEST)]
         content = folder.read(names[0]) if len(names) == 1 else None
@@ -90,10 +90,10 @@ def find_outputs(parts: Parts, plan: Plan) -> str:
         staged = None
     if staged is None:
         # At most once, a turn that is recorded as lost has no manifest, and a reported one can't be voided.
-        if is_at_most_once(plan) or parts.store.is_settled(plan.turn):
+        if is_at_most_once(plan) or adapters.store.is_settled(plan.turn):
             return ""
-        raise rows_gone(plan.turn, staging_root(parts), "the manifest of the turn")
-    application = application_of(parts.store.ledger_id(), plan.turn)
+        raise rows_gone(plan.turn, staging_root(adapters), "the manifest of the turn")
+    application = application_of(adapters.store.ledger_id(), plan.turn)
     return OutputsOfTurn.of(application, staged).encode() if staged.tables else ""
 
 
@@ -105,7 +105,7 @@ def rows_gone(turn: TurnId, root: str, what: str, advice: str = "") -> LedgerErr
     )
 
 
-def publish_settled(parts: Parts, newest: Settlement | None) -> None:
+def publish_settled(adapters: Adapters, newest: Settlement | None) -> None:
     """Publishes the rows of the newest settled turn, if an output table does not have them yet.
 
     Then removes what this turn and earlier ones have staged. Any process may do this again: each table takes a turn
@@ -114,13 +114,13 @@ def publish_settled(parts: Parts, newest: Settlement | None) -> None:
     """
     if newest is None or not newest.outputs:
         return
-    outputs, root = OutputsOfTurn.decode(newest.outputs), SharedFolder(staging_root(parts))
+    outputs, root = OutputsOfTurn.decode(newest.outputs), SharedFolder(staging_root(adapters))
     if not outputs.tables and not outputs.released:
         return  # nothing to publish, and the same rows wait as before the turn
     try:
         if outputs.tables and not is_published(root, newest.turn, outputs):
-            staged = read_manifest(parts, newest.turn, outputs)
-            publish(parts.store, newest.turn, outputs, staged, root.uri, folder_name(newest.turn))
+            staged = read_manifest(adapters, newest.turn, outputs)
+            publish(adapters.store, newest.turn, outputs, staged, root.uri, folder_name(newest.turn))
             mark_as_published(root, newest.turn, outputs)  # before the staged rows go
     except OSError as error:
         raise unusable_folder(root.uri, error) from None
@@ -131,15 +131,15 @@ def publish_settled(parts: Parts, newest: Settlement | None) -> None:
             f"`ackline void {newest.turn.pipeline}{lane} --give-up TABLE --reason …`"
         )
         raise
-    remove_staged(parts, newest)
+    remove_staged(adapters, newest)
 
 
-def read_manifest(parts: Parts, turn: TurnId, outputs: OutputsOfTurn) -> StagedOutputs | None:
+def read_manifest(adapters: Adapters, turn: TurnId, outputs: OutputsOfTurn) -> StagedOutputs | None:
     """Returns what the execution of a turn has staged; None if it has staged nothing, or if its manifest is gone or
     damaged. Raises OSError."""
     content = None
     if outputs.execution:
-        content = SharedFolder(staging_folder(parts, turn)).read(f"{_MANIFEST}{outputs.execution}.json")
+        content = SharedFolder(staging_folder(adapters, turn)).read(f"{_MANIFEST}{outputs.execution}.json")
     try:
         return None if content is None else StagedOutputs.decode(content)
     except ValueError:
@@ -168,28 +168,28 @@ def _mark_content(turn: TurnId, outputs: OutputsOfTurn) -> bytes:
     return f"{outputs.application}\n{turn.n}\n{outputs.execution}".encode()
 
 
-def store_plan(parts: Parts, newest: Settlement, plan: Plan) -> bool:
+def store_plan(adapters: Adapters, newest: Settlement, plan: Plan) -> bool:
     """Stores the plan after `newest`. Returns False if its number is taken. Raises what `publish_settled` and
     `check_outputs_of` raise, before anything of the turn is stored.
 
     The rows of `newest` are published first: a turn whose number is taken has been published everywhere, so no two
     turns of a lane are ever half published.
     """
-    publish_settled(parts, newest)
+    publish_settled(adapters, newest)
     if plan.kind is TurnKind.RUN or (plan.kind is TurnKind.SKIP and leaves_in_flight(newest, plan)):
-        check_kept_files(parts, newest)
-    check_outputs_of(parts, plan)
-    return parts.store.store_plan(plan)
+        check_kept_files(adapters, newest)
+    check_outputs_of(adapters, plan)
+    return adapters.store.store_plan(plan)
 
 
-def remove_staged(parts: Parts, newest: Settlement) -> None:
+def remove_staged(adapters: Adapters, newest: Settlement) -> None:
     """Removes what a published turn and earlier ones of its lane have staged, but for the files of rows that wait for
     records in flight. What can't be removed stays until a later call.
 
     A later turn keeps files that this turn keeps, or new ones in its own folder, which is not touched here. So a
     process that comes here late, beside later turns, removes nothing that these need.
     """
-    turn, root = newest.turn, SharedFolder(staging_root(parts))
+    turn, root = newest.turn, SharedFolder(staging_root(adapters))
     needed = {file.path for table in kept_after(newest.outputs) for file in table.files}
     of_lane = re.compile(rf"{re.escape(quote(turn.lane, safe=''))}-(\d+)-(\d+)")
     for name in root.names():

@@ -14,7 +14,7 @@ from ackline.errors import ConfigError
 from ackline.in_flight.ack_topic import AnswerRange
 from ackline.in_flight.decide import DecidedRows, answers_of_turn, decide_answers
 from ackline.lane.action_plans import MOVES
-from ackline.lane.adapters import Parts
+from ackline.lane.adapters import Adapters
 from ackline.lane.new_plan import LaneRanges, chosen_in, lane_ranges
 from ackline.lane.turn_metrics import gaps_of
 from ackline.lane.void import void_advice
@@ -79,7 +79,7 @@ def _due_now(state: PartitionState, planned: PlannedPartition, now: datetime) ->
 def _policy(plan: Plan) -> Backoff:
     try:
         return RetryBlock.stored(plan.settings["retry"]).policy()
-    except ConfigError as error:  # opening the parts has checked the file's class, which may be another one by now
+    except ConfigError as error:  # opening the adapters has checked the file's class, which may be another one by now
         raise ConfigError(
             f"{plan.turn} stays open: it was planned with a retry policy that can't be used any more: {error}. "
             f"{void_advice(plan.turn)}",
@@ -87,49 +87,51 @@ def _policy(plan: Plan) -> Backoff:
         ) from None
 
 
-def decide(parts: Parts, plan: Plan, before: Settlement, outcomes: TurnOutcomes) -> tuple[Rows, AnswerReport | None]:
+def decide(
+    adapters: Adapters, plan: Plan, before: Settlement, outcomes: TurnOutcomes
+) -> tuple[Rows, AnswerReport | None]:
     """Returns the decisions of the turn by partition, and what became of the answers from outside; None if the turn has
     no ack topic. Sends the dead letters of the records that are decided as dead.
     """
-    chosen = lane_ranges(parts, plan.turn.epoch)
+    chosen = lane_ranges(adapters, plan.turn.epoch)
     if plan.kind is not TurnKind.RUN:
-        return (skipped_by(plan, before, parts.now(), chosen) if plan.kind in MOVES else {}), None
-    decisions = _expired_ranges(parts, plan, chosen)
+        return (skipped_by(plan, before, adapters.now(), chosen) if plan.kind in MOVES else {}), None
+    decisions = _expired_ranges(adapters, plan, chosen)
     rows = {
         tp: OutcomeColumns.concat([outcomes.rows.get(tp, ()), decisions.get(tp, ())])
         for tp in dict.fromkeys([*outcomes.rows, *decisions])
     }
     states = states_after(plan, before, TurnOutcomes(rows, {}, {}, complete=False), chosen)
     # Before the dead letters: a turn whose ack topic can't be read stays open, and each settle would send them again.
-    wanted = None if plan.ack_position is None else answers_of_turn(parts, plan, plan.ack_position)
+    wanted = None if plan.ack_position is None else answers_of_turn(adapters, plan, plan.ack_position)
     dead: Rows
     answered: Rows = {}
     report = None
     if wanted is None:
-        dead = _dead(parts, plan, states)
-    elif parts.pipeline.dead_letter_topic is None:
-        dead, answered, report = _answers_before_letters(parts, plan, before, wanted, states)
+        dead = _dead(adapters, plan, states)
+    elif adapters.pipeline.dead_letter_topic is None:
+        dead, answered, report = _answers_before_letters(adapters, plan, before, wanted, states)
     else:
-        dead, answered, report = _letters_before_answers(parts, plan, before, wanted, states)
+        dead, answered, report = _letters_before_answers(adapters, plan, before, wanted, states)
     kinds: tuple[Rows, ...] = (decisions, dead, answered)
     tps = dict.fromkeys(tp for rows_of_kind in kinds for tp in rows_of_kind)
     return {tp: DecidedRows(tuple(of_kind.get(tp, ()) for of_kind in kinds)) for tp in tps}, report
 
 
 def _answers_before_letters(
-    parts: Parts, plan: Plan, before: Settlement, wanted: AnswerRange, states: States
+    adapters: Adapters, plan: Plan, before: Settlement, wanted: AnswerRange, states: States
 ) -> tuple[Rows, Rows, AnswerReport]:
     """Decides the answers, and then which records are dead, those too whose last attempt an answer has failed.
 
     The order of a pipeline without a dead-letter topic: nothing leaves this process before decisions n are stored.
     These hold the failed attempt and `dead` in one commit, so a repeated settle finds both, or decides both again.
     """
-    answered, report = decide_answers(parts, plan, before, wanted, states)
-    return _dead(parts, plan, _after_answers(plan, states, answered)), answered, report
+    answered, report = decide_answers(adapters, plan, before, wanted, states)
+    return _dead(adapters, plan, _after_answers(plan, states, answered)), answered, report
 
 
 def _letters_before_answers(
-    parts: Parts, plan: Plan, before: Settlement, wanted: AnswerRange, states: States
+    adapters: Adapters, plan: Plan, before: Settlement, wanted: AnswerRange, states: States
 ) -> tuple[Rows, Rows, AnswerReport]:
     """Sends the dead letters, and then decides the answers, so that no letter is sent for a record that only an answer
     or a deadline of this turn fails.
@@ -137,12 +139,12 @@ def _letters_before_answers(
     The order of a pipeline with a dead-letter topic. Until decisions n are stored, a repeated settle may read a later
     answer, and a letter of a record that is acked then would be wrong. So the next turn sends it.
     """
-    dead = _dead(parts, plan, states)
-    answered, report = decide_answers(parts, plan, before, wanted, states)
+    dead = _dead(adapters, plan, states)
+    answered, report = decide_answers(adapters, plan, before, wanted, states)
     return dead, answered, report
 
 
-def _dead(parts: Parts, plan: Plan, states: States) -> Decisions:
+def _dead(adapters: Adapters, plan: Plan, states: States) -> Decisions:
     """Sends the dead letters of the turn. Returns a `dead` row for each record whose letter the broker has.
 
     Dead letters of partitions that are left alone wait: their records can't be read, or must not be.
@@ -153,7 +155,7 @@ def _dead(parts: Parts, plan: Plan, states: States) -> Decisions:
         if tp in plan.partitions and plan.partitions[tp].why not in (PARKED, PAUSED, NO_LEADER)
     }
     rows: Decisions = {}
-    for tp, dead in send_dead_letters(parts, plan, readable):
+    for tp, dead in send_dead_letters(adapters, plan, readable):
         rows.setdefault(tp, []).append(dead)
     return rows
 
@@ -175,7 +177,7 @@ def _columns(rows: Iterable[OutcomeRow]) -> OutcomeColumns:
     return OutcomeColumns.concat(portions)
 
 
-def _expired_ranges(parts: Parts, plan: Plan, chosen: LaneRanges) -> Decisions:
+def _expired_ranges(adapters: Adapters, plan: Plan, chosen: LaneRanges) -> Decisions:
     """Returns an `expired` row for each range that retention took before it was planned: one row for the whole range.
 
     The fresh range of such a partition starts above `complete_to`. A backfill lane also passes over what is no part of
@@ -186,7 +188,7 @@ def _expired_ranges(parts: Parts, plan: Plan, chosen: LaneRanges) -> Decisions:
         for tp, planned in plan.partitions.items()
     }
     return {
-        tp: [OutcomeRow(part.start, 0, Outcome.EXPIRED, parts.now(), None, part.end) for part in ranges]
+        tp: [OutcomeRow(part.start, 0, Outcome.EXPIRED, adapters.now(), None, part.end) for part in ranges]
         for tp, ranges in passed.items()
         if ranges
     }

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from ackline.errors import ConfigError
 from ackline.kafka.config import brokers
-from ackline.lane.adapters import Parts
+from ackline.lane.adapters import Adapters
 from ackline.lane.claim import operator_loss
 from ackline.lane.genesis import check_not_of_another_ledger, genesis_partitions, genesis_plan, leaderless_partitions
 from ackline.lane.log_checks import KafkaView, listed, observe_kafka
@@ -42,16 +42,16 @@ class Planned:
     actions: tuple[Settlement, ...] = ()
 
 
-def plan(parts: Parts) -> Planned:
+def plan(adapters: Adapters) -> Planned:
     """Returns the lane's open plan, or else a new one, stored.
 
     Raises ConfigError if the dead-letter topic, an output topic or a subscribed one is missing, an output has other
     columns, or the fixed clock is behind the last turn; FatalError if an output can't be used; TopicChanged,
     GroupMoved, NewerCommit, TooFarBehind and RetentionPassed if the lane can't go on as it is.
     """
-    run = _Planning(parts)
+    run = _Planning(adapters)
     taken = take_turn(
-        parts, "taking a turn", (TurnKind.RUN,), begin=run.begin_lane, end=run.end_turn, make=run.make_plan
+        adapters, "taking a turn", (TurnKind.RUN,), begin=run.begin_lane, end=run.end_turn, make=run.make_plan
     )
     if taken.adopted:
         return Planned(taken.plan, adopted=True, actions=tuple(run.actions))
@@ -67,7 +67,7 @@ class _Planning:
     `actions`, `missing` and `leaderless` are those of `Planned`.
     """
 
-    parts: Parts
+    adapters: Adapters
     actions: list[Settlement] = field(default_factory=list)
     missing: tuple[str, ...] = ()
     leaderless: tuple[TopicPartition, ...] = ()
@@ -77,9 +77,9 @@ class _Planning:
     def begin_lane(self) -> None:
         """Stores the first genesis. All checks come before it, so that a first run that can't work stores nothing."""
         view = self._checked_view(None)
-        genesis = genesis_partitions(self.parts, None, view)
-        check_outputs(self.parts)
-        store_first_genesis(self.parts, genesis, "first run")
+        genesis = genesis_partitions(self.adapters, None, view)
+        check_outputs(self.adapters)
+        store_first_genesis(self.adapters, genesis, "first run")
 
     def end_turn(self, open_plan: Plan, newest: Settlement) -> bool:
         """Settles an open turn that needs no replay. Returns False for one that does."""
@@ -88,10 +88,10 @@ class _Planning:
         # own, stored in the round before, or that of an operator whose process has died. A turn of a run needs none if
         # an operator's process has recorded it as lost and died before it could settle the turn. This run has handled
         # nothing of it, so it settles the turn and goes on with the next.
-        if open_plan.kind is TurnKind.RUN and not operator_loss(self.parts, open_plan):
+        if open_plan.kind is TurnKind.RUN and not operator_loss(self.adapters, open_plan):
             return False
         self.skipped |= open_plan.kind is TurnKind.SKIP
-        settled = settle_turn(self.parts, open_plan, newest)
+        settled = settle_turn(self.adapters, open_plan, newest)
         if settled:  # None if another process was quicker: then that process reports it
             self.actions.append(settled)
             _log_move(open_plan)
@@ -102,16 +102,16 @@ class _Planning:
         None if no subscribed topic exists yet."""
         self._note(newest)
         view = self._checked_view(newest)
-        check_settings_unchanged(self.parts, newest)
-        genesis = genesis_partitions(self.parts, newest, view)
-        self.missing, self.leaderless = view.missing, leaderless_partitions(self.parts, newest.partitions, view)
+        check_settings_unchanged(self.adapters, newest)
+        genesis = genesis_partitions(self.adapters, newest, view)
+        self.missing, self.leaderless = view.missing, leaderless_partitions(self.adapters, newest.partitions, view)
         if not newest.partitions and not genesis:
             return None
         # New partitions join in a turn of their own, before anything of them is planned. Their start is decided in that
         # write, once: a plan that is voided and made again must not decide it anew (S54).
         if genesis:
-            return genesis_plan(self.parts, newest, genesis)
-        return next_plan(self.parts, newest, view, self.skipped)
+            return genesis_plan(self.adapters, newest, genesis)
+        return next_plan(self.adapters, newest, view, self.skipped)
 
     def _note(self, newest: Settlement) -> None:
         # A run skips once what is too far behind, and then reads: the log may grow by more than `max_offset_behind`
@@ -123,10 +123,10 @@ class _Planning:
     def _checked_view(self, newest: Settlement | None) -> KafkaView:
         """Returns what Kafka shows, after the checks that come before the first write, so that a run which can't work
         leaves no trace. The broker is checked first: it fails most often, and within seconds."""
-        view = observe_kafka(self.parts, newest)
-        check_dead_letter_topic(self.parts)
-        _check_topics_exist(self.parts, newest, view)
-        check_not_of_another_ledger(self.parts, newest, view)
+        view = observe_kafka(self.adapters, newest)
+        check_dead_letter_topic(self.adapters)
+        _check_topics_exist(self.adapters, newest, view)
+        check_not_of_another_ledger(self.adapters, newest, view)
         return view
 
 
@@ -137,48 +137,50 @@ def _log_move(plan: Plan) -> None:
         log.warning("%s, a %s of %s: %s", plan.turn, plan.kind, moves, plan.reason)
 
 
-def preview(parts: Parts) -> Planned:
+def preview(adapters: Adapters) -> Planned:
     """Returns what `plan` would store; stores nothing. A lane that has not begun is shown at its initial positions."""
-    newest = parts.store.newest()
-    open_plan = parts.store.open_plan(newest) if newest else None
-    view = observe_kafka(parts, newest)
-    check_dead_letter_topic(parts)
+    newest = adapters.store.newest()
+    open_plan = adapters.store.open_plan(newest) if newest else None
+    view = observe_kafka(adapters, newest)
+    check_dead_letter_topic(adapters)
     if open_plan:
         return Planned(open_plan, adopted=True)
-    _check_topics_exist(parts, newest, view)
-    check_not_of_another_ledger(parts, newest, view)
+    _check_topics_exist(adapters, newest, view)
+    check_not_of_another_ledger(adapters, newest, view)
     if newest is not None:
-        check_settings_unchanged(parts, newest)
-    lane = preview_lane(parts, newest, view)
-    leaderless = leaderless_partitions(parts, lane, view)
+        check_settings_unchanged(adapters, newest)
+    lane = preview_lane(adapters, newest, view)
+    leaderless = leaderless_partitions(adapters, lane, view)
     if not lane:
         return Planned(None, adopted=False, missing=view.missing, leaderless=leaderless)
-    turn = newest.turn if newest else _first_turn(parts)
-    begun = Settlement(turn, TurnKind.GENESIS, parts.run_id, parts.now(), lane)
-    planned = next_plan(parts, begun, view)
-    check_outputs_of(parts, planned, probe=False)  # a preview stores nothing, and may lack the right to write
+    turn = newest.turn if newest else _first_turn(adapters)
+    begun = Settlement(turn, TurnKind.GENESIS, adapters.run_id, adapters.now(), lane)
+    planned = next_plan(adapters, begun, view)
+    check_outputs_of(adapters, planned, probe=False)  # a preview stores nothing, and may lack the right to write
     return Planned(planned, adopted=False, missing=view.missing, leaderless=leaderless)
 
 
-def preview_lane(parts: Parts, newest: Settlement | None, view: KafkaView) -> dict[TopicPartition, SettledPartition]:
+def preview_lane(
+    adapters: Adapters, newest: Settlement | None, view: KafkaView
+) -> dict[TopicPartition, SettledPartition]:
     """Returns the lane's partitions, and those that would join it now, at their initial positions."""
-    return {**(newest.partitions if newest else {}), **genesis_partitions(parts, newest, view)}
+    return {**(newest.partitions if newest else {}), **genesis_partitions(adapters, newest, view)}
 
 
-def store_first_genesis(parts: Parts, genesis: dict[TopicPartition, SettledPartition], reason: str) -> bool:
+def store_first_genesis(adapters: Adapters, genesis: dict[TopicPartition, SettledPartition], reason: str) -> bool:
     """Begins the lane, even if no topic exists yet. Stores the subscription with it. Returns False if it has begun.
 
     So a topic that is created later is known to have been missing, and is read from its log start (S32).
     """
-    turn = _first_turn(parts)
-    first = Settlement(turn, TurnKind.GENESIS, parts.run_id, parts.now(), genesis, parts.actor, reason)
-    stored = parts.store.store_settlement(first, subscription=parts.pipeline.settings()["kafka"])
+    turn = _first_turn(adapters)
+    first = Settlement(turn, TurnKind.GENESIS, adapters.run_id, adapters.now(), genesis, adapters.actor, reason)
+    stored = adapters.store.store_settlement(first, subscription=adapters.pipeline.settings()["kafka"])
     if stored and genesis:
-        parts.notify("partitions_changed", genesis)
+        adapters.notify("partitions_changed", genesis)
     return stored
 
 
-def _check_topics_exist(parts: Parts, newest: Settlement | None, view: KafkaView) -> None:
+def _check_topics_exist(adapters: Adapters, newest: Settlement | None, view: KafkaView) -> None:
     """Raises ConfigError under `missing_topics: fail` if the file names a topic or partition that does not exist.
 
     Those that are in the lane were deleted since: that is TopicChanged, which names the way on.
@@ -186,25 +188,25 @@ def _check_topics_exist(parts: Parts, newest: Settlement | None, view: KafkaView
     lane = newest.partitions if newest else {}
     known = {tp.topic for tp in lane} | {str(tp) for tp in lane}
     missing = [name for name in view.missing if name not in known]
-    if missing and parts.pipeline.missing_topics == "fail":
+    if missing and adapters.pipeline.missing_topics == "fail":
         raise ConfigError(
-            f"{', '.join(missing)}: no such topic or partition at {brokers(parts.kafka)}, and pipeline "
-            f"{parts.pipeline.name} reads it. Nothing was planned. Correct its name or the connection, create it, or "
-            f"write `missing_topics: wait`: then it is read from its start once it exists",
+            f"{', '.join(missing)}: no such topic or partition at {brokers(adapters.kafka)}, and pipeline "
+            f"{adapters.pipeline.name} reads it. Nothing was planned. Correct its name or the connection, create it, "
+            f"or write `missing_topics: wait`: then it is read from its start once it exists",
             key="kafka.topics",
         )
 
 
-def check_dead_letter_topic(parts: Parts) -> None:
+def check_dead_letter_topic(adapters: Adapters) -> None:
     """Raises ConfigError if the pipeline's dead-letter topic does not exist."""
-    topic = parts.pipeline.dead_letter_topic
-    if topic is not None and topic not in parts.cluster.topics([topic]):
+    topic = adapters.pipeline.dead_letter_topic
+    if topic is not None and topic not in adapters.cluster.topics([topic]):
         raise ConfigError(
-            f"the dead-letter topic {topic} of pipeline {parts.pipeline.name} does not exist: create it, or write "
+            f"the dead-letter topic {topic} of pipeline {adapters.pipeline.name} does not exist: create it, or write "
             f"`dead_letter: none`. Nothing was planned",
             key="dead_letter.topic",
         )
 
 
-def _first_turn(parts: Parts) -> TurnId:
-    return TurnId(parts.pipeline.name, parts.store.lane, 0, 0)
+def _first_turn(adapters: Adapters) -> TurnId:
+    return TurnId(adapters.pipeline.name, adapters.store.lane, 0, 0)

@@ -20,7 +20,7 @@ from deltalake.transaction import AddAction
 from ackline.errors import ConfigError, RangeGone, TopicChanged, TransientError
 from ackline.kafka.config import inlined_certificates, java_properties
 from ackline.kafka.registry import check_registry
-from ackline.lane.adapters import Parts, Progress
+from ackline.lane.adapters import Adapters, Progress
 from ackline.lane.claim import claim, record_lost, refuse_retries, retry_report, take_start_marker
 from ackline.lane.log_checks import check_planned_ranges
 from ackline.lane.new_plan import check_open_plan_settings
@@ -48,7 +48,7 @@ _ISOLATES = (ErrorClass.WORKER_LOST, ErrorClass.TIMEOUT)
 """Error classes of a last attempt after which the next attempt would take the whole task down again."""
 
 
-def job_of(parts: Parts, plan: Plan) -> "ReplayJob":
+def job_of(adapters: Adapters, plan: Plan) -> "ReplayJob":
     """Returns the plan as a job of the Spark adapter, with the isolation of the handler that the pipeline file sets.
 
     Raises ConfigError for Kafka properties that Spark's own client can't use.
@@ -56,65 +56,65 @@ def job_of(parts: Parts, plan: Plan) -> "ReplayJob":
     from ackline.worker.files import OutcomeTarget
     from ackline.worker.settings import KafkaSettings, ReplayJob
 
-    code = [name for name, value in parts.kafka.items() if callable(value)]
+    code = [name for name, value in adapters.kafka.items() if callable(value)]
     if code:
         raise ConfigError(f"the Kafka connection has a callback ({', '.join(code)}); Spark's executors can't call it")
-    java_properties(parts.kafka)  # raises ConfigError for a property that has no name in Java
+    java_properties(adapters.kafka)  # raises ConfigError for a property that has no name in Java
     return ReplayJob(
-        target=OutcomeTarget(parts.store.outcomes.uri, plan.turn, plan_date(plan.planned_at), parts.run_id),
-        settings=_settings(parts, plan),
+        target=OutcomeTarget(adapters.store.outcomes.uri, plan.turn, plan_date(plan.planned_at), adapters.run_id),
+        settings=_settings(adapters, plan),
         # Tasks of another machine have none of the driver's files.
         kafka=KafkaSettings(
-            inlined_certificates({name: str(value) for name, value in parts.kafka.items()}), plan.isolation
+            inlined_certificates({name: str(value) for name, value in adapters.kafka.items()}), plan.isolation
         ),
         fresh={tp: planned.fresh for tp, planned in plan.partitions.items() if planned.fresh},
         retries={tp: planned.retries for tp, planned in plan.partitions.items() if planned.retries},
-        max_rate=parts.pipeline.max_rate,
+        max_rate=adapters.pipeline.max_rate,
     )
 
 
-def _settings(parts: Parts, plan: Plan) -> "ReplaySettings":
+def _settings(adapters: Adapters, plan: Plan) -> "ReplaySettings":
     """Returns how the tasks handle the records of the plan."""
     from ackline.worker.settings import ReplaySettings
 
-    pipeline, timeout = parts.pipeline, parts.pipeline.record_timeout
+    pipeline, timeout = adapters.pipeline, adapters.pipeline.record_timeout
     return ReplaySettings(
         handler=pipeline.handler,
         deliver_tombstones=pipeline.tombstones == "deliver",
         on_failure=Outcome.FAILED if pipeline.guarantee == "at_least_once" else Outcome.DROPPED,
-        now=parts.fixed_now,
+        now=adapters.fixed_now,
         once=pipeline.guarantee == "at_most_once",
-        record_outcomes=keeps_outcome_rows(parts, plan),
+        record_outcomes=keeps_outcome_rows(adapters, plan),
         isolated=pipeline.isolated,
         record_timeout=timeout.total_seconds() if timeout else None,
-        translation=parts.translation,
-        store_options=parts.store.storage_options() or None,
+        translation=adapters.translation,
+        store_options=adapters.store.storage_options() or None,
         topology=pipeline.topology,
         tracking=pipeline.tracking,
-        outputs=output_targets(parts, plan),
+        outputs=output_targets(adapters, plan),
         debug_sample=pipeline.debug.sample if pipeline.debug else None,
-        key_hash_secret=parts.key_hash_secret,
-        tokens=_token_signer(parts, plan),
+        key_hash_secret=adapters.key_hash_secret,
+        tokens=_token_signer(adapters, plan),
         in_flight_timeout=pipeline.in_flight.timeout,
     )
 
 
-def _token_signer(parts: Parts, plan: Plan) -> TokenSigner | None:
+def _token_signer(adapters: Adapters, plan: Plan) -> TokenSigner | None:
     """Returns what makes the tokens of the turn: the first key signs. None if the turn has no ack topic.
 
     The plan decides, not the file: settle reads the answers of a turn that was planned with an ack topic.
     """
-    if plan.ack_position is None or parts.token_keys is None:
+    if plan.ack_position is None or adapters.token_keys is None:
         return None
     topic_ids = {tp: planned.topic_id for tp, planned in plan.partitions.items()}
-    return TokenSigner(parts.token_keys[0], parts.store.ledger_id(), plan.turn, topic_ids)
+    return TokenSigner(adapters.token_keys[0], adapters.store.ledger_id(), plan.turn, topic_ids)
 
 
-def unreadable_from(parts: Parts, job: "ReplayJob") -> dict[TopicPartition, int]:
+def unreadable_from(adapters: Adapters, job: "ReplayJob") -> dict[TopicPartition, int]:
     """Returns the first offset of each partition whose timestamp Spark's source can't read, where the log has one."""
     from ackline.worker.retries import FIRST_UNREADABLE
 
-    first = parts.cluster.offsets_since(job.fresh, FIRST_UNREADABLE)
+    first = adapters.cluster.offsets_since(job.fresh, FIRST_UNREADABLE)
     return {tp: offset for tp, offset in first.items() if offset is not None}
 
 
@@ -153,7 +153,7 @@ class Replayed:
     void: str | None = None
 
 
-def replay(parts: Parts, spark: "Callable[[], SparkSession]", on_progress: Progress | None = None) -> Replayed:
+def replay(adapters: Adapters, spark: "Callable[[], SparkSession]", on_progress: Progress | None = None) -> Replayed:
     """Carries out the lane's open plan, if its outcomes are not stored yet. Starts Spark only if there is something to
     read.
 
@@ -161,33 +161,33 @@ def replay(parts: Parts, spark: "Callable[[], SparkSession]", on_progress: Progr
     longer in the log is closed by a void settlement, and the next turn plans again. Raises TopicChanged, ConfigError,
     TransientError and FatalError.
     """
-    newest = parts.store.newest()
-    plan = parts.store.open_plan(newest) if newest else None
-    if newest is None or plan is None or parts.store.has_outcomes(plan.turn):
+    newest = adapters.store.newest()
+    plan = adapters.store.open_plan(newest) if newest else None
+    if newest is None or plan is None or adapters.store.has_outcomes(plan.turn):
         return Replayed(plan)
     if plan.empty:
         # Zero rows are proof too: without this commit, an empty turn would look like one that never ran.
-        parts.store.store_outcomes(plan.turn, [])
+        adapters.store.store_outcomes(plan.turn, [])
         return Replayed(plan)
-    if parts.lease is None:
-        return _replay_open_plan(parts, plan, newest, spark, on_progress)
+    if adapters.lease is None:
+        return _replay_open_plan(adapters, plan, newest, spark, on_progress)
     # The lease spares a second run the work that the first one does. It proves nothing: all that follows is safe beside
     # another process that replays the same turn.
-    with parts.lease.held(plan.turn) as waited:
-        if waited and not _is_still_to_replay(parts, plan):
+    with adapters.lease.held(plan.turn) as waited:
+        if waited and not _is_still_to_replay(adapters, plan):
             return Replayed(plan)
-        return _replay_open_plan(parts, plan, newest, spark, on_progress)
+        return _replay_open_plan(adapters, plan, newest, spark, on_progress)
 
 
-def _is_still_to_replay(parts: Parts, plan: Plan) -> bool:
+def _is_still_to_replay(adapters: Adapters, plan: Plan) -> bool:
     """Returns whether the plan is still open and has no outcomes: the run that was waited for may have got so far."""
-    newest = parts.store.newest()
-    still_open = parts.store.open_plan(newest) if newest else None
-    return still_open is not None and still_open.turn == plan.turn and not parts.store.has_outcomes(plan.turn)
+    newest = adapters.store.newest()
+    still_open = adapters.store.open_plan(newest) if newest else None
+    return still_open is not None and still_open.turn == plan.turn and not adapters.store.has_outcomes(plan.turn)
 
 
 def _replay_open_plan(
-    parts: Parts,
+    adapters: Adapters,
     plan: Plan,
     newest: Settlement,
     spark: "Callable[[], SparkSession]",
@@ -195,84 +195,86 @@ def _replay_open_plan(
 ) -> Replayed:
     # Everything that can refuse the job is checked before the claim. Under at most once, a claimed turn is handed out
     # once or lost, so a registry that is away or a setting that Spark refuses would cost the whole range.
-    check_open_plan_settings(parts, plan)
-    parts = parts.of_turn(plan)
-    check_registry(parts.translation)
-    job = job_of(parts, plan)
-    range_error = _range_error(parts, plan)
-    once = parts.pipeline.guarantee == "at_most_once"
+    check_open_plan_settings(adapters, plan)
+    adapters = adapters.of_turn(plan)
+    check_registry(adapters.translation)
+    job = job_of(adapters, plan)
+    range_error = _range_error(adapters, plan)
+    once = adapters.pipeline.guarantee == "at_most_once"
     if range_error is None:
-        job = replace(job, exact_from=unreadable_from(parts, job))
-    if once and range_error is None and not parts.store.has_start_marker(plan.turn):
-        parts.check_job(spark, job)
-    if once and not _claim_or_waive(parts, plan, newest, range_error):
-        return _close_waived_turn(parts, plan, newest, range_error)
+        job = replace(job, exact_from=unreadable_from(adapters, job))
+    if once and range_error is None and not adapters.store.has_start_marker(plan.turn):
+        adapters.check_job(spark, job)
+    if once and not _claim_or_waive(adapters, plan, newest, range_error):
+        return _close_waived_turn(adapters, plan, newest, range_error)
     # A claimed plan goes through the start marker although it can't be read, so that one process alone decides that it
     # is lost.
-    if once and not take_start_marker(parts, plan):
+    if once and not take_start_marker(adapters, plan):
         return Replayed(plan)
-    result = range_error or _carry_out(parts, plan, newest, job, spark, on_progress)
+    result = range_error or _carry_out(adapters, plan, newest, job, spark, on_progress)
     if isinstance(result, RangeGone | TopicChanged):
-        return _close_unreadable_turn(parts, plan, newest, result)
-    outputs = store_manifest(parts, plan, job, result)
-    files, report = add_actions(plan, result), task_report(parts, plan, result, outputs)
-    if retry_report(parts, partial(parts.store.store_outcomes, plan.turn, files, report)):
-        parts.notify("handled", plan.turn, result.counts)
+        return _close_unreadable_turn(adapters, plan, newest, result)
+    outputs = store_manifest(adapters, plan, job, result)
+    files, report = add_actions(plan, result), task_report(adapters, plan, result, outputs)
+    if retry_report(adapters, partial(adapters.store.store_outcomes, plan.turn, files, report)):
+        adapters.notify("handled", plan.turn, result.counts)
     return Replayed(plan, result.calls, result.fetched_for_retries)
 
 
-def _range_error(parts: Parts, plan: Plan) -> RangeGone | TopicChanged | None:
+def _range_error(adapters: Adapters, plan: Plan) -> RangeGone | TopicChanged | None:
     try:
-        check_planned_ranges(parts, plan)
+        check_planned_ranges(adapters, plan)
     except (RangeGone, TopicChanged) as error:
         return error
     except TransientError as error:
-        if _lacks_leader(parts, plan):
+        if _lacks_leader(adapters, plan):
             error.add_advice(void_advice(plan.turn))
         raise
     return None
 
 
-def _lacks_leader(parts: Parts, plan: Plan) -> bool:
+def _lacks_leader(adapters: Adapters, plan: Plan) -> bool:
     """Returns whether a partition that had a leader when it was planned has none: it may never get one again. False if
     no broker answers."""
     reads = [tp for tp, planned in plan.partitions.items() if not planned.empty]
     with suppress(TransientError):
-        topics = parts.cluster.topics(sorted({tp.topic for tp in reads}))
+        topics = adapters.cluster.topics(sorted({tp.topic for tp in reads}))
         return any(tp.topic in topics and topics[tp.topic].partitions.get(tp.partition) is False for tp in reads)
     return False
 
 
-def _claim_or_waive(parts: Parts, plan: Plan, newest: Settlement, range_error: RangeGone | TopicChanged | None) -> bool:
+def _claim_or_waive(
+    adapters: Adapters, plan: Plan, newest: Settlement, range_error: RangeGone | TopicChanged | None
+) -> bool:
     """Claims a plan that can be read, and waives one that can't be. Returns whether the plan is claimed.
 
     Both take the same number. So if another process reads the range that this one finds gone, either it has claimed the
     turn, and its report counts, or it finds the turn waived, and calls no handler.
     """
     refuse_retries(plan)
-    waiver = Marker(MarkerKind.WAIVER, parts.run_id, parts.now(), parts.actor, str(range_error))
-    if range_error is not None and waive(parts, plan, waiver):
+    waiver = Marker(MarkerKind.WAIVER, adapters.run_id, adapters.now(), adapters.actor, str(range_error))
+    if range_error is not None and waive(adapters, plan, waiver):
         return False
-    return claim(parts, plan, newest, publish_settled)
+    return claim(adapters, plan, newest, publish_settled)
 
 
 def _close_waived_turn(
-    parts: Parts, plan: Plan, newest: Settlement, range_error: RangeGone | TopicChanged | None
+    adapters: Adapters, plan: Plan, newest: Settlement, range_error: RangeGone | TopicChanged | None
 ) -> Replayed:
     """Closes a turn that may not be handed out. Raises TopicChanged if the next turn could not be carried out either,
     and TurnVoided if an operator has waived the turn."""
-    waiver = parts.store.waiver_of(plan.turn)
+    waiver = adapters.store.waiver_of(plan.turn)
     if waiver is None:  # the turn is over: another process has closed it and begun the next one
         return Replayed(plan)
-    close_if_waived(parts, plan, newest)
-    check_not_voided(parts, plan.turn)
+    close_if_waived(adapters, plan, newest)
+    check_not_voided(adapters, plan.turn)
     if isinstance(range_error, TopicChanged):
         raise range_error
     return Replayed(plan, void=waiver.reason)
 
 
 def _carry_out(
-    parts: Parts,
+    adapters: Adapters,
     plan: Plan,
     newest: Settlement,
     job: "ReplayJob",
@@ -283,43 +285,45 @@ def _carry_out(
     try:
         # The start is counted before Spark begins: a start that takes this process down with it must be counted too. At
         # most once counts no start: a claimed plan is started once and never again.
-        starts = 0 if parts.pipeline.guarantee == "at_most_once" else parts.store.count_start(plan)
+        starts = 0 if adapters.pipeline.guarantee == "at_most_once" else adapters.store.count_start(plan)
         if starts > COUNTED_STARTS:  # a handler that kills each driver leaves no error that could name the way out
             log.warning("%s has started %d times without outcomes. %s", plan.turn, starts - 1, void_advice(plan.turn))
-        parts.store.outcomes.create()
+        adapters.store.outcomes.create()
         isolated = isolated_job(job, why_isolate(starts, plan, newest))
         with advises_void(plan.turn):
-            result = parts.run_job(spark, isolated, on_progress)
+            result = adapters.run_job(spark, isolated, on_progress)
         # Spark reads by topic name and offset. A topic that was created again under the reader, or a log that was
         # truncated, has given other records at the same offsets, and the job succeeds all the same.
-        retry_report(parts, partial(check_planned_ranges, parts, plan, after=True))
+        retry_report(adapters, partial(check_planned_ranges, adapters, plan, after=True))
     except (RangeGone, TopicChanged) as error:
         return error
     return result
 
 
-def _close_unreadable_turn(parts: Parts, plan: Plan, newest: Settlement, error: RangeGone | TopicChanged) -> Replayed:
+def _close_unreadable_turn(
+    adapters: Adapters, plan: Plan, newest: Settlement, error: RangeGone | TopicChanged
+) -> Replayed:
     """Closes a turn that can't be carried out. Raises TopicChanged if the next turn could not be carried out either."""
-    if parts.store.has_claim(plan.turn):  # a claimed turn is never void: the group has moved over it
-        record_lost(parts, plan, str(error))
+    if adapters.store.has_claim(plan.turn):  # a claimed turn is never void: the group has moved over it
+        record_lost(adapters, plan, str(error))
         return Replayed(plan)
     # Another run may have read the range before it was gone, and stored its outcomes. A void settlement would make them
     # ineffective, and the next turn would record handled records as expired.
-    if not parts.store.has_outcomes(plan.turn):
-        void_turn(parts, plan, newest, str(error))
-    check_not_voided(parts, plan.turn)
+    if not adapters.store.has_outcomes(plan.turn):
+        void_turn(adapters, plan, newest, str(error))
+    check_not_voided(adapters, plan.turn)
     if isinstance(error, TopicChanged):
         raise error
     return Replayed(plan, void=str(error))
 
 
-def task_report(parts: Parts, plan: Plan, result: "ReplayResult", outputs: str = "") -> TurnReport:
+def task_report(adapters: Adapters, plan: Plan, result: "ReplayResult", outputs: str = "") -> TurnReport:
     """Returns the counts and times that the tasks report, and what they have staged; replay stores them in the commit
     of the outcomes."""
     counts = {
         tp: {outcome.value: rows for outcome, rows in by_outcome.items()} for tp, by_outcome in result.counts.items()
     }
-    recorded = keeps_outcome_rows(parts, plan)
+    recorded = keeps_outcome_rows(adapters, plan)
     return TurnReport(counts, result.fetches, recorded, outputs, result.steps, 0 if recorded else result.unacked)
 
 

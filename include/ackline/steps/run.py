@@ -11,7 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from ackline.errors import RangeGone
-from ackline.lane.adapters import Parts, Progress
+from ackline.lane.adapters import Adapters, Progress
 from ackline.lane.commit import CommitResult
 from ackline.lane.turn_metrics import stored_report, turn_outcomes
 from ackline.lane.void import check_not_voided
@@ -86,7 +86,7 @@ OnPlan = Callable[[Plan, bool], None]
 
 
 def take_turns(
-    parts: Parts,
+    adapters: Adapters,
     spark: "Callable[[], SparkSession]",
     next_turn: NextTurn,
     end_turn: EndTurn,
@@ -108,19 +108,19 @@ def take_turns(
             return result
         if on_plan:
             on_plan(planned.plan, planned.adopted)
-        replayed = replay(parts, spark, on_progress)
+        replayed = replay(adapters, spark, on_progress)
         result.plans.append(planned.plan)
         result.calls += replayed.calls
         settlement = end_turn(result, planned.plan.turn)
         result.add(replayed, settlement)
         if len(result.voided) >= MAX_VOID_TURNS:
-            raise _too_many_void_turns(parts, result.voided[-1])
+            raise _too_many_void_turns(adapters, result.voided[-1])
         if settlement is None or not goes_on(planned.plan, settlement):
             return result
 
 
 def run(
-    parts: Parts,
+    adapters: Adapters,
     spark: "Callable[[], SparkSession]",
     on_plan: OnPlan | None = None,
     on_progress: Progress | None = None,
@@ -130,19 +130,19 @@ def run(
     Raises RangeGone after MAX_VOID_TURNS void turns in a row, TurnVoided if an operator has closed a turn of this run,
     and what the three steps raise.
     """
-    end_turn = partial(settle_and_commit, parts)
-    return take_turns(parts, spark, lambda _: plan(parts), end_turn, needs_another_turn, on_plan, on_progress)
+    end_turn = partial(settle_and_commit, adapters)
+    return take_turns(adapters, spark, lambda _: plan(adapters), end_turn, needs_another_turn, on_plan, on_progress)
 
 
-def settle_and_commit(parts: Parts, done: RunResult, turn: TurnId) -> Settlement:
+def settle_and_commit(adapters: Adapters, done: RunResult, turn: TurnId) -> Settlement:
     """Settles a turn of a run, and commits the newest floor. Returns the turn's settlement."""
     # This turn only. If another run has planned the next turn, that run settles it.
-    done.commit = settle(parts, turn)
-    return parts.store.settlement(turn)
+    done.commit = settle(adapters, turn)
+    return adapters.store.settlement(turn)
 
 
 def replay_until_records(
-    parts: Parts, spark: "Callable[[], SparkSession]", on_progress: Progress | None = None
+    adapters: Adapters, spark: "Callable[[], SparkSession]", on_progress: Progress | None = None
 ) -> RunResult:
     """Replays turns until one has read a record or the log has no more: the replay step of a DAG.
 
@@ -154,36 +154,36 @@ def replay_until_records(
     def next_turn(done: RunResult) -> Planned:
         if done.plans:
             # A driver of Airflow does not get the request of its DAG run: the plan of the first turn holds it.
-            return plan(replace(parts, request=RunRequest.of_plan(done.plans[-1].settings)))
-        newest = parts.store.newest()
-        return Planned(parts.store.open_plan(newest) if newest else None, adopted=True)
+            return plan(replace(adapters, request=RunRequest.of_plan(done.plans[-1].settings)))
+        newest = adapters.store.newest()
+        return Planned(adapters.store.open_plan(newest) if newest else None, adopted=True)
 
     def end_turn(_: RunResult, turn: TurnId) -> Settlement | None:
-        newest = parts.store.newest()
-        open_plan = parts.store.open_plan(newest) if newest else None
+        newest = adapters.store.newest()
+        open_plan = adapters.store.open_plan(newest) if newest else None
         if newest is not None and open_plan is not None and open_plan.turn == turn:
-            report = stored_report(parts, open_plan)
-            counts = report.counts if report else turn_outcomes(parts, open_plan, report).counts
+            report = stored_report(adapters, open_plan)
+            counts = report.counts if report else turn_outcomes(adapters, open_plan, report).counts
             if any(map(has_records, counts.values())) or not log_has_more(open_plan):
                 return None
-            settle_turn(parts, open_plan, newest)
+            settle_turn(adapters, open_plan, newest)
             open_plan = None
-        check_not_voided(parts, turn)
+        check_not_voided(adapters, turn)
         # With another open plan: another run has settled this process's turn and planned the next one, and settles it.
-        return None if open_plan is not None else parts.store.settlement(turn)
+        return None if open_plan is not None else adapters.store.settlement(turn)
 
-    return take_turns(parts, spark, next_turn, end_turn, lambda *_: True, None, on_progress)
+    return take_turns(adapters, spark, next_turn, end_turn, lambda *_: True, None, on_progress)
 
 
-def _too_many_void_turns(parts: Parts, reason: str) -> RangeGone:
-    begins = f"{parts.pipeline.name}: {MAX_VOID_TURNS} turns"
-    if parts.commits:
+def _too_many_void_turns(adapters: Adapters, reason: str) -> RangeGone:
+    begins = f"{adapters.pipeline.name}: {MAX_VOID_TURNS} turns"
+    if adapters.commits:
         return RangeGone(
             f"{begins} in a row found their range gone; the last: {reason}. Retention deletes records faster than the "
             f"pipeline reads them: raise the topic's retention, or run more often"
         )
     return RangeGone(
-        f"{begins} of {parts.store.lane} in a row found their range gone; the last: {reason}. Retention deletes "
+        f"{begins} of {adapters.store.lane} in a row found their range gone; the last: {reason}. Retention deletes "
         f"records faster than the backfill reads them"
     )
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from ackline.errors import ConfigError, GroupMoved, TooFarBehind
 from ackline.in_flight.ack_topic import start_position
 from ackline.lane.action_plans import action_plan, follow_plan
-from ackline.lane.adapters import Parts
+from ackline.lane.adapters import Adapters
 from ackline.lane.commit import check_allowed, commit_metadata_of, may_restore
 from ackline.lane.log_checks import (
     KafkaView,
@@ -32,88 +32,88 @@ _NO_WINDOW = 2**62
 """`max_uncommitted` for guarantees that never retry: nothing is ever pending, so the window never closes."""
 
 
-def next_plan(parts: Parts, newest: Settlement, view: KafkaView, skipped: bool = False) -> Plan:
+def next_plan(adapters: Adapters, newest: Settlement, view: KafkaView, skipped: bool = False) -> Plan:
     """Returns the plan for the turn after `newest`.
 
     It is a skip or a reset if the group was moved, under `on_external_reset: follow` (S36). It is a skip if a partition
     is too far behind, under the policy `skip` (S45), unless this run has `skipped` before. Raises TopicChanged,
     GroupMoved, NewerCommit, RetentionPassed and TooFarBehind if the lane can't go on.
     """
-    _check_requested_partitions(parts, newest)
-    views, moves = _views(parts, newest, view)
+    _check_requested_partitions(adapters, newest)
+    views, moves = _views(adapters, newest, view)
     # Nothing below is decided before every readable log is known to be the one that was read. In another log the same
     # offsets mean other records, and a truncated log would count as one with nothing new (S42).
     readable = {tp: newest.partitions[tp] for tp, partition in views.items() if partition.readable}
-    check_not_truncated(parts, readable, view.bounds)
-    views |= _views_into_open_transactions(parts, views)
+    check_not_truncated(adapters, readable, view.bounds)
+    views |= _views_into_open_transactions(adapters, views)
     # The group was moved, and the lane follows it. This comes before the checks of retention and of max_offset_behind:
     # they judge the lane's present position, which this action changes.
     if moves:
-        return follow_plan(parts, newest, moves)
-    stop_if_expired(parts, views)
-    limit = parts.pipeline.max_offset_behind
-    targets = {} if skipped and limit is not None and limit.policy == "skip" else _skip_targets(parts, views)
+        return follow_plan(adapters, newest, moves)
+    stop_if_expired(adapters, views)
+    limit = adapters.pipeline.max_offset_behind
+    targets = {} if skipped and limit is not None and limit.policy == "skip" else _skip_targets(adapters, views)
     if targets:
         reason = f"more than max_offset_behind {limit and limit.offsets}"
-        return action_plan(parts, newest, TurnKind.SKIP, targets, reason)
-    retries = parts.pipeline.guarantee == "at_least_once"
-    most = parts.request.max_records or parts.pipeline.max_records_per_run
+        return action_plan(adapters, newest, TurnKind.SKIP, targets, reason)
+    retries = adapters.pipeline.guarantee == "at_least_once"
+    most = adapters.request.max_records or adapters.pipeline.max_records_per_run
     limits = Limits(
-        parts.pipeline.max_uncommitted if retries else _NO_WINDOW,
-        min(most, parts.pipeline.max_records_per_run),
-        fresh=not parts.request.only_retries,
-        max_in_flight=max_in_flight(parts),
+        adapters.pipeline.max_uncommitted if retries else _NO_WINDOW,
+        min(most, adapters.pipeline.max_records_per_run),
+        fresh=not adapters.request.only_retries,
+        max_in_flight=max_in_flight(adapters),
     )
-    views = _with_waiting_times(parts, views, limits)
-    planned = planning.plan_partitions(views, limits, parts.now(), newest.turn.n + 1)
-    return new_run_plan(parts, newest, planned)
+    views = _with_waiting_times(adapters, views, limits)
+    planned = planning.plan_partitions(views, limits, adapters.now(), newest.turn.n + 1)
+    return new_run_plan(adapters, newest, planned)
 
 
 def new_run_plan(
-    parts: Parts, newest: Settlement, partitions: Mapping[TopicPartition, PlannedPartition], reason: str = ""
+    adapters: Adapters, newest: Settlement, partitions: Mapping[TopicPartition, PlannedPartition], reason: str = ""
 ) -> Plan:
     """Returns the plan of a run after `newest`: it stores the request, and from where the turn reads answers.
 
     The position is fenced with the plan, before a token of the turn can exist (S64). Raises ConfigError if the ack
     topic can't be used.
     """
-    position = start_position(parts, newest)
-    of_run = parts.request.settings() | ({ACK_POSITION: position.as_json()} if position is not None else {})
-    return new_plan(parts, newest, TurnKind.RUN, partitions, reason, of_run)
+    position = start_position(adapters, newest)
+    of_run = adapters.request.settings() | ({ACK_POSITION: position.as_json()} if position is not None else {})
+    return new_plan(adapters, newest, TurnKind.RUN, partitions, reason, of_run)
 
 
-def max_in_flight(parts: Parts) -> int | None:
+def max_in_flight(adapters: Adapters) -> int | None:
     """Returns how many records of a partition may be in flight at once; None without a limit."""
-    return parts.pipeline.in_flight.max if parts.pipeline.ack_topic is not None else None
+    return adapters.pipeline.in_flight.max if adapters.pipeline.ack_topic is not None else None
 
 
-def _check_requested_partitions(parts: Parts, newest: Settlement) -> None:
-    unknown = sorted((parts.request.partitions or frozenset()) - newest.partitions.keys())
+def _check_requested_partitions(adapters: Adapters, newest: Settlement) -> None:
+    unknown = sorted((adapters.request.partitions or frozenset()) - newest.partitions.keys())
     if unknown:
         names = ", ".join(map(str, unknown[:_NAMED]))
         raise ConfigError(
-            f"partitions: {names} is no partition that {parts.pipeline.name} reads; `ackline status "
-            f"{parts.pipeline.name}` lists them. Nothing was planned",
+            f"partitions: {names} is no partition that {adapters.pipeline.name} reads; `ackline status "
+            f"{adapters.pipeline.name}` lists them. Nothing was planned",
             key="partitions",
         )
 
 
 def _views(
-    parts: Parts, newest: Settlement, view: KafkaView
+    adapters: Adapters, newest: Settlement, view: KafkaView
 ) -> tuple[dict[TopicPartition, PartitionView], dict[TopicPartition, Committed]]:
     """Returns a view of each partition of the lane, and the foreign commits that the lane has to follow.
 
     Topic and group are checked for subscribed partitions alone: a parked one may belong to another pipeline by now.
     """
-    metadata = commit_metadata_of(parts, newest)
+    metadata = commit_metadata_of(adapters, newest)
     views: dict[TopicPartition, PartitionView] = {}
     moves: dict[TopicPartition, Committed] = {}
     for tp, settled in newest.partitions.items():
-        committed, subscribed = view.committed.get(tp), parts.is_subscribed(tp)
+        committed, subscribed = view.committed.get(tp), adapters.is_subscribed(tp)
         acknowledged = settled.acknowledged_foreign_offset
         if subscribed:
-            check_topic_not_recreated(parts, tp, settled.topic_id, view.topic_ids.get(tp.topic), tp in view.bounds)
-            if committed is not None and _must_follow(parts, tp, committed, metadata, acknowledged):
+            check_topic_not_recreated(adapters, tp, settled.topic_id, view.topic_ids.get(tp.topic), tp in view.bounds)
+            if committed is not None and _must_follow(adapters, tp, committed, metadata, acknowledged):
                 moves[tp] = committed
         views[tp] = PartitionView(
             settled.topic_id,
@@ -124,13 +124,13 @@ def _views(
             still_acknowledged(committed, acknowledged, metadata),
             subscribed,
             settled.paused,
-            requested=parts.request.includes(tp),
+            requested=adapters.request.includes(tp),
         )
     return views, moves
 
 
 def _must_follow(
-    parts: Parts,
+    adapters: Adapters,
     tp: TopicPartition,
     committed: Committed,
     metadata: CommitMetadata,
@@ -140,18 +140,18 @@ def _must_follow(
 
     Raises GroupMoved under `on_external_reset: fail`, and NewerCommit.
     """
-    if may_restore(parts, committed, metadata):
+    if may_restore(adapters, committed, metadata):
         return False
     try:
-        check_allowed(parts, tp, committed, metadata, acknowledged_foreign_offset)
+        check_allowed(adapters, tp, committed, metadata, acknowledged_foreign_offset)
     except GroupMoved:
-        if parts.pipeline.on_external_reset == "follow":
+        if adapters.pipeline.on_external_reset == "follow":
             return True
         raise
     return False
 
 
-def _views_into_open_transactions(parts: Parts, views: Views) -> dict[TopicPartition, PartitionView]:
+def _views_into_open_transactions(adapters: Adapters, views: Views) -> dict[TopicPartition, PartitionView]:
     """Returns views of partitions whose `complete_to` is beyond the last stable offset, because a transaction is open.
 
     `complete_to` passed the last stable offset under `read_uncommitted`: an earlier setting, or that of the group's
@@ -164,14 +164,14 @@ def _views_into_open_transactions(parts: Parts, views: Views) -> dict[TopicParti
         if view.readable and view.log is not None and view.log.end < view.state.complete_to
     }
     adjusted = {}
-    for tp in written_beyond(parts, ahead):
+    for tp in written_beyond(adapters, ahead):
         log = views[tp].log
         adjusted[tp] = replace(views[tp], log=log and log._replace(end=ahead[tp]))
     return adjusted
 
 
 def _with_waiting_times(
-    parts: Parts, views: dict[TopicPartition, PartitionView], limits: Limits
+    adapters: Adapters, views: dict[TopicPartition, PartitionView], limits: Limits
 ) -> dict[TopicPartition, PartitionView]:
     """Returns the views with the time of each first unread record, if the run can't take all and has to choose."""
     unread = {
@@ -180,21 +180,21 @@ def _with_waiting_times(
         if view.readable and view.log is not None and view.log.end > view.state.complete_to
     }
     available = sum(view.log.end - unread[tp] for tp, view in views.items() if tp in unread and view.log is not None)
-    available += sum(due_retries(view.state, parts.now()) for view in views.values() if view.readable)
+    available += sum(due_retries(view.state, adapters.now()) for view in views.values() if view.readable)
     if len(unread) < 2 or available <= limits.max_records_per_run:
         return views
-    times = parts.cluster.record_times(unread)
+    times = adapters.cluster.record_times(unread)
     return {tp: replace(view, waits_since=times.get(tp)) for tp, view in views.items()}
 
 
-def _skip_targets(parts: Parts, views: Views) -> dict[TopicPartition, int]:
+def _skip_targets(adapters: Adapters, views: Views) -> dict[TopicPartition, int]:
     """Returns the offset to which each partition that is too far behind is skipped (S45).
 
     Raises TooFarBehind under `fail`. Offsets that retention took do not count as behind; a skip settles them too.
     Records in flight do not count either, and no skip passes them: their answers may be there. Paused, parked and
     leaderless partitions are left alone.
     """
-    limit = parts.pipeline.max_offset_behind
+    limit = adapters.pipeline.max_offset_behind
     if limit is None:
         return {}
     targets = {}

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
 from ackline.errors import GroupMoved, NoProof, TooManyFailures
-from ackline.lane.adapters import Parts
+from ackline.lane.adapters import Adapters
 from ackline.lane.claim import operator_loss
 from ackline.lane.commit import CommitResult, commit_newest, renew_id_of_copy
 from ackline.lane.listeners import notify_settled
@@ -58,7 +58,7 @@ log = logging.getLogger(__name__)
 
 
 def settle(
-    parts: Parts,
+    adapters: Adapters,
     turn: TurnId | None = None,
     on_stored: Callable[[Settlement], None] | None = None,
     and_later: bool = False,
@@ -73,61 +73,61 @@ def settle(
     GroupBusy, GroupMoved and NewerCommit if the floor may not be committed. The settlement is stored by then, and a
     later run commits it.
     """
-    newest = parts.store.newest()
-    plan = parts.store.open_plan(newest) if newest else None
-    mine = plan is not None and (turn in (None, plan.turn) or (and_later and plan.run_id == parts.run_id))
-    stored = settle_turn(parts, plan, newest) if newest and plan and mine else None
+    newest = adapters.store.newest()
+    plan = adapters.store.open_plan(newest) if newest else None
+    mine = plan is not None and (turn in (None, plan.turn) or (and_later and plan.run_id == adapters.run_id))
+    stored = settle_turn(adapters, plan, newest) if newest and plan and mine else None
     if stored is not None and on_stored is not None:
         on_stored(stored)
     try:
-        result = replace(commit_newest(parts, publish_settled), stored=stored)
+        result = replace(commit_newest(adapters, publish_settled), stored=stored)
     except GroupMoved:
-        if parts.pipeline.on_external_reset != "follow":
+        if adapters.pipeline.on_external_reset != "follow":
             raise
         # The settlement stands. To follow the group is a turn of its own, which the next run's plan takes (S36).
-        result = CommitResult(parts.store.newest(), {}, stored)
+        result = CommitResult(adapters.store.newest(), {}, stored)
     if turn is not None:
-        check_not_voided(parts, turn)  # after the commit: the newest floor is right, whatever became of this turn
+        check_not_voided(adapters, turn)  # after the commit: the newest floor is right, whatever became of this turn
     return result
 
 
-def settle_turn(parts: Parts, plan: Plan, before: Settlement) -> Settlement | None:
+def settle_turn(adapters: Adapters, plan: Plan, before: Settlement) -> Settlement | None:
     """Stores decisions n and settlement n of an open plan; `before` is settlement n - 1.
 
     Returns what was stored; None if another process has taken number n, to settle the turn or to void it.
     Raises NoProof, TooManyFailures and RetentionPassed.
     """
-    parts = parts.of_turn(plan)
-    if close_if_waived(parts, plan, before):
+    adapters = adapters.of_turn(plan)
+    if close_if_waived(adapters, plan, before):
         return None
     # Only the stored outcomes prove that the whole range was handled. The state of an Airflow task does not: it can be
     # set by hand. A fold without outcomes would move complete_to over records that no handler has handled (S8).
-    if plan.kind is TurnKind.RUN and not parts.store.has_outcomes(plan.turn):
+    if plan.kind is TurnKind.RUN and not adapters.store.has_outcomes(plan.turn):
         raise NoProof(
             f"{plan.turn} has no stored outcomes, so nothing proves that it was handled; a task marked as successful "
             f"proves nothing. Run replay again. {void_advice(plan.turn)}"
         )
-    report = stored_report(parts, plan)
-    outcomes = _decided_outcomes(parts, plan, before, report)
+    report = stored_report(adapters, plan)
+    outcomes = _decided_outcomes(adapters, plan, before, report)
     # If another process has closed the turn as void meanwhile, decisions n may have been refused because later ones are
     # stored, and the rows of this turn are not whole. Checked after they were read: while the turn is open, a taken
     # number of decisions can only be n.
-    if parts.store.is_settled(plan.turn):
+    if adapters.store.is_settled(plan.turn):
         return None
-    lost = operator_loss(parts, plan)
-    settled = _settled_partitions(parts, plan, before, outcomes, lost)
-    partitions = with_metrics(parts, plan, before, settled, outcomes, report)
+    lost = operator_loss(adapters, plan)
+    settled = _settled_partitions(adapters, plan, before, outcomes, lost)
+    partitions = with_metrics(adapters, plan, before, settled, outcomes, report)
     reason = lost.reason if lost else plan.reason
-    answers = _answer_report(parts, plan, before)
-    staged = (report.outputs if report else find_outputs(parts, plan)) if lost is None else ""
-    outputs = settled_outputs(parts, plan, before, settled, staged, outcomes)
+    answers = _answer_report(adapters, plan, before)
+    staged = (report.outputs if report else find_outputs(adapters, plan)) if lost is None else ""
+    outputs = settled_outputs(adapters, plan, before, settled, staged, outcomes)
     settlement = Settlement(
         plan.turn,
         plan.kind,
-        parts.run_id,
-        parts.now(),
+        adapters.run_id,
+        adapters.now(),
         partitions,
-        parts.actor,
+        adapters.actor,
         reason,
         answers=answers,
         outputs=outputs,
@@ -135,63 +135,63 @@ def settle_turn(parts: Parts, plan: Plan, before: Settlement) -> Settlement | No
         steps=report.steps if report else None,
     )
     # Before the settlement: once that is stored, no process settles the turn again, and none would renew the id.
-    renew_id_of_copy(parts, plan)
+    renew_id_of_copy(adapters, plan)
     # The fence: one process takes number n. Any other process drops its own fold and uses the stored one.
-    if not parts.store.store_settlement(settlement, plan):
+    if not adapters.store.store_settlement(settlement, plan):
         return None
     # After the write: as long as the turn is open, the markers of its tasks keep Spark from starting a part again (I7).
-    parts.remove_task_folders(plan.turn)
+    adapters.remove_task_folders(plan.turn)
     for text in answers.warnings if answers else ():
         log.warning("%s: %s", plan.turn, text)
-    if parts.listener is not None:  # after the write: listeners get durable events only
-        notify_settled(parts.listener, plan, settlement, outcomes)
+    if adapters.listener is not None:  # after the write: listeners get durable events only
+        notify_settled(adapters.listener, plan, settlement, outcomes)
     return settlement
 
 
-def _decided_outcomes(parts: Parts, plan: Plan, before: Settlement, report: TurnReport | None) -> TurnOutcomes:
+def _decided_outcomes(adapters: Adapters, plan: Plan, before: Settlement, report: TurnReport | None) -> TurnOutcomes:
     """Returns the turn's outcomes with decisions n, which are made and stored first if they are not stored yet."""
     # Checked before the rows are read. In the other order, another process could store its decisions in between. The
     # check would find them, but the rows would not hold them: a record whose `dead` row counts would stay pending (I4).
-    decided = parts.store.has_decisions(plan.turn)
+    decided = adapters.store.has_decisions(plan.turn)
     # The breaker judges by counts, before the rows of a turn that failed as a whole are read.
     if not decided:
-        _void_if_too_many_failed(parts, plan, before, report)
-    outcomes = _read_outcomes(parts, plan, report)
+        _void_if_too_many_failed(adapters, plan, before, report)
+    outcomes = _read_outcomes(adapters, plan, report)
     if decided:
         return outcomes
     # Breaker and retention close the turn as void, so both are checked before the first dead letter is sent: a letter
     # of a void turn announces a record as dead that the next turn handles again.
-    _void_if_expired(parts, plan, before, outcomes.rows)
-    check_staged_rows(parts, plan, report.outputs if report else find_outputs(parts, plan))
-    decisions, answers = decide(parts, plan, before, outcomes)
+    _void_if_expired(adapters, plan, before, outcomes.rows)
+    check_staged_rows(adapters, plan, report.outputs if report else find_outputs(adapters, plan))
+    decisions, answers = decide(adapters, plan, before, outcomes)
     # Retention may have passed a record just before its dead letter was read. Such letters are sent again by the turn
     # that settles their records.
-    _void_if_expired(parts, plan, before, decisions)
-    parts.store.store_decisions(plan, parts.run_id, decisions, answers)
+    _void_if_expired(adapters, plan, before, decisions)
+    adapters.store.store_decisions(plan, adapters.run_id, decisions, answers)
     del outcomes  # they may be millions, and must not be in memory twice
     # Only the stored decisions count, whichever process has taken number n. They are read again, because those of
     # another process may differ from the decisions made above.
-    return _read_outcomes(parts, plan, report)
+    return _read_outcomes(adapters, plan, report)
 
 
-def _read_outcomes(parts: Parts, plan: Plan, report: TurnReport | None) -> TurnOutcomes:
+def _read_outcomes(adapters: Adapters, plan: Plan, report: TurnReport | None) -> TurnOutcomes:
     with advises_void(plan.turn):  # files of outcomes that were lost do not come back by themselves
-        return turn_outcomes(parts, plan, report)
+        return turn_outcomes(adapters, plan, report)
 
 
 def _settled_partitions(
-    parts: Parts, plan: Plan, before: Settlement, outcomes: TurnOutcomes, lost: OperatorLoss | None
+    adapters: Adapters, plan: Plan, before: Settlement, outcomes: TurnOutcomes, lost: OperatorLoss | None
 ) -> dict[TopicPartition, SettledPartition]:
     """Returns a row of settlement n for every partition of the lane, also for those that the plan leaves alone."""
-    states = states_after(plan, before, outcomes, lane_ranges(parts, plan.turn.epoch))
+    states = states_after(plan, before, outcomes, lane_ranges(adapters, plan.turn.epoch))
     evidence = f"outcomes {plan.turn.n} and decisions {plan.turn.n} of run {plan.run_id}"
     if plan.kind is not TurnKind.RUN:
         evidence = plan.reason
     if lost:
         evidence = LOST_BY_OPERATOR
     # For the audit only: the group's commits decide nothing here, and the step that commits reads them again.
-    own = {tp: _topic_id(tp, plan, before) for tp in states} if parts.commits else {}
-    committed = parts.group.committed(parts.unchanged_partitions(own)) if own else {}
+    own = {tp: _topic_id(tp, plan, before) for tp in states} if adapters.commits else {}
+    committed = adapters.group.committed(adapters.unchanged_partitions(own)) if own else {}
     return {
         tp: SettledPartition(
             _topic_id(tp, plan, before),
@@ -209,42 +209,42 @@ def _settled_partitions(
     }
 
 
-def _answer_report(parts: Parts, plan: Plan, before: Settlement) -> AnswerReport | None:
+def _answer_report(adapters: Adapters, plan: Plan, before: Settlement) -> AnswerReport | None:
     """Returns what decisions n hold about the answers from outside, and how far they have read the ack topic.
 
     If the Delta log has expired that, the position stays where the turn began. The next turn reads the same answers
     again: those that were applied are stale by then, so each still counts once.
     """
     if plan.kind is TurnKind.RUN and plan.ack_position is not None:
-        return parts.store.answers_of(plan.turn) or AnswerReport(plan.ack_position)
+        return adapters.store.answers_of(plan.turn) or AnswerReport(plan.ack_position)
     return before.answers.after_turn_without_answers() if before.answers else None
 
 
-def _void_if_too_many_failed(parts: Parts, plan: Plan, before: Settlement, report: TurnReport | None) -> None:
+def _void_if_too_many_failed(adapters: Adapters, plan: Plan, before: Settlement, report: TurnReport | None) -> None:
     """Closes the turn as void and raises TooManyFailures if too many of its new records failed (S46).
 
     Only first attempts count, so a turn of poison retries never trips the breaker. `dropped` counts too: it is a
     failure under a guarantee without retries.
     """
-    breaker = parts.pipeline.breaker
+    breaker = adapters.pipeline.breaker
     # A claimed turn is never void: the group has moved over it, so its records would be neither handled nor lost.
-    if breaker is None or parts.no_breaker or plan.kind is not TurnKind.RUN or parts.store.has_claim(plan.turn):
+    if breaker is None or adapters.no_breaker or plan.kind is not TurnKind.RUN or adapters.store.has_claim(plan.turn):
         return
     with advises_void(plan.turn):
-        counts = first_attempts(parts, plan, report)
+        counts = first_attempts(adapters, plan, report)
     tried, failed = counts.total(), counts[Outcome.FAILED] + counts[Outcome.DROPPED]
     # Divided, not multiplied: 0.29 * 100 is less than 29 in floating point, and 29 of 100 would trip a ratio of 0.29.
     if tried < breaker.min_records or failed / tried <= breaker.failure_ratio:
         return
-    if parts.pipeline.steps is not None:
+    if adapters.pipeline.steps is not None:
         # A tuple that a join holds waits for another one; no handler failed. Read only where it can make a difference.
         with advises_void(plan.turn):
-            failed -= unacked_first_attempts(parts, plan, report)
+            failed -= unacked_first_attempts(adapters, plan, report)
         if failed / tried <= breaker.failure_ratio:
             return
     allowed = f"{breaker.failure_ratio * 100:g}%"
     reason = f"too many failures: {failed} of {tried} new records failed, the breaker allows {allowed}"
-    if not void_turn(parts, plan, before, reason):
+    if not void_turn(adapters, plan, before, reason):
         return  # another process has settled the turn meanwhile, so it is not void
     raise TooManyFailures(
         f"{reason}. {plan.turn} is void: nothing of it was settled, dead-lettered or committed. Fix the handler and "
@@ -253,11 +253,11 @@ def _void_if_too_many_failed(parts: Parts, plan: Plan, before: Settlement, repor
 
 
 def _void_if_expired(
-    parts: Parts, plan: Plan, before: Settlement, rows: Mapping[TopicPartition, Iterable[OutcomeRow]]
+    adapters: Adapters, plan: Plan, before: Settlement, rows: Mapping[TopicPartition, Iterable[OutcomeRow]]
 ) -> None:
     """Closes the turn as void and raises RetentionPassed if `on_expired: fail` forbids to settle `rows`."""
-    error = expired_rows_error(parts, plan, rows)
-    if error is not None and void_turn(parts, plan, before, str(error)):
+    error = expired_rows_error(adapters, plan, rows)
+    if error is not None and void_turn(adapters, plan, before, str(error)):
         raise error
 
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from ackline.errors import NewerCommit
-from ackline.lane.adapters import Parts
+from ackline.lane.adapters import Adapters
 from ackline.lane.new_plan import check_clock
 from ackline.lane.races import Rounds
 from ackline.lane.void import close_if_waived
@@ -37,7 +37,7 @@ class TakenTurn:
 
 
 def take_turn(
-    parts: Parts,
+    adapters: Adapters,
     doing: str,
     kinds: Collection[TurnKind],
     *,
@@ -56,32 +56,32 @@ def take_turn(
     commit of another ledger; ConfigError for a fixed clock behind the last turn; and what `begin`, `end`, `make` and
     `store_plan` raise.
     """
-    rounds = Rounds(parts, doing)
+    rounds = Rounds(adapters, doing)
     for newest in rounds:
-        open_plan = parts.store.open_plan(newest) if newest else None
+        open_plan = adapters.store.open_plan(newest) if newest else None
         if newest and open_plan:
             # The process that has waived a turn may have died before it could close it. Any process closes it.
-            if close_if_waived(parts, open_plan, newest) or end(open_plan, newest):
+            if close_if_waived(adapters, open_plan, newest) or end(open_plan, newest):
                 continue
             # A lane has at most one open plan. It is adopted, whichever process has stored it and however long ago. A
             # second plan would handle the same offsets twice.
-            check_clock(parts, open_plan.planned_at)
+            check_clock(adapters, open_plan.planned_at)
             return TakenTurn(open_plan, newest, adopted=True)
         try:
             if newest is None:
                 begin()
                 continue
-            check_clock(parts, newest.settled_at)
+            check_clock(adapters, newest.settled_at)
             plan = make(newest)
             # The write that starts a turn. It publishes the rows of the settled turn first, so that no number is taken
             # before every output table holds the turn before it. From here on every process adopts this plan; before
             # it, nothing has happened.
-            stored = plan is not None and store_plan(parts, newest, plan)
+            stored = plan is not None and store_plan(adapters, newest, plan)
         except NewerCommit as error:
             rounds.lose_to(error)
             continue
         if plan is not None and stored and plan.kind is TurnKind.RUN:
-            parts.notify("planned", plan)
+            adapters.notify("planned", plan)
         if plan is None or (stored and plan.kind in kinds):
             return TakenTurn(plan, newest)
     raise rounds.all_lost()

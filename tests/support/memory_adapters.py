@@ -1,4 +1,4 @@
-"""The parts of a pipeline over a `World`: all that the steps need, with a reader of its logs in place of Spark."""
+"""The adapters of a pipeline over a `World`: all that the steps need, with a reader of its logs in place of Spark."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -11,7 +11,7 @@ from ackline.handler import Dead, Record, Skip, sign_tokens_with
 from ackline.kafka.dead_letters import DeadLetters, FoundLetter, LetterId
 from ackline.kafka.exact import ExactReader, Gone
 from ackline.kafka.fetching import Headers
-from ackline.lane.adapters import Parts, Progress
+from ackline.lane.adapters import Adapters, Progress
 from ackline.ledger.backoff import parse_duration
 from ackline.ledger.fold import OutcomeRow
 from ackline.ledger.metrics import FetchTimes
@@ -49,8 +49,8 @@ TOKEN_KEYS = (b"a key of the tests, in memory",)
 
 
 @dataclass(frozen=True, slots=True)
-class MemoryParts(Parts):
-    """The parts of one pipeline in a world, for one process."""
+class MemoryAdapters(Adapters):
+    """The adapters of one pipeline in a world, for one process."""
 
     world: World | None = None
     hook: Hook = no_hook
@@ -90,21 +90,21 @@ class MemoryParts(Parts):
         return FoundLetter(TopicPartition(topic, 0), at, sent_at, headers, source, letter.key, letter.value)
 
 
-def memory_parts(
+def memory_adapters(
     world: World,
     pipeline: Pipeline,
     run_id: str,
     hook: Hook = no_hook,
     fixed_now: datetime | None = None,
     lane: str = LIVE,
-) -> MemoryParts:
-    """Returns the parts of a lane in a world, for one process; `fixed_now` sets its clock, as `--now` does."""
+) -> MemoryAdapters:
+    """Returns the adapters of a lane in a world, for one process; `fixed_now` sets its clock, as `--now` does."""
 
     def run_job(_: "Callable[[], SparkSession]", job: "ReplayJob", on_progress: Progress | None) -> "ReplayResult":
         return MemoryJob(world, job, hook).run()
 
     isolation = pipeline.kafka.isolation
-    return MemoryParts(
+    return MemoryAdapters(
         pipeline=pipeline,
         store=MemoryStore(world, pipeline.name, lane, run_id, hook),
         cluster=MemoryCluster(world, isolation, hook),
