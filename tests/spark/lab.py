@@ -4,7 +4,7 @@ import os
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import date
 from pathlib import Path
 from subprocess import CompletedProcess
@@ -49,6 +49,19 @@ class Lab:
         self._journal = journal_file
         self._turn = 0
 
+    def partitions(self, *counts: int) -> list[TopicPartition]:
+        """The partitions of new topics, of which each has one of these numbers of partitions."""
+        names = [(self.new_topic(count), count) for count in counts]
+        return [TopicPartition(name, number) for name, count in names for number in range(count)]
+
+    def new_topic(self, partitions: int = 1) -> str:
+        """The name of a new topic."""
+        return self.topic(partitions)
+
+    def put_records(self, tp: TopicPartition, records: Iterable[tuple[bytes | None, bytes | None]]) -> None:
+        """Appends keys with values to a partition."""
+        put(self.broker, tp.topic, records, tp.partition)
+
     def put(self, *values: bytes | None, key: bytes | None = None) -> TopicPartition:
         """Partition 0 of a new topic that holds these values."""
         tp = TopicPartition(self.topic(), 0)
@@ -84,10 +97,14 @@ class Lab:
     def run(self, job: ReplayJob, on_progress: Progress | None = None) -> ReplayResult:
         """Runs a job, and commits its files as the replay step does."""
         result = run_replay(self.spark, job, on_progress)
+        self.commit(job, result)
+        return result
+
+    def commit(self, job: ReplayJob, result: ReplayResult) -> None:
+        """Commits the files of a job to the table."""
         partition = {"plan_date": DAY.isoformat()}
         files = [AddAction(f.path, f.size, partition, f.modification_time, True, f.stats) for f in result.files]
         assert self.table.append(files, "test", job.target.turn.n)
-        return result
 
     def ran(self, handler: str, *ranges: Any, **settings: Any) -> ReplayJob:
         """Makes a job as `job` does, runs it and returns it."""

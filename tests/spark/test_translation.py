@@ -1,11 +1,8 @@
 """Decoders and streams in a Spark job: fresh records and retries are translated by the same code."""
 
-import json
-
 import pytest
 
 from ackline.errors import ConfigError, TransientError
-from ackline.handler import Record
 from ackline.kafka.registry import registry_config
 from ackline.ledger.offsets import TopicPartition
 from ackline.pipeline.streams import Stream, Translation
@@ -15,34 +12,6 @@ from tests.spark.lab import Lab
 from tests.support.schema_registry import stub_registry
 
 PATH = "tests.spark.stream_handlers:{}".format
-
-
-def test_two_topics_and_three_streams_in_one_job(lab: Lab) -> None:
-    """A filter splits JSON orders between two handlers; notes are a column of text. A bad record fails alone."""
-    orders, notes = lab.topic(), lab.topic()
-    good = [(f"key-{n}".encode(), json.dumps({"n": n, "customer": "Alice"}).encode()) for n in range(10)]
-    put(lab.broker, orders, [*good, (b"key-10", b'{"n": 10'), (b"\xff", b'{"n": 11}'), (b"gone", None)])
-    put(lab.broker, notes, [(None, b"note"), (None, b"skip"), (None, b"\xfe"), (None, "süß".encode())])
-    large = Stream("large", PATH("large_order"), PATH("large"), (orders,), None, "utf8", "json")
-    others = Stream("orders", PATH("order"), None, (orders,), None, "utf8", "json")
-    translation = Translation((large, others, Stream("", PATH("notes"), value="utf8")))
-    job = lab.job("", {TopicPartition(orders, 0): (0, 13), TopicPartition(notes, 0): (0, 4)}, translation=translation)
-    result = lab.run(job)
-    rows = {
-        name: [(row["offset"], row["outcome"], row["error_class"]) for row in lab.rows(job) if row["topic"] == name]
-        for name in (orders, notes)
-    }
-    assert rows[orders] == [
-        *((n, "acked", None) for n in range(8)),
-        *((n, "failed", "ValueError") for n in (8, 9)),
-        *((n, "failed", "Undecodable") for n in (10, 11)),
-        (12, "skipped", "Tombstone"),
-    ]
-    assert rows[notes] == [(0, "acked", None), (1, "skipped", "Skip"), (2, "failed", "Undecodable"), (3, "acked", None)]
-    assert result.calls == 10 + 3
-    assert "Alice" not in str(lab.rows(job))
-    retry = lab.ran("", None, {TopicPartition(orders, 0): {8: 2, 9: 2, 10: 2}}, translation=translation)
-    assert lab.outcomes(retry) == [(8, "acked", None), (9, "acked", None), (10, "failed", "Undecodable")]
 
 
 FIELDS = [{"name": "id", "type": "long"}, {"name": "customer", "type": "string"}]
@@ -78,17 +47,3 @@ def test_avro_and_json_schema_are_decoded_with_the_schemas_of_the_registry(lab: 
         again = Translation(streams, registry_config(stub.url, {**login, "schema.registry.timeout": 5}))
         with pytest.raises(TransientError, match="not ready"):
             run_replay(lab.spark, lab.job("", {tp: (0, 6)}, translation=again))
-
-
-def test_a_decoded_record_is_a_whole_frozen_record(lab: Lab) -> None:
-    tp = lab.put(b"[1]", key=b"k")
-    translation = Translation((Stream("", f"{__name__}:is_whole", key="utf8", value="json"),))
-    job = lab.ran("", {tp: (0, 1)}, translation=translation)
-    assert lab.outcomes(job) == [(0, "acked", None)]
-
-
-def is_whole(record: Record) -> None:
-    """Fails unless the record is whole, comparable and frozen."""
-    assert record == Record(record.topic, 0, 0, record.timestamp, "k", [1], (), 1)
-    with pytest.raises(AttributeError):
-        record.value = None  # type: ignore[misc]

@@ -1,42 +1,23 @@
 """Tuple trees in real Spark jobs: a record is acked once all that came of it is."""
 
-import json
 import re
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 from ackline.errors import ConfigError, TransientError
-from ackline.ledger.explain_offset import StepStory, decode
 from ackline.ledger.offsets import TopicPartition
-from ackline.pipeline.streams import Stream, Translation
-from ackline.pipeline.topology import StepBlock, Topology, topology
-from ackline.spark.job import ReplayJob, check_replay, run_replay
+from ackline.spark.job import check_replay, run_replay
 from ackline.spark.lineage import manifests_of, one_job
 from ackline.worker.trees.acker import by_block
 from ackline.worker.trees.events import BLOCK, EventFormat, Events, PackedEvents
 from ackline.worker.trees.rows import ROWS_DDL, ROWS_SCHEMA
 from tests.spark import tree_handlers
 from tests.spark.lab import Lab
+from tests.spark.tree_jobs import ITEMS, SPLIT, TWO, ran, steps, values
 
 ROOT = Path(__file__).parents[2]
-HANDLERS = "tests.spark.tree_handlers"
-SPLIT = f"{HANDLERS}:split"
-ITEMS = [{"key": "a"}, {"key": "b"}, {"key": "c"}]
-
-
-def steps(*blocks: dict[str, Any]) -> Topology:
-    """A topology of steps whose handlers are functions of `tests.spark.tree_handlers`."""
-    named = ({**block, "handler": f"{HANDLERS}:{block['handler']}"} for block in blocks)
-    return topology([StepBlock.model_validate(block) for block in named])
-
-
-TWO = steps(
-    {"name": "first", "handler": "work", "input": "source", "group_by": "key"},
-    {"name": "second", "handler": "end", "input": "first", "group_by": "key"},
-)
 SHOP = steps(
     {"name": "price", "handler": "work", "input": "source", "group_by": "key"},
     {"name": "total", "handler": "join", "input": "price", "group_by": "key", "join": True},
@@ -48,49 +29,6 @@ DIAMOND = steps(
     {"name": "meet", "handler": "join", "input": ["left", "right"], "group_by": "key", "join": True},
     {"name": "sums", "handler": "end", "input": "meet.sums", "group_by": "key"},
 )
-
-
-def values(records: list[list[dict[str, Any]]]) -> list[bytes]:
-    """The values of records with these items."""
-    return [json.dumps(items).encode() for items in records]
-
-
-def ran(lab: Lab, records: list[list[dict[str, Any]]], of: Topology, **settings: Any) -> ReplayJob:
-    """Runs a job over records with these items."""
-    tp = lab.put(*values(records))
-    return lab.ran(SPLIT, {tp: (0, len(records))}, topology=of, **settings)
-
-
-def test_s60_s62_a_record_is_acked_when_every_child_and_theirs_are(lab: Lab) -> None:
-    failing = [*ITEMS, {"key": "d", "do": "fail"}]
-    job = ran(lab, [[], ITEMS, failing, ITEMS, [{"key": "a", "do": "skip"}], [{"key": "b", "do": "dead"}]], TWO)
-    assert [(row["offset"], row["outcome"], row["error_class"], row["error_message"]) for row in lab.rows(job)] == [
-        (0, "acked", None, None),
-        (1, "acked", None, None),
-        (2, "failed", "ValueError", "step first: broken; 3 siblings acked"),
-        (3, "acked", None, None),
-        (4, "skipped", "Skip", "step first: unwanted"),
-        (5, "failed", "Dead", "step first: hopeless; 0 siblings acked"),
-    ]
-
-
-def test_the_row_of_an_acked_record_has_the_numbers_of_its_steps_wherever_its_tree_has_ended(lab: Lab) -> None:
-    """Records 0, 1 and 4 end in the task that reads them, 2 and 3 in the acker."""
-    topology = steps(
-        {"name": "near", "handler": "end", "input": "source"},
-        {"name": "far", "handler": "end", "input": "source.far", "group_by": "key"},
-    )
-    far = {"key": "a", "stream": "far"}
-    records = [ITEMS, [], [*ITEMS, far], [far, far], [*ITEMS, {"key": "d", "do": "fail"}], ITEMS]
-    job = ran(lab, records, topology)
-    assert [(row["outcome"], decode(row["tree"])) for row in lab.rows(job)] == [
-        ("acked", {"near": StepStory(3, 0, 0)}),
-        ("acked", None),
-        ("acked", {"near": StepStory(3, 0, 0), "far": StepStory(1, 0, 0)}),
-        ("acked", {"far": StepStory(2, 0, 0)}),
-        ("failed", {"near": StepStory(3, 1, 0)}),
-        ("acked", {"near": StepStory(3, 0, 0)}),
-    ]
 
 
 def test_one_job_runs_each_handler_once_for_each_tuple(lab: Lab) -> None:
@@ -158,32 +96,6 @@ def test_s67_a_diamond_acks_its_records_and_a_join_fails_single_ones(lab: Lab) -
         (2, "failed", "Fail"),
         (3, "acked", None),
     ]
-
-
-def test_s61_a_retry_builds_the_tree_anew(lab: Lab) -> None:
-    tp = lab.put(*values([[*ITEMS, {"key": "b", "do": "fail", "until": 1}]] * 3))
-    first = lab.ran(SPLIT, {tp: (0, 3)}, topology=TWO)
-    assert {outcome for _, outcome, _ in lab.outcomes(first)} == {"failed"}
-    second = lab.ran(SPLIT, None, {tp: {0: 2, 1: 2, 2: 2}}, topology=TWO)
-    assert [(row["outcome"], row["attempt"]) for row in lab.rows(second)] == [("acked", 2)] * 3
-
-
-def test_streams_decode_and_choose_the_handler_of_a_tree(lab: Lab) -> None:
-    translation = Translation((Stream("items", SPLIT, value="json"),))
-    tp = lab.put(b'[{"key": "a"}]', b"no json", b'[{"key": "a", "do": "fail"}]')
-    job = lab.ran(SPLIT, {tp: (0, 3)}, topology=TWO, translation=translation)
-    assert lab.outcomes(job) == [(0, "acked", None), (1, "failed", "Undecodable"), (2, "failed", "ValueError")]
-
-
-def test_without_tracking_a_record_is_acked_by_its_own_call(lab: Lab) -> None:
-    job = ran(lab, [[{"key": "a", "do": "fail"}]], TWO, tracking=False)
-    assert lab.outcomes(job) == [(0, "acked", None)]
-
-
-def test_at_most_once_hands_each_tuple_out_once(lab: Lab) -> None:
-    tp = lab.put(*values([ITEMS, [{"key": "a", "do": "fail"}]]))
-    job = lab.ran(SPLIT, {tp: (0, 2)}, topology=TWO, once=True)
-    assert lab.outcomes(job) == [(0, "acked", None), (1, "failed", "ValueError")]
 
 
 def test_a_worker_that_is_killed_in_a_step_ends_the_run_before_anything_is_stored(lab: Lab) -> None:

@@ -202,7 +202,7 @@ def check_replay(spark: SparkSession, job: ReplayJob) -> None:
     if job.settings.once and is_true(spark.sparkContext.getConf().get(DYNAMIC_ALLOCATION, "false")):
         raise ConfigError(f"`{DYNAMIC_ALLOCATION}` is on: {DYNAMIC_ALLOCATION_REASON}", key=DYNAMIC_ALLOCATION)
     try:
-        manifests_of(spark, _with_possible_isolation(job, handler), handler)  # lazy: only an action reads
+        manifests_of(spark, with_possible_isolation(job, handler), handler)  # lazy: only an action reads
     except (PySparkException, Py4JError) as error:
         raise error_of_spark(error) from None
     _probe(spark, job, handler)
@@ -231,7 +231,7 @@ def run_replay(spark: SparkSession, job: ReplayJob, on_progress: Progress | None
     """
     handler = load_functions_of_job(job.settings)
     job = replace(
-        _with_possible_isolation(job, handler),
+        with_possible_isolation(job, handler),
         fresh={tp: fresh for tp, fresh in job.fresh.items() if len(fresh)},
         retries={tp: attempts for tp, attempts in job.retries.items() if count(attempts)},
     )
@@ -282,7 +282,7 @@ def _task_folder(spark: SparkSession, job: ReplayJob) -> AbstractContextManager[
     return open_task_folder(job.target.root, job.target.turn, job.settings.once)
 
 
-def _with_possible_isolation(job: ReplayJob, handler: Handler | Streams) -> ReplayJob:
+def with_possible_isolation(job: ReplayJob, handler: Handler | Streams) -> ReplayJob:
     """Returns the job; turns handler isolation off if only `isolation_reason` wants it and the handler can't have it.
 
     Logs a warning if the handler is isolated because of `isolation_reason`. Raises ConfigError if the pipeline file

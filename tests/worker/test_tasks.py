@@ -1,0 +1,200 @@
+"""The tasks of a job with record and Arrow handlers: which outcome, attempt, time and hash each record has. The column
+tier needs Spark: tests/spark/test_tiers.py."""
+
+import json
+from datetime import UTC, datetime
+
+import pyarrow.parquet as pq
+import pytest
+
+from ackline.handler import Record
+from ackline.ledger.offsets import TopicPartition
+from ackline.ledger.outcomes import Outcome
+from ackline.pipeline.streams import Stream, Translation
+from ackline.worker.run import without_secrets
+from tests.spark.test_counts import check_counts_alone
+from tests.spark.test_key_hash import KEYS, SECRET, WORDS, expected
+from tests.spark.test_tiers import EXPECTED, check_retries
+from tests.worker.task_lab import TaskLab
+
+PATH = "tests.spark.stream_handlers:{}".format
+
+
+def test_a_record_handler_settles_each_record_by_itself(tasks: TaskLab) -> None:
+    words = [b"ok", b"fail", b"skip", b"dead", b"exit", b"interrupt", b"generator", None, b"ok"]
+    tp = tasks.put(*words, key=b"customer-1")
+    job = tasks.job("by_word", {tp: (0, 9)})
+    result = tasks.run(job)
+    assert tasks.outcomes(job) == [
+        (0, "acked", None), (1, "failed", "ValueError"), (2, "skipped", "Skip"), (3, "failed", "Dead"),
+        (4, "failed", "SystemExit"), (5, "failed", "KeyboardInterrupt"), (6, "failed", "InvalidOutcome"),
+        (7, "skipped", "Tombstone"), (8, "acked", None),
+    ]  # fmt: skip
+    assert result.calls == 8
+    assert result.counts == {tp: {Outcome.ACKED: 2, Outcome.FAILED: 5, Outcome.SKIPPED: 2}}
+    assert not any("customer" in (row["error_message"] or "") for row in tasks.rows(job))
+
+
+def test_failures_are_dropped_under_a_guarantee_that_never_retries(tasks: TaskLab) -> None:
+    """S51."""
+    tp = tasks.put(b"ok", b"fail", b"skip")
+    job = tasks.ran("by_word", {tp: (0, 3)}, on_failure=Outcome.DROPPED)
+    assert [outcome for _, outcome, _ in tasks.outcomes(job)] == ["acked", "dropped", "skipped"]
+
+
+def test_a_fixed_clock_is_the_time_of_every_outcome(tasks: TaskLab) -> None:
+    tp = tasks.put(b"ok", b"fail", None)
+    now = datetime(2030, 1, 2, 3, 4, 5, 678000, tzinfo=UTC)
+    job = tasks.ran("by_word", {tp: (0, 3)}, now=now)
+    assert {row["handled_at"] for row in tasks.rows(job)} == {now}
+
+
+def test_a_batch_returns_the_outcome_of_each_row(tasks: TaskLab) -> None:
+    tp = tasks.put(b"acked", b"failed", b"skipped", b"dead", None)
+    job = tasks.job("arrow_words", {tp: (0, 5)})
+    result = tasks.run(job)
+    assert (tasks.outcomes(job), result.calls) == (EXPECTED, 4)
+
+
+def test_an_invalid_word_fails_its_whole_arrow_batch(tasks: TaskLab) -> None:
+    """Fault 13."""
+    tp = tasks.put(b"acked", b"failed", b"skipped", b"dead", None, b"nonsense")
+    arrow = tasks.ran("arrow_words", {tp: (0, 6)})
+    invalid: list[tuple[int, str, str | None]] = [(offset, "failed", "InvalidOutcome") for offset in range(6)]
+    invalid[4] = EXPECTED[4]
+    assert tasks.outcomes(arrow) == invalid
+    short = tasks.ran("arrow_short", {tp: (0, 3)})
+    assert tasks.outcomes(short) == invalid[:3]
+
+
+@pytest.mark.parametrize("handler", ["loads", "arrow_words"])
+def test_tombstones_are_delivered_on_demand(tasks: TaskLab, handler: str) -> None:
+    tp = tasks.put(None, key=b"k")
+    job = tasks.job(handler, {tp: (0, 1)}, deliver_tombstones=True)
+    assert tasks.run(job).calls == 1
+    assert tasks.outcomes(job)[0][1] == ("acked" if handler == "arrow_words" else "failed")
+
+
+@pytest.mark.parametrize("handler", ["by_word", "arrow_words"])
+def test_retries_meet_the_same_handler_with_their_own_attempt(tasks: TaskLab, handler: str) -> None:
+    """S19, S22: fresh ranges and retries of several partitions and topics in one job."""
+    check_retries(tasks, handler)
+
+
+@pytest.mark.parametrize("handler", ["by_word", "arrow_words"])
+def test_waits_are_counted_of_each_partition_and_rows_may_be_counted_only(tasks: TaskLab, handler: str) -> None:
+    check_counts_alone(tasks, handler)
+
+
+def test_two_topics_and_three_streams_in_one_job(tasks: TaskLab) -> None:
+    """A filter splits JSON orders between two handlers; notes are a column of text. A bad record fails alone."""
+    of_orders, of_notes = tasks.partitions(1, 1)
+    orders, notes = of_orders.topic, of_notes.topic
+    good = [(f"key-{n}".encode(), json.dumps({"n": n, "customer": "Alice"}).encode()) for n in range(10)]
+    tasks.put_records(
+        TopicPartition(orders, 0), [*good, (b"key-10", b'{"n": 10'), (b"\xff", b'{"n": 11}'), (b"gone", None)]
+    )
+    tasks.put_records(
+        TopicPartition(notes, 0), [(None, b"note"), (None, b"skip"), (None, b"\xfe"), (None, "süß".encode())]
+    )
+    large = Stream("large", PATH("large_order"), PATH("large"), (orders,), None, "utf8", "json")
+    others = Stream("orders", PATH("order"), None, (orders,), None, "utf8", "json")
+    translation = Translation((large, others, Stream("", PATH("notes"), value="utf8")))
+    job = tasks.job("", {TopicPartition(orders, 0): (0, 13), TopicPartition(notes, 0): (0, 4)}, translation=translation)
+    result = tasks.run(job)
+    rows = {
+        name: [(row["offset"], row["outcome"], row["error_class"]) for row in tasks.rows(job) if row["topic"] == name]
+        for name in (orders, notes)
+    }
+    assert rows[orders] == [
+        *((n, "acked", None) for n in range(8)),
+        *((n, "failed", "ValueError") for n in (8, 9)),
+        *((n, "failed", "Undecodable") for n in (10, 11)),
+        (12, "skipped", "Tombstone"),
+    ]
+    assert rows[notes] == [(0, "acked", None), (1, "skipped", "Skip"), (2, "failed", "Undecodable"), (3, "acked", None)]
+    assert result.calls == 10 + 3
+    assert "Alice" not in str(tasks.rows(job))
+    retry = tasks.ran("", None, {TopicPartition(orders, 0): {8: 2, 9: 2, 10: 2}}, translation=translation)
+    assert tasks.outcomes(retry) == [(8, "acked", None), (9, "acked", None), (10, "failed", "Undecodable")]
+
+
+def test_a_decoded_record_is_a_whole_frozen_record(tasks: TaskLab) -> None:
+    tp = tasks.put(b"[1]", key=b"k")
+    translation = Translation((Stream("", f"{__name__}:is_whole", key="utf8", value="json"),))
+    job = tasks.ran("", {tp: (0, 1)}, translation=translation)
+    assert tasks.outcomes(job) == [(0, "acked", None)]
+
+
+def is_whole(record: Record) -> None:
+    """Fails unless the record is whole, comparable and frozen."""
+    assert record == Record(record.topic, 0, 0, record.timestamp, "k", [1], (), 1)
+    with pytest.raises(AttributeError):
+        record.value = None  # type: ignore[misc]
+
+
+# -- hashes of keys
+
+
+@pytest.fixture
+def log(tasks: TaskLab) -> tuple[TopicPartition, TopicPartition]:
+    """Two partitions that hold the same records."""
+    tps = TopicPartition("hashed", 0), TopicPartition("hashed", 1)
+    for tp in tps:
+        tasks.put_records(tp, zip(KEYS, WORDS, strict=True))
+    return tps
+
+
+@pytest.mark.parametrize(
+    ("handler", "settings"),
+    [
+        ("by_word", {}),
+        ("arrow_words", {}),
+        ("by_word", {"isolated": True}),
+        ("arrow_words", {"isolated": True, "record_timeout": 30.0}),
+        ("by_word", {"once": True}),
+    ],
+)
+def test_the_hash_of_each_key_of_fresh_records_and_of_retries_is_stored(
+    tasks: TaskLab, log: tuple[TopicPartition, TopicPartition], handler: str, settings: dict[str, object]
+) -> None:
+    fresh, retries = log
+    job = tasks.ran(handler, {fresh: (0, 6)}, {retries: dict.fromkeys(range(6), 2)}, key_hash_secret=SECRET, **settings)
+    found = [(row["partition"], row["offset"], row["key_hash"]) for row in tasks.rows(job)]
+    assert found == [(partition, offset, expected(key)) for partition in (0, 1) for offset, key in enumerate(KEYS)]
+
+
+def test_a_retry_that_the_log_no_longer_holds_has_no_hash(
+    tasks: TaskLab, log: tuple[TopicPartition, TopicPartition]
+) -> None:
+    retries, _ = log
+    tasks.starts[retries] = 4
+    job = tasks.ran("by_word", None, {retries: {0: 2, 5: 2}}, key_hash_secret=SECRET)
+    found = [(row["outcome"], row["key_hash"]) for row in tasks.rows(job)]
+    assert found == [("expired", None), ("acked", expected(b"\xff\x00"))]
+
+
+def test_the_raw_bytes_of_a_decoded_key_are_hashed(tasks: TaskLab, log: tuple[TopicPartition, TopicPartition]) -> None:
+    fresh, _ = log
+    stream = Stream("", "tests.spark.stream_handlers:notes", key="utf8", value="utf8")
+    job = tasks.ran("by_word", {fresh: (0, 6)}, key_hash_secret=SECRET, translation=Translation((stream,)))
+    assert [row["key_hash"] for row in tasks.rows(job)] == [expected(key) for key in KEYS]
+
+
+def test_without_the_setting_the_files_have_no_such_column_and_the_table_reads_null(
+    tasks: TaskLab, log: tuple[TopicPartition, TopicPartition]
+) -> None:
+    fresh, _ = log
+    job = tasks.job("by_word", {fresh: (0, 6)})
+    result = tasks.run(job)
+    for file in result.files:
+        assert "key_hash" not in pq.read_schema(f"{tasks.table.uri}/{file.path}").names
+    assert {row["key_hash"] for row in tasks.rows(job)} == {None}
+
+
+@pytest.mark.parametrize("handler", ["by_word", "arrow_words"])
+def test_the_process_of_an_isolated_handler_does_not_get_the_secret(tasks: TaskLab, handler: str) -> None:
+    settings = tasks.job(handler, key_hash_secret=SECRET, store_options={"aws_secret_access_key": "s"}).settings
+    assert SECRET.decode() not in repr(settings)
+    without = without_secrets(settings)
+    assert (without.key_hash_secret, without.store_options) == (None, None)
