@@ -22,7 +22,7 @@ from unittest.mock import patch
 from deltalake.transaction import AddAction
 from rich.console import Console
 
-from ackline.ledger.turns import LIVE
+from ackline.ledger.turns import LIVE, TurnKind
 from ackline.pipeline.folder import lane_folder
 from ackline.tables.maintenance import maintain
 from ackline.tables.schemas import TABLES
@@ -107,21 +107,23 @@ def _lane(folder: Path, rounds: int, pipeline: str, tables: tuple[str, ...], fil
     lane.settle.clear()
     for name in tables:
         table = AuditTable(lane_folder(lane.injected.root, pipeline, LIVE), name)
-        assert table.append(other_days(pipeline, files), "ackline/bench", 1)
+        assert table.append(other_days(pipeline, files, name), "ackline/bench", 1)
         table.checkpoint()
     return lane
 
 
-def other_days(pipeline: str, files: int) -> list[AddAction]:
+def other_days(pipeline: str, files: int, table: str = "outcomes") -> list[AddAction]:
     """Returns log entries of files of the last DAYS days, with the statistics of turns of an epoch before the first.
 
-    So no read may open one of them, the search for the last failure of a retry included.
+    So no read may open one of them, the search for the last failure of a retry and that for void turns included.
     """
     today, now = datetime.now(UTC).date(), int(time.time() * 1000)
     actions = []
     for number in range(files):
         day = {"plan_date": (today - timedelta(days=1 + number % DAYS)).isoformat()}
         same = {"pipeline": pipeline, "lane": LIVE, "epoch": -1, "turn": number, "topic": "orders", "partition": 0}
+        if table != "outcomes":
+            same["kind"] = TurnKind.RUN
         low, high = {**same, "offset": number * 1_000}, {**same, "offset": number * 1_000 + 999}
         stats = {"numRecords": 1_000, "minValues": low, "maxValues": high, "nullCount": dict.fromkeys(low, 0)}
         path = f"plan_date={day['plan_date']}/live-0-{number}.parquet"

@@ -68,12 +68,9 @@ def _table(rows: Sequence[tuple[Any, ...]]) -> pa.Table:
         "topic": pa.array(topics, pa.string()),
         "partition": pa.array(partitions, pa.int32()),
         "offset": pa.array(offsets, pa.int64()),
-        "end_offset": pa.nulls(count, pa.int64()),
         "attempt": pa.repeat(pa.scalar(1, pa.int32()), count),
         "outcome": pa.repeat("acked", count),
-        "error_class": pa.nulls(count, pa.string()),
-        "error_message": pa.nulls(count, pa.string()),
         "record_timestamp": pa.array(timestamps, pa.timestamp("us", "UTC")),
         "handled_at": pa.repeat(pa.scalar(now, pa.timestamp("us", "UTC")), count),
     }
-    return pa.table(values, schema=OUTCOMES)
+    return pa.table({field.name: values.get(field.name, pa.nulls(count, field.type)) for field in OUTCOMES})

@@ -58,11 +58,14 @@ def main() -> None:
     )
     parser.add_argument("--turns", type=int, default=TURNS, help=f"turns of the ledger (default: {TURNS})")
     parser.add_argument("--failed", type=int, default=FAILED, help=f"records that all fail (default: {FAILED})")
+    parser.add_argument(
+        "--large", type=int, nargs=2, default=LARGE, help=f"records of the large turns (default: {LARGE})"
+    )
     options = parser.parse_args()
     console = Console()
     with TemporaryDirectory(prefix="ackline-bench-") as folder:
         show_many(console, many_turns(Path(folder), options.turns, options.every), options.every)
-    show_large(console, [large_turn(records, LARGE_FAILED) for records in LARGE])
+    show_large(console, [large_turn(records, LARGE_FAILED) for records in options.large])
     show_failed(console, large_turn(options.failed, options.failed))
 
 

@@ -1,0 +1,38 @@
+"""Each part of `make bench` at a hundredth of its size: it ends well, and prints its figures. No aim is judged here."""
+
+import re
+import subprocess
+import sys
+
+import pytest
+
+from tests.e2e.commands import ROOT
+
+PARTS = [
+    pytest.param("turns", "--turns 20 --every 10 --large 2000 20000 --failed 50000", id="turns"),
+    pytest.param("ledger_sizes", "--files 100 --rounds 2", id="ledger_sizes"),
+    pytest.param("queries", "--rows 100000", id="queries"),
+    pytest.param("interleaved", "--rows 100000 --turns 5", id="interleaved"),
+    pytest.param("pipelines", "--files 10", id="pipelines"),
+    pytest.param("run", "--records 20000 --pairs 1 --warm-up 0", id="run", marks=pytest.mark.real),
+    pytest.param("partitions", "--partitions 10 --runs 1", id="partitions", marks=[pytest.mark.real, pytest.mark.deep]),
+    pytest.param(
+        "trees", "--records 1000 --rounds 1 --warm-up 0 --edges 100000",
+        id="trees", marks=[pytest.mark.real, pytest.mark.deep],
+    ),
+]  # fmt: skip
+
+
+def test_each_part_of_make_bench_runs_here() -> None:
+    parts = re.findall(r"python -m tests\.bench\.(\w+)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert sorted(parts) == sorted(str(part.values[0]) for part in PARTS)
+
+
+@pytest.mark.parametrize(("part", "sizes"), PARTS)
+def test_a_part_measures_and_prints_its_figures(part: str, sizes: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", f"tests.bench.{part}", *sizes.split()],
+        cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert re.search(r"│.*\d.*│", done.stdout), done.stdout
