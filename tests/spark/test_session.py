@@ -1,12 +1,172 @@
-"""The session that a command or a driver opens, as a process of its own."""
+"""The session of a driver: its master, its settings on this machine and on a cluster, and the code that it ships."""
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from zipfile import ZipFile
 
 import pytest
 
+from ackline.errors import ConfigError
+from ackline.pipeline.blocks import SparkBlock
+from ackline.spark.master import MASTER, check_master, is_local, master_of_environment
+from ackline.spark.session import ENCRYPTION, REQUIRED_SETTINGS, build_archive, session_settings
 from tests.spark.lab import run_script
 
-pytestmark = pytest.mark.real
 
-SCRIPT = """
+def test_a_master_is_local_if_all_executors_are_on_this_machine() -> None:
+    local = ("local", "local[2]", "local[*]", "local[2,4]", "local-cluster[2,1,1024]")
+    assert all(is_local(master) for master in local)
+    assert not any(is_local(master) for master in ("spark://localhost:7077", "yarn", "k8s://https://h", "localhost"))
+
+
+def test_the_environment_names_the_master(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(MASTER, raising=False)
+    assert master_of_environment() == "local[*]"
+    monkeypatch.setenv(MASTER, "spark://cluster:7077")
+    assert master_of_environment() == "spark://cluster:7077"
+
+
+@pytest.mark.parametrize("master", ["sc://host:15002/;token=abc;use_ssl=true", "sc://user@host"])
+def test_spark_connect_is_refused_by_name_and_without_its_token(monkeypatch: pytest.MonkeyPatch, master: str) -> None:
+    monkeypatch.setenv(MASTER, master)
+    with pytest.raises(ConfigError, match=r"names sc://\w+.*, a Spark Connect server") as refused:
+        master_of_environment()
+    assert "abc" not in str(refused.value)
+    with pytest.raises(ConfigError, match="the Airflow connection spark_default names sc://"):
+        check_master(master, "the Airflow connection spark_default")
+
+
+def test_the_variable_by_which_pyspark_chooses_spark_connect_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPARK_REMOTE", "local[*]")
+    with pytest.raises(ConfigError, match="SPARK_REMOTE"):
+        master_of_environment()
+
+
+NOTHING = SparkBlock()
+
+
+@pytest.fixture
+def master() -> str:
+    return "spark://127.0.0.1:7077"
+
+
+def test_on_this_machine_the_driver_listens_on_the_loopback_and_nothing_is_encrypted() -> None:
+    settings = session_settings("local[2]", NOTHING, submitted=False)
+    assert settings["spark.driver.host"] == settings["spark.driver.bindAddress"] == "127.0.0.1"
+    assert not settings.keys() & ENCRYPTION.keys()
+    assert "spark.executorEnv.PYTHONPATH" in settings
+
+
+def test_on_a_cluster_the_driver_has_the_address_of_its_route_to_the_master() -> None:
+    """Executors of other machines connect to it."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as route:
+        route.connect(("192.0.2.1", 7077))
+        address = route.getsockname()[0]
+    settings = session_settings("spark://192.0.2.1:7077", NOTHING, submitted=False)
+    assert (settings["spark.driver.host"], "spark.driver.bindAddress" in settings) == (address, False)
+    assert "spark.executorEnv.PYTHONPATH" not in settings
+
+
+@pytest.mark.parametrize("cluster", ["yarn", "k8s://https://host", "spark://no-such-host.invalid:7077"])
+def test_where_no_route_is_known_spark_chooses_the_address(cluster: str) -> None:
+    assert "spark.driver.host" not in session_settings(cluster, NOTHING, submitted=False)
+
+
+def test_the_file_may_name_the_driver_s_address(master: str) -> None:
+    block = SparkBlock(conf={"spark.driver.host": "driver.example"})
+    assert session_settings(master, block, submitted=False)["spark.driver.host"] == "driver.example"
+
+
+@pytest.mark.parametrize("submitted", [True, False])
+def test_on_a_cluster_tasks_are_authenticated_and_encrypted_unless_the_file_waives_it(
+    master: str, submitted: bool
+) -> None:
+    """Kafka's password travels in them."""
+    settings = session_settings(master, NOTHING, submitted=submitted)
+    assert ENCRYPTION.items() <= settings.items()
+    waived = session_settings(master, SparkBlock(encryption="none"), submitted=submitted)
+    assert not waived.keys() & ENCRYPTION.keys()
+
+
+def test_what_the_rules_need_is_set_last(master: str) -> None:
+    block = SparkBlock.model_construct(
+        driver_memory=None, executor_memory=None, executor_cores=None, archives=[], encryption="required",
+        conf={"spark.speculation": "true", "spark.authenticate": "false"},
+    )  # fmt: skip
+    settings = session_settings(master, block, submitted=True)
+    assert (REQUIRED_SETTINGS | ENCRYPTION).items() <= settings.items()
+
+
+def test_the_block_decides_on_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ACKLINE_SPARK_MEMORY", "3g")
+    block = SparkBlock(driver_memory="2g", executor_memory="4g")
+    settings = session_settings("local[2]", block, submitted=False)
+    assert (settings["spark.driver.memory"], settings["spark.executor.memory"]) == ("2g", "4g")
+    assert session_settings("local[2]", NOTHING, submitted=False)["spark.driver.memory"] == "3g"
+    assert "spark.driver.memory" not in session_settings("local[2]", block, submitted=True)
+
+
+def handlers(folder: Path) -> Path:
+    for name in (
+        "handlers/orders.py", "handlers/__init__.py", "top.py", "handlers/.env", "secrets.pem", "data.csv",
+        ".git/hook.py", "venv/lib/x.py", "other/lib/y.py", "handlers/__pycache__/orders.cpython-311.pyc",
+    ):  # fmt: skip
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("VALUE = 42\n")
+    (folder / "other" / "pyvenv.cfg").write_text("")
+    return folder
+
+
+def test_it_holds_the_package_and_the_python_files_of_the_handlers_alone(tmp_path: Path) -> None:
+    """No secret, no data and no virtual environment that lies beside the handlers leaves the machine."""
+    names = ZipFile(build_archive(tmp_path / "a.zip", handlers(tmp_path / "project"))).namelist()
+    assert {name for name in names if not name.startswith("ackline/")} == {
+        "handlers/__init__.py", "handlers/orders.py", "top.py",
+    }  # fmt: skip
+    assert {"ackline/__init__.py", "ackline/worker/tasks.py"} <= set(names)
+    assert not any("__pycache__" in name for name in names)
+
+
+def test_equal_files_give_an_equal_archive(tmp_path: Path) -> None:
+    folder = handlers(tmp_path / "project")
+    first = build_archive(tmp_path / "a.zip", folder).read_bytes()
+    os.utime(folder / "top.py", (1, 1))
+    os.chmod(folder / "top.py", 0o600)
+    assert build_archive(tmp_path / "b.zip", folder).read_bytes() == first
+
+
+def test_a_python_without_the_project_imports_from_it(tmp_path: Path) -> None:
+    archive = build_archive(tmp_path / "a.zip", handlers(tmp_path / "project"))
+    code = "import sys; sys.path.insert(1, sys.argv[1]); import ackline.errors, top; print(ackline.__file__)"
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(archive)], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.startswith(str(archive))
+
+
+REFUSED = """
+from ackline.errors import AcklineError
+from ackline.spark.session import open_session
+try:
+    open_session()
+except AcklineError as error:
+    print(type(error).__name__, error)
+"""
+
+
+@pytest.mark.real
+def test_a_standalone_master_without_a_secret_is_refused_with_the_way_out() -> None:
+    """No connection is tried: without the secret, Kafka's password would go over the network as it is."""
+    done = run_script(REFUSED, ACKLINE_SPARK_MASTER="spark://127.0.0.1:9", SPARK_CONF_DIR="/nowhere")
+    assert done.stdout.startswith("ConfigError the master spark://127.0.0.1:9 needs `spark.authenticate.secret`")
+    assert "write `spark: {encryption: none}` into the pipeline file" in done.stdout
+
+
+CTRL_C = """
 import signal
 from ackline.spark.session import open_session
 
@@ -20,7 +180,8 @@ session.stop()
 """
 
 
+@pytest.mark.real
 def test_a_session_leaves_the_handling_of_ctrl_c_as_it_was() -> None:
     """pyspark's own handler calls the JVM in the middle of another call: both then fail, or wait for ever."""
-    done = run_script(SCRIPT, ACKLINE_SPARK_MASTER="local[1]")
+    done = run_script(CTRL_C, ACKLINE_SPARK_MASTER="local[1]")
     assert done.stdout.split() == ["True"], done.stderr

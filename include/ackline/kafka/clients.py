@@ -1,12 +1,8 @@
-"""Kafka clients, and their errors as an `AcklineError`.
+"""Creates Kafka clients, and turns their errors into an `AcklineError`: transient if another try may help, else fatal.
 
-Turns errors of Kafka's client into an `AcklineError`: transient where another try may help, else fatal.
-
-`KafkaError.retriable()` is not enough: it is False for NOT_COORDINATOR, and for each request without an answer.
-
-Creates Kafka clients. Each kind of client gets only the properties that it takes, and logs into Python's logging.
-
-Every client reads or commits by explicit partition; none ever joins a group.
+Each kind of client gets only the properties that it takes, and logs into Python's logging. Every client reads or
+commits by explicit partition; none ever joins a group. `KafkaError.retriable()` does not decide what is transient: it
+is False for NOT_COORDINATOR, and for each request without an answer.
 """
 
 import contextlib

@@ -1,16 +1,10 @@
-"""Client properties for librdkafka and for Java, from a connection and a pipeline file.
+"""Client properties for librdkafka and for Java, from a connection and a pipeline file. Loads no client library.
 
-Client properties: those that a connection or a pipeline file sets, and those that Ackline sets itself.
-
-Pure: loads no client library. Two clients read the same topics: librdkafka (bounds, commits, exact reads, dead letters)
-and Java's client (Spark's source). Both are configured from one set of librdkafka properties that the user writes.
-
-Translates a connection's librdkafka properties for Java's Kafka client, which Spark's source uses.
-
-A property has a counterpart, or makes no difference to what is read and how it is secured (`DROPPED`), or is an error.
-So Spark never connects in another way than the user wrote.
-
-Replaces the names of certificate files by their text, because only the driver's machine has the files.
+Two clients read the same topics: librdkafka (bounds, commits, exact reads, dead letters) and Java's client (Spark's
+source). The user writes one set of librdkafka properties for both, and Ackline sets some itself. A property has a
+counterpart in Java, or makes no difference to what is read and how it is secured (`DROPPED`), or is an error. So Spark
+never connects in another way than the user wrote. Names of certificate files are replaced by their text, because only
+the driver's machine has the files.
 """
 
 import re

@@ -1,14 +1,13 @@
 """The loop of an exact read, and what the events of a log prove about the offsets it wants.
 
-Which wanted offsets of a partition are answered, and what the log's next event proves about the others. Pure.
-
-The loop of an exact read: one client, set up for dense or for sparse stretches, reads many partitions at once.
+A `Cursor` is pure: it holds which wanted offsets of a partition are answered, and derives what the log's next event
+proves about the others. A `Fetcher` is one client, set up for dense or for sparse stretches, that reads many partitions
+at once.
 
 librdkafka keeps one fetch in flight to each broker, and starts the next as soon as a partition's queue runs low. The
-loop therefore unassigns a partition as soon as it is answered, because its waiting fetch would hold up the others.
-
-The loop is written by hand and not with a retry library: between two polls it answers offsets, seeks and unassigns, and
-its time limit counts the silence since the last progress, not the time since its start.
+loop therefore unassigns a partition as soon as it is answered, because its waiting fetch would hold up the others. The
+loop does without a retry library: between two polls it answers offsets, seeks and unassigns, and its time limit counts
+the silence since the last progress, not the time since its start.
 """
 
 import json

@@ -1,13 +1,8 @@
-"""Runs one replay as one Spark job, reports its progress, and adds up what its tasks did.
+"""Runs one replay as one Spark job, one lineage and one action, and adds up what its tasks did.
 
-Reports the progress of a Spark job while it runs.
-
-What the tasks of a replay did, added up from the rows of their manifests (`ackline.worker.settings`).
-
-Runs one replay as one Spark job: one lineage and one action, over fresh ranges and due retries.
-
-A second action would read the records and call the handler again. The tasks write files of outcomes, and this module
-returns their names. The outcomes count once the caller has committed the files.
+A second action would read the records and call the handler again. The tasks write files of outcomes and return
+manifests (`ackline.worker.settings`); `run_replay` returns the names of the files and the sums. The outcomes count once
+the caller has committed the files.
 """
 
 import logging
@@ -156,7 +151,8 @@ def result_of(rows: Iterable[Any], topology: Topology | None) -> ReplayResult:
 
 
 def _count_records(source: StepCounts, counts: Collection[Mapping[Outcome, int]]) -> None:
-    """Counts the records that were acked and those that failed: what Storm counts of a spout. Only the acker can."""
+    """Sets how many records were acked and how many failed, as Storm counts them for a spout. No manifest of the source
+    has these numbers, because a tree may end in another task."""
     source.acked = sum(of_tp.get(Outcome.ACKED, 0) for of_tp in counts)
     source.failed = sum(of_tp.get(word, 0) for of_tp in counts for word in (Outcome.FAILED, Outcome.DROPPED))
 
@@ -268,7 +264,7 @@ def _collect(spark: SparkSession, job: ReplayJob, handler: Handler | Streams, fo
         with nullcontext() if job.settings.topology is None else one_job(spark):
             return manifests_of(spark, job, handler, folder).collect()
     except (PySparkException, Py4JError) as error:
-        # A second start gives the handler records again, as after a kill. At most once never does.
+        # A second start gives the handler records again, as after a kill, which at most once forbids.
         if job.settings.once or not is_timestamp_overflow(error):
             raise error_of_spark(error) from None
     log.warning("%s: Spark's source can't convert a record's timestamp; the ranges are read exactly", job.target.turn)

@@ -199,7 +199,7 @@ def _exchange(rows: DataFrame, step: Step, parts: int) -> DataFrame:
     rows = rows.repartition(parts, "key")
     if not step.join:
         return rows
-    # Null for all other rows, which so come first.
+    # Null for all other rows, so these come first.
     key = F.when(F.col("step") == step.number, F.col("key"))
     return rows.sortWithinPartitions(key, "tp", "offset", "attempt", "edge")
 

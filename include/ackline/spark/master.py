@@ -1,8 +1,6 @@
-"""Which Spark master a job runs on, and where executors reach the driver.
+"""Which Spark master a job runs on, which masters are refused, and the address where executors reach the driver.
 
-Which Spark master a job runs on, and which masters are refused. Reads environment variables and opens nothing.
-
-The address under which executors on other machines reach the driver.
+Importing this loads no Spark, because commands and DAGs check the master first.
 """
 
 import os

@@ -1,14 +1,11 @@
 """What the driver checks of its executors: before records are handed out, and when they have named their files.
 
-Waits until the driver sees the files of outcomes that its tasks have named.
+The probe is a Spark job with a task for each core. It checks that the executors can handle the records and share the
+root with the driver. It covers the executors that are there; for those that come later, each task looks again before
+its first record (`ackline.worker.task_folder`).
 
 A task syncs its files before it names them, but another machine may not see them at once: an NFS client remembers for
-up to a minute that a name does not exist, and the listing of an object store may be old.
-
-Checks, before records are handed out, that the executors can handle them and share the root with the driver.
-
-The probe is a Spark job with a task for each core. It covers the executors that are there; for those that come later,
-each task looks again before its first record (`ackline.worker.task_folder`).
+up to a minute that a name does not exist, and the listing of an object store may be old. So the driver waits for them.
 """
 
 import logging
@@ -125,8 +122,8 @@ def probe_executors(
 ) -> None:
     """Checks versions, imports and files of the executors that are there, and that they share the folder `root`.
 
-    A column handler runs in the JVM, so nothing needs `imports_handler` on the executors. Raises ConfigError with the
-    host and the cause, and what Spark's job raises. Leaves no file behind.
+    `imports_handler` is False for a column handler: it runs in the JVM, so executors need not import it. Raises
+    ConfigError with the host and the cause, and what Spark's job raises. Leaves no file behind.
     """
     _wait_for_executors(context, sleep)
     files = {name: str(kafka.properties[name]) for name in _FILES if name in kafka.properties}

@@ -1,15 +1,12 @@
-"""The Spark session that Ackline's jobs run in.
+"""The Spark session that Ackline's jobs run in, with the code that travels to its executors and a quiet JVM.
 
-Filters the standard error of the JVM that this process starts.
+On a cluster the session carries an archive of Ackline's package and of the handlers, so the cluster needs Python with
+the dependencies, and no copy of the project. Equal files give an equal archive, byte for byte, so that a driver that
+starts again ships the same code.
 
-Java prints a warning about an incubator module, which Spark adds to each driver, and others about its own options. They
-come before log4j is configured, and no option of Java turns them off. They concern no user, and would cross the
-progress bar. All other lines pass: an error of the JVM itself must be seen.
-
-The archive of Ackline's package and of the handlers that travels with a job to the executors of a cluster.
-
-So a cluster needs Python with the dependencies, and no copy of the project. Equal files give an equal archive, byte
-for byte, so that a driver that starts again ships the same code.
+The standard error of the JVM is filtered. Java prints a warning about an incubator module, which Spark adds to each
+driver, and others about its own options, before log4j is configured; no option of Java turns them off. They concern no
+user, and would cross the progress bar. All other lines pass: an error of the JVM itself must be seen.
 """
 
 import os

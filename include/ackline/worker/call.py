@@ -1,6 +1,6 @@
 """Calls a handler on records: each record gets exactly one outcome, whatever the handler does.
 
-Records in flight: what a handler's `InFlight` becomes, under the settings of the task that this process works on.
+A handler may answer `InFlight`. What becomes of it depends on the settings of the task that this process works on.
 """
 
 import inspect
@@ -42,7 +42,7 @@ from ackline.worker.settings import ReplaySettings
 
 _allowed = False
 _timeout: timedelta | None = None
-# As the tokens of `ackline.handler`, these are of the process: it works on one task at a time.
+# Global, as the signer of tokens in `ackline.handler` is, because a process works on one task at a time.
 
 
 def use_in_flight_settings(settings: ReplaySettings) -> None:

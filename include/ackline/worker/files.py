@@ -1,7 +1,4 @@
-"""Writes outcomes to Parquet files, column by column.
-
-A file of outcomes as a Spark task reports it to the driver.
-"""
+"""Writes outcomes to Parquet files, column by column, and reports each file to the driver as a `WrittenFile`."""
 
 import uuid
 from collections import Counter

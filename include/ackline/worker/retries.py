@@ -1,15 +1,9 @@
 """Exact reads of one Spark task: retries, and fresh ranges that Spark's Kafka source can't read.
 
-Reads the retries of one Spark task: exactly the wanted offsets, in batches.
-
-Fresh ranges that Spark's Kafka source can't read come the same way (`ackline.worker.retries`).
-
-Fresh ranges that Spark's Kafka source can't read, because a record's timestamp does not fit Spark's own.
-
 The source converts each timestamp to microseconds, and fails the job for one that then needs more than 64 bits: a
 producer has written nanoseconds where Kafka means milliseconds. No option of the source avoids that. The tasks
-therefore read such a range as they read retries, offset by offset, with a client that returns any number. This takes
-several times as long, so it is done only where it is needed:
+therefore read such a fresh range as they read retries, offset by offset, with a client that returns any number. This
+takes several times as long, so it is done only where it is needed:
 
 - replay asks each partition's leader for the first timestamp that is too large, before anything is handed out.
 - A timestamp that is too small (far before 1970) can't be looked up like that. The job then fails, and starts again

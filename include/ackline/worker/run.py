@@ -1,14 +1,11 @@
 """What happens inside a Spark task: it calls the handler on its records, and writes their outcomes to files.
 
-Hashes the keys of a batch of records, in a Python worker.
+The task keeps its share of the rate limit (`max_rate`). Tasks do not communicate: each gets the run's rate divided by
+the number of tasks that may run at the same time, and never exceeds that. A task that a slow handler or broker has
+delayed catches up by at most one second's worth.
 
-The JVM does not hash them, although it is faster: the secret would have to be part of an expression, and Spark shows
-expressions in plans, in its page and in the event log.
-
-The rate limit (`max_rate`) of a run, as its Spark tasks keep it. Pure: clock and sleep are passed in.
-
-Spark tasks do not communicate. Each gets the run's rate divided by the number of tasks that may run at the same time,
-and never exceeds that. A task that a slow handler or broker has delayed catches up by at most one second's worth.
+The task hashes the keys of records. The JVM does not, although it is faster: the secret would have to be part of an
+expression, and Spark shows expressions in plans, in its page and in the event log.
 """
 
 import signal
@@ -103,8 +100,8 @@ def rate_per_task(max_rate: int, tasks: int, cores: int | None) -> float:
 FETCHED = "fetched"
 TOMBSTONE = "tombstone"
 UNREADABLE = "unreadable"
-"""Values of the column `note` in the column tier, where a row may be about something else than an outcome of the
-handler; `expired` and `compacted` are notes, too."""
+"""Values of the column `note` in the column tier. A row with a note has no outcome of the handler. `expired` and
+`compacted` are notes, too."""
 
 
 class TaskRun:

@@ -1,8 +1,7 @@
-"""What a Spark task is given, its settings, and what it returns, its manifest.
+"""What a Spark task gets, its settings, and what it returns, its manifest.
 
-The manifest of a Spark task: the rows that the task returns to the driver, with its files and its counts.
-
-The settings of a replay job. The replay step builds them once; each Spark task gets them pickled, as they are.
+The replay step builds the settings once, and each task gets them pickled. The manifest is the rows that the task
+returns to the driver, with its files and its counts.
 """
 
 from collections.abc import Iterable, Mapping
@@ -186,7 +185,8 @@ class ReplayJob:
     isolation_reason: str = ""
     """Why `settings.isolated` is set although the pipeline file has no `handler_isolation: process`; else empty."""
     exact_from: Mapping[TopicPartition, int] = field(default_factory=dict)
-    """The offset from which on the log may hold timestamps that Spark's source can't read, where there is one."""
+    """The offset from which on the log may hold timestamps that Spark's source can't read. A topic-partition without
+    such an offset is missing."""
 
 
 @dataclass(frozen=True, slots=True)

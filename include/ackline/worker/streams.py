@@ -1,11 +1,9 @@
-"""The handlers of a job: imports them, decodes each record, and calls the one whose stream takes it.
+"""Imports the handlers of a job, decodes each record, and calls the handler of the first stream whose filter takes it.
 
-Streams: decodes each record, and calls the handler of the first stream whose filter takes it.
+The caller is a Spark task, or the process of an isolated handler.
 
 Decoding and filtering are part of handling a record: what they raise is the outcome of that record alone. A record that
 no stream takes is skipped, with the error class Unmatched. A failure of the schema registry ends the Spark task.
-
-Imports the handlers of a job in the process that calls them: a Spark task, or a process of their own.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -225,8 +223,8 @@ def _call_arrow_route(route: _Route, records: Records, now: Clock, observer: Cal
 
 
 def _not_text(decode: Decode, column: pa.Array) -> Iterator[tuple[int, str]]:
-    """Yields each row of a column that is not UTF-8, with the reason. Arrow first checks all rows at once, as a rule
-    without a finding; only then each row is decoded."""
+    """Yields each row of a column that is not UTF-8, with the reason. Arrow checks all rows at once; only if it finds
+    one that is no text, each row is decoded."""
     try:
         column.cast(pa.string())
     except pa.ArrowInvalid:

@@ -1,8 +1,8 @@
 """The acker: finds which trees are complete, and stores the outcome of each record.
 
-As Storm's Acker it XORs all edges of a root that were created and closed: the result is 0 when each edge was both. XOR
-has a second witness, because two edges with the same id would cancel each other: as many tuples must have been closed
-at each step as were sent there. Both are sums over events without duplicates.
+As Storm's Acker it XORs all edges of a root that were created and closed: the result is 0 when each edge was both. The
+counts are a second check, because two edges with the same id would cancel each other: as many tuples must have been
+closed at each step as were sent there. Both are sums over events without duplicates.
 """
 
 from collections.abc import Callable, Iterable, Iterator

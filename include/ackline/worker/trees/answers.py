@@ -1,5 +1,5 @@
-"""Reads what the handler of a tree answers: emitted tuples are packed at once, because a handler may change a value
-after it has yielded it.
+"""Reads what the handler of a tree answers. Packs emitted values at once, because a handler may change a value after it
+has yielded it.
 
 An answer refers to the inputs of its call by their positions, so it can leave the process that the handler ran in.
 """

@@ -259,10 +259,10 @@ log = logging.getLogger(__name__)
 
 
 class EdgeLog:
-    """The log of one task.
+    """Logs the edges of the sampled attempts in one task.
 
-    The id of its root decides whether an attempt at a record is logged. It is the same in each task, so either all
-    edges of the attempt are logged or none.
+    The id of its root decides whether an attempt is logged. It is the same in each task, so either all edges of the
+    attempt are logged or none.
     """
 
     def __init__(self, sample: float, settings: TaskSettings) -> None:

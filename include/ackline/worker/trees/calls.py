@@ -1,7 +1,4 @@
-"""Calls the handlers of steps, and follows what they emit: within the task as far as it goes, then as rows.
-
-Fewer runs of Python's cyclic garbage collector while a task handles tuples.
-"""
+"""Calls the handlers of steps, and follows what they emit: within the task as far as it goes, then as rows."""
 
 import gc
 import logging

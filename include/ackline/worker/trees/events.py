@@ -1,14 +1,11 @@
-"""Events of trees as bytes: why a tree is not acked, and their sums by root.
+"""Events of trees as bytes: their sums by root, why a root is not acked, and the outcome that follows.
 
-Notes: why a tree is not acked; and the outcome of a root. Notes are bytes, and the smallest one decides.
+A note says why a call did not ack its tuple. Notes are bytes whose order is that of their rank, so the smallest note of
+a root decides: dead before failed before skipped, then the first step in the order of the file, then the smallest edge.
 
-So Spark's own `min` finds the worst: dead before failed before skipped, then the first step in the order of the file,
-then the smallest edge.
-
-Events as bytes, and their sums by root. Events travel packed: a row holds those of a block of offsets.
-
-A row for each event cost half of a turn's time, because each stage between a step and the acker copies all rows that
-are not its own. A row of packed events costs a stage next to nothing, however many events it holds.
+Events travel packed: a row holds those of a block of offsets. A row for each event cost half of a turn's time, because
+each stage between a step and the acker copies all rows that are not its own. A row of packed events costs a stage next
+to nothing, however many events it holds.
 """
 
 import pickle

@@ -1,9 +1,8 @@
 """Calls the handlers of a tree in a process of its own, so that a crash or a hang fails only the tuples of its call.
 
-What runs in the handler's process of a task of a tree: it calls the handlers, and sends back what they answer.
-
-Only a handler runs here, and the reading of its answers, which may run its generator. The task itself keeps the events,
-the edges and the rows, so a death loses nothing but the call under way.
+`IsolatedTreeCalls` is the task's side. `serve` runs in the process: it calls the handlers, and sends back what they
+answer. Only a handler runs there, and the reading of its answers, which may run its generator. The events, the edges
+and the rows stay in the task, so a death loses nothing but the call under way.
 """
 
 import socket

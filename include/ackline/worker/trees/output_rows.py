@@ -1,13 +1,12 @@
 """What a Spark task does with rows for outputs: it stages those for tables, and produces those for topics.
 
-The columns of an output table that does not exist yet: the tasks of a turn infer them from the rows that they stage.
-
-The tasks share a series of files in the turn's staging folder: number 1, 2, 3 …, each with all columns of the one
-before it and at least one more. A file is created exclusively and never changed. A task that has a field without a
-column creates the file with the next number. If another task has created that file, the task takes over the columns in
-it, and tries again with the fields that these lack. So any two tasks agree on the type of a column. The name of a
-staged file contains the number of the file with the columns of its rows. The driver reads the columns of a turn from
-the file with the highest of these numbers.
+The tasks of a turn infer the columns of an output table that does not exist yet from the rows that they stage. They
+share a series of files in the turn's staging folder: number 1, 2, 3 …, each with all columns of the one before it and
+at least one more. A file is created exclusively and never changed. A task that has a field without a column creates the
+file with the next number. If another task has created that file, the task takes over the columns in it, and tries again
+with the fields that these lack. So any two tasks agree on the type of a column. The name of a staged file contains the
+number of the file with the columns of its rows. The driver reads the columns of a turn from the file with the highest
+of these numbers.
 """
 
 import contextlib

@@ -1,8 +1,7 @@
-"""How a tuple travels between two Spark tasks, and the inputs of a call.
+"""Tuples as bytes, as they travel between two Spark tasks, and as the inputs of a call.
 
-How a tuple travels between two Spark tasks: its value and key as bytes, and its key as bytes that compare.
-
-The inputs of a call, and what an error message must not repeat of them.
+A value is packed when the handler emits it, and its key becomes bytes that are equal for equal keys. Error messages
+must not repeat what the texts of an input or a record hold (`texts_of`, `texts_of_record`).
 """
 
 import pickle

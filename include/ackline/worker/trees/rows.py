@@ -1,7 +1,6 @@
 """The rows that travel from step to step and to the acker, and the edges of a batch of calls as columns.
 
-The rows that travel from step to step and to the acker. One schema serves all three kinds.
-
+One schema serves all three kinds of rows:
 - A tuple has a `step`, the number of the step that it is addressed to, and the number of the `stream` that it was
   emitted to (its place in `Topology.streams`). The other rows have none.
 - A row of events holds what one task did for roots of one block of offsets (`ackline.worker.trees.events`). An
@@ -13,12 +12,9 @@ The rows that travel from step to step and to the acker. One schema serves all t
 
 Spark partitions rows by `key`: the bytes of a tuple's key, the block of offsets of events, a random id of a manifest.
 
-Ids of edges: 64 bits that depend on the attempt and on the place in the tree, and on nothing else.
-
-A task that is run again makes the same ids, and a retry makes new ones: its number is part of the seed. Storm draws its
-ids at random; here a second execution of a task must not differ from the first.
-
-The edges of a batch of calls as columns.
+The id of an edge is 64 bits that depend on the attempt and on the place in the tree, and on nothing else. A task that
+is run again makes the same ids, and a retry makes new ones: its number is part of the seed. Storm draws its ids at
+random; here a second execution of a task must not differ from the first.
 
 One Python object for each edge would cost more than a small handler does. So a call only notes the numbers of edges in
 lists, and NumPy computes the ids of thousands of edges at the end of the batch.

@@ -1,9 +1,7 @@
 """The Spark tasks of a pipeline with steps: the one that reads records, and that of a step with `group_by`.
 
-A Spark task that reads records of a pipeline with steps: it stores what is decided, and sends on what is not.
-
-A Spark task of a step with `group_by`: it calls the handler on the tuples that are addressed to the step, and passes
-all other rows on.
+`SourceRun` reads records, stores the outcomes of trees that end in its task, and sends on the tuples and events of the
+others. `handle_step` calls the handler of a step on the tuples that are addressed to it, and passes all other rows on.
 """
 
 import pickle
