@@ -15,6 +15,7 @@ from ackline.ledger.offsets import TopicPartition
 from ackline.ledger.outcomes import Outcome
 from ackline.ledger.turns import TurnId
 from ackline.tables.files import DataFileWriter, Storage
+from ackline.tables.schemas import OUTCOME_COLUMNS, PARTITION_BY
 from ackline.worker.records import TIMESTAMP, Int64s, timestamp_column
 
 
@@ -35,21 +36,9 @@ class WrittenFile:
 
 FILE_COLUMNS = pa.schema(
     [
-        ("pipeline", pa.string()),
-        ("lane", pa.string()),
-        ("epoch", pa.int32()),
-        ("turn", pa.int64()),
-        ("run_id", pa.string()),
-        ("topic", pa.string()),
-        ("partition", pa.int32()),
-        ("offset", pa.int64()),
-        ("end_offset", pa.int64()),
-        ("attempt", pa.int32()),
-        ("outcome", pa.string()),
-        ("error_class", pa.string()),
-        ("error_message", pa.string()),
-        ("record_timestamp", TIMESTAMP),
-        ("handled_at", TIMESTAMP),
+        (column.name, column.type)
+        for column in OUTCOME_COLUMNS
+        if column.in_every_file and column.name not in PARTITION_BY
     ]
 )
 """The table's columns, without the plan's date: its value is in the path. A file of records whose keys are hashed has

@@ -1,0 +1,225 @@
+"""A column of a table: its type, its comment, and how it is written from a value and read back.
+
+`schemas` declares each column once. The schema, the comments that Delta stores, and the conversion of plans,
+settlements and decisions (`rows`) follow from that. Values are converted column by column: a settlement may have a
+thousand partitions, and one partition a million pending ranges.
+"""
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, date
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from ackline.ledger.offsets import OffsetRange, TopicPartition, ValuedRange, join
+from ackline.ledger.pending import NEVER, PendingKind, PendingRuns, PendingState
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """How the values of a column are stored."""
+
+    to_arrow: Callable[[Sequence[Any], pa.DataType], pa.Array] = pa.array
+    from_arrow: Callable[[pa.ChunkedArray], Sequence[Any]] = lambda column: column.to_pylist()
+
+
+def each(write: Callable[[Any], Any], read: Callable[[Any], Any]) -> Form:
+    """Returns the form of a column whose values are converted one by one. `read` gets None for null."""
+    return Form(
+        lambda values, of_type: pa.array([None if value is None else write(value) for value in values], of_type),
+        lambda column: [read(value) for value in column.to_pylist()],
+    )
+
+
+PLAIN = Form()
+TEXT = each(lambda text: text or None, lambda text: text or "")
+"""Text that is null if it is empty."""
+TIMES = each(lambda time: time, lambda time: None if time is None else time.astimezone(UTC))
+MAP = each(lambda value: list(value.items()), lambda items: None if items is None else dict(items))
+JSON = each(lambda value: json.dumps(value, sort_keys=True), json.loads)
+
+
+def enum(kind: Callable[[str], Any]) -> Form:
+    """Returns the form of a column of an enum's words."""
+    return each(lambda value: value.value, kind)
+
+
+def lists(names: Sequence[str], make: Callable[..., Any], joined: bool = False, none: Any = ()) -> Form:
+    """Returns the form of a list of ranges. `names` are the attributes of a range, in the order of the columns of the
+    list. `make` makes a range of their values. `joined` writes neighbours with the same value as one range. `none` is
+    what null means."""
+
+    def write(ranges: Any, fields: Sequence[str]) -> list[dict[str, Any]]:
+        chosen = join(ranges) if joined else ranges
+        return [{field: getattr(part, name) for field, name in zip(fields, names, strict=True)} for part in chosen]
+
+    def to_arrow(values: Sequence[Any], of_type: pa.DataType) -> pa.Array:
+        fields = [field.name for field in of_type.value_type]
+        return pa.array([None if ranges is None else write(ranges, fields) for ranges in values], of_type)
+
+    def read(structs: pa.StructArray | None) -> Any:
+        if structs is None:
+            return none
+        return tuple(make(*values) for values in zip(*(part.to_pylist() for part in structs.flatten()), strict=True))
+
+    return Form(to_arrow, lambda column: [read(structs) for structs in _lists(column)])
+
+
+def _lists(column: pa.ChunkedArray) -> list[pa.StructArray | None]:
+    """Returns the list of each row as an Arrow array, so that 100,000 pending ranges do not become a dict each."""
+    return [scalar.values if scalar.is_valid else None for chunk in column.chunks for scalar in chunk]
+
+
+def _pending_column(values: Sequence[Any], of_type: pa.DataType) -> pa.ChunkedArray:
+    """Returns the pending runs of each state as a list of the table. They may be millions, so none becomes a dict."""
+    chunks = []
+    for pending in values:  # a chunk each, because joining the chunks would copy them
+        structs = _pending_structs(PendingRuns.of(pending).joined(), of_type.value_type)
+        chunks.append(pa.ListArray.from_arrays(pa.array([0, len(structs)], pa.int32()), structs, type=of_type))
+    return pa.chunked_array(chunks, of_type)
+
+
+def _pending_structs(runs: PendingRuns, of_type: pa.StructType) -> pa.StructArray:
+    def of_states(name: str) -> pa.Array:
+        """Returns a field of the states of all runs."""
+        values = pa.array([getattr(state, name) for state in runs.states], of_type.field(name).type)
+        return values.take(pa.array(runs.codes))
+
+    columns = {name: of_states(name) for name in ("kind", "attempts", "error_class")} | {
+        "start_offset": pa.array(runs.starts),
+        "end_offset": pa.array(runs.ends),
+        "due": pa.array(runs.dues, mask=runs.dues == NEVER).cast(of_type.field("due").type),
+    }
+    return pa.StructArray.from_arrays([columns[field.name] for field in of_type], fields=list(of_type))
+
+
+def _pending_runs(structs: pa.StructArray | None) -> PendingRuns:
+    if structs is None or not len(structs):
+        return PendingRuns.of(())
+    columns = {field.name: column for field, column in zip(structs.type, structs.flatten(), strict=True)}
+    names = ("kind", "attempts", "error_class")
+    parts = [columns[name].dictionary_encode(null_encoding="encode") for name in names]
+    codes = np.zeros(len(structs), dtype=np.int64)
+    for part in parts:
+        codes = codes * len(part.dictionary) + part.indices.to_numpy()
+    _, first, codes = np.unique(codes, return_index=True, return_inverse=True)
+    states = [
+        PendingState(PendingKind(kind), attempts, error_class)
+        for kind, attempts, error_class in zip(
+            *(columns[name].take(pa.array(first)).to_pylist() for name in names), strict=True
+        )
+    ]
+    dues = columns["due"].cast(pa.int64()).fill_null(NEVER).to_numpy()
+    starts, ends = (columns[name].to_numpy() for name in ("start_offset", "end_offset"))
+    return PendingRuns(starts, ends, codes.astype(np.int32), dues, states)
+
+
+PENDING_RUNS = Form(_pending_column, lambda column: [_pending_runs(structs) for structs in _lists(column)])
+RETRIES = lists(("start", "end", "value"), ValuedRange, joined=True)
+# Not joined like other ranges: the value counts offsets of the whole range, so two ranges do not make one.
+GAPS = lists(("start", "end", "value"), ValuedRange)
+OFFSET_RANGES = lists(("start", "end"), OffsetRange, none=None)
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column of one of the three tables.
+
+    `of` is the path of its value: `whole.` begins a value of the turn, such as `whole.turn.n`; `tp.` the
+    topic-partition; `part.` what is stored of the partition. None: no value has it, Spark tasks write it.
+    """
+
+    name: str
+    type: pa.DataType
+    of: str | None
+    form: Form = PLAIN
+    comment: str = field(kw_only=True)
+    derived: bool = False
+    """Whether the value follows from others, so that nothing reads it back."""
+    once: bool = False
+    """Whether only the first row of a turn holds it: a reader adds the values of several turns up without counting one
+    of them twice."""
+    in_every_file: bool = True
+    """Whether each file of outcomes of a Spark task has it. In a file without it, readers take it for null."""
+
+    @property
+    def arrow_field(self) -> pa.Field:
+        """The column with its comment, as Delta stores it."""
+        return pa.field(self.name, self.type, metadata={"comment": self.comment})
+
+    @property
+    def of_turn(self) -> bool:
+        """Whether all rows of a turn have the same value."""
+        return self.of is not None and self.of.split(".")[0] in ("whole", "day")
+
+
+def rows_of(columns: Sequence[Column], whole: Any, day: date, parts: Sequence[tuple[TopicPartition, Any]]) -> pa.Table:
+    """Returns a row for each part, with the columns of the table. A column without a value is null."""
+    arrays = []
+    for column in columns:
+        root, *names = (column.of or "").split(".")
+        if column.of is None:
+            arrays.append(pa.nulls(len(parts), column.type))
+        elif column.of_turn:
+            value = column.form.to_arrow([_at({"whole": whole, "day": day}[root], names)], column.type)[0]
+            same = 1 if column.once and parts else len(parts)
+            more = pa.nulls(len(parts) - same, column.type)
+            arrays.append(pa.concat_arrays([pa.repeat(value, same), more]))
+        else:
+            values = [_at(tp if root == "tp" else part, names) for tp, part in parts]
+            arrays.append(column.form.to_arrow(values, column.type))
+    return pa.Table.from_arrays(arrays, schema=pa.schema([column.arrow_field for column in columns]))
+
+
+def _at(value: Any, names: Sequence[str]) -> Any:
+    """Returns the attribute of an attribute of a value; None if a value on the way is None."""
+    for name in names:
+        if value is None:
+            return None
+        value = getattr(value, name)
+    return value
+
+
+Makers = Mapping[str, Callable[..., Any]]
+"""How the value at a path is made of the values below it, as keyword arguments."""
+
+
+def values_of(columns: Iterable[Column], rows: pa.Table, makers: Makers) -> tuple[dict[str, Any], dict[Any, Any]]:
+    """Returns the values of the turn that these rows hold, by their names, and what they hold of each topic-partition.
+
+    There is at least one row. A column that the rows do not have is null: an earlier version did not store it.
+    """
+    turn: dict[str, Any] = {}
+    parts: dict[str, Any] = {}
+    for column in columns:
+        if column.of is None or column.derived or column.of == "day":
+            continue
+        found = pa.chunked_array([pa.nulls(len(rows), column.type)])
+        if column.name in rows.column_names:
+            found = rows[column.name]
+        if column.of_turn and found.null_count < len(found):
+            found = found.drop_null()
+        if column.of_turn:
+            found = found.slice(0, 1)
+        _put(turn if column.of_turn else parts, column.of.split("."), column.form.from_arrow(found))
+    whole = _made(turn, makers, "")[0]["whole"]
+    return whole, {row["tp"]: row["part"] for row in _made(parts, makers, "")}
+
+
+def _put(tree: dict[str, Any], path: Sequence[str], values: Sequence[Any]) -> None:
+    for name in path[:-1]:
+        tree = tree.setdefault(name, {})
+    tree[path[-1]] = values
+
+
+def _made(tree: Any, makers: Makers, path: str) -> Sequence[Any]:
+    """Returns the value of each row at a path, made of the columns below it."""
+    if not isinstance(tree, dict):
+        values: Sequence[Any] = tree
+        return values
+    below = [_made(values, makers, f"{path}.{name}".lstrip(".")) for name, values in tree.items()]
+    make = makers.get(path, dict)
+    return [make(**dict(zip(tree, values, strict=True))) for values in zip(*below, strict=True)]
