@@ -96,7 +96,7 @@ def seconds_of(arguments: list[str], environment: dict[str, str]) -> float:
 
 def files_opened(root: str, offset: int) -> int:
     """Returns how many files the audit of an offset opens."""
-    scanner = LaneScanner(LedgerStore(root, NAME, LIVE).folder)
+    scanner = LaneScanner(LedgerStore(root, NAME, LIVE))
     criteria = AuditFilter("orders", 1, OffsetRange(offset, offset + 1))
     assert sum(page.num_rows for page in audit_pages(root, NAME, criteria, [scanner]))
     return scanner.files_opened

@@ -19,7 +19,7 @@ from ackline.ledger.offsets import TopicPartition
 from ackline.ledger.outcomes import Outcome
 from ackline.ledger.turns import LIVE, TurnKind
 from ackline.spark.job import ReplayJob, ReplayResult
-from ackline.tables.claims import void_turns
+from ackline.tables.effective import void_turns
 from ackline.tables.files import write_rows
 from ackline.tables.lost_files import drop_lost_files, files_of
 from ackline.tables.maintenance import maintain

@@ -138,7 +138,7 @@ def test_newest_first_gives_all_rows_once_however_small_the_pages(
 
 def test_newest_first_opens_only_the_files_of_the_last_turns(root: str, store: LedgerStore) -> None:
     store_five_turns(store)
-    scanner = LaneScanner(store.folder)
+    scanner = LaneScanner(store)
     (page,) = audit_pages(root, "orders", AuditFilter(newest_first=True, limit=12), [scanner])
     assert page["offset"].to_pylist() == [*range(50, 60), 40, 41]
     assert scanner.files_opened == 2
@@ -260,7 +260,7 @@ def test_of_a_compacted_file_only_the_row_groups_are_read_that_may_hold_the_offs
     monkeypatch.setitem(maintenance.LAYOUTS, "outcomes", replace(maintenance.LAYOUTS["outcomes"], rows=11))
     maintain(root)
     for offset, most, found in ((65, 2, [65]), (32, 3, [15, 32])):  # of six; a group may hold rows of two turns
-        scanner = LaneScanner(store.folder)
+        scanner = LaneScanner(store)
         criteria = AuditFilter("orders", 0, OffsetRange(offset, offset + 1))
         pages = list(audit_pages(root, "orders", criteria, [scanner]))
         assert sorted(row["offset"] for page in pages for row in page.to_pylist()) == found

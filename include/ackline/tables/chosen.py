@@ -17,9 +17,9 @@ from deltalake.exceptions import DeltaError
 from ackline.ledger.account import Result, ResultRuns, joined_runs
 from ackline.ledger.offsets import Ranges, TopicPartition, union
 from ackline.ledger.outcomes import Outcome
-from ackline.tables.claims import void_turns
+from ackline.tables.effective import EffectiveTurns
+from ackline.tables.layout import LaneTables
 from ackline.tables.reads import Where, as_expression
-from ackline.tables.table import AuditTable
 
 
 class DeadRow(NamedTuple):
@@ -32,7 +32,7 @@ class DeadRow(NamedTuple):
 
 
 RangesByPartition = dict[TopicPartition, Ranges]
-_COLUMNS = ["topic", "partition", "offset", "end_offset", "turn"]
+_COLUMNS = ["topic", "partition", "offset", "end_offset", "epoch", "turn"]
 _TERMINAL = [outcome.value for outcome in Outcome if outcome.terminal]
 
 
@@ -46,17 +46,15 @@ class OutcomeFilter:
 
 
 def read_terminal_offsets(
-    folder: str, epoch: int, last: int | None, topic_ids: Mapping[str, str], wanted: OutcomeFilter | None
+    tables: LaneTables, epoch: int, topic_ids: Mapping[str, str], wanted: OutcomeFilter | None
 ) -> tuple[RangesByPartition, RangesByPartition]:
     """Returns the offsets with a wanted terminal outcome in the topics of these ids, and those in older topics.
 
-    `folder` is that of the lane's tables, `last` the last settled turn of the epoch. Rows of void turns do not count.
+    Raises FatalError if the tables can't be read.
     """
-    if last is None or not topic_ids:
-        return {}, {}
-    older = _turns_in_older_topics(folder, epoch, topic_ids)
+    older = _turns_in_older_topics(tables, epoch, topic_ids)
     found: tuple[dict[TopicPartition, list[Ranges]], ...] = ({}, {})
-    for rows in _effective_rows(folder, _where(epoch, wanted), last, topic_ids, _COLUMNS):
+    for rows in _effective_rows(tables, _where(epoch, wanted), topic_ids, _COLUMNS):
         for (topic, partition), part in _split(rows, ["topic", "partition"]):
             tp, (starts, ends) = TopicPartition(topic, partition), _bounds(part)
             in_older = np.isin(part["turn"].to_numpy(), older.get(tp.topic, []))
@@ -68,18 +66,16 @@ def read_terminal_offsets(
 
 
 def read_terminal_results(
-    folder: str, epoch: int, last: int | None, topic_ids: Mapping[str, str]
+    tables: LaneTables, epoch: int, topic_ids: Mapping[str, str]
 ) -> dict[TopicPartition, ResultRuns]:
     """Returns the terminal outcome and error class of each offset that an epoch has settled in the topics of these ids.
 
-    `folder` and `last` are those of `read_terminal_offsets`.
+    Raises FatalError if the tables can't be read.
     """
-    if last is None or not topic_ids:
-        return {}
-    older = _turns_in_older_topics(folder, epoch, topic_ids)
+    older = _turns_in_older_topics(tables, epoch, topic_ids)
     found: dict[TopicPartition, list[ResultRuns]] = {}
     columns = [*_COLUMNS, "outcome", "error_class"]
-    for rows in _effective_rows(folder, {"epoch": epoch}, last, topic_ids, columns):
+    for rows in _effective_rows(tables, {"epoch": epoch}, topic_ids, columns):
         for (topic, partition, outcome, error_class), part in _split(
             rows, ["topic", "partition", "outcome", "error_class"]
         ):
@@ -92,13 +88,11 @@ def read_terminal_results(
     return {tp: joined_runs(parts) for tp, parts in sorted(found.items())}
 
 
-def read_dead_rows(folder: str, epoch: int, last: int | None, topic_ids: Mapping[str, str]) -> Iterator[DeadRow]:
-    """Yields the dead records of an epoch in the topics of these ids. Arguments as in `read_terminal_offsets`."""
-    if last is None or not topic_ids:
-        return
-    older = _turns_in_older_topics(folder, epoch, topic_ids)
+def read_dead_rows(tables: LaneTables, epoch: int, topic_ids: Mapping[str, str]) -> Iterator[DeadRow]:
+    """Yields the dead records of an epoch in the topics of these ids. Raises FatalError if the tables can't be read."""
+    older = _turns_in_older_topics(tables, epoch, topic_ids)
     columns = [*_COLUMNS, "error_class", "handled_at"]
-    for rows in _effective_rows(folder, {"epoch": epoch, "outcome": Outcome.DEAD.value}, last, topic_ids, columns):
+    for rows in _effective_rows(tables, {"epoch": epoch, "outcome": Outcome.DEAD.value}, topic_ids, columns):
         for row in rows.to_pylist():
             if row["turn"] not in older.get(row["topic"], ()):
                 tp = TopicPartition(row["topic"], row["partition"])
@@ -106,23 +100,22 @@ def read_dead_rows(folder: str, epoch: int, last: int | None, topic_ids: Mapping
 
 
 def _effective_rows(
-    folder: str, where: Where, last: int, topic_ids: Mapping[str, str], columns: Sequence[str]
+    tables: LaneTables, where: Where, topic_ids: Mapping[str, str], columns: Sequence[str]
 ) -> Iterator[pa.Table]:
-    """Yields the terminal rows that match `where`, of turns that are settled and not void. Raises FatalError if the
-    table can't be read."""
-    outcomes = AuditTable(folder, "outcomes")
+    """Yields the effective terminal rows that match `where`."""
+    outcomes, effective = tables.outcomes, EffectiveTurns(tables)
     version = outcomes.open()
-    if version is None:
+    if version is None or not topic_ids:
         return
-    void = pa.array([turn for _, turn in void_turns(folder, int(where["epoch"]))], pa.int64())
-    chosen = as_expression(where) & (ds.field("turn") <= last) & ds.field("topic").isin(list(topic_ids))
+    chosen = as_expression(where) & ds.field("topic").isin(list(topic_ids))
     chosen = chosen & ds.field("outcome").isin(_TERMINAL)
     try:
         dataset = outcomes.dataset(version, where)
         for batch in dataset.to_batches(columns=list(columns), filter=chosen, batch_readahead=2):
-            rows = batch.filter(pc.invert(pc.is_in(batch.column("turn"), void)))
+            rows = pa.table(batch)
+            rows = rows.filter(effective.mask(rows))
             if rows.num_rows:
-                yield pa.Table.from_batches([rows])
+                yield rows
     except (DeltaError, OSError, pa.ArrowException) as error:
         raise outcomes.error(error) from error
 
@@ -133,10 +126,11 @@ def _where(epoch: int, wanted: OutcomeFilter | None) -> Where:
     return {"epoch": epoch, **{name: value for name, value in chosen.items() if value is not None}}
 
 
-def _turns_in_older_topics(folder: str, epoch: int, topic_ids: Mapping[str, str]) -> dict[str, list[int]]:
+def _turns_in_older_topics(tables: LaneTables, epoch: int, topic_ids: Mapping[str, str]) -> dict[str, list[int]]:
     """Returns the turns that were planned in an older topic of the same name, by topic."""
-    plans = AuditTable(folder, "plans")
-    rows = plans.read({"epoch": epoch}, ["topic", "topic_id", "turn"])
+    if not topic_ids:
+        return {}
+    rows = tables.plans.read({"epoch": epoch}, ["topic", "topic_id", "turn"])
     rows = rows.group_by(["topic", "topic_id", "turn"]).aggregate([])
     turns: dict[str, list[int]] = {}
     for topic, topic_id in topic_ids.items():

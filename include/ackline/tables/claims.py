@@ -1,8 +1,4 @@
-"""What the ledger store keeps of turns under at_most_once, and which turns are void.
-
-The void turns of a lane: none of their rows counts.
-
-Claims, waivers, start markers and lost ranges: what the ledger store keeps of turns under at_most_once.
+"""Claims, waivers, start markers and lost ranges: what the ledger store keeps of turns under at_most_once.
 
 Claim and waiver n are rivals for one number, so each turn is handed out once or never. Each method that stores returns
 whether this process won the number.
@@ -15,21 +11,10 @@ from ackline.ledger.fold import OutcomeRow
 from ackline.ledger.metrics import TurnReport
 from ackline.ledger.offsets import TopicPartition
 from ackline.ledger.outcomes import Outcome
-from ackline.ledger.turns import Marker, MarkerKind, OperatorLoss, Plan, TurnId, TurnKind
+from ackline.ledger.turns import Marker, MarkerKind, OperatorLoss, Plan, TurnId
 from ackline.tables.layout import LaneTables
 from ackline.tables.lost_files import files_of, removals
 from ackline.tables.rows import decision_rows, marker_from_rows, marker_rows, plan_date
-from ackline.tables.table import AuditTable
-
-
-def void_turns(folder: str, epoch: int | None = None) -> set[tuple[int, int]]:
-    """Returns epoch and number of each void turn of a lane, whose tables are in `folder`; those of one epoch if it is
-    given. One read, however many turns there are. Raises FatalError if the table can't be read."""
-    where: dict[str, str | int] = {"kind": TurnKind.VOID.value}
-    if epoch is not None:
-        where["epoch"] = epoch
-    rows = AuditTable(folder, "settlements").read(where, ["epoch", "turn"])
-    return set(zip(rows["epoch"].to_pylist(), rows["turn"].to_pylist(), strict=True))
 
 
 class ClaimStore(LaneTables):

@@ -30,6 +30,7 @@ from ackline.ledger.metrics import StepFigures, figures_over
 from ackline.ledger.offsets import LogBounds, OffsetRange, TopicPartition
 from ackline.ledger.outcomes import Outcome
 from ackline.ledger.turns import LIVE, Plan, Settlement, TurnId, TurnKind
+from ackline.tables.effective import EffectiveTurns
 from ackline.tables.queries import AuditFilter, audit_rows
 from ackline.tables.reads import Where
 from ackline.tables.sql import sql_result
@@ -56,7 +57,7 @@ def evidence_of_offset(
         newest.turn.epoch,
         state,
         tuple(events_of(store, tp, offset)),
-        _read_by(store, newest.turn, tp, offset) if below else None,
+        _read_by(store, tp, offset) if below else None,
         _open_turn(store.open_plan(newest), tp, offset),
         _start_of(store, newest, tp) if below else None,
         store.lane != LIVE,
@@ -83,7 +84,7 @@ def events_of(store: LedgerStore, tp: TopicPartition, offset: int) -> Iterator[E
         )
 
 
-def _read_by(store: LedgerStore, newest: TurnId, tp: TopicPartition, offset: int) -> Reading | None:
+def _read_by(store: LedgerStore, tp: TopicPartition, offset: int) -> Reading | None:
     """Returns the newest effective turn whose fresh range has the offset; None if no turn has read it."""
     table = store.plans.open()
     if table is None:
@@ -100,17 +101,12 @@ def _read_by(store: LedgerStore, newest: TurnId, tp: TopicPartition, offset: int
         rows = store.plans.dataset(table, of_tp).to_table(columns=_PLAN_COLUMNS, filter=wanted)
     except (DeltaError, OSError, pa.ArrowException) as error:
         raise store.plans.error(error) from error
+    effective = EffectiveTurns(store)
     for row in sorted(rows.to_pylist(), key=lambda row: (row["epoch"], row["turn"]), reverse=True):
-        turn = newest._replace(epoch=row["epoch"], n=row["turn"])
-        if _is_effective(store, turn):
+        if effective.has(row["epoch"], row["turn"]):
             stores_rows = json.loads(row["settings"] or "{}").get("record_outcomes", True)
-            return Reading(turn.epoch, turn.n, row["run_id"], row["planned_at"], stores_rows)
+            return Reading(row["epoch"], row["turn"], row["run_id"], row["planned_at"], stores_rows)
     return None
-
-
-def _is_effective(store: LedgerStore, turn: TurnId) -> bool:
-    kinds = store.settlements.read({"epoch": turn.epoch, "turn": turn.n}, ["kind"])["kind"].unique().to_pylist()
-    return bool(kinds) and TurnKind.VOID.value not in kinds
 
 
 def _open_turn(plan: Plan | None, tp: TopicPartition, offset: int) -> Reading | None:

@@ -110,6 +110,10 @@ class LaneTables:
         on a file system."""
         return options_of(self.root)
 
+    def last_settled(self, epoch: int) -> int | None:
+        """Returns the number of the last settlement of an epoch, a void one too; None if it has none."""
+        return self.settlements.version_of(self._application(epoch, "settlement"))
+
     def _plan_rows(self, where: Where, turn: TurnId) -> pa.Table:
         # Markers of a turn are stored after its plan.
         return self.plans.read_turn(where, self._application(turn.epoch, "plan"), turn.n)

@@ -37,7 +37,7 @@ from deltalake.transaction import AddAction, RemoveAction
 
 from ackline.errors import ConfigError, FatalError, TransientError
 from ackline.tables.append import REWRITE
-from ackline.tables.claims import void_turns
+from ackline.tables.effective import void_turns
 from ackline.tables.files import DataFile, DataFileWriter, partition_folder, sync_folder
 from ackline.tables.layout import LaneFolder, all_lanes
 from ackline.tables.log import POINTER, DeltaLog, is_whole

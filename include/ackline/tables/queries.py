@@ -27,7 +27,7 @@ from deltalake.exceptions import DeltaError
 
 from ackline.ledger.offsets import OffsetRange, TopicPartition
 from ackline.pipeline.arguments import PartitionChoice
-from ackline.tables.layout import lanes_of
+from ackline.tables.layout import LaneTables, lanes_of
 from ackline.tables.reads import Where, dataset_of
 from ackline.tables.scan import DECISION, LaneScanner, Scan, comes_after, first_rows
 from ackline.tables.schemas import OUTCOMES, TIME
@@ -93,7 +93,9 @@ def audit_pages(
     """Yields the rows of `audit_rows` as tables of at most PAGE_ROWS rows. `lanes` are scanners to use."""
     if lanes is None:
         found = lanes_of(root, pipeline)
-        lanes = [LaneScanner(lane.folder) for lane in found if criteria.lane in (None, lane.lane)]
+        lanes = [
+            LaneScanner(LaneTables(root, pipeline, lane.lane)) for lane in found if criteria.lane in (None, lane.lane)
+        ]
     order, wanted, left = _order(criteria), _wanted(criteria), criteria.limit
     offsets = criteria.offsets
     if criteria.key_hash is not None:

@@ -2,30 +2,28 @@
 
 Files are read in the order of their first rows, as the statistics of the Delta log give them. Once as many rows are
 found as are wanted, a file whose first row comes after all of them ends the scan.
+
+DuckDB over the views does not replace it: of 10 million rows, the first 50 took it 760 MiB and 18 s, this scan 100 MiB
+and 0.5 s; the rows of one offset 630 MiB and 8 s, this scan 87 MiB and 2.4 s.
 """
 
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, NamedTuple, TypeVar
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.dataset as ds
 from deltalake.exceptions import DeltaError
 
 from ackline.ledger.offsets import OffsetRange
-from ackline.ledger.turns import TurnKind
+from ackline.tables.effective import EffectiveTurns
+from ackline.tables.layout import LaneTables
 from ackline.tables.reads import Where, at_version, dataset_of, table_files
-from ackline.tables.schemas import TIME
-from ackline.tables.table import AuditTable
 
 T = TypeVar("T")
 _BATCH_ROWS = 32_768
-_FEW_TURNS = 16
-"""At most this many turns are looked up one by one, each in the file of its settlement."""
-_TURNS_AN_EPOCH = 1 << 40
 DECISION = "decision"
 """A column of the scan: whether a row is a decision of settle, which comes after the attempts of its turn. Most have
 attempt 0; one that ends or renews an attempt in flight has the number of that attempt."""
@@ -124,18 +122,18 @@ def comes_after(last: Mapping[str, Any], descending: int = 0) -> ds.Expression:
 
 @dataclass(slots=True)
 class LaneScanner:
-    """Reads the tables of one lane, in `folder`. Looks up once whether a turn is effective."""
+    """Reads the tables of one lane. Looks up once which turns are effective, at the first rows."""
 
-    folder: str
+    tables: LaneTables
     files_opened: int = 0
     """How many data files of outcomes were opened."""
     groups_read: int = 0
     """How many row groups of these were read."""
-    _effective: dict[tuple[int, int], bool] = field(default_factory=dict)
+    _effective: EffectiveTurns | None = None
 
     def batches(self, scan: Scan, first: "_FirstRows") -> Iterator[pa.Table]:
         """Yields rows of the scan in batches, until no further file can hold one of the first rows."""
-        outcomes = AuditTable(self.folder, "outcomes")
+        outcomes = self.tables.outcomes
         version = outcomes.open()
         if version is not None and scan.version is not None:
             version = at_version(outcomes, scan.version)
@@ -179,34 +177,11 @@ class LaneScanner:
 
     def _marked(self, rows: pa.Table, scan: Scan) -> pa.Table:
         """Returns the rows with the column `effective`; without `scan.everything`, only the effective ones."""
-        turns = rows.group_by(["epoch", "turn"]).aggregate([]).to_pylist()
-        self._look_up({(turn["epoch"], turn["turn"]) for turn in turns} - self._effective.keys(), scan.settled_by)
-        keys = [_turn_key(epoch, turn) for (epoch, turn), effective in self._effective.items() if effective]
-        turn_keys = pc.add(pc.multiply(rows["epoch"].cast(pa.int64()), _TURNS_AN_EPOCH), rows["turn"])
-        effective = pc.is_in(turn_keys, pa.array(keys, pa.int64()))
+        if self._effective is None:
+            self._effective = EffectiveTurns(self.tables, scan.settled_by)
+        effective = self._effective.mask(rows)
         marked = rows.append_column("effective", effective)
         return marked if scan.everything else marked.filter(effective)
-
-    def _look_up(self, turns: set[tuple[int, int]], settled_by: datetime | None) -> None:
-        """Records for each turn whether it is effective: settled by then, and not void."""
-        if not turns:
-            return
-        settlements = AuditTable(self.folder, "settlements")
-        columns = ["epoch", "turn", "kind", "settled_at"]
-        if len(turns) <= _FEW_TURNS:
-            tables: Iterable[Any] = (
-                settlements.read({"epoch": epoch, "turn": turn}, columns) for epoch, turn in sorted(turns)
-            )
-        else:
-            version = settlements.open()
-            tables = () if version is None else settlements.dataset(version, None).to_batches(columns=columns)
-        self._effective.update(dict.fromkeys(turns, False))
-        for table in tables:
-            settled = table.filter(pc.not_equal(table["kind"], TurnKind.VOID.value))
-            if settled_by is not None:
-                settled = settled.filter(pc.less_equal(settled["settled_at"], pa.scalar(settled_by, TIME)))
-            pairs = pa.table(settled).group_by(["epoch", "turn"]).aggregate([]).to_pylist()
-            self._effective.update({(row["epoch"], row["turn"]): True for row in pairs})
 
 
 class _Start(NamedTuple):
@@ -289,10 +264,6 @@ def _group_may_hold(group: ds.ParquetFileFragment, offsets: OffsetRange | None) 
             if stats.has_min_max:
                 bounds |= {f"min.{name}": stats.min, f"max.{name}": stats.max}
     return _may_hold(bounds, offsets)
-
-
-def _turn_key(epoch: int, turn: int) -> int:
-    return epoch * _TURNS_AN_EPOCH + turn
 
 
 def _file_name(path: str) -> str:

@@ -33,7 +33,8 @@ from ackline.tables.chosen import (
     read_terminal_offsets,
     read_terminal_results,
 )
-from ackline.tables.claims import ClaimStore, void_turns
+from ackline.tables.claims import ClaimStore
+from ackline.tables.effective import void_turns
 from ackline.tables.layout import check_layout, lanes_of
 from ackline.tables.lost_files import drop_lost_files, lost_files
 from ackline.tables.reads import TurnFiles, as_expression
@@ -168,20 +169,17 @@ class LedgerStore(ClaimStore):
 
         None wants every terminal outcome. Raises FatalError if the tables can't be read.
         """
-        last = self.settlements.version_of(self._application(epoch, "settlement"))
-        return read_terminal_offsets(self.folder, epoch, last, topic_ids, wanted)
+        return read_terminal_offsets(self, epoch, topic_ids, wanted)
 
     def terminal_results(self, epoch: int, topic_ids: Mapping[str, str]) -> dict[TopicPartition, ResultRuns]:
         """Returns the terminal outcome and error class of each offset that an epoch has settled, in the topics of these
         ids. Raises FatalError if the tables can't be read."""
-        last = self.settlements.version_of(self._application(epoch, "settlement"))
-        return read_terminal_results(self.folder, epoch, last, topic_ids)
+        return read_terminal_results(self, epoch, topic_ids)
 
     def dead_rows(self, epoch: int, topic_ids: Mapping[str, str]) -> Iterator[DeadRow]:
         """Yields the dead records of an epoch in the topics of these ids. Raises FatalError if the tables can't be
         read."""
-        last = self.settlements.version_of(self._application(epoch, "settlement"))
-        yield from read_dead_rows(self.folder, epoch, last, topic_ids)
+        yield from read_dead_rows(self, epoch, topic_ids)
 
     def lanes(self) -> list[str]:
         """Returns the lanes of the pipeline that have tables, the live one first."""
