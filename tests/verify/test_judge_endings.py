@@ -1,9 +1,4 @@
-"""Rules on dead letters: a record is dead exactly if its dead letter is on the topic, and dead for a reason.
-
-Rules on records in flight: an attempt is ended once, and only if it was in flight.
-
-Rules on backfill lanes: what was chosen is read, and nothing else, and each chosen offset is counted once.
-"""
+"""How records end: dead letters, answers to records in flight, and the choice of a backfill."""
 
 from dataclasses import dataclass, replace
 

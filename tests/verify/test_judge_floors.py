@@ -1,7 +1,4 @@
-"""Rules on the state that settlements leave: the floor, complete_to and the pending offsets.
-
-Rules on the committed offsets of the group.
-"""
+"""The state that settlements leave, and the committed offsets of the group."""
 
 import pytest
 

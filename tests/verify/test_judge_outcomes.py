@@ -1,9 +1,4 @@
-"""Rules on the rows of `outcomes`: each is well-formed, and each record has exactly one terminal outcome.
-
-Rules on attempts: their numbers, their turns, their due times and their limit.
-
-Rules on the tables against the log: only what a consumer receives was read.
-"""
+"""Rows of `outcomes`, attempts, and the tables against the log."""
 
 import pytest
 

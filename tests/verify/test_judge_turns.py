@@ -1,9 +1,4 @@
-"""Rules on turns: plans, settlements, the window, and what a turn may read.
-
-Rules on a pipeline that must be finished.
-
-Turns that keep no rows (`record_outcomes: false`): their counts are compared with the records of the log.
-"""
+"""Turns: what each may read, turns that keep no rows, and a pipeline that must be finished."""
 
 import json
 

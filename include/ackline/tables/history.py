@@ -1,15 +1,10 @@
 """What the tables hold about one offset, and about the settled turns of a lane.
 
-Reads what the tables hold about one offset of a lane, for `ackline.ledger.explain_offset`.
+The evidence about an offset costs a few pruned reads: the rows of the offset, the plans whose fresh range has it, and
+at most one scan of four columns of the settlements. `ackline.ledger.explain_offset` makes sentences of it.
 
-The cost is that of a few pruned reads: the rows of one offset, the plans whose fresh range has it, and at most one scan
-of four columns of the settlements.
-
-The settled turns of a lane, newest first: runs and the acts of operators.
-
-Reads the newest turns of a lane as totals over all partitions, and the Delta versions that hold a turn.
-
-Both are bounded: a lane may have thousands of partitions and millions of turns.
+The newest turns are totals over all partitions. Their reads are bounded, because a lane may have thousands of
+partitions and millions of turns.
 """
 
 import json

@@ -1,14 +1,8 @@
-"""Questions to the audit table, and the rows of all records that have one key.
+"""Questions to the audit table: which rows, in which order, and those of all records that have one key.
 
-Queries of the audit table.
-
-A row is effective once a settlement names its turn, unless that settlement is void.
-
-The rows of all records that have one key, by its hash.
-
-A row of an attempt holds the hash. A decision does not, because settle decides by offsets alone, and a row from before
-the hash was turned on does not either. Both belong to a record that another row gives the hash, so they are found by
-its offset.
+A row of an attempt holds the hash of its record's key. A decision does not, because settle decides by offsets alone,
+and a row from before the hash was turned on does not either. Both belong to a record that another row gives the hash,
+so they are found by its offset.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence

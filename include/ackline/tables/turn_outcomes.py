@@ -1,8 +1,6 @@
-"""The outcomes of one turn as settle needs them, and the last failures of its records.
+"""The outcomes of one turn as settle needs them: rows of what did not succeed at once, and counts of everything.
 
-The outcomes of one turn, as settle needs them: rows of what did not succeed at once, and counts of everything.
-
-Why and when given records failed last, for their dead letters. Read from `outcomes`: a settlement keeps no texts.
+It also reads why and when given records failed last, for their dead letters: a settlement keeps no texts.
 """
 
 from collections import Counter

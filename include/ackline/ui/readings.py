@@ -1,6 +1,6 @@
 """Reads what the page shows from the tables alone. It needs no broker and loads no handler.
 
-Reads the failing records of a lane: groups by error class, and the records of a group. All reads are bounded.
+All reads are bounded, those of failing records too: groups by error class, and the records of a group.
 """
 
 from collections import Counter

@@ -1,10 +1,6 @@
-"""Gathers the evidence of a pipeline, judges it, and reports the violations.
+"""Gathers the evidence of a pipeline, judges it by all rules, and reports what it found.
 
-The report: the violations, and what became of how many records in the newest epoch.
-
-Applies all rules to an evidence.
-
-Gathers the evidence of a pipeline, and judges it.
+The report holds the violations, and what became of how many records in the newest epoch.
 """
 
 from collections import Counter

@@ -1,10 +1,7 @@
-"""The evidence that the checker judges, as plain data and arrays, and the sentences about what does not hold.
+"""The evidence that the checker judges: plain data, as it was read from Kafka, the tables and the journal.
 
-Arithmetic on arrays of offsets and half-open ranges of offsets.
-
-The evidence that the checker judges: plain data, as it was read from Kafka, the tables and the journal.
-
-The sentences about what does not hold, in the form `I4 orders[0] offset 7: …`.
+With it stand the arithmetic on arrays of offsets and half-open ranges, and the sentences about what does not hold, in
+the form `I4 orders[0] offset 7: …`.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,10 +1,7 @@
-"""Rules on how records end beside their outcomes: dead letters, answers, and the choice of a backfill.
+"""Rules on how records end: by a dead letter, by an answer, or in a backfill.
 
-Rules on dead letters: a record is dead exactly if its dead letter is on the topic, and dead for a reason.
-
-Rules on records in flight: an attempt is ended once, and only if it was in flight.
-
-Rules on backfill lanes: they read what was chosen and nothing else, and account for each chosen offset.
+A record is dead exactly if its dead letter is on the topic, and dead for a reason. An attempt in flight is ended once.
+A backfill lane reads what was chosen and nothing else, and accounts for each chosen offset.
 """
 
 from collections.abc import Mapping

@@ -1,8 +1,7 @@
 """Rules on the state that settlements leave, and on the committed offsets of the group.
 
-Rules on the state that settlements leave: the floor, complete_to and the pending offsets.
-
-Rules on the committed offsets of the group, whose metadata names a ledger, a pipeline, an epoch and a turn.
+The state is the floor, complete_to and the pending offsets. The metadata of a commit names a ledger, a pipeline, an
+epoch and a turn.
 """
 
 import json

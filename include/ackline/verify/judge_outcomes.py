@@ -1,10 +1,7 @@
-"""Rules on outcomes and attempts, and on the tables against the log.
+"""Rules on the rows of `outcomes`, on attempts, and on the tables against the log.
 
-Rules on the rows of `outcomes`: each is well-formed, and each record has exactly one terminal outcome.
-
-Rules on attempts: their numbers, their turns, their due times and their limit.
-
-Rules on the tables against the log: only what a consumer receives was read.
+Each row is well-formed, and each record has exactly one terminal outcome. Attempts have numbers, turns, due times and a
+limit. Only what a consumer receives was read.
 """
 
 import numpy as np

@@ -138,13 +138,13 @@ def check_untracked_rows_are_of_settled_turns(lane: LaneHistory, table: OutputTa
     """I16: a row that belongs to no record is of a turn that is settled and not void."""
     untracked = table.rows.filter(pc.is_null(table.rows["_topic"])).select(["_epoch", "_turn"])
     turns = {(row["_epoch"], row["_turn"]) for row in untracked.group_by(["_epoch", "_turn"]).aggregate([]).to_pylist()}
-    for epoch, turn in sorted(turns - _effective_turns(lane)):
+    for epoch, turn in sorted(turns - lane.effective_turns):
         found.add("I16", f"output table {table.name} has rows of turn {turn} of epoch {epoch}, which did not count")
 
 
 def check_earlier_turns_are_published(lane: LaneHistory, settled: bool, found: Findings) -> None:
     """I16: a turn is in each table that its settlement names before a later turn begins."""
-    turns = _effective_turns(lane) | {(epoch, plan.turn) for (epoch, _), plans in lane.plans.items() for plan in plans}
+    turns = lane.effective_turns | {(epoch, plan.turn) for (epoch, _), plans in lane.plans.items() for plan in plans}
     newest = max(turns, default=(0, 0))
     for (epoch, turn), table in _unpublished(lane):
         if settled or (epoch, turn) < newest:
@@ -173,23 +173,12 @@ def check_commit_is_not_ahead_of_tables(lane: LaneHistory, found: Findings) -> N
                 found.add_offsets("I16", what, tp, [log.committed])
 
 
-def _effective_turns(lane: LaneHistory) -> set[Turn]:
-    """Return the turns that are settled and not void."""
-    return {
-        (epoch, settlement.turn)
-        for (epoch, _), settlements in lane.settlements.items()
-        for settlement in settlements
-        if settlement.kind != "void"
-    }
-
-
 def _unpublished(lane: LaneHistory) -> list[tuple[Turn, str]]:
     """Return each turn with a table that its settlement names and whose log does not have the turn, in order."""
     published = {table.name: table.published for table in lane.evidence.outputs}
-    settlements = lane.evidence.settlements
+    settlements = lane.effective
     if "outputs" not in settlements.column_names:  # a table of a version that had no outputs
         return []
-    settlements = settlements.filter(pc.not_equal(settlements["kind"], "void"))
     rows = settlements.select(["epoch", "turn", "outputs"]).group_by(["epoch", "turn", "outputs"]).aggregate([])
     named = [(row["epoch"], row["turn"], json.loads(row["outputs"])) for row in rows.to_pylist() if row["outputs"]]
     return sorted(

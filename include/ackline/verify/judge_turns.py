@@ -1,8 +1,7 @@
 """Rules on turns, and on a pipeline that must be finished (`--settled`).
 
-Rules on turns: each has one plan and one settlement, and reads the offsets that its plan contains.
-
-Rules on a pipeline that must be finished (`--settled`): nothing may be open, pending or behind.
+Each turn has one plan and one settlement, and reads the offsets that its plan contains. In a finished pipeline nothing
+is open, pending or behind.
 """
 
 from bisect import bisect_left

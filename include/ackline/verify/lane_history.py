@@ -1,4 +1,8 @@
-"""The evidence by epoch and topic-partition, in the form that the rules read."""
+"""The evidence by epoch and topic-partition, in the form that the rules read.
+
+Which turns count is decided here, apart from the product on purpose: a row counts if its turn has a settlement that is
+not void.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -118,6 +122,8 @@ class LaneHistory:
 
     def __init__(self, evidence: Evidence) -> None:
         self.evidence = evidence
+        self.effective = evidence.settlements.filter(pc.not_equal(evidence.settlements["kind"], "void"))
+        """The settlements whose turns count: the others are void."""
         topics = sorted(pc.unique(evidence.outcomes["topic"]).to_pylist())
         self.outcomes = split_outcomes(self._effective(evidence.outcomes), topics)
         self.settlements = split_settlements(evidence.settlements)
@@ -154,9 +160,13 @@ class LaneHistory:
 
     def _effective(self, table: pa.Table) -> pa.Table:
         """Return the rows that count: those whose turn has a settlement that is not void."""
-        settlements = self.evidence.settlements
-        settled = settlements.filter(pc.not_equal(settlements["kind"], "void"))
-        return table.filter(pa.array(np.isin(_turn_keys(table), _turn_keys(settled))))
+        return table.filter(pa.array(np.isin(_turn_keys(table), _turn_keys(self.effective))))
+
+    @cached_property
+    def effective_turns(self) -> set[tuple[int, int]]:
+        """Epoch and number of each turn that counts."""
+        turns = self.effective.select(["epoch", "turn"]).group_by(["epoch", "turn"]).aggregate([])
+        return set(zip(turns["epoch"].to_pylist(), turns["turn"].to_pylist(), strict=True))
 
     def _find_starts(self, effective_plans: pa.Table) -> dict[EpochPartition, int]:
         """Return where each epoch starts in each partition: its genesis, or the end of the reset that opened it."""

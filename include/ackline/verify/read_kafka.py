@@ -1,11 +1,4 @@
-"""Reads topics, logs, committed offsets, dead letters and a journal of handler calls.
-
-Reads topics, their logs and the committed offsets of a group from Kafka.
-
-Reads the dead letters of a pipeline.
-
-Reads a journal of handler calls.
-"""
+"""Reads topics, logs, committed offsets, dead letters, and a journal of handler calls."""
 
 import hashlib
 import time

@@ -1,15 +1,9 @@
 """Reads the three Delta tables and the output tables, also from an object store.
 
-Reaches the tables in an object store. The login is that of the environment, or of ACKLINE_AUDIT_CONNECTION.
-
-Arrow's own file systems read the tables. delta-rs's Python file system aborts the process at its end if one of Arrow's
-threads outlives the interpreter (apache/arrow#34314).
-
-Reads the three Delta tables.
-
-Reads all transaction ids that were ever committed to a Delta log. delta-rs only looks up an id that it is given.
-
-Reads the output tables of a pipeline: the Delta tables that the rows of its steps go to.
+The login is that of the environment, or of ACKLINE_AUDIT_CONNECTION. Arrow's own file systems read the tables:
+delta-rs's Python file system aborts the process at its end if one of Arrow's threads outlives the interpreter
+(apache/arrow#34314). The transaction ids of a log are read from its files, because delta-rs only looks up an id that it
+is given.
 """
 
 import json

@@ -1,8 +1,7 @@
 """The three tables as the rules read them: outcomes as arrays, settlements and plans by epoch and partition.
 
-The table `outcomes` as arrays: the words of an outcome, and the effective rows of each partition.
-
-The tables `settlements` and `plans` as one object a row, by epoch and partition, in the order of turns.
+The rows of `outcomes` are arrays, split by partition. The rows of `settlements` and `plans` are one object each, in the
+order of turns.
 """
 
 import json
