@@ -10,7 +10,7 @@ partitions and millions of turns.
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
 from typing import Any
 
@@ -165,19 +165,13 @@ def settled_turns(
     if acts_only:
         wanted.append(f"(by_operator OR kind NOT IN ({', '.join(map(_literal, _NO_ACTS))}))")
     query = f'SELECT * FROM turns WHERE {" AND ".join(wanted)} ORDER BY "end" DESC, lane, epoch DESC, turn DESC'
+    names = [field.name for field in fields(SettledTurn) if field.name != "outcomes"]
     with sql_result(root, query if limit is None else f"{query} LIMIT {limit}", [pipeline]) as reader:
-        return [_turn(row) for row in _rows(reader)]
-
-
-def _rows(reader: Any) -> Iterator[dict[str, Any]]:
-    for batch in reader:
-        yield from batch.to_pylist()
-
-
-def _turn(row: dict[str, Any]) -> SettledTurn:
-    names = ("lane", "epoch", "turn", "kind", "run_id", "actor", "reason", "start", "end", "duration", "partitions",
-             "records")  # fmt: skip
-    return SettledTurn(**{name: row[name] for name in names}, outcomes={n: row[n] for n in _COUNTS if row[n]})
+        return [
+            SettledTurn(**{name: row[name] for name in names}, outcomes={n: row[n] for n in _COUNTS if row[n]})
+            for batch in reader
+            for row in batch.to_pylist()
+        ]
 
 
 def _literal(text: str) -> str:

@@ -22,7 +22,7 @@ from deltalake.exceptions import DeltaError
 from ackline.ledger.offsets import OffsetRange, TopicPartition
 from ackline.pipeline.arguments import PartitionChoice
 from ackline.tables.layout import LaneTables, lanes_of
-from ackline.tables.reads import Where, dataset_of
+from ackline.tables.reads import dataset_of
 from ackline.tables.scan import DECISION, LaneScanner, Scan, comes_after, first_rows
 from ackline.tables.schemas import OUTCOMES, TIME
 from ackline.tables.table import AuditTable
@@ -90,8 +90,10 @@ def audit_pages(
         lanes = [
             LaneScanner(LaneTables(root, pipeline, lane.lane)) for lane in found if criteria.lane in (None, lane.lane)
         ]
-    order, wanted, left = _order(criteria), _wanted(criteria), criteria.limit
-    offsets = criteria.offsets
+    order, wanted, left, offsets = _order(criteria), _wanted(criteria), criteria.limit, criteria.offsets
+    descending = 4 if criteria.newest_first else 0  # the columns of the turn
+    pruned_by = {name: value for name, value in _named_columns(criteria).items() if name in _PRUNED_BY} or None
+    as_of = criteria.as_of
     if criteria.key_hash is not None:
         # Of all lanes, because one of them may have handled the record before keys were hashed.
         of_key = rows_of_key(
@@ -104,31 +106,26 @@ def audit_pages(
     while left is None or left > 0:
         limit = PAGE_ROWS if left is None else min(left, PAGE_ROWS)
         page_wanted = wanted if after is None else wanted & after
-        page = first_rows(lanes, _scan(criteria, page_wanted, order, limit, offsets))
+        scan = Scan(
+            [*COLUMNS, "plan_date"],
+            page_wanted,
+            order,
+            limit,
+            pruned_by,
+            offsets,
+            criteria.everything,
+            descending,
+            version=as_of if isinstance(as_of, int) else None,
+            settled_by=as_of if isinstance(as_of, datetime) else None,
+        )
+        page = first_rows(lanes, scan)
         if page is None:
             return
         yield page.drop([DECISION, "plan_date"])
         if page.num_rows < limit:
             return
-        after = comes_after({name: page[name][-1].as_py() for name in order}, _descending(criteria))
+        after = comes_after({name: page[name][-1].as_py() for name in order}, descending)
         left = None if left is None else left - page.num_rows
-
-
-def _scan(
-    criteria: AuditFilter, wanted: ds.Expression, order: Sequence[str], limit: int, offsets: OffsetRange | None
-) -> Scan:
-    return Scan(
-        [*COLUMNS, "plan_date"],
-        wanted,
-        order,
-        limit,
-        _pruning(criteria),
-        offsets,
-        criteria.everything,
-        _descending(criteria),
-        criteria.as_of if isinstance(criteria.as_of, int) else None,
-        criteria.as_of if isinstance(criteria.as_of, datetime) else None,
-    )
 
 
 def _order(criteria: AuditFilter) -> list[str]:
@@ -143,11 +140,6 @@ def _order(criteria: AuditFilter) -> list[str]:
     by_offset = criteria.offsets is None or len(criteria.offsets) > 1
     return ["topic", "partition", *(["offset"] if by_offset else []), "lane", "epoch", "turn", DECISION, "attempt",
             *([] if by_offset else ["offset"]), "outcome"]  # fmt: skip
-
-
-def _descending(criteria: AuditFilter) -> int:
-    """Returns how many columns of `_order` descend: those of the turn, if the newest one comes first."""
-    return 4 if criteria.newest_first else 0
 
 
 def _named_columns(criteria: AuditFilter) -> dict[str, str | int]:
@@ -169,10 +161,6 @@ def _named_columns(criteria: AuditFilter) -> dict[str, str | int]:
 def _only(named: V | None, chosen: Sequence[V]) -> V | None:
     """Returns the one value that is wanted; None if any is, or any of several."""
     return chosen[0] if named is None and len(chosen) == 1 else named
-
-
-def _pruning(criteria: AuditFilter) -> Where | None:
-    return {name: value for name, value in _named_columns(criteria).items() if name in _PRUNED_BY} or None
 
 
 def _wanted(criteria: AuditFilter) -> ds.Expression:
@@ -202,7 +190,7 @@ def displayed_values(row: Mapping[str, Any], columns: Iterable[str]) -> list[Any
     return [None if name == "attempt" and row[name] == 0 else row[name] for name in columns]
 
 
-_COLUMNS = ["topic", "partition", "offset", "end_offset", "key_hash"]
+_KEY_COLUMNS = ["topic", "partition", "offset", "end_offset", "key_hash"]
 
 
 class KeyRows(NamedTuple):
@@ -218,7 +206,7 @@ def rows_of_key(folders: Iterable[str], key_hash: str, chosen: ds.Expression) ->
     `chosen` limits the partitions. Raises FatalError if a table can't be read.
     """
     tables = [_rows(folder, key_hash, chosen) for folder in folders]
-    rows = pa.concat_tables([OUTCOMES.empty_table().select(_COLUMNS), *tables])
+    rows = pa.concat_tables([OUTCOMES.empty_table().select(_KEY_COLUMNS), *tables])
     of_records = rows.filter(pc.is_valid(rows["key_hash"]))
     ranges = rows.filter(pc.is_null(rows["key_hash"]))
     if not of_records.num_rows:
@@ -235,8 +223,8 @@ def _rows(folder: str, key_hash: str, chosen: ds.Expression) -> pa.Table:
     wanted = chosen & ((ds.field("key_hash") == key_hash) | ds.field("end_offset").is_valid())
     try:
         if version is None:
-            return OUTCOMES.empty_table().select(_COLUMNS)
-        return dataset_of(outcomes, version).to_table(columns=_COLUMNS, filter=wanted)
+            return OUTCOMES.empty_table().select(_KEY_COLUMNS)
+        return dataset_of(outcomes, version).to_table(columns=_KEY_COLUMNS, filter=wanted)
     except (DeltaError, OSError, pa.ArrowException) as error:
         raise outcomes.error(error) from error
 

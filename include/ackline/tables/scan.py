@@ -20,7 +20,7 @@ from deltalake.exceptions import DeltaError
 from ackline.ledger.offsets import OffsetRange
 from ackline.tables.effective import EffectiveTurns
 from ackline.tables.layout import LaneTables
-from ackline.tables.reads import Where, at_version, dataset_of, table_files
+from ackline.tables.reads import Where, at_version, dataset_of, file_name, table_files
 
 T = TypeVar("T")
 _BATCH_ROWS = 32_768
@@ -142,7 +142,7 @@ class LaneScanner:
         try:
             dataset = dataset_of(outcomes, version)
             first_of = _first_rows_of_files(table_files(version), scan)
-            files = [(first_of[name], f) for f in dataset.get_fragments() if (name := _file_name(f.path)) in first_of]
+            files = [(first_of[name], f) for f in dataset.get_fragments() if (name := file_name(f.path)) in first_of]
             for start, file in _in_order(files):
                 if first.are_before(start):
                     return
@@ -218,7 +218,7 @@ def _first_rows_of_files(files: pa.Table, scan: Scan) -> dict[str, _Start]:
              "num_records", "null_count.end_offset"}  # fmt: skip
     rows = files.select([name for name in files.column_names if name in known]).to_pylist()
     wanted = (file for file in rows if _may_hold_values(file, scan.pruned_by or {}) and _may_hold(file, scan.offsets))
-    return {_file_name(file["path"]): _start(file, scan) for file in wanted}
+    return {file_name(file["path"]): _start(file, scan) for file in wanted}
 
 
 def _start(file: dict[str, Any], scan: Scan) -> _Start:
@@ -264,7 +264,3 @@ def _group_may_hold(group: ds.ParquetFileFragment, offsets: OffsetRange | None) 
             if stats.has_min_max:
                 bounds |= {f"min.{name}": stats.min, f"max.{name}": stats.max}
     return _may_hold(bounds, offsets)
-
-
-def _file_name(path: str) -> str:
-    return path.rsplit("/", 1)[-1]
