@@ -100,7 +100,10 @@ class _Collected:
     def add(self, tp: TopicPartition, answer: Found | Gone) -> Iterator[Batch]:
         """Adds `answer`. Before that, yields what was collected if `answer` is of another kind; then a full batch."""
         if isinstance(answer, Gone) and self.attempts[answer.offset] == FRESH:
-            _check_is_gap(tp, answer)
+            if answer.outcome is Outcome.EXPIRED:  # below the log start: its record was never read, so it is no gap
+                raise RangeGone(
+                    f"{tp}: the log no longer holds offset {answer.offset} of the planned range; plan again"
+                )
         elif isinstance(answer, Gone):
             if self.messages or answer.outcome is not self.outcome:
                 yield from self.flush(tp)
@@ -139,7 +142,12 @@ def read_retries_exactly(
     Yields nothing for a fresh offset that is a gap. Raises what `ExactReader` raises, RangeGone if retention has taken
     a fresh offset, and FatalError if the reader left an offset out.
     """
-    collected = {tp: _Collected(_attempt_by_offset(ranges)) for tp, ranges in retries.items()}
+    collected = {
+        tp: _Collected(
+            {offset: attempts.value for attempts in ranges for offset in range(attempts.start, attempts.end)}
+        )
+        for tp, ranges in retries.items()
+    }
     answered = 0
     with ExactReader(config, isolation_level) as reader:
         for answer in reader.read({tp: list(batch.attempts) for tp, batch in collected.items()}):
@@ -151,16 +159,6 @@ def read_retries_exactly(
     expected = sum(len(batch.attempts) for batch in collected.values())
     if answered != expected:
         raise FatalError(f"the reader answered {answered} of {expected} retries; nothing was stored")
-
-
-def _check_is_gap(tp: TopicPartition, answer: Gone) -> None:
-    """Raises RangeGone for a fresh offset below the log start: its record was never read, so it is no gap."""
-    if answer.outcome is Outcome.EXPIRED:
-        raise RangeGone(f"{tp}: the log no longer holds offset {answer.offset} of the planned range; plan again")
-
-
-def _attempt_by_offset(ranges: Attempts) -> dict[int, int]:
-    return {offset: attempts.value for attempts in ranges for offset in range(attempts.start, attempts.end)}
 
 
 FIRST_UNREADABLE = 2**63 // 1000 + 1

@@ -35,7 +35,6 @@ from ackline.worker.isolation.handler_process import IsolatedHandler
 from ackline.worker.outcomes import (
     INVALID_WORD,
     OUTCOME_WORDS,
-    Clock,
     Outcomes,
     RowOutcome,
     outcome_clock,
@@ -126,7 +125,13 @@ class TaskRun:
         self._call = self._load_call()
 
     def _load_call(self) -> CallHandler | None:
-        return None if self._settings.tier is Tier.COLUMN else _call_handler(self._settings, self._clock)
+        settings = self._settings
+        if settings.tier is Tier.COLUMN:
+            return None
+        if settings.replay.isolated:
+            return IsolatedHandler(without_secrets(settings.replay), settings.tier, self._clock)
+        with naming_host():
+            return load_call(settings.replay, settings.tier)
 
     def __enter__(self) -> Self:
         """Checks, before the first record, that this task may start. Raises what `TaskFolder.check` raises, and
@@ -312,13 +317,6 @@ class TaskRun:
     def _manifest(self) -> pa.RecordBatch:
         counts = self._files.counts
         return manifest(self._files.close(), counts, self._waits, self._calls, self._fetched, self._out_of_range)
-
-
-def _call_handler(settings: TaskSettings, clock: Clock) -> CallHandler:
-    if settings.replay.isolated:
-        return IsolatedHandler(without_secrets(settings.replay), settings.tier, clock)
-    with naming_host():
-        return load_call(settings.replay, settings.tier)
 
 
 def without_secrets(settings: ReplaySettings) -> ReplaySettings:
