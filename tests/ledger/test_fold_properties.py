@@ -161,13 +161,15 @@ def test_i9_each_failure_has_the_due_time_that_its_own_attempt_gets_from_the_pol
 @REPEATABLE
 @given(turns())
 def test_columns_of_rows_and_of_pending_runs_are_the_same_values(turn: Turn) -> None:
-    columns, pending = OutcomeColumns.of(turn.rows), PendingRuns.of(turn.before.pending)
+    columns, pending = OutcomeColumns.of(turn.rows), turn.before.pending
+    runs = tuple(pending)
     assert list(columns) == [row._replace(reason=None) for row in turn.rows]
     halves = [columns[: len(columns) // 2], list(columns[len(columns) // 2 :])]
     assert OutcomeColumns.concat(halves) == columns
-    assert (tuple(pending), pending) == (turn.before.pending, turn.before.pending)
-    assert [pending[index] for index in range(-len(pending), 0)] == list(turn.before.pending)
-    by_columns = fold(PartitionState(turn.before.complete_to, pending), turn.fresh, turn.retries, columns, turn.policy)
+    assert PendingRuns.of(runs) == pending
+    assert pending == runs
+    assert tuple(pending[index] for index in range(-len(pending), 0)) == runs
+    by_columns = fold(PartitionState(turn.before.complete_to, runs), turn.fresh, turn.retries, columns, turn.policy)
     assert by_columns == turn.fold()
 
 

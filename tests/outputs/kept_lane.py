@@ -15,7 +15,7 @@ from deltalake import DeltaTable
 
 from ackline.ledger.offsets import TopicPartition, ValuedRange
 from ackline.ledger.outcomes import AnswerKind, Outcome, OutcomeRow
-from ackline.ledger.pending import Pending, PendingKind
+from ackline.ledger.pending import Pending, PendingKind, PendingRuns
 from ackline.ledger.turns import TurnId, TurnKind
 from ackline.outputs.checks import folder_name, staging_root
 from ackline.outputs.keep import settled_outputs
@@ -107,7 +107,7 @@ class Lane:
     def partitions(self) -> Any:
         """The partition as a settlement holds it, with the records that are in flight."""
         pending = [ValuedRange(n, n + 1, Pending(PendingKind.IN_FLIGHT, 1, None, None)) for n in sorted(self.pending)]
-        return {TP: SimpleNamespace(state=SimpleNamespace(pending=pending))}
+        return {TP: SimpleNamespace(state=SimpleNamespace(pending=PendingRuns.of(pending)))}
 
     @property
     def in_flight(self) -> list[int]:

@@ -31,7 +31,7 @@ from ackline.lane.genesis import genesis_partitions, genesis_plan
 from ackline.lane.log_checks import observe_kafka
 from ackline.ledger.commit_rule import CommitMetadata, Committed, check_commit_allowed, is_of_ledger, is_of_pipeline
 from ackline.ledger.offsets import TopicPartition
-from ackline.ledger.pending import NEVER, PendingKind, PendingRuns
+from ackline.ledger.pending import NEVER, PendingKind
 from ackline.ledger.turns import SettledPartition, Settlement, TurnKind
 from ackline.outputs.turn import store_plan
 from ackline.steps.plan import store_first_genesis
@@ -123,9 +123,7 @@ def adopt_ledger(adapters: Adapters, reason: str) -> Adoption:
 
 
 def _outstanding(newest: Settlement) -> OutstandingTokens:
-    in_flight = [
-        PendingRuns.of(settled.state.pending).of_kind(PendingKind.IN_FLIGHT) for settled in newest.partitions.values()
-    ]
+    in_flight = [settled.state.pending.of_kind(PendingKind.IN_FLIGHT) for settled in newest.partitions.values()]
     lasting = sum(int((runs.ends - runs.starts)[runs.dues == NEVER].sum()) for runs in in_flight)
     return OutstandingTokens(sum(runs.offsets for runs in in_flight), lasting)
 

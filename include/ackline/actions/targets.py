@@ -141,7 +141,7 @@ def _pending_targets(request: ActionRequest, newest: Settlement, name: str) -> d
     """Returns the pending runs that a request selects, of the partitions that have any. A retry selects retries."""
     targets = {}
     for tp in request.partitions.chosen(newest.partitions, name):
-        runs = PendingRuns.of(newest.partitions[tp].state.pending)
+        runs = newest.partitions[tp].state.pending
         if request.offsets is not None:
             bounds = (np.array([request.offsets.start]), np.array([request.offsets.end]))
             runs = runs.within(bounds) if request.offsets else runs.where(lambda state: False)

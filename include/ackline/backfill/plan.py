@@ -19,7 +19,6 @@ from ackline.lane.new_plan import (
 from ackline.ledger import planning
 from ackline.ledger.fold import PendingKind
 from ackline.ledger.offsets import LogBounds, TopicPartition, clipped
-from ackline.ledger.pending import PendingRuns
 from ackline.ledger.planning import Limits, PartitionView
 from ackline.ledger.turns import Plan, SettledPartition, Settlement, TurnKind
 from ackline.outputs.turn import publish_settled
@@ -114,7 +113,7 @@ def _has_answers(adapters: Adapters, newest: Settlement) -> bool:
         return True
     # While answers are hidden nothing times out, so turns for what is overdue would follow each other without an end.
     hidden = unread is not None and unread.hides_answers
-    return not hidden and any(PendingRuns.of(state.pending).overdue_at(adapters.now()) for state in states)
+    return not hidden and any(state.pending.overdue_at(adapters.now()) for state in states)
 
 
 def _is_unfinished(tp: TopicPartition, settled: SettledPartition, chosen: LaneRanges) -> bool:

@@ -17,7 +17,6 @@ from ackline.lane.log_checks import truncated_partitions
 from ackline.ledger.fold import OutcomeRow, PartitionState, Pending, PendingKind
 from ackline.ledger.offsets import TopicPartition
 from ackline.ledger.outcomes import Outcome
-from ackline.ledger.pending import PendingRuns
 from ackline.ledger.turns import Plan
 from ackline.tables.turn_outcomes import LastFailure
 
@@ -156,6 +155,6 @@ def _letter(plan: Plan, found: Found, pending: Pending, failure: LastFailure | N
 def _pending_dead_letters(state: PartitionState) -> dict[int, Pending]:
     return {
         offset: run.value
-        for run in PendingRuns.of(state.pending).of_kind(PendingKind.DEAD_LETTER)
+        for run in state.pending.of_kind(PendingKind.DEAD_LETTER)
         for offset in range(run.start, run.end)
     }

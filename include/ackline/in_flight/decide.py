@@ -79,7 +79,7 @@ def decide_answers(
 
 
 def _in_flight(plan: Plan, states: Mapping[TopicPartition, PartitionState]) -> "dict[TopicPartition, _InFlight]":
-    runs = {tp: PendingRuns.of(states[tp].pending).of_kind(PendingKind.IN_FLIGHT) for tp in plan.partitions}
+    runs = {tp: states[tp].pending.of_kind(PendingKind.IN_FLIGHT) for tp in plan.partitions}
     return {tp: _InFlight.of(waiting) for tp, waiting in runs.items() if waiting}
 
 

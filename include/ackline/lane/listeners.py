@@ -17,7 +17,6 @@ from ackline.errors import ConfigError
 from ackline.ledger.fold import PartitionState, PendingKind
 from ackline.ledger.offsets import TopicPartition, index_of_range
 from ackline.ledger.outcomes import Outcome, OutcomeColumns
-from ackline.ledger.pending import PendingRuns
 from ackline.ledger.turns import Plan, Settlement, TurnKind
 from ackline.listener import Listener
 from ackline.tables.turn_outcomes import TurnOutcomes
@@ -134,7 +133,7 @@ def notify_settled(listener: ListenerThread, plan: Plan, settlement: Settlement,
 
 def _retried(failed: OutcomeColumns, state: PartitionState) -> list[int]:
     """Returns the failed offsets that get another attempt after the settlement."""
-    retries = PendingRuns.of(state.pending).of_kind(PendingKind.RETRY)
+    retries = state.pending.of_kind(PendingKind.RETRY)
     index = index_of_range(failed.offsets, (retries.starts, retries.ends))
     offsets: list[int] = failed.offsets[index >= 0].tolist()
     return offsets

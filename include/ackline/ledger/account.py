@@ -28,7 +28,7 @@ from ackline.ledger.offsets import (
     union,
 )
 from ackline.ledger.outcomes import Outcome
-from ackline.ledger.pending import PendingRuns, ranges_of
+from ackline.ledger.pending import ranges_of
 
 UNREAD = "unread"
 """The key of offsets that no turn has read yet, beside the kinds of what is pending."""
@@ -88,7 +88,7 @@ def account_of(
     """
     pending: Counter[str] = Counter({kind.value: 0 for kind in PendingKind} | {UNREAD: 0})
     for tp, state in states.items():
-        runs = PendingRuns.of(state.pending)
+        runs = state.pending
         unread = int((runs.ends - runs.starts)[runs.attempts == 0].sum())
         pending.update({kind.value: number for kind, number in state.pending_by_kind().items()})
         pending[PendingKind.RETRY] -= unread

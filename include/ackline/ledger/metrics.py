@@ -26,7 +26,6 @@ from ackline.ledger.commit_rule import Committed
 from ackline.ledger.fold import OutcomeRow, PartitionState
 from ackline.ledger.offsets import LogBounds, TopicPartition
 from ackline.ledger.outcomes import Outcome, OutcomeColumns
-from ackline.ledger.pending import PendingRuns
 from ackline.tuples import SOURCE, Durations, StepCounts
 
 _MILLISECOND = 1_000_000
@@ -233,7 +232,7 @@ def retries_in(rows: Iterable[OutcomeRow]) -> int:
 
 def due_retries(state: PartitionState, now: datetime) -> int:
     """How many pending retries are due at `now`."""
-    return PendingRuns.of(state.pending).due_at(now).offsets
+    return state.pending.due_at(now).offsets
 
 
 def oldest_pending(state: PartitionState) -> int | None:

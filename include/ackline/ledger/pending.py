@@ -239,3 +239,7 @@ def arrays_of(runs: Iterable[ValuedRange[Any]]) -> Ranges:
 def ranges_of(runs: Iterable[ValuedRange[Pending]]) -> list[OffsetRange]:
     """Returns the offsets of runs, without their states."""
     return [OffsetRange(run.start, run.end) for run in runs]
+
+
+NOTHING_PENDING = PendingRuns.of(())
+"""No runs, for the many partitions in which nothing is pending."""

@@ -17,7 +17,7 @@ from ackline.errors import TopicChanged
 from ackline.ledger.commit_rule import Committed
 from ackline.ledger.fold import PartitionState, PendingKind
 from ackline.ledger.offsets import ChosenRanges, LogBounds, OffsetRange, TopicPartition, ValuedRanges, count, next_range
-from ackline.ledger.pending import PendingRuns, join_attempts
+from ackline.ledger.pending import join_attempts
 from ackline.ledger.turns import PlannedPartition
 
 
@@ -164,7 +164,7 @@ def _room(tp: TopicPartition, view: PartitionView, limits: Limits) -> OffsetRang
 
 
 def _in_flight(view: PartitionView) -> int:
-    return PendingRuns.of(view.state.pending).of_kind(PendingKind.IN_FLIGHT).offsets
+    return view.state.pending.of_kind(PendingKind.IN_FLIGHT).offsets
 
 
 def _first_due(
@@ -180,7 +180,7 @@ def _first_due(
     due = {
         tp: runs
         for tp in sorted(tp for tp, view in views.items() if view.readable)
-        if (runs := PendingRuns.of(views[tp].state.pending).due_at(now))
+        if (runs := views[tp].state.pending.due_at(now))
     }
     if not due or limit <= 0:
         return {}
@@ -244,7 +244,7 @@ def _why_nothing(view: PartitionView, room: OffsetRange, now: datetime, limits: 
         return PAUSED
     if view.log is None:
         return NO_LEADER
-    retries = PendingRuns.of(view.state.pending).of_kind(PendingKind.RETRY)
+    retries = view.state.pending.of_kind(PendingKind.RETRY)
     if retries.due_at(now):
         return RUN_FULL
     if not next_range(view.chosen, room.start, view.log.end):

@@ -12,7 +12,7 @@ from urllib.parse import quote
 from ackline.errors import ConfigError, LedgerError
 from ackline.lane.adapters import Adapters
 from ackline.ledger.offsets import ValuedRange
-from ackline.ledger.pending import PendingKind, PendingRuns, arrays_of
+from ackline.ledger.pending import PendingKind, arrays_of
 from ackline.ledger.turns import LIVE, Plan, Settlement, TurnId, TurnKind
 from ackline.pipeline.arguments import id_of
 from ackline.pipeline.folder import lane_folder
@@ -176,7 +176,7 @@ def _initial_columns(adapters: Adapters, output: Output) -> dict[str, str]:
 def leaves_in_flight(newest: Settlement, skip: Plan) -> bool:
     """Returns whether a record is in flight after a skip. If none is, the skip drops all rows that wait."""
     for tp, settled in newest.partitions.items():
-        in_flight = PendingRuns.of(settled.state.pending).of_kind(PendingKind.IN_FLIGHT)
+        in_flight = settled.state.pending.of_kind(PendingKind.IN_FLIGHT)
         if tp in skip.partitions:
             planned = skip.partitions[tp]
             in_flight = in_flight.minus(arrays_of([ValuedRange(0, planned.fresh.start, None)]))

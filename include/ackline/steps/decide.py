@@ -72,7 +72,7 @@ def _seed(plan: Plan, tp: TopicPartition) -> str:
 
 
 def _due_now(state: PartitionState, planned: PlannedPartition, now: datetime) -> PendingRuns:
-    pending, chosen = PendingRuns.of(state.pending), arrays_of(planned.retries)
+    pending, chosen = state.pending, arrays_of(planned.retries)
     return pending.minus(chosen).plus(pending.within(chosen).due_by(now))
 
 

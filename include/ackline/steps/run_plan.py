@@ -20,7 +20,7 @@ from ackline.ledger import planning
 from ackline.ledger.commit_rule import CommitMetadata, Committed, still_acknowledged
 from ackline.ledger.metrics import due_retries
 from ackline.ledger.offsets import TopicPartition
-from ackline.ledger.pending import PendingKind, PendingRuns
+from ackline.ledger.pending import PendingKind
 from ackline.ledger.planning import Limits, PartitionView
 from ackline.ledger.turns import ACK_POSITION, Plan, PlannedPartition, Settlement, TurnKind
 
@@ -201,7 +201,7 @@ def _skip_targets(adapters: Adapters, views: Views) -> dict[TopicPartition, int]
     for tp, view in views.items():
         if not view.readable or view.log is None:
             continue
-        pending = PendingRuns.of(view.state.pending)
+        pending = view.state.pending
         in_flight = pending.of_kind(PendingKind.IN_FLIGHT)
         others = pending.where(lambda state: state.kind is not PendingKind.IN_FLIGHT)
         # Nothing is behind because of a record in flight: it is read, and waits for its answer.

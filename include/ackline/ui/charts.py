@@ -12,7 +12,7 @@ import numpy as np
 from markupsafe import Markup
 
 from ackline.ledger.offsets import Int64s
-from ackline.ledger.pending import PendingKind, PendingRuns
+from ackline.ledger.pending import PendingKind
 from ackline.ui.health import PartitionReading
 
 WIDTH = 1000
@@ -103,7 +103,7 @@ def _mark(scale: _Scale, offset: int, name: str) -> Markup:
 
 def _failure_marks(part: PartitionReading, scale: _Scale) -> Iterable[Markup]:
     """Yields a mark for each column of the picture that holds a pending offset: at most one per two units."""
-    runs = PendingRuns.of(part.settled.state.pending)
+    runs = part.settled.state.pending
     for kind in PendingKind:
         chosen = runs.of_kind(kind)
         lost = chosen.ends <= (part.log_start or 0)  # retention has taken them, and the next turn settles them

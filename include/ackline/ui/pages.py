@@ -18,7 +18,6 @@ from ackline.ledger.explain import PartitionEvidence, explain_partition, moment_
 from ackline.ledger.explain_offset import OffsetExplanation, story_text
 from ackline.ledger.metrics import StepFigures, mean_and_max
 from ackline.ledger.offsets import TopicPartition, ValuedRange
-from ackline.ledger.pending import PendingRuns
 from ackline.tables.history import TurnTotals
 from ackline.ui import charts
 from ackline.ui.health import Health, PartitionReading, worst_first
@@ -98,7 +97,7 @@ def partition(reading: LaneReading, part: PartitionReading, acts: Sequence[Act],
     reached = part.reached_by_retention
     moment = reached and moment_text(reached, reading.now)
     pace = moment and f"At its pace of the last turns, the log start reaches the floor at {moment}."
-    pending = PendingRuns.of(part.settled.state.pending)
+    pending = part.settled.state.pending
     return _render(
         "partition.html", f"{part.tp} · {reading.name}", addresses, refresh=True, reading=reading, part=part,
         picture=charts.partition_picture, zoom=charts.zoom_start(part), sentence=explain_partition(evidence).sentence,

@@ -15,7 +15,7 @@ from ackline.ledger.explain_offset import OffsetExplanation, explain_offset
 from ackline.ledger.metrics import StepFigures
 from ackline.ledger.offsets import TopicPartition, ValuedRange
 from ackline.ledger.outcomes import Outcome
-from ackline.ledger.pending import Pending, PendingKind, PendingRuns
+from ackline.ledger.pending import Pending, PendingKind
 from ackline.ledger.turns import LIVE, Plan, Settlement, TurnId, TurnKind
 from ackline.pipeline.folder import audit_root
 from ackline.tables.history import (
@@ -262,7 +262,7 @@ def _pending_failures(reading: LaneReading) -> list[Failure]:
     partitions: Counter[tuple[str, str]] = Counter()
     dues: dict[tuple[str, str], datetime] = {}
     for partition in reading.partitions:
-        runs = PendingRuns.of(partition.settled.state.pending)
+        runs = partition.settled.state.pending
         for state in {(state.kind, state.error_class) for state in runs.states}:
             chosen = runs.where(lambda other, state=state: (other.kind, other.error_class) == state)  # type: ignore[misc]
             if not len(chosen):
@@ -333,7 +333,7 @@ def failing_records(reading: LaneReading, kind: str, error_class: str) -> list[F
 def _pending_records(reading: LaneReading, kind: str, error_class: str) -> list[tuple[TopicPartition, int, Pending]]:
     records: list[tuple[TopicPartition, int, Pending]] = []
     for partition in reading.partitions:
-        runs: Iterable[ValuedRange[Pending]] = PendingRuns.of(partition.settled.state.pending).where(
+        runs: Iterable[ValuedRange[Pending]] = partition.settled.state.pending.where(
             lambda state: state.kind.value == kind and (state.error_class or "") == error_class
         )
         for run in runs:
