@@ -238,7 +238,7 @@ def test_the_form_refuses_wrong_values(values: dict[str, Any], form: Form) -> No
         ({"all": True, "ranges": ["orders"]}, "--all and a RANGE contradict"),
         ({"ranges": ["orders:0:5-2"]}, "range orders:0:5-2"),
         ({"from": "soon"}, "--from: "),
-        ({"id": "gone"}, "id: lane has no backfill gone"),
+        ({"id": "gone"}, "id gone: lane has no such backfill"),
         ({"all": True, "dead_letter": "orders"}, "the pipeline reads this topic"),
         ({"outcome": "dead", "of": "backfill-gone"}, "has no such lane yet"),
     ],

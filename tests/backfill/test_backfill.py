@@ -3,7 +3,8 @@
 import pytest
 
 from ackline.actions.actions import perform_action
-from ackline.actions.targets import ActionRequest, choose_targets
+from ackline.actions.form import ActionRequest
+from ackline.actions.targets import choose_targets
 from ackline.backfill.plan import plan_backfill
 from ackline.errors import ConfigError, FatalError
 from ackline.ledger.turns import TurnKind

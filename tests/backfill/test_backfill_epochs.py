@@ -10,7 +10,7 @@ from ackline.actions.actions import perform_action
 from ackline.actions.dead import diff_lanes
 from ackline.backfill import run
 from ackline.backfill.plan import plan_backfill
-from ackline.backfill.report import backfill_json
+from ackline.backfill.report import backfill_object
 from ackline.errors import FatalError, TransientError
 from ackline.ledger.offsets import OffsetRange
 from ackline.ledger.turns import LIVE, Settlement, TurnKind
@@ -69,7 +69,7 @@ def test_the_account_the_list_the_diff_and_of_take_the_newest_epoch() -> None:
     live.world.handle = lambda record: None
     lane.run()
     store = live.adapters().store
-    [listed] = [backfill_json(each) for each in run.backfills(store)]
+    [listed] = [backfill_object(each).dump() for each in run.backfills(store)]
     assert (listed["epoch"], listed["settled"], listed["outcomes"]) == (1, True, {"acked": 3})
     diff, _ = diff_lanes(store, LIVE, lane.lane)
     assert [(old.outcome, new.outcome, number) for (old, new), number in diff.changed.items()] == [("dead", "acked", 1)]
@@ -155,14 +155,14 @@ def test_a_late_process_of_an_older_epoch_writes_nothing_that_counts() -> None:
     """It has planned a turn, which an operator has closed as void, and reports when the lane is in its next epoch."""
     _, lane = handled_lane(OK, OK, DEAD)
     lane.begin_epoch(1)
-    late = plan_backfill(lane.adapters("late")).plan
+    late = plan_backfill(lane.adapters("late"))
     assert late is not None
     lane.cancel("too slow")
     lane.begin_epoch(2)
     lane.run()
     before = lane.rows(), lane.newest(), lane.account()
     adapters = lane.adapters("late")
-    adapters.store.store_outcomes(late.turn, [])
+    adapters.store.store_outcomes(late.plan.turn, [])
     assert (lane.rows(), lane.newest(), lane.account()) == before
 
 

@@ -2,7 +2,7 @@
 
 from ackline import InFlight, Record
 from ackline.actions.adopt_ledger import OutstandingTokens, adopt_ledger, prepare_adoption
-from ackline.actions.report import adoption_json, adoption_text
+from ackline.actions.report import adoption_object, adoption_text
 from ackline.ledger.commit_rule import CommitMetadata
 from ackline.ledger.fold import PendingKind
 from tests.support.memory_answers import TP, WAITS, AnsweredLane
@@ -23,7 +23,7 @@ def test_adopting_an_older_copy_names_the_records_whose_tokens_count_no_more_and
     assert "Records in flight whose tokens count no more: 2. " in text
     assert "They time out and are tried again, each under a new token." in text
     done = adopt_ledger(lane.adapters(), "restored")
-    assert adoption_json(lane.adapters(), done, "restored", dry_run=False)["unsigned_tokens"] == 2
+    assert adoption_object(lane.adapters(), done, "restored", dry_run=False).unsigned_tokens == 2
     lane.answer(0)
     assert lane.at(11).run().answers == {"unsigned": 1, "timed_out": 2}
     lane.run()

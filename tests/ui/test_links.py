@@ -5,11 +5,14 @@ import shlex
 
 from airflow.sdk.definitions.param import ParamsDict
 
-from ackline.airflow.backfill_form import BackfillForm, backfill_params
-from ackline.airflow.operate import check_params, operate_params
+from ackline.actions.form import ACTIONS, check_entered
+from ackline.airflow.backfill import backfill_params
+from ackline.airflow.operate import operate_params
+from ackline.backfill.form import request_of
 from ackline.ledger.offsets import TopicPartition
 from ackline.ledger.turns import LIVE
 from ackline.pipeline.arguments import OPTIONS, BackfillArguments
+from ackline.pipeline.form import Entered
 from ackline.pipeline.pipeline import Pipeline
 from ackline.ui.links import ActMaker, Addresses
 
@@ -56,7 +59,7 @@ def test_the_form_of_the_dag_takes_the_configuration_of_each_act() -> None:
         params.update(json.loads(act.conf) | {"reason": "as in the runbook"})
         params.validate()
         assert set(json.loads(act.conf)) <= set(operate_params())
-        check_params(dict(params))
+        check_entered(ACTIONS[params["act"]], Entered(dict(params), by_option=False))
 
 
 def test_the_form_of_the_backfill_takes_the_configuration_of_each_act() -> None:
@@ -75,7 +78,7 @@ def test_the_form_of_the_backfill_takes_the_configuration_of_each_act() -> None:
         params = ParamsDict(backfill_params(pipeline))
         params.update(conf)
         params.validate()
-        arguments = BackfillForm.of_params(params, "manual-1").arguments
+        arguments = request_of(Entered(dict(params), by_option=False), "manual-1").arguments
         arguments.check()
         # The command of dead records has --all as well, which changes nothing beside an outcome.
         shown = shlex.split(act.command)[3:]

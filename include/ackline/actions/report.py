@@ -1,11 +1,15 @@
 """What an operator action changes, partition by partition, for a person and for a program.
 
-It is computed from the action's plan and the lane before it, so a dry run and the action itself show the same.
+It is computed from the plan of the action and the lane before it, so that a dry run and the action itself show the
+same. Each JSON object is one type, whose fields are its keys: the command prints it, and the DAG's task returns it.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from datetime import datetime
+from typing import Annotated, Any, Generic, TypeVar
+
+from pydantic import BaseModel, ConfigDict, PlainSerializer
 
 from ackline.actions.actions import PreparedAction
 from ackline.actions.adopt_ledger import Adoption, OutstandingTokens
@@ -18,6 +22,121 @@ from ackline.ledger.outcomes import Outcome
 from ackline.ledger.turns import LIVE, Plan, SettledPartition, Settlement, TurnId, TurnKind
 from ackline.steps.decide import skipped_by, states_after
 from ackline.tables.turn_outcomes import TurnOutcomes
+
+Time = Annotated[datetime, PlainSerializer(lambda time: time.isoformat())]
+"""A time, which JSON holds as ISO 8601 with its zone."""
+
+
+class JsonObject(BaseModel):
+    """An object that a command prints and a task returns. The names and the order of its fields are those of its
+    keys."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
+
+    def dump(self) -> dict[str, Any]:
+        """Returns the object as values that JSON holds."""
+        return self.model_dump(mode="json")
+
+
+T = TypeVar("T")
+
+
+class Both(JsonObject, Generic[T]):
+    """A value before and after an action."""
+
+    before: T
+    after: T
+
+
+class RangeObject(JsonObject):
+    """A range of offsets of a partition; its end is exclusive."""
+
+    topic: str
+    partition: int
+    start: int
+    end: int
+
+
+class ChangeObject(JsonObject):
+    """A partition before and after an action."""
+
+    topic: str
+    partition: int
+    floor: Both[int]
+    complete_to: Both[int]
+    pending: Both[int]
+    paused: Both[bool]
+    skipped: int
+    handled_again: int
+    due_now: int
+
+
+class ActionObject(JsonObject):
+    """An action: its turn, its actor and reason, and what it changes. A dry run has the same keys and counts."""
+
+    pipeline: str
+    lane: str
+    epoch: int
+    turn: int
+    kind: str
+    reason: str
+    actor: str
+    partitions: tuple[ChangeObject, ...] = ()
+    skipped: int = 0
+    handled_again: int = 0
+    due_now: int = 0
+    dry_run: bool
+    not_committed: str | None = None
+
+
+class JoinObject(JsonObject):
+    """A partition that joins a ledger, and where it begins."""
+
+    topic: str
+    partition: int
+    floor: int
+    evidence: str | None
+
+
+class AdoptionObject(ActionObject):
+    """What adopting a ledger changes: its action, whose counts are 0 without one, and the partitions that begin."""
+
+    ledgers: tuple[str, ...]
+    older_copy: bool
+    unsigned_tokens: int | None
+    begins: tuple[JoinObject, ...]
+
+
+class VoidObject(JsonObject):
+    """An open turn, and what becomes of it when it is closed."""
+
+    pipeline: str
+    lane: str
+    epoch: int
+    turn: int
+    kind: str
+    consequence: str
+    reason: str
+    pause: bool
+    """Whether the partitions are paused, or would be."""
+    partitions: tuple[RangeObject, ...]
+    not_paused: str | None = None
+    not_committed: str | None = None
+    dry_run: bool
+
+
+class DroppedObject(JsonObject):
+    """The rows of a settled turn that are given up; `why` has the reason of each table that has lost its rows."""
+
+    pipeline: str
+    lane: str
+    epoch: int
+    turn: int
+    reason: str
+    rows_at_most: dict[str, int]
+    why: dict[str, str] = {}
+    not_committed: str | None = None
+    dry_run: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,40 +192,34 @@ SHOWN = 20
 """Partitions that the text lists; `--json` lists all."""
 
 
-def action_json(action: PreparedAction, dry_run: bool, not_committed: str | None = None) -> dict[str, Any]:
-    """Returns the object that `--json` prints. A dry run has the same keys and counts."""
+def action_object(action: PreparedAction, dry_run: bool, not_committed: str | None = None) -> ActionObject:
+    """Returns what the action changes, or has changed, as an object."""
     plan, changes = action.plan, changes_of(action.plan, action.before)
-    return {
-        **turn_json(plan.turn, plan.kind, plan.reason, plan.actor),
-        "partitions": [_partition_json(tp, change) for tp, change in changes.items()],
-        **totals(changes),
-        "dry_run": dry_run,
-        "not_committed": not_committed,
-    }
+    partitions = tuple(_change_object(tp, change) for tp, change in changes.items())
+    counts = totals(changes)
+    return ActionObject(
+        **_turn(plan.turn), kind=plan.kind.value, reason=plan.reason, actor=plan.actor, partitions=partitions,
+        **counts, dry_run=dry_run, not_committed=not_committed,
+    )  # fmt: skip
 
 
-def turn_json(turn: TurnId, kind: TurnKind, reason: str, actor: str) -> dict[str, Any]:
-    """Returns the identity of an action's turn, its actor and its reason."""
-    of_turn = {"pipeline": turn.pipeline, "lane": turn.lane, "epoch": turn.epoch, "turn": turn.n}
-    return {**of_turn, "kind": kind.value, "reason": reason, "actor": actor}
+def _turn(turn: TurnId) -> dict[str, Any]:
+    return {"pipeline": turn.pipeline, "lane": turn.lane, "epoch": turn.epoch, "turn": turn.n}
 
 
-def _partition_json(tp: TopicPartition, change: PartitionChange) -> dict[str, Any]:
-    def both(of_before: Any, of_after: Any) -> dict[str, Any]:
-        return {"before": of_before, "after": of_after}
-
+def _change_object(tp: TopicPartition, change: PartitionChange) -> ChangeObject:
     before, after = change.before, change.after
-    return {
-        "topic": tp.topic,
-        "partition": tp.partition,
-        "floor": both(before.floor, after.floor),
-        "complete_to": both(before.complete_to, after.complete_to),
-        "pending": both(count(before.pending), count(after.pending)),
-        "paused": both(*change.paused),
-        "skipped": change.skipped,
-        "handled_again": change.handled_again,
-        "due_now": change.due_now,
-    }
+    return ChangeObject(
+        topic=tp.topic,
+        partition=tp.partition,
+        floor=Both(before=before.floor, after=after.floor),
+        complete_to=Both(before=before.complete_to, after=after.complete_to),
+        pending=Both(before=count(before.pending), after=count(after.pending)),
+        paused=Both(before=change.paused[0], after=change.paused[1]),
+        skipped=change.skipped,
+        handled_again=change.handled_again,
+        due_now=change.due_now,
+    )
 
 
 def action_text(action: PreparedAction, done: bool) -> str:
@@ -140,20 +253,22 @@ def _change_text(kind: TurnKind, change: PartitionChange) -> str:
     return ", ".join([floors, f"pending {pending[0]:,} → {pending[1]:,}", *counts])
 
 
-def adoption_json(adapters: Adapters, adoption: Adoption, reason: str, dry_run: bool) -> dict[str, Any]:
-    """Returns the object of `ackline adopt-ledger --json`: that of its action if it has one, and what begins."""
+def adoption_object(adapters: Adapters, adoption: Adoption, reason: str, dry_run: bool) -> AdoptionObject:
+    """Returns what adopting a ledger changes, or has changed, as an object."""
     turn = TurnId(adapters.pipeline.name, LIVE, 0, 0)
-    body: dict[str, Any] = {**turn_json(turn, TurnKind.GENESIS, reason, adapters.actor), "partitions": []}
+    action = ActionObject(
+        **_turn(turn), kind=TurnKind.GENESIS.value, reason=reason, actor=adapters.actor, dry_run=dry_run
+    )
     if adoption.action is not None:
-        body = action_json(adoption.action, dry_run)
-    joins = [
-        {"topic": tp.topic, "partition": tp.partition, "floor": row.state.floor, "evidence": row.evidence}
+        action = action_object(adoption.action, dry_run)
+    begins = tuple(
+        JoinObject(topic=tp.topic, partition=tp.partition, floor=row.state.floor, evidence=row.evidence)
         for tp, row in sorted(adoption.begins.items())
-    ]
-    rest = {"dry_run": dry_run, "not_committed": adoption.not_committed}
-    of_ledgers = {"ledgers": list(adoption.ledgers), "older_copy": adoption.older_copy}
-    tokens = {"unsigned_tokens": adoption.outstanding.in_flight}
-    return {**body, **of_ledgers, **tokens, "begins": joins, **rest}
+    )
+    return AdoptionObject(
+        **{**dict(action), "not_committed": adoption.not_committed}, ledgers=adoption.ledgers,
+        older_copy=adoption.older_copy, unsigned_tokens=adoption.outstanding.in_flight, begins=begins,
+    )  # fmt: skip
 
 
 def adoption_text(adoption: Adoption, done: bool) -> str:
@@ -194,27 +309,20 @@ def _outstanding_text(tokens: OutstandingTokens) -> list[str]:
     return lines
 
 
-def void_json(plan: Plan, consequence: Consequence, reason: str, pause: bool) -> dict[str, Any]:
-    """Returns what `ackline void --json` prints of the turn, before what came of it."""
-    turn = plan.turn
-    partitions = [
-        {"topic": tp.topic, "partition": tp.partition, "start": planned.fresh.start, "end": planned.fresh.end}
+def void_object(closed: OpenTurn | ClosedTurn, reason: str, pause: bool) -> VoidObject:
+    """Returns an open turn and what would become of it, or a closed one and what has, as an object."""
+    plan, done = closed.plan, closed if isinstance(closed, ClosedTurn) else None
+    not_paused = done.not_paused if done else None
+    partitions = tuple(
+        RangeObject(topic=tp.topic, partition=tp.partition, start=planned.fresh.start, end=planned.fresh.end)
         for tp, planned in sorted(plan.partitions.items())
         if not planned.empty
-    ]
-    return {
-        "pipeline": turn.pipeline,
-        "lane": turn.lane,
-        "epoch": turn.epoch,
-        "turn": turn.n,
-        "kind": plan.kind.value,
-        "consequence": consequence.value,
-        "reason": reason,
-        "pause": pause and consequence is not Consequence.SETTLED,
-        "partitions": partitions,
-        "not_paused": None,
-        "not_committed": None,
-    }
+    )
+    return VoidObject(
+        **_turn(plan.turn), kind=plan.kind.value, consequence=closed.consequence.value, reason=reason,
+        pause=pause and closed.consequence is not Consequence.SETTLED and not_paused is None, partitions=partitions,
+        not_paused=not_paused, not_committed=done.not_committed if done else None, dry_run=done is None,
+    )  # fmt: skip
 
 
 def void_preview(to_close: OpenTurn, pause: bool) -> str:
@@ -263,6 +371,14 @@ def void_text(closed: ClosedTurn, name: str) -> str:
     if closed.not_paused is not None:
         text += f"\nIts partitions were not paused: {closed.not_paused}. Pause them with `ackline pause {name}`."
     return text
+
+
+def dropped_object(dropped: UnpublishedTurn | DroppedOutputs, reason: str) -> DroppedObject:
+    """Returns the rows that would be given up, or that are, as an object."""
+    body = {**_turn(dropped.turn), "reason": reason, "rows_at_most": dict(dropped.rows)}
+    if isinstance(dropped, UnpublishedTurn):
+        return DroppedObject(**body, dry_run=True)
+    return DroppedObject(**body, why=dict(dropped.lost), not_committed=dropped.not_committed, dry_run=False)
 
 
 def unpublished_preview(to_drop: UnpublishedTurn) -> str:

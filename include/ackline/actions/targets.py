@@ -2,56 +2,18 @@
 about. The command and the DAG `operate__NAME` make the same request."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from datetime import datetime
 
 import numpy as np
 
+from ackline.actions.form import ActionRequest
 from ackline.errors import ConfigError
 from ackline.lane.action_plans import Targets
 from ackline.lane.adapters import Adapters
-from ackline.ledger.offsets import OffsetRange, TopicPartition
+from ackline.ledger.offsets import TopicPartition
 from ackline.ledger.pending import PendingKind, PendingRuns
 from ackline.ledger.turns import Settlement, TurnKind
-from ackline.pipeline.arguments import Destination, PartitionChoice
-
-ALL = PartitionChoice()
-"""Every partition of the lane."""
-
-
-@dataclass(frozen=True, slots=True)
-class ActionRequest:
-    """An action as an operator requests it.
-
-    A reset has `to` or `by`: a destination, or a distance from the floor. A skip has `to`, or it is about the pending
-    records that `offsets` and `error_class` select, as a retry is. `all_partitions` confirms that a single offset is
-    meant for several partitions.
-    """
-
-    kind: TurnKind
-    partitions: PartitionChoice = ALL
-    to: Destination | None = None
-    by: int | None = None
-    all_partitions: bool = False
-    offsets: OffsetRange | None = None
-    error_class: str | None = None
-
-    @property
-    def is_about_pending(self) -> bool:
-        """Whether the action is about single pending records, and moves no partition."""
-        by_pending = self.kind is TurnKind.SKIP and (self.offsets is not None or self.error_class is not None)
-        return self.kind is TurnKind.RETRY or by_pending
-
-
-def check_request(request: ActionRequest) -> None:
-    """Raises ConfigError for a request that has none or too many of the options that its kind needs."""
-    pending = request.offsets is not None or request.error_class is not None
-    if request.kind is TurnKind.RESET and (request.to is None) == (request.by is None):
-        raise ConfigError("a reset needs either --to or --by", key="--to")
-    if request.kind is TurnKind.SKIP and (request.to is None) == (not pending):
-        raise ConfigError(
-            "a skip needs either --to, or --offsets or --error-class for single pending records", key="--to"
-        )
+from ackline.pipeline.arguments import Destination
 
 
 def choose_targets(adapters: Adapters, request: ActionRequest, newest: Settlement) -> Targets:

@@ -17,25 +17,38 @@ import hashlib
 import re
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
-from airflow.sdk import DAG, BaseOperator, Context
+from airflow.sdk import DAG, BaseOperator, Context, Param
 from airflow.sdk.exceptions import AirflowFailException, AirflowRescheduleException, AirflowSkipException
 
-from ackline.airflow.backfill_form import BackfillForm, backfill_params
 from ackline.airflow.driver_hook import SPARK_CONNECTION, DriverHook
+from ackline.airflow.forms import params_of
 from ackline.airflow.operators import ACTOR, RETRIES, ReplayOperator, airflow_errors, opened
+from ackline.backfill.form import (
+    CONFIRM,
+    CONFIRM_OFFSETS,
+    FIELDS,
+    HANDLER,
+    ID,
+    MAX_RECORDS,
+    BackfillRequest,
+    request_of,
+)
 from ackline.errors import ConfigError
 from ackline.ledger.account import UNREAD, Account
 from ackline.ledger.fold import PendingKind
-from ackline.pipeline.arguments import BackfillArguments, check_same
+from ackline.pipeline.form import Entered, Field
 from ackline.pipeline.pipeline import Pipeline
 from ackline.scrub import scrub
 
 if TYPE_CHECKING:
+    from ackline.backfill.report import AccountObject
     from ackline.backfill.run import Backfill
     from ackline.lane.adapters import Adapters
+    from ackline.pipeline.arguments import BackfillArguments
 
 BACKFILL_PREFIX = "backfill__"
 LISTED = 10
@@ -48,9 +61,32 @@ SHORTEST_WAIT = timedelta(seconds=10)
 """How long replay waits at least, for retries without a delay whose number has no limit."""
 
 
-def form_of(context: Context) -> BackfillForm:
-    """Returns the form of a DAG run. Raises ConfigError for a value that the form would have refused."""
-    return BackfillForm.of_params(context["params"], id_of_run(str(context["run_id"])))
+def backfill_params(pipeline: Pipeline) -> dict[str, Param]:
+    """Returns the fields of the form. Some mean more in a DAG, which waits and has a run id, or name the pipeline's
+    own handlers and limits."""
+    handlers = tuple(dict.fromkeys([*pipeline.handlers, *pipeline.backfill.handlers]))
+    changed: dict[Field, dict[str, Any]] = {
+        ID: {"help": f"{ID.help} Empty: made of the DAG run's id."},
+        HANDLER: {"choices": handlers},
+        MAX_RECORDS: {
+            "help": "Read so many offsets and end, without waiting for retries. Empty: until every offset is settled."
+        },
+        CONFIRM_OFFSETS: {
+            "help": f"Needed beside Confirm for more than {pipeline.backfill.confirm_above:,} offsets: their number, "
+            f"as the dry run shows it."
+        },
+    }
+    return params_of(replace(field, **changed.get(field, {})) for field in FIELDS)
+
+
+def entered_by(context: Context) -> Entered:
+    """Returns the values of the form of a DAG run."""
+    return Entered(context["params"], by_option=False)
+
+
+def form_of(context: Context) -> BackfillRequest:
+    """Returns what the form of a DAG run asks for. Raises ConfigError for a value that the form would have refused."""
+    return request_of(entered_by(context), id_of_run(str(context["run_id"])))
 
 
 def id_of_run(run_id: str) -> str:
@@ -88,72 +124,47 @@ class BeginBackfillOperator(BaseOperator):
     def execute(self, context: Context) -> dict[str, Any]:
         """Choose the offsets and store them. Imports the handler first, so that no lane begins that can't be run."""
         with noted_reason(context), airflow_errors():
-            from ackline.backfill.run import backfill_pipeline
+            from ackline.backfill.perform import lane_arguments
+            from ackline.backfill.run import backfill_pipeline, find_backfill
             from ackline.kafka.config import java_properties
             from ackline.pipeline.folder import make_handlers_importable
             from ackline.pipeline.functions import check_functions
 
-            form, user = form_of(context), getattr(context["dag_run"], "triggering_user_name", None)
-            arguments = self._arguments(form, context)
+            form, confirmed = form_of(context), entered_by(context).value(CONFIRM)
+            user = getattr(context["dag_run"], "triggering_user_name", None)
+            # Without the settings of the lane: they follow from its arguments, which are read here.
+            with opened(self.pipeline, context, lane=form.lane) as adapters:
+                arguments = lane_arguments(self.pipeline.name, form, find_backfill(adapters.store))
             pipeline = backfill_pipeline(self.pipeline, arguments, form.max_rate)
             make_handlers_importable()
             check_functions(*pipeline.functions)
             DriverHook({}, conn_id=SPARK_CONNECTION)  # refuses a master on which replay can't run
             with opened(pipeline, context, actor=user or ACTOR, lane=form.lane) as adapters:
                 java_properties(adapters.kafka)  # refuses properties that Spark's Kafka client does not have
-                text, result = _begin(adapters, form, arguments)
-        self.log.info("%s%s", text, "" if form.confirm else "\nNothing was changed: `confirm` is not set.")
-        return shortened(result)
-
-    def _arguments(self, form: BackfillForm, context: Context) -> BackfillArguments:
-        """Returns the arguments of the lane, or those of the form for a new lane. Raises ConfigError where they
-        differ, and for arguments that choose nothing."""
-        from ackline.backfill.run import find_backfill
-
-        # Without the settings of the lane: they follow from its arguments, which are read here.
-        with opened(self.pipeline, context, lane=form.lane) as adapters:
-            stored = find_backfill(adapters.store)
-        if stored is not None:
-            if form.arguments.given:
-                check_same(form.id, stored.arguments, form.arguments)
-            return stored.arguments
-        if form.has_id and not form.arguments.given:
-            raise ConfigError(
-                f"id: {self.pipeline.name} has no backfill {form.id}; `ackline backfill {self.pipeline.name} --list` "
-                f"lists them. Fill in ranges, from, outcome or all to begin it",
-                key="id",
-            )
-        form.arguments.check()
-        return form.arguments
+                text, result = _begin(adapters, form, arguments, confirmed)
+        self.log.info("%s%s", text, "" if confirmed else "\nNothing was changed: `confirm` is not set.")
+        return result
 
 
-def _begin(adapters: "Adapters", form: BackfillForm, arguments: BackfillArguments) -> tuple[str, dict[str, Any]]:
+def _begin(
+    adapters: "Adapters", form: BackfillRequest, arguments: "BackfillArguments", confirmed: bool
+) -> tuple[str, dict[str, Any]]:
     """Returns the text for the log and the account of the lane; a new lane is stored only if it is confirmed."""
-    from ackline.backfill.choose import choose_offsets
-    from ackline.backfill.report import account_json, account_text, choice_json, choice_text
-    from ackline.backfill.run import account_of_choice, begin, check_epoch_before_is_settled, find_backfill
+    from ackline.backfill.perform import begin_prepared, prepare
 
-    name, dry_run = adapters.pipeline.name, {"dry_run": not form.confirm}
-    stored, epoch = find_backfill(adapters.store), form.epoch or 0
-    if stored is not None and epoch <= stored.newest.turn.epoch:
-        text = account_text(name, form.lane, stored.account, adapters.now())
-        return text, account_json(form.lane, stored.newest.turn.epoch, stored.account) | dry_run
-    check_epoch_before_is_settled(adapters.store, epoch)
-    choice, above = choose_offsets(adapters, arguments), adapters.pipeline.backfill.confirm_above
-    result = account_json(form.lane, epoch, account_of_choice(choice)) | dry_run | choice_json(choice)
-    text = choice_text(name, form.id, choice, above)
-    if not form.confirm or not choice.partitions:
-        return text, result
+    prepared, above = prepare(adapters, form, arguments), adapters.pipeline.backfill.confirm_above
+    choice, result = prepared.choice, shortened(prepared.body(not confirmed))
+    if choice is None or not confirmed or not choice.partitions:
+        return prepared.text, result
     if choice.offsets > above and form.confirm_offsets != choice.offsets:
         raise ConfigError(
             f"confirm_offsets: the backfill would read {choice.offsets:,} offsets, more than `backfill.confirm_above` "
-            f"({above:,}) of {name}: give {choice.offsets} there. Nothing was stored",
+            f"({above:,}) of {adapters.pipeline.name}: give {choice.offsets} there. Nothing was stored",
             key="confirm_offsets",
         )
-    genesis = begin(adapters, arguments, choice, form.reason, epoch)
-    # Another process may have begun the same id meanwhile. Its choice stands.
-    check_same(form.id, BackfillArguments.decode(genesis.arguments), arguments)
-    return f"{text}\nBackfill {form.id} has begun{f', epoch {epoch}' * bool(epoch)}.", result
+    begin_prepared(adapters, prepared, arguments)
+    epoch = f", epoch {form.epoch}" * bool(form.epoch)
+    return f"{prepared.text}\nBackfill {form.id} has begun{epoch}.", result
 
 
 class ReplayBackfillOperator(ReplayOperator):
@@ -167,7 +178,7 @@ class ReplayBackfillOperator(ReplayOperator):
         """Run what is due."""
         with noted_reason(context), airflow_errors():
             form = form_of(context)
-            if not form.confirm:
+            if not entered_by(context).value(CONFIRM):
                 raise AirflowSkipException("a dry run: `confirm` is not set")
             backfill, due = self._backfill(context)
             if due and not form.is_over(self._now(context)):
@@ -191,13 +202,13 @@ class ReplayBackfillOperator(ReplayOperator):
         with self._opened(context) as adapters:
             return adapters.now()
 
-    def _finish(self, context: Context, form: BackfillForm, backfill: "Backfill") -> dict[str, Any]:
+    def _finish(self, context: Context, form: BackfillRequest, backfill: "Backfill") -> dict[str, Any]:
         """Returns the account of a lane that is settled, or logs it and waits for the next due time."""
-        from ackline.backfill.report import account_json, account_text
+        from ackline.backfill.report import account_object, account_text
 
         account, now = backfill.account, self._now(context)
         text = account_text(self.pipeline.name, form.lane, account, now)
-        result = shortened(account_json(form.lane, backfill.newest.turn.epoch, account))
+        result = shortened(account_object(form.lane, backfill.newest.turn.epoch, account))
         self.log.info("%s\n%s", text, result)
         if account.settled or form.max_records is not None:
             return result
@@ -244,14 +255,15 @@ def wait_until(account: Account, now: datetime, deadline: datetime | None) -> da
     return due if deadline is None else min(due, deadline)
 
 
-def shortened(account: dict[str, Any]) -> dict[str, Any]:
+def shortened(account: "AccountObject") -> dict[str, Any]:
     """Returns the account for XCom: totals, and of each list the longest ranges, with the number of those left out."""
-    asked, result = account["asked"], dict(account)
+    result = account.dump()
+    asked = result["asked"]
     longest = sorted(asked["ranges"], key=lambda part: part["start"] - part["end"])[:LISTED]
     result["asked"] = {**asked, "ranges": longest, "more_ranges": len(asked["ranges"]) - len(longest)}
     for name in ("gone", "open_end"):
-        if name in account:
-            result |= {name: account[name][:LISTED], f"more_{name}": max(0, len(account[name]) - LISTED)}
+        if name in result:
+            result |= {f"more_{name}": max(0, len(result[name]) - LISTED), name: result[name][:LISTED]}
     return result
 
 

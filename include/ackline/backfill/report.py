@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import Any
 
+from ackline.actions.report import JsonObject, RangeObject, Time
 from ackline.backfill.choose import Choice
 from ackline.backfill.run import Backfill
 from ackline.ledger.account import UNREAD, Account
@@ -14,55 +15,109 @@ MOST_RANGES = 20
 """How many ranges a person is shown."""
 
 
-def account_json(lane: str, epoch: int, account: Account) -> dict[str, Any]:
-    """Returns the account of a lane: what was asked, and what has become of each offset."""
+class AskedObject(JsonObject):
+    """What a lane was asked to read."""
+
+    offsets: int
+    ranges: tuple[RangeObject, ...]
+
+
+class AccountObject(JsonObject):
+    """The account of a lane: what was asked, and what has become of each offset."""
+
+    id: str
+    lane: str
+    epoch: int
+    settled: bool
+    asked: AskedObject
+    outcomes: dict[str, int]
+    gaps: int
+    pending: dict[str, int]
+    next_due: Time | None
+
+
+class GoneObject(RangeObject):
+    """Offsets that were chosen and can't be read any more."""
+
+    why: str
+
+
+class OpenEndObject(JsonObject):
+    """A partition without a record at or after `--to`: it is read up to its log end."""
+
+    topic: str
+    partition: int
+    end: int
+
+
+class PreparedObject(AccountObject):
+    """A lane before anything of it is read, and what its choice has found; nothing for a lane that has begun."""
+
+    dry_run: bool
+    gone: tuple[GoneObject, ...] = ()
+    open_end: tuple[OpenEndObject, ...] = ()
+    acked_before: int | None = None
+    """How many of the offsets an earlier backfill has acked."""
+
+
+class BackfillObject(AccountObject):
+    """A lane as `ackline backfill --list` prints it."""
+
+    began_at: Time
+    actor: str
+    reason: str
+    arguments: str
+
+
+def account_object(lane: str, epoch: int, account: Account) -> AccountObject:
+    """Returns the account of a lane as an object."""
+    return AccountObject(**_account(lane, epoch, account))
+
+
+def _account(lane: str, epoch: int, account: Account) -> dict[str, Any]:
+    asked = [_range(tp, part) for tp, ranges in sorted(account.asked.items()) for part in ranges]
     return {
         "id": id_of(lane),
         "lane": lane,
         "epoch": epoch,
         "settled": account.settled,
-        "asked": {"offsets": account.offsets, "ranges": ranges_json(account.asked)},
+        "asked": AskedObject(offsets=account.offsets, ranges=tuple(RangeObject(**part) for part in asked)),
         "outcomes": dict(account.outcomes),
         "gaps": account.gaps,
         "pending": {str(kind): number for kind, number in account.pending.items()},
-        "next_due": account.next_due.isoformat() if account.next_due else None,
+        "next_due": account.next_due,
     }
 
 
-def choice_json(choice: Choice) -> dict[str, Any]:
-    """Returns what a dry run adds: what is gone, where a time has no end yet, what earlier backfills have acked."""
-    return {
-        "gone": [
-            {**range_json(gone.tp, gone.offsets), "why": gone.why}
-            for gone in sorted(choice.gone, key=lambda gone: (gone.tp, gone.offsets))
-        ],
-        "open_end": [
-            {"topic": tp.topic, "partition": tp.partition, "end": end} for tp, end in sorted(choice.open_ends.items())
-        ],
-        "acked_before": choice.acked_before,
-    }
-
-
-def backfill_json(backfill: Backfill) -> dict[str, Any]:
-    """Returns a lane as `--list` prints it."""
-    turn = backfill.genesis.turn
-    return {
-        **account_json(turn.lane, turn.epoch, backfill.account),
-        "began_at": backfill.genesis.settled_at.isoformat(),
-        "actor": backfill.genesis.actor,
-        "reason": backfill.genesis.reason,
-        "arguments": backfill.arguments.shown(),
-    }
-
-
-def ranges_json(asked: Mapping[TopicPartition, Iterable[OffsetRange]]) -> list[dict[str, Any]]:
-    """Returns ranges as JSON, in the order of partitions and offsets."""
-    return [range_json(tp, part) for tp, ranges in sorted(asked.items()) for part in ranges]
-
-
-def range_json(tp: TopicPartition, part: OffsetRange) -> dict[str, Any]:
-    """Returns a range as JSON; its end is exclusive."""
+def _range(tp: TopicPartition, part: OffsetRange) -> dict[str, Any]:
     return {"topic": tp.topic, "partition": tp.partition, "start": part.start, "end": part.end}
+
+
+def prepared_object(lane: str, epoch: int, account: Account, choice: Choice | None, dry_run: bool) -> PreparedObject:
+    """Returns a lane that has begun, or with `choice` what it would begin with, as an object."""
+    if choice is None:
+        return PreparedObject(**_account(lane, epoch, account), dry_run=dry_run)
+    gone = sorted(choice.gone, key=lambda gone: (gone.tp, gone.offsets))
+    ends = sorted(choice.open_ends.items())
+    return PreparedObject(
+        **_account(lane, epoch, account),
+        dry_run=dry_run,
+        gone=tuple(GoneObject(**_range(each.tp, each.offsets), why=each.why) for each in gone),
+        open_end=tuple(OpenEndObject(topic=tp.topic, partition=tp.partition, end=end) for tp, end in ends),
+        acked_before=choice.acked_before,
+    )
+
+
+def backfill_object(backfill: Backfill) -> BackfillObject:
+    """Returns a lane as `--list` prints it."""
+    turn, genesis = backfill.genesis.turn, backfill.genesis
+    return BackfillObject(
+        **_account(turn.lane, turn.epoch, backfill.account),
+        began_at=genesis.settled_at,
+        actor=genesis.actor,
+        reason=genesis.reason,
+        arguments=backfill.arguments.shown(),
+    )
 
 
 def choice_text(name: str, backfill_id: str, choice: Choice, confirm_above: int) -> str:

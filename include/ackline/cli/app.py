@@ -10,13 +10,21 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 import ackline
-from ackline.cli import actions, answer, audit, backfill, dead, dev, explain, formats, init, interrupts, status, tables
-from ackline.cli import actions as adopt_ledger
-from ackline.cli import actions as void
-from ackline.cli import audit as sql
-from ackline.cli import doctor as maintain
-from ackline.cli import explain as diff
-from ackline.cli import status as history
+from ackline.cli import (
+    actions,
+    answer,
+    audit,
+    backfill,
+    dead,
+    dev,
+    doctor,
+    explain,
+    formats,
+    init,
+    interrupts,
+    status,
+    tables,
+)
 from ackline.cli.options import (
     Json,
     MaxRecords,
@@ -235,54 +243,5 @@ def plan(
         tables.print_plan(out, found.plan, found.adopted)
 
 
-@app.command()
-def doctor(
-    name: Annotated[str | None, typer.Argument(help="Also check this pipeline against its broker.")] = None,
-    as_json: Json = False,
-) -> None:
-    """Check what a run needs: Java, JARs, pipeline files, handler, broker, topics, group, tables.
-
-    Examples: `ackline doctor`, `ackline doctor orders`
-    """
-    from ackline.cli.doctor import examine
-
-    checks = list(examine(name))
-    if as_json:
-        formats.print_json([{"check": check.name, "ok": check.ok, "detail": check.detail} for check in checks])
-    else:
-        out = tables.console()
-        for check in checks:
-            out.print("ok  " if check.ok else "FAIL", style="green" if check.ok else "red", end="")
-            out.print(f" {check.name}: {check.detail}")
-    if not all(check.ok for check in checks):
-        sys.exit(1)
-
-
-@app.command()
-def demo(
-    keep: Annotated[bool, typer.Option(help="Leave broker and Airflow running at the end.")] = False,
-) -> None:
-    """Run two pipelines on a broker, Spark and Airflow of their own: 22,000 orders until all are settled, then proofs.
-
-    Examples: `ackline demo`, `ackline demo --keep` and afterwards `ackline dev down`
-    """
-    from ackline.local.demo import main as demo_main
-
-    sys.exit(demo_main(keep))
-
-
-actions.add_to(app)
-void.add_void_to(app)
-adopt_ledger.add_adopt_ledger_to(app)
-answer.add_to(app)
-backfill.add_to(app)
-diff.add_diff_to(app)
-dead.add_to(app)
-status.add_to(app)
-audit.add_to(app)
-explain.add_to(app)
-history.add_history_to(app)
-sql.add_sql_to(app)
-maintain.add_maintain_to(app)
-init.add_to(app)
-app.add_typer(dev.app, name="dev")
+for module in (status, explain, audit, actions, answer, backfill, dead, init, doctor, dev):
+    module.add_to(app)

@@ -134,8 +134,9 @@ def audit(
 
 
 def add_to(app: typer.Typer) -> None:
-    """Add this command to the command line."""
+    """Add these commands to the command line."""
     app.command()(audit)
+    app.command()(sql)
 
 
 def _check_outcome(outcome: str | None) -> None:
@@ -289,8 +290,3 @@ def _result(engine: Engine, query: str, pipelines: list[str]) -> Iterator[pa.Rec
     spark = open_sql_session(block)
     create_views(spark, folders, TABLES, view_definitions())
     yield select(spark, query).to_reader()
-
-
-def add_sql_to(app: typer.Typer) -> None:
-    """Add this command to the command line."""
-    app.command()(sql)

@@ -1,27 +1,24 @@
-"""`ackline dead`: the records that were given up, their letters, and another try for them.
-
-`ackline dead`: the records that were given up, by error class, and another try for them.
-
-`ackline dead NAME TOPIC PARTITION OFFSET`: one dead record, and its letter.
-"""
+"""`ackline dead`: the records that were given up, by error class; one of them with its letter; another try for them."""
 
 import codecs
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 import typer
 
 from ackline.actions.dead import DeadRecord, FoundLetter, dead_classes, dead_record
+from ackline.backfill.form import ERROR_CLASS, FROM, ID, MAX_RATE, MAX_RECORDS, REASON, TO, request_of
 from ackline.cli import formats, tables
-from ackline.cli.backfill import Id, MaxRate, MaxRecords, Reason, Request, Wait, new_id, perform
-from ackline.cli.options import DryRun, ErrorClass, From, Json, Lane, Name, Now, Until, Yes, opened, time_of
+from ackline.cli.backfill import Session, Wait, new_id, perform
+from ackline.cli.options import DryRun, Json, Lane, Name, Now, Yes, opened, time_of, with_fields
 from ackline.errors import ConfigError
 from ackline.ledger.offsets import TopicPartition
 from ackline.ledger.outcomes import Outcome
 from ackline.ledger.turns import LIVE
-from ackline.pipeline.arguments import BackfillArguments, lane_of, parse_offset
+from ackline.pipeline.arguments import parse_offset
 from ackline.pipeline.field_types import topic_name
+from ackline.pipeline.form import Entered
 
 Ranges = Annotated[
     list[str] | None,
@@ -39,19 +36,13 @@ ShowValue = Annotated[
 
 
 def dead(
+    values: Mapping[str, Any],
     name: Name,
     ranges: Ranges = None,
-    error_class: ErrorClass = None,
     redrive: Redrive = False,
     show_value: ShowValue = False,
-    since: From = None,
-    until: Until = None,
     lane: Lane = LIVE,
-    backfill_id: Id = None,
-    max_records: MaxRecords = None,
-    max_rate: MaxRate = None,
     wait: Wait = False,
-    reason: Reason = "",
     yes: Yes = False,
     dry_run: DryRun = False,
     now: Now = None,
@@ -71,24 +62,21 @@ def dead(
     if show_value and (redrive or not ranges):
         raise ConfigError(f"--show-value is about one record: {EXAMPLE}", key="--show-value")
     if redrive:
-        arguments = BackfillArguments(
-            tuple(ranges or ()), False, since, until, Outcome.DEAD.value, error_class, None, lane
-        )
-        new_lane = lane_of(backfill_id or new_id(time_of(now)))
-        request = Request(name, new_lane, max_records, max_rate, wait, reason, False, yes, dry_run, now, as_json)
-        perform(request, arguments, begun=backfill_id is not None)
+        chosen = {**values, "ranges": ranges, "outcome": Outcome.DEAD.value, "of": lane}
+        session = Session(name, wait, False, yes, dry_run, now, as_json)
+        perform(session, request_of(Entered(chosen, True), new_id(time_of(now))))
         return
-    if since or until or (ranges and len(ranges) != 3):
+    if values[FROM.name] or values[TO.name] or (ranges and len(ranges) != 3):
         raise ConfigError(f"RANGE, --from and --to choose what is redriven: add --redrive; {EXAMPLE}", key="--redrive")
     if ranges:
         show(name, ranges, lane, show_value, now, as_json)
         return
-    _list(name, lane, error_class, as_json)
+    _list(name, lane, values[ERROR_CLASS.name], as_json)
 
 
 def add_to(app: typer.Typer) -> None:
     """Add this command to the command line."""
-    app.command()(dead)
+    app.command()(with_fields((ERROR_CLASS, FROM, TO, ID, MAX_RECORDS, MAX_RATE, REASON), dead))
 
 
 def _list(name: str, lane: str, error_class: str | None, as_json: bool) -> None:

@@ -1,4 +1,4 @@
-"""`ackline dev`: a real broker on this machine, to try pipelines on."""
+"""`ackline demo` and `ackline dev`: a tour of Ackline, and a real broker on this machine to try pipelines on."""
 
 import json
 import sys
@@ -10,6 +10,24 @@ import typer
 from ackline.cli.options import DryRun, Yes, is_confirmed
 
 app = typer.Typer(help="A local broker to try pipelines on.", no_args_is_help=True, pretty_exceptions_enable=False)
+
+
+def add_to(command_line: typer.Typer) -> None:
+    """Add these commands to the command line."""
+    command_line.command()(demo)
+    command_line.add_typer(app, name="dev")
+
+
+def demo(
+    keep: Annotated[bool, typer.Option(help="Leave broker and Airflow running at the end.")] = False,
+) -> None:
+    """Run two pipelines on a broker, Spark and Airflow of their own: 22,000 orders until all are settled, then proofs.
+
+    Examples: `ackline demo`, `ackline demo --keep` and afterwards `ackline dev down`
+    """
+    from ackline.local.demo import main
+
+    sys.exit(main(keep))
 
 
 @app.command()

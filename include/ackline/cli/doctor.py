@@ -1,8 +1,6 @@
 """`ackline doctor` checks each thing that a run needs, and `ackline maintain` keeps the tables quick.
 
-`ackline doctor` checks each thing that a run needs.
-
-`ackline maintain` keeps the tables quick. The DAG `ackline_maintenance` does the same every six hours.
+The DAG `ackline_maintenance` does every six hours what `ackline maintain` does.
 """
 
 import re
@@ -53,6 +51,32 @@ class Check:
     ok: bool
     detail: str
     """What was found, or what to do."""
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add these commands to the command line."""
+    app.command()(doctor)
+    app.command()(maintain)
+
+
+def doctor(
+    name: Annotated[str | None, typer.Argument(help="Also check this pipeline against its broker.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Check what a run needs: Java, JARs, pipeline files, handler, broker, topics, group, tables.
+
+    Examples: `ackline doctor`, `ackline doctor orders`
+    """
+    checks = list(examine(name))
+    if as_json:
+        formats.print_json([{"check": check.name, "ok": check.ok, "detail": check.detail} for check in checks])
+    else:
+        out = tables.console()
+        for check in checks:
+            out.print("ok  " if check.ok else "FAIL", style="green" if check.ok else "red", end="")
+            out.print(f" {check.name}: {check.detail}")
+    if not all(check.ok for check in checks):
+        sys.exit(1)
 
 
 def examine(name: str | None) -> Iterator[Check]:
@@ -282,8 +306,3 @@ def _print_torn(torn: list["TornFile"], fate: str) -> None:
         tables.console().print("No file of the tables' logs is torn.")
     for file in torn:
         tables.console().print(f"{file.what} {file.file}: {fate if file.removable else 'later commits build on it'}")
-
-
-def add_maintain_to(app: typer.Typer) -> None:
-    """Add this command to the command line."""
-    app.command()(maintain)

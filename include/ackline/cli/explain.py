@@ -1,9 +1,5 @@
-"""`ackline explain` and `ackline diff`: what holds a floor, what became of a record, and what another lane made of it.
-
-`ackline explain`: what holds a floor, and what became of a record, in plain sentences.
-
-`ackline diff`: what another handler, or another run, has made of the same records.
-"""
+"""`ackline explain` and `ackline diff`: what holds a floor, what became of a record, and what another lane made of
+it."""
 
 from collections.abc import Iterator
 from itertools import islice
@@ -60,8 +56,9 @@ def explain(
 
 
 def add_to(app: typer.Typer) -> None:
-    """Add this command to the command line."""
+    """Add these commands to the command line."""
     app.command()(explain)
+    app.command()(diff)
 
 
 def _print_record(record: OffsetExplanation, has_steps: bool, as_json: bool) -> None:
@@ -177,11 +174,6 @@ def diff(name: Name, before: Before, after: After, records: Records = False, as_
         tables.print_table(out, None, [before, after, "offsets"], rows)
     if records:
         _print_records(changed)
-
-
-def add_diff_to(app: typer.Typer) -> None:
-    """Add this command to the command line."""
-    app.command()(diff)
 
 
 def diff_json(found: LaneDiff, before: str, after: str) -> dict[str, Any]:

@@ -1,10 +1,7 @@
-"""What commands print for a program: JSON, CSV, Parquet, and their errors.
+"""What commands print for a program: JSON, CSV, Parquet, and errors on standard error. The keys are a public format.
 
-How a command that fails reports it on standard error: one line for a person, with `--json` one object.
-
-The JSON that commands print for a program. Its keys are a public format.
-
-Rows of a query on their way out: a JSON list, CSV, or a Parquet file. Each holds one page of rows at a time.
+An error is one line for a person, and with `--json` one object. Rows of a query go out as a JSON list, as CSV or to a
+Parquet file, one page of rows at a time.
 """
 
 import csv
@@ -22,6 +19,7 @@ import pyarrow.parquet as pq
 import typer
 
 from ackline.actions.overview import OpenTurn
+from ackline.actions.report import JsonObject
 from ackline.actions.status import PartitionStatus, TopicStatus
 from ackline.errors import AcklineError, ConfigError, FatalError
 from ackline.ledger.offsets import TopicPartition, count
@@ -76,6 +74,11 @@ def print_error(text: str, status: int = 1, error: Exception | None = None) -> N
 def print_json(value: object) -> None:
     """Print a value as one line of JSON."""
     print(json.dumps(value))
+
+
+def print_result(body: JsonObject, text: str, as_json: bool) -> None:
+    """Print a result as one line of JSON, or as text for a person."""
+    print(json.dumps(body.dump()) if as_json else text)
 
 
 def print_json_list(values: Iterable[object]) -> int:

@@ -1,32 +1,31 @@
 """Options that several commands share, the parsing of their values, and the question before a change.
 
-Whether a command that changes something may go on: by `--yes`, `--dry-run`, or the answer at a terminal.
-
-How much a command prints besides its result: `ackline -q COMMAND` and `ackline -v COMMAND`.
-
-Options that several commands share, and the parsing of their values.
-
-The options of `ackline run` and `ackline plan` that make a run read less, as the form of `replay__NAME` does.
+A command that changes something goes on by `--yes`, or by the answer at a terminal; `--dry-run` wins over both. The
+options of `ackline -q` and `ackline -v` set how much a command prints beside its result.
 """
 
 import getpass
+import inspect
+import keyword
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from enum import IntEnum
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
+from ackline.actions import form
 from ackline.errors import ConfigError
 from ackline.lane.adapters import Adapters, new_run_id, open_adapters
 from ackline.ledger.offsets import OffsetRange
 from ackline.ledger.turns import LIVE
 from ackline.local.connection import connection_of
-from ackline.pipeline.arguments import LAST, PartitionChoice, RunRequest, parse_moment, parse_offsets, parse_request
+from ackline.pipeline.arguments import PartitionChoice, RunRequest, parse_moment, parse_offsets, parse_request
 from ackline.pipeline.field_types import parse_time
 from ackline.pipeline.folder import find_pipeline, make_handlers_importable, pipelines_folder
+from ackline.pipeline.form import Field, FieldType
 from ackline.pipeline.functions import check_functions
 from ackline.pipeline.pipeline import Pipeline
 
@@ -96,64 +95,83 @@ def notice(text: str, level: Verbosity = Verbosity.NORMAL) -> None:
         print(f"ackline: {text}", file=sys.stderr, flush=True)
 
 
-__all__ = [
-    "LAST",
-    "ErrorClass",
-    "From",
-    "Json",
-    "Lane",
-    "Name",
-    "Now",
-    "Offsets",
-    "Partitions",
-    "Topics",
-    "Until",
-    "actor",
-    "choice_of",
-    "moment_of",
-    "opened",
-    "pipeline_named",
-    "range_of",
-    "reason_of",
-    "time_of",
-]
-
 Name = Annotated[str, typer.Argument(help="The pipeline: the `name` in its file.", show_default=False)]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for a program instead of tables.")]
 Now = Annotated[
     str | None,
     typer.Option("--now", help="Use this time instead of the clock, e.g. 2026-01-31T12:00:00Z.", show_default=False),
 ]
-Topics = Annotated[
-    list[str] | None, typer.Option("--topic", help="Only this topic; may be given several times.", show_default=False)
-]
-Partitions = Annotated[
-    list[int] | None,
-    typer.Option(
-        "--partition",
-        help="Only partitions with this number; may be given several times.",
-        min=0,
-        max=2**31 - 1,
-        show_default=False,
-    ),
-]
-Offsets = Annotated[
-    str | None,
-    typer.Option("--offsets", help="Only offsets A:B, B exclusive, or the single offset A.", show_default=False),
-]
-ErrorClass = Annotated[
-    str | None,
-    typer.Option("--error-class", help="Only records whose last attempt failed with it.", show_default=False),
-]
-From = Annotated[
-    str | None,
-    typer.Option("--from", help="Only from this time on: 2026-01-31T12:00:00Z, or `2h ago`.", show_default=False),
-]
-Until = Annotated[
-    str | None,
-    typer.Option("--to", help="Only before this time: 2026-01-31T12:00:00Z, or `2h ago`.", show_default=False),
-]
-Lane = Annotated[str, typer.Option("--lane", help="The lane: live, or that of a backfill.")]
+
+
+def option_of(field: Field) -> Any:
+    """Returns the option of a field for typer; an argument for a field whose `option` has no dashes."""
+    if not field.option.startswith("-"):
+        return typer.Argument(help=field.help, show_default=False)
+    several = field.type in (FieldType.TEXTS, FieldType.NUMBERS)
+    numeric = field.type in (FieldType.NUMBER, FieldType.NUMBERS)
+    help_ = f"{field.help}; may be given several times." if several else field.help
+    return typer.Option(
+        field.option, help=help_, show_default=field.default is not None,
+        min=field.minimum if numeric else None, max=field.maximum if numeric else None,
+    )  # fmt: skip
+
+
+Topics = Annotated[list[str] | None, option_of(form.TOPICS)]
+Partitions = Annotated[list[int] | None, option_of(form.PARTITIONS)]
+Offsets = Annotated[str | None, option_of(form.OFFSETS)]
+ErrorClass = Annotated[str | None, option_of(form.ERROR_CLASS)]
+Lane = Annotated[str, option_of(form.LANE)]
+
+
+def with_fields(
+    fields: Iterable[Field], command: Callable[..., None], required: Collection[Field] = ()
+) -> Callable[..., None]:
+    """Returns a command for typer that takes the fields of a form as options, and passes their values to `command` as
+    its argument `values`, by the names of the fields.
+
+    The fields come after the argument `name`, before the other options of `command`.
+    """
+    chosen = [field for field in fields if field.in_command]
+    own = [parameter for parameter in inspect.signature(command).parameters.values() if parameter.name != "values"]
+    options = [
+        inspect.Parameter(
+            _parameter(field),
+            inspect.Parameter.KEYWORD_ONLY,
+            default=inspect.Parameter.empty if field in required else _default(field),
+            annotation=Annotated[
+                str if field in required or field.default is not None else _TYPES[field.type], option_of(field)
+            ],
+        )
+        for field in chosen
+    ]
+
+    def filled_in(**given: Any) -> None:
+        values = {field.name: given.pop(_parameter(field)) for field in chosen}
+        command(values=values, **given)
+
+    every = [own[0], *options, *own[1:]]
+    every = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in every]
+    filled_in.__signature__ = inspect.Signature(every)  # type: ignore[attr-defined]
+    filled_in.__name__, filled_in.__doc__ = command.__name__, command.__doc__
+    filled_in.__annotations__ = {parameter.name: parameter.annotation for parameter in every}
+    return filled_in
+
+
+def _default(field: Field) -> Any:
+    return None if field.empty == [] else field.empty
+
+
+def _parameter(field: Field) -> str:
+    return field.name + "_" * keyword.iskeyword(field.name)
+
+
+_TYPES: Mapping[FieldType, Any] = {
+    FieldType.TEXT: str | None,
+    FieldType.FLAG: bool,
+    FieldType.NUMBER: int | None,
+    FieldType.TEXTS: list[str] | None,
+    FieldType.NUMBERS: list[int] | None,
+}
 
 
 def time_of(now: str | None) -> datetime | None:
@@ -191,13 +209,6 @@ def choice_of(topics: Sequence[str] | None, partitions: Sequence[int] | None) ->
         return PartitionChoice(tuple(dict.fromkeys(topics or ())), tuple(dict.fromkeys(partitions or ())))
     except ValueError as error:
         raise ConfigError(f"--topic: {error}", key="--topic") from None
-
-
-def reason_of(reason: str) -> str:
-    """Returns a `--reason` that is required. Raises ConfigError if it is blank."""
-    if not reason.strip():
-        raise ConfigError("--reason is empty: write why, for readers of the audit table", key="--reason")
-    return reason
 
 
 def actor() -> str:

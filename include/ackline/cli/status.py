@@ -1,9 +1,4 @@
-"""`ackline status` and `ackline history`: where each pipeline is, what holds it, and its turns.
-
-`ackline status`: where each pipeline is, and what holds it.
-
-`ackline history`: the turns of a pipeline, who took them and why.
-"""
+"""`ackline status` and `ackline history`: where each pipeline is, what holds it, and who took its turns and why."""
 
 import time
 from collections.abc import Sequence
@@ -79,8 +74,9 @@ def status(
 
 
 def add_to(app: typer.Typer) -> None:
-    """Add this command to the command line."""
+    """Add these commands to the command line."""
     app.command()(status)
+    app.command()(history)
 
 
 # ---- one pipeline -------------------------------------------------------------------------------------------------
@@ -251,11 +247,6 @@ def history(name: Name, lane: AnyLane = None, limit: Limit = 20, acts: Acts = Fa
     tables.print_table(out, None, columns, map(_history_row, turns), _FIRST)
     if not turns:
         out.print("No turn is settled yet.")
-
-
-def add_history_to(app: typer.Typer) -> None:
-    """Add this command to the command line."""
-    app.command()(history)
 
 
 def _as_json(turn: Any) -> dict[str, Any]:
