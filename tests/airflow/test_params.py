@@ -10,7 +10,7 @@ from airflow.sdk.definitions.param import ParamsDict
 from airflow.sdk.exceptions import AirflowFailException
 
 from ackline.airflow import operators
-from ackline.airflow.dags import run_params
+from ackline.airflow.forms import run_params
 from ackline.airflow.operators import PlanOperator, airflow_errors
 from ackline.ledger.offsets import TopicPartition
 from ackline.pipeline.arguments import EVERYTHING, SETTING, RunRequest, parse_request

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import typer
 from typer.testing import CliRunner
 
 import ackline
@@ -32,6 +33,15 @@ def python(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 def test_version_prints_the_version_and_nothing_else() -> None:
     shown = CliRunner().invoke(app, ["--version"])
     assert (shown.exit_code, shown.stdout) == (0, f"ackline {ackline.__version__}\n")
+
+
+def test_help_lists_what_runs_then_what_shows_then_what_changes_then_what_sets_up() -> None:
+    commands = list(typer.main.get_command(app).commands)  # type: ignore[attr-defined]
+    assert commands == [
+        "run", "plan", "status", "history", "explain", "diff", "audit", "sql", "retry", "skip", "reset", "pause",
+        "resume", "void", "adopt-ledger", "ack", "fail", "renew", "backfill", "dead", "init", "adopt", "doctor",
+        "maintain", "demo", "dev",
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

@@ -1,14 +1,8 @@
-"""The Airflow connections of Kafka and of the object store.
+"""The Airflow connections of Kafka and of the tables' object store.
 
-Reads the login of the tables' object store from Airflow.
-
-Each task and each request of the page reads it anew, so a rotated key takes effect at once. It goes to the clients of
-the object store and into the environment of the Spark driver, and never to a log, an argument, XCom or a Spark setting.
-
-Reads the Kafka connection that a pipeline file names, by the Kafka provider of Airflow.
-
-Each step reads it anew, so a rotated password takes effect at the next step. The result holds secrets. It goes to Kafka
-clients and into the environment of the Spark driver, and never to a log, an argument, XCom or a Spark setting.
+Each task, and each request of the page, reads them anew, so a rotated password or key takes effect at once. What they
+hold goes to the clients and into the environment of the Spark driver, and never to a log, an argument, XCom or a Spark
+setting.
 """
 
 import os

@@ -14,13 +14,13 @@ from typing import Any
 from urllib.parse import quote, urlencode, urlsplit
 
 from airflow.configuration import conf
-from airflow.sdk import DAG, Asset, BaseOperatorLink, CronDataIntervalTimetable, Param, get_parsing_context
+from airflow.sdk import DAG, Asset, BaseOperatorLink, CronDataIntervalTimetable, get_parsing_context
 
+from ackline.airflow.forms import run_params
 from ackline.airflow.interval_plan import IntervalPlanOperator
 from ackline.airflow.operators import RETRIES, PlanOperator, ReplayOperator, SettleOperator
 from ackline.ledger.backoff import FOREVER
 from ackline.ledger.turns import LIVE
-from ackline.pipeline.arguments import PARTITION_PATTERN
 from ackline.pipeline.folder import audit_root, lane_folder, load_folder, load_pipeline
 from ackline.pipeline.pipeline import Pipeline
 
@@ -149,44 +149,6 @@ def replay_dag(pipeline: Pipeline, file: str) -> DAG:
     settle = SettleOperator(task_id="settle", pipeline=pipeline, dag=dag, outlets=[audit_asset(pipeline.name)])
     plan >> replay >> settle
     return dag
-
-
-def run_params(pipeline: Pipeline) -> dict[str, Param]:
-    """Returns the fields of the form that triggers a run, with their JSON schemas. A scheduled run has the defaults."""
-    limit = pipeline.max_records_per_run
-    return {
-        "max_records": Param(
-            None,
-            type=["null", "integer"],
-            minimum=1,
-            maximum=limit,
-            title="At most so many records",
-            description=f"How many offsets a turn reads, fresh ones and retries. Empty: {limit:,}, as in the file.",
-        ),
-        "only_retries": Param(
-            False,
-            type="boolean",
-            title="Only retries",
-            description="Reads the retries that are due, and no new record.",
-        ),
-        "partitions": Param(
-            None,
-            type=["null", "array"],
-            items={"type": "string", "pattern": PARTITION_PATTERN},
-            minItems=1,
-            title="Only these partitions",
-            description="Partitions such as orders[0], one on each line. Empty: all. The others are not read.",
-        ),
-        "confirm_offsets": Param(
-            None,
-            type=["null", "integer"],
-            minimum=1,
-            maximum=10**12,
-            title="Offsets of an interval",
-            description="Only for Airflow's own backfill. An interval of more offsets than this is refused. "
-            f"Empty: {pipeline.backfill.confirm_above:,}, the file's `backfill.confirm_above`.",
-        ),
-    }
 
 
 def audit_asset(pipeline: str) -> Asset:

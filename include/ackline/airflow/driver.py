@@ -1,15 +1,11 @@
-"""The Spark driver of the replay tasks: the program that spark-submit runs, which ends with its Airflow task.
-
-Ends the Spark driver when its Airflow task ends: the driver watches the process of the task and its own JVM.
-
-Airflow's `on_kill` ends the JVM. But a task that is killed with SIGKILL runs no `on_kill`, and a Python driver does not
-end with its JVM by itself. Turns are fenced, so a replay without its task would do no harm, but it would use the
-machine.
-
-The Spark driver of the replay tasks of `replay__NAME` and `backfill__NAME`: the program that spark-submit runs.
+"""The Spark driver of the replay tasks of `replay__NAME` and `backfill__NAME`: the program that spark-submit runs.
 
 Exit status 0: done. 1: a transient error, Airflow retries the task. 2: a configuration error. 3: a fatal error. Airflow
 does not retry the last two. The cause is one line on standard error that begins with `ackline:`.
+
+The driver ends with its task: it watches the process of the task and its own JVM. Airflow's `on_kill` ends the JVM. But
+a task that is killed with SIGKILL runs no `on_kill`, and a Python driver does not end with its JVM by itself. Turns are
+fenced, so a replay without its task would do no harm, but it would use the machine.
 """
 
 import argparse

@@ -1,9 +1,8 @@
 """The Spark driver beside a replay task: the hook that starts it, its settings, its environment, and how it ended.
 
-Imports the Spark provider's operator and hook without opening a socket.
-
-The provider imports urllib3, which binds a socket to find out whether the machine has IPv6. A DAG file must open no
-socket, because Airflow parses it every few seconds. So urllib3 gets the answer of Python's own `socket.has_ipv6`.
+The module imports the provider's operator and hook without opening a socket. The provider imports urllib3, which binds
+a socket to find out whether the machine has IPv6. A DAG file must open no socket, because Airflow parses it every few
+seconds. So urllib3 gets the answer of Python's own `socket.has_ipv6`.
 """
 
 import json

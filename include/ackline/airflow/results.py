@@ -1,17 +1,14 @@
-"""What tasks report: their summaries in log and XCom, and metrics.
-
-The summaries that tasks log and return as XCom: offsets and counts, and no payload, key or secret.
+"""What tasks report: summaries in log and XCom, and metrics. They hold no payload, key or secret.
 
 A lane may have thousands of partitions. A summary holds totals and the WORST partitions, sorted by topic and number;
 the tables hold all of them.
 
-Publishes metrics after a settle, through Airflow's own back end: StatsD or OpenTelemetry, as `[metrics]` sets it.
-
-Gauges hold the position of each partition and topic, and every settle sets them. Counters hold what a turn added. Only
-the process that stored its settlement adds to them, so that no repeat counts twice. The names are a public format. The
-tags are `pipeline`, `topic` and `partition`, or `pipeline` and `step`, and `lane` if it is not the live one. Plain
-StatsD has no tags and would mix all partitions. So each metric is sent to it a second time with the tags in its name,
-as Airflow does with its own. Airflow drops metrics if no back end is on, and a back end that fails breaks no task.
+Metrics go through Airflow's own back end, StatsD or OpenTelemetry, as `[metrics]` sets it. Gauges hold the position of
+each partition and topic, and every settle sets them. Counters hold what a turn added. Only the process that stored its
+settlement adds to them, so that no repeat counts twice. The names are a public format. The tags are `pipeline`, `topic`
+and `partition`, or `pipeline` and `step`, and `lane` if it is not the live one. Plain StatsD has no tags and would mix
+all partitions. So each metric is sent to it a second time with the tags in its name, as Airflow does with its own.
+Airflow drops metrics if no back end is on, and a back end that fails breaks no task.
 """
 
 import logging

@@ -1,11 +1,13 @@
-"""`ackline retry | skip | reset | pause | resume | void | adopt-ledger`: operator actions.
+"""`ackline retry | skip | reset | pause | resume | void | adopt-ledger`, and `ackline ack | fail | renew`.
 
-The commands are made of the table `ackline.actions.form.ACTIONS`, and do what the DAG `operate__NAME` does.
+The operator actions are made of the table `ackline.actions.form.ACTIONS`, and do what the DAG `operate__NAME` does. The
+others produce answers for records in flight, by their tokens.
 """
 
-from collections.abc import Callable, Mapping
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 
@@ -13,7 +15,18 @@ from ackline.actions.form import ACTIONS, LANE, REASON, Action
 from ackline.actions.perform import entered_action
 from ackline.cli import formats
 from ackline.cli.options import DryRun, Json, Name, Now, Yes, is_confirmed, opened, show_preview, time_of, with_fields
+from ackline.errors import ConfigError
+from ackline.in_flight.answer import send_answer
+from ackline.ledger.answers import parse_answer
+from ackline.ledger.tokens import Token, parse_token
+from ackline.pipeline.arguments import is_lane
+from ackline.pipeline.field_types import is_pipeline_name
 from ackline.pipeline.form import Entered
+
+STDIN = "-"
+_HELP = "What `record.token` was in the handler; `-` reads tokens from standard input."
+Tokens = Annotated[list[str], typer.Argument(metavar="TOKEN...", help=_HELP, show_default=False)]
+OneToken = Annotated[str, typer.Argument(metavar="TOKEN", help=_HELP, show_default=False)]
 
 
 def add_to(app: typer.Typer) -> None:
@@ -21,6 +34,8 @@ def add_to(app: typer.Typer) -> None:
     for action in ACTIONS.values():
         required = (REASON,) if action.needs_reason else ()
         app.command(action.name, help=action.help)(with_fields(action.fields, _command(action), required))
+    for answer in (ack, fail, renew):
+        app.command()(answer)
 
 
 def _command(action: Action) -> Callable[..., None]:
@@ -45,3 +60,81 @@ def _command(action: Action) -> Callable[..., None]:
         formats.print_result(done.body, done.text, as_json)
 
     return command
+
+
+def ack(tokens: Tokens, as_json: Json = False) -> None:
+    """Ack records that are in flight, by their tokens. The next run of the pipeline settles them.
+
+    The token names its pipeline. Only the first answer that ends an attempt counts, so it does no harm to ack twice.
+
+    Other users of this machine see the arguments of a process. So pipe tokens in, one a line, and write `-`.
+
+    Examples: `ackline ack - <done.txt`, `ackline ack WzEsIm9… --json`
+    """
+    _answer(tokens, "ack", as_json)
+
+
+def fail(
+    token: OneToken,
+    reason: Annotated[str, typer.Option("--reason", help="Why, for readers of the audit table.")] = "",
+    as_json: Json = False,
+) -> None:
+    """Fail a record that is in flight, by its token. The pipeline's retry policy applies, as after any failure.
+
+    With `-`, each token on standard input gets the same answer.
+
+    Examples: `ackline fail - <refused.txt --reason "the supplier refused it"`, `ackline fail WzEsIm9…`
+    """
+    _answer([token], f"fail {' '.join(reason.split())}".strip(), as_json)
+
+
+def renew(
+    token: OneToken,
+    duration: Annotated[str, typer.Argument(metavar="DURATION", help="Such as 30s or 1h.", show_default=False)],
+    as_json: Json = False,
+) -> None:
+    """Extend the deadline of a record in flight, by its token: DURATION after the run that reads the answer.
+
+    With `-`, each token on standard input gets the same answer.
+
+    Examples: `ackline renew - 10m <slow.txt`, `ackline renew WzEsIm9… 10m`
+    """
+    value = f"renew {duration}"
+    if parse_answer(value) is None:
+        raise ConfigError(f"{duration} is no duration above zero: write one such as 30s, 10m or 1h30m", key="DURATION")
+    _answer([token], value, as_json)
+
+
+def _answer(texts: Sequence[str], value: str, as_json: bool) -> None:
+    tokens = [_token(text) for text in _expanded(texts)]
+    of_turns = {(token.turn.pipeline, token.turn.lane) for token in tokens}
+    if len(of_turns) > 1:
+        raise ConfigError("the tokens are of several pipelines or lanes: answer for each one alone", key="TOKEN")
+    name, lane = of_turns.pop()
+    with opened(name, lane=lane, handler=False) as adapters:
+        topic = send_answer(adapters, tokens, value)
+    if as_json:
+        formats.print_json({"pipeline": name, "lane": lane, "topic": topic, "answers": len(tokens)})
+        return
+    answers = "1 answer is" if len(tokens) == 1 else f"{len(tokens)} answers are"
+    print(f"{answers} in {topic}; the next run of {name} reads {'it' if len(tokens) == 1 else 'them'}.")
+
+
+def _expanded(texts: Sequence[str]) -> list[str]:
+    """Returns the tokens of the command line, with those of standard input in place of `-`."""
+    if STDIN not in texts:
+        return list(texts)
+    piped = sys.stdin.read().split()
+    if not piped:
+        raise ConfigError("standard input holds no token: pipe in tokens, one a line", key="TOKEN")
+    return [*(text for text in texts if text != STDIN), *piped]
+
+
+def _token(text: str) -> Token:
+    token = parse_token(text.strip())
+    # The token is not verified yet: anyone can write one, and its names choose the files that are opened for the keys.
+    if token is None or not is_pipeline_name(token.turn.pipeline) or not is_lane(token.turn.lane):
+        raise ConfigError(
+            "that is no token: give what `record.token` was in the handler, whole and in one piece", key="TOKEN"
+        )
+    return token

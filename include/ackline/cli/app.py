@@ -12,7 +12,6 @@ import typer
 import ackline
 from ackline.cli import (
     actions,
-    answer,
     audit,
     backfill,
     dead,
@@ -243,5 +242,5 @@ def plan(
         tables.print_plan(out, found.plan, found.adopted)
 
 
-for module in (status, explain, audit, actions, answer, backfill, dead, init, doctor, dev):
+for module in (status, explain, audit, actions, backfill, dead, init, doctor, dev):
     module.add_to(app)

@@ -1,9 +1,4 @@
-"""`ackline audit` and `ackline sql`: rows of the audit table, and one SELECT over all tables.
-
-`ackline audit`: the rows of the audit table, chosen by what an operator asks for.
-
-`ackline sql`: one SELECT over the tables of the pipelines.
-"""
+"""`ackline audit` and `ackline sql`: rows of the audit table, and one SELECT over the tables of all pipelines."""
 
 import sys
 from collections.abc import Iterator

@@ -1,14 +1,10 @@
 """The Kafka connection of a pipeline without Airflow: its variable, or the broker of `ackline dev up`.
 
-Finds the broker that `ackline dev up` or a kept demo left running, by the file that it saved.
+The variable AIRFLOW_CONN_<ID>, which Airflow reads too, defines a connection. The connection `kafka_default` alone may
+be undefined: it is then the broker of `ackline dev up` or of a kept demo, found by the file that it saved. Any other
+name is of a real cluster, and a mistyped one must not lead to another broker.
 
 Every command that finds a connection imports this module, so it imports neither psutil nor Airflow nor Kafka clients.
-
-Finds the Kafka connection that a pipeline names, without Airflow.
-
-The variable AIRFLOW_CONN_<ID>, which Airflow reads too, defines it. The connection `kafka_default` alone may be
-undefined: it is then the broker of `ackline dev up`, if that runs. Any other name is of a real cluster, and a mistyped
-one must not lead to another broker.
 """
 
 import json

@@ -1,10 +1,7 @@
 """What the demo prints: what each run did, and the proof of its output tables.
 
-Reads what each run of the demo did, from the tables of the ledger and, with a client of its own, from the broker.
-
-The sentences and tables that the demo prints.
-
-The proof of the demo's output tables: what they hold, compared with what was produced.
+It reads the tables of the ledger and, with a client of its own, the broker. The proof compares what the output tables
+hold with what was produced.
 """
 
 import sys

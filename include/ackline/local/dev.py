@@ -1,14 +1,12 @@
-"""Starts, stops and shows what stays up on this machine, and its records as lines of JSON.
+"""Starts, stops and shows what stays up on this machine, and reads and prints its records as lines of JSON.
 
-Records as lines of JSON: what `ackline dev produce --file` reads and `ackline dev consume` prints.
+What stays up is the broker of `ackline dev`, and a demo that was kept. Each has a folder below `.ackline`, and saves
+there what runs, so that a later command finds it.
 
-A line is an object with `value` and, if there are any, `key`, `headers` (a list of pairs, or an object) and
-`partition`. Text stands for itself, null for no value or no key, any other JSON for its text. Bytes that are not UTF-8
-are `{"base64": "…"}`. A line without the field `value` is the value of a record as it is.
-
-Starts, stops and shows what stays up on this machine: the broker of `ackline dev`, and a demo that was kept.
-
-Each has a folder below `.ackline`, and saves there what runs, so that a later command finds it.
+`ackline dev produce --file` reads a line of JSON for each record, and `ackline dev consume` prints such lines. A line
+is an object with `value` and, if there are any, `key`, `headers` (a list of pairs, or an object) and `partition`. Text
+stands for itself, null for no value or no key, any other JSON for its text. Bytes that are not UTF-8 are
+`{"base64": "…"}`. A line without the field `value` is the value of a record as it is.
 """
 
 import base64

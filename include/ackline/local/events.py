@@ -1,12 +1,8 @@
-"""Realistic events for the demo's pipelines `orders` and `shop`, and a producer for them.
+"""Realistic events for the demo's pipelines `orders` and `shop` and for `ackline dev produce`, and a producer for them.
 
-Realistic events of a shop for the demo and `ackline dev produce`, and a producer for them.
-
-Each event has a kind, which decides what becomes of its record with the example handler `handlers.orders`.
-
-Orders with several line items for the demo's pipeline `shop`, and the rows that its output tables must have.
-
-The rows are computed here from the orders alone, without the handlers of the pipeline and without what it has stored.
+Each event has a kind, which decides what becomes of its record with the example handler `handlers.orders`. Orders with
+several line items are for `shop`. The rows that its output tables must have are computed here from the orders alone,
+without the handlers of the pipeline and without what it has stored.
 """
 
 import json

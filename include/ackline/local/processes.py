@@ -1,15 +1,12 @@
 """Starts server processes on free ports, and ends each with all the processes that it has started.
 
-Finds free ports of the loopback interface for the servers that the demo, `ackline dev` and the tests start.
-
-The ports are below the range from which the system gives ports to outgoing connections. So a server that is killed
-finds its port still free when it starts again, and a client that connects meanwhile can't be connected to itself.
-
-Starts server processes, and ends each with all the processes that it has started.
-
 A server leads a session of its own. So Ctrl-C reaches only the caller, and `end` can find every process that the server
 has started. A guard process ends the server if the caller dies without having stopped it. A detached server has no
 guard: its owner saves its `ProcessIdentity`, which no later process with the same number matches.
+
+The ports are free ports of the loopback interface, below the range from which the system gives ports to outgoing
+connections. So a server that is killed finds its port still free when it starts again, and a client that connects
+meanwhile can't be connected to itself.
 """
 
 import os

@@ -1,14 +1,10 @@
 """The routes of the page, and the page as Airflow mounts it.
 
-The routes of the page.
-
 Airflow serves a plugin's application without authentication. So each route here requires a login, and the right to read
 the pipeline's DAG; without that right the answer is the same 404 as for a pipeline that does not exist. All routes are
 GET: a request that changes something would need protection against forged ones.
 
-The page as Airflow mounts it.
-
-Every process of Airflow loads the plugins, so this module imports the page only at its first request.
+Every process of Airflow loads the plugins, so this module imports what the page needs only at its first request.
 """
 
 from collections.abc import Awaitable, Callable, MutableMapping

@@ -1,11 +1,8 @@
-"""The addresses of the page's views, and ready-made operator actions. Pure.
+"""The addresses of the page's views and of Airflow's own pages, and ready-made operator actions. Pure.
 
-The addresses of the page's views, and of Airflow's own pages. Pure.
-
-Ready-made operator actions: the configuration of a DAG run, and the command that does the same. Pure.
-
-The page is read-only. Airflow's trigger form takes no values from an address, so the page offers the configuration as
-text to paste, beside a link to the DAG. `Airflow 3.3`: https://github.com/apache/airflow/issues/54800.
+An action is the configuration of a DAG run, and the command that does the same. The page is read-only. Airflow's
+trigger form takes no values from an address, so the page offers the configuration as text to paste, beside a link to
+the DAG. `Airflow 3.3`: https://github.com/apache/airflow/issues/54800.
 
 Once a configuration is pasted, the form of Airflow 3.3 shows the fields alone that are in it. So each configuration has
 `confirm`, which an operator sets to true. As it is, the run is a dry run.
