@@ -155,14 +155,14 @@ def test_a_late_process_of_an_older_epoch_writes_nothing_that_counts() -> None:
     """It has planned a turn, which an operator has closed as void, and reports when the lane is in its next epoch."""
     _, lane = handled_lane(OK, OK, DEAD)
     lane.begin_epoch(1)
-    late = plan_backfill(lane.adapters("late"))
+    late = plan_backfill(lane.adapters("late")).plan
     assert late is not None
     lane.cancel("too slow")
     lane.begin_epoch(2)
     lane.run()
     before = lane.rows(), lane.newest(), lane.account()
     adapters = lane.adapters("late")
-    adapters.store.store_outcomes(late.plan.turn, [])
+    adapters.store.store_outcomes(late.turn, [])
     assert (lane.rows(), lane.newest(), lane.account()) == before
 
 

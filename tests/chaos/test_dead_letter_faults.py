@@ -18,7 +18,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
     ResourceType,
 )
 
-from ackline.cli.formats import run_json
+from ackline.actions.objects import run_object
 from ackline.kafka.dead_letters import DeadLetters, Delivery, Letter
 from ackline.lane.adapters import Adapters
 from ackline.ledger.fold import PendingKind
@@ -76,7 +76,7 @@ def test_fault_28_a_letter_that_is_not_confirmed_stays_pending_and_is_sent_again
     failed_at = lane.now.isoformat(timespec="milliseconds")
     lane.produce_records(4, {1: {"fail": -1}})
     with refusing(lane), lane.adapters() as adapters:
-        [partition] = run_json(run.run(adapters, lane.spark), adapters.store)["partitions"]
+        [partition] = run_object(run.run(adapters, lane.spark), adapters.store).dump()["partitions"]
     assert f"1 dead letters to {lane.dead_letter_topic} stay pending: " in caplog.text
     assert (partition["pending"], partition["floor"]) == ({"retry": 0, "dead_letter": 1, "in_flight": 0}, 1)
     assert lane.rows() == sorted([*all_of("acked", [0, 2, 3]), Row(1, 1, "failed")])

@@ -2,7 +2,7 @@
 
 import pytest
 
-from ackline.cli.formats import run_json
+from ackline.actions.objects import run_object
 from ackline.errors import LedgerError
 from ackline.lane.races import MAX_LOST_RACES
 from ackline.ledger.planning import NO_LEADER
@@ -19,7 +19,7 @@ def test_a_partition_without_leader_at_the_first_run_is_named_and_joins_once_it_
     lane.produce(OK, tp=TP1)
     lane.log(TP1).has_leader = False
     assert plan.preview(lane.adapters()).leaderless == (TP1,)
-    shown = run_json(lane.run(), lane.adapters().store)
+    shown = run_object(lane.run(), lane.adapters().store).dump()
     assert {row["partition"]: row["why"] for row in shown["partitions"]} == {0: None, 1: NO_LEADER}
     assert "orders[1] has no leader" in caplog.text
     lane.log(TP1).has_leader = True

@@ -4,7 +4,7 @@ from datetime import timedelta
 
 import pytest
 
-from ackline.cli.formats import plan_json
+from ackline.actions.objects import plan_object
 from ackline.errors import TooFarBehind
 from ackline.ledger.offsets import TopicPartition
 from ackline.ledger.outcomes import Outcome
@@ -85,7 +85,7 @@ def test_s45_the_preview_shows_what_would_be_skipped(caplog: pytest.LogCaptureFi
     lane.produce(*[OK] * 9)
     previewed = plan.preview(lane.adapters())
     assert previewed.plan is not None
-    shown = plan_json(previewed.plan, previewed.adopted)
+    shown = plan_object("lane", "live", previewed).dump()
     rows = [(row["partition"], row["end"], row["why"]) for row in shown["partitions"]]
     assert (shown["kind"], rows) == ("skip", [(0, 5, "more than max_offset_behind 5")])
     assert (lane.ranges(Outcome.SKIPPED), caplog.text) == ([], "")

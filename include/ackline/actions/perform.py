@@ -12,8 +12,8 @@ from datetime import datetime
 from ackline.actions.actions import PreparedAction, perform_action, prepare_action
 from ackline.actions.adopt_ledger import adopt_ledger, prepare_adoption
 from ackline.actions.form import GIVE_UP, PAUSE, REASON, Action, ActionRequest, check_entered, request_of
+from ackline.actions.objects import JsonObject
 from ackline.actions.report import (
-    JsonObject,
     action_object,
     action_text,
     adoption_object,

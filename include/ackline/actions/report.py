@@ -6,13 +6,13 @@ same. Each JSON object is one type, whose fields are its keys: the command print
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import datetime
-from typing import Annotated, Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
-from pydantic import BaseModel, ConfigDict, PlainSerializer
+from pydantic import Field
 
 from ackline.actions.actions import PreparedAction
 from ackline.actions.adopt_ledger import Adoption, OutstandingTokens
+from ackline.actions.objects import JsonObject, PartitionObject, RangeObject
 from ackline.actions.void import ClosedTurn, Consequence, DroppedOutputs, OpenTurn, UnpublishedTurn
 from ackline.lane.action_plans import MOVES
 from ackline.lane.adapters import Adapters
@@ -22,21 +22,6 @@ from ackline.ledger.outcomes import Outcome
 from ackline.ledger.turns import LIVE, Plan, SettledPartition, Settlement, TurnId, TurnKind
 from ackline.steps.decide import skipped_by, states_after
 from ackline.tables.turn_outcomes import TurnOutcomes
-
-Time = Annotated[datetime, PlainSerializer(lambda time: time.isoformat())]
-"""A time, which JSON holds as ISO 8601 with its zone."""
-
-
-class JsonObject(BaseModel):
-    """An object that a command prints and a task returns. The names and the order of its fields are those of its
-    keys."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
-
-    def dump(self) -> dict[str, Any]:
-        """Returns the object as values that JSON holds."""
-        return self.model_dump(mode="json")
-
 
 T = TypeVar("T")
 
@@ -48,20 +33,9 @@ class Both(JsonObject, Generic[T]):
     after: T
 
 
-class RangeObject(JsonObject):
-    """A range of offsets of a partition; its end is exclusive."""
-
-    topic: str
-    partition: int
-    start: int
-    end: int
-
-
-class ChangeObject(JsonObject):
+class ChangeObject(PartitionObject):
     """A partition before and after an action."""
 
-    topic: str
-    partition: int
     floor: Both[int]
     complete_to: Both[int]
     pending: Both[int]
@@ -89,11 +63,9 @@ class ActionObject(JsonObject):
     not_committed: str | None = None
 
 
-class JoinObject(JsonObject):
+class JoinObject(PartitionObject):
     """A partition that joins a ledger, and where it begins."""
 
-    topic: str
-    partition: int
     floor: int
     evidence: str | None
 
@@ -134,7 +106,7 @@ class DroppedObject(JsonObject):
     turn: int
     reason: str
     rows_at_most: dict[str, int]
-    why: dict[str, str] = {}
+    why: dict[str, str] = Field(default_factory=dict)
     not_committed: str | None = None
     dry_run: bool
 

@@ -17,13 +17,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime
 from typing import Any
 
+from ackline.actions.objects import PlannedObject, SettledObject
 from ackline.actions.status import PartitionStatus, TopicStatus, status, status_by_topic
 from ackline.errors import AcklineError
 from ackline.lane.adapters import Adapters
 from ackline.lane.commit import CommitResult
 from ackline.ledger.metrics import StepFigures
-from ackline.ledger.offsets import TopicPartition, count
-from ackline.ledger.turns import LIVE, PlannedPartition, SettledPartition, Settlement, worst_partitions
+from ackline.ledger.offsets import count
+from ackline.ledger.turns import LIVE, Settlement, worst_partitions
 from ackline.steps.plan import Planned
 from ackline.tuples import SOURCE
 
@@ -51,18 +52,7 @@ def planned_summary(planned: Planned) -> dict[str, Any]:
             "retries": sum(count(of_tp.retries) for of_tp in plan.partitions.values()),
             "unread": sum(unread.values()),
         },
-        "partitions": [_planned(tp, plan.partitions[tp]) for tp in worst_partitions(unread, WORST)],
-    }
-
-
-def _planned(tp: TopicPartition, planned: PlannedPartition) -> dict[str, Any]:
-    return {
-        "topic": tp.topic,
-        "partition": tp.partition,
-        "start": planned.fresh.start,
-        "end": planned.fresh.end,
-        "retries": count(planned.retries),
-        "why": planned.why,
+        "partitions": [PlannedObject.of(tp, plan.partitions[tp]).dump() for tp in worst_partitions(unread, WORST)],
     }
 
 
@@ -88,19 +78,10 @@ def settled_summary(result: CommitResult) -> dict[str, Any]:
             "outcomes": dict(outcomes),
             "committed": len(result.committed),
         },
-        "partitions": [_settled(tp, settlement.partitions[tp], result) for tp in worst_partitions(behind, WORST)],
-    }
-
-
-def _settled(tp: TopicPartition, settled: SettledPartition, result: CommitResult) -> dict[str, Any]:
-    return {
-        "topic": tp.topic,
-        "partition": tp.partition,
-        "floor": settled.state.floor,
-        "complete_to": settled.state.complete_to,
-        "pending": {kind.value: pending for kind, pending in settled.state.pending_by_kind().items()},
-        "outcomes": dict(settled.counts),
-        "committed": result.committed[tp].offset if tp in result.committed else None,
+        "partitions": [
+            SettledObject.of(tp, settlement.partitions[tp], result.committed.get(tp)).dump()
+            for tp in worst_partitions(behind, WORST)
+        ],
     }
 
 

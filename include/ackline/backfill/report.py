@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import Any
 
-from ackline.actions.report import JsonObject, RangeObject, Time
+from ackline.actions.objects import JsonObject, PartitionObject, RangeObject, Time
 from ackline.backfill.choose import Choice
 from ackline.backfill.run import Backfill
 from ackline.ledger.account import UNREAD, Account
@@ -42,11 +42,9 @@ class GoneObject(RangeObject):
     why: str
 
 
-class OpenEndObject(JsonObject):
+class OpenEndObject(PartitionObject):
     """A partition without a record at or after `--to`: it is read up to its log end."""
 
-    topic: str
-    partition: int
     end: int
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 import ackline
+from ackline.actions.objects import plan_object, run_object
 from ackline.cli import (
     actions,
     audit,
@@ -41,7 +42,7 @@ from ackline.cli.options import (
 )
 from ackline.lane.adapters import Adapters
 from ackline.ledger.answers import counts_text
-from ackline.ledger.turns import Plan
+from ackline.ledger.turns import LIVE, Plan
 from ackline.local.connection import uses_dev_broker
 from ackline.pipeline.pipeline import Pipeline
 from ackline.spark.master import master_of_environment
@@ -184,7 +185,7 @@ def run(
         ran = runs.run(adapters, lambda: _start_spark(adapters), _warn_once(adapters), on_progress)
         store = adapters.store
     if as_json:
-        formats.print_json(formats.run_json(ran, store))
+        formats.print_json(run_object(ran, store).dump())
         return
     out = tables.console()
     for absent in ran.missing:
@@ -225,13 +226,7 @@ def plan(
         if found.plan:
             _warn_once(adapters)(found.plan, found.adopted)
     if as_json:
-        body = (
-            formats.plan_json(found.plan, found.adopted)
-            if found.plan
-            else {"pipeline": name, "turn": None, "partitions": []}
-        )
-        body["partitions"] += formats.leaderless_json(found.leaderless)
-        formats.print_json({**body, **formats.missing_json(found.missing)})
+        formats.print_json(plan_object(name, LIVE, found).dump())
         return
     out = tables.console()
     for absent in found.missing:

@@ -18,16 +18,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import typer
 
+from ackline.actions.objects import JsonObject
 from ackline.actions.overview import OpenTurn
-from ackline.actions.report import JsonObject
 from ackline.actions.status import PartitionStatus, TopicStatus
 from ackline.errors import AcklineError, ConfigError, FatalError
-from ackline.ledger.offsets import TopicPartition, count
-from ackline.ledger.planning import NO_LEADER
-from ackline.ledger.turns import Plan
-from ackline.steps.run import RunResult
 from ackline.tables.lease import Holder
-from ackline.tables.store import LedgerStore
 
 
 def wants_json() -> bool:
@@ -89,78 +84,6 @@ def print_json_list(values: Iterable[object]) -> int:
         printed += 1
     print("]" if printed else "[]")
     return printed
-
-
-def plan_json(plan: Plan, adopted: bool) -> dict[str, Any]:
-    """Returns a plan as JSON. In the plan of an operator action, its reason is why each partition reads nothing."""
-    return {
-        "pipeline": plan.turn.pipeline,
-        "lane": plan.turn.lane,
-        "epoch": plan.turn.epoch,
-        "turn": plan.turn.n,
-        "kind": plan.kind.value,
-        "adopted": adopted,
-        "planned_at": plan.planned_at.isoformat(),
-        "partitions": [
-            {
-                "topic": tp.topic,
-                "partition": tp.partition,
-                "start": planned.fresh.start,
-                "end": planned.fresh.end,
-                "retries": count(planned.retries),
-                "floor": planned.floor,
-                "complete_to": planned.complete_to,
-                "log_start": planned.log.start,
-                "log_end": planned.log.end,
-                "why": planned.why or plan.reason or None,
-            }
-            for tp, planned in sorted(plan.partitions.items())
-        ],
-    }
-
-
-def leaderless_json(partitions: Iterable[TopicPartition]) -> list[dict[str, Any]]:
-    """Returns partitions that have not joined the lane because they have no leader. Everything but `why` is unknown."""
-    unknown = dict.fromkeys(("start", "end", "floor", "complete_to", "committed", "log_start", "log_end", "lag"))
-    empty: dict[str, Any] = {**unknown, "retries": 0, "outcomes": {}, "pending": {}, "why": NO_LEADER}
-    return [{"topic": tp.topic, "partition": tp.partition, **empty} for tp in partitions]
-
-
-def run_json(ran: RunResult, store: LedgerStore) -> dict[str, Any]:
-    """Returns the closing line of `ackline run --json`: `records` counts handler calls, `outcomes` offsets."""
-    last = ran.plans[-1] if ran.plans else None
-    settlement = store.settlement(last.turn) if last else None
-    committed = ran.commit.committed if ran.commit else {}
-    partitions = []
-    for tp, settled in sorted(settlement.partitions.items() if settlement else ()):
-        plans = [plan.partitions[tp] for plan in ran.plans if tp in plan.partitions]
-        partitions.append(
-            {
-                "topic": tp.topic,
-                "partition": tp.partition,
-                "start": plans[0].fresh.start if plans else settled.state.complete_to,
-                "end": plans[-1].fresh.end if plans else settled.state.complete_to,
-                "retries": sum(count(planned.retries) for planned in plans),
-                "outcomes": dict(settled.counts),
-                "pending": {kind.value: number for kind, number in settled.state.pending_by_kind().items()},
-                "floor": settled.state.floor,
-                "complete_to": settled.state.complete_to,
-                "committed": committed[tp].offset if tp in committed else None,
-                "log_end": plans[-1].log.end if plans else None,
-                "lag": plans[-1].log.end - settled.state.floor if plans else None,
-                "why": plans[-1].why if plans else None,
-            }
-        )
-    return {
-        "pipeline": store.pipeline,
-        "turn": last.turn.n if last else None,
-        "records": ran.calls,
-        "outcomes": dict(ran.outcomes),
-        "partitions": partitions + leaderless_json(ran.leaderless),
-        "missing_topics": list(ran.missing),
-        # Only with an ack topic: without one, zeros would read as an ack topic that got no answers.
-        **({"answers": dict(ran.answers), "warnings": ran.warnings} if ran.answers is not None else {}),
-    }
 
 
 def status_json(status: PartitionStatus) -> dict[str, Any]:

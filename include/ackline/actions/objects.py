@@ -1,0 +1,189 @@
+"""The JSON objects of runs, actions and backfills: one type each, whose fields are the keys.
+
+A command prints an object with `--json`, and the DAG's task returns it as XCom. They can't differ in a key, because
+both have it from here, from `ackline.actions.report` or from `ackline.backfill.report`. The keys are a public format.
+No object holds a payload, a key of a record or a secret.
+"""
+
+from datetime import datetime
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, PlainSerializer
+
+from ackline.ledger.commit_rule import Committed
+from ackline.ledger.offsets import TopicPartition, count
+from ackline.ledger.planning import NO_LEADER
+from ackline.ledger.turns import PlannedPartition, SettledPartition
+from ackline.steps.plan import Planned
+from ackline.steps.run import RunResult
+from ackline.tables.store import LedgerStore
+
+Time = Annotated[datetime, PlainSerializer(lambda time: time.isoformat())]
+"""A time, which JSON holds as ISO 8601 with its zone."""
+
+
+class JsonObject(BaseModel):
+    """An object that a command prints and a task returns. The order of its fields is that of its keys."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    def dump(self) -> dict[str, Any]:
+        """Returns the object as values that JSON holds."""
+        return self.model_dump(mode="json")
+
+
+class PartitionObject(JsonObject):
+    """What is about one topic-partition."""
+
+    topic: str
+    partition: int
+
+
+class RangeObject(PartitionObject):
+    """A range of offsets of a partition; its end is exclusive."""
+
+    start: int
+    end: int
+
+
+class PlannedObject(PartitionObject):
+    """What a turn reads of a partition: the fresh range, and how many retries. Null where no leader could be asked."""
+
+    start: int | None = None
+    end: int | None = None
+    retries: int = 0
+    why: str | None = None
+    """Why it reads nothing or less."""
+
+    @classmethod
+    def of(cls, tp: TopicPartition, planned: PlannedPartition) -> "PlannedObject":
+        """Returns what a plan has for a partition."""
+        return PlannedObject(
+            topic=tp.topic, partition=tp.partition, start=planned.fresh.start, end=planned.fresh.end,
+            retries=count(planned.retries), why=planned.why,
+        )  # fmt: skip
+
+
+class PlannedInDetailObject(PlannedObject):
+    """What a turn reads of a partition, and where lane and log are."""
+
+    floor: int | None = None
+    complete_to: int | None = None
+    log_start: int | None = None
+    log_end: int | None = None
+
+
+class PlanObject(JsonObject):
+    """A plan, as `ackline plan --json` prints it; without a turn if there is nothing to plan."""
+
+    pipeline: str
+    lane: str
+    epoch: int | None = None
+    turn: int | None = None
+    kind: str | None = None
+    adopted: bool = False
+    planned_at: Time | None = None
+    partitions: tuple[PlannedInDetailObject, ...]
+    missing_topics: tuple[str, ...]
+    missing_partitions: tuple[str, ...]
+
+
+def plan_object(pipeline: str, lane: str, planned: Planned) -> PlanObject:
+    """Returns what a run would do, as an object.
+
+    In the plan of an operator action, its reason is why each partition reads nothing. Partitions without a leader have
+    not joined the lane, so all of them but `why` is unknown.
+    """
+    plan = planned.plan
+    partitions = []
+    for tp, of_tp in sorted(plan.partitions.items()) if plan else ():
+        reads = {**dict(PlannedObject.of(tp, of_tp)), "why": of_tp.why or (plan.reason if plan else "") or None}
+        log = {"log_start": of_tp.log.start, "log_end": of_tp.log.end}
+        partitions.append(PlannedInDetailObject(**reads, floor=of_tp.floor, complete_to=of_tp.complete_to, **log))
+    partitions += [
+        PlannedInDetailObject(topic=tp.topic, partition=tp.partition, why=NO_LEADER) for tp in planned.leaderless
+    ]
+    of_turn: dict[str, Any] = {}
+    if plan is not None:
+        of_turn = {"epoch": plan.turn.epoch, "turn": plan.turn.n, "kind": plan.kind.value, "adopted": planned.adopted}
+        of_turn |= {"planned_at": plan.planned_at}
+    missing = planned.missing
+    return PlanObject(
+        pipeline=pipeline, lane=lane, **of_turn, partitions=tuple(partitions),
+        missing_topics=tuple(name for name in missing if not name.endswith("]")),
+        missing_partitions=tuple(name for name in missing if name.endswith("]")),
+    )  # fmt: skip
+
+
+class SettledObject(PartitionObject):
+    """Where a partition is after a settlement; `committed` was read back from the broker."""
+
+    floor: int
+    complete_to: int
+    pending: dict[str, int]
+    outcomes: dict[str, int]
+    committed: int | None
+
+    @classmethod
+    def of(cls, tp: TopicPartition, settled: SettledPartition, committed: Committed | None) -> "SettledObject":
+        """Returns what a settlement has for a partition, with the group's commit as it was read back."""
+        return SettledObject(
+            topic=tp.topic, partition=tp.partition, floor=settled.state.floor, complete_to=settled.state.complete_to,
+            pending={kind.value: number for kind, number in settled.state.pending_by_kind().items()},
+            outcomes=dict(settled.counts), committed=committed.offset if committed else None,
+        )  # fmt: skip
+
+
+class RanObject(PlannedObject):
+    """What all turns of a run have read of a partition, and where it is after the last one."""
+
+    outcomes: dict[str, int] = {}
+    pending: dict[str, int] = {}
+    floor: int | None = None
+    complete_to: int | None = None
+    committed: int | None = None
+    log_end: int | None = None
+    lag: int | None = None
+
+
+class RunObject(JsonObject):
+    """The closing line of `ackline run --json`: `records` counts handler calls, `outcomes` offsets."""
+
+    pipeline: str
+    turn: int | None
+    records: int
+    outcomes: dict[str, int]
+    partitions: tuple[RanObject, ...]
+    missing_topics: tuple[str, ...]
+
+
+class RunWithAnswersObject(RunObject):
+    """A run of a pipeline with an ack topic. Without one, zeros would read as an ack topic that got no answers."""
+
+    answers: dict[str, int]
+    warnings: tuple[str, ...]
+
+
+def run_object(ran: RunResult, store: LedgerStore) -> RunObject:
+    """Returns what a run did, as an object."""
+    last = ran.plans[-1] if ran.plans else None
+    settlement = store.settlement(last.turn) if last else None
+    committed = ran.commit.committed if ran.commit else {}
+    partitions = []
+    for tp, settled in sorted(settlement.partitions.items() if settlement else ()):
+        after = SettledObject.of(tp, settled, committed.get(tp))
+        reads: dict[str, Any] = {"start": after.complete_to, "end": after.complete_to}
+        if plans := [plan.partitions[tp] for plan in ran.plans if tp in plan.partitions]:
+            first, newest = plans[0], plans[-1]
+            reads = {"start": first.fresh.start, "end": newest.fresh.end, "why": newest.why}
+            reads |= {"retries": sum(count(planned.retries) for planned in plans)}
+            reads |= {"log_end": newest.log.end, "lag": newest.log.end - after.floor}
+        partitions.append(RanObject(**{**dict(after), **reads}))
+    partitions += [RanObject(topic=tp.topic, partition=tp.partition, why=NO_LEADER) for tp in ran.leaderless]
+    body: dict[str, Any] = {
+        "pipeline": store.pipeline, "turn": last.turn.n if last else None, "records": ran.calls,
+        "outcomes": dict(ran.outcomes), "partitions": tuple(partitions), "missing_topics": ran.missing,
+    }  # fmt: skip
+    if ran.answers is None:
+        return RunObject(**body)
+    return RunWithAnswersObject(**body, answers=dict(ran.answers), warnings=tuple(ran.warnings))
