@@ -7,8 +7,8 @@ from pathlib import Path
 import pyarrow.fs as pafs
 import pytest
 
-from ackline.errors import ConfigError, FatalError, TransientError
-from ackline.tables.object_store import arrow_filesystem, cause_of, options_of, unusable, use_options
+from ackline.errors import ConfigError
+from ackline.tables.object_store import arrow_filesystem, options_of, use_options
 
 ROOT = "s3://bucket/audit"
 CANARY = "canary/of+the=secret"
@@ -139,33 +139,6 @@ def test_variables_that_turn_the_fences_off_are_refused(monkeypatch: pytest.Monk
     monkeypatch.setenv(name, value)
     with pytest.raises(ConfigError, match=f"{name} is set"):
         options_of(ROOT)
-
-
-def test_an_error_of_the_store_quotes_no_secret() -> None:
-    use_options({"aws_session_token": CANARY, "aws_region": "eu-west-1"})
-    assert cause_of(OSError(f"\x1b[31mInvalidToken\x1b[0m\n <Token>{CANARY}</Token> eu-west-1"), ROOT) == (
-        "InvalidToken <Token>***</Token> eu-west-1"
-    )
-
-
-@pytest.mark.parametrize(
-    ("text", "outage"),
-    [
-        ("Generic S3 error\n \x1b[31m↳\x1b[0m Error performing GET http://h/b/k in 2.1s, after 10 retries", True),
-        ("When reading information for key 'k': AWS Error NETWORK_CONNECTION during HeadObject operation", True),
-        ("When uploading object with key 'k': AWS Error SLOW_DOWN during PutObject operation: no", True),
-        ("AWS Error UNKNOWN (HTTP status 503) during HeadObject operation: No response body.", True),
-        ("AWS Error ACCESS_DENIED during PutObject operation: no", False),
-        ("AWS Error NO_SUCH_BUCKET during PutObject operation: no", False),
-        ("The operation lacked the necessary privileges - Server returned non-2xx status code 403 Forbidden", False),
-        ("Invalid table log: 00000000000000000503.json", False),
-    ],
-)
-def test_a_store_that_does_not_answer_is_transient_and_one_that_refuses_is_fatal(text: str, outage: bool) -> None:
-    error = unusable("the table plans", OSError(text), ROOT)
-    assert isinstance(error, TransientError if outage else FatalError)
-    assert ("run this again when it does" in str(error)) == outage
-    assert isinstance(unusable("the table plans", OSError(text), "/mnt/audit"), FatalError)
 
 
 def test_azure_and_google_are_resolved_in_the_same_place(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,7 +34,8 @@ from ackline.outputs.turn import is_published, mark_as_published, read_manifest
 from ackline.pipeline.outputs import OutputsOfTurn
 from ackline.scrub import scrub_address
 from ackline.steps.settle import settle_turn
-from ackline.tables.folder import SharedFolder, unusable_folder
+from ackline.tables.errors import folder_errors
+from ackline.tables.folder import SharedFolder
 from ackline.tables.publish import publish, table_of
 
 _logger = logging.getLogger(__name__)
@@ -259,7 +260,7 @@ def drop_outputs(adapters: Adapters, turn: TurnId, tables: Collection[str], reas
     root = SharedFolder(staging_root(adapters))
     lost: dict[str, str] = {}
     others: dict[str, str] = {}
-    try:
+    with folder_errors(root.uri):
         staged = read_manifest(adapters, turn, outputs)
         for name, rows in outputs.tables.items():
             of_table = replace(outputs, tables={name: rows})
@@ -282,19 +283,15 @@ def drop_outputs(adapters: Adapters, turn: TurnId, tables: Collection[str], reas
             root.write_durably(f"{folder_name(turn)}-dropped.json", json.dumps(record, indent=1).encode())
             _logger.warning("%s: %s dropped its rows for %s: %s", turn, adapters.actor, ", ".join(lost), reason)
         mark_as_published(root, turn, outputs)
-    except OSError as error:
-        raise unusable_folder(root.uri, error) from None
     return DroppedOutputs(turn, dropped, lost, commit_or_reason(adapters))
 
 
 def _unpublished(adapters: Adapters) -> tuple[TurnId, OutputsOfTurn]:
     newest, root = adapters.store.newest(), SharedFolder(staging_root(adapters))
     outputs = OutputsOfTurn.decode(newest.outputs) if newest is not None and newest.outputs else None
-    try:
+    with folder_errors(root.uri):
         if newest is None or outputs is None or not outputs.tables or is_published(root, newest.turn, outputs):
             raise _nothing_to_drop(adapters)
-    except OSError as error:
-        raise unusable_folder(root.uri, error) from None
     return newest.turn, outputs
 
 

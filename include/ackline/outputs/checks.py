@@ -18,8 +18,9 @@ from ackline.pipeline.arguments import id_of
 from ackline.pipeline.folder import lane_folder
 from ackline.pipeline.outputs import Output, StagedTable, canonical_uri, kept_after
 from ackline.scrub import scrub_address
+from ackline.tables.errors import folder_errors
 from ackline.tables.files import Storage
-from ackline.tables.folder import prove_conditional_put, unusable_folder
+from ackline.tables.folder import prove_conditional_put
 from ackline.tables.object_store import is_remote
 from ackline.tables.output_table import check_columns, check_place
 from ackline.tables.publish import check_staged_columns, table_of
@@ -191,10 +192,8 @@ def check_kept_files(adapters: Adapters, newest: Settlement) -> None:
     need them is planned, because an operator action that is planned has to be settled. A reset needs none of them, nor
     does a skip after which no record is in flight."""
     waiting, root = kept_after(newest.outputs), staging_root(adapters)
-    try:
+    with folder_errors(root):
         lost = lost_files(root, waiting)
-    except OSError as error:
-        raise unusable_folder(root, error) from None
     if lost:
         raise LedgerError(
             f"{newest.turn}: {len(lost)} of {sum(len(table.files) for table in waiting)} files with rows that wait for "

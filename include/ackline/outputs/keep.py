@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 import pyarrow as pa
 
-from ackline.errors import ConfigError, FatalError
+from ackline.errors import AcklineError, ConfigError, FatalError, LedgerError
 from ackline.lane.adapters import Adapters
 from ackline.lane.void import is_at_most_once, void_advice
 from ackline.ledger.offsets import TopicPartition
@@ -20,8 +20,8 @@ from ackline.ledger.turns import Plan, SettledPartition, Settlement, TurnKind
 from ackline.outputs.checks import folder_name, kept_rows_advice, lost_files, staging_root
 from ackline.outputs.turn import read_manifest, rows_gone
 from ackline.pipeline.outputs import OutputsOfTurn, StagedTable, kept_after
+from ackline.tables.errors import folder_errors, storage_errors, unusable_folder
 from ackline.tables.files import Storage
-from ackline.tables.folder import unusable_folder
 from ackline.tables.kept_rows import KeptRows, keep_rows
 from ackline.tables.publish import (
     AttemptOutcomes,
@@ -80,12 +80,10 @@ def _staged_tables(adapters: Adapters, plan: Plan, outputs: OutputsOfTurn) -> li
     if not outputs.execution:
         return []
     root = staging_root(adapters)
-    try:
+    with folder_errors(root):
         manifest = read_manifest(adapters, plan.turn, outputs)
         staged = [] if manifest is None else below(folder_name(plan.turn), manifest.tables)
         lost = ["the manifest of the turn"] if manifest is None else lost_files(root, staged)
-    except OSError as error:
-        raise unusable_folder(root, error) from None
     # Another process may have settled and published the turn meanwhile. Then it has removed the rows, and the
     # settlement of this process is refused, whatever it holds.
     if lost and not is_at_most_once(plan) and not adapters.store.is_settled(plan.turn):
@@ -110,15 +108,20 @@ def _kept_after_turn(
     if not begins and not (waiting and _any_ended(before.partitions, settled)):
         return KeptRows(list(waiting))
     root, folder = staging_root(adapters), folder_name(plan.turn)
+
+    def error_of(error: BaseException) -> AcklineError:
+        if isinstance(error, FileNotFoundError | pa.ArrowException):
+            return rows_gone(plan.turn, root, str(error), f", and then {kept_rows_advice(plan.turn)}")
+        return unusable_folder(root, error)
+
     try:
-        attempts = AttemptOutcomes.read(adapters.store, plan.turn)
-        return keep_rows(Storage(root), folder, waiting, of_turn if begins else (), attempts)
-    except (FileNotFoundError, pa.ArrowException) as error:
+        with storage_errors(root, error_of):
+            attempts = AttemptOutcomes.read(adapters.store, plan.turn)
+            return keep_rows(Storage(root), folder, waiting, of_turn if begins else (), attempts)
+    except LedgerError:
         if adapters.store.is_settled(plan.turn):  # as in _staged_tables
             return KeptRows(list(waiting))
-        raise rows_gone(plan.turn, root, str(error), f", and then {kept_rows_advice(plan.turn)}") from error
-    except OSError as error:
-        raise unusable_folder(root, error) from None
+        raise
 
 
 def _any_in_flight(outcomes: TurnOutcomes) -> bool:

@@ -23,7 +23,8 @@ from ackline.outputs.checks import (
     staging_root,
 )
 from ackline.pipeline.outputs import OutputsOfTurn, StagedOutputs, StagedTable, kept_after
-from ackline.tables.folder import SharedFolder, unusable_folder
+from ackline.tables.errors import folder_errors
+from ackline.tables.folder import SharedFolder
 from ackline.tables.publish import application_of, publish
 
 if TYPE_CHECKING:
@@ -51,16 +52,12 @@ def store_manifest(adapters: Adapters, plan: Plan, job: "ReplayJob", result: "Re
             columns = targets.columns.get(output.number)
             if columns is None:
                 initial, paths = targets.inferred.get(output.number, {}), [file.path for file in files]
-                try:
+                with folder_errors(folder.uri):
                     columns = columns_of_staged(folder.uri, output.table, initial, paths)
-                except OSError as error:
-                    raise unusable_folder(folder.uri, error) from None
             tables.append(StagedTable(output.table, columns, output.partition_by, files))
     staged = StagedOutputs(str(uuid.uuid4()), tables)
-    try:
+    with folder_errors(folder.uri):
         folder.write_durably(f"{_MANIFEST}{staged.execution}.json", staged.encode().encode())
-    except OSError as error:
-        raise unusable_folder(folder.uri, error) from None
     application = application_of(adapters.store.ledger_id(), plan.turn)
     return OutputsOfTurn.of(application, staged).encode() if tables else ""
 
@@ -74,11 +71,9 @@ def find_outputs(adapters: Adapters, plan: Plan) -> str:
     if not plan.settings.get("outputs") or plan.kind is not TurnKind.RUN or plan.empty:
         return ""
     folder = SharedFolder(staging_folder(adapters, plan.turn))
-    try:
+    with folder_errors(folder.uri):
         names = [name for name in folder.names() if name.startswith(_MANIFEST)]
         content = folder.read(names[0]) if len(names) == 1 else None
-    except OSError as error:
-        raise unusable_folder(folder.uri, error) from None
     if len(names) > 1:
         raise LedgerError(
             f"{plan.turn}: {len(names)} executions have staged rows for outputs, and the log has expired which of them "
@@ -117,20 +112,19 @@ def publish_settled(adapters: Adapters, newest: Settlement | None) -> None:
     outputs, root = OutputsOfTurn.decode(newest.outputs), SharedFolder(staging_root(adapters))
     if not outputs.tables and not outputs.released:
         return  # nothing to publish, and the same rows wait as before the turn
-    try:
-        if outputs.tables and not is_published(root, newest.turn, outputs):
-            staged = read_manifest(adapters, newest.turn, outputs)
-            publish(adapters.store, newest.turn, outputs, staged, root.uri, folder_name(newest.turn))
-            mark_as_published(root, newest.turn, outputs)  # before the staged rows go
-    except OSError as error:
-        raise unusable_folder(root.uri, error) from None
-    except (ConfigError, FatalError) as error:
-        lane = "" if newest.turn.lane == LIVE else f" --lane {newest.turn.lane}"
-        error.add_advice(
-            f"If these rows can never be published, give them up with "
-            f"`ackline void {newest.turn.pipeline}{lane} --give-up TABLE --reason …`"
-        )
-        raise
+    with folder_errors(root.uri):
+        try:
+            if outputs.tables and not is_published(root, newest.turn, outputs):
+                staged = read_manifest(adapters, newest.turn, outputs)
+                publish(adapters.store, newest.turn, outputs, staged, root.uri, folder_name(newest.turn))
+                mark_as_published(root, newest.turn, outputs)  # before the staged rows go
+        except (ConfigError, FatalError) as error:
+            lane = "" if newest.turn.lane == LIVE else f" --lane {newest.turn.lane}"
+            error.add_advice(
+                f"If these rows can never be published, give them up with "
+                f"`ackline void {newest.turn.pipeline}{lane} --give-up TABLE --reason …`"
+            )
+            raise
     remove_staged(adapters, newest)
 
 

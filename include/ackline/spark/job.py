@@ -32,7 +32,7 @@ from ackline.spark.failure import error_of_spark, is_timestamp_overflow
 from ackline.spark.lineage import manifests_of, one_job
 from ackline.spark.master import is_local
 from ackline.spark.probe import WAIT_SECONDS, WAIT_SECONDS_ONCE, probe_executors, wait_until_sized, wait_until_visible
-from ackline.tables.folder import unusable_folder
+from ackline.tables.errors import unusable_folder
 from ackline.tuples import SOURCE, StepCounts
 from ackline.worker.files import OutcomeTarget, WrittenFile
 from ackline.worker.settings import KafkaSettings, ReplayJob, ReplaySettings, durations_of

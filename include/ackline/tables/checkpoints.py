@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from deltalake import DeltaTable
 
+from ackline.tables.errors import DamagedError
 from ackline.tables.files import sync_file, sync_folder
 from ackline.tables.log import LOG, POINTER, DeltaLog
 from ackline.tables.object_store import options_of
@@ -27,7 +28,7 @@ _SCRATCH = ".checkpoint"
 """The folder below a local table in which a checkpoint is written and read back."""
 
 
-class CheckpointError(Exception):
+class CheckpointError(DamagedError):
     """A checkpoint does not hold what the log holds. It is not part of the log, and no entry was removed."""
 
 

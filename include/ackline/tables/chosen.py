@@ -12,7 +12,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
-from deltalake.exceptions import DeltaError
 
 from ackline.ledger.account import Result, ResultRuns, joined_runs
 from ackline.ledger.offsets import Ranges, TopicPartition, union
@@ -109,15 +108,13 @@ def _effective_rows(
         return
     chosen = as_expression(where) & ds.field("topic").isin(list(topic_ids))
     chosen = chosen & ds.field("outcome").isin(_TERMINAL)
-    try:
+    with outcomes.errors():
         dataset = outcomes.dataset(version, where)
         for batch in dataset.to_batches(columns=list(columns), filter=chosen, batch_readahead=2):
             rows = pa.table(batch)
             rows = rows.filter(effective.mask(rows))
             if rows.num_rows:
                 yield rows
-    except (DeltaError, OSError, pa.ArrowException) as error:
-        raise outcomes.error(error) from error
 
 
 def _where(epoch: int, wanted: OutcomeFilter | None) -> Where:

@@ -29,6 +29,7 @@ import pyarrow.compute as pc
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
+from ackline.tables.errors import IgnoredStorageErrors
 from ackline.tables.object_store import arrow_filesystem
 
 
@@ -164,9 +165,9 @@ class DataFileWriter:
     def discard(self) -> None:
         """Removes the file as far as possible. What stays does no harm, because no log entry names it."""
         self._writer.is_open = False  # it has nothing more to write; on a full disk that would fail again
-        with contextlib.suppress(OSError, pa.ArrowException):
+        with IgnoredStorageErrors():
             self._stream.close()
-        with contextlib.suppress(OSError, pa.ArrowException):
+        with IgnoredStorageErrors():
             self._storage.filesystem.delete_file(self._path)
 
 

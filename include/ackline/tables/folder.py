@@ -19,13 +19,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
 import pyarrow.fs as pafs
 
-from ackline.errors import ConfigError, FatalError, TransientError
+from ackline.errors import ConfigError, TransientError
 from ackline.scrub import scrub_address
+from ackline.tables.errors import IgnoredStorageErrors, cause_of, is_outage, unusable
 from ackline.tables.files import sync_file, sync_folder
-from ackline.tables.object_store import arrow_filesystem, cause_of, is_outage, is_remote, options_of, unusable
+from ackline.tables.object_store import arrow_filesystem, is_remote, options_of
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
@@ -235,7 +235,7 @@ class SharedFolder:
 
     def remove(self, name: str) -> None:
         """Removes a file, if it exists and can be removed."""
-        with contextlib.suppress(OSError, pa.ArrowException):
+        with IgnoredStorageErrors():
             if self._local:
                 self._store.delete_file(f"{self._path}/{name}")
             else:
@@ -247,7 +247,7 @@ class SharedFolder:
 
     def remove_tree(self) -> None:
         """Removes the folder with all that is in it, as far as that can be removed."""
-        with contextlib.suppress(OSError, pa.ArrowException):
+        with IgnoredStorageErrors():
             self._store.delete_dir(self._path)
 
     def remove_if_empty(self) -> None:
@@ -260,8 +260,3 @@ class SharedFolder:
         """Returns the names of the files and folders in the folder, sorted; none if it does not exist."""
         selector = pafs.FileSelector(self._path, allow_not_found=True)
         return sorted(info.base_name for info in self._store.get_file_info(selector))
-
-
-def unusable_folder(uri: str, error: OSError) -> FatalError | TransientError:
-    """Returns the error to raise if this machine can't use a folder below the audit root."""
-    return unusable(f"the folder {scrub_address(uri)} below ACKLINE_AUDIT", error, uri)

@@ -10,17 +10,17 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 
-import pyarrow as pa
 from deltalake import DeltaTable
-from deltalake.exceptions import DeltaError, TableNotFoundError
+from deltalake.exceptions import TableNotFoundError
 from filelock import FileLock
 
 from ackline.errors import ConfigError, FatalError, TransientError
 from ackline.scrub import scrub_address
+from ackline.tables.errors import IgnoredStorageErrors, storage_errors, unusable
 from ackline.tables.files import Storage
 from ackline.tables.log import DeltaLog, TornEntryError
 from ackline.tables.log_state import RELOAD_AFTER, LogState, LogStates
-from ackline.tables.object_store import is_remote, options_of, unusable
+from ackline.tables.object_store import is_remote, options_of
 from ackline.tables.schemas import FORMER_COLUMNS, PARTITION_BY
 
 _IN_EVERY_VERSION = (*PARTITION_BY, "pipeline", "lane", "epoch", "turn", "run_id", "topic", "partition")
@@ -58,12 +58,8 @@ class TableHandle:
         The version is on the disk: the caller may act on it. Raises FatalError if the log can't be read; the error
         names the file if the last commit is torn.
         """
-        try:
+        with self.errors():
             state = self.states.newest()
-        except TornEntryError as error:
-            raise self._torn(error) from None
-        except (OSError, ValueError, pa.ArrowException) as error:
-            raise self._unreadable(error) from error
         if state is not None:
             self._check_is_ours(field.name for field in state.schema.fields)
         elif self._folder is not None:
@@ -80,24 +76,22 @@ class TableHandle:
         log entries that it builds on can expire. Raises FatalError if the table can't be read; the error names the file
         if the last commit is torn.
         """
-        try:
-            if self._loaded is None or not self._update(self._loaded):
-                self._loaded, self._loaded_at = self._load(), time.monotonic()
-                self._check_is_ours(field.name for field in self._loaded.schema().fields)
-            self.secure(self._loaded.version())
-        except TornEntryError as error:
-            self._loaded = None
-            raise self._torn(error) from None
-        except TableNotFoundError as error:
-            # A mistyped scheme must not pass for a table that is still to be created.
-            if str(error).startswith("Unknown scheme"):
-                raise self.error(error) from error
-            if self._folder is not None:
-                self._check_is_no_file(self._folder)
-            return None
-        except (DeltaError, OSError) as error:
-            raise self._unreadable(error) from error
-        return self._loaded
+        loaded, self._loaded = self._loaded, None
+        with self.errors():
+            try:
+                if loaded is None or not self._update(loaded):
+                    loaded, self._loaded_at = self._load(), time.monotonic()
+                    self._check_is_ours(field.name for field in loaded.schema().fields)
+            except TableNotFoundError as error:
+                # A mistyped scheme must not pass for a table that is still to be created.
+                if str(error).startswith("Unknown scheme"):
+                    raise
+                if self._folder is not None:
+                    self._check_is_no_file(self._folder)
+                return None
+            self.secure(loaded.version())
+        self._loaded = loaded
+        return loaded
 
     def secure(self, version: int) -> None:
         """Makes a version of a local table durable before any process acts on it."""
@@ -112,12 +106,11 @@ class TableHandle:
 
     def _update(self, table: DeltaTable) -> bool:
         """Brings a handle to the newest version. Returns False if it has to be loaded anew."""
-        self._loaded = None
         if time.monotonic() - self._loaded_at < RELOAD_AFTER:
-            with contextlib.suppress(DeltaError, OSError):
+            with IgnoredStorageErrors():
                 table.update_incremental()
-                self._loaded = table
-        return self._loaded is not None
+                return True
+        return False
 
     def _check_is_ours(self, columns: Iterable[str]) -> None:
         """Raises FatalError for a table that is not Ackline's, and ConfigError for one with a column of a former
@@ -125,14 +118,12 @@ class TableHandle:
         existing = set(columns)
         missing = [name for name in _IN_EVERY_VERSION if name not in existing]
         if missing:
-            self._loaded = None
             raise FatalError(
                 f"the table {self.name} at {scrub_address(self.uri)} is not Ackline's: it has no column "
                 f"{', '.join(missing)}. Check that ACKLINE_AUDIT is the right folder"
             )
         former = sorted(existing & FORMER_COLUMNS.keys())
         if former:
-            self._loaded = None
             raise ConfigError(
                 f"the table {self.name} at {scrub_address(self.uri)} was made before Ackline's first release: its "
                 f"column {former[0]} is now {FORMER_COLUMNS[former[0]]}. Point ACKLINE_AUDIT at an empty folder, and "
@@ -157,25 +148,26 @@ class TableHandle:
             return
         locks = self._folder / ".locks"
         lock = FileLock(locks / f"{self.name}.lock")
-        try:
+        with self.errors():
             locks.mkdir(parents=True, exist_ok=True)
             lock.acquire()
-        except OSError as error:
-            raise self.error(error) from error
         try:
             yield
         finally:
             lock.release()
 
-    def error(self, cause: BaseException) -> FatalError | TransientError:
-        """Returns the error for a table whose log or files can't be read or written: TransientError if its object store
-        does not answer."""
-        return unusable(f"the table {self.name} at {scrub_address(self.uri)}", cause, self.uri)
+    def errors(self) -> contextlib.AbstractContextManager[None]:
+        """Raises an error that names the table in place of one of its storage: FatalError, or TransientError if its
+        object store does not answer. Each operation on the table runs in it."""
+        return storage_errors(self.uri, self._error)
 
-    def _unreadable(self, error: Exception) -> FatalError | TransientError:
-        """Returns the error for a table that can't be loaded. It names the newest checkpoint if that is torn."""
+    def _error(self, cause: BaseException) -> FatalError | TransientError:
+        """Returns the error for a table that can't be used. It names a log entry or the newest checkpoint if that is
+        torn."""
+        if isinstance(cause, TornEntryError):
+            return self._torn(cause)
         if self._folder is not None:
-            with contextlib.suppress(OSError):
+            with IgnoredStorageErrors():
                 for checkpoint in self.log.files().checkpoints[-1:]:
                     if not self.log.is_readable(checkpoint):
                         return FatalError(
@@ -183,7 +175,7 @@ class TableHandle:
                             f"{Path(self.uri, checkpoint.path)} is damaged. `ackline maintain --repair` removes it if "
                             f"the log is whole without it"
                         )
-        return self.error(error)
+        return unusable(f"the table {self.name} at {scrub_address(self.uri)}", cause, self.uri)
 
     def _torn(self, torn: TornEntryError) -> FatalError:
         """Returns the error for a log entry that is not whole."""
@@ -202,4 +194,4 @@ class TableHandle:
         """Raises FatalError if a file is where a folder, or a folder above it, is to be created."""
         existing = next(path for path in (folder, *folder.parents) if path.exists())
         if not existing.is_dir():
-            raise self.error(NotADirectoryError(f"{existing} is not a folder"))
+            raise self._error(NotADirectoryError(f"{existing} is not a folder"))

@@ -7,6 +7,7 @@ The newest turns are totals over all partitions. Their reads are bounded, becaus
 partitions and millions of turns.
 """
 
+import contextlib
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,7 +19,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
-from deltalake.exceptions import DeltaError
 
 from ackline.ledger.explain_offset import Event, OffsetEvidence, Reading, decode
 from ackline.ledger.metrics import StepFigures, figures_over
@@ -92,10 +92,8 @@ def _read_by(store: LedgerStore, tp: TopicPartition, offset: int) -> Reading | N
         & (ds.field("end_offset") > offset)
         & (ds.field("kind") == TurnKind.RUN.value)
     )
-    try:
+    with store.plans.errors():
         rows = store.plans.dataset(table, of_tp).to_table(columns=_PLAN_COLUMNS, filter=wanted)
-    except (DeltaError, OSError, pa.ArrowException) as error:
-        raise store.plans.error(error) from error
     effective = EffectiveTurns(store)
     for row in sorted(rows.to_pylist(), key=lambda row: (row["epoch"], row["turn"]), reverse=True):
         if effective.has(row["epoch"], row["turn"]):
@@ -280,7 +278,7 @@ def delta_versions(store: LedgerStore, turn: TurnId) -> dict[str, int]:
 def _transactions(table: AuditTable) -> dict[tuple[str, int], int]:
     """Returns the version of each transaction id in the newest entries of a log."""
     versions: dict[tuple[str, int], int] = {}
-    try:
+    with table.errors(), contextlib.suppress(FileNotFoundError):  # maintenance has removed an entry since the listing
         for entry in table.log.files().entries[-MOST_ENTRIES:]:
             with table.storage.filesystem.open_input_file(entry.path) as file:
                 for line in file.read().splitlines():
@@ -288,10 +286,6 @@ def _transactions(table: AuditTable) -> dict[tuple[str, int], int]:
                         transaction: dict[str, Any] = json.loads(line).get("txn") or {}
                         if transaction:
                             versions[transaction["appId"], transaction["version"]] = entry.version
-    except FileNotFoundError:  # maintenance has removed an entry since the folder was listed
-        return versions
-    except (OSError, ValueError, KeyError, pa.ArrowException) as error:
-        raise table.error(error) from error
     return versions
 
 
@@ -303,11 +297,9 @@ def _rows_of_turns(
         return pa.table({})
     wanted = (ds.field("epoch") == epoch) & (ds.field("turn") >= lowest)
     wanted = wanted if also is None else wanted & also
-    try:
+    with settlements.errors():
         # Arrow applies the filter to the statistics of each file too, and so opens those of the newest turns only.
         return settlements.dataset(version, {"epoch": epoch}).to_table(columns=columns, filter=wanted)
-    except (DeltaError, OSError, pa.ArrowException) as error:
-        raise settlements.error(error) from error
 
 
 def _sums(rows: pa.Table, column: str) -> dict[int, dict[str, float]]:

@@ -20,7 +20,8 @@ from ackline.errors import ConfigError, FatalError, LedgerError
 from ackline.ledger.turns import LIVE, TurnId
 from ackline.pipeline.folder import lane_folder
 from ackline.scrub import scrub_address
-from ackline.tables.object_store import arrow_filesystem, is_remote, options_of, unusable
+from ackline.tables.errors import storage_errors, unusable
+from ackline.tables.object_store import arrow_filesystem, is_remote, options_of
 from ackline.tables.reads import Where
 from ackline.tables.schemas import TABLES
 from ackline.tables.table import AuditTable
@@ -72,7 +73,8 @@ def check_layout(root: str) -> None:
 
 def folders_in(folder: str) -> set[str]:
     """Returns the names of the folders in `folder`, without hidden ones; none if it does not exist."""
-    try:
+    what = f"the folder at {scrub_address(folder)}"
+    with storage_errors(folder, lambda error: unusable(what, error, folder)):
         if not is_remote(folder):
             path = Path(folder)
             names = {child.name for child in path.iterdir() if child.is_dir()} if path.is_dir() else set()
@@ -80,8 +82,6 @@ def folders_in(folder: str) -> set[str]:
             store, base = arrow_filesystem(folder)
             infos = store.get_file_info(pafs.FileSelector(base, allow_not_found=True))
             names = {info.base_name for info in infos if info.type is pafs.FileType.Directory}
-    except (OSError, pa.ArrowException) as error:
-        raise unusable(f"the folder at {scrub_address(folder)}", error, folder) from error
     return {name for name in names if not name.startswith(".")}
 
 

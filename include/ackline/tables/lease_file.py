@@ -13,9 +13,9 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 
 from ackline.ledger.turns import TurnId
+from ackline.tables.errors import cause_of
 from ackline.tables.files import Storage
 from ackline.tables.lease import Holder, Lease
-from ackline.tables.object_store import cause_of
 
 NAME = "lease.json"
 _MAX_BYTES = 4096

@@ -5,18 +5,17 @@ entry may be empty or cut short. delta-rs reads an empty one as a commit of noth
 commit without its transaction id. Either would lose a turn, so Ackline checks each entry before it reads the table.
 """
 
-import contextlib
 import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
+from ackline.tables.errors import DamagedError, IgnoredStorageErrors
 from ackline.tables.files import Storage, sync_file, sync_folder
 
 LOG = "_delta_log"
@@ -30,7 +29,7 @@ _KEPT_ENTRIES, _KEPT_ACTIONS = 128, 1_000
 """How many entries a handle keeps parsed, and with how many actions each: a compaction may have 100,000."""
 
 
-class TornEntryError(Exception):
+class TornEntryError(DamagedError):
     """A log entry is not whole. `is_last` states whether no later entry exists."""
 
     def __init__(self, path: Path, is_last: bool) -> None:
@@ -80,18 +79,16 @@ class DeltaLog:
 
     def is_readable(self, checkpoint: LogFile) -> bool:
         """Returns whether a checkpoint has a whole footer. Raises OSError if the file can't be opened."""
-        with self.storage.filesystem.open_input_file(checkpoint.path) as file:
-            try:
-                pq.read_metadata(file)
-            except (pa.ArrowException, OSError):
-                return False
-        return True
+        with self.storage.filesystem.open_input_file(checkpoint.path) as file, IgnoredStorageErrors():
+            pq.read_metadata(file)
+            return True
+        return False
 
     def checkpointed_rows(self) -> int:
         """Returns the rows of the newest checkpoint, about one for each file; 0 if there is none or it is damaged."""
         for checkpoint in self.files().checkpoints[-1:]:
             with (
-                contextlib.suppress(pa.ArrowException, OSError),
+                IgnoredStorageErrors(),
                 self.storage.filesystem.open_input_file(checkpoint.path) as file,
             ):
                 return int(pq.read_metadata(file).num_rows)

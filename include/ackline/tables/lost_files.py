@@ -14,11 +14,11 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 from deltalake import DeltaTable, Transaction
-from deltalake.exceptions import DeltaError
 from deltalake.transaction import RemoveAction
 
 from ackline.scrub import scrub_address
 from ackline.tables.append import REWRITE, retry_beside_rivals
+from ackline.tables.errors import IgnoredStorageErrors
 from ackline.tables.table import AuditTable
 
 Turn = tuple[int, int]
@@ -68,12 +68,11 @@ def _is_whole(table: AuditTable, path: str) -> bool:
     # Read first, and parsed after that: an error of the disk or the store proves nothing about the content.
     with table.storage.filesystem.open_input_file(path) as file:
         content = file.read_buffer()
-    try:
+    with IgnoredStorageErrors():
         for _ in pq.ParquetFile(pa.BufferReader(content)).iter_batches():
             pass
-    except (OSError, pa.ArrowException):
-        return False
-    return True
+        return True
+    return False
 
 
 def removals(files: Sequence[dict[str, Any]]) -> list[RemoveAction]:
@@ -107,13 +106,11 @@ def drop_lost_files(table: AuditTable, turns: Collection[Turn], read: bool = Fal
                 table.commit(version, removals(lost), [Transaction(REWRITE, version.version() + 1)])
             return len(lost)
 
-    try:
+    with table.errors():
         version = table.open()  # without the lock: usually nothing is lost, and writers need not wait
         if version is None or not turns or not lost_files(table, version, turns, read):
             return 0
         dropped = retry_beside_rivals(drop)
-    except (DeltaError, OSError, pa.ArrowException) as error:
-        raise table.error(error) from error
     _logger.warning(
         "%d lost files of void turns are not in the table %s at %s any more; no row of them counted",
         dropped, table.name, scrub_address(table.uri),

@@ -32,7 +32,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.dataset as ds
 from deltalake import DeltaTable, Transaction
-from deltalake.exceptions import CommitFailedError, DeltaError
+from deltalake.exceptions import CommitFailedError
 from deltalake.transaction import AddAction, RemoveAction
 
 from ackline.errors import ConfigError, FatalError, TransientError
@@ -140,7 +140,7 @@ def _maintain(lane: LaneFolder, table: AuditTable, retention: timedelta) -> Main
     compacted = busy = 0
     if table.open() is None:
         return None
-    try:
+    with table.errors():
         before = len(table.opened().file_uris())
         if table.name == "outcomes":
             # Before the compaction, which would fail on a file that does not exist. The process that closed a turn as
@@ -156,8 +156,6 @@ def _maintain(lane: LaneFolder, table: AuditTable, retention: timedelta) -> Main
         return Maintained(
             lane.pipeline, lane.lane, table.name, before, files, compacted, busy, removed, after.version()
         )
-    except (DeltaError, OSError) as error:
-        raise table.error(error) from error
 
 
 def _fragmented(table: AuditTable) -> list[date]:

@@ -10,9 +10,7 @@ never through an argument, a Spark setting, XCom, a log or a table.
 """
 
 import configparser
-import contextlib
 import os
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -20,10 +18,9 @@ from urllib.parse import urlsplit
 
 import pyarrow.fs as pafs
 
-from ackline.errors import ConfigError, FatalError, TransientError
+from ackline.errors import ConfigError
 from ackline.pipeline.folder import KNOWN_SCHEMES
 from ackline.pipeline.secrets import Connection, connection_from_environment, variable_of
-from ackline.scrub import MASK, scrub_address
 
 CONNECTION = "ACKLINE_AUDIT_CONNECTION"
 """The variable that names the Airflow connection of the object store."""
@@ -44,20 +41,6 @@ _FROM_EXTRA = {
     "endpoint_url": "aws_endpoint_url",
     "allow_http": "aws_allow_http",
 }
-
-_PUBLIC = ("aws_region", "aws_endpoint_url", "aws_allow_http", "azure_storage_account_name",
-           "google_application_credentials")  # fmt: skip
-"""Options that are no secret; all others are masked in messages."""
-_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
-"""delta-rs colours its error texts even when no terminal shows them."""
-_OUTAGE = re.compile(
-    r"after \d+ retries|error sending request|HTTP status (?:5\d\d|429)|"
-    r"AWS Error (?:NETWORK_CONNECTION|SLOW_DOWN|INTERNAL_FAILURE|SERVICE_UNAVAILABLE|REQUEST_TIMEOUT|THROTTLING)"
-)
-"""Texts of errors after which a request may succeed later. Both clients raise a plain OSError for every cause; delta-rs
-and obstore try again only if no connection was made, or if the store answered with 429 or 5xx."""
-_BACKTRACE = re.compile(r" 0: <unknown>.*")
-"""What Delta's kernel appends to its error texts."""
 
 _given: dict[str, str] | None = None
 """Options that this process was started with, or that it read from Airflow; None if it looks them up itself."""
@@ -246,37 +229,6 @@ def _azure(options: Mapping[str, str], path: str) -> tuple[pafs.FileSystem, str]
     }
     store = pafs.AzureFileSystem(account, **{name: value for name, value in arguments.items() if value})
     return store, f"{container}/{folder}".rstrip("/")
-
-
-def cause_of(error: BaseException, uri: str) -> str:
-    """Returns the text of an error of delta-rs or Arrow as one line of at most 300 characters, without secrets.
-
-    An object store may quote the key or the token that it refuses.
-    """
-    text = _BACKTRACE.sub("", " ".join(_COLOURS.sub("", str(error)).split()))
-    with contextlib.suppress(ConfigError):
-        for name, value in options_of(uri).items():
-            if name not in _PUBLIC:
-                text = text.replace(value, MASK)
-    return scrub_address(text[:300])
-
-
-def is_outage(error: BaseException) -> bool:
-    """Returns whether an error of delta-rs, obstore or Arrow means that the object store did not answer, or that it
-    could not serve the request now."""
-    return isinstance(error, ConnectionError) or _OUTAGE.search(_COLOURS.sub("", str(error))) is not None
-
-
-def unusable(what: str, cause: BaseException, uri: str) -> FatalError | TransientError:
-    """Returns the error to raise if `what`, which is at `uri`, can't be used: TransientError if its object store does
-    not answer, because the same step may succeed later."""
-    text = f"{what} can't be used: {cause_of(cause, uri)}"
-    if not is_remote(uri) or not is_outage(cause):
-        return FatalError(text)
-    return TransientError(
-        f"{text}. The object store does not answer: run this again when it does. If it has never answered, check its "
-        f"endpoint and the network"
-    )
 
 
 def _scheme(uri: str) -> str:

@@ -25,7 +25,7 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 import pyarrow.fs as pafs
 from deltalake import DeltaTable
-from deltalake.exceptions import CommitFailedError, DeltaError
+from deltalake.exceptions import CommitFailedError
 from deltalake.transaction import AddAction, RemoveAction
 
 from ackline.errors import FatalError
@@ -136,7 +136,7 @@ def maintain_output(lane: LaneFolder, table: OutputTable, retention: timedelta) 
     rewrite: its user has changed it, and maintains it. Raises FatalError or TransientError if the
     table can't be read or written.
     """
-    try:
+    with table.errors():
         version = table.open()
         if version is None or not _is_plain(version):
             return None
@@ -151,8 +151,6 @@ def maintain_output(lane: LaneFolder, table: OutputTable, retention: timedelta) 
         name = f"outputs/{table.name}"
         files = len(after.file_uris())
         return Maintained(lane.pipeline, lane.lane, name, before, files, compacted, busy, removed, after.version())
-    except (DeltaError, OSError, pa.ArrowException) as error:
-        raise table.error(error) from error
 
 
 def _is_plain(version: DeltaTable) -> bool:

@@ -32,10 +32,11 @@ from ackline.pipeline.output_columns import Columns, arrow_type, type_text
 from ackline.pipeline.outputs import PARTITION_TYPES, ROW_COLUMNS
 from ackline.scrub import scrub_address
 from ackline.tables.append import NO_HOOKS, write_entry
+from ackline.tables.errors import storage_errors, unusable
 from ackline.tables.folder import create_exclusively, prove_conditional_put, remove_object
 from ackline.tables.log import ACTIONS
 from ackline.tables.log_state import LogState
-from ackline.tables.object_store import is_remote, options_of, unusable
+from ackline.tables.object_store import is_remote, options_of
 from ackline.tables.table import AuditTable
 
 WRITABLE_FEATURES = frozenset(
@@ -85,8 +86,8 @@ def check_place(uri: str) -> None:
     alone: the lock of a table is in a folder beside it. So the check creates no folder, and removes none that another
     process may have created.
     """
-    probe = f".probe-{uuid.uuid4()}"
-    try:
+    probe, what = f".probe-{uuid.uuid4()}", f"the table at {scrub_address(uri)} does not exist, and its place"
+    with storage_errors(uri, lambda error: unusable(what, error, uri)):
         if is_remote(uri):
             create_exclusively(uri, probe)
             remove_object(uri, probe)
@@ -96,8 +97,6 @@ def check_place(uri: str) -> None:
             folder = next(path for path in folders if path.is_symlink() or path.exists())
             (folder / probe).touch()
             (folder / probe).unlink()
-    except OSError as error:
-        raise unusable(f"the table at {scrub_address(uri)} does not exist, and its place", error, uri) from None
 
 
 ANCHORS = pa.list_(
@@ -154,13 +153,16 @@ class OutputTable(AuditTable):
         table = self.open()
         if table is None:
             return None
-        if (obstacle := obstacle_of(table)) is not None:
+        with self.errors():
+            obstacle, schema = obstacle_of(table), pa.schema(table.schema().to_arrow())
+            partition_by = table.metadata().partition_columns
+        if obstacle is not None:
             raise ConfigError(
                 f"the table at {scrub_address(self.uri)} has {obstacle}, which an output can't write; name another "
                 f"table, or remove this from the table with the tool that has set it",
                 key="outputs",
             )
-        fields = {field.name: field.type for field in pa.schema(table.schema().to_arrow())}
+        fields = {field.name: field.type for field in schema}
         missing = [name for name in ROW_COLUMNS if name not in fields]
         if missing:
             raise ConfigError(
@@ -180,7 +182,7 @@ class OutputTable(AuditTable):
                     key="outputs",
                 )
             columns[name] = text
-        self.partition_by = tuple(table.metadata().partition_columns)
+        self.partition_by = tuple(partition_by)
         for name in self.partition_by:
             # The log holds the values as texts, and tools write and read those of other types in different ways.
             if name not in ROW_COLUMNS and columns[name] not in PARTITION_TYPES:

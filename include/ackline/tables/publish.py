@@ -25,7 +25,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from deltalake.transaction import AddAction
 
-from ackline.errors import ConfigError, LedgerError
+from ackline.errors import ConfigError, FatalError, LedgerError, TransientError
 from ackline.ledger.offsets import Int64s, Ranges, index_of_range, union
 from ackline.ledger.outcomes import Outcome
 from ackline.ledger.turns import LIVE, TurnId
@@ -202,13 +202,14 @@ def publish(
     outcomes = AttemptOutcomes.read(store, turn)
     of_turn = below(folder, staged.tables if staged is not None and outputs.execution else ())
     for name in missing:
-        sources = [table for table in (*of_turn, *outputs.released) if table.table == name]
+        sources, table = [each for each in (*of_turn, *outputs.released) if each.table == name], table_of(store, name)
         try:
-            _publish_table(store, turn, outputs.application, sources, Storage(root), outcomes)
-        except (OSError, pa.ArrowException) as error:
+            with table.errors():
+                _publish_table(store, turn, outputs.application, sources, Storage(root), outcomes)
+        except (FatalError, TransientError):
             # Another process may have published the turn meanwhile, and removed the staged rows.
-            if not _has(table_of(store, name), outputs, turn):
-                raise table_of(store, name).error(error) from error
+            if not _has(table, outputs, turn):
+                raise
 
 
 def below(folder: str, tables: Iterable[StagedTable]) -> list[StagedTable]:

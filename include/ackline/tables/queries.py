@@ -17,7 +17,6 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
-from deltalake.exceptions import DeltaError
 
 from ackline.ledger.offsets import OffsetRange, TopicPartition
 from ackline.pipeline.arguments import PartitionChoice
@@ -221,12 +220,10 @@ def _rows(folder: str, key_hash: str, chosen: ds.Expression) -> pa.Table:
     outcomes = AuditTable(folder, "outcomes")
     version = outcomes.open()
     wanted = chosen & ((ds.field("key_hash") == key_hash) | ds.field("end_offset").is_valid())
-    try:
+    with outcomes.errors():
         if version is None:
             return OUTCOMES.empty_table().select(_KEY_COLUMNS)
         return dataset_of(outcomes, version).to_table(columns=_KEY_COLUMNS, filter=wanted)
-    except (DeltaError, OSError, pa.ArrowException) as error:
-        raise outcomes.error(error) from error
 
 
 def _offsets(rows: pa.Table) -> Iterable[tuple[TopicPartition, npt.NDArray[np.int64]]]:

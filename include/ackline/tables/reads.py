@@ -24,15 +24,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
 from deltalake import DeltaTable
-from deltalake.exceptions import DeltaError
 from deltalake.schema import Schema
 
 from ackline.errors import ConfigError
 from ackline.scrub import scrub_address
 from ackline.tables.append import missing_columns
+from ackline.tables.errors import cause_of, storage_errors
 from ackline.tables.handle import TableHandle
 from ackline.tables.log_state import Action, LogState, stats_of
-from ackline.tables.object_store import cause_of, options_of
+from ackline.tables.object_store import options_of
 from ackline.tables.schemas import TABLES
 
 PRUNING = ("lane", "epoch", "turn", "topic", "partition", "offset", "attempt", "outcome", "kind")
@@ -66,15 +66,17 @@ def dataset_of(table: TableHandle, version: DeltaTable, bounded: Sequence[str] =
 
 def at_version(table: TableHandle, version: int) -> DeltaTable:
     """Returns a table as it was at a version. Raises ConfigError if the Delta log does not hold that version."""
-    try:
-        return DeltaTable(table.uri, version=version, storage_options=options_of(table.uri))
-    except (DeltaError, OSError, ValueError) as error:
-        raise ConfigError(
+
+    def expired(error: BaseException) -> ConfigError:
+        return ConfigError(
             f"version {version} of the table {table.name} at {scrub_address(table.uri)} can't be read: it does not "
             f"exist yet, or the Delta log has expired it after about a day. A time has no such limit. "
             f"({cause_of(error, table.uri)})",
             key="--as-of",
-        ) from error
+        )
+
+    with storage_errors(table.uri, expired):
+        return DeltaTable(table.uri, version=version, storage_options=options_of(table.uri))
 
 
 def _parquet_format() -> ds.ParquetFileFormat:

@@ -15,7 +15,6 @@ from typing import Any, NamedTuple, TypeVar
 
 import pyarrow as pa
 import pyarrow.dataset as ds
-from deltalake.exceptions import DeltaError
 
 from ackline.ledger.offsets import OffsetRange
 from ackline.tables.effective import EffectiveTurns
@@ -139,7 +138,7 @@ class LaneScanner:
             version = at_version(outcomes, scan.version)
         if version is None:
             return
-        try:
+        with outcomes.errors():
             dataset = dataset_of(outcomes, version)
             first_of = _first_rows_of_files(table_files(version), scan)
             files = [(first_of[name], f) for f in dataset.get_fragments() if (name := file_name(f.path)) in first_of]
@@ -148,8 +147,6 @@ class LaneScanner:
                     return
                 self.files_opened += 1
                 yield from self._rows(file, dataset.schema, scan, first)
-        except (DeltaError, OSError, pa.ArrowException) as error:
-            raise outcomes.error(error) from error
 
     def _rows(
         self, file: ds.ParquetFileFragment, schema: pa.Schema, scan: Scan, first: "_FirstRows"

@@ -14,7 +14,6 @@ from tempfile import TemporaryDirectory
 import duckdb
 import pyarrow as pa
 import pyarrow.dataset as ds
-from deltalake.exceptions import DeltaError
 
 from ackline.errors import ConfigError, FatalError
 from ackline.scrub import scrub_address
@@ -131,12 +130,10 @@ def _dataset(root: str, name: str, pipelines: Collection[str]) -> ds.Dataset:
         table = AuditTable(lane.folder, name)
         version = table.open()
         if version is not None:
-            try:
+            with table.errors():
                 datasets.append(
                     dataset_of(table, version, [name for name in PRUNING if name in TABLES[table.name].names])
                 )
-            except (DeltaError, OSError, pa.ArrowException) as error:
-                raise table.error(error) from error
     children = [dataset.replace_schema(schema) for dataset in datasets]
     return ds.UnionDataset(schema, children) if children else ds.dataset(schema.empty_table())
 

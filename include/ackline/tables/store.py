@@ -15,7 +15,6 @@ from weakref import ReferenceType, ref
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from deltalake.exceptions import DeltaError
 from deltalake.transaction import AddAction
 
 from ackline.errors import LedgerError
@@ -253,10 +252,8 @@ class LedgerStore(ClaimStore):
         """Returns whether a file of the turn's outcomes does not exist any more, or is cut short or damaged. Reads all
         of them. Raises FatalError if the table can't be read."""
         version = self.outcomes.open()
-        try:
+        with self.outcomes.errors():
             return version is not None and bool(lost_files(self.outcomes, version, {(turn.epoch, turn.n)}, read=True))
-        except (DeltaError, OSError, pa.ArrowException) as error:
-            raise self.outcomes.error(error) from error
 
     def drop_lost_files(self, void_turn: TurnId) -> None:
         """Stops naming those files of a void turn that do not exist any more, or are cut short or damaged, so that they
@@ -302,10 +299,8 @@ class LedgerStore(ClaimStore):
         that they end, and decisions, which have attempt 0."""
         dataset = self._outcome_files(turn).dataset
         columns = ["topic", "partition", "offset", "end_offset", "attempt", "outcome", "answer"]
-        try:
+        with self.outcomes.errors():
             yield from dataset.to_batches(columns=columns, filter=as_expression(self._where(turn)))
-        except (OSError, pa.ArrowException) as error:
-            raise self.outcomes.error(error) from error
 
     def last_failures(self, turn: TurnId, attempts: Attempts) -> Failures:
         """Returns why and when the given attempts failed, as far as their rows are there; `turn` has most of them."""

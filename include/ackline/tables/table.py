@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.dataset as ds
 from deltalake import DeltaTable, Transaction
-from deltalake.exceptions import CommitFailedError, DeltaError
+from deltalake.exceptions import CommitFailedError
 from deltalake.transaction import AddAction, RemoveAction
 
 from ackline.errors import FatalError, TransientError
@@ -32,10 +32,10 @@ from ackline.tables.append import (
     write_entry,
     write_files,
 )
-from ackline.tables.checkpoints import CheckpointError, expire_entries, write_checkpoint
+from ackline.tables.checkpoints import expire_entries, write_checkpoint
+from ackline.tables.errors import IgnoredStorageErrors
 from ackline.tables.folder import prove_conditional_put
 from ackline.tables.handle import TableHandle
-from ackline.tables.log import TornEntryError
 from ackline.tables.log_state import LogState, LogStates
 from ackline.tables.reads import (
     TurnFiles,
@@ -89,10 +89,9 @@ class TableReads(TableHandle):
         but its metadata only for LOG_RETENTION.
         """
         state = self.state()
-        try:
+        with IgnoredStorageErrors():  # of an older entry, which nothing else needs
             return None if state is None else find_note(self.states, state, application, number)
-        except (TornEntryError, OSError):  # an older entry, which nothing else needs
-            return None
+        return None
 
     def opened(self) -> DeltaTable:
         """Returns the newest version of a table that exists."""
@@ -108,11 +107,9 @@ class TableReads(TableHandle):
         if table is None:
             empty = TABLES[self.name].empty_table()
             return empty if columns is None else empty.select(list(columns))
-        try:
+        with self.errors():
             chosen = None if where is None else as_expression(where)
             return self.dataset(table, where).to_table(columns=list(columns) if columns else None, filter=chosen)
-        except (DeltaError, OSError, pa.ArrowException) as error:
-            raise self.error(error) from error
 
     def turn_files(self, where: Where, applications: Sequence[str], number: int) -> TurnFiles:
         """Returns the files that may hold rows of a turn which match `where`; they are not opened yet.
@@ -121,7 +118,7 @@ class TableReads(TableHandle):
         The cost does not grow with the files of other turns while the newest log entries hold that commit. Raises
         FatalError if the table can't be read.
         """
-        try:
+        with self.errors():
             state = self.state()
             if state is None:
                 return no_files(self)
@@ -130,16 +127,12 @@ class TableReads(TableHandle):
                 return files_of_entries(self, state, added, where)
             table = self.open()
             return no_files(self) if table is None else files_of_version(self, table, where)
-        except (DeltaError, OSError, ValueError, pa.ArrowException) as error:
-            raise self.error(error) from error
 
     def read_turn(self, where: Where, application: str, number: int) -> pa.Table:
         """Returns the rows of a turn that match `where`. No commit before `number` of `application` may hold them."""
         dataset = self.turn_files(where, [application], number).dataset
-        try:
+        with self.errors():
             return dataset.to_table(filter=as_expression(where))
-        except (OSError, pa.ArrowException) as error:
-            raise self.error(error) from error
 
     def dataset(self, table: DeltaTable, where: Where | None) -> ds.Dataset:
         """Returns the files of a version whose statistics allow rows that match `where`; they are not opened yet."""
@@ -171,10 +164,8 @@ class AuditTable(TableReads):
             with self.lock():
                 self._writable()
 
-        try:
+        with self.errors():
             retry_beside_rivals(create)
-        except (DeltaError, OSError) as error:
-            raise self.error(error) from error
 
     def _writable(self) -> LogState:
         """Returns the newest version of the table, which has every column that this version of Ackline writes."""
@@ -202,7 +193,7 @@ class AuditTable(TableReads):
             return ""
         ledger_id = state.configuration.get(LEDGER_ID)
         if not ledger_id:
-            raise self.error(ValueError(f"it has no property {LEDGER_ID}; restore its folder from a backup"))
+            raise self._error(ValueError(f"it has no property {LEDGER_ID}; restore its folder from a backup"))
         return ledger_id
 
     def replace_ledger_id(self, old: str, new: str) -> None:
@@ -218,10 +209,8 @@ class AuditTable(TableReads):
                 if table.metadata().configuration.get(LEDGER_ID) == old:
                     store_ledger_id(self, table, new)
 
-        try:
+        with self.errors():
             retry_beside_rivals(replace)
-        except (DeltaError, OSError) as error:
-            raise self.error(error) from error
 
     def append(
         self,
@@ -270,18 +259,17 @@ class AuditTable(TableReads):
                     raise
             return True
 
-        try:
-            stored = retry_beside_rivals(append)
+        with self.errors():
+            try:
+                stored = retry_beside_rivals(append)
+            except CommitFailedError:
+                raise TransientError(
+                    f"the table {scrub_address(self.uri)} refused {COMMIT_TRIES} commits in a row because others write "
+                    f"to it; run this again"
+                ) from None
             if stored:
                 self._checkpoint_if_due()
-            return stored
-        except CommitFailedError:
-            raise TransientError(
-                f"the table {scrub_address(self.uri)} refused {COMMIT_TRIES} commits in a row because others write to "
-                f"it; run this again"
-            ) from None
-        except (DeltaError, OSError) as error:
-            raise self.error(error) from error
+        return stored
 
     def _checkpoint_if_due(self) -> None:
         """Writes a checkpoint after enough commits. The commit that was stored does not depend on it."""
@@ -303,11 +291,9 @@ class AuditTable(TableReads):
             table = self.open()
             if table is None:
                 return
-            try:
+            with self.errors():
                 write_checkpoint(self.log, table)
                 expire_entries(self.log, self.log_retention(table))
-            except (DeltaError, OSError, pa.ArrowException, CheckpointError) as error:
-                raise self.error(error) from error
 
     def log_retention(self, table: DeltaTable) -> timedelta:
         """Returns how long log entries stay that a checkpoint covers."""

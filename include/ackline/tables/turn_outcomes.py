@@ -14,7 +14,6 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
-from deltalake.exceptions import DeltaError
 
 from ackline.ledger.offsets import TopicPartition
 from ackline.ledger.outcomes import ErrorClass, Outcome, OutcomeColumns, OutcomeRow, answer_codes
@@ -63,26 +62,20 @@ def read_turn_outcomes(outcomes: AuditTable, files: TurnFiles, where: Where, eve
         file = succeeded[name]
         tp = TopicPartition(file.low["topic"], file.low["partition"])
         reading.count_succeeded(tp, file.low["outcome"], file.rows or 0)
-    try:
+    with outcomes.errors():
         for batch in _batches(files.dataset, shared.__contains__, _GROUP, None):
             reading.count_all(batch)
         for batch in _batches(files.dataset, lambda name: name not in succeeded, _COLUMNS, as_expression(where)):
             reading.add(batch)
-    except (OSError, pa.ArrowException) as error:
-        raise outcomes.error(error) from error
     return reading.result()
 
 
 def _check_exist(outcomes: AuditTable, counted: Iterable[TurnFile]) -> None:
     """Raises FatalError if a file that is not opened does not exist or is cut short: its rows would count as acked
     without a proof."""
-    try:
-        lost = without_their_size(outcomes, [{"path": file.path, "size_bytes": file.size} for file in counted])
-    except OSError as error:
-        raise outcomes.error(error) from error
-    if lost:
-        path = lost[0]["path"]
-        raise outcomes.error(FileNotFoundError(f"{path} does not exist, or does not have the size that the log names"))
+    with outcomes.errors():
+        for file in without_their_size(outcomes, [{"path": file.path, "size_bytes": file.size} for file in counted]):
+            raise FileNotFoundError(f"{file['path']} does not exist, or does not have the size that the log names")
 
 
 def count_first_attempts(outcomes: AuditTable, files: TurnFiles, where: Where) -> Counter[str]:
@@ -96,11 +89,9 @@ def count_first_attempts(outcomes: AuditTable, files: TurnFiles, where: Where) -
     counted = _of_one_outcome(files, where, list(Outcome))
     for file in counted.values():
         counts[file.low["outcome"]] += file.rows or 0
-    try:
+    with outcomes.errors():
         for batch in _batches(files.dataset, lambda name: name not in counted, ["outcome"], _first_attempts(where)):
             counts.update({outcome: number for (outcome,), number in _groups(batch, ["outcome"])})
-    except (OSError, pa.ArrowException) as error:
-        raise outcomes.error(error) from error
     return counts
 
 
@@ -112,10 +103,8 @@ def count_unacked(outcomes: AuditTable, files: TurnFiles, where: Where) -> int:
     """
     others = _of_one_outcome(files, where, [word for word in Outcome if word not in (Outcome.FAILED, Outcome.DROPPED)])
     chosen = _first_attempts(where) & (ds.field("error_class") == ErrorClass.UNACKED.value)
-    try:
+    with outcomes.errors():
         return sum(map(len, _batches(files.dataset, lambda name: name not in others, ["attempt"], chosen)))
-    except (OSError, pa.ArrowException) as error:
-        raise outcomes.error(error) from error
 
 
 def _first_attempts(where: Where) -> ds.Expression:
@@ -275,7 +264,7 @@ def read_last_failures(outcomes: AuditTable, files: TurnFiles, turn: TurnId, att
     if not attempts:
         return {}
     failed: Where = {"epoch": turn.epoch, "outcome": Outcome.FAILED.value}
-    try:
+    with outcomes.errors():
         failures = _failures_in(files.dataset, {**failed, "turn": turn.n}, attempts)
         earlier = {
             tp: {offset: attempt for offset, attempt in by_offset.items() if (tp, offset) not in failures}
@@ -283,8 +272,6 @@ def read_last_failures(outcomes: AuditTable, files: TurnFiles, turn: TurnId, att
         }
         if any(earlier.values()) and (table := outcomes.open()) is not None:
             failures |= _failures_in(outcomes.dataset(table, failed), failed, earlier)
-    except (DeltaError, OSError, pa.ArrowException) as error:
-        raise outcomes.error(error) from error
     return failures
 
 

@@ -22,8 +22,9 @@ from urllib.parse import quote
 
 from ackline.errors import ConfigError, FatalError
 from ackline.ledger.turns import TurnId
-from ackline.tables.folder import SharedFolder, unusable_folder
-from ackline.tables.object_store import is_outage, is_remote
+from ackline.tables.errors import is_outage, unusable_folder
+from ackline.tables.folder import SharedFolder
+from ackline.tables.object_store import is_remote
 
 _FOLDER = ".tasks"
 _TOKEN = "driver-"
