@@ -23,8 +23,8 @@ from ackline.outputs.turn import publish_settled
 from ackline.pipeline.output_columns import STAGED_ANCHORS
 from ackline.pipeline.outputs import OutputsOfTurn, StagedFile, StagedOutputs, StagedTable, kept_after, without_effect
 from ackline.tables import kept_rows
-from ackline.tables.files import DataFileWriter, Storage
-from ackline.tables.folder import SharedFolder
+from ackline.tables.files import DataFileWriter
+from ackline.tables.folder import Folder
 from ackline.tables.output_table import OutputTable
 from ackline.tables.publish import application_of
 from ackline.tables.turn_outcomes import TurnOutcomes
@@ -37,9 +37,9 @@ OUTCOMES = (Outcome.ACKED, Outcome.FAILED, Outcome.SKIPPED, Outcome.IN_FLIGHT, O
 WRITES = (
     (DataFileWriter, "finish"),
     (OutputTable, "append"),
-    (SharedFolder, "write_durably"),
-    (SharedFolder, "remove"),
-    (SharedFolder, "remove_tree"),
+    (Folder, "write_durably"),
+    (Folder, "remove"),
+    (Folder, "remove_tree"),
 )
 
 
@@ -170,11 +170,11 @@ class Lane:
             for part in (rows[::2], rows[1::2]):
                 if part:
                     path = f"0-{execution}{len(files)}.parquet"
-                    writer = DataFileWriter(Storage(folder), path, table_of(part).schema)
+                    writer = DataFileWriter(Folder(folder), path, table_of(part).schema)
                     writer.write(table_of(part), row_group_size=2)
                     files.append(StagedFile(0, path, writer.finish().size, len(part)))
             staged = StagedOutputs(execution, [StagedTable(TABLE, COLUMNS, (), files)])
-            SharedFolder(folder).write_durably(f"execution-{execution}.json", staged.encode().encode())
+            Folder(folder).write_durably(f"execution-{execution}.json", staged.encode().encode())
             named = OutputsOfTurn.of(application_of(self.store.ledger, self.turn), staged).encode()
         return named
 

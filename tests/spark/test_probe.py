@@ -14,7 +14,7 @@ from ackline.ledger.offsets import TopicPartition
 from ackline.ledger.outcomes import Outcome
 from ackline.spark.job import check_replay, run_replay
 from ackline.spark.probe import WAIT_SECONDS_ONCE, wait_until_visible
-from ackline.tables.folder import SharedFolder
+from ackline.tables.folder import Folder
 from ackline.worker.files import WrittenFile
 from tests.spark.lab import Lab
 
@@ -42,7 +42,7 @@ def test_a_module_that_executors_do_not_have_is_named_with_the_host(lab: Lab, mo
 
 
 def test_executors_that_do_not_see_what_the_driver_wrote_are_refused(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(SharedFolder, "write", lambda *_: None)  # in this process, not in those of the tasks
+    monkeypatch.setattr(Folder, "write", lambda *_: None)  # in this process, not in those of the tasks
     with pytest.raises(ConfigError, match="executors and driver do not share ACKLINE_AUDIT"):
         check_replay(lab.spark, lab.job("ack", NO_TOPIC))
     assert files_of_probes(lab) == []
@@ -153,7 +153,7 @@ def test_a_stale_answer_of_the_file_system_is_asked_for_again(tmp_path: Path, mo
             raise answer
         return answer
 
-    monkeypatch.setattr(SharedFolder, "sizes", sizes)
+    monkeypatch.setattr(Folder, "sizes", sizes)
     time = Time()
     wait_until_visible(str(tmp_path), [written("a", 2)], time, time.sleep)
     assert (answers, time.now) == ([], 1)

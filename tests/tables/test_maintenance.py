@@ -21,11 +21,12 @@ from typer.testing import CliRunner
 from ackline.cli.app import app
 from ackline.errors import ConfigError, FatalError
 from ackline.ledger.offsets import TopicPartition
-from ackline.tables import maintenance
-from ackline.tables.files import DataFile, Storage
+from ackline.tables import compaction
+from ackline.tables.compaction import Compactor, remove_files
+from ackline.tables.files import DataFile
+from ackline.tables.folder import Folder
 from ackline.tables.maintenance import RETENTION, maintain, open_turns
 from ackline.tables.object_store import is_remote
-from ackline.tables.output_maintenance import remove_files
 from ackline.tables.queries import AuditFilter, audit_rows
 from ackline.tables.reads import Where
 from ackline.tables.schemas import TABLES
@@ -159,22 +160,22 @@ def test_files_are_rewritten_and_removed_outside_the_lock(
     """A run of the lane waits for a commit and a checkpoint, never for the rewriting of files."""
     begin_lane(store)
     old = set_age(store, written(store, turn(9), [(0, 1, "acked")]), RETENTION + timedelta(hours=2))
-    rewrite, rewritten = maintenance._rewrite, []
+    rewrite, rewritten = Compactor._rewrite, []
 
     def free(table: AuditTable) -> bool:
         with FileLock(Path(store.folder, ".locks", f"{table.name}.lock"), timeout=0):
             return True
 
-    def rewriting(table: AuditTable, *arguments: Any) -> DataFile:
-        rewritten.append(free(table))
-        return rewrite(table, *arguments)
+    def rewriting(compactor: Compactor[Any], *arguments: Any) -> DataFile:
+        rewritten.append(free(compactor.table))
+        return rewrite(compactor, *arguments)
 
-    def removing(storage: Storage, paths: Sequence[str]) -> int:
+    def removing(storage: Folder, paths: Sequence[str]) -> int:
         assert not paths or free(store.outcomes)
         return remove_files(storage, paths)
 
-    monkeypatch.setattr(maintenance, "_rewrite", rewriting)
-    monkeypatch.setattr(maintenance, "remove_files", removing)
+    monkeypatch.setattr(Compactor, "_rewrite", rewriting)
+    monkeypatch.setattr(compaction, "remove_files", removing)
     assert sum(result.removed for result in maintain(root)) == 1
     assert rewritten == [True, True, True]
     assert not old.exists()

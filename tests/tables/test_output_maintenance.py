@@ -12,11 +12,10 @@ from deltalake import DeltaTable, Field, Schema, TableFeatures, write_deltalake
 from deltalake.exceptions import CommitFailedError
 from deltalake.schema import PrimitiveType
 
-from ackline.tables import output_maintenance
 from ackline.tables import publish as publish_outputs
+from ackline.tables.compaction import Compactor, fragmented, joined, remove_files
 from ackline.tables.maintenance import maintain, torn_files
 from ackline.tables.object_store import options_of
-from ackline.tables.output_maintenance import remove_files
 from ackline.tables.output_table import OF_ROW, OutputTable
 from ackline.tables.store import LedgerStore
 from tests.tables.lane_rows import settlement
@@ -162,6 +161,42 @@ def test_a_stream_that_reads_the_table_gets_no_row_again(root: str, table: Outpu
     assert set(actions) == {False}
 
 
+def test_the_files_are_listed_once_however_many_partitions_there_are(
+    root: str, table: OutputTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listed: list[str] = []
+    list_files = DeltaTable.get_add_actions
+
+    def listing(version: DeltaTable, flatten: bool = False) -> Any:
+        listed.append(version.table_uri)
+        return list_files(version, flatten)
+
+    assert all(publish(table, 1, 2))
+    monkeypatch.setattr(DeltaTable, "get_add_actions", listing)
+    [done] = of_outputs(root)
+    assert done.compacted == 2 * len(DAYS)
+    # Once for the compaction, and twice for the checkpoint, which is compared with the table.
+    assert len([uri for uri in listed if "totals" in uri]) == 3
+
+
+def test_partitions_and_groups_are_found_in_one_pass_over_the_files() -> None:
+    compared = 0
+
+    class Day(int):
+        def __eq__(self, other: object) -> bool:
+            nonlocal compared
+            compared += 1
+            return int(self) == other
+
+        __hash__ = int.__hash__
+
+    many = [{"partition.day": Day(n % 500), "size_bytes": 1} for n in range(10_000)]
+    found = fragmented(many, ["day"])
+    assert {len(of_day) for of_day in found.values()} == {20}
+    assert compared <= 3 * len(many)
+    assert [len(group) for group in joined(many, 400)] == [400] * 25
+
+
 # ---- rivals -----------------------------------------------------------------------------------------------------
 
 
@@ -170,7 +205,7 @@ def after_rewriting(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], o
     """Has something done once, after a compaction has written its first file and before it commits."""
 
     def set_rival(rival: Callable[[], object]) -> None:
-        monkeypatch.setattr(output_maintenance, "_rewrite", once(output_maintenance._rewrite, after=rival))
+        monkeypatch.setattr(Compactor, "_rewrite", once(Compactor._rewrite, after=rival))
 
     return set_rival
 
@@ -209,8 +244,8 @@ def test_fault_33_a_publish_beside_a_compaction_loses_and_doubles_no_row(
     assert all(publish(table, 1, 2))
     after_rewriting(lambda: publish(opened_anew(table), 2, 3))
     [done] = of_outputs(root)
-    # The partitions that it looks at after the publish have the new turn's file, too.
-    assert (done.compacted, done.busy) == (6 + 2, 0)
+    # The files of the new turn are for the next maintenance.
+    assert (done.compacted, done.busy) == (6, 0)
     assert rows(table) == expected(1, 2, 3)
 
 

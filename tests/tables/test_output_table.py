@@ -14,7 +14,7 @@ from deltalake.schema import PrimitiveType
 
 from ackline.errors import ConfigError
 from ackline.tables import publish as publish_outputs
-from ackline.tables.files import Storage
+from ackline.tables.folder import Folder
 from ackline.tables.object_store import options_of
 from ackline.tables.output_table import OF_ROW, WRITABLE_FEATURES, OutputTable
 from tests.tables.roots import EVERYWHERE
@@ -39,7 +39,7 @@ TURNS = range(1, 13)
 
 def create(uri: str, column: Field = N, configuration: Mapping[str, str] | None = None) -> DeltaTable:
     """A table that a user creates for the rows of an output, with one column."""
-    Storage(uri).make_durably("_delta_log")
+    Folder(uri).make_durably("_delta_log")
     schema = Schema([*Schema.from_arrow(OF_ROW).fields, column])
     return DeltaTable.create(uri, schema, configuration=dict(configuration or {}), storage_options=options_of(uri))
 

@@ -113,7 +113,7 @@ def _check_repair(root: Path, refusal: FatalError) -> None:
 def test_a_disk_that_is_not_synced_is_detected(
     root: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, left_out: str
 ) -> None:
-    for module in ("files", "log", "checkpoints"):
+    for module in ("folder", "log"):
         monkeypatch.setattr(f"ackline.tables.{module}.{left_out}", lambda path: None)
     Path(root).mkdir()
     (tmp_path / "copies").mkdir()

@@ -1,9 +1,10 @@
-"""Which staged rows are published: those of acked records, and what each names."""
+"""Which staged rows are published or kept: those of acked records, and what each names."""
 
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 from hypothesis import given
@@ -12,8 +13,11 @@ from hypothesis import strategies as st
 from ackline.errors import ConfigError
 from ackline.ledger.turns import TurnId
 from ackline.pipeline.output_columns import STAGED_ANCHORS
-from ackline.pipeline.outputs import ROW_COLUMNS
+from ackline.pipeline.outputs import ROW_COLUMNS, StagedFile, StagedTable
 from ackline.tables import publish
+from ackline.tables.files import DataFileWriter
+from ackline.tables.folder import Folder
+from ackline.tables.kept_rows import keep_rows
 from ackline.tables.output_table import OF_ROW, OutputTable, check_columns, partition_path
 from ackline.tables.publish import AttemptOutcomes
 
@@ -142,3 +146,37 @@ def test_a_partitioned_table_takes_a_turn_once_and_any_reader_reads_it(tmp_path:
     assert sorted((row["value"], row["day"], row["_offset"]) for row in read) == [(1, "x", 0), (2, None, 0)]
     with pytest.raises(ConfigError, match="exists with other columns than the file declares \\(value\\)"):
         check_columns("days", columns, {**columns, "value": "double"})
+
+
+# ---- kept rows ----------------------------------------------------------------------------------------------------
+
+ANCHOR = {"topic": "orders", "partition": 0, "offset": 3, "attempt": 1}
+KEPT_COLUMNS = {"id": "long", "note": "string", "price": "double"}
+
+
+def staged_file(root: Path, path: str, *columns: pa.Field, **values: Any) -> StagedFile:
+    schema = pa.schema([STAGED_ANCHORS, *columns])
+    writer = DataFileWriter(Folder(str(root)), path, schema)
+    writer.write(pa.Table.from_pylist([{"_anchors": [ANCHOR], **values}], schema=schema))
+    return StagedFile(0, path, writer.finish().size, 1)
+
+
+def test_rows_of_files_with_fewer_columns_than_their_table_are_kept_with_nulls(tmp_path: Path) -> None:
+    id_, note = pa.field("id", pa.int64()), pa.field("note", pa.string())
+    files = [
+        staged_file(tmp_path, "turn/0-1-a.parquet", id_, id=1),
+        staged_file(tmp_path, "turn/0-2-b.parquet", id_, note, id=2, note="late"),
+    ]
+    outcomes = pa.Table.from_pylist([{**ANCHOR, "outcome": "in_flight"}], ROWS)
+    result = keep_rows(
+        Folder(str(tmp_path)),
+        "turn",
+        (),
+        [StagedTable("t", KEPT_COLUMNS, (), files)],
+        AttemptOutcomes.of(outcomes.to_batches()),
+    )
+    [kept] = result.kept
+    [file] = kept.files
+    assert kept.columns == KEPT_COLUMNS
+    rows = pq.read_table(tmp_path / file.path).drop_columns(["_anchors"]).to_pylist()
+    assert rows == [{"id": 1, "note": None, "price": None}, {"id": 2, "note": "late", "price": None}]

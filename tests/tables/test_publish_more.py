@@ -19,7 +19,8 @@ from ackline.outputs import keep
 from ackline.pipeline.output_columns import STAGED_ANCHORS, arrow_type
 from ackline.pipeline.outputs import OutputsOfTurn, StagedFile, StagedTable
 from ackline.tables import append
-from ackline.tables.files import DataFileWriter, Storage
+from ackline.tables.files import DataFileWriter
+from ackline.tables.folder import Folder
 from ackline.tables.kept_rows import KeptRows
 from ackline.tables.object_store import options_of
 from ackline.tables.output_table import OutputTable
@@ -44,7 +45,7 @@ class Staging:
     """The staging folder of a lane. Each row that is staged there has a record of its own."""
 
     def __init__(self, root: str) -> None:
-        self.storage = Storage(f"{root}/shop/.staging")
+        self.storage = Folder(f"{root}/shop/.staging")
         self.rows = 0
 
     def table(

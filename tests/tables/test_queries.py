@@ -26,8 +26,8 @@ from ackline.pipeline.arguments import PartitionChoice
 from ackline.spark.job import ReplayResult
 from ackline.steps.replay import add_actions
 from ackline.tables import maintenance, queries
+from ackline.tables.compaction import Layout
 from ackline.tables.maintenance import maintain
-from ackline.tables.output_maintenance import Layout
 from ackline.tables.queries import AuditFilter, audit_pages, audit_rows
 from ackline.tables.scan import LaneScanner, Scan
 from ackline.tables.store import LedgerStore

@@ -24,7 +24,7 @@ from ackline.ledger.turns import LIVE, TurnId
 from ackline.local.processes import free_ports
 from ackline.outputs.turn import publish_settled
 from ackline.tables import folder as conditional_put
-from ackline.tables.folder import create_exclusively, prove_conditional_put
+from ackline.tables.folder import Folder, prove_conditional_put
 from ackline.tables.layout import check_layout
 from ackline.tables.maintenance import maintain
 from ackline.tables.object_store import arrow_filesystem, use_options
@@ -91,9 +91,9 @@ def folders(folder: str) -> list[str]:
 
 
 def test_an_object_is_created_by_one_caller_only(root: str) -> None:
-    assert sorted(at_once(lambda: create_exclusively(root, "marks/1"), 8)) == [False] * 7 + [True]
-    assert not create_exclusively(root, "marks/1")
-    assert create_exclusively(root, "marks/2")
+    assert sorted(at_once(lambda: Folder(root).create_exclusively("marks/1"), 8)) == [False] * 7 + [True]
+    assert not Folder(root).create_exclusively("marks/1")
+    assert Folder(root).create_exclusively("marks/2")
 
 
 def test_i7_a_part_of_a_job_starts_once_though_two_executions_begin_it_at_once(root: str) -> None:

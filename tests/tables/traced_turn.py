@@ -9,8 +9,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from ackline.tables import files as storage
-from ackline.tables.files import Storage
+from ackline.tables import folder as storage
+from ackline.tables.folder import Folder
 from ackline.tables.log import DeltaLog
 from ackline.tables.maintenance import maintain
 from ackline.tables.table import AuditTable
@@ -26,9 +26,9 @@ def _nothing(*_: object, **__: object) -> None:
 def data_after_the_entry() -> None:
     """Sync data files only after the log entry that names them is written."""
     late: list[Callable[[], None]] = []
-    sync, commit = Storage.sync, AuditTable.commit
+    sync, commit = Folder.sync, AuditTable.commit
 
-    def sync_late(files: Storage, path: str) -> None:
+    def sync_late(files: Folder, path: str) -> None:
         late.append(lambda: sync(files, path))
 
     def commit_early(table: AuditTable, *arguments: object) -> None:
@@ -36,7 +36,7 @@ def data_after_the_entry() -> None:
         while late:
             late.pop()()
 
-    Storage.sync, AuditTable.commit = sync_late, commit_early  # type: ignore[method-assign, assignment]
+    Folder.sync, AuditTable.commit = sync_late, commit_early  # type: ignore[method-assign, assignment]
 
 
 def no_folder() -> None:
@@ -52,7 +52,7 @@ def no_entry() -> None:
 
 def no_data() -> None:
     """Sync no data file."""
-    Storage.sync = _nothing  # type: ignore[method-assign]
+    Folder.sync = _nothing  # type: ignore[method-assign]
 
 
 MUTANTS = {mutant.__name__: mutant for mutant in (data_after_the_entry, no_folder, no_entry, no_data)}

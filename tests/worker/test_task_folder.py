@@ -6,7 +6,7 @@ import pytest
 
 from ackline.errors import ConfigError, FatalError
 from ackline.ledger.turns import LIVE, TurnId
-from ackline.tables.folder import SharedFolder
+from ackline.tables.folder import Folder
 from ackline.worker.task_folder import open_task_folder, remove_task_folders
 
 TURN = TurnId("orders", LIVE, 0, 7)
@@ -58,37 +58,35 @@ def test_i7_a_task_whose_turn_is_settled_between_its_two_looks_hands_nothing_out
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An object store has no folder whose absence refuses the marker: only the second look for the token does."""
-    create = SharedFolder.create_exclusively
+    create = Folder.create_exclusively
 
-    def settled_meanwhile(self: SharedFolder, name: str) -> bool:
+    def settled_meanwhile(self: Folder, name: str) -> bool:
         self.remove(folder.token)
         return create(self, name)
 
     with open_task_folder(str(tmp_path / "outcomes"), TURN, once=True) as folder:
-        monkeypatch.setattr(SharedFolder, "create_exclusively", settled_meanwhile)
+        monkeypatch.setattr(Folder, "create_exclusively", settled_meanwhile)
         with pytest.raises(ConfigError, match="another run has settled the turn"):
             folder.check(0)
 
 
 def test_i7_markers_stay_while_a_token_can_not_be_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A job that is still running could otherwise begin a part again: it would find its token, and no marker."""
-    table, remove = str(tmp_path / "outcomes"), SharedFolder.remove
+    table, remove = str(tmp_path / "outcomes"), Folder.remove
     with open_task_folder(table, TURN, once=True) as folder:
         folder.check(0)
         with monkeypatch.context() as patched:
-            patched.setattr(
-                SharedFolder, "remove", lambda self, name: None if name == folder.token else remove(self, name)
-            )
+            patched.setattr(Folder, "remove", lambda self, name: None if name == folder.token else remove(self, name))
             remove_task_folders(table, TURN)
         with pytest.raises(FatalError, match="Spark tried a task again"):
             folder.check(0)
 
 
 def test_a_folder_that_can_not_be_listed_stops_no_settlement(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(_: SharedFolder) -> list[str]:
+    def refuse(_: Folder) -> list[str]:
         raise OSError("stale")
 
-    monkeypatch.setattr(SharedFolder, "names", refuse)
+    monkeypatch.setattr(Folder, "names", refuse)
     remove_task_folders(str(tmp_path / "outcomes"), TURN)
 
 
@@ -96,35 +94,35 @@ def test_a_folder_that_another_run_removes_before_the_token_is_in_it_is_made_aga
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """At least once two drivers of a turn share its folder, and the first one to end removes it if it is empty."""
-    make, others = SharedFolder.make, [1, 2, 3]
+    make, others = Folder.make, [1, 2, 3]
 
-    def make_and_lose(folder: SharedFolder) -> None:
+    def make_and_lose(folder: Folder) -> None:
         make(folder)
         if others:
             others.pop()
-            SharedFolder(folder.uri).remove_if_empty()
+            Folder(folder.uri).remove_if_empty()
 
-    monkeypatch.setattr(SharedFolder, "make", make_and_lose)
+    monkeypatch.setattr(Folder, "make", make_and_lose)
     with open_task_folder(str(tmp_path / "outcomes"), TURN, once=False) as folder:
         folder.check(0)
     assert (files(tmp_path), others) == ([], [])
 
 
 def test_a_folder_that_never_stays_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(SharedFolder, "make", lambda _: None)
+    monkeypatch.setattr(Folder, "make", lambda _: None)
     with pytest.raises(FileNotFoundError), open_task_folder(str(tmp_path / "outcomes"), TURN, once=False):
         pass
 
 
 def test_the_token_is_removed_before_the_markers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Between the two, a task could otherwise create the marker of a part that was started before."""
-    table, removed, remove = str(tmp_path / "outcomes"), list[str](), SharedFolder.remove
+    table, removed, remove = str(tmp_path / "outcomes"), list[str](), Folder.remove
 
-    def noted(folder: SharedFolder, name: str) -> None:
+    def noted(folder: Folder, name: str) -> None:
         removed.append(name)
         remove(folder, name)
 
-    monkeypatch.setattr(SharedFolder, "remove", noted)
+    monkeypatch.setattr(Folder, "remove", noted)
     with open_task_folder(table, TURN, once=True) as folder:
         for part in range(12):
             folder.check(part)
@@ -155,7 +153,7 @@ def test_a_root_that_cannot_be_written_names_the_right_that_is_missing(
     def refuse(*_: object) -> bool:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(SharedFolder, "create_exclusively", refuse)
+    monkeypatch.setattr(Folder, "create_exclusively", refuse)
     with (
         open_task_folder(str(tmp_path / "outcomes"), TURN, once=True) as folder,
         pytest.raises(ConfigError, match=r"the executor on \S+ can't use .*Permission denied"),

@@ -35,7 +35,7 @@ from ackline.pipeline.outputs import OutputsOfTurn
 from ackline.scrub import scrub_address
 from ackline.steps.settle import settle_turn
 from ackline.tables.errors import folder_errors
-from ackline.tables.folder import SharedFolder
+from ackline.tables.folder import Folder
 from ackline.tables.publish import publish, table_of
 
 _logger = logging.getLogger(__name__)
@@ -257,7 +257,7 @@ def drop_outputs(adapters: Adapters, turn: TurnId, tables: Collection[str], reas
             f"{turn} is not the newest settled turn any more; {newest} is. No rows were given up. Run this again to "
             f"see what that turn lacks"
         )
-    root = SharedFolder(staging_root(adapters))
+    root = Folder(staging_root(adapters))
     lost: dict[str, str] = {}
     others: dict[str, str] = {}
     with folder_errors(root.uri):
@@ -287,7 +287,7 @@ def drop_outputs(adapters: Adapters, turn: TurnId, tables: Collection[str], reas
 
 
 def _unpublished(adapters: Adapters) -> tuple[TurnId, OutputsOfTurn]:
-    newest, root = adapters.store.newest(), SharedFolder(staging_root(adapters))
+    newest, root = adapters.store.newest(), Folder(staging_root(adapters))
     outputs = OutputsOfTurn.decode(newest.outputs) if newest is not None and newest.outputs else None
     with folder_errors(root.uri):
         if newest is None or outputs is None or not outputs.tables or is_published(root, newest.turn, outputs):

@@ -19,8 +19,7 @@ from ackline.pipeline.folder import lane_folder
 from ackline.pipeline.outputs import Output, StagedTable, canonical_uri, kept_after
 from ackline.scrub import scrub_address
 from ackline.tables.errors import folder_errors
-from ackline.tables.files import Storage
-from ackline.tables.folder import prove_conditional_put
+from ackline.tables.folder import Folder, prove_conditional_put
 from ackline.tables.object_store import is_remote
 from ackline.tables.output_table import check_columns, check_place
 from ackline.tables.publish import check_staged_columns, table_of
@@ -205,7 +204,7 @@ def check_kept_files(adapters: Adapters, newest: Settlement) -> None:
 def lost_files(root: str, tables: Iterable[StagedTable]) -> list[str]:
     """Returns which of these files below the staging root are gone or have another size. Raises OSError."""
     files = [file for table in tables for file in table.files]
-    found = Storage(root).filesystem.get_file_info([file.path for file in files]) if files else []
+    found = Folder(root).filesystem.get_file_info([file.path for file in files]) if files else []
     return [file.path for file, info in zip(files, found, strict=True) if info.size != file.size]
 
 

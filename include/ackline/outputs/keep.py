@@ -21,7 +21,7 @@ from ackline.outputs.checks import folder_name, kept_rows_advice, lost_files, st
 from ackline.outputs.turn import read_manifest, rows_gone
 from ackline.pipeline.outputs import OutputsOfTurn, StagedTable, kept_after
 from ackline.tables.errors import folder_errors, storage_errors, unusable_folder
-from ackline.tables.files import Storage
+from ackline.tables.folder import Folder
 from ackline.tables.kept_rows import KeptRows, keep_rows
 from ackline.tables.publish import (
     AttemptOutcomes,
@@ -117,7 +117,7 @@ def _kept_after_turn(
     try:
         with storage_errors(root, error_of):
             attempts = AttemptOutcomes.read(adapters.store, plan.turn)
-            return keep_rows(Storage(root), folder, waiting, of_turn if begins else (), attempts)
+            return keep_rows(Folder(root), folder, waiting, of_turn if begins else (), attempts)
     except LedgerError:
         if adapters.store.is_settled(plan.turn):  # as in _staged_tables
             return KeptRows(list(waiting))

@@ -24,7 +24,7 @@ from ackline.outputs.checks import (
 )
 from ackline.pipeline.outputs import OutputsOfTurn, StagedOutputs, StagedTable, kept_after
 from ackline.tables.errors import folder_errors
-from ackline.tables.folder import SharedFolder
+from ackline.tables.folder import Folder
 from ackline.tables.publish import application_of, publish
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def store_manifest(adapters: Adapters, plan: Plan, job: "ReplayJob", result: "Re
     targets = job.settings.outputs
     if targets is None:
         return ""
-    folder = SharedFolder(targets.folder)
+    folder = Folder(targets.folder)
     tables = []
     for output in outputs_of(adapters):
         files = [file for file in result.staged if file.output == output.number]
@@ -70,7 +70,7 @@ def find_outputs(adapters: Adapters, plan: Plan) -> str:
     """
     if not plan.settings.get("outputs") or plan.kind is not TurnKind.RUN or plan.empty:
         return ""
-    folder = SharedFolder(staging_folder(adapters, plan.turn))
+    folder = Folder(staging_folder(adapters, plan.turn))
     with folder_errors(folder.uri):
         names = [name for name in folder.names() if name.startswith(_MANIFEST)]
         content = folder.read(names[0]) if len(names) == 1 else None
@@ -109,7 +109,7 @@ def publish_settled(adapters: Adapters, newest: Settlement | None) -> None:
     """
     if newest is None or not newest.outputs:
         return
-    outputs, root = OutputsOfTurn.decode(newest.outputs), SharedFolder(staging_root(adapters))
+    outputs, root = OutputsOfTurn.decode(newest.outputs), Folder(staging_root(adapters))
     if not outputs.tables and not outputs.released:
         return  # nothing to publish, and the same rows wait as before the turn
     with folder_errors(root.uri):
@@ -133,14 +133,14 @@ def read_manifest(adapters: Adapters, turn: TurnId, outputs: OutputsOfTurn) -> S
     damaged. Raises OSError."""
     content = None
     if outputs.execution:
-        content = SharedFolder(staging_folder(adapters, turn)).read(f"{_MANIFEST}{outputs.execution}.json")
+        content = Folder(staging_folder(adapters, turn)).read(f"{_MANIFEST}{outputs.execution}.json")
     try:
         return None if content is None else StagedOutputs.decode(content)
     except ValueError:
         return None
 
 
-def is_published(root: SharedFolder, turn: TurnId, outputs: OutputsOfTurn) -> bool:
+def is_published(root: Folder, turn: TurnId, outputs: OutputsOfTurn) -> bool:
     """Returns whether the mark of the lane names this turn: then all tables have it. Raises OSError.
 
     Without the mark, a turn whose table a user has deleted since would look unpublished. It names the ledger and the
@@ -149,7 +149,7 @@ def is_published(root: SharedFolder, turn: TurnId, outputs: OutputsOfTurn) -> bo
     return root.read(_mark(turn)) == _mark_content(turn, outputs)
 
 
-def mark_as_published(root: SharedFolder, turn: TurnId, outputs: OutputsOfTurn) -> None:
+def mark_as_published(root: Folder, turn: TurnId, outputs: OutputsOfTurn) -> None:
     """Marks the turn as published, unless a later turn of the same ledger and lane is: a process that comes late must
     not make that one look unpublished. Raises OSError."""
     application, _, rest = (root.read(_mark(turn)) or b"").decode().partition("\n")
@@ -183,14 +183,14 @@ def remove_staged(adapters: Adapters, newest: Settlement) -> None:
     A later turn keeps files that this turn keeps, or new ones in its own folder, which is not touched here. So a
     process that comes here late, beside later turns, removes nothing that these need.
     """
-    turn, root = newest.turn, SharedFolder(staging_root(adapters))
+    turn, root = newest.turn, Folder(staging_root(adapters))
     needed = {file.path for table in kept_after(newest.outputs) for file in table.files}
     of_lane = re.compile(rf"{re.escape(quote(turn.lane, safe=''))}-(\d+)-(\d+)")
     for name in root.names():
         match = of_lane.fullmatch(name)
         if match is None or (int(match[1]), int(match[2])) > (turn.epoch, turn.n):
             continue
-        folder = SharedFolder(f"{root.uri}/{name}")
+        folder = Folder(f"{root.uri}/{name}")
         if not any(path.startswith(f"{name}/") for path in needed):
             folder.remove_tree()  # a late task of this turn may still write there, and no turn needs its rows
             continue

@@ -26,7 +26,7 @@ import ackline
 from ackline.errors import AcklineError, ConfigError
 from ackline.spark.failure import error_of_spark, text_of
 from ackline.spark.master import is_local
-from ackline.tables.folder import SharedFolder
+from ackline.tables.folder import Folder
 from ackline.worker.files import WrittenFile
 from ackline.worker.settings import KafkaSettings, ReplaySettings
 
@@ -62,7 +62,7 @@ def wait_until_sized(
 
     Raises ConfigError if one is missing, or has another size, after `seconds`.
     """
-    folder, until = SharedFolder(root), clock() + seconds
+    folder, until = Folder(root), clock() + seconds
     while True:
         try:
             there = folder.sizes(sizes)
@@ -128,7 +128,7 @@ def probe_executors(
     _wait_for_executors(context, sleep)
     files = {name: str(kafka.properties[name]) for name in _FILES if name in kafka.properties}
     files = {name: path for name, path in files.items() if path != "probe"}
-    folder = SharedFolder(f"{root}/.probe-{uuid.uuid4()}")
+    folder = Folder(f"{root}/.probe-{uuid.uuid4()}")
     token, answers = "driver", list[Answer]()
     try:
         folder.write_first(token, b"driver")
@@ -226,7 +226,7 @@ def _probe_task(
                 version = importlib.import_module(name).__version__
                 if version != wanted and version.partition(".")[0] != wanted:
                     raise RuntimeError(f"it has {name} {version}, and the driver {wanted}; install the same version")
-            from ackline.tables.folder import SharedFolder
+            from ackline.tables.folder import Folder
             from ackline.tables.object_store import use_options
             from ackline.worker.streams import load_functions_of_job
 
@@ -240,7 +240,7 @@ def _probe_task(
                 except OSError as error:
                     raise RuntimeError(f"the file {path} of `{name}` can't be read: {error.strerror}") from None
             use_options(settings.store_options)
-            shared = SharedFolder(folder)
+            shared = Folder(folder)
             if shared.read(token) is None:
                 raise RuntimeError(
                     f"it does not see {folder}/{token}, so executors and driver do not share ACKLINE_AUDIT: set it to "

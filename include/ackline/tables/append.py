@@ -1,11 +1,8 @@
-"""Creates a table, and appends to it under a fence.
+"""Writes into the log of a table: creates the table, adds columns, and appends under a fence.
 
-Creates a table, and adds the columns that an earlier version of Ackline did not have.
-
-The fenced append: one log entry that carries a Delta transaction id, and that a taken number refuses.
-
-An append to a local table is on the disk when it returns. The data files and their folders are synced before the log
-entry is written, and the log entry and its folder after it, so a power cut leaves no log entry without its data.
+An append is one log entry that carries a Delta transaction id, and that a taken number refuses. On a local table it is
+on the disk when it returns. The data files and their folders are synced before the log entry is written, and the log
+entry and its folder after it, so a power cut leaves no log entry without its data.
 
 delta-rs writes each log entry. To write it into a table, it loads the metadata of every file of the table first, which
 a turn needs for nothing. Under the lock of a local table it therefore writes the entry into an empty copy of the table,
@@ -29,7 +26,8 @@ from deltalake.schema import Schema
 from deltalake.transaction import AddAction, RemoveAction
 from tenacity import Retrying, retry_if_exception_type, stop_after_attempt
 
-from ackline.tables.files import Storage, sync_file, write_rows
+from ackline.tables.files import write_rows
+from ackline.tables.folder import Folder, sync_file
 from ackline.tables.handle import TableHandle
 from ackline.tables.log import ACTIONS, LOG
 from ackline.tables.log_state import LogState
@@ -136,7 +134,7 @@ def is_taken(last: int | None, number: int) -> bool:
     return last is not None and last >= number
 
 
-def write_files(storage: Storage, rows: pa.Table) -> list[AddAction]:
+def write_files(storage: Folder, rows: pa.Table) -> list[AddAction]:
     """Writes rows to durable files that no log entry names yet."""
     return [
         AddAction(file.path, file.size, partition, file.modification_time, True, file.stats)
@@ -195,7 +193,7 @@ def link_entry(
     The cost does not grow with the files of the table. Under the lock nothing is committed since `upon`. A writer that
     does not take the lock may still have stored the version: then this raises CommitFailedError and stores nothing.
     """
-    log = handle.storage.folder
+    log = handle.storage.local
     assert log is not None
     beside = log / LOG / f".{uuid.uuid4()}.tmp"
     try:

@@ -85,7 +85,7 @@ def is_storage_error(error: BaseException) -> bool:
 
 
 @contextlib.contextmanager
-def storage_errors(uri: str, error_of: Callable[[BaseException], AcklineError]) -> Iterator[None]:
+def storage_errors(uri: str, error_of: Callable[[BaseException], Exception]) -> Iterator[None]:
     """Raises `error_of(error)` in place of an error of the storage at `uri`."""
     try:
         yield

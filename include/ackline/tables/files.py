@@ -1,103 +1,25 @@
-"""The files of one table, on a local disk or in an object store, and how they are written.
-
-The files of one table, on a local disk or in an object store.
-
-A write to a local disk survives a power cut only after the file and each new directory entry on the way to it are
-synced. An object store keeps what it has acknowledged, so there is nothing to sync.
-
-Writes the data files of a table: the ledger's own rows, the outcomes of Spark's tasks, and compacted files.
+"""Writes the data files of a table: the ledger's own rows, the outcomes of Spark's tasks, and compacted files.
 
 delta-rs writes its data files without syncing them, so a power cut could leave a log entry without its data. Ackline
 therefore writes and syncs each data file itself, and only then has a log entry name it.
 """
 
 import contextlib
-import errno
 import json
-import os
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime, timedelta
 from functools import reduce
-from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib.parse import quote
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
 from ackline.tables.errors import IgnoredStorageErrors
-from ackline.tables.object_store import arrow_filesystem
-
-
-class Storage:
-    """The folder of a table. Paths are relative to it, with `/` between the parts."""
-
-    def __init__(self, uri: str) -> None:
-        self.uri = uri
-        store, base = arrow_filesystem(uri)
-        self.filesystem = pafs.SubTreeFileSystem(base, store)
-        self.folder = Path(base) if isinstance(store, pafs.LocalFileSystem) else None
-        """The folder of a local table; None in an object store."""
-        self._synced: set[Path] = set()
-        """Folders whose own directory entries this process has synced."""
-
-    def make_folder_of(self, path: str) -> None:
-        """Makes the folder of a file. An object store has no folders."""
-        if self.folder is not None:
-            (self.folder / path).parent.mkdir(parents=True, exist_ok=True)
-
-    def sync(self, path: str) -> None:
-        """Makes a finished file durable: its content, its directory entry, and the folders between it and the table.
-
-        The folders are synced although they may have been there before: the process that made them may have died before
-        it synced them. One process syncs the upper ones once.
-        """
-        if self.folder is None:
-            return
-        sync_file(self.folder / path)
-        leaf, *upper = [self.folder / parent for parent in PurePosixPath(path).parents]
-        sync_folder(leaf)
-        for folder in upper:
-            if folder not in self._synced:
-                sync_folder(folder)
-                self._synced.add(folder)
-
-    def make_durably(self, name: str) -> None:
-        """Makes a folder of a local table, and syncs it and each folder above it as far as this user may."""
-        if self.folder is None:
-            return
-        folder = self.folder / name
-        folder.mkdir(parents=True, exist_ok=True)
-        for above in (folder, *folder.absolute().parents):
-            with contextlib.suppress(PermissionError):  # such a folder is not ours, and was there before
-                sync_folder(above)
-
-
-def sync_file(path: Path) -> None:
-    """Writes a file's content to the disk. Raises OSError if that fails."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def sync_folder(path: Path) -> None:
-    """Writes a folder's directory entries to the disk. Raises OSError if that fails.
-
-    Some file systems cannot sync a folder and answer EINVAL or EBADF. Ackline ignores these errors, as
-    databases do, because no other call syncs a folder there.
-    """
-    try:
-        sync_file(path)
-    except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.EBADF):
-            raise
-
+from ackline.tables.folder import Folder
 
 _DELTAS = {"offset": pa.types.is_int64, "record_timestamp": pa.types.is_timestamp}
 """Columns of nearly consecutive numbers: a delta takes a few bits, and the writer builds no dictionary of them. An
@@ -124,7 +46,7 @@ class DataFile:
 class DataFileWriter:
     """Writes one Parquet file. At the end call `finish`, which makes the file durable, or `discard`."""
 
-    def __init__(self, storage: Storage, path: str, schema: pa.Schema) -> None:
+    def __init__(self, storage: Folder, path: str, schema: pa.Schema) -> None:
         self._storage, self._path = storage, path
         self._footers: list[pq.FileMetaData] = []
         storage.make_folder_of(path)
@@ -171,7 +93,7 @@ class DataFileWriter:
             self._storage.filesystem.delete_file(self._path)
 
 
-def write_rows(storage: Storage, rows: pa.Table, partition_by: Sequence[str]) -> list[tuple[DataFile, dict[str, str]]]:
+def write_rows(storage: Folder, rows: pa.Table, partition_by: Sequence[str]) -> list[tuple[DataFile, dict[str, str]]]:
     """Writes rows to one durable file a table partition. Returns each file with the values of its partition."""
     written = []
     for values in rows.select(list(partition_by)).group_by(list(partition_by)).aggregate([]).to_pylist():

@@ -17,7 +17,7 @@ from filelock import FileLock
 from ackline.errors import ConfigError, FatalError, TransientError
 from ackline.scrub import scrub_address
 from ackline.tables.errors import IgnoredStorageErrors, storage_errors, unusable
-from ackline.tables.files import Storage
+from ackline.tables.folder import Folder
 from ackline.tables.log import DeltaLog, TornEntryError
 from ackline.tables.log_state import RELOAD_AFTER, LogState, LogStates
 from ackline.tables.object_store import is_remote, options_of
@@ -38,9 +38,9 @@ class TableHandle:
         self._loaded_at = 0.0
 
     @cached_property
-    def storage(self) -> Storage:
+    def storage(self) -> Folder:
         """The files of the table."""
-        return Storage(self.uri)
+        return Folder(self.uri)
 
     @cached_property
     def log(self) -> DeltaLog:

@@ -284,7 +284,7 @@ def _transactions(table: AuditTable) -> dict[tuple[str, int], int]:
                 for line in file.read().splitlines():
                     if b'"txn"' in line:
                         transaction: dict[str, Any] = json.loads(line).get("txn") or {}
-                        if transaction:
+                        if transaction.keys() >= {"appId", "version"}:
                             versions[transaction["appId"], transaction["version"]] = entry.version
     return versions
 

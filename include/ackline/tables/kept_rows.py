@@ -18,7 +18,8 @@ import pyarrow.parquet as pq
 
 from ackline.pipeline.output_columns import Columns, arrow_type
 from ackline.pipeline.outputs import StagedFile, StagedTable
-from ackline.tables.files import DataFileWriter, Storage
+from ackline.tables.files import DataFileWriter
+from ackline.tables.folder import Folder
 from ackline.tables.output_table import ANCHORS
 from ackline.tables.publish import ACKED, IN_FLIGHT, AttemptOutcomes, any_of_row, with_outcomes
 
@@ -41,7 +42,7 @@ class KeptRows:
 
 
 def keep_rows(
-    root: Storage, folder: str, before: Sequence[StagedTable], staged: Sequence[StagedTable], outcomes: AttemptOutcomes
+    root: Folder, folder: str, before: Sequence[StagedTable], staged: Sequence[StagedTable], outcomes: AttemptOutcomes
 ) -> KeptRows:
     """Returns what is kept after a turn with these outcomes. `before` was kept until now, `staged` is of the turn.
 
@@ -65,7 +66,7 @@ def keep_rows(
 class _Keeping:
     """The files of one turn while they are looked at."""
 
-    def __init__(self, root: Storage, folder: str, outcomes: AttemptOutcomes) -> None:
+    def __init__(self, root: Folder, folder: str, outcomes: AttemptOutcomes) -> None:
         self._root, self._folder, self._outcomes = root, folder, outcomes
         self._result = KeptRows()
         self._unchanged: dict[_Key, list[StagedFile]] = {}
@@ -133,7 +134,7 @@ class _KeptFile:
     """A new file of kept rows with `columns`. A column that rows lack is null: tasks add inferred columns during a
     turn, so staged files of one table may have fewer columns than the table."""
 
-    def __init__(self, root: Storage, path: str, output: int, columns: Columns) -> None:
+    def __init__(self, root: Folder, path: str, output: int, columns: Columns) -> None:
         self._root, self._path, self._output = root, path, output
         emitted = [(name, arrow_type(kind)) for name, kind in columns.items()]
         self._schema = pa.schema([pa.field("_anchors", ANCHORS), *emitted])

@@ -1,12 +1,8 @@
-"""Where the tables of each pipeline are, and the three tables of one lane.
-
-Where the tables of each pipeline are.
+"""Where the tables of each pipeline and lane are, and the three tables of one lane.
 
 A lane has three tables of its own: the live lane in ROOT/PIPELINE/{plans,outcomes,settlements}, another lane in
 ROOT/PIPELINE/LANE/. So no step opens, lists, reads or locks what belongs to other pipelines and lanes: Delta loads the
 metadata of every file when it opens a table, and a lock stops all writers of a table.
-
-The three tables of one lane, and how their commits and rows name a turn.
 """
 
 from collections.abc import Iterator

@@ -1,20 +1,15 @@
-"""The file of a lease beside the tables of a lane, and who holds it.
+"""The file of a lease beside the tables of a lane, and which process holds it.
 
-The file of a lease beside the tables of a lane, on a local disk or in an object store.
-
-Which process works on an open turn, by the lease beside the tables of the lane. For readers: nothing rests on it.
+A lease is advice, so no write of the ledger depends on this file.
 """
 
-import uuid
+from contextlib import AbstractContextManager
 from datetime import datetime
 from pathlib import PurePosixPath
 
-import pyarrow as pa
-import pyarrow.fs as pafs
-
 from ackline.ledger.turns import TurnId
-from ackline.tables.errors import cause_of
-from ackline.tables.files import Storage
+from ackline.tables.errors import IgnoredStorageErrors, cause_of, storage_errors
+from ackline.tables.folder import Folder
 from ackline.tables.lease import Holder, Lease
 
 NAME = "lease.json"
@@ -29,26 +24,14 @@ class LeaseFile:
 
     def read(self) -> bytes | None:
         """Returns the first 4 KiB of the file; None if it does not exist."""
-        try:
-            store = Storage(self.folder)
-            if store.filesystem.get_file_info(NAME).type is pafs.FileType.NotFound:
-                return None
-            with store.filesystem.open_input_stream(NAME) as file:
-                content: bytes = file.read(_MAX_BYTES)
-                return content
-        except FileNotFoundError:
-            return None
-        except (OSError, pa.ArrowException) as error:
-            raise OSError(cause_of(error, self.folder)) from None
+        with self._errors():
+            return Folder(self.folder).read(NAME, _MAX_BYTES)
 
     def written_at(self) -> datetime | None:
         """Returns when the file was last written, by the clock of the disk or object store; None if it does not
         exist."""
-        try:
-            written: datetime | None = Storage(self.folder).filesystem.get_file_info(NAME).mtime
-            return written
-        except (OSError, pa.ArrowException) as error:
-            raise OSError(cause_of(error, self.folder)) from None
+        with self._errors():
+            return Folder(self.folder).written_at(NAME)
 
     def write(self, content: bytes) -> None:
         """Replaces the file. A reader finds the old content or the new one, never a part.
@@ -56,41 +39,31 @@ class LeaseFile:
         A local file is not synced: after a power cut its process has ended, and a lease that is lost or stale costs at
         most a minute's wait.
         """
-        try:
-            store = Storage(self.folder)
-            store.make_folder_of(NAME)
-            # A rename is atomic on a disk, and a put is in an object store, which has no rename.
-            scratch = NAME if store.folder is None else f".{NAME}-{uuid.uuid4().hex}"
-            with store.filesystem.open_output_stream(scratch) as file:
-                file.write(content)
-            if scratch != NAME:
-                store.filesystem.move(scratch, NAME)
-        except (OSError, pa.ArrowException) as error:
-            raise OSError(cause_of(error, self.folder)) from None
+        with self._errors():
+            Folder(self.folder).replace(NAME, content)
 
     def remove(self) -> None:
         """Removes the file; does nothing if it does not exist."""
-        try:
-            Storage(self.folder).filesystem.delete_file(NAME)
-        except FileNotFoundError:
-            return
-        except (OSError, pa.ArrowException) as error:
-            raise OSError(cause_of(error, self.folder)) from None
+        with self._errors():
+            Folder(self.folder).delete(NAME)
+
+    def _errors(self) -> AbstractContextManager[None]:
+        return storage_errors(self.folder, lambda error: OSError(cause_of(error, self.folder)))
 
     def __str__(self) -> str:
         return str(PurePosixPath(self.folder) / NAME)
 
 
 def holder_of(file: LeaseFile, turn: TurnId, now: datetime) -> Holder | None:
-    """Returns the process that holds the lease of a turn; None if no process does, or if the lease can't be read.
+    """Returns the process that holds the lease of a turn, for readers to show; None if no process does, or if the lease
+    can't be read.
 
     `now` is the time of the clock: the lease is renewed by it, whatever `--now` is.
     """
-    try:
+    lease, renewed_at = None, None
+    with IgnoredStorageErrors():
         content, renewed_at = file.read(), file.written_at()
         lease = None if content is None else Lease.decode(content)
-    except (OSError, ValueError):
-        return None
     # A lease of another turn is left over from a process that has died.
     if lease is None or renewed_at is None or lease.turn != str(turn):
         return None

@@ -1,83 +1,62 @@
-"""Keeps the tables of the ledger quick, and removes torn files from their logs.
+"""Keeps the tables below an audit root quick, and removes torn files from their logs.
 
-Keeps the tables quick: compacts small files, removes unused ones, and checkpoints the log.
+`maintain` compacts, vacuums and checkpoints the tables of the ledger and the output tables. Files are rewritten and
+removed beside the runs of a lane; appends wait only while a compaction commits, and while the log is checkpointed.
 
-No row that counts and no transaction id changes, so the fences and reads of a turn work after it as before. Files are
-rewritten and removed beside the runs of the lane; appends wait only while a compaction commits, and while the log is
-checkpointed.
-Only Ackline may compact these tables: delta-rs lets two compactions replace the same files, and then the table holds
-every row twice. Ackline's compactions carry a transaction id of their own, so of two at once one fails. The log also
-stops naming files of void turns that do not exist any more (lost_files.py).
+Only Ackline may compact the tables of the ledger: delta-rs lets two compactions replace the same files, and then the
+table holds every row twice. Ackline's compactions carry a transaction id of their own, so of two at once one fails. The
+log also stops naming files of void turns that do not exist any more (lost_files.py).
 
-Finds torn files in the logs of local tables, and removes those without which the table is whole.
+Users read the output tables, at older versions too, and may compact and clean them with tools that take no lock of
+ours. So a compaction of these commits only as the version right after the one that it has read. If another commit comes
+first, the compaction fails, and is tried again if its files are still in the newest version.
 
-A power cut can tear the newest log entry, and only before any process acted on it: every process syncs an entry before
-it acts on it (`delta_log.DeltaLog.secure`). Without that entry the table is as it was before the commit, and the next
-run makes the commit again. A checkpoint is torn only by damage to the disk. It is derived from the log, so it may go
-where the checkpoint before it and the entries since are there.
+`repair` removes torn files from the logs of local tables. A power cut can tear the newest log entry, and only before
+any process acted on it: every process syncs an entry before it acts on it (`DeltaLog.secure`). Without that entry the
+table is as it was before the commit, and the next run makes the commit again. A checkpoint is torn only by damage to
+the disk. It is derived from the log, so it may go where the checkpoint before it and the entries since are there.
 """
 
-import contextlib
 import json
-import math
-import time
-import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from datetime import UTC, date, datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import pyarrow as pa
-import pyarrow.dataset as ds
 from deltalake import DeltaTable, Transaction
-from deltalake.exceptions import CommitFailedError
 from deltalake.transaction import AddAction, RemoveAction
 
 from ackline.errors import ConfigError, FatalError, TransientError
+from ackline.ledger.turns import LIVE
+from ackline.pipeline.outputs import ROW_COLUMNS, output_folder
 from ackline.tables.append import REWRITE
+from ackline.tables.compaction import Compactor, File, Layout, Maintained
 from ackline.tables.effective import void_turns
-from ackline.tables.files import DataFile, DataFileWriter, partition_folder, sync_folder
-from ackline.tables.layout import LaneFolder, all_lanes
+from ackline.tables.folder import sync_folder
+from ackline.tables.layout import LaneFolder, all_lanes, folders_in
 from ackline.tables.log import POINTER, DeltaLog, is_whole
 from ackline.tables.lost_files import drop_lost_files
-from ackline.tables.output_maintenance import (
-    COMPACTION_TRIES,
-    Layout,
-    Maintained,
-    joined,
-    maintain_output,
-    output_tables,
-    paths_of,
-    remove_files,
-    small_files,
-)
-from ackline.tables.reads import dataset_of
+from ackline.tables.output_table import OutputTable, obstacle_of
 from ackline.tables.schemas import TABLES
 from ackline.tables.table import AuditTable
 
 RETENTION = timedelta(days=7)
 """How long a file stays at least after the newest version stopped naming it, because a reader may use an older version.
 A file of outcomes has no commit that names it until its Spark job ends. Delta's own default."""
-
-
-# Plans and settlements have small row groups: a compacted file holds many, each with up to 100,000 pending ranges, and
-# a step reads one of them.
 LAYOUTS = {
     "plans": Layout(4 << 20, 16),
     "outcomes": Layout(64 << 20, 131_072),
     "settlements": Layout(4 << 20, 16),
 }
+"""Plans and settlements have small row groups: a compacted file holds many, each with up to 100,000 pending ranges, and
+a step reads one of them."""
+OUTPUT_LAYOUT = Layout(64 << 20, 131_072)
 _NAMED_FAILURES = 5
-
-
-class OpenTurn(NamedTuple):
-    """A turn that is planned and not settled."""
-
-    epoch: int
-    n: int
-    planned_at: datetime
+_READERS = 1
+"""The version of Delta's protocol for readers whose files hold all rows and columns as they are. A later one may have
+columns under other names, or rows that a deletion vector hides."""
 
 
 def maintain(root: str, retention: timedelta = RETENTION) -> list[Maintained]:
@@ -111,11 +90,32 @@ def maintain(root: str, retention: timedelta = RETENTION) -> list[Maintained]:
 
 def _tables_of(lane: LaneFolder, retention: timedelta) -> Iterator[Callable[[], Maintained | None]]:
     """Yields for each table of a lane the function that maintains it; the function returns None for a table that does
-    not exist."""
+    not exist, or that Ackline does not rewrite."""
     for name in TABLES:
-        yield partial(_maintain, lane, AuditTable(lane.folder, name), retention)
+        compactor = LedgerCompactor(AuditTable(lane.folder, name), LAYOUTS[name], retention, lane.folder)
+        yield partial(compactor.maintain, lane.pipeline, lane.lane, name)
     for output in output_tables(lane):
-        yield partial(maintain_output, lane, output, retention)
+        of_output = OutputCompactor(output, OUTPUT_LAYOUT, retention)
+        yield partial(of_output.maintain, lane.pipeline, lane.lane, f"outputs/{output.name}")
+
+
+def output_tables(lane: LaneFolder) -> list[OutputTable]:
+    """Returns the output tables below the folder of a live lane; none for another lane, which writes to the same ones.
+
+    A table that the pipeline file names by a URI is not among them: it belongs to the user.
+    """
+    if lane.lane != LIVE:
+        return []
+    names = sorted(folders_in(output_folder(lane.folder, "").rstrip("/")))
+    return [OutputTable(output_folder(lane.folder, name)) for name in names]
+
+
+class OpenTurn(NamedTuple):
+    """A turn that is planned and not settled."""
+
+    epoch: int
+    n: int
+    planned_at: datetime
 
 
 def open_turns(folder: str) -> list[OpenTurn]:
@@ -136,53 +136,39 @@ def open_turns(folder: str) -> list[OpenTurn]:
     return opened
 
 
-def _maintain(lane: LaneFolder, table: AuditTable, retention: timedelta) -> Maintained | None:
-    compacted = busy = 0
-    if table.open() is None:
-        return None
-    with table.errors():
-        before = len(table.opened().file_uris())
-        if table.name == "outcomes":
-            # Before the compaction, which would fail on a file that does not exist. The process that closed a turn as
-            # void may have died before it did this.
-            drop_lost_files(table, void_turns(lane.folder))
-        for day in _fragmented(table):
-            done = _compact(lane.folder, table, day)
-            compacted, busy = compacted + (done or 0), busy + (done is None)
-        removed = _vacuum(lane.folder, table, retention)
-        table.checkpoint()
-        after = table.opened()
-        files = len(after.file_uris())
-        return Maintained(
-            lane.pipeline, lane.lane, table.name, before, files, compacted, busy, removed, after.version()
-        )
+class LedgerCompactor(Compactor[AuditTable]):
+    """Keeps a table of the ledger quick."""
+
+    def __init__(self, table: AuditTable, layout: Layout, retention: timedelta, folder: str) -> None:
+        super().__init__(table, layout, retention)
+        self._folder = folder
+
+    def prepare(self) -> None:
+        """Has the log stop naming lost files, on which the compaction would fail. The process that closed a turn as
+        void may have died before it did this."""
+        if self.table.name == "outcomes":
+            drop_lost_files(self.table, void_turns(self._folder))
+
+    def chooser(self) -> Callable[[File], bool]:
+        """Returns which files may be merged: settle counts acked records of an open turn by the statistics of files
+        that hold nothing else, so these files stay as they are."""
+        turns = open_turns(self._folder) if self.table.name == "outcomes" else []
+        return lambda file: not _may_hold(file, turns)
+
+    def commit(self, upon: DeltaTable, actions: Sequence[AddAction | RemoveAction]) -> None:
+        """Commits under the id of compactions: without a lock, it refuses the later of two upon one version."""
+        self.table.commit(upon, actions, [Transaction(REWRITE, upon.version() + 1)])
+
+    def keep_unused_for(self, version: DeltaTable) -> timedelta:
+        """Returns how long unused files stay. A file of outcomes is younger than the plan of its turn. While a turn is
+        open, the time therefore reaches back beyond its plan, so that the files of its tasks stay however long the
+        tasks take."""
+        now = datetime.now(UTC)
+        return max([self.retention, *(now - turn.planned_at + timedelta(days=1) for turn in open_turns(self._folder))])
 
 
-def _fragmented(table: AuditTable) -> list[date]:
-    """Returns the days, oldest first, that have at least two files below the size of a compacted one."""
-    days = [file["partition.plan_date"] for file in small_files(table.opened(), LAYOUTS[table.name])]
-    return sorted({day for day in days if days.count(day) > 1})
-
-
-def _compact(folder: str, table: AuditTable, day: date) -> int | None:
-    """Merge the small files of a day. Returns how many they were; None if other compactions were always faster."""
-    merged = 0
-    for _ in range(COMPACTION_TRIES):
-        # The version is chosen before open turns are looked up, so it cannot hold a turn that opens later.
-        version = table.opened()
-        open_now = open_turns(folder) if table.name == "outcomes" else []
-        files = [file for file in small_files(version, LAYOUTS[table.name]) if file["partition.plan_date"] == day]
-        chosen = [file for file in files if not _may_hold(file, open_now)]
-        with contextlib.suppress(CommitFailedError):
-            for together in joined(chosen, LAYOUTS[table.name].size):
-                merged += _merge(table, version, together)
-            return merged
-    return None
-
-
-def _may_hold(file: dict[str, Any], turns: Iterable[OpenTurn]) -> bool:
-    """Returns whether a file may hold outcomes of an open turn: settle counts acked records by the statistics of files
-    that hold nothing else, so these files stay as they are."""
+def _may_hold(file: File, turns: Iterable[OpenTurn]) -> bool:
+    """Returns whether a file may hold outcomes of one of these turns."""
 
     def within(name: str, value: int) -> bool:
         low, high = file.get(f"min.{name}"), file.get(f"max.{name}")
@@ -191,70 +177,23 @@ def _may_hold(file: dict[str, Any], turns: Iterable[OpenTurn]) -> bool:
     return any(within("epoch", turn.epoch) and within("turn", turn.n) for turn in turns)
 
 
-def _merge(table: AuditTable, version: DeltaTable, files: Sequence[dict[str, Any]]) -> int:
-    """Replace files by one that holds their rows. Returns how many they were.
+class OutputCompactor(Compactor[OutputTable]):
+    """Keeps an output table quick, which is its user's."""
 
-    The new file is written and synced outside the lock, and no log entry names it until then. The commit is made upon a
-    version that still has all the files: under the lock of a local table that is certain, elsewhere the transaction id
-    makes the commit fail if another compaction is in between. Raises CommitFailedError then.
-    """
-    day = files[0]["partition.plan_date"].isoformat()
-    merged = _rewrite(table, version, day, {file["path"] for file in files})
-    try:
-        with table.lock():
-            newest = table.opened()
-            if not {file["path"] for file in files} <= paths_of(newest):
-                raise CommitFailedError("another compaction has replaced these files")
-            now = int(time.time() * 1000)
-            values: dict[str, str | None] = {"plan_date": day}
-            added = AddAction(merged.path, merged.size, values, merged.modification_time, False, merged.stats)
-            removed = [RemoveAction(file["path"], False, now, file["size_bytes"], values) for file in files]
-            table.commit(newest, [added, *removed], [Transaction(REWRITE, newest.version() + 1)])
-    except CommitFailedError:
-        if merged.path in paths_of(table.opened()):  # our commit was stored, and its answer got lost
-            return len(files)
-        table.storage.filesystem.delete_file(merged.path)
-        raise
-    return len(files)
+    def may_rewrite(self, version: DeltaTable) -> bool:
+        """Returns whether this is an output table whose files Ackline can rewrite. If its user has given it a feature
+        that Ackline does not rewrite, its user maintains it."""
+        names = {field.name for field in version.schema().fields}
+        is_old = version.protocol().min_reader_version <= _READERS
+        return is_old and set(ROW_COLUMNS) <= names and obstacle_of(version) is None
 
+    def commit(self, upon: DeltaTable, actions: Sequence[AddAction | RemoveAction]) -> None:
+        """Commits as the version after `upon`, because users' tools take no lock."""
+        self.table.replace(upon, actions)
 
-def _rewrite(table: AuditTable, version: DeltaTable, day: str, paths: set[str]) -> DataFile:
-    """Writes the rows of files to one new file, a row group at a time."""
-    names = {path.rsplit("/", 1)[-1] for path in paths}
-    dataset = dataset_of(table, version)
-    fragments = [fragment for fragment in dataset.get_fragments() if fragment.path.rsplit("/", 1)[-1] in names]
-    rows = ds.FileSystemDataset(fragments, dataset.schema, dataset.format, dataset.filesystem)
-    columns = [name for name in dataset.schema.names if name != "plan_date"]
-    schema = pa.schema([dataset.schema.field(name) for name in columns])
-    path = f"{partition_folder({'plan_date': day})}/compacted-{uuid.uuid4()}.parquet"
-    writer = DataFileWriter(table.storage, path, schema)
-    size, waiting = LAYOUTS[table.name].rows, schema.empty_table()
-    try:
-        for batch in rows.to_batches(columns=columns):
-            waiting = pa.concat_tables([waiting, pa.table(batch).cast(schema)])
-            while waiting.num_rows >= size:
-                writer.write(waiting.slice(0, size), size)
-                waiting = waiting.slice(size)
-        if waiting.num_rows:
-            writer.write(waiting, size)
-    except BaseException:
-        writer.discard()
-        raise
-    return writer.finish()
-
-
-def _vacuum(folder: str, table: AuditTable, retention: timedelta) -> int:
-    """Remove files that no version within the retention names. Returns how many.
-
-    A file of outcomes is younger than the plan of its turn. While a turn is open, the retention therefore reaches back
-    beyond its plan, so that the files of its tasks stay however long the tasks take. No lock is needed: a commit names
-    a file only while its turn is open, or right after a compaction has written it.
-    """
-    now = datetime.now(UTC)
-    ages = [now - turn.planned_at + timedelta(days=1) for turn in open_turns(folder)]
-    hours = math.ceil(max([retention, *ages]) / timedelta(hours=1))
-    unused = table.opened().vacuum(hours, dry_run=True, full=True)  # without dry_run it adds two commits, unsynced
-    return remove_files(table.storage, unused)
+    def keep_unused_for(self, version: DeltaTable) -> timedelta:
+        """Returns how long unused files stay: a property of the table may ask for longer than the retention."""
+        return self.table.file_retention(version, self.retention)
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,7 +225,7 @@ def repair(root: str) -> list[TornFile]:
     all_torn = []
     for lane in all_lanes(root):
         for table in _local_tables(lane):
-            with table.lock():
+            with table.errors(), table.lock():
                 torn = _torn_files(lane, table)
                 for file in torn:
                     if file.removable:
@@ -302,7 +241,7 @@ def _local_tables(lane: LaneFolder) -> list[AuditTable]:
 
 
 def _torn_files(lane: LaneFolder, table: AuditTable) -> list[TornFile]:
-    log, folder = table.log, table.storage.folder
+    log, folder = table.log, table.storage.local
     assert folder is not None
 
     def torn(path: str, what: str, removable: bool) -> TornFile:

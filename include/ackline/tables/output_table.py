@@ -1,18 +1,13 @@
-"""An output table: what it must be, where it may be created, and how rows are appended to it.
-
-Which existing tables an output can append to, by Delta's protocol and by what a table requires of its writers.
-
-Ackline writes the data files itself, and delta-rs the log entry. delta-rs refuses each entry for a table with a feature
-that it does not write. delta-rs does not check the data files, so Ackline could break a constraint of the table.
-Ackline refuses such a table before a record is handled, because after the settlement the lane could only wait.
-
-Whether an output table that does not exist yet can be created where the pipeline file puts it.
-
-An output table: a Delta table with the rows that a pipeline's steps emit, of acked records only.
+"""An output table: a Delta table with the rows that a pipeline's steps emit, of acked records only.
 
 It belongs to the user, who may read, compact and clean it with any tool. Ackline appends one commit a turn to it, which
 carries a transaction id of the lane and epoch with the turn's number. So a turn is published once, whatever is killed
 or run again.
+
+Ackline writes the data files itself, and delta-rs the log entry. delta-rs refuses each entry for a table with a feature
+that it does not write. delta-rs does not check the data files, so Ackline could break a constraint of the table.
+Ackline refuses such a table (`obstacle_of`), and a place where it can't create one (`check_place`), before a record is
+handled, because after the settlement the lane could only wait.
 """
 
 import re
@@ -33,7 +28,7 @@ from ackline.pipeline.outputs import PARTITION_TYPES, ROW_COLUMNS
 from ackline.scrub import scrub_address
 from ackline.tables.append import NO_HOOKS, write_entry
 from ackline.tables.errors import storage_errors, unusable
-from ackline.tables.folder import create_exclusively, prove_conditional_put, remove_object
+from ackline.tables.folder import Folder, prove_conditional_put
 from ackline.tables.log import ACTIONS
 from ackline.tables.log_state import LogState
 from ackline.tables.object_store import is_remote, options_of
@@ -89,14 +84,15 @@ def check_place(uri: str) -> None:
     probe, what = f".probe-{uuid.uuid4()}", f"the table at {scrub_address(uri)} does not exist, and its place"
     with storage_errors(uri, lambda error: unusable(what, error, uri)):
         if is_remote(uri):
-            create_exclusively(uri, probe)
-            remove_object(uri, probe)
+            folder = Folder(uri)
+            folder.create_exclusively(probe)
+            folder.delete(probe)
             return
         above = Path(uri).parents
         for folders in (Path(uri), *above), above:
-            folder = next(path for path in folders if path.is_symlink() or path.exists())
-            (folder / probe).touch()
-            (folder / probe).unlink()
+            nearest = next(path for path in folders if path.is_symlink() or path.exists())
+            (nearest / probe).touch()
+            (nearest / probe).unlink()
 
 
 ANCHORS = pa.list_(

@@ -1,15 +1,13 @@
-"""Publishes the rows that an execution has staged for output tables: those of acked records only.
+"""Publishes the rows that an execution has staged for output tables: those of acked records, in one commit a table.
 
-The outcome of each attempt that a turn has made or ended, looked up by the anchors of output rows.
-
-Publishes the rows that an execution has staged for output tables: those of acked records, in one commit a table.
+`AttemptOutcomes` looks up by the anchors of a row what became of its records.
 
 The order, for each turn n: staged files and the manifest of their execution, both on the disk; outcomes n, which name
 the execution; decisions n; the files of rows that wait for records in flight (`ackline.tables.kept_rows`); settlement
 n, which names these files; the creation of each table that does not exist, without rows; one commit with rows to each
 table, with the transaction id (pipeline, lane, epoch; version n); the group's commit; and only then the other staged
-files go. Delta has no commit over several tables, so a crash may leave
-some of them without turn n. Each process that commits the group or takes number n + 1 publishes turn n first.
+files go. Delta has no commit over several tables, so a crash may leave some of them without turn n. Each process that
+commits the group or takes number n + 1 publishes turn n first.
 """
 
 import uuid
@@ -33,7 +31,8 @@ from ackline.pipeline.folder import lane_folder
 from ackline.pipeline.output_columns import arrow_type
 from ackline.pipeline.outputs import OutputsOfTurn, StagedOutputs, StagedTable, output_folder
 from ackline.scrub import scrub_address
-from ackline.tables.files import DataFileWriter, Storage
+from ackline.tables.files import DataFileWriter
+from ackline.tables.folder import Folder
 from ackline.tables.output_table import OF_ROW, OutputTable, partition_path, partition_text
 from ackline.tables.store import LedgerStore
 
@@ -205,7 +204,7 @@ def publish(
         sources, table = [each for each in (*of_turn, *outputs.released) if each.table == name], table_of(store, name)
         try:
             with table.errors():
-                _publish_table(store, turn, outputs.application, sources, Storage(root), outcomes)
+                _publish_table(store, turn, outputs.application, sources, Folder(root), outcomes)
         except (FatalError, TransientError):
             # Another process may have published the turn meanwhile, and removed the staged rows.
             if not _has(table, outputs, turn):
@@ -232,7 +231,7 @@ def _publish_table(
     turn: TurnId,
     application: str,
     sources: Sequence[StagedTable],
-    root: Storage,
+    root: Folder,
     outcomes: AttemptOutcomes,
 ) -> None:
     table = OutputTable(_uri(store, sources[0].table), joined_columns(sources), sources[0].partition_by)
@@ -270,7 +269,7 @@ def check_staged_columns(staged: StagedTable, columns: Mapping[str, str]) -> Non
 
 
 def _rows(
-    root: Storage, staged: StagedTable, turn: TurnId, outcomes: AttemptOutcomes, schema: pa.Schema
+    root: Folder, staged: StagedTable, turn: TurnId, outcomes: AttemptOutcomes, schema: pa.Schema
 ) -> Iterator[pa.Table]:
     """Yields the staged rows of acked records with the columns of a table. A column that they lack is null."""
     for file in staged.files:
@@ -289,33 +288,34 @@ def _with_columns(rows: pa.Table, schema: pa.Schema) -> pa.Table:
 
 
 def _published(staged: pa.Table, turn: TurnId, outcomes: AttemptOutcomes) -> pa.Table:
+    """Returns the staged rows that a turn publishes, each with the columns that name its record."""
     anchors = staged["_anchors"].combine_chunks()
-    starts, counts = anchors.offsets.to_numpy(), np.diff(anchors.offsets.to_numpy())
-    flat = anchors.values
-    codes = outcomes.codes_after(flat)
-    acked = codes == ACKED
-    # The first acked record of each row; none for a row that is not tracked, which belongs to no record.
-    place = np.where(acked, np.arange(len(flat)), len(flat))
-    first = np.minimum.reduceat(np.append(place, len(flat)), starts[:-1]) if len(starts) > 1 else place[:0]
-    first = np.where(counts == 0, len(flat), first)
-    kept = np.flatnonzero((first < len(flat)) | (counts == 0))
-    of_row = pa.array(np.where(first < len(flat), first, -1)[kept])
-    of_row = pc.if_else(pc.less(of_row, 0), None, of_row)
+    codes = outcomes.codes_after(anchors.values)
+    rows, acked = _first_acked(anchors, codes == ACKED)
+    record = anchors.values.take(acked)
     columns: dict[str, Any] = {
-        "_topic": flat.field("topic").take(of_row),
-        "_partition": flat.field("partition").take(of_row),
-        "_offset": flat.field("offset").take(of_row),
-        "_attempt": flat.field("attempt").take(of_row),
-        "_lane": pa.repeat(turn.lane, len(kept)),
-        "_epoch": pa.repeat(pa.scalar(turn.epoch, pa.int32()), len(kept)),
-        "_turn": pa.repeat(pa.scalar(turn.n, pa.int64()), len(kept)),
-        "_anchors": with_outcomes(anchors, codes).take(pa.array(kept)),
+        **{f"_{name}": record.field(name) for name in ("topic", "partition", "offset", "attempt")},
+        "_lane": pa.repeat(turn.lane, len(rows)),
+        "_epoch": pa.repeat(pa.scalar(turn.epoch, pa.int32()), len(rows)),
+        "_turn": pa.repeat(pa.scalar(turn.n, pa.int64()), len(rows)),
+        "_anchors": with_outcomes(anchors, codes).take(rows),
     }
-    emitted = staged.drop_columns(["_anchors"]).take(pa.array(kept))
+    emitted = staged.drop_columns(["_anchors"]).take(rows)
     arrays = [columns[field.name].cast(field.type) for field in OF_ROW]
     return pa.Table.from_arrays(
         [*arrays, *emitted.columns], schema=pa.schema([*OF_ROW.remove_metadata(), *emitted.schema.remove_metadata()])
     )
+
+
+def _first_acked(anchors: pa.ListArray, acked: npt.NDArray[np.bool_]) -> tuple[pa.Array, pa.Array]:
+    """Returns the indexes of the rows to publish, and for each the index of its first acked anchor: null for a row
+    without anchors, which is not tracked and belongs to no record. `acked` has a value for each anchor."""
+    starts, ends = anchors.offsets.to_numpy()[:-1], anchors.offsets.to_numpy()[1:]
+    places = np.flatnonzero(acked)
+    first = np.append(places, len(acked))[np.searchsorted(places, starts)]
+    untracked = starts == ends
+    rows = np.flatnonzero((first < ends) | untracked)
+    return pa.array(rows), pa.array(first[rows], mask=untracked[rows])
 
 
 def _write(table: OutputTable, tables: Iterator[pa.Table]) -> Iterator[AddAction]:

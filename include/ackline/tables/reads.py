@@ -1,15 +1,11 @@
-"""Which files a read of a table opens: by their bounds, by their turn, from the newest log entries.
+"""Which files a read of a table opens: those whose statistics in the log allow a matching row.
 
-The files of a table as an Arrow dataset, each with the bounds that its log entry states.
+The files are an Arrow dataset, each with the bounds that its log entry states. The files of one turn come from the
+newest log entries where these hold the commit of the turn, and from a version that delta-rs has loaded otherwise.
 
 delta-rs's own dataset gives each file a bound of null for a column without statistics. Arrow then takes every
 comparison with that column for false, so a filter on an error class or a run id would drop all rows. Here a column
 without statistics has no bound, and Arrow reads the file.
-
-Reads of a table that open only the files whose statistics allow a matching row.
-
-The files that may hold rows of one turn, with their statistics: from the newest log entries, or from a version that
-delta-rs has loaded.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -49,7 +45,8 @@ def dataset_of(table: TableHandle, version: DeltaTable, bounded: Sequence[str] =
 
     It has every column of the schema, null in a table of an earlier version.
     """
-    files, format_ = table_files(version), _parquet_format()
+    files = table_files(version)
+    format_ = ds.ParquetFileFormat(default_fragment_scan_options=ds.ParquetFragmentScanOptions(pre_buffer=True))
     existing = pa.schema(version.schema().to_arrow())
     schema = pa.schema([*existing, *(field for field in TABLES[table.name] if field.name not in existing.names)])
     names = [name for bound in bounded for name in (f"min.{bound}", f"max.{bound}", f"null_count.{bound}")]
@@ -77,10 +74,6 @@ def at_version(table: TableHandle, version: int) -> DeltaTable:
 
     with storage_errors(table.uri, expired):
         return DeltaTable(table.uri, version=version, storage_options=options_of(table.uri))
-
-
-def _parquet_format() -> ds.ParquetFileFormat:
-    return ds.ParquetFileFormat(default_fragment_scan_options=ds.ParquetFragmentScanOptions(pre_buffer=True))
 
 
 def _guarantee(file: dict[str, Any], bounded: Sequence[str]) -> ds.Expression:

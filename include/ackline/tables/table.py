@@ -1,13 +1,15 @@
-"""One Delta table, with the only two things that the ledger does to it: a fenced append, and a pruned read.
+"""One Delta table, with the two things that the ledger does to it: a fenced append, and a pruned read.
 
-Notes in the metadata of commits: the report of a turn's tasks, and the subscription of a lane's first genesis.
-
-Reads of one Delta table: rows by what the log states of their files, and transaction ids without any file.
+A read opens only the files that may hold its rows, by what the log states of them; transaction ids need no file. An
+append is one commit that carries a number, and is refused if the number is taken. Its metadata may hold a note: the
+report of a turn's tasks, or the subscription of a lane's first genesis.
 """
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -32,11 +34,11 @@ from ackline.tables.append import (
     write_entry,
     write_files,
 )
-from ackline.tables.checkpoints import expire_entries, write_checkpoint
 from ackline.tables.errors import IgnoredStorageErrors
-from ackline.tables.folder import prove_conditional_put
+from ackline.tables.folder import Folder, prove_conditional_put
 from ackline.tables.handle import TableHandle
-from ackline.tables.log_state import LogState, LogStates
+from ackline.tables.log import expire_entries, write_checkpoint
+from ackline.tables.log_state import LogState
 from ackline.tables.reads import (
     TurnFiles,
     Where,
@@ -51,17 +53,6 @@ from ackline.tables.schemas import TABLES
 _COMMIT, _NOTE = "ackline.commit", "ackline.note"
 _SEARCHED_ENTRIES = 512
 """How many of the newest commits are searched for a note: a bound that does not grow with the log."""
-
-
-def as_metadata(application: str, number: int, note: str | None) -> dict[str, str]:
-    """Returns the metadata by which `find_note` finds the note of a commit; none without a note."""
-    return {} if note is None else {_COMMIT: f"{application}/{number}", _NOTE: note}
-
-
-def find_note(states: LogStates, state: LogState, application: str, number: int) -> str | None:
-    """Returns the note of the commit `number` of `application`; None if the newest commits hold none."""
-    info = states.commit_info(state, _COMMIT, f"{application}/{number}", _SEARCHED_ENTRIES)
-    return None if info is None else str(info.get(_NOTE))
 
 
 class TableReads(TableHandle):
@@ -90,7 +81,9 @@ class TableReads(TableHandle):
         """
         state = self.state()
         with IgnoredStorageErrors():  # of an older entry, which nothing else needs
-            return None if state is None else find_note(self.states, state, application, number)
+            commit = f"{application}/{number}"
+            if state is not None and (info := self.states.commit_info(state, _COMMIT, commit, _SEARCHED_ENTRIES)):
+                return str(info.get(_NOTE))
         return None
 
     def opened(self) -> DeltaTable:
@@ -146,6 +139,25 @@ CHECKPOINT_EVERY, AT_LEAST_EVERY = 10, 100
 opening the table; a checkpoint takes 4 ms, and 30 ms for each 1,000 files."""
 _FILES_A_COMMIT = 250
 """Files of the table for each commit between two checkpoints, so that a commit's share of a checkpoint hardly grows."""
+
+
+@dataclass(slots=True)
+class _Commit:
+    """What an append stores. It is tried again with the same files."""
+
+    rows: pa.Table | Sequence[AddAction]
+    application: str
+    number: int
+    fence: Sequence[Transaction]
+    metadata: Mapping[str, str]
+    remove: Callable[[DeltaTable], Sequence[RemoveAction]] | None
+    _files: Sequence[AddAction] | None = None
+
+    def files(self, storage: Folder) -> Sequence[AddAction]:
+        """Returns the files that the commit adds. The first call writes them, if the commit is of rows."""
+        if self._files is None:
+            self._files = write_files(storage, self.rows) if isinstance(self.rows, pa.Table) else list(self.rows)
+        return self._files
 
 
 class AuditTable(TableReads):
@@ -230,38 +242,12 @@ class AuditTable(TableReads):
         TransientError if rivals win each of COMMIT_TRIES commits, and FatalError if the store refuses the write (a full
         disk): then nothing is visible.
         """
-        metadata = as_metadata(application, number, note)
         fence = [Transaction(name, number) for name in (application, *more)]
-        files: list[AddAction] | None = None
-
-        def append() -> bool:
-            nonlocal files
-            with self.lock():
-                try:
-                    # The version that proves the number free is the one that is committed upon: a rival in between
-                    # makes the commit fail.
-                    state = self._writable()
-                    if is_taken(state.version_of(application), number):
-                        return False
-                    if files is None:  # a commit that is tried again names the same files
-                        files = write_files(self.storage, rows) if isinstance(rows, pa.Table) else list(rows)
-                    if self.has_lock and remove is None:
-                        link_entry(self, state, files, fence, metadata)
-                        return True
-                    table = self.opened()
-                    if is_taken(table.transaction_version(application), number):
-                        return False
-                    removed = remove(table) if remove else ()
-                    self.commit(table, [*files, *removed], fence, metadata)
-                except CommitFailedError:  # a rival took the number; or compacted, and then the number is still free
-                    if is_taken(self.version_of(application), number):
-                        return False
-                    raise
-            return True
-
+        metadata = {} if note is None else {_COMMIT: f"{application}/{number}", _NOTE: note}
+        commit = _Commit(rows, application, number, fence, metadata, remove)
         with self.errors():
             try:
-                stored = retry_beside_rivals(append)
+                stored = retry_beside_rivals(partial(self._store, commit))
             except CommitFailedError:
                 raise TransientError(
                     f"the table {scrub_address(self.uri)} refused {COMMIT_TRIES} commits in a row because others write "
@@ -270,6 +256,35 @@ class AuditTable(TableReads):
             if stored:
                 self._checkpoint_if_due()
         return stored
+
+    def _store(self, commit: "_Commit") -> bool:
+        """Stores a commit; returns False if its number is taken. Raises CommitFailedError if a rival makes it fail and
+        the number is still free: a compaction."""
+        with self.lock():
+            try:
+                # The version that proves the number free is the one that is committed upon: a rival in between makes
+                # the commit fail.
+                state = self._writable()
+                if is_taken(state.version_of(commit.application), commit.number):
+                    return False
+                if self.has_lock and commit.remove is None:
+                    link_entry(self, state, commit.files(self.storage), commit.fence, commit.metadata)
+                    return True
+                return self._store_upon_files(commit)
+            except CommitFailedError:
+                if is_taken(self.version_of(commit.application), commit.number):
+                    return False
+                raise
+
+    def _store_upon_files(self, commit: "_Commit") -> bool:
+        """Stores a commit as `_store` does, in an object store, or if it removes files: delta-rs loads the files of
+        the version that it commits upon."""
+        table = self.opened()
+        if is_taken(table.transaction_version(commit.application), commit.number):
+            return False
+        removed = commit.remove(table) if commit.remove else ()
+        self.commit(table, [*commit.files(self.storage), *removed], commit.fence, commit.metadata)
+        return True
 
     def _checkpoint_if_due(self) -> None:
         """Writes a checkpoint after enough commits. The commit that was stored does not depend on it."""

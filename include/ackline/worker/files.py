@@ -14,7 +14,8 @@ import pyarrow as pa
 from ackline.ledger.offsets import TopicPartition
 from ackline.ledger.outcomes import Outcome
 from ackline.ledger.turns import TurnId
-from ackline.tables.files import DataFileWriter, Storage
+from ackline.tables.files import DataFileWriter
+from ackline.tables.folder import Folder
 from ackline.tables.schemas import OUTCOME_COLUMNS, PARTITION_BY
 from ackline.worker.records import TIMESTAMP, Int64s, timestamp_column
 
@@ -108,7 +109,7 @@ class OutcomeFiles:
         self._target = target
         schema = _WRITTEN.append(_HASHES) if key_hashes else _WRITTEN
         self._schema = schema.append(_TREES) if trees else schema
-        self._storage = Storage(target.root)
+        self._storage = Folder(target.root)
         self._waiting: dict[Group, _Waiting] = {}
         self._own: dict[Group, _OutcomeFile] = {}
         self._shared: dict[Outcome, _OutcomeFile] = {}
@@ -193,7 +194,7 @@ class _Waiting:
 class _OutcomeFile:
     """A file of one outcome."""
 
-    def __init__(self, target: OutcomeTarget, storage: Storage, outcome: Outcome, schema: pa.Schema) -> None:
+    def __init__(self, target: OutcomeTarget, storage: Folder, outcome: Outcome, schema: pa.Schema) -> None:
         name = f"{quote(target.turn.lane, safe='')}-{target.turn.epoch}-{target.turn.n}-{uuid.uuid4()}.parquet"
         self._target = target
         self._outcome = outcome

@@ -23,7 +23,7 @@ from urllib.parse import quote
 from ackline.errors import ConfigError, FatalError
 from ackline.ledger.turns import TurnId
 from ackline.tables.errors import is_outage, unusable_folder
-from ackline.tables.folder import SharedFolder
+from ackline.tables.folder import Folder
 from ackline.tables.object_store import is_remote
 
 _FOLDER = ".tasks"
@@ -46,7 +46,7 @@ class TaskFolder:
         Raises ConfigError if the folder is not shared or can't be written, FatalError if the part was started before,
         and TransientError if the object store does not answer.
         """
-        folder, host = SharedFolder(self.uri), socket.gethostname()
+        folder, host = Folder(self.uri), socket.gethostname()
         try:
             self._find_token(folder, host)
             if not self.once:
@@ -69,7 +69,7 @@ class TaskFolder:
                 key="ACKLINE_AUDIT",
             ) from None
 
-    def _find_token(self, folder: SharedFolder, host: str) -> None:
+    def _find_token(self, folder: Folder, host: str) -> None:
         # No cache of a file system holds an answer for this name, which is new: the first look asks the server.
         if folder.read(self.token) is None:
             raise ConfigError(
@@ -87,7 +87,7 @@ def open_task_folder(table: str, turn: TurnId, once: bool) -> Iterator[TaskFolde
     Removes the token at the end of the context. Under at most once the markers stay until `remove_task_folders`.
     """
     uri = f"{_folder_of_turns(table)}/{quote(turn.lane, safe='')}-{turn.epoch}-{turn.n}"
-    folder = SharedFolder(uri)
+    folder = Folder(uri)
     token = f"{_TOKEN}{uuid.uuid4()}"
     folder.write_first(token, b"driver")
     try:
@@ -102,17 +102,17 @@ def remove_task_folders(table: str, turn: TurnId) -> None:
 
     Call it after settlement n is stored. What can't be removed stays until a later call.
     """
-    turns = SharedFolder(_folder_of_turns(table))
+    turns = Folder(_folder_of_turns(table))
     with suppress(OSError):
         for name in turns.names():
             match = _TURN.fullmatch(name)
             if match is None or match["lane"] != quote(turn.lane, safe=""):
                 continue
             if (int(match["epoch"]), int(match["n"])) <= (turn.epoch, turn.n):
-                _remove_files(SharedFolder(f"{turns.uri}/{name}"))
+                _remove_files(Folder(f"{turns.uri}/{name}"))
 
 
-def _remove_files(folder: SharedFolder) -> None:
+def _remove_files(folder: Folder) -> None:
     """Removes the tokens of a folder, and then the markers. While a token is left, the markers stay (I7)."""
     for file in folder.names():
         if file.startswith(_TOKEN):

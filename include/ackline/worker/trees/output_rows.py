@@ -34,8 +34,8 @@ from ackline.pipeline.output_columns import (
     json_text,
 )
 from ackline.pipeline.outputs import Output, StagedFile
-from ackline.tables.files import DataFileWriter, Storage
-from ackline.tables.folder import SharedFolder
+from ackline.tables.files import DataFileWriter
+from ackline.tables.folder import Folder
 from ackline.worker.settings import OutputTargets
 from ackline.worker.trees.answers import EmittedRow
 from ackline.worker.trees.rows import EdgeNumbers, Edges, Resolved
@@ -56,7 +56,7 @@ class InferredColumns:
             number = self.number + 1
             content = json.dumps({**self.columns, **new}).encode()
             # The task that creates the file first decides. The loop ends once the columns have each field of the rows.
-            self.columns = json.loads(SharedFolder(self._folder).create_first(_file(self._table, number), content))
+            self.columns = json.loads(Folder(self._folder).create_first(_file(self._table, number), content))
             self.number = number
         return self.columns
 
@@ -72,7 +72,7 @@ def columns_of_staged(folder: str, table: str, initial: Columns, paths: Iterable
     number = max(int(path.split("-")[1]) for path in paths)
     if not number:
         return initial
-    content = SharedFolder(folder).read(_file(table, number))
+    content = Folder(folder).read(_file(table, number))
     if content is None:
         raise FileNotFoundError(f"{_file(table, number)} was removed")
     columns: Columns = json.loads(content)
@@ -238,7 +238,7 @@ class _StagedTable:
             self._writer.discard()
         for file in self._files:
             with contextlib.suppress(OSError, pa.ArrowException):
-                Storage(self._targets.folder).filesystem.delete_file(file.path)
+                Folder(self._targets.folder).filesystem.delete_file(file.path)
 
     def _finish_file(self) -> None:
         """Finishes the present file, if it has rows. The next row begins another one."""
@@ -256,7 +256,7 @@ class _StagedTable:
             return
         if self._writer is None:
             path = staged_path(self._output.number, self._number)
-            self._writer = DataFileWriter(Storage(self._targets.folder), path, waiting[0].schema)
+            self._writer = DataFileWriter(Folder(self._targets.folder), path, waiting[0].schema)
         self._writer.write(pa.Table.from_batches(waiting))
 
     def _schema(self) -> pa.Schema:

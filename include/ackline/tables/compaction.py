@@ -1,0 +1,288 @@
+"""Compacts one table: merges its small files, removes files that no version needs, and checkpoints its log.
+
+The tables of the ledger and output tables share this. What differs is in the hooks of `Compactor`, which
+`ackline.tables.maintenance` gives to each kind. No row and no transaction id changes.
+
+A new file is written and synced outside the lock, and no log entry names it until the commit. The commit is made upon a
+version that still has all the files that it replaces. Its log entry has `dataChange` false, so a stream that reads the
+table does not get the rows again.
+
+The cost is in proportion to the files of the table: they are listed once for all partitions, and again only after
+another process has committed.
+"""
+
+import math
+import time
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Generic, TypeVar
+from urllib.parse import unquote
+
+import pyarrow as pa
+import pyarrow.dataset as ds
+import pyarrow.fs as pafs
+from deltalake import DeltaTable
+from deltalake.exceptions import CommitFailedError
+from deltalake.transaction import AddAction, RemoveAction
+
+from ackline.errors import FatalError
+from ackline.scrub import scrub_address
+from ackline.tables.append import retry_beside_rivals
+from ackline.tables.files import DataFile, DataFileWriter
+from ackline.tables.folder import Folder
+from ackline.tables.output_table import partition_path, partition_text
+from ackline.tables.table import AuditTable
+
+COMPACTION_TRIES = 3
+"""How many times maintenance tries a compaction while other processes commit. The next maintenance tries again."""
+_NO_VERSION = -1
+
+Table = TypeVar("Table", bound=AuditTable)
+File = dict[str, Any]
+"""A file of a version, as delta-rs lists it with its statistics. Its path is the one on the disk."""
+Values = tuple[Any, ...]
+"""The values of the partition columns of a file."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How a table is compacted."""
+
+    size: int
+    """Bytes of a compacted file, roughly. Larger files stay as they are."""
+    rows: int
+    """Rows of a row group."""
+
+
+@dataclass(frozen=True, slots=True)
+class Maintained:
+    """What maintenance did to one table of one lane, or to one output table of a pipeline."""
+
+    pipeline: str
+    lane: str
+    table: str
+    """The name of the table; `outputs/NAME` for an output table."""
+    files_before: int
+    files: int
+    compacted: int
+    """Files that were merged into larger ones."""
+    busy: int
+    """Days, or partitions of an output table, that stay fragmented until the next maintenance, because another process
+    replaced their files at the same time."""
+    removed: int
+    """Unused files that were removed."""
+    version: int
+
+
+class ReplacedError(Exception):
+    """Another process has replaced files of a compaction, or changed the protocol of the table. Nothing was stored."""
+
+
+class Compactor(Generic[Table]):
+    """Compacts, vacuums and checkpoints one table. A kind of table overrides the first five methods."""
+
+    def __init__(self, table: Table, layout: Layout, retention: timedelta) -> None:
+        self.table, self.layout, self.retention = table, layout, retention
+        self._listed = (_NO_VERSION, set[str]())
+        """A version, and the paths of its files."""
+
+    def may_rewrite(self, version: DeltaTable) -> bool:
+        """Returns whether Ackline may rewrite the files of a version."""
+        return True
+
+    def prepare(self) -> None:
+        """Does what has to be done before the compaction."""
+
+    def chooser(self) -> Callable[[File], bool]:
+        """Returns which files may be merged. It is called after the version of these files was chosen."""
+        return lambda _: True
+
+    def commit(self, upon: DeltaTable, actions: Sequence[AddAction | RemoveAction]) -> None:
+        """Commits that files replace others. Raises CommitFailedError if a rival may have replaced some of them since
+        the version `upon`."""
+        raise NotImplementedError
+
+    def keep_unused_for(self, version: DeltaTable) -> timedelta:
+        """Returns how long a file stays after the newest version stopped naming it."""
+        return self.retention
+
+    def maintain(self, pipeline: str, lane: str, name: str) -> Maintained | None:
+        """Compacts, vacuums and checkpoints the table. Returns what it did.
+
+        Returns None and changes nothing if the table does not exist, or if Ackline may not rewrite it. Raises
+        FatalError or TransientError if the table can't be read or written.
+        """
+        with self.table.errors():
+            version = self.table.open()
+            if version is None or not self.may_rewrite(version):
+                return None
+            before = len(version.file_uris())
+            self.prepare()
+            compacted, busy = self._compact()
+            removed = self._vacuum()
+            self.table.checkpoint()
+            after = self.table.opened()
+            files = len(after.file_uris())
+            return Maintained(pipeline, lane, name, before, files, compacted, busy, removed, after.version())
+
+    def _compact(self) -> tuple[int, int]:
+        """Merges the small files of each partition. Returns how many files it merged, and how many partitions stay as
+        they are because another process was faster at each of COMPACTION_TRIES tries."""
+        merged, wanted = 0, set[Values]()
+        for number in range(COMPACTION_TRIES):
+            version = self.table.opened()
+            if not self.may_rewrite(version):
+                break
+            # Chosen after the version: a file of it can't be of a turn that opens later.
+            chosen = filter(self.chooser(), self._small_files(version))
+            lost = set[Values]()
+            for values, files in fragmented(chosen, version.metadata().partition_columns).items():
+                if number and values not in wanted:
+                    continue
+                try:
+                    for together in joined(files, self.layout.size):
+                        merged += self._merge(values, together)
+                except (CommitFailedError, ReplacedError):
+                    lost.add(values)
+            wanted = lost
+            if not wanted:
+                break
+        return merged, len(wanted)
+
+    def _small_files(self, version: DeltaTable) -> list[File]:
+        """Returns the files below the size of a compacted one, with their statistics, oldest first."""
+        files = pa.table(version.get_add_actions(flatten=True)).to_pylist()
+        for file in files:
+            file["path"] = unquote(file["path"])
+        self._listed = version.version(), {file["path"] for file in files}
+        small = [file for file in files if file["size_bytes"] < self.layout.size]
+        return sorted(small, key=lambda file: (file["modification_time"], file["path"]))
+
+    def _paths(self, version: DeltaTable) -> set[str]:
+        """Returns the paths of the files of a version. It lists them only if another process has committed since."""
+        if self._listed[0] != version.version():
+            paths = pa.table(version.get_add_actions(flatten=True))["path"].to_pylist()
+            self._listed = version.version(), {unquote(path) for path in paths}
+        return self._listed[1]
+
+    def _merge(self, values: Values, files: Sequence[File]) -> int:
+        """Replaces files by one that holds their rows. Returns how many they were.
+
+        Raises ReplacedError or CommitFailedError if another process was faster; then the new file does not stay.
+        """
+        version = self.table.opened()
+        columns = version.metadata().partition_columns
+        texts = {name: partition_text(value) for name, value in zip(columns, values, strict=True)}
+        merged = self._rewrite(version, texts, files)
+        paths = {file["path"] for file in files}
+
+        def commit() -> None:
+            with self.table.lock():
+                newest = self.table.opened()
+                there = self._paths(newest)
+                if merged.path in there:  # a commit that was stored, and whose answer got lost
+                    return
+                if not paths <= there or not self.may_rewrite(newest):
+                    raise ReplacedError
+                now = int(time.time() * 1000)
+                added = AddAction(merged.path, merged.size, texts, merged.modification_time, False, merged.stats)
+                removed = [RemoveAction(file["path"], False, now, file["size_bytes"], texts) for file in files]
+                self.commit(newest, [added, *removed])
+                # If delta-rs has made the commit upon a later version, the next one is another than this, and listed.
+                self._listed = newest.version() + 1, (there - paths) | {merged.path}
+
+        try:
+            retry_beside_rivals(commit)
+        except (CommitFailedError, ReplacedError):
+            # Not if the commit may have been stored: then this file is the only one that holds the rows.
+            if merged.path in self._paths(self.table.opened()):
+                return len(files)
+            self.table.storage.filesystem.delete_file(merged.path)
+            raise
+        return len(files)
+
+    def _rewrite(self, version: DeltaTable, texts: dict[str, str | None], files: Sequence[File]) -> DataFile:
+        """Writes the rows of files to one new file, a row group at a time. Raises FatalError if they have not as many
+        rows as the log states, and then the new file does not stay."""
+        fields = pa.schema(version.schema().to_arrow())
+        schema = pa.schema([field.remove_metadata() for field in fields if field.name not in texts])
+        path = f"{partition_path(texts)}compacted-{uuid.uuid4()}.parquet"
+        writer = DataFileWriter(self.table.storage, path, schema)
+        written = 0
+        try:
+            for rows in self._groups(schema, [file["path"] for file in files]):
+                writer.write(rows, self.layout.rows)
+                written += rows.num_rows
+            counts = [file.get("num_records") for file in files]
+            stated = sum(count for count in counts if count is not None)
+            if None not in counts and stated != written:
+                raise FatalError(
+                    f"the table at {scrub_address(self.table.uri)}: its log states {stated} rows for {len(files)} "
+                    f"files that hold {written}; nothing was changed. Check the table with the tool that wrote it last"
+                )
+        except BaseException:
+            writer.discard()
+            raise
+        return writer.finish()
+
+    def _groups(self, schema: pa.Schema, paths: Sequence[str]) -> Iterator[pa.Table]:
+        """Yields the rows of files in row groups. A column that a file does not have, because it was added later, is
+        null."""
+        parquet, filesystem = ds.ParquetFileFormat(), self.table.storage.filesystem
+        fragments = [parquet.make_fragment(path, filesystem) for path in paths]
+        size, waiting = self.layout.rows, schema.empty_table()
+        for batch in ds.FileSystemDataset(fragments, schema, parquet, filesystem).to_batches():
+            waiting = pa.concat_tables([waiting, pa.table(batch).cast(schema)])
+            while waiting.num_rows >= size:
+                yield waiting.slice(0, size)
+                waiting = waiting.slice(size)
+        if waiting.num_rows:
+            yield waiting
+
+    def _vacuum(self) -> int:
+        """Removes files that no version within the retention names. Returns how many.
+
+        No lock is needed: a commit names a file right after it was written, or while its turn is open.
+        """
+        version = self.table.opened()
+        hours = math.ceil(self.keep_unused_for(version) / timedelta(hours=1))
+        unused = version.vacuum(hours, dry_run=True, full=True)  # without dry_run it adds two commits, unsynced
+        return remove_files(self.table.storage, unused)
+
+
+def fragmented(files: Iterable[File], partition_columns: Sequence[str]) -> dict[Values, list[File]]:
+    """Returns the partitions that have at least two of these files, each with its files."""
+    by_values: dict[Values, list[File]] = {}
+    for file in files:
+        by_values.setdefault(tuple(file[f"partition.{name}"] for name in partition_columns), []).append(file)
+    return {values: of_partition for values, of_partition in by_values.items() if len(of_partition) > 1}
+
+
+def joined(files: Iterable[File], size: int) -> Iterator[list[File]]:
+    """Yields groups of at least two files, each of which makes up about one compacted file."""
+    together: list[File] = []
+    total = 0
+    for file in files:
+        if together and total + file["size_bytes"] > size:
+            if len(together) > 1:
+                yield together
+            together, total = [], 0
+        together.append(file)
+        total += file["size_bytes"]
+    if len(together) > 1:
+        yield together
+
+
+def remove_files(storage: Folder, paths: Sequence[str]) -> int:
+    """Removes files of a table. Returns how many.
+
+    Arrow leaves an empty object in an object store for the folder of a file that it removed. delta-rs takes it for an
+    unused file once it is old; it is no file for Arrow, and stays.
+    """
+    infos = storage.filesystem.get_file_info(list(paths))
+    files = [info.path for info in infos if info.type is pafs.FileType.File]
+    for path in files:
+        storage.filesystem.delete_file(path)
+    return len(files)
