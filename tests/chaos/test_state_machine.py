@@ -10,18 +10,23 @@ from tests.chaos.mutants import MUTANTS, OTHERS
 from tests.chaos.run import explore
 
 SEED = 20_260_301
-STEPS = 5_000
-ANSWERED_STEPS = 1_000
+DEEP = pytest.mark.deep
+STEPS = [2_000, pytest.param(5_000, marks=DEEP)]
+ANSWERED_STEPS = [500, pytest.param(1_000, marks=DEEP)]
 CAUGHT_WITHIN = 20_000
 """Steps within which the machine must find a broken rule, with any seed."""
+QUICK = {"M1": 1, "M2": 1, "M3": 3}
+"""The seed that finds each of these mutants soonest. `make chaos` and `make test-deep` take three seeds."""
 
 
-def test_i1_to_i12_hold_whatever_stops_dies_comes_late_or_refuses() -> None:
-    assert explore(STEPS, SEED, shrink=False) >= STEPS
+@pytest.mark.parametrize("steps", STEPS)
+def test_i1_to_i12_hold_whatever_stops_dies_comes_late_or_refuses(steps: int) -> None:
+    assert explore(steps, SEED, shrink=False) >= steps
 
 
-def test_i1_to_i12_hold_while_answers_come_from_outside_early_late_doubled_and_forged() -> None:
-    assert explore(ANSWERED_STEPS, SEED, shrink=False, machines=[AnsweredMachine]) >= ANSWERED_STEPS
+@pytest.mark.parametrize("steps", ANSWERED_STEPS)
+def test_i1_to_i12_hold_while_answers_come_from_outside_early_late_doubled_and_forged(steps: int) -> None:
+    assert explore(steps, SEED, shrink=False, machines=[AnsweredMachine]) >= steps
 
 
 @pytest.mark.parametrize("mutant", ANSWER_MUTANTS)
@@ -32,7 +37,15 @@ def test_a_broken_rule_on_answers_is_noticed(mutant: str, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize(
-    ("mutant", "seed"), [*((name, seed) for name in MUTANTS for seed in (1, 2, 3)), *((name, 1) for name in OTHERS)]
+    ("mutant", "seed"),
+    [
+        *(
+            pytest.param(name, seed, marks=() if seed == QUICK[name] else DEEP)
+            for name in MUTANTS
+            for seed in (1, 2, 3)
+        ),
+        *((name, 1) for name in OTHERS),
+    ],
 )
 def test_a_rule_that_is_broken_on_purpose_is_noticed(mutant: str, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     (MUTANTS | OTHERS)[mutant](monkeypatch)

@@ -31,7 +31,7 @@ TARGETS = {
     "test-unit": "it is a part of this suite",
     "check": ".ci/run runs it before the suite",
     "format": "it changes the sources; `make check` runs the same programs",
-    "demo": "it takes fixed ports and minutes; tests/e2e/test_cluster.py proves its records, tests/local its parts",
+    "demo": "tests/e2e/test_demo.py",
     "up": "it is the demo, left running",
     "down": "it is `ackline dev down`, which tests/e2e/test_readme.py executes",
     "lock": "it asks the package registries for newer versions",
