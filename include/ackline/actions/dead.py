@@ -83,25 +83,15 @@ def dead_classes(store: LedgerStore) -> list[DeadClass]:
     dead: dict[tuple[TopicPartition, int], tuple[str | None, datetime]] = {}
     for epoch in range(newest.turn.epoch, -1, -1):
         for tp, offset, error_class, at in store.dead_rows(epoch, topic_ids_of([newest])):
-            if _is_dead(results.get(tp, NO_RUNS), offset):
+            runs = results.get(tp, NO_RUNS)
+            found = int(index_of_range(np.array([offset], dtype=np.int64), (runs.starts, runs.ends))[0])
+            if found >= 0 and runs.results[int(runs.codes[found])].outcome == Outcome.DEAD:
                 dead.setdefault((tp, offset), (error_class, at))  # the newest epoch comes first
-    return _by_class(dead.values())
-
-
-def _is_dead(runs: ResultRuns, offset: int) -> bool:
-    found = int(index_of_range(np.array([offset], dtype=np.int64), (runs.starts, runs.ends))[0])
-    return found >= 0 and runs.results[int(runs.codes[found])].outcome == Outcome.DEAD
-
-
-def _by_class(dead: Iterable[tuple[str | None, datetime]]) -> list[DeadClass]:
     classes: dict[str | None, DeadClass] = {}
-    for error_class, at in dead:
+    for error_class, at in dead.values():
         known = classes.get(error_class, DeadClass(error_class, 0, at, at))
         classes[error_class] = DeadClass(error_class, known.count + 1, min(known.first, at), max(known.last, at))
     return sorted(classes.values(), key=lambda found: (-found.count, found.error_class or ""))
-
-
-__all__ = ["DeadRecord", "FoundLetter", "dead_record"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +120,8 @@ def dead_record(adapters: Adapters, tp: TopicPartition, offset: int) -> DeadReco
     Raises ConfigError if the record is not dead in the lane, and what `find_letter` raises.
     """
     explanation = explain_record(adapters, tp, offset)
-    name, lane = adapters.pipeline.name, adapters.store.lane
+    name, store = adapters.pipeline.name, adapters.store
+    lane = store.lane
     decisions = [event for event in explanation.events if event.outcome is Outcome.DEAD]
     if explanation.state != Outcome.DEAD.value or not decisions:
         raise ConfigError(
@@ -139,15 +130,9 @@ def dead_record(adapters: Adapters, tp: TopicPartition, offset: int) -> DeadReco
             key="OFFSET",
         )
     given_up = decisions[-1]
-    topic = _letter_topic(adapters, given_up)
-    letter = None
+    # The topic of the turn's plan, whatever the file names by now.
+    block = store.plan(TurnId(name, lane, given_up.epoch, given_up.turn)).settings.get("dead_letter")
+    topic, letter = str(block["topic"]) if isinstance(block, Mapping) else None, None
     if topic is not None and given_up.at is not None:
         letter = adapters.find_letter(topic, LetterId(name, lane, given_up.epoch, tp, offset), given_up.at)
     return DeadRecord(tp, offset, given_up, explanation, topic, letter)
-
-
-def _letter_topic(adapters: Adapters, given_up: Event) -> str | None:
-    """Returns the topic of the turn's plan, whatever the file names by now."""
-    turn = TurnId(adapters.pipeline.name, adapters.store.lane, given_up.epoch, given_up.turn)
-    block = adapters.store.plan(turn).settings.get("dead_letter")
-    return str(block["topic"]) if isinstance(block, Mapping) else None

@@ -25,7 +25,8 @@ def explain_partitions(adapters: Adapters, only: TopicPartition | None = None) -
     statuses, _ = status_and_missing(adapters)
     wanted = [status for status in statuses if only in (None, TopicPartition(status.topic, status.partition))]
     if only is not None and not wanted:
-        raise _unknown_partition(adapters, only)
+        name = adapters.pipeline.name
+        raise ConfigError(f"{only}: not a partition of {name}; `ackline status {name}` lists its partitions")
     return explanations_of(adapters, sorted(wanted, key=lambda status: -(status.lag or 0)))
 
 
@@ -69,16 +70,11 @@ def explain_record(adapters: Adapters, tp: TopicPartition, offset: int) -> Offse
 
     Raises ConfigError if the lane has not begun.
     """
-    newest = _newest(adapters)
-    evidence = evidence_of_offset(adapters.store, newest, tp, offset, _log_of(adapters, newest, tp))
-    return explain_offset(evidence, adapters.now())
-
-
-def _newest(adapters: Adapters) -> Settlement:
     newest = adapters.store.newest()
     if newest is None:
         raise ConfigError(f"{adapters.pipeline.name} has not run yet: the lane {adapters.store.lane} has no record")
-    return newest
+    evidence = evidence_of_offset(adapters.store, newest, tp, offset, _log_of(adapters, newest, tp))
+    return explain_offset(evidence, adapters.now())
 
 
 def _log_of(adapters: Adapters, newest: Settlement, tp: TopicPartition) -> LogBounds | None:
@@ -95,10 +91,3 @@ def _log_of(adapters: Adapters, newest: Settlement, tp: TopicPartition) -> LogBo
     except TransientError as error:
         _logger.warning("the log of %s is not known: %s", tp, error)
         return None
-
-
-def _unknown_partition(adapters: Adapters, tp: TopicPartition) -> ConfigError:
-    return ConfigError(
-        f"{tp}: not a partition of {adapters.pipeline.name}; `ackline status {adapters.pipeline.name}` lists its "
-        "partitions"
-    )

@@ -118,8 +118,7 @@ class HeldBack:
 
 def open_turn_of(adapters: Adapters) -> OpenTurn | None:
     """Returns the turn of the lane that is planned and not settled, with the process that works on it."""
-    newest = adapters.store.newest()
-    plan = adapters.store.open_plan(newest) if newest is not None else None
+    _, plan = adapters.newest_and_open_plan()
     if plan is None:
         return None
     return OpenTurn(plan, holder_of(adapters.lease.file, plan.turn, adapters.lease.clock()) if adapters.lease else None)

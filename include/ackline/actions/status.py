@@ -13,7 +13,7 @@ from ackline.ledger.fold import PendingKind
 from ackline.ledger.metrics import FETCH_MAX, FETCH_MEAN, FETCHES, TOTALS, due_retries, lag_seconds, oldest_pending
 from ackline.ledger.offsets import TopicPartition
 from ackline.ledger.planning import NO_LEADER, PARKED, PAUSED
-from ackline.ledger.turns import SettledPartition, Settlement
+from ackline.ledger.turns import SettledPartition
 from ackline.steps.plan import preview_lane
 
 MISSING, CREATED_AGAIN, TRUNCATED = "missing", "created again", "truncated"
@@ -98,7 +98,11 @@ def status_and_missing(adapters: Adapters) -> tuple[list[PartitionStatus], tuple
     newest = adapters.store.newest()
     view = observe_kafka(adapters, newest)
     lane = preview_lane(adapters, newest, view)
-    floors = {tp: settled.state.floor for tp, settled in lane.items()} | _claimed_floors(adapters, newest)
+    # The group is committed to what a claim has set while its turn is under way.
+    plan = adapters.store.open_plan(newest) if newest and adapters.pipeline.guarantee == "at_most_once" else None
+    floors = {tp: settled.state.floor for tp, settled in lane.items()} | (
+        claimed_floors(adapters, plan) if plan else {}
+    )
     # In a topic that was created again, the lane's offsets mean nothing: there is no lag.
     logs = {tp: view.bounds.get(tp) for tp, row in lane.items() if view.topic_ids.get(tp.topic) == row.topic_id}
     behind = {tp: max(floors[tp], log.start) for tp, log in logs.items() if log and floors[tp] < log.end}
@@ -137,12 +141,6 @@ def status_and_missing(adapters: Adapters) -> tuple[list[PartitionStatus], tuple
             )
         )
     return partitions, view.missing
-
-
-def _claimed_floors(adapters: Adapters, newest: Settlement | None) -> dict[TopicPartition, int]:
-    """Returns the floors that a claim has set. The group is committed there while the turn is under way."""
-    plan = adapters.store.open_plan(newest) if newest and adapters.pipeline.guarantee == "at_most_once" else None
-    return claimed_floors(adapters, plan) if plan else {}
 
 
 def _why(adapters: Adapters, tp: TopicPartition, settled: SettledPartition, view: KafkaView) -> str | None:

@@ -97,8 +97,7 @@ def void_open_turn(adapters: Adapters, turn: TurnId, reason: str, pause: bool = 
 
 
 def _open_plan(adapters: Adapters) -> tuple[Plan, Settlement]:
-    newest = adapters.store.newest()
-    plan = adapters.store.open_plan(newest) if newest else None
+    newest, plan = adapters.newest_and_open_plan()
     if newest is None or plan is None:
         raise ConfigError(
             f"{adapters.pipeline.name} has no open turn in its lane {adapters.store.lane}: nothing to void"

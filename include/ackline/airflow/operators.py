@@ -226,8 +226,7 @@ class ReplayOperator(SparkSubmitOperator):
 
         with self._opened(context) as adapters:
             self.log.info("settings in force: %s", effective_settings(adapters))
-            newest = adapters.store.newest()
-            plan = adapters.store.open_plan(newest) if newest else None
+            _, plan = adapters.newest_and_open_plan()
             if plan is not None and not plan.empty and not adapters.store.has_outcomes(plan.turn):
                 self._reschedule_if_held(
                     adapters, plan
@@ -240,8 +239,7 @@ class ReplayOperator(SparkSubmitOperator):
 
     def _reschedule_while_held(self, context: Context) -> None:
         with self._opened(context) as adapters:
-            newest = adapters.store.newest()
-            plan = adapters.store.open_plan(newest) if newest else None
+            _, plan = adapters.newest_and_open_plan()
             if plan is not None:
                 self._reschedule_if_held(adapters, plan)
 

@@ -150,4 +150,4 @@ def _logs(
     for tp, log_bounds in bounds.items():
         if log_bounds.end < lane[tp].state.complete_to:
             raise other_log_error(adapters, tp, f"ends at {log_bounds.end}, below {lane[tp].state.complete_to}")
-    return {tp: LogBounds(found.start, found.end, found.leader_epoch) for tp, found in bounds.items()}
+    return bounds

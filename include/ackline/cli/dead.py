@@ -7,12 +7,13 @@ from typing import Annotated, Any
 
 import typer
 
-from ackline.actions.dead import DeadRecord, FoundLetter, dead_classes, dead_record
+from ackline.actions.dead import DeadRecord, dead_classes, dead_record
 from ackline.backfill.form import ERROR_CLASS, FROM, ID, MAX_RATE, MAX_RECORDS, REASON, TO, request_of
 from ackline.cli import formats, tables
 from ackline.cli.backfill import Session, Wait, new_id, perform
 from ackline.cli.options import DryRun, Json, Lane, Name, Now, Yes, opened, time_of, with_fields
 from ackline.errors import ConfigError
+from ackline.kafka.dead_letters import FoundLetter
 from ackline.ledger.offsets import TopicPartition
 from ackline.ledger.outcomes import Outcome
 from ackline.ledger.turns import LIVE

@@ -31,8 +31,7 @@ def send_answer(adapters: Adapters, tokens: Sequence[Token], value: str) -> str:
 
 
 def _check_read(adapters: Adapters, topic: str) -> None:
-    newest = adapters.store.newest()
-    plan = adapters.store.open_plan(newest) if newest is not None else None
+    newest, plan = adapters.newest_and_open_plan()
     position = newest.answers.position if newest is not None and newest.answers is not None else None
     if plan is not None and plan.ack_position is not None:
         position = plan.ack_position  # the newest settlement may be of the topic before

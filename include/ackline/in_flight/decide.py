@@ -63,7 +63,8 @@ def decide_answers(
     """
     rows_of_lane: dict[TopicPartition, SettledPartition | PlannedPartition] = {**before.partitions, **plan.partitions}
     topic_ids = {tp: row.topic_id for tp, row in rows_of_lane.items()}
-    in_flight = _in_flight(plan, states)
+    runs = {tp: states[tp].pending.of_kind(PendingKind.IN_FLIGHT) for tp in plan.partitions}
+    in_flight = {tp: _InFlight(waiting, waiting.attempts) for tp, waiting in runs.items() if waiting}
     judge = _Judge(
         adapters, plan, topic_ids, adapters.token_keys or (), adapters.store.ledger_id(), wanted.at, in_flight
     )
@@ -78,21 +79,12 @@ def decide_answers(
     return rows, AnswerReport(wanted.after, dict(judge.counts), warnings)
 
 
-def _in_flight(plan: Plan, states: Mapping[TopicPartition, PartitionState]) -> "dict[TopicPartition, _InFlight]":
-    runs = {tp: states[tp].pending.of_kind(PendingKind.IN_FLIGHT) for tp in plan.partitions}
-    return {tp: _InFlight.of(waiting) for tp, waiting in runs.items() if waiting}
-
-
 @dataclass(frozen=True, slots=True)
 class _InFlight:
     """The records of a partition that are in flight."""
 
     runs: PendingRuns
     attempts: Int64s
-
-    @classmethod
-    def of(cls, runs: PendingRuns) -> "_InFlight":
-        return cls(runs, runs.attempts)
 
     def attempt_at(self, offset: int) -> int | None:
         """Returns the attempt that is in flight at an offset; None if none is."""

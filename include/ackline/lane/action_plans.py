@@ -79,7 +79,7 @@ def _action_logs(
     if kind is TurnKind.SKIP:
         check_not_truncated(adapters, moving, bounds)
     return {
-        tp: (topics[tp.topic].topic_id, LogBounds(log.start, log.end, log.leader_epoch))
+        tp: (topics[tp.topic].topic_id, log)
         for tp, log in bounds.items()
         if tp in moving or (kind is TurnKind.RESET and _floor_is_in(tp, lane[tp], topics[tp.topic].topic_id, log))
     }

@@ -20,7 +20,7 @@ from ackline.lane.lease import TurnLease, WhenHeld
 from ackline.lane.listeners import ListenerThread, load_listener
 from ackline.ledger.offsets import TopicPartition
 from ackline.ledger.tokens import Keys, token_keys_of, warning_of_keys
-from ackline.ledger.turns import LIVE, Plan, TurnId
+from ackline.ledger.turns import LIVE, Plan, Settlement, TurnId
 from ackline.pipeline.arguments import EVERYTHING, RunRequest
 from ackline.pipeline.folder import audit_root
 from ackline.pipeline.functions import PartitionFilter, all_partitions, load_partition_filter
@@ -148,6 +148,11 @@ class Adapters:
     def find_letter(self, topic: str, wanted: LetterId, given_up_at: datetime) -> FoundLetter | None:
         """Returns a dead letter from its topic, as `ackline.kafka.dead_letters.find_letter` does."""
         return find_letter(self.kafka, self.cluster, self.pipeline.kafka.isolation, topic, wanted, given_up_at)
+
+    def newest_and_open_plan(self) -> tuple[Settlement | None, Plan | None]:
+        """Returns the lane's newest settlement, None if it has not begun, and its open plan, None if no turn is."""
+        newest = self.store.newest()
+        return newest, self.store.open_plan(newest) if newest else None
 
     def now(self) -> datetime:
         """Returns the time by which this run decides, in UTC."""

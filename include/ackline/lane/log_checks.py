@@ -63,9 +63,7 @@ def observe_kafka(adapters: Adapters, newest: Settlement | None) -> KafkaView:
         for number, leader in info.partitions.items()
     }
     logs = adapters.cluster.bounds([tp for tp, leader in has_leader.items() if leader])
-    bounds = {
-        tp: LogBounds(logs[tp].start, logs[tp].end, logs[tp].leader_epoch) if tp in logs else None for tp in has_leader
-    }
+    bounds = {tp: logs.get(tp) for tp in has_leader}
     committed = adapters.group.committed(has_leader)
     missing = [name for name in block.named_topics or () if name not in topics]
     named = [TopicPartition(name, number) for name, numbers in (block.partitions or {}).items() for number in numbers]

@@ -56,6 +56,5 @@ class Rounds:
 
     def _ledger_progress(self) -> tuple[TurnId | None, bool]:
         """Returns the ledger's newest turn, and whether the turn after it is claimed."""
-        newest = self._adapters.store.newest()
-        plan = self._adapters.store.open_plan(newest) if newest else None
+        newest, plan = self._adapters.newest_and_open_plan()
         return newest.turn if newest else None, plan is not None and self._adapters.store.has_claim(plan.turn)

@@ -139,8 +139,7 @@ def _log_move(plan: Plan) -> None:
 
 def preview(adapters: Adapters) -> Planned:
     """Returns what `plan` would store; stores nothing. A lane that has not begun is shown at its initial positions."""
-    newest = adapters.store.newest()
-    open_plan = adapters.store.open_plan(newest) if newest else None
+    newest, open_plan = adapters.newest_and_open_plan()
     view = observe_kafka(adapters, newest)
     check_dead_letter_topic(adapters)
     if open_plan:

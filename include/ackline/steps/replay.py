@@ -161,8 +161,7 @@ def replay(adapters: Adapters, spark: "Callable[[], SparkSession]", on_progress:
     longer in the log is closed by a void settlement, and the next turn plans again. Raises TopicChanged, ConfigError,
     TransientError and FatalError.
     """
-    newest = adapters.store.newest()
-    plan = adapters.store.open_plan(newest) if newest else None
+    newest, plan = adapters.newest_and_open_plan()
     if newest is None or plan is None or adapters.store.has_outcomes(plan.turn):
         return Replayed(plan)
     if plan.empty:
@@ -181,8 +180,7 @@ def replay(adapters: Adapters, spark: "Callable[[], SparkSession]", on_progress:
 
 def _is_still_to_replay(adapters: Adapters, plan: Plan) -> bool:
     """Returns whether the plan is still open and has no outcomes: the run that was waited for may have got so far."""
-    newest = adapters.store.newest()
-    still_open = adapters.store.open_plan(newest) if newest else None
+    _, still_open = adapters.newest_and_open_plan()
     return still_open is not None and still_open.turn == plan.turn and not adapters.store.has_outcomes(plan.turn)
 
 

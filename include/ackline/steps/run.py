@@ -155,12 +155,10 @@ def replay_until_records(
         if done.plans:
             # A driver of Airflow does not get the request of its DAG run: the plan of the first turn holds it.
             return plan(replace(adapters, request=RunRequest.of_plan(done.plans[-1].settings)))
-        newest = adapters.store.newest()
-        return Planned(adapters.store.open_plan(newest) if newest else None, adopted=True)
+        return Planned(adapters.newest_and_open_plan()[1], adopted=True)
 
     def end_turn(_: RunResult, turn: TurnId) -> Settlement | None:
-        newest = adapters.store.newest()
-        open_plan = adapters.store.open_plan(newest) if newest else None
+        newest, open_plan = adapters.newest_and_open_plan()
         if newest is not None and open_plan is not None and open_plan.turn == turn:
             report = stored_report(adapters, open_plan)
             counts = report.counts if report else turn_outcomes(adapters, open_plan, report).counts

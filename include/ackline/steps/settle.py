@@ -73,8 +73,7 @@ def settle(
     GroupBusy, GroupMoved and NewerCommit if the floor may not be committed. The settlement is stored by then, and a
     later run commits it.
     """
-    newest = adapters.store.newest()
-    plan = adapters.store.open_plan(newest) if newest else None
+    newest, plan = adapters.newest_and_open_plan()
     mine = plan is not None and (turn in (None, plan.turn) or (and_later and plan.run_id == adapters.run_id))
     stored = settle_turn(adapters, plan, newest) if newest and plan and mine else None
     if stored is not None and on_stored is not None:
