@@ -1,8 +1,9 @@
-"""All records in flight time out in one turn: what that costs in memory."""
+"""Deadlines and answers of many records: what they cost in memory, and that answers for others end no run."""
 
 import tracemalloc
 from dataclasses import replace
 from datetime import timedelta
+from itertools import count
 
 import numpy as np
 import pyarrow as pa
@@ -11,7 +12,8 @@ from ackline.in_flight.ack_topic import range_to_read
 from ackline.in_flight.decide import decide_answers
 from ackline.ledger.pending import PendingKind, PendingRuns, PendingState, microseconds
 from ackline.tables.rows import decision_rows
-from tests.support.memory_answers import NOON, TP, AnsweredLane
+from tests.support.memory_answers import NOON, TP, WAITS, AnsweredLane
+from tests.support.memory_backfill import MemoryBackfill
 
 RECORDS = 40_000
 LIMIT = 300
@@ -39,3 +41,25 @@ def test_many_timeouts_take_less_than_300_bytes_each() -> None:
         tracemalloc.stop()
     assert (table.num_rows, report.counts) == (RECORDS, {"timed_out": RECORDS})
     assert (peak + pa.total_allocated_bytes() - arrow) / RECORDS < LIMIT
+
+
+TURNS = 20
+
+
+def test_a_run_of_a_backfill_ends_while_answers_for_others_keep_coming() -> None:
+    live = AnsweredLane(WAITS, WAITS)
+    lane = MemoryBackfill(live, "b", "orders")
+    lane.run()
+    live.answer_with("for another lane", "ack")
+    turns = count()
+
+    def hook(operation: str, when: str) -> None:
+        if (operation, when) == ("settlement", "after"):
+            live.answer_with("for another lane", "ack")
+            assert next(turns) < TURNS, "the run does not end"
+
+    account = lane.run(lane.adapters(hook=hook))
+    assert (account.pending["in_flight"], next(turns)) == (2, 1)
+    live.answer(0)
+    account = lane.run(lane.adapters(hook=hook))
+    assert (account.pending["in_flight"], account.outcomes) == (1, {"acked": 1})

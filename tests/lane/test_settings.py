@@ -1,4 +1,4 @@
-"""Settings that change: guarantee and isolation level with nothing pending, and others from the next turn on."""
+"""Settings: which may change between turns and while one is open, and how those in force are shown."""
 
 from dataclasses import replace
 from typing import Any
@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from ackline.errors import ConfigError
+from ackline.lane.settings import effective_settings
 from ackline.ledger.turns import TurnKind
 from ackline.steps import replay
 from tests.support.memory_adapters import no_session
@@ -66,3 +67,22 @@ def test_i6_the_plan_decides_whether_a_dead_record_of_an_open_turn_gets_a_letter
     lane.settings["dead_letter"] = now
     lane.settle()
     assert (len(lane.letters()), lane.settled().counts) == (letters, {"failed": 1, "dead": 1})
+
+
+def test_settings_in_force_are_all_of_them_on_one_line_and_properties_by_name_only() -> None:
+    lane = MemoryLane(
+        topics=("orders", "payments"),
+        streams=[{"name": "paid", "topics": ["orders"], "handler": "a:b"}],
+        kafka={"properties": {"sasl.password": "canary", "client.id": "abc"}},
+    )
+    adapters = lane.adapters(kafka={"bootstrap.servers": "memory", "sasl.password": "canary", "ssl.key.pem": "canary"})
+    line = effective_settings(adapters)
+    assert "\n" not in line
+    assert "canary" not in line
+    settings = line.split(" ")
+    for setting in (
+        "guarantee=at_least_once", "record_outcomes=true", "kafka.topics=[orders,payments]", "retry.period=60s",
+        "kafka.properties=[client.id,sasl.password]", "kafka.bootstrap_servers=memory",
+        "kafka.connection.properties=bootstrap.servers,sasl.password,ssl.key.pem", "streams.0.name=paid",
+    ):  # fmt: skip
+        assert setting in settings, line
