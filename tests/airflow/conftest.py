@@ -1,4 +1,4 @@
-"""Fixtures of the DAG tests: a project, an Airflow without servers, and names."""
+"""Fixtures of the DAG tests: a project, an Airflow without servers and one with them, and names."""
 
 import uuid
 
@@ -6,6 +6,7 @@ import pytest
 
 from ackline.local.broker import Broker
 from tests.airflow.project import AirflowCommand, Project
+from tests.airflow.served import migrate
 from tests.conftest import MakeTopic
 
 
@@ -18,7 +19,9 @@ def project(broker: Broker, tmp_path_factory: pytest.TempPathFactory) -> Project
 @pytest.fixture(scope="session")
 def airflow(tmp_path_factory: pytest.TempPathFactory) -> AirflowCommand:
     """An Airflow that runs DAGs as `airflow dags test` does."""
-    return AirflowCommand(tmp_path_factory.mktemp("airflow"))
+    home = tmp_path_factory.mktemp("airflow")
+    migrate(home)
+    return AirflowCommand(home)
 
 
 @pytest.fixture

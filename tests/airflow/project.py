@@ -139,6 +139,9 @@ class AirflowCommand:
 
     def __init__(self, home: Path) -> None:
         self.home = home
+
+    def migrate(self) -> None:
+        """Make Airflow's database."""
         self._done("db", "migrate", env={})
 
     def test(

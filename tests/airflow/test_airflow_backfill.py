@@ -4,7 +4,6 @@ import json
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -14,11 +13,10 @@ from ackline.airflow.interval import Interval
 from ackline.backfill.run import Backfill, find_backfill
 from ackline.local.airflow_api import ENDED, POLL_SECONDS
 from ackline.local.airflow_servers import LocalAirflow
-from ackline.local.broker import Broker
 from ackline.local.processes import wait_until
 from ackline.tables.store import LedgerStore
 from ackline.verify.check import Sources, check
-from tests.airflow.project import Project, served_airflow
+from tests.airflow.project import Project
 from tests.e2e import wire
 from tests.e2e.documents import blocks, section
 
@@ -28,19 +26,16 @@ DAYS = [TODAY - timedelta(days=days) for days in (5, 4, 3)]
 """The starts of the three intervals of the backfill, younger than the broker's retention. The second has no record."""
 
 
-@pytest.fixture(scope="module")
-def project(broker: Broker, tmp_path_factory: pytest.TempPathFactory) -> Project:
+@pytest.fixture
+def project(served_project: Project) -> Project:
     """The project that Airflow runs."""
-    project = Project(tmp_path_factory.mktemp("intervals"), broker.bootstrap)
-    project.pipelines.mkdir(parents=True)
-    return project
+    return served_project
 
 
-@pytest.fixture(scope="module")
-def airflow(project: Project, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalAirflow]:
-    """A real Airflow with a triggerer."""
-    with served_airflow(tmp_path_factory.mktemp("airflow-backfill"), project, triggerer=True) as airflow:
-        yield airflow
+@pytest.fixture
+def airflow(served: LocalAirflow) -> LocalAirflow:
+    """The Airflow that serves the project, with a triggerer."""
+    return served
 
 
 class Intervals:

@@ -15,12 +15,11 @@ import pytest
 
 from ackline.local.airflow_api import POLL_SECONDS
 from ackline.local.airflow_servers import LocalAirflow
-from ackline.local.broker import Broker
 from ackline.local.processes import wait_until
 from ackline.tables.lease import ProcessIdentity
 from ackline.tables.queries import AuditFilter, audit_rows
-from tests.airflow.project import CANARY, SLOW_HANDLER, Project, drivers, produce, served_airflow
-from tests.airflow.statsd_receiver import Received, receiver
+from tests.airflow.project import CANARY, SLOW_HANDLER, Project, drivers, produce
+from tests.airflow.statsd_receiver import Received
 from tests.conftest import MakeTopic
 from tests.e2e.wire import commit_offset, delete_records
 
@@ -82,27 +81,19 @@ class Own(Listener):
 
 
 @pytest.fixture(scope="module")
-def scheduled(broker: Broker, tmp_path_factory: pytest.TempPathFactory) -> Project:
-    """The project that the scheduler runs; one of its files is broken."""
-    project = Project(tmp_path_factory.mktemp("scheduled"), broker.bootstrap)
-    project.pipelines.mkdir(parents=True)
-    (project.pipelines / "broken.yaml").write_text("name: broken\nguarantee: exactly_once\n")
-    (project.include / "slow_handler.py").write_text(SLOW_HANDLER)
-    return project
+def scheduled(served_project: Project) -> Iterator[Project]:
+    """The project that the scheduler runs; one of its files is broken as long as the tests of this file run."""
+    broken = served_project.pipelines / "broken.yaml"
+    broken.write_text("name: broken\nguarantee: exactly_once\n")
+    (served_project.include / "slow_handler.py").write_text(SLOW_HANDLER)
+    yield served_project
+    broken.unlink()
 
 
 @pytest.fixture(scope="module")
-def statsd() -> Iterator[Received]:
-    """What the tasks of the scheduler's runs send to StatsD."""
-    with receiver() as received:
-        yield received
-
-
-@pytest.fixture(scope="module")
-def airflow(scheduled: Project, statsd: Received, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalAirflow]:
-    home = tmp_path_factory.mktemp("airflow-stack")
-    with served_airflow(home, scheduled, statsd.environment) as airflow:
-        yield airflow
+def airflow(scheduled: Project, served: LocalAirflow) -> LocalAirflow:
+    """The Airflow that serves the project."""
+    return served
 
 
 def test_the_cron_of_a_pipeline_fires_beside_a_broken_one_that_is_named(

@@ -42,11 +42,16 @@ assert jvm.wait() == 0  # it has written the archive
 _SECONDS = 240
 
 
+def digest(text: str) -> str:
+    """Returns a short name for a text."""
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
 def archive() -> Path:
     """Returns the file of the archive for this Java and this pyspark, whether it exists or not."""
     java = os.environ.get("JAVA_HOME") or shutil.which("java") or ""
     places = f"{Path(java).resolve()}\0{pyspark.__path__[0]}\0{pyspark.__version__}"
-    return cache_folder().parent / f"class-data-{hashlib.sha256(places.encode()).hexdigest()[:12]}.jsa"
+    return cache_folder().parent / f"class-data-{digest(places)}.jsa"
 
 
 def options() -> str:

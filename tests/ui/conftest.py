@@ -3,14 +3,11 @@
 `spark` is the Spark session; pytest finds it by name.
 """
 
-from collections.abc import Iterator
-
 import pytest
 
 from ackline.ledger.offsets import TopicPartition
 from ackline.local.airflow_servers import LocalAirflow
-from ackline.local.broker import Broker
-from tests.airflow.project import ROOT, Project, served_airflow
+from tests.airflow.project import Project
 from tests.e2e.fixtures import spark
 from tests.ui.stored_lanes import StoredPartition, write_lane
 
@@ -21,9 +18,9 @@ HOSTILE = "<script>document.title = 'owned'</script>\u202egnitsixe ton\u202c \u2
 
 
 @pytest.fixture(scope="session")
-def project(broker: Broker, tmp_path_factory: pytest.TempPathFactory) -> Project:
+def project(served_project: Project) -> Project:
     """The project whose page is served: `orders` has failures and loses to retention, `payments` is up to date."""
-    project = Project(tmp_path_factory.mktemp("page-project"), broker.bootstrap)
+    project = served_project
     for name in ("orders", "payments"):
         project.write(name, name, schedule=None)
     orders = {
@@ -39,14 +36,9 @@ def project(broker: Broker, tmp_path_factory: pytest.TempPathFactory) -> Project
     return project
 
 
-@pytest.fixture(scope="module")
-def airflow(project: Project, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalAirflow]:
+@pytest.fixture(scope="session")
+def airflow(project: Project, served: LocalAirflow) -> LocalAirflow:
     """The Airflow of the project. Its viewer may not read the DAG of `payments`."""
-    auth = {
-        "AIRFLOW__CORE__AUTH_MANAGER": "tests.ui.partial_auth.PartialAuthManager",
-        "PYTHONPATH": str(ROOT),
-    }
-    with served_airflow(tmp_path_factory.mktemp("airflow-page"), project, auth) as airflow:
-        airflow.wait_for_dag("replay__orders")
-        airflow.wait_for_dag("replay__payments")
-        yield airflow
+    served.wait_for_dag("replay__orders")
+    served.wait_for_dag("replay__payments")
+    return served
