@@ -98,11 +98,14 @@ def check_settings_unchanged(adapters: Adapters, newest: Settlement) -> None:
 
 def check_open_plan_settings(adapters: Adapters, plan: Plan) -> None:
     """Raises ConfigError if an open plan would be handed out under another guarantee or isolation level than its own,
-    or without the ack topic in which it reads the answers.
+    without the ack topic in which it reads the answers, or with handlers that belong to other steps.
 
-    A plan that was made at most once may have been handed out already.
+    A plan that was made at most once may have been handed out already. The turn runs by the steps of its plan and the
+    handlers of the file (`ackline.pipeline.turn_settings`): a source that emits to a stream that no step of the plan
+    takes would fail or drop its records.
     """
     changes, ack_topic = _changes(adapters, plan.settings), adapters.pipeline.ack_topic
+    changes += _changed_steps(adapters.pipeline.settings(), plan.settings)
     if plan.ack_position is not None and plan.ack_position.topic != ack_topic:
         changes.append(("ack_topic", plan.ack_position.topic, str(ack_topic)))
     for key, old, new in changes:
@@ -111,6 +114,18 @@ def check_open_plan_settings(adapters: Adapters, plan: Plan) -> None:
             f"{void_advice(plan.turn)}",
             key=key,
         )
+
+
+def _changed_steps(now: Mapping[str, Any], before: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+    """Returns the key `steps`, with the names of the steps, if they differ in more than their handlers."""
+
+    def wiring(settings: Mapping[str, Any]) -> list[dict[str, Any]]:
+        return [{key: step[key] for key in step if key != "handler"} for step in settings.get("steps") or ()]
+
+    def names(settings: Mapping[str, Any]) -> str:
+        return ", ".join(step["name"] for step in settings.get("steps") or ()) or "none"
+
+    return [] if wiring(now) == wiring(before) else [("steps", names(before), names(now))]
 
 
 def _changes(adapters: Adapters, before: Mapping[str, Any]) -> list[tuple[str, str, str]]:

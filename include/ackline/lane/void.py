@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
-from ackline.errors import FatalError, RangeGone, TopicChanged, TurnVoided
+from ackline.errors import ConfigError, FatalError, RangeGone, TopicChanged, TurnVoided
 from ackline.lane.adapters import Adapters
 from ackline.ledger.metrics import fetch_metrics
 from ackline.ledger.offsets import TopicPartition
@@ -121,6 +121,24 @@ def void_advice(turn: TurnId) -> str:
     """Returns the sentence that names the way out of an open turn."""
     lane = "" if turn.lane == LIVE else f" --lane {turn.lane}"
     return f"If the turn can't be carried out, close it with `ackline void {turn.pipeline}{lane} --reason …`"
+
+
+@contextmanager
+def advises_void_if_file_changed(adapters: Adapters, plan: Plan) -> Iterator[None]:
+    """Adds `void_advice` to a ConfigError if the pipeline file differs from the settings of the plan.
+
+    Such an error advises to change the file, which is no way out of a turn that runs by the settings of its plan.
+    """
+    try:
+        yield
+    except ConfigError as error:
+        now = adapters.pipeline.settings()
+        if any(now[key] != value for key, value in plan.settings.items() if key in now):
+            error.add_advice(
+                f"{plan.turn} runs by the settings of its plan. The file has changed since, and counts from the next "
+                f"turn on. {void_advice(plan.turn)}"
+            )
+        raise
 
 
 @contextmanager

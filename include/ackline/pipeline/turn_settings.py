@@ -50,7 +50,7 @@ def pipeline_of_turn(file: Pipeline, plan: Plan) -> Pipeline:
         keys = ", ".join(sorted({str(problem["loc"][0]) for problem in error.errors() if problem["loc"]}))
         raise ConfigError(
             f"{plan.turn} is open, and this version can't read the settings of its plan ({keys}); settle it with the "
-            f"version that planned it"
+            f"version that planned it, or close it with `ackline void {plan.turn.pipeline} --reason …`"
         ) from None
     settings: Mapping[str, Any] = {name: getattr(stored, name) for name in _FIELDS}
     steps = settings["steps"]

@@ -25,7 +25,15 @@ from ackline.lane.claim import claim, record_lost, refuse_retries, retry_report,
 from ackline.lane.log_checks import check_planned_ranges
 from ackline.lane.new_plan import check_open_plan_settings
 from ackline.lane.turn_metrics import keeps_outcome_rows
-from ackline.lane.void import advises_void, check_not_voided, close_if_waived, void_advice, void_turn, waive
+from ackline.lane.void import (
+    advises_void,
+    advises_void_if_file_changed,
+    check_not_voided,
+    close_if_waived,
+    void_advice,
+    void_turn,
+    waive,
+)
 from ackline.ledger.metrics import TurnReport
 from ackline.ledger.offsets import TopicPartition, count, subtract
 from ackline.ledger.outcomes import ErrorClass, Outcome
@@ -194,20 +202,25 @@ def _replay_open_plan(
     # Everything that can refuse the job is checked before the claim. Under at most once, a claimed turn is handed out
     # once or lost, so a registry that is away or a setting that Spark refuses would cost the whole range.
     check_open_plan_settings(adapters, plan)
-    adapters = adapters.of_turn(plan)
-    check_registry(adapters.translation)
-    job = job_of(adapters, plan)
+    once, of_file, job = adapters.pipeline.guarantee == "at_most_once", adapters, None
+    # A turn that was started is handed out by one process and never again. Nothing that refuses a job may keep another
+    # process from storing it as lost.
+    if not (once and adapters.store.has_start_marker(plan.turn)):
+        with advises_void_if_file_changed(of_file, plan):
+            adapters = adapters.of_turn(plan)
+            check_registry(adapters.translation)
+            job = job_of(adapters, plan)
     range_error = _range_error(adapters, plan)
-    once = adapters.pipeline.guarantee == "at_most_once"
-    if range_error is None:
+    if job is not None and range_error is None:
         job = replace(job, exact_from=unreadable_from(adapters, job))
-    if once and range_error is None and not adapters.store.has_start_marker(plan.turn):
-        adapters.check_job(spark, job)
+        if once:
+            with advises_void_if_file_changed(of_file, plan):
+                adapters.check_job(spark, job)
     if once and not _claim_or_waive(adapters, plan, newest, range_error):
         return _close_waived_turn(adapters, plan, newest, range_error)
     # A claimed plan goes through the start marker although it can't be read, so that one process alone decides that it
     # is lost.
-    if once and not take_start_marker(adapters, plan):
+    if (once and not take_start_marker(adapters, plan)) or job is None:
         return Replayed(plan)
     result = range_error or _carry_out(adapters, plan, newest, job, spark, on_progress)
     if isinstance(result, RangeGone | TopicChanged):

@@ -96,7 +96,8 @@ def settle_turn(adapters: Adapters, plan: Plan, before: Settlement) -> Settlemen
     Returns what was stored; None if another process has taken number n, to settle the turn or to void it.
     Raises NoProof, TooManyFailures and RetentionPassed.
     """
-    adapters = adapters.of_turn(plan)
+    if plan.kind is TurnKind.RUN:
+        adapters = adapters.of_turn(plan)
     if close_if_waived(adapters, plan, before):
         return None
     # Only the stored outcomes prove that the whole range was handled. The state of an Airflow task does not: it can be

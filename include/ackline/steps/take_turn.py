@@ -60,6 +60,8 @@ def take_turn(
     for newest in rounds:
         open_plan = adapters.store.open_plan(newest) if newest else None
         if newest and open_plan:
+            # Before a waived turn is closed: a void settlement at an earlier time would move the lane's clock back.
+            check_clock(adapters, newest.settled_at)
             # The process that has waived a turn may have died before it could close it. Any process closes it.
             if close_if_waived(adapters, open_plan, newest) or end(open_plan, newest):
                 continue
