@@ -1,5 +1,7 @@
 """An open turn that an operator closes as void, also beside processes that work on it (I7, I9, I11)."""
 
+from datetime import timedelta
+
 import pytest
 
 from ackline.actions import void as operator_void
@@ -155,6 +157,18 @@ def test_i11_a_waived_turn_is_closed_by_any_process_that_meets_it(closes: str) -
     lane.perform(TurnKind.RESUME)
     lane.run()
     assert (lane.offsets(), lane.committed()) == ([0], 1)
+
+
+def test_a_waived_turn_is_not_closed_at_a_time_before_the_last_turn() -> None:
+    """Its void settlement would move the clock of the lane back, and every later turn with it."""
+    lane = MemoryLane(OK, OK, guarantee=AT_MOST_ONCE).after_run()
+    lane.produce(OK)
+    lane.plan()
+    stopped(lane, void_by, "claim", AFTER).kill()
+    lane.world.now -= timedelta(hours=5)
+    past = lane.world.now
+    with pytest.raises(ConfigError, match="--now .* is before the last turn"):
+        lane.run(lane.adapters(fixed_now=past))
 
 
 def test_i1_the_end_of_a_waived_turn_is_not_committed() -> None:

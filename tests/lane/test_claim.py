@@ -84,6 +84,19 @@ def test_s50_of_a_claimed_turn_that_is_lost_idle_partitions_have_lost_nothing() 
     assert {tp: [(row.offset, row.end) for row in lost] for tp, lost in rows.items()} == {TP1: [(0, 1)]}
 
 
+def test_s50_of_a_started_turn_what_was_not_reported_is_lost_although_its_job_can_not_be_built_any_more() -> None:
+    """The turn runs by the outputs of its plan; the topic of one is gone, and so is the process that handed out."""
+    lane = once(OK, outputs=[{"from": "source", "topic": "out"}], lost_after="0s")
+    lane.create("out")
+    planned = lane.plan()
+    claim.claim(lane.adapters(), planned, lane.newest(), publish_settled)
+    assert claim.take_start_marker(lane.adapters(), planned)
+    del lane.world.topics["out"]
+    lane.settings["outputs"] = None
+    lane.run()
+    assert (lane.ranges(Outcome.LOST), lane.calls(), lane.committed()) == ([(0, 1)], [], 1)
+
+
 def test_s50_a_claimed_range_that_retention_has_deleted_is_lost_and_not_void() -> None:
     lane = once(OK, OK, OK)
     claim.claim(lane.adapters(), lane.plan(), lane.newest(), publish_settled)

@@ -37,6 +37,31 @@ def test_the_guarantee_does_not_change_while_records_are_pending_but_by_a_reset(
     assert lane.floor() == 1
 
 
+def test_changed_steps_are_refused_while_a_turn_is_open_and_other_handlers_are_not() -> None:
+    """The source of the file would emit to streams that no step of the plan takes: its records would fail, or drop."""
+    step = {"name": "price", "handler": "a:price", "input": "source.items", "group_by": "key"}
+    lane = MemoryLane(OK, steps=[step])
+    lane.plan()
+    lane.settings["steps"] = [step | {"input": "source.lines"}]
+    with pytest.raises(ConfigError, match=r"steps was changed from price to price while .* is open; .*ackline void"):
+        lane.replay()
+    lane.settings["steps"] = [step | {"handler": "a:other"}]
+    lane.run()
+    assert lane.settled().counts == {"acked": 1}
+
+
+def test_an_error_that_a_changed_file_can_not_mend_names_the_way_out() -> None:
+    lane = MemoryLane(OK, outputs=[{"from": "source", "topic": "out"}])
+    lane.create("out")
+    lane.plan()
+    del lane.world.topics["out"]
+    lane.settings["outputs"] = None
+    with pytest.raises(
+        ConfigError, match="out of pipeline lane does not exist.* runs by the settings of its plan.*ackline void"
+    ):
+        lane.replay()
+
+
 def test_outputs_that_are_added_to_the_file_under_an_open_turn_wait_for_the_next_turn() -> None:
     """The open turn keeps no rows of outcomes, so no staged row would be found to be of an acked record."""
     lane = MemoryLane(OK, guarantee=NO_GUARANTEE, record_outcomes=False, dead_letter="none")
