@@ -167,7 +167,7 @@ def test_a_waived_turn_is_not_closed_at_a_time_before_the_last_turn() -> None:
     stopped(lane, void_by, "claim", AFTER).kill()
     lane.world.now -= timedelta(hours=5)
     past = lane.world.now
-    with pytest.raises(ConfigError, match="--now .* is before the last turn"):
+    with pytest.raises(ConfigError, match=r"--now .* is before the last turn"):
         lane.run(lane.adapters(fixed_now=past))
 
 

@@ -56,9 +56,7 @@ def test_an_error_that_a_changed_file_can_not_mend_names_the_way_out() -> None:
     lane.plan()
     del lane.world.topics["out"]
     lane.settings["outputs"] = None
-    with pytest.raises(
-        ConfigError, match="out of pipeline lane does not exist.* runs by the settings of its plan.*ackline void"
-    ):
+    with pytest.raises(ConfigError, match=r"out of .* does not exist.* by the settings of its plan.*ackline void"):
         lane.replay()
 
 
