@@ -7,7 +7,7 @@ A handler belongs to one of three tiers with the same semantics:
 - Arrow: a function of a `pyarrow.RecordBatch` that returns an outcome for each row (`arrow_handler`).
 - column: a function of a Spark DataFrame that returns a column of outcomes; records stay in the JVM (`column_handler`).
 
-Nothing here needs Spark. `ackline.spark.handlers` calls the handlers.
+Nothing here needs Spark. `ackline.worker.call` calls the handlers.
 """
 
 import functools
