@@ -31,8 +31,8 @@ SECONDS = 280.0
 QUICK_START = {"spark.executor.extraJavaOptions": class_data.options()}
 HANDLER = '''
 import json, os, time
+import journal
 from ackline import Record
-from tests.support import journal
 
 def handle(record: Record) -> None:
     """Writes the call into the journal. For a record with a gate, waits until its file is there."""
@@ -126,6 +126,8 @@ class Lane:
             "spark": spark,
         }
         (self.private / f"{self.module}.py").write_text(handler)
+        # Executors get the folder of the handlers, and nothing of the tests.
+        (self.private / "journal.py").write_text(Path(str(journal.__file__)).read_text())
         (self.private / "pipelines" / "pipeline.yaml").write_text(yaml.safe_dump(settings))
 
     @property
