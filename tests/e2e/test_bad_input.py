@@ -258,7 +258,9 @@ def test_tables_that_can_not_be_read_are_named_and_stop_each_command_that_reads_
             shutil.rmtree(lane.audit)
             shutil.copytree(kept, lane.audit)
             damage(Path(lane.tables, name))
-            for command in affected:
+            # The log's statistics show that no turn is void, so `audit` opens no file of settlements.
+            opened = damage not in (missing_files, torn_files) or name != "settlements"
+            for command in affected if opened else [each for each in affected if each != "audit"]:
                 error = refusal(lane, 1, command, lane.name)
                 assert f"ackline: the table {name} at {lane.tables}/{name} " in error, (damage.__name__, command)
                 assert "<unknown>" not in error

@@ -64,9 +64,9 @@ class Entered:
         """Returns the name of a field as the user has seen it."""
         return field.option if self.by_option else field.name
 
-    def wrong(self, field: Field, problem: str, value: str = "") -> ConfigError:
+    def wrong(self, field: Field, problem: str, value: str | None = None) -> ConfigError:
         """Returns the error that names a field, its value on a command line, and what is wrong with it."""
-        shown = f" {value[:120]}" if value and self.by_option else ""
+        shown = f" {value}" if value is not None and self.by_option else ""
         return ConfigError(f"{self.label(field)}{shown}: {problem}", key=self.label(field))
 
     def value(self, field: Field) -> Any:
