@@ -85,7 +85,7 @@ def main() -> None:
     if not os.environ.get("ACKLINE_DEBUG"):  # an AcklineError quotes what the Kafka client logs, so it is shown once
         logging.getLogger("ackline.kafka.client").addHandler(logging.NullHandler())
     try:
-        formats.call(app)
+        interrupts.call(app)
     except SystemExit as ended:
         if not (interrupts.is_interrupted() and ended.code):
             raise
@@ -95,11 +95,11 @@ def main() -> None:
     except Exception as error:
         if interrupts.is_interrupted():
             _exit_interrupted()
-        if (status := formats.report(error)) is not None:
+        if (status := interrupts.report(error)) is not None:
             sys.exit(status)
         if os.environ.get("ACKLINE_DEBUG"):
             raise
-        formats.print_error(f"{type(error).__name__}: {error} (ACKLINE_DEBUG=1 shows where)")
+        interrupts.print_error(f"{type(error).__name__}: {error} (ACKLINE_DEBUG=1 shows where)")
         sys.exit(1)
 
 

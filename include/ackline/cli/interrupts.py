@@ -1,5 +1,10 @@
-"""Ctrl-C: a command ends with 130 wherever it is, and prints no traceback."""
+"""How a command ends without success: by an error, or by Ctrl-C, with 130 and no traceback wherever it is.
 
+An error is one line on standard error for a person, and with `--json` one object. The module is loaded before all other
+modules of the command, so it imports little.
+"""
+
+import json
 import os
 import signal
 import sys
@@ -8,7 +13,12 @@ import time
 from collections.abc import Callable
 from functools import partial
 from types import FrameType
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from ackline.errors import AcklineError, ConfigError
+
+if TYPE_CHECKING:
+    import typer
 
 INTERRUPTED = 130
 """Exit status after Ctrl-C, the same as shells use."""
@@ -40,8 +50,6 @@ def is_interrupted() -> bool:
 
 def print_stopped() -> None:
     """Prints on standard error, once, that Ctrl-C has stopped the command, and what the next run does."""
-    from ackline.cli.formats import print_error
-
     if _printed.is_set():
         return
     _printed.set()
@@ -80,3 +88,44 @@ def _end() -> NoReturn:
         sys.stderr.write(_SHOW_CURSOR)
         sys.stderr.flush()
     os._exit(INTERRUPTED)
+
+
+def wants_json() -> bool:
+    """Returns whether the command line has `--json`. It is read before the command is parsed, which may fail itself."""
+    return "--json" in sys.argv[1:]
+
+
+def call(app: "typer.Typer") -> None:
+    """Runs the command line. With `--json`, raises what typer would print for a person: wrong options and arguments."""
+    if not wants_json():
+        app()
+        return
+    ended = app(standalone_mode=False)  # the exit status of a command that has ended early, such as --help
+    sys.exit(ended if isinstance(ended, int) else 0)
+
+
+def report(error: Exception) -> int | None:
+    """Print an error of Ackline or of the command's usage. Returns the exit status; None, and prints nothing, for any
+    other error."""
+    usage = getattr(error, "format_message", None)  # of typer's errors
+    if isinstance(error, AcklineError):
+        text, status = str(error), error.exit_status
+    elif usage is not None:
+        text, status = str(usage()), 2
+    else:
+        return None
+    print_error(text, status, error)
+    return status
+
+
+def print_error(text: str, status: int = 1, error: Exception | None = None) -> None:
+    """Print a message, with the place in Kafka or in a file that the error names."""
+    if not wants_json():
+        sys.stderr.write(f"ackline: {text}\n")  # in one write: this process may end beside it
+        return
+    kind = type(error).__name__ if isinstance(error, AcklineError) else "UsageError" if error is not None else "Error"
+    body: dict[str, Any] = {"error": text, "kind": kind, "exit_status": status}
+    body |= {name: getattr(error, name, None) for name in ("topic", "partition", "offset")}
+    if isinstance(error, ConfigError):
+        body |= {"key": error.key, "file": str(error.file) if error.file is not None else None}
+    print(json.dumps(body), file=sys.stderr)
