@@ -17,7 +17,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from ackline.errors import AcklineError
 from ackline.ledger.offsets import TopicPartition
-from ackline.spark import lineage
+from ackline.spark import job as replay_job
 from ackline.spark.session import open_session
 from ackline.ledger.tokens import TokenSigner
 from tests.spark.lab import Lab
@@ -25,14 +25,14 @@ from tests.spark.lab import Lab
 bootstrap, topic, root, secret = sys.argv[1:]
 lab = Lab(open_session(), SimpleNamespace(bootstrap=bootstrap), Path(root), Path("none"), None)
 tp = TopicPartition(topic, 0)
-original = lineage._union
+original = replay_job.manifests_of
 
-def union(parts):
-    whole = original(parts)
-    whole.explain(extended=True)
-    return whole
+def explained(*arguments):
+    manifests = original(*arguments)
+    manifests.explain(extended=True)
+    return manifests
 
-lineage._union = union
+replay_job.manifests_of = explained
 for handler in ("by_word", "column_words", "column_raises"):
     tokens = TokenSigner(secret.encode(), "ledger", lab.job(handler).target.turn, {tp: "id"})
     # Every property of the connection goes where a password would go. A broker without a login accepts this one.
