@@ -3,7 +3,7 @@
 import pytest
 
 from ackline.errors import ConfigError
-from ackline.in_flight.answer import send_answer
+from ackline.in_flight.ack_topic import send_answer
 from ackline.ledger.offsets import TopicPartition
 from ackline.ledger.tokens import parse_token
 from ackline.pipeline.warnings import TopicPolicy

@@ -16,7 +16,7 @@ from ackline.actions.perform import entered_action
 from ackline.cli import formats
 from ackline.cli.options import DryRun, Json, Name, Now, Yes, is_confirmed, opened, show_preview, time_of, with_fields
 from ackline.errors import ConfigError
-from ackline.in_flight.answer import send_answer
+from ackline.in_flight.ack_topic import send_answer
 from ackline.ledger.answers import parse_answer
 from ackline.ledger.tokens import Token, parse_token
 from ackline.pipeline.arguments import is_lane
