@@ -14,6 +14,7 @@ another process has committed.
 import math
 import time
 import uuid
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -80,8 +81,9 @@ class ReplacedError(Exception):
     """Another process has replaced files of a compaction, or changed the protocol of the table. Nothing was stored."""
 
 
-class Compactor(Generic[Table]):
-    """Compacts, vacuums and checkpoints one table. A kind of table overrides the first five methods."""
+class Compactor(ABC, Generic[Table]):
+    """Compacts, vacuums and checkpoints one table. A kind of table gives `commit`, and may override the four methods
+    around it."""
 
     def __init__(self, table: Table, layout: Layout, retention: timedelta) -> None:
         self.table, self.layout, self.retention = table, layout, retention
@@ -99,10 +101,10 @@ class Compactor(Generic[Table]):
         """Returns which files may be merged. It is called after the version of these files was chosen."""
         return lambda _: True
 
+    @abstractmethod
     def commit(self, upon: DeltaTable, actions: Sequence[AddAction | RemoveAction]) -> None:
         """Commits that files replace others. Raises CommitFailedError if a rival may have replaced some of them since
         the version `upon`."""
-        raise NotImplementedError
 
     def keep_unused_for(self, version: DeltaTable) -> timedelta:
         """Returns how long a file stays after the newest version stopped naming it."""
