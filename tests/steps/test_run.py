@@ -1,8 +1,10 @@
 """When a run, or the replay step of a DAG, takes another turn; and a run that is requested to read less."""
 
+from collections.abc import Callable
+
 import pytest
 
-from ackline.errors import ConfigError, RangeGone
+from ackline.errors import ConfigError, RangeGone, TurnVoided
 from ackline.ledger.offsets import TopicPartition
 from ackline.ledger.outcomes import Outcome
 from ackline.ledger.planning import NOT_REQUESTED, ONLY_RETRIES
@@ -13,6 +15,7 @@ from ackline.steps.run import replay_until_records
 from tests.support.memory import AFTER, BEFORE
 from tests.support.memory_adapters import no_session
 from tests.support.memory_lane import FAILS, FAILS_ONCE, OK, TP, TP1, MemoryLane
+from tests.support.memory_void import void
 
 
 def test_the_replay_step_goes_on_over_gaps_to_the_turn_that_settle_is_to_find() -> None:
@@ -40,6 +43,49 @@ def test_the_replay_step_leaves_the_turn_of_another_run_to_that_run() -> None:
     lane.strike("outcomes", other_run_goes_on, AFTER)
     assert run.replay_until_records(lane.adapters(), no_session).calls == 2
     assert (lane.newest().turn.n, lane.calls()) == (1, [(0, 1), (1, 1)])
+
+
+def other_run(lane: MemoryLane, ends_turn: Callable[[], object]) -> Callable[[], None]:
+    """Returns another run, which ends the turn that this one has just planned, and plans the next one."""
+
+    def goes_on() -> None:
+        ends_turn()
+        lane.plan()
+
+    return goes_on
+
+
+@pytest.mark.parametrize(
+    ("then_gap", "turns"), [(False, [1, 3]), (True, [1, 3, 4])], ids=["with records", "without records"]
+)
+def test_a_run_that_lost_its_turn_reports_and_settles_the_turn_that_it_has_replayed(
+    then_gap: bool, turns: list[int]
+) -> None:
+    """The other run settles turn 2 and plans turn 3, so the replay of this one carries out turn 3."""
+    lane = MemoryLane(max_records_per_run=2)
+    lane.log().add_gap(2)
+    lane.produce(OK, OK)
+    if then_gap:
+        lane.log().add_gap(2)
+    lane.produce(OK, OK)
+    lane.plan()
+
+    def ends_turn() -> None:
+        lane.replay()
+        lane.settle()
+
+    lane.strike("settlement", lambda: lane.strike("plan", other_run(lane, ends_turn), AFTER), AFTER)
+    done = run.replay_until_records(lane.adapters(), no_session)
+    assert ([plan.turn.n for plan in done.plans], done.calls) == (turns, 2)
+    assert lane.newest().turn.n == turns[-1] - 1
+
+
+def test_a_run_whose_turn_an_operator_voids_ends_even_if_it_has_replayed_the_next_one() -> None:
+    lane = MemoryLane(OK, OK)
+    lane.strike("plan", other_run(lane, lambda: void(lane)), AFTER)
+    with pytest.raises(TurnVoided, match=r"turn 1 .* was closed as void"):
+        lane.run()
+    assert (lane.newest().kind, lane.calls()) == (TurnKind.VOID, [(0, 1), (1, 1)])
 
 
 def test_what_retention_took_leaves_the_window_to_the_records_behind_it() -> None:

@@ -96,7 +96,11 @@ def take_turns(
 ) -> RunResult:
     """Takes one turn after another: `next_turn`, replay, `end_turn`, and again if `goes_on` with plan and settlement.
 
-    Raises RangeGone after MAX_VOID_TURNS void turns in a row, and what the steps raise.
+    The result, `end_turn` and `goes_on` get the plan that was replayed. It is not the one of `next_turn` if another
+    process has ended that turn in between and planned the next one.
+
+    Raises RangeGone after MAX_VOID_TURNS void turns in a row, TurnVoided if an operator has closed the planned turn in
+    between, and what the steps raise.
     """
     result = RunResult()
     while True:
@@ -109,13 +113,17 @@ def take_turns(
         if on_plan:
             on_plan(planned.plan, planned.adopted)
         replayed = replay(adapters, spark, on_progress)
-        result.plans.append(planned.plan)
+        done = replayed.plan or planned.plan
+        if done.turn != planned.plan.turn:
+            # Another process has ended the planned turn and planned the next one, which this process has replayed.
+            check_not_voided(adapters, planned.plan.turn)
+        result.plans.append(done)
         result.calls += replayed.calls
-        settlement = end_turn(result, planned.plan.turn)
+        settlement = end_turn(result, done.turn)
         result.add(replayed, settlement)
         if len(result.voided) >= MAX_VOID_TURNS:
             raise _too_many_void_turns(adapters, result.voided[-1])
-        if settlement is None or not goes_on(planned.plan, settlement):
+        if settlement is None or not goes_on(done, settlement):
             return result
 
 
