@@ -14,15 +14,12 @@ from ackline.backfill.choose import (
     BY_RETENTION,
     IN_OLDER_TOPIC,
     GoneRange,
-    as_arrays,
-    as_ranges,
     asked_ranges,
-    intersection,
     narrowed_by_time,
     newest_outcomes,
 )
 from ackline.errors import ConfigError
-from ackline.ledger.offsets import LogBounds, OffsetRange, TopicPartition, joined
+from ackline.ledger.offsets import LogBounds, OffsetRange, TopicPartition, arrays_of, intersect, joined, ranges_of
 from ackline.ledger.outcomes import Outcome
 from ackline.ledger.turns import TurnKind
 from ackline.pipeline.arguments import RangeArgument, parse_range
@@ -75,7 +72,7 @@ def test_a_time_narrows_explicit_offsets_and_leaves_out_what_retention_took() ->
 
 @given(RANGES, RANGES)
 def test_an_intersection_holds_what_is_in_both(ranges: list[OffsetRange], others: list[OffsetRange]) -> None:
-    both = as_ranges(intersection(as_arrays(joined(ranges)), as_arrays(joined(others))))
+    both = ranges_of(intersect(arrays_of(joined(ranges)), arrays_of(joined(others)))[:2])
     assert offsets_of(both) == offsets_of(ranges) & offsets_of(others)
 
 
@@ -90,8 +87,8 @@ def test_the_newest_epoch_with_an_outcome_decides_for_each_offset(
     for offset in set().union(*every) if every else ():
         newest = next(number for number, offsets in enumerate(every) if offset in offsets)
         expected |= {offset} if offset in wanted[newest] else set()
-    arrays = [(as_arrays(joined(matching)), as_arrays(joined([*matching, *others]))) for matching, others in epochs]
-    assert offsets_of(as_ranges(newest_outcomes(arrays))) == expected
+    arrays = [(arrays_of(joined(matching)), arrays_of(joined([*matching, *others]))) for matching, others in epochs]
+    assert offsets_of(ranges_of(newest_outcomes(arrays))) == expected
 
 
 def test_s72_exactly_the_dead_ones_of_an_error_class_are_read() -> None:

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from ackline.ledger.backoff import RetryPolicy
 from ackline.ledger.fold import OutcomeRow, PartitionState, Pending, PendingKind, fold
-from ackline.ledger.offsets import LogBounds, OffsetRange, TopicPartition, ValuedRange, ValuedRanges, count, join
+from ackline.ledger.offsets import LogBounds, OffsetRange, TopicPartition, ValuedRange, ValuedRanges, count
 from ackline.ledger.outcomes import Outcome, OutcomeColumns
 from ackline.ledger.pending import PendingRuns
 from ackline.ledger.planning import Limits
@@ -67,9 +67,9 @@ def turns(draw: st.DrawFn) -> Turn:
         if state.kind is PendingKind.DEAD_LETTER and draw(st.booleans()):
             rows.append(OutcomeRow(offset, 0, Outcome.DEAD, after(0)))
     return Turn(
-        PartitionState(complete_to, join(ValuedRange(o, o + 1, state) for o, state in sorted(pending.items()))),
+        PartitionState(complete_to, [ValuedRange(o, o + 1, state) for o, state in sorted(pending.items())]),
         fresh,
-        join(ValuedRange(o, o + 1, attempt) for o, attempt in sorted(retries.items())),
+        tuple(ValuedRange(o, o + 1, attempt) for o, attempt in sorted(retries.items())),
         draw(st.permutations(rows)),
         draw(policies()),
     )
@@ -100,7 +100,7 @@ def naive(turn: Turn) -> NaiveLedger:
 def test_the_fold_gives_the_state_of_the_naive_ledger_in_the_fewest_ranges(turn: Turn) -> None:
     state = turn.fold()
     assert naive(turn).agrees_with(state)
-    assert state.pending == join(state.pending)
+    assert state.pending == state.pending.joined()
     assert sum(state.pending_by_kind().values()) == len(naive(turn).pending)
 
 

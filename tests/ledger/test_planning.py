@@ -13,7 +13,7 @@ from ackline.errors import TopicChanged
 from ackline.ledger import planning
 from ackline.ledger.backoff import RetryPolicy
 from ackline.ledger.fold import PartitionState, Pending, PendingKind
-from ackline.ledger.offsets import LogBounds, OffsetRange, TopicPartition, ValuedRange, count, join
+from ackline.ledger.offsets import LogBounds, OffsetRange, TopicPartition, ValuedRange, count
 from ackline.ledger.planning import Limits, PartitionView, plan_partitions
 from ackline.ledger.turns import PlannedPartition
 from tests.ledger.pure_lane import AT_ONCE, FIRST, Call, PureLane, acks, fails
@@ -189,7 +189,7 @@ def views(draw: st.DrawFn) -> PartitionView:
     end = complete_to + draw(st.integers(0, 25))
     log = None if draw(st.integers(0, 9)) == 0 else LogBounds(min(draw(st.integers(0, 20)), end), end)
     return PartitionView(
-        "id", PartitionState(complete_to, join(pending), above_floor), log, subscribed=draw(st.integers(0, 9)) > 0
+        "id", PartitionState(complete_to, pending, above_floor), log, subscribed=draw(st.integers(0, 9)) > 0
     )
 
 

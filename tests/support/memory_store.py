@@ -11,7 +11,7 @@ from ackline.errors import FatalError, LedgerError
 from ackline.ledger.account import Result, ResultRuns
 from ackline.ledger.answers import AnswerReport
 from ackline.ledger.fold import OutcomeRow
-from ackline.ledger.offsets import Ranges, TopicPartition, join, union
+from ackline.ledger.offsets import Ranges, TopicPartition, union
 from ackline.ledger.outcomes import ErrorClass, Outcome, OutcomeColumns
 from ackline.ledger.turns import LIVE, Marker, MarkerKind, OperatorLoss, Plan, Settlement, TurnId, TurnKind
 from ackline.tables.chosen import DeadRow, OutcomeFilter, RangesByPartition
@@ -32,7 +32,7 @@ def _is_wanted(row: OutcomeRow, run_id: str, wanted: OutcomeFilter | None) -> bo
 
 def _ranges(rows: Sequence[OutcomeRow]) -> Ranges:
     columns = OutcomeColumns.of(rows)
-    return union(columns.offsets, columns.ends)
+    return union((columns.offsets, columns.ends))
 
 
 class MemoryStore(LedgerStore):
@@ -133,8 +133,7 @@ class MemoryStore(LedgerStore):
 
     def store_plan(self, plan: Plan) -> bool:
         """Stores a plan; returns False if its number is taken."""
-        rows = {tp: replace(planned, retries=join(planned.retries)) for tp, planned in sorted(plan.partitions.items())}
-        return self._put("plans", plan.turn, "plan", replace(plan, partitions=rows))
+        return self._put("plans", plan.turn, "plan", replace(plan, partitions=dict(sorted(plan.partitions.items()))))
 
     def store_decisions(
         self,

@@ -2,10 +2,9 @@
 
 from dataclasses import replace
 
-from ackline.backfill.choose import as_ranges
 from ackline.ledger.account import Result
 from ackline.ledger.fold import OutcomeRow
-from ackline.ledger.offsets import OffsetRange, Ranges, TopicPartition
+from ackline.ledger.offsets import OffsetRange, Ranges, TopicPartition, ranges_of
 from ackline.ledger.outcomes import Outcome
 from ackline.ledger.turns import Plan, PlannedPartition, Settlement, TurnKind
 from ackline.tables.chosen import OutcomeFilter
@@ -44,7 +43,7 @@ DECISIONS = {
 
 
 def shown(found: dict[TopicPartition, Ranges]) -> dict[TopicPartition, list[OffsetRange]]:
-    return {tp: as_ranges(ranges) for tp, ranges in found.items()}
+    return {tp: list(ranges_of(ranges)) for tp, ranges in found.items()}
 
 
 def test_s72_terminal_offsets_are_found_by_outcome_class_and_run(tables: Tables) -> None:

@@ -84,7 +84,7 @@ def dead_classes(store: LedgerStore) -> list[DeadClass]:
     for epoch in range(newest.turn.epoch, -1, -1):
         for tp, offset, error_class, at in store.dead_rows(epoch, topic_ids_of([newest])):
             runs = results.get(tp, NO_RUNS)
-            found = int(index_of_range(np.array([offset], dtype=np.int64), (runs.starts, runs.ends))[0])
+            found = int(index_of_range(np.array([offset], dtype=np.int64), runs.ranges)[0])
             if found >= 0 and runs.results[int(runs.codes[found])].outcome == Outcome.DEAD:
                 dead.setdefault((tp, offset), (error_class, at))  # the newest epoch comes first
     classes: dict[str | None, DeadClass] = {}

@@ -186,7 +186,7 @@ def _change_object(tp: TopicPartition, change: PartitionChange) -> ChangeObject:
         partition=tp.partition,
         floor=Both(before=before.floor, after=after.floor),
         complete_to=Both(before=before.complete_to, after=after.complete_to),
-        pending=Both(before=count(before.pending), after=count(after.pending)),
+        pending=Both(before=before.pending.offsets, after=after.pending.offsets),
         paused=Both(before=change.paused[0], after=change.paused[1]),
         skipped=change.skipped,
         handled_again=change.handled_again,
@@ -217,10 +217,10 @@ def _change_text(kind: TurnKind, change: PartitionChange) -> str:
         words = ["paused" if paused else "read" for paused in change.paused]
         return f"{words[0]} → {words[1]}"
     if kind is TurnKind.RETRY:
-        return f"{change.due_now:,} of {count(change.before.pending):,} pending due now"
+        return f"{change.due_now:,} of {change.before.pending.offsets:,} pending due now"
     counts = [f"{change.skipped:,} skipped"] * bool(change.skipped)
     counts += [f"{change.handled_again:,} handled again"] * bool(change.handled_again)
-    pending = [count(state.pending) for state in (change.before, change.after)]
+    pending = [state.pending.offsets for state in (change.before, change.after)]
     floors = f"floor {change.before.floor:,} → {change.after.floor:,}"
     return ", ".join([floors, f"pending {pending[0]:,} → {pending[1]:,}", *counts])
 

@@ -6,28 +6,28 @@ The rules at the top are pure: they take the logs as they are. `choose_offsets` 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from ackline.errors import ConfigError
 from ackline.lane.adapters import Adapters
 from ackline.ledger.account import Chosen
 from ackline.ledger.offsets import (
+    NO_RANGES,
     LogBounds,
     OffsetRange,
     Ranges,
     TopicPartition,
+    arrays_of,
     clipped,
-    count_offsets,
+    count,
+    intersect,
     joined,
-    subtract_ranges,
+    ranges_of,
+    subtract,
     union,
 )
 from ackline.ledger.outcomes import Outcome
 from ackline.ledger.turns import is_backfill
 from ackline.pipeline.arguments import LAST, BackfillArguments, RangeArgument, parse_range
 from ackline.tables.chosen import OutcomeFilter, RangesByPartition
-
-_NONE: Ranges = (np.zeros(0, np.int64), np.zeros(0, np.int64))
 
 
 def asked_ranges(
@@ -92,30 +92,11 @@ def newest_outcomes(epochs: Iterable[tuple[Ranges, Ranges]]) -> Ranges:
 
     `epochs` holds, from the newest epoch to the oldest, the offsets with a wanted outcome and those with any.
     """
-    chosen, covered = _NONE, _NONE
+    chosen, covered = NO_RANGES, NO_RANGES
     for wanted, every in epochs:
-        starts, ends, _ = subtract_ranges(wanted, covered)
-        chosen = union(np.append(chosen[0], starts), np.append(chosen[1], ends))
-        covered = union(np.append(covered[0], every[0]), np.append(covered[1], every[1]))
+        chosen = union(chosen, subtract(wanted, covered)[:2])
+        covered = union(covered, every)
     return chosen
-
-
-def intersection(ranges: Ranges, others: Ranges) -> Ranges:
-    """Returns the offsets that are in both. Each holds sorted, disjoint ranges."""
-    outside = subtract_ranges(ranges, others)[:2]
-    starts, ends, _ = subtract_ranges(ranges, outside)
-    return starts, ends
-
-
-def as_arrays(ranges: Sequence[OffsetRange]) -> Ranges:
-    """Returns ranges as arrays of their starts and ends."""
-    starts, ends = np.array([(part.start, part.end) for part in ranges], dtype=np.int64).reshape(-1, 2).T
-    return starts, ends
-
-
-def as_ranges(arrays: Ranges) -> list[OffsetRange]:
-    """Returns arrays of starts and ends as ranges."""
-    return [OffsetRange(start, end) for start, end in zip(arrays[0].tolist(), arrays[1].tolist(), strict=True)]
 
 
 Logs = Mapping[TopicPartition, LogBounds]
@@ -152,7 +133,7 @@ class Choice:
     @property
     def offsets(self) -> int:
         """How many offsets are chosen."""
-        return sum(count_offsets(chosen.every) for chosen in self.partitions.values())
+        return sum(count(chosen.every) for chosen in self.partitions.values())
 
 
 def choose_offsets(adapters: Adapters, arguments: BackfillArguments) -> Choice:
@@ -204,7 +185,7 @@ def _by_outcome(
     arguments: BackfillArguments,
     topic_ids: Mapping[str, str],
     asked: Mapping[TopicPartition, Sequence[OffsetRange]],
-) -> tuple[dict[TopicPartition, list[OffsetRange]], RangesByPartition]:
+) -> tuple[dict[TopicPartition, Sequence[OffsetRange]], RangesByPartition]:
     """Returns the asked offsets with a wanted outcome, and those of older topics, by partition.
 
     Raises ConfigError if the lane of `--of` has not begun.
@@ -221,10 +202,10 @@ def _by_outcome(
         # What any outcome covers matters only to older epochs: the first epoch has none.
         every = store.terminal_offsets(epoch, topic_ids, None)[0] if epoch else {}
         for tp in {*matching, *every}:
-            epochs.setdefault(tp, []).append((matching.get(tp, _NONE), every.get(tp, _NONE)))
+            epochs.setdefault(tp, []).append((matching.get(tp, NO_RANGES), every.get(tp, NO_RANGES)))
         older |= {tp: ranges for tp, ranges in in_older.items() if tp in asked}
     chosen = {
-        tp: as_ranges(intersection(newest_outcomes(of_tp), as_arrays(asked[tp])))
+        tp: ranges_of(intersect(newest_outcomes(of_tp), arrays_of(asked[tp]))[:2])
         for tp, of_tp in epochs.items()
         if tp in asked
     }
@@ -238,12 +219,12 @@ def _gone(
         yield from (GoneRange(tp, part, BY_RETENTION) for part in clipped(ranges, 0, logs[tp].start))
         yield from (GoneRange(tp, part, BEYOND_END) for part in clipped(ranges, logs[tp].end, LAST))
     for tp, arrays in sorted(older.items()):
-        yield from (GoneRange(tp, part, IN_OLDER_TOPIC) for part in as_ranges(arrays))
+        yield from (GoneRange(tp, part, IN_OLDER_TOPIC) for part in ranges_of(arrays))
 
 
 def _acked_before(adapters: Adapters, chosen: Mapping[TopicPartition, Chosen], topic_ids: Mapping[str, str]) -> int:
     """Returns how many chosen offsets an earlier backfill of the pipeline has acked."""
-    acked: dict[TopicPartition, list[tuple[Ranges, Ranges]]] = {}
+    acked: dict[TopicPartition, list[Ranges]] = {}
     for lane in adapters.store.lanes() if chosen else ():
         if not is_backfill(lane) or lane == adapters.store.lane:
             continue
@@ -251,7 +232,6 @@ def _acked_before(adapters: Adapters, chosen: Mapping[TopicPartition, Chosen], t
         newest = store.newest()
         for epoch in range(newest.turn.epoch + 1) if newest else ():
             for tp, ranges in store.terminal_offsets(epoch, topic_ids, OutcomeFilter(Outcome.ACKED.value))[0].items():
-                acked.setdefault(tp, []).append((ranges, _NONE))
-    every = {tp: newest_outcomes(ranges) for tp, ranges in acked.items() if tp in chosen}
-    common = (intersection(as_arrays(chosen[tp].every), ranges) for tp, ranges in every.items())
-    return sum(int((ends - starts).sum()) for starts, ends in common)
+                acked.setdefault(tp, []).append(ranges)
+    common = (intersect(arrays_of(chosen[tp].every), union(*ranges)) for tp, ranges in acked.items() if tp in chosen)
+    return sum(int((ends - starts).sum()) for starts, ends, _ in common)

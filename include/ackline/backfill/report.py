@@ -8,7 +8,7 @@ from ackline.actions.objects import JsonObject, PartitionObject, RangeObject, Ti
 from ackline.backfill.choose import Choice
 from ackline.backfill.run import Backfill
 from ackline.ledger.account import UNREAD, Account
-from ackline.ledger.offsets import OffsetRange, TopicPartition, count_offsets
+from ackline.ledger.offsets import OffsetRange, TopicPartition, count
 from ackline.pipeline.arguments import id_of
 
 MOST_RANGES = 20
@@ -141,7 +141,7 @@ def _gone(choice: Choice) -> list[str]:
     for gone in choice.gone:
         by_reason.setdefault(f"{gone.tp}, {gone.why}", []).append(gone.offsets)
     return [
-        f"{count_offsets(ranges):,} offsets can't be read any more ({reason}): {_joined(ranges)}."
+        f"{count(ranges):,} offsets can't be read any more ({reason}): {_joined(ranges)}."
         for reason, ranges in sorted(by_reason.items())
     ]
 

@@ -134,6 +134,6 @@ def notify_settled(listener: ListenerThread, plan: Plan, settlement: Settlement,
 def _retried(failed: OutcomeColumns, state: PartitionState) -> list[int]:
     """Returns the failed offsets that get another attempt after the settlement."""
     retries = state.pending.of_kind(PendingKind.RETRY)
-    index = index_of_range(failed.offsets, (retries.starts, retries.ends))
+    index = index_of_range(failed.offsets, retries.ranges)
     offsets: list[int] = failed.offsets[index >= 0].tolist()
     return offsets

@@ -25,7 +25,7 @@ from ackline.errors import RangeGone, RetentionPassed, TopicChanged
 from ackline.lane.adapters import Adapters
 from ackline.ledger.commit_rule import Committed
 from ackline.ledger.fold import OutcomeRow, PendingKind
-from ackline.ledger.offsets import LogBounds, TopicPartition, ValuedRange, join
+from ackline.ledger.offsets import LogBounds, OffsetRange, TopicPartition, arrays_of, clipped, joined, ranges_of, union
 from ackline.ledger.outcomes import Outcome, OutcomeColumns
 from ackline.ledger.planning import PartitionView
 from ackline.ledger.turns import Plan, PlannedPartition, SettledPartition, Settlement
@@ -246,20 +246,16 @@ def stop_if_expired(adapters: Adapters, views: Mapping[TopicPartition, Partition
         raise _retention_passed(adapters, lost, "Nothing was planned")
 
 
-def _lost_ranges(adapters: Adapters, view: PartitionView) -> list[ValuedRange[None]]:
+def _lost_ranges(adapters: Adapters, view: PartitionView) -> tuple[OffsetRange, ...]:
     assert view.log is not None
     start, state = view.log.start, view.state
     # Without a dead-letter topic, a record that waits for its letter is not read again: it becomes `dead`, not expired.
     # A record in flight is not read before its attempt has failed: until then an answer may settle it.
     letters = () if adapters.pipeline.dead_letter_topic else (PendingKind.DEAD_LETTER,)
     not_read_again = (PendingKind.IN_FLIGHT, *letters)
-    pending = [
-        ValuedRange(run.start, min(run.end, start), None)
-        for run in state.pending
-        if run.value.kind not in not_read_again
-    ]
-    unread = [ValuedRange(state.complete_to, start, None)]
-    return list(join(run for run in [*pending, *unread] if run.start < run.end))
+    pending = state.pending.where(lambda pending: pending.kind not in not_read_again)
+    below = pending.within(arrays_of(clipped(None, 0, start)))
+    return joined([*below, *clipped(None, state.complete_to, start)])
 
 
 def expired_rows_error(
@@ -273,7 +269,7 @@ def expired_rows_error(
     if adapters.pipeline.on_expired != "fail":
         return None
     lost = {
-        tp: join(ValuedRange(start, end, None) for start, end in sorted((row.offset, row.end) for row in expired))
+        tp: ranges_of(union((expired.offsets, expired.ends)))
         for tp, found in rows.items()
         if (expired := OutcomeColumns.of(found).with_outcome(Outcome.EXPIRED))
     }
@@ -283,23 +279,20 @@ def expired_rows_error(
 
 
 def _retention_passed(
-    adapters: Adapters, lost: Mapping[TopicPartition, Sequence[ValuedRange[None]]], consequence: str
+    adapters: Adapters, lost: Mapping[TopicPartition, Sequence[OffsetRange]], consequence: str
 ) -> RetentionPassed:
     lost = {tp: runs for tp, runs in sorted(lost.items()) if runs}
     tp, runs = next(iter(lost.items()))
+    where_lost = [f"{tp} {listed(map(str, runs))}" for tp, runs in lost.items()]
     where = f" --topic {tp.topic} --partition {tp.partition}" if len(lost) == 1 else ""
     return RetentionPassed(
-        f"retention took records that were not settled: {listed(map(_ranges, lost, lost.values()))}. {consequence}. "
+        f"retention took records that were not settled: {listed(where_lost)}. {consequence}. "
         f"Go on with `ackline skip {adapters.pipeline.name}{where} --to earliest --reason …`, which records them as "
         f"skipped, or write `on_expired: record`",
         topic=tp.topic,
         partition=tp.partition,
         offset=runs[0].start,
     )
-
-
-def _ranges(tp: TopicPartition, runs: Sequence[ValuedRange[None]]) -> str:
-    return f"{tp} {listed(f'[{run.start}, {run.end})' for run in runs)}"
 
 
 def listed(texts: Iterable[str]) -> str:

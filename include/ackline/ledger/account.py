@@ -20,15 +20,16 @@ from ackline.ledger.fold import PartitionState, PendingKind
 from ackline.ledger.offsets import (
     Int64s,
     OffsetRange,
+    Ranges,
     TopicPartition,
     clipped,
-    count_offsets,
+    count,
     index_of_range,
-    subtract_ranges,
+    ranges_of,
+    subtract,
     union,
 )
 from ackline.ledger.outcomes import Outcome
-from ackline.ledger.pending import ranges_of
 
 UNREAD = "unread"
 """The key of offsets that no turn has read yet, beside the kinds of what is pending."""
@@ -63,7 +64,7 @@ class Account:
     @property
     def offsets(self) -> int:
         """How many offsets were asked for."""
-        return sum(map(count_offsets, self.asked.values()))
+        return sum(map(count, self.asked.values()))
 
     @property
     def settled(self) -> bool:
@@ -93,7 +94,7 @@ def account_of(
         pending.update({kind.value: number for kind, number in state.pending_by_kind().items()})
         pending[PendingKind.RETRY] -= unread
         left = clipped(chosen[tp].ranges, state.complete_to, max((r.end for r in chosen[tp].ranges), default=0))
-        pending[UNREAD] += unread + count_offsets(left)
+        pending[UNREAD] += unread + count(left)
     outcomes = {word: number for word, number in counts.items() if number and Outcome(word).terminal}
     dues = [state.next_due for state in states.values() if state.next_due is not None]
     return Account({tp: of.every for tp, of in chosen.items()}, outcomes, gaps, pending, min(dues, default=None))
@@ -101,7 +102,7 @@ def account_of(
 
 def chosen_of(ranges: tuple[OffsetRange, ...], state: PartitionState) -> Chosen:
     """Returns what a genesis has stored of one partition."""
-    return Chosen(ranges, tuple(ranges_of(state.pending)))
+    return Chosen(ranges, ranges_of(state.pending.ranges))
 
 
 class Result(NamedTuple):
@@ -129,17 +130,22 @@ class ResultRuns:
         starts, ends, codes = np.array(columns, dtype=np.int64).reshape(-1, 3).T
         return cls(starts, ends, codes, tuple(results))
 
+    @property
+    def ranges(self) -> Ranges:
+        """The offsets of the runs, without their results."""
+        return self.starts, self.ends
+
 
 NO_RUNS = ResultRuns.of(())
 
 
 def newest_results(epochs: Iterable[ResultRuns]) -> ResultRuns:
     """Returns the result of each offset in the newest epoch that has one. `epochs` begins with the newest epoch."""
-    parts, covered = [], (NO_RUNS.starts, NO_RUNS.ends)
+    parts, covered = [], NO_RUNS.ranges
     for runs in epochs:
-        starts, ends, index = subtract_ranges((runs.starts, runs.ends), covered)
+        starts, ends, index = subtract(runs.ranges, covered)
         parts.append(ResultRuns(starts, ends, runs.codes[index], runs.results))
-        covered = union(np.append(covered[0], runs.starts), np.append(covered[1], runs.ends))
+        covered = union(covered, runs.ranges)
     return joined_runs(parts)
 
 
@@ -208,7 +214,7 @@ def _pieces(a: ResultRuns, b: ResultRuns) -> tuple[Int64s, Int64s, Int64s, Int64
     """Returns pieces in which neither lane changes its result, and the index of the run of each lane, or -1."""
     bounds = np.unique(np.concatenate([a.starts, a.ends, b.starts, b.ends]))
     starts, ends = bounds[:-1], bounds[1:]
-    return starts, ends, index_of_range(starts, (a.starts, a.ends)), index_of_range(starts, (b.starts, b.ends))
+    return starts, ends, index_of_range(starts, a.ranges), index_of_range(starts, b.ranges)
 
 
 def _changed_runs(

@@ -28,8 +28,10 @@ from ackline.ledger.offsets import (
     Ranges,
     ValuedRange,
     ValuedRanges,
+    arrays_of,
     clipped,
     index_of_range,
+    ranges_of,
     spread,
     subtract,
     union,
@@ -182,11 +184,8 @@ class _Retries:
 
     @classmethod
     def of(cls, retries: ValuedRanges[int]) -> "_Retries":
-        starts, ends, attempts = (
-            np.array([getattr(run, name) for run in retries], dtype=np.int64) for name in ("start", "end", "value")
-        )
-        offsets, index = spread((starts, ends))
-        return cls(offsets, attempts[index])
+        offsets, index = spread(arrays_of(retries))
+        return cls(offsets, np.array([run.value for run in retries], dtype=np.int64)[index])
 
 
 def _check_turn_starts_here(complete_to: int, pending: PendingRuns, fresh: OffsetRange, retries: _Retries) -> None:
@@ -202,7 +201,7 @@ def _check_turn_starts_here(complete_to: int, pending: PendingRuns, fresh: Offse
     # handler must not get the record again.
     made = [state.attempts if state.kind is PendingKind.RETRY else None for state in pending.states]
     next_attempts = np.array([-1 if attempts is None else attempts + 1 for attempts in made], dtype=np.int64)
-    run = index_of_range(retries.offsets, (pending.starts, pending.ends))
+    run = index_of_range(retries.offsets, pending.ranges)
     expected = np.full(len(run), -1, dtype=np.int64)
     expected[run >= 0] = next_attempts[pending.codes[run[run >= 0]]]
     for index in np.flatnonzero(expected != retries.attempts)[:1].tolist():
@@ -243,7 +242,7 @@ def _check_answers_end_attempts(answers: OutcomeColumns, pending: PendingRuns) -
     Otherwise the attempt was ended before: a second end would settle or un-ack a record that is settled, or one that is
     tried again (I4)."""
     made = [state.attempts if state.kind is PendingKind.IN_FLIGHT else -1 for state in pending.states]
-    run = index_of_range(answers.offsets, (pending.starts, pending.ends))
+    run = index_of_range(answers.offsets, pending.ranges)
     in_flight = np.full(len(run), -1, dtype=np.int64)
     in_flight[run >= 0] = np.array(made, dtype=np.int64)[pending.codes[run[run >= 0]]]
     for index in np.flatnonzero(in_flight != answers.attempts)[:1].tolist():
@@ -324,7 +323,7 @@ def _decided_ranges(decisions: OutcomeColumns) -> Ranges:
         raise LedgerError(
             f"the decision at offset {row.offset} is {row.outcome}, which settles nothing", offset=row.offset
         )
-    return union(decisions.offsets, decisions.ends)
+    return union((decisions.offsets, decisions.ends))
 
 
 def _check_each_retry_is_answered(retries: _Retries, attempts: OutcomeColumns, decided: Ranges) -> None:
@@ -340,11 +339,8 @@ def _check_nothing_skipped_over(complete_to: int, start: int, decided: Ranges, c
     """Prove that each offset between `complete_to` and the fresh range has a decision, such as `expired`. The new
     complete_to is above them: without a decision they would be neither settled nor pending (I4). A backfill lane also
     passes over what is no part of it."""
-    passed = [ValuedRange(part.start, part.end, None) for part in clipped(chosen, complete_to, start)]
-    near = (decided[0] < start) & (decided[1] > complete_to)
-    holes = [OffsetRange(*hole) for hole in zip(decided[0][near].tolist(), decided[1][near].tolist(), strict=True)]
-    for skipped in subtract(passed, holes):
+    starts, ends, _ = subtract(arrays_of(clipped(chosen, complete_to, start)), decided)
+    for skipped in ranges_of((starts[:1], ends[:1])):
         raise LedgerError(
-            f"offsets [{skipped.start}, {skipped.end}) would be skipped over: the turn neither read nor decided them",
-            offset=skipped.start,
+            f"offsets {skipped} would be skipped over: the turn neither read nor decided them", offset=skipped.start
         )

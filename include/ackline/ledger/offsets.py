@@ -1,23 +1,13 @@
-"""Topic-partitions, offsets and ranges of offsets, one by one and as arrays. Pure.
+"""Topic-partitions, offsets, and the algebra of offset ranges. Pure.
 
-Topic-partitions, offsets, ranges of offsets, and ranges whose offsets all have the same value.
-
-The ledger keeps what it stores about single offsets as such ranges, so a million neighbours that failed alike cost one
-entry. Every operation here is one pass over sorted sequences. Pure: imports nothing of Kafka, Spark or Delta.
-
-Sorted, disjoint offset ranges as arrays: what `ackline.ledger.offsets` does, for millions of ranges at once. Pure.
-
-Ranges are two int64 arrays, `starts` and `ends` (exclusive). No range is empty.
-
-Which offsets of a partition are part of a lane, and which of them it reads next. Pure.
-
-The live lane holds every offset of a partition. A backfill lane holds the ranges that its genesis has stored, and
-`complete_to` jumps over what is between them. Ranges are sorted and disjoint, and none is empty.
+A range is `[start, end)`. Where there are few, or each has a value, ranges are objects: `OffsetRange`, `ValuedRange`.
+The algebra works on `Ranges`, two arrays, because a turn may leave millions of ranges; `arrays_of` and `ranges_of`
+convert. Except for `union`, each operation takes sorted, disjoint ranges, and is one pass over them.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Generic, NamedTuple, TypeAlias, TypeVar
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -84,58 +74,30 @@ class ValuedRange(Generic[V]):
 
 ValuedRanges: TypeAlias = tuple[ValuedRange[V], ...]
 """Sorted, disjoint ranges, each with its value."""
+AnyRange: TypeAlias = OffsetRange | ValuedRange[Any]
 
 
-def join(valued: Iterable[ValuedRange[V]]) -> ValuedRanges[V]:
-    """The same offsets and values in as few ranges as possible: drops empty ranges, joins touching ones of equal value.
-
-    Raises ValueError if `valued` is not sorted and disjoint.
-    """
-    joined: list[ValuedRange[V]] = []
-    for current in valued:
-        if current.start >= current.end:
-            continue
-        last = joined[-1] if joined else None
-        if last is not None and current.start < last.end:
-            raise ValueError(f"ranges overlap at offset {current.start}")
-        if last is not None and last.end == current.start and last.value == current.value:
-            joined[-1] = replace(last, end=current.end)
-        else:
-            joined.append(current)
-    return tuple(joined)
-
-
-def subtract(valued: Iterable[ValuedRange[V]], holes: Sequence[OffsetRange]) -> Iterator[ValuedRange[V]]:
-    """The offsets of `valued` that are in none of `holes`. Both are sorted and disjoint."""
-    first = 0
-    for current in valued:
-        start = current.start
-        while first < len(holes) and holes[first].end <= start:
-            first += 1
-        # `first` stays on the first hole that reaches into this range: its end may reach into the next range, too.
-        hole = first
-        while hole < len(holes) and holes[hole].start < current.end:
-            if holes[hole].start > start:
-                yield ValuedRange(start, holes[hole].start, current.value)
-            start = max(start, holes[hole].end)
-            hole += 1
-        if start < current.end:
-            yield ValuedRange(start, current.end, current.value)
-
-
-def merge(a: Iterable[ValuedRange[V]], b: Iterable[ValuedRange[V]]) -> ValuedRanges[V]:
-    """The ranges of both. Raises ValueError if an offset is in both."""
-    return join(sorted([*a, *b], key=lambda current: current.start))
-
-
-def count(valued: Iterable[ValuedRange[V]]) -> int:
-    """How many offsets the ranges hold."""
-    return sum(current.end - current.start for current in valued)
+def count(ranges: Iterable[AnyRange]) -> int:
+    """Returns how many offsets the ranges hold."""
+    return sum(map(len, ranges))
 
 
 Int64s: TypeAlias = npt.NDArray[np.int64]
 Bools: TypeAlias = npt.NDArray[np.bool_]
 Ranges: TypeAlias = tuple[Int64s, Int64s]
+"""Starts and exclusive ends of ranges that are sorted and disjoint. None is empty."""
+NO_RANGES: Ranges = (np.zeros(0, np.int64), np.zeros(0, np.int64))
+
+
+def arrays_of(ranges: Iterable[AnyRange]) -> Ranges:
+    """Returns the starts and ends of ranges, without their values."""
+    starts, ends = np.array([(each.start, each.end) for each in ranges], dtype=np.int64).reshape(-1, 2).T
+    return starts, ends
+
+
+def ranges_of(arrays: Ranges) -> tuple[OffsetRange, ...]:
+    """Returns arrays of starts and ends as ranges."""
+    return tuple(OffsetRange(*pair) for pair in zip(arrays[0].tolist(), arrays[1].tolist(), strict=True))
 
 
 def index_of_range(offsets: Int64s, ranges: Ranges) -> Int64s:
@@ -156,17 +118,19 @@ def spread(ranges: Ranges) -> tuple[Int64s, Int64s]:
     return starts[index] + np.arange(len(index)) - first[index], index
 
 
-def union(starts: Int64s, ends: Int64s) -> Ranges:
-    """Returns the offsets of ranges that may overlap and come in any order, as ranges that do not touch."""
-    order = np.argsort(starts, kind="stable")
-    starts, ends = starts[order], np.maximum.accumulate(ends[order])
+def union(*ranges: Ranges) -> Ranges:
+    """Returns the offsets of all ranges, which may be empty, overlap and come in any order, in as few as possible."""
+    starts, ends = (np.concatenate(arrays) for arrays in zip(NO_RANGES, *ranges, strict=True))
+    real = starts < ends
+    order = np.argsort(starts[real], kind="stable")
+    starts, ends = starts[real][order], np.maximum.accumulate(ends[real][order])
     begins = np.ones(len(starts), dtype=np.bool_)
     begins[1:] = starts[1:] > ends[:-1]
     lasts = np.append(begins[1:], True) if len(starts) else begins
     return starts[begins], ends[lasts]
 
 
-def subtract_ranges(ranges: Ranges, holes: Ranges) -> tuple[Int64s, Int64s, Int64s]:
+def subtract(ranges: Ranges, holes: Ranges) -> tuple[Int64s, Int64s, Int64s]:
     """Returns the offsets of `ranges` that are in none of `holes`: starts and ends of the pieces, and for each piece
     the index of its range."""
     starts, ends = ranges
@@ -184,19 +148,19 @@ def subtract_ranges(ranges: Ranges, holes: Ranges) -> tuple[Int64s, Int64s, Int6
     return piece_starts[real], piece_ends[real], index[real]
 
 
+def intersect(ranges: Ranges, others: Ranges) -> tuple[Int64s, Int64s, Int64s]:
+    """Returns the offsets of `ranges` that are in `others`, as `subtract` returns pieces."""
+    return subtract(ranges, subtract(ranges, others)[:2])
+
+
+def joined(ranges: Iterable[AnyRange]) -> tuple[OffsetRange, ...]:
+    """Returns the offsets of ranges that may be empty, overlap and come in any order, in as few as possible."""
+    return ranges_of(union(arrays_of(ranges)))
+
+
 ChosenRanges = Sequence[OffsetRange] | None
-"""The ranges of one partition; None for a lane that holds every offset."""
-
-
-def joined(ranges: Iterable[OffsetRange]) -> tuple[OffsetRange, ...]:
-    """Returns the offsets of ranges that may overlap and come in any order, in as few ranges as possible."""
-    result: list[OffsetRange] = []
-    for current in sorted(current for current in ranges if current):
-        if result and current.start <= result[-1].end:
-            result[-1] = OffsetRange(result[-1].start, max(result[-1].end, current.end))
-        else:
-            result.append(current)
-    return tuple(result)
+"""The ranges of one partition that are part of a lane; None for the live lane, which holds every offset. A backfill
+lane holds what its genesis has stored, and `complete_to` jumps over what is between its ranges."""
 
 
 def clipped(chosen: ChosenRanges, start: int, end: int) -> list[OffsetRange]:
@@ -220,8 +184,3 @@ def next_range(chosen: ChosenRanges, start: int, end: int) -> OffsetRange:
         return OffsetRange(behind, behind)
     first = max(start, left.start)
     return OffsetRange(first, max(first, min(left.end, end)))
-
-
-def count_offsets(ranges: Iterable[OffsetRange]) -> int:
-    """Returns how many offsets the ranges hold."""
-    return sum(map(len, ranges))

@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
-from typing import Any, NamedTuple, overload
+from typing import NamedTuple, overload
 
 import numpy as np
 import numpy.typing as npt
 
-from ackline.ledger.offsets import Bools, Int64s, OffsetRange, Ranges, ValuedRange, ValuedRanges, subtract_ranges
+from ackline.ledger.offsets import Bools, Int64s, Ranges, ValuedRange, ValuedRanges, arrays_of, intersect, subtract
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 MICROSECOND = timedelta(microseconds=1)
@@ -84,7 +84,7 @@ class PendingRuns(Sequence[ValuedRange[Pending]]):
             states.setdefault(PendingState(run.value.kind, run.value.attempts, run.value.error_class), len(states))
             for run in every
         ]
-        starts, ends = (np.array([getattr(run, name) for run in every], dtype=np.int64) for name in ("start", "end"))
+        starts, ends = arrays_of(every)
         dues = np.array([microseconds(run.value.due) for run in every], dtype=np.int64)
         return cls(starts, ends, np.array(codes, dtype=np.int32), dues, list(states)).joined()
 
@@ -104,13 +104,14 @@ class PendingRuns(Sequence[ValuedRange[Pending]]):
 
     def minus(self, holes: Ranges) -> "PendingRuns":
         """Returns what is pending outside of `holes`."""
-        starts, ends, index = subtract_ranges((self.starts, self.ends), holes)
-        return PendingRuns(starts, ends, self.codes[index], self.dues[index], self.states)
+        return self._pieces(*subtract(self.ranges, holes))
 
     def within(self, ranges: Ranges) -> "PendingRuns":
         """Returns what is pending inside of `ranges`."""
-        outside = self.minus(ranges)
-        return self.minus((outside.starts, outside.ends))
+        return self._pieces(*intersect(self.ranges, ranges))
+
+    def _pieces(self, starts: Int64s, ends: Int64s, index: Int64s) -> "PendingRuns":
+        return PendingRuns(starts, ends, self.codes[index], self.dues[index], self.states)
 
     def due_by(self, time: datetime) -> "PendingRuns":
         """Returns the same runs, with the retries among them due at `time` at the latest."""
@@ -157,6 +158,11 @@ class PendingRuns(Sequence[ValuedRange[Pending]]):
 
     def _chosen(self, rows: Bools) -> "PendingRuns":
         return PendingRuns(self.starts[rows], self.ends[rows], self.codes[rows], self.dues[rows], self.states)
+
+    @property
+    def ranges(self) -> Ranges:
+        """The offsets of the runs, without their states."""
+        return self.starts, self.ends
 
     @property
     def attempts(self) -> Int64s:
@@ -227,18 +233,6 @@ def join_attempts(starts: Int64s, ends: Int64s, attempts: Int64s) -> ValuedRange
     never = np.full(len(codes), NEVER)
     runs = PendingRuns(starts[real], ends[real], codes.astype(np.int32), never, states).joined()
     return tuple(ValuedRange(run.start, run.end, run.value.attempts) for run in runs)
-
-
-def arrays_of(runs: Iterable[ValuedRange[Any]]) -> Ranges:
-    """Returns the offsets of runs as arrays of starts and ends."""
-    every = list(runs)
-    starts, ends = (np.array([getattr(run, name) for run in every], dtype=np.int64) for name in ("start", "end"))
-    return starts, ends
-
-
-def ranges_of(runs: Iterable[ValuedRange[Pending]]) -> list[OffsetRange]:
-    """Returns the offsets of runs, without their states."""
-    return [OffsetRange(run.start, run.end) for run in runs]
 
 
 NOTHING_PENDING = PendingRuns.of(())

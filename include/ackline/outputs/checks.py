@@ -11,8 +11,8 @@ from urllib.parse import quote
 
 from ackline.errors import ConfigError, LedgerError
 from ackline.lane.adapters import Adapters
-from ackline.ledger.offsets import ValuedRange
-from ackline.ledger.pending import PendingKind, arrays_of
+from ackline.ledger.offsets import OffsetRange, arrays_of
+from ackline.ledger.pending import PendingKind
 from ackline.ledger.turns import LIVE, Plan, Settlement, TurnId, TurnKind
 from ackline.pipeline.arguments import id_of
 from ackline.pipeline.folder import lane_folder
@@ -179,7 +179,7 @@ def leaves_in_flight(newest: Settlement, skip: Plan) -> bool:
         in_flight = settled.state.pending.of_kind(PendingKind.IN_FLIGHT)
         if tp in skip.partitions:
             planned = skip.partitions[tp]
-            in_flight = in_flight.minus(arrays_of([ValuedRange(0, planned.fresh.start, None)]))
+            in_flight = in_flight.minus(arrays_of([OffsetRange(0, planned.fresh.start)]))
             in_flight = in_flight.minus(arrays_of(planned.retries))
         if len(in_flight):
             return True

@@ -15,7 +15,7 @@ from ackline.lane.adapters import Adapters
 from ackline.lane.void import is_at_most_once, void_advice
 from ackline.ledger.offsets import TopicPartition
 from ackline.ledger.outcomes import Outcome, OutcomeColumns
-from ackline.ledger.pending import PendingKind, PendingRuns
+from ackline.ledger.pending import NOTHING_PENDING, PendingKind, PendingRuns
 from ackline.ledger.turns import Plan, SettledPartition, Settlement, TurnKind
 from ackline.outputs.checks import folder_name, kept_rows_advice, lost_files, staging_root
 from ackline.outputs.turn import read_manifest, rows_gone
@@ -141,7 +141,7 @@ def _any_ended(before: Partitions, settled: Partitions) -> bool:
 
 
 def _in_flight(partition: SettledPartition | None) -> PendingRuns:
-    return PendingRuns.of(partition.state.pending if partition else ()).of_kind(PendingKind.IN_FLIGHT)
+    return partition.state.pending.of_kind(PendingKind.IN_FLIGHT) if partition else NOTHING_PENDING
 
 
 def _check_columns(adapters: Adapters, plan: Plan, of_turn: Sequence[StagedTable], kept: KeptRows) -> None:

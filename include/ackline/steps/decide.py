@@ -7,7 +7,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from datetime import datetime
 from itertools import islice
-from typing import Any
 
 from ackline.dead_letters.send import send_dead_letters
 from ackline.errors import ConfigError
@@ -21,9 +20,9 @@ from ackline.lane.void import void_advice
 from ackline.ledger.answers import AnswerReport
 from ackline.ledger.backoff import Backoff
 from ackline.ledger.fold import OutcomeRow, PartitionState, fold
-from ackline.ledger.offsets import OffsetRange, TopicPartition, ValuedRange, clipped, join
+from ackline.ledger.offsets import AnyRange, OffsetRange, TopicPartition, arrays_of, clipped, joined
 from ackline.ledger.outcomes import Outcome, OutcomeColumns
-from ackline.ledger.pending import PendingRuns, arrays_of
+from ackline.ledger.pending import PendingRuns
 from ackline.ledger.planning import NO_LEADER, PARKED, PAUSED
 from ackline.ledger.turns import Plan, PlannedPartition, Settlement, TurnKind
 from ackline.pipeline.blocks import RetryBlock
@@ -210,13 +209,11 @@ def skipped_by(plan: Plan, before: Settlement, now: datetime, chosen: LaneRanges
             continue
         # A reset takes over a topic that was created again. Nothing of the old topic is ever read again.
         end = target if planned.topic_id == settled.topic_id else max(state.complete_to, target)
-        pending = [ValuedRange(run.start, min(run.end, end), None) for run in state.pending if run.start < end]
-        ranges = clipped(chosen_in(chosen, tp), state.complete_to, target)
-        unread = [ValuedRange(part.start, part.end, None) for part in ranges]
+        pending = state.pending.within(arrays_of([OffsetRange(0, end)]))
+        unread = clipped(chosen_in(chosen, tp), state.complete_to, target)
         decisions[tp] = _skipped_rows([*pending, *unread], plan.reason, now)
     return decisions
 
 
-def _skipped_rows(runs: Iterable[ValuedRange[Any]], reason: str, now: datetime) -> list[OutcomeRow]:
-    joined = join(ValuedRange(run.start, run.end, None) for run in runs)
-    return [OutcomeRow(run.start, 0, Outcome.SKIPPED, now, None, run.end, reason) for run in joined]
+def _skipped_rows(runs: Iterable[AnyRange], reason: str, now: datetime) -> list[OutcomeRow]:
+    return [OutcomeRow(run.start, 0, Outcome.SKIPPED, now, None, run.end, reason) for run in joined(runs)]

@@ -35,9 +35,9 @@ from ackline.lane.void import (
     waive,
 )
 from ackline.ledger.metrics import TurnReport
-from ackline.ledger.offsets import TopicPartition, count, subtract
+from ackline.ledger.offsets import TopicPartition, arrays_of
 from ackline.ledger.outcomes import ErrorClass, Outcome
-from ackline.ledger.pending import PendingRuns, ranges_of
+from ackline.ledger.pending import NOTHING_PENDING
 from ackline.ledger.tokens import TokenSigner
 from ackline.ledger.turns import Marker, MarkerKind, Plan, Settlement
 from ackline.outputs.checks import output_targets
@@ -131,9 +131,9 @@ def why_isolate(starts: int, plan: Plan, newest: Settlement) -> str:
     if starts > COUNTED_STARTS:
         return f"started {COUNTED_STARTS} times without outcomes"
     for tp, planned in plan.partitions.items():
-        pending = newest.partitions[tp].state.pending if tp in newest.partitions else ()
-        killers = ranges_of(PendingRuns.of(pending).where(lambda state: state.error_class in _ISOLATES))
-        if count(subtract(planned.retries, killers)) < count(planned.retries):
+        pending = newest.partitions[tp].state.pending if tp in newest.partitions else NOTHING_PENDING
+        killers = pending.where(lambda state: state.error_class in _ISOLATES)
+        if killers.within(arrays_of(planned.retries)):
             return "it tries a record again that has killed or hung its process"
     return ""
 

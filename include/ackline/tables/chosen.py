@@ -59,7 +59,7 @@ def read_terminal_offsets(
             in_older = np.isin(part["turn"].to_numpy(), older.get(tp.topic, []))
             for is_older, chosen in ((0, ~in_older), (1, in_older)):
                 if chosen.any():
-                    found[is_older].setdefault(tp, []).append(union(starts[chosen], ends[chosen]))
+                    found[is_older].setdefault(tp, []).append(union((starts[chosen], ends[chosen])))
     current, older_topics = ({tp: _union_of(parts) for tp, parts in sorted(by_tp.items())} for by_tp in found)
     return current, older_topics
 
@@ -80,7 +80,7 @@ def read_terminal_results(
         ):
             starts, ends = _bounds(part)
             current = ~np.isin(part["turn"].to_numpy(), older.get(topic, []))
-            starts, ends = union(starts[current], ends[current])
+            starts, ends = union((starts[current], ends[current]))
             runs = ResultRuns(starts, ends, np.zeros(len(starts), np.int64), (Result(outcome, error_class),))
             if len(starts):
                 found.setdefault(TopicPartition(topic, partition), []).append(runs)
@@ -154,4 +154,4 @@ def _bounds(rows: pa.Table) -> Ranges:
 
 
 def _union_of(parts: list[Ranges]) -> Ranges:
-    return union(np.concatenate([starts for starts, _ in parts]), np.concatenate([ends for _, ends in parts]))
+    return union(*parts)

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from ackline.ledger.offsets import OffsetRange, TopicPartition, ValuedRange, join
-from ackline.ledger.pending import NEVER, PendingKind, PendingRuns, PendingState
+from ackline.ledger.offsets import OffsetRange, TopicPartition, ValuedRange
+from ackline.ledger.pending import NEVER, NOTHING_PENDING, PendingKind, PendingRuns, PendingState
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,14 +47,12 @@ def enum(kind: Callable[[str], Any]) -> Form:
     return each(lambda value: value.value, kind)
 
 
-def lists(names: Sequence[str], make: Callable[..., Any], joined: bool = False, none: Any = ()) -> Form:
+def lists(names: Sequence[str], make: Callable[..., Any], none: Any = ()) -> Form:
     """Returns the form of a list of ranges. `names` are the attributes of a range, in the order of the columns of the
-    list. `make` makes a range of their values. `joined` writes neighbours with the same value as one range. `none` is
-    what null means."""
+    list. `make` makes a range of their values. `none` is what null means."""
 
     def write(ranges: Any, fields: Sequence[str]) -> list[dict[str, Any]]:
-        chosen = join(ranges) if joined else ranges
-        return [{field: getattr(part, name) for field, name in zip(fields, names, strict=True)} for part in chosen]
+        return [{field: getattr(part, name) for field, name in zip(fields, names, strict=True)} for part in ranges]
 
     def to_arrow(values: Sequence[Any], of_type: pa.DataType) -> pa.Array:
         fields = [field.name for field in of_type.value_type]
@@ -77,7 +75,7 @@ def _pending_column(values: Sequence[Any], of_type: pa.DataType) -> pa.ChunkedAr
     """Returns the pending runs of each state as a list of the table. They may be millions, so none becomes a dict."""
     chunks = []
     for pending in values:  # a chunk each, because joining the chunks would copy them
-        structs = _pending_structs(PendingRuns.of(pending).joined(), of_type.value_type)
+        structs = _pending_structs(pending.joined(), of_type.value_type)
         chunks.append(pa.ListArray.from_arrays(pa.array([0, len(structs)], pa.int32()), structs, type=of_type))
     return pa.chunked_array(chunks, of_type)
 
@@ -98,7 +96,7 @@ def _pending_structs(runs: PendingRuns, of_type: pa.StructType) -> pa.StructArra
 
 def _pending_runs(structs: pa.StructArray | None) -> PendingRuns:
     if structs is None or not len(structs):
-        return PendingRuns.of(())
+        return NOTHING_PENDING
     columns = {field.name: column for field, column in zip(structs.type, structs.flatten(), strict=True)}
     names = ("kind", "attempts", "error_class")
     parts = [columns[name].dictionary_encode(null_encoding="encode") for name in names]
@@ -118,9 +116,7 @@ def _pending_runs(structs: pa.StructArray | None) -> PendingRuns:
 
 
 PENDING_RUNS = Form(_pending_column, lambda column: [_pending_runs(structs) for structs in _lists(column)])
-RETRIES = lists(("start", "end", "value"), ValuedRange, joined=True)
-# Not joined like other ranges: the value counts offsets of the whole range, so two ranges do not make one.
-GAPS = lists(("start", "end", "value"), ValuedRange)
+VALUED_RANGES = lists(("start", "end", "value"), ValuedRange)
 OFFSET_RANGES = lists(("start", "end"), OffsetRange, none=None)
 
 

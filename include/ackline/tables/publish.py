@@ -140,7 +140,7 @@ def _attempts(rows: pa.Table) -> Attempts:
         chosen = chosen[last]
     skips = rows.filter(pa.array((attempts == 0) & (codes == SKIPPED)))
     ends: Any = pc.coalesce(skips["end_offset"], pc.add(skips["offset"], 1))
-    skipped = union(skips["offset"].to_numpy(), ends.to_numpy())
+    skipped = union((skips["offset"].to_numpy(), ends.to_numpy()))
     return Attempts(offsets[chosen], attempts[chosen], codes[chosen], skipped)
 
 

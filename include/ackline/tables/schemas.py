@@ -17,14 +17,13 @@ from ackline.ledger.outcomes import AnswerKind, Outcome
 from ackline.ledger.turns import TurnKind
 from ackline.scrub import MESSAGE_LIMIT
 from ackline.tables.columns import (
-    GAPS,
     JSON,
     MAP,
     OFFSET_RANGES,
     PENDING_RUNS,
-    RETRIES,
     TEXT,
     TIMES,
+    VALUED_RANGES,
     Column,
     each,
     enum,
@@ -102,7 +101,7 @@ PLAN_COLUMNS = [
            comment="The start of the fresh range: offsets that are read for the first time."),
     Column("end_offset", LONG, "part.fresh.end",
            comment="The end of the fresh range, exclusive; in an act, the offset that it moves the partition to."),
-    Column("retries", _ranges(attempt=INT), "part.retries", RETRIES,
+    Column("retries", _ranges(attempt=INT), "part.retries", VALUED_RANGES,
            comment="The due retries, as ranges with the number of the attempt to be made."),
     Column("floor", LONG, "part.floor", comment="The lowest offset that was not settled when the turn was planned."),
     Column("complete_to", LONG, "part.complete_to",
@@ -169,7 +168,7 @@ SETTLEMENT_COLUMNS = [
            comment="The offsets of the epoch so far by outcome, and how many attempts were retries."),
     Column("leader_epoch", INT, "part.leader_epoch",
            comment="The epoch of the leader whose log has all that was read; null if it is not known."),
-    Column("gaps_above_floor", _ranges(gaps=LONG), "part.state.gaps_above_floor", GAPS,
+    Column("gaps_above_floor", _ranges(gaps=LONG), "part.state.gaps_above_floor", VALUED_RANGES,
            comment="Ranges between floor and complete_to, with how many of their offsets held no record."),
     Column("ranges", _ranges(), "part.ranges", OFFSET_RANGES,
            comment="In the genesis of a backfill lane: the ranges that it reads whole. Null elsewhere."),
