@@ -203,8 +203,7 @@ def test_what_refuses_an_adoption_stores_nothing() -> None:
     lane.world.members = []
     with pytest.raises(ConfigError, match="no subscribed topic exists"):
         adopt_ledger(lane.adapters(), "x")
-    lane = MemoryLane(OK)
-    lane.plan()
+    lane = MemoryLane(OK).after_plan()
     with pytest.raises(FatalError, match=re.escape("is open: let it end (`ackline run lane`), then adopt the ledger")):
         adopt_ledger(lane.adapters(), "x")
 

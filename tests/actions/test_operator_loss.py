@@ -19,8 +19,7 @@ from tests.support.memory_void import lose_a_file, stopped, void, void_by
 def test_at_most_once_a_run_whose_turn_an_operator_has_recorded_as_lost_names_why_and_plans_no_other(
     operation: str, when: str, program: str
 ) -> None:
-    lane = MemoryLane(OK, OK, OK, guarantee=AT_MOST_ONCE, max_records_per_run=2)
-    lane.plan()
+    lane = MemoryLane(OK, OK, OK, guarantee=AT_MOST_ONCE, max_records_per_run=2).after_plan()
     work = lane.run if program == "run" else lambda adapters: replay_until_records(adapters, no_session)
     slow = stopped(lane, work, operation, when)
     assert void(lane).consequence is Consequence.LOST
@@ -34,8 +33,7 @@ def test_at_most_once_a_run_whose_turn_an_operator_has_recorded_as_lost_names_wh
 
 
 def test_at_most_once_a_driver_ends_by_name_although_another_run_has_begun_the_turn_after_the_lost_one() -> None:
-    lane = MemoryLane(OK, OK, guarantee=AT_MOST_ONCE)
-    lane.plan()
+    lane = MemoryLane(OK, OK, guarantee=AT_MOST_ONCE).after_plan()
     slow = stopped(lane, lambda adapters: replay_until_records(adapters, no_session), "outcomes", BEFORE)
     void(lane)
     lane.produce(OK)
@@ -55,8 +53,7 @@ def test_a_settle_task_whose_turn_an_operator_has_recorded_as_lost_names_why() -
 
 
 def test_a_turn_that_was_lost_without_an_operator_ends_no_run() -> None:
-    lane = MemoryLane(OK, guarantee=AT_MOST_ONCE, lost_after="0s")
-    lane.plan()
+    lane = MemoryLane(OK, guarantee=AT_MOST_ONCE, lost_after="0s").after_plan()
     stopped(lane, lane.replay, "start", AFTER).kill()
     lane.run()
     assert (lane.ranges(Outcome.LOST), lane.newest().closed_by_operator) == ([(0, 1)], False)
@@ -83,8 +80,7 @@ def test_i11_at_most_once_a_pause_is_in_the_settlement_that_records_the_turn_as_
 def test_i11_at_most_once_a_pause_is_kept_whatever_kills_the_operator_after_the_ranges_are_lost(
     operation: str, when: str, closes: str
 ) -> None:
-    lane = MemoryLane(OK, guarantee=AT_MOST_ONCE)
-    lane.plan()
+    lane = MemoryLane(OK, guarantee=AT_MOST_ONCE).after_plan()
     stopped(lane, lane.replay, "start", AFTER).kill()
     stopped(lane, lambda adapters: void_by(adapters, pause=True), operation, when).kill()
     if closes == "void":
@@ -103,8 +99,7 @@ def test_i11_at_most_once_a_pause_is_kept_whatever_kills_the_operator_after_the_
 
 
 def test_an_operator_who_dies_before_the_ranges_are_lost_leaves_the_turn_to_the_next_void() -> None:
-    lane = MemoryLane(OK, guarantee=AT_MOST_ONCE)
-    lane.plan()
+    lane = MemoryLane(OK, guarantee=AT_MOST_ONCE).after_plan()
     stopped(
         lane,
         lambda adapters: adapters.store.store_claim(lane.adapters().store.open_plan(lane.newest())),
@@ -121,8 +116,7 @@ def test_a_void_that_can_not_pause_tells_it_and_commits_all_the_same(monkeypatch
     def refuse(*_: object) -> None:
         raise FatalError("turn 2 is open")
 
-    lane = MemoryLane(OK, OK, guarantee=AT_MOST_ONCE)
-    lane.plan()
+    lane = MemoryLane(OK, OK, guarantee=AT_MOST_ONCE).after_plan()
     stopped(lane, lane.replay, "start", AFTER)
     stopped(lane, void_by, "outcomes", AFTER).kill()  # an earlier void, which was to pause nothing
     monkeypatch.setattr(operator_void, "perform_action", refuse)
@@ -158,8 +152,7 @@ def test_i9_an_operator_who_dies_while_a_reported_turn_becomes_lost_leaves_it_to
 
 @pytest.mark.parametrize("when", [BEFORE, AFTER])
 def test_i4_a_settle_that_has_read_the_outcomes_before_they_were_lost_and_a_void_never_both_count(when: str) -> None:
-    lane = MemoryLane(OK, OK, guarantee=AT_MOST_ONCE)
-    lane.plan_and_replay()
+    lane = MemoryLane(OK, OK, guarantee=AT_MOST_ONCE).after_replay()
     settles = stopped(lane, lambda adapters: lane.settle(adapters), "decisions", when)
     turn = next(iter(lane.world.tables.outcomes))
     lane.world.tables.lost_files.add(turn)

@@ -54,8 +54,7 @@ def outcome_files_are_lost(lane: MemoryLane) -> None:
 def test_the_error_of_a_turn_that_may_be_stuck_names_the_way_out(
     stuck: Callable[[MemoryLane], None], error: type[AcklineError]
 ) -> None:
-    lane = MemoryLane(OK)
-    lane.plan()
+    lane = MemoryLane(OK).after_plan()
     with pytest.raises(error, match=r"`ackline void lane --reason …`"):
         stuck(lane)
     lane.settings["guarantee"] = AT_LEAST_ONCE

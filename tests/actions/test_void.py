@@ -19,8 +19,7 @@ from tests.support.memory_void import GUARANTEES, lose_a_file, stopped, void, vo
 
 @pytest.mark.parametrize("guarantee", GUARANTEES)
 def test_i11_what_an_operator_voids_is_planned_again_and_nothing_is_lost(guarantee: str) -> None:
-    lane = MemoryLane(OK, OK, guarantee=guarantee)
-    lane.plan()
+    lane = MemoryLane(OK, OK, guarantee=guarantee).after_plan()
     closed = void(lane)
     assert (closed.consequence, closed.not_committed) == (Consequence.VOID, None)
     assert (lane.newest().kind, lane.newest().reason, lane.floor()) == (TurnKind.VOID, "the batch is broken", 0)
@@ -30,8 +29,7 @@ def test_i11_what_an_operator_voids_is_planned_again_and_nothing_is_lost(guarant
 
 @pytest.mark.parametrize("guarantee", GUARANTEES)
 def test_after_a_void_the_operators_actions_work(guarantee: str) -> None:
-    lane = MemoryLane(OK, OK, guarantee=guarantee)
-    lane.plan()
+    lane = MemoryLane(OK, OK, guarantee=guarantee).after_plan()
     with pytest.raises(FatalError, match="ackline void lane --reason"):
         lane.perform(TurnKind.SKIP, {TP: 1})
     void(lane)
@@ -45,8 +43,7 @@ def test_after_a_void_the_operators_actions_work(guarantee: str) -> None:
 
 @pytest.mark.parametrize("guarantee", GUARANTEES)
 def test_a_void_pauses_the_partitions_of_its_turn_in_the_same_settlement(guarantee: str) -> None:
-    lane = MemoryLane(OK, partitions=2, guarantee=guarantee)
-    lane.plan()
+    lane = MemoryLane(OK, partitions=2, guarantee=guarantee).after_plan()
     void(lane, pause=True)
     assert (lane.newest().kind, lane.settled(TP).paused, lane.settled(TP1).paused) == (TurnKind.VOID, True, False)
     lane.run()
@@ -61,8 +58,7 @@ def test_a_void_pauses_the_partitions_of_its_turn_in_the_same_settlement(guarant
 def test_i7_at_most_once_a_turn_that_is_voided_beside_its_driver_is_handed_out_at_most_once(
     operation: str, when: str
 ) -> None:
-    lane = MemoryLane(OK, OK, guarantee=AT_MOST_ONCE)
-    lane.plan()
+    lane = MemoryLane(OK, OK, guarantee=AT_MOST_ONCE).after_plan()
     driver = stopped(lane, lambda adapters: replay_until_records(adapters, no_session), operation, when)
     reported = (operation, when) == ("outcomes", AFTER)
     if reported:
@@ -84,8 +80,7 @@ def test_i7_at_most_once_a_turn_that_is_voided_beside_its_driver_is_handed_out_a
 def test_a_run_whose_turn_an_operator_has_voided_names_who_and_why_and_plans_no_other(
     guarantee: str, program: str
 ) -> None:
-    lane = MemoryLane(OK, OK, guarantee=guarantee)
-    lane.plan()
+    lane = MemoryLane(OK, OK, guarantee=guarantee).after_plan()
     work = lane.run if program == "run" else lambda adapters: replay_until_records(adapters, no_session)
     slow = stopped(lane, work, "claim" if guarantee == AT_MOST_ONCE else "outcomes", BEFORE)
     void(lane)
@@ -110,8 +105,7 @@ def test_a_settle_task_whose_turn_an_operator_has_voided_names_who_and_why() -> 
 
 def test_i9_a_settle_that_comes_late_to_a_voided_turn_ends_as_if_it_had_not_come() -> None:
     """Decisions of the next turn are stored by then, so its own are refused, and what they expire is not decided."""
-    lane = MemoryLane(OK, OK)
-    lane.run()
+    lane = MemoryLane(OK, OK).after_run()
     lane.produce(OK, OK, OK)
     lane.log().expire(4)
     turn = lane.plan().turn
@@ -127,8 +121,7 @@ def test_i9_a_settle_that_comes_late_to_a_voided_turn_ends_as_if_it_had_not_come
 
 
 def test_a_void_with_a_pause_pauses_although_an_earlier_void_has_died_that_was_to_pause_nothing() -> None:
-    lane = MemoryLane(OK, OK, guarantee=AT_MOST_ONCE)
-    lane.plan()
+    lane = MemoryLane(OK, OK, guarantee=AT_MOST_ONCE).after_plan()
     stopped(lane, void_by, "claim", AFTER).kill()
     closed = void(lane, pause=True)
     assert (closed.consequence, closed.not_paused, lane.settled().paused) == (Consequence.VOID, None, True)
@@ -139,8 +132,7 @@ def test_a_void_with_a_pause_pauses_although_an_earlier_void_has_died_that_was_t
 @pytest.mark.parametrize("closes", ["run", "replay", "settle", "action"])
 def test_i11_a_waived_turn_is_closed_by_any_process_that_meets_it(closes: str) -> None:
     """The operator's process dies between the waiver and the settlement; reason and pause are in the waiver."""
-    lane = MemoryLane(OK, guarantee=AT_MOST_ONCE)
-    lane.plan()
+    lane = MemoryLane(OK, guarantee=AT_MOST_ONCE).after_plan()
     operator = stopped(lane, lambda adapters: void_by(adapters, pause=True), "claim", AFTER)
     operator.kill()
     if closes == "replay":
@@ -172,8 +164,7 @@ def test_a_waived_turn_is_not_closed_at_a_time_before_the_last_turn() -> None:
 
 
 def test_i1_the_end_of_a_waived_turn_is_not_committed() -> None:
-    lane = MemoryLane(OK, OK, guarantee=AT_MOST_ONCE)
-    lane.plan()
+    lane = MemoryLane(OK, OK, guarantee=AT_MOST_ONCE).after_plan()
     operator = stopped(lane, void_by, "claim", AFTER)
     operator.kill()
     lane.settle()
@@ -214,8 +205,7 @@ def test_another_turn_than_the_one_that_was_shown_is_not_closed() -> None:
 
 
 def test_s37_a_turn_is_closed_although_the_group_can_not_be_committed() -> None:
-    lane = MemoryLane(OK)
-    lane.plan()
+    lane = MemoryLane(OK).after_plan()
     lane.world.members = ["a console consumer"]
     closed = void(lane)
     assert closed.not_committed is not None

@@ -48,8 +48,7 @@ def all_calls(lane: MemoryLane) -> list[tuple[TopicPartition, int]]:
 
 def test_a_skip_is_refused_in_a_topic_that_was_created_again() -> None:
     """Its offsets are not those that were read."""
-    lane = two_topics()
-    lane.run()
+    lane = two_topics().after_run()
     before = lane.newest()
     lane.create("orders", records=9)
     with pytest.raises(TopicChanged, match="created again"):
@@ -58,8 +57,7 @@ def test_a_skip_is_refused_in_a_topic_that_was_created_again() -> None:
 
 
 def test_a_reset_begins_although_retention_has_passed_the_floor_of_a_partition_that_it_leaves_alone() -> None:
-    lane = two_topics(max_records_per_run=4)
-    lane.run()
+    lane = two_topics(max_records_per_run=4).after_run()
     floor = lane.floor(PAYMENTS)
     lane.log(PAYMENTS).expire(5)
     lane.perform(TurnKind.RESET, {TP: 0}, whole=True)
@@ -67,16 +65,14 @@ def test_a_reset_begins_although_retention_has_passed_the_floor_of_a_partition_t
 
 
 def test_an_operator_moves_nothing_outside_its_log() -> None:
-    lane = two_topics()
-    lane.run()
+    lane = two_topics().after_run()
     for target in (-1, 7):
         with pytest.raises(ConfigError, match="outside the log"):
             lane.perform(TurnKind.SKIP, {TP: target})
 
 
 def test_an_operator_action_that_names_no_partition_is_refused_and_takes_no_turn() -> None:
-    lane = two_topics()
-    lane.run()
+    lane = two_topics().after_run()
     with pytest.raises(ConfigError, match="no partition was named to pause"):
         lane.perform(TurnKind.PAUSE, {})
     assert lane.newest().turn.n == 1
@@ -85,8 +81,7 @@ def test_an_operator_action_that_names_no_partition_is_refused_and_takes_no_turn
 @pytest.mark.parametrize("kind", [TurnKind.PAUSE, TurnKind.RESUME])
 def test_s36_a_pause_acknowledges_no_move_of_the_group(kind: TurnKind) -> None:
     """It moves nothing itself, and is done; the next run still stops at the move."""
-    lane = two_topics()
-    lane.run()
+    lane = two_topics().after_run()
     lane.run()
     moved = lane.move_group(TP, 1)
     lane.perform(kind, {TP: lane.floor()})
@@ -99,8 +94,7 @@ def test_s36_a_pause_acknowledges_no_move_of_the_group(kind: TurnKind) -> None:
 
 
 def test_a_pause_by_another_ledger_leaves_the_group_where_its_own_ledger_has_moved_it() -> None:
-    lane = two_topics()
-    lane.run()
+    lane = two_topics().after_run()
     moved = lane.move_group(TP, 900, CommitMetadata("another", "lane", 0, 77).encode())
     paused = lane.perform(TurnKind.PAUSE, {TP: lane.floor()})
     assert "of ledger another" in str(paused.not_committed)
@@ -111,16 +105,14 @@ def test_a_pause_by_another_ledger_leaves_the_group_where_its_own_ledger_has_mov
 
 
 def test_s36_a_group_that_was_moved_beyond_the_log_is_followed_to_its_end() -> None:
-    lane = two_topics(on_external_reset="follow", max_records_per_run=4)
-    lane.run()
+    lane = two_topics(on_external_reset="follow", max_records_per_run=4).after_run()
     lane.move_group(TP, 50)
     lane.run()
     assert (lane.floor(), lane.committed()) == (6, 6)
 
 
 def test_s36_a_group_that_was_moved_back_is_followed_although_retention_was_quicker() -> None:
-    lane = two_topics(on_external_reset="follow")
-    lane.run()
+    lane = two_topics(on_external_reset="follow").after_run()
     lane.move_group(TP, 1)
     lane.log().expire(3)
     lane.run()
@@ -130,8 +122,7 @@ def test_s36_a_group_that_was_moved_back_is_followed_although_retention_was_quic
 
 def test_s36_at_most_once_a_move_beside_an_open_turn_is_followed() -> None:
     """What was planned before the move is claimed and lost: an action can't run beside an open turn."""
-    lane = once(on_external_reset="follow", max_records_per_run=4)
-    lane.run()
+    lane = once(on_external_reset="follow", max_records_per_run=4).after_run()
     lane.plan()
     lane.move_group(TP, 0)
     with pytest.raises(GroupMoved):
@@ -157,8 +148,7 @@ def test_s36_at_most_once_a_claim_does_not_overwrite_a_move_back_to_where_the_la
 @pytest.mark.parametrize("policy", ["fail", "follow", "restore"])
 def test_a_foreign_commit_of_a_parked_partition_is_left_alone_and_stops_no_run(policy: str) -> None:
     """A topic may have gone to another pipeline of the same group."""
-    lane = two_topics(on_external_reset=policy, max_records_per_run=4)
-    lane.run()
+    lane = two_topics(on_external_reset=policy, max_records_per_run=4).after_run()
     lane.topics = ["orders"]
     moved = lane.move_group(PAYMENTS, 1)
     lane.run()
@@ -168,8 +158,7 @@ def test_a_foreign_commit_of_a_parked_partition_is_left_alone_and_stops_no_run(p
 
 def test_a_foreign_commit_of_a_filtered_partition_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Parked by its filter, as by its topic. At most once, each turn would be lost to that commit."""
-    lane = once(on_external_reset="follow")
-    lane.run()
+    lane = once(on_external_reset="follow").after_run()
     monkeypatch.setattr(MemoryAdapters, "is_subscribed", lambda _, tp: tp != PAYMENTS)
     lane.move_group(PAYMENTS, 3)
     lane.produce(OK)
@@ -182,8 +171,7 @@ def test_a_foreign_commit_of_a_filtered_partition_is_left_alone(monkeypatch: pyt
 @pytest.mark.parametrize("step", ["run", "commit"])
 def test_s53_a_commit_that_another_run_has_just_made_is_not_taken_for_another_ledger_s(step: str, times: int) -> None:
     """It is stored before it is committed, and looks newer to a process that has read the ledger before that."""
-    lane = two_topics()
-    lane.run()
+    lane = two_topics().after_run()
 
     left = [None] * times
 
@@ -220,8 +208,7 @@ def test_s53_at_most_once_a_claim_that_another_run_has_just_committed_is_not_tak
 @pytest.mark.parametrize("guarantee", [AT_LEAST_ONCE, AT_MOST_ONCE])
 @pytest.mark.parametrize(("ledger", "n"), [("another", 0), ("", 9)])
 def test_a_commit_of_another_ledger_or_a_newer_turn_still_stops_every_step(guarantee: str, ledger: str, n: int) -> None:
-    lane = two_topics(guarantee=guarantee)
-    lane.run()
+    lane = two_topics(guarantee=guarantee).after_run()
     metadata = CommitMetadata(ledger or lane.adapters().store.ledger_id(), "lane", 0, n)
     moved = lane.move_group(TP, 2, metadata.encode())
     lane.produce(OK)
@@ -241,8 +228,7 @@ def test_a_commit_of_another_ledger_or_a_newer_turn_still_stops_every_step(guara
 
 def test_s50_what_was_handed_out_at_most_once_is_not_handed_out_again_under_another_guarantee() -> None:
     """I7: the turn keeps the guarantee that it was planned under, until it is settled."""
-    lane = once()
-    lane.plan()
+    lane = once().after_plan()
     # Claim and start marker are stored, outcomes are not, however often they are tried.
     lane.world.faults.tables.extend(["", "", *["refused"] * TRIES])
     with pytest.raises(AcklineError, match="can't be used"):
@@ -256,8 +242,7 @@ def test_s50_what_was_handed_out_at_most_once_is_not_handed_out_again_under_anot
 
 
 def test_s41_at_most_once_a_plan_that_was_not_claimed_is_planned_again_and_not_lost() -> None:
-    lane = once()
-    lane.plan()
+    lane = once().after_plan()
     lane.log().expire(2)
     lane.run()
     assert (lane.offsets(), lane.floor(PAYMENTS)) == ([2, 3, 4, 5], 6)
@@ -265,8 +250,7 @@ def test_s41_at_most_once_a_plan_that_was_not_claimed_is_planned_again_and_not_l
 
 def test_s50_the_grace_period_begins_when_records_are_handed_out_and_not_when_they_were_planned() -> None:
     """A plan may wait in a queue for longer than `lost_after`; the process that takes it then may still report."""
-    lane = once(lost_after="10m")
-    lane.plan()
+    lane = once(lost_after="10m").after_plan()
     lane.world.now += timedelta(hours=2)
     lane.world.faults.jobs.append("failed")  # it has started, and never reports
     with pytest.raises(TransientError):
@@ -323,8 +307,7 @@ def test_s36_what_was_parked_and_taken_by_others_since_it_was_planned_is_lost_an
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """I7: the handler is called once the group has moved over its records, and this group may not be moved."""
-    lane = once()
-    lane.plan()
+    lane = once().after_plan()
     monkeypatch.setattr(MemoryAdapters, "is_subscribed", lambda _, tp: tp != PAYMENTS)
     lane.move_group(PAYMENTS, 3)
     with pytest.raises(GroupMoved, match="no longer subscribed"):

@@ -13,8 +13,7 @@ from tests.support.memory_lane import DEAD
 
 
 def test_i11_a_repeated_settle_takes_the_end_of_the_answers_from_the_stored_decisions() -> None:
-    lane = AnsweredLane(WAITS, WAITS)
-    lane.run()
+    lane = AnsweredLane(WAITS, WAITS).after_run()
     lane.answer(0)
     lane.plan()
     lane.replay()
@@ -42,8 +41,7 @@ def test_the_ack_topic_created_again_is_named_and_read_from_its_start(caplog: py
 
 
 def test_answers_that_retention_took_are_named_with_their_range_and_the_lane_goes_on() -> None:
-    lane = AnsweredLane(WAITS)
-    lane.run()
+    lane = AnsweredLane(WAITS).after_run()
     lane.answer(0, times=3)
     lane.log(ACKS).expire(2)
     ran = lane.run()
@@ -52,8 +50,7 @@ def test_answers_that_retention_took_are_named_with_their_range_and_the_lane_goe
 
 
 def test_an_ack_topic_whose_log_was_truncated_is_named() -> None:
-    lane = AnsweredLane(WAITS)
-    lane.run()
+    lane = AnsweredLane(WAITS).after_run()
     lane.answer_with("x", "ack")
     lane.answer_with("x", "ack")
     lane.run()
@@ -79,8 +76,7 @@ def test_an_ack_topic_that_is_missing_or_compacted_is_refused_before_anything_is
 
 
 def test_the_ack_topic_may_change_only_while_nothing_is_in_flight() -> None:
-    lane = AnsweredLane(WAITS)
-    lane.run()
+    lane = AnsweredLane(WAITS).after_run()
     lane.create("others")
     lane.settings["ack_topic"] = "others"
     assert lane.run_fails(ConfigError, "ack_topic was changed from acks to others").__class__ is ConfigError
@@ -96,8 +92,7 @@ def test_the_ack_topic_may_change_only_while_nothing_is_in_flight() -> None:
 
 
 def test_a_process_that_settles_late_after_another_one_reads_no_answer_twice() -> None:
-    lane = AnsweredLane(WAITS, WAITS)
-    lane.run()
+    lane = AnsweredLane(WAITS, WAITS).after_run()
     lane.plan_and_replay()
     lane.answer(0)
 
@@ -113,8 +108,7 @@ def test_a_process_that_settles_late_after_another_one_reads_no_answer_twice() -
 
 
 def test_an_open_transaction_in_the_ack_topic_hides_answers_so_nothing_times_out() -> None:
-    lane = AnsweredLane(WAITS, WAITS)
-    lane.run()
+    lane = AnsweredLane(WAITS, WAITS).after_run()
     lane.answer(0)
     lane.log(ACKS).append(b"ack", lane.world.now, key=b"of another producer", open_=True)
     lane.answer(1)
@@ -129,8 +123,7 @@ def test_an_open_transaction_in_the_ack_topic_hides_answers_so_nothing_times_out
 
 
 def test_an_answer_that_comes_after_the_range_was_determined_is_not_overtaken_by_its_deadline() -> None:
-    lane = AnsweredLane(WAITS, DEAD)
-    lane.plan_and_replay()
+    lane = AnsweredLane(WAITS, DEAD).after_replay()
 
     def others_wait() -> None:
         lane.answer(0)
@@ -144,8 +137,7 @@ def test_an_answer_that_comes_after_the_range_was_determined_is_not_overtaken_by
 
 
 def test_i6_a_settle_that_cannot_read_the_ack_topic_sends_no_letter() -> None:
-    lane = AnsweredLane(WAITS, DEAD)
-    lane.plan_and_replay()
+    lane = AnsweredLane(WAITS, DEAD).after_replay()
     lane.world.delete_topic("acks")
     for _ in range(2):
         with pytest.raises(ConfigError, match="does not exist any more"):
@@ -191,8 +183,7 @@ def test_an_open_plan_is_not_handed_out_without_its_ack_topic(topic: str | None)
 
 @pytest.mark.parametrize("is_open", [False, True])
 def test_an_answer_is_not_sent_to_a_topic_that_the_lane_does_not_read(is_open: bool) -> None:
-    lane = AnsweredLane(WAITS)
-    lane.run()
+    lane = AnsweredLane(WAITS).after_run()
     if is_open:
         lane.plan()
     lane.create("others")

@@ -46,8 +46,7 @@ def test_adopting_an_older_copy_names_the_records_without_a_timeout_which_stay_i
 
 
 def test_a_ledger_that_returns_over_commits_of_another_one_keeps_its_tokens() -> None:
-    lane = AnsweredLane(WAITS)
-    lane.run()
+    lane = AnsweredLane(WAITS).after_run()
     lane.move_group(TP, 0, CommitMetadata("another", "lane", 0, 9).encode())
     assert prepare_adoption(lane.adapters(), "back").outstanding == OutstandingTokens(0, 0)
     adopt_ledger(lane.adapters(), "back")

@@ -37,8 +37,7 @@ def test_s64_an_answer_to_the_first_turn_ever_counts_however_early_it_comes() ->
 
 
 def test_s65_every_other_of_four_acked_in_time_and_the_others_fail_with_their_deadline() -> None:
-    lane = AnsweredLane(WAITS, WAITS, WAITS, WAITS)
-    lane.run()
+    lane = AnsweredLane(WAITS, WAITS, WAITS, WAITS).after_run()
     lane.answer(0)
     lane.answer(2)
     lane.at(9).run()
@@ -53,15 +52,13 @@ def test_s65_every_other_of_four_acked_in_time_and_the_others_fail_with_their_de
 
 
 def test_s65_without_a_timeout_a_record_stays_in_flight() -> None:
-    lane = AnsweredLane(WAITS, timeout="none")
-    lane.run()
+    lane = AnsweredLane(WAITS, timeout="none").after_run()
     lane.at(10**9).run()
     assert (in_flight(lane), lane.state().next_due) == (1, None)
 
 
 def test_s65_a_renewed_record_stays_in_flight_and_an_ordinary_ack_renews_nothing() -> None:
-    lane = AnsweredLane(WAITS, WAITS)
-    lane.run()
+    lane = AnsweredLane(WAITS, WAITS).after_run()
     lane.answer(1)
     for second in (9, 18):
         lane.at(second)
@@ -76,8 +73,7 @@ def test_s65_a_renewed_record_stays_in_flight_and_an_ordinary_ack_renews_nothing
 
 def test_s65_a_renewal_or_a_timeout_beyond_the_calendar_ends_before_the_calendar_does() -> None:
     """Statistics of the audit table's files round a deadline up to a millisecond that must exist."""
-    lane = AnsweredLane(WAITS)
-    lane.run()
+    lane = AnsweredLane(WAITS).after_run()
     for renewal in ("renew 3000000d", "renew 999999999d"):
         lane.answer(0, renewal)
         lane.at(1).run()
@@ -88,16 +84,14 @@ def test_s65_a_renewal_or_a_timeout_beyond_the_calendar_ends_before_the_calendar
 
 
 def test_s65_an_answer_that_the_late_run_finds_counts_although_the_deadline_has_passed() -> None:
-    lane = AnsweredLane(WAITS)
-    lane.run()
+    lane = AnsweredLane(WAITS).after_run()
     lane.answer(0)
     lane.at(1000).run()
     assert (lane.floor(), lane.answered()) == (1, {"acked": 1})
 
 
 def test_s69_answers_of_every_wrong_kind_are_counted_and_change_nothing() -> None:
-    lane = AnsweredLane(WAITS, WAITS)
-    lane.run()
+    lane = AnsweredLane(WAITS, WAITS).after_run()
     lane.answer(0, times=2)
     lane.answer(0, "fail")
     lane.at(1).run()
@@ -120,8 +114,7 @@ def test_s69_answers_of_every_wrong_kind_are_counted_and_change_nothing() -> Non
 
 
 def test_s69_an_answer_to_an_older_attempt_or_after_the_timeout_is_stale() -> None:
-    lane = AnsweredLane(WAITS)
-    lane.run()
+    lane = AnsweredLane(WAITS).after_run()
     lane.at(11).run()
     lane.answer(0)
     lane.run()
@@ -135,8 +128,7 @@ def test_s69_an_answer_to_an_older_attempt_or_after_the_timeout_is_stale() -> No
 
 
 def test_s69_eight_answers_for_one_token_at_once_are_one_outcome() -> None:
-    lane = AnsweredLane(WAITS)
-    lane.run()
+    lane = AnsweredLane(WAITS).after_run()
     lane.answer(0, times=8)
     lane.run()
     assert lane.outcomes() == [(0, 1, "in_flight"), (0, 1, "acked")]
@@ -144,8 +136,7 @@ def test_s69_eight_answers_for_one_token_at_once_are_one_outcome() -> None:
 
 
 def test_the_first_answer_that_ends_an_attempt_counts_and_the_last_renewal() -> None:
-    lane = AnsweredLane(WAITS, WAITS)
-    lane.run()
+    lane = AnsweredLane(WAITS, WAITS).after_run()
     for value in ("renew 1h", "fail too slow: password=hunter2", "ack", "renew 2h"):
         lane.answer(0, value)
     lane.answer(1, "renew 1h")
@@ -160,8 +151,7 @@ def test_the_first_answer_that_ends_an_attempt_counts_and_the_last_renewal() -> 
 
 
 def test_i6_the_letter_of_an_attempt_that_an_answer_fails_is_sent_by_the_next_turn() -> None:
-    lane = AnsweredLane(WAITS, retry={"max_retries": 0})
-    lane.run()
+    lane = AnsweredLane(WAITS, retry={"max_retries": 0}).after_run()
     lane.answer(0, "fail broken")
     lane.run()
     assert (lane.letters(), lane.state().pending_by_kind()[PendingKind.DEAD_LETTER]) == ([], 1)
@@ -203,8 +193,7 @@ def test_without_a_dead_letter_topic_an_answer_in_the_turn_of_the_only_attempt_m
 
 @pytest.mark.parametrize(("when", "outcome"), [("before", "acked"), ("after", "dead")])
 def test_without_a_dead_letter_topic_an_ack_counts_until_the_decision_is_stored(when: str, outcome: str) -> None:
-    lane = AnsweredLane(WAITS, dead_letter="none", retry={"max_retries": 0})
-    lane.run()
+    lane = AnsweredLane(WAITS, dead_letter="none", retry={"max_retries": 0}).after_run()
     lane.at(11).strike("decisions", lambda: (_ for _ in ()).throw(KeyboardInterrupt()), when)
     with pytest.raises(KeyboardInterrupt):
         lane.run()
@@ -240,8 +229,7 @@ def test_s69_a_run_killed_at_any_write_leaves_one_outcome_a_record(operation: st
 
 
 def test_a_key_behind_a_new_one_still_verifies_its_tokens_and_a_removed_one_does_not() -> None:
-    lane = AnsweredLane(WAITS, WAITS)
-    lane.run()
+    lane = AnsweredLane(WAITS, WAITS).after_run()
     (old,) = lane.adapters().token_keys or ()
     lane.answer(0)
     lane.run(lane.adapters(token_keys=(b"a new key of the tests", old)))
@@ -252,8 +240,7 @@ def test_a_key_behind_a_new_one_still_verifies_its_tokens_and_a_removed_one_does
 
 
 def test_s69_the_value_of_an_answer_without_a_signed_token_is_not_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
-    lane = AnsweredLane(WAITS)
-    lane.run()
+    lane = AnsweredLane(WAITS).after_run()
     parsed: list[bytes | str | None] = []
 
     def parse(value: bytes | str | None) -> Answer | None:

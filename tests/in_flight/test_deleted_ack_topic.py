@@ -18,8 +18,7 @@ def without_ack_topic(lane: AnsweredLane) -> None:
 
 
 def test_a_run_names_the_reset_that_goes_on_without_the_ack_topic() -> None:
-    lane = AnsweredLane(WAITS, OK)
-    lane.run()
+    lane = AnsweredLane(WAITS, OK).after_run()
     lane.world.delete_topic("acks")
     lane.run_fails(ConfigError, RESET)
     without_ack_topic(lane)
@@ -30,16 +29,14 @@ def test_a_run_names_the_reset_that_goes_on_without_the_ack_topic() -> None:
 
 
 def test_a_skip_of_what_is_in_flight_needs_no_ack_topic() -> None:
-    lane = AnsweredLane(WAITS)
-    lane.run()
+    lane = AnsweredLane(WAITS).after_run()
     lane.world.delete_topic("acks")
     lane.perform(TurnKind.SKIP, {TP: 1})
     assert lane.floor() == 1
 
 
 def test_a_settle_names_the_void_that_closes_its_turn_and_the_reset_goes_on() -> None:
-    lane = AnsweredLane(WAITS)
-    lane.plan_and_replay()
+    lane = AnsweredLane(WAITS).after_replay()
     lane.world.delete_topic("acks")
     with pytest.raises(ConfigError, match=r"does not exist any more.*close it with `ackline void lane --reason"):
         lane.settle()

@@ -15,8 +15,7 @@ def in_flight(lane: AnsweredLane) -> int:
 
 
 def test_a_truncated_ack_log_that_has_grown_past_the_position_is_read_from_where_it_was_cut() -> None:
-    lane = AnsweredLane(WAITS, WAITS)
-    lane.run()
+    lane = AnsweredLane(WAITS, WAITS).after_run()
     for _ in range(3):
         lane.answer_with("of another", "ack")
     lane.run()
@@ -49,8 +48,7 @@ def test_a_position_of_an_earlier_version_has_no_leader_epochs() -> None:
 
 
 def test_answers_that_retention_takes_before_they_are_read_are_named_with_their_range() -> None:
-    lane = AnsweredLane(WAITS)
-    lane.run()
+    lane = AnsweredLane(WAITS).after_run()
     lane.answer(0, times=3)
     lane.at(11).strike("fetch", lambda: lane.log(ACKS).expire(2))
     ran = lane.run()

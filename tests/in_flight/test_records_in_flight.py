@@ -17,8 +17,7 @@ from tests.support.memory_backfill import MemoryBackfill
 
 
 def test_a_record_in_flight_holds_the_floor_until_it_is_acked() -> None:
-    lane = AnsweredLane(OK, WAITS, OK)
-    lane.run()
+    lane = AnsweredLane(OK, WAITS, OK).after_run()
     assert (lane.floor(), lane.committed(), lane.state().next_due) == (1, 1, NOON + timedelta(seconds=10))
     lane.at(5).run()
     assert (lane.floor(), lane.offsets()) == (1, [0, 1, 2])
@@ -31,8 +30,7 @@ def test_a_record_in_flight_holds_the_floor_until_it_is_acked() -> None:
 
 
 def test_a_run_with_nothing_but_answers_to_read_starts_no_spark() -> None:
-    lane = AnsweredLane(WAITS)
-    lane.run()
+    lane = AnsweredLane(WAITS).after_run()
     lane.answer(0)
 
     def refuse(*_: object) -> None:
@@ -54,8 +52,7 @@ def test_in_flight_max_bounds_fresh_reads() -> None:
 
 
 def test_a_skip_ends_the_attempt_and_later_answers_are_stale() -> None:
-    lane = AnsweredLane(WAITS, OK)
-    lane.run()
+    lane = AnsweredLane(WAITS, OK).after_run()
     lane.perform(TurnKind.SKIP, {TP: 1})
     assert (in_flight(lane), lane.floor()) == (0, 2)
     lane.answer(0)
@@ -64,8 +61,7 @@ def test_a_skip_ends_the_attempt_and_later_answers_are_stale() -> None:
 
 
 def test_a_reset_ends_the_attempt_and_later_answers_are_stale() -> None:
-    lane = AnsweredLane(WAITS)
-    lane.run()
+    lane = AnsweredLane(WAITS).after_run()
     old = lane.tokens[0, 1]
     lane.perform(TurnKind.RESET, {TP: 0})
     lane.run()
@@ -79,8 +75,7 @@ def test_a_reset_ends_the_attempt_and_later_answers_are_stale() -> None:
 
 
 def test_a_retry_changes_nothing_of_what_is_in_flight_and_a_paused_partition_takes_answers() -> None:
-    lane = AnsweredLane(WAITS, b'{"fail": 1}', retry={"initial_delay": "1h"})
-    lane.run()
+    lane = AnsweredLane(WAITS, b'{"fail": 1}', retry={"initial_delay": "1h"}).after_run()
     lane.perform(TurnKind.RETRY, whole=True)
     lane.perform(TurnKind.PAUSE)
     lane.answer(0)
@@ -89,8 +84,7 @@ def test_a_retry_changes_nothing_of_what_is_in_flight_and_a_paused_partition_tak
 
 
 def test_a_void_turn_gives_its_answers_back_and_its_tokens_are_stale() -> None:
-    lane = AnsweredLane(WAITS, breaker={"failure_ratio": 0.5, "min_records": 2})
-    lane.run()
+    lane = AnsweredLane(WAITS, breaker={"failure_ratio": 0.5, "min_records": 2}).after_run()
     lane.produce(WAITS, b'{"fail": 1}', b'{"fail": 1}', b'{"fail": 1}')
     lane.answer(0)
     with pytest.raises(Exception, match="too many failures"):
@@ -104,8 +98,7 @@ def test_a_void_turn_gives_its_answers_back_and_its_tokens_are_stale() -> None:
 
 
 def test_a_backfill_lane_reads_its_own_answers_and_leaves_those_of_the_live_lane_alone() -> None:
-    live = AnsweredLane(WAITS, WAITS)
-    live.run()
+    live = AnsweredLane(WAITS, WAITS).after_run()
     of_live = dict(live.tokens)
     lane = MemoryBackfill(live, "b", "orders")
     account = lane.run()
@@ -134,8 +127,7 @@ def test_a_cancelled_backfill_ends_what_is_in_flight() -> None:
 
 
 def test_a_record_in_flight_that_retention_took_counts_as_expired_only_once_it_is_to_be_retried() -> None:
-    lane = AnsweredLane(WAITS, WAITS, OK, on_expired="fail")
-    lane.run()
+    lane = AnsweredLane(WAITS, WAITS, OK, on_expired="fail").after_run()
     lane.log().expire(2)
     lane.answer(0)
     lane.run()
@@ -146,8 +138,7 @@ def test_a_record_in_flight_that_retention_took_counts_as_expired_only_once_it_i
 
 @pytest.mark.parametrize("policy", ["fail", "skip"])
 def test_a_record_in_flight_is_not_too_far_behind_and_its_answer_is_read(policy: str) -> None:
-    lane = AnsweredLane(WAITS, *[OK] * 9)
-    lane.run()
+    lane = AnsweredLane(WAITS, *[OK] * 9).after_run()
     lane.settings["max_offset_behind"] = {"offsets": 5, "policy": policy}
     lane.run()
     assert (in_flight(lane), lane.floor(), TurnKind.SKIP in lane.kinds()) == (1, 0, False)
@@ -157,8 +148,7 @@ def test_a_record_in_flight_is_not_too_far_behind_and_its_answer_is_read(policy:
 
 
 def test_a_skip_of_what_is_too_far_behind_ends_below_the_first_record_in_flight() -> None:
-    lane = AnsweredLane(b'{"fail": -1}', OK, WAITS, OK, retry={"initial_delay": "1h"})
-    lane.run()
+    lane = AnsweredLane(b'{"fail": -1}', OK, WAITS, OK, retry={"initial_delay": "1h"}).after_run()
     lane.produce(*[OK] * 10)
     lane.settings["max_offset_behind"] = {"offsets": 5, "policy": "skip"}
     lane.run()
@@ -169,8 +159,7 @@ def test_a_skip_of_what_is_too_far_behind_ends_below_the_first_record_in_flight(
 
 
 def test_what_is_unread_behind_a_record_in_flight_may_still_be_too_far_behind() -> None:
-    lane = AnsweredLane(WAITS, OK, timeout="none")
-    lane.run()
+    lane = AnsweredLane(WAITS, OK, timeout="none").after_run()
     lane.produce(*[OK] * 10)
     lane.settings["max_offset_behind"] = {"offsets": 5, "policy": "fail"}
     error = lane.run_fails(TooFarBehind, r"the first offset that is not in flight, 2 is 10 offsets behind")

@@ -282,7 +282,6 @@ def test_replay_goes_on_with_a_turn_whose_run_has_ended_without_outcomes(file: L
 
 
 def test_a_turn_without_records_needs_no_lease(file: LeaseFile) -> None:
-    lane = MemoryLane()
-    lane.plan()
+    lane = MemoryLane().after_plan()
     replay.replay(lane.adapters(lease=leases(Broken("nowhere"))), no_session)
     lane.settle()

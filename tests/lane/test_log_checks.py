@@ -98,8 +98,7 @@ def test_a_plan_of_retries_alone_is_void_where_the_log_was_truncated_under_it() 
 
 @pytest.mark.parametrize("when", ["before it is read", "while it is read"])
 def test_i6_another_record_at_the_offset_of_a_dead_letter_does_not_become_dead(when: str) -> None:
-    lane = two_partitions(OK, FAILS, max_retries=0)
-    lane.plan_and_replay()
+    lane = two_partitions(OK, FAILS, max_retries=0).after_replay()
     if when == "before it is read":
         lane.truncate(1, b'{"another": "record"}')
     else:
@@ -113,8 +112,7 @@ def test_i6_another_record_at_the_offset_of_a_dead_letter_does_not_become_dead(w
 
 
 def test_at_most_once_a_plan_that_was_not_claimed_is_made_again_over_the_truncated_log() -> None:
-    lane = two_partitions(OK, OK, OK, guarantee=AT_MOST_ONCE)
-    lane.plan()
+    lane = two_partitions(OK, OK, OK, guarantee=AT_MOST_ONCE).after_plan()
     lane.truncate(1, OK, OK)
     lane.run()
     assert lane.settled().counts == {"acked": 3}

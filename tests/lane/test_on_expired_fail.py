@@ -126,16 +126,14 @@ def test_s41_a_dead_letter_whose_record_is_gone_makes_the_turn_void() -> None:
 
 
 def test_s41_a_fresh_range_that_is_gone_when_it_is_read_makes_the_turn_void_and_the_next_plan_refuses() -> None:
-    lane = failing_lane(OK, OK, OK)
-    lane.plan()
+    lane = failing_lane(OK, OK, OK).after_plan()
     lane.log().expire(2)
     assert "orders[0] [0, 2)" in refusal(lane)
     assert lane.kinds() == [GENESIS, VOID]
 
 
 def test_s41_the_replay_step_of_a_dag_stops_as_well() -> None:
-    lane = failing_lane(OK, OK, OK)
-    lane.plan()
+    lane = failing_lane(OK, OK, OK).after_plan()
     lane.log().expire(2)
     with pytest.raises(RetentionPassed, match="Nothing was planned"):
         run.replay_until_records(lane.adapters(), no_session)
@@ -182,8 +180,7 @@ def test_killed_between_any_two_writes_and_run_again_nothing_is_settled_as_expir
             lane.produce(OK)
             expires = expires_at_poll(lane)
         else:
-            lane = failing_lane(DEAD, OK, on_expired=policy)
-            lane.plan()
+            lane = failing_lane(DEAD, OK, on_expired=policy).after_plan()
             expires = expires_once_outcomes_are_stored(lane)
         if not _killed(lane, stop, expires):
             assert stop > 10

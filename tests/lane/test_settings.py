@@ -40,8 +40,7 @@ def test_the_guarantee_does_not_change_while_records_are_pending_but_by_a_reset(
 def test_changed_steps_are_refused_while_a_turn_is_open_and_other_handlers_are_not() -> None:
     """The source of the file would emit to streams that no step of the plan takes: its records would fail, or drop."""
     step = {"name": "price", "handler": "a:price", "input": "source.items", "group_by": "key"}
-    lane = MemoryLane(OK, steps=[step])
-    lane.plan()
+    lane = MemoryLane(OK, steps=[step]).after_plan()
     lane.settings["steps"] = [step | {"input": "source.lines"}]
     with pytest.raises(ConfigError, match=r"steps was changed from price to price while .* is open; .*ackline void"):
         lane.replay()
@@ -62,8 +61,7 @@ def test_an_error_that_a_changed_file_can_not_mend_names_the_way_out() -> None:
 
 def test_outputs_that_are_added_to_the_file_under_an_open_turn_wait_for_the_next_turn() -> None:
     """The open turn keeps no rows of outcomes, so no staged row would be found to be of an acked record."""
-    lane = MemoryLane(OK, guarantee=NO_GUARANTEE, record_outcomes=False, dead_letter="none")
-    lane.plan()
+    lane = MemoryLane(OK, guarantee=NO_GUARANTEE, record_outcomes=False, dead_letter="none").after_plan()
     lane.settings |= {"record_outcomes": True, "outputs": [{"from": "source", "table": "totals"}]}
     jobs: list[Any] = []
     adapters = lane.adapters()
@@ -85,8 +83,7 @@ def test_i6_the_plan_decides_whether_a_dead_record_of_an_open_turn_gets_a_letter
     planned: Any, now: Any, letters: int
 ) -> None:
     """`ackline dead` looks for the letter in the topic of the plan."""
-    lane = MemoryLane(DEAD, dead_letter=planned)
-    lane.plan_and_replay()
+    lane = MemoryLane(DEAD, dead_letter=planned).after_replay()
     lane.settings["dead_letter"] = now
     lane.settle()
     assert (len(lane.letters()), lane.settled().counts) == (letters, {"failed": 1, "dead": 1})

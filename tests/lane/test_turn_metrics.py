@@ -31,8 +31,7 @@ ZERO = dict.fromkeys(TOTALS, 0)
 
 def test_i9_every_process_that_settles_a_turn_stores_the_same_metrics_and_totals() -> None:
     """Killed after the decisions; a second process folds to what the first would have stored."""
-    lane = MemoryLane(OK, FAILS, OK, retry={"max_retries": 0}, dead_letter="none")
-    lane.plan_and_replay()
+    lane = MemoryLane(OK, FAILS, OK, retry={"max_retries": 0}, dead_letter="none").after_replay()
     computed = []
 
     def killed(_: MemoryStore, settlement: Any, _plan: Any = None) -> bool:
@@ -116,8 +115,7 @@ def test_a_run_without_rows_goes_on_past_gaps_until_it_meets_a_record() -> None:
 
 
 def test_counts_that_the_delta_log_has_expired_are_unknown_and_no_gaps(monkeypatch: pytest.MonkeyPatch) -> None:
-    lane = lane_without_rows(OK, OK)
-    lane.plan_and_replay()
+    lane = lane_without_rows(OK, OK).after_replay()
     monkeypatch.setattr(MemoryTable, "note_of", lambda *_: None)
     lane.settle()
     assert (lane.settled().gaps, lane.settled().counts, lane.floor()) == (None, {}, 2)
@@ -126,8 +124,7 @@ def test_counts_that_the_delta_log_has_expired_are_unknown_and_no_gaps(monkeypat
 
 def test_a_turn_planned_without_rows_is_not_handed_out_at_least_once() -> None:
     """A failure without a row would pass for a gap, and be lost."""
-    lane = lane_without_rows(OK, FAILS_ONCE, OK)
-    lane.plan()
+    lane = lane_without_rows(OK, FAILS_ONCE, OK).after_plan()
     without_rows = lane.settings
     lane.settings = {**without_rows, "guarantee": AT_LEAST_ONCE, "record_outcomes": True}
     lane.run_fails(ConfigError, "guarantee was changed")
@@ -137,8 +134,7 @@ def test_a_turn_planned_without_rows_is_not_handed_out_at_least_once() -> None:
 
 
 def test_s50_a_range_that_is_lost_is_a_row_and_no_gap() -> None:
-    lane = lane_without_rows(OK, OK, guarantee=AT_MOST_ONCE, lost_after="0s")
-    lane.plan()
+    lane = lane_without_rows(OK, OK, guarantee=AT_MOST_ONCE, lost_after="0s").after_plan()
     lane.world.faults.jobs.append("failed")
     with pytest.raises(AcklineError):
         lane.replay()

@@ -43,16 +43,14 @@ def calls(lane: MemoryLane) -> list[tuple[str, int, int]]:
 )
 def test_s33_only_the_partitions_that_it_includes_are_read(kafka: dict[str, Any]) -> None:
     filters.included = {0, 2}
-    lane = filtered_lane(kafka=kafka)
-    lane.run()
+    lane = filtered_lane(kafka=kafka).after_run()
     assert calls(lane) == [("orders", 0, 0), ("orders", 2, 0), ("payments", 0, 0), ("payments", 2, 0)]
     assert {tp.partition for _, tp in lane.world.committed} == {0, 2}
 
 
 def test_a_partition_that_it_excludes_later_is_parked_and_continues_at_its_floor() -> None:
     filters.included = {0, 1}
-    lane = filtered_lane()
-    lane.run()
+    lane = filtered_lane().after_run()
     filters.included = {0}
     for tp in (TP, TP1):
         lane.produce(OK, tp=tp)

@@ -31,8 +31,7 @@ def _default_answer() -> Iterator[None]:
 
 
 def test_a_retry_class_decides_when_and_how_often_a_record_is_retried() -> None:
-    lane = lane_of("Patient", FAILS, OK)
-    lane.run()
+    lane = lane_of("Patient", FAILS, OK).after_run()
     assert set(retry_classes.calls) == {(1, NOON, "ValueError", "live/0/orders/0/0/1")}
     (pending,) = lane.state().pending
     assert (pending.value.due, pending.value.attempts) == (NOON + timedelta(hours=1), 1)

@@ -180,8 +180,7 @@ def test_s41_a_plan_of_retries_alone_goes_on_where_retention_has_passed_all_that
 
 
 def test_a_leader_elected_without_truncation_while_a_turn_is_open_does_not_make_it_void() -> None:
-    lane = MemoryLane(OK, OK)
-    lane.plan()
+    lane = MemoryLane(OK, OK).after_plan()
     lane.log().elect()
     lane.run()
     assert (lane.newest().kind, lane.newest().turn.n, lane.committed()) == (TurnKind.RUN, 1, 2)
@@ -189,8 +188,7 @@ def test_a_leader_elected_without_truncation_while_a_turn_is_open_does_not_make_
 
 def test_an_unreadable_range_is_not_void_once_another_run_has_stored_its_outcomes() -> None:
     """The other run has read the range before retention took it; a void turn would make its outcomes ineffective."""
-    lane = MemoryLane(OK, OK)
-    lane.plan()
+    lane = MemoryLane(OK, OK).after_plan()
 
     def other_run_reads_and_retention_follows() -> None:
         lane.replay(lane.adapters("other"))

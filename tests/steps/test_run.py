@@ -31,8 +31,7 @@ def test_the_replay_step_goes_on_over_gaps_to_the_turn_that_settle_is_to_find() 
 
 def test_the_replay_step_leaves_the_turn_of_another_run_to_that_run() -> None:
     """The other run has settled this one's turn and planned the next, by the time this one looks again."""
-    lane = MemoryLane(OK, OK)
-    lane.plan()
+    lane = MemoryLane(OK, OK).after_plan()
 
     def other_run_goes_on() -> None:
         lane.settle()
@@ -160,8 +159,7 @@ def test_max_records_limits_a_run_and_never_exceeds_the_file() -> None:
 
 
 def test_only_retries_reads_what_is_due_and_no_new_record() -> None:
-    lane = MemoryLane(FAILS_ONCE, OK, retry=NOW)
-    lane.run()
+    lane = MemoryLane(FAILS_ONCE, OK, retry=NOW).after_run()
     lane.produce(OK, OK)
     asked(lane, only_retries=True)
     assert lane.calls() == [(0, 1), (1, 1), (0, 2)]
@@ -173,8 +171,7 @@ def test_only_retries_reads_what_is_due_and_no_new_record() -> None:
 
 
 def test_only_retries_leaves_it_to_a_later_run_to_record_what_retention_took() -> None:
-    lane = MemoryLane(*[OK] * 2)
-    lane.run()
+    lane = MemoryLane(*[OK] * 2).after_run()
     lane.produce(OK, OK, OK)
     lane.log().expire(4)
     asked(lane, only_retries=True)
@@ -198,8 +195,7 @@ def test_partitions_that_are_not_requested_are_not_read_and_move_no_floor() -> N
 
 
 def test_a_partition_that_the_lane_does_not_have_is_refused_before_anything_is_planned() -> None:
-    lane = MemoryLane(OK)
-    lane.run()
+    lane = MemoryLane(OK).after_run()
     lane.produce(OK)
     before = lane.newest().turn
     with pytest.raises(ConfigError, match=r"partitions: orders\[7\] is no partition that lane reads"):
@@ -208,8 +204,7 @@ def test_a_partition_that_the_lane_does_not_have_is_refused_before_anything_is_p
 
 
 def test_a_plan_that_is_open_stays_as_it_is() -> None:
-    lane = MemoryLane(OK, OK)
-    lane.plan()
+    lane = MemoryLane(OK, OK).after_plan()
     asked(lane, only_retries=True)
     assert len(lane.calls()) == 2
 

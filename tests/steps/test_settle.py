@@ -50,8 +50,7 @@ def test_s36_a_group_moved_before_the_commit_is_refused_followed_or_restored(pol
 @pytest.mark.parametrize("when", ["before the rows are read", "before the tables are read again"])
 def test_i4_decisions_that_another_process_stores_meanwhile_are_folded(when: str) -> None:
     """The other process has its letter acknowledged, and stops before its settlement. What it decided counts."""
-    lane = MemoryLane(FAILS, retry={"max_retries": 0})
-    lane.plan_and_replay()
+    lane = MemoryLane(FAILS, retry={"max_retries": 0}).after_replay()
 
     def other_process_decides() -> None:
         other = lane.adapters("other")

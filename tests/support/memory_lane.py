@@ -116,6 +116,16 @@ class MemoryLane:
             self.run()
         return caught.value
 
+    def after_plan(self) -> Self:
+        """The lane, with a turn that is planned and not replayed."""
+        self.plan()
+        return self
+
+    def after_replay(self) -> Self:
+        """The lane, with a turn that is replayed and not settled."""
+        self.plan_and_replay()
+        return self
+
     def plan_and_replay(self) -> None:
         self.plan()
         self.replay()
