@@ -10,8 +10,7 @@ from ackline.ledger.turns import TurnKind
 from ackline.steps.run import replay_until_records
 from tests.support.memory import AFTER, BEFORE
 from tests.support.memory_adapters import no_session
-from tests.support.memory_lane import AT_MOST_ONCE, OK, TP, TP1, MemoryLane
-from tests.support.memory_void import lose_a_file, stopped, void, void_by
+from tests.support.memory_lane import AT_MOST_ONCE, OK, TP, TP1, MemoryLane, lose_a_file, stopped, void, void_by
 
 
 @pytest.mark.parametrize("program", ["run", "task"])

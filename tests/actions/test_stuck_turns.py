@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 
 from ackline.errors import AcklineError, ConfigError, FatalError, NoProof, TransientError
-from tests.support.memory_lane import AT_LEAST_ONCE, AT_MOST_ONCE, OK, MemoryLane
-from tests.support.memory_void import void
+from tests.support.memory_lane import AT_LEAST_ONCE, AT_MOST_ONCE, OK, MemoryLane, void
 
 
 def no_proof(lane: MemoryLane) -> None:

@@ -10,11 +10,23 @@ from ackline.errors import ConfigError, FatalError, TurnVoided
 from ackline.ledger.outcomes import Outcome
 from ackline.ledger.turns import TurnKind
 from ackline.steps.run import replay_until_records
-from tests.chaos.actor import Killed
+from tests.support.actor import Killed
 from tests.support.memory import AFTER, BEFORE
 from tests.support.memory_adapters import no_session
-from tests.support.memory_lane import AT_LEAST_ONCE, AT_MOST_ONCE, NO_GUARANTEE, OK, TP, TP1, MemoryLane
-from tests.support.memory_void import GUARANTEES, lose_a_file, stopped, void, void_by
+from tests.support.memory_lane import (
+    AT_LEAST_ONCE,
+    AT_MOST_ONCE,
+    GUARANTEES,
+    NO_GUARANTEE,
+    OK,
+    TP,
+    TP1,
+    MemoryLane,
+    lose_a_file,
+    stopped,
+    void,
+    void_by,
+)
 
 
 @pytest.mark.parametrize("guarantee", GUARANTEES)

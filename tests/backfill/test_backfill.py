@@ -12,8 +12,19 @@ from ackline.pipeline.arguments import PartitionChoice
 from ackline.steps import replay
 from tests.support.memory import BEFORE
 from tests.support.memory_adapters import no_session
-from tests.support.memory_backfill import MINUTE, MemoryBackfill, settled_lane
-from tests.support.memory_lane import AT_LEAST_ONCE, AT_MOST_ONCE, DEAD, FAILS, FAILS_ONCE, OK, TP, TP1
+from tests.support.memory_lane import (
+    AT_LEAST_ONCE,
+    AT_MOST_ONCE,
+    DEAD,
+    FAILS,
+    FAILS_ONCE,
+    MINUTE,
+    OK,
+    TP,
+    TP1,
+    MemoryBackfill,
+    settled_lane,
+)
 
 
 def test_s71_the_choice_is_stored_once_and_a_resume_does_not_choose_anew() -> None:

@@ -16,7 +16,6 @@ from ackline.ledger.offsets import OffsetRange
 from ackline.ledger.turns import LIVE, Settlement, TurnKind
 from tests.support.memory import AFTER, BEFORE
 from tests.support.memory_adapters import no_session
-from tests.support.memory_backfill import MemoryBackfill, writes_of
 from tests.support.memory_lane import (
     AT_LEAST_ONCE,
     AT_MOST_ONCE,
@@ -26,7 +25,9 @@ from tests.support.memory_lane import (
     OK,
     PAYMENTS,
     TP,
+    MemoryBackfill,
     MemoryLane,
+    writes_of,
 )
 
 RETRY = {"initial_delay": "1m", "max_retries": 1}

@@ -9,8 +9,18 @@ from hypothesis import strategies as st
 
 from ackline.errors import TopicChanged, TransientError
 from tests.support.memory import AFTER, BEFORE
-from tests.support.memory_backfill import MemoryBackfill, settled_lane
-from tests.support.memory_lane import AT_LEAST_ONCE, AT_MOST_ONCE, DEAD, FAILS, FAILS_ONCE, OK, TP1, MemoryLane
+from tests.support.memory_lane import (
+    AT_LEAST_ONCE,
+    AT_MOST_ONCE,
+    DEAD,
+    FAILS,
+    FAILS_ONCE,
+    OK,
+    TP1,
+    MemoryBackfill,
+    MemoryLane,
+    settled_lane,
+)
 
 SPANS = st.tuples(st.integers(0, 11), st.integers(1, 4)).map(lambda span: (span[0], min(12, sum(span))))
 RECORDS = st.lists(st.sampled_from([OK, FAILS_ONCE, FAILS, DEAD, None, "gap"]), min_size=12, max_size=12)

@@ -9,17 +9,20 @@ from ackline.backfill.plan import plan_backfill
 from ackline.steps import replay
 from tests.support.memory import GroupCommit
 from tests.support.memory_adapters import no_session
-from tests.support.memory_backfill import MINUTE, MemoryBackfill, settled_lane, writes_of
 from tests.support.memory_lane import (
     AT_LEAST_ONCE,
     AT_MOST_ONCE,
     DEAD,
     FAILS,
     FAILS_ONCE,
+    MINUTE,
     NO_GUARANTEE,
     OK,
     TP,
+    MemoryBackfill,
     MemoryLane,
+    settled_lane,
+    writes_of,
 )
 
 

@@ -25,8 +25,7 @@ from ackline.ledger.turns import TurnKind
 from ackline.pipeline.arguments import RangeArgument, parse_range
 from tests.ledger.test_offsets import RANGES, offsets_of
 from tests.pipeline import filters
-from tests.support.memory_backfill import MemoryBackfill, settled_lane
-from tests.support.memory_lane import DEAD, FAILS, OK, PAYMENTS, TP, TP1, MemoryLane
+from tests.support.memory_lane import DEAD, FAILS, OK, PAYMENTS, TP, TP1, MemoryBackfill, MemoryLane, settled_lane
 
 A, B, C = TopicPartition("orders", 0), TopicPartition("orders", 1), TopicPartition("payments", 0)
 LOGS = {A: LogBounds(5, 20), B: LogBounds(0, 10), C: LogBounds(3, 3)}

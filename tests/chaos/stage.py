@@ -26,13 +26,13 @@ from ackline.ledger.offsets import TopicPartition
 from ackline.ledger.turns import LIVE
 from ackline.pipeline.pipeline import Pipeline
 from tests.chaos.account import Violation, broken
-from tests.chaos.actor import Actor, Endless
 from tests.chaos.config import DEAD, GROUP, TOPICS, Config, configs
 from tests.chaos.epoch import LENIENT, is_operator_void
 from tests.chaos.oracle import Oracle
 from tests.chaos.outside import Outside
 from tests.chaos.programs import STEPS, Action, Backfill
 from tests.ledger.strategies import NOON
+from tests.support.actor import Actor, Endless
 from tests.support.memory import Hook, MemoryLog, World
 from tests.support.memory_adapters import memory_adapters
 from tests.support.memory_store import MemoryStore

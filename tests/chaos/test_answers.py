@@ -20,8 +20,7 @@ from ackline.verify.check import judge
 from tests.chaos.account import Policy, Rules
 from tests.chaos.evidence import evidence_of
 from tests.support.memory import TableCommit
-from tests.support.memory_answers import TP, WAITS, AnsweredLane
-from tests.support.memory_lane import GROUP, NOON, OK
+from tests.support.memory_lane import GROUP, NOON, OK, TP, WAITS, AnsweredLane
 
 STEPS = 60
 RETRIES = 2

@@ -19,8 +19,8 @@ from ackline.ledger import fold, planning
 from ackline.ledger.fold import PendingKind
 from ackline.steps import decide, plan, replay, run, run_plan, settle, take_turn
 from tests.chaos.account import Policy, Rules
-from tests.chaos.actor import Actor, Killed
 from tests.chaos.oracle import Oracle
+from tests.support.actor import Actor, Killed
 from tests.support.memory import BEFORE, GroupCommit, HandlerCall, Hook, TableCommit
 from tests.support.memory_lane import DEAD, FAILS, FAILS_ONCE, GROUP, OK, TP, MemoryLane
 

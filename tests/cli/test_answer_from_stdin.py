@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.memory_command import MemoryCommand
-from tests.support.memory_answers import WAITS, AnsweredLane
+from tests.support.memory_lane import WAITS, AnsweredLane
 
 
 @pytest.fixture

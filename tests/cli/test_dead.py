@@ -7,8 +7,7 @@ import pytest
 from ackline.cli.dead import MOST_BYTES, printable, text_of
 from ackline.ledger.turns import TurnKind
 from tests.cli.memory_command import MemoryCommand
-from tests.support.memory_backfill import MemoryBackfill
-from tests.support.memory_lane import DEAD, FAILS, OK, TP, MemoryLane
+from tests.support.memory_lane import DEAD, FAILS, OK, TP, MemoryBackfill, MemoryLane
 
 
 @pytest.fixture

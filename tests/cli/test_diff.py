@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.memory_command import MemoryCommand
-from tests.support.memory_backfill import MemoryBackfill
-from tests.support.memory_lane import DEAD, FAILS, OK, MemoryLane
+from tests.support.memory_lane import DEAD, FAILS, OK, MemoryBackfill, MemoryLane
 
 
 @pytest.fixture

@@ -7,8 +7,7 @@ import pytest
 from ackline.ledger.offsets import OffsetRange
 from ackline.ledger.planning import IN_FLIGHT_FULL
 from tests.cli.memory_command import MemoryCommand
-from tests.support.memory_answers import OK, TP, WAITS, AnsweredLane
-from tests.support.memory_lane import TP1
+from tests.support.memory_lane import OK, TP, TP1, WAITS, AnsweredLane
 
 
 def test_explain_and_status_name_the_record_that_holds_the_floor_and_its_deadline(

@@ -7,9 +7,7 @@ from ackline.in_flight.ack_topic import send_answer
 from ackline.ledger.offsets import TopicPartition
 from ackline.ledger.tokens import parse_token
 from ackline.pipeline.warnings import TopicPolicy
-from tests.support.memory_answers import ACKS, NOON, WAITS, AnsweredLane, in_flight
-from tests.support.memory_backfill import MemoryBackfill
-from tests.support.memory_lane import DEAD
+from tests.support.memory_lane import ACKS, DEAD, NOON, WAITS, AnsweredLane, MemoryBackfill, in_flight
 
 
 def test_i11_a_repeated_settle_takes_the_end_of_the_answers_from_the_stored_decisions() -> None:

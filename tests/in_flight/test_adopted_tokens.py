@@ -5,7 +5,7 @@ from ackline.actions.adopt_ledger import OutstandingTokens, adopt_ledger, prepar
 from ackline.actions.report import adoption_object, adoption_text
 from ackline.ledger.commit_rule import CommitMetadata
 from ackline.ledger.fold import PendingKind
-from tests.support.memory_answers import TP, WAITS, AnsweredLane
+from tests.support.memory_lane import TP, WAITS, AnsweredLane
 
 
 def copied(lane: AnsweredLane) -> AnsweredLane:

@@ -13,7 +13,7 @@ from ackline.ledger.offsets import TopicPartition
 from ackline.ledger.outcomes import ErrorClass, Outcome
 from ackline.ledger.tokens import parse_token
 from ackline.steps.replay import job_of
-from tests.support.memory_answers import NOON, OK, TP, WAITS, AnsweredLane, in_flight
+from tests.support.memory_lane import NOON, OK, TP, WAITS, AnsweredLane, in_flight
 
 
 def test_s64_an_answer_before_the_outcomes_are_stored_counts() -> None:

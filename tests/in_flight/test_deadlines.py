@@ -12,8 +12,7 @@ from ackline.in_flight.ack_topic import range_to_read
 from ackline.in_flight.decide import decide_answers
 from ackline.ledger.pending import PendingKind, PendingRuns, PendingState, microseconds
 from ackline.tables.rows import decision_rows
-from tests.support.memory_answers import NOON, TP, WAITS, AnsweredLane
-from tests.support.memory_backfill import MemoryBackfill
+from tests.support.memory_lane import NOON, TP, WAITS, AnsweredLane, MemoryBackfill
 
 RECORDS = 40_000
 LIMIT = 300

@@ -6,8 +6,7 @@ from ackline.actions.void import open_turn, void_open_turn
 from ackline.errors import ConfigError
 from ackline.ledger.fold import PendingKind
 from ackline.ledger.turns import TurnKind
-from tests.support.memory_answers import OK, TP, WAITS, AnsweredLane
-from tests.support.memory_backfill import MemoryBackfill
+from tests.support.memory_lane import OK, TP, WAITS, AnsweredLane, MemoryBackfill
 
 RESET = "take `ack_topic` out of the file and begin a new epoch with `ackline reset lane --to floor"
 

@@ -5,7 +5,7 @@ import pytest
 from ackline.ledger.answers import AckPosition
 from ackline.ledger.fold import PendingKind
 from ackline.ledger.offsets import TopicPartition
-from tests.support.memory_answers import ACKS, WAITS, AnsweredLane
+from tests.support.memory_lane import ACKS, WAITS, AnsweredLane
 
 ACKS1 = TopicPartition("acks", 1)
 

@@ -12,8 +12,7 @@ from ackline.ledger.outcomes import Outcome
 from ackline.ledger.planning import IN_FLIGHT, IN_FLIGHT_FULL
 from ackline.ledger.turns import TurnKind
 from tests.support.memory import InFlightSkipped
-from tests.support.memory_answers import NOON, OK, TP, WAITS, AnsweredLane, in_flight
-from tests.support.memory_backfill import MemoryBackfill
+from tests.support.memory_lane import NOON, OK, TP, WAITS, AnsweredLane, MemoryBackfill, in_flight
 
 
 def test_a_record_in_flight_holds_the_floor_until_it_is_acked() -> None:

@@ -11,7 +11,7 @@ from ackline.ledger.offsets import ValuedRange
 from ackline.ledger.outcomes import Outcome
 from ackline.ledger.turns import TurnKind
 from ackline.outputs.turn import publish_settled
-from tests.chaos.actor import Actor
+from tests.support.actor import Actor
 from tests.support.memory import BEFORE
 from tests.support.memory_lane import AT_MOST_ONCE, GROUP, OK, TP, TP1, MemoryLane
 

@@ -14,8 +14,7 @@ from ackline.steps import plan, run
 from ackline.steps.run import replay_until_records
 from tests.support.memory import AFTER, BEFORE
 from tests.support.memory_adapters import no_session
-from tests.support.memory_lane import FAILS, FAILS_ONCE, OK, TP, TP1, MemoryLane
-from tests.support.memory_void import void
+from tests.support.memory_lane import FAILS, FAILS_ONCE, OK, TP, TP1, MemoryLane, void
 
 
 def test_the_replay_step_goes_on_over_gaps_to_the_turn_that_settle_is_to_find() -> None:

@@ -1,23 +1,33 @@
 """The lab of the steps in memory: a lane of a pipeline on a `World`, whose steps the tests run, strike and judge."""
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any, Self
 
 import pytest
 
+from ackline import InFlight, Record
 from ackline.actions import actions
+from ackline.actions import void as operator_void
+from ackline.actions.void import ClosedTurn
+from ackline.backfill import run as backfill
+from ackline.backfill.choose import Choice, choose_offsets
+from ackline.backfill.run import backfill_pipeline
 from ackline.errors import AcklineError
 from ackline.lane.commit import CommitResult
+from ackline.ledger.account import Account
 from ackline.ledger.commit_rule import Committed
-from ackline.ledger.fold import OutcomeRow, PartitionState
+from ackline.ledger.fold import OutcomeRow, PartitionState, PendingKind
 from ackline.ledger.offsets import TopicPartition
 from ackline.ledger.outcomes import Outcome
 from ackline.ledger.turns import Plan, SettledPartition, Settlement, TurnKind
+from ackline.pipeline.arguments import BackfillArguments, check_same, id_of, lane_of
 from ackline.pipeline.pipeline import Pipeline
 from ackline.steps import plan, replay, run, settle
-from tests.support.memory import ArrivedLetter, HandlerCall, Hook, MemoryLog, World
+from tests.support.actor import Actor
+from tests.support.memory import ArrivedLetter, HandlerCall, Hook, MemoryLog, TableCommit, World, handle_by_orders
 from tests.support.memory_adapters import MemoryAdapters, memory_adapters, no_session
 
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
@@ -210,3 +220,211 @@ class MemoryLane:
     def ranges(self, outcome: Outcome, tp: TopicPartition = TP) -> list[tuple[int, int]]:
         """(offset, end offset) of the effective rows with this outcome, decisions on ranges and on single offsets."""
         return [(row.offset, row.end) for row in self.effective_rows(tp) if row.outcome is outcome]
+
+
+# ---- an operator's void ---------------------------------------------------------------------------------------------
+
+
+GUARANTEES = (AT_LEAST_ONCE, AT_MOST_ONCE)
+REASON = "the batch is broken"
+
+
+def void(lane: MemoryLane, pause: bool = False) -> ClosedTurn:
+    """Closes the open turn of the lane, as `ackline void` does."""
+    return void_by(lane.adapters("operator"), pause)
+
+
+def void_by(adapters: Any, pause: bool = False) -> ClosedTurn:
+    """Closes the open turn of the lane by the adapters of a process, which a test may stop."""
+    return operator_void.void_open_turn(adapters, operator_void.open_turn(adapters).plan.turn, REASON, pause)
+
+
+def stopped(lane: MemoryLane, work: Callable[[Any], object], operation: str, when: str) -> Actor:
+    """Returns a process that was stopped at an operation."""
+    actor = Actor("slow", lambda hook: work(lane.adapters("slow", hook)))
+    actor.advance(lambda at, at_when: (at, at_when) == (operation, when))
+    assert not actor.over
+    return actor
+
+
+def lose_a_file(lane: MemoryLane) -> None:
+    """Plans and replays a turn, and loses a file of its outcomes."""
+    lane.plan_and_replay()
+    lane.world.tables.lost_files.add(next(iter(lane.world.tables.outcomes)))
+
+
+# ---- records in flight ----------------------------------------------------------------------------------------------
+
+
+ACKS = TopicPartition("acks", 0)
+WAITS = b'{"wait": true}'
+"""A record for which the handler returns InFlight."""
+
+
+class AnsweredLane(MemoryLane):
+    """A lane with the ack topic `acks`. `tokens` has the token of each attempt that is in flight or was."""
+
+    def __init__(self, *values: bytes | None, timeout: str = "10s", partitions: int = 1, **settings: Any) -> None:
+        retry = {"initial_delay": "0s", "period": "0s", "max_retries": 1}
+        block = {"timeout": timeout} | settings.pop("in_flight", {})
+        super().__init__(
+            *values, partitions=partitions, **{"ack_topic": "acks", "in_flight": block, "retry": retry, **settings}
+        )
+        self.create("acks")
+        self.tokens: dict[tuple[int, int], str] = {}
+        self.world.handle = self.hand_on
+        self.early: Callable[[Record], None] = lambda record: None
+        """Called by the handler before it returns InFlight."""
+
+    def hand_on(self, record: Record) -> InFlight | None:
+        if record.value != WAITS:
+            handle_by_orders(record)
+            return None
+        self.tokens[record.offset, record.attempt] = record.token
+        self.early(record)
+        return InFlight()
+
+    def answer(self, offset: int, value: str = "ack", attempt: int = 1, times: int = 1) -> None:
+        """Writes an answer for an attempt to the ack topic."""
+        for _ in range(times):
+            self.answer_with(self.tokens[offset, attempt], value)
+
+    def answer_with(self, token: str | bytes | None, value: str | bytes | None) -> None:
+        """Writes a record to the ack topic: the token is its key."""
+        key, content = (text.encode() if isinstance(text, str) else text for text in (token, value))
+        self.log(ACKS).append(content, self.world.now, key=key)
+
+    def spare(self) -> None:
+        """Removes all strikes that have not come yet."""
+        self._strikes.clear()
+
+    def at(self, seconds: float) -> "AnsweredLane":
+        """Sets the clock to so many seconds after noon, and returns the lane."""
+        self.world.now = NOON + timedelta(seconds=seconds)
+        return self
+
+    def outcomes(self, tp: TopicPartition = TP) -> list[tuple[int, int, str]]:
+        """(offset, attempt, outcome) of each effective row, in order."""
+        tables = self.world.tables
+        settled = {turn for turn, settlement in tables.settlements.items() if settlement.kind != "void"}
+        rows = [
+            (row.offset, row.attempt, row.outcome.value)
+            for turn, files in sorted(tables.outcomes.items())
+            if turn in settled
+            for file in files
+            for row in file.rows.get(tp, ())
+        ]
+        return sorted(rows, key=lambda row: row[:2])
+
+    def answered(self) -> Counter[str]:
+        """Returns how many answers of the lane were counted as what."""
+        counts: Counter[str] = Counter()
+        for settlement in self.world.tables.settlements.values():
+            counts.update(_counts(settlement))
+        return counts
+
+    def next_answer(self) -> int:
+        """Returns the offset of the ack topic up to which the lane has read."""
+        answers = self.newest().answers
+        assert answers is not None
+        return answers.position.next[0]
+
+
+def in_flight(lane: AnsweredLane) -> int:
+    """Returns how many records of the lane are in flight."""
+    return lane.state().pending_by_kind()[PendingKind.IN_FLIGHT]
+
+
+def _counts(settlement: Settlement) -> Counter[str]:
+    return Counter(settlement.answers.counts) if settlement.answers else Counter()
+
+
+# ---- backfills ------------------------------------------------------------------------------------------------------
+
+
+MINUTE = {"initial_delay": "1m", "max_retries": 3}
+"""A retry policy under which the first retry is due after a minute."""
+
+
+class MemoryBackfill:
+    """A backfill of a memory lane, by its id and arguments. Each call is a process of its own."""
+
+    def __init__(self, live: MemoryLane, backfill_id: str = "b", *ranges: str, **filters: Any) -> None:
+        self.live, self.lane = live, lane_of(backfill_id)
+        self.arguments = BackfillArguments(ranges, **filters)
+
+    def adapters(self, run_id: str = "backfill", hook: Hook | None = None, **changes: Any) -> MemoryAdapters:
+        pipeline = backfill_pipeline(self.live.adapters().pipeline, self.arguments)
+        found = memory_adapters(self.live.world, pipeline, run_id, hook or self.live._hook, lane=self.lane)
+        return replace(found, **changes)
+
+    def choose(self) -> Choice:
+        return choose_offsets(self.adapters(), self.arguments)
+
+    def begin(self, adapters: MemoryAdapters | None = None) -> Settlement:
+        """Begins the lane, or finds it begun; the arguments must be those of the lane."""
+        adapters = adapters or self.adapters()
+        newest = adapters.store.newest()
+        if newest is None:
+            genesis = backfill.begin(adapters, self.arguments, choose_offsets(adapters, self.arguments))
+        else:
+            genesis = backfill.genesis_of(adapters.store, newest.turn.epoch)
+        check_same(id_of(self.lane), BackfillArguments.decode(genesis.arguments), self.arguments)
+        return genesis
+
+    def begin_epoch(self, epoch: int, adapters: MemoryAdapters | None = None) -> Settlement:
+        """Begins a new epoch of the lane, which must be settled, with what its arguments choose now."""
+        adapters = adapters or self.adapters()
+        return backfill.begin(adapters, self.arguments, choose_offsets(adapters, self.arguments), epoch=epoch)
+
+    def run(self, adapters: MemoryAdapters | None = None, **options: Any) -> Account:
+        """Begins or resumes the lane, runs what is due, and returns the account, which must balance."""
+        adapters = adapters or self.adapters()
+        self.begin(adapters)
+        backfill.run_backfill(adapters, no_session, **options)
+        return self.account()
+
+    def cancel(self, reason: str = "") -> Account:
+        backfill.cancel(self.adapters(), reason)
+        return self.account()
+
+    def account(self) -> Account:
+        found = backfill.find_backfill(self.adapters().store)
+        assert found is not None
+        return found.account
+
+    def newest(self) -> Settlement:
+        newest = self.adapters().store.newest()
+        assert newest is not None
+        return newest
+
+    def rows(self, tp: TopicPartition = TP, epoch: int | None = None) -> list[tuple[int, int, int, str]]:
+        """(offset, end, attempt, outcome) of all effective rows of the lane, or of one epoch, sorted."""
+        tables = self.live.world.tables
+        rows: list[OutcomeRow] = []
+        for turn, settlement in tables.settlements.items():
+            if epoch not in (None, turn.epoch):
+                continue
+            if turn.lane == self.lane and settlement.kind is not TurnKind.VOID:
+                rows += [row for file in tables.outcomes.get(turn, ()) for row in file.rows.get(tp, ())]
+        return sorted((row.offset, row.end, row.attempt, row.outcome.value) for row in rows)
+
+    def ended(self, tp: TopicPartition = TP, epoch: int | None = None) -> dict[int, str]:
+        """The terminal outcome of each offset, in one epoch if there are several; fails if an offset has two."""
+        ended: dict[int, str] = {}
+        for start, end, _, outcome in self.rows(tp, epoch):
+            for offset in range(start, end) if outcome not in ("failed", "in_flight") else ():
+                assert offset not in ended, f"{tp} {offset} is {ended[offset]} and {outcome}"
+                ended[offset] = outcome
+        return ended
+
+
+def writes_of(live: MemoryLane, lane: str) -> list[TableCommit]:
+    """All commits of a lane to its tables, in order."""
+    history = (event for event in live.world.history if isinstance(event, TableCommit))
+    return [event for event in history if f"/{lane}/" in event.application]
+
+
+def settled_lane(*values: bytes | None, **settings: Any) -> MemoryLane:
+    """A live lane that has handled its records; those that fail are dead."""
+    return MemoryLane(*values, **{"retry": {"max_retries": 0}, **settings}).after_run()
