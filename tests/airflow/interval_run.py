@@ -13,10 +13,9 @@ from airflow.sdk.exceptions import (
     DownstreamTasksSkipped,
 )
 
-from ackline.airflow import backfill, dags, interval_plan
+from ackline.airflow import backfill, dags, interval
 from ackline.airflow.backfill import BeginBackfillOperator
-from ackline.airflow.interval import Interval
-from ackline.airflow.interval_plan import IntervalPlanOperator
+from ackline.airflow.interval import Interval, IntervalPlanOperator
 from ackline.backfill.run import find_backfill, run_backfill
 from ackline.pipeline.pipeline import Pipeline
 from tests.support.memory_adapters import MemoryAdapters, memory_adapters, no_session
@@ -46,7 +45,7 @@ class IntervalRun:
         ) -> Iterator[MemoryAdapters]:
             yield memory_adapters(live.world, pipeline, context["run_id"], lane=lane)
 
-        for module in (interval_plan, backfill):
+        for module in (interval, backfill):
             monkeypatch.setattr(module, "opened", opened)
         monkeypatch.setattr(backfill, "DriverHook", lambda *_, **__: None)
         monkeypatch.setattr("ackline.pipeline.functions.check_functions", lambda *_: None)

@@ -13,8 +13,7 @@ from airflow.sdk.exceptions import (
 )
 
 from ackline.airflow.backfill import REASON
-from ackline.airflow.interval import replays_interval
-from ackline.airflow.operators import ReplayOperator, SettleOperator
+from ackline.airflow.operators import ReplayOperator, SettleOperator, replays_interval
 from ackline.errors import ConfigError
 from tests.airflow.interval_run import END, LANE, RUN_ID, START, IntervalRun, two_of_four
 from tests.support.memory_lane import OK

@@ -6,7 +6,7 @@ import pytest
 from airflow.sdk import BaseOperator, Context, CronDataIntervalTimetable
 from airflow.sdk.exceptions import AirflowFailException
 
-from ackline.airflow.maintenance import maintenance_dag
+from ackline.airflow.operate import maintenance_dag
 from ackline.tables.schemas import TABLES
 from ackline.tables.store import LedgerStore
 from tests.airflow.project import parsed

@@ -10,10 +10,10 @@ from airflow.sdk.definitions.param import ParamsDict
 from airflow.sdk.exceptions import AirflowFailException
 
 from ackline.airflow import operators
-from ackline.airflow.forms import run_params
+from ackline.airflow.operate import run_params
 from ackline.airflow.operators import PlanOperator, airflow_errors
 from ackline.ledger.offsets import TopicPartition
-from ackline.pipeline.arguments import EVERYTHING, SETTING, RunRequest, parse_request
+from ackline.pipeline.form import EVERYTHING, SETTING, Entered, RunRequest, run_request
 from ackline.pipeline.pipeline import Pipeline
 from tests.support.memory_adapters import MemoryAdapters
 from tests.support.memory_lane import OK, TP, MemoryLane
@@ -37,7 +37,7 @@ def test_each_field_has_a_title_and_a_description(params: ParamsDict) -> None:
 
 
 def test_a_scheduled_run_has_the_defaults_and_asks_for_everything(params: ParamsDict) -> None:
-    assert parse_request(params.validate(), LIMIT) == EVERYTHING
+    assert run_request(Entered(params.validate(), by_option=False), LIMIT) == EVERYTHING
 
 
 VALID: list[tuple[dict[str, Any], RunRequest]] = [
@@ -57,7 +57,7 @@ def test_the_form_and_the_task_take_the_same_values(
     params: ParamsDict, values: dict[str, Any], request_: RunRequest
 ) -> None:
     params.update(values)
-    assert parse_request(params.validate(), LIMIT) == request_
+    assert run_request(Entered(params.validate(), by_option=False), LIMIT) == request_
 
 
 @pytest.mark.parametrize("values", WRONG, ids=str)
@@ -69,7 +69,7 @@ def test_a_wrong_value_is_refused_in_the_form_and_again_in_the_task(params: Para
     with pytest.raises(Exception, match="Invalid input for param"):
         trigger()
     with pytest.raises(AirflowFailException), airflow_errors():
-        parse_request(values, LIMIT)
+        run_request(Entered(values, by_option=False), LIMIT)
 
 
 # ---- the task -------------------------------------------------------------------------------------------------------

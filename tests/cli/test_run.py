@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from ackline.pipeline.arguments import SETTING
+from ackline.pipeline.form import SETTING
 from tests.cli.memory_command import MemoryCommand
 from tests.support.memory_lane import FAILS_ONCE, OK, PAYMENTS, TP, TP1, MemoryLane
 
@@ -72,7 +72,7 @@ def test_only_the_retries_of_the_chosen_partitions_are_read(lane: MemoryLane, ac
         (["--topic", "a b"], "--topic"),
         (["--partition", "-1"], "--partition"),
         (["--max-records", "0"], "--max-records"),
-        (["--max-records", "5000001"], "max_records: not valid; write a whole number from 1 to 5,000,000"),
+        (["--max-records", "5000001"], "--max-records 5000001: not valid; write a whole number from 1 to 5,000,000"),
     ],
 )
 def test_an_option_that_chooses_nothing_is_refused_before_anything_is_stored(

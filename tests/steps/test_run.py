@@ -9,7 +9,7 @@ from ackline.ledger.offsets import TopicPartition
 from ackline.ledger.outcomes import Outcome
 from ackline.ledger.planning import NOT_REQUESTED, ONLY_RETRIES
 from ackline.ledger.turns import TurnKind
-from ackline.pipeline.arguments import SETTING, RunRequest
+from ackline.pipeline.form import SETTING, RunRequest
 from ackline.steps import plan, run
 from ackline.steps.run import replay_until_records
 from tests.support.memory import AFTER, BEFORE

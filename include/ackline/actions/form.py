@@ -11,16 +11,8 @@ from ackline.errors import ConfigError
 from ackline.ledger.offsets import OffsetRange
 from ackline.ledger.turns import LIVE, TurnKind
 from ackline.pipeline.arguments import Destination, PartitionChoice, parse_destination, parse_distance, parse_offsets
-from ackline.pipeline.form import Entered, Field, FieldType
+from ackline.pipeline.form import ERROR_CLASS, PARTITIONS, TOPICS, Entered, Field, FieldType
 
-TOPICS = Field(
-    name="topics", option="--topic", type=FieldType.TEXTS, title="Topics", help="Only this topic",
-    pattern="^[a-zA-Z0-9._-]{1,249}$",
-)  # fmt: skip
-PARTITIONS = Field(
-    name="partitions", option="--partition", type=FieldType.NUMBERS, title="Partitions",
-    help="Only partitions with this number",
-)  # fmt: skip
 TO = Field(
     name="to", option="--to", title="To",
     help="An offset, `earliest`, `latest`, `committed`, `floor`, or a time: 2026-01-31T12:00:00Z, `2h ago`.",
@@ -36,10 +28,6 @@ ALL_PARTITIONS = Field(
 OFFSETS = Field(
     name="offsets", option="--offsets", title="Offsets", help="Only offsets A:B, B exclusive, or the single offset A.",
     pattern="^[0-9]{0,19}:?[0-9]{0,19}$",
-)  # fmt: skip
-ERROR_CLASS = Field(
-    name="error_class", option="--error-class", title="Error class",
-    help="Only records whose last attempt failed with it.",
 )  # fmt: skip
 PAUSE = Field(
     name="pause", option="--pause", type=FieldType.FLAG, title="Pause",

@@ -17,16 +17,15 @@ import hashlib
 import re
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
-from airflow.sdk import DAG, BaseOperator, Context, Param
+from airflow.sdk import DAG, Context, Param
 from airflow.sdk.exceptions import AirflowFailException, AirflowRescheduleException, AirflowSkipException
 
 from ackline.airflow.driver_hook import SPARK_CONNECTION, DriverHook
-from ackline.airflow.forms import params_of
-from ackline.airflow.operators import ACTOR, RETRIES, ReplayOperator, airflow_errors, opened
+from ackline.airflow.operate import params_of
+from ackline.airflow.operators import ACTOR, PipelineOperator, ReplayOperator, airflow_errors, new_dag, opened
 from ackline.backfill.form import (
     CONFIRM,
     CONFIRM_OFFSETS,
@@ -76,7 +75,7 @@ def backfill_params(pipeline: Pipeline) -> dict[str, Param]:
             f"as the dry run shows it."
         },
     }
-    return params_of(replace(field, **changed.get(field, {})) for field in FIELDS)
+    return params_of(FIELDS, changed)
 
 
 def entered_by(context: Context) -> Entered:
@@ -109,17 +108,13 @@ def noted_reason(context: Context) -> Iterator[None]:
         raise
 
 
-class BeginBackfillOperator(BaseOperator):
+class BeginBackfillOperator(PipelineOperator):
     """Begins the lane of a backfill, or a new epoch of it, or finds it begun. Returns its account.
 
     Changes nothing without `confirm`.
     """
 
     ui_color = "#d7e8f7"
-
-    def __init__(self, *, pipeline: Pipeline, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.pipeline = pipeline
 
     def execute(self, context: Context) -> dict[str, Any]:
         """Choose the offsets and store them. Imports the handler first, so that no lane begins that can't be run."""
@@ -142,7 +137,7 @@ class BeginBackfillOperator(BaseOperator):
             with opened(pipeline, context, actor=user or ACTOR, lane=form.lane) as adapters:
                 java_properties(adapters.kafka)  # refuses properties that Spark's Kafka client does not have
                 text, result = _begin(adapters, form, arguments, confirmed)
-        self.log.info("%s%s", text, "" if confirmed else "\nNothing was changed: `confirm` is not set.")
+        self.log_change(text, confirmed)
         return result
 
 
@@ -269,13 +264,12 @@ def shortened(account: "AccountObject") -> dict[str, Any]:
 
 def backfill_dag(pipeline: Pipeline, file: str) -> DAG:
     """Returns the DAG `backfill__NAME` of one pipeline, for the DAG file `file`."""
-    dag = DAG(
-        dag_id=f"{BACKFILL_PREFIX}{pipeline.name}",
+    dag = new_dag(
+        f"{BACKFILL_PREFIX}{pipeline.name}",
+        file,
+        "backfill",
         schedule=None,
         is_paused_upon_creation=False,  # it has no schedule, and Airflow's own backfill of `replay__NAME` starts it
-        start_date=datetime(2025, 1, 1, tzinfo=UTC),
-        catchup=False,
-        default_args=RETRIES,
         params=backfill_params(pipeline),
         description=f"Handles chosen offsets of the pipeline {pipeline.name} again; a dry run unless it is confirmed",
         doc_md=(
@@ -284,10 +278,7 @@ def backfill_dag(pipeline: Pipeline, file: str) -> DAG:
             f"**begin** shows what would be read. **replay** goes on at each due time until every offset is settled. "
             f"Any task may be cleared at any time: the run resumes its lane."
         ),
-        tags={"ackline", "backfill"},
-        auto_register=False,
     )
-    dag.fileloc = file
     begin = BeginBackfillOperator(task_id="begin", pipeline=pipeline, dag=dag)
     begin >> ReplayBackfillOperator(task_id="replay", pipeline=pipeline, dag=dag)
     return dag

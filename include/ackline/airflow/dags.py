@@ -7,7 +7,7 @@ client: the tasks import what they need when they run.
 import contextlib
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -16,9 +16,9 @@ from urllib.parse import quote, urlencode, urlsplit
 from airflow.configuration import conf
 from airflow.sdk import DAG, Asset, BaseOperatorLink, CronDataIntervalTimetable, get_parsing_context
 
-from ackline.airflow.forms import run_params
-from ackline.airflow.interval_plan import IntervalPlanOperator
-from ackline.airflow.operators import RETRIES, PlanOperator, ReplayOperator, SettleOperator
+from ackline.airflow.interval import IntervalPlanOperator
+from ackline.airflow.operate import run_params
+from ackline.airflow.operators import PlanOperator, ReplayOperator, SettleOperator, new_dag
 from ackline.ledger.backoff import FOREVER
 from ackline.ledger.turns import LIVE
 from ackline.pipeline.folder import audit_root, lane_folder, load_folder, load_pipeline
@@ -130,20 +130,16 @@ def _collected(broken: dict[Path, str], folder: Path, pipeline: Pipeline) -> Ite
 
 def replay_dag(pipeline: Pipeline, file: str) -> DAG:
     """Returns the DAG of one pipeline. Raises ValueError for a schedule that never comes."""
-    dag = DAG(
-        dag_id=f"{DAG_PREFIX}{pipeline.name}",
+    dag = new_dag(
+        f"{DAG_PREFIX}{pipeline.name}",
+        file,
+        "replay",
         schedule=_timetable(pipeline.schedule),
-        start_date=datetime(2025, 1, 1, tzinfo=UTC),
-        catchup=False,
         max_active_runs=1,
-        default_args=RETRIES,
         description=f"Replays {subscription_text(pipeline)} through {', '.join(pipeline.handlers)}",
         doc_md=documentation_of(pipeline),
-        tags={"ackline", "replay"},
         params=run_params(pipeline),
-        auto_register=False,
     )
-    dag.fileloc = file
     plan = IntervalPlanOperator(task_id="plan", pipeline=pipeline, dag=dag)
     replay = ReplayOperator(task_id="replay", pipeline=pipeline, dag=dag)
     settle = SettleOperator(task_id="settle", pipeline=pipeline, dag=dag, outlets=[audit_asset(pipeline.name)])

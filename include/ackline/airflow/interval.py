@@ -8,21 +8,49 @@ the id of the backfill nor what was cleared. It sees the states of the other tas
 whole run was cleared, and those of the last time if only this task was. It also sees when the run was started, which
 stays the same while Airflow retries the task, and changes when a finished run is cleared. So a whole run over a settled
 lane begins an epoch, once, and a cleared task only resumes.
+
+The task `plan` of such a run starts `backfill__NAME` and is deferred until that has ended. It raises the exception by
+which the provider's TriggerDagRunOperator starts a run and defers itself. That operator itself does not fit: it can't
+decide on an epoch, it clears or refuses a run that exists, and it takes the state of the started run for the result.
+Here each try of `plan` starts a run of its own id, so that none is ever cleared while its driver works: two of them on
+a lane are as safe as two runs of the command. The tables alone decide whether the interval was replayed. How a killed
+or cleared `plan` resumes:
+
+- before the run of `backfill__NAME` exists: nothing was stored, and the next try decides again
+- after that: the next try finds the epoch begun, or asks for the same one. The fence of the epoch's genesis lets one of
+  the two begin it, and the other run goes on with it
+- while it is deferred: Airflow's triggerer keeps the wait; a new triggerer takes it over
 """
 
 from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from airflow.sdk import Context
-from airflow.sdk.exceptions import AirflowSkipException
+from airflow.sdk import BaseOperator, Context
+from airflow.sdk.exceptions import (
+    AirflowException,
+    AirflowFailException,
+    DagRunTriggerException,
+    DownstreamTasksSkipped,
+)
 
+from ackline.airflow.backfill import BACKFILL_PREFIX, LISTED, REASON, shortened
+from ackline.airflow.operators import PlanOperator, airflow_errors, opened, replays_interval
 from ackline.errors import ConfigError
 from ackline.pipeline.arguments import BackfillArguments, lane_of
+from ackline.pipeline.pipeline import Pipeline
 
-BACKFILL_RUN = "backfill"
-"""The type of the runs that Airflow's own backfill makes."""
+if TYPE_CHECKING:
+    from ackline.backfill.choose import Choice
+    from ackline.backfill.run import Backfill
+    from ackline.lane.adapters import Adapters
+
+POLL_SECONDS = 5
+"""How often the triggerer asks for the state of the run of `backfill__NAME`."""
+LIVE_PARAMS = ("max_records", "only_retries", "partitions")
+"""The params of a run that bound a turn of the live lane."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,22 +93,6 @@ class Interval:
         return f"[{self.start.isoformat()}, {self.end.isoformat()})"
 
 
-def replays_interval(context: Context) -> bool:
-    """Returns whether the DAG run replays its data interval, and takes no turn of the live lane."""
-    run_type = getattr(context.get("dag_run"), "run_type", None)
-    return getattr(run_type, "value", run_type) == BACKFILL_RUN
-
-
-def skip_in_interval_run(context: Context) -> None:
-    """Raises AirflowSkipException in a run that replays an interval.
-
-    `plan` skips the other tasks of such a run. A user may clear one of them alone, and it must not work on a turn of
-    the live lane that another run has open.
-    """
-    if replays_interval(context):
-        raise AirflowSkipException("this run replays its data interval in a backfill lane; see its task plan")
-
-
 def run_prefix(interval: Interval, started: datetime) -> str:
     """Returns how the ids of the `backfill__NAME` runs begin that a DAG run of the interval starts.
 
@@ -109,3 +121,188 @@ def epoch_to_run(newest: int | None, settled: bool, begun_by: Iterable[str], pre
     if not whole or any(run_id.startswith(prefix) for run_id in begun_by):
         return None
     return newest + 1
+
+
+class IntervalPlanOperator(PlanOperator):
+    """Plans a turn of the live lane, or in a run of Airflow's own backfill has the data interval replayed.
+
+    Such a run plans nothing itself. It starts a run of `backfill__NAME` for the interval's lane, and is deferred until
+    that lane is settled.
+    """
+
+    def execute(self, context: Context) -> dict[str, Any]:
+        """Run plan, or start the replay of the interval."""
+        if replays_interval(context):
+            with airflow_errors():
+                IntervalPlan(self, self.pipeline, context).start()
+        return super().execute(context)
+
+    def execute_complete(self, context: Context, event: tuple[str, Mapping[str, Any]]) -> None:
+        """End the task after its deferral: the run that replays the interval has ended."""
+        with airflow_errors():
+            IntervalPlan(self, self.pipeline, context).finish(event)
+
+
+@dataclass(frozen=True, slots=True)
+class IntervalPlan:
+    """The task `plan` of one DAG run that replays its interval."""
+
+    task: BaseOperator
+    pipeline: Pipeline
+    context: Context
+
+    def start(self) -> NoReturn:
+        """Starts the run of `backfill__NAME` and defers the task, unless nothing is left to replay.
+
+        Raises DagRunTriggerException to start it, DownstreamTasksSkipped if nothing is left, and ConfigError for params
+        that do not apply, for an interval that is too large to go unconfirmed, and if `backfill__NAME` is paused.
+        """
+        params = self.context.get("params") or {}
+        if bound := next((name for name in LIVE_PARAMS if params.get(name)), None):
+            raise ConfigError(
+                f"{bound}: a data interval is replayed whole, so it does not apply to a run of Airflow's own backfill. "
+                f"For a part of an interval trigger {BACKFILL_PREFIX}NAME, or use `ackline backfill`",
+                key=bound,
+            )
+        with self._opened() as adapters:
+            epoch = self._epoch(adapters)
+            if epoch is None:
+                self._end("nothing is left to replay: the lane is settled", adapters)
+            stored = _find(adapters)
+            begins = stored is None or stored.newest.turn.epoch < epoch
+            offsets = self._offsets(adapters) if begins else None
+            if offsets == 0:
+                self._end(f"no log has a record of {self.interval}: nothing to replay", adapters)
+        ti: Any = self.context["ti"]
+        if ti.get_dag(self._dag_id).is_paused:
+            raise ConfigError(
+                f"the DAG {self._dag_id} is paused, so its run would wait for ever. Unpause it with `airflow dags "
+                f"unpause {self._dag_id}`, and clear this task"
+            )
+        since, until = (time.isoformat() for time in self.interval.bounds)
+        values = {"id": self.interval.id, "from": since, "to": until, "epoch": epoch}
+        # The number that was compared with `confirm_above` here: if the log has changed since, begin refuses another.
+        confirmed = {"confirm": True, "confirm_offsets": offsets}
+        reason = f"data interval of {self.task.dag_id}, run {self.context['run_id']}"
+        raise DagRunTriggerException(
+            trigger_dag_id=self._dag_id,
+            dag_run_id=f"{self._prefix}{ti.try_number}",
+            conf={**values, **confirmed, "reason": reason},
+            reset_dag_run=False,
+            skip_when_already_exists=False,
+            wait_for_completion=True,
+            allowed_states=["success"],
+            failed_states=["failed"],
+            poke_interval=POLL_SECONDS,
+            deferrable=True,
+        )
+
+    def finish(self, event: tuple[str, Mapping[str, Any]]) -> NoReturn:
+        """Ends the task when the run of `backfill__NAME` has ended. `event` is that of the trigger.
+
+        Raises DownstreamTasksSkipped if the lane is settled, and AirflowFailException with the reason if the run has
+        failed.
+        """
+        (run_id,) = event[1]["run_ids"]
+        if str(event[1].get(run_id)) != "success":
+            ti: Any = self.context["ti"]
+            reasons = ti.xcom_pull(task_ids=["begin", "replay"], dag_id=self._dag_id, run_id=run_id, key=REASON)
+            reason = next((text for text in reversed(list(reasons or ())) if text), "its tasks' logs have the reason")
+            raise AirflowFailException(
+                f"{self.interval} was not replayed. The run {run_id} of {self._dag_id} has failed: {reason}. Nothing "
+                f"that was stored is lost: clear this task to go on with the lane {self.interval.lane}"
+            )
+        with self._opened() as adapters:
+            stored = _find(adapters)
+            # The state of a DAG run proves nothing, because a user may set it. The tables do.
+            if stored is None and self._offsets(adapters):
+                raise AirflowException(f"the run {run_id} of {self._dag_id} has ended, but no lane has begun")
+            if stored is not None and not stored.account.settled:
+                lane = self.interval.lane
+                raise AirflowException(f"the run {run_id} of {self._dag_id} has ended, but {lane} is not settled")
+            self._end(f"{self.interval} was replayed", adapters)
+
+    @property
+    def interval(self) -> Interval:
+        """The data interval of the DAG run."""
+        return Interval.of_run(self.context)
+
+    @property
+    def _dag_id(self) -> str:
+        return f"{BACKFILL_PREFIX}{self.pipeline.name}"
+
+    @property
+    def _prefix(self) -> str:
+        run: Any = self.context["dag_run"]
+        return run_prefix(self.interval, run.start_date)
+
+    def _opened(self) -> AbstractContextManager["Adapters"]:
+        from ackline.backfill.run import backfill_pipeline
+
+        pipeline = backfill_pipeline(self.pipeline, self.interval.arguments)
+        return opened(pipeline, self.context, lane=self.interval.lane)
+
+    def _epoch(self, adapters: "Adapters") -> int | None:
+        from ackline.backfill.run import genesis_of
+
+        stored = _find(adapters)
+        if stored is None:
+            return 0
+        newest = stored.newest.turn.epoch
+        settled = stored.account.settled and adapters.store.open_plan(stored.newest) is None
+        begun_by = [genesis_of(adapters.store, epoch).run_id for epoch in range(newest + 1)]
+        ti: Any = self.context["ti"]
+        others, run_id = _later_tasks(self.task), self.context["run_id"]
+        states = ti.get_task_states(dag_id=self.task.dag_id, task_ids=others, run_ids=[run_id])
+        return epoch_to_run(newest, settled, begun_by, self._prefix, is_whole_run(states.get(run_id, {})))
+
+    def _offsets(self, adapters: "Adapters") -> int:
+        """Returns how many offsets the interval holds. Raises ConfigError for too many that are not confirmed."""
+        from ackline.backfill.choose import choose_offsets
+
+        choice = choose_offsets(adapters, self.interval.arguments)
+        self._warn_of_retention(adapters, choice)
+        offsets, above = choice.offsets, adapters.pipeline.backfill.confirm_above
+        confirmed = self.context["params"].get("confirm_offsets") or 0
+        if offsets > max(above, confirmed):
+            raise ConfigError(
+                f"confirm_offsets: {self.interval} holds {offsets:,} offsets, more than `backfill.confirm_above` "
+                f"({above:,}) of {self.pipeline.name}: give {offsets} or more there. Nothing was started",
+                key="confirm_offsets",
+            )
+        return offsets
+
+    def _warn_of_retention(self, adapters: "Adapters", choice: "Choice") -> None:
+        """Logs which partitions may have lost records of the interval. A time chooses only what is readable, so no row
+        records them."""
+        cut = [tp for tp, log in choice.logs.items() if log.start > 0]
+        firsts = adapters.cluster.offsets_at(cut, self.interval.start)
+        gone = [str(tp) for tp in cut if firsts[tp] == choice.logs[tp].start]
+        if gone:
+            more = f" and {len(gone) - LISTED} more" * (len(gone) > LISTED)
+            self.task.log.warning(
+                "retention may have taken records of %s: the log of %s begins inside it or after it",
+                self.interval, ", ".join(gone[:LISTED]) + more,
+            )  # fmt: skip
+
+    def _end(self, text: str, adapters: "Adapters") -> NoReturn:
+        """Ends the task as successful, with the account of the lane as its result, and skips the tasks after it."""
+        from ackline.backfill.report import account_object, account_text
+
+        stored, lane = _find(adapters), self.interval.lane
+        if stored is not None:
+            self.task.log.info("%s", account_text(self.pipeline.name, lane, stored.account, adapters.now()))
+            account = account_object(lane, stored.newest.turn.epoch, stored.account)
+            self.context["ti"].xcom_push(key="return_value", value=shortened(account))
+        self.task.log.info("%s", text)
+        raise DownstreamTasksSkipped(tasks=_later_tasks(self.task))  # type: ignore[no-untyped-call]
+
+
+def _find(adapters: "Adapters") -> "Backfill | None":
+    from ackline.backfill.run import find_backfill
+
+    return find_backfill(adapters.store)
+
+
+def _later_tasks(task: BaseOperator) -> list[str]:
+    return sorted(task.get_flat_relative_ids(upstream=False))

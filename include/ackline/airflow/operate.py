@@ -1,24 +1,28 @@
-"""DAGs from pipeline files: `operate__NAME`, one form for all actions of an operator.
+"""The forms of the DAGs, and the DAGs `operate__NAME` and `ackline_maintenance`.
 
-A run of it does what the command of the same name does, by the same functions, so that Airflow's permissions and log
-apply to it. The form's schema refuses wrong values when a run is triggered; the task refuses what only the options
-together or the lane can show. A run is a dry run unless `confirm` is set: its log and its result show what would
-change.
+Each param of a form has a title, an explanation, and the schema that refuses wrong values.
 
-A task is never retried: an action that is stored is done, and a second one would be another action.
+`operate__NAME` is made of each pipeline file: one form for all actions of an operator. A run of it does what the
+command of the same name does, by the same functions, so that Airflow's permissions and log apply to it. The form's
+schema refuses wrong values when a run is triggered; the task refuses what only the options together or the lane can
+show. A run is a dry run unless `confirm` is set: its log and its result show what would change. A task is never
+retried: an action that is stored is done, and a second one would be another action.
+
+`ackline_maintenance` does every six hours what `ackline maintain` does.
 """
 
-from dataclasses import replace
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from typing import Any
 
-from airflow.sdk import DAG, BaseOperator, Context, Param
+from airflow.sdk import DAG, BaseOperator, Context, CronDataIntervalTimetable, Param
 
 from ackline.actions.form import ACTIONS, CONFIRM, FIELDS
-from ackline.airflow.forms import param_of, params_of
-from ackline.airflow.operators import ACTOR, airflow_errors, opened
+from ackline.airflow.operators import ACTOR, PipelineOperator, airflow_errors, new_dag, opened
 from ackline.ledger.turns import LIVE
-from ackline.pipeline.form import Entered, Field
+from ackline.pipeline.folder import audit_root
+from ackline.pipeline.form import INTERVAL_OFFSETS, MAX_RECORDS, RUN_FIELDS, Entered, Field, FieldType
 from ackline.pipeline.pipeline import Pipeline
 
 OPERATE_PREFIX = "operate__"
@@ -28,32 +32,69 @@ ACT = Field(
     name="act", option="", title="Act", choices=tuple(ACTIONS), default="retry",
     help=". ".join(f"{action.name}: {action.summary}" for action in ACTIONS.values()) + ".",
 )  # fmt: skip
+LISTED_TABLES = 10
+"""Tables that XCom names. The log names all."""
+SCHEDULE = "20 */6 * * *"
+"""Every six hours: then a pipeline that runs every ten minutes does not get slower (`make bench`)."""
+
+
+def params_of(fields: Iterable[Field], changed: Mapping[Field, Mapping[str, Any]] | None = None) -> dict[str, Param]:
+    """Returns the params of the fields that the DAG's form has, in their order. `changed` is what differs in this DAG
+    from the table of the fields."""
+    of_dag = (replace(field, **(changed or {}).get(field, {})) for field in fields if field.in_dag)
+    return {field.name: param_of(field) for field in of_dag}
+
+
+def param_of(field: Field) -> Param:
+    """Returns the param of a field. A field that is left empty has null, or an empty list."""
+    schema: dict[str, Any] = {name: getattr(field, name) for name in ("pattern", "format") if getattr(field, name)}
+    bounds = {"minimum": field.minimum, "maximum": field.maximum}
+    match field.type:
+        case FieldType.TEXT:
+            schema |= {"type": ["null", "string"] if field.default is None else "string", "maxLength": 500}
+        case FieldType.FLAG:
+            schema = {"type": "boolean"}
+        case FieldType.NUMBER:
+            schema = {"type": ["null", "integer"], **bounds}
+        case FieldType.TEXTS:
+            schema = {"type": "array", "items": {"type": "string", **schema}}
+        case FieldType.NUMBERS:
+            schema = {"type": "array", "items": {"type": "integer", **bounds}}
+    if field.nullable:
+        schema |= {"type": ["null", "array"], "minItems": 1}
+    if field.choices:
+        schema["enum"] = list(field.choices) if field.default is not None else [None, *field.choices]
+    several = field.type in (FieldType.TEXTS, FieldType.NUMBERS)
+    description = f"{field.help}, one on each line." if several else field.help
+    return Param(field.empty, title=field.title, description=description, **schema)
+
+
+def run_params(pipeline: Pipeline) -> dict[str, Param]:
+    """Returns the fields of the form that triggers a run of `replay__NAME`. A scheduled run has the defaults."""
+    limit, above = pipeline.max_records_per_run, pipeline.backfill.confirm_above
+    changed: dict[Field, dict[str, Any]] = {
+        MAX_RECORDS: {"maximum": limit, "help": f"{MAX_RECORDS.help} Empty: {limit:,}, as in the file."},
+        INTERVAL_OFFSETS: {"help": f"{INTERVAL_OFFSETS.help} Empty: {above:,}, the file's `backfill.confirm_above`."},
+    }
+    return params_of(RUN_FIELDS, changed)
 
 
 def operate_params() -> dict[str, Param]:
     """Returns the fields of the form. Each that only some actions take names these in its explanation."""
-    return {ACT.name: param_of(ACT), **params_of(map(_explained, FIELDS))}
+    explained = {}
+    for field in FIELDS:
+        taken = [action for action in ACTIONS.values() if field in action.fields]
+        help_ = f"{', '.join(action.name for action in taken)}: {field.help[0].lower()}{field.help[1:]}"
+        if len(taken) == len(ACTIONS):
+            help_ = f"{field.help} Required by {', '.join(action.name for action in taken if action.needs_reason)}."
+        explained[field] = {"help": field.help if field is CONFIRM else help_}
+    return {ACT.name: param_of(ACT), **params_of(FIELDS, explained)}
 
 
-def _explained(field: Field) -> Field:
-    if field is CONFIRM:
-        return field
-    taken = [action for action in ACTIONS.values() if field in action.fields]
-    if len(taken) == len(ACTIONS):
-        needed = ", ".join(action.name for action in taken if action.needs_reason)
-        return replace(field, help=f"{field.help} Required by {needed}.")
-    text = field.help[0].lower() + field.help[1:]
-    return replace(field, help=f"{', '.join(action.name for action in taken)}: {text}")
-
-
-class OperateOperator(BaseOperator):
+class OperateOperator(PipelineOperator):
     """Carries out one action, or shows it. Returns what changes: offsets and counts, no payload."""
 
     ui_color = "#f7e3d7"
-
-    def __init__(self, *, pipeline: Pipeline, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.pipeline = pipeline
 
     def execute(self, context: Context) -> dict[str, Any]:
         """Run the action that the form names."""
@@ -67,7 +108,7 @@ class OperateOperator(BaseOperator):
             requested = entered_action(action, self.pipeline.name, entered, now)
             with opened(self.pipeline, context, actor=user or ACTOR, lane=LIVE) as adapters:
                 report = requested.perform(adapters) if confirmed else requested.preview(adapters)
-        self.log.info("%s%s", report.text, "" if confirmed else "\nNothing was changed: `confirm` is not set.")
+        self.log_change(report.text, confirmed)
         result = report.body.dump()
         listed = result["partitions"][:LISTED]
         return {**result, "partitions": listed, "more_partitions": len(result["partitions"]) - len(listed)}
@@ -75,11 +116,11 @@ class OperateOperator(BaseOperator):
 
 def operate_dag(pipeline: Pipeline, file: str) -> DAG:
     """Returns the DAG `operate__NAME` of one pipeline, for the DAG file `file`."""
-    dag = DAG(
-        dag_id=f"{OPERATE_PREFIX}{pipeline.name}",
+    dag = new_dag(
+        f"{OPERATE_PREFIX}{pipeline.name}",
+        file,
+        "operate",
         schedule=None,
-        start_date=datetime(2025, 1, 1, tzinfo=UTC),
-        catchup=False,
         max_active_runs=1,
         default_args={"retries": 0},
         params=operate_params(),
@@ -89,9 +130,47 @@ def operate_dag(pipeline: Pipeline, file: str) -> DAG:
             f"{pipeline.name}` do. Each act is a turn of the pipeline, stored with the user who has triggered it and "
             f"the reason. Without **confirm** nothing changes, and the task's log shows what would."
         ),
-        tags={"ackline", "operate"},
-        auto_register=False,
     )
-    dag.fileloc = file
     OperateOperator(task_id="operate", pipeline=pipeline, dag=dag)
+    return dag
+
+
+class MaintainOperator(BaseOperator):
+    """Compacts, checkpoints and vacuums the tables of all pipelines."""
+
+    ui_color = "#e8e3f3"
+
+    def execute(self, context: Context) -> dict[str, Any]:
+        """Maintain the tables. Returns totals, and the ten tables with the most files.
+
+        Safe beside runs, and safe to repeat.
+        """
+        with airflow_errors():
+            from ackline.airflow.connections import use_audit_connection
+            from ackline.tables.maintenance import maintain
+
+            use_audit_connection()
+            tables = [asdict(maintained) for maintained in maintain(audit_root())]
+        for table in tables:
+            self.log.info("maintained: %s", table)
+        most_files = sorted(tables, key=lambda table: table["files"], reverse=True)[:LISTED_TABLES]
+        totals = {key: sum(table[key] for table in tables) for key in ("files", "compacted", "busy", "removed")}
+        return {"tables": len(tables), **totals, "most_files": most_files}
+
+
+def maintenance_dag(file: str) -> DAG:
+    """Returns the maintenance DAG, for the DAG file `file`."""
+    dag = new_dag(
+        "ackline_maintenance",
+        file,
+        "maintenance",
+        schedule=CronDataIntervalTimetable(SCHEDULE, timezone="UTC"),
+        max_active_runs=1,
+        description="Compacts, checkpoints and vacuums the tables of all pipelines, output tables too",
+        doc_md=(
+            "Without this DAG every run gets a little slower each day. No row changes, and runs may go on meanwhile. "
+            "It removes unused files after a week, and never those of an open turn. By hand: `ackline maintain`."
+        ),
+    )
+    MaintainOperator(task_id="maintain", dag=dag)
     return dag

@@ -12,11 +12,12 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
-from airflow.sdk import BaseOperator, Context
+from airflow.sdk import DAG, BaseOperator, Context
 from airflow.sdk.exceptions import (
     AirflowException,
     AirflowFailException,
     AirflowRescheduleException,
+    AirflowSkipException,
 )
 
 from ackline.airflow.driver_hook import (
@@ -26,7 +27,6 @@ from ackline.airflow.driver_hook import (
     driver_environment,
     raise_for_exit_status,
 )
-from ackline.airflow.interval import skip_in_interval_run
 from ackline.errors import AcklineError, TransientError
 from ackline.ledger.turns import LIVE
 from ackline.pipeline.folder import make_handlers_importable, project_root
@@ -46,6 +46,18 @@ RETRIES = {
 """Airflow's retries of a transient error: about seven minutes. Others fail at once (`airflow_errors`)."""
 LEASE_POLL = timedelta(minutes=2)
 """How long a replay task gives its worker slot away while another process replays its turn."""
+BACKFILL_RUN = "backfill"
+"""The type of the runs that Airflow's own backfill makes."""
+
+
+def new_dag(dag_id: str, file: str, kind: str, **settings: Any) -> DAG:
+    """Returns a DAG for the DAG file `file`. No task of its own waits for an earlier run of it."""
+    dag = DAG(
+        dag_id=dag_id, start_date=datetime(2025, 1, 1, tzinfo=UTC), catchup=False, tags={"ackline", kind},
+        auto_register=False, **{"default_args": RETRIES, **settings},
+    )  # fmt: skip
+    dag.fileloc = file
+    return dag
 
 
 @contextmanager
@@ -73,20 +85,44 @@ def opened(pipeline: Pipeline, context: Context, actor: str = ACTOR, lane: str =
         yield adapters
 
 
-class PlanOperator(BaseOperator):
+def replays_interval(context: Context) -> bool:
+    """Returns whether the DAG run replays its data interval, and takes no turn of the live lane."""
+    run_type = getattr(context.get("dag_run"), "run_type", None)
+    return getattr(run_type, "value", run_type) == BACKFILL_RUN
+
+
+def skip_in_interval_run(context: Context) -> None:
+    """Raises AirflowSkipException in a run that replays an interval.
+
+    `plan` skips the other tasks of such a run. A user may clear one of them alone, and it must not work on a turn of
+    the live lane that another run has open.
+    """
+    if replays_interval(context):
+        raise AirflowSkipException("this run replays its data interval in a backfill lane; see its task plan")
+
+
+class PipelineOperator(BaseOperator):
+    """An operator that works on one pipeline."""
+
+    def __init__(self, *, pipeline: Pipeline, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.pipeline = pipeline
+
+    def log_change(self, text: str, confirmed: bool) -> None:
+        """Logs what a task has changed, or what it would change."""
+        self.log.info("%s%s", text, "" if confirmed else "\nNothing was changed: `confirm` is not set.")
+
+
+class PlanOperator(PipelineOperator):
     """Stores the plan of the next turn, or adopts the open one. Returns a summary: offsets, no payload.
 
     The params of the DAG run limit what a new plan reads, and the plan stores them. An open plan stays as it is.
 
     In a run of Airflow's own backfill it is skipped, because such a run takes no turn of the live lane. The DAG
-    `replay__NAME` has `ackline.airflow.interval_plan.IntervalPlanOperator`, which replays the data interval instead.
+    `replay__NAME` has `ackline.airflow.interval.IntervalPlanOperator`, which replays the data interval instead.
     """
 
     ui_color = "#d7e8f7"
-
-    def __init__(self, *, pipeline: Pipeline, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.pipeline = pipeline
 
     def execute(self, context: Context) -> dict[str, Any]:
         """Run plan. Imports the handler first, so that no turn is planned that can't be handled."""
@@ -95,7 +131,7 @@ class PlanOperator(BaseOperator):
             from ackline.airflow.results import planned_summary
             from ackline.kafka.config import java_properties
             from ackline.lane.settings import effective_settings, run_warnings
-            from ackline.pipeline.arguments import SETTING, parse_request
+            from ackline.pipeline.form import SETTING, Entered, run_request
             from ackline.pipeline.functions import check_functions
             from ackline.steps.plan import plan
 
@@ -103,7 +139,8 @@ class PlanOperator(BaseOperator):
             check_functions(*self.pipeline.functions)
             DriverHook({}, conn_id=SPARK_CONNECTION)  # refuses a master on which replay can't run
             # Airflow has checked the params against their schemas, unless a client has stored the run by other means.
-            request = parse_request(context.get("params") or {}, self.pipeline.max_records_per_run)
+            entered = Entered(context.get("params") or {}, by_option=False)
+            request = run_request(entered, self.pipeline.max_records_per_run)
             with opened(self.pipeline, context) as opened_adapters:
                 adapters = replace(opened_adapters, request=request)
                 self.log.info("settings in force: %s", effective_settings(adapters))
@@ -125,14 +162,10 @@ class PlanOperator(BaseOperator):
         return summary
 
 
-class SettleOperator(BaseOperator):
+class SettleOperator(PipelineOperator):
     """Settles the open turn and commits the newest floor. Returns a summary: offsets and counts, no payload."""
 
     ui_color = "#d9f0dd"
-
-    def __init__(self, *, pipeline: Pipeline, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.pipeline = pipeline
 
     def execute(self, context: Context) -> dict[str, Any]:
         """Run settle. The outcomes that replay stored decide what is settled, not the state of its task."""
@@ -199,7 +232,17 @@ class ReplayOperator(SparkSubmitOperator):
     def _submit(self, context: Context) -> None:
         """Run the driver until it ends. Raises AirflowFailException if it would end so again."""
         with airflow_errors():
-            self._hook = self._driver_hook(context)
+            from ackline.airflow.connections import kafka_connection, use_audit_connection
+            from ackline.spark.jars import kafka_source_jars
+
+            self._hook = DriverHook(
+                driver_environment(kafka_connection(self.pipeline), use_audit_connection()),
+                conn_id=SPARK_CONNECTION,
+                name=self.name,
+                jars=",".join(str(jar) for jar in kafka_source_jars()),
+                driver_memory=self.pipeline.spark.driver_memory or os.environ.get("ACKLINE_SPARK_MEMORY", "1g"),
+                application_args=self._driver_arguments(context),
+            )
         try:
             super().execute(context)
         except AirflowException as error:
@@ -248,16 +291,3 @@ class ReplayOperator(SparkSubmitOperator):
         if holder is not None:
             self.log.warning("%s is being replayed by %s; this task looks again in %s", plan.turn, holder, LEASE_POLL)
             raise AirflowRescheduleException(datetime.now(UTC) + LEASE_POLL)  # type: ignore[no-untyped-call]
-
-    def _driver_hook(self, context: Context) -> DriverHook:
-        from ackline.airflow.connections import kafka_connection, use_audit_connection
-        from ackline.spark.jars import kafka_source_jars
-
-        return DriverHook(
-            driver_environment(kafka_connection(self.pipeline), use_audit_connection()),
-            conn_id=SPARK_CONNECTION,
-            name=self.name,
-            jars=",".join(str(jar) for jar in kafka_source_jars()),
-            driver_memory=self.pipeline.spark.driver_memory or os.environ.get("ACKLINE_SPARK_MEMORY", "1g"),
-            application_args=self._driver_arguments(context),
-        )

@@ -11,7 +11,7 @@ from ackline.ledger.outcomes import Outcome
 from ackline.ledger.turns import LIVE
 from ackline.pipeline.arguments import BackfillArguments, id_of, lane_of
 from ackline.pipeline.field_types import parse_time
-from ackline.pipeline.form import Entered, Field, FieldType
+from ackline.pipeline.form import ERROR_CLASS, Entered, Field, FieldType
 
 _ID = "[a-z0-9][a-z0-9-]{0,99}"
 RANGES = Field(
@@ -31,10 +31,6 @@ TO = Field(
 OUTCOME = Field(
     name="outcome", option="--outcome", title="Outcome", help="Only records that ended so, e.g. dead.",
     choices=tuple(outcome.value for outcome in Outcome if outcome.terminal),
-)  # fmt: skip
-ERROR_CLASS = Field(
-    name="error_class", option="--error-class", title="Error class",
-    help="Only records whose last attempt failed with it.",
 )  # fmt: skip
 RUN = Field(name="run", option="--run", title="Run", help="Only records that this run settled.")
 OF = Field(

@@ -27,23 +27,21 @@ from ackline.cli import (
 )
 from ackline.cli.options import (
     Json,
-    MaxRecords,
     Name,
     Now,
-    OnlyRetries,
-    Partitions,
-    Topics,
     Verbosity,
     is_quiet,
     notice,
     opened,
     request_of,
     set_verbosity,
+    with_fields,
 )
 from ackline.lane.adapters import Adapters
 from ackline.ledger.answers import counts_text
 from ackline.ledger.turns import LIVE, Plan
 from ackline.local.connection import uses_dev_broker
+from ackline.pipeline.form import RUN_FIELDS
 from ackline.pipeline.pipeline import Pipeline
 from ackline.spark.master import master_of_environment
 
@@ -145,8 +143,8 @@ def _start_spark(adapters: Adapters) -> "SparkSession":
     return open_session(f"ackline-{adapters.pipeline.name}", adapters.pipeline.spark)
 
 
-@app.command()
 def run(
+    values: Mapping[str, Any],
     name: Name,
     as_json: Json = False,
     now: Now = None,
@@ -156,10 +154,6 @@ def run(
     take_over: Annotated[
         bool, typer.Option("--take-over", help="Do not wait for another run that replays the same turn.")
     ] = False,
-    topic: Topics = None,
-    partition: Partitions = None,
-    max_records: MaxRecords = None,
-    only_retries: OnlyRetries = False,
 ) -> None:
     """Run a pipeline once: plan, replay and settle.
 
@@ -179,7 +173,7 @@ def run(
     with opened(name, now, no_breaker) as adapters, tables.progress(as_json or is_quiet()) as on_progress:
         note_dev_broker(adapters.pipeline, adapters.kafka)
         notice(f"settings in force: {effective_settings(adapters)}", Verbosity.VERBOSE)
-        adapters = replace(adapters, request=request_of(adapters, topic, partition, max_records, only_retries))
+        adapters = replace(adapters, request=request_of(adapters, values))
         if take_over and adapters.lease is not None:
             adapters = replace(adapters, lease=replace(adapters.lease, when_held=WhenHeld.TAKE_OVER))
         ran = runs.run(adapters, lambda: _start_spark(adapters), _warn_once(adapters), on_progress)
@@ -202,16 +196,7 @@ def run(
         out.print(f"Answers from outside: {counts_text(ran.answers)}")
 
 
-@app.command()
-def plan(
-    name: Name,
-    as_json: Json = False,
-    now: Now = None,
-    topic: Topics = None,
-    partition: Partitions = None,
-    max_records: MaxRecords = None,
-    only_retries: OnlyRetries = False,
-) -> None:
+def plan(values: Mapping[str, Any], name: Name, as_json: Json = False, now: Now = None) -> None:
     """Print what a run with the same options would do now, and store nothing.
 
     Examples: `ackline plan orders`, `ackline plan orders --only-retries`
@@ -221,7 +206,7 @@ def plan(
     master_of_environment()
     with opened(name, now) as adapters:
         note_dev_broker(adapters.pipeline, adapters.kafka)
-        adapters = replace(adapters, request=request_of(adapters, topic, partition, max_records, only_retries))
+        adapters = replace(adapters, request=request_of(adapters, values))
         found = preview(adapters)
         if found.plan:
             _warn_once(adapters)(found.plan, found.adopted)
@@ -237,5 +222,7 @@ def plan(
         tables.print_plan(out, found.plan, found.adopted)
 
 
+for command in (run, plan):
+    app.command()(with_fields(RUN_FIELDS, command))
 for module in (status, explain, audit, actions, backfill, dead, init, doctor, dev):
     module.add_to(app)

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from ackline.actions.dead import DeadRecord, dead_classes, dead_record
-from ackline.backfill.form import ERROR_CLASS, FROM, ID, MAX_RATE, MAX_RECORDS, REASON, TO, request_of
+from ackline.backfill.form import FROM, ID, MAX_RATE, MAX_RECORDS, REASON, TO, request_of
 from ackline.cli import formats, tables
 from ackline.cli.backfill import Session, Wait, new_id, perform
 from ackline.cli.options import DryRun, Json, Lane, Name, Now, Yes, opened, time_of, with_fields
@@ -19,7 +19,7 @@ from ackline.ledger.outcomes import Outcome
 from ackline.ledger.turns import LIVE
 from ackline.pipeline.arguments import parse_offset
 from ackline.pipeline.field_types import topic_name
-from ackline.pipeline.form import Entered
+from ackline.pipeline.form import ERROR_CLASS, Entered
 
 Ranges = Annotated[
     list[str] | None,

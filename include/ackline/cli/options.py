@@ -10,22 +10,34 @@ import keyword
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import UTC, datetime
 from enum import IntEnum
 from typing import Annotated, Any
 
 import typer
 
-from ackline.actions import form
+from ackline.actions.form import LANE, OFFSETS
 from ackline.errors import ConfigError
 from ackline.lane.adapters import Adapters, new_run_id, open_adapters
 from ackline.ledger.offsets import OffsetRange
 from ackline.ledger.turns import LIVE
 from ackline.local.connection import connection_of
-from ackline.pipeline.arguments import PartitionChoice, RunRequest, parse_moment, parse_offsets, parse_request
+from ackline.pipeline.arguments import PartitionChoice, parse_moment, parse_offsets
 from ackline.pipeline.field_types import parse_time
 from ackline.pipeline.folder import find_pipeline, make_handlers_importable, pipelines_folder
-from ackline.pipeline.form import Field, FieldType
+from ackline.pipeline.form import (
+    ERROR_CLASS,
+    MAX_RECORDS,
+    ONLY_RETRIES,
+    PARTITIONS,
+    TOPICS,
+    Entered,
+    Field,
+    FieldType,
+    RunRequest,
+    run_request,
+)
 from ackline.pipeline.functions import check_functions
 from ackline.pipeline.pipeline import Pipeline
 
@@ -116,11 +128,11 @@ def option_of(field: Field) -> Any:
     )  # fmt: skip
 
 
-Topics = Annotated[list[str] | None, option_of(form.TOPICS)]
-Partitions = Annotated[list[int] | None, option_of(form.PARTITIONS)]
-Offsets = Annotated[str | None, option_of(form.OFFSETS)]
-ErrorClass = Annotated[str | None, option_of(form.ERROR_CLASS)]
-Lane = Annotated[str, option_of(form.LANE)]
+Topics = Annotated[list[str] | None, option_of(TOPICS)]
+Partitions = Annotated[list[int] | None, option_of(PARTITIONS)]
+Offsets = Annotated[str | None, option_of(OFFSETS)]
+ErrorClass = Annotated[str | None, option_of(ERROR_CLASS)]
+Lane = Annotated[str, option_of(LANE)]
 
 
 def with_fields(
@@ -137,7 +149,7 @@ def with_fields(
         inspect.Parameter(
             _parameter(field),
             inspect.Parameter.KEYWORD_ONLY,
-            default=inspect.Parameter.empty if field in required else _default(field),
+            default=inspect.Parameter.empty if field in required else None if field.empty == [] else field.empty,
             annotation=Annotated[
                 str if field in required or field.default is not None else _TYPES[field.type], option_of(field)
             ],
@@ -155,10 +167,6 @@ def with_fields(
     filled_in.__name__, filled_in.__doc__ = command.__name__, command.__doc__
     filled_in.__annotations__ = {parameter.name: parameter.annotation for parameter in every}
     return filled_in
-
-
-def _default(field: Field) -> Any:
-    return None if field.empty == [] else field.empty
 
 
 def _parameter(field: Field) -> str:
@@ -259,29 +267,16 @@ def check_lane(name: str, lane: str) -> None:
         raise ConfigError(f"--lane {lane}: {name} has the lanes {', '.join(known) or '(none yet)'}", key="--lane")
 
 
-MaxRecords = Annotated[
-    int | None,
-    typer.Option("--max-records", help="Read at most so many offsets in a turn, fresh ones and retries.", min=1),
-]
-OnlyRetries = Annotated[bool, typer.Option("--only-retries", help="Read the retries that are due, and no new record.")]
-
-
-def request_of(
-    adapters: Adapters,
-    topics: Sequence[str] | None,
-    partitions: Sequence[int] | None,
-    max_records: int | None,
-    only_retries: bool,
-) -> RunRequest:
+def request_of(adapters: Adapters, values: Mapping[str, Any]) -> RunRequest:
     """Returns what the options ask of a run. Without `--topic` and `--partition` it reads no broker.
 
     The partitions are those of the lane, and those that the run would let join it. Raises ConfigError for more records
     than the file allows in a turn, and for an option that names no partition.
     """
+    topics, partitions = values[TOPICS.name], values[PARTITIONS.name]
     choice = choice_of(topics, partitions)
-    asked = parse_request(
-        {"max_records": max_records, "only_retries": only_retries}, adapters.pipeline.max_records_per_run
-    )
+    bounds = {field.name: values[field.name] for field in (MAX_RECORDS, ONLY_RETRIES)}
+    asked = run_request(Entered(bounds, by_option=True), adapters.pipeline.max_records_per_run)
     if not (topics or partitions):
         return asked
     from ackline.lane.log_checks import observe_kafka
@@ -290,4 +285,4 @@ def request_of(
     newest = adapters.store.newest()
     lane = preview_lane(adapters, newest, observe_kafka(adapters, newest))
     subscribed = [tp for tp in lane if adapters.is_subscribed(tp)]
-    return RunRequest(asked.max_records, only_retries, frozenset(choice.chosen(subscribed, adapters.pipeline.name)))
+    return replace(asked, partitions=frozenset(choice.chosen(subscribed, adapters.pipeline.name)))

@@ -21,8 +21,8 @@ from ackline.lane.listeners import ListenerThread, load_listener
 from ackline.ledger.offsets import TopicPartition
 from ackline.ledger.tokens import Keys, token_keys_of, warning_of_keys
 from ackline.ledger.turns import LIVE, Plan, Settlement, TurnId
-from ackline.pipeline.arguments import EVERYTHING, RunRequest
 from ackline.pipeline.folder import audit_root
+from ackline.pipeline.form import EVERYTHING, RunRequest
 from ackline.pipeline.functions import PartitionFilter, all_partitions, load_partition_filter
 from ackline.pipeline.pipeline import Pipeline
 from ackline.pipeline.secrets import secret_of, without_own_settings

@@ -1,15 +1,21 @@
-"""Forms: the fields of an action or a backfill, from which the command makes its options and a DAG its params. Pure.
+"""Forms: the fields of a run, an action or a backfill, of which the command makes options and a DAG params. Pure.
 
 A field is declared once. So the two can't differ in a name, a bound or an explanation, and both pass what a user has
 entered on as `Entered`, which the same functions read.
+
+Here is also the form of a run: fewer records than the file allows, only retries, only some partitions. The plan stores
+what was asked with its settings, so that every process that works on the turn, and the next turns of the same run, know
+it, and so that the tables show it. A plan that is open already keeps what it was planned for.
 """
 
+import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any, TypeVar
 
 from ackline.errors import ConfigError
+from ackline.ledger.offsets import TopicPartition
 
 T = TypeVar("T")
 
@@ -41,15 +47,33 @@ class Field:
     choices: tuple[str, ...] = ()
     """The texts that the DAG offers; empty: any."""
     minimum: int = 0
-    maximum: int = 2**31 - 1
+    maximum: int | None = 2**31 - 1
     default: str | None = None
+    nullable: bool = False
+    """Whether a list that is left empty is null; an empty list, which would choose nothing, is refused then."""
     in_command: bool = True
     in_dag: bool = True
 
     @property
     def empty(self) -> Any:
         """The value of a field that was not filled in."""
-        return {FieldType.FLAG: False, FieldType.TEXTS: [], FieldType.NUMBERS: []}.get(self.type, self.default)
+        empty_list: list[Any] | None = None if self.nullable else []
+        empty = {FieldType.FLAG: False, FieldType.TEXTS: empty_list, FieldType.NUMBERS: empty_list}
+        return empty.get(self.type, self.default)
+
+    def allows(self, value: object) -> bool:
+        """Returns whether a value is of the type of the field, and within its bounds."""
+        match self.type:
+            case FieldType.TEXT:
+                return isinstance(value, str)
+            case FieldType.FLAG:
+                return type(value) is bool
+            case FieldType.NUMBER:
+                return type(value) is int and value >= self.minimum and (self.maximum is None or value <= self.maximum)
+            case FieldType.TEXTS | FieldType.NUMBERS:
+                each = str if self.type is FieldType.TEXTS else int
+                empty = self.nullable and value == []
+                return isinstance(value, list | tuple) and all(type(one) is each for one in value) and not empty
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +98,9 @@ class Entered:
         value = self.values.get(field.name, field.empty)
         if value is None:
             return field.empty
-        if not _is_of(field, value):
-            bounds = f" from {field.minimum} to {field.maximum}" if field.type is FieldType.NUMBER else ""
+        if not field.allows(value):
+            bounds = f" from {field.minimum}" if field.type is FieldType.NUMBER else ""
+            bounds += f" to {field.maximum:,}" if bounds and field.maximum is not None else ""
             raise self.wrong(field, f"not valid; {field.type.value}{bounds}")
         return value
 
@@ -93,15 +118,94 @@ class Entered:
             raise self.wrong(field, str(error), value or "") from None
 
 
-def _is_of(field: Field, value: object) -> bool:
-    match field.type:
-        case FieldType.TEXT:
-            return isinstance(value, str)
-        case FieldType.FLAG:
-            return type(value) is bool
-        case FieldType.NUMBER:
-            return type(value) is int and field.minimum <= value <= field.maximum
-        case FieldType.TEXTS:
-            return isinstance(value, list | tuple) and all(isinstance(each, str) for each in value)
-        case FieldType.NUMBERS:
-            return isinstance(value, list | tuple) and all(type(each) is int for each in value)
+TOPICS = Field(
+    name="topics", option="--topic", type=FieldType.TEXTS, title="Topics", help="Only this topic",
+    pattern="^[a-zA-Z0-9._-]{1,249}$",
+)  # fmt: skip
+PARTITIONS = Field(
+    name="partitions", option="--partition", type=FieldType.NUMBERS, title="Partitions",
+    help="Only partitions with this number",
+)  # fmt: skip
+ERROR_CLASS = Field(
+    name="error_class", option="--error-class", title="Error class",
+    help="Only records whose last attempt failed with it.",
+)  # fmt: skip
+
+MAX_RECORDS = Field(
+    name="max_records", option="--max-records", type=FieldType.NUMBER, title="At most so many records", minimum=1,
+    maximum=None, help="Read at most so many offsets in a turn, fresh ones and retries.",
+)  # fmt: skip
+ONLY_RETRIES = Field(
+    name="only_retries", option="--only-retries", type=FieldType.FLAG, title="Only retries",
+    help="Read the retries that are due, and no new record.",
+)  # fmt: skip
+ONLY_PARTITIONS = Field(
+    name="partitions", option="", type=FieldType.TEXTS, title="Only these partitions", nullable=True, in_command=False,
+    help="Partitions such as orders[0] (empty: all; the others are not read)",
+    pattern=r"^[a-zA-Z0-9._-]{1,249}\[(0|[1-9][0-9]{0,9})\]$",
+)  # fmt: skip
+INTERVAL_OFFSETS = Field(
+    name="confirm_offsets", option="", type=FieldType.NUMBER, title="Offsets of an interval", minimum=1, maximum=10**12,
+    in_command=False, help="Only for Airflow's own backfill. An interval of more offsets than this is refused.",
+)  # fmt: skip
+RUN_FIELDS = (
+    replace(TOPICS, in_dag=False), replace(PARTITIONS, in_dag=False), MAX_RECORDS, ONLY_RETRIES, ONLY_PARTITIONS,
+    INTERVAL_OFFSETS,
+)  # fmt: skip
+"""The fields of a run. The command chooses partitions by topic and number, a DAG run by their names."""
+SETTING = "run"
+"""The key of the request in the settings of a stored plan."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunRequest:
+    """What one run reads at most. Without values it reads what the pipeline file allows."""
+
+    max_records: int | None = None
+    """How many offsets a turn of the run reads at most, fresh ones and retries; None for the limit of the file."""
+    only_retries: bool = False
+    """Whether the run reads due retries alone, and no fresh offset."""
+    partitions: frozenset[TopicPartition] | None = None
+    """The partitions that the run reads; None for all. The others are committed again, and not read."""
+
+    def includes(self, tp: TopicPartition) -> bool:
+        """Returns whether the run may read a partition."""
+        return self.partitions is None or tp in self.partitions
+
+    def settings(self) -> dict[str, Any]:
+        """Returns the request as a plan stores it; empty without values."""
+        given: dict[str, Any] = {}
+        if self.max_records is not None:
+            given["max_records"] = self.max_records
+        if self.only_retries:
+            given["only_retries"] = True
+        if self.partitions is not None:
+            given["partitions"] = [str(tp) for tp in sorted(self.partitions)]
+        return {SETTING: given} if given else {}
+
+    @classmethod
+    def of_plan(cls, settings: Mapping[str, Any]) -> "RunRequest":
+        """Returns the request that is stored with a plan."""
+        return run_request(Entered(settings.get(SETTING) or {}, by_option=False))
+
+
+EVERYTHING = RunRequest()
+"""The request of a run for which the pipeline file alone decides."""
+
+
+def run_request(entered: Entered, limit: int | None = None) -> RunRequest:
+    """Returns what was entered for a run, beside the topics and partitions of a command; other fields are ignored.
+
+    Raises ConfigError for a value of another type, for more records than `limit`, and for what is no partition.
+    """
+    number = entered.value(MAX_RECORDS)
+    if number is not None and limit is not None and number > limit:
+        problem = f"not valid; write a whole number from 1 to {limit:,}, the `max_records_per_run` of the file"
+        raise entered.wrong(MAX_RECORDS, problem, str(number))
+    names = entered.value(ONLY_PARTITIONS)
+    for name in names or ():
+        if not re.fullmatch(str(ONLY_PARTITIONS.pattern), name):
+            raise entered.wrong(ONLY_PARTITIONS, "one is not a partition; write it as orders[0]")
+    parts = [name.removesuffix("]").rpartition("[") for name in names or ()]
+    chosen = frozenset(TopicPartition(topic, int(partition)) for topic, _, partition in parts)
+    return RunRequest(number, entered.value(ONLY_RETRIES), None if names is None else chosen)

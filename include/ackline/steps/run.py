@@ -18,7 +18,7 @@ from ackline.lane.void import check_not_voided
 from ackline.ledger.offsets import TopicPartition
 from ackline.ledger.outcomes import Outcome
 from ackline.ledger.turns import Plan, Settlement, TurnId, TurnKind
-from ackline.pipeline.arguments import RunRequest
+from ackline.pipeline.form import RunRequest
 from ackline.steps.plan import Planned, plan
 from ackline.steps.replay import Replayed, replay
 from ackline.steps.settle import settle, settle_turn
